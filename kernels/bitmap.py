@@ -1,0 +1,197 @@
+"""Claim and release on a bitmap of free slots (bit set = free), lowest slot first. Knows no register and no plane.
+
+The n lowest free slots are found by popcount, prefix sum and rank-select inside one program, so the answer is a function of
+the bitmap alone: no claim is ever decided by a race between atomics.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from memstate.kernels.catalog import CompileCase
+from memstate.kernels.tables import Count
+
+if not __name__.startswith("memstate."):
+    raise ImportError("import memstate.kernels.bitmap, not kernels.bitmap: a second copy would duplicate every kernel")
+
+FREE = tl.constexpr(int(Count.FREE))
+CLAIMED = tl.constexpr(int(Count.CLAIMED))
+RELEASED = tl.constexpr(int(Count.RELEASED))
+DOUBLE_RELEASE = tl.constexpr(int(Count.DOUBLE_RELEASE))
+OUT_OF_RANGE = tl.constexpr(int(Count.OUT_OF_RANGE))
+CLAIM_SHORT = tl.constexpr(int(Count.CLAIM_SHORT))
+OFFENDER = tl.constexpr(int(Count.OFFENDER))
+OFFENDER_KIND = tl.constexpr(int(Count.OFFENDER_KIND))
+BIG = tl.constexpr(2**31 - 1)
+
+
+@triton.jit
+def popcount(word):
+    """Set bits of each int32 word (SWAR; Warren, Hacker's Delight, 5-1). Compiles to popc.b32 and v_bcnt_u32_b32."""
+    x = word.to(tl.uint32, bitcast=True)
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F
+    return ((x * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def nth_set_bit(word, n):
+    """Position of the n-th (from 0) set bit of each word: binary descent over halves."""
+    x = word.to(tl.uint32, bitcast=True)
+    position = n * 0
+    for step in tl.static_range(5):
+        below = popcount((x & ((1 << (16 >> step)) - 1)).to(tl.int32, bitcast=True))
+        upper = n >= below
+        n = tl.where(upper, n - below, n)
+        x = tl.where(upper, x >> (16 >> step), x)
+        position += tl.where(upper, 16 >> step, 0)
+    return position
+
+
+@triton.jit
+def take_lowest(bitmap_ptr, words, start, n, rank, CHUNK: tl.constexpr):
+    """Clears the n lowest free bits from word `start` on; lanes with rank < n learn the slot of that rank, others 0.
+
+    Returns (slots, the chunk where the scan ended, slots found). Every word is read once and by one thread, so nothing inside needs a
+    barrier; whoever reads the bitmap next does.
+    """
+    slot = rank * 0
+    taken = n * 0
+    at = start
+    more = (taken < n) & (at < words)
+    while more:
+        index = at + tl.arange(0, CHUNK)
+        word = tl.load(bitmap_ptr + index, mask=index < words, other=0)
+        free = popcount(word)
+        through = tl.cumsum(free, 0)
+        total = tl.sum(free, 0)
+
+        local = rank - taken
+        here = (local >= 0) & (local < total) & (rank < n)
+        where = local * 0  # first word whose inclusive count exceeds the rank, by binary search
+        for step in tl.static_range(1, 11):
+            if CHUNK >> step > 0:
+                probe = tl.gather(through, where + (CHUNK >> step) - 1, 0)
+                where = tl.where(probe <= local, where + (CHUNK >> step), where)
+        before = tl.gather(through - free, where, 0)
+        bit = nth_set_bit(tl.gather(word, where, 0), local - before)
+        slot = tl.where(here, (at + where) * 32 + bit, slot)
+
+        take = tl.minimum(tl.maximum(n - taken - (through - free), 0), free)
+        last = nth_set_bit(word, take - 1)  # meaningless where take == 0, and masked there
+        kept = word & (-2 << last)
+        tl.store(bitmap_ptr + index, kept, mask=(index < words) & (take > 0))
+        taken += tl.minimum(total, n - taken)
+        more = (taken < n) & (at + CHUNK < words)
+        at = tl.where(more, at + CHUNK, at)
+    return slot, at, taken
+
+
+@triton.jit
+def bump(counters_ptr, cell: tl.constexpr, by):
+    """Adds to one counter. Only one program of one launch at a time writes counters."""
+    tl.store(counters_ptr + cell, tl.load(counters_ptr + cell) + by)
+
+
+@triton.jit
+def note_offender(counters_ptr, kind: tl.constexpr, count, lowest):
+    """Keeps the first fault until `check()` reads it."""
+    first = (count > 0) & (tl.load(counters_ptr + OFFENDER_KIND) == 0)
+    tl.store(counters_ptr + OFFENDER, lowest, mask=first)
+    tl.store(counters_ptr + OFFENDER_KIND, kind, mask=first)
+
+
+@triton.jit
+def give_back(bitmap_ptr, slot, valid):
+    """Sets the bits of `slot` where valid; returns which of them were free already (a double release)."""
+    bit = slot % 32
+    old = tl.atomic_or(bitmap_ptr + slot // 32, tl.full(slot.shape, 1, tl.int32) << bit, mask=valid, sem="relaxed")
+    return valid & (((old >> bit) & 1) != 0)
+
+
+@triton.jit(do_not_specialize=["words", "n"])
+def _claim(bitmap_ptr, out_ptr, counters_ptr, words, n, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
+    done = 0
+    at = 0
+    while done < n:
+        rank = tl.arange(0, BLOCK)
+        size = tl.minimum(n - done, BLOCK)
+        slot, at, taken = take_lowest(bitmap_ptr, words, at, size, rank, CHUNK)
+        tl.store(out_ptr + done + rank, slot, mask=rank < size)
+        bump(counters_ptr, FREE, -taken)
+        bump(counters_ptr, CLAIMED, taken)
+        bump(counters_ptr, CLAIM_SHORT, size - taken)
+        done += size
+        tl.debug_barrier()  # the next block reads words that this one cleared
+
+
+@triton.jit(do_not_specialize=["n", "capacity"])
+def _release(bitmap_ptr, ids_ptr, counters_ptr, n, capacity, BLOCK: tl.constexpr):
+    released = 0
+    doubles = 0
+    strays = 0
+    lowest_double = BIG
+    lowest_stray = BIG
+    for start in range(0, n, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        wide = tl.load(ids_ptr + index, mask=index < n, other=0)
+        stray = wide > capacity
+        valid = (wide > 0) & (wide <= capacity)
+        slot = tl.where(valid, wide, 0).to(tl.int32)
+        double = give_back(bitmap_ptr, slot, valid)
+        released += tl.sum((valid & (double == 0)).to(tl.int32), 0)
+        doubles += tl.sum(double.to(tl.int32), 0)
+        strays += tl.sum(stray.to(tl.int32), 0)
+        lowest_double = tl.minimum(lowest_double, tl.min(tl.where(double, slot, BIG), 0))
+        lowest_stray = tl.minimum(lowest_stray, tl.min(tl.where(stray, tl.minimum(wide, BIG).to(tl.int32), BIG), 0))
+    bump(counters_ptr, FREE, released)
+    bump(counters_ptr, RELEASED, released)
+    bump(counters_ptr, DOUBLE_RELEASE, doubles)
+    bump(counters_ptr, OUT_OF_RANGE, strays)
+    note_offender(counters_ptr, DOUBLE_RELEASE, doubles, lowest_double)
+    note_offender(counters_ptr, OUT_OF_RANGE, strays, lowest_stray)
+
+
+def chunk_words(words: int) -> int:
+    """Bitmap words that one step of the scan reads: the whole bitmap where it is small."""
+    return min(1024, max(32, triton.next_power_of_2(words)))
+
+
+def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
+    """Claims the n lowest free slots.
+
+    bitmap: int32 `word`. Returns int32 `n`, ascending; where fewer are free the rest is 0 and CLAIM_SHORT counts it.
+    Changes: bitmap, counters. Syncs: no.
+    """
+    out = torch.empty(n, dtype=torch.int32, device=bitmap.device)
+    words = bitmap.numel()
+    block = min(1024, max(32, triton.next_power_of_2(n)))
+    _claim[(1,)](bitmap, out, counters, words, n, BLOCK=block, CHUNK=chunk_words(words))
+    return out
+
+
+def release(bitmap: Tensor, ids: Tensor, capacity: int, counters: Tensor) -> None:
+    """Makes slots free again.
+
+    ids: int32 or int64 `n`; 0 and negative ids are ignored, ids above `capacity` and ids that are free already are counted,
+    and the lowest of them is kept as the offender. Changes: bitmap, counters. Syncs: no.
+    """
+    block = min(1024, max(32, triton.next_power_of_2(ids.numel())))
+    _release[(1,)](bitmap, ids, counters, ids.numel(), capacity, BLOCK=block)
+
+
+def compile_cases() -> list[CompileCase]:
+    """The launches to compile ahead; none moves plane bytes."""
+    pointers = {"bitmap_ptr": "*i32", "counters_ptr": "*i32"}
+    return [
+        CompileCase(
+            "claim", _claim, pointers | {"out_ptr": "*i32", "words": "i32", "n": "i32"}, {"BLOCK": 256, "CHUNK": 1024},
+            ("bitmap_ptr", "out_ptr", "counters_ptr"), 4, (),
+        ),
+        CompileCase(
+            "release", _release, pointers | {"ids_ptr": "*i32", "n": "i32", "capacity": "i32"}, {"BLOCK": 256},
+            ("bitmap_ptr", "ids_ptr", "counters_ptr"), 4, (),
+        ),
+    ]  # fmt: skip

@@ -1,0 +1,31 @@
+"""What there is to compile: every kernel with the types and constants of a real launch. Imports Triton nowhere itself."""
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from memstate.kernels.dispatch import OPS
+
+if not __name__.startswith("memstate."):
+    raise ImportError("import memstate.kernels.catalog, not kernels.catalog: a second copy would duplicate every kernel")
+
+
+class CompileCase(NamedTuple):
+    """One kernel as one launch would compile it.
+
+    signature: argument -> Triton type ("*i32", "i64", ...); constexprs: argument -> value; divisible: arguments known to be multiples of 16 (pointers
+    and strides); plane_args: pointer arguments through which plane bytes move, or the table their addresses come from.
+    """
+
+    name: str
+    kernel: Any
+    signature: dict[str, str]
+    constexprs: dict[str, Any]
+    divisible: tuple[str, ...]
+    num_warps: int
+    plane_args: tuple[str, ...]
+
+
+def all_cases() -> list[CompileCase]:
+    """Every kernel's cases, in the order of the ops."""
+    modules = dict.fromkeys(OPS.values())
+    return [case for module in modules for case in import_module(f"memstate.kernels.{module}").compile_cases()]

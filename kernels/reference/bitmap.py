@@ -1,0 +1,69 @@
+"""Claim and release on a bitmap of free slots, in plain numpy: the oracle of `memstate.kernels.bitmap` and the CPU path."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memstate.kernels.reference.host import Ints, on_host
+from memstate.kernels.tables import Count
+
+if not __name__.startswith("memstate."):
+    raise ImportError("import memstate.kernels.reference.bitmap, not kernels.reference.bitmap: a second copy would duplicate it")
+
+
+def take_lowest(bitmap: Ints, n: int) -> Ints:
+    """Clears the n lowest set bits, or all there are, and returns their positions."""
+    if n <= 0:
+        return np.zeros(0, np.int32)
+    words = np.flatnonzero(bitmap)[:n]  # n words with a free slot hold n free slots
+    bits = np.unpackbits(bitmap[words].view(np.uint8), bitorder="little").reshape(-1, 32)
+    word, bit = np.nonzero(bits)
+    slots = (words[word] * 32 + bit)[:n].astype(np.int32)
+    np.bitwise_and.at(bitmap, slots >> 5, ~_bit(slots))
+    return slots
+
+
+def give_back(bitmap: Ints, counters: Ints, slots: list[int], capacity: int) -> None:
+    """Sets the bits of slots; counts what was released, released twice or out of range and keeps the lowest offender."""
+    doubles = []
+    strays = [slot for slot in slots if slot > capacity]
+    for slot in (s for s in slots if 0 < s <= capacity):
+        bit = _bit(np.int32(slot))
+        if bitmap[slot >> 5] & bit:
+            doubles.append(slot)
+        bitmap[slot >> 5] |= bit
+    released = sum(0 < s <= capacity for s in slots) - len(doubles)
+    counters[Count.FREE] += released
+    counters[Count.RELEASED] += released
+    note_offenders(counters, Count.DOUBLE_RELEASE, doubles)
+    note_offenders(counters, Count.OUT_OF_RANGE, strays)
+
+
+def note_offenders(counters: Ints, kind: Count, offenders: list[int]) -> None:
+    """Counts faults and keeps the lowest offender of the first one."""
+    counters[kind] += len(offenders)
+    if offenders and not counters[Count.OFFENDER_KIND]:
+        counters[Count.OFFENDER] = min(min(offenders), 2**31 - 1)
+        counters[Count.OFFENDER_KIND] = kind
+
+
+def _bit(slot: Ints | np.int32) -> Ints:
+    return np.left_shift(np.int32(1), slot & 31, dtype=np.int32)
+
+
+def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
+    """Claims the n lowest free slots; see `memstate.kernels.bitmap.claim`."""
+    out = np.zeros(n, np.int32)
+    with on_host(bitmap, counters) as (words, counts):
+        slots = take_lowest(words, n)
+        out[: len(slots)] = slots
+        counts[Count.FREE] -= len(slots)
+        counts[Count.CLAIMED] += len(slots)
+        counts[Count.CLAIM_SHORT] += n - len(slots)
+    return torch.from_numpy(out).to(bitmap.device)
+
+
+def release(bitmap: Tensor, ids: Tensor, capacity: int, counters: Tensor) -> None:
+    """Makes slots free again; see `memstate.kernels.bitmap.release`."""
+    with on_host(bitmap, counters) as (words, counts):
+        give_back(words, counts, ids.tolist(), capacity)

@@ -1,0 +1,80 @@
+"""The ownership launch, register resolution and the audit in plain numpy: the oracle of `memstate.kernels.registers`."""
+
+import numpy as np
+from torch import Tensor
+
+from memstate.kernels.reference.bitmap import give_back, note_offenders, take_lowest
+from memstate.kernels.reference.host import Ints, on_host
+from memstate.kernels.tables import AUDIT_FREE, Count, Registers, Section
+
+if not __name__.startswith("memstate."):
+    raise ImportError("import memstate.kernels.reference.registers, not kernels.reference.registers: a second copy would duplicate it")
+
+
+def column(packet: Ints, section: Section, second: bool = False) -> list[int]:
+    """One column of a packet's section; the second starts behind the first, padded to 4 entries."""
+    n, start = int(packet[section]), int(packet[8 + section])
+    start += (n + 3) // 4 * 4 if second else 0
+    return list(map(int, packet[start : start + n]))
+
+
+def ownership(registers: Registers, packet: Tensor) -> None:
+    """Carries out a packet; see `memstate.kernels.registers.ownership`."""
+    r = registers
+    with on_host(r.cells, r.bitmap, r.counters, packet) as (cells, bitmap, counters, commands):
+        size = r.slots.numel()
+        slots, labels = _column(cells, r, r.slots), _column(cells, r, r.labels)
+        _move(commands, slots, labels, counters)
+        released = [register for register in column(commands, Section.RELEASES) if slots[register]]
+        give_back(bitmap, counters, [int(slots[register]) for register in released], r.capacity)
+        slots[released] = labels[released] = 0
+        _claim(commands, slots, labels, bitmap, counters)
+        for address, value in zip(column(commands, Section.WRITES), column(commands, Section.WRITES, True), strict=True):
+            cells[address] = value
+        for target, source in zip(column(commands, Section.DATA), column(commands, Section.DATA, True), strict=True):
+            if 0 <= source < size and slots[source] and slots[target]:
+                labels[target] = labels[source]
+
+
+def _column(cells: Ints, registers: Registers, view: Tensor) -> Ints:
+    start = view.storage_offset() - registers.cells.storage_offset()
+    return cells[start : start + view.numel()]
+
+
+def _move(commands: Ints, slots: Ints, labels: Ints, counters: Ints) -> None:
+    refused = []
+    for target, source in zip(column(commands, Section.MOVES), column(commands, Section.MOVES, True), strict=True):
+        if slots[source] and slots[target]:
+            refused.append(target)
+        elif slots[source]:
+            slots[target], labels[target] = slots[source], labels[source]
+            slots[source] = labels[source] = 0
+    note_offenders(counters, Count.MOVE_FULL, refused)
+
+
+def _claim(commands: Ints, slots: Ints, labels: Ints, bitmap: Ints, counters: Ints) -> None:
+    wanted = column(commands, Section.CLAIMS)
+    empty = [register for register in wanted if not slots[register]]
+    taken = take_lowest(bitmap, len(empty))
+    slots[empty[: len(taken)]] = taken
+    labels[empty[: len(taken)]] = 0
+    counters[Count.FREE] -= len(taken)
+    counters[Count.CLAIMED] += len(taken)
+    note_offenders(counters, Count.CLAIM_FULL, [register for register in wanted if register not in set(empty)])
+    note_offenders(counters, Count.CLAIM_SHORT, empty[len(taken) :])
+
+
+def resolve(registers: Registers, wanted: Tensor, out: Tensor) -> None:
+    """Looks up the slots of registers; see `memstate.kernels.registers.resolve`."""
+    with on_host(registers.slots, wanted, out) as (slots, numbers, found):
+        known = (numbers > 0) & (numbers < slots.size)
+        found[:] = np.where(known, slots[np.where(known, numbers, 0)], 0)
+
+
+def audit(registers: Registers, out: Tensor) -> None:
+    """Counts the owners of every slot; see `memstate.kernels.registers.audit`."""
+    with on_host(registers.slots, registers.bitmap, out) as (slots, bitmap, found):
+        held = slots[slots != 0]
+        owner = np.where((held > 0) & (held <= registers.capacity), held, 0)
+        free = np.unpackbits(bitmap.view(np.uint8), bitorder="little")[: registers.capacity + 1]
+        found[:] = np.bincount(owner, minlength=registers.capacity + 1) + free.astype(np.int32) * AUDIT_FREE

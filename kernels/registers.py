@@ -1,0 +1,272 @@
+"""The ownership launch for one command packet, register resolution and the audit. Knows no plane.
+
+A packet's phases run in one program and speak to each other through memory:
+
+    moves | releases | claims | writes, labels of copies
+          ^ barrier  ^ barrier ^ barrier
+
+The host guarantees that no register is named twice within a phase and none by an earlier phase after a later one.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from memstate.kernels.bitmap import (
+    BIG,
+    CLAIM_SHORT,
+    CLAIMED,
+    DOUBLE_RELEASE,
+    FREE,
+    OUT_OF_RANGE,
+    RELEASED,
+    bump,
+    chunk_words,
+    give_back,
+    note_offender,
+    take_lowest,
+)
+from memstate.kernels.catalog import CompileCase
+from memstate.kernels.tables import AUDIT_FREE, Count, Registers, Section
+
+if not __name__.startswith("memstate."):
+    raise ImportError("import memstate.kernels.registers, not kernels.registers: a second copy would duplicate every kernel")
+
+CLAIM_FULL = tl.constexpr(int(Count.CLAIM_FULL))
+MOVE_FULL = tl.constexpr(int(Count.MOVE_FULL))
+MOVES = tl.constexpr(int(Section.MOVES))
+RELEASES = tl.constexpr(int(Section.RELEASES))
+CLAIMS = tl.constexpr(int(Section.CLAIMS))
+WRITES = tl.constexpr(int(Section.WRITES))
+DATA = tl.constexpr(int(Section.DATA))
+IS_FREE = tl.constexpr(AUDIT_FREE)
+BLOCK_ENTRIES = 256
+
+
+@triton.jit
+def phase_barrier():
+    """What one phase wrote, the next one reads."""
+    tl.debug_barrier()
+
+
+@triton.jit
+def _section(packet_ptr, section: tl.constexpr):
+    """Entries of a section and the pointer to its first column."""
+    return tl.load(packet_ptr + section), packet_ptr + tl.load(packet_ptr + 8 + section)
+
+
+@triton.jit
+def _second_column(first, n):
+    """A section of pairs stores its second column behind the first, padded to 4 entries."""
+    return first + (n + 3) // 4 * 4
+
+
+@triton.jit
+def _move(packet_ptr, slots_ptr, labels_ptr, counters_ptr, BLOCK: tl.constexpr):
+    n, targets = _section(packet_ptr, MOVES)
+    sources = _second_column(targets, n)
+    refused = 0
+    lowest = BIG
+    for start in range(0, n, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        target = tl.load(targets + index, mask=index < n, other=0)
+        source = tl.load(sources + index, mask=index < n, other=0)
+        slot = tl.load(slots_ptr + source, mask=index < n, other=0)
+        label = tl.load(labels_ptr + source, mask=index < n, other=0)
+        full = (slot != 0) & (tl.load(slots_ptr + target, mask=index < n, other=0) != 0)
+        go = (slot != 0) & (full == 0)
+        tl.store(slots_ptr + target, slot, mask=go)
+        tl.store(labels_ptr + target, label, mask=go)
+        tl.store(slots_ptr + source, 0, mask=go)
+        tl.store(labels_ptr + source, 0, mask=go)
+        refused += tl.sum(full.to(tl.int32), 0)
+        lowest = tl.minimum(lowest, tl.min(tl.where(full, target, BIG), 0))
+    bump(counters_ptr, MOVE_FULL, refused)
+    note_offender(counters_ptr, MOVE_FULL, refused, lowest)
+
+
+@triton.jit
+def release_registers(slots_ptr, labels_ptr, bitmap_ptr, register, mask, capacity):
+    """Empties registers and frees their slots; returns how many became free, were free already, were no slots at all."""
+    slot = tl.load(slots_ptr + register, mask=mask, other=0)
+    tl.store(slots_ptr + register, 0, mask=mask & (slot != 0))
+    tl.store(labels_ptr + register, 0, mask=mask & (slot != 0))
+    valid = (slot > 0) & (slot <= capacity)
+    double = give_back(bitmap_ptr, tl.where(valid, slot, 0), valid)
+    stray = (slot != 0) & (valid == 0)
+    return valid & (double == 0), double, stray, slot
+
+
+@triton.jit
+def _release_phase(packet_ptr, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, capacity, BLOCK: tl.constexpr):
+    n, registers = _section(packet_ptr, RELEASES)
+    released = 0
+    doubles = 0
+    strays = 0
+    lowest_double = BIG
+    lowest_stray = BIG
+    for start in range(0, n, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        register = tl.load(registers + index, mask=index < n, other=0)
+        good, double, stray, slot = release_registers(
+            slots_ptr, labels_ptr, bitmap_ptr, register, index < n, capacity
+        )
+        released += tl.sum(good.to(tl.int32), 0)
+        doubles += tl.sum(double.to(tl.int32), 0)
+        strays += tl.sum(stray.to(tl.int32), 0)
+        lowest_double = tl.minimum(lowest_double, tl.min(tl.where(double, slot, BIG), 0))
+        lowest_stray = tl.minimum(lowest_stray, tl.min(tl.where(stray, slot, BIG), 0))
+    bump(counters_ptr, FREE, released)
+    bump(counters_ptr, RELEASED, released)
+    bump(counters_ptr, DOUBLE_RELEASE, doubles)
+    bump(counters_ptr, OUT_OF_RANGE, strays)
+    note_offender(counters_ptr, DOUBLE_RELEASE, doubles, lowest_double)
+    note_offender(counters_ptr, OUT_OF_RANGE, strays, lowest_stray)
+
+
+@triton.jit
+def _claim_phase(packet_ptr, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
+    n, registers = _section(packet_ptr, CLAIMS)
+    at = 0
+    claimed = 0
+    refused = 0
+    short = 0
+    lowest_full = BIG
+    lowest_short = BIG
+    for start in range(0, n, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        register = tl.load(registers + index, mask=index < n, other=0)
+        full = (index < n) & (tl.load(slots_ptr + register, mask=index < n, other=0) != 0)
+        need = ((index < n) & (full == 0)).to(tl.int32)
+        wanted = tl.sum(need, 0)
+        rank = tl.where(need != 0, tl.cumsum(need, 0) - need, BIG)
+        slot, at, taken = take_lowest(bitmap_ptr, words, at, wanted, rank, CHUNK)
+        tl.store(slots_ptr + register, slot, mask=(need != 0) & (slot != 0))
+        tl.store(labels_ptr + register, 0, mask=(need != 0) & (slot != 0))
+        claimed += taken
+        refused += tl.sum(full.to(tl.int32), 0)
+        short += wanted - taken
+        lowest_full = tl.minimum(lowest_full, tl.min(tl.where(full, register, BIG), 0))
+        lowest_short = tl.minimum(lowest_short, tl.min(tl.where((need != 0) & (slot == 0), register, BIG), 0))
+        tl.debug_barrier()  # the next block reads words that this one cleared
+    bump(counters_ptr, FREE, -claimed)
+    bump(counters_ptr, CLAIMED, claimed)
+    bump(counters_ptr, CLAIM_FULL, refused)
+    bump(counters_ptr, CLAIM_SHORT, short)
+    note_offender(counters_ptr, CLAIM_FULL, refused, lowest_full)
+    note_offender(counters_ptr, CLAIM_SHORT, short, lowest_short)
+
+
+@triton.jit
+def _write_phase(packet_ptr, slots_ptr, labels_ptr, cells_ptr, BLOCK: tl.constexpr):
+    n, addresses = _section(packet_ptr, WRITES)
+    values = _second_column(addresses, n)
+    for start in range(0, n, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        address = tl.load(addresses + index, mask=index < n, other=0)
+        tl.store(cells_ptr + address, tl.load(values + index, mask=index < n, other=0), mask=index < n)
+    n, targets = _section(packet_ptr, DATA)
+    sources = _second_column(targets, n)
+    for start in range(0, n, BLOCK):  # a copied state stands for what its source stands for
+        index = start + tl.arange(0, BLOCK)
+        target = tl.load(targets + index, mask=index < n, other=0)
+        source = tl.load(sources + index, mask=index < n, other=-1)
+        copied = source >= 0
+        copied &= tl.load(slots_ptr + source, mask=copied, other=0) != 0
+        copied &= tl.load(slots_ptr + target, mask=copied, other=0) != 0
+        tl.store(labels_ptr + target, tl.load(labels_ptr + source, mask=copied, other=0), mask=copied)
+
+
+@triton.jit(do_not_specialize=["words", "capacity"])
+def _ownership(
+    packet_ptr, slots_ptr, labels_ptr, cells_ptr, bitmap_ptr, counters_ptr, words, capacity,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    _move(packet_ptr, slots_ptr, labels_ptr, counters_ptr, BLOCK)
+    phase_barrier()
+    _release_phase(packet_ptr, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, capacity, BLOCK)
+    phase_barrier()
+    _claim_phase(packet_ptr, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, BLOCK, CHUNK)
+    phase_barrier()
+    _write_phase(packet_ptr, slots_ptr, labels_ptr, cells_ptr, BLOCK)
+
+
+@triton.jit(do_not_specialize=["n", "size"])
+def _resolve(slots_ptr, registers_ptr, out_ptr, n, size, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    register = tl.load(registers_ptr + index, mask=index < n, other=0)
+    known = (register > 0) & (register < size)
+    tl.store(out_ptr + index, tl.load(slots_ptr + register, mask=known, other=0), mask=index < n)
+
+
+@triton.jit(do_not_specialize=["n", "capacity"])
+def _audit(slots_ptr, bitmap_ptr, out_ptr, n, capacity, BLOCK: tl.constexpr):
+    for start in range(0, capacity + 1, BLOCK):
+        slot = start + tl.arange(0, BLOCK)
+        tl.store(out_ptr + slot, 0, mask=slot <= capacity)
+    phase_barrier()
+    for start in range(0, n, BLOCK):
+        register = start + tl.arange(0, BLOCK)
+        slot = tl.load(slots_ptr + register, mask=register < n, other=0)
+        inside = (slot > 0) & (slot <= capacity)
+        owner = tl.where(inside, slot, 0)  # a register with no slot at all is booked on slot 0
+        tl.atomic_add(out_ptr + owner, tl.full(owner.shape, 1, tl.int32), mask=slot != 0, sem="relaxed")
+    phase_barrier()
+    for start in range(0, capacity + 1, BLOCK):
+        slot = start + tl.arange(0, BLOCK)
+        word = tl.load(bitmap_ptr + slot // 32, mask=slot <= capacity, other=0)
+        owners = tl.load(out_ptr + slot, mask=slot <= capacity, other=0)
+        free = ((word >> (slot % 32)) & 1) != 0
+        tl.store(out_ptr + slot, owners + tl.where(free, IS_FREE, 0), mask=slot <= capacity)
+
+
+def ownership(registers: Registers, packet: Tensor) -> None:
+    """Carries out the moves, releases, claims, writes and label copies of a packet, in that order.
+
+    packet: int32, layout in `memstate.kernels.tables`. A move onto a full register and a claim into one change nothing and are
+    counted; releasing an empty register does nothing. Changes: registers, bitmap, counters. Syncs: no.
+    """
+    words = registers.bitmap.numel()
+    _ownership[(1,)](
+        packet, registers.slots, registers.labels, registers.cells, registers.bitmap, registers.counters, words, registers.capacity,
+        BLOCK=BLOCK_ENTRIES, CHUNK=chunk_words(words),
+    )  # fmt: skip
+
+
+def resolve(registers: Registers, wanted: Tensor, out: Tensor) -> None:
+    """Looks up the slots of registers.
+
+    wanted: int32 `n` register numbers; 0, negative and unknown ones give 0. out: int32 `n`. Changes: out. Syncs: no.
+    """
+    grid = (triton.cdiv(wanted.numel(), BLOCK_ENTRIES),)
+    _resolve[grid](registers.slots, wanted, out, wanted.numel(), registers.slots.numel(), BLOCK=BLOCK_ENTRIES)
+
+
+def audit(registers: Registers, out: Tensor) -> None:
+    """Counts the owners of every slot.
+
+    out: int32 `capacity+1`: registers that hold the slot, plus AUDIT_FREE where its bit says free; cell 0 counts registers that hold no slot
+    of this pool. Changes: out. Syncs: no.
+    """
+    _audit[(1,)](
+        registers.slots, registers.bitmap, out, registers.slots.numel(), registers.capacity, BLOCK=1024
+    )  # fmt: skip
+
+
+def compile_cases() -> list[CompileCase]:
+    """The launches to compile ahead; none moves plane bytes."""
+    columns = {name: "*i32" for name in ("slots_ptr", "labels_ptr", "cells_ptr", "bitmap_ptr", "counters_ptr")}
+    return [
+        CompileCase(
+            "ownership", _ownership, {"packet_ptr": "*i32"} | columns | {"words": "i32", "capacity": "i32"},
+            {"BLOCK": BLOCK_ENTRIES, "CHUNK": 1024}, ("packet_ptr", *columns), 4, (),
+        ),
+        CompileCase(
+            "resolve", _resolve, {"slots_ptr": "*i32", "registers_ptr": "*i32", "out_ptr": "*i32", "n": "i32", "size": "i32"},
+            {"BLOCK": BLOCK_ENTRIES}, ("slots_ptr", "registers_ptr", "out_ptr"), 4, (),
+        ),
+        CompileCase(
+            "audit", _audit, {"slots_ptr": "*i32", "bitmap_ptr": "*i32", "out_ptr": "*i32", "n": "i32", "capacity": "i32"},
+            {"BLOCK": 1024}, ("slots_ptr", "bitmap_ptr", "out_ptr"), 4, (),
+        ),
+    ]  # fmt: skip

@@ -1,0 +1,99 @@
+"""The tensors that kernels and references share, as plain tuples. Knows no kernel, no allocator and no Triton."""
+
+from enum import IntEnum
+from typing import NamedTuple
+
+from torch import Tensor
+
+if not __name__.startswith("memstate."):
+    raise ImportError("import memstate.kernels.tables, not kernels.tables: a second copy would duplicate every kernel")
+
+NULL_SLOT = 0
+NULL_ROW = 0
+REGISTERS_PER_ROW = 3  # live, lane 0, lane 1
+TILE_BYTES = 32768  # one unit of work of the copy kernel
+HEADER_INTS = 16
+AUDIT_FREE = 1 << 30  # added to a slot's number of owners where its bit says free
+ZERO_SOURCE = -1  # in the data section of a packet: zero the destination instead of copying
+
+
+class Count(IntEnum):
+    """Cells of the device counters; everything after RESERVE only grows."""
+
+    FREE = 0
+    RESERVE = 1
+    CLAIMED = 2
+    RELEASED = 3
+    DEGRADED = 4
+    DOUBLE_RELEASE = 5
+    OUT_OF_RANGE = 6
+    CLAIM_FULL = 7
+    CLAIM_SHORT = 8
+    MOVE_FULL = 9
+    OFFENDER = 10  # first slot or register of the first fault, 0 = none
+    OFFENDER_KIND = 11  # the Count of that fault
+
+
+COUNTERS = 16
+
+
+class Section(IntEnum):
+    """Header cells of a command packet: a count and the offset (in int32) where its section starts."""
+
+    MOVES = 0
+    RELEASES = 1
+    CLAIMS = 2
+    WRITES = 3
+    DATA = 4
+    BATCH = 5
+
+
+class Strategy(IntEnum):
+    """Tracking strategies as the kernels know them; the rules are in `memstate.tracking`."""
+
+    NONE = 0
+    PING_PONG = 1
+    LAZY = 2
+    REDIRECT = 3
+
+
+class PlaneMap(NamedTuple):
+    """Where the bytes of a slot lie.
+
+    tiles: int64 `tile 3`: address of the tile inside slot 0, slot stride, length; bytes, multiples of 16.
+    blocks: one uint8 view `layer slot byte` per plane, padding included, for the reference.
+    """
+
+    tiles: Tensor
+    blocks: tuple[Tensor, ...]
+
+
+class Registers(NamedTuple):
+    """The register file and the columns of the request table: int32 views into `cells`, plus bitmap and counters.
+
+    slots, labels: `register`; row r owns 3r (live), 3r+1 and 3r+2 (lanes); holder registers follow the rows.
+    tracked, want, source, generation: `row`.
+    """
+
+    slots: Tensor
+    labels: Tensor
+    tracked: Tensor
+    want: Tensor
+    source: Tensor
+    generation: Tensor
+    cells: Tensor
+    bitmap: Tensor
+    counters: Tensor
+    capacity: int
+
+
+class StepRecord(NamedTuple):
+    """What plan decided for a batch: int32 `batch` each; row 0 marks padding."""
+
+    rows: Tensor
+    tokens: Tensor
+    read: Tensor
+    write: Tensor
+    snapshot: Tensor
+    after: Tensor
+    generation: Tensor

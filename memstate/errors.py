@@ -1,0 +1,84 @@
+"""Named errors. Each carries the numbers and says what the caller can do; none leaves anything half done."""
+
+
+class MemstateError(Exception):
+    """Everything that memstate raises on purpose."""
+
+
+class InvalidArgument(MemstateError, ValueError):
+    """A value that cannot be meant; nothing was changed."""
+
+
+class ConfigurationError(MemstateError, ValueError):
+    """Settings that do not work together, refused at construction with the reason."""
+
+
+class LayoutMismatch(MemstateError, ValueError):
+    """A tensor or a plane does not have the shape, dtype or strides that the layout says."""
+
+
+class OutOfSlots(MemstateError):
+    """Back-pressure: not enough free slots; nothing was claimed."""
+
+    def __init__(self, requested: int, free: int, evictable: int = 0) -> None:
+        self.requested, self.free, self.evictable = requested, free, evictable
+        super().__init__(
+            f"{requested} slots requested, {free} free, {evictable} evictable: "
+            + ("drop snapshots or wait for a request to end" if evictable else "wait for a request to end, or retract one")
+        )
+
+
+class OutOfRows(MemstateError):
+    """Back-pressure: the request table is full; nothing was changed."""
+
+    def __init__(self, requested: int, free: int, rows: int) -> None:
+        self.requested, self.free, self.rows = requested, free, rows
+        super().__init__(f"{requested} rows requested, {free} of {rows} free: wait for a request to end")
+
+
+class OutOfPages(MemstateError):
+    """Back-pressure: not enough KV pages; nothing was changed."""
+
+    def __init__(self, requested: int, free: int, pages: int) -> None:
+        self.requested, self.free, self.pages = requested, free, pages
+        super().__init__(f"{requested} KV pages requested, {free} of {pages} free: drop snapshots, or retract a request")
+
+
+class StaleHandle(MemstateError):
+    """A handle to a row, a snapshot or a step that has been given up since."""
+
+    def __init__(self, what: str, generation: int, now: int) -> None:
+        self.what, self.generation, self.now = what, generation, now
+        super().__init__(f"{what} is generation {generation}, now {now}: it was released; ask again for a fresh handle")
+
+
+class RegisterInUse(MemstateError):
+    """A claim into, or a move onto, a register that holds a slot; nothing was changed."""
+
+    def __init__(self, operation: str, register: int) -> None:
+        self.operation, self.register = operation, register
+        super().__init__(f"{operation}: register {register} holds a slot already: release or move it first")
+
+
+class EmptyRegister(MemstateError):
+    """A move or a copy from a register that holds no slot; nothing was changed."""
+
+    def __init__(self, operation: str, register: int) -> None:
+        self.operation, self.register = operation, register
+        super().__init__(f"{operation}: register {register} holds no slot: there is nothing to give")
+
+
+class DeviceFault(MemstateError):
+    """The device counted operations that cannot be right; found by `check()`. The bitmap is intact."""
+
+    def __init__(self, fault: str, count: int, offender: int, counts: dict[str, int]) -> None:
+        self.fault, self.count, self.offender, self.counts = fault, count, offender, counts
+        super().__init__(f"{count} x {fault} on the device, the first on {offender} (all: {counts}): the caller's releases are at fault")
+
+
+class DoubleRelease(DeviceFault):
+    """A slot was released that was free already."""
+
+
+class LeakFound(MemstateError):
+    """An audit found slots without an owner, or with two."""

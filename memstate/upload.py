@@ -1,0 +1,52 @@
+"""Sends small integer packets to the device without waiting. Knows nothing of what is in them.
+
+    host ring    [ 0 | 1 | 2 | 3 ]   pinned; a buffer is reused when the event behind its last copy has passed
+                         |
+    device       [    packet     ]   one buffer: in stream order, its last reader is done before the next copy lands
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memstate.kernels.dispatch import Backend
+
+RING = 4
+
+
+class UploadRing:
+    """A ring of pinned host buffers before one device buffer, grown when a packet is larger than all before."""
+
+    def __init__(self, backend: Backend, ints: int = 4096) -> None:
+        self.waits = 0  # times that the host waited because the ring was full
+        self._backend = backend
+        self._turn = 0
+        self._grow(ints)
+
+    def _grow(self, ints: int) -> None:
+        pinned = self._backend.device.type == "cuda"
+        self._host = [torch.empty(ints, dtype=torch.int32, pin_memory=pinned) for _ in range(RING)]
+        self._sent: list[torch.cuda.Event | None] = [None] * RING
+        self._device = torch.empty(ints, dtype=torch.int32, device=self._backend.device)
+
+    def send(self, packet: NDArray[np.int32]) -> Tensor:
+        """Copies a packet to the device asynchronously and returns it there, valid until the next `send`. Syncs: only when full, counted."""
+        if packet.size > self._device.numel():
+            self._grow(2 * packet.size)
+        turn = self._turn = (self._turn + 1) % RING
+        event = self._sent[turn]
+        if event is not None and not event.query():
+            event.synchronize()
+            self.waits += 1
+            self._backend.counts.syncs += 1
+        buffer = self._host[turn][: packet.size]
+        buffer.numpy()[:] = packet
+        target = self._device[: packet.size]
+        target.copy_(buffer, non_blocking=True)
+        if self._backend.device.type == "cuda":
+            self._sent[turn] = torch.cuda.Event()
+            self._sent[turn].record()  # type: ignore[union-attr]
+        self._backend.counts.uploads += 1
+        self._backend.counts.upload_bytes += 4 * packet.size
+        return target

@@ -1,0 +1,152 @@
+"""Copies and zeroes whole slots over all planes and layers, in one persistent launch. Knows no plane by name and no free slot.
+
+A unit of work is (due entry, tile of a slot), dealt round robin to a fixed number of programs: a single due slot occupies the whole device, and
+a call with nothing due ends after reading its entries. Which entries are due is found out in the kernel, 256 entries at a time:
+
+    entries   0 5 0 3 0 ...      due   rank 0 -> entry 1, rank 1 -> entry 3      item = rank * tiles + tile
+
+A program keeps the number of its next item across chunks of entries, so the deal stays even however the due ones are spread.
+"""
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from memstate.kernels.catalog import CompileCase
+from memstate.kernels.tables import ZERO_SOURCE, PlaneMap, Section
+
+if not __name__.startswith("memstate."):
+    raise ImportError("import memstate.kernels.copy, not kernels.copy: a second copy would duplicate every kernel")
+
+COPY = tl.constexpr(0)  # first_ptr: destination slots, second_ptr: source slots
+ZERO = tl.constexpr(1)  # first_ptr: slots, second_ptr: not read
+DATA = tl.constexpr(2)  # first_ptr: command packet, second_ptr: slots of the registers
+DATA_SECTION = tl.constexpr(int(Section.DATA))
+ZEROS = tl.constexpr(ZERO_SOURCE)
+
+ENTRIES = 256  # entries compacted at a time
+LANES = 4096  # int32 per step of a tile
+WARPS = 8
+PROGRAMS_PER_SM = 4
+PROGRAMS_ON_CPU = 2  # the fewest that share work
+
+
+@triton.jit
+def _known(slot, capacity):
+    """Slot ids of any width, 0 for those that name no slot."""
+    return tl.where((slot > 0) & (slot <= capacity), slot, 0).to(tl.int32)
+
+
+@triton.jit
+def _held(slots_ptr, register, capacity):
+    """Slots in registers; register 0 and below hold none."""
+    return _known(tl.load(slots_ptr + register, mask=register > 0, other=0), capacity)
+
+
+@triton.jit
+def _move_tile(tiles_ptr, tile, to, of, LANES: tl.constexpr):
+    """Moves one tile from slot `of` to slot `to`, 16 bytes per lane; slot 0 as a source stands for zeros."""
+    start = tl.load(tiles_ptr + 3 * tile)
+    stride = tl.load(tiles_ptr + 3 * tile + 1)
+    ints = (tl.load(tiles_ptr + 3 * tile + 2) // 16 * 4).to(tl.int32)  # a multiple of 4, visibly: the masks below keep whole lanes
+    target = tl.multiple_of((start + to.to(tl.int64) * stride).to(tl.pointer_type(tl.int32)), 16)
+    source = tl.multiple_of((start + of.to(tl.int64) * stride).to(tl.pointer_type(tl.int32)), 16)
+    for at in range(0, ints, LANES):
+        index = at + tl.arange(0, LANES)
+        bits = tl.load(source + index, mask=(index < ints) & (of != 0), other=0)
+        tl.store(target + index, bits, mask=index < ints)
+
+
+@triton.jit(do_not_specialize=["n", "tiles", "capacity"], do_not_specialize_on_alignment=["first_ptr", "second_ptr"])
+def _move(
+    tiles_ptr, first_ptr, second_ptr, n, tiles, capacity,
+    MODE: tl.constexpr, ENTRIES: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    targets = first_ptr
+    sources = second_ptr
+    if MODE == DATA:
+        n = tl.load(first_ptr + DATA_SECTION)
+        targets = first_ptr + tl.load(first_ptr + 8 + DATA_SECTION)
+        sources = targets + (n + 3) // 4 * 4
+    item = tl.program_id(0)
+    for start in range(0, n, ENTRIES):
+        index = start + tl.arange(0, ENTRIES)
+        to = tl.load(targets + index, mask=index < n, other=0)
+        if MODE == COPY:
+            to = _known(to, capacity)
+            of = _known(tl.load(sources + index, mask=index < n, other=0), capacity)
+            due = (to != 0) & (of != 0) & (to != of)
+        elif MODE == ZERO:
+            to = _known(to, capacity)
+            of = to * 0
+            due = to != 0
+        else:
+            to = _held(second_ptr, to, capacity)
+            register = tl.load(sources + index, mask=index < n, other=0)
+            of = _held(second_ptr, register, capacity)
+            due = (to != 0) & ((register == ZEROS) | (of != 0)) & (to != of)
+
+        rank = tl.cumsum(due.to(tl.int32), 0) - 1
+        count = tl.sum(due.to(tl.int32), 0)
+        pair = (to.to(tl.int64) << 32) | of.to(tl.int64)
+        while item < count * tiles:
+            chosen = tl.sum(tl.where(due & (rank == item // tiles), pair, 0), 0)
+            _move_tile(tiles_ptr, item % tiles, (chosen >> 32).to(tl.int32), chosen.to(tl.int32), LANES)
+            item += tl.num_programs(0)
+        item -= count * tiles
+
+
+@lru_cache
+def programs(device: torch.device) -> int:
+    """Programs of one launch: what occupies the device, whatever the number of entries."""
+    if device.type == "cpu":
+        return PROGRAMS_ON_CPU
+    return PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _launch(planes: PlaneMap, mode: int, first: Tensor, second: Tensor, n: int) -> None:
+    capacity = planes.blocks[0].shape[1] - 1
+    _move[(programs(planes.tiles.device),)](
+        planes.tiles, first, second, n, planes.tiles.shape[0], capacity,
+        MODE=mode, ENTRIES=ENTRIES, LANES=LANES, num_warps=WARPS,
+    )  # fmt: skip
+
+
+def copy_slots(planes: PlaneMap, dst: Tensor, src: Tensor) -> None:
+    """Copies slots src[i] to dst[i] over all planes and layers, bit for bit, padding included.
+
+    dst, src: int32 or int64 `n`. An entry with dst == src, or with an id outside 1..capacity, is skipped. No slot may be a destination twice,
+    nor both destination and source of different entries: the order of such copies is not defined. Changes: planes. Syncs: no.
+    """
+    _launch(planes, COPY.value, dst, src, dst.numel())
+
+
+def zero_slots(planes: PlaneMap, ids: Tensor) -> None:
+    """Zeroes slots over all planes and layers, padding included.
+
+    ids: int32 or int64 `n`; ids outside 1..capacity are skipped. Changes: planes. Syncs: no.
+    """
+    _launch(planes, ZERO.value, ids, ids, ids.numel())
+
+
+def run_data(planes: PlaneMap, slots: Tensor, packet: Tensor) -> None:
+    """Carries out the data section of a packet: entries (dst register, src register or ZERO_SOURCE to zero dst).
+
+    slots: int32 `register`, the slot each holds. packet: int32, layout in `memstate.kernels.tables`. An entry whose registers hold no slot, or
+    the same slot, is skipped; what `copy_slots` says of overlaps holds here. Changes: planes. Syncs: no.
+    """
+    _launch(planes, DATA.value, packet, slots, 0)
+
+
+def compile_cases() -> list[CompileCase]:
+    """The launches to compile ahead; plane bytes move through the addresses in the tile table."""
+    signature = {"tiles_ptr": "*i64", "first_ptr": "*i32", "second_ptr": "*i32", "n": "i32", "tiles": "i32", "capacity": "i32"}
+    return [
+        CompileCase(
+            name, _move, signature, {"MODE": mode.value, "ENTRIES": ENTRIES, "LANES": LANES}, ("tiles_ptr",), WARPS, ("tiles",)
+        )
+        for name, mode in (("copy_slots", COPY), ("zero_slots", ZERO), ("run_data", DATA))
+    ]

@@ -1,0 +1,54 @@
+"""Slot copies and zeroing slot by slot: the oracle of `memstate.kernels.copy` and the path without Triton."""
+
+from torch import Tensor
+
+from memstate.kernels.reference.host import Ints, on_host
+from memstate.kernels.reference.registers import column
+from memstate.kernels.tables import ZERO_SOURCE, PlaneMap, Section
+
+if not __name__.startswith("memstate."):
+    raise ImportError("import memstate.kernels.reference.copy, not kernels.reference.copy: a second copy would duplicate it")
+
+
+def copy_slots(planes: PlaneMap, dst: Tensor, src: Tensor) -> None:
+    """Copies whole slots; see `memstate.kernels.copy.copy_slots`. Syncs: yes, off the CPU."""
+    for to, of in zip(dst.tolist(), src.tolist(), strict=True):
+        if _exists(planes, to) and _exists(planes, of) and to != of:
+            _copy(planes, to, of)
+
+
+def zero_slots(planes: PlaneMap, ids: Tensor) -> None:
+    """Zeroes whole slots; see `memstate.kernels.copy.zero_slots`. Syncs: yes, off the CPU."""
+    for slot in ids.tolist():
+        if _exists(planes, slot):
+            _zero(planes, slot)
+
+
+def run_data(planes: PlaneMap, slots: Tensor, packet: Tensor) -> None:
+    """Carries out the data section of a packet; see `memstate.kernels.copy.run_data`. Syncs: yes, off the CPU."""
+    with on_host(slots, packet) as (held, commands):
+        entries = zip(column(commands, Section.DATA), column(commands, Section.DATA, True), strict=True)
+        due = [(_held(held, target), source if source == ZERO_SOURCE else _held(held, source)) for target, source in entries]
+    for to, of in due:
+        if _exists(planes, to) and of == ZERO_SOURCE:
+            _zero(planes, to)
+        elif _exists(planes, to) and _exists(planes, of) and to != of:
+            _copy(planes, to, of)
+
+
+def _held(slots: Ints, register: int) -> int:
+    return int(slots[register]) if register > 0 else 0
+
+
+def _exists(planes: PlaneMap, slot: int) -> bool:
+    return 0 < slot < planes.blocks[0].shape[1]
+
+
+def _copy(planes: PlaneMap, to: int, of: int) -> None:
+    for block in planes.blocks:
+        block[:, to].copy_(block[:, of])
+
+
+def _zero(planes: PlaneMap, slot: int) -> None:
+    for block in planes.blocks:
+        block[:, slot].zero_()

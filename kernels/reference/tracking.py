@@ -1,0 +1,101 @@
+"""Plan and settle row by row, as the rules are written down: the oracle of `memstate.kernels.tracking` and the CPU path."""
+
+from torch import Tensor
+
+from memstate.kernels.reference.bitmap import give_back, take_lowest
+from memstate.kernels.reference.host import Ints, on_host
+from memstate.kernels.tables import Count, Registers, StepRecord, Strategy
+
+if not __name__.startswith("memstate."):
+    raise ImportError("import memstate.kernels.reference.tracking, not kernels.reference.tracking: a second copy would duplicate it")
+
+
+class _Claims:
+    """Free slots for one plan, in batch order, up to its budget."""
+
+    def __init__(self, bitmap: Ints, counters: Ints, limit: int) -> None:
+        self.bitmap, self.counters = bitmap, counters
+        self.left = max(0, min(int(counters[Count.FREE] - counters[Count.RESERVE]), limit))
+
+    def next(self) -> int:
+        slots = take_lowest(self.bitmap, 1) if self.left > 0 else []
+        if not len(slots):
+            self.counters[Count.DEGRADED] += 1
+            return 0
+        self.left -= 1
+        self.counters[Count.FREE] -= 1
+        self.counters[Count.CLAIMED] += 1
+        return int(slots[0])
+
+
+def plan(
+    registers: Registers, rows: Tensor, tokens: Tensor, record: StepRecord, strategy: int, lanes: int, every: int, in_place: bool, limit: int
+) -> None:
+    """Decides the slots of a batch; see `memstate.kernels.tracking.plan`."""
+    with on_host(*registers[:6], *registers[7:9], *record) as arrays:
+        slots, labels, tracked, want, source, generation, bitmap, counters = arrays[:8]
+        out = StepRecord(*arrays[8:])  # type: ignore[arg-type]
+        claims = _Claims(bitmap, counters, limit)
+        for i, (row, n) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
+            live = 3 * max(row, 0)
+            if row <= 0 or n <= 0 or slots[live] == 0:
+                for column in out:
+                    column[i] = 0
+                continue
+            origin = int(source[row]) or live
+            length = int(labels[origin])
+            after = length + n
+            read, snapshot = slots[origin], 0
+            if strategy == Strategy.REDIRECT:
+                due = length % every == 0 or length == want[row]
+                if due and length > tracked[row] and not source[row]:
+                    fresh = int(slots[live + 1]) or claims.next()
+                    if fresh:
+                        slots[live + 1], labels[live + 1] = slots[live], length
+                        slots[live] = fresh
+                        tracked[row] = length
+            elif strategy in (Strategy.PING_PONG, Strategy.LAZY) and (after % every == 0 or after == want[row]):
+                lane = _choose_lane(slots, labels, [live + 1 + k for k in range(lanes)], claims, in_place)
+                if lane:
+                    snapshot, labels[lane] = slots[lane], after
+            labels[live] = after
+            source[row] = 0
+            values = (row, n, read, slots[live], snapshot, after, generation[row])
+            for column, value in zip(out, values, strict=True):
+                column[i] = value
+
+
+def _choose_lane(slots: Ints, labels: Ints, lanes: list[int], claims: _Claims, in_place: bool) -> int:
+    """The lane register that takes the snapshot, 0 for none."""
+    held = [lane for lane in lanes if slots[lane]]
+    for lane in held:
+        if labels[lane] == 0:
+            return lane
+    if len(held) == len(lanes):
+        return min(held, key=lambda lane: int(labels[lane]))
+    slot = claims.next()
+    if slot:
+        lane = next(lane for lane in lanes if not slots[lane])
+        slots[lane] = slot
+        return lane
+    return held[0] if in_place and held else 0
+
+
+def settle(registers: Registers, record: StepRecord, finished: Tensor | None) -> None:
+    """Releases superseded lanes; see `memstate.kernels.tracking.settle`."""
+    ended = [0] * record.rows.numel() if finished is None else finished.tolist()
+    r = registers
+    with on_host(r.slots, r.labels, r.generation, r.bitmap, r.counters) as (slots, labels, generation, bitmap, counters):
+        released = []
+        steps = zip(record.rows.tolist(), record.after.tolist(), record.generation.tolist(), ended, strict=True)
+        for row, after, step_generation, over in steps:
+            if row <= 0 or generation[row] != step_generation:
+                continue
+            known = after if over else labels[3 * row]
+            lanes = (3 * row + 1, 3 * row + 2)
+            top = max((int(labels[lane]) for lane in lanes if labels[lane] <= known), default=0)
+            for lane in lanes:
+                if slots[lane] and labels[lane] < top:
+                    released.append(int(slots[lane]))
+                    slots[lane] = labels[lane] = 0
+        give_back(bitmap, counters, released, r.capacity)

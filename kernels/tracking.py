@@ -1,0 +1,209 @@
+"""Plan and settle: the tracking rules for a whole batch in one launch each. Knows no plane; the rules are in ARCHITECTURE.md.
+
+    plan(t) .. forward(t) .. plan(t+1) .. settle(t) .. forward(t+1) .. plan(t+2) ..        one submission order
+
+Plan claims, settle releases; neither ever waits for the host.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from memstate.kernels.bitmap import BIG, CLAIMED, DOUBLE_RELEASE, FREE, RELEASED, bump, chunk_words, note_offender, take_lowest
+from memstate.kernels.catalog import CompileCase
+from memstate.kernels.registers import release_registers
+from memstate.kernels.tables import Count, Registers, StepRecord, Strategy
+
+if not __name__.startswith("memstate."):
+    raise ImportError("import memstate.kernels.tracking, not kernels.tracking: a second copy would duplicate every kernel")
+
+RESERVE = tl.constexpr(int(Count.RESERVE))
+DEGRADED = tl.constexpr(int(Count.DEGRADED))
+PING_PONG = tl.constexpr(int(Strategy.PING_PONG))
+LAZY = tl.constexpr(int(Strategy.LAZY))
+REDIRECT = tl.constexpr(int(Strategy.REDIRECT))
+
+
+@triton.jit
+def _claim_needed(need, bitmap_ptr, counters_ptr, words, limit, CHUNK: tl.constexpr):
+    """One free slot for each lane in need, in batch order up to the budget; 0 for the others. Counts who was left out."""
+    wanted = need.to(tl.int32)
+    total = tl.sum(wanted, 0)
+    budget = tl.load(counters_ptr + FREE) - tl.load(counters_ptr + RESERVE)
+    granted = tl.maximum(tl.minimum(tl.minimum(budget, limit), total), 0)
+    rank = tl.where(need, tl.cumsum(wanted, 0) - wanted, BIG)
+    slot, _, taken = take_lowest(bitmap_ptr, words, 0, granted, rank, CHUNK)
+    bump(counters_ptr, FREE, -taken)
+    bump(counters_ptr, CLAIMED, taken)
+    bump(counters_ptr, DEGRADED, total - taken)
+    return slot
+
+
+@triton.jit(do_not_specialize=["batch", "words", "every", "limit"])
+def _plan(
+    rows_ptr, tokens_ptr, slots_ptr, labels_ptr, tracked_ptr, want_ptr, source_ptr, generation_ptr, bitmap_ptr, counters_ptr,
+    out_rows_ptr, out_tokens_ptr, out_read_ptr, out_write_ptr, out_snapshot_ptr, out_after_ptr, out_generation_ptr,
+    batch, words, every, limit,
+    STRATEGY: tl.constexpr, LANES: tl.constexpr, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    index = tl.arange(0, BLOCK)
+    inside = index < batch
+    row = tl.maximum(tl.load(rows_ptr + index, mask=inside, other=0), 0)
+    tokens = tl.load(tokens_ptr + index, mask=inside, other=0)
+    live = row * 3
+    live_slot = tl.load(slots_ptr + live, mask=row > 0, other=0)
+    real = (live_slot > 0) & (tokens > 0)  # padding, a row without a state, nothing to do: a null row
+    source = tl.load(source_ptr + row, mask=real, other=0)
+    origin = tl.where(source > 0, source, live)
+    length = tl.load(labels_ptr + origin, mask=real, other=0)
+    after = length + tokens
+    read = tl.load(slots_ptr + origin, mask=real, other=0)
+    write = live_slot
+    snapshot = row * 0
+    want = tl.load(want_ptr + row, mask=real, other=0)
+    lane_a = live + 1
+    lane_b = live + 2
+    slot_a = tl.load(slots_ptr + lane_a, mask=real, other=0)
+
+    if STRATEGY == REDIRECT:
+        tracked = tl.load(tracked_ptr + row, mask=real, other=0)
+        due = real & ((length % every == 0) | (length == want)) & (length > tracked) & (source == 0)
+        claimed = _claim_needed(due & (slot_a == 0), bitmap_ptr, counters_ptr, words, limit, CHUNK)
+        fresh = tl.where(slot_a > 0, slot_a, claimed)  # rotate: the superseded snapshot's slot is written next
+        turn = due & (fresh > 0)
+        tl.store(slots_ptr + lane_a, live_slot, mask=turn)
+        tl.store(labels_ptr + lane_a, length, mask=turn)
+        tl.store(slots_ptr + live, fresh, mask=turn)
+        tl.store(tracked_ptr + row, length, mask=turn)
+        write = tl.where(turn, fresh, live_slot)
+
+    if (STRATEGY == PING_PONG) | (STRATEGY == LAZY):
+        due = real & ((after % every == 0) | (after == want))
+        label_a = tl.load(labels_ptr + lane_a, mask=real, other=0)
+        if LANES == 2:
+            slot_b = tl.load(slots_ptr + lane_b, mask=real, other=0)
+            label_b = tl.load(labels_ptr + lane_b, mask=real, other=0)
+        else:
+            slot_b = slot_a
+            label_b = label_a
+        idle_a = (slot_a > 0) & (label_a == 0)
+        idle_b = (slot_b > 0) & (label_b == 0)
+        empty = (slot_a == 0) | (slot_b == 0)
+        claimed = _claim_needed(due & empty & ((idle_a | idle_b) == 0), bitmap_ptr, counters_ptr, words, limit, CHUNK)
+        full = (empty == 0) & ((idle_a | idle_b) == 0)
+        first = tl.where(idle_a | idle_b, idle_a, tl.where(full, label_a <= label_b, slot_a == 0))
+        if IN_PLACE:  # the claim was refused and one lane is held: overwrite that one
+            alone = empty & ((slot_a > 0) | (slot_b > 0)) & (claimed == 0) & ((idle_a | idle_b) == 0)
+            first = tl.where(alone, slot_a > 0, first)
+        held = tl.where(first, slot_a, slot_b)
+        chosen = tl.where(held > 0, held, claimed)
+        take = due & (chosen > 0)
+        lane = tl.where(first, lane_a, lane_b)
+        tl.store(slots_ptr + lane, chosen, mask=take)
+        tl.store(labels_ptr + lane, after, mask=take)
+        snapshot = tl.where(take, chosen, 0)
+
+    tl.store(labels_ptr + live, after, mask=real)
+    tl.store(source_ptr + row, 0, mask=real & (source > 0))
+    tl.store(out_rows_ptr + index, tl.where(real, row, 0), mask=inside)
+    tl.store(out_tokens_ptr + index, tl.where(real, tokens, 0), mask=inside)
+    tl.store(out_read_ptr + index, tl.where(real, read, 0), mask=inside)
+    tl.store(out_write_ptr + index, tl.where(real, write, 0), mask=inside)
+    tl.store(out_snapshot_ptr + index, tl.where(real, snapshot, 0), mask=inside)
+    tl.store(out_after_ptr + index, tl.where(real, after, 0), mask=inside)
+    tl.store(out_generation_ptr + index, tl.load(generation_ptr + row, mask=real, other=0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["batch", "capacity"])
+def _settle(
+    rows_ptr, after_ptr, step_generation_ptr, finished_ptr, slots_ptr, labels_ptr, generation_ptr, bitmap_ptr, counters_ptr,
+    batch, capacity, ANY_FINISHED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    index = tl.arange(0, BLOCK)
+    inside = index < batch
+    row = tl.load(rows_ptr + index, mask=inside, other=0)
+    generation = tl.load(generation_ptr + row, mask=inside, other=0)
+    same = (row > 0) & (generation == tl.load(step_generation_ptr + index, mask=inside, other=0))
+    known = tl.load(labels_ptr + row * 3, mask=same, other=0)
+    if ANY_FINISHED:
+        finished = tl.load(finished_ptr + index, mask=inside, other=0) != 0
+        known = tl.where(finished, tl.load(after_ptr + index, mask=inside, other=0), known)
+    lane_a = row * 3 + 1
+    lane_b = row * 3 + 2
+    label_a = tl.load(labels_ptr + lane_a, mask=same, other=0)
+    label_b = tl.load(labels_ptr + lane_b, mask=same, other=0)
+    top = tl.maximum(tl.where(label_a <= known, label_a, 0), tl.where(label_b <= known, label_b, 0))
+    good_a, double_a, _, slot_a = release_registers(
+        slots_ptr, labels_ptr, bitmap_ptr, lane_a, same & (label_a < top), capacity
+    )
+    good_b, double_b, _, slot_b = release_registers(
+        slots_ptr, labels_ptr, bitmap_ptr, lane_b, same & (label_b < top), capacity
+    )
+    released = tl.sum(good_a.to(tl.int32) + good_b.to(tl.int32), 0)
+    doubles = tl.sum(double_a.to(tl.int32) + double_b.to(tl.int32), 0)
+    bump(counters_ptr, FREE, released)
+    bump(counters_ptr, RELEASED, released)
+    bump(counters_ptr, DOUBLE_RELEASE, doubles)
+    lowest = tl.minimum(tl.min(tl.where(double_a, slot_a, BIG), 0), tl.min(tl.where(double_b, slot_b, BIG), 0))
+    note_offender(counters_ptr, DOUBLE_RELEASE, doubles, lowest)
+
+
+def _shape(batch: int) -> tuple[int, int]:
+    """Lanes of the one program and its warps: two rows a thread at most, so that nothing spills."""
+    block = max(32, triton.next_power_of_2(batch))
+    return block, min(16, max(4, block // 64))
+
+
+def plan(
+    registers: Registers, rows: Tensor, tokens: Tensor, record: StepRecord, strategy: int, lanes: int, every: int, in_place: bool, limit: int
+) -> None:
+    """Decides read, write and snapshot slots for a batch, claims what the strategy needs and moves the labels on.
+
+    rows, tokens: int32 `batch`; each row at most once, 0 and negative are padding. record: int32 `batch` columns. every: tokens.
+    limit: optional claims allowed besides the budget (free slots less the reserve). Claims are granted in batch order.
+    Changes: registers, bitmap, counters, record. Syncs: no.
+    """
+    block, warps = _shape(rows.numel())
+    words = registers.bitmap.numel()
+    _plan[(1,)](
+        rows, tokens, registers.slots, registers.labels, registers.tracked, registers.want, registers.source, registers.generation,
+        registers.bitmap, registers.counters, *record, rows.numel(), words, every, limit,
+        STRATEGY=int(strategy), LANES=lanes, IN_PLACE=in_place, BLOCK=block, CHUNK=chunk_words(words), num_warps=warps,
+    )  # fmt: skip
+
+
+def settle(registers: Registers, record: StepRecord, finished: Tensor | None) -> None:
+    """Releases the lanes of LazyPingPong that the newest real snapshot of their row supersedes.
+
+    record: the step whose results are known; finished: int32 `batch`, non-zero for rows that its results ended, None for nobody.
+    Entries whose row has been reused since are skipped. Changes: registers, bitmap, counters. Syncs: no.
+    """
+    block, warps = _shape(record.rows.numel())
+    _settle[(1,)](
+        record.rows, record.after, record.generation, record.rows if finished is None else finished, registers.slots, registers.labels,
+        registers.generation, registers.bitmap, registers.counters, record.rows.numel(), registers.capacity,
+        ANY_FINISHED=finished is not None, BLOCK=block, num_warps=warps,
+    )  # fmt: skip
+
+
+def compile_cases() -> list[CompileCase]:
+    """Every strategy at 256 rows; none moves plane bytes."""
+    columns = ("slots_ptr", "labels_ptr", "tracked_ptr", "want_ptr", "source_ptr", "generation_ptr", "bitmap_ptr", "counters_ptr")
+    outputs = tuple(f"out_{name}_ptr" for name in StepRecord._fields)
+    pointers = ("rows_ptr", "tokens_ptr", *columns, *outputs)
+    scalars = {"batch": "i32", "words": "i32", "every": "i32", "limit": "i32"}
+    variants = {"none": (0, 0, False), "ping-pong": (1, 2, False), "lazy": (2, 2, True), "redirect": (3, 1, False)}
+    cases = [
+        CompileCase(
+            f"plan[{name}]", _plan, {p: "*i32" for p in pointers} | scalars,
+            {"STRATEGY": code, "LANES": lanes, "IN_PLACE": in_place, "BLOCK": 256, "CHUNK": 1024}, pointers, 4, (),
+        )
+        for name, (code, lanes, in_place) in variants.items()
+    ]  # fmt: skip
+    settle_pointers = ("rows_ptr", "after_ptr", "step_generation_ptr", "finished_ptr", "slots_ptr", "labels_ptr", "generation_ptr", "bitmap_ptr",
+                       "counters_ptr")  # fmt: skip
+    settle_case = CompileCase(
+        "settle", _settle, {p: "*i32" for p in settle_pointers} | {"batch": "i32", "capacity": "i32"},
+        {"ANY_FINISHED": True, "BLOCK": 256}, settle_pointers, 4, (),
+    )  # fmt: skip
+    return [*cases, settle_case]

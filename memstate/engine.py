@@ -1,0 +1,520 @@
+"""StateManager: what a decode loop sees. Orchestrates; decides nothing that a strategy, an allocator or the device decides.
+
+    admit -> plan -> (your forward) -> settle -> ... -> release | abort | retract
+                  `-> cancel                      `-> publish -> (your index) -> admit(resume=...) | drop
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memstate import audit, snapshot
+from memstate.allocator import SlotAllocator
+from memstate.commands import CommandBuffer
+from memstate.errors import ConfigurationError, InvalidArgument, MemstateError, OutOfPages, OutOfRows, OutOfSlots
+from memstate.holders import Holders, Snapshot
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.layout import StateLayout
+from memstate.pages import PageAllocator
+from memstate.pool import StatePool
+from memstate.registers import Longs, RegisterFile
+from memstate.requests import Request, RequestTable, Row, Rows
+from memstate.stats import Stats
+from memstate.steps import Step, StepLog
+from memstate.storage import Storage
+from memstate.tracking import Redirect, Tracking
+from memstate.tracking.mirror import Mirror
+
+NO_LIMIT = 2**31 - 1
+PER_ROW = REGISTERS_PER_ROW
+
+
+class StateManager:
+    """Owns the states of all requests: their slots, their snapshots and the page ids of their KV.
+
+    layout: what one state is made of. slots: states that fit. max_requests: rows; preallocated: more rows, for requests whose state is
+    still arriving. tracking: the snapshot strategy. holders: snapshots that can be kept (default: as many as slots). pages, page_size,
+    pages_per_row: KV page ids, tokens a page, width of the page table. overlap: the next plan comes before the last settle. reserve: slots
+    that snapshots at boundaries leave free for admissions. direct_hits: the first step reads a resumed snapshot instead of a copy of it
+    (default: with Redirect). debug: check threads and overlapping copies.
+    Raises: ConfigurationError, InvalidArgument.
+    """
+
+    def __init__(
+        self,
+        layout: StateLayout,
+        *,
+        slots: int,
+        max_requests: int,
+        tracking: Tracking | None = None,
+        device: torch.device | str = "cpu",
+        backend: str = "auto",
+        max_batch: int | None = None,
+        preallocated: int = 0,
+        holders: int | None = None,
+        pages: int = 0,
+        page_size: int = 1,
+        pages_per_row: int = 0,
+        overlap: bool = True,
+        reserve: int = 0,
+        direct_hits: bool | None = None,
+        debug: bool = False,
+    ) -> None:
+        self.tracking = tracking if tracking is not None else Redirect()
+        _validate(self.tracking, max_requests, preallocated, max_batch, holders, pages, page_size, pages_per_row, overlap)
+        self.layout, self.overlap, self.page_size = layout, overlap, page_size
+        self.direct_hits = isinstance(self.tracking, Redirect) if direct_hits is None else direct_hits
+        self.backend = Backend(backend, device)
+        self.allocator = SlotAllocator(slots, self.backend, reserve)
+        self.storage = Storage(layout, slots, self.backend)
+        self.pool = StatePool(self.allocator, self.storage, debug=debug)
+        self.table = RequestTable(max_requests + preallocated)
+        self.registers = RegisterFile(self.allocator, self.table.rows, slots if holders is None else holders, pages_per_row)
+        self.commands = CommandBuffer(self.registers, self.pool.run_data)
+        self.holders = Holders(self.registers.first_holder, self.registers.holders)
+        self.pages = PageAllocator(pages)
+        self.mirror = Mirror(self.registers, self.tracking, overlap)
+        self.log = StepLog(max_batch or self.table.rows, int(overlap), self.backend.device)
+        self._pinned: dict[int, int] = {}  # row -> holder register that its first step reads
+        self._published = self._dropped = self._refused = 0
+        self._thread = threading.get_ident() if debug else None
+
+    def __repr__(self) -> str:
+        return f"StateManager({self.free_slots} of {self.allocator.capacity} slots free, {self.table.rows - self.table.free} requests, {self.tracking})"
+
+    # -- what there is -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def planes(self) -> Mapping[str, Tensor]:
+        """Plane name -> tensor `layer slot ...`."""
+        return self.storage.planes
+
+    @property
+    def page_table(self) -> Tensor:
+        """KV pages of each row: int32 `row page`; 0 = none."""
+        return self.registers.page_table
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that can be claimed now."""
+        return self.allocator.free
+
+    @property
+    def free_pages(self) -> int:
+        """KV pages that can be claimed now."""
+        return self.pages.free
+
+    def length(self, row: Row) -> int:
+        """Tokens folded into the row's state by the steps planned so far. Raises: StaleHandle."""
+        index = self.table.index(row)
+        return int(self.registers.labels[self.registers.source[index] or PER_ROW * index])
+
+    def confirmed(self, row: Row) -> int:
+        """Tokens up to which the row is known to be real. Raises: StaleHandle."""
+        return int(self.table.confirmed[self.table.index(row)])
+
+    def next_boundary(self, row: Row) -> int:
+        """The next length at which a snapshot is due; a prefill chunk must not go beyond it. Raises: StaleHandle."""
+        index, length = self.table.index(row), self.length(row)
+        following = (length // self.tracking.every + 1) * self.tracking.every
+        want = int(self.registers.want[index])
+        return want if length < want < following else following
+
+    def slots_held(self, row: Row) -> int:
+        """Slots that the row's registers hold. Raises: StaleHandle."""
+        first = PER_ROW * self.table.index(row)
+        return int(self.registers.held[first : first + PER_ROW].sum())
+
+    # -- requests ----------------------------------------------------------------------------------------------------------------
+
+    def admit(self, requests: Sequence[Request]) -> Rows:
+        """Gives every request a row, its slots and its pages, or gives none anything. Fresh states are zeroed with the next submit. Syncs: no.
+
+        Raises: OutOfSlots, OutOfRows, OutOfPages (back-pressure), StaleHandle, InvalidArgument; nothing changed then.
+        """
+        self._enter()
+        fresh_pages = [self._pages_needed(request) for request in requests]
+        self.holders.require(request.resume for request in requests if request.resume is not None)
+        per_request = 1 + self.tracking.lanes_at_admission(self.overlap)
+        if len(requests) > self.table.free:
+            raise OutOfRows(len(requests), self.table.free, self.table.rows)
+        if sum(fresh_pages) > self.pages.free:
+            raise OutOfPages(sum(fresh_pages), self.pages.free, self.pages.pages)
+        if per_request * len(requests) > self.allocator.free:
+            raise OutOfSlots(per_request * len(requests), self.allocator.free, self.holders.evictable)
+        rows = self.table.take([request.id for request in requests])
+        first = rows * PER_ROW
+        self.commands.claim((first[:, None] + np.arange(per_request)).reshape(-1))
+        for row, request, pages in zip(rows.tolist(), requests, fresh_pages, strict=True):
+            shared = list(request.resume.pages) if request.resume else []
+            self.pages.share(shared)
+            self.table.pages[row] = shared + self.pages.claim(pages)
+        self._start(rows, requests)
+        return Rows.of((self.table.handle(row) for row in rows.tolist()), self.table)
+
+    def _pages_needed(self, request: Request) -> int:
+        if not isinstance(request, Request):
+            raise InvalidArgument(f"{request!r} is no Request: admit([Request(id, ...), ...])")
+        if request.length < 0 or request.want < 0 or request.want % self.page_size:
+            raise InvalidArgument(
+                f"request {request.id!r}: length={request.length} and want={request.want} must not be negative, want a multiple of page_size={self.page_size}"
+            )
+        held = len(request.resume.pages) if isinstance(request.resume, Snapshot) else 0
+        return max(0, self._page_count(request.length) - held)
+
+    def _page_count(self, length: int) -> int:
+        if not self.pages.pages:
+            return 0
+        count = -(-int(length) // self.page_size)
+        if count > self.registers.pages_per_row:
+            raise InvalidArgument(f"{length} tokens need {count} pages, a row has {self.registers.pages_per_row}: raise pages_per_row")
+        return count
+
+    def _start(self, rows: Longs, requests: Sequence[Request]) -> None:
+        """Fills the columns of new rows, and their states: zeros, a copy, or a note to read the snapshot once."""
+        file = self.registers
+        resume = [request.resume for request in requests]
+        source = np.array([snap.register if snap else 0 for snap in resume], np.int64)
+        length = np.array([snap.length if snap else 0 for snap in resume], np.int64)
+        live, hit = rows * PER_ROW, source > 0
+        file.want[rows] = [request.want for request in requests]
+        file.tracked[rows] = length
+        file.source[rows] = source if self.direct_hits else 0
+        self.table.confirmed[rows] = length
+        for column, values in (
+            ("generation", self.table.generation[rows]),
+            ("want", file.want[rows]),
+            ("tracked", length),
+            ("source", file.source[rows]),
+        ):
+            self.commands.write(file.address(column, rows), values)
+        self._write_pages([(row, 0, self.table.pages[row]) for row in rows.tolist()])
+        self.commands.zero(live[~hit])
+        if self.direct_hits:
+            for row, register in zip(rows[hit].tolist(), source[hit].tolist(), strict=True):
+                self.holders.pin(register)
+                self._pinned[row] = register
+        elif hit.any():
+            self.commands.copy(live[hit], source[hit])
+
+    def _write_pages(self, added: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+        """Notes pages in the page table: (row, first column, pages) each."""
+        width = self.registers.pages_per_row
+        cells = [np.arange(row * width + at, row * width + at + len(pages)) for row, at, pages in added]
+        if cells:
+            index = self.registers.address("pages", np.concatenate(cells))
+            self.commands.write(index, np.concatenate([np.asarray(pages, np.int64) for _, _, pages in added]))
+
+    def extend(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
+        """Takes KV pages so that row i can hold lengths[i] tokens, for all rows or for none. Syncs: no.
+
+        Raises: OutOfPages (back-pressure), StaleHandle, InvalidArgument; nothing changed then.
+        """
+        self._enter()
+        numbers = self.table.indices(rows)
+        needed = []
+        for row, length in zip(numbers.tolist(), lengths, strict=True):
+            needed.append((row, len(self.table.pages[row]), max(0, self._page_count(length) - len(self.table.pages[row]))))
+        if sum(n for _, _, n in needed) > self.pages.free:
+            raise OutOfPages(sum(n for _, _, n in needed), self.pages.free, self.pages.pages)
+        added = [(row, at, self.pages.claim(n)) for row, at, n in needed if n]
+        for row, _, pages in added:
+            self.table.pages[row] += pages
+        self._write_pages(added)
+
+    # -- steps -------------------------------------------------------------------------------------------------------------------
+
+    def plan(self, rows: Sequence[Row | None], tokens: int | Sequence[int] = 1, *, limit: int = NO_LIMIT) -> Step:
+        """Decides which slots the next step reads, writes and snapshots: one launch, after a submit of what was recorded.
+
+        rows: the batch; None and finished rows are padding. tokens: of each row in this step: 1 in decode, the chunk in prefill.
+        limit: optional claims (for snapshots) that this step may make. Nothing may change owners between this and the end of the forward.
+        Syncs: no. Raises: StaleHandle, InvalidArgument (also when an older step must be settled first); nothing changed then.
+        """
+        self._enter()
+        self.log.require_room()
+        if len(rows) > self.log.max_batch:
+            raise InvalidArgument(f"a batch of {len(rows)}, the limit is max_batch={self.log.max_batch}")
+        numbers = np.array([0 if row is None else self.table.index(row) for row in rows], np.int64)
+        numbers[self.table.finished[numbers]] = 0
+        counts = np.broadcast_to(np.asarray(tokens, np.int64), numbers.shape) * (numbers > 0)
+        real = np.flatnonzero(numbers)
+        self._require_plannable(numbers[real], counts[real])
+
+        before, after = np.zeros_like(numbers), np.zeros_like(numbers)
+        batch = None if self.commands.pending else self.log.repeated(numbers, counts)
+        sent = batch or self.commands.submit((numbers.astype(np.int32), counts.astype(np.int32)))
+        assert sent is not None  # submit returns a batch where it was given one
+        before[real], after[real] = self.mirror.plan(numbers[real], counts[real], limit)
+        record = self.log.next_record(len(rows))
+        self.registers.plan(
+            *sent, record, strategy=self.tracking.strategy, lanes=self.mirror.lanes, every=self.tracking.every,
+            in_place=self.tracking.in_place, limit=limit,
+        )  # fmt: skip
+        settled = numbers[real][self.table.unsettled[numbers[real]] == 0]
+        self.table.unsettled[numbers[real]] += 1
+        self.table.confirmed[settled] = self.registers.labels[settled * PER_ROW]
+        for row in [row for row in self._pinned if row in set(numbers.tolist())]:
+            self._unpin(row)
+        return self.log.add(record, numbers, counts, before, after, self.table.generation[numbers])
+
+    def _require_plannable(self, rows: Longs, tokens: Longs) -> None:
+        if np.unique(rows).size != rows.size:
+            raise InvalidArgument(f"a row is named twice in the batch {rows.tolist()}")
+        if (tokens < 1).any():
+            raise InvalidArgument(f"tokens {tokens.tolist()}: a row in the batch needs at least 1, padding is None")
+        file, every = self.registers, self.tracking.every
+        source = file.source[rows]
+        length = file.labels[np.where(source > 0, source, rows * PER_ROW)].astype(np.int64)
+        after = length + tokens
+        if self.mirror.lanes:
+            want = file.want[rows]
+            crossed = (after > (length // every + 1) * every) | ((length < want) & (want < after))
+            if crossed.any():
+                i = int(np.flatnonzero(crossed)[0])
+                raise InvalidArgument(
+                    f"row {rows[i]}: a chunk from {length[i]} to {after[i]} crosses a boundary (every={every}, want={want[i]}): end it at next_boundary(row)"
+                )
+        if self.pages.pages:
+            room = np.array([len(self.table.pages[row]) * self.page_size for row in rows.tolist()])
+            if (after > room).any():
+                i = int(np.flatnonzero(after > room)[0])
+                raise InvalidArgument(f"row {rows[i]}: {after[i]} tokens, pages for {room[i]}: call extend(row, length) first")
+
+    def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None = None) -> None:
+        """Says that the results of a step are known, and which of its entries they ended; finished rows are padding from now on.
+
+        finished: one per entry of the batch; None = nobody. Steps are settled in the order they were planned; at most one launch, none where no slot
+        can become free. Syncs: no. Raises: StaleHandle for a step settled before, InvalidArgument.
+        """
+        self._enter()
+        over = np.zeros(len(step.numbers), bool) if finished is None else np.asarray(finished, bool).reshape(-1)
+        if over.size != len(step.numbers):
+            raise InvalidArgument(f"finished has {over.size} entries, the step {len(step.numbers)}")
+        self.log.take(step)
+        same = (step.numbers > 0) & (self.table.generation[step.numbers] == step.generation) & self.table.used[step.numbers]
+        rows, ended = step.numbers[same], over[same]
+        known = np.where(ended, step.after[same], self.registers.labels[rows * PER_ROW])
+        self.table.unsettled[rows] -= 1
+        self.table.confirmed[rows] = known
+        self.table.finished[rows] |= ended
+        if self.tracking.releases_at_settle and self.mirror.superseding(rows):
+            self.commands.submit()  # what was recorded before comes first
+            self.mirror.settle(rows, known)
+            flags = self.commands.ring.send(over.astype(np.int32)) if ended.any() else None
+            self.registers.settle(step.record, flags)
+
+    def cancel(self, step: Step, *, publish: bool = False) -> list[Snapshot | None]:
+        """Gives up a planned step whose forward never ran: its rows are aborted as they were before it.
+
+        Returns their snapshots, entry by entry, if asked to publish. Syncs: no. Raises: StaleHandle, InvalidArgument.
+        """
+        self._enter()
+        self.log.take(step, newest=True)
+        entries = [i for i, row in enumerate(step.numbers) if row and self.table.generation[row] == step.generation[i] and self.table.used[row]]
+        rows = step.numbers[entries]
+        self.table.confirmed[rows] = np.minimum(self.table.confirmed[rows], step.before[entries])
+        snapshots: list[Snapshot | None] = [None] * len(step.numbers)
+        for entry, snap in zip(entries, self._end(rows, self.table.confirmed[rows] if publish else None), strict=True):
+            snapshots[entry] = snap
+        return snapshots
+
+    # -- the end of a request, and snapshots -------------------------------------------------------------------------------------
+
+    def release(self, rows: Sequence[Row], publish: bool | Sequence[int] = False) -> list[Snapshot | None]:
+        """Ends requests: their newest real snapshots are published if asked, everything else is given back. Syncs: no.
+
+        publish: False, True, or the key length of each row (tokens whose KV may be shared), which bounds the snapshot's length.
+        Returns one snapshot a row, None where there is none. Raises: StaleHandle, InvalidArgument; nothing changed then.
+        """
+        self._enter()
+        numbers = self.table.indices(rows)
+        if publish is False:
+            return self._end(numbers, None)
+        known = self.table.confirmed[numbers]
+        if publish is not True:
+            if len(publish) != len(numbers):
+                raise InvalidArgument(f"publish has {len(publish)} key lengths for {len(numbers)} rows")
+            known = np.minimum(known, np.asarray(publish, np.int64))
+        return self._end(numbers, known)
+
+    def abort(self, rows: Sequence[Row]) -> None:
+        """Ends requests at once, whatever is in flight, and publishes nothing. Syncs: no. Raises: StaleHandle, InvalidArgument."""
+        self.release(rows)
+
+    def retract(self, rows: Sequence[Row]) -> list[Snapshot | None]:
+        """Ends requests that will come back, and keeps the newest real snapshot of each. Syncs: no. Raises: StaleHandle, InvalidArgument."""
+        return self.release(rows, publish=True)
+
+    def publish(self, rows: Sequence[Row], *, strict: bool = False) -> list[Snapshot | None]:
+        """Moves the newest real snapshot out of each running row's lanes; the row goes on with another slot. Syncs: no.
+
+        Returns one snapshot a row, None where there is none; strict: raise InvalidArgument then, and publish nothing.
+        Raises: StaleHandle, InvalidArgument; nothing changed then.
+        """
+        self._enter()
+        numbers = self.table.indices(rows)
+        known = self.table.confirmed[numbers]
+        if strict:
+            missing = [n for n, k in zip(numbers.tolist(), known.tolist(), strict=True) if self.mirror.answer(n, self._shareable(k), False) is None]
+            if missing:
+                raise InvalidArgument(f"rows {missing} have no snapshot to publish: none was due yet, or it was published before")
+        return self._publish(numbers, known, ended=False)
+
+    def drop(self, snapshots: Sequence[Snapshot]) -> None:
+        """Gives up snapshots: their slots and pages are free again, at once or when the first step of a row that resumes from one is planned.
+
+        Syncs: no. Raises: StaleHandle, InvalidArgument; nothing changed then.
+        """
+        self._enter()
+        self.holders.require(snapshots)
+        if len(set(snapshots)) != len(snapshots):
+            raise InvalidArgument("a snapshot is named twice")
+        self._free_snapshots([done for snap in snapshots if (done := self.holders.drop(snap))])
+        self._dropped += len(snapshots)
+
+    def _end(self, rows: Longs, known: Longs | None) -> list[Snapshot | None]:
+        snapshots: list[Snapshot | None] = [None] * len(rows)
+        if known is not None:
+            snapshots = self._publish(rows, known, ended=True)
+        self.commands.release((rows[:, None] * PER_ROW + np.arange(PER_ROW)).reshape(-1))
+        file = self.registers
+        for row in rows.tolist():
+            self._unpin(row)
+            self.pages.release(self.table.pages[row])
+        self._write_pages([(row, 0, [0] * len(self.table.pages[row])) for row in rows.tolist()])
+        self.table.give_back(rows)
+        file.tracked[rows] = file.want[rows] = file.source[rows] = 0
+        for column in ("tracked", "want", "source"):
+            self.commands.write(file.address(column, rows), [0] * len(rows))
+        self.commands.write(file.address("generation", rows), self.table.generation[rows])
+        return snapshots
+
+    def _shareable(self, known: int) -> int:
+        """A snapshot shares whole pages only."""
+        return known // self.page_size * self.page_size
+
+    def _publish(self, rows: Longs, known: Longs, ended: bool) -> list[Snapshot | None]:
+        snapshots: list[Snapshot | None] = []
+        sources = []
+        for row, bound in zip(rows.tolist(), known.tolist(), strict=True):
+            answer = self.mirror.answer(row, self._shareable(bound), ended)
+            if answer is None or not self.holders.free:
+                self._refused += answer is not None
+                snapshots.append(None)
+                continue
+            length = int(self.registers.labels[answer])
+            pages = self.table.pages[row][: length // self.page_size]
+            self.pages.share(pages)
+            snapshots.append(self.holders.keep(length, pages))
+            sources.append(answer)
+        kept = [snap.register for snap in snapshots if snap]
+        self.commands.move(kept, sources)
+        self._published += len(kept)
+        return snapshots
+
+    def _unpin(self, row: int) -> None:
+        register = self._pinned.pop(row, None)
+        if register is not None and (dropped := self.holders.unpin(register)):
+            self._free_snapshots([dropped])
+
+    def _free_snapshots(self, snapshots: Sequence[Snapshot]) -> None:
+        self.commands.release([snap.register for snap in snapshots])
+        for snap in snapshots:
+            self.pages.release(snap.pages)
+
+    # -- care --------------------------------------------------------------------------------------------------------------------
+
+    def submit(self) -> None:
+        """Sends what is recorded now instead of with the next plan: one upload, at most two launches. Syncs: no."""
+        self._enter()
+        self.commands.submit()
+
+    def reset(self) -> None:
+        """Everything free, every register, column and page table zero, every handle stale; the bytes stay. Syncs: no."""
+        self._enter()
+        self.commands.discard()
+        self.allocator.reset()
+        self.registers.reset()
+        self.table.reset()
+        self.commands.write(self.registers.address("generation", np.arange(self.table.rows + 1)), self.table.generation)
+        self.holders.reset()
+        self.pages.reset()
+        self.log.forget()
+        self._pinned = {}
+
+    def stats(self) -> Stats:
+        """Figures from the host's mirror. Syncs: no."""
+        held, rows_end = self.registers.held, self.registers.first_holder
+        live = int(held[:rows_end:PER_ROW].sum())
+        counts, traffic = self.backend.counts, self.storage.traffic
+        return Stats(
+            capacity=self.allocator.capacity,
+            free=self.allocator.free,
+            held_by_live=live,
+            held_by_lanes=int(held[:rows_end].sum()) - live,
+            held_by_snapshots=int(held[rows_end:].sum()),
+            rows=self.table.rows,
+            rows_used=self.table.rows - self.table.free,
+            pages=self.pages.pages,
+            pages_free=self.pages.free,
+            snapshots=self.mirror.snapshots,
+            degraded=self.mirror.degraded,
+            published=self._published,
+            dropped=self._dropped,
+            refused=self._refused,
+            copied_bytes=traffic.copied,
+            zeroed_bytes=traffic.zeroed,
+            submits=self.commands.submits,
+            uploads=counts.uploads,
+            upload_bytes=counts.upload_bytes,
+            upload_waits=self.commands.ring.waits,
+            launches=counts.total_launches,
+            syncs=counts.syncs,
+        )
+
+    def audit(self) -> audit.AuditReport:
+        """Looks for leaked and doubly owned slots, by name, also while requests run. Syncs: yes, after submitting what is recorded."""
+        self._enter()
+        self.commands.submit()
+        names = {register: self._owner(register) for register in np.flatnonzero(self.registers.held).tolist()}
+        return audit.audit(snapshot.take(self.registers, names), names)
+
+    def _owner(self, register: int) -> tuple[str, str]:
+        if register >= self.registers.first_holder:
+            return "snapshot", self.holders.name(register)
+        row, part = divmod(register, PER_ROW)
+        what = ("live", "lane 0", "lane 1")[part]
+        return what.split()[0], f"row {row} (request {self.table.ids[row]!r}) {what}"
+
+    def check(self) -> None:
+        """Submits what is recorded and raises the first fault that the device counted. Syncs: yes. Raises: DeviceFault, DoubleRelease."""
+        self._enter()
+        self.commands.submit()
+        self.pool.check()
+
+    def _enter(self) -> None:
+        if self._thread is not None and self._thread != threading.get_ident():
+            raise MemstateError(f"a manager is driven by one thread ({self._thread}), this is {threading.get_ident()}")
+
+
+def _validate(
+    tracking: Tracking, max_requests: int, preallocated: int, max_batch: int | None, holders: int | None, pages: int, page_size: int,
+    pages_per_row: int, overlap: bool,
+) -> None:  # fmt: skip
+    if not isinstance(tracking, Tracking):
+        raise ConfigurationError(f"tracking={tracking!r}: expected NoTracking, PingPong, LazyPingPong or Redirect")
+    if max_requests < 1 or preallocated < 0 or (max_batch is not None and max_batch < 1) or (holders is not None and holders < 0):
+        raise ConfigurationError(
+            f"max_requests={max_requests}, preallocated={preallocated}, max_batch={max_batch}, holders={holders}: at least 1 request and batch row"
+        )
+    if page_size < 1 or pages < 0 or (pages > 0) != (pages_per_row > 0):
+        raise ConfigurationError(f"pages={pages}, page_size={page_size}, pages_per_row={pages_per_row}: give all three, or none for no KV pages")
+    if overlap not in (False, True):
+        raise ConfigurationError(f"overlap={overlap!r}: the depth is 0 or 1; more unsettled steps would let a dead step overwrite a live snapshot")
+    tracking.validate(page_size, bool(overlap))

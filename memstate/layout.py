@@ -1,0 +1,155 @@
+"""What one slot consists of and where its bytes lie, as arithmetic on byte offsets. Knows no memory and no device.
+
+    layer_major   one arena per plane:  layer slot [block .. pad]      a plane of one layer is one dense tensor
+    slot_major    one arena in all:     slot layer plane [block .. pad]   a slot, and each group of its layers, is one run of bytes
+
+A block is one plane of one layer of one slot, padded to `alignment`, so that 16 bytes can move at a time everywhere.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal, NamedTuple, get_args
+
+import torch
+
+from memstate.errors import InvalidArgument
+
+Order = Literal["layer_major", "slot_major"]
+MOVE_BYTES = 16  # what one lane of a kernel moves
+
+
+@dataclass(frozen=True, repr=False)
+class Plane:
+    """One named tensor of the state.
+
+    shape: elements per slot and layer; () is one element, a zero makes the plane empty. rewritten_each_step: whether a step computes every
+    element anew; a plane that is written in part must be copied where a step reads one slot and writes another.
+    Raises: InvalidArgument.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    rewritten_each_step: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
+        if not self.name:
+            raise InvalidArgument("a plane needs a name")
+        if not isinstance(self.dtype, torch.dtype):
+            raise InvalidArgument(f"plane {self.name}: dtype {self.dtype!r}, expected a torch.dtype")
+        if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in self.shape):
+            raise InvalidArgument(f"plane {self.name}: shape {self.shape}, expected sizes of 0 or more")
+
+    @property
+    def elements(self) -> int:
+        """Elements per slot and layer."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes per slot and layer, without padding."""
+        return self.elements * self.dtype.itemsize
+
+    def __repr__(self) -> str:
+        sizes = ",".join(map(str, self.shape))
+        return f"Plane({self.name}[{sizes}] {str(self.dtype).removeprefix('torch.')}, {format_bytes(self.nbytes)} per layer)"
+
+
+class Placement(NamedTuple):
+    """Where the blocks of one plane start, in bytes: arena[offset + layer * layer_stride + slot * slot_stride]."""
+
+    arena: int
+    offset: int
+    layer_stride: int
+    slot_stride: int
+
+
+class Run(NamedTuple):
+    """Bytes that lie in one piece in every slot: arena[offset + slot * slot_stride], nbytes long."""
+
+    arena: int
+    offset: int
+    slot_stride: int
+    nbytes: int
+
+
+@dataclass(frozen=True, repr=False)
+class StateLayout:
+    """The planes of a state, its layers and their physical order.
+
+    layers: how many layers hold state; every plane is there once per layer. alignment: every block starts and ends at a multiple of this many
+    bytes from the start of its arena. Raises: InvalidArgument.
+    """
+
+    planes: tuple[Plane, ...]
+    layers: int
+    order: Order = "layer_major"
+    alignment: int = MOVE_BYTES
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "planes", tuple(self.planes))
+        names = [plane.name for plane in self.planes]
+        if not names or len(set(names)) != len(names):
+            raise InvalidArgument(f"planes {names}: expected one or more, each name once")
+        if isinstance(self.layers, bool) or not isinstance(self.layers, int) or self.layers < 1:
+            raise InvalidArgument(f"layers {self.layers!r}: expected 1 or more")
+        if self.order not in get_args(Order):
+            raise InvalidArgument(f"order {self.order!r}: expected {' or '.join(get_args(Order))}")
+        if self.alignment < MOVE_BYTES or self.alignment % MOVE_BYTES:
+            raise InvalidArgument(f"alignment {self.alignment} bytes: expected a multiple of {MOVE_BYTES}")
+
+    def block_bytes(self, plane: Plane) -> int:
+        """Bytes of a plane per slot and layer, padding included."""
+        return -(-plane.nbytes // self.alignment) * self.alignment
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of a slot over all layers and planes, padding included."""
+        return self.layers * sum(map(self.block_bytes, self.planes))
+
+    @property
+    def payload_bytes_per_slot(self) -> int:
+        """Bytes of a slot over all layers and planes, padding left out."""
+        return self.layers * sum(plane.nbytes for plane in self.planes)
+
+    def arena_bytes(self, slots: int) -> tuple[int, ...]:
+        """Size of each arena in bytes for `slots` slots and the null slot."""
+        if self.order == "slot_major":
+            return ((slots + 1) * self.bytes_per_slot,)
+        return tuple(self.layers * (slots + 1) * self.block_bytes(plane) for plane in self.planes)
+
+    def placements(self, slots: int) -> tuple[Placement, ...]:
+        """Where each plane lies in the arenas for `slots` slots and the null slot."""
+        blocks = [self.block_bytes(plane) for plane in self.planes]
+        if self.order == "layer_major":
+            return tuple(Placement(i, 0, (slots + 1) * block, block) for i, block in enumerate(blocks))
+        return tuple(Placement(0, sum(blocks[:i]), sum(blocks), self.bytes_per_slot) for i in range(len(blocks)))
+
+    def runs(self, slots: int) -> tuple[Run, ...]:
+        """The longest runs of bytes that make up a slot; together they hold every block once."""
+        if self.order == "slot_major":
+            whole = (Run(0, 0, self.bytes_per_slot, self.bytes_per_slot),)
+            return whole if self.bytes_per_slot else ()
+        return tuple(
+            Run(place.arena, layer * place.layer_stride, place.slot_stride, place.slot_stride)
+            for place in self.placements(slots)
+            for layer in range(self.layers)
+            if place.slot_stride
+        )
+
+    def __repr__(self) -> str:
+        padding = self.bytes_per_slot - self.payload_bytes_per_slot
+        planes = ", ".join(plane.name for plane in self.planes)
+        return (
+            f"StateLayout({planes} x {self.layers} layers, {self.order}, {format_bytes(self.bytes_per_slot)} per slot"
+            f" with {format_bytes(padding)} padding)"
+        )
+
+
+def format_bytes(count: int) -> str:
+    """A byte count for people, in binary units: 73.69 MiB."""
+    size, unit = float(count), 0
+    while abs(size) >= 1024 and unit < 4:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.2f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}" if unit else f"{count} B"

@@ -1,0 +1,59 @@
+"""KV pages by host integers: lowest free page first, shared by reference count. Knows no tensor."""
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+
+from memstate.errors import InvalidArgument, OutOfPages
+
+
+class PageAllocator:
+    """Hands out page ids 1..pages; page 0 is the null page. A page is free again when its last holder gives it back."""
+
+    def __init__(self, pages: int) -> None:
+        if pages < 0:
+            raise InvalidArgument(f"pages={pages}: expected 0 or more")
+        self.pages = pages
+        self.reset()
+
+    def __repr__(self) -> str:
+        return f"PageAllocator({self.free} of {self.pages} pages free)"
+
+    @property
+    def free(self) -> int:
+        """Pages that nobody holds."""
+        return len(self._free)
+
+    def reset(self) -> None:
+        """Makes every page free."""
+        self._free = list(range(1, self.pages + 1))
+        self.holders = np.zeros(self.pages + 1, np.int32)
+
+    def claim(self, n: int) -> list[int]:
+        """The n lowest free pages. Raises: OutOfPages (nothing changed), InvalidArgument."""
+        if n < 0:
+            raise InvalidArgument(f"claim of {n} pages: expected 0 or more")
+        if n > self.free:
+            raise OutOfPages(n, self.free, self.pages)
+        pages = [heapq.heappop(self._free) for _ in range(n)]
+        self.holders[pages] = 1
+        return pages
+
+    def share(self, pages: Sequence[int]) -> None:
+        """Adds a holder to pages that are held. Raises: InvalidArgument (nothing changed)."""
+        self._require_held(pages)
+        self.holders[list(pages)] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Takes a holder away from each page. Raises: InvalidArgument for a page that nobody holds (nothing changed)."""
+        self._require_held(pages)
+        for page in pages:
+            self.holders[page] -= 1
+            if not self.holders[page]:
+                heapq.heappush(self._free, page)
+
+    def _require_held(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            if not (0 < page <= self.pages and self.holders[page]):
+                raise InvalidArgument(f"page {page} is held by nobody (pages are 1..{self.pages}): it was released already")

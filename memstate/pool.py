@@ -1,0 +1,62 @@
+"""Slots and their bytes together, for callers who hold slot ids in hand. One allocator may serve several storages."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from memstate.allocator import SlotAllocator
+from memstate.errors import ConfigurationError
+from memstate.storage import Storage
+
+
+class StatePool:
+    """Claims slots and moves their bytes.
+
+    storages: each holds planes for every slot of the allocator. debug: refuse overlapping copies (costs a synchronisation).
+    Raises: ConfigurationError.
+    """
+
+    def __init__(self, allocator: SlotAllocator, *storages: Storage, debug: bool = False) -> None:
+        for storage in storages:
+            if storage.slots != allocator.capacity:
+                raise ConfigurationError(f"a storage of {storage.slots} slots for an allocator of {allocator.capacity}: they must agree")
+        self.allocator, self.storages, self.debug = allocator, storages, debug
+
+    def __repr__(self) -> str:
+        return f"StatePool({self.allocator!r}, {len(self.storages)} storages)"
+
+    def claim(self, n: int, *, zero: bool = True) -> Tensor:
+        """Claims the n lowest free slots, zeroed unless they are about to be overwritten whole: int32 `n`. Syncs: as `SlotAllocator.claim`.
+
+        Raises: OutOfSlots (nothing changed), InvalidArgument.
+        """
+        ids = self.allocator.claim(n)
+        if zero:
+            self.zero(ids)
+        return ids
+
+    def release(self, ids: Tensor | Sequence[int]) -> None:
+        """Takes slots back; see `SlotAllocator.release`. Syncs: no. Raises: InvalidArgument."""
+        self.allocator.release(ids)
+
+    def zero(self, ids: Tensor) -> None:
+        """Zeroes slots; 0 is skipped. ids: integers `n`. Syncs: no."""
+        for storage in self.storages:
+            storage.zero(ids)
+
+    def copy(self, dst: Tensor, src: Tensor) -> None:
+        """Copies slots src[i] to dst[i], over all planes and layers, in one launch a storage; pairs with a 0 and pairs of equals are skipped.
+
+        dst, src: integers `n`. Syncs: in debug mode only. Raises: InvalidArgument in debug mode for overlapping sets.
+        """
+        for storage in self.storages:
+            storage.copy(dst, src, checked=self.debug)
+
+    def run_data(self, slots: Tensor, packet: Tensor, *, copied: int, zeroed: int) -> None:
+        """Carries out the data section of a command packet, register-indirect, in one launch a storage. Syncs: no."""
+        for storage in self.storages:
+            storage.run_data(slots, packet, copied=copied, zeroed=zeroed)
+
+    def check(self) -> None:
+        """Raises the first fault that the device counted; see `SlotAllocator.check`. Syncs: yes."""
+        self.allocator.check()

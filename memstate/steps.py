@@ -1,0 +1,116 @@
+"""Steps that are planned and not yet settled: two records, taken in turn. Knows no slot id.
+
+    record 0   plan(0) ............ settle(0)   plan(2) ............ settle(2)
+    record 1             plan(1) ............ settle(1)   plan(3) ..
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memstate.errors import InvalidArgument, StaleHandle
+from memstate.kernels.tables import StepRecord
+from memstate.registers import Ints, Longs
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One planned step: which slot each entry of the batch reads, writes and snapshots; 0 everywhere marks padding.
+
+    rows, tokens, read, write, snapshot: int32 `batch` on the device, at addresses that alternate between two records (capture a CUDA graph for
+    each). numbers, before, after: the same rows and their lengths on the host.
+    """
+
+    serial: int
+    record: StepRecord
+    numbers: Longs
+    before: Longs
+    after: Longs
+    generation: Ints = field(repr=False)
+
+    @property
+    def parity(self) -> int:
+        """Which of the two records this step uses."""
+        return self.serial % 2
+
+    @property
+    def rows(self) -> Tensor:
+        return self.record.rows
+
+    @property
+    def tokens(self) -> Tensor:
+        return self.record.tokens
+
+    @property
+    def read(self) -> Tensor:
+        return self.record.read
+
+    @property
+    def write(self) -> Tensor:
+        return self.record.write
+
+    @property
+    def snapshot(self) -> Tensor:
+        return self.record.snapshot
+
+
+class StepLog:
+    """The unsettled steps of a manager, oldest first.
+
+    depth: steps that may be unsettled when the next is planned: 1 with overlap, 0 without.
+    """
+
+    def __init__(self, max_batch: int, depth: int, device: torch.device) -> None:
+        self.max_batch, self.depth = max_batch, depth
+        # columns on 256-byte boundaries, so that every slice of a batch starts aligned
+        width = -(-max_batch // 64) * 64
+        store = torch.zeros(2, len(StepRecord._fields), width, dtype=torch.int32, device=device)
+        self._columns = [StepRecord(*store[parity]) for parity in range(2)]
+        self._planned: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+        self._serial = 0
+        self.unsettled: list[Step] = []
+
+    def require_room(self) -> None:
+        """Raises: InvalidArgument when a step has to be settled before the next is planned."""
+        if len(self.unsettled) > self.depth:
+            raise InvalidArgument(
+                f"{len(self.unsettled)} steps are unsettled, the limit before a plan is {self.depth}: settle step {self.unsettled[0].serial} first"
+            )
+
+    def next_record(self, batch: int) -> StepRecord:
+        """The record that the next plan of `batch` entries writes."""
+        return StepRecord(*(column[:batch] for column in self._columns[self._serial % 2]))
+
+    def repeated(self, rows: Longs, tokens: Longs) -> tuple[Tensor, Tensor] | None:
+        """The device copies of these rows and tokens where the step before had the same batch: nothing to upload then."""
+        same = self._planned is not None and np.array_equal(self._planned[0], rows) and np.array_equal(self._planned[1], tokens)
+        if not same:
+            return None
+        before = self._columns[(self._serial - 1) % 2]
+        return before.rows[: len(rows)], before.tokens[: len(rows)]
+
+    def add(self, record: StepRecord, rows: Longs, tokens: Longs, before: Longs, after: Longs, generation: Ints) -> Step:
+        """Notes a planned step."""
+        step = Step(self._serial, record, rows, before, after, generation)
+        self._serial += 1
+        self._planned = (rows.copy(), tokens.copy())
+        self.unsettled.append(step)
+        return step
+
+    def take(self, step: Step, newest: bool = False) -> Step:
+        """Removes an unsettled step, the oldest, or the newest for a cancel. Raises: StaleHandle, InvalidArgument."""
+        if step not in self.unsettled:
+            raise StaleHandle(f"step {step.serial}", step.serial, self._serial)
+        expected = self.unsettled[-1 if newest else 0]
+        if step is not expected:
+            raise InvalidArgument(f"step {step.serial}: step {expected.serial} comes first ({'newest' if newest else 'oldest'} unsettled)")
+        self.unsettled.remove(step)
+        return step
+
+    def forget(self) -> None:
+        """The next plan uploads its batch again, and no step is unsettled."""
+        self._planned = None
+        self.unsettled = []

@@ -1,0 +1,69 @@
+"""Plan and settle on the host's mirror: the same rules as the kernels, on the lengths the host knows, so that its counts stay exact.
+
+Whole batches are numpy; Python runs once for each row at a boundary only.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.registers import Longs, RegisterFile
+from memstate.tracking.base import Tracking, due
+
+
+class Mirror:
+    """Keeps the mirror of a register file in step with plan and settle of one strategy."""
+
+    def __init__(self, file: RegisterFile, tracking: Tracking, overlap: bool) -> None:
+        self.file, self.tracking = file, tracking
+        self.lanes = tracking.lanes(overlap)
+        self.snapshots = 0  # taken since the start
+        self.degraded = 0  # optional claims refused since the start
+
+    def plan(self, rows: Longs, tokens: Longs, limit: int) -> tuple[Longs, Longs]:
+        """Plans distinct rows that hold a state; returns their lengths before and after the step."""
+        file, tracking = self.file, self.tracking
+        live = rows * REGISTERS_PER_ROW
+        source = file.source[rows].astype(np.int64)
+        length = file.labels[np.where(source > 0, source, live)].astype(np.int64)
+        after = length + tokens
+        budget = max(0, min(file.allocator.free - file.allocator.reserve, limit))
+
+        def claim() -> bool:
+            nonlocal budget
+            if budget < 1:
+                self.degraded += 1
+                return False
+            budget -= 1
+            file.allocator.free -= 1
+            return True
+
+        if self.lanes:
+            for i in np.flatnonzero(due(tracking, file, rows, length if tracking.reads_old_slot else after)):
+                self.snapshots += tracking.boundary(file, int(rows[i]), int(length[i]), int(after[i]), self.lanes, claim)
+        file.labels[live] = after
+        file.source[rows] = 0
+        return length, after
+
+    def superseding(self, rows: Longs) -> bool:
+        """Whether a settle of these rows could release a lane: one lane alone supersedes nothing."""
+        return bool(self._both(rows).any())
+
+    def _both(self, rows: Longs) -> NDArray[np.bool_]:
+        lane = rows * REGISTERS_PER_ROW + 1
+        both: NDArray[np.bool_] = self.file.held[lane] & self.file.held[lane + 1]
+        return both
+
+    def settle(self, rows: Longs, known: Longs) -> None:
+        """Settles rows of which lengths up to `known` are real."""
+        for i in np.flatnonzero(self._both(rows)):
+            self.file.allocator.free += self.tracking.settle(self.file, int(rows[i]), int(known[i]))
+
+    def answer(self, row: int, known: int, ended: bool) -> int | None:
+        """The register that stands for the most tokens in 1..known: a lane, or live too when the row has ended."""
+        first = REGISTERS_PER_ROW * row
+        candidates: Sequence[int] = range(first if ended else first + 1, first + 1 + self.lanes)
+        valid = [r for r in candidates if self.file.held[r] and 1 <= self.file.labels[r] <= known]
+        return max(valid, key=lambda r: int(self.file.labels[r]), default=None)

@@ -1,6 +1,7 @@
 """Claim and release on a bitmap of free slots (bit set = free), lowest slot first. Knows no register and no plane.
 
-The n lowest free slots are found by popcount, prefix sum and rank-select inside one program, so the answer is a function of
+The n lowest free slots are found by popcount, prefix sum and rank-select inside one program, so the answer is a
+function of
 the bitmap alone: no claim is ever decided by a race between atomics.
 """
 
@@ -54,8 +55,8 @@ def nth_set_bit(word, n):
 def take_lowest(bitmap_ptr, words, start, n, rank, CHUNK: tl.constexpr):
     """Clears the n lowest free bits from word `start` on; lanes with rank < n learn the slot of that rank, others 0.
 
-    Returns (slots, the chunk where the scan ended, slots found). Every word is read once and by one thread, so nothing inside needs a
-    barrier; whoever reads the bitmap next does.
+    Returns (slots, the chunk where the scan ended, slots found). Every word is read once and by one thread, so nothing
+    inside needs a barrier; whoever reads the bitmap next does.
     """
     slot = rank * 0
     taken = n * 0
@@ -175,8 +176,8 @@ def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
 def release(bitmap: Tensor, ids: Tensor, capacity: int, counters: Tensor) -> None:
     """Makes slots free again.
 
-    ids: int32 or int64 `n`; 0 and negative ids are ignored, ids above `capacity` and ids that are free already are counted,
-    and the lowest of them is kept as the offender. Changes: bitmap, counters. Syncs: no.
+    ids: int32 or int64 `n`; 0 and negative ids are ignored, ids above `capacity` and ids that are free already are
+    counted, and the lowest of them is kept as the offender. Changes: bitmap, counters. Syncs: no.
     """
     block = min(1024, max(32, triton.next_power_of_2(ids.numel())))
     _release[(1,)](bitmap, ids, counters, ids.numel(), capacity, BLOCK=block)

@@ -1,19 +1,24 @@
-"""What there is to compile: every kernel with the types and constants of a real launch. Imports Triton nowhere itself."""
+"""What there is to compile: every kernel with the types and constants of a real launch. Imports no Triton itself."""
 
+from collections.abc import Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from memstate.kernels.dispatch import OPS
 
 if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.catalog, not kernels.catalog: a second copy would duplicate every kernel")
+    raise ImportError(
+        "import memstate.kernels.catalog, not kernels.catalog: a second copy would duplicate every kernel"
+    )
 
 
 class CompileCase(NamedTuple):
     """One kernel as one launch would compile it.
 
-    signature: argument -> Triton type ("*i32", "i64", ...); constexprs: argument -> value; divisible: arguments known to be multiples of 16 (pointers
-    and strides); plane_args: pointer arguments through which plane bytes move, or the table their addresses come from.
+    signature: argument -> Triton type ("*i32", "i64", ...); constexprs: argument -> value; divisible: arguments known
+    to be multiples of 16 (pointers and strides); plane_args: pointer arguments through which plane bytes move, or the
+    table their addresses come from; options: further compile options of the launch (enable_fp_fusion, ...).
     """
 
     name: str
@@ -23,6 +28,7 @@ class CompileCase(NamedTuple):
     divisible: tuple[str, ...]
     num_warps: int
     plane_args: tuple[str, ...]
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
 def all_cases() -> list[CompileCase]:

@@ -1,11 +1,13 @@
-"""Copies and zeroes whole slots over all planes and layers, in one persistent launch. Knows no plane by name and no free slot.
+"""Copies and zeroes whole slots over all planes and layers, in one persistent launch. Knows no plane by name.
 
-A unit of work is (due entry, tile of a slot), dealt round robin to a fixed number of programs: a single due slot occupies the whole device, and
-a call with nothing due ends after reading its entries. Which entries are due is found out in the kernel, 256 entries at a time:
+A unit of work is (due entry, tile of a slot), dealt round robin to a fixed number of programs: a single due slot
+occupies the whole device, and a call with nothing due ends after reading its entries. Which entries are due is found
+out in the kernel, 256 entries at a time:
 
     entries   0 5 0 3 0 ...      due   rank 0 -> entry 1, rank 1 -> entry 3      item = rank * tiles + tile
 
-A program keeps the number of its next item across chunks of entries, so the deal stays even however the due ones are spread.
+A program keeps the number of its next item across chunks of entries, so the deal stays even however the due ones are
+spread.
 """
 
 from functools import lru_cache
@@ -29,7 +31,7 @@ ZEROS = tl.constexpr(ZERO_SOURCE)
 
 ENTRIES = 256  # entries compacted at a time
 LANES = 4096  # int32 per step of a tile
-WARPS = 8
+WARPS = 4
 PROGRAMS_PER_SM = 4
 PROGRAMS_ON_CPU = 2  # the fewest that share work
 
@@ -47,11 +49,12 @@ def _held(slots_ptr, register, capacity):
 
 
 @triton.jit
-def _move_tile(tiles_ptr, tile, to, of, LANES: tl.constexpr):
+def _move_tile(tiles, tile, to, of, LANES: tl.constexpr):
     """Moves one tile from slot `of` to slot `to`, 16 bytes per lane; slot 0 as a source stands for zeros."""
-    start = tl.load(tiles_ptr + 3 * tile)
-    stride = tl.load(tiles_ptr + 3 * tile + 1)
-    ints = (tl.load(tiles_ptr + 3 * tile + 2) // 16 * 4).to(tl.int32)  # a multiple of 4, visibly: the masks below keep whole lanes
+    start = tl.load(tiles + 3 * tile)
+    stride = tl.load(tiles + 3 * tile + 1)
+    length = tl.load(tiles + 3 * tile + 2)
+    ints = (length // 16 * 4).to(tl.int32)  # visibly a multiple of 4, so that the masks below never cut 16 bytes
     target = tl.multiple_of((start + to.to(tl.int64) * stride).to(tl.pointer_type(tl.int32)), 16)
     source = tl.multiple_of((start + of.to(tl.int64) * stride).to(tl.pointer_type(tl.int32)), 16)
     for at in range(0, ints, LANES):
@@ -60,9 +63,11 @@ def _move_tile(tiles_ptr, tile, to, of, LANES: tl.constexpr):
         tl.store(target + index, bits, mask=index < ints)
 
 
-@triton.jit(do_not_specialize=["n", "tiles", "capacity"], do_not_specialize_on_alignment=["first_ptr", "second_ptr"])
+@triton.jit(
+    do_not_specialize=["n", "tile_count", "capacity"], do_not_specialize_on_alignment=["first_ptr", "second_ptr"]
+)
 def _move(
-    tiles_ptr, first_ptr, second_ptr, n, tiles, capacity,
+    tiles, first_ptr, second_ptr, n, tile_count, capacity,
     MODE: tl.constexpr, ENTRIES: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     targets = first_ptr
@@ -92,11 +97,11 @@ def _move(
         rank = tl.cumsum(due.to(tl.int32), 0) - 1
         count = tl.sum(due.to(tl.int32), 0)
         pair = (to.to(tl.int64) << 32) | of.to(tl.int64)
-        while item < count * tiles:
-            chosen = tl.sum(tl.where(due & (rank == item // tiles), pair, 0), 0)
-            _move_tile(tiles_ptr, item % tiles, (chosen >> 32).to(tl.int32), chosen.to(tl.int32), LANES)
+        while item < count * tile_count:
+            chosen = tl.sum(tl.where(due & (rank == item // tile_count), pair, 0), 0)
+            _move_tile(tiles, item % tile_count, (chosen >> 32).to(tl.int32), chosen.to(tl.int32), LANES)
             item += tl.num_programs(0)
-        item -= count * tiles
+        item -= count * tile_count
 
 
 @lru_cache
@@ -118,8 +123,9 @@ def _launch(planes: PlaneMap, mode: int, first: Tensor, second: Tensor, n: int) 
 def copy_slots(planes: PlaneMap, dst: Tensor, src: Tensor) -> None:
     """Copies slots src[i] to dst[i] over all planes and layers, bit for bit, padding included.
 
-    dst, src: int32 or int64 `n`. An entry with dst == src, or with an id outside 1..capacity, is skipped. No slot may be a destination twice,
-    nor both destination and source of different entries: the order of such copies is not defined. Changes: planes. Syncs: no.
+    dst, src: int32 or int64 `n`. An entry with dst == src, or with an id outside 1..capacity, is skipped. No slot may
+    be a destination twice, nor destination and source of different entries: the order of such copies is not defined.
+    Changes: planes. Syncs: no.
     """
     _launch(planes, COPY.value, dst, src, dst.numel())
 
@@ -135,18 +141,19 @@ def zero_slots(planes: PlaneMap, ids: Tensor) -> None:
 def run_data(planes: PlaneMap, slots: Tensor, packet: Tensor) -> None:
     """Carries out the data section of a packet: entries (dst register, src register or ZERO_SOURCE to zero dst).
 
-    slots: int32 `register`, the slot each holds. packet: int32, layout in `memstate.kernels.tables`. An entry whose registers hold no slot, or
-    the same slot, is skipped; what `copy_slots` says of overlaps holds here. Changes: planes. Syncs: no.
+    slots: int32 `register`, the slot each holds. packet: int32, layout in `memstate.kernels.tables`. An entry whose
+    registers hold no slot, or the same slot, is skipped; what `copy_slots` says of overlaps holds here.
+    Changes: planes. Syncs: no.
     """
     _launch(planes, DATA.value, packet, slots, 0)
 
 
 def compile_cases() -> list[CompileCase]:
     """The launches to compile ahead; plane bytes move through the addresses in the tile table."""
-    signature = {"tiles_ptr": "*i64", "first_ptr": "*i32", "second_ptr": "*i32", "n": "i32", "tiles": "i32", "capacity": "i32"}
+    pointers = {"tiles": "*i64", "first_ptr": "*i32", "second_ptr": "*i32"}
+    signature = pointers | dict.fromkeys(("n", "tile_count", "capacity"), "i32")
+    sizes = {"ENTRIES": ENTRIES, "LANES": LANES}
     return [
-        CompileCase(
-            name, _move, signature, {"MODE": mode.value, "ENTRIES": ENTRIES, "LANES": LANES}, ("tiles_ptr",), WARPS, ("tiles",)
-        )
+        CompileCase(name, _move, signature, {"MODE": mode.value} | sizes, ("tiles",), WARPS, ("tiles",))
         for name, mode in (("copy_slots", COPY), ("zero_slots", ZERO), ("run_data", DATA))
     ]

@@ -10,7 +10,9 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.dispatch, not kernels.dispatch: a second copy would duplicate every kernel")
+    raise ImportError(
+        "import memstate.kernels.dispatch, not kernels.dispatch: a second copy would duplicate every kernel"
+    )
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,9 +46,11 @@ class Counts:
 
     @property
     def total_launches(self) -> int:
+        """Launches of all ops together."""
         return sum(self.launches.values())
 
     def reset(self) -> None:
+        """Starts again from zero."""
         self.launches.clear()
         self.uploads = self.upload_bytes = self.syncs = 0
 
@@ -95,13 +99,17 @@ def choose(name: str, device: torch.device) -> str:
     if name == "reference":
         return name
     if interpreted is None:
-        raise ValueError(f"backend {name!r} needs Triton, which is not installed; the backend 'reference' runs without it")
+        raise ValueError(
+            f"backend {name!r} needs Triton, which is not installed; the backend 'reference' runs without it"
+        )
     if name == "cuda" and device.type != "cuda":
         raise ValueError(f"backend 'cuda' cannot use tensors on {device}: choose a CUDA device or another backend")
     if name == "cuda" and interpreted:
         raise ValueError("backend 'cuda' cannot run in a process where TRITON_INTERPRET=1 is set")
     if name == "interpreter" and not interpreted:
-        raise ValueError("backend 'interpreter' needs TRITON_INTERPRET=1 in the environment before memstate is imported")
+        raise ValueError(
+            "backend 'interpreter' needs TRITON_INTERPRET=1 in the environment before memstate is imported"
+        )
     return name
 
 

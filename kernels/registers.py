@@ -30,7 +30,9 @@ from memstate.kernels.catalog import CompileCase
 from memstate.kernels.tables import AUDIT_FREE, Count, Registers, Section
 
 if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.registers, not kernels.registers: a second copy would duplicate every kernel")
+    raise ImportError(
+        "import memstate.kernels.registers, not kernels.registers: a second copy would duplicate every kernel"
+    )
 
 CLAIM_FULL = tl.constexpr(int(Count.CLAIM_FULL))
 MOVE_FULL = tl.constexpr(int(Count.MOVE_FULL))
@@ -108,9 +110,7 @@ def _release_phase(packet_ptr, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, 
     for start in range(0, n, BLOCK):
         index = start + tl.arange(0, BLOCK)
         register = tl.load(registers + index, mask=index < n, other=0)
-        good, double, stray, slot = release_registers(
-            slots_ptr, labels_ptr, bitmap_ptr, register, index < n, capacity
-        )
+        good, double, stray, slot = release_registers(slots_ptr, labels_ptr, bitmap_ptr, register, index < n, capacity)
         released += tl.sum(good.to(tl.int32), 0)
         doubles += tl.sum(double.to(tl.int32), 0)
         strays += tl.sum(stray.to(tl.int32), 0)
@@ -125,7 +125,9 @@ def _release_phase(packet_ptr, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, 
 
 
 @triton.jit
-def _claim_phase(packet_ptr, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
+def _claim_phase(
+    packet_ptr, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, BLOCK: tl.constexpr, CHUNK: tl.constexpr
+):
     n, registers = _section(packet_ptr, CLAIMS)
     at = 0
     claimed = 0
@@ -223,12 +225,13 @@ def _audit(slots_ptr, bitmap_ptr, out_ptr, n, capacity, BLOCK: tl.constexpr):
 def ownership(registers: Registers, packet: Tensor) -> None:
     """Carries out the moves, releases, claims, writes and label copies of a packet, in that order.
 
-    packet: int32, layout in `memstate.kernels.tables`. A move onto a full register and a claim into one change nothing and are
-    counted; releasing an empty register does nothing. Changes: registers, bitmap, counters. Syncs: no.
+    packet: int32, layout in `memstate.kernels.tables`. A move onto a full register and a claim into one change nothing
+    and are counted; releasing an empty register does nothing. Changes: registers, bitmap, counters. Syncs: no.
     """
     words = registers.bitmap.numel()
     _ownership[(1,)](
-        packet, registers.slots, registers.labels, registers.cells, registers.bitmap, registers.counters, words, registers.capacity,
+        packet, registers.slots, registers.labels, registers.cells, registers.bitmap, registers.counters,
+        words, registers.capacity,
         BLOCK=BLOCK_ENTRIES, CHUNK=chunk_words(words),
     )  # fmt: skip
 
@@ -245,8 +248,8 @@ def resolve(registers: Registers, wanted: Tensor, out: Tensor) -> None:
 def audit(registers: Registers, out: Tensor) -> None:
     """Counts the owners of every slot.
 
-    out: int32 `capacity+1`: registers that hold the slot, plus AUDIT_FREE where its bit says free; cell 0 counts registers that hold no slot
-    of this pool. Changes: out. Syncs: no.
+    out: int32 `capacity+1`: registers that hold the slot, plus AUDIT_FREE where its bit says free; cell 0 counts
+    registers that hold no slot of this pool. Changes: out. Syncs: no.
     """
     _audit[(1,)](
         registers.slots, registers.bitmap, out, registers.slots.numel(), registers.capacity, BLOCK=1024
@@ -255,18 +258,20 @@ def audit(registers: Registers, out: Tensor) -> None:
 
 def compile_cases() -> list[CompileCase]:
     """The launches to compile ahead; none moves plane bytes."""
-    columns = {name: "*i32" for name in ("slots_ptr", "labels_ptr", "cells_ptr", "bitmap_ptr", "counters_ptr")}
+    columns = dict.fromkeys(("slots_ptr", "labels_ptr", "cells_ptr", "bitmap_ptr", "counters_ptr"), "*i32")
     return [
         CompileCase(
             "ownership", _ownership, {"packet_ptr": "*i32"} | columns | {"words": "i32", "capacity": "i32"},
             {"BLOCK": BLOCK_ENTRIES, "CHUNK": 1024}, ("packet_ptr", *columns), 4, (),
         ),
         CompileCase(
-            "resolve", _resolve, {"slots_ptr": "*i32", "registers_ptr": "*i32", "out_ptr": "*i32", "n": "i32", "size": "i32"},
+            "resolve", _resolve,
+            {"slots_ptr": "*i32", "registers_ptr": "*i32", "out_ptr": "*i32", "n": "i32", "size": "i32"},
             {"BLOCK": BLOCK_ENTRIES}, ("slots_ptr", "registers_ptr", "out_ptr"), 4, (),
         ),
         CompileCase(
-            "audit", _audit, {"slots_ptr": "*i32", "bitmap_ptr": "*i32", "out_ptr": "*i32", "n": "i32", "capacity": "i32"},
+            "audit", _audit,
+            {"slots_ptr": "*i32", "bitmap_ptr": "*i32", "out_ptr": "*i32", "n": "i32", "capacity": "i32"},
             {"BLOCK": 1024}, ("slots_ptr", "bitmap_ptr", "out_ptr"), 4, (),
         ),
     ]  # fmt: skip

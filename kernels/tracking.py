@@ -1,4 +1,5 @@
-"""Plan and settle: the tracking rules for a whole batch in one launch each. Knows no plane; the rules are in ARCHITECTURE.md.
+"""Plan and settle: the tracking rules for a whole batch in one launch each. Knows no plane; the rules are in
+ARCHITECTURE.md.
 
     plan(t) .. forward(t) .. plan(t+1) .. settle(t) .. forward(t+1) .. plan(t+2) ..        one submission order
 
@@ -9,13 +10,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.bitmap import BIG, CLAIMED, DOUBLE_RELEASE, FREE, RELEASED, bump, chunk_words, note_offender, take_lowest
+from memstate.kernels.bitmap import (
+    BIG,
+    CLAIMED,
+    DOUBLE_RELEASE,
+    FREE,
+    RELEASED,
+    bump,
+    chunk_words,
+    note_offender,
+    take_lowest,
+)
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.registers import release_registers
 from memstate.kernels.tables import Count, Registers, StepRecord, Strategy
 
 if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.tracking, not kernels.tracking: a second copy would duplicate every kernel")
+    raise ImportError(
+        "import memstate.kernels.tracking, not kernels.tracking: a second copy would duplicate every kernel"
+    )
 
 RESERVE = tl.constexpr(int(Count.RESERVE))
 DEGRADED = tl.constexpr(int(Count.DEGRADED))
@@ -41,7 +54,8 @@ def _claim_needed(need, bitmap_ptr, counters_ptr, words, limit, CHUNK: tl.conste
 
 @triton.jit(do_not_specialize=["batch", "words", "every", "limit"])
 def _plan(
-    rows_ptr, tokens_ptr, slots_ptr, labels_ptr, tracked_ptr, want_ptr, source_ptr, generation_ptr, bitmap_ptr, counters_ptr,
+    rows_ptr, tokens_ptr, slots_ptr, labels_ptr, tracked_ptr, want_ptr, source_ptr, generation_ptr,
+    bitmap_ptr, counters_ptr,
     out_rows_ptr, out_tokens_ptr, out_read_ptr, out_write_ptr, out_snapshot_ptr, out_after_ptr, out_generation_ptr,
     batch, words, every, limit,
     STRATEGY: tl.constexpr, LANES: tl.constexpr, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
@@ -116,7 +130,8 @@ def _plan(
 
 @triton.jit(do_not_specialize=["batch", "capacity"])
 def _settle(
-    rows_ptr, after_ptr, step_generation_ptr, finished_ptr, slots_ptr, labels_ptr, generation_ptr, bitmap_ptr, counters_ptr,
+    rows_ptr, after_ptr, step_generation_ptr, finished_ptr, slots_ptr, labels_ptr, generation_ptr,
+    bitmap_ptr, counters_ptr,
     batch, capacity, ANY_FINISHED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     index = tl.arange(0, BLOCK)
@@ -155,19 +170,28 @@ def _shape(batch: int) -> tuple[int, int]:
 
 
 def plan(
-    registers: Registers, rows: Tensor, tokens: Tensor, record: StepRecord, strategy: int, lanes: int, every: int, in_place: bool, limit: int
+    registers: Registers,
+    rows: Tensor,
+    tokens: Tensor,
+    record: StepRecord,
+    strategy: int,
+    lanes: int,
+    every: int,
+    in_place: bool,
+    limit: int,
 ) -> None:
     """Decides read, write and snapshot slots for a batch, claims what the strategy needs and moves the labels on.
 
-    rows, tokens: int32 `batch`; each row at most once, 0 and negative are padding. record: int32 `batch` columns. every: tokens.
+    rows, tokens: int32 `batch`; each row at most once, 0 and negative are padding. record: int32 `batch` columns.
+    every: tokens.
     limit: optional claims allowed besides the budget (free slots less the reserve). Claims are granted in batch order.
     Changes: registers, bitmap, counters, record. Syncs: no.
     """
     block, warps = _shape(rows.numel())
     words = registers.bitmap.numel()
     _plan[(1,)](
-        rows, tokens, registers.slots, registers.labels, registers.tracked, registers.want, registers.source, registers.generation,
-        registers.bitmap, registers.counters, *record, rows.numel(), words, every, limit,
+        rows, tokens, registers.slots, registers.labels, registers.tracked, registers.want, registers.source,
+        registers.generation, registers.bitmap, registers.counters, *record, rows.numel(), words, every, limit,
         STRATEGY=int(strategy), LANES=lanes, IN_PLACE=in_place, BLOCK=block, CHUNK=chunk_words(words), num_warps=warps,
     )  # fmt: skip
 
@@ -175,35 +199,47 @@ def plan(
 def settle(registers: Registers, record: StepRecord, finished: Tensor | None) -> None:
     """Releases the lanes of LazyPingPong that the newest real snapshot of their row supersedes.
 
-    record: the step whose results are known; finished: int32 `batch`, non-zero for rows that its results ended, None for nobody.
-    Entries whose row has been reused since are skipped. Changes: registers, bitmap, counters. Syncs: no.
+    record: the step whose results are known; finished: int32 `batch`, non-zero for rows that its results ended, None
+    for nobody. Entries whose row has been reused since are skipped. Changes: registers, bitmap, counters. Syncs: no.
     """
     block, warps = _shape(record.rows.numel())
     _settle[(1,)](
-        record.rows, record.after, record.generation, record.rows if finished is None else finished, registers.slots, registers.labels,
-        registers.generation, registers.bitmap, registers.counters, record.rows.numel(), registers.capacity,
+        record.rows, record.after, record.generation, record.rows if finished is None else finished,
+        registers.slots, registers.labels, registers.generation, registers.bitmap, registers.counters,
+        record.rows.numel(), registers.capacity,
         ANY_FINISHED=finished is not None, BLOCK=block, num_warps=warps,
     )  # fmt: skip
 
 
 def compile_cases() -> list[CompileCase]:
     """Every strategy at 256 rows; none moves plane bytes."""
-    columns = ("slots_ptr", "labels_ptr", "tracked_ptr", "want_ptr", "source_ptr", "generation_ptr", "bitmap_ptr", "counters_ptr")
+    columns = (
+        "slots_ptr",
+        "labels_ptr",
+        "tracked_ptr",
+        "want_ptr",
+        "source_ptr",
+        "generation_ptr",
+        "bitmap_ptr",
+        "counters_ptr",
+    )
     outputs = tuple(f"out_{name}_ptr" for name in StepRecord._fields)
     pointers = ("rows_ptr", "tokens_ptr", *columns, *outputs)
     scalars = {"batch": "i32", "words": "i32", "every": "i32", "limit": "i32"}
     variants = {"none": (0, 0, False), "ping-pong": (1, 2, False), "lazy": (2, 2, True), "redirect": (3, 1, False)}
     cases = [
         CompileCase(
-            f"plan[{name}]", _plan, {p: "*i32" for p in pointers} | scalars,
+            f"plan[{name}]", _plan, dict.fromkeys(pointers, "*i32") | scalars,
             {"STRATEGY": code, "LANES": lanes, "IN_PLACE": in_place, "BLOCK": 256, "CHUNK": 1024}, pointers, 4, (),
         )
         for name, (code, lanes, in_place) in variants.items()
     ]  # fmt: skip
-    settle_pointers = ("rows_ptr", "after_ptr", "step_generation_ptr", "finished_ptr", "slots_ptr", "labels_ptr", "generation_ptr", "bitmap_ptr",
-                       "counters_ptr")  # fmt: skip
+    settle_pointers = (
+        "rows_ptr", "after_ptr", "step_generation_ptr", "finished_ptr", "slots_ptr", "labels_ptr", "generation_ptr",
+        "bitmap_ptr", "counters_ptr",
+    )  # fmt: skip
     settle_case = CompileCase(
-        "settle", _settle, {p: "*i32" for p in settle_pointers} | {"batch": "i32", "capacity": "i32"},
+        "settle", _settle, dict.fromkeys(settle_pointers, "*i32") | {"batch": "i32", "capacity": "i32"},
         {"ANY_FINISHED": True, "BLOCK": 256}, settle_pointers, 4, (),
     )  # fmt: skip
     return [*cases, settle_case]

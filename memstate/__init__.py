@@ -3,6 +3,8 @@
 try:
     from memstate.kernels import tables as _tables  # noqa: F401
 except ModuleNotFoundError as error:
+    if not (error.name or "").startswith("memstate"):
+        raise
     raise ImportError(
         "memstate.kernels is missing: it is a symbolic link to ../kernels, and this checkout has none; "
         "clone with symbolic links enabled (git config core.symlinks true) or install a wheel"
@@ -34,6 +36,7 @@ from memstate.stats import Stats
 from memstate.steps import Step
 from memstate.storage import Storage
 from memstate.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
+from memstate.warmup import warm_up
 
 __all__ = [
     "AuditReport",
@@ -68,4 +71,5 @@ __all__ = [
     "Step",
     "Storage",
     "Tracking",
+    "warm_up",
 ]

@@ -1,7 +1,7 @@
 """Free slots: a bitmap on the device, an exact count on the host. Knows no plane, no request and no bytes.
 
-Two ways to own a slot: in hand (`claim` returns ids, `release` takes them back) or in a register (`memstate.registers`). Both change
-the same bitmap and the same count.
+Two ways to own a slot: in hand (`claim` returns ids, `release` takes them back) or in a register
+(`memstate.registers`). Both change the same bitmap and the same count.
 """
 
 from collections.abc import Iterator, Sequence
@@ -60,7 +60,8 @@ class SlotAllocator:
         """Claims the n lowest free slots: int32 `n`, ascending, the caller's own tensor.
 
         Inside a claim group, slots that open groups still hold are used when the bitmap alone cannot serve.
-        Syncs: only where the answer hangs on releases of ids in hand that the device has not confirmed; at most once in `capacity` claims.
+        Syncs: only where the answer hangs on releases of ids in hand that the device has not confirmed; at most once in
+        `capacity` claims.
         Raises: OutOfSlots (nothing changed), InvalidArgument.
         """
         n = self._valid_count(n)
@@ -82,9 +83,11 @@ class SlotAllocator:
         return ids
 
     def release(self, ids: Tensor | Sequence[int]) -> None:
-        """Takes slots back. 0 and negative ids are ignored; a double or unknown id is counted on the device and raised by `check()`.
+        """Takes slots back. 0 and negative ids are ignored; a double or unknown id is counted on the device and raised
+        by `check()`.
 
-        ids: integers in any shape, on any device. The host's count is exact while releases are valid; `check()` reconciles it.
+        ids: integers in any shape, on any device. The host's count is exact while releases are valid; `check()`
+        reconciles it.
         Syncs: no, for ids on this device. Raises: InvalidArgument for ids that are no integers.
         """
         ids = torch.as_tensor(ids)
@@ -92,7 +95,9 @@ class SlotAllocator:
             return
         if ids.dtype not in (torch.int32, torch.int64):
             if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype is torch.bool:
-                raise InvalidArgument(f"slot ids of dtype {ids.dtype}: expected integers, such as the tensor that claim() returned")
+                raise InvalidArgument(
+                    f"slot ids of dtype {ids.dtype}: expected integers, such as the tensor that claim() returned"
+                )
             ids = ids.to(torch.int64)
         ids = ids.reshape(-1).contiguous()
         if ids.device != self.backend.device:
@@ -112,7 +117,8 @@ class SlotAllocator:
 
     @contextmanager
     def group(self, n: int) -> "Iterator[ClaimGroup]":
-        """Claims n slots in one launch, to be handed out one by one; what is left goes back at the end, also after an exception.
+        """Claims n slots in one launch, to be handed out one by one; what is left goes back at the end, also after an
+        exception.
 
         Raises: OutOfSlots, InvalidArgument.
         """
@@ -130,7 +136,8 @@ class SlotAllocator:
         return tuple(self._groups)
 
     def check(self) -> None:
-        """Compares the device's counters with the host's count, corrects the latter and raises the first fault once. Syncs: yes.
+        """Compares the device's counters with the host's count, corrects the latter and raises the first fault once.
+        Syncs: yes.
 
         Raises: DoubleRelease, DeviceFault.
         """
@@ -171,7 +178,9 @@ class ClaimGroup:
         return self._ids[self._next :] if not self.void else self._ids[:0]
 
     def claim(self, n: int) -> Tensor:
-        """The next n slots of the group: int32 `n`. Syncs: no. Raises: OutOfSlots when the group has fewer, InvalidArgument."""
+        """The next n slots of the group: int32 `n`. Syncs: no. Raises: OutOfSlots when the group has fewer,
+        InvalidArgument.
+        """
         n = SlotAllocator._valid_count(n)
         if n > self.left:
             raise OutOfSlots(n, self.left)

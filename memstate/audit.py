@@ -11,7 +11,8 @@ from memstate.snapshot import Picture
 class AuditReport:
     """What an audit found; every slot is free, held by exactly one register, in an open claim group, or listed here.
 
-    leaked: slots that are neither free nor owned. double_owned: slot -> its owners. owned_but_free: slot -> owner, while the bitmap says free.
+    leaked: slots that are neither free nor owned. double_owned: slot -> its owners. owned_but_free: slot -> owner,
+    while the bitmap says free.
     foreign: registers that hold no slot of this pool. lost: registers the host knows as held that read empty.
     """
 
@@ -28,7 +29,9 @@ class AuditReport:
     @property
     def clean(self) -> bool:
         """Whether nothing was found."""
-        return not (self.leaked or self.double_owned or self.owned_but_free or self.foreign or self.lost or self.null_slot_free)
+        return not (
+            self.leaked or self.double_owned or self.owned_but_free or self.foreign or self.lost or self.null_slot_free
+        )
 
     def raise_if_leaking(self) -> None:
         """Raises: LeakFound with everything that was found."""
@@ -38,7 +41,9 @@ class AuditReport:
     def __str__(self) -> str:
         lines = [f"{self.capacity} slots: {self.free} free, owned: {self.owned_by_kind or 'none'}"]
         lines += [f"slot {slot} leaked: not free and nobody's" for slot in self.leaked]
-        lines += [f"slot {slot} has {len(owners)} owners: {', '.join(owners)}" for slot, owners in self.double_owned.items()]
+        lines += [
+            f"slot {slot} has {len(owners)} owners: {', '.join(owners)}" for slot, owners in self.double_owned.items()
+        ]
         lines += [f"slot {slot} is marked free and owned by {owner}" for slot, owner in self.owned_but_free.items()]
         lines += [f"{owner} holds a slot that this pool does not have" for owner in self.foreign]
         lines += [f"{owner} should hold a slot and reads empty" for owner in self.lost]
@@ -49,7 +54,8 @@ class AuditReport:
 def audit(picture: Picture, expected: dict[int, tuple[str, str]] | None = None) -> AuditReport:
     """Judges a picture.
 
-    expected: register -> (kind, owner) of the registers that the host knows as held; those that read empty are named as lost.
+    expected: register -> (kind, owner) of the registers that the host knows as held; those that read empty are named as
+    lost.
     """
     by_slot: dict[int, list[str]] = {}
     foreign = []

@@ -1,8 +1,8 @@
 """The command buffer: ownership changes recorded on the host, submitted together. Knows no plane.
 
-One submit is one asynchronous upload, one ownership launch and, where bytes are due, one data launch; the batch of the next plan
-travels along. Phases run in the order move, release, claim, write, data; recording an operation on a register that this order
-would carry out too early submits first, so the order of record is always the order of effect.
+One submit is one asynchronous upload, one ownership launch and, where bytes are due, one data launch; the batch of the
+next plan travels along. Phases run in the order move, release, claim, write, data; recording an operation on a register
+that this order would carry out too early submits first, so the order of record is always the order of effect.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,8 @@ class CommandBuffer:
         """Whether something is recorded and not submitted."""
         return any(self._columns.values())
 
-    # -- recording ---------------------------------------------------------------------------------------------------------------
+    # -- recording
+    # ---------------------------------------------------------------------------------------------------------------
 
     def move(self, targets: Indices, sources: Indices) -> None:
         """Moves slot and label from each source register to its target; the sources read (0, 0) after.
@@ -78,7 +79,8 @@ class CommandBuffer:
         self._columns[Section.MOVES].append((to, of))
 
     def release(self, registers: Indices) -> int:
-        """Empties registers and frees their slots; empty ones are skipped. Returns the number of slots that become free.
+        """Empties registers and frees their slots; empty ones are skipped. Returns the number of slots that become
+        free.
 
         Raises: InvalidArgument; nothing recorded then.
         """
@@ -112,7 +114,10 @@ class CommandBuffer:
 
     def write(self, addresses: Indices, values: Indices) -> None:
         """Sets cells of the register file's columns; the last value recorded for a cell wins."""
-        cells, content = np.asarray(addresses, np.int64), np.broadcast_to(np.asarray(values, np.int64), np.shape(addresses))
+        cells, content = (
+            np.asarray(addresses, np.int64),
+            np.broadcast_to(np.asarray(values, np.int64), np.shape(addresses)),
+        )
         self._overwrites = self._overwrites or bool(self._written[cells].any())
         self._written[cells] = True
         self._columns[Section.WRITES].append((cells, content))
@@ -122,13 +127,17 @@ class CommandBuffer:
         self._data(self._distinct(registers, "zero"), None)
 
     def copy(self, targets: Indices, sources: Indices) -> None:
-        """Copies states, and what they stand for, between registers. Raises: EmptyRegister, InvalidArgument; nothing recorded then."""
+        """Copies states, and what they stand for, between registers. Raises: EmptyRegister, InvalidArgument; nothing
+        recorded then.
+        """
         of = np.asarray(sources, np.int64)
         to = self._distinct(targets, "copy")
         if len(to) != len(of):
             raise InvalidArgument(f"copy: {len(to)} targets for {len(of)} sources")
         if np.intersect1d(to, of).size:
-            raise InvalidArgument("copy: a register is target and source at once; record the copies one after the other")
+            raise InvalidArgument(
+                "copy: a register is target and source at once; record the copies one after the other"
+            )
         self._require_held("copy", of)
         self._data(to, of)
 
@@ -148,13 +157,14 @@ class CommandBuffer:
             self.submit()
         self._latest[regs] = phase
 
-    # -- submitting --------------------------------------------------------------------------------------------------------------
+    # -- submitting
+    # --------------------------------------------------------------------------------------------------------------
 
     def submit(self, batch: tuple[Ints, Ints] | None = None) -> tuple[Tensor, Tensor] | None:
         """Sends everything recorded: one upload, then at most two launches; nothing where nothing is recorded.
 
-        batch: rows and tokens of the next plan, int32 `n`, which travel in the same upload; returned as device tensors valid until the
-        next submit. Syncs: no.
+        batch: rows and tokens of the next plan, int32 `n`, which travel in the same upload; returned as device tensors
+        valid until the next submit. Syncs: no.
         """
         recorded = self.pending
         if not recorded and batch is None:
@@ -188,7 +198,11 @@ class CommandBuffer:
         spans = {}
         at = HEADER_INTS
         for section, entries in self._columns.items():
-            first, second = (np.concatenate(column) for column in zip(*entries, strict=True)) if entries else (np.zeros(0, int),) * 2
+            first, second = (
+                (np.concatenate(column) for column in zip(*entries, strict=True))
+                if entries
+                else (np.zeros(0, int),) * 2
+            )
             if section is Section.WRITES and self._overwrites:
                 _, newest = np.unique(first[::-1], return_index=True)
                 first, second = first[::-1][newest], second[::-1][newest]
@@ -202,12 +216,16 @@ class CommandBuffer:
                 at += len(padded)
         return np.concatenate(parts), spans
 
-    # -- checks ------------------------------------------------------------------------------------------------------------------
+    # -- checks
+    # ------------------------------------------------------------------------------------------------------------------
 
     def _distinct(self, registers: Indices, operation: str) -> Longs:
         regs = np.asarray(registers, np.int64)
-        if regs.size and not (REGISTERS_PER_ROW <= regs.min() and regs.max() < self.registers.count):
-            raise InvalidArgument(f"{operation}: registers {regs.min()}..{regs.max()}, expected {REGISTERS_PER_ROW}..{self.registers.count - 1}")
+        if regs.size and not (regs.min() >= REGISTERS_PER_ROW and regs.max() < self.registers.count):
+            raise InvalidArgument(
+                f"{operation}: registers {regs.min()}..{regs.max()}, "
+                f"expected {REGISTERS_PER_ROW}..{self.registers.count - 1}"
+            )
         if np.unique(regs).size != regs.size:
             raise InvalidArgument(f"{operation}: a register is named twice in {regs.tolist()}")
         return regs

@@ -1,7 +1,8 @@
-"""StateManager: what a decode loop sees. Orchestrates; decides nothing that a strategy, an allocator or the device decides.
+"""StateManager: what a decode loop sees. Orchestrates; decides nothing that a strategy, an allocator or the device
+decides.
 
-    admit -> plan -> (your forward) -> settle -> ... -> release | abort | retract
-                  `-> cancel                      `-> publish -> (your index) -> admit(resume=...) | drop
+admit -> plan -> (your forward) -> settle -> ... -> release | abort | retract
+              `-> cancel                      `-> publish -> (your index) -> admit(resume=...) | drop
 """
 
 import threading
@@ -15,12 +16,12 @@ from torch import Tensor
 from memstate import audit, snapshot
 from memstate.allocator import SlotAllocator
 from memstate.commands import CommandBuffer
-from memstate.errors import ConfigurationError, InvalidArgument, MemstateError, OutOfPages, OutOfRows, OutOfSlots
+from memstate.errors import ConfigurationError, InvalidArgument, MemstateError, OutOfRows, OutOfSlots
 from memstate.holders import Holders, Snapshot
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.layout import StateLayout
-from memstate.pages import PageAllocator
+from memstate.page_table import PageTable
 from memstate.pool import StatePool
 from memstate.registers import Longs, RegisterFile
 from memstate.requests import Request, RequestTable, Row, Rows
@@ -37,11 +38,12 @@ PER_ROW = REGISTERS_PER_ROW
 class StateManager:
     """Owns the states of all requests: their slots, their snapshots and the page ids of their KV.
 
-    layout: what one state is made of. slots: states that fit. max_requests: rows; preallocated: more rows, for requests whose state is
-    still arriving. tracking: the snapshot strategy. holders: snapshots that can be kept (default: as many as slots). pages, page_size,
-    pages_per_row: KV page ids, tokens a page, width of the page table. overlap: the next plan comes before the last settle. reserve: slots
-    that snapshots at boundaries leave free for admissions. direct_hits: the first step reads a resumed snapshot instead of a copy of it
-    (default: with Redirect). debug: check threads and overlapping copies.
+    layout: what one state is made of. slots: states that fit. max_requests: rows; preallocated: more rows, for requests
+    whose state is still arriving. tracking: the snapshot strategy. holders: snapshots that can be kept (default: as
+    many as slots). pages, page_size,
+    pages_per_row: KV page ids, tokens a page, width of the page table. overlap: the next plan comes before the last
+    settle. reserve: slots that snapshots at boundaries leave free for admissions. direct_hits: the first step reads a
+    resumed snapshot instead of a copy of it (default: with Redirect). debug: check threads and overlapping copies.
     Raises: ConfigurationError, InvalidArgument.
     """
 
@@ -66,18 +68,22 @@ class StateManager:
         debug: bool = False,
     ) -> None:
         self.tracking = tracking if tracking is not None else Redirect()
-        _validate(self.tracking, max_requests, preallocated, max_batch, holders, pages, page_size, pages_per_row, overlap)
-        self.layout, self.overlap, self.page_size = layout, overlap, page_size
+        _validate(
+            self.tracking, max_requests, preallocated, max_batch, holders, pages, page_size, pages_per_row, overlap
+        )
+        self.layout, self.overlap = layout, overlap
         self.direct_hits = isinstance(self.tracking, Redirect) if direct_hits is None else direct_hits
         self.backend = Backend(backend, device)
         self.allocator = SlotAllocator(slots, self.backend, reserve)
         self.storage = Storage(layout, slots, self.backend)
         self.pool = StatePool(self.allocator, self.storage, debug=debug)
         self.table = RequestTable(max_requests + preallocated)
-        self.registers = RegisterFile(self.allocator, self.table.rows, slots if holders is None else holders, pages_per_row)
+        self.registers = RegisterFile(
+            self.allocator, self.table.rows, slots if holders is None else holders, pages_per_row
+        )
         self.commands = CommandBuffer(self.registers, self.pool.run_data)
         self.holders = Holders(self.registers.first_holder, self.registers.holders)
-        self.pages = PageAllocator(pages)
+        self.pages = PageTable(pages, page_size, self.commands)
         self.mirror = Mirror(self.registers, self.tracking, overlap)
         self.log = StepLog(max_batch or self.table.rows, int(overlap), self.backend.device)
         self._pinned: dict[int, int] = {}  # row -> holder register that its first step reads
@@ -85,9 +91,9 @@ class StateManager:
         self._thread = threading.get_ident() if debug else None
 
     def __repr__(self) -> str:
-        return f"StateManager({self.free_slots} of {self.allocator.capacity} slots free, {self.table.rows - self.table.free} requests, {self.tracking})"
-
-    # -- what there is -----------------------------------------------------------------------------------------------------------
+        requests = self.table.rows - self.table.free
+        slots = f"{self.free_slots} of {self.allocator.capacity} slots free"
+        return f"StateManager({slots}, {requests} requests, {self.tracking})"
 
     @property
     def planes(self) -> Mapping[str, Tensor]:
@@ -107,7 +113,7 @@ class StateManager:
     @property
     def free_pages(self) -> int:
         """KV pages that can be claimed now."""
-        return self.pages.free
+        return self.pages.allocator.free
 
     def length(self, row: Row) -> int:
         """Tokens folded into the row's state by the steps planned so far. Raises: StaleHandle."""
@@ -130,10 +136,9 @@ class StateManager:
         first = PER_ROW * self.table.index(row)
         return int(self.registers.held[first : first + PER_ROW].sum())
 
-    # -- requests ----------------------------------------------------------------------------------------------------------------
-
     def admit(self, requests: Sequence[Request]) -> Rows:
-        """Gives every request a row, its slots and its pages, or gives none anything. Fresh states are zeroed with the next submit. Syncs: no.
+        """Gives every request a row, its slots and its pages, or gives none anything. Fresh states are zeroed with the
+        next submit. Syncs: no.
 
         Raises: OutOfSlots, OutOfRows, OutOfPages (back-pressure), StaleHandle, InvalidArgument; nothing changed then.
         """
@@ -143,37 +148,26 @@ class StateManager:
         per_request = 1 + self.tracking.lanes_at_admission(self.overlap)
         if len(requests) > self.table.free:
             raise OutOfRows(len(requests), self.table.free, self.table.rows)
-        if sum(fresh_pages) > self.pages.free:
-            raise OutOfPages(sum(fresh_pages), self.pages.free, self.pages.pages)
+        self.pages.require_free(sum(fresh_pages))
         if per_request * len(requests) > self.allocator.free:
             raise OutOfSlots(per_request * len(requests), self.allocator.free, self.holders.evictable)
         rows = self.table.take([request.id for request in requests])
         first = rows * PER_ROW
         self.commands.claim((first[:, None] + np.arange(per_request)).reshape(-1))
-        for row, request, pages in zip(rows.tolist(), requests, fresh_pages, strict=True):
-            shared = list(request.resume.pages) if request.resume else []
-            self.pages.share(shared)
-            self.table.pages[row] = shared + self.pages.claim(pages)
+        self.pages.start(rows, [request.resume.pages if request.resume else () for request in requests], fresh_pages)
         self._start(rows, requests)
         return Rows.of((self.table.handle(row) for row in rows.tolist()), self.table)
 
     def _pages_needed(self, request: Request) -> int:
         if not isinstance(request, Request):
             raise InvalidArgument(f"{request!r} is no Request: admit([Request(id, ...), ...])")
-        if request.length < 0 or request.want < 0 or request.want % self.page_size:
+        if request.length < 0 or request.want < 0 or request.want % self.pages.page_size:
             raise InvalidArgument(
-                f"request {request.id!r}: length={request.length} and want={request.want} must not be negative, want a multiple of page_size={self.page_size}"
+                f"request {request.id!r}: length={request.length} and want={request.want} must not be negative, "
+                f"want a multiple of page_size={self.pages.page_size}"
             )
         held = len(request.resume.pages) if isinstance(request.resume, Snapshot) else 0
-        return max(0, self._page_count(request.length) - held)
-
-    def _page_count(self, length: int) -> int:
-        if not self.pages.pages:
-            return 0
-        count = -(-int(length) // self.page_size)
-        if count > self.registers.pages_per_row:
-            raise InvalidArgument(f"{length} tokens need {count} pages, a row has {self.registers.pages_per_row}: raise pages_per_row")
-        return count
+        return max(0, self.pages.count(request.length) - held)
 
     def _start(self, rows: Longs, requests: Sequence[Request]) -> None:
         """Fills the columns of new rows, and their states: zeros, a copy, or a note to read the snapshot once."""
@@ -193,7 +187,6 @@ class StateManager:
             ("source", file.source[rows]),
         ):
             self.commands.write(file.address(column, rows), values)
-        self._write_pages([(row, 0, self.table.pages[row]) for row in rows.tolist()])
         self.commands.zero(live[~hit])
         if self.direct_hits:
             for row, register in zip(rows[hit].tolist(), source[hit].tolist(), strict=True):
@@ -202,14 +195,6 @@ class StateManager:
         elif hit.any():
             self.commands.copy(live[hit], source[hit])
 
-    def _write_pages(self, added: Sequence[tuple[int, int, Sequence[int]]]) -> None:
-        """Notes pages in the page table: (row, first column, pages) each."""
-        width = self.registers.pages_per_row
-        cells = [np.arange(row * width + at, row * width + at + len(pages)) for row, at, pages in added]
-        if cells:
-            index = self.registers.address("pages", np.concatenate(cells))
-            self.commands.write(index, np.concatenate([np.asarray(pages, np.int64) for _, _, pages in added]))
-
     def extend(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         """Takes KV pages so that row i can hold lengths[i] tokens, for all rows or for none. Syncs: no.
 
@@ -217,24 +202,20 @@ class StateManager:
         """
         self._enter()
         numbers = self.table.indices(rows)
-        needed = []
-        for row, length in zip(numbers.tolist(), lengths, strict=True):
-            needed.append((row, len(self.table.pages[row]), max(0, self._page_count(length) - len(self.table.pages[row]))))
-        if sum(n for _, _, n in needed) > self.pages.free:
-            raise OutOfPages(sum(n for _, _, n in needed), self.pages.free, self.pages.pages)
-        added = [(row, at, self.pages.claim(n)) for row, at, n in needed if n]
-        for row, _, pages in added:
-            self.table.pages[row] += pages
-        self._write_pages(added)
-
-    # -- steps -------------------------------------------------------------------------------------------------------------------
+        if len(lengths) != len(numbers):
+            raise InvalidArgument(f"extend has {len(lengths)} lengths for {len(numbers)} rows")
+        self.pages.extend(numbers, lengths)
 
     def plan(self, rows: Sequence[Row | None], tokens: int | Sequence[int] = 1, *, limit: int = NO_LIMIT) -> Step:
-        """Decides which slots the next step reads, writes and snapshots: one launch, after a submit of what was recorded.
+        """Decides which slots the next step reads, writes and snapshots: one launch, after a submit of what was
+        recorded.
 
-        rows: the batch; None and finished rows are padding. tokens: of each row in this step: 1 in decode, the chunk in prefill.
-        limit: optional claims (for snapshots) that this step may make. Nothing may change owners between this and the end of the forward.
-        Syncs: no. Raises: StaleHandle, InvalidArgument (also when an older step must be settled first); nothing changed then.
+        rows: the batch; None and finished rows are padding. tokens: of each row in this step: 1 in decode, the chunk in
+        prefill.
+        limit: optional claims (for snapshots) that this step may make. Nothing may change owners between this and the
+        end of the forward.
+        Syncs: no. Raises: StaleHandle, InvalidArgument (also when an older step must be settled first); nothing changed
+        then.
         """
         self._enter()
         self.log.require_room()
@@ -268,36 +249,26 @@ class StateManager:
             raise InvalidArgument(f"a row is named twice in the batch {rows.tolist()}")
         if (tokens < 1).any():
             raise InvalidArgument(f"tokens {tokens.tolist()}: a row in the batch needs at least 1, padding is None")
-        file, every = self.registers, self.tracking.every
-        source = file.source[rows]
-        length = file.labels[np.where(source > 0, source, rows * PER_ROW)].astype(np.int64)
-        after = length + tokens
-        if self.mirror.lanes:
-            want = file.want[rows]
-            crossed = (after > (length // every + 1) * every) | ((length < want) & (want < after))
-            if crossed.any():
-                i = int(np.flatnonzero(crossed)[0])
-                raise InvalidArgument(
-                    f"row {rows[i]}: a chunk from {length[i]} to {after[i]} crosses a boundary (every={every}, want={want[i]}): end it at next_boundary(row)"
-                )
-        if self.pages.pages:
-            room = np.array([len(self.table.pages[row]) * self.page_size for row in rows.tolist()])
-            if (after > room).any():
-                i = int(np.flatnonzero(after > room)[0])
-                raise InvalidArgument(f"row {rows[i]}: {after[i]} tokens, pages for {room[i]}: call extend(row, length) first")
+        self.pages.require_room(rows, self.mirror.require_within_boundary(rows, tokens))
 
     def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None = None) -> None:
-        """Says that the results of a step are known, and which of its entries they ended; finished rows are padding from now on.
+        """Says that the results of a step are known, and which of its entries they ended; finished rows are padding
+        from now on.
 
-        finished: one per entry of the batch; None = nobody. Steps are settled in the order they were planned; at most one launch, none where no slot
-        can become free. Syncs: no. Raises: StaleHandle for a step settled before, InvalidArgument.
+        finished: one per entry of the batch; None = nobody. Steps are settled in the order they were planned; at most
+        one launch, none where no slot can become free. Syncs: no. Raises: StaleHandle for a step settled before,
+        InvalidArgument.
         """
         self._enter()
         over = np.zeros(len(step.numbers), bool) if finished is None else np.asarray(finished, bool).reshape(-1)
         if over.size != len(step.numbers):
             raise InvalidArgument(f"finished has {over.size} entries, the step {len(step.numbers)}")
         self.log.take(step)
-        same = (step.numbers > 0) & (self.table.generation[step.numbers] == step.generation) & self.table.used[step.numbers]
+        same = (
+            (step.numbers > 0)
+            & (self.table.generation[step.numbers] == step.generation)
+            & self.table.used[step.numbers]
+        )
         rows, ended = step.numbers[same], over[same]
         known = np.where(ended, step.after[same], self.registers.labels[rows * PER_ROW])
         self.table.unsettled[rows] -= 1
@@ -316,7 +287,11 @@ class StateManager:
         """
         self._enter()
         self.log.take(step, newest=True)
-        entries = [i for i, row in enumerate(step.numbers) if row and self.table.generation[row] == step.generation[i] and self.table.used[row]]
+        entries = [
+            i
+            for i, row in enumerate(step.numbers)
+            if row and self.table.generation[row] == step.generation[i] and self.table.used[row]
+        ]
         rows = step.numbers[entries]
         self.table.confirmed[rows] = np.minimum(self.table.confirmed[rows], step.before[entries])
         snapshots: list[Snapshot | None] = [None] * len(step.numbers)
@@ -324,13 +299,12 @@ class StateManager:
             snapshots[entry] = snap
         return snapshots
 
-    # -- the end of a request, and snapshots -------------------------------------------------------------------------------------
-
     def release(self, rows: Sequence[Row], publish: bool | Sequence[int] = False) -> list[Snapshot | None]:
         """Ends requests: their newest real snapshots are published if asked, everything else is given back. Syncs: no.
 
-        publish: False, True, or the key length of each row (tokens whose KV may be shared), which bounds the snapshot's length.
-        Returns one snapshot a row, None where there is none. Raises: StaleHandle, InvalidArgument; nothing changed then.
+        publish: False, True, or the key length of each row (tokens whose KV may be shared), which bounds the snapshot's
+        length. Returns one snapshot a row, None where there is none. Raises: StaleHandle, InvalidArgument; nothing
+        changed then.
         """
         self._enter()
         numbers = self.table.indices(rows)
@@ -344,11 +318,15 @@ class StateManager:
         return self._end(numbers, known)
 
     def abort(self, rows: Sequence[Row]) -> None:
-        """Ends requests at once, whatever is in flight, and publishes nothing. Syncs: no. Raises: StaleHandle, InvalidArgument."""
+        """Ends requests at once, whatever is in flight, and publishes nothing. Syncs: no. Raises: StaleHandle,
+        InvalidArgument.
+        """
         self.release(rows)
 
     def retract(self, rows: Sequence[Row]) -> list[Snapshot | None]:
-        """Ends requests that will come back, and keeps the newest real snapshot of each. Syncs: no. Raises: StaleHandle, InvalidArgument."""
+        """Ends requests that will come back, and keeps the newest real snapshot of each. Syncs: no. Raises:
+        StaleHandle, InvalidArgument.
+        """
         return self.release(rows, publish=True)
 
     def publish(self, rows: Sequence[Row], *, strict: bool = False) -> list[Snapshot | None]:
@@ -361,13 +339,17 @@ class StateManager:
         numbers = self.table.indices(rows)
         known = self.table.confirmed[numbers]
         if strict:
-            missing = [n for n, k in zip(numbers.tolist(), known.tolist(), strict=True) if self.mirror.answer(n, self._shareable(k), False) is None]
+            bounds = zip(numbers.tolist(), known.tolist(), strict=True)
+            missing = [row for row, bound in bounds if self.mirror.answer(row, self.pages.floor(bound), False) is None]
             if missing:
-                raise InvalidArgument(f"rows {missing} have no snapshot to publish: none was due yet, or it was published before")
+                raise InvalidArgument(
+                    f"rows {missing} have no snapshot to publish: none was due yet, or it was published before"
+                )
         return self._publish(numbers, known, ended=False)
 
     def drop(self, snapshots: Sequence[Snapshot]) -> None:
-        """Gives up snapshots: their slots and pages are free again, at once or when the first step of a row that resumes from one is planned.
+        """Gives up snapshots: their slots and pages are free again, at once or when the first step of a row that
+        resumes from one is planned.
 
         Syncs: no. Raises: StaleHandle, InvalidArgument; nothing changed then.
         """
@@ -386,8 +368,7 @@ class StateManager:
         file = self.registers
         for row in rows.tolist():
             self._unpin(row)
-            self.pages.release(self.table.pages[row])
-        self._write_pages([(row, 0, [0] * len(self.table.pages[row])) for row in rows.tolist()])
+        self.pages.end(rows)
         self.table.give_back(rows)
         file.tracked[rows] = file.want[rows] = file.source[rows] = 0
         for column in ("tracked", "want", "source"):
@@ -395,23 +376,17 @@ class StateManager:
         self.commands.write(file.address("generation", rows), self.table.generation[rows])
         return snapshots
 
-    def _shareable(self, known: int) -> int:
-        """A snapshot shares whole pages only."""
-        return known // self.page_size * self.page_size
-
     def _publish(self, rows: Longs, known: Longs, ended: bool) -> list[Snapshot | None]:
         snapshots: list[Snapshot | None] = []
         sources = []
         for row, bound in zip(rows.tolist(), known.tolist(), strict=True):
-            answer = self.mirror.answer(row, self._shareable(bound), ended)
+            answer = self.mirror.answer(row, self.pages.floor(bound), ended)
             if answer is None or not self.holders.free:
                 self._refused += answer is not None
                 snapshots.append(None)
                 continue
             length = int(self.registers.labels[answer])
-            pages = self.table.pages[row][: length // self.page_size]
-            self.pages.share(pages)
-            snapshots.append(self.holders.keep(length, pages))
+            snapshots.append(self.holders.keep(length, self.pages.share(row, length)))
             sources.append(answer)
         kept = [snap.register for snap in snapshots if snap]
         self.commands.move(kept, sources)
@@ -426,9 +401,7 @@ class StateManager:
     def _free_snapshots(self, snapshots: Sequence[Snapshot]) -> None:
         self.commands.release([snap.register for snap in snapshots])
         for snap in snapshots:
-            self.pages.release(snap.pages)
-
-    # -- care --------------------------------------------------------------------------------------------------------------------
+            self.pages.allocator.release(snap.pages)
 
     def submit(self) -> None:
         """Sends what is recorded now instead of with the next plan: one upload, at most two launches. Syncs: no."""
@@ -461,8 +434,8 @@ class StateManager:
             held_by_snapshots=int(held[rows_end:].sum()),
             rows=self.table.rows,
             rows_used=self.table.rows - self.table.free,
-            pages=self.pages.pages,
-            pages_free=self.pages.free,
+            pages=self.pages.allocator.pages,
+            pages_free=self.pages.allocator.free,
             snapshots=self.mirror.snapshots,
             degraded=self.mirror.degraded,
             published=self._published,
@@ -479,7 +452,9 @@ class StateManager:
         )
 
     def audit(self) -> audit.AuditReport:
-        """Looks for leaked and doubly owned slots, by name, also while requests run. Syncs: yes, after submitting what is recorded."""
+        """Looks for leaked and doubly owned slots, by name, also while requests run. Syncs: yes, after submitting what
+        is recorded.
+        """
         self._enter()
         self.commands.submit()
         names = {register: self._owner(register) for register in np.flatnonzero(self.registers.held).tolist()}
@@ -493,7 +468,9 @@ class StateManager:
         return what.split()[0], f"row {row} (request {self.table.ids[row]!r}) {what}"
 
     def check(self) -> None:
-        """Submits what is recorded and raises the first fault that the device counted. Syncs: yes. Raises: DeviceFault, DoubleRelease."""
+        """Submits what is recorded and raises the first fault that the device counted. Syncs: yes. Raises: DeviceFault,
+        DoubleRelease.
+        """
         self._enter()
         self.commands.submit()
         self.pool.check()
@@ -504,17 +481,29 @@ class StateManager:
 
 
 def _validate(
-    tracking: Tracking, max_requests: int, preallocated: int, max_batch: int | None, holders: int | None, pages: int, page_size: int,
-    pages_per_row: int, overlap: bool,
+    tracking: Tracking, max_requests: int, preallocated: int, max_batch: int | None, holders: int | None, pages: int,
+    page_size: int, pages_per_row: int, overlap: bool,
 ) -> None:  # fmt: skip
     if not isinstance(tracking, Tracking):
         raise ConfigurationError(f"tracking={tracking!r}: expected NoTracking, PingPong, LazyPingPong or Redirect")
-    if max_requests < 1 or preallocated < 0 or (max_batch is not None and max_batch < 1) or (holders is not None and holders < 0):
+    if (
+        max_requests < 1
+        or preallocated < 0
+        or (max_batch is not None and max_batch < 1)
+        or (holders is not None and holders < 0)
+    ):
         raise ConfigurationError(
-            f"max_requests={max_requests}, preallocated={preallocated}, max_batch={max_batch}, holders={holders}: at least 1 request and batch row"
+            f"max_requests={max_requests}, preallocated={preallocated}, max_batch={max_batch}, holders={holders}: "
+            "at least 1 request and 1 entry in a batch, the others not negative"
         )
     if page_size < 1 or pages < 0 or (pages > 0) != (pages_per_row > 0):
-        raise ConfigurationError(f"pages={pages}, page_size={page_size}, pages_per_row={pages_per_row}: give all three, or none for no KV pages")
+        raise ConfigurationError(
+            f"pages={pages}, page_size={page_size}, pages_per_row={pages_per_row}: "
+            "give all three, or none for no KV pages"
+        )
     if overlap not in (False, True):
-        raise ConfigurationError(f"overlap={overlap!r}: the depth is 0 or 1; more unsettled steps would let a dead step overwrite a live snapshot")
+        raise ConfigurationError(
+            f"overlap={overlap!r}: the depth is 0 or 1; "
+            "with more unsettled steps a dead one could overwrite a live snapshot"
+        )
     tracking.validate(page_size, bool(overlap))

@@ -24,7 +24,11 @@ class OutOfSlots(MemstateError):
         self.requested, self.free, self.evictable = requested, free, evictable
         super().__init__(
             f"{requested} slots requested, {free} free, {evictable} evictable: "
-            + ("drop snapshots or wait for a request to end" if evictable else "wait for a request to end, or retract one")
+            + (
+                "drop snapshots or wait for a request to end"
+                if evictable
+                else "wait for a request to end, or retract one"
+            )
         )
 
 
@@ -41,7 +45,9 @@ class OutOfPages(MemstateError):
 
     def __init__(self, requested: int, free: int, pages: int) -> None:
         self.requested, self.free, self.pages = requested, free, pages
-        super().__init__(f"{requested} KV pages requested, {free} of {pages} free: drop snapshots, or retract a request")
+        super().__init__(
+            f"{requested} KV pages requested, {free} of {pages} free: drop snapshots, or retract a request"
+        )
 
 
 class StaleHandle(MemstateError):
@@ -73,7 +79,10 @@ class DeviceFault(MemstateError):
 
     def __init__(self, fault: str, count: int, offender: int, counts: dict[str, int]) -> None:
         self.fault, self.count, self.offender, self.counts = fault, count, offender, counts
-        super().__init__(f"{count} x {fault} on the device, the first on {offender} (all: {counts}): the caller's releases are at fault")
+        super().__init__(
+            f"{count} x {fault} on the device, the first on {offender} (all: {counts}): "
+            "look at what the caller releases"
+        )
 
 
 class DoubleRelease(DeviceFault):
@@ -82,3 +91,11 @@ class DoubleRelease(DeviceFault):
 
 class LeakFound(MemstateError):
     """An audit found slots without an owner, or with two."""
+
+
+class CompileFailed(MemstateError):
+    """A kernel does not compile for a target, or what came out cannot be inspected."""
+
+    def __init__(self, kernel: str, target: str, reason: str) -> None:
+        self.kernel, self.target, self.reason = kernel, target, reason
+        super().__init__(f"{kernel} for {target}: {reason}")

@@ -56,7 +56,9 @@ class Holders:
         """Raises: StaleHandle for a snapshot that was dropped, InvalidArgument for something that is none."""
         for snapshot in snapshots:
             if not isinstance(snapshot, Snapshot):
-                raise InvalidArgument(f"{snapshot!r} is no snapshot: use the handles that publish() and release() returned")
+                raise InvalidArgument(
+                    f"{snapshot!r} is no snapshot: use the handles that publish() and release() returned"
+                )
             if self.kept.get(snapshot.register) != snapshot:
                 now = int(self.generation[snapshot.register - self.first])
                 raise StaleHandle(f"snapshot in register {snapshot.register}", snapshot.generation, now)

@@ -1,7 +1,7 @@
 """What one slot consists of and where its bytes lie, as arithmetic on byte offsets. Knows no memory and no device.
 
-    layer_major   one arena per plane:  layer slot [block .. pad]      a plane of one layer is one dense tensor
-    slot_major    one arena in all:     slot layer plane [block .. pad]   a slot, and each group of its layers, is one run of bytes
+    layer_major   one arena per plane   layer slot [block .. pad]         a plane of one layer is one dense tensor
+    slot_major    one arena in all      slot layer plane [block .. pad]   a slot, and each of its layers, is one run
 
 A block is one plane of one layer of one slot, padded to `alignment`, so that 16 bytes can move at a time everywhere.
 """
@@ -22,8 +22,9 @@ MOVE_BYTES = 16  # what one lane of a kernel moves
 class Plane:
     """One named tensor of the state.
 
-    shape: elements per slot and layer; () is one element, a zero makes the plane empty. rewritten_each_step: whether a step computes every
-    element anew; a plane that is written in part must be copied where a step reads one slot and writes another.
+    shape: elements per slot and layer; () is one element, a zero makes the plane empty. rewritten_each_step: whether a
+    step computes every element anew; a plane that is written in part must be copied where a step reads one slot and
+    writes another.
     Raises: InvalidArgument.
     """
 
@@ -52,8 +53,8 @@ class Plane:
         return self.elements * self.dtype.itemsize
 
     def __repr__(self) -> str:
-        sizes = ",".join(map(str, self.shape))
-        return f"Plane({self.name}[{sizes}] {str(self.dtype).removeprefix('torch.')}, {format_bytes(self.nbytes)} per layer)"
+        sizes, dtype = ",".join(map(str, self.shape)), str(self.dtype).removeprefix("torch.")
+        return f"Plane({self.name}[{sizes}] {dtype}, {format_bytes(self.nbytes)} per layer)"
 
 
 class Placement(NamedTuple):
@@ -78,8 +79,8 @@ class Run(NamedTuple):
 class StateLayout:
     """The planes of a state, its layers and their physical order.
 
-    layers: how many layers hold state; every plane is there once per layer. alignment: every block starts and ends at a multiple of this many
-    bytes from the start of its arena. Raises: InvalidArgument.
+    layers: how many layers hold state; every plane is there once per layer. alignment: every block starts and ends at
+    a multiple of this many bytes from the start of its arena. Raises: InvalidArgument.
     """
 
     planes: tuple[Plane, ...]

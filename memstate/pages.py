@@ -56,4 +56,6 @@ class PageAllocator:
     def _require_held(self, pages: Sequence[int]) -> None:
         for page in pages:
             if not (0 < page <= self.pages and self.holders[page]):
-                raise InvalidArgument(f"page {page} is held by nobody (pages are 1..{self.pages}): it was released already")
+                raise InvalidArgument(
+                    f"page {page} is held by nobody (pages are 1..{self.pages}): it was released already"
+                )

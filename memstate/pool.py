@@ -12,21 +12,25 @@ from memstate.storage import Storage
 class StatePool:
     """Claims slots and moves their bytes.
 
-    storages: each holds planes for every slot of the allocator. debug: refuse overlapping copies (costs a synchronisation).
+    storages: each holds planes for every slot of the allocator. debug: refuse overlapping copies (costs a
+    synchronisation).
     Raises: ConfigurationError.
     """
 
     def __init__(self, allocator: SlotAllocator, *storages: Storage, debug: bool = False) -> None:
         for storage in storages:
             if storage.slots != allocator.capacity:
-                raise ConfigurationError(f"a storage of {storage.slots} slots for an allocator of {allocator.capacity}: they must agree")
+                raise ConfigurationError(
+                    f"a storage of {storage.slots} slots for an allocator of {allocator.capacity}: they must agree"
+                )
         self.allocator, self.storages, self.debug = allocator, storages, debug
 
     def __repr__(self) -> str:
         return f"StatePool({self.allocator!r}, {len(self.storages)} storages)"
 
     def claim(self, n: int, *, zero: bool = True) -> Tensor:
-        """Claims the n lowest free slots, zeroed unless they are about to be overwritten whole: int32 `n`. Syncs: as `SlotAllocator.claim`.
+        """Claims the n lowest free slots, zeroed unless they are about to be overwritten whole: int32 `n`. Syncs: as
+        `SlotAllocator.claim`.
 
         Raises: OutOfSlots (nothing changed), InvalidArgument.
         """
@@ -44,13 +48,15 @@ class StatePool:
         for storage in self.storages:
             storage.zero(ids)
 
-    def copy(self, dst: Tensor, src: Tensor) -> None:
-        """Copies slots src[i] to dst[i], over all planes and layers, in one launch a storage; pairs with a 0 and pairs of equals are skipped.
+    def copy(self, dst: Tensor, src: Tensor, *, due: int | None = None) -> None:
+        """Copies slots src[i] to dst[i], over all planes and layers, in one launch a storage; pairs with a 0 and pairs
+        of equals are skipped.
 
-        dst, src: integers `n`. Syncs: in debug mode only. Raises: InvalidArgument in debug mode for overlapping sets.
+        dst, src: integers `n`. due: pairs that are not skipped, where the caller knows. Syncs: in debug mode only.
+        Raises: InvalidArgument in debug mode for overlapping sets.
         """
         for storage in self.storages:
-            storage.copy(dst, src, checked=self.debug)
+            storage.copy(dst, src, checked=self.debug, due=due)
 
     def run_data(self, slots: Tensor, packet: Tensor, *, copied: int, zeroed: int) -> None:
         """Carries out the data section of a command packet, register-indirect, in one launch a storage. Syncs: no."""

@@ -1,9 +1,9 @@
 """The register file: where slot ids live, and the launches that change them. Knows no plane and no request.
 
-    cells   [ slots | labels | tracked | want | source | generation | page table ]      one int32 arena, columns on 256-byte boundaries
+    cells   [ slots | labels | tracked | want | source | generation | page table ]    one int32 arena, 256-byte columns
 
-Registers of row r are 3r (live), 3r+1 and 3r+2 (lanes); row 0 is null; holder registers (snapshots kept for later) follow the rows.
-The host mirrors which registers are held and their labels, by the same rules and without asking.
+Registers of row r are 3r (live), 3r+1 and 3r+2 (lanes); row 0 is null; holder registers (snapshots kept for later)
+follow the rows. The host mirrors which registers are held and their labels, by the same rules and without asking.
 """
 
 import numpy as np
@@ -35,9 +35,15 @@ class RegisterFile:
         starts = np.cumsum([0] + [-(-size // ALIGN) * ALIGN for size in sizes])
         self.cells = torch.zeros(int(starts[-1]), dtype=torch.int32, device=self.backend.device)
         columns = [self.cells[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-        self.table = Registers(*columns[:6], self.cells, allocator.bitmap, allocator.counters, allocator.capacity)
-        self.page_table = columns[6].view(rows + 1, pages_per_row)
-        self._starts = {name: int(start) for name, start in zip((*Registers._fields[:6], "pages"), starts, strict=False)}
+        slots, labels, tracked, want, source, generation, pages = columns
+        self.table = Registers(
+            slots, labels, tracked, want, source, generation,
+            self.cells, allocator.bitmap, allocator.counters, allocator.capacity,
+        )  # fmt: skip
+        self.page_table = pages.view(rows + 1, pages_per_row)
+        self._starts = {
+            name: int(start) for name, start in zip((*Registers._fields[:6], "pages"), starts, strict=False)
+        }
         self.held = np.zeros(self.count, bool)
         self.labels: Ints = np.zeros(self.count, np.int32)
         self.tracked: Ints = np.zeros(rows + 1, np.int32)
@@ -47,14 +53,23 @@ class RegisterFile:
     @property
     def nbytes(self) -> int:
         """Device bytes of bookkeeping, bitmap included, page tables apart."""
-        return 4 * (self.cells.numel() - self.page_table.numel() + self.allocator.bitmap.numel() + self.allocator.counters.numel())
+        return 4 * (
+            self.cells.numel()
+            - self.page_table.numel()
+            + self.allocator.bitmap.numel()
+            + self.allocator.counters.numel()
+        )
 
     def address(self, column: str, index: Longs) -> Longs:
-        """Cell numbers of a column ("labels", "tracked", "want", "source", "generation"; "pages" with flat row-major index)."""
+        """Cell numbers of a column ("labels", "tracked", "want", "source", "generation"; "pages" with flat row-major
+        index).
+        """
         return index + self._starts[column]
 
     def reset(self) -> None:
-        """Empties every register and column but the generations, mirror included. Syncs: no. The bitmap is the allocator's to reset."""
+        """Empties every register and column but the generations, mirror included. Syncs: no. The bitmap is the
+        allocator's to reset.
+        """
         start = self._starts["generation"]
         kept = self.cells[start : start + self.rows + 1].clone()
         self.cells.zero_()
@@ -67,7 +82,16 @@ class RegisterFile:
         self.backend.ownership(self.table, packet)
 
     def plan(
-        self, rows: Tensor, tokens: Tensor, record: StepRecord, *, strategy: int, lanes: int, every: int, in_place: bool, limit: int
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        record: StepRecord,
+        *,
+        strategy: int,
+        lanes: int,
+        every: int,
+        in_place: bool,
+        limit: int,
     ) -> None:
         """Fills a step record in one launch; see `memstate.kernels.tracking.plan`. Syncs: no."""
         self.backend.plan(self.table, rows, tokens, record, strategy, lanes, every, in_place, limit)

@@ -1,4 +1,6 @@
-"""The request table: rows, their generations and their pages. Sized by rows, never by slots; knows no slot id and no plane."""
+"""The request table: rows, their generations and their progress. Sized by rows, never by slots; knows no slot id and no
+plane.
+"""
 
 import heapq
 from collections.abc import Hashable, Iterable, Sequence
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 class Request:
     """What a request needs to be admitted.
 
-    id: any name, shown by audits. length: tokens that KV pages are taken for at once. resume: a snapshot to continue from.
+    id: any name, shown by audits. length: tokens that KV pages are taken for at once. resume: a snapshot to continue
+    from.
     want: one more length, besides the multiples of `every`, at which a snapshot is due (0 = none).
     """
 
@@ -43,6 +46,7 @@ class Rows(tuple[Row, ...]):
 
     @classmethod
     def of(cls, rows: Iterable[Row], table: "RequestTable") -> "Rows":
+        """Handles together with the table that knows whether they still run."""
         self = cls(rows)
         self.table = table
         return self
@@ -71,7 +75,6 @@ class RequestTable:
         self.finished = np.zeros(self.rows + 1, bool)
         self.unsettled = np.zeros(self.rows + 1, np.int32)  # planned steps whose results are not known
         self.confirmed = np.zeros(self.rows + 1, np.int64)  # length up to which the row is known to be real
-        self.pages: list[list[int]] = [[] for _ in range(self.rows + 1)]
         self.ids: list[Hashable] = [None] * (self.rows + 1)
 
     @property
@@ -97,7 +100,7 @@ class RequestTable:
         self.used[rows] = False
         self.generation[rows] += 1
         for row in rows.tolist():
-            self.ids[row], self.pages[row] = None, []
+            self.ids[row] = None
             heapq.heappush(self._free, row)
 
     def handle(self, row: int) -> Row:
@@ -106,7 +109,9 @@ class RequestTable:
 
     def alive(self, row: Row) -> bool:
         """Whether the handle's request still runs."""
-        return bool(self.generation[row.index] == row.generation and self.used[row.index] and not self.finished[row.index])
+        return bool(
+            self.generation[row.index] == row.generation and self.used[row.index] and not self.finished[row.index]
+        )
 
     def index(self, row: Row) -> int:
         """The number of a handle's row. Raises: StaleHandle, InvalidArgument."""

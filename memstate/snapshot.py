@@ -1,4 +1,6 @@
-"""A picture of who owns what, as plain data: taken once, looked at as often as wanted, also without a device. Reads all layers."""
+"""A picture of who owns what, as plain data: taken once, looked at as often as wanted, also without a device. Reads all
+layers.
+"""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +14,8 @@ from memstate.registers import RegisterFile
 class Picture:
     """Every slot's owners at one moment.
 
-    owners: registers that hold each slot, `slot`. free: whether the bitmap says free, `slot`. slots, labels: `register`.
+    owners: registers that hold each slot, `slot`. free: whether the bitmap says free, `slot`. slots, labels:
+    `register`.
     names: who owns a register, for the registers that are filled. in_hand: slots held by open claim groups.
     """
 

@@ -1,4 +1,6 @@
-"""Figures of a running manager, as one typed record. All from the host's mirror: taking them never waits for the device."""
+"""Figures of a running manager, as one typed record. All from the host's mirror: taking them never waits for the
+device.
+"""
 
 from dataclasses import dataclass
 
@@ -7,9 +9,11 @@ from dataclasses import dataclass
 class Stats:
     """Slots unless said otherwise.
 
-    held_by_live, held_by_lanes, held_by_snapshots: owners by kind; with `free` they add up to `capacity` (slots in hand apart).
-    snapshots, degraded: boundaries with and without one, since the start. published, dropped, refused: published snapshots; refused for want
-    of a holder register. copied_bytes, zeroed_bytes: moved by memstate's own launches. uploads, launches, syncs, upload_waits: counts.
+    held_by_live, held_by_lanes, held_by_snapshots: owners by kind; with `free` they add up to `capacity` (slots in hand
+    apart).
+    snapshots, degraded: boundaries with and without one, since the start. published, dropped, refused: published
+    snapshots; refused for want of a holder register. copied_bytes, zeroed_bytes: moved by memstate's own launches.
+    uploads, launches, syncs, upload_waits: counts.
     """
 
     capacity: int

@@ -1,7 +1,7 @@
 """Steps that are planned and not yet settled: two records, taken in turn. Knows no slot id.
 
-    record 0   plan(0) ............ settle(0)   plan(2) ............ settle(2)
-    record 1             plan(1) ............ settle(1)   plan(3) ..
+record 0   plan(0) ............ settle(0)   plan(2) ............ settle(2)
+record 1             plan(1) ............ settle(1)   plan(3) ..
 """
 
 from dataclasses import dataclass, field
@@ -20,8 +20,8 @@ from memstate.registers import Ints, Longs
 class Step:
     """One planned step: which slot each entry of the batch reads, writes and snapshots; 0 everywhere marks padding.
 
-    rows, tokens, read, write, snapshot: int32 `batch` on the device, at addresses that alternate between two records (capture a CUDA graph for
-    each). numbers, before, after: the same rows and their lengths on the host.
+    rows, tokens, read, write, snapshot: int32 `batch` on the device, at addresses that alternate between two records
+    (capture a CUDA graph for each). numbers, before, after: the same rows and their lengths on the host.
     """
 
     serial: int
@@ -38,22 +38,27 @@ class Step:
 
     @property
     def rows(self) -> Tensor:
+        """Row of each entry: int32 `batch`."""
         return self.record.rows
 
     @property
     def tokens(self) -> Tensor:
+        """Tokens of each entry in this step: int32 `batch`."""
         return self.record.tokens
 
     @property
     def read(self) -> Tensor:
+        """Slot that holds each entry's state before the step: int32 `batch`."""
         return self.record.read
 
     @property
     def write(self) -> Tensor:
+        """Slot for each entry's state after the step: int32 `batch`."""
         return self.record.write
 
     @property
     def snapshot(self) -> Tensor:
+        """Slot for a second copy of the state after the step, 0 = none: int32 `batch`."""
         return self.record.snapshot
 
 
@@ -77,7 +82,8 @@ class StepLog:
         """Raises: InvalidArgument when a step has to be settled before the next is planned."""
         if len(self.unsettled) > self.depth:
             raise InvalidArgument(
-                f"{len(self.unsettled)} steps are unsettled, the limit before a plan is {self.depth}: settle step {self.unsettled[0].serial} first"
+                f"{len(self.unsettled)} steps are unsettled, the limit before a plan is {self.depth}: "
+                f"settle step {self.unsettled[0].serial} first"
             )
 
     def next_record(self, batch: int) -> StepRecord:
@@ -86,13 +92,19 @@ class StepLog:
 
     def repeated(self, rows: Longs, tokens: Longs) -> tuple[Tensor, Tensor] | None:
         """The device copies of these rows and tokens where the step before had the same batch: nothing to upload then."""
-        same = self._planned is not None and np.array_equal(self._planned[0], rows) and np.array_equal(self._planned[1], tokens)
+        same = (
+            self._planned is not None
+            and np.array_equal(self._planned[0], rows)
+            and np.array_equal(self._planned[1], tokens)
+        )
         if not same:
             return None
         before = self._columns[(self._serial - 1) % 2]
         return before.rows[: len(rows)], before.tokens[: len(rows)]
 
-    def add(self, record: StepRecord, rows: Longs, tokens: Longs, before: Longs, after: Longs, generation: Ints) -> Step:
+    def add(
+        self, record: StepRecord, rows: Longs, tokens: Longs, before: Longs, after: Longs, generation: Ints
+    ) -> Step:
         """Notes a planned step."""
         step = Step(self._serial, record, rows, before, after, generation)
         self._serial += 1
@@ -106,7 +118,9 @@ class StepLog:
             raise StaleHandle(f"step {step.serial}", step.serial, self._serial)
         expected = self.unsettled[-1 if newest else 0]
         if step is not expected:
-            raise InvalidArgument(f"step {step.serial}: step {expected.serial} comes first ({'newest' if newest else 'oldest'} unsettled)")
+            raise InvalidArgument(
+                f"step {step.serial}: step {expected.serial} comes first ({'newest' if newest else 'oldest'} unsettled)"
+            )
         self.unsettled.remove(step)
         return step
 

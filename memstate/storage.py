@@ -16,7 +16,7 @@ from memstate.layout import MOVE_BYTES, Placement, Plane, StateLayout, format_by
 
 @dataclass
 class Traffic:
-    """Bytes that operations moved, padding included, as far as the host knows; `uncounted` calls said nothing about their entries."""
+    """Bytes that operations moved, padding included, as far as the host knows; `uncounted`: calls that did not say."""
 
     copied: int = 0
     zeroed: int = 0
@@ -26,8 +26,8 @@ class Traffic:
 class Storage:
     """The planes of `slots` slots and of the null slot.
 
-    allocate: gives uint8 arenas of the byte counts asked for, where memory comes from elsewhere; one call per arena, in the order of
-    `layout.arena_bytes`. Contents start undefined except in the null slot, which is zero.
+    allocate: gives uint8 arenas of the byte counts asked for, where memory comes from elsewhere; one call per arena,
+    in the order of `layout.arena_bytes`. Contents start undefined except in the null slot, which is zero.
     Raises: InvalidArgument; LayoutMismatch for arenas that do not fit.
     """
 
@@ -46,6 +46,7 @@ class Storage:
         self.planes: dict[str, Tensor] = {plane.name: self._view(plane, place) for plane, place in placed}
         blocks = tuple(self._blocks(layout.block_bytes(plane), place) for plane, place in placed)
         self.plane_map = PlaneMap(self._tiles(), blocks)
+        self.device = self.plane_map.tiles.device  # with its index, which the backend's may lack
         self.scrub_null()
 
     def _view(self, plane: Plane, place: Placement) -> Tensor:
@@ -58,8 +59,8 @@ class Storage:
 
     def _blocks(self, nbytes: int, place: Placement) -> Tensor:
         arena = self.arenas[place.arena]
-        shape = (self.layout.layers, self.slots + 1, nbytes)
-        return arena.as_strided(shape, (place.layer_stride, place.slot_stride, 1), arena.storage_offset() + place.offset)
+        shape, strides = (self.layout.layers, self.slots + 1, nbytes), (place.layer_stride, place.slot_stride, 1)
+        return arena.as_strided(shape, strides, arena.storage_offset() + place.offset)
 
     def _tiles(self) -> Tensor:
         tiles = [
@@ -80,10 +81,11 @@ class Storage:
         return self.plane_map.tiles.nbytes
 
     def copy(self, dst: Tensor, src: Tensor, *, checked: bool = False, due: int | None = None) -> None:
-        """Copies slots src[i] to dst[i] over all planes and layers in one launch; see `memstate.kernels.copy.copy_slots`.
+        """Copies slots src[i] to dst[i] in one launch; see `memstate.kernels.copy.copy_slots`.
 
         dst, src: int32 or int64 `n` on the storage's device. due: entries that are not skipped, where the caller knows.
-        checked: refuse overlapping sets and unknown ids first. Syncs: only if checked. Raises: InvalidArgument, nothing moved then.
+        checked: refuse overlapping sets and unknown ids first.
+        Syncs: only if checked. Raises: InvalidArgument, nothing moved then.
         """
         self._require_ids("dst", dst)
         self._require_ids("src", src)
@@ -116,7 +118,7 @@ class Storage:
         self._count(copied=copied, zeroed=zeroed)
 
     def scrub_null(self) -> None:
-        """Zeroes slot 0, where foreign kernels may have left rubbish; one small device operation per plane. Syncs: no."""
+        """Zeroes slot 0, where foreign kernels may leave rubbish; one small device operation per plane. Syncs: no."""
         for block in self.plane_map.blocks:
             block[:, 0].zero_()
 
@@ -128,13 +130,14 @@ class Storage:
     def _require_ids(self, name: str, ids: Tensor) -> None:
         if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1 or not ids.is_contiguous():
             raise InvalidArgument(
-                f"{name}: {ids.dtype} {tuple(ids.shape)}, strides {ids.stride()}: expected a contiguous vector of int32 or int64 slot ids"
+                f"{name}: {ids.dtype} {tuple(ids.shape)} with strides {ids.stride()},"
+                " expected a contiguous vector of int32 or int64 slot ids"
             )
-        if ids.device != self.plane_map.tiles.device:
-            raise InvalidArgument(f"{name}: ids on {ids.device}, the storage is on {self.plane_map.tiles.device}: move them first")
+        if ids.device != self.device:
+            raise InvalidArgument(f"{name}: ids on {ids.device}, the storage is on {self.device}: move them first")
 
     def __repr__(self) -> str:
-        return f"Storage({self.slots} slots + null, {format_bytes(self.nbytes)}, {self.layout.order}, {self.plane_map.tiles.device})"
+        return f"Storage({self.slots} slots + null, {format_bytes(self.nbytes)}, {self.layout.order}, {self.device})"
 
 
 def check_disjoint(dst: Sequence[int], src: Sequence[int], slots: int) -> None:
@@ -148,10 +151,10 @@ def check_disjoint(dst: Sequence[int], src: Sequence[int], slots: int) -> None:
     due = [(to, of) for to, of in zip(dst, src, strict=True) if to > 0 and of > 0 and to != of]
     twice = sorted(slot for slot, times in Counter(to for to, _ in due).items() if times > 1)
     if twice:
-        raise InvalidArgument(f"copy: slots {twice} are destinations more than once: the last writer would be a matter of chance")
+        raise InvalidArgument(f"copy: slots {twice} are destinations more than once: chance would pick the last writer")
     both = sorted({to for to, _ in due} & {of for _, of in due})
     if both:
-        raise InvalidArgument(f"copy: slots {both} are source and destination at once: copy in two calls, through a free slot for a swap")
+        raise InvalidArgument(f"copy: slots {both} are source and destination at once: copy in two calls")
 
 
 def _empty(nbytes: int, device: torch.device) -> Tensor:
@@ -159,9 +162,11 @@ def _empty(nbytes: int, device: torch.device) -> Tensor:
 
 
 def _require_fit(arena: Tensor, nbytes: int, device: torch.device) -> None:
-    if arena.dtype != torch.uint8 or arena.shape != (nbytes,) or not arena.is_contiguous() or arena.device.type != device.type:
+    fits = arena.dtype == torch.uint8 and arena.shape == (nbytes,) and arena.is_contiguous()
+    if not fits or arena.device.type != device.type:
         raise LayoutMismatch(
-            f"arena {arena.dtype} {tuple(arena.shape)} on {arena.device}: expected contiguous uint8 of {nbytes} bytes on {device}"
+            f"arena {arena.dtype} {tuple(arena.shape)} with strides {arena.stride()} on {arena.device},"
+            f" expected {nbytes} contiguous bytes of uint8 on {device}"
         )
     if arena.data_ptr() % MOVE_BYTES or arena.storage_offset() % MOVE_BYTES:
         raise LayoutMismatch(f"arena at address {arena.data_ptr():#x}: expected a multiple of {MOVE_BYTES} bytes")

@@ -1,8 +1,8 @@
 """Sends small integer packets to the device without waiting. Knows nothing of what is in them.
 
-    host ring    [ 0 | 1 | 2 | 3 ]   pinned; a buffer is reused when the event behind its last copy has passed
-                         |
-    device       [    packet     ]   one buffer: in stream order, its last reader is done before the next copy lands
+host ring    [ 0 | 1 | 2 | 3 ]   pinned; a buffer is reused when the event behind its last copy has passed
+                     |
+device       [    packet     ]   one buffer: in stream order, its last reader is done before the next copy lands
 """
 
 import numpy as np
@@ -31,7 +31,9 @@ class UploadRing:
         self._device = torch.empty(ints, dtype=torch.int32, device=self._backend.device)
 
     def send(self, packet: NDArray[np.int32]) -> Tensor:
-        """Copies a packet to the device asynchronously and returns it there, valid until the next `send`. Syncs: only when full, counted."""
+        """Copies a packet to the device asynchronously and returns it there, valid until the next `send`. Syncs: only
+        when full, counted.
+        """
         if packet.size > self._device.numel():
             self._grow(2 * packet.size)
         turn = self._turn = (self._turn + 1) % RING

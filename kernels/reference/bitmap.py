@@ -1,4 +1,6 @@
-"""Claim and release on a bitmap of free slots, in plain numpy: the oracle of `memstate.kernels.bitmap` and the CPU path."""
+"""Claim and release on a bitmap of free slots, in plain numpy: the oracle of `memstate.kernels.bitmap` and the CPU
+path.
+"""
 
 import numpy as np
 import torch
@@ -8,7 +10,9 @@ from memstate.kernels.reference.host import Ints, on_host
 from memstate.kernels.tables import Count
 
 if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.reference.bitmap, not kernels.reference.bitmap: a second copy would duplicate it")
+    raise ImportError(
+        "import memstate.kernels.reference.bitmap, not kernels.reference.bitmap: a second copy would duplicate it"
+    )
 
 
 def take_lowest(bitmap: Ints, n: int) -> Ints:

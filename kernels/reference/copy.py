@@ -7,7 +7,7 @@ from memstate.kernels.reference.registers import column
 from memstate.kernels.tables import ZERO_SOURCE, PlaneMap, Section
 
 if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.reference.copy, not kernels.reference.copy: a second copy would duplicate it")
+    raise ImportError("import memstate.kernels.reference.copy, not kernels.reference.copy: it would be there twice")
 
 
 def copy_slots(planes: PlaneMap, dst: Tensor, src: Tensor) -> None:
@@ -27,9 +27,12 @@ def zero_slots(planes: PlaneMap, ids: Tensor) -> None:
 def run_data(planes: PlaneMap, slots: Tensor, packet: Tensor) -> None:
     """Carries out the data section of a packet; see `memstate.kernels.copy.run_data`. Syncs: yes, off the CPU."""
     with on_host(slots, packet) as (held, commands):
-        entries = zip(column(commands, Section.DATA), column(commands, Section.DATA, True), strict=True)
-        due = [(_held(held, target), source if source == ZERO_SOURCE else _held(held, source)) for target, source in entries]
-    for to, of in due:
+        targets = [_held(held, register) for register in column(commands, Section.DATA)]
+        sources = [
+            ZERO_SOURCE if register == ZERO_SOURCE else _held(held, register)
+            for register in column(commands, Section.DATA, second=True)
+        ]
+    for to, of in zip(targets, sources, strict=True):
         if _exists(planes, to) and of == ZERO_SOURCE:
             _zero(planes, to)
         elif _exists(planes, to) and _exists(planes, of) and to != of:

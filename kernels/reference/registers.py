@@ -8,7 +8,9 @@ from memstate.kernels.reference.host import Ints, on_host
 from memstate.kernels.tables import AUDIT_FREE, Count, Registers, Section
 
 if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.reference.registers, not kernels.reference.registers: a second copy would duplicate it")
+    raise ImportError(
+        "import memstate.kernels.reference.registers, not kernels.reference.registers: a second copy would duplicate it"
+    )
 
 
 def column(packet: Ints, section: Section, second: bool = False) -> list[int]:
@@ -29,7 +31,9 @@ def ownership(registers: Registers, packet: Tensor) -> None:
         give_back(bitmap, counters, [int(slots[register]) for register in released], r.capacity)
         slots[released] = labels[released] = 0
         _claim(commands, slots, labels, bitmap, counters)
-        for address, value in zip(column(commands, Section.WRITES), column(commands, Section.WRITES, True), strict=True):
+        for address, value in zip(
+            column(commands, Section.WRITES), column(commands, Section.WRITES, True), strict=True
+        ):
             cells[address] = value
         for target, source in zip(column(commands, Section.DATA), column(commands, Section.DATA, True), strict=True):
             if 0 <= source < size and slots[source] and slots[target]:

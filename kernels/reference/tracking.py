@@ -1,4 +1,6 @@
-"""Plan and settle row by row, as the rules are written down: the oracle of `memstate.kernels.tracking` and the CPU path."""
+"""Plan and settle row by row, as the rules are written down: the oracle of `memstate.kernels.tracking` and the CPU
+path.
+"""
 
 from torch import Tensor
 
@@ -7,7 +9,9 @@ from memstate.kernels.reference.host import Ints, on_host
 from memstate.kernels.tables import Count, Registers, StepRecord, Strategy
 
 if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.reference.tracking, not kernels.reference.tracking: a second copy would duplicate it")
+    raise ImportError(
+        "import memstate.kernels.reference.tracking, not kernels.reference.tracking: a second copy would duplicate it"
+    )
 
 
 class _Claims:
@@ -18,8 +22,8 @@ class _Claims:
         self.left = max(0, min(int(counters[Count.FREE] - counters[Count.RESERVE]), limit))
 
     def next(self) -> int:
-        slots = take_lowest(self.bitmap, 1) if self.left > 0 else []
-        if not len(slots):
+        slots = take_lowest(self.bitmap, min(1, self.left))
+        if not slots.size:
             self.counters[Count.DEGRADED] += 1
             return 0
         self.left -= 1
@@ -29,7 +33,15 @@ class _Claims:
 
 
 def plan(
-    registers: Registers, rows: Tensor, tokens: Tensor, record: StepRecord, strategy: int, lanes: int, every: int, in_place: bool, limit: int
+    registers: Registers,
+    rows: Tensor,
+    tokens: Tensor,
+    record: StepRecord,
+    strategy: int,
+    lanes: int,
+    every: int,
+    in_place: bool,
+    limit: int,
 ) -> None:
     """Decides the slots of a batch; see `memstate.kernels.tracking.plan`."""
     with on_host(*registers[:6], *registers[7:9], *record) as arrays:
@@ -85,7 +97,13 @@ def settle(registers: Registers, record: StepRecord, finished: Tensor | None) ->
     """Releases superseded lanes; see `memstate.kernels.tracking.settle`."""
     ended = [0] * record.rows.numel() if finished is None else finished.tolist()
     r = registers
-    with on_host(r.slots, r.labels, r.generation, r.bitmap, r.counters) as (slots, labels, generation, bitmap, counters):
+    with on_host(r.slots, r.labels, r.generation, r.bitmap, r.counters) as (
+        slots,
+        labels,
+        generation,
+        bitmap,
+        counters,
+    ):
         released = []
         steps = zip(record.rows.tolist(), record.after.tolist(), record.generation.tolist(), ended, strict=True)
         for row, after, step_generation, over in steps:

@@ -50,7 +50,9 @@ class Tracking(ABC):
         return False
 
     def settle(self, file: RegisterFile, row: int, known: int) -> int:
-        """Applies settle to the mirror, `known` being the length up to which the row is real; returns the slots released."""
+        """Applies settle to the mirror, `known` being the length up to which the row is real; returns the slots
+        released.
+        """
         return 0
 
     def validate(self, page_size: int, overlap: bool) -> None:

@@ -1,4 +1,5 @@
-"""Plan and settle on the host's mirror: the same rules as the kernels, on the lengths the host knows, so that its counts stay exact.
+"""Plan and settle on the host's mirror: the same rules as the kernels, on the lengths the host knows, so that its
+counts stay exact.
 
 Whole batches are numpy; Python runs once for each row at a boundary only.
 """
@@ -8,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from memstate.errors import InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.registers import Longs, RegisterFile
 from memstate.tracking.base import Tracking, due
@@ -25,9 +27,7 @@ class Mirror:
     def plan(self, rows: Longs, tokens: Longs, limit: int) -> tuple[Longs, Longs]:
         """Plans distinct rows that hold a state; returns their lengths before and after the step."""
         file, tracking = self.file, self.tracking
-        live = rows * REGISTERS_PER_ROW
-        source = file.source[rows].astype(np.int64)
-        length = file.labels[np.where(source > 0, source, live)].astype(np.int64)
+        length = self._lengths(rows)
         after = length + tokens
         budget = max(0, min(file.allocator.free - file.allocator.reserve, limit))
 
@@ -42,10 +42,33 @@ class Mirror:
 
         if self.lanes:
             for i in np.flatnonzero(due(tracking, file, rows, length if tracking.reads_old_slot else after)):
-                self.snapshots += tracking.boundary(file, int(rows[i]), int(length[i]), int(after[i]), self.lanes, claim)
-        file.labels[live] = after
+                self.snapshots += tracking.boundary(
+                    file, int(rows[i]), int(length[i]), int(after[i]), self.lanes, claim
+                )
+        file.labels[rows * REGISTERS_PER_ROW] = after
         file.source[rows] = 0
         return length, after
+
+    def require_within_boundary(self, rows: Longs, tokens: Longs) -> Longs:
+        """The lengths of rows after a step of `tokens`. Raises: InvalidArgument where that crosses a boundary: its
+        snapshot would be lost.
+        """
+        file, every = self.file, self.tracking.every
+        length = self._lengths(rows)
+        after = length + tokens
+        if self.lanes:
+            want = file.want[rows]
+            crossed = (after > (length // every + 1) * every) | ((length < want) & (want < after))
+            for i in np.flatnonzero(crossed)[:1]:
+                raise InvalidArgument(
+                    f"row {rows[i]}: a chunk from {length[i]} to {after[i]} crosses a boundary "
+                    f"(every={every}, want={want[i]}): end it at next_boundary(row)"
+                )
+        return after
+
+    def _lengths(self, rows: Longs) -> Longs:
+        source = self.file.source[rows].astype(np.int64)
+        return self.file.labels[np.where(source > 0, source, rows * REGISTERS_PER_ROW)].astype(np.int64)
 
     def superseding(self, rows: Longs) -> bool:
         """Whether a settle of these rows could release a lane: one lane alone supersedes nothing."""

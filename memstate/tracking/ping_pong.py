@@ -1,10 +1,11 @@
-"""Snapshots written in the same pass into one of two lanes: eager (both lanes held) and lazy (the second claimed when due).
+"""Snapshots written in the same pass into one of two lanes: eager (both lanes held) and lazy (the second claimed when
+due).
 
 One row under PingPong, I = 4, unpublished snapshots in brackets; `a`, `b` are slots:
 
     length      1    2    3    4       5    6    7    8          12
     lane 0      a    a    a   [a@4]   .................  [a@4]   [a@12]
-    lane 1      b    b    b    b      .................  [b@8]   [b@8]       the lane with the smaller label is written next
+    lane 1      b    b    b    b      .................  [b@8]   [b@8]     the smaller label is next
 """
 
 from dataclasses import dataclass
@@ -48,14 +49,17 @@ class PingPong(_Alternating):
         if self.lane_count not in (None, 1, 2):
             raise ConfigurationError(f"lane_count={self.lane_count}: a row has 1 or 2 lanes")
         if overlap and self.lanes(overlap) < 2:
-            raise ConfigurationError("one lane with overlap: a dead step could overwrite the only snapshot; use 2 lanes or overlap=False")
+            raise ConfigurationError(
+                "one lane with overlap: a dead step could overwrite the only snapshot; use 2 lanes or overlap=False"
+            )
 
 
 @dataclass(frozen=True)
 class LazyPingPong(_Alternating):
     """One lane held; the second is claimed at a boundary and the older one released at the next settle of the row.
 
-    overwrite: with nothing free the only lane is overwritten in place; otherwise the boundary passes without a snapshot.
+    overwrite: with nothing free the only lane is overwritten in place; otherwise the boundary passes without a
+    snapshot.
     """
 
     overwrite: bool = True

@@ -1,4 +1,5 @@
-"""Snapshots for free: at a boundary the step reads the old slot and writes a fresh one, and the old slot is the snapshot.
+"""Snapshots for free: at a boundary the step reads the old slot and writes a fresh one, and the old slot is the
+snapshot.
 
 One row, I = 4; slots a, b; a snapshot is in the lane from the plan of the step after its boundary:
 
@@ -17,7 +18,9 @@ from memstate.tracking.base import Claim, Tracking
 
 @dataclass(frozen=True)
 class Redirect(Tracking):
-    """One slot a request, two while a snapshot is kept unpublished. With nothing free the step stays in place: no snapshot, nothing lost."""
+    """One slot a request, two while a snapshot is kept unpublished. With nothing free the step stays in place: no
+    snapshot, nothing lost.
+    """
 
     strategy = Strategy.REDIRECT
     reads_old_slot = True

@@ -1,0 +1,69 @@
+# Every target does its own set-up; a machine needs Python 3.11 or later and make.
+#
+#   PYTHON=python3.12     the interpreter that creates .venv
+#   TORCH=torch==2.11.0   the torch to install: a version, a URL or a wheel
+#   PIP_ARGS=...          options for pip; pip's own variables (PIP_INDEX_URL, ...) work as well
+#   ARGS=...              options for the command of `demo`, `compile` and pytest
+#   WORKERS=2             test processes
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+TORCH ?= torch==2.13.0
+WORKERS ?= 2
+PROOF_PYTHON ?= python3
+OUT ?= build/gpu-proof
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+# Two test processes with a thread each: torch would otherwise start a thread per core in both.
+THREADS ?= 1
+TEST_ENV := OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format compile gpu-proof clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+
+# torch goes first and by its exact version: with a range pip may prefer a newer build of several gigabytes to one at hand.
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "memstate needs Python 3.11 or later: install it, or name it with PYTHON=..."; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt "$(TORCH)"
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e ".[cli,test,dev]"
+	@touch $@
+
+install: $(STAMP) ## create .venv and install memstate with its tools
+	@echo "memstate is installed in .venv"
+
+demo: $(STAMP) ## run the decode loop and compare it with an uncached run
+	$(BIN)/memstate demo $(ARGS)
+
+test: lint ## check format, lints, types and spelling, then run the tests
+	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) $(ARGS)
+
+lint: $(STAMP) ## check format, lints, types and spelling
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/codespell
+
+format: $(STAMP) ## format, and fix what the linter can fix
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+compile: $(STAMP) ## compile every kernel for every target, without a GPU
+	$(BIN)/memstate compile $(ARGS)
+
+# Installs nothing: the machine's own Python, with the checkout on its path.
+gpu-proof: ## run the GPU tests with the machine's own Python, results in OUT=dir
+	@if $(PROOF_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then \
+		mkdir -p "$(OUT)" && \
+		PYTHONPATH="$(CURDIR)" $(PROOF_PYTHON) -m pytest -m gpu -p no:cacheprovider --junitxml="$(OUT)/gpu-tests.xml" $(ARGS); \
+	else \
+		echo "no GPU that $(PROOF_PYTHON) and its torch can use: nothing to prove here"; \
+	fi
+
+clean: ## remove .venv and everything built
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,49 @@
+"""What the decode ops ask of their arguments, checked at the door by kernel and reference alike. Knows no Triton.
+
+Plain comparisons rather than parsed patterns: these run once per layer and step, where a microsecond counts.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+if not __name__.startswith("memstate."):
+    raise ImportError(
+        "import memstate.kernels.decode_inputs, not kernels.decode_inputs: a second copy would duplicate it"
+    )
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+ACCESS_BYTES = 16  # the widest load or store of one lane
+
+
+def check(name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...]) -> None:
+    """Raises: ValueError unless the tensor is contiguous, of a known dtype, and has `shape` along `pattern`."""
+    if tensor.shape != shape:
+        raise ValueError(f"{name}: expected `{pattern}` = {shape}, got {tuple(tensor.shape)}")
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name}: `{pattern}` must be contiguous, got strides {tensor.stride()}: use .contiguous()")
+    if tensor.dtype not in FLOATS:
+        raise ValueError(f"{name}: expected one of {FLOATS}, got {tensor.dtype}")
+
+
+def check_state(state: Tensor, pattern: str, shape: tuple[int, ...]) -> None:
+    """Raises: ValueError unless every slot has `shape` and is contiguous; slots may be any stride apart."""
+    if state.shape[1:] != shape:
+        raise ValueError(f"state: expected `{pattern}` = {('slots', *shape)}, got {tuple(state.shape)}")
+    check("one slot of state", state[0], pattern.removeprefix("slot "), shape)
+
+
+def check_rows(batch: int, **columns: Tensor) -> None:
+    """Raises: ValueError unless every column (read, write, ...) is one contiguous int32 or int64 per batch row."""
+    for name, column in columns.items():
+        if column.shape != (batch,) or column.dtype not in (torch.int32, torch.int64) or not column.is_contiguous():
+            raise ValueError(
+                f"{name}: expected a contiguous int32 `batch` = ({batch},), got {column.dtype} {tuple(column.shape)} "
+                f"with strides {column.stride()}"
+            )
+
+
+def stride_unit(state: Tensor) -> int:
+    """Elements that one lane may move at a time: the most, up to 16 bytes, that divide the slot stride."""
+    return math.gcd(state.stride(0), ACCESS_BYTES // state.element_size())

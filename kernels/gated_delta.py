@@ -1,0 +1,157 @@
+"""The gated delta rule step over read, write and snapshot slots. Knows no register, no strategy and no other layer.
+
+One program advances one tile of one head's state, `key` by a block of `value`, through all tokens of its row. The tile
+stays in fp32 registers between one load and one store, so the program may write the slot that it read. Up to 128 keys
+fit one warp, and sums over keys then never wait for another.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from memstate.kernels.catalog import CompileCase
+from memstate.kernels.decode_inputs import ACCESS_BYTES, stride_unit
+from memstate.kernels.reference.gated_delta import check_arguments
+
+if not __name__.startswith("memstate."):
+    raise ImportError(
+        "import memstate.kernels.gated_delta, not kernels.gated_delta: a second copy would duplicate every kernel"
+    )
+
+BLOCK_VALUE = 16  # 64 or 32 bytes of each key's values: whole memory sectors
+WARP_ELEMENTS = 2048  # state held by one warp: 64 fp32 registers a lane
+
+# Everything that may differ between two calls of one model. The alignment of the inputs belongs here too: it may change
+# the order in which lanes add up a sum, and the bits of a row would depend on where its batch was allocated.
+PER_CALL = [
+    "q_ptr", "k_ptr", "v_ptr", "decay_ptr", "beta_ptr", "out_ptr",
+    "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr", "max_tokens", "stride_units", "scale",
+]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=PER_CALL)
+def _gated_delta_step(
+    q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, state_ptr, out_ptr, read_ptr, write_ptr, snapshot_ptr, tokens_ptr,
+    max_tokens, stride_units, scale,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, UNIT: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(1)
+    row = tl.program_id(2).to(tl.int64)
+    key = tl.arange(0, BLOCK_K)
+    value = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    in_key = key < KEY
+    in_value = value < VALUE
+    in_tile = in_key[:, None] & in_value[None, :]
+
+    write = tl.maximum(tl.load(write_ptr + row), 0).to(tl.int64)
+    real = write > 0
+    read = tl.where(real, tl.maximum(tl.load(read_ptr + row), 0).to(tl.int64), 0)
+    snapshot = tl.where(real, tl.maximum(tl.load(snapshot_ptr + row), 0).to(tl.int64), 0)
+    count = tl.where(real, tl.minimum(tl.load(tokens_ptr + row).to(tl.int32), max_tokens), 0)
+
+    # A multiple of UNIT that the compiler can see to be one: otherwise the accesses to the state become narrow.
+    slot_stride = stride_units.to(tl.int64) * UNIT
+    tile_ptr = state_ptr + head * (KEY * VALUE) + key[:, None] * VALUE + value[None, :]
+    s = tl.load(tile_ptr + read * slot_stride, mask=in_tile & (read > 0), other=0.0).to(tl.float32)
+
+    for t in range(count):
+        token = row * max_tokens + t
+        key_at = (token * KEY_HEADS + head // (HEADS // KEY_HEADS)) * KEY + key
+        value_at = (token * HEADS + head) * VALUE + value
+        q = tl.load(q_ptr + key_at, mask=in_key, other=0.0).to(tl.float32)
+        k = tl.load(k_ptr + key_at, mask=in_key, other=0.0).to(tl.float32)
+        v = tl.load(v_ptr + value_at, mask=in_value, other=0.0).to(tl.float32)
+        decay = tl.load(decay_ptr + token * HEADS + head).to(tl.float32)
+        beta = tl.load(beta_ptr + token * HEADS + head).to(tl.float32)
+
+        s = s * tl.exp(decay)
+        delta = beta * (v - tl.sum(k[:, None] * s, 0))
+        s = s + k[:, None] * delta[None, :]
+        o = tl.sum(q[:, None] * s, 0) * scale
+        tl.store(out_ptr + value_at, o.to(out_ptr.dtype.element_ty), mask=in_value)
+
+    for t in range(tl.maximum(count, 0), max_tokens):
+        value_at = ((row * max_tokens + t) * HEADS + head) * VALUE + value
+        tl.store(out_ptr + value_at, tl.zeros([BLOCK_V], out_ptr.dtype.element_ty), mask=in_value)
+
+    new = s.to(state_ptr.dtype.element_ty)
+    tl.store(tile_ptr + write * slot_stride, new, mask=in_tile & real)
+    tl.store(tile_ptr + snapshot * slot_stride, new, mask=in_tile & (snapshot > 0))
+
+
+def blocks(key: int, value: int) -> tuple[int, int, int]:
+    """Keys and values of one tile (powers of two) and the warps that hold it."""
+    block_k, block_v = triton.next_power_of_2(key), min(BLOCK_VALUE, triton.next_power_of_2(value))
+    return block_k, block_v, max(1, block_k * block_v // WARP_ELEMENTS)
+
+
+def gated_delta_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    read: Tensor,
+    write: Tensor,
+    snapshot: Tensor,
+    tokens: Tensor,
+    scale: float | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Advances the state of every row by its tokens, in order, and returns what the queries read from it.
+
+    Per token: S <- exp(decay) S;  S <- S + k (x) beta (v - k^T S);  o = scale q^T S
+    (the gated delta rule of Yang, Kautz, Hatamizadeh 2024, arXiv:2412.06464, with S transposed to `key value`).
+
+    q, k: `batch token key_head key`, normalised if the model does so; head h uses key head h // (head / key_head).
+    v: `batch token head value`; decay (natural log of the gate), beta: `batch token head`; all contiguous.
+    state: one layer, `slot head key value`, fp32, bf16 or fp16, slots any stride apart. Arithmetic is fp32, and the
+    state is rounded to its dtype once, when it is stored: with an fp32 state the bits do not depend on how a prompt is
+    cut into chunks.
+    read, write, snapshot: slots, int32 `batch`. The state is read at `read`, and stored at `write` and, unless that is
+    null, at `snapshot`. 0 or negative is null: a null read is zeros, a row with a null write changes nothing and its
+    output is zeros. They may coincide within a row; across rows the slots stored are distinct, and none is another
+    row's `read`.
+    tokens: int32 `batch`; row b has tokens[b] <= token real tokens and the output of the others is zeros; none copies
+    the state through.
+    scale: key ** -0.5 unless given. out: where the output goes, `batch token head value`; given, nothing is allocated.
+
+    Returns `out`. Changes: state. Syncs: no. Raises: ValueError where a shape, dtype or stride does not fit.
+    """
+    check_arguments(q, k, v, decay, beta, state, read, write, snapshot, tokens, out)
+    out = torch.empty_like(v) if out is None else out
+    batch, max_tokens, heads, values = v.shape
+    key_heads, keys = q.shape[2:]
+    if batch == 0:
+        return out
+    unit = stride_unit(state)
+    block_k, block_v, warps = blocks(keys, values)
+    _gated_delta_step[(triton.cdiv(values, block_v), heads, batch)](
+        q, k, v, decay, beta, state, out, read, write, snapshot, tokens,
+        max_tokens, state.stride(0) // unit, keys**-0.5 if scale is None else scale,
+        HEADS=heads, KEY_HEADS=key_heads, KEY=keys, VALUE=values, UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v,
+        num_warps=warps, enable_fp_fusion=False,  # rounding as written, whatever the Triton version
+    )  # fmt: skip
+    return out
+
+
+def compile_cases() -> list[CompileCase]:
+    """The launches to compile ahead: 32 heads of 128 x 128, 16 key heads, bf16 inputs, one per dtype of the state."""
+    block_k, block_v, warps = blocks(128, 128)
+    signature = (
+        dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), "*bf16")
+        | dict.fromkeys(("decay_ptr", "beta_ptr"), "*fp32")
+        | dict.fromkeys(("read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr"), "*i32")
+        | {"max_tokens": "i32", "stride_units": "i32", "scale": "fp32"}
+    )
+    shape = {"HEADS": 32, "KEY_HEADS": 16, "KEY": 128, "VALUE": 128, "BLOCK_K": block_k, "BLOCK_V": block_v}
+    return [
+        CompileCase(
+            f"gated_delta_step_{dtype}", _gated_delta_step, signature | {"state_ptr": f"*{dtype}"},
+            shape | {"UNIT": ACCESS_BYTES // itemsize}, ("state_ptr",), warps, ("state_ptr",),
+        )
+        for dtype, itemsize in (("fp32", 4), ("bf16", 2), ("fp16", 2))
+    ]  # fmt: skip

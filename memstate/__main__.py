@@ -1,0 +1,5 @@
+"""`python -m memstate`: the command line."""
+
+from memstate.cli import main
+
+main()

@@ -1,0 +1,218 @@
+"""The command line. Parses and prints; every command is a function elsewhere.
+
+Every command takes `--json PATH` (`-` for stdout, then nothing else goes there), shows progress on a terminal, and
+leaves with one clear line and a non-zero status on bad input.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+try:
+    import typer
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Table
+except ModuleNotFoundError as error:
+    raise SystemExit(f"the command line needs {error.name}: pip install 'memstate[cli]'") from error
+
+from memstate.errors import InvalidArgument, MemstateError
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__.splitlines()[0]
+)
+stderr = Console(stderr=True)
+Json = Annotated[str | None, typer.Option("--json", metavar="PATH", help="write JSON here, - for stdout")]
+Report = Callable[[int, int], None]
+WIDTH = 160  # of tables that go to a file or a pipe
+
+
+class StrategyName(StrEnum):
+    """Names of the tracking strategies."""
+
+    none = "none"
+    ping_pong = "ping-pong"
+    lazy = "lazy"
+    redirect = "redirect"
+
+
+class BackendName(StrEnum):
+    """Names of the backends."""
+
+    auto = "auto"
+    reference = "reference"
+    interpreter = "interpreter"
+    cuda = "cuda"
+
+
+class Sabotage(StrEnum):
+    """What may be done to a snapshot to see the comparison fail."""
+
+    swap = "swap"
+    stale = "stale"
+
+
+class BenchName(StrEnum):
+    """Benchmarks."""
+
+    all = "all"
+    launches = "launches"
+
+
+@app.command()
+def demo(
+    strategy: Annotated[StrategyName, typer.Option(help="when snapshots are taken")] = StrategyName.redirect,
+    backend: Annotated[BackendName, typer.Option(help="what carries out the kernels")] = BackendName.auto,
+    requests: Annotated[int | None, typer.Option(help="turns of all conversations together")] = None,
+    slots: Annotated[int | None, typer.Option(help="states that fit")] = None,
+    track_every: Annotated[int | None, typer.Option(help="tokens between snapshots")] = None,
+    fail_claims: Annotated[float, typer.Option(help="share of the optional claims that fail")] = 0.0,
+    input: Annotated[Path | None, typer.Option(help="conversations, one JSON object a line")] = None,
+    overlap: Annotated[int, typer.Option(help="1: plan the next step before the last is settled", min=0, max=1)] = 1,
+    pages: Annotated[int | None, typer.Option(help="KV pages")] = None,
+    page_size: Annotated[int | None, typer.Option(help="tokens a page")] = None,
+    plant_leak: Annotated[
+        bool, typer.Option("--plant-leak", help="empty a register by hand: the audit must name it")
+    ] = False,
+    sabotage: Annotated[Sabotage | None, typer.Option(help="exchange a snapshot: the comparison must fail")] = None,
+    seed: Annotated[int, typer.Option(help="of conversations, arrivals and weights")] = 0,
+    json_path: Json = None,
+) -> None:
+    """Run a decode loop over conversations, then every conversation alone and uncached, and compare."""
+    _use_backend(backend)
+    from memstate.demo import DemoConfig, run  # after the backend is chosen: kernels are imported with it
+
+    given = {
+        "requests": requests,
+        "slots": slots,
+        "track_every": track_every,
+        "pages": pages,
+        "page_size": page_size,
+        "input": input,
+    }
+    with _one_line_errors():
+        config = DemoConfig(
+            strategy=strategy.value,
+            backend=backend.value,
+            device=_device(backend),
+            fail_claims=fail_claims,
+            overlap=bool(overlap),
+            plant_leak=plant_leak,
+            sabotage=sabotage.value if sabotage else None,
+            seed=seed,
+            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+        )
+        with _progress("demo") as report:
+            result = run(config, report)
+    _emit(json_path, result.to_json(), ("demo", ("figure", "value")), result.table())
+    if not result.ok:
+        stderr.print(result.failure(), style="red", highlight=False)
+        raise typer.Exit(1)
+
+
+@app.command("compile")
+def compile_kernels(
+    targets: Annotated[str, typer.Option(help="comma separated")] = "sm_80,sm_90,sm_100,gfx942",
+    json_path: Json = None,
+) -> None:
+    """Compile every kernel for every target; no GPU needed."""
+    from memstate.compiling import compile_all
+
+    with _one_line_errors(), _progress("compile") as report:
+        reports = compile_all([target.strip() for target in targets.split(",") if target.strip()], report)
+    columns = tuple(field.name for field in fields(reports[0]))
+    rows = [asdict(item) for item in reports]
+    _emit(json_path, rows, ("compiled kernels", columns), [[_text(row[c]) for c in columns] for row in rows])
+    bad = [f"{item.kernel} on {item.target}" for item in reports if not item.ok]
+    if bad:
+        stderr.print(f"not ok: {', '.join(bad)}", style="red", highlight=False)
+        raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    name: Annotated[BenchName, typer.Argument(help="which benchmark")],
+    backend: Annotated[BackendName, typer.Option(help="what carries out the kernels")] = BackendName.auto,
+    json_path: Json = None,
+) -> None:
+    """Measure memstate; `launches` counts exactly and means the same on any machine."""
+    _use_backend(backend)
+    from memstate.bench import by_unit, launches
+
+    with _one_line_errors(), _progress(name.value) as report:
+        entries = launches(backend.value, _device(backend), report)
+    columns, rows = by_unit(entries)
+    _emit(json_path, [asdict(entry) for entry in entries], ("what an operation asks of the device", columns), rows)
+
+
+def _use_backend(backend: BackendName) -> None:
+    """Triton reads TRITON_INTERPRET when kernels are imported; a command chooses before that."""
+    if backend is BackendName.interpreter:
+        os.environ["TRITON_INTERPRET"] = "1"
+    elif backend is BackendName.cuda:
+        os.environ.pop("TRITON_INTERPRET", None)
+
+
+def _device(backend: BackendName) -> str:
+    import torch
+
+    if backend is BackendName.cuda and not torch.cuda.is_available():
+        _fail("backend 'cuda': no CUDA device here; use --backend reference or interpreter")
+    return "cuda" if torch.cuda.is_available() and backend in (BackendName.cuda, BackendName.auto) else "cpu"
+
+
+def _fail(line: str) -> None:
+    stderr.print(line, style="red", highlight=False, soft_wrap=True)
+    raise typer.Exit(2)
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    try:
+        yield
+    except (MemstateError, ValueError, OSError) as error:
+        if not isinstance(error, (InvalidArgument, OSError, ValueError)):
+            raise
+        _fail(" ".join(str(error).split()))
+
+
+@contextmanager
+def _progress(title: str) -> Iterator[Report]:
+    """A progress bar on a terminal; silence elsewhere."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=stderr, disable=not stderr.is_terminal, transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _emit(path: str | None, data: Any, heading: tuple[str, Sequence[str]], rows: Sequence[Sequence[str]]) -> None:
+    text = json.dumps(data, indent=2)
+    if path == "-":
+        sys.stdout.write(text + "\n")
+        return
+    if path is not None:
+        try:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            _fail(f"--json {path}: {error.strerror}")
+    title, columns = heading
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*map(escape, row))  # a name such as plan[lazy] is no markup
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
+
+
+def main() -> None:
+    """Entry point of `memstate` and `python -m memstate`."""
+    app(prog_name="memstate")

@@ -1,0 +1,42 @@
+"""Everything that goes wrong on purpose, drawn from a seed: retractions, forwards that never run, claims that fail."""
+
+import random
+
+from memstate.engine import NO_LIMIT
+
+RETRACTED = 0.012  # per running request and step
+CANCELLED = 0.008  # per step
+RETRACTIONS_EACH = 2  # at random, so that a long prompt gets through in the end
+
+
+class Chance:
+    """Decides, and does nothing itself.
+
+    fail_claims: probability that an optional claim fails.
+    """
+
+    def __init__(self, seed: int, fail_claims: float) -> None:
+        self._events = random.Random(f"events {seed}")
+        self._claims = random.Random(f"claims {seed}")
+        self.fail_claims = fail_claims
+
+    def gap(self, mean: float) -> int:
+        """Steps until the next arrival."""
+        return round(self._events.expovariate(1 / mean))
+
+    def retracts(self, retracted_before: int) -> bool:
+        """Whether a running request is retracted now."""
+        return self._events.random() < RETRACTED and retracted_before < RETRACTIONS_EACH
+
+    def cancels(self) -> bool:
+        """Whether the forward of the step just planned never runs."""
+        return self._events.random() < CANCELLED
+
+    def claims_allowed(self, at_most: int) -> int:
+        """Optional claims that a step of `at_most` rows may make: each fails with the probability, and the first failure stops."""
+        if not self.fail_claims:
+            return NO_LIMIT
+        allowed = 0
+        while allowed < at_most and self._claims.random() >= self.fail_claims:
+            allowed += 1
+        return allowed

@@ -1,0 +1,66 @@
+"""The settings of a demo run, checked at the door."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from memstate.errors import InvalidArgument
+
+STRATEGIES = ("none", "ping-pong", "lazy", "redirect")
+SABOTAGES = ("swap", "stale")
+
+
+@dataclass(frozen=True)
+class DemoConfig:
+    """What `memstate demo` is told.
+
+    requests: turns of all conversations together, None for the default or, with `input`, the whole file. slots: capacity of the state pool.
+    track_every, page_size: tokens. pages: KV pages in all, None for enough of them to run short now and then. fail_claims: probability
+    that an optional claim fails. batch: rows of the padded batch, one more than requests can run at a time. chunk: tokens of a
+    prefill step. Raises: InvalidArgument.
+    """
+
+    strategy: str = "redirect"
+    backend: str = "auto"
+    device: str = "cpu"
+    requests: int | None = None
+    slots: int = 14
+    track_every: int = 16
+    fail_claims: float = 0.0
+    input: Path | None = None
+    overlap: bool = True
+    pages: int | None = None
+    page_size: int = 8
+    seed: int = 0
+    plant_leak: bool = False
+    sabotage: str | None = None
+    batch: int = 5
+    chunk: int = 8
+
+    def __post_init__(self) -> None:
+        one_of("strategy", self.strategy, STRATEGIES)
+        if self.sabotage is not None:
+            one_of("sabotage", self.sabotage, SABOTAGES)
+        smallest = {"slots": 1, "track_every": 1, "page_size": 1, "batch": 2, "chunk": 1}
+        for name, least in smallest.items():
+            at_least(name, getattr(self, name), least)
+        for name in ("requests", "pages"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1)
+        if not 0.0 <= self.fail_claims <= 1.0:
+            raise InvalidArgument(f"fail-claims {self.fail_claims}: expected a probability from 0 to 1")
+        if self.track_every % self.page_size:
+            raise InvalidArgument(
+                f"track-every {self.track_every} is not a multiple of page-size {self.page_size}: a snapshot ends on a page"
+            )
+
+
+def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raises: InvalidArgument where `value` is not among `allowed`."""
+    if value not in allowed:
+        raise InvalidArgument(f"{name} {value!r}: expected {', '.join(allowed)}")
+
+
+def at_least(name: str, value: int, least: int) -> None:
+    """Raises: InvalidArgument where `value` is not a whole number from `least` on."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidArgument(f"{name.replace('_', '-')} {value!r}: expected a whole number of at least {least}")

@@ -1,0 +1,130 @@
+"""Conversations of several turns with shared system prompts: real text, cut from documentation strings at run time, or a file.
+
+Knows no model and no cache; a token is a byte.
+"""
+
+import importlib
+import inspect
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memstate.errors import InvalidArgument
+
+MODULES = (
+    "argparse", "array", "base64", "bisect", "calendar", "collections", "configparser", "contextlib", "copy", "csv",
+    "datetime", "decimal", "difflib", "enum", "fnmatch", "fractions", "functools", "gzip", "hashlib", "heapq", "html",
+    "inspect", "io", "itertools", "json", "locale", "logging", "math", "operator", "pathlib", "pprint", "random", "re",
+    "sched", "secrets", "shlex", "shutil", "statistics", "string", "struct", "textwrap", "threading", "tokenize", "uuid",
+    "zipfile",
+)  # fmt: skip
+SHORTEST = 40  # characters of a docstring worth quoting
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A system prompt and what the user says turn by turn, as bytes; the answers are generated."""
+
+    number: int
+    system: bytes
+    turns: tuple[bytes, ...]
+
+    @property
+    def prompt_bytes(self) -> int:
+        return len(self.system) + sum(map(len, self.turns))
+
+
+def from_docstrings(requests: int, seed: int) -> list[Conversation]:
+    """Conversations with `requests` turns in all; the same ones for the same seed and Python.
+
+    A quarter of the conversations, at least two, share each system prompt; lengths vary so that they fall before, on and after multiples of
+    every page and chunk size. Raises: InvalidArgument where this Python has no documentation strings.
+    """
+    chance = random.Random(f"memstate demo {seed}")
+    modules = list(MODULES)
+    chance.shuffle(modules)
+    subjects = (subject for subject in map(_read_module, modules) if subject is not None)
+    systems: list[tuple[bytes, list[str]]] = []
+    for _, (name, summary, texts) in zip(range(3), subjects, strict=False):
+        system = f"You answer questions about Python's {name}: {summary}\n"
+        systems.append((system.encode()[: chance.randint(56, 76)], texts))
+    if not systems:
+        raise InvalidArgument("no documentation strings in this Python (started with -OO?): use --input FILE")
+    conversations: list[Conversation] = []
+    while requests > 0:
+        system, texts = systems[len(conversations) % len(systems)]
+        count = min(requests, chance.randint(1, 4))
+        turns = tuple(chance.choice(texts).encode()[: chance.randint(14, 44)] for _ in range(count))
+        conversations.append(Conversation(len(conversations), system, turns))
+        requests -= count
+    return conversations
+
+
+def from_file(path: Path) -> list[Conversation]:
+    """One JSON object a line: {"system": "text", "turns": ["text", ...]}; "system" may be left out, empty lines are skipped.
+
+    Raises: InvalidArgument naming the file and the line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"input {path}: {error}") from error
+    conversations: list[Conversation] = []
+    for at, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        system, turns = _parse(line, f"input {path}, line {at}")
+        conversations.append(Conversation(len(conversations), system.encode(), tuple(turn.encode() for turn in turns)))
+    if not conversations:
+        raise InvalidArgument(f"input {path}: no conversation in it")
+    return conversations
+
+
+def first_requests(conversations: list[Conversation], requests: int) -> list[Conversation]:
+    """The conversations cut after `requests` turns in all."""
+    kept = []
+    for conversation in conversations:
+        turns = conversation.turns[:requests]
+        if turns:
+            kept.append(Conversation(conversation.number, conversation.system, turns))
+        requests -= len(turns)
+    return kept
+
+
+def _parse(line: str, where: str) -> tuple[str, list[str]]:
+    try:
+        found: Any = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InvalidArgument(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
+    if not isinstance(found, dict):
+        raise InvalidArgument(f'{where}: expected an object {{"system": "...", "turns": ["..."]}}')
+    system, turns = found.get("system", ""), found.get("turns")
+    if not isinstance(system, str):
+        raise InvalidArgument(f'{where}: "system" must be a text')
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
+        raise InvalidArgument(f'{where}: "turns" must be a list of one or more texts that are not empty')
+    return system, turns
+
+
+def _read_module(name: str) -> tuple[str, str, list[str]] | None:
+    """A module's summary and a question for each documented name in it; None where there is too little to talk about."""
+    try:
+        module = importlib.import_module(name)
+    except ImportError:  # some builds of Python leave modules out
+        return None
+    summary = " ".join((inspect.getdoc(module) or "").split())
+    texts = [f"{thing}? {doc}\n" for thing, doc in _documented(module)]
+    return (name, summary, texts) if len(summary) >= SHORTEST and len(texts) >= 4 else None
+
+
+def _documented(module: object) -> Iterator[tuple[str, str]]:
+    for name in sorted(vars(module)):
+        thing = getattr(module, name)
+        if name.startswith("_") or not callable(thing):
+            continue
+        doc = " ".join((inspect.getdoc(thing) or "").split())
+        if len(doc) >= SHORTEST:
+            yield name, doc

@@ -1,0 +1,62 @@
+"""Figures of a running decode loop, sampled from the host's mirror and the backend's counts."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from memstate.engine import StateManager
+from memstate.requests import Row
+
+
+@dataclass
+class Meter:
+    """What a run did; slots and tokens unless said otherwise.
+
+    resumed: admissions from a snapshot. refused: admissions and extensions refused, by what ran out. ended: requests by how they
+    ended, retractions and cancelled ones included, which come back. held: sums by kind over `looks`. decode_launches, decode_syncs:
+    of each decode step.
+    """
+
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    resumed: int = 0
+    admissions: int = 0
+    steps: int = 0
+    mixed_steps: int = 0
+    dead_entries: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=Counter)
+    held: Counter[str] = field(default_factory=Counter)
+    looks: int = 0
+    slots_held_mean_sum: float = 0.0
+    slots_held_looks: int = 0
+    slots_held_peak: int = 0
+    decode_launches: list[int] = field(default_factory=list)
+    decode_syncs: list[int] = field(default_factory=list)
+
+    def look(self, mem: StateManager, rows: Iterable[Row]) -> None:
+        """Samples what is held now. Syncs: no."""
+        held = [mem.slots_held(row) for row in rows]
+        if held:
+            self.slots_held_peak = max(self.slots_held_peak, *held)
+            self.slots_held_mean_sum += sum(held) / len(held)
+            self.slots_held_looks += 1
+        stats = mem.stats()
+        self.held.update(live=stats.held_by_live, lane=stats.held_by_lanes, holder=stats.held_by_snapshots)
+        self.looks += 1
+
+    @property
+    def slots_held_mean(self) -> float:
+        """Slots per running request, the mean over all looks at running requests."""
+        return self.slots_held_mean_sum / max(1, self.slots_held_looks)
+
+    @property
+    def slots_held_by_kind(self) -> dict[str, float]:
+        """Slots per kind of owner, the mean over all looks."""
+        return {kind: self.held[kind] / max(1, self.looks) for kind in ("live", "lane", "holder")}
+
+
+def mean_and_max(values: list[int]) -> dict[str, float]:
+    """Mean and maximum; zeros of nothing."""
+    return {"mean": sum(values) / max(1, len(values)), "max": max(values, default=0)}

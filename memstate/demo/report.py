@@ -1,0 +1,153 @@
+"""What a demo run found: for people, for scripts, and whether it is as it must be."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from memstate.demo.compare import Comparison
+from memstate.demo.config import DemoConfig
+from memstate.demo.meter import Meter, mean_and_max
+from memstate.layout import format_bytes
+
+
+@dataclass(frozen=True)
+class DemoReport:
+    """Figures of a run. backend: as used. leaked, double_owned: by the audit at the end; with a planted leak, `planted` is the slot
+    that must be named. snapshots_taken: at boundaries. Bytes are padded slots.
+    """
+
+    config: DemoConfig
+    backend: str
+    requests: int
+    conversations: int
+    meter: Meter
+    comparison: Comparison
+    distinct_tokens: int
+    snapshots_taken: int
+    snapshots_degraded: int
+    snapshots_published: int
+    copied_bytes: int
+    snapshot_bytes_copied: int
+    leaked: list[int]
+    double_owned: list[int]
+    audits_running_clean: bool
+    audit_text: str
+    strikes: int = 0
+    planted: int | None = None
+    timings: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def identical(self) -> bool:
+        """Tokens, logits and states all agree with the uncached run."""
+        return self.comparison.identical
+
+    @property
+    def expectation_met(self) -> bool:
+        """Whether the run came out as its options say it must: a sabotaged one differs, a planted leak is the one that is named."""
+        compared = not self.identical and self.strikes > 0 if self.config.sabotage else self.identical
+        expected = [] if self.planted is None else [self.planted]
+        owned = self.leaked == expected and not self.double_owned and self.audits_running_clean
+        return compared and owned
+
+    @property
+    def ok(self) -> bool:
+        """Whether the command succeeds."""
+        return self.expectation_met
+
+    def failure(self) -> str:
+        """One line that says what is wrong; empty where nothing is."""
+        c, parts = self.comparison, []
+        if self.config.sabotage and not self.strikes:
+            parts.append(f"sabotage {self.config.sabotage}: no snapshot was resumed from, so nothing could be exchanged")
+        elif self.config.sabotage and self.identical:
+            parts.append(f"sabotage {self.config.sabotage} went unnoticed: the comparison is blind")
+        elif not self.config.sabotage and not self.identical:
+            wrong = f"{c.wrong_tokens} tokens, {c.wrong_logits} logits, {c.wrong_states} states"
+            parts.append(f"not identical to the uncached run ({wrong}): {'; '.join(c.differences[:3])}")
+        if self.planted is not None and self.leaked != [self.planted]:
+            parts.append(f"planted a leak of slot {self.planted}, the audit names {self.leaked}")
+        elif self.planted is None and self.leaked:
+            parts.append(f"leaked slots {self.leaked}")
+        if self.double_owned:
+            parts.append(f"slots with two owners: {self.double_owned}")
+        if not self.audits_running_clean:
+            parts.append(f"an audit of the running loop found: {' '.join(self.audit_text.split())}")
+        return "; ".join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of the command's contract and more."""
+        m, c = self.meter, self.comparison
+        return {
+            "strategy": self.config.strategy,
+            "backend": self.backend,
+            "overlap": int(self.config.overlap),
+            "seed": self.config.seed,
+            "requests": self.requests,
+            "conversations": self.conversations,
+            "generated_tokens": m.generated_tokens,
+            "distinct_tokens": self.distinct_tokens,
+            "prompt_tokens": m.prompt_tokens,
+            "prefix_hit_tokens": m.prefix_hit_tokens,
+            "host_hit_tokens": 0,
+            "storage_hit_tokens": 0,
+            "identical_to_uncached": self.identical,
+            "tokens_identical": not c.wrong_tokens,
+            "logits_identical": not c.wrong_logits,
+            "states_identical": not c.wrong_states,
+            "compared": {"tokens": c.tokens, "logits": c.logits, "states": c.states},
+            "differences": c.differences,
+            "leaked_slots": len(self.leaked),
+            "double_owned_slots": len(self.double_owned),
+            "audit": self.audit_text,
+            "slots_held_mean": m.slots_held_mean,
+            "slots_held_peak": m.slots_held_peak,
+            "slots_held_by_kind": m.slots_held_by_kind,
+            "snapshots_taken": self.snapshots_taken,
+            "snapshots_degraded": self.snapshots_degraded,
+            "snapshots_published": self.snapshots_published,
+            "snapshot_bytes_copied": self.snapshot_bytes_copied,
+            "copied_bytes": self.copied_bytes,
+            "device_launches_per_decode_step": mean_and_max(m.decode_launches),
+            "host_syncs_per_decode_step": mean_and_max(m.decode_syncs),
+            "steps": m.steps,
+            "decode_steps": len(m.decode_launches),
+            "dead_entries": m.dead_entries,
+            "admissions": m.admissions,
+            "resumed": m.resumed,
+            "ended": dict(m.ended),
+            "refused": dict(m.refused),
+            "sabotage": self.config.sabotage,
+            "strikes": self.strikes,
+            "planted_leak": self.planted,
+            "expectation_met": self.expectation_met,
+            "seconds": self.timings,
+        }
+
+    def table(self) -> list[tuple[str, str]]:
+        """Rows of figure and value for people."""
+        m, c = self.meter, self.comparison
+        launches, syncs = mean_and_max(m.decode_launches), mean_and_max(m.decode_syncs)
+        kinds = ", ".join(f"{kind} {value:.1f}" for kind, value in m.slots_held_by_kind.items())
+        retracted = sum(count for how, count in m.ended.items() if how.startswith("retracted"))
+        refused = ", ".join(f"{what} {count}" for what, count in sorted(m.refused.items())) or "none"
+        share = 100 * m.prefix_hit_tokens / max(1, m.prompt_tokens)
+        leak = f", slot {self.planted} was planted" if self.planted is not None else ""
+        return [
+            ("strategy, backend", f"{self.config.strategy}, {self.backend}, overlap {'on' if self.config.overlap else 'off'}"),
+            ("conversations, requests", f"{self.conversations}, {self.requests}"),
+            ("generated", f"{m.generated_tokens} tokens, {self.distinct_tokens} distinct"),
+            ("claimed", f"{m.admissions} admissions of {self.requests} requests, {m.resumed} from a snapshot"),
+            ("prefix hits", f"{m.prefix_hit_tokens} of {m.prompt_tokens} prompt tokens ({share:.0f} %)"),
+            ("held", f"{m.slots_held_mean:.2f} slots per request, at most {m.slots_held_peak}"),
+            ("held by kind, mean", kinds),
+            ("snapshotted", f"{self.snapshots_taken} at boundaries, {self.snapshots_published} published, {self.snapshots_degraded} went without"),
+            ("copied", f"{format_bytes(self.snapshot_bytes_copied)} for snapshots, {format_bytes(self.copied_bytes)} in all"),
+            ("launched per decode step", f"{launches['mean']:.2f} mean, {launches['max']:.0f} at most ({len(m.decode_launches)} decode steps)"),
+            ("synced per decode step", f"{syncs['mean']:.2f}"),
+            ("aborted, retracted, cancelled", f"{m.ended['aborted']}, {retracted}, {m.ended['cancelled']}; {m.dead_entries} dead steps"),
+            ("back-pressure", refused),
+            ("compared", f"{c.tokens} tokens, {c.logits} logits, {c.states} states"),
+            ("identical to uncached", "yes" if self.identical else f"NO: {c.wrong_tokens} tokens, {c.wrong_logits} logits, {c.wrong_states} states"),
+            ("leaked, owned twice", f"{len(self.leaked)}, {len(self.double_owned)}{leak}"),
+            *([("sabotage", f"{self.config.sabotage}, {self.strikes} strikes")] if self.config.sabotage else []),
+            ("seconds", ", ".join(f"{what} {value:.1f}" for what, value in self.timings.items())),
+        ]

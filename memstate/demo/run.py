@@ -1,0 +1,169 @@
+"""Puts a demo run together: the same work cached and uncached, the comparison, the audit."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from memstate.audit import AuditReport
+from memstate.demo.admission import Admission
+from memstate.demo.answers import longest_context
+from memstate.demo.chance import Chance
+from memstate.demo.compare import compare
+from memstate.demo.config import DemoConfig
+from memstate.demo.corpus import Conversation, first_requests, from_docstrings, from_file
+from memstate.demo.meter import Meter
+from memstate.demo.model import HybridModel, Memory, ModelSize
+from memstate.demo.report import DemoReport
+from memstate.demo.sabotage import Sabotage
+from memstate.demo.scheduler import Scheduler
+from memstate.demo.shelf import Shelf
+from memstate.demo.stepper import Stepper
+from memstate.demo.transcript import Witness
+from memstate.demo.uncached import Uncached
+from memstate.engine import StateManager
+from memstate.errors import InvalidArgument
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.requests import Request
+from memstate.storage import Storage
+from memstate.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
+
+REQUESTS = 40
+STRATEGIES: dict[str, type[Tracking]] = {"none": NoTracking, "ping-pong": PingPong, "lazy": LazyPingPong, "redirect": Redirect}
+Progress = Callable[[int, int], None]
+
+
+def run(config: DemoConfig, progress: Progress | None = None) -> DemoReport:
+    """Runs the decode loop, then every conversation alone and uncached, and compares; audits in between and at the end.
+
+    progress: called with (done, total) requests, both runs counted. Syncs: yes. Raises: InvalidArgument for settings that cannot work.
+    """
+    with _one_thread(), torch.inference_mode():
+        return _run(config, progress or (lambda done, total: None))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Tensors this small gain nothing from more threads, and on a busy machine threads that wait for each other cost ten times the work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _run(config: DemoConfig, report: Progress) -> DemoReport:
+    conversations = _conversations(config)
+    requests = sum(len(conversation.turns) for conversation in conversations)
+    pages_per_row = _pages_per_row(config, conversations)
+    pages = config.pages if config.pages is not None else 2 * pages_per_row + pages_per_row // 2
+    mem = _manager(config, pages, pages_per_row)
+    try:
+        model = HybridModel(ModelSize(), config.seed, Backend(mem.backend.name, config.device))
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from error
+    kv = Storage(model.size.page_layout(config.page_size), pages, model.backend)
+    for plane in (*mem.planes.values(), *kv.planes.values()):
+        plane[:, 1:] = float("nan")  # whatever reads fresh memory shows
+    memory = Memory(mem.planes["conv"], mem.planes["ssm"], kv.planes["key"][0], kv.planes["value"][0], mem.page_table)
+    uncached = Uncached(model, config.batch, config.chunk, pages_per_row, config.page_size, config.seed)
+
+    witness, meter = Witness(mem), Meter()
+    shelf = Shelf(mem, witness)
+    sabotage = Sabotage(config.sabotage, mem, shelf, uncached.state_after) if config.sabotage else None
+    admission = Admission(config, mem, shelf, meter, sabotage)
+    audits: list[AuditReport] = []
+
+    def step_done(done: int) -> None:
+        report(done, 2 * requests)
+        if done in (requests // 3, 2 * requests // 3):
+            audits.append(mem.audit())  # while requests run: no false alarm allowed
+
+    scheduler = Scheduler(
+        config, mem, Stepper(model, memory, config.batch, config.chunk), admission, Chance(config.seed, config.fail_claims),
+        meter, witness, shelf, step_done,
+    )  # fmt: skip
+    started = time.perf_counter()
+    transcripts = scheduler.run(conversations)
+    witness.look_now()
+    stats = mem.stats()
+    audits.append(mem.audit())
+    shelf.drop_oldest(len(shelf.entries))
+    planted = _plant_leak(mem) if config.plant_leak else None
+    last = mem.audit()
+    between = time.perf_counter()
+    comparison = compare(
+        conversations, transcripts, witness.sightings, uncached, lambda done: report(requests + done, 2 * requests)
+    )
+    answers = [answer for transcript in transcripts.values() for answer in transcript.answers]
+    meter.generated_tokens = sum(map(len, answers))
+    unclean = next((audit for audit in audits if not audit.clean), None)
+    return DemoReport(
+        config=config,
+        backend=mem.backend.name,
+        requests=requests,
+        conversations=len(conversations),
+        meter=meter,
+        comparison=comparison,
+        distinct_tokens=len({token for answer in answers for token in answer}),
+        snapshots_taken=stats.snapshots,
+        snapshots_degraded=stats.degraded,
+        snapshots_published=stats.published,
+        copied_bytes=stats.copied_bytes,
+        snapshot_bytes_copied=stats.copied_bytes - _copied_by_hits(mem, meter),
+        leaked=sorted({*last.leaked}),
+        double_owned=sorted({*last.double_owned, *last.owned_but_free}),
+        audits_running_clean=unclean is None,
+        audit_text=str(unclean or last),
+        strikes=sabotage.strikes if sabotage else 0,
+        planted=planted,
+        timings={"cached": between - started, "uncached": time.perf_counter() - between},
+    )
+
+
+def _conversations(config: DemoConfig) -> list[Conversation]:
+    if config.input is None:
+        return from_docstrings(config.requests or REQUESTS, config.seed)
+    given = from_file(config.input)
+    return first_requests(given, config.requests) if config.requests else given
+
+
+def _pages_per_row(config: DemoConfig, conversations: Sequence[Conversation]) -> int:
+    longest = max(longest_context(conversation, config.page_size) for conversation in conversations)
+    return -(-longest // config.page_size)
+
+
+def _manager(config: DemoConfig, pages: int, pages_per_row: int) -> StateManager:
+    """A manager for one request less than the batch has rows. Raises: InvalidArgument where not even one request would fit."""
+    tracking = STRATEGIES[config.strategy](every=config.track_every)
+    if pages < pages_per_row:
+        raise InvalidArgument(f"pages {pages}: the longest conversation alone needs {pages_per_row} pages of {config.page_size} tokens")
+    needed = 1 + tracking.lanes_at_admission(config.overlap)
+    if config.slots < needed:
+        raise InvalidArgument(f"slots {config.slots}: one request under {config.strategy} needs {needed}")
+    try:
+        return StateManager(
+            ModelSize().state_layout(), slots=config.slots, max_requests=config.batch - 1, max_batch=config.batch, tracking=tracking,
+            device=config.device, backend=config.backend, pages=pages, page_size=config.page_size, pages_per_row=pages_per_row,
+            overlap=config.overlap,
+        )  # fmt: skip
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from error
+
+
+def _copied_by_hits(mem: StateManager, meter: Meter) -> int:
+    """Bytes that copies from resumed snapshots moved; nothing where the first step reads them directly."""
+    return 0 if mem.direct_hits else meter.resumed * mem.layout.bytes_per_slot
+
+
+def _plant_leak(mem: StateManager) -> int:
+    """Admits a request and empties its register by hand; returns the slot that nobody owns from then on. Syncs: yes."""
+    (row,) = mem.admit([Request("planted leak")])
+    mem.submit()
+    register = REGISTERS_PER_ROW * row.index
+    slot = int(mem.registers.table.slots[register])
+    mem.registers.table.slots[register] = 0
+    return slot

@@ -1,0 +1,257 @@
+"""The decode loop: continuous batching over one manager, with overlap, chunked prefill, back-pressure and things that go wrong.
+
+    with overlap       plan(t+1) forward(t+1)   read results(t)   settle(t)   ends, publications   plan(t+2) ..
+    without            plan(t)   forward(t)     read results(t)   settle(t)   ends, publications   plan(t+1) ..
+
+Knows tokens, rows and counts; never a slot.
+"""
+
+from collections.abc import Callable, Sequence
+
+from memstate.demo.admission import Admission
+from memstate.demo.answers import noise, rule_for
+from memstate.demo.chance import Chance
+from memstate.demo.config import DemoConfig
+from memstate.demo.corpus import Conversation
+from memstate.demo.meter import Meter
+from memstate.demo.model import Slots
+from memstate.demo.shelf import Shelf
+from memstate.demo.stepper import Inputs, Stepper
+from memstate.demo.transcript import Transcript, Witness
+from memstate.demo.work import Entry, Flight, Work
+from memstate.engine import StateManager
+from memstate.errors import OutOfPages
+from memstate.holders import Snapshot
+from memstate.requests import Row
+
+ARRIVAL_GAP = 4.0  # steps between the first turns of conversations
+REPLY_GAP = 6.0  # steps from an answer to the next turn
+
+
+class Scheduler:
+    """Runs all turns of all conversations through one manager.
+
+    mem: the manager; its `max_requests` is below the batch, so that there is always padding. stepper: the forward on mem's planes.
+    admission: who gets a row. progress: called with the number of requests done.
+    """
+
+    def __init__(
+        self, config: DemoConfig, mem: StateManager, stepper: Stepper, admission: Admission, chance: Chance, meter: Meter,
+        witness: Witness, shelf: Shelf, progress: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        self.config, self.mem, self.stepper, self.admission, self.chance = config, mem, stepper, admission, chance
+        self.meter, self.witness, self.shelf, self.progress = meter, witness, shelf, progress
+        self.running: list[Work] = []
+        self.transcripts: dict[int, Transcript] = {}
+        self._arrivals: list[tuple[int, Work]] = []
+        self._clock = self._done = 0
+        self._flight: Flight | None = None
+
+    def run(self, conversations: Sequence[Conversation]) -> dict[int, Transcript]:
+        """Works until every turn has ended; returns what came out by conversation. Syncs: yes, for results and looks."""
+        at = 0
+        for conversation in conversations:
+            self.transcripts[conversation.number] = Transcript()
+            self._arrive(at, conversation, 0, list(conversation.system))
+            at += self.chance.gap(ARRIVAL_GAP)
+        while self._arrivals or self.admission.waiting or self.running:
+            self._iterate()
+        if self._flight:  # a last step that was dead
+            self._collect(self._flight)
+            self._flight = None
+        return self.transcripts
+
+    def _arrive(self, at: int, conversation: Conversation, turn: int, tokens: list[int]) -> None:
+        tokens = tokens + list(conversation.turns[turn])
+        rule = rule_for(self.config.seed, conversation.number, turn, len(tokens), self.config.page_size)
+        self._arrivals.append((at, Work(conversation, turn, tokens, rule)))
+
+    def _iterate(self) -> None:
+        self._clock += 1
+        self.admission.waiting += [work for at, work in self._arrivals if at <= self._clock]
+        self._arrivals = [(at, work) for at, work in self._arrivals if at > self._clock]
+        self._disturb()
+        self.running += self.admission.admit(self.running)
+        self._publish_due()
+        flight = self._launch()
+        if self.config.overlap:
+            flight, self._flight = self._flight, flight
+        if flight:
+            self._collect(flight)
+        self.meter.look(self.mem, (work.handle for work in self.running))
+
+    # -- one step ----------------------------------------------------------------------------------------------------------------
+
+    def _launch(self) -> Flight | None:
+        """Plans and submits a step for everyone not known to be finished."""
+        going = self._with_pages()
+        if not going:
+            return None
+        self._make_room_for_snapshots(len(going))
+        width = self.config.chunk if any(n > 1 for _, n in going) else 1
+        inputs, entries = Inputs(self.config.batch, width), []
+        rows: list[Row | None] = [None] * self.config.batch
+        counts = [0] * self.config.batch
+        for work, n in going:
+            place, after = work.place, work.folded + n
+            rows[place], counts[place] = work.handle, n
+            known = work.tokens[work.folded : after]
+            inputs.tokens[place, : len(known)] = known
+            inputs.start[place], inputs.fed[place] = work.folded, not known
+            samples = after >= len(work.tokens)
+            if samples:
+                inputs.noise[place] = noise(self.config.seed, work.conversation.number, after)
+            entries.append(Entry(work, work.handle, place, after, samples))
+        launches, syncs = self._counts()
+        step = self.mem.plan(rows, counts, limit=self.chance.claims_allowed(len(going)))
+        launches, syncs = self._counts(launches, syncs)
+        if self.chance.cancels():
+            self._cancel(step_snapshots=self.mem.cancel(step, publish=True), entries=entries)
+            return None
+        results = self.stepper.run(inputs, Slots(step.rows, step.tokens, step.read, step.write, step.snapshot))
+        for entry in entries:
+            entry.work.folded = entry.after
+        self.witness.look()
+        self.meter.look(self.mem, (work.handle for work in self.running))
+        self.meter.steps += 1
+        self.meter.mixed_steps += width > 1
+        return Flight(step, results, entries, width == 1, launches, syncs)
+
+    def _counts(self, launches: int = 0, syncs: int = 0) -> tuple[int, int]:
+        """Launches and syncs of the manager's backend since the given ones; the model counts on a backend of its own."""
+        counts = self.mem.backend.counts
+        return counts.total_launches - launches, counts.syncs - syncs
+
+    def _with_pages(self) -> list[tuple[Work, int]]:
+        """Who goes on, with how many tokens, and KV pages for all of them: snapshots make way first, then the youngest request."""
+        while True:
+            going = [(work, self._tokens_next(work)) for work in self.running if not work.sure_to_end]
+            if not going:
+                return []
+            try:
+                self.mem.extend([work.handle for work, _ in going], [work.folded + n for work, n in going])
+                return going
+            except OutOfPages:
+                self.meter.refused["pages"] += 1
+                if not self.shelf.drop_oldest(1):
+                    self._retract([self.running[-1]], "pages ran out")
+
+    def _tokens_next(self, work: Work) -> int:
+        known = max(1, len(work.tokens) - work.folded)  # or the one sampled token that is on its way
+        return min(known, self.config.chunk, self.mem.next_boundary(work.handle) - work.folded)
+
+    def _make_room_for_snapshots(self, rows: int) -> None:
+        """Old snapshots make way for new ones; where nothing is left to drop the strategy goes without."""
+        if self.config.strategy != "none":
+            self.shelf.drop_oldest(max(0, rows - self.mem.free_slots))
+
+    def _collect(self, flight: Flight) -> None:
+        """Reads a step's results, settles it and ends who is done."""
+        sampled, logits = flight.results.read()
+        finished = [False] * self.config.batch
+        broken_off = []
+        for entry in flight.entries:
+            work = entry.work
+            if not (entry.current and entry.samples) or not work.rule.cap:
+                continue
+            work.tokens.append(sampled[entry.place])
+            self.transcripts[work.conversation.number].logits[entry.after] = logits[entry.place].copy()
+            finished[entry.place] = work.rule.ends(len(work.answer), work.tokens[-1])
+            if not finished[entry.place] and len(work.answer) == work.rule.abort_after:
+                broken_off.append(work)
+        before = self._counts()
+        self.mem.settle(flight.step, finished)
+        if flight.decode_only:
+            launches, syncs = self._counts(*before)
+            self.meter.decode_launches.append(flight.launches + launches)
+            self.meter.decode_syncs.append(flight.syncs + syncs)
+        done = [entry.work for entry in flight.entries if entry.current and finished[entry.place]]
+        if done:
+            self._finish(done)
+        for work in broken_off:
+            self._abort(work)
+
+    # -- publishing and ending ---------------------------------------------------------------------------------------------------
+
+    def _publish_due(self) -> None:
+        """Moves snapshots of running requests to the shelf, once the boundary they stand for is confirmed."""
+        if self.config.strategy == "none":
+            return
+        every, due = self.config.track_every, []
+        for work in self.running:
+            confirmed = self.mem.confirmed(work.handle)
+            passed = [confirmed // every * every, work.want]
+            newest = max((n for n in passed if n <= confirmed), default=0)
+            if newest > work.published:
+                due.append(work)
+                if confirmed > newest:  # Redirect has it one step after the boundary; later it never will
+                    work.published = newest
+        if due:
+            for work, snapshot in zip(due, self.mem.publish([work.handle for work in due]), strict=True):
+                self._shelve(work, snapshot)
+
+    def _shelve(self, work: Work, snapshot: Snapshot | None) -> None:
+        if snapshot:
+            work.published = max(work.published, snapshot.length)
+            self.shelf.put(work.conversation.number, work.tokens, snapshot)
+
+    def _disturb(self) -> None:
+        """Retracts at random, and aborts those whose user gave up while the prompt was still being read."""
+        unlucky = [work for work in self.running if self.chance.retracts(work.retractions)]
+        if unlucky:
+            self._retract(unlucky, "at random")
+        for work in list(self.running):
+            if work.rule.abort_prompt and work.folded >= work.rule.abort_prompt:
+                self._abort(work)
+
+    def _finish(self, works: Sequence[Work]) -> None:
+        for work in works:
+            self._see(work, "finished")
+            self.meter.dead_entries += self.mem.length(work.handle) > self.mem.confirmed(work.handle)
+        for work, snapshot in zip(works, self.mem.release([work.handle for work in works], publish=True), strict=True):
+            self._shelve(work, snapshot)
+            self._end(work, "finished")
+
+    def _abort(self, work: Work) -> None:
+        self._see(work, "aborted")
+        self.mem.abort([work.handle])
+        self._end(work, "aborted")
+
+    def _retract(self, works: Sequence[Work], why: str) -> None:
+        for work in works:
+            self._see(work, "retracted")
+        for work, snapshot in zip(works, self.mem.retract([work.handle for work in works]), strict=True):
+            self._shelve(work, snapshot)
+            self._send_back(work, f"retracted, {why}")
+
+    def _cancel(self, step_snapshots: Sequence[Snapshot | None], entries: Sequence[Entry]) -> None:
+        """The rows of a step that never ran are gone; their requests start over from what was published."""
+        for entry in entries:
+            self._shelve(entry.work, step_snapshots[entry.place])
+            self._send_back(entry.work, "cancelled")
+
+    def _see(self, work: Work, why: str) -> None:
+        if work.begun:
+            self.witness.see_live(work.conversation.number, work.handle, why)
+
+    def _send_back(self, work: Work, why: str) -> None:
+        work.retractions += 1
+        self._leave(work, why)
+        self.admission.waiting.insert(0, work)
+
+    def _end(self, work: Work, how: str) -> None:
+        """Notes the answer and lets the next turn arrive."""
+        conversation, turn = work.conversation, work.turn + 1
+        transcript = self.transcripts[conversation.number]
+        transcript.answers.append(work.answer)
+        transcript.tokens = work.tokens
+        self._leave(work, how)
+        if turn < len(conversation.turns):
+            self._arrive(self._clock + self.chance.gap(REPLY_GAP), conversation, turn, work.tokens)
+        self._done += 1
+        self.progress(self._done)
+
+    def _leave(self, work: Work, how: str) -> None:
+        self.meter.ended[how] += 1
+        work.stop()
+        self.running.remove(work)

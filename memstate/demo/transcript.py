@@ -1,0 +1,84 @@
+"""What a run leaves behind to be compared: tokens, logits, and the bytes of states. Knows no model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from memstate.demo.stepper import Logits
+from memstate.engine import StateManager
+from memstate.holders import Snapshot
+from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.requests import Row
+
+
+@dataclass
+class Transcript:
+    """What came out of one conversation: its whole token stream, the answers in it, logits and states by position.
+
+    logits: after so many tokens, where a token was sampled; states: bytes of a state that stands for so many tokens.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    answers: list[list[int]] = field(default_factory=list)
+    logits: dict[int, Logits] = field(default_factory=dict)
+    states: dict[int, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """The bytes of a state that the manager held, and the token length it stood for according to its label."""
+
+    conversation: int
+    length: int
+    what: str
+    data: bytes
+
+
+class Witness:
+    """Reads states back while the manager runs, for the comparison at the end; reads the device's own registers and labels.
+
+    A published snapshot is read after the plan that submits its move, so that looking submits nothing of its own.
+    """
+
+    def __init__(self, mem: StateManager) -> None:
+        self.mem = mem
+        self.sightings: list[Sighting] = []
+        self._waiting: list[tuple[int, Snapshot]] = []
+
+    def watch(self, conversation: int, snapshot: Snapshot) -> None:
+        """Notes a snapshot just published by a conversation."""
+        self._waiting.append((conversation, snapshot))
+
+    def look(self) -> None:
+        """Reads the snapshots noted since; their moves must have been submitted. Syncs: yes, where there are any."""
+        for conversation, snapshot in self._waiting:
+            self._see(conversation, snapshot.register, "snapshot")
+        self._waiting.clear()
+
+    def look_now(self) -> None:
+        """Like `look` at any time: submits first what is recorded. Syncs: yes, where there are any."""
+        if self._waiting:
+            self.mem.submit()
+            self.look()
+
+    def see_live(self, conversation: int, row: Row, why: str) -> None:
+        """Reads the live state of a row about to end, a dead step's included. Syncs: yes."""
+        self._see(conversation, REGISTERS_PER_ROW * row.index, f"live state when {why}")
+
+    def _see(self, conversation: int, register: int, what: str) -> None:
+        slot, length = slot_and_label(self.mem, register)
+        self.sightings.append(Sighting(conversation, length, what, state_bytes(self.mem.planes, slot)))
+
+
+def slot_and_label(mem: StateManager, register: int) -> tuple[int, int]:
+    """What a register holds on the device, once what was recorded is submitted. Syncs: yes."""
+    table = mem.registers.table
+    return int(table.slots[register]), int(table.labels[register])
+
+
+def state_bytes(planes: Mapping[str, Tensor], slot: int) -> bytes:
+    """Every byte of one slot, padding left out. Syncs: yes."""
+    parts = [plane[:, slot].contiguous().reshape(-1).view(torch.uint8) for plane in planes.values()]
+    return torch.cat(parts).cpu().numpy().tobytes()

@@ -1,0 +1,161 @@
+"""A step of a decode kernel in poisoned memory: what its answer may not depend on, and what it may not change."""
+
+import mmap
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from memstate.kernels.dispatch import Backend
+
+SLOTS = 8
+GUARD = 48  # bytes before, between and behind the slots; a multiple of 16 that is no power of two
+
+
+class Row(NamedTuple):
+    """One entry of the batch: its slots, and how many of the step's tokens are real."""
+
+    read: int
+    write: int
+    snapshot: int = 0
+    tokens: int = 3
+
+
+# In place; to another slot with a snapshot; from nothing; padding; no token, copied through with a snapshot.
+MIXED = [Row(1, 1), Row(2, 3, 4, 2), Row(0, 5, 0, 1), Row(0, 0), Row(6, 6, 7, 0)]
+# Every way in which the slots of one row may coincide.
+COINCIDING = [Row(1, 1), Row(1, 2), Row(1, 1, 2), Row(1, 2, 1), Row(1, 2, 3), Row(1, 2, 2), Row(1, 1, 1), Row(1, 2, -4)]
+
+
+def rubbish(nbytes: int, device: torch.device, generator: torch.Generator) -> Tensor:
+    """Bytes that are NaN read as fp32, bf16 or fp16, and differ from each other, so that a stray NaN shows as well."""
+    whole = torch.randint(0xC0, 0x100, (nbytes,), dtype=torch.uint8, generator=generator)
+    whole[1::2] = 0xFF
+    return whole.to(device)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+class Memory:
+    """The states of one layer, `slot ...`, in rubbish: every slot is unset until `fill`."""
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator
+    ) -> None:
+        layout = torch.empty(shape, dtype=dtype, device="meta")
+        self.payload = layout.nbytes
+        self.stride = -(-self.payload // 16) * 16 + GUARD
+        self.whole = rubbish(GUARD + SLOTS * self.stride, device, generator)
+        strides = (self.stride // dtype.itemsize, *layout.stride())
+        self.state = self.whole[GUARD:].view(dtype).as_strided((SLOTS, *shape), strides)
+        self.before = self.whole.clone()
+
+    def twin(self) -> "Memory":
+        """The same bytes somewhere else."""
+        twin = object.__new__(Memory)
+        twin.payload, twin.stride, twin.before = self.payload, self.stride, self.before
+        twin.whole = self.whole.clone()
+        elements = twin.whole[GUARD:].view(self.state.dtype)
+        twin.state = elements.as_strided(self.state.shape, self.state.stride())
+        return twin
+
+    def fill(self, slot: int, values: Tensor) -> None:
+        """Sets the state of a slot, and takes the memory as it now is for what was there before."""
+        self.state[slot] = values.to(self.state)
+        self.before = self.whole.clone()
+
+    def check_changed_only(self, slots: set[int]) -> None:
+        """No byte differs outside the payload of these slots."""
+        same = self.whole == self.before
+        for slot in slots:
+            start = GUARD + slot * self.stride
+            same[start : start + self.payload] = True
+        assert bool(same.all()), f"changed at bytes {torch.nonzero(~same).flatten()[:8].tolist()}, stride {self.stride}"
+
+
+def far_apart(slots: int, slot: Tensor, stride: int) -> Tensor:
+    """States like `slot`, `stride` elements apart: on a CPU addresses, of which only touched pages become memory."""
+    nbytes = ((slots - 1) * stride + slot.numel()) * slot.element_size()
+    if slot.device.type == "cpu":
+        no_reserve = 0x4000  # Linux's MAP_NORESERVE, which Python 3.11 does not name
+        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
+        elements = torch.frombuffer(pages, dtype=slot.dtype)
+    else:
+        elements = torch.empty(nbytes, dtype=torch.uint8, device=slot.device).view(slot.dtype)
+    return elements.as_strided((slots, *slot.shape), (stride, *slot.stride()))
+
+
+@dataclass
+class Case:
+    """A step: inputs `batch token ...`, NaN where a token is not real; what all rows share; the memory it runs on.
+
+    like: the input that has the shape and dtype of the output.
+    """
+
+    op: str
+    rows: list[Row]
+    inputs: dict[str, Tensor]
+    shared: dict[str, Any]
+    memory: Memory
+    like: str
+
+    def arguments(self) -> dict[str, Any]:
+        """All but `out`."""
+        device = self.memory.state.device
+        columns = {
+            name: torch.tensor([getattr(row, name) for row in self.rows], dtype=torch.int32, device=device)
+            for name in Row._fields
+        }
+        return self.inputs | self.shared | columns | {"state": self.memory.state}
+
+    def step(self, backend: Backend) -> Tensor:
+        """Runs the op into poisoned output."""
+        out = torch.full_like(self.inputs[self.like], torch.nan)
+        assert getattr(backend, self.op)(**self.arguments(), out=out) is out
+        return out
+
+    def twin(self) -> "Case":
+        """The same step on a copy of the memory."""
+        return replace(self, memory=self.memory.twin())
+
+    def cut(self, rows: list[int], start: int, stop: int) -> "Case":
+        """Some rows and tokens of the step, on the same memory."""
+        inputs = {name: tensor[rows][:, start:stop].contiguous() for name, tensor in self.inputs.items()}
+        chosen = [self.rows[i] for i in rows]
+        real = [row._replace(tokens=min(max(row.tokens - start, 0), stop - start)) for row in chosen]
+        return replace(self, rows=real, inputs=inputs)
+
+
+def check_rows_alone(case: Case, backend: Backend) -> None:
+    """Every row has the same bits alone, in reverse order, and beside fewer others."""
+    together = case.twin()
+    out = together.step(backend)
+    for order in ([0], [1], [2], [3], [4], [4, 3, 2, 1, 0], [2, 0]):
+        part = case.cut(order, 0, out.shape[1]).twin()
+        assert same_bits(part.step(backend), out[order])
+        for slot in {slot for i in order for slot in case.rows[i][1:3] if slot > 0}:
+            assert same_bits(part.memory.state[slot], together.memory.state[slot])
+
+
+def check_chunks(case: Case, backend: Backend, cuts: list[int]) -> None:
+    """The tokens of every row in chunks, each going on from what the last one wrote: the same bits."""
+    whole = case.twin()
+    out = whole.step(backend)
+    chunks = []
+    for start, stop in pairwise(cuts):
+        chunks.append(case.cut(list(range(len(case.rows))), start, stop).step(backend))
+        case.rows = [row._replace(read=row.write) for row in case.rows]
+    assert same_bits(torch.cat(chunks, dim=1), out)
+    assert same_bits(case.memory.whole, whole.memory.whole)
+
+
+def check_misfit(case: Case, backend: Backend, name: str, value: Any) -> None:
+    """An argument that does not fit is named, and nothing changes."""
+    with pytest.raises(ValueError, match=rf"\b{name}\b"):
+        getattr(backend, case.op)(**(case.arguments() | {name: value}))
+    case.memory.check_changed_only(set())

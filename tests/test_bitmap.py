@@ -1,0 +1,218 @@
+"""Claim and release on the bitmap, against sets of integers: ids, every word, every counter, on pools of every awkward size."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import COUNTERS, Count
+
+SIZES = (1, 31, 32, 33, 63, 64, 1000, 65535, 65536, 1_000_000)
+SMALL = tuple(size for size in SIZES if size <= 1000)
+PATTERNS = ("all free", "none free", "odd", "last only", "first and last", "sparse", "dense", "runs")
+
+
+class Pool:
+    """A bitmap on the backend, and what it should become."""
+
+    def __init__(self, capacity: int, free: set[int], backend: Backend) -> None:
+        self.capacity, self.free, self.backend = capacity, set(free), backend
+        self.bitmap = torch.tensor(self._words(), dtype=torch.int32, device=backend.device)
+        self.counts = dict.fromkeys(Count, 0) | {Count.FREE: len(free)}
+        self.counters = torch.tensor(self._cells(), dtype=torch.int32, device=backend.device)
+
+    def _words(self) -> list[int]:
+        words = [0] * ((self.capacity + 32) // 32)
+        for slot in self.free:
+            words[slot // 32] |= 1 << (slot % 32)
+        return [word - 2**32 if word >= 2**31 else word for word in words]
+
+    def _cells(self) -> list[int]:
+        return [self.counts[Count(cell)] if cell < len(Count) else 0 for cell in range(COUNTERS)]
+
+    def claim(self, n: int) -> Tensor:
+        ids: Tensor = self.backend.claim(self.bitmap, n, self.counters)
+        expected = sorted(self.free)[:n]
+        self.free -= set(expected)
+        self.counts[Count.FREE] -= len(expected)
+        self.counts[Count.CLAIMED] += len(expected)
+        self.counts[Count.CLAIM_SHORT] += n - len(expected)
+        assert ids.dtype == torch.int32
+        assert ids.tolist() == expected + [0] * (n - len(expected))
+        return ids
+
+    def release(self, ids: list[int], dtype: torch.dtype = torch.int32) -> None:
+        given = torch.tensor(ids, dtype=dtype, device=self.backend.device)
+        self.backend.release(self.bitmap, given, self.capacity, self.counters)
+        doubles, strays = [], [slot for slot in ids if slot > self.capacity]
+        for slot in ids:
+            if 0 < slot <= self.capacity:
+                doubles += [slot] if slot in self.free else []
+                self.counts[Count.RELEASED] += slot not in self.free
+                self.free.add(slot)
+        self.counts[Count.FREE] = len(self.free)
+        for kind, offenders in ((Count.DOUBLE_RELEASE, doubles), (Count.OUT_OF_RANGE, strays)):
+            self.counts[kind] += len(offenders)
+            if offenders and not self.counts[Count.OFFENDER_KIND]:
+                self.counts[Count.OFFENDER_KIND] = kind
+                self.counts[Count.OFFENDER] = min(min(offenders), 2**31 - 1)
+
+    def check(self) -> None:
+        assert self.bitmap.tolist() == self._words()
+        assert self.counters.tolist() == self._cells()
+
+
+def fragmented(pattern: str, capacity: int, rng: random.Random) -> set[int]:
+    slots = range(1, capacity + 1)
+    if pattern == "runs":
+        free, at = set(), 1
+        while at <= capacity:
+            size = rng.choice((1, 7, 31, 32, 33, 100, 2000))
+            if rng.random() < 0.5:
+                free |= set(range(at, min(at + size, capacity + 1)))
+            at += size
+        return free
+    return {
+        "all free": lambda: set(slots),
+        "none free": set,
+        "odd": lambda: set(slots[::2]),
+        "last only": lambda: {capacity},
+        "first and last": lambda: {1, capacity},
+        "sparse": lambda: {slot for slot in slots if rng.random() < 0.03},
+        "dense": lambda: {slot for slot in slots if rng.random() < 0.9},
+    }[pattern]()
+
+
+@pytest.fixture
+def rng(generator: torch.Generator) -> random.Random:
+    return random.Random(generator.initial_seed())
+
+
+@pytest.mark.parametrize("capacity", [size for size in SIZES if size <= 65536])
+def test_B1_every_slot_is_handed_out_once_and_never_slot_0(backend: Backend, capacity: int) -> None:
+    pool = Pool(capacity, set(range(1, capacity + 1)), backend)
+    assert pool.claim(capacity).tolist() == list(range(1, capacity + 1))
+    pool.check()
+    assert pool.claim(1).tolist() == [0]  # nothing left: counted, and no slot invented
+    pool.check()
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("capacity", SMALL)
+def test_B2_claim_takes_the_lowest_free_slots(
+    backend: Backend, rng: random.Random, capacity: int, pattern: str
+) -> None:
+    pool = Pool(capacity, fragmented(pattern, capacity, rng), backend)
+    for n in (1, rng.randint(0, 3) * 11 + 1, capacity + 1):
+        pool.claim(n)
+        pool.check()
+
+
+@pytest.mark.parametrize("pattern", ["none free", "last only", "sparse", "runs"])
+@pytest.mark.parametrize("capacity", [65535, 65536, 1_000_000])
+def test_B11_large_pools_answer_the_same_however_fragmented(
+    backend: Backend, rng: random.Random, capacity: int, pattern: str
+) -> None:
+    pool = Pool(capacity, fragmented(pattern, capacity, rng), backend)
+    taken = [slot for slot in pool.claim(1500).tolist() if slot]
+    pool.check()
+    given = rng.sample(range(1, capacity + 1), 300) + taken[:300]
+    pool.release(given)
+    pool.claim(40)
+    pool.check()
+
+
+@pytest.mark.parametrize("word", [-1, -(2**31), 2**31 - 1, 1, -2, 0x55555555, -0x55555556, 0x00010000, 0x7FFF8000])
+def test_B2_every_bit_of_a_word_is_found(backend: Backend, word: int) -> None:
+    """Sign bit, full words, single bits: rank and select inside one word, at every rank."""
+    bits = {bit for bit in range(32) if (word % 2**32) >> bit & 1}
+    pool = Pool(95, {32 + bit for bit in bits}, backend)
+    for _ in range(len(bits) if len(bits) < 4 else 1):
+        pool.claim(1)
+    pool.check()
+    pool.claim(len(bits))
+    pool.check()
+
+
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 1023, 1024, 1025, 2049])
+def test_B2_claims_across_blocks_and_chunks_go_on_where_they_stopped(
+    backend: Backend, rng: random.Random, n: int
+) -> None:
+    pool = Pool(70_000, fragmented("runs", 70_000, rng) | set(range(33_000, 35_200)), backend)
+    pool.claim(n)
+    pool.claim(n)
+    pool.check()
+
+
+@pytest.mark.parametrize("capacity", SMALL)
+def test_B4_releasing_everything_in_any_order_makes_everything_free(
+    backend: Backend, rng: random.Random, capacity: int
+) -> None:
+    pool = Pool(capacity, set(), backend)
+    ids = list(range(1, capacity + 1))
+    rng.shuffle(ids)
+    pool.release(ids)
+    pool.check()
+    pool.claim(capacity)
+    pool.check()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("capacity", SIZES)
+def test_B5_B6_faults_are_counted_and_corrupt_nothing(
+    backend: Backend, rng: random.Random, capacity: int, dtype: torch.dtype
+) -> None:
+    """Doubles within and across calls, null, negative and unknown ids, mixed with good ones."""
+    pool = Pool(capacity, fragmented("dense", min(capacity, 3000), rng), backend)
+    top = 2**31 - 1 if dtype is torch.int32 else 2**40
+    odd = [0, -1, -(2**31), -capacity, capacity + 1, capacity + 31, capacity + 32, capacity + 64, top]
+    for size in (1, 40, 1100):
+        good = [rng.randint(1, capacity) for _ in range(size)]
+        ids = good + rng.sample(odd, 5) + good[: size // 3]
+        rng.shuffle(ids)
+        pool.release(ids, dtype)
+        pool.check()
+
+
+def test_B5_the_first_fault_is_kept_until_read(backend: Backend) -> None:
+    pool = Pool(40, {7, 9}, backend)
+    for ids in ([5, 5], [99, 9, 7], [8]):
+        pool.release(ids)
+    pool.check()
+    assert pool.counters.tolist()[Count.OFFENDER] == 5
+    assert pool.counters.tolist()[Count.OFFENDER_KIND] == Count.DOUBLE_RELEASE
+
+
+def test_B11_random_claims_and_releases_follow_the_model(backend: Backend, rng: random.Random) -> None:
+    pool = Pool(200, fragmented("dense", 200, rng), backend)
+    held: list[int] = []
+    for _ in range(40):
+        if rng.random() < 0.5:
+            held += [slot for slot in pool.claim(rng.randint(0, 60)).tolist() if slot]
+        else:
+            rng.shuffle(held)
+            given, held = held[:30], held[30:]
+            pool.release(given + given[:2] * (rng.random() < 0.3) + [0, -3])
+    pool.check()
+
+
+@pytest.mark.parametrize("capacity", [33, 1000, 65536])
+def test_B2_kernel_and_reference_leave_the_same_bytes(
+    backend: Backend, rng: random.Random, capacity: int
+) -> None:
+    """The whole tensors, padding included, on one input of random words that no model has tidied."""
+    words = (capacity + 32) // 32
+    free = fragmented("runs", capacity, rng)
+    ids = torch.tensor([rng.randint(-5, capacity + 70) for _ in range(200)], dtype=torch.int64)
+    results = []
+    for each in (backend, Backend("reference", "cpu")):
+        pool = Pool(capacity, free, each)
+        bitmap, counters = pool.bitmap, pool.counters
+        assert bitmap.numel() == words
+        claimed = each.claim(bitmap, 77, counters)
+        each.release(bitmap, ids.to(each.device), capacity, counters)
+        again = each.claim(bitmap, 500, counters)
+        results.append([claimed.tolist(), again.tolist(), bitmap.tolist(), counters.tolist()])
+    assert results[0] == results[1]

@@ -1,0 +1,137 @@
+"""House rules that no tool checks: clean files, a README that runs, docstrings, one signature for each operation."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from memstate.kernels.dispatch import OPS
+
+ROOT = Path(__file__).parent.parent
+
+# A letter of each stands in brackets, because this file is searched as well.
+UNWANTED = {
+    "a path of one machine": r"/([h]ome|[w]ork|[r]oot|[U]sers)/",
+    "a package index": r"[p]ypi\.org|[p]ythonhosted|download\.[p]ytorch|[i]ndex-url",
+    "a promise instead of code": r"\b([T]ODO|[F]IXME|[X]XX)\b",
+}
+
+
+def tracked() -> list[Path]:
+    """The files of the project: what git has or would add; without git, whatever is there."""
+    listing = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    done = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=False)
+    names = done.stdout.split("\0")[:-1] or [str(path) for path in ROOT.rglob("*") if ".venv" not in path.parts]
+    return [path for name in names if (path := ROOT / name).is_file() and not path.is_symlink()]
+
+
+@pytest.mark.parametrize("what", UNWANTED)
+def test_no_file_contains(what: str) -> None:
+    texts = {path: path.read_text(errors="ignore") for path in tracked()}
+    assert [
+        f"{path.relative_to(ROOT)}: {m[0]}" for path, text in texts.items() if (m := re.search(UNWANTED[what], text))
+    ] == []
+
+
+def test_unwanted_patterns_find_what_they_are_for() -> None:
+    samples = ("see /h_ome/someone/x", "pip install --i_ndex-url somewhere", "# T_ODO: later")
+    texts = [sample.replace("_", "") for sample in samples]
+    assert all(re.search(pattern, text) for pattern, text in zip(UNWANTED.values(), texts, strict=True))
+
+
+def test_readme_example_runs_and_prints_what_it_says(tmp_path: Path) -> None:
+    """The first Python block of the README: at most 15 lines; a text block right behind it is its output."""
+    found = re.search(
+        r"```python\n(.*?)```(?:\s*```(?:text|console)?\n(.*?)```)?", (ROOT / "README.md").read_text(), re.DOTALL
+    )
+    assert found, "README.md has no ```python block"
+    code, output = found.groups()
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment.pop("TRITON_INTERPRET", None)  # as a reader would run it
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    if output is not None:
+        assert done.stdout.strip() == output.strip()
+
+
+def sources() -> dict[str, ast.Module]:
+    """Every module of the library and the kernels, by path."""
+    paths = [path.relative_to(ROOT) for folder in ("kernels", "memstate") for path in (ROOT / folder).rglob("*.py")]
+    return {str(path): ast.parse((ROOT / path).read_text()) for path in paths if "kernels" not in path.parts[1:]}
+
+
+def named(body: list[ast.stmt], inside: str = "") -> Iterator[tuple[str, ast.ClassDef | ast.FunctionDef]]:
+    """Classes, functions and methods; methods as `Class.method`."""
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield f"{inside}{node.name}", node
+            if isinstance(node, ast.ClassDef):
+                yield from named(node.body, f"{node.name}.")
+
+
+def undocumented(trees: dict[str, ast.Module]) -> list[str]:
+    """Public names without a docstring; a method may leave it to the class that it takes it from."""
+    nodes = [(path, name, node) for path, tree in trees.items() for name, node in named(tree.body)]
+    documented = {name for _, name, node in nodes if ast.get_docstring(node)}
+    bases = {name: map(ast.unparse, node.bases) for _, name, node in nodes if isinstance(node, ast.ClassDef)}
+    parents = {name: [base.split(".")[-1] for base in of if base != name] for name, of in bases.items()}
+
+    def inherited(name: str) -> bool:
+        owner, _, method = name.rpartition(".")
+        return any(
+            f"{parent}.{method}" in documented or inherited(f"{parent}.{method}") for parent in parents.get(owner, [])
+        )
+
+    public = [entry for entry in nodes if not any(part.startswith("_") for part in entry[1].split("."))]
+    return [f"{path}: {name}" for path, name, node in public if not (ast.get_docstring(node) or inherited(name))]
+
+
+def test_public_functions_have_a_docstring() -> None:
+    assert undocumented(sources()) == []
+
+
+def test_modules_have_a_docstring() -> None:
+    assert [path for path, tree in sources().items() if tree.body and not ast.get_docstring(tree)] == []
+
+
+def test_undocumented_finds_what_is_not_inherited() -> None:
+    tree = ast.parse("""
+class Base:
+    "Says what it is."
+    def run(self):
+        "Runs."
+class _Between(Base): ...
+class Child(_Between):
+    "Says what it is."
+    def run(self): ...
+    def stop(self): ...
+def free(): ...
+def _own(): ...
+""")
+    assert undocumented({"a.py": tree}) == ["a.py: Child.stop", "a.py: free"]
+
+
+def signature(path: Path, name: str) -> str:
+    """The parameters of a function, with defaults and without types."""
+    functions = [
+        node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
+    assert len(functions) == 1, f"{path}: {name} is defined {len(functions)} times"
+    arguments = functions[0].args
+    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+        argument.annotation = None
+    return ast.unparse(arguments)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_kernel_and_reference_share_name_and_signature(op: str) -> None:
+    file = f"{OPS[op]}.py"
+    assert signature(ROOT / "kernels" / file, op) == signature(ROOT / "kernels" / "reference" / file, op)

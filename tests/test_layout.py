@@ -1,0 +1,127 @@
+"""Layouts are arithmetic: sizes against a published table, and every byte of every arena in one block at most."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memstate.errors import InvalidArgument
+from memstate.layout import Plane, StateLayout, format_bytes
+
+MIB = 1024 * 1024
+DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn, torch.complex128, torch.bool)
+
+planes = st.builds(
+    lambda shape, dtype: (tuple(shape), dtype),
+    st.lists(st.integers(0, 5), max_size=3),
+    st.sampled_from(DTYPES),
+)
+layouts = st.builds(
+    lambda kinds, layers, order, alignment: StateLayout(
+        [Plane(f"p{i}", shape, dtype) for i, (shape, dtype) in enumerate(kinds)], layers, order, alignment
+    ),
+    st.lists(planes, min_size=1, max_size=4),
+    st.integers(1, 3),
+    st.sampled_from(["layer_major", "slot_major"]),
+    st.sampled_from([16, 48, 64]),
+)
+
+
+@pytest.mark.parametrize(
+    ("layers", "conv", "ssm", "fp32", "bf16"),
+    [
+        (36, (8192, 3), (32, 128, 128), 73.69, 37.69),
+        (24, (10240, 3), (128, 64, 128), 97.41, 49.41),
+        (32, (8704, 3), (128, 64, 256), 257.59, 129.59),
+        (64, (8192, 3), (8192, 16), 35.00, 19.00),
+        (10, (2048, 2), (0,), 0.08, 0.08),
+    ],
+)
+def test_bytes_per_slot_of_known_models(layers, conv, ssm, fp32, bf16):
+    for dtype, expected in ((torch.float32, fp32), (torch.bfloat16, bf16)):
+        for order in ("layer_major", "slot_major"):
+            layout = StateLayout([Plane("conv", conv, torch.bfloat16), Plane("ssm", ssm, dtype)], layers, order)
+            assert layout.bytes_per_slot / MIB == pytest.approx(expected, abs=0.005)
+            assert layout.bytes_per_slot == layout.payload_bytes_per_slot
+
+
+@given(layouts, st.integers(1, 4))
+def test_B37_blocks_are_aligned_disjoint_and_inside_their_arena(layout, slots):
+    sizes = layout.arena_bytes(slots)
+    assert sum(sizes) == (slots + 1) * layout.bytes_per_slot
+    owners = [bytearray(size) for size in sizes]
+    for plane, place in zip(layout.planes, layout.placements(slots), strict=True):
+        block = layout.block_bytes(plane)
+        assert plane.nbytes <= block < plane.nbytes + layout.alignment
+        for layer in range(layout.layers):
+            for slot in range(slots + 1):
+                start = place.offset + layer * place.layer_stride + slot * place.slot_stride
+                assert start % layout.alignment == 0 and start + block <= sizes[place.arena]
+                for byte in range(start, start + block):
+                    owners[place.arena][byte] += 1
+    assert all(byte == 1 for arena in owners for byte in arena)
+
+
+@given(layouts, st.integers(1, 4))
+def test_B37_runs_hold_exactly_the_blocks_of_a_slot(layout, slots):
+    for slot in range(slots + 1):
+        moved = sorted(
+            (run.arena, byte)
+            for run in layout.runs(slots)
+            for byte in range(run.offset + slot * run.slot_stride, run.offset + slot * run.slot_stride + run.nbytes)
+        )
+        owned = sorted(
+            (place.arena, place.offset + layer * place.layer_stride + slot * place.slot_stride + byte)
+            for plane, place in zip(layout.planes, layout.placements(slots), strict=True)
+            for layer in range(layout.layers)
+            for byte in range(layout.block_bytes(plane))
+        )
+        assert moved == owned
+
+
+def test_slot_major_keeps_a_slot_in_one_run():
+    layout = StateLayout([Plane("conv", (3, 5), torch.bfloat16), Plane("ssm", (2, 4), torch.float32)], 3, "slot_major")
+    assert [(run.offset, run.nbytes) for run in layout.runs(7)] == [(0, 3 * (32 + 32))]
+
+
+def test_layouts_are_values():
+    plane = Plane("ssm", [2, 3], torch.float32)
+    assert plane == Plane("ssm", (2, 3), torch.float32) and plane.rewritten_each_step
+    layout = StateLayout([plane], 2)
+    assert layout == StateLayout((plane,), 2) and hash(layout) == hash(StateLayout((plane,), 2))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        layout.layers = 3  # type: ignore[misc]
+
+
+def test_reprs_are_one_line_with_units():
+    conv = Plane("conv", (3, 5), torch.bfloat16)
+    ssm = Plane("ssm", (32, 128, 128), torch.float32)
+    assert repr(conv) == "Plane(conv[3,5] bfloat16, 30 B per layer)"
+    assert repr(ssm) == "Plane(ssm[32,128,128] float32, 2.00 MiB per layer)"
+    assert (
+        repr(StateLayout([conv, ssm], 2))
+        == "StateLayout(conv, ssm x 2 layers, layer_major, 4.00 MiB per slot with 4 B padding)"
+    )
+    assert format_bytes(3 * 1024**5) == "3072.00 TiB"
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Plane("", (1,), torch.float32), "name"),
+        (lambda: Plane("ssm", (1, -2), torch.float32), "shape"),
+        (lambda: Plane("ssm", (1.5,), torch.float32), "shape"),
+        (lambda: Plane("ssm", (1,), "float32"), "dtype"),
+        (lambda: StateLayout([], 1), "planes"),
+        (lambda: StateLayout([Plane("a", (1,), torch.int8)] * 2, 1), "once"),
+        (lambda: StateLayout([Plane("a", (1,), torch.int8)], 0), "layers"),
+        (lambda: StateLayout([Plane("a", (1,), torch.int8)], 1, "row_major"), "order"),
+        (lambda: StateLayout([Plane("a", (1,), torch.int8)], 1, alignment=8), "alignment"),
+        (lambda: StateLayout([Plane("a", (1,), torch.int8)], 1, alignment=24), "alignment"),
+    ],
+)
+def test_impossible_layouts_are_refused_by_name(build, message):
+    with pytest.raises(InvalidArgument, match=message):
+        build()

@@ -40,13 +40,14 @@ def _conv_step(
     slot_stride = stride_units.to(tl.int64) * UNIT
     # The narrowest type that holds inputs and window exactly: registers are what limits the block.
     held: tl.constexpr = x_ptr.dtype.element_ty if x_ptr.dtype == state_ptr.dtype else tl.float32
+    # Masks of a block and a scalar by `where`: `&` of the two is no mask in the interpreter of Triton 3.9.
     window_ptr = state_ptr + channel
     window = ()
     weights = ()
     for tap in tl.static_range(TAPS):
         weights += (tl.load(weight_ptr + channel * TAPS + tap, mask=inside, other=0.0),)
         if tap < TAPS - 1:
-            old = tl.load(window_ptr + read * slot_stride + tap * CHANNELS, mask=inside & (read > 0), other=0.0)
+            old = tl.load(window_ptr + read * slot_stride + tap * CHANNELS, mask=tl.where(read > 0, inside, False), other=0.0)
             window += (old.to(held),)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + channel, mask=inside, other=0.0).to(tl.float32)
@@ -70,8 +71,8 @@ def _conv_step(
 
     for tap in tl.static_range(TAPS - 1):
         new = window[tap].to(state_ptr.dtype.element_ty)
-        tl.store(window_ptr + write * slot_stride + tap * CHANNELS, new, mask=inside & real)
-        tl.store(window_ptr + snapshot * slot_stride + tap * CHANNELS, new, mask=inside & (snapshot > 0))
+        tl.store(window_ptr + write * slot_stride + tap * CHANNELS, new, mask=tl.where(real, inside, False))
+        tl.store(window_ptr + snapshot * slot_stride + tap * CHANNELS, new, mask=tl.where(snapshot > 0, inside, False))
 
 
 def block_channels(channels: int, taps: int, itemsize: int) -> int:

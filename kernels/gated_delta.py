@@ -53,8 +53,9 @@ def _gated_delta_step(
 
     # A multiple of UNIT that the compiler can see to be one: otherwise the accesses to the state become narrow.
     slot_stride = stride_units.to(tl.int64) * UNIT
+    # Masks of a block and a scalar by `where`: `&` of the two is no mask in the interpreter of Triton 3.9.
     tile_ptr = state_ptr + head * (KEY * VALUE) + key[:, None] * VALUE + value[None, :]
-    s = tl.load(tile_ptr + read * slot_stride, mask=in_tile & (read > 0), other=0.0).to(tl.float32)
+    s = tl.load(tile_ptr + read * slot_stride, mask=tl.where(read > 0, in_tile, False), other=0.0).to(tl.float32)
 
     for t in range(count):
         token = row * max_tokens + t
@@ -77,8 +78,8 @@ def _gated_delta_step(
         tl.store(out_ptr + value_at, tl.zeros([BLOCK_V], out_ptr.dtype.element_ty), mask=in_value)
 
     new = s.to(state_ptr.dtype.element_ty)
-    tl.store(tile_ptr + write * slot_stride, new, mask=in_tile & real)
-    tl.store(tile_ptr + snapshot * slot_stride, new, mask=in_tile & (snapshot > 0))
+    tl.store(tile_ptr + write * slot_stride, new, mask=tl.where(real, in_tile, False))
+    tl.store(tile_ptr + snapshot * slot_stride, new, mask=tl.where(snapshot > 0, in_tile, False))
 
 
 def blocks(key: int, value: int) -> tuple[int, int, int]:

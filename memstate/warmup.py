@@ -19,10 +19,10 @@ def warm_up(mem: StateManager) -> int:
     packet = mem.commands.ring.send(header)
     mem.registers.ownership(packet)
     mem.pool.run_data(mem.registers.table.slots, packet, copied=0, zeroed=0)
-    batch = 32
-    while batch < 2 * mem.log.max_batch:
-        _plan_and_settle(mem, min(batch, mem.log.max_batch))
-        batch *= 2
+    batch = mem.log.max_batch
+    while batch:  # a batch is compiled for the next power of two
+        _plan_and_settle(mem, batch)
+        batch //= 2
     nothing = torch.zeros(1, dtype=torch.int32, device=mem.backend.device)
     mem.registers.resolve(nothing)
     mem.registers.owners()

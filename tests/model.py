@@ -1,16 +1,12 @@
-"""The rules of tracking as an executable model: registers, claims, four strategies, the command buffer. Shares no code with the library.
-
-Every slot carries the token history it stands for instead of bytes, so a wrong slot or a wrong label shows as a wrong
-history. A slot of unknown content carries None: nobody may depend on it.
-"""
+"""The rules of tracking as an executable model: four strategies on a ledger. Shares no code with the library."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-Register = tuple[str, int]  # ("live" | "lane 0" | "lane 1", row) or ("node", any name)
-History = tuple[int, ...]
-MOVE, RELEASE, CLAIM, DATA = range(4)  # phases of the command buffer, in the order they run
+from tests.ledger import CLAIM, DATA, History, Ledger, Register
+
+Claim = Callable[[Register], bool]  # fills a register where the budget allows
 
 
 @dataclass(frozen=True)
@@ -62,104 +58,27 @@ class Entry:
     snapshot: int = 0
 
 
-@dataclass
-class Buffer:
-    """Recorded and not yet carried out."""
-
-    moves: list[tuple[Register, Register]] = field(default_factory=list)
-    releases: list[Register] = field(default_factory=list)
-    claims: list[Register] = field(default_factory=list)
-    data: list[tuple[Register, Register | None]] = field(default_factory=list)  # source None: zero
-    columns: bool = False  # request columns to write
-    phase: dict[Register, int] = field(default_factory=dict)  # the last phase that names a register
-
-    @property
-    def pending(self) -> bool:
-        return bool(self.phase) or self.columns
-
-
-class Model:
+class Model(Ledger):
     """capacity, nodes: slots and registers for snapshots. direct: a hit is read by the first step instead of copied."""
 
-    def __init__(self, rules: Rules, *, capacity: int, nodes: int, direct: bool, reserve: int = 0, page: int = 1) -> None:
-        self.rules, self.capacity, self.node_limit, self.direct = rules, capacity, nodes, direct
+    def __init__(
+        self, rules: Rules, *, capacity: int, nodes: int, direct: bool, reserve: int = 0, page: int = 1
+    ) -> None:
+        self.rules, self.node_limit, self.direct = rules, nodes, direct
         self.reserve, self.page = reserve, page
-        self.degraded = self.snapshots = self.copied = self.zeroed = 0
-        self.reset()
+        self.degraded = self.snapshots = 0
+        super().__init__(capacity)
 
     def reset(self) -> None:
-        self.slot: Counter[Register] = Counter()  # on the device
-        self.label: Counter[Register] = Counter()
-        self.free = set(range(1, self.capacity + 1))
-        self.content: dict[int, History | None] = dict.fromkeys(self.free)
-        self.held: set[Register] = set()  # on the host: what holds once the buffer is carried out
-        self.known: Counter[Register] = Counter()
-        self.free_count = self.capacity
-        self.buffer = Buffer()
+        super().reset()
         self.rows: dict[int, Row] = {}
         self.kept: set[Register] = set()  # snapshots with a handle
         self.pins: Counter[Register] = Counter()
         self.nodes: set[Register] = set()  # snapshots with a register: kept, or dropped and still pinned
 
-    # The command buffer: order of record is order of effect, and the lowest free slot goes first.
-
-    def _record(self, phase: int, registers: Iterable[Register]) -> None:
-        registers = list(registers)
-        latest = [self.buffer.phase.get(register, -1) for register in registers]
-        if any(at > phase or at == phase == MOVE for at in latest):
-            self.submit()
-        self.buffer.phase |= dict.fromkeys(registers, phase)
-
-    def _move(self, pairs: Sequence[tuple[Register, Register]]) -> None:
-        self._record(MOVE, [register for pair in pairs for register in pair])
-        self.buffer.moves += pairs
-        for target, source in pairs:
-            assert target not in self.held and source in self.held
-            self.held ^= {target, source}
-            self.known[target] = self.known.pop(source, 0)
-
-    def _release(self, registers: Iterable[Register]) -> None:
-        registers = [register for register in registers if register in self.held]
-        self._record(RELEASE, registers)
-        self.buffer.releases += registers
-        self._forget(registers)
-
-    def _forget(self, registers: Sequence[Register]) -> None:
-        self.held -= set(registers)
-        self.free_count += len(registers)
-        for register in registers:
-            self.known.pop(register, None)
-
-    def submit(self) -> None:
-        """Carries out what is recorded: moves, releases, claims, then zeros and copies."""
-        buffer, self.buffer = self.buffer, Buffer()
-        for target, source in buffer.moves:
-            self.slot[target], self.label[target] = self.slot.pop(source), self.label.pop(source, 0)
-        for register in buffer.releases:
-            self._free(register)
-        for register in buffer.claims:
-            self._take(register)
-        for target, origin in buffer.data:
-            self.content[self.slot[target]] = () if origin is None else self.content[self.slot[origin]]
-            self.label[target] = 0 if origin is None else self.label[origin]
-            self.zeroed += origin is None
-            self.copied += origin is not None
-        assert {r for r, slot in self.slot.items() if slot} == self.held and len(self.free) == self.free_count
-        assert +self.label == +self.known
-
-    def _free(self, register: Register) -> None:
-        slot = self.slot.pop(register)
-        self.label.pop(register, None)
-        self.free.add(slot)
-        self.content[slot] = None
-
-    def _take(self, register: Register) -> None:
-        assert not self.slot[register]
-        self.slot[register] = min(self.free)
-        self.free.remove(self.slot[register])
-        self.label[register] = 0
-
-    # Requests.
+    def _tenant(self, entry: Entry) -> Row | None:
+        """The row of an entry, unless it is padding or has another tenant since."""
+        return entry.row if entry.row and self.rows.get(entry.row.number) is entry.row else None
 
     def lanes(self, row: Row) -> list[Register]:
         return [(f"lane {k}", row.number) for k in range(self.rules.lanes)]
@@ -226,7 +145,7 @@ class Model:
                 self._unpin(row)
         return entries
 
-    def _plan_row(self, row: Row, n: int, claim) -> Entry:  # type: ignore[no-untyped-def]
+    def _plan_row(self, row: Row, n: int, claim: Claim) -> Entry:
         slot, label, live = self.slot, self.label, ("live", row.number)
         origin = row.source or live
         length, read, snapshot = label[origin], slot[origin], 0
@@ -251,7 +170,7 @@ class Model:
         row.source = None
         return Entry(row, n, length, after, read, slot[live], snapshot)
 
-    def _lane(self, row: Row, claim) -> Register | None:  # type: ignore[no-untyped-def]
+    def _lane(self, row: Row, claim: Claim) -> Register | None:
         lanes = self.lanes(row)
         held = [lane for lane in lanes if self.slot[lane]]
         fresh = [lane for lane in held if self.label[lane] == 0]
@@ -265,7 +184,7 @@ class Model:
         return held[0] if held and self.rules.in_place else None
 
     def forward(self, entries: Sequence[Entry], tokens: Sequence[History]) -> None:
-        """Every real entry folds its tokens into what it reads; all reads come before all writes, as none may overlap."""
+        """Every real entry folds its tokens into what it reads; no entry touches what another writes."""
         written = [slot for e in entries if e.row for slot in (e.write, e.snapshot) if slot]
         assert len(set(written)) == len(written), "two entries write one slot"
         results = []
@@ -283,14 +202,13 @@ class Model:
 
     def settle(self, entries: Sequence[Entry], finished: Sequence[bool]) -> bool:
         """Returns whether this needs a launch: a lane alone is never superseded."""
-        current = [(e, over) for e, over in zip(entries, finished, strict=True) if e.row and self.rows.get(e.row.number) is e.row]
-        for entry, over in current:
-            row = entry.row
-            assert row
-            row.unsettled -= 1
-            row.confirmed = entry.after if over else self.known["live", row.number]
-            row.finished |= over
-        rows = [entry.row for entry, _ in current if entry.row]
+        rows = []
+        for entry, over in zip(entries, finished, strict=True):
+            if row := self._tenant(entry):
+                rows.append(row)
+                row.unsettled -= 1
+                row.confirmed = entry.after if over else self.known["live", row.number]
+                row.finished |= over
         if self.rules.name != "lazy" or not any(set(self.lanes(row)) <= self.held for row in rows):
             return False
         self.submit()
@@ -304,13 +222,15 @@ class Model:
         return True
 
     def answer(self, row: Row, bound: int, ended: bool) -> Register | None:
-        """The register that stands for the most tokens up to `bound`; live and a lane at one length hold the same bytes."""
+        """The register that stands for the most tokens up to `bound`; live before a lane that stands for the same."""
         candidates = [*([("live", row.number)] if ended else []), *self.lanes(row)]
         bound = bound // self.page * self.page
         labels = {r: self.known[r] for r in candidates if r in self.held and 1 <= self.known[r] <= bound}
         return max(labels, key=lambda register: labels[register], default=None)
 
-    def publish(self, rows: Sequence[Row], bounds: Sequence[int], nodes: Sequence[Register | None], ended: bool = False) -> None:
+    def publish(
+        self, rows: Sequence[Row], bounds: Sequence[int], nodes: Sequence[Register | None], ended: bool = False
+    ) -> None:
         """nodes: where the answer of each row goes; None for a row that has none."""
         pairs = []
         for row, bound, node in zip(rows, bounds, nodes, strict=True):
@@ -335,12 +255,13 @@ class Model:
         self.buffer.columns = True
 
     def cancel(self, entries: Sequence[Entry], nodes: Sequence[Register | None], publish: bool) -> None:
-        current = [(e, node) for e, node in zip(entries, nodes, strict=True) if e.row and self.rows.get(e.row.number) is e.row]
-        rows = [e.row for e, _ in current if e.row]
-        for entry, _ in current:
-            assert entry.row
-            entry.row.confirmed = min(entry.row.confirmed, entry.before)
-        self.end(rows, [row.confirmed for row in rows] if publish else None, [node for _, node in current])
+        rows, kept = [], []
+        for entry, node in zip(entries, nodes, strict=True):
+            if row := self._tenant(entry):
+                row.confirmed = min(row.confirmed, entry.before)
+                rows.append(row)
+                kept.append(node)
+        self.end(rows, [row.confirmed for row in rows] if publish else None, kept)
 
     def drop(self, nodes: Sequence[Register]) -> None:
         self.kept -= set(nodes)

@@ -1,33 +1,23 @@
-"""A manager and the model of its rules, driven side by side over real planes: every operation is done twice and compared.
+"""A manager and the model of its rules, side by side over real planes: every operation is done twice and compared.
 
-The forward pass of a test folds tokens into integers, reading through `step.read` and writing through `step.write` and
-`step.snapshot`, so the bytes of a slot say which tokens it stands for. Memory that nobody may depend on is poison.
+Memory that nobody may depend on is poison, and stays poison.
 """
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import pytest
 import torch
 
 import memstate as ms
 from memstate.kernels.tables import Count
-from tests.model import Entry, History, Model, Register, Row, Rules
+from tests.ledger import History, Register
+from tests.model import Entry, Model, Row, Rules
+from tests.planes import LAYOUT, Planes
 
-LAYOUT = ms.StateLayout((ms.Plane("long", (3,), torch.int64), ms.Plane("short", (5,), torch.int32)), layers=2)
-POISON = 0x5A
-FACTOR = 0x5851F42D4C957F2D
 NO_LIMIT = 2**31 - 1
-
-
-@lru_cache(maxsize=8192)
-def fold(history: History) -> int:
-    """What a state of one element and weight 1 holds after these tokens: a signed 64-bit integer, 0 after none."""
-    value = (fold(history[:-1]) * FACTOR + history[-1] + 1) % 2**64 if history else 0
-    return value - 2**64 if value >= 2**63 else value
 
 
 def strategy(rules: Rules) -> ms.Tracking:
@@ -35,54 +25,6 @@ def strategy(rules: Rules) -> ms.Tracking:
     if rules.name == "lazy":
         return ms.LazyPingPong(rules.every, overwrite=rules.in_place)
     return {"none": ms.NoTracking, "ping-pong": ms.PingPong, "redirect": ms.Redirect}[rules.name](rules.every)
-
-
-class Planes:
-    """The bytes of a manager's slots, as a decode loop would change them."""
-
-    def __init__(self, mem: ms.StateManager) -> None:
-        self.mem = mem
-        self.weights = {
-            name: torch.arange(1, 1 + plane[:, 0].numel(), device=plane.device).view(plane[:, 0].shape)
-            for name, plane in mem.planes.items()
-        }
-        self.poison(range(1, mem.allocator.capacity + 1))
-
-    def poison(self, slots: Sequence[int]) -> None:
-        for block in self.mem.storage.plane_map.blocks:
-            block[:, list(slots)] = POISON
-
-    def touched(self, slots: Sequence[int]) -> list[int]:
-        """Those of poisoned slots that are no longer poison."""
-        changed = torch.zeros(len(slots), dtype=torch.bool)
-        for block in self.mem.storage.plane_map.blocks:
-            changed |= (block[:, list(slots)].cpu() != POISON).any(-1).any(0)
-        return [slot for slot, is_changed in zip(slots, changed.tolist(), strict=True) if is_changed]
-
-    def forward(self, step: ms.Step, fed: Sequence[History]) -> None:
-        """One step of a model: null rows read zeros and leave rubbish in slot 0."""
-        width = max(map(len, fed), default=0)
-        tokens = torch.tensor([[*row, *[0] * (width - len(row))] for row in fed], dtype=torch.int64).to(step.read.device)
-        read, write, snapshot, counts = (column.long() for column in (step.read, step.write, step.snapshot, step.tokens))
-        assert counts.tolist() == [len(row) for row in fed]
-        for name, plane in self.mem.planes.items():
-            state = plane[:, read].long() * (read > 0)[:, None]
-            for t in range(width):
-                folded = state * FACTOR + (tokens[:, t, None] + 1) * self.weights[name][:, None]
-                state = torch.where((t < counts)[:, None], folded, state)
-            state[:, write == 0] = 0x77
-            plane[:, write] = state.to(plane.dtype)
-            plane[:, snapshot[snapshot > 0]] = state[:, snapshot > 0].to(plane.dtype)
-
-    def wrong(self, content: dict[int, History]) -> list[int]:
-        """Slots that do not hold these histories, by every byte of every plane and layer."""
-        slots = list(content)
-        values = torch.tensor([fold(history) for history in content.values()], dtype=torch.int64)
-        bad = torch.zeros(len(slots), dtype=torch.bool)
-        for name, plane in self.mem.planes.items():
-            expected = values[:, None] * self.weights[name].cpu()[:, None]
-            bad |= (plane[:, slots].cpu() != expected.to(plane.dtype)).any(-1).any(0)
-        return [slot for slot, is_bad in zip(slots, bad.tolist(), strict=True) if is_bad]
 
 
 @dataclass(eq=False)
@@ -154,7 +96,14 @@ class Rig:
         for handle, row, request, n in zip(rows, self.model.admit(admitted), requests, fresh, strict=True):
             shared = list(request.resume.pages) if request.resume else []
             self.users.update(shared)
-            tenants.append(Tenant(handle, row, list(self.snaps[request.resume]) if request.resume else [], [*shared, *self._claim_pages(n)]))
+            tenants.append(
+                Tenant(
+                    handle,
+                    row,
+                    list(self.snaps[request.resume]) if request.resume else [],
+                    [*shared, *self._claim_pages(n)],
+                )
+            )
         self.tenants += tenants
         return tenants
 
@@ -195,11 +144,21 @@ class Rig:
         assert spent["plan"] == 1 and spent["ownership"] <= 1 and spent["run_data"] <= 1 and spent["uploads"] <= 1
         assert sum(spent.values()) <= 4, f"a scheduler step costs {spent}"
         real = [fed if entry.row else () for entry, (_, fed) in zip(entries, batch, strict=True)]
-        for name, column in (("read", step.read), ("write", step.write), ("snapshot", step.snapshot), ("after", step.record.after)):
+        for name, column in (
+            ("read", step.read),
+            ("write", step.write),
+            ("snapshot", step.snapshot),
+            ("after", step.record.after),
+        ):
             assert column.tolist() == [getattr(entry, name) for entry in entries], name
         assert step.rows.tolist() == [entry.row.number if entry.row else 0 for entry in entries]
-        assert step.after.tolist() == step.record.after.tolist() and step.before.tolist() == [entry.before for entry in entries]
-        generations = [tenant.handle.generation if entry.row and tenant else 0 for entry, (tenant, _) in zip(entries, batch, strict=True)]
+        assert step.after.tolist() == step.record.after.tolist() and step.before.tolist() == [
+            entry.before for entry in entries
+        ]
+        generations = [
+            tenant.handle.generation if entry.row and tenant else 0
+            for entry, (tenant, _) in zip(entries, batch, strict=True)
+        ]
         assert step.record.generation.tolist() == generations
         self._unpin()
         self.unrun = entries
@@ -245,7 +204,11 @@ class Rig:
         """Cancels the newest step; its rows end."""
         flight = self.flights.pop()
         snaps = self.mem.cancel(flight.step, publish=publish)
-        ended = {t: snap for t, snap in zip(flight.tenants, snaps, strict=True) if t in self.tenants and t.row in [e.row for e in flight.entries]}
+        ended = {
+            t: snap
+            for t, snap in zip(flight.tenants, snaps, strict=True)
+            if t in self.tenants and t.row in [e.row for e in flight.entries]
+        }
         self.model.cancel(flight.entries, _nodes(snaps), publish)
         self.unrun = []
         self._ended([t for t in ended if t], list(ended.values()))
@@ -310,7 +273,11 @@ class Rig:
         assert {int(r): int(mem.registers.labels[r]) for r in mem.registers.held.nonzero()[0]} == held
         stats = mem.stats()
         kinds = Counter(register[0].split()[0] for register in model.held)
-        assert (stats.held_by_live, stats.held_by_lanes, stats.held_by_snapshots) == (kinds["live"], kinds["lane"], kinds["node"])
+        assert (stats.held_by_live, stats.held_by_lanes, stats.held_by_snapshots) == (
+            kinds["live"],
+            kinds["lane"],
+            kinds["node"],
+        )
         assert (stats.snapshots, stats.degraded) == (model.snapshots, model.degraded)
         moved = (stats.copied_bytes, stats.zeroed_bytes)
         assert moved == (model.copied * LAYOUT.bytes_per_slot, model.zeroed * LAYOUT.bytes_per_slot)
@@ -348,17 +315,23 @@ class Rig:
         assert all(generation[tenant.handle.index] == tenant.handle.generation for tenant in self.tenants)
         if self.page_count:
             width = self.mem.page_table.shape[1]
-            pages = {tenant.handle.index: [*tenant.pages, *[0] * (width - len(tenant.pages))] for tenant in self.tenants}
+            pages = {
+                tenant.handle.index: [*tenant.pages, *[0] * (width - len(tenant.pages))] for tenant in self.tenants
+            }
             assert self.mem.page_table.tolist() == [pages.get(row, [0] * width) for row in range(self.row_count + 1)]
 
     def _look_at_bytes(self) -> None:
         model = self.model
         unknown = {slot for slot, history in model.content.items() if history is None}
-        assert not (touched := self.planes.touched(sorted(unknown & self.poisoned))), f"slots {touched} changed under nobody's hand"
+        assert not (touched := self.planes.touched(sorted(unknown & self.poisoned))), (
+            f"slots {touched} changed under nobody's hand"
+        )
         self.planes.poison(sorted(unknown - self.poisoned))
         self.poisoned = unknown
         content = {slot: history for slot, history in model.content.items() if history is not None}
-        assert not (wrong := self.planes.wrong(content)), f"slots {wrong} do not hold {[content[slot] for slot in wrong]}"
+        assert not (wrong := self.planes.wrong(content)), (
+            f"slots {wrong} do not hold {[content[slot] for slot in wrong]}"
+        )
         for snap, history in self.snaps.items():
             if slot := model.slot["node", snap.register]:  # the move has been carried out
                 assert model.content[slot] == history and len(history) == snap.length

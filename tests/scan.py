@@ -1,6 +1,7 @@
-"""Who owns what, counted from the raw tensors with plain loops. Shares no code with the library: a bug cannot hide in both.
+"""Who owns what, counted from the raw tensors with plain loops. Shares no code with the library.
 
-Row r owns registers 3r, 3r+1 and 3r+2; bit s of the bitmap says that slot s is free; row 0, page 0 and slot 0 are nobody's.
+Row r owns registers 3r, 3r+1 and 3r+2; bit s of the bitmap says that slot s is free. Row 0, page 0 and slot 0 are
+nobody's.
 """
 
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ from memstate.registers import RegisterFile
 
 @dataclass
 class Found:
-    """What a scan read: free slots, ascending; register -> slot and register -> label of the registers that hold one."""
+    """What a scan read: free slots, ascending; register -> slot and register -> label of those that hold one."""
 
     free: list[int]
     slots: dict[int, int] = field(default_factory=dict)
@@ -21,7 +22,7 @@ class Found:
 
 
 def scan(mem: StateManager, in_hand: Iterable[int] = ()) -> Found:
-    """Submits what is recorded and asserts that the whole manager adds up; in_hand: slots that the test itself claimed."""
+    """Submits what is recorded and asserts that the whole manager adds up; in_hand: slots that the test claimed."""
     mem.submit()
     found = scan_registers(mem.registers, in_hand, assert_clean=False)
     found.problems += row_problems(mem) + page_problems(mem)
@@ -30,7 +31,7 @@ def scan(mem: StateManager, in_hand: Iterable[int] = ()) -> Found:
 
 
 def scan_registers(file: RegisterFile, in_hand: Iterable[int] = (), *, assert_clean: bool = True) -> Found:
-    """Asserts that bitmap, registers, slots in hand and the host's mirror tell one story; nothing may be recorded and unsent."""
+    """Asserts that bitmap, registers, slots in hand and the host's mirror tell one story; submit first."""
     found = scan_bitmap(file.allocator, assert_clean=False)
     slots, labels = file.table.slots.tolist(), file.table.labels.tolist()
     owners: dict[int, list[str]] = {}
@@ -41,7 +42,9 @@ def scan_registers(file: RegisterFile, in_hand: Iterable[int] = (), *, assert_cl
         elif labels[register] != 0:
             found.problems.append(f"register {register} is empty and has label {labels[register]}")
         if bool(file.held[register]) != (slots[register] != 0):
-            found.problems.append(f"register {register}: held={file.held[register]} on the host, slot {slots[register]}")
+            found.problems.append(
+                f"register {register}: held={file.held[register]} on the host, slot {slots[register]}"
+            )
         if int(file.labels[register]) != labels[register]:
             found.problems.append(f"register {register}: label {file.labels[register]} on the host, {labels[register]}")
     found.problems += [f"register {r} of the null row holds slot {slots[r]}" for r in range(3) if slots[r] != 0]
@@ -56,10 +59,8 @@ def scan_registers(file: RegisterFile, in_hand: Iterable[int] = (), *, assert_cl
     return found
 
 
-def scan_bitmap(
-    allocator: SlotAllocator, in_hand: Iterable[int] | None = None, *, assert_clean: bool = True
-) -> Found:
-    """Asserts that bits, device count and host count agree; with in_hand also that every slot is free or there, once."""
+def scan_bitmap(allocator: SlotAllocator, in_hand: Iterable[int] | None = None, *, assert_clean: bool = True) -> Found:
+    """Asserts that bits, device count and host count agree; with in_hand, that every slot is free or there, once."""
     free, problems = [], []
     for index, word in enumerate(allocator.bitmap.tolist()):
         for bit in range(32):
@@ -90,7 +91,9 @@ def _ownership_problems(capacity: int, free: set[int], owners: dict[int, list[st
             problems.append(f"slot {slot} is free and owned by {names[0]}")
         if not names and slot not in free:
             problems.append(f"slot {slot} leaked")
-    problems += [f"{names[0]} holds {slot}, which is no slot" for slot, names in owners.items() if not 0 < slot <= capacity]
+    problems += [
+        f"{names[0]} holds {slot}, which is no slot" for slot, names in owners.items() if not 0 < slot <= capacity
+    ]
     return problems
 
 
@@ -115,7 +118,7 @@ def row_problems(mem: StateManager) -> list[str]:
 
 
 def page_problems(mem: StateManager) -> list[str]:
-    """KV pages: the null row has none, a row's come without gaps, and exactly those that somebody refers to are taken."""
+    """KV pages: a row's come without gaps, the null row has none, and those that somebody refers to are taken."""
     problems = []
     referred = {page for snapshot in mem.holders.kept.values() for page in snapshot.pages}
     total = mem.stats().pages

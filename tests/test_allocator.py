@@ -125,7 +125,7 @@ def test_B5_double_release_in_two_calls(backend: Backend) -> None:
 
 
 def test_B5_the_count_stays_safe_before_anyone_checks(backend: Backend) -> None:
-    """The host believed in three free slots; the device has one, and a claim must find that out instead of handing out slot 0."""
+    """The host believed in three free slots, the device has one: a claim must find that out, not hand out slot 0."""
     allocator = SlotAllocator(3, backend)
     ids = allocator.claim(3)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Claim and release on the bitmap, against sets of integers: ids, every word, every counter, on pools of every awkward size."""
+"""Claim and release on the bitmap, against sets of integers: ids, every word and every counter, on awkward sizes."""
 
 import random
 
@@ -199,9 +199,7 @@ def test_B11_random_claims_and_releases_follow_the_model(backend: Backend, rng: 
 
 
 @pytest.mark.parametrize("capacity", [33, 1000, 65536])
-def test_B2_kernel_and_reference_leave_the_same_bytes(
-    backend: Backend, rng: random.Random, capacity: int
-) -> None:
+def test_B2_kernel_and_reference_leave_the_same_bytes(backend: Backend, rng: random.Random, capacity: int) -> None:
     """The whole tensors, padding included, on one input of random words that no model has tidied."""
     words = (capacity + 32) // 32
     free = fragmented("runs", capacity, rng)

@@ -16,7 +16,7 @@ KINDS = (Count.DOUBLE_RELEASE, Count.OUT_OF_RANGE, Count.CLAIM_FULL, Count.CLAIM
 
 
 def random_packet(model: Model, rng: random.Random, share: float) -> Packet:
-    """Entries without regard to what registers hold; within a phase every register is named once, as the host promises."""
+    """Entries without regard to what registers hold; each is named once within a phase, as the host promises."""
 
     def some(most: int) -> list[int]:
         return rng.sample(range(3, model.count), int(share * rng.random() * most))
@@ -37,12 +37,18 @@ def random_packet(model: Model, rng: random.Random, share: float) -> Packet:
 
 @pytest.mark.parametrize(
     ("capacity", "rows", "holders", "packets", "share"),
-    [(5, 2, 3, 12, 1.0), (33, 8, 10, 8, 0.8), (900, 250, 400, 3, 1.0), (1500, 250, 400, 3, 1.0), (40_000, 4, 20, 3, 1.0)],
+    [
+        (5, 2, 3, 12, 1.0),
+        (33, 8, 10, 8, 0.8),
+        (900, 250, 400, 3, 1.0),
+        (1500, 250, 400, 3, 1.0),
+        (40_000, 4, 20, 3, 1.0),
+    ],
 )
 def test_ownership_follows_the_model_on_random_packets(
     backend: Backend, generator: torch.Generator, capacity: int, rows: int, holders: int, packets: int, share: float
 ) -> None:
-    """Up to several blocks of 256 entries in every section, full and empty registers everywhere, more claims than slots."""
+    """Up to several blocks of 256 entries in every section, full and empty registers, more claims than slots."""
     rng = random.Random(generator.initial_seed())
     model = Model(capacity, 3 * (rows + 1) + holders, rows)
     model.populate(rng, 0.5)
@@ -56,7 +62,7 @@ def test_ownership_follows_the_model_on_random_packets(
 
 @pytest.mark.parametrize("n", [255, 256, 257, 600])
 def test_ownership_carries_all_sections_across_blocks(backend: Backend, n: int) -> None:
-    """Chains over the phases: what a move emptied is claimed, what a release freed is claimed, what a claim filled is copied to."""
+    """Chains over the phases: claims of what moves emptied and releases freed, copies to what claims filled."""
     model = Model(2 * n + 40, 3 + 3 * n, 1)
     for k in range(n):
         model.slots[3 + k], model.labels[3 + k] = 2 * k + 1, k + 1
@@ -153,9 +159,7 @@ def test_an_empty_packet_changes_nothing(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 256, 700])
-def test_resolve_gives_slots_and_zero_for_everything_else(
-    backend: Backend, generator: torch.Generator, n: int
-) -> None:
+def test_resolve_gives_slots_and_zero_for_everything_else(backend: Backend, generator: torch.Generator, n: int) -> None:
     rng = random.Random(generator.initial_seed())
     model = Model(500, 300, 20)
     model.populate(rng, 0.6)

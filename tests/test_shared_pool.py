@@ -1,4 +1,4 @@
-"""One pool, two ways to own a slot: in hand and in a register. What one side recorded or promised, the other may not stumble over."""
+"""One pool, two ways to own a slot, in hand and in a register: neither may stumble over what the other recorded."""
 
 import pytest
 import torch
@@ -85,7 +85,7 @@ def test_B6_ids_that_free_nothing_make_no_room_for_an_admission(mem: StateManage
 
 
 def test_B5_a_double_release_makes_no_room_for_a_snapshot(mem: StateManager) -> None:
-    """Full pool, a boundary, a phantom free slot: the host must not believe in a snapshot that the device could not take."""
+    """Full pool, a boundary, a phantom free slot: the host must not believe in a snapshot that the device refused."""
     ids = mem.pool.claim(1)
     mem.pool.release(ids)
     mem.pool.release(ids)
@@ -104,7 +104,13 @@ def test_B5_a_double_release_makes_no_room_for_a_snapshot(mem: StateManager) -> 
 def test_B5_the_reserve_counts_real_slots(backend: Backend) -> None:
     """Three slots are reserved; phantom ones must not count towards them on one side only."""
     mem = StateManager(
-        LAYOUT, slots=4, max_requests=2, tracking=Redirect(every=4), device=backend.device, backend=backend.name, reserve=3
+        LAYOUT,
+        slots=4,
+        max_requests=2,
+        tracking=Redirect(every=4),
+        device=backend.device,
+        backend=backend.name,
+        reserve=3,
     )
     mem.pool.release([0, 0, 0])
     rows = mem.admit(requests(1))

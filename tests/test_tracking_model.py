@@ -106,11 +106,17 @@ class Schedule:
         alive = [t for t, _ in batch if t and not t.row.finished]
         room = {t: self.rig.model.next_boundary(t.row) - self.rig.model.length(t.row) for t in alive}
         fed = [(t, self.tokens(min(n, room[t])) if t in room else (7,)) for t, n in batch]
-        if self.rig.page_count and not self.rig.extend(alive, [self.rig.model.length(t.row) + len(tokens) for t, tokens in fed if t in room]):
+        if self.rig.page_count and not self.rig.extend(
+            alive, [self.rig.model.length(t.row) + len(tokens) for t, tokens in fed if t in room]
+        ):
             return False
         limit = self.random.choice((NO_LIMIT, NO_LIMIT, NO_LIMIT, 0, 1, 2))
         flight = self.rig.plan(fed, limit, run=run)
-        self.note("limit", limit, *[(e.row and e.row.number, e.before, e.after, e.read, e.write, e.snapshot) for e in flight.entries])
+        self.note(
+            "limit",
+            limit,
+            *[(e.row and e.row.number, e.before, e.after, e.read, e.write, e.snapshot) for e in flight.entries],
+        )
         return True
 
     def tokens(self, n: int) -> tuple[int, ...]:
@@ -120,12 +126,16 @@ class Schedule:
         if self.rig.flights:
             flight = self.rig.flights[0]
             over = [bool(e.row) and (e.after > LONGEST or self.random.random() < 0.08) for e in flight.entries]
-            self.note("finished", [e.row.number for e, is_over in zip(flight.entries, over, strict=True) if e.row and is_over])
+            self.note(
+                "finished", [e.row.number for e, is_over in zip(flight.entries, over, strict=True) if e.row and is_over]
+            )
             self.rig.settle(over if any(over) or self.random.random() < 0.5 else None)
 
     def leave(self) -> None:
         finished = [t for t in self.rig.tenants if t.row.finished]
-        leaving = finished if finished and self.random.random() < 0.8 else self.some(2) if self.random.random() < 0.3 else []
+        leaving = (
+            finished if finished and self.random.random() < 0.8 else self.some(2) if self.random.random() < 0.3 else []
+        )
         keys = [self.random.randint(0, len(t.fed) + 1) for t in leaving]
         publish = self.random.choice((True, True, False, keys))
         self.stale = [t.handle for t in leaving] or self.stale
@@ -175,7 +185,9 @@ class Schedule:
             old = self.random.choice(self.stale)
             for call in (mem.release, mem.abort, mem.retract, mem.publish):
                 wrong.append((ms.StaleHandle, lambda call=call: call([old])))
-            wrong.append((ms.StaleHandle if len(rig.flights) <= rig.overlap else ms.InvalidArgument, lambda: mem.plan([old])))
+            wrong.append(
+                (ms.StaleHandle if len(rig.flights) <= rig.overlap else ms.InvalidArgument, lambda: mem.plan([old]))
+            )
         if len(rig.flights) == 2:
             wrong.append((ms.InvalidArgument, lambda: mem.settle(rig.flights[1].step)))
             wrong.append((ms.InvalidArgument, lambda: mem.cancel(rig.flights[0].step)))

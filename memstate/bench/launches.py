@@ -16,7 +16,7 @@ from memstate.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Trac
 
 SIZES = (1, 64, 256)
 EVERY = 4
-LAYOUT = StateLayout(planes=(Plane("conv", (3, 8), torch.bfloat16), Plane("ssm", (2, 4, 4), torch.float32)), layers=2)
+LAYOUT = StateLayout(planes=(Plane("ssm", (2, 4, 4), torch.float32),), layers=1)
 STRATEGIES: tuple[tuple[str, Tracking], ...] = (
     ("none", NoTracking(every=EVERY)),
     ("ping-pong", PingPong(every=EVERY)),

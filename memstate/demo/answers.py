@@ -12,7 +12,7 @@ import numpy.typing as npt
 from memstate.demo.corpus import Conversation
 from memstate.demo.model import VOCABULARY
 
-STOP_BYTES = frozenset(range(14))  # any of these ends an answer: the scheduler cannot know before the step's result
+STOP_BYTES = frozenset(range(8))  # any of these ends an answer: the scheduler cannot know before the step's result
 LONGEST = 20  # then up to one page more
 SHORTEST = 10
 BROKEN_OFF = 0.15  # share of the requests that their user aborts

@@ -4,8 +4,8 @@ import random
 
 from memstate.engine import NO_LIMIT
 
-RETRACTED = 0.012  # per running request and step
-CANCELLED = 0.008  # per step
+RETRACTED = 0.01  # per running request and step
+CANCELLED = 0.006  # per step
 RETRACTIONS_EACH = 2  # at random, so that a long prompt gets through in the end
 
 

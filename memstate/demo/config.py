@@ -23,7 +23,7 @@ class DemoConfig:
     backend: str = "auto"
     device: str = "cpu"
     requests: int | None = None
-    slots: int = 14
+    slots: int = 12
     track_every: int = 16
     fail_claims: float = 0.0
     input: Path | None = None
@@ -33,7 +33,7 @@ class DemoConfig:
     seed: int = 0
     plant_leak: bool = False
     sabotage: str | None = None
-    batch: int = 5
+    batch: int = 4
     chunk: int = 8
 
     def __post_init__(self) -> None:

@@ -40,7 +40,7 @@ class Conversation:
 def from_docstrings(requests: int, seed: int) -> list[Conversation]:
     """Conversations with `requests` turns in all; the same ones for the same seed and Python.
 
-    A quarter of the conversations, at least two, share each system prompt; lengths vary so that they fall before, on and after multiples of
+    A third of the conversations share each system prompt; lengths vary so that they fall before, on and after multiples of
     every page and chunk size. Raises: InvalidArgument where this Python has no documentation strings.
     """
     chance = random.Random(f"memstate demo {seed}")
@@ -49,15 +49,15 @@ def from_docstrings(requests: int, seed: int) -> list[Conversation]:
     subjects = (subject for subject in map(_read_module, modules) if subject is not None)
     systems: list[tuple[bytes, list[str]]] = []
     for _, (name, summary, texts) in zip(range(3), subjects, strict=False):
-        system = f"You answer questions about Python's {name}: {summary}\n"
-        systems.append((system.encode()[: chance.randint(56, 76)], texts))
+        system = f"About Python's {name}: {summary}\n"
+        systems.append((system.encode()[: chance.randint(40, 56)], texts))
     if not systems:
         raise InvalidArgument("no documentation strings in this Python (started with -OO?): use --input FILE")
     conversations: list[Conversation] = []
     while requests > 0:
         system, texts = systems[len(conversations) % len(systems)]
         count = min(requests, chance.randint(1, 4))
-        turns = tuple(chance.choice(texts).encode()[: chance.randint(14, 44)] for _ in range(count))
+        turns = tuple(chance.choice(texts).encode()[: chance.randint(9, 26)] for _ in range(count))
         conversations.append(Conversation(len(conversations), system, turns))
         requests -= count
     return conversations

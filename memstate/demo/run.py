@@ -30,7 +30,7 @@ from memstate.requests import Request
 from memstate.storage import Storage
 from memstate.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
 
-REQUESTS = 40
+REQUESTS = 20
 STRATEGIES: dict[str, type[Tracking]] = {"none": NoTracking, "ping-pong": PingPong, "lazy": LazyPingPong, "redirect": Redirect}
 Progress = Callable[[int, int], None]
 
@@ -69,7 +69,7 @@ def _run(config: DemoConfig, report: Progress) -> DemoReport:
     for plane in (*mem.planes.values(), *kv.planes.values()):
         plane[:, 1:] = float("nan")  # whatever reads fresh memory shows
     memory = Memory(mem.planes["conv"], mem.planes["ssm"], kv.planes["key"][0], kv.planes["value"][0], mem.page_table)
-    uncached = Uncached(model, config.batch, config.chunk, pages_per_row, config.page_size, config.seed)
+    uncached = Uncached(model, config.chunk, pages_per_row, config.page_size, config.seed)
 
     witness, meter = Witness(mem), Meter()
     shelf = Shelf(mem, witness)

@@ -1,7 +1,8 @@
 """Every conversation alone: one slot updated in place, its own pages, nothing kept, nothing shared, no manager.
 
 The last turn's prompt contains all turns before it, so one pass over a conversation computes every position exactly once from an
-empty state; the same model object, padded shapes and answer rules as the cached loop.
+empty state; the same model object and answer rules as the cached loop. The batch is a single row: that it does not matter is
+what `memstate.demo.arithmetic` is for.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,24 +18,23 @@ from memstate.storage import Storage
 
 
 class Uncached:
-    """One row of a padded batch over a pool of a single slot.
+    """A batch of one row over a pool of one slot.
 
-    batch, chunk, page_size, seed: as in the cached loop. pages: of a row, the same padded maximum of tokens as there.
+    chunk, page_size, seed: as in the cached loop. pages: of a row, so many that the longest conversation fits.
     """
 
-    def __init__(self, model: HybridModel, batch: int, chunk: int, pages: int, page_size: int, seed: int) -> None:
+    def __init__(self, model: HybridModel, chunk: int, pages: int, page_size: int, seed: int) -> None:
         device = model.backend.device
-        self.batch, self.chunk, self.page_size, self.seed = batch, chunk, page_size, seed
+        self.chunk, self.page_size, self.seed = chunk, page_size, seed
         self.state = Storage(model.size.state_layout(), 1, model.backend)
         kv = Storage(model.size.page_layout(page_size), pages, model.backend)
         table = torch.zeros(2, pages, dtype=torch.int32, device=device)
         table[1] = torch.arange(1, pages + 1)
         planes = self.state.planes
         memory = Memory(planes["conv"], planes["ssm"], kv.planes["key"][0], kv.planes["value"][0], table)
-        self.stepper = Stepper(model, memory, batch, chunk)
-        row = torch.zeros(batch, dtype=torch.int32, device=device)
-        row[0] = 1
-        self._slots = Slots(row, row.clone(), row.clone(), row.clone(), torch.zeros_like(row))
+        self.stepper = Stepper(model, memory, 1, chunk)
+        one = torch.ones(1, dtype=torch.int32, device=device)
+        self._slots = Slots(one, one.clone(), one.clone(), one.clone(), torch.zeros_like(one))
         self.start_over()
 
     def start_over(self) -> None:
@@ -47,7 +47,7 @@ class Uncached:
     def fold(self, tokens: Sequence[int], conversation: int) -> tuple[int, Logits]:
         """Folds one chunk into the state and samples what follows. Syncs: yes."""
         width = self.chunk if len(tokens) > 1 else 1
-        inputs = Inputs(self.batch, width)
+        inputs = Inputs(1, width)
         inputs.tokens[0, : len(tokens)] = tokens
         inputs.start[0] = self.folded
         self.folded += len(tokens)

@@ -1,0 +1,144 @@
+"""Planes whose bytes say which tokens a slot stands for, and a decode loop over them without a model of the rules."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import Count
+
+History = tuple[int, ...]
+LAYOUT = ms.StateLayout((ms.Plane("long", (3,), torch.int64), ms.Plane("short", (5,), torch.int32)), layers=2)
+POISON = 0x5A
+FACTOR = 0x5851F42D4C957F2D
+
+
+@lru_cache(maxsize=8192)
+def fold(history: History) -> int:
+    """What a state of one element and weight 1 holds after these tokens: a signed 64-bit integer, 0 after none."""
+    value = (fold(history[:-1]) * FACTOR + history[-1] + 1) % 2**64 if history else 0
+    return value - 2**64 if value >= 2**63 else value
+
+
+class Planes:
+    """The bytes of a manager's slots, and the forward pass of a test: it folds tokens into integers, slot by slot."""
+
+    def __init__(self, mem: ms.StateManager) -> None:
+        self.mem = mem
+        self.weights = {
+            name: torch.arange(1, 1 + plane[:, 0].numel(), device=plane.device).view(plane[:, 0].shape)
+            for name, plane in mem.planes.items()
+        }
+        self.poison(range(1, mem.allocator.capacity + 1))
+
+    def poison(self, slots: Sequence[int]) -> None:
+        for block in self.mem.storage.plane_map.blocks:
+            block[:, list(slots)] = POISON
+
+    def touched(self, slots: Sequence[int]) -> list[int]:
+        """Those of poisoned slots that are no longer poison."""
+        changed = torch.zeros(len(slots), dtype=torch.bool)
+        for block in self.mem.storage.plane_map.blocks:
+            changed |= (block[:, list(slots)].cpu() != POISON).any(-1).any(0)
+        return [slot for slot, is_changed in zip(slots, changed.tolist(), strict=True) if is_changed]
+
+    def forward(self, step: ms.Step, fed: Sequence[History]) -> None:
+        """One step of a model: null rows read zeros and leave rubbish in slot 0."""
+        width = max(map(len, fed), default=0)
+        tokens = torch.tensor([[*row, *[0] * (width - len(row))] for row in fed], dtype=torch.int64).to(
+            step.read.device
+        )
+        read, write, snapshot, counts = (
+            column.long() for column in (step.read, step.write, step.snapshot, step.tokens)
+        )
+        assert counts.tolist() == [len(row) for row in fed]
+        for name, plane in self.mem.planes.items():
+            state = plane[:, read].long() * (read > 0)[:, None]
+            for t in range(width):
+                folded = state * FACTOR + (tokens[:, t, None] + 1) * self.weights[name][:, None]
+                state = torch.where((t < counts)[:, None], folded, state)
+            state[:, write == 0] = 0x77
+            plane[:, write] = state.to(plane.dtype)
+            plane[:, snapshot[snapshot > 0]] = state[:, snapshot > 0].to(plane.dtype)
+
+    def wrong(self, content: dict[int, History]) -> list[int]:
+        """Slots that do not hold these histories, by every byte of every plane and layer."""
+        slots = list(content)
+        values = torch.tensor([fold(history) for history in content.values()], dtype=torch.int64)
+        bad = torch.zeros(len(slots), dtype=torch.bool)
+        for name, plane in self.mem.planes.items():
+            expected = values[:, None] * self.weights[name].cpu()[:, None]
+            bad |= (plane[:, slots].cpu() != expected.to(plane.dtype)).any(-1).any(0)
+        return [slot for slot, is_bad in zip(slots, bad.tolist(), strict=True) if is_bad]
+
+
+class Loop:
+    """A manager, its planes, and what every request was fed."""
+
+    def __init__(
+        self, backend: Backend, tracking: ms.Tracking, *, slots: int = 16, rows: int = 4, **settings: object
+    ) -> None:
+        self.mem = ms.StateManager(
+            LAYOUT,
+            slots=slots,
+            max_requests=rows,
+            tracking=tracking,
+            device=backend.device,
+            backend=backend.name,
+            **settings,  # type: ignore[arg-type]
+        )
+        self.planes = Planes(self.mem)
+        self.fed: dict[ms.Row, list[int]] = {}
+        self._next = 1000
+
+    def admit(self, *requests: ms.Request) -> list[ms.Row]:
+        """Admits one plain request, or those given."""
+        rows = list(self.mem.admit(requests or [ms.Request("plain")]))
+        self.fed |= {row: [] for row in rows}
+        return rows
+
+    def step(
+        self, rows: Sequence[ms.Row | None], tokens: int | Sequence[int] = 1, run: bool = True, **settings: int
+    ) -> ms.Step:
+        """Plans and runs one step with tokens never seen before; nothing is settled."""
+        step = self.mem.plan(rows, tokens, **settings)
+        fed = []
+        for row, n in zip(rows, step.tokens.tolist(), strict=True):
+            fed.append(tuple(range(self._next, self._next + n)))
+            self._next += n
+            if row:
+                self.fed[row] += fed[-1]
+        if run:
+            self.planes.forward(step, fed)
+        return step
+
+    def advance(self, rows: Sequence[ms.Row | None], steps: int = 1) -> None:
+        """Decodes and settles step by step."""
+        for _ in range(steps):
+            self.mem.settle(self.step(rows))
+
+    def slot(self, row: ms.Row, part: int = 0) -> int:
+        """The slot on the device in a row's live (0) or lane (1, 2) register."""
+        return int(self.mem.registers.table.slots[3 * row.index + part])
+
+    def label(self, row: ms.Row, part: int = 0) -> int:
+        return int(self.mem.registers.table.labels[3 * row.index + part])
+
+    def labels(self, row: ms.Row) -> list[int]:
+        """What the lanes stand for."""
+        return [self.label(row, 1), self.label(row, 2)]
+
+    def node(self, snap: ms.Snapshot) -> int:
+        """The slot on the device of a published snapshot."""
+        self.mem.submit()
+        return int(self.mem.registers.table.slots[snap.register])
+
+    def holds(self, slot: int, row: ms.Row, length: int) -> bool:
+        """Whether a slot stands for exactly the first `length` tokens of a request."""
+        return not self.planes.wrong({slot: tuple(self.fed[row][:length])})
+
+    def count(self, counter: Count) -> int:
+        """A counter of the device."""
+        return int(self.mem.registers.table.counters[counter])

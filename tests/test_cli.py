@@ -1,0 +1,64 @@
+"""The command line: JSON contract, one clear line on bad input, exit status."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def memstate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`memstate ...` in a process of its own, not interpreted unless it chooses to be."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "memstate", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_bench_launches_writes_json_to_stdout_and_nothing_else() -> None:
+    done = memstate("bench", "launches", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    entries = json.loads(done.stdout)
+    assert {"op", "case", "value", "unit", "peer", "peer_value", "ratio"} == set(entries[0])
+    assert {e["op"] for e in entries} == {"admit", "publish", "release", "step", "plan", "settle", "copy", "hit"}
+    assert {"R=1", "R=64", "R=256"} <= {e["case"] for e in entries}
+    assert {e["unit"] for e in entries} == {"launches", "uploads", "syncs", "bytes"}
+
+
+def test_demo_writes_the_keys_of_the_contract(tmp_path: Path) -> None:
+    target = tmp_path / "demo.json"
+    done = memstate("demo", "--requests", "3", "--strategy", "lazy", "--backend", "reference", "--json", str(target))
+    assert done.returncode == 0, done.stderr
+    report = json.loads(target.read_text())
+    keys = """strategy backend requests generated_tokens identical_to_uncached leaked_slots double_owned_slots
+        prefix_hit_tokens storage_hit_tokens host_hit_tokens prompt_tokens distinct_tokens logits_identical
+        states_identical slots_held_mean slots_held_peak slots_held_by_kind snapshots_taken snapshot_bytes_copied
+        device_launches_per_decode_step host_syncs_per_decode_step""".split()
+    assert set(keys) <= set(report)
+    assert report["identical_to_uncached"] and report["logits_identical"] and report["states_identical"]
+    assert (report["strategy"], report["backend"], report["leaked_slots"]) == ("lazy", "reference", 0)
+    assert set(report["device_launches_per_decode_step"]) == {"mean", "max"}
+    assert "identical" in done.stdout  # the table goes to stdout when JSON goes to a file
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("demo", "--strategy", "sometimes"), "sometimes"),
+        (("demo", "--backend", "tpu"), "tpu"),
+        (("demo", "--slots", "0"), "slots"),
+        (("demo", "--fail-claims", "2"), "fail-claims"),
+        (("demo", "--input", "no-such-file.jsonl"), "no-such-file.jsonl"),
+        (("compile", "--targets", "sm_9"), "sm_9"),
+        (("bench", "nothing"), "nothing"),
+        (("bench", "launches", "--json", "no/such/folder/x.json"), "no/such/folder/x.json"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_a_non_zero_status(arguments: tuple[str, ...], says: str) -> None:
+    done = memstate(*arguments)
+    assert done.returncode not in (0, None)
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,401 @@
+"""Compiled kernels: what the inspector must notice, and that the library's own kernels are in order.
+
+Kernels are interpreted in the process of the tests and cannot be compiled there: run as a program, this file compiles
+the samples below and writes what came out as JSON.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+import triton.language as tl
+
+from memstate.compiling import TARGETS, KernelReport, amdgcn, compile_all, ptx
+from memstate.compiling.build import build, compile_case
+from memstate.compiling.provenance import plane_accesses
+from memstate.errors import CompileFailed, InvalidArgument
+from memstate.kernels.catalog import CompileCase, all_cases
+
+ROOT = Path(__file__).parent.parent
+KEYS = ("kernel", "target", "registers", "spill_bytes", "shared_bytes", "narrowest_bulk_access_bits", "barriers", "ok")
+MOVERS = {"copy_slots", "zero_slots", "run_data", "conv_step", "gated_delta_step"}
+
+# Barriers that stand in the source because one phase reads what another wrote; the compiler adds its own.
+PHASE_BARRIERS = {"ownership": 4, "claim": 1}
+
+
+# -- samples ---------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _copy(to_ptr, from_ptr, n):
+    for start in range(0, n, 1024):
+        index = start + tl.arange(0, 1024)
+        tl.store(to_ptr + index, tl.load(from_ptr + index, mask=index < n), mask=index < n)
+
+
+@triton.jit
+def _copy_by_table(table_ptr, out_ptr, ALIGNED: tl.constexpr):
+    source = tl.load(table_ptr + tl.program_id(0)).to(tl.pointer_type(tl.int32))
+    if ALIGNED:
+        source = tl.multiple_of(source, 16)
+    index = tl.arange(0, 1024)
+    tl.store(out_ptr + tl.program_id(0) * 1024 + index, tl.load(source + index))
+
+
+@triton.jit
+def _scale(plane_ptr, slot_ptr, factor_ptr):
+    index = tl.load(slot_ptr).to(tl.int64) * 1024 + tl.arange(0, 1024)
+    tl.store(plane_ptr + index, tl.load(plane_ptr + index) * tl.load(factor_ptr + tl.program_id(0)))
+
+
+@triton.jit
+def _lost_trail(plane_ptr):
+    lane = tl.arange(0, 256)
+    address = tl.sum(tl.where(lane == 7, plane_ptr.to(tl.int64), 0), 0)  # through shared memory
+    narrow = tl.load(address.to(tl.pointer_type(tl.int32)))
+    index = tl.arange(0, 1024)
+    tl.store(plane_ptr + index, tl.load(plane_ptr + index) + narrow)
+
+
+@triton.jit
+def _two_phases(data_ptr, BARRIER: tl.constexpr):
+    lane = tl.arange(0, 256)
+    tl.store(data_ptr + lane, lane)
+    if BARRIER:
+        tl.debug_barrier()
+    tl.store(data_ptr + 256 + lane, tl.load(data_ptr + 255 - lane))
+
+
+@triton.jit
+def _hoard(plane_ptr):
+    index = tl.arange(0, 4096)
+    held = tl.load(plane_ptr + index)
+    tl.store(plane_ptr + index, held / tl.sum(held, 0))  # every element is held until the sum is known
+
+
+@triton.jit
+def _broken(out_ptr, N: tl.constexpr):
+    for _ in tl.static_range(2):
+        N = N + 1  # what the interpreter accepts
+    tl.store(out_ptr, undefined)  # noqa: F821
+
+
+def samples() -> list[CompileCase]:
+    """Launches of the kernels above; the name says what is wrong with one."""
+    copy, both = {"to_ptr": "*i32", "from_ptr": "*i32", "n": "i32"}, ("to_ptr", "from_ptr")
+    table = {"table_ptr": "*i64", "out_ptr": "*i32"}
+    scale = {"plane_ptr": "*fp32", "slot_ptr": "*i32", "factor_ptr": "*fp32"}
+    plane, data = ("plane_ptr",), ("data_ptr",)
+    few_registers = {"maxnreg": 64, "waves_per_eu": 8}
+    return [
+        CompileCase("copy", _copy, copy, {}, (*both, "n"), 4, both),
+        CompileCase("copy: nothing aligned", _copy, copy, {}, ("n",), 4, both),
+        CompileCase("copy: length of any size", _copy, copy, {}, both, 4, both),
+        CompileCase("table", _copy_by_table, table, {"ALIGNED": True}, tuple(table), 4, ("table_ptr",)),
+        CompileCase("table: not aligned", _copy_by_table, table, {"ALIGNED": False}, ("table_ptr",), 4, ("table_ptr",)),
+        CompileCase("scale", _scale, scale, {}, plane, 4, plane),
+        CompileCase("scale: factors are planes", _scale, scale, {}, plane, 4, ("plane_ptr", "factor_ptr")),
+        CompileCase("scale: no such plane", _scale, scale, {}, plane, 4, ("other_ptr",)),
+        CompileCase("lost trail", _lost_trail, {"plane_ptr": "*i32"}, {}, plane, 4, plane),
+        CompileCase("phases", _two_phases, {"data_ptr": "*i32"}, {"BARRIER": True}, data, 4, ()),
+        CompileCase("phases: barrier lost", _two_phases, {"data_ptr": "*i32"}, {"BARRIER": False}, data, 4, ()),
+        CompileCase("hoard", _hoard, {"plane_ptr": "*fp32"}, {}, plane, 1, plane),
+        CompileCase("hoard: few registers", _hoard, {"plane_ptr": "*fp32"}, {}, plane, 1, plane, few_registers),
+    ]
+
+
+def main() -> None:
+    """Writes the reports of the samples, the failure of the broken one, and the barriers of the library's phases."""
+    lines = sys.stdout
+    with redirect_stdout(sys.stderr):
+        reports = [asdict(build(case, target)) for case in samples() for target in TARGETS]
+        try:
+            build(CompileCase("broken", _broken, {"out_ptr": "*i32"}, {"N": 1}, (), 4, ()), "sm_90")
+            failure = {}
+        except CompileFailed as error:
+            failure = {"kernel": error.kernel, "target": error.target, "reason": error.reason}
+        phases = [
+            (case.name, target, len(list(phase_barriers(compile_case(case, target).asm))))
+            for case in all_cases()
+            if case.name in PHASE_BARRIERS
+            for target in TARGETS
+        ]
+    json.dump({"reports": reports, "failure": failure, "phases": phases}, lines)
+
+
+def phase_barriers(texts: dict[str, Any]) -> Iterator[str]:
+    """Places of the source that stand behind a barrier in the compiled text because they ask for one."""
+    place = None
+    for line in (texts.get("ptx") or texts["amdgcn"]).splitlines():
+        if ".loc" in line:
+            place = re.search(r"[;/] (\w+)\.py:(\d+):", line)  # the innermost of the functions that were inlined
+        elif re.match(r"\s*(bar\.sync|barrier\.sync|s_barrier)", line) and place is not None:
+            source = ROOT / "kernels" / f"{place[1]}.py"
+            if source.exists() and "debug_barrier" in source.read_text().splitlines()[int(place[2]) - 1]:
+                yield place[0]
+
+
+# -- what the inspector notices --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
+    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    found["reports"] = {(report["kernel"], report["target"]): KernelReport(**report) for report in found["reports"]}
+    return found
+
+
+each_target = pytest.mark.parametrize("target", TARGETS)
+
+
+@each_target
+def test_wide_copies_are_ok(compiled: dict[str, Any], target: str) -> None:
+    for name in ("copy", "table", "scale", "hoard"):
+        report = compiled["reports"][name, target]
+        assert (report.narrowest_bulk_access_bits, report.spill_bytes, report.ok) == (128, 0, True), report
+        assert 0 < report.registers < 256
+
+
+@each_target
+@pytest.mark.parametrize(
+    "name",
+    [
+        "copy: nothing aligned",
+        "copy: length of any size",
+        "table: not aligned",
+        "scale: factors are planes",
+        "lost trail",
+    ],
+)
+def test_lost_width_is_noticed(compiled: dict[str, Any], name: str, target: str) -> None:
+    report = compiled["reports"][name, target]
+    assert (report.narrowest_bulk_access_bits, report.ok) == (32, False), report
+
+
+@each_target
+def test_a_plane_that_is_never_accessed_is_no_evidence(compiled: dict[str, Any], target: str) -> None:
+    report = compiled["reports"]["scale: no such plane", target]
+    assert (report.narrowest_bulk_access_bits, report.ok) == (None, False), report
+
+
+@each_target
+def test_a_lost_barrier_is_noticed(compiled: dict[str, Any], target: str) -> None:
+    kept, lost = (compiled["reports"][name, target] for name in ("phases", "phases: barrier lost"))
+    assert (kept.barriers, lost.barriers) == (1, 0)
+    assert kept.narrowest_bulk_access_bits is None and kept.ok
+
+
+@each_target
+def test_spills_are_noticed(compiled: dict[str, Any], target: str) -> None:
+    report = compiled["reports"]["hoard: few registers", target]
+    assert report.spill_bytes > 0 and not report.ok, report
+    assert report.narrowest_bulk_access_bits == 128  # spilling is not taken for moving a plane
+
+
+@each_target
+def test_barriers_between_phases_reach_the_binary(compiled: dict[str, Any], target: str) -> None:
+    found = {kernel: count for kernel, of, count in compiled["phases"] if of == target}
+    assert found == PHASE_BARRIERS
+
+
+def test_a_kernel_that_does_not_compile_is_named(compiled: dict[str, Any]) -> None:
+    assert compiled["failure"]["kernel"] == "broken" and compiled["failure"]["target"] == "sm_90"
+    assert len(compiled["failure"]["reason"].splitlines()) == 1
+
+
+# -- following addresses ---------------------------------------------------------------------------
+
+
+def in_ptx(body: str) -> str:
+    return f".visible .entry k(\n\t.param .u64 k_param_0\n)\n{{\n{body}\n\tret;\n}}\n"
+
+
+def in_amdgcn(body: str) -> str:
+    spans = "".join(f"\n      - .offset: {8 * at}\n        .size: 8" for at in range(3))
+    return f"k:\n{body}\n\ts_endpgm\n\t.section x\n\t.amdhsa_kernel k\n\n    .args:{spans}\n".join("\n\n")
+
+
+@pytest.mark.parametrize(
+    ("why", "text", "bits"),
+    [
+        (
+            "either of two pointers",
+            in_ptx("""
+            ld.param.b64 %rd1, [k_param_0];
+            ld.param.b64 %rd2, [k_param_1];
+            ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%rd1];
+            mov.b64 %rd3, %rd2;
+            @%p1 bra $L_1;
+            add.s64 %rd3, %rd1, 16;
+        $L_1:
+            ld.global.b16 %rs1, [%rd3+8];
+            """),
+            [128, 16],
+        ),
+        (
+            "selected by a predicate, written under a guard",
+            in_ptx("""
+            ld.param.b64 %rd1, [k_param_0];
+            ld.param.b64 %rd2, [k_param_1];
+            selp.b64 %rd3, %rd2, %rd1, %p1;
+            st.global.b8 [%rd3], %rs1;
+            @%p2 mov.b64 %rd3, %rd2;
+            st.global.b32 [%rd3], %r1;
+            """),
+            [8, 32],
+        ),
+        (
+            "inline assembly, caches, atomics, generic addresses, asynchronous copies",
+            in_ptx("""
+            ld.param.b64 %rd1, [k_param_0];
+            // begin inline asm
+            { .reg .pred q; setp.ne.s32 q, %r9, 0; @q ld.global.L1::evict_first.v2.b32 { %r1, %r2 }, [ %rd1 + 0 ]; }
+            // end inline asm
+            cvta.to.global.u64 %rd4, %rd1;
+            atom.global.gpu.relaxed.add.u32 %r5, [%rd4], 1;
+            ld.b64 %rd7, [%rd4];
+            cp.async.cg.shared.global [%r3], [%rd4], 0x10, %r4;
+            st.shared.b32 [%r3], %r4;
+            """),
+            [64, 32, 64, 128],
+        ),
+        (
+            "another argument, an index that was loaded, a predicate: none of the plane's",
+            in_ptx("""
+            ld.param.b64 %rd1, [k_param_0];
+            ld.param.b64 %rd2, [k_param_1];
+            ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%rd1];
+            ld.global.b32 %r5, [%rd2];
+            setp.eq.s64 %p1, %rd1, 0;
+            selp.b64 %rd3, %rd2, 0, %p1;
+            mad.wide.s32 %rd4, %r5, 4, %rd3;
+            st.global.b32 [%rd4], %r5;
+            """),
+            [128],
+        ),
+        (
+            "registers used again",
+            in_amdgcn("""
+            s_load_dwordx4 s[4:7], s[0:1], 0x0
+            v_lshl_add_u64 v[2:3], v[0:1], 2, s[4:5]
+            global_load_dwordx4 v[4:7], v[2:3], off
+            v_lshl_add_u64 v[2:3], v[0:1], 2, s[6:7]
+            global_store_dword v[2:3], v4, off
+            """),
+            [128],
+        ),
+        (
+            "lanes switched off keep their address",
+            in_amdgcn("""
+            s_load_dwordx4 s[4:7], s[0:1], 0x0
+            v_lshl_add_u64 v[2:3], v[0:1], 2, s[4:5]
+            s_and_saveexec_b64 s[8:9], vcc
+            v_lshl_add_u64 v[2:3], v[0:1], 2, s[6:7]
+            s_or_b64 exec, exec, s[8:9]
+            global_store_short v[2:3], v4, off
+            """),
+            [16],
+        ),
+        (
+            "a buffer, a scalar load, a loop, a predicate in a pair that held a pointer",
+            in_amdgcn("""
+            s_load_dwordx2 s[4:5], s[0:1], 0x0
+            s_load_dwordx2 s[12:13], s[0:1], 0x8
+            s_mov_b64 s[6:7], 0x20000
+        .LBB0_1:
+            buffer_load_dwordx2 v[4:5], v2, s[4:7], 0 offen
+            s_load_dword s8, s[4:5], 0x10
+            v_cmp_lt_i32_e64 s[10:11], v4, s8
+            v_cndmask_b32_e64 v6, v7, v8, s[10:11]
+            global_store_byte v6, v4, s[12:13]
+            s_cbranch_scc1 .LBB0_1
+            """),
+            [64, 32],
+        ),
+        (
+            "past the arguments named, and through memory of the lane's own: unknown, so counted",
+            in_amdgcn("""
+            s_load_dwordx2 s[4:5], s[0:1], 0x20
+            global_load_dword v4, v2, s[4:5]
+            scratch_load_dwordx2 v[6:7], off, off
+            global_load_dwordx2 v[8:9], v[6:7], off
+            """),
+            [32, 64],
+        ),
+    ],
+)
+def test_addresses_are_followed(why: str, text: str, bits: list[int]) -> None:
+    reader = ptx if ".entry" in text else amdgcn
+    found = plane_accesses(reader.accesses(text, ["plane", "other"]), ["plane"], ["plane", "other"])
+    assert [access.bits for access in found] == bits, why
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (in_ptx("call.uni (%r1), f, (%r2);"), "cannot follow"),
+        (in_ptx("cp.async.bulk.shared.global [%r1], [%rd1], %r2, [%r3];"), "cannot tell"),
+        (in_amdgcn("\ts_swappc_b64 s[30:31], s[4:5]"), "cannot follow"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(text: str, complaint: str) -> None:
+    reader = ptx if ".entry" in text else amdgcn
+    with pytest.raises(ValueError, match=complaint):
+        reader.accesses(text, ["plane"])
+
+
+# -- the library's kernels -------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_every_kernel_is_ok_on_every_target() -> None:
+    calls: list[tuple[int, int]] = []
+    before = dict(os.environ)
+    reports = compile_all(tuple(TARGETS), lambda done, total: calls.append((done, total)))
+
+    cases = all_cases()
+    assert [(report.kernel, report.target) for report in reports] == [(c.name, t) for c in cases for t in TARGETS]
+    assert [field.name for field in fields(KernelReport)] == list(KEYS)
+    assert [report for report in reports if not report.ok] == []
+    for case in cases:
+        moves = any(case.name.startswith(mover) for mover in MOVERS)
+        assert bool(case.plane_args) == moves, case.name
+    assert calls == [(number + 1, len(reports)) for number in range(len(reports))]
+    assert dict(os.environ) == before
+
+
+def test_unknown_targets_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="sm_12: choose from sm_80"):
+        compile_all(["sm_90", "sm_12"])
+    with pytest.raises(InvalidArgument, match="missing"):
+        compile_all([])
+
+
+def test_a_failure_in_the_other_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/dev/null/no/folder")
+    with pytest.raises(CompileFailed, match=r"sm_90: .*/dev/null") as failure:
+        compile_all(["sm_90"])
+    assert failure.value.kernel == all_cases()[0].name
+
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(CompileFailed, match="every kernel for sm_90: exit status 1"):
+        compile_all(["sm_90"])
+
+
+if __name__ == "__main__":
+    main()

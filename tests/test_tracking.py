@@ -1,0 +1,404 @@
+"""When a snapshot is taken, what it holds and what it costs, strategy by strategy. Lengths are counted from 0, I = 4."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import Count
+from tests.planes import LAYOUT, Loop
+from tests.scan import scan
+
+I = 4  # noqa: E741 - the name of the rules
+MAKERS: dict[str, Callable[[], ms.Tracking]] = {
+    "none": lambda: ms.NoTracking(I),
+    "ping-pong": lambda: ms.PingPong(I),
+    "lazy": lambda: ms.LazyPingPong(I),
+    "redirect": lambda: ms.Redirect(I),
+}
+SNAPSHOTTING = [name for name in MAKERS if name != "none"]
+ADMISSION = {"none": (1, 1), "ping-pong": (3, 2), "lazy": (2, 2), "redirect": (1, 1)}  # with overlap, in turn
+AT_MOST = {"none": 1, "ping-pong": 3, "lazy": 3, "redirect": 2}
+
+every_strategy = pytest.mark.parametrize("name", MAKERS)
+every_snapshot = pytest.mark.parametrize("name", SNAPSHOTTING)
+both_orders = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
+
+
+@every_strategy
+def test_B14_padding_touches_no_slot(name: str, backend: Backend) -> None:
+    loop = Loop(backend, MAKERS[name](), slots=9)
+    (row,) = loop.admit()
+    loop.advance([None, row, None], 3)
+    arenas = [block[:, 1:].clone() for block in loop.mem.storage.plane_map.blocks]
+    table = loop.mem.registers.table
+    state = [table.cells.clone(), table.bitmap.clone(), table.counters.clone()]
+    step = loop.step([None, None, None, None])
+    assert step.read.tolist() == step.write.tolist() == step.snapshot.tolist() == [0] * 4
+    loop.mem.settle(step)
+    assert all(
+        torch.equal(block[:, 1:], old) for block, old in zip(loop.mem.storage.plane_map.blocks, arenas, strict=True)
+    )
+    assert all(
+        torch.equal(now, old) for now, old in zip((table.cells, table.bitmap, table.counters), state, strict=True)
+    )
+    mixed = loop.step([None, row, None])
+    for column in (mixed.read, mixed.write, mixed.snapshot, mixed.rows, mixed.record.after):
+        assert column.tolist()[::2] == [0, 0]
+    assert mixed.write.tolist()[1] == loop.slot(row)
+
+
+@every_strategy
+def test_B15_a_request_of_one_token_is_no_padding(name: str, backend: Backend) -> None:
+    loop = Loop(backend, MAKERS[name](), overlap=False, pages=4, page_size=1, pages_per_row=2)
+    (row,) = loop.admit(ms.Request("short", length=1))
+    step = loop.step([None, row])
+    assert step.rows.tolist() == [0, row.index] and step.write.tolist() == [0, loop.slot(row)]
+    assert (loop.mem.length(row), loop.label(row)) == (1, 1)
+    loop.mem.settle(step, [False, True])
+    (snap,) = loop.mem.release([row], publish=True)
+    assert snap and snap.length == 1 and loop.holds(loop.node(snap), row, 1)
+
+
+@every_strategy
+def test_B18_chunks_of_a_prefill_keep_slots_and_claim_nothing(name: str, backend: Backend) -> None:
+    loop = Loop(backend, type(MAKERS[name]())(every=16), slots=6)
+    (row,) = loop.admit()
+    loop.mem.submit()
+    slots, free = [loop.slot(row, part) for part in range(3)], loop.mem.free_slots
+    claimed, length = loop.count(Count.CLAIMED), 0
+    for chunk in (5, 1, 6, 3):
+        step = loop.step([row], chunk)
+        length += chunk
+        assert step.read.tolist() == step.write.tolist() == [slots[0]] and step.snapshot.tolist() == [0]
+        assert [loop.slot(row, part) for part in range(3)] == slots and loop.labels(row) == [0, 0]
+        assert loop.mem.length(row) == loop.mem.confirmed(row) == length and loop.holds(slots[0], row, length)
+        loop.mem.settle(step)
+    assert (loop.mem.free_slots, loop.count(Count.CLAIMED)) == (free, claimed)
+    scan(loop.mem)
+
+
+@every_strategy
+@pytest.mark.parametrize("direct", [False, True], ids=["copied", "read directly"])
+def test_B20_a_fresh_state_is_zero_and_a_resumed_one_is_not_zeroed(name: str, direct: bool, backend: Backend) -> None:
+    loop = Loop(backend, MAKERS[name](), overlap=False, direct_hits=direct)
+    (row,) = loop.admit()
+    loop.mem.submit()
+    assert loop.holds(loop.slot(row), row, 0)
+    zeroed = loop.mem.stats().zeroed_bytes
+    assert zeroed == LAYOUT.bytes_per_slot  # lanes are written whole before they are read
+    loop.advance([row], 5)
+    (snap,) = loop.mem.retract([row])
+    assert snap
+    (again,) = loop.admit(ms.Request("again", resume=snap))
+    loop.fed[again] = loop.fed[row][: snap.length]
+    step = loop.step([again])
+    assert loop.holds(loop.slot(again), again, snap.length + 1) and loop.holds(loop.node(snap), again, snap.length)
+    assert (step.read.tolist() == [loop.node(snap)]) == direct
+    stats = loop.mem.stats()
+    assert (stats.zeroed_bytes, stats.copied_bytes) == (zeroed, 0 if direct else LAYOUT.bytes_per_slot)
+
+
+@both_orders
+@every_strategy
+def test_B21_slots_held_after_admission_and_at_most(name: str, overlap: bool, backend: Backend) -> None:
+    loop = Loop(backend, MAKERS[name](), rows=2, slots=12, overlap=overlap)
+    rows = loop.admit(ms.Request("a"), ms.Request("b"))
+    expected = ADMISSION[name][not overlap]
+    assert [loop.mem.slots_held(row) for row in rows] == [expected] * 2 and loop.mem.free_slots == 12 - 2 * expected
+    most = [expected]
+    unsettled: list[ms.Step] = []
+    for _ in range(4 * I):
+        unsettled.append(loop.step(rows))
+        most.append(max(loop.mem.slots_held(row) for row in rows))
+        assert sum(slot > 0 for slot in scan(loop.mem).slots.values()) == 12 - loop.mem.free_slots
+        if len(unsettled) > overlap:
+            loop.mem.settle(unsettled.pop(0))
+    assert max(most) == (AT_MOST[name] if overlap or name != "ping-pong" else 2)
+
+
+def test_B21_what_each_strategy_costs(backend: Backend) -> None:
+    """Slots, bytes, launches and synchronisations over the same schedule."""
+    held: dict[str, list[int]] = {name: [] for name in MAKERS}
+    for name, maker in MAKERS.items():
+        loop = Loop(backend, maker(), rows=2, slots=12)
+        rows = loop.admit(ms.Request("a"), ms.Request("b"))
+        last = loop.step(rows)
+        counts = loop.mem.backend.counts
+        counts.reset()
+        settles = 0
+        for t in range(2, 6 * I):
+            step = loop.step(rows)
+            assert counts.launches == {"plan": t - 1} | ({"settle": settles} if settles else {})
+            both = any(all(loop.slot(row, lane) for lane in (1, 2)) for row in rows)
+            held[name].append(12 - loop.mem.free_slots)
+            loop.mem.settle(last)
+            settles += name == "lazy" and both
+            last = step
+        assert (counts.syncs, counts.uploads) == (0, 0) and counts.launches["settle"] == settles
+        assert loop.mem.stats().copied_bytes == 0
+        assert loop.mem.stats().snapshots == (0 if name == "none" else 10)
+    mean = {name: sum(slots) / len(slots) for name, slots in held.items()}
+    assert mean["none"] < mean["redirect"] < mean["lazy"] < mean["ping-pong"]
+    assert max(held["redirect"]) == 4 and max(held["lazy"]) == max(held["ping-pong"]) == 6
+
+
+def test_B22_ping_pong_alternates_and_touches_lanes_at_boundaries_only(backend: Backend) -> None:
+    loop = Loop(backend, ms.PingPong(I))
+    (row,) = loop.admit()
+    loop.mem.submit()
+    lanes = [loop.slot(row, 1), loop.slot(row, 2)]
+    for length, lane in ((4, 0), (8, 1), (12, 0), (16, 1)):  # label 0 first, then the smaller label
+        before = [block[:, lanes].clone() for block in loop.mem.storage.plane_map.blocks]
+        loop.advance([row], 3)
+        assert all(
+            torch.equal(block[:, lanes], old)
+            for block, old in zip(loop.mem.storage.plane_map.blocks, before, strict=True)
+        )
+        step = loop.step([row])
+        assert step.snapshot.tolist() == [lanes[lane]] and loop.labels(row)[lane] == length
+        assert loop.holds(lanes[lane], row, length) and loop.holds(loop.slot(row), row, length)
+        other = [block[:, 1 - lane] for block in before]
+        blocks = loop.mem.storage.plane_map.blocks
+        assert all(torch.equal(block[:, lanes[1 - lane]], old) for block, old in zip(blocks, other, strict=True))
+        loop.mem.settle(step)
+    assert [loop.slot(row, 1), loop.slot(row, 2)] == lanes
+
+
+@both_orders
+def test_B23_lazy_holds_two_lanes_from_a_boundary_to_the_settle_after_it(overlap: bool, backend: Backend) -> None:
+    loop = Loop(backend, ms.LazyPingPong(I), overlap=overlap)
+    (row,) = loop.admit()
+    loop.mem.submit()
+    held, free = loop.slot(row, 1), loop.mem.free_slots
+    loop.advance([row], 3)
+    step = loop.step([row])
+    assert step.snapshot.tolist() == [held] and loop.labels(row) == [4, 0] and loop.mem.free_slots == free
+    loop.mem.settle(step)
+    for boundary in (8, 12, 16):
+        loop.advance([row], 3)
+        assert loop.mem.slots_held(row) == 2
+        step = loop.step([row])
+        assert sorted(loop.labels(row)) == [boundary - 4, boundary] and loop.mem.free_slots == free - 1
+        behind = loop.step([row]) if overlap else None
+        assert loop.mem.slots_held(row) == 3
+        loop.mem.settle(step)
+        assert (
+            loop.mem.slots_held(row) == 2 and loop.mem.free_slots == free and sorted(loop.labels(row)) == [0, boundary]
+        )
+        lane = loop.labels(row).index(boundary) + 1
+        assert loop.holds(loop.slot(row, lane), row, boundary)
+        if behind:
+            loop.mem.settle(behind)
+            loop.mem.cancel(loop.step([row], run=False))  # keep the lengths of both orders alike
+            break
+    scan(loop.mem)
+
+
+def exhausted(backend: Backend, overwrite: bool = True, **settings: bool) -> tuple[Loop, ms.Row, ms.Snapshot]:
+    """A lazy row at length 11 with a snapshot at 8 in its only lane, another at 4 published, and nothing free."""
+    loop = Loop(backend, ms.LazyPingPong(I, overwrite=overwrite), slots=3, **settings)
+    (row,) = loop.admit()
+    loop.advance([row], 5)
+    (snap,) = loop.mem.publish([row])
+    assert snap and snap.length == 4
+    loop.advance([row], 6)
+    assert sorted(loop.labels(row)) == [0, 8] and loop.mem.free_slots == 0 and loop.mem.length(row) == 11
+    return loop, row, snap
+
+
+def claims_ahead(loop: Loop, rows: list[ms.Row]) -> int:
+    """What the next decode step wants to claim under LazyPingPong, from what the manager says."""
+    at_boundary = [row for row in rows if loop.mem.next_boundary(row) == loop.mem.length(row) + 1]
+    return sum(loop.mem.slots_held(row) == 2 and any(loop.labels(row)) for row in at_boundary)
+
+
+def test_B24a_with_eviction_exactly_one_snapshot_goes_and_the_boundary_proceeds(backend: Backend) -> None:
+    loop, row, snap = exhausted(backend)
+    shortfall = claims_ahead(loop, [row]) - loop.mem.free_slots
+    assert shortfall == 1
+    loop.mem.drop([snap][:shortfall])
+    step = loop.step([row])
+    assert sorted(loop.labels(row)) == [8, 12] and loop.mem.slots_held(row) == 3 and loop.mem.stats().degraded == 0
+    loop.mem.settle(step)
+    assert sorted(loop.labels(row)) == [0, 12] and loop.mem.free_slots == 1
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_B24b_without_eviction_no_slot_count_changes(overwrite: bool, backend: Backend) -> None:
+    loop, row, snap = exhausted(backend, overwrite)
+    lane = loop.labels(row).index(8) + 1
+    slot = loop.slot(row, lane)
+    step = loop.step([row])
+    assert step.snapshot.tolist() == [slot if overwrite else 0]
+    assert loop.label(row, lane) == (12 if overwrite else 8) and loop.slot(row, lane) == slot
+    assert loop.holds(slot, row, 12 if overwrite else 8)
+    assert loop.mem.free_slots == 0 and loop.mem.slots_held(row) == 2 and loop.mem.stats().degraded == 1
+    loop.mem.settle(step)
+    loop.advance([row], 3)
+    assert loop.mem.length(row) == 15 and loop.holds(loop.slot(row), row, 15) and loop.holds(loop.node(snap), row, 4)
+    scan(loop.mem)
+
+
+@pytest.mark.parametrize("dead", [True, False])
+def test_B25_an_overwritten_lane_counts_only_if_its_step_was_real(dead: bool, backend: Backend) -> None:
+    loop = Loop(backend, ms.LazyPingPong(I), slots=2)
+    (row,) = loop.admit()
+    loop.advance([row], 6)
+    steps = [loop.step([row]), loop.step([row])]  # to 7, and to 8, the second boundary: overwrites the snapshot of 4
+    assert loop.labels(row)[0] == 8 and loop.holds(loop.slot(row, 1), row, 8)
+    loop.mem.settle(steps[0], [dead])
+    if not dead:
+        loop.mem.settle(steps[1], [True])
+    (snap,) = loop.mem.release([row], publish=True)
+    assert (snap is None) == dead and (snap is None or loop.holds(loop.node(snap), row, snap.length))
+    assert snap is None or snap.length == 8
+    loop.mem.drop([snap] if snap else [])
+    assert loop.mem.free_slots == 2
+    scan(loop.mem)
+
+
+def test_B25_a_boundary_with_a_slot_available_is_insertable_again(backend: Backend) -> None:
+    loop, row, snap = exhausted(backend)
+    loop.advance([row])
+    loop.mem.drop([snap])
+    loop.advance([row], 4)
+    (later,) = loop.mem.release([row], publish=True)
+    assert later and later.length == 16 and loop.holds(loop.node(later), row, 16)
+
+
+@every_snapshot
+def test_B29a_a_wanted_length_is_a_boundary_once(name: str, backend: Backend) -> None:
+    loop = Loop(backend, MAKERS[name]())
+    (row,) = loop.admit(ms.Request("junction", want=6))
+    taken = []
+    for length in range(1, 10):
+        assert loop.mem.next_boundary(row) == next(n for n in (4, 6, 8, 12) if n >= length)
+        loop.advance([row])
+        (snap,) = loop.mem.publish([row])
+        if snap:
+            taken.append(snap.length)
+            assert loop.holds(loop.node(snap), row, snap.length)
+    assert taken == [4, 6, 8] and loop.mem.stats().snapshots == 3
+    assert loop.mem.stats().copied_bytes == 0
+
+
+def test_B30_a_row_that_is_at_no_boundary_claims_nothing(backend: Backend) -> None:
+    loop = Loop(backend, ms.LazyPingPong(I), slots=8)
+    decoding, filling, waiting = loop.admit(*[ms.Request(name) for name in ("decodes", "prefills", "waits")])
+    loop.advance([decoding, waiting], 7)
+    loop.mem.settle(loop.step([filling], 4))  # its first snapshot, in the lane it was admitted with
+    assert (loop.mem.length(decoding), loop.mem.length(waiting), loop.mem.free_slots) == (7, 7, 2)
+    step = loop.step([filling, decoding], [3, 1])
+    assert loop.mem.free_slots == 1
+    assert [loop.mem.slots_held(row) for row in (decoding, filling, waiting)] == [3, 2, 2]
+    assert step.snapshot.tolist() == [0, loop.slot(decoding, 2)] and loop.labels(filling) == [4, 0]
+    loop.mem.settle(step)
+    assert loop.mem.free_slots == 2
+    scan(loop.mem)
+
+
+def test_B32_redirect_snapshots_without_moving_a_byte(backend: Backend) -> None:
+    redirect, in_place = Loop(backend, ms.Redirect(I)), Loop(backend, ms.NoTracking(I))
+    (row,), (twin,) = redirect.admit(), in_place.admit()
+    for length in range(1, 4 * I):
+        old = redirect.slot(row)
+        before = {name: plane[:, old].clone() for name, plane in redirect.mem.planes.items()}
+        redirect.advance([row])
+        in_place.advance([twin])
+        for name, plane in redirect.mem.planes.items():
+            assert torch.equal(plane[:, redirect.slot(row)], in_place.mem.planes[name][:, in_place.slot(twin)])
+            if length > I and (length - 1) % I == 0:
+                assert redirect.slot(row, 1) == old != redirect.slot(row) and redirect.label(row, 1) == length - 1
+                assert torch.equal(plane[:, old], before[name])
+    assert redirect.mem.stats().snapshots == 3 and redirect.mem.stats().copied_bytes == 0
+    assert redirect.mem.backend.counts.launches["copy_slots"] == 0
+    assert redirect.mem.backend.counts.launches["run_data"] == 1  # zeroes the state of a new request
+
+
+def test_B36_every_strategy_computes_the_same_states(backend: Backend) -> None:
+    states = []
+    for maker in MAKERS.values():
+        loop = Loop(backend, maker(), slots=7, rows=3)
+        rows = loop.admit(ms.Request("a"), ms.Request("b"))
+        for t in range(14):
+            loop.mem.settle(loop.step([rows[0], None, rows[1]] if t % 3 else [rows[1]]))
+        states.append([plane[:, [loop.slot(row) for row in rows]] for plane in loop.mem.planes.values()])
+    for state in states[1:]:
+        assert all(torch.equal(*planes) for planes in zip(state, states[0], strict=True))
+
+
+@both_orders
+@pytest.mark.parametrize("direct", [False, True], ids=["copied", "read directly"])
+def test_B36a_redirect_takes_no_snapshot_of_what_it_was_given(direct: bool, overlap: bool, backend: Backend) -> None:
+    loop = Loop(backend, ms.Redirect(I), direct_hits=direct, overlap=overlap)
+    (row,) = loop.admit()
+    loop.mem.settle(loop.step([row]))
+    assert loop.slot(row, 1) == 0  # length 0 is a multiple of I
+    loop.advance([row], 4)
+    (snap,) = loop.mem.release([row], publish=[4])  # the lane: live stands for 5 tokens
+    assert snap and snap.length == 4
+    (again,) = loop.admit(ms.Request("again", resume=snap))
+    loop.fed[again] = loop.fed[row][:4]
+    loop.advance([again])
+    assert loop.slot(again, 1) == 0 and loop.mem.length(again) == 5 and loop.mem.free_slots == 16 - 2
+    loop.advance([again], 4)
+    assert loop.label(again, 1) == 8 and loop.holds(loop.slot(again, 1), again, 8)
+
+
+def test_B36a_a_request_that_ends_at_a_boundary_gives_its_own_state(backend: Backend) -> None:
+    loop = Loop(backend, ms.Redirect(I))
+    (row,) = loop.admit()
+    loop.advance([row], 4)
+    live = loop.slot(row)
+    (snap,) = loop.mem.release([row], publish=True)
+    assert snap and (snap.length, loop.node(snap)) == (4, live) and loop.holds(live, row, 4)
+
+
+def test_B36a_boundaries_without_a_publish_rotate_and_claim_nothing(backend: Backend) -> None:
+    loop = Loop(backend, ms.Redirect(I))
+    (row,) = loop.admit()
+    loop.advance([row], 5)
+    slots, claimed = {loop.slot(row), loop.slot(row, 1)}, loop.count(Count.CLAIMED)
+    for boundary in (8, 12, 16):
+        live, lane = loop.slot(row), loop.slot(row, 1)
+        loop.advance([row], 4)
+        assert (loop.slot(row), loop.slot(row, 1)) == (lane, live) and loop.label(row, 1) == boundary
+        assert loop.holds(live, row, boundary)
+    assert {loop.slot(row), loop.slot(row, 1)} == slots and loop.count(Count.CLAIMED) == claimed
+    assert loop.mem.stats().degraded == 0
+
+
+CONFIGURATIONS: dict[str, tuple[Callable[[], ms.Tracking], dict[str, int]]] = {
+    "every=6 is no multiple of page_size=4": (lambda: ms.Redirect(6), {"page_size": 4, "pages": 8, "pages_per_row": 4}),
+    "every=0": (lambda: ms.PingPong(0), {}),
+    "every=-4": (lambda: ms.NoTracking(-4), {}),
+    "every=2.5": (lambda: ms.Redirect(2.5), {}),  # type: ignore[arg-type]
+    "one lane with overlap": (lambda: ms.PingPong(I, lane_count=1), {"overlap": True}),
+    "lane_count=3": (lambda: ms.PingPong(I, lane_count=3), {}),
+    "lane_count=0": (lambda: ms.PingPong(I, lane_count=0), {"overlap": False}),
+    "depth": (lambda: ms.LazyPingPong(I), {"overlap": 2}),
+    "expected NoTracking": (lambda: "redirect", {}),  # type: ignore[return-value, dict-item]
+    "max_requests=0": (lambda: ms.Redirect(I), {"rows": 0}),
+    "preallocated=-1": (lambda: ms.Redirect(I), {"preallocated": -1}),
+    "max_batch=0": (lambda: ms.Redirect(I), {"max_batch": 0}),
+    "holders=-1": (lambda: ms.Redirect(I), {"holders": -1}),
+    "page_size=0": (lambda: ms.Redirect(I), {"page_size": 0}),
+    "give all three": (lambda: ms.Redirect(I), {"pages": 8}),
+}
+
+
+@pytest.mark.parametrize("reason", CONFIGURATIONS)
+def test_B35_what_cannot_work_is_refused_at_construction(reason: str, backend: Backend) -> None:
+    maker, settings = CONFIGURATIONS[reason]
+    with pytest.raises(ms.ConfigurationError, match=reason):
+        Loop(backend, maker(), **settings)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("tracking", [ms.PingPong(I, lane_count=2), *[maker() for maker in MAKERS.values()]], ids=repr)
+def test_B35_what_works_is_accepted(tracking: ms.Tracking, overlap: bool, backend: Backend) -> None:
+    loop = Loop(backend, tracking, overlap=overlap)
+    assert loop.mem.slots_held(loop.admit()[0]) <= tracking.most_slots(overlap)

@@ -1,0 +1,74 @@
+"""What really reaches the device: torch operations and Triton launches, counted below the library."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Watch(TorchDispatchMode):
+    """Counts torch operations that would reach a device, outside the library's own launches and uploads."""
+
+    FREE = (
+        "empty",
+        "view",
+        "slice",
+        "select",
+        "as_strided",
+        "alias",
+        "detach",
+        "reshape",
+        "unsqueeze",
+        "squeeze",
+        "split",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+        self.inside = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        name = func.overloadpacket.__name__
+        if not self.inside and not name.startswith(self.FREE):
+            self.seen[name] += 1
+        return func(*args, **(kwargs or {}))
+
+    def outside(self, call: Callable[..., object]) -> Callable[..., object]:
+        def called(*args: object, **kwargs: object) -> object:
+            self.inside += 1
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.inside -= 1
+
+        return called
+
+
+@contextmanager
+def real_launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Names of the kernels that Triton itself runs meanwhile."""
+    seen: list[str] = []
+    if torch.cuda.is_available():
+        from triton import knobs
+
+        def launched(metadata) -> None:  # type: ignore[no-untyped-def]
+            seen.append(metadata.get()["name"])
+
+        knobs.runtime.launch_enter_hook.add(launched)
+        yield seen
+        knobs.runtime.launch_enter_hook.remove(launched)
+    else:
+        from triton.runtime.interpreter import GridExecutor
+
+        run = GridExecutor.__call__
+
+        def launched_here(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+            seen.append(self.fn.__name__)
+            return run(self, *args, **kwargs)
+
+        monkeypatch.setattr(GridExecutor, "__call__", launched_here)
+        yield seen

@@ -18,6 +18,7 @@ if not __name__.startswith("memstate."):
 
 # Held by one warp: four taps of 16 bytes for each of 64 lanes, the widest warp there is. More would spill.
 WINDOW_BYTES = 4096
+OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
 
 
 @triton.jit(do_not_specialize=["read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr", "max_tokens", "stride_units"])
@@ -47,7 +48,9 @@ def _conv_step(
     for tap in tl.static_range(TAPS):
         weights += (tl.load(weight_ptr + channel * TAPS + tap, mask=inside, other=0.0),)
         if tap < TAPS - 1:
-            old = tl.load(window_ptr + read * slot_stride + tap * CHANNELS, mask=tl.where(read > 0, inside, False), other=0.0)
+            old = tl.load(
+                window_ptr + read * slot_stride + tap * CHANNELS, mask=tl.where(read > 0, inside, False), other=0.0
+            )
             window += (old.to(held),)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + channel, mask=inside, other=0.0).to(tl.float32)
@@ -122,7 +125,7 @@ def conv_step(
     _conv_step[(triton.cdiv(channels, block), batch)](
         x, weight, bias, state, out, read, write, snapshot, tokens, max_tokens, state.stride(0) // unit,
         CHANNELS=channels, TAPS=weight.shape[1], UNIT=unit, SILU=activation == "silu", BLOCK=block,
-        num_warps=1, enable_fp_fusion=False,  # rounding as written, whatever the Triton version
+        num_warps=1, **OPTIONS,
     )  # fmt: skip
     return out
 
@@ -140,7 +143,7 @@ def compile_cases() -> list[CompileCase]:
         CompileCase(
             f"conv_step_{dtype}", _conv_step, signature | {"state_ptr": f"*{dtype}"},
             shape | {"UNIT": ACCESS_BYTES // itemsize, "BLOCK": block_channels(8192, 4, itemsize)},
-            (*inputs, "state_ptr"), 1, ("state_ptr",),
+            (*inputs, "state_ptr"), 1, ("state_ptr",), OPTIONS,
         )
         for dtype, itemsize in (("fp32", 4), ("bf16", 2), ("fp16", 2))
     ]  # fmt: skip

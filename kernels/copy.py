@@ -59,7 +59,8 @@ def _move_tile(tiles, tile, to, of, LANES: tl.constexpr):
     source = tl.multiple_of((start + of.to(tl.int64) * stride).to(tl.pointer_type(tl.int32)), 16)
     for at in range(0, ints, LANES):
         index = at + tl.arange(0, LANES)
-        bits = tl.load(source + index, mask=(index < ints) & (of != 0), other=0)
+        # `where`, because `&` of a block and a scalar is no mask in the interpreter of Triton 3.9
+        bits = tl.load(source + index, mask=tl.where(of != 0, index < ints, False), other=0)
         tl.store(target + index, bits, mask=index < ints)
 
 

@@ -20,6 +20,7 @@ if not __name__.startswith("memstate."):
     )
 
 BLOCK_VALUE = 16  # 64 or 32 bytes of each key's values: whole memory sectors
+OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
 WARP_ELEMENTS = 2048  # state held by one warp: 64 fp32 registers a lane
 
 # Everything that may differ between two calls of one model. The alignment of the inputs belongs here too: it may change
@@ -134,7 +135,7 @@ def gated_delta_step(
         q, k, v, decay, beta, state, out, read, write, snapshot, tokens,
         max_tokens, state.stride(0) // unit, keys**-0.5 if scale is None else scale,
         HEADS=heads, KEY_HEADS=key_heads, KEY=keys, VALUE=values, UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v,
-        num_warps=warps, enable_fp_fusion=False,  # rounding as written, whatever the Triton version
+        num_warps=warps, **OPTIONS,
     )  # fmt: skip
     return out
 
@@ -152,7 +153,7 @@ def compile_cases() -> list[CompileCase]:
     return [
         CompileCase(
             f"gated_delta_step_{dtype}", _gated_delta_step, signature | {"state_ptr": f"*{dtype}"},
-            shape | {"UNIT": ACCESS_BYTES // itemsize}, ("state_ptr",), warps, ("state_ptr",),
+            shape | {"UNIT": ACCESS_BYTES // itemsize}, ("state_ptr",), warps, ("state_ptr",), OPTIONS,
         )
         for dtype, itemsize in (("fp32", 4), ("bf16", 2), ("fp16", 2))
     ]  # fmt: skip

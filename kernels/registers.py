@@ -89,7 +89,7 @@ def _move(packet_ptr, slots_ptr, labels_ptr, counters_ptr, BLOCK: tl.constexpr):
 
 @triton.jit
 def release_registers(slots_ptr, labels_ptr, bitmap_ptr, register, mask, capacity):
-    """Empties registers and frees their slots; returns how many became free, were free already, were no slots at all."""
+    """Empties registers and frees their slots; returns which became free, were free already, were no slots at all."""
     slot = tl.load(slots_ptr + register, mask=mask, other=0)
     tl.store(slots_ptr + register, 0, mask=mask & (slot != 0))
     tl.store(labels_ptr + register, 0, mask=mask & (slot != 0))

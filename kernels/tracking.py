@@ -39,7 +39,7 @@ REDIRECT = tl.constexpr(int(Strategy.REDIRECT))
 
 @triton.jit
 def _claim_needed(need, bitmap_ptr, counters_ptr, words, limit, CHUNK: tl.constexpr):
-    """One free slot for each lane in need, in batch order up to the budget; 0 for the others. Counts who was left out."""
+    """One free slot for each lane in need, in batch order up to the budget; 0 for the rest, who are counted."""
     wanted = need.to(tl.int32)
     total = tl.sum(wanted, 0)
     budget = tl.load(counters_ptr + FREE) - tl.load(counters_ptr + RESERVE)

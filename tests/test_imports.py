@@ -28,6 +28,7 @@ LAYERS = (
     ("snapshot",),
     ("audit", "metrics", "viz"),
     ("session", "engine"),
+    ("warmup",),
     ("",),  # memstate/__init__.py: what `import memstate` offers; only what follows may import it
     ("presets", "planner", "integrations"),
     ("bench", "compiling", "demo", "replay", "tuning"),

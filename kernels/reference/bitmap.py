@@ -28,7 +28,7 @@ def take_lowest(bitmap: Ints, n: int) -> Ints:
 
 
 def give_back(bitmap: Ints, counters: Ints, slots: list[int], capacity: int) -> None:
-    """Sets the bits of slots; counts what was released, released twice or out of range and keeps the lowest offender."""
+    """Sets the bits of slots; counts what was released, double and out of range, and keeps the lowest offender."""
     doubles = []
     strays = [slot for slot in slots if slot > capacity]
     for slot in (s for s in slots if 0 < s <= capacity):

@@ -17,7 +17,7 @@ Ints = NDArray[np.int32]
 
 @contextmanager
 def on_host(*tensors: Tensor) -> Iterator[tuple[Ints, ...]]:
-    """Arrays that stand for the tensors; what is written to them is in the tensors at the end. Syncs: yes, off the CPU."""
+    """Arrays that stand for the tensors; what is written to them is in the tensors at the end. Syncs: off the CPU."""
     arrays = tuple(t.numpy() if t.device.type == "cpu" else t.cpu().numpy() for t in tensors)
     yield arrays
     for tensor, array in zip(tensors, arrays, strict=True):

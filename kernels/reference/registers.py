@@ -1,4 +1,4 @@
-"""The ownership launch, register resolution and the audit in plain numpy: the oracle of `memstate.kernels.registers`."""
+"""The ownership launch, register resolution and audit in plain numpy: the oracle of `memstate.kernels.registers`."""
 
 import numpy as np
 from torch import Tensor

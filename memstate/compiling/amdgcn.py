@@ -114,8 +114,6 @@ def _instruction(
     predicates: tuple[str, ...] = ()
     if WRITES_PREDICATE.match(opcode):
         predicates, rest = _registers(rest[0]), rest[1:]
-    elif opcode.startswith("v_cndmask") and len(rest) == 3:
-        rest = rest[:2]  # the predicate says which of the two, not what they derive from
     elif opcode.startswith("v_swap"):
         target += " " + rest[0]
         rest = [target]

@@ -67,12 +67,12 @@ State = dict[str, Origins]
 
 
 def trace(program: Sequence[Instruction], entry: Mapping[str, Origins]) -> list[Access]:
-    """Every access of global memory, with all that its address may derive from.
+    """Every access of global memory, with all that its address may derive from; nothing where no path leads.
 
     entry: what registers hold when the program starts.
     """
     at_start: dict[int, State] = {0: dict(entry)}
-    found: dict[int, Access] = {}
+    found = {index: Access(step.bits, step.loads, NOTHING) for index, step in enumerate(program) if step.bits}
     starts = {0} | {target for step in program for target in step.jumps}
     waiting = [0]
     while waiting:
@@ -94,13 +94,14 @@ def trace(program: Sequence[Instruction], entry: Mapping[str, Origins]) -> list[
 def _carry_out(step: Instruction, state: State, found: dict[int, Access], index: int) -> None:
     address = _union(state, step.address)
     values = [NOTHING] * len(step.writes)
-    if PARAMETERS in address and step.arguments:
-        values = [NOTHING if argument is None else frozenset({Origin(argument)}) for argument in step.arguments]
-    elif step.bits and not address & {PARAMETERS, INSIDE_PARAMETERS}:
-        before = found[index].origins if index in found else NOTHING
-        found[index] = Access(step.bits, step.loads, before | address)
+    if address and address <= {PARAMETERS, INSIDE_PARAMETERS}:
+        found.pop(index, None)
+        if address == {PARAMETERS} and step.arguments:
+            values = [NOTHING if argument is None else frozenset({Origin(argument)}) for argument in step.arguments]
+    elif step.bits:
+        found[index] = Access(step.bits, step.loads, address)  # a later visit knows more, never less
         values = [frozenset(Origin(origin.argument, True) for origin in address)] * len(step.writes)
-    elif not step.bits:
+    else:
         value = _union(state, step.reads)
         if PARAMETERS in value and not step.copies:
             value = value - {PARAMETERS} | {INSIDE_PARAMETERS}

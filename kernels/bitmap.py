@@ -157,7 +157,7 @@ def _release(bitmap_ptr, ids_ptr, counters_ptr, n, capacity, BLOCK: tl.constexpr
 
 def chunk_words(words: int) -> int:
     """Bitmap words that one step of the scan reads: the whole bitmap where it is small."""
-    return min(1024, max(32, triton.next_power_of_2(words)))
+    return min(256, max(32, triton.next_power_of_2(words)))
 
 
 def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ def compile_cases() -> list[CompileCase]:
     pointers = {"bitmap_ptr": "*i32", "counters_ptr": "*i32"}
     return [
         CompileCase(
-            "claim", _claim, pointers | {"out_ptr": "*i32", "words": "i32", "n": "i32"}, {"BLOCK": 256, "CHUNK": 1024},
+            "claim", _claim, pointers | {"out_ptr": "*i32", "words": "i32", "n": "i32"}, {"BLOCK": 256, "CHUNK": 256},
             ("bitmap_ptr", "out_ptr", "counters_ptr"), 4, (),
         ),
         CompileCase(

@@ -262,7 +262,7 @@ def compile_cases() -> list[CompileCase]:
     return [
         CompileCase(
             "ownership", _ownership, {"packet_ptr": "*i32"} | columns | {"words": "i32", "capacity": "i32"},
-            {"BLOCK": BLOCK_ENTRIES, "CHUNK": 1024}, ("packet_ptr", *columns), 4, (),
+            {"BLOCK": BLOCK_ENTRIES, "CHUNK": 256}, ("packet_ptr", *columns), 4, (),
         ),
         CompileCase(
             "resolve", _resolve,

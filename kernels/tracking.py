@@ -230,7 +230,7 @@ def compile_cases() -> list[CompileCase]:
     cases = [
         CompileCase(
             f"plan[{name}]", _plan, dict.fromkeys(pointers, "*i32") | scalars,
-            {"STRATEGY": code, "LANES": lanes, "IN_PLACE": in_place, "BLOCK": 256, "CHUNK": 1024}, pointers, 4, (),
+            {"STRATEGY": code, "LANES": lanes, "IN_PLACE": in_place, "BLOCK": 256, "CHUNK": 256}, pointers, 4, (),
         )
         for name, (code, lanes, in_place) in variants.items()
     ]  # fmt: skip

@@ -192,7 +192,7 @@ class CommandBuffer:
         self._clear()
 
     def _pack(self) -> tuple[Ints, dict[Section, tuple[int, int]]]:
-        """The packet of `memstate.kernels.tables`: header, then one or two columns a section, each padded to 16 bytes."""
+        """The packet of `memstate.kernels.tables`: header, one or two columns a section, each padded to 16 bytes."""
         header = np.zeros(HEADER_INTS, np.int32)
         parts: list[Ints] = [header]
         spans = {}

@@ -409,7 +409,7 @@ class StateManager:
         self.commands.submit()
 
     def reset(self) -> None:
-        """Everything free, every register, column and page table zero, every handle stale; the bytes stay. Syncs: no."""
+        """Everything free, every register, column and page zero, every handle stale; the bytes stay. Syncs: no."""
         self._enter()
         self.commands.discard()
         self.allocator.reset()

@@ -1,4 +1,4 @@
-"""Snapshots kept after publication: handles to holder registers, with pins and KV pages. Knows no slot id and no plane."""
+"""Snapshots kept after publication: handles to holder registers, with pins and KV pages. Knows no slot and no plane."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -68,7 +68,7 @@ class Holders:
         self._pins[register] = self._pins.get(register, 0) + 1
 
     def unpin(self, register: int) -> Snapshot | None:
-        """Takes a pin away; returns the snapshot to release now, if it was dropped meanwhile and this was the last pin."""
+        """Takes a pin away; returns the snapshot to release now, if it was dropped meanwhile and no pin is left."""
         self._pins[register] -= 1
         if self._pins[register]:
             return None

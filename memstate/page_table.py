@@ -60,7 +60,7 @@ class PageTable:
         self._write([(row, 0, self._rows[row]) for row in rows.tolist()])
 
     def extend(self, rows: Longs, lengths: Sequence[int]) -> None:
-        """Gives each row pages for its length, all rows or none. Raises: OutOfPages, InvalidArgument (nothing changed)."""
+        """Gives each row pages for its length, or none to any. Raises: OutOfPages, InvalidArgument."""
         needed = [
             max(0, self.count(length) - len(self._rows[row]))
             for row, length in zip(rows.tolist(), lengths, strict=True)

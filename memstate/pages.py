@@ -46,7 +46,7 @@ class PageAllocator:
         self.holders[list(pages)] += 1
 
     def release(self, pages: Sequence[int]) -> None:
-        """Takes a holder away from each page. Raises: InvalidArgument for a page that nobody holds (nothing changed)."""
+        """Takes a holder from each page. Raises: InvalidArgument for a page that nobody holds; nothing changed."""
         self._require_held(pages)
         for page in pages:
             self.holders[page] -= 1

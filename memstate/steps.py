@@ -91,7 +91,7 @@ class StepLog:
         return StepRecord(*(column[:batch] for column in self._columns[self._serial % 2]))
 
     def repeated(self, rows: Longs, tokens: Longs) -> tuple[Tensor, Tensor] | None:
-        """The device copies of these rows and tokens where the step before had the same batch: nothing to upload then."""
+        """The device copies of these rows and tokens where the step before had the same batch."""
         same = (
             self._planned is not None
             and np.array_equal(self._planned[0], rows)

@@ -8,7 +8,7 @@ from memstate.kernels.tables import HEADER_INTS
 
 
 def warm_up(mem: StateManager) -> int:
-    """Launches every kernel of the manager on an empty packet and on null rows, for every batch size that compiles differently.
+    """Launches every kernel of the manager on an empty packet and null rows, for every batch size that compiles anew.
 
     Call it between steps, before CUDA graphs are captured. Returns the number of launches. Syncs: no.
     """

@@ -45,12 +45,16 @@ class Model:
         self.counts = dict.fromkeys(Count, 0) | {Count.FREE: capacity}
 
     def populate(self, rng: random.Random, share: float) -> None:
-        """Gives a share of the registers slots and labels, any free slot to any register."""
+        """Gives a share of the registers slots and labels, any free slot to any register; a few empty ones get a stray
+        label, which must not become the next slot's.
+        """
         for register in range(3, self.count):
             if self.free and rng.random() < share:
                 self.slots[register] = rng.choice(tuple(self.free))
                 self.labels[register] = rng.choice((0, 1, 256, 2**31 - 1))
                 self.free.remove(self.slots[register])
+            elif rng.random() < 0.1:
+                self.labels[register] = 8
         self.counts[Count.FREE] = len(self.free)
 
     def run(self, packet: Packet) -> None:

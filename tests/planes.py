@@ -1,8 +1,9 @@
 """Planes whose bytes say which tokens a slot stands for, and a decode loop over them without a model of the rules."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
+import pytest
 import torch
 
 import memstate as ms
@@ -12,7 +13,18 @@ from memstate.kernels.tables import Count
 History = tuple[int, ...]
 LAYOUT = ms.StateLayout((ms.Plane("long", (3,), torch.int64), ms.Plane("short", (5,), torch.int32)), layers=2)
 POISON = 0x5A
+I = 4  # noqa: E741 - tokens between boundaries, as the rules call it
+MAKERS: dict[str, Callable[[], ms.Tracking]] = {
+    "none": lambda: ms.NoTracking(I),
+    "ping-pong": lambda: ms.PingPong(I),
+    "lazy": lambda: ms.LazyPingPong(I),
+    "redirect": lambda: ms.Redirect(I),
+}
 FACTOR = 0x5851F42D4C957F2D
+
+every_strategy = pytest.mark.parametrize("name", MAKERS)
+every_snapshot = pytest.mark.parametrize("name", [name for name in MAKERS if name != "none"])
+both_orders = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
 
 
 @lru_cache(maxsize=8192)

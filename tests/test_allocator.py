@@ -121,6 +121,11 @@ def test_B5_double_release_in_two_calls(backend: Backend) -> None:
         allocator.check()
     assert (found.value.count, found.value.offender) == (4, 5)
     allocator.check()  # told once
+    allocator.release([6, 99])
+    with pytest.raises(DoubleRelease) as found:
+        allocator.check()
+    assert (found.value.count, found.value.offender) == (1, 6)
+    assert found.value.counts == {"double_release": 1, "out_of_range": 1}
     scan_bitmap(allocator, [slot for slot in range(1, 36) if slot not in (5, 6)])
 
 

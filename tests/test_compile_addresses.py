@@ -107,9 +107,9 @@ def in_amdgcn(body: str) -> str:
             s_mov_b64 s[6:7], 0x20000
             s_mov_b64 s[14:15], 0x20000
         .LBB0_1:
-            buffer_load_dwordx2 v[4:5], v2, s[4:7], 0 offen
+            buffer_load_dwordx2 v[4:5], off, s[4:7], 0
             s_load_dword s8, s[4:5], 0x10
-            buffer_store_short v4, v2, s[12:15], 0 offen
+            buffer_store_short v4, off, s[12:15], 0
             s_cbranch_scc1 .LBB0_1
             """),
             [64, 32],

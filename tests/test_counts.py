@@ -103,6 +103,21 @@ def test_hits_cost_the_same_for_one_and_for_many(backend: Backend, direct: bool)
     assert seen[0] == (1, {"ownership": 1, "plan": 1} | ({} if direct else {"run_data": 1}), 0)
 
 
+def test_a_copy_that_is_submitted_orders_nothing_any_more(backend: Backend) -> None:
+    """Dropping the source of a copy splits the buffer that holds the copy, and no later one."""
+    mem = manager(backend, Redirect(every=4), 2, direct_hits=False)
+    snapshots = mem.release(running(mem, 2), publish=True)
+    rows = mem.admit([Request(i, length=8, resume=snapshot) for i, snapshot in enumerate(snapshots)])
+    mem.submit()
+    mem.backend.counts.reset()
+    mem.admit([Request("new", length=4)])
+    mem.drop([snapshot for snapshot in snapshots if snapshot])
+    mem.abort(rows)
+    mem.submit()
+    assert cost(mem) == (1, {"ownership": 1, "run_data": 1}, 0)
+    scan(mem)
+
+
 @names
 def test_a_decode_step_is_one_plan_and_at_most_one_settle(backend: Backend, tracking) -> None:  # type: ignore[no-untyped-def]
     """Off the boundaries, at them, with finished rows: never a copy, never a wait, one upload at most for each."""

@@ -1,4 +1,4 @@
-"""Plan and settle on random register files: kernel and reference agree bit for bit, and both follow the model of the rules."""
+"""Plan and settle on random register files: kernel and reference agree bit for bit, and both follow the model."""
 
 import random
 from collections.abc import Sequence
@@ -252,7 +252,7 @@ def test_plan_finds_the_lowest_free_slots_of_a_large_pool(first_free: int, backe
     capacity, batch = 70_000, 33
     file = RegisterFile(SlotAllocator(capacity, backend), batch, 1)
     table = file.table
-    free = [slot for slot in range(first_free, capacity + 1, 5 if first_free == 3 else 1)][:batch]
+    free = list(range(first_free, capacity + 1, 5 if first_free == 3 else 1))[:batch]
     bits = torch.zeros(32 * table.bitmap.numel(), dtype=torch.int64)
     bits[free] = 1
     words = (bits.view(-1, 32) << torch.arange(32)).sum(-1)

@@ -6,32 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from memstate import (
-    InvalidArgument,
-    LazyPingPong,
-    MemstateError,
-    NoTracking,
-    OutOfPages,
-    OutOfRows,
-    OutOfSlots,
-    PingPong,
-    Plane,
-    Redirect,
-    Request,
-    Row,
-    SlotAllocator,
-    Snapshot,
-    StaleHandle,
-    StateLayout,
-    StateManager,
-)
+import memstate as ms
+from memstate import InvalidArgument, MemstateError, Redirect, Request, Row, StaleHandle, StateManager
 from memstate.commands import CommandBuffer
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import StepRecord
 from memstate.registers import RegisterFile
 from tests.scan import scan, scan_registers
 
-LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=2)
+LAYOUT = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=2)
 
 
 def manager(backend: Backend, **settings) -> StateManager:  # type: ignore[no-untyped-def]
@@ -66,7 +49,7 @@ def test_B12_a_table_of_n_has_rows_1_to_n(backend: Backend, preallocated: int) -
     rows = mem.admit(named(3 + preallocated))
     assert [row.index for row in rows] == list(range(1, 4 + preallocated))
     before = picture(mem)
-    with pytest.raises(OutOfRows) as refused:
+    with pytest.raises(ms.OutOfRows) as refused:
         mem.admit(named(1))
     assert (refused.value.requested, refused.value.free, refused.value.rows) == (1, 0, 3 + preallocated)
     assert picture(mem) == before
@@ -75,7 +58,9 @@ def test_B12_a_table_of_n_has_rows_1_to_n(backend: Backend, preallocated: int) -
     scan(mem)
 
 
-@pytest.mark.parametrize("tracking", [NoTracking(every=4), PingPong(every=4), LazyPingPong(every=4), Redirect(every=4)])
+@pytest.mark.parametrize(
+    "tracking", [ms.NoTracking(every=4), ms.PingPong(every=4), ms.LazyPingPong(every=4), Redirect(every=4)]
+)
 def test_B12a_the_null_row_stays_zero_through_every_table(backend: Backend, tracking) -> None:  # type: ignore[no-untyped-def]
     """Row 0 -> register -> slot -> bytes and row 0 -> page, after batches with padding and of nothing but padding."""
     mem = manager(backend, slots=9, preallocated=1, tracking=tracking)
@@ -98,13 +83,21 @@ def test_B12a_the_null_row_stays_zero_through_every_table(backend: Backend, trac
     scan(mem)
 
 
-def test_B12a_reset_zeroes_preallocated_rows_too(backend: Backend) -> None:
+def test_B10_B12a_reset_zeroes_everything_preallocated_rows_too(backend: Backend) -> None:
     mem = manager(backend, slots=9, preallocated=2)
     rows = mem.admit(named(5, length=4, want=4))
     mem.settle(mem.plan(rows, 4))
-    mem.submit()
-    mem.reset()
-    scan(mem)
+    snapshots = mem.release(rows[:1], publish=True)
+    step = mem.plan(rows[1:2], 1)
+    with mem.allocator.group(2) as group:
+        mem.reset()
+        assert group.left == 0
+    assert scan(mem).free == list(range(1, 10))
+    assert (mem.free_pages, mem.table.free, mem.holders.free) == (8, 5, 9)
+    stale = [lambda: mem.settle(step), lambda: mem.drop(snapshots), lambda: mem.length(rows[2])]
+    for use in [*stale, lambda: mem.admit([Request("late", resume=snapshots[0])])]:
+        with pytest.raises(StaleHandle):
+            use()
     cells = mem.registers.cells.tolist()
     generation = mem.registers.table.generation.tolist()
     assert sorted(cell for cell in cells if cell) == sorted(g for g in generation if g)
@@ -113,7 +106,7 @@ def test_B12a_reset_zeroes_preallocated_rows_too(backend: Backend) -> None:
 
 def test_B13_tables_are_sized_by_rows_not_by_slots(backend: Backend) -> None:
     """64 rows over 8 slots: the registers of row 64 take a slot, and a plan finds it there."""
-    allocator = SlotAllocator(8, backend)
+    allocator = ms.SlotAllocator(8, backend)
     file = RegisterFile(allocator, rows=64, holders=0)
     buffer = CommandBuffer(file)
     buffer.claim([3 * 64, 3 * 64 + 1, 3 * 64 + 2, 3])
@@ -129,10 +122,10 @@ def test_B13_tables_are_sized_by_rows_not_by_slots(backend: Backend) -> None:
 
 
 SHORT = {
-    "slots": (OutOfSlots, {"slots": 2}, {}),
-    "slots for the lanes": (OutOfSlots, {"slots": 8, "tracking": PingPong(every=4)}, {}),
-    "rows": (OutOfRows, {"max_requests": 2}, {}),
-    "pages": (OutOfPages, {"pages": 5}, {}),
+    "slots": (ms.OutOfSlots, {"slots": 2}, {}),
+    "slots for the lanes": (ms.OutOfSlots, {"slots": 8, "tracking": ms.PingPong(every=4)}, {}),
+    "rows": (ms.OutOfRows, {"max_requests": 2}, {}),
+    "pages": (ms.OutOfPages, {"pages": 5}, {}),
     "width of a row": (InvalidArgument, {}, {"length": 17}),
     "a length": (InvalidArgument, {}, {"length": -1}),
     "a want": (InvalidArgument, {}, {"want": -4}),
@@ -141,8 +134,8 @@ SHORT = {
     "a want that is a number": (MemstateError, {}, {"want": "8"}),
     "a length that is a number": (MemstateError, {}, {"length": "8"}),
     "a snapshot": (MemstateError, {}, {"resume": 3}),
-    "a snapshot of this manager": (StaleHandle, {}, {"resume": Snapshot(10**6, 1, 4, ())}),
-    "a snapshot that was published": (StaleHandle, {}, {"resume": Snapshot(13, 1, 4, ())}),
+    "a snapshot of this manager": (StaleHandle, {}, {"resume": ms.Snapshot(10**6, 1, 4, ())}),
+    "a snapshot that was published": (StaleHandle, {}, {"resume": ms.Snapshot(13, 1, 4, ())}),
 }
 
 

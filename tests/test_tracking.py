@@ -1,4 +1,4 @@
-"""When a snapshot is taken, what it holds and what it costs, strategy by strategy. Lengths are counted from 0, I = 4."""
+"""When a snapshot is taken, what it holds and what it costs, strategy by strategy. Lengths from 0, I = 4."""
 
 from collections.abc import Callable
 
@@ -8,23 +8,11 @@ import torch
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Count
-from tests.planes import LAYOUT, Loop
+from tests.planes import LAYOUT, MAKERS, I, Loop, both_orders, every_snapshot, every_strategy
 from tests.scan import scan
 
-I = 4  # noqa: E741 - the name of the rules
-MAKERS: dict[str, Callable[[], ms.Tracking]] = {
-    "none": lambda: ms.NoTracking(I),
-    "ping-pong": lambda: ms.PingPong(I),
-    "lazy": lambda: ms.LazyPingPong(I),
-    "redirect": lambda: ms.Redirect(I),
-}
-SNAPSHOTTING = [name for name in MAKERS if name != "none"]
 ADMISSION = {"none": (1, 1), "ping-pong": (3, 2), "lazy": (2, 2), "redirect": (1, 1)}  # with overlap, in turn
 AT_MOST = {"none": 1, "ping-pong": 3, "lazy": 3, "redirect": 2}
-
-every_strategy = pytest.mark.parametrize("name", MAKERS)
-every_snapshot = pytest.mark.parametrize("name", SNAPSHOTTING)
-both_orders = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
 
 
 @every_strategy
@@ -167,108 +155,6 @@ def test_B22_ping_pong_alternates_and_touches_lanes_at_boundaries_only(backend: 
     assert [loop.slot(row, 1), loop.slot(row, 2)] == lanes
 
 
-@both_orders
-def test_B23_lazy_holds_two_lanes_from_a_boundary_to_the_settle_after_it(overlap: bool, backend: Backend) -> None:
-    loop = Loop(backend, ms.LazyPingPong(I), overlap=overlap)
-    (row,) = loop.admit()
-    loop.mem.submit()
-    held, free = loop.slot(row, 1), loop.mem.free_slots
-    loop.advance([row], 3)
-    step = loop.step([row])
-    assert step.snapshot.tolist() == [held] and loop.labels(row) == [4, 0] and loop.mem.free_slots == free
-    loop.mem.settle(step)
-    for boundary in (8, 12, 16):
-        loop.advance([row], 3)
-        assert loop.mem.slots_held(row) == 2
-        step = loop.step([row])
-        assert sorted(loop.labels(row)) == [boundary - 4, boundary] and loop.mem.free_slots == free - 1
-        behind = loop.step([row]) if overlap else None
-        assert loop.mem.slots_held(row) == 3
-        loop.mem.settle(step)
-        assert (
-            loop.mem.slots_held(row) == 2 and loop.mem.free_slots == free and sorted(loop.labels(row)) == [0, boundary]
-        )
-        lane = loop.labels(row).index(boundary) + 1
-        assert loop.holds(loop.slot(row, lane), row, boundary)
-        if behind:
-            loop.mem.settle(behind)
-            loop.mem.cancel(loop.step([row], run=False))  # keep the lengths of both orders alike
-            break
-    scan(loop.mem)
-
-
-def exhausted(backend: Backend, overwrite: bool = True, **settings: bool) -> tuple[Loop, ms.Row, ms.Snapshot]:
-    """A lazy row at length 11 with a snapshot at 8 in its only lane, another at 4 published, and nothing free."""
-    loop = Loop(backend, ms.LazyPingPong(I, overwrite=overwrite), slots=3, **settings)
-    (row,) = loop.admit()
-    loop.advance([row], 5)
-    (snap,) = loop.mem.publish([row])
-    assert snap and snap.length == 4
-    loop.advance([row], 6)
-    assert sorted(loop.labels(row)) == [0, 8] and loop.mem.free_slots == 0 and loop.mem.length(row) == 11
-    return loop, row, snap
-
-
-def claims_ahead(loop: Loop, rows: list[ms.Row]) -> int:
-    """What the next decode step wants to claim under LazyPingPong, from what the manager says."""
-    at_boundary = [row for row in rows if loop.mem.next_boundary(row) == loop.mem.length(row) + 1]
-    return sum(loop.mem.slots_held(row) == 2 and any(loop.labels(row)) for row in at_boundary)
-
-
-def test_B24a_with_eviction_exactly_one_snapshot_goes_and_the_boundary_proceeds(backend: Backend) -> None:
-    loop, row, snap = exhausted(backend)
-    shortfall = claims_ahead(loop, [row]) - loop.mem.free_slots
-    assert shortfall == 1
-    loop.mem.drop([snap][:shortfall])
-    step = loop.step([row])
-    assert sorted(loop.labels(row)) == [8, 12] and loop.mem.slots_held(row) == 3 and loop.mem.stats().degraded == 0
-    loop.mem.settle(step)
-    assert sorted(loop.labels(row)) == [0, 12] and loop.mem.free_slots == 1
-
-
-@pytest.mark.parametrize("overwrite", [True, False])
-def test_B24b_without_eviction_no_slot_count_changes(overwrite: bool, backend: Backend) -> None:
-    loop, row, snap = exhausted(backend, overwrite)
-    lane = loop.labels(row).index(8) + 1
-    slot = loop.slot(row, lane)
-    step = loop.step([row])
-    assert step.snapshot.tolist() == [slot if overwrite else 0]
-    assert loop.label(row, lane) == (12 if overwrite else 8) and loop.slot(row, lane) == slot
-    assert loop.holds(slot, row, 12 if overwrite else 8)
-    assert loop.mem.free_slots == 0 and loop.mem.slots_held(row) == 2 and loop.mem.stats().degraded == 1
-    loop.mem.settle(step)
-    loop.advance([row], 3)
-    assert loop.mem.length(row) == 15 and loop.holds(loop.slot(row), row, 15) and loop.holds(loop.node(snap), row, 4)
-    scan(loop.mem)
-
-
-@pytest.mark.parametrize("dead", [True, False])
-def test_B25_an_overwritten_lane_counts_only_if_its_step_was_real(dead: bool, backend: Backend) -> None:
-    loop = Loop(backend, ms.LazyPingPong(I), slots=2)
-    (row,) = loop.admit()
-    loop.advance([row], 6)
-    steps = [loop.step([row]), loop.step([row])]  # to 7, and to 8, the second boundary: overwrites the snapshot of 4
-    assert loop.labels(row)[0] == 8 and loop.holds(loop.slot(row, 1), row, 8)
-    loop.mem.settle(steps[0], [dead])
-    if not dead:
-        loop.mem.settle(steps[1], [True])
-    (snap,) = loop.mem.release([row], publish=True)
-    assert (snap is None) == dead and (snap is None or loop.holds(loop.node(snap), row, snap.length))
-    assert snap is None or snap.length == 8
-    loop.mem.drop([snap] if snap else [])
-    assert loop.mem.free_slots == 2
-    scan(loop.mem)
-
-
-def test_B25_a_boundary_with_a_slot_available_is_insertable_again(backend: Backend) -> None:
-    loop, row, snap = exhausted(backend)
-    loop.advance([row])
-    loop.mem.drop([snap])
-    loop.advance([row], 4)
-    (later,) = loop.mem.release([row], publish=True)
-    assert later and later.length == 16 and loop.holds(loop.node(later), row, 16)
-
-
 @every_snapshot
 def test_B29a_a_wanted_length_is_a_boundary_once(name: str, backend: Backend) -> None:
     loop = Loop(backend, MAKERS[name]())
@@ -285,39 +171,6 @@ def test_B29a_a_wanted_length_is_a_boundary_once(name: str, backend: Backend) ->
     assert loop.mem.stats().copied_bytes == 0
 
 
-def test_B30_a_row_that_is_at_no_boundary_claims_nothing(backend: Backend) -> None:
-    loop = Loop(backend, ms.LazyPingPong(I), slots=8)
-    decoding, filling, waiting = loop.admit(*[ms.Request(name) for name in ("decodes", "prefills", "waits")])
-    loop.advance([decoding, waiting], 7)
-    loop.mem.settle(loop.step([filling], 4))  # its first snapshot, in the lane it was admitted with
-    assert (loop.mem.length(decoding), loop.mem.length(waiting), loop.mem.free_slots) == (7, 7, 2)
-    step = loop.step([filling, decoding], [3, 1])
-    assert loop.mem.free_slots == 1
-    assert [loop.mem.slots_held(row) for row in (decoding, filling, waiting)] == [3, 2, 2]
-    assert step.snapshot.tolist() == [0, loop.slot(decoding, 2)] and loop.labels(filling) == [4, 0]
-    loop.mem.settle(step)
-    assert loop.mem.free_slots == 2
-    scan(loop.mem)
-
-
-def test_B32_redirect_snapshots_without_moving_a_byte(backend: Backend) -> None:
-    redirect, in_place = Loop(backend, ms.Redirect(I)), Loop(backend, ms.NoTracking(I))
-    (row,), (twin,) = redirect.admit(), in_place.admit()
-    for length in range(1, 4 * I):
-        old = redirect.slot(row)
-        before = {name: plane[:, old].clone() for name, plane in redirect.mem.planes.items()}
-        redirect.advance([row])
-        in_place.advance([twin])
-        for name, plane in redirect.mem.planes.items():
-            assert torch.equal(plane[:, redirect.slot(row)], in_place.mem.planes[name][:, in_place.slot(twin)])
-            if length > I and (length - 1) % I == 0:
-                assert redirect.slot(row, 1) == old != redirect.slot(row) and redirect.label(row, 1) == length - 1
-                assert torch.equal(plane[:, old], before[name])
-    assert redirect.mem.stats().snapshots == 3 and redirect.mem.stats().copied_bytes == 0
-    assert redirect.mem.backend.counts.launches["copy_slots"] == 0
-    assert redirect.mem.backend.counts.launches["run_data"] == 1  # zeroes the state of a new request
-
-
 def test_B36_every_strategy_computes_the_same_states(backend: Backend) -> None:
     states = []
     for maker in MAKERS.values():
@@ -328,47 +181,6 @@ def test_B36_every_strategy_computes_the_same_states(backend: Backend) -> None:
         states.append([plane[:, [loop.slot(row) for row in rows]] for plane in loop.mem.planes.values()])
     for state in states[1:]:
         assert all(torch.equal(*planes) for planes in zip(state, states[0], strict=True))
-
-
-@both_orders
-@pytest.mark.parametrize("direct", [False, True], ids=["copied", "read directly"])
-def test_B36a_redirect_takes_no_snapshot_of_what_it_was_given(direct: bool, overlap: bool, backend: Backend) -> None:
-    loop = Loop(backend, ms.Redirect(I), direct_hits=direct, overlap=overlap)
-    (row,) = loop.admit()
-    loop.mem.settle(loop.step([row]))
-    assert loop.slot(row, 1) == 0  # length 0 is a multiple of I
-    loop.advance([row], 4)
-    (snap,) = loop.mem.release([row], publish=[4])  # the lane: live stands for 5 tokens
-    assert snap and snap.length == 4
-    (again,) = loop.admit(ms.Request("again", resume=snap))
-    loop.fed[again] = loop.fed[row][:4]
-    loop.advance([again])
-    assert loop.slot(again, 1) == 0 and loop.mem.length(again) == 5 and loop.mem.free_slots == 16 - 2
-    loop.advance([again], 4)
-    assert loop.label(again, 1) == 8 and loop.holds(loop.slot(again, 1), again, 8)
-
-
-def test_B36a_a_request_that_ends_at_a_boundary_gives_its_own_state(backend: Backend) -> None:
-    loop = Loop(backend, ms.Redirect(I))
-    (row,) = loop.admit()
-    loop.advance([row], 4)
-    live = loop.slot(row)
-    (snap,) = loop.mem.release([row], publish=True)
-    assert snap and (snap.length, loop.node(snap)) == (4, live) and loop.holds(live, row, 4)
-
-
-def test_B36a_boundaries_without_a_publish_rotate_and_claim_nothing(backend: Backend) -> None:
-    loop = Loop(backend, ms.Redirect(I))
-    (row,) = loop.admit()
-    loop.advance([row], 5)
-    slots, claimed = {loop.slot(row), loop.slot(row, 1)}, loop.count(Count.CLAIMED)
-    for boundary in (8, 12, 16):
-        live, lane = loop.slot(row), loop.slot(row, 1)
-        loop.advance([row], 4)
-        assert (loop.slot(row), loop.slot(row, 1)) == (lane, live) and loop.label(row, 1) == boundary
-        assert loop.holds(live, row, boundary)
-    assert {loop.slot(row), loop.slot(row, 1)} == slots and loop.count(Count.CLAIMED) == claimed
-    assert loop.mem.stats().degraded == 0
 
 
 CONFIGURATIONS: dict[str, tuple[Callable[[], ms.Tracking], dict[str, int]]] = {
@@ -402,3 +214,28 @@ def test_B35_what_cannot_work_is_refused_at_construction(reason: str, backend: B
 def test_B35_what_works_is_accepted(tracking: ms.Tracking, overlap: bool, backend: Backend) -> None:
     loop = Loop(backend, tracking, overlap=overlap)
     assert loop.mem.slots_held(loop.admit()[0]) <= tracking.most_slots(overlap)
+
+
+@every_snapshot
+def test_B35_a_plane_written_in_part_is_copied_or_refused(name: str, backend: Backend) -> None:
+    """A ring of the last inputs: a step writes one cell, so a snapshot or a redirected step needs the others as well."""
+    layout = ms.StateLayout((ms.Plane("ring", (I,), torch.int64, rewritten_each_step=False),), 1)
+    device, backend_name = backend.device, backend.name
+    try:
+        mem = ms.StateManager(
+            layout, slots=6, max_requests=1, tracking=MAKERS[name](), device=device, backend=backend_name
+        )
+    except ms.ConfigurationError:
+        return
+    (row,) = mem.admit([ms.Request("ring")])
+    for t in range(1, I + 2):
+        step = mem.plan([row])
+        for slot in (*step.write.tolist(), *step.snapshot.tolist()):
+            mem.planes["ring"][0, slot, t % I] = t
+        mem.settle(step)
+    live = int(mem.registers.table.slots[3 * row.index])
+    (snap,) = mem.publish([row])
+    mem.submit()
+    assert snap and mem.planes["ring"][0, int(mem.registers.table.slots[snap.register])].tolist() == [4, 1, 2, 3]
+    assert mem.planes["ring"][0, live].tolist() == [4, 5, 2, 3]
+    assert mem.stats().copied_bytes > 0

@@ -1,27 +1,12 @@
 """How requests end and what they leave: overlap, dead steps, abort, retract, publish, cancel. Lengths from 0, I = 4."""
 
-from collections.abc import Callable
-
 import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Count
-from tests.planes import Loop
+from tests.planes import MAKERS, I, Loop, both_orders, every_snapshot, every_strategy
 from tests.scan import scan
-
-I = 4  # noqa: E741 - the name of the rules
-MAKERS: dict[str, Callable[[], ms.Tracking]] = {
-    "none": lambda: ms.NoTracking(I),
-    "ping-pong": lambda: ms.PingPong(I),
-    "lazy": lambda: ms.LazyPingPong(I),
-    "redirect": lambda: ms.Redirect(I),
-}
-SNAPSHOTTING = [name for name in MAKERS if name != "none"]
-
-every_strategy = pytest.mark.parametrize("name", MAKERS)
-every_snapshot = pytest.mark.parametrize("name", SNAPSHOTTING)
-both_orders = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
 
 
 def all_free(loop: Loop) -> bool:
@@ -109,7 +94,7 @@ def test_B28_nothing_shorter_than_a_page_is_published(name: str, backend: Backen
 @both_orders
 @pytest.mark.parametrize("how", ["abort", "retract"])
 def test_B29_a_request_can_end_at_any_point(name: str, overlap: bool, how: str, backend: Backend) -> None:
-    """Before the first submit, after every plan and after every settle: all of it comes back, and starts clean again."""
+    """Before the first submit, after every plan and every settle: all of it comes back, and starts clean again."""
     loop = Loop(backend, MAKERS[name](), slots=8, rows=2, overlap=overlap, pages=14, page_size=2, pages_per_row=6)
     order = ["plan", *["plan", "settle"] * 9] if overlap else ["plan", "settle"] * 9
     for point in range(len(order) + 1) if backend.name == "reference" else (0, 9, 16):
@@ -226,15 +211,8 @@ def test_B36b_a_cancelled_step_leaves_no_label(name: str, length: int, overlap: 
     loop.advance([row], length - 2)
     snap, padding, second = loop.mem.cancel(loop.step([row, None, other], run=False), publish=True)
     assert padding is None and second is None  # its live state says 3, and only 2 tokens were ever folded
-    assert snap is None or (
-        snap.length in (4, 8) and snap.length <= length and loop.holds(loop.node(snap), row, snap.length)
-    )
-    kept = {
-        "none": None,
-        "ping-pong": 4 + 4 * (length == 8),
-        "lazy": 4 + 4 * (length == 8),
-        "redirect": 4 + 4 * (length == 8),
-    }[name]
+    assert snap is None or loop.holds(loop.node(snap), row, snap.length)
+    kept = None if name == "none" else 8 if length == 8 else 4
     if name == "ping-pong" and not overlap and length == 7:
         kept = None  # its only lane was to be overwritten
     assert (snap and snap.length) == kept

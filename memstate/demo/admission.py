@@ -1,4 +1,4 @@
-"""Who gets a row: first come, first served, several at once, from the longest prefix on the shelf. Knows no step and no slot."""
+"""Who gets a row: first come, first served, several at once, from the longest known prefix. Knows no step, no slot."""
 
 from collections.abc import Sequence
 
@@ -14,17 +14,21 @@ from memstate.requests import Request
 
 
 class Admission:
-    """The queue in front of a manager. Running out of something is back-pressure: snapshots make way where that is enough, or the
-    request waits."""
+    """The queue in front of a manager.
 
-    def __init__(self, config: DemoConfig, mem: StateManager, shelf: Shelf, meter: Meter, sabotage: Sabotage | None) -> None:
+    Running out of something is back-pressure: snapshots make way where that is enough, or the request waits.
+    """
+
+    def __init__(
+        self, config: DemoConfig, mem: StateManager, shelf: Shelf, meter: Meter, sabotage: Sabotage | None
+    ) -> None:
         self.config, self.mem, self.shelf, self.meter, self.sabotage = config, mem, shelf, meter, sabotage
         self.waiting: list[Work] = []
 
     def admit(self, running: Sequence[Work]) -> list[Work]:
         """Admits as many waiting requests as fit, in order; returns them.
 
-        Raises: OutOfSlots, OutOfPages where nothing runs, nothing is left to drop, and the first request still does not fit.
+        Raises: OutOfSlots, OutOfPages where nothing runs, nothing can be dropped, and not even the first fits.
         """
         taken = {work.place for work in running}
         places = [place for place in range(self.config.batch) if place not in taken]
@@ -38,11 +42,10 @@ class Admission:
             try:
                 rows = self.mem.admit(requests)
             except (OutOfRows, OutOfSlots, OutOfPages) as short:
-                self.meter.refused[type(short).__name__.removeprefix("OutOf").lower()] += 1
                 if not self._make_way(short):
                     if len(batch) == 1 and not running and not isinstance(short, OutOfRows):
                         raise
-                    batch.pop()
+                    self._refuse(batch.pop(), type(short).__name__.removeprefix("OutOf").lower())
                 continue
             for work, row, place, hit, request in zip(batch, rows, places, hits, requests, strict=False):
                 self._count(work, hit)
@@ -57,7 +60,7 @@ class Admission:
         return Request(work.name, len(work.tokens), hit, self._want(work, hit.length if hit else 0))
 
     def _want(self, work: Work, start: int) -> int:
-        """The last whole page of the system prompt while nobody has published it, or else of the request's own prompt."""
+        """The last whole page of the system prompt while nobody has published it, or else of the own prompt."""
         page = self.config.page_size
         system = len(work.conversation.system) // page * page
         if start < system and not self.shelf.holds(work.tokens[:system]):
@@ -71,6 +74,12 @@ class Admission:
             missing = short.requested - short.free
             return missing <= len(self.shelf.entries) and self.shelf.drop_oldest(missing) > 0
         return isinstance(short, OutOfPages) and self.shelf.drop_oldest(1) > 0
+
+    def _refuse(self, work: Work, short_of: str) -> None:
+        """Counts a request that has to wait, once for each thing it waits for."""
+        if short_of not in work.waited_for:
+            work.waited_for.add(short_of)
+            self.meter.refused[short_of] += 1
 
     def _count(self, work: Work, hit: Snapshot | None) -> None:
         self.meter.admissions += 1

@@ -1,6 +1,7 @@
 """What a conversation's answers are, whoever computes the logits: noise, stopping, breaking off. Knows no schedule.
 
-Everything here depends on the seed, the conversation and the position only, so the cached loop and the uncached one must agree.
+Everything here depends on the seed, the conversation and the position only, so the cached loop and the uncached one
+must agree.
 """
 
 import random
@@ -22,8 +23,8 @@ BROKEN_OFF = 0.15  # share of the requests that their user aborts
 class AnswerRule:
     """How one request ends.
 
-    limit: tokens after which it ends at the latest. abort_prompt: aborted once at least this many prompt tokens are computed, 0 for never;
-    abort_after: aborted once this many tokens are generated, 0 for never.
+    limit: tokens after which it ends at the latest. abort_prompt: aborted once at least this many prompt tokens are
+    computed, 0 for never; abort_after: aborted once this many tokens are generated, 0 for never.
     """
 
     limit: int
@@ -43,7 +44,8 @@ class AnswerRule:
 def rule_for(seed: int, conversation: int, turn: int, prompt: int, page_size: int) -> AnswerRule:
     """The rule of one request whose prompt has `prompt` tokens.
 
-    The limit is such that the tokens folded into the state at the end fill a page: then even a run without tracking may publish it.
+    The limit is such that the tokens folded into the state at the end fill a page: then even a run without tracking
+    may publish it.
     """
     chance = random.Random(f"answer {seed} {conversation} {turn}")
     limit = chance.randint(SHORTEST, LONGEST)
@@ -61,9 +63,9 @@ def longest_context(conversation: Conversation, page_size: int) -> int:
 
 
 def noise(seed: int, conversation: int, position: int) -> npt.NDArray[np.float32]:
-    """Gumbel noise for the token at `position`: the token is the argmax of logits plus noise, a sample from their softmax.
+    """Gumbel noise for the token at `position`: the argmax of logits plus noise is a sample from their softmax.
 
-    Shape `vocabulary`. Source: Gumbel 1954; Maddison, Tarlow and Minka 2014, arXiv 1411.0030.
+    Shape `vocabulary`. Source: Gumbel 1954; Maddison, Tarlow and Minka 2014, arXiv:1411.0030.
     """
     draw = np.random.Generator(np.random.Philox(key=seed % 2**64, counter=[conversation, position, 0, 0]))
     return draw.gumbel(size=VOCABULARY).astype(np.float32)

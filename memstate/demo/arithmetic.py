@@ -1,10 +1,12 @@
-"""Arithmetic whose result for one row cannot depend on the batch around it, bit for bit, at the speed of a library's matrix product.
+"""Arithmetic whose result for one row cannot depend on the batch around it, bit for bit.
 
-A sum of floats depends on its order, and libraries order their additions by the shape of the batch. Here every sum is exact, so that no
-order matters: terms are rounded to a fixed grid first, coarse enough that all partial sums fit the 53 bits of a float64. What is
-not a sum uses only operations that IEEE 754 rounds exactly (+ - * / sqrt, comparisons): they come out the same wherever an element
-lies in a vector register, which `exp` need not.
+A sum of floats depends on its order, and libraries order their additions by the shape of the batch. Here every sum is
+exact, so that no order matters: terms are rounded to a fixed grid first, coarse enough that all partial sums fit the
+53 bits of a float64. What is not a sum uses only operations that IEEE 754 rounds exactly (+ - * / sqrt, comparisons):
+they come out the same wherever an element lies in a vector register, which `exp` need not.
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -25,7 +27,8 @@ def fixed(x: Tensor, bits: int) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """x `... in` times weight `in out`, made by `fixed(.., WEIGHT_BITS)`, gives float32 `... out`. Syncs: no."""
-    return (fixed(x, TERM_BITS) @ weight).float()
+    product: Tensor = fixed(x, TERM_BITS) @ weight
+    return product.float()
 
 
 def mean_square(x: Tensor) -> Tensor:
@@ -34,13 +37,13 @@ def mean_square(x: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """x `... channel` over its root mean square; no gain. Syncs: no. Source: Zhang and Sennrich 2019, arXiv 1910.07467."""
+    """x `... channel` over its root mean square, without gain (Zhang, Sennrich 2019, arXiv:1910.07467). Syncs: no."""
     return x / torch.sqrt(mean_square(x) + eps)
 
 
 def unit_norm(x: Tensor) -> Tensor:
     """x `... channel` at length one. Syncs: no."""
-    return rms_norm(x) * x.shape[-1] ** -0.5
+    return rms_norm(x) / math.sqrt(x.shape[-1])
 
 
 def gate(x: Tensor) -> Tensor:
@@ -49,18 +52,21 @@ def gate(x: Tensor) -> Tensor:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
-    """Softmax attention, with `decaying_exp` for exp: query `batch head token dim`, key and value `batch head position dim`.
+    """Softmax attention, with `decaying_exp` for exp.
 
-    visible: `batch 1 token position`; keys and values that are not visible may be anything. Returns float32 `batch head token dim`, zeros
-    where nothing is visible. Syncs: no.
+    query: `batch head token dim`; key, value: `batch head position dim`. visible: `batch 1 token position`; keys and
+    values that are not visible may be anything. Returns float32 `batch head token dim`, zeros where nothing is visible.
+    Syncs: no.
     """
     seen = visible.any(2).unsqueeze(-1)  # rubbish must not become 0 * NaN
     keys, values = (fixed(torch.where(seen, x, 0.0), VALUE_BITS) for x in (key, value))
-    score = (fixed(query, VALUE_BITS) @ keys.mT).float() * query.shape[-1] ** -0.5
+    product: Tensor = fixed(query, VALUE_BITS) @ keys.mT
+    score = product.float() / math.sqrt(query.shape[-1])
     top = torch.where(visible, score, -torch.inf).amax(-1, keepdim=True).clamp(min=-1e30)
     share = fixed(torch.where(visible, decaying_exp(score - top), 0.0), SHARE_BITS)
     total = share.sum(-1, keepdim=True).clamp(min=2.0**-SHARE_BITS)
-    return (share @ values / total).float()
+    mixed: Tensor = share @ values / total
+    return mixed.float()
 
 
 def decaying_exp(x: Tensor) -> Tensor:

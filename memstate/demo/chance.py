@@ -33,7 +33,7 @@ class Chance:
         return self._events.random() < CANCELLED
 
     def claims_allowed(self, at_most: int) -> int:
-        """Optional claims that a step of `at_most` rows may make: each fails with the probability, and the first failure stops."""
+        """Optional claims that a step of `at_most` rows may make: the first that fails stops."""
         if not self.fail_claims:
             return NO_LIMIT
         allowed = 0

@@ -43,7 +43,8 @@ def compare(
 ) -> Comparison:
     """Runs every conversation alone and uncached and compares. Syncs: yes.
 
-    sightings: states the cached run held; the uncached one keeps its own at the same lengths. progress: called with requests done.
+    sightings: states the cached run held; the uncached one keeps its own at the same lengths. progress: called with
+    requests done.
     """
     out, done = Comparison(), 0
     for conversation in conversations:
@@ -72,11 +73,10 @@ def _compare_tokens(out: Comparison, number: int, cached: Transcript, alone: Tra
 
 def _compare_logits(out: Comparison, number: int, cached: Transcript, alone: Transcript) -> None:
     positions = sorted(cached.logits.keys() | alone.logits.keys())
-    wrong = [
-        at for at in positions
-        if at not in cached.logits or at not in alone.logits or cached.logits[at].tobytes() != alone.logits[at].tobytes()
-    ]  # fmt: skip
+    given, expected = ({at: row.tobytes() for at, row in run.logits.items()} for run in (cached, alone))
+    wrong = [at for at in positions if given.get(at) != expected.get(at)]
     out.logits += len(positions)
     out.wrong_logits += len(wrong)
     if wrong:
-        out.note(f"conversation {number}: logits differ at {len(wrong)} of {len(positions)} positions, first after {wrong[0]} tokens")
+        where = f"{len(wrong)} of {len(positions)} positions, first after {wrong[0]} tokens"
+        out.note(f"conversation {number}: logits differ at {where}")

@@ -13,10 +13,10 @@ SABOTAGES = ("swap", "stale")
 class DemoConfig:
     """What `memstate demo` is told.
 
-    requests: turns of all conversations together, None for the default or, with `input`, the whole file. slots: capacity of the state pool.
-    track_every, page_size: tokens. pages: KV pages in all, None for enough of them to run short now and then. fail_claims: probability
-    that an optional claim fails. batch: rows of the padded batch, one more than requests can run at a time. chunk: tokens of a
-    prefill step. Raises: InvalidArgument.
+    requests: turns of all conversations together, None for the default or, with `input`, the whole file. slots:
+    capacity of the state pool. track_every, page_size: tokens. pages: KV pages in all, None for enough of them to run
+    short now and then. fail_claims: probability that an optional claim fails. batch: rows of the padded batch, one
+    more than requests can run at a time. chunk: tokens of a prefill step. Raises: InvalidArgument.
     """
 
     strategy: str = "redirect"
@@ -50,7 +50,7 @@ class DemoConfig:
             raise InvalidArgument(f"fail-claims {self.fail_claims}: expected a probability from 0 to 1")
         if self.track_every % self.page_size:
             raise InvalidArgument(
-                f"track-every {self.track_every} is not a multiple of page-size {self.page_size}: a snapshot ends on a page"
+                f"track-every {self.track_every} is no multiple of page-size {self.page_size}: snapshots share pages"
             )
 
 

@@ -1,4 +1,4 @@
-"""Conversations of several turns with shared system prompts: real text, cut from documentation strings at run time, or a file.
+"""Conversations of several turns with shared system prompts: real text, from documentation strings or from a file.
 
 Knows no model and no cache; a token is a byte.
 """
@@ -18,8 +18,8 @@ MODULES = (
     "argparse", "array", "base64", "bisect", "calendar", "collections", "configparser", "contextlib", "copy", "csv",
     "datetime", "decimal", "difflib", "enum", "fnmatch", "fractions", "functools", "gzip", "hashlib", "heapq", "html",
     "inspect", "io", "itertools", "json", "locale", "logging", "math", "operator", "pathlib", "pprint", "random", "re",
-    "sched", "secrets", "shlex", "shutil", "statistics", "string", "struct", "textwrap", "threading", "tokenize", "uuid",
-    "zipfile",
+    "sched", "secrets", "shlex", "shutil", "statistics", "string", "struct", "textwrap", "threading", "tokenize",
+    "uuid", "zipfile",
 )  # fmt: skip
 SHORTEST = 40  # characters of a docstring worth quoting
 
@@ -40,8 +40,8 @@ class Conversation:
 def from_docstrings(requests: int, seed: int) -> list[Conversation]:
     """Conversations with `requests` turns in all; the same ones for the same seed and Python.
 
-    A third of the conversations share each system prompt; lengths vary so that they fall before, on and after multiples of
-    every page and chunk size. Raises: InvalidArgument where this Python has no documentation strings.
+    A third of the conversations share each system prompt; lengths vary so that they fall before, on and after
+    multiples of every page and chunk size. Raises: InvalidArgument where this Python has no documentation strings.
     """
     chance = random.Random(f"memstate demo {seed}")
     modules = list(MODULES)
@@ -55,16 +55,16 @@ def from_docstrings(requests: int, seed: int) -> list[Conversation]:
         raise InvalidArgument("no documentation strings in this Python (started with -OO?): use --input FILE")
     conversations: list[Conversation] = []
     while requests > 0:
-        system, texts = systems[len(conversations) % len(systems)]
+        shared, texts = systems[len(conversations) % len(systems)]
         count = min(requests, chance.randint(1, 4))
         turns = tuple(chance.choice(texts).encode()[: chance.randint(9, 26)] for _ in range(count))
-        conversations.append(Conversation(len(conversations), system, turns))
+        conversations.append(Conversation(len(conversations), shared, turns))
         requests -= count
     return conversations
 
 
 def from_file(path: Path) -> list[Conversation]:
-    """One JSON object a line: {"system": "text", "turns": ["text", ...]}; "system" may be left out, empty lines are skipped.
+    """One JSON object a line: {"system": "text", "turns": ["text", ...]}; "system" may be left out.
 
     Raises: InvalidArgument naming the file and the line.
     """
@@ -110,7 +110,7 @@ def _parse(line: str, where: str) -> tuple[str, list[str]]:
 
 
 def _read_module(name: str) -> tuple[str, str, list[str]] | None:
-    """A module's summary and a question for each documented name in it; None where there is too little to talk about."""
+    """A module's summary and a question for each name documented in it; None where that is too little."""
     try:
         module = importlib.import_module(name)
     except ImportError:  # some builds of Python leave modules out

@@ -12,9 +12,9 @@ from memstate.requests import Row
 class Meter:
     """What a run did; slots and tokens unless said otherwise.
 
-    resumed: admissions from a snapshot. refused: admissions and extensions refused, by what ran out. ended: requests by how they
-    ended, retractions and cancelled ones included, which come back. held: sums by kind over `looks`. decode_launches, decode_syncs:
-    of each decode step.
+    resumed: admissions from a snapshot. refused: requests that had to wait, by what ran out, and extensions refused.
+    ended: requests by how they ended, retractions and cancelled ones included, which come back. held: sums by kind
+    over `looks`. decode_launches, decode_syncs: of each decode step.
     """
 
     generated_tokens: int = 0

@@ -1,9 +1,9 @@
 """A small hybrid language model over bytes: three recurrent layers to one attention layer, fixed random weights.
 
-Knows no slot's owner, no scheduler and no cache: it reads and writes whatever slots and pages it is given, and the same object runs
-the cached loop and the uncached one.
+Knows no slot's owner, no scheduler and no cache: it reads and writes whatever slots and pages it is given, and the
+same object runs the cached loop and the uncached one.
 
-    recurrent   causal conv1d, then the gated delta rule; both states live in slots            (read -> write, snapshot)
+    recurrent   causal conv1d, then the gated delta rule; both states live in slots: read -> write, snapshot
     attention   keys and values live in pages, addressed through a page table; page 0 is never read
 """
 
@@ -74,7 +74,8 @@ class Memory(NamedTuple):
 class HybridModel:
     """Fixed random weights from a seed; `forward` is the whole model.
 
-    backend: runs the conv and delta kernels; the model's own, so that its launches are counted apart from the library's.
+    backend: runs the conv and delta kernels; the model's own, so that its launches are counted apart from the
+    library's.
     """
 
     def __init__(self, size: ModelSize, seed: int, backend: Backend) -> None:
@@ -114,8 +115,8 @@ class HybridModel:
     def forward(self, tokens: Tensor, start: Tensor, slots: Slots, memory: Memory) -> Tensor:
         """Logits `batch vocabulary` after the last real token of each row; padded rows give numbers nobody reads.
 
-        tokens: int64 `batch token`; start: int64 `batch`, tokens already folded into the row's state. Changes: planes at
-        `write` and `snapshot`, the row's pages at start .. start + tokens. Syncs: no; capturable.
+        tokens: int64 `batch token`; start: int64 `batch`, tokens already folded into the row's state. Changes: planes
+        at `write` and `snapshot`, the row's pages at start .. start + tokens. Syncs: no; capturable.
         """
         x = self.embedding[tokens]
         for layer, (weights, mlp) in enumerate(zip(self.recurrent, self.mlp, strict=False)):
@@ -128,7 +129,7 @@ class HybridModel:
         return linear(rms_norm(x), self.head)
 
     def _recur(self, x: Tensor, w: dict[str, Tensor], slots: Slots, conv: Tensor, ssm: Tensor) -> Tensor:
-        """x `batch token width` through conv and delta rule; the formula of the rule is in `memstate.kernels.gated_delta`."""
+        """x `batch token width` through conv and delta rule; for its formula see `memstate.kernels.gated_delta`."""
         s, (batch, steps, _) = self.size, x.shape
         where = (slots.read, slots.write, slots.snapshot, slots.tokens)
         mixed = linear(x, w["inward"])
@@ -144,7 +145,7 @@ class HybridModel:
         return linear(rms_norm(out).flatten(2) * gate(linear(x, w["gate"])), w["outward"])
 
     def _attend(self, x: Tensor, start: Tensor, slots: Slots, memory: Memory) -> Tensor:
-        """x `batch token width` over every page of the row, always the padded maximum; what is not yet written is masked."""
+        """x `batch token width` over all pages that a row may have; what is not yet written is masked."""
         s, (_, steps, _) = self.size, x.shape
         q, k, v = linear(x, self.attention["inward"]).unflatten(-1, (3, s.heads, s.value)).unbind(2)
         pages = memory.page_table[slots.rows.long()].long()

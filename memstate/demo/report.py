@@ -11,8 +11,10 @@ from memstate.layout import format_bytes
 
 @dataclass(frozen=True)
 class DemoReport:
-    """Figures of a run. backend: as used. leaked, double_owned: by the audit at the end; with a planted leak, `planted` is the slot
-    that must be named. snapshots_taken: at boundaries. Bytes are padded slots.
+    """Figures of a run.
+
+    backend: as used. leaked, double_owned: slots, by the audit at the end; with a planted leak, `planted` is the slot
+    that must be named. snapshots_taken: at boundaries. Bytes are those of padded slots.
     """
 
     config: DemoConfig
@@ -25,6 +27,7 @@ class DemoReport:
     snapshots_taken: int
     snapshots_degraded: int
     snapshots_published: int
+    snapshots_dropped: int
     copied_bytes: int
     snapshot_bytes_copied: int
     leaked: list[int]
@@ -42,7 +45,7 @@ class DemoReport:
 
     @property
     def expectation_met(self) -> bool:
-        """Whether the run came out as its options say it must: a sabotaged one differs, a planted leak is the one that is named."""
+        """Whether the run came out as it must: a sabotaged one differs, a planted leak is the one that is named."""
         compared = not self.identical and self.strikes > 0 if self.config.sabotage else self.identical
         expected = [] if self.planted is None else [self.planted]
         owned = self.leaked == expected and not self.double_owned and self.audits_running_clean
@@ -57,7 +60,7 @@ class DemoReport:
         """One line that says what is wrong; empty where nothing is."""
         c, parts = self.comparison, []
         if self.config.sabotage and not self.strikes:
-            parts.append(f"sabotage {self.config.sabotage}: no snapshot was resumed from, so nothing could be exchanged")
+            parts.append(f"sabotage {self.config.sabotage}: no snapshot was resumed from, there was none to exchange")
         elif self.config.sabotage and self.identical:
             parts.append(f"sabotage {self.config.sabotage} went unnoticed: the comparison is blind")
         elif not self.config.sabotage and not self.identical:
@@ -104,11 +107,13 @@ class DemoReport:
             "snapshots_taken": self.snapshots_taken,
             "snapshots_degraded": self.snapshots_degraded,
             "snapshots_published": self.snapshots_published,
+            "snapshots_dropped": self.snapshots_dropped,
             "snapshot_bytes_copied": self.snapshot_bytes_copied,
             "copied_bytes": self.copied_bytes,
             "device_launches_per_decode_step": mean_and_max(m.decode_launches),
             "host_syncs_per_decode_step": mean_and_max(m.decode_syncs),
             "steps": m.steps,
+            "mixed_steps": m.mixed_steps,
             "decode_steps": len(m.decode_launches),
             "dead_entries": m.dead_entries,
             "admissions": m.admissions,
@@ -131,22 +136,26 @@ class DemoReport:
         refused = ", ".join(f"{what} {count}" for what, count in sorted(m.refused.items())) or "none"
         share = 100 * m.prefix_hit_tokens / max(1, m.prompt_tokens)
         leak = f", slot {self.planted} was planted" if self.planted is not None else ""
+        overlap = "with" if self.config.overlap else "without"
+        wrong = f"NO: {c.wrong_tokens} tokens, {c.wrong_logits} logits, {c.wrong_states} states differ"
         return [
-            ("strategy, backend", f"{self.config.strategy}, {self.backend}, overlap {'on' if self.config.overlap else 'off'}"),
+            ("strategy, backend", f"{self.config.strategy}, {self.backend}, {overlap} overlap"),
             ("conversations, requests", f"{self.conversations}, {self.requests}"),
             ("generated", f"{m.generated_tokens} tokens, {self.distinct_tokens} distinct"),
             ("claimed", f"{m.admissions} admissions of {self.requests} requests, {m.resumed} from a snapshot"),
             ("prefix hits", f"{m.prefix_hit_tokens} of {m.prompt_tokens} prompt tokens ({share:.0f} %)"),
-            ("held", f"{m.slots_held_mean:.2f} slots per request, at most {m.slots_held_peak}"),
-            ("held by kind, mean", kinds),
-            ("snapshotted", f"{self.snapshots_taken} at boundaries, {self.snapshots_published} published, {self.snapshots_degraded} went without"),
-            ("copied", f"{format_bytes(self.snapshot_bytes_copied)} for snapshots, {format_bytes(self.copied_bytes)} in all"),
-            ("launched per decode step", f"{launches['mean']:.2f} mean, {launches['max']:.0f} at most ({len(m.decode_launches)} decode steps)"),
+            ("held", f"{m.slots_held_mean:.2f} slots per request, at most {m.slots_held_peak}; mean: {kinds}"),
+            ("snapshotted", f"{self.snapshots_taken} at boundaries, {self.snapshots_degraded} boundaries without"),
+            ("published, dropped", f"{self.snapshots_published}, {self.snapshots_dropped}"),
+            ("copied for snapshots", format_bytes(self.snapshot_bytes_copied)),
+            ("copied in all", format_bytes(self.copied_bytes)),
+            ("launched per decode step", f"{launches['mean']:.2f}, at most {launches['max']:.0f}"),
             ("synced per decode step", f"{syncs['mean']:.2f}"),
-            ("aborted, retracted, cancelled", f"{m.ended['aborted']}, {retracted}, {m.ended['cancelled']}; {m.dead_entries} dead steps"),
+            ("steps", f"{m.steps}, {len(m.decode_launches)} of them decode only; {m.dead_entries} dead rows"),
+            ("aborted, retracted, cancelled", f"{m.ended['aborted']}, {retracted}, {m.ended['cancelled']}"),
             ("back-pressure", refused),
             ("compared", f"{c.tokens} tokens, {c.logits} logits, {c.states} states"),
-            ("identical to uncached", "yes" if self.identical else f"NO: {c.wrong_tokens} tokens, {c.wrong_logits} logits, {c.wrong_states} states"),
+            ("identical to uncached", "yes" if self.identical else wrong),
             ("leaked, owned twice", f"{len(self.leaked)}, {len(self.double_owned)}{leak}"),
             *([("sabotage", f"{self.config.sabotage}, {self.strikes} strikes")] if self.config.sabotage else []),
             ("seconds", ", ".join(f"{what} {value:.1f}" for what, value in self.timings.items())),

@@ -11,7 +11,7 @@ from memstate.demo.admission import Admission
 from memstate.demo.answers import longest_context
 from memstate.demo.chance import Chance
 from memstate.demo.compare import compare
-from memstate.demo.config import DemoConfig
+from memstate.demo.config import STRATEGIES, DemoConfig
 from memstate.demo.corpus import Conversation, first_requests, from_docstrings, from_file
 from memstate.demo.meter import Meter
 from memstate.demo.model import HybridModel, Memory, ModelSize
@@ -29,16 +29,18 @@ from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.requests import Request
 from memstate.storage import Storage
 from memstate.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
+from memstate.warmup import warm_up
 
 REQUESTS = 20
-STRATEGIES: dict[str, type[Tracking]] = {"none": NoTracking, "ping-pong": PingPong, "lazy": LazyPingPong, "redirect": Redirect}
+TRACKING: dict[str, type[Tracking]] = dict(zip(STRATEGIES, (NoTracking, PingPong, LazyPingPong, Redirect), strict=True))
 Progress = Callable[[int, int], None]
 
 
 def run(config: DemoConfig, progress: Progress | None = None) -> DemoReport:
-    """Runs the decode loop, then every conversation alone and uncached, and compares; audits in between and at the end.
+    """Runs the decode loop, then every conversation alone and uncached, and compares; audits in between and after.
 
-    progress: called with (done, total) requests, both runs counted. Syncs: yes. Raises: InvalidArgument for settings that cannot work.
+    progress: called with (done, total) requests, both runs counted. Syncs: yes. Raises: InvalidArgument for settings
+    that cannot work.
     """
     with _one_thread(), torch.inference_mode():
         return _run(config, progress or (lambda done, total: None))
@@ -46,7 +48,7 @@ def run(config: DemoConfig, progress: Progress | None = None) -> DemoReport:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Tensors this small gain nothing from more threads, and on a busy machine threads that wait for each other cost ten times the work."""
+    """Tensors this small gain nothing from threads, and on a busy machine waiting for each other costs tenfold."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -59,13 +61,14 @@ def _run(config: DemoConfig, report: Progress) -> DemoReport:
     conversations = _conversations(config)
     requests = sum(len(conversation.turns) for conversation in conversations)
     pages_per_row = _pages_per_row(config, conversations)
-    pages = config.pages if config.pages is not None else 2 * pages_per_row + pages_per_row // 2
+    pages = config.pages if config.pages is not None else 2 * pages_per_row
     mem = _manager(config, pages, pages_per_row)
     try:
         model = HybridModel(ModelSize(), config.seed, Backend(mem.backend.name, config.device))
     except ValueError as error:
         raise InvalidArgument(str(error)) from error
     kv = Storage(model.size.page_layout(config.page_size), pages, model.backend)
+    warm_up(mem)
     for plane in (*mem.planes.values(), *kv.planes.values()):
         plane[:, 1:] = float("nan")  # whatever reads fresh memory shows
     memory = Memory(mem.planes["conv"], mem.planes["ssm"], kv.planes["key"][0], kv.planes["value"][0], mem.page_table)
@@ -83,8 +86,8 @@ def _run(config: DemoConfig, report: Progress) -> DemoReport:
             audits.append(mem.audit())  # while requests run: no false alarm allowed
 
     scheduler = Scheduler(
-        config, mem, Stepper(model, memory, config.batch, config.chunk), admission, Chance(config.seed, config.fail_claims),
-        meter, witness, shelf, step_done,
+        config, mem, Stepper(model, memory, config.batch, config.chunk), admission,
+        Chance(config.seed, config.fail_claims), meter, witness, shelf, step_done,
     )  # fmt: skip
     started = time.perf_counter()
     transcripts = scheduler.run(conversations)
@@ -112,6 +115,7 @@ def _run(config: DemoConfig, report: Progress) -> DemoReport:
         snapshots_taken=stats.snapshots,
         snapshots_degraded=stats.degraded,
         snapshots_published=stats.published,
+        snapshots_dropped=stats.dropped,
         copied_bytes=stats.copied_bytes,
         snapshot_bytes_copied=stats.copied_bytes - _copied_by_hits(mem, meter),
         leaked=sorted({*last.leaked}),
@@ -137,18 +141,20 @@ def _pages_per_row(config: DemoConfig, conversations: Sequence[Conversation]) ->
 
 
 def _manager(config: DemoConfig, pages: int, pages_per_row: int) -> StateManager:
-    """A manager for one request less than the batch has rows. Raises: InvalidArgument where not even one request would fit."""
-    tracking = STRATEGIES[config.strategy](every=config.track_every)
+    """A manager for one request less than the batch has rows. Raises: InvalidArgument where not one would fit."""
+    tracking = TRACKING[config.strategy](every=config.track_every)
     if pages < pages_per_row:
-        raise InvalidArgument(f"pages {pages}: the longest conversation alone needs {pages_per_row} pages of {config.page_size} tokens")
+        raise InvalidArgument(
+            f"pages {pages}: the longest conversation alone needs {pages_per_row} pages of {config.page_size} tokens"
+        )
     needed = 1 + tracking.lanes_at_admission(config.overlap)
     if config.slots < needed:
         raise InvalidArgument(f"slots {config.slots}: one request under {config.strategy} needs {needed}")
     try:
         return StateManager(
-            ModelSize().state_layout(), slots=config.slots, max_requests=config.batch - 1, max_batch=config.batch, tracking=tracking,
-            device=config.device, backend=config.backend, pages=pages, page_size=config.page_size, pages_per_row=pages_per_row,
-            overlap=config.overlap,
+            ModelSize().state_layout(), slots=config.slots, max_requests=config.batch - 1, max_batch=config.batch,
+            tracking=tracking, device=config.device, backend=config.backend, pages=pages, page_size=config.page_size,
+            pages_per_row=pages_per_row, overlap=config.overlap,
         )  # fmt: skip
     except ValueError as error:
         raise InvalidArgument(str(error)) from error
@@ -160,7 +166,7 @@ def _copied_by_hits(mem: StateManager, meter: Meter) -> int:
 
 
 def _plant_leak(mem: StateManager) -> int:
-    """Admits a request and empties its register by hand; returns the slot that nobody owns from then on. Syncs: yes."""
+    """Admits a request and empties its register by hand; returns the slot that is nobody's then. Syncs: yes."""
     (row,) = mem.admit([Request("planted leak")])
     mem.submit()
     register = REGISTERS_PER_ROW * row.index

@@ -1,4 +1,4 @@
-"""Puts a wrong state on the shelf at the moment it is used, to show that the comparison would notice. Only bytes of planes change."""
+"""Puts a wrong state on the shelf when it is about to be used: the comparison must notice. Only bytes change."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,13 +14,15 @@ from memstate.requests import Row
 
 
 class Sabotage:
-    """Strikes once: at the first hit whose request goes on to generate something; again if that request came to nothing.
+    """Strikes once: at the first hit whose request goes on to generate something; again if that came to nothing.
 
-    kind: "swap" exchanges the snapshot's bytes with another's on the shelf, "stale" replaces them by the state one token earlier.
-    state_after: the bytes of the state that stands for some tokens, computed apart.
+    kind: "swap" exchanges the snapshot's bytes with another's on the shelf, "stale" replaces them by the state one
+    token earlier. state_after: the bytes of the state that stands for some tokens, computed apart.
     """
 
-    def __init__(self, kind: str, mem: StateManager, shelf: Shelf, state_after: Callable[[Sequence[int]], bytes]) -> None:
+    def __init__(
+        self, kind: str, mem: StateManager, shelf: Shelf, state_after: Callable[[Sequence[int]], bytes]
+    ) -> None:
         self.kind, self.mem, self.shelf, self.state_after = kind, mem, shelf, state_after
         self.strikes = 0
         self._victim: tuple[Work, Row, int] | None = None
@@ -33,16 +35,17 @@ class Sabotage:
         return work.row is not row and len(work.tokens) == known
 
     def strike(self, snapshot: Snapshot, work: Work) -> None:
-        """Spoils a snapshot from which `work` was admitted just now, before anything reads it. Syncs: yes, where it strikes."""
+        """Spoils a snapshot that `work` is about to resume from. Syncs: yes, where it strikes."""
         if not self._armed or not work.rule.cap:
             return
         slot, _ = slot_and_label(self.mem, snapshot.register)
         mine = state_bytes(self.mem.planes, slot)
         if self.kind == "swap":
-            other = next((slot for slot in self._neighbours(snapshot) if state_bytes(self.mem.planes, slot) != mine), None)
+            others = {other: state_bytes(self.mem.planes, other) for other in self._neighbours(snapshot)}
+            other = next((other for other, data in others.items() if data != mine), None)
             if other is None:
                 return
-            write_state(self.mem, slot, state_bytes(self.mem.planes, other))
+            write_state(self.mem, slot, others[other])
             write_state(self.mem, other, mine)
         else:
             write_state(self.mem, slot, self.state_after(work.tokens[: snapshot.length - 1]))

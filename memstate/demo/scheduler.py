@@ -1,4 +1,4 @@
-"""The decode loop: continuous batching over one manager, with overlap, chunked prefill, back-pressure and things that go wrong.
+"""The decode loop: continuous batching over one manager, with overlap, chunked prefill and things that go wrong.
 
     with overlap       plan(t+1) forward(t+1)   read results(t)   settle(t)   ends, publications   plan(t+2) ..
     without            plan(t)   forward(t)     read results(t)   settle(t)   ends, publications   plan(t+1) ..
@@ -9,20 +9,20 @@ Knows tokens, rows and counts; never a slot.
 from collections.abc import Callable, Sequence
 
 from memstate.demo.admission import Admission
-from memstate.demo.answers import noise, rule_for
+from memstate.demo.answers import rule_for
+from memstate.demo.batching import assemble
 from memstate.demo.chance import Chance
 from memstate.demo.config import DemoConfig
 from memstate.demo.corpus import Conversation
 from memstate.demo.meter import Meter
 from memstate.demo.model import Slots
 from memstate.demo.shelf import Shelf
-from memstate.demo.stepper import Inputs, Stepper
+from memstate.demo.stepper import Stepper
 from memstate.demo.transcript import Transcript, Witness
 from memstate.demo.work import Entry, Flight, Work
 from memstate.engine import StateManager
 from memstate.errors import OutOfPages
 from memstate.holders import Snapshot
-from memstate.requests import Row
 
 ARRIVAL_GAP = 4.0  # steps between the first turns of conversations
 REPLY_GAP = 6.0  # steps from an answer to the next turn
@@ -31,13 +31,13 @@ REPLY_GAP = 6.0  # steps from an answer to the next turn
 class Scheduler:
     """Runs all turns of all conversations through one manager.
 
-    mem: the manager; its `max_requests` is below the batch, so that there is always padding. stepper: the forward on mem's planes.
-    admission: who gets a row. progress: called with the number of requests done.
+    mem: the manager; its `max_requests` is below the batch, so that there is always padding. stepper: the forward on
+    mem's planes. admission: who gets a row. progress: called with the number of requests done.
     """
 
     def __init__(
-        self, config: DemoConfig, mem: StateManager, stepper: Stepper, admission: Admission, chance: Chance, meter: Meter,
-        witness: Witness, shelf: Shelf, progress: Callable[[int], None],
+        self, config: DemoConfig, mem: StateManager, stepper: Stepper, admission: Admission, chance: Chance,
+        meter: Meter, witness: Witness, shelf: Shelf, progress: Callable[[int], None],
     ) -> None:  # fmt: skip
         self.config, self.mem, self.stepper, self.admission, self.chance = config, mem, stepper, admission, chance
         self.meter, self.witness, self.shelf, self.progress = meter, witness, shelf, progress
@@ -48,7 +48,7 @@ class Scheduler:
         self._flight: Flight | None = None
 
     def run(self, conversations: Sequence[Conversation]) -> dict[int, Transcript]:
-        """Works until every turn has ended; returns what came out by conversation. Syncs: yes, for results and looks."""
+        """Works until every turn has ended; returns what came out by conversation. Syncs: yes, for results."""
         at = 0
         for conversation in conversations:
             self.transcripts[conversation.number] = Transcript()
@@ -80,50 +80,35 @@ class Scheduler:
             self._collect(flight)
         self.meter.look(self.mem, (work.handle for work in self.running))
 
-    # -- one step ----------------------------------------------------------------------------------------------------------------
-
     def _launch(self) -> Flight | None:
         """Plans and submits a step for everyone not known to be finished."""
         going = self._with_pages()
         if not going:
             return None
-        self._make_room_for_snapshots(len(going))
-        width = self.config.chunk if any(n > 1 for _, n in going) else 1
-        inputs, entries = Inputs(self.config.batch, width), []
-        rows: list[Row | None] = [None] * self.config.batch
-        counts = [0] * self.config.batch
-        for work, n in going:
-            place, after = work.place, work.folded + n
-            rows[place], counts[place] = work.handle, n
-            known = work.tokens[work.folded : after]
-            inputs.tokens[place, : len(known)] = known
-            inputs.start[place], inputs.fed[place] = work.folded, not known
-            samples = after >= len(work.tokens)
-            if samples:
-                inputs.noise[place] = noise(self.config.seed, work.conversation.number, after)
-            entries.append(Entry(work, work.handle, place, after, samples))
+        self._make_room_for_snapshots(going)
+        batch = assemble(self.config, going)
         launches, syncs = self._counts()
-        step = self.mem.plan(rows, counts, limit=self.chance.claims_allowed(len(going)))
+        step = self.mem.plan(batch.rows, batch.counts, limit=self.chance.claims_allowed(len(going)))
         launches, syncs = self._counts(launches, syncs)
         if self.chance.cancels():
-            self._cancel(step_snapshots=self.mem.cancel(step, publish=True), entries=entries)
+            self._cancel(self.mem.cancel(step, publish=True), batch.entries)
             return None
-        results = self.stepper.run(inputs, Slots(step.rows, step.tokens, step.read, step.write, step.snapshot))
-        for entry in entries:
+        results = self.stepper.run(batch.inputs, Slots(step.rows, step.tokens, step.read, step.write, step.snapshot))
+        for entry in batch.entries:
             entry.work.folded = entry.after
         self.witness.look()
         self.meter.look(self.mem, (work.handle for work in self.running))
         self.meter.steps += 1
-        self.meter.mixed_steps += width > 1
-        return Flight(step, results, entries, width == 1, launches, syncs)
+        self.meter.mixed_steps += not batch.decode_only
+        return Flight(step, results, batch.entries, batch.decode_only, launches, syncs)
 
     def _counts(self, launches: int = 0, syncs: int = 0) -> tuple[int, int]:
-        """Launches and syncs of the manager's backend since the given ones; the model counts on a backend of its own."""
+        """Launches and syncs of the manager's backend since the given ones; the model has a backend of its own."""
         counts = self.mem.backend.counts
         return counts.total_launches - launches, counts.syncs - syncs
 
     def _with_pages(self) -> list[tuple[Work, int]]:
-        """Who goes on, with how many tokens, and KV pages for all of them: snapshots make way first, then the youngest request."""
+        """Who goes on with how many tokens, all with KV pages: snapshots make way first, then the youngest request."""
         while True:
             going = [(work, self._tokens_next(work)) for work in self.running if not work.sure_to_end]
             if not going:
@@ -132,7 +117,7 @@ class Scheduler:
                 self.mem.extend([work.handle for work, _ in going], [work.folded + n for work, n in going])
                 return going
             except OutOfPages:
-                self.meter.refused["pages"] += 1
+                self.meter.refused["pages to go on"] += 1
                 if not self.shelf.drop_oldest(1):
                     self._retract([self.running[-1]], "pages ran out")
 
@@ -140,10 +125,14 @@ class Scheduler:
         known = max(1, len(work.tokens) - work.folded)  # or the one sampled token that is on its way
         return min(known, self.config.chunk, self.mem.next_boundary(work.handle) - work.folded)
 
-    def _make_room_for_snapshots(self, rows: int) -> None:
-        """Old snapshots make way for new ones; where nothing is left to drop the strategy goes without."""
-        if self.config.strategy != "none":
-            self.shelf.drop_oldest(max(0, rows - self.mem.free_slots))
+    def _make_room_for_snapshots(self, going: Sequence[tuple[Work, int]]) -> None:
+        """Old snapshots make way for those due in this step; with nothing left to drop the strategy goes without."""
+        if self.config.strategy == "none":
+            return
+        before = self.config.strategy == "redirect"  # it keeps the state the step starts from, the others what it makes
+        lengths = [(work, work.folded if before else work.folded + n) for work, n in going]
+        due = sum(at % self.config.track_every == 0 or at == work.want for work, at in lengths)
+        self.shelf.drop_oldest(max(0, due - self.mem.free_slots))
 
     def _collect(self, flight: Flight) -> None:
         """Reads a step's results, settles it and ends who is done."""
@@ -170,8 +159,6 @@ class Scheduler:
             self._finish(done)
         for work in broken_off:
             self._abort(work)
-
-    # -- publishing and ending ---------------------------------------------------------------------------------------------------
 
     def _publish_due(self) -> None:
         """Moves snapshots of running requests to the shelf, once the boundary they stand for is confirmed."""
@@ -224,10 +211,10 @@ class Scheduler:
             self._shelve(work, snapshot)
             self._send_back(work, f"retracted, {why}")
 
-    def _cancel(self, step_snapshots: Sequence[Snapshot | None], entries: Sequence[Entry]) -> None:
+    def _cancel(self, snapshots: Sequence[Snapshot | None], entries: Sequence[Entry]) -> None:
         """The rows of a step that never ran are gone; their requests start over from what was published."""
         for entry in entries:
-            self._shelve(entry.work, step_snapshots[entry.place])
+            self._shelve(entry.work, snapshots[entry.place])
             self._send_back(entry.work, "cancelled")
 
     def _see(self, work: Work, why: str) -> None:

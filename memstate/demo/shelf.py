@@ -9,15 +9,14 @@ from memstate.holders import Snapshot
 
 
 class Shelf:
-    """Prefix -> snapshot, least recently used first. A token is a byte, so a prefix is its own key and equality is exact."""
+    """Prefix -> snapshot, least recently used first; a token is a byte, so a prefix is its own key, and exact."""
 
     def __init__(self, mem: StateManager, witness: Witness) -> None:
         self.mem, self.witness = mem, witness
         self.entries: OrderedDict[bytes, Snapshot] = OrderedDict()
-        self.duplicates = self.dropped = 0
 
     def find(self, tokens: Sequence[int]) -> Snapshot | None:
-        """The snapshot of the longest known prefix that leaves a token to compute; refreshes the one it returns only."""
+        """The snapshot of the longest known prefix that leaves a token to compute; refreshes that one only."""
         lengths = {snapshot.length for snapshot in self.entries.values()}
         for length in sorted((n for n in lengths if n < len(tokens)), reverse=True):
             key = bytes(tokens[:length])
@@ -31,11 +30,10 @@ class Shelf:
         return bytes(tokens) in self.entries
 
     def put(self, conversation: int, tokens: Sequence[int], snapshot: Snapshot) -> None:
-        """Keeps a snapshot just published for the first `snapshot.length` of these tokens; drops it where there is one already."""
+        """Keeps a snapshot just published for the start of these tokens; drops it where there is one already."""
         self.witness.watch(conversation, snapshot)
         key = bytes(tokens[: snapshot.length])
         if key in self.entries:
-            self.duplicates += 1
             self._drop([snapshot])
             return
         self.entries[key] = snapshot
@@ -45,8 +43,8 @@ class Shelf:
     def drop_oldest(self, count: int) -> int:
         """Drops up to `count` snapshots, least recently used first; returns how many."""
         taken = [self.entries.popitem(last=False)[1] for _ in range(min(count, len(self.entries)))]
-        self.dropped += len(taken)
-        self._drop(taken)
+        if taken:
+            self._drop(taken)
         return len(taken)
 
     def _drop(self, snapshots: list[Snapshot]) -> None:

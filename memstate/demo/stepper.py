@@ -1,7 +1,7 @@
-"""One forward pass and one sampled token a row for a padded batch: called on a CPU, captured in a CUDA graph and replayed on a GPU.
+"""A forward pass and a sampled token a row for a padded batch: called on a CPU, replayed as a CUDA graph on a GPU.
 
-Knows no request. A step's first input token may be the token the step before sampled, which then never leaves the device: that is
-what lets the next step start before the results of the last are known.
+Knows no request. A step's first input token may be the token the step before sampled, which then never leaves the
+device: that is what lets the next step start before the results of the last are known.
 """
 
 from dataclasses import dataclass, field
@@ -20,8 +20,8 @@ Logits = npt.NDArray[np.float32]
 class Inputs:
     """What the rows of one step fold in, filled from the host.
 
-    tokens: `batch token` byte values; start: `batch` tokens folded before; fed: `batch`, whether the first token is the one sampled for this
-    row a step ago; noise: `batch vocabulary`, added to the logits before the argmax.
+    tokens: `batch token` byte values; start: `batch` tokens folded before; fed: `batch`, whether the first token is
+    the one sampled for this row a step ago; noise: `batch vocabulary`, added to the logits before the argmax.
     """
 
     batch: int
@@ -42,18 +42,18 @@ class Results:
     """Sampled tokens and logits of one step, on their way to the host."""
 
     def __init__(self, sampled: Tensor, logits: Tensor) -> None:
-        self._event = None
-        if sampled.is_cuda:
-            self._sampled = torch.empty(sampled.shape, dtype=sampled.dtype, pin_memory=True).copy_(sampled, non_blocking=True)
-            self._logits = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True).copy_(logits, non_blocking=True)
-            self._event = torch.cuda.Event()
+        self._sampled, self._logits = (self._copy(x) for x in (sampled, logits))  # the next step overwrites them
+        self._event = torch.cuda.Event() if sampled.is_cuda else None
+        if self._event:
             self._event.record()
-        else:
-            self._sampled, self._logits = sampled.clone(), logits.clone()  # the next step overwrites the originals
+
+    def _copy(self, x: Tensor) -> Tensor:
+        copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+        return copy.copy_(x, non_blocking=True)
 
     def read(self) -> tuple[list[int], Logits]:
         """Tokens `batch` and logits `batch vocabulary`. Syncs: yes, on this step alone."""
-        if self._event is not None:
+        if self._event:
             self._event.synchronize()
         return self._sampled.tolist(), self._logits.numpy()
 
@@ -61,8 +61,9 @@ class Results:
 class Stepper:
     """Runs steps of two shapes, `batch chunk` and `batch 1`, of one model on one memory.
 
-    On CUDA each pair of a shape and a step record is captured once: the record's tensors are part of the graph, so they must be the
-    same ones every time (the manager alternates between two records). Warm-up runs on null rows and touches no state.
+    On CUDA each pair of a shape and a step record is captured once: the record's tensors are part of the graph, so
+    they must be the same ones every time (the manager alternates between two records). Warm-up runs on null rows and
+    touches no state.
     """
 
     def __init__(self, model: HybridModel, memory: Memory, batch: int, chunk: int) -> None:

@@ -37,7 +37,7 @@ class Sighting:
 
 
 class Witness:
-    """Reads states back while the manager runs, for the comparison at the end; reads the device's own registers and labels.
+    """Reads states back while the manager runs, from where the device's own registers say they are.
 
     A published snapshot is read after the plan that submits its move, so that looking submits nothing of its own.
     """

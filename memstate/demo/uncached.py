@@ -1,8 +1,8 @@
 """Every conversation alone: one slot updated in place, its own pages, nothing kept, nothing shared, no manager.
 
-The last turn's prompt contains all turns before it, so one pass over a conversation computes every position exactly once from an
-empty state; the same model object and answer rules as the cached loop. The batch is a single row: that it does not matter is
-what `memstate.demo.arithmetic` is for.
+The last turn's prompt contains all turns before it, so one pass over a conversation computes every position exactly
+once from an empty state; the same model object and answer rules as the cached loop. The batch is a single row: that
+it does not matter is what `memstate.demo.arithmetic` is for.
 """
 
 from collections.abc import Iterable, Sequence

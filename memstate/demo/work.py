@@ -13,9 +13,10 @@ from memstate.steps import Step
 class Work:
     """A request and how far it has come.
 
-    tokens: everything known of the conversation so far, `prompt` of it given. folded: tokens folded into the state by the steps planned so
-    far; equal to len(tokens) while a sampled token is still on its way. resumed: length the row started from. want: extra length at
-    which it takes a snapshot. published: newest length asked to be published.
+    tokens: everything known of the conversation so far, `prompt` of it given. folded: tokens folded into the state by
+    the steps planned so far; equal to len(tokens) while a sampled token is still on its way. resumed: length the row
+    started from. want: extra length at which it takes a snapshot. published: newest length asked to be published.
+    waited_for: what there was too little of since it last arrived.
     """
 
     conversation: Conversation
@@ -30,6 +31,7 @@ class Work:
     want: int = 0
     published: int = 0
     retractions: int = 0
+    waited_for: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.prompt = len(self.tokens)
@@ -67,11 +69,12 @@ class Work:
     def stop(self) -> None:
         """Gives row and place up; the known tokens stay."""
         self.row, self.place = None, -1
+        self.waited_for.clear()
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A request's part of one step: the row it had then, its length after, and whether the step samples its next token."""
+    """A request's part of a step: the row it had then, its length after, whether the step samples its next token."""
 
     work: Work
     row: Row

@@ -4,13 +4,14 @@ Two ways to own a slot: in hand (`claim` returns ids, `release` takes them back)
 (`memstate.registers`). Both change the same bitmap and the same count.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from memstate.arguments import is_count
 from memstate.errors import DeviceFault, DoubleRelease, InvalidArgument, OutOfSlots
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import COUNTERS, Count
@@ -26,14 +27,15 @@ class SlotAllocator:
     """
 
     def __init__(self, capacity: int, backend: Backend, reserve: int = 0) -> None:
-        if capacity < 1:
+        if not is_count(capacity) or capacity < 1:
             raise InvalidArgument(f"capacity {capacity}: at least 1 slot is needed")
-        if not 0 <= reserve <= capacity:
+        if not is_count(reserve) or reserve > capacity:
             raise InvalidArgument(f"reserve {reserve}: expected 0..{capacity} slots")
         self.capacity, self.reserve, self.backend = capacity, reserve, backend
         self.bitmap = torch.empty((capacity + 32) // 32, dtype=torch.int32, device=backend.device)
         self.counters = torch.empty(COUNTERS, dtype=torch.int32, device=backend.device)
         self._groups: list[ClaimGroup] = []
+        self._recorders: list[Callable[[], object]] = []
         self.reset()
 
     def __repr__(self) -> str:
@@ -56,6 +58,15 @@ class SlotAllocator:
             group.void = True
         self._groups = []
 
+    def submit_before_use(self, submit: Callable[[], object]) -> None:
+        """Names somebody who records ownership changes: called before the bitmap or the device's count is asked."""
+        self._recorders.append(submit)
+
+    def confirm(self, n: int) -> None:
+        """Makes the host's count certain where n slots hang on releases of ids in hand. Syncs: only then."""
+        if self._unverified and n > self.free - self._unverified:
+            self._reconcile()
+
     def claim(self, n: int) -> Tensor:
         """Claims the n lowest free slots: int32 `n`, ascending, the caller's own tensor.
 
@@ -66,21 +77,26 @@ class SlotAllocator:
         """
         n = self._valid_count(n)
         held = sum(group.left for group in self._groups)
-        if self._unverified and n > self.free - self._unverified:
-            self._reconcile()
+        self.confirm(n)
         if n > self.free + held:
             raise OutOfSlots(n, self.free + held)
-        if n > self.free:
-            for group in self._groups:
-                group.give_back()
+        for group in self._groups:
+            if n > self.free:
+                group.give_back(n - self.free)
         return self._claim(n)
 
     def _claim(self, n: int) -> Tensor:
         if n == 0:
             return torch.empty(0, dtype=torch.int32, device=self.backend.device)
+        self._submit_recorded()
         self.free -= n
         ids: Tensor = self.backend.claim(self.bitmap, n, self.counters)
         return ids
+
+    def _submit_recorded(self) -> None:
+        """What was recorded before comes first, on the device as in the host's count."""
+        for submit in self._recorders:
+            submit()
 
     def release(self, ids: Tensor | Sequence[int]) -> None:
         """Takes slots back. 0 and negative ids are ignored; a double or unknown id is counted on the device and raised
@@ -90,7 +106,10 @@ class SlotAllocator:
         reconciles it.
         Syncs: no, for ids on this device. Raises: InvalidArgument for ids that are no integers.
         """
-        ids = torch.as_tensor(ids)
+        try:
+            ids = torch.as_tensor(ids)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InvalidArgument(f"slot ids {ids!r}: expected integers") from error
         if ids.numel() == 0:
             return
         if ids.dtype not in (torch.int32, torch.int64):
@@ -100,15 +119,16 @@ class SlotAllocator:
                 )
             ids = ids.to(torch.int64)
         ids = ids.reshape(-1).contiguous()
-        if ids.device != self.backend.device:
+        if ids.device != self.bitmap.device:  # with its index, which the backend's may lack
             self.backend.counts.uploads += 1
-            ids = ids.to(self.backend.device)
+            ids = ids.to(self.bitmap.device)
         self.free += ids.numel()
         self._unverified += ids.numel()
         self.backend.release(self.bitmap, ids, self.capacity, self.counters)
 
     def _reconcile(self) -> list[int]:
         """Reads the device's counters; the host's count of ids in hand was a promise until then."""
+        self._submit_recorded()
         self.backend.counts.syncs += 1
         counters: list[int] = self.counters.tolist()
         self.free = counters[Count.FREE]
@@ -143,6 +163,7 @@ class SlotAllocator:
         """
         counters = self._reconcile()
         kind, offender = counters[Count.OFFENDER_KIND], counters[Count.OFFENDER]
+        kind = kind or next((fault for fault in FAULTS if counters[fault]), 0)
         if kind:
             self.counters[list(FAULTS)] = 0
             self.counters[Count.OFFENDER : Count.OFFENDER_KIND + 1] = 0
@@ -152,10 +173,8 @@ class SlotAllocator:
 
     @staticmethod
     def _valid_count(n: int) -> int:
-        if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
-            raise InvalidArgument(f"claim({n!r}): expected a number of slots")
-        if n < 0:
-            raise InvalidArgument(f"claim({n}): expected 0 or more slots")
+        if not is_count(n):
+            raise InvalidArgument(f"claim({n!r}): expected a number of slots, 0 or more")
         return int(n)
 
 
@@ -185,10 +204,12 @@ class ClaimGroup:
         if n > self.left:
             raise OutOfSlots(n, self.left)
         self._next += n
-        return self._ids[self._next - n : self._next].clone()
+        return self._ids[self._next - n : self._next]
 
-    def give_back(self) -> None:
-        """Returns what was not handed out to the bitmap; nothing happens the second time. Syncs: no."""
-        if self.left:
-            self._allocator.release(self._ids[self._next :])
-            self._next = self._ids.numel()
+    def give_back(self, most: int | None = None) -> None:
+        """Returns what was not handed out to the bitmap, or the last `most` of it. Syncs: no."""
+        n = self.left if most is None else min(most, self.left)
+        if n:
+            end = self._ids.numel() - n
+            self._allocator.release(self._ids[end:])
+            self._ids = self._ids[:end]

@@ -13,6 +13,7 @@ class AuditReport:
 
     leaked: slots that are neither free nor owned. double_owned: slot -> its owners. owned_but_free: slot -> owner,
     while the bitmap says free.
+    unexpected: registers that hold a slot while the host believes them empty: nobody will release it.
     foreign: registers that hold no slot of this pool. lost: registers the host knows as held that read empty.
     """
 
@@ -24,13 +25,20 @@ class AuditReport:
     owned_but_free: dict[int, str] = field(default_factory=dict)
     foreign: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
     null_slot_free: bool = False
 
     @property
     def clean(self) -> bool:
         """Whether nothing was found."""
         return not (
-            self.leaked or self.double_owned or self.owned_but_free or self.foreign or self.lost or self.null_slot_free
+            self.leaked
+            or self.double_owned
+            or self.owned_but_free
+            or self.foreign
+            or self.lost
+            or self.unexpected
+            or self.null_slot_free
         )
 
     def raise_if_leaking(self) -> None:
@@ -47,6 +55,7 @@ class AuditReport:
         lines += [f"slot {slot} is marked free and owned by {owner}" for slot, owner in self.owned_but_free.items()]
         lines += [f"{owner} holds a slot that this pool does not have" for owner in self.foreign]
         lines += [f"{owner} should hold a slot and reads empty" for owner in self.lost]
+        lines += [f"{owner} holds a slot that the host knows nothing of" for owner in self.unexpected]
         lines += ["the null slot is marked free"] if self.null_slot_free else []
         return "\n".join(lines)
 
@@ -79,5 +88,8 @@ def audit(picture: Picture, expected: dict[int, tuple[str, str]] | None = None) 
         owned_but_free={s: owners[0] for s, owners in sorted(by_slot.items()) if picture.free[s]},
         foreign=foreign,
         lost=[owner for register, (_, owner) in (expected or {}).items() if not picture.slots[register]],
+        unexpected=[
+            owner for register, owner in picture.names.items() if expected is not None and register not in expected
+        ],
         null_slot_free=picture.free[0],
     )

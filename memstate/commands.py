@@ -37,10 +37,12 @@ class CommandBuffer:
         self.registers = registers
         self.ring = UploadRing(registers.backend)
         self.submits = 0
+        registers.allocator.submit_before_use(self.submit)
         self._run_data = run_data
         self._latest = np.full(registers.count, -1, np.int8)  # the last phase that names a register in this buffer
         self._reads = np.zeros(registers.count, bool)  # registers that a copy of this buffer reads
-        self._written = np.zeros(registers.cells.numel(), bool)
+        self._writer = np.full(registers.cells.numel(), -1, np.int32)  # which write of this buffer named a cell last
+        self._writes = 0
         self._overwrites = False
         self._columns: dict[Section, list[tuple[Longs, Longs]]] = {}
         self._clear()
@@ -49,16 +51,14 @@ class CommandBuffer:
         self._columns = {section: [] for section in Section}
         self._latest.fill(-1)
         self._reads.fill(False)
-        self._written.fill(False)
+        self._writer.fill(-1)
+        self._writes = 0
         self._overwrites = False
 
     @property
     def pending(self) -> bool:
         """Whether something is recorded and not submitted."""
         return any(self._columns.values())
-
-    # -- recording
-    # ---------------------------------------------------------------------------------------------------------------
 
     def move(self, targets: Indices, sources: Indices) -> None:
         """Moves slot and label from each source register to its target; the sources read (0, 0) after.
@@ -68,6 +68,8 @@ class CommandBuffer:
         to, of = self._distinct(targets, "move"), self._distinct(sources, "move")
         if len(to) != len(of):
             raise InvalidArgument(f"move: {len(to)} targets for {len(of)} sources")
+        if not to.size:
+            return
         if np.intersect1d(to, of).size:
             raise InvalidArgument("move: a register is target and source at once; record the moves one after the other")
         self._require_empty("move", to)
@@ -102,6 +104,7 @@ class CommandBuffer:
         """
         regs = self._distinct(registers, "claim")
         self._require_empty("claim", regs)
+        self.registers.allocator.confirm(len(regs))
         if len(regs) > self.registers.allocator.free:
             raise OutOfSlots(len(regs), self.registers.allocator.free)
         if not regs.size:
@@ -114,12 +117,22 @@ class CommandBuffer:
 
     def write(self, addresses: Indices, values: Indices) -> None:
         """Sets cells of the register file's columns; the last value recorded for a cell wins."""
-        cells, content = (
-            np.asarray(addresses, np.int64),
-            np.broadcast_to(np.asarray(values, np.int64), np.shape(addresses)),
-        )
-        self._overwrites = self._overwrites or bool(self._written[cells].any())
-        self._written[cells] = True
+        cells, content = np.asarray(addresses, np.int64), np.asarray(values, np.int64)
+        if content.shape not in ((), cells.shape):
+            raise InvalidArgument(f"write: {content.size} values for {cells.size} cells")
+        content = np.broadcast_to(content, cells.shape)
+        if not cells.size:
+            return
+        size = self.registers.cells.numel()
+        if cells.min() < 0 or cells.max() >= size or abs(content).max() > 2**31 - 1:
+            raise InvalidArgument(
+                f"write: cells {cells.min()}..{cells.max()} of {size}, values {content.tolist()}: expected int32"
+            )
+        serial = np.arange(self._writes, self._writes + cells.size)
+        before = (self._writer[cells] >= 0).any()
+        self._writer[cells] = serial
+        self._writes += cells.size
+        self._overwrites |= bool(before or (self._writer[cells] != serial).any())
         self._columns[Section.WRITES].append((cells, content))
 
     def zero(self, registers: Indices) -> None:
@@ -130,8 +143,7 @@ class CommandBuffer:
         """Copies states, and what they stand for, between registers. Raises: EmptyRegister, InvalidArgument; nothing
         recorded then.
         """
-        of = np.asarray(sources, np.int64)
-        to = self._distinct(targets, "copy")
+        of, to = self._known(sources, "copy"), self._distinct(targets, "copy")
         if len(to) != len(of):
             raise InvalidArgument(f"copy: {len(to)} targets for {len(of)} sources")
         if np.intersect1d(to, of).size:
@@ -143,6 +155,8 @@ class CommandBuffer:
 
     def _data(self, to: Longs, of: Longs | None) -> None:
         self._require_held("zero" if of is None else "copy", to)
+        if not to.size:
+            return
         if self._reads[to].any() or (of is not None and (self._latest[of] == Section.DATA).any()):
             self.submit()
         self._order(to, Section.DATA)
@@ -156,9 +170,6 @@ class CommandBuffer:
         if (self._latest[regs] >= phase).any() or (phase < Section.DATA and self._reads[regs].any()):
             self.submit()
         self._latest[regs] = phase
-
-    # -- submitting
-    # --------------------------------------------------------------------------------------------------------------
 
     def submit(self, batch: tuple[Ints, Ints] | None = None) -> tuple[Tensor, Tensor] | None:
         """Sends everything recorded: one upload, then at most two launches; nothing where nothing is recorded.
@@ -216,18 +227,22 @@ class CommandBuffer:
                 at += len(padded)
         return np.concatenate(parts), spans
 
-    # -- checks
-    # ------------------------------------------------------------------------------------------------------------------
-
     def _distinct(self, registers: Indices, operation: str) -> Longs:
-        regs = np.asarray(registers, np.int64)
+        regs = self._known(registers, operation)
+        if np.unique(regs).size != regs.size:
+            raise InvalidArgument(f"{operation}: a register is named twice in {regs.tolist()}")
+        return regs
+
+    def _known(self, registers: Indices, operation: str) -> Longs:
+        given = np.asarray(registers)
+        if given.size and given.dtype.kind not in "iu":
+            raise InvalidArgument(f"{operation}: registers {registers!r}, expected integers")
+        regs = given.astype(np.int64)
         if regs.size and not (regs.min() >= REGISTERS_PER_ROW and regs.max() < self.registers.count):
             raise InvalidArgument(
                 f"{operation}: registers {regs.min()}..{regs.max()}, "
                 f"expected {REGISTERS_PER_ROW}..{self.registers.count - 1}"
             )
-        if np.unique(regs).size != regs.size:
-            raise InvalidArgument(f"{operation}: a register is named twice in {regs.tolist()}")
         return regs
 
     def _require_empty(self, operation: str, regs: Longs) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from memstate import audit, snapshot
 from memstate.allocator import SlotAllocator
+from memstate.arguments import counts, is_count
 from memstate.commands import CommandBuffer
 from memstate.errors import ConfigurationError, InvalidArgument, MemstateError, OutOfRows, OutOfSlots
 from memstate.holders import Holders, Snapshot
@@ -149,6 +150,7 @@ class StateManager:
         if len(requests) > self.table.free:
             raise OutOfRows(len(requests), self.table.free, self.table.rows)
         self.pages.require_free(sum(fresh_pages))
+        self.allocator.confirm(per_request * len(requests))
         if per_request * len(requests) > self.allocator.free:
             raise OutOfSlots(per_request * len(requests), self.allocator.free, self.holders.evictable)
         rows = self.table.take([request.id for request in requests])
@@ -161,10 +163,10 @@ class StateManager:
     def _pages_needed(self, request: Request) -> int:
         if not isinstance(request, Request):
             raise InvalidArgument(f"{request!r} is no Request: admit([Request(id, ...), ...])")
-        if request.length < 0 or request.want < 0 or request.want % self.pages.page_size:
+        if not (is_count(request.length) and is_count(request.want)) or request.want % self.pages.page_size:
             raise InvalidArgument(
-                f"request {request.id!r}: length={request.length} and want={request.want} must not be negative, "
-                f"want a multiple of page_size={self.pages.page_size}"
+                f"request {request.id!r}: length={request.length!r} and want={request.want!r} must be whole numbers "
+                f"from 0 on, want a multiple of page_size={self.pages.page_size}"
             )
         held = len(request.resume.pages) if isinstance(request.resume, Snapshot) else 0
         return max(0, self.pages.count(request.length) - held)
@@ -202,9 +204,7 @@ class StateManager:
         """
         self._enter()
         numbers = self.table.indices(rows)
-        if len(lengths) != len(numbers):
-            raise InvalidArgument(f"extend has {len(lengths)} lengths for {len(numbers)} rows")
-        self.pages.extend(numbers, lengths)
+        self.pages.extend(numbers, counts("lengths", lengths, len(numbers)).tolist())
 
     def plan(self, rows: Sequence[Row | None], tokens: int | Sequence[int] = 1, *, limit: int = NO_LIMIT) -> Step:
         """Decides which slots the next step reads, writes and snapshots: one launch, after a submit of what was
@@ -223,15 +223,15 @@ class StateManager:
             raise InvalidArgument(f"a batch of {len(rows)}, the limit is max_batch={self.log.max_batch}")
         numbers = np.array([0 if row is None else self.table.index(row) for row in rows], np.int64)
         numbers[self.table.finished[numbers]] = 0
-        counts = np.broadcast_to(np.asarray(tokens, np.int64), numbers.shape) * (numbers > 0)
+        tokens_of = counts("tokens", tokens, len(numbers)) * (numbers > 0)
         real = np.flatnonzero(numbers)
-        self._require_plannable(numbers[real], counts[real])
+        self._require_plannable(numbers[real], tokens_of[real])
 
         before, after = np.zeros_like(numbers), np.zeros_like(numbers)
-        batch = None if self.commands.pending else self.log.repeated(numbers, counts)
-        sent = batch or self.commands.submit((numbers.astype(np.int32), counts.astype(np.int32)))
+        batch = None if self.commands.pending else self.log.repeated(numbers, tokens_of)
+        sent = batch or self.commands.submit((numbers.astype(np.int32), tokens_of.astype(np.int32)))
         assert sent is not None  # submit returns a batch where it was given one
-        before[real], after[real] = self.mirror.plan(numbers[real], counts[real], limit)
+        before[real], after[real] = self.mirror.plan(numbers[real], tokens_of[real], limit)
         record = self.log.next_record(len(rows))
         self.registers.plan(
             *sent, record, strategy=self.tracking.strategy, lanes=self.mirror.lanes, every=self.tracking.every,
@@ -242,7 +242,7 @@ class StateManager:
         self.table.confirmed[settled] = self.registers.labels[settled * PER_ROW]
         for row in [row for row in self._pinned if row in set(numbers.tolist())]:
             self._unpin(row)
-        return self.log.add(record, numbers, counts, before, after, self.table.generation[numbers])
+        return self.log.add(record, numbers, tokens_of, before, after, self.table.generation[numbers])
 
     def _require_plannable(self, rows: Longs, tokens: Longs) -> None:
         if np.unique(rows).size != rows.size:
@@ -312,9 +312,7 @@ class StateManager:
             return self._end(numbers, None)
         known = self.table.confirmed[numbers]
         if publish is not True:
-            if len(publish) != len(numbers):
-                raise InvalidArgument(f"publish has {len(publish)} key lengths for {len(numbers)} rows")
-            known = np.minimum(known, np.asarray(publish, np.int64))
+            known = np.minimum(known, counts("publish", publish, len(numbers)))
         return self._end(numbers, known)
 
     def abort(self, rows: Sequence[Row]) -> None:
@@ -425,7 +423,7 @@ class StateManager:
         """Figures from the host's mirror. Syncs: no."""
         held, rows_end = self.registers.held, self.registers.first_holder
         live = int(held[:rows_end:PER_ROW].sum())
-        counts, traffic = self.backend.counts, self.storage.traffic
+        asked, traffic = self.backend.counts, self.storage.traffic
         return Stats(
             capacity=self.allocator.capacity,
             free=self.allocator.free,
@@ -444,11 +442,11 @@ class StateManager:
             copied_bytes=traffic.copied,
             zeroed_bytes=traffic.zeroed,
             submits=self.commands.submits,
-            uploads=counts.uploads,
-            upload_bytes=counts.upload_bytes,
+            uploads=asked.uploads,
+            upload_bytes=asked.upload_bytes,
             upload_waits=self.commands.ring.waits,
-            launches=counts.total_launches,
-            syncs=counts.syncs,
+            launches=asked.total_launches,
+            syncs=asked.syncs,
         )
 
     def audit(self) -> audit.AuditReport:

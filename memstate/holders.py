@@ -60,7 +60,8 @@ class Holders:
                     f"{snapshot!r} is no snapshot: use the handles that publish() and release() returned"
                 )
             if self.kept.get(snapshot.register) != snapshot:
-                now = int(self.generation[snapshot.register - self.first])
+                at = snapshot.register - self.first
+                now = int(self.generation[at]) if 0 <= at < self.count else 0
                 raise StaleHandle(f"snapshot in register {snapshot.register}", snapshot.generation, now)
 
     def pin(self, register: int) -> None:

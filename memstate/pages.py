@@ -1,6 +1,7 @@
 """KV pages by host integers: lowest free page first, shared by reference count. Knows no tensor."""
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -48,6 +49,9 @@ class PageAllocator:
     def release(self, pages: Sequence[int]) -> None:
         """Takes a holder from each page. Raises: InvalidArgument for a page that nobody holds; nothing changed."""
         self._require_held(pages)
+        for page, times in Counter(pages).items():
+            if times > self.holders[page]:
+                raise InvalidArgument(f"page {page} is named {times} times and has {self.holders[page]} holders")
         for page in pages:
             self.holders[page] -= 1
             if not self.holders[page]:

@@ -117,6 +117,8 @@ class RequestTable:
         """The number of a handle's row. Raises: StaleHandle, InvalidArgument."""
         if not isinstance(row, Row):
             raise InvalidArgument(f"{row!r} is no row: use the handles that admit() returned")
+        if not 0 < row.index <= self.rows:
+            raise InvalidArgument(f"{row!r}: this table has rows 1..{self.rows}; it is another manager's")
         if self.generation[row.index] != row.generation or not self.used[row.index]:
             raise StaleHandle(f"row {row.index}", row.generation, int(self.generation[row.index]))
         return row.index

@@ -204,7 +204,8 @@ class Model(Ledger):
         """Returns whether this needs a launch: a lane alone is never superseded."""
         rows = []
         for entry, over in zip(entries, finished, strict=True):
-            if row := self._tenant(entry):
+            row = self._tenant(entry)
+            if row and not row.finished:  # the step behind the last one is dead, whenever its results come
                 rows.append(row)
                 row.unsettled -= 1
                 row.confirmed = entry.after if over else self.known["live", row.number]

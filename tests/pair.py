@@ -31,6 +31,7 @@ class Tenant:
     row: Row
     fed: list[int]
     pages: list[int] = field(default_factory=list)
+    end: int = 2**31  # tokens from here on are of a dead step
 
 
 @dataclass(eq=False)

@@ -121,6 +121,9 @@ class Rig(Pair):
         launched = self.model.settle(flight.entries, finished or [False] * len(flight.entries))
         with self.counted() as spent:
             self.mem.settle(flight.step, finished)
+        for tenant, entry, over in zip(flight.tenants, flight.entries, finished or (), strict=bool(finished)):
+            if tenant and entry.row and over:
+                tenant.end = min(tenant.end, entry.after)
         assert spent["settle"] == launched and spent["uploads"] <= 2 and not spent["plan"] and not spent["syncs"]
         return flight
 
@@ -192,7 +195,7 @@ class Rig(Pair):
     def _keep(self, tenants: Sequence[Tenant], snaps: Sequence[ms.Snapshot | None]) -> None:
         for tenant, snap in zip(tenants, snaps, strict=True):
             if snap:
-                assert snap.length == self.model.known["node", snap.register]
+                assert snap.length == self.model.known["node", snap.register] and snap.length <= tenant.end
                 assert list(snap.pages) == (tenant.pages[: snap.length // self.model.page] if self.page_count else [])
                 self.users.update(snap.pages)
                 self.snaps[snap] = tuple(tenant.fed[: snap.length])

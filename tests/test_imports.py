@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 # A module imports from its own line and from the lines above. A name stands for a file or for a folder under memstate/.
 LAYERS = (
     ("kernels",),
-    ("errors", "layout", "stats"),
+    ("errors", "arguments", "layout", "stats"),
     ("upload", "allocator", "registers", "commands", "storage"),
     ("pool",),
     ("pages", "page_table", "holders", "requests", "steps", "tracking"),

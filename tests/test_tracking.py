@@ -218,13 +218,11 @@ def test_B35_what_works_is_accepted(tracking: ms.Tracking, overlap: bool, backen
 
 @every_snapshot
 def test_B35_a_plane_written_in_part_is_copied_or_refused(name: str, backend: Backend) -> None:
-    """A ring of the last inputs: a step writes one cell, so a snapshot or a redirected step needs the others as well."""
+    """A ring of the last inputs: a step writes one cell, a snapshot and a redirected step need the others as well."""
     layout = ms.StateLayout((ms.Plane("ring", (I,), torch.int64, rewritten_each_step=False),), 1)
-    device, backend_name = backend.device, backend.name
+    where = {"device": backend.device, "backend": backend.name}
     try:
-        mem = ms.StateManager(
-            layout, slots=6, max_requests=1, tracking=MAKERS[name](), device=device, backend=backend_name
-        )
+        mem = ms.StateManager(layout, slots=6, max_requests=1, tracking=MAKERS[name](), **where)  # type: ignore[arg-type]
     except ms.ConfigurationError:
         return
     (row,) = mem.admit([ms.Request("ring")])

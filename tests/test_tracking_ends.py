@@ -71,6 +71,25 @@ def test_B27_a_dead_step_behind_a_boundary_leaves_the_newer_snapshot(name: str, 
 
 
 @every_strategy
+def test_B27_a_dead_step_stays_dead_when_its_results_come_before_the_release(name: str, backend: Backend) -> None:
+    """A loop that releases after its last settle gets what a loop that releases at once gets."""
+    loop = Loop(backend, MAKERS[name]())
+    (row,) = loop.admit()
+    loop.advance([row], 6)
+    last, dead = loop.step([row]), loop.step([row])  # to 7, and to 8
+    loop.mem.settle(last, [True])
+    held = loop.mem.slots_held(row)
+    loop.mem.settle(dead)
+    assert loop.mem.confirmed(row) == 7 and loop.mem.slots_held(row) == held
+    (snap,) = loop.mem.release([row], publish=True)
+    assert (snap and snap.length) == (None if name == "none" else 4)
+    if snap:
+        assert loop.holds(loop.node(snap), row, 4)
+        loop.mem.drop([snap])
+    assert all_free(loop)
+
+
+@every_strategy
 def test_B28_a_request_that_ends_before_a_boundary_publishes_nothing(name: str, backend: Backend) -> None:
     loop = Loop(backend, MAKERS[name]())
     (row,) = loop.admit()
@@ -234,3 +253,17 @@ def test_B36b_cancel_in_flight_publishes_what_the_step_before_made_real(name: st
     loop.mem.settle(last, [True])  # its row is gone
     loop.mem.drop([snap])
     assert all_free(loop) and loop.count(Count.DOUBLE_RELEASE) == 0
+
+
+def test_B36b_a_cancel_leaves_the_step_before_it_settleable(backend: Backend) -> None:
+    """The step planned after a cancelled one must not take the record of the step that is still open."""
+    loop = Loop(backend, ms.LazyPingPong(I))
+    row, other = loop.admit(ms.Request("a"), ms.Request("b"))
+    loop.advance([row], 7)
+    boundary = loop.step([row])  # to 8: two lanes until it is settled
+    loop.mem.cancel(loop.step([other], run=False))
+    behind = loop.step([None, row])
+    assert boundary.rows.data_ptr() != behind.rows.data_ptr() and boundary.rows.tolist() == [row.index]
+    loop.mem.settle(boundary)
+    assert loop.mem.slots_held(row) == 2 and sorted(loop.labels(row)) == [0, 8]
+    scan(loop.mem)

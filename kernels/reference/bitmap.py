@@ -2,6 +2,8 @@
 path.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,10 +29,10 @@ def take_lowest(bitmap: Ints, n: int) -> Ints:
     return slots
 
 
-def give_back(bitmap: Ints, counters: Ints, slots: list[int], capacity: int) -> None:
+def give_back(bitmap: Ints, counters: Ints, slots: list[int], capacity: int, foreign: Sequence[int] = ()) -> None:
     """Sets the bits of slots; counts what was released, double and out of range, and keeps the lowest offender."""
     doubles = []
-    strays = [slot for slot in slots if slot > capacity]
+    strays = [*(slot for slot in slots if slot > capacity), *foreign]
     for slot in (s for s in slots if 0 < s <= capacity):
         bit = _bit(np.int32(slot))
         if bitmap[slot >> 5] & bit:

@@ -4,7 +4,8 @@ import random
 
 from memstate.engine import NO_LIMIT
 
-RETRACTED = 0.01  # per running request and step
+RETRACTED = 0.005  # per running request and step
+RETRACTED_AT_PAGE_END = 0.02  # the better moment: there a state can be kept even without tracking
 CANCELLED = 0.006  # per step
 RETRACTIONS_EACH = 2  # at random, so that a long prompt gets through in the end
 
@@ -24,9 +25,10 @@ class Chance:
         """Steps until the next arrival."""
         return round(self._events.expovariate(1 / mean))
 
-    def retracts(self, retracted_before: int) -> bool:
+    def retracts(self, retracted_before: int, page_end: bool) -> bool:
         """Whether a running request is retracted now."""
-        return self._events.random() < RETRACTED and retracted_before < RETRACTIONS_EACH
+        share = RETRACTED_AT_PAGE_END if page_end else RETRACTED
+        return self._events.random() < share and retracted_before < RETRACTIONS_EACH
 
     def cancels(self) -> bool:
         """Whether the forward of the step just planned never runs."""

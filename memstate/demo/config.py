@@ -1,8 +1,9 @@
 """The settings of a demo run, checked at the door."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from memstate.demo.model import ModelSize
 from memstate.errors import InvalidArgument
 
 STRATEGIES = ("none", "ping-pong", "lazy", "redirect")
@@ -16,7 +17,8 @@ class DemoConfig:
     requests: turns of all conversations together, None for the default or, with `input`, the whole file. slots:
     capacity of the state pool. track_every, page_size: tokens. pages: KV pages in all, None for enough of them to run
     short now and then. fail_claims: probability that an optional claim fails. batch: rows of the padded batch, one
-    more than requests can run at a time. chunk: tokens of a prefill step. Raises: InvalidArgument.
+    more than requests can run at a time. chunk: tokens of a prefill step. size: of the model.
+    Raises: InvalidArgument.
     """
 
     strategy: str = "redirect"
@@ -35,6 +37,7 @@ class DemoConfig:
     sabotage: str | None = None
     batch: int = 4
     chunk: int = 8
+    size: ModelSize = field(default_factory=ModelSize)
 
     def __post_init__(self) -> None:
         one_of("strategy", self.strategy, STRATEGIES)

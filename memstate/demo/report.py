@@ -13,8 +13,9 @@ from memstate.layout import format_bytes
 class DemoReport:
     """Figures of a run.
 
-    backend: as used. leaked, double_owned: slots, by the audit at the end; with a planted leak, `planted` is the slot
-    that must be named. snapshots_taken: at boundaries. Bytes are those of padded slots.
+    backend: as used. answers: tokens generated, by conversation and turn. leaked, double_owned: slots, by the audit
+    at the end; with a planted leak, `planted` is the slot that must be named. snapshots_taken: at boundaries. Bytes
+    are those of padded slots.
     """
 
     config: DemoConfig
@@ -23,6 +24,7 @@ class DemoReport:
     conversations: int
     meter: Meter
     comparison: Comparison
+    answers: list[list[int]]
     distinct_tokens: int
     snapshots_taken: int
     snapshots_degraded: int

@@ -14,7 +14,7 @@ from memstate.demo.compare import compare
 from memstate.demo.config import STRATEGIES, DemoConfig
 from memstate.demo.corpus import Conversation, first_requests, from_docstrings, from_file
 from memstate.demo.meter import Meter
-from memstate.demo.model import HybridModel, Memory, ModelSize
+from memstate.demo.model import HybridModel, Memory
 from memstate.demo.report import DemoReport
 from memstate.demo.sabotage import Sabotage
 from memstate.demo.scheduler import Scheduler
@@ -63,10 +63,7 @@ def _run(config: DemoConfig, report: Progress) -> DemoReport:
     pages_per_row = _pages_per_row(config, conversations)
     pages = config.pages if config.pages is not None else 2 * pages_per_row
     mem = _manager(config, pages, pages_per_row)
-    try:
-        model = HybridModel(ModelSize(), config.seed, Backend(mem.backend.name, config.device))
-    except ValueError as error:
-        raise InvalidArgument(str(error)) from error
+    model = HybridModel(config.size, config.seed, Backend(mem.backend.name, config.device))
     kv = Storage(model.size.page_layout(config.page_size), pages, model.backend)
     warm_up(mem)
     for plane in (*mem.planes.values(), *kv.planes.values()):
@@ -101,7 +98,7 @@ def _run(config: DemoConfig, report: Progress) -> DemoReport:
     comparison = compare(
         conversations, transcripts, witness.sightings, uncached, lambda done: report(requests + done, 2 * requests)
     )
-    answers = [answer for transcript in transcripts.values() for answer in transcript.answers]
+    answers = [answer for _, transcript in sorted(transcripts.items()) for answer in transcript.answers]
     meter.generated_tokens = sum(map(len, answers))
     unclean = next((audit for audit in audits if not audit.clean), None)
     return DemoReport(
@@ -111,6 +108,7 @@ def _run(config: DemoConfig, report: Progress) -> DemoReport:
         conversations=len(conversations),
         meter=meter,
         comparison=comparison,
+        answers=answers,
         distinct_tokens=len({token for answer in answers for token in answer}),
         snapshots_taken=stats.snapshots,
         snapshots_degraded=stats.degraded,
@@ -152,7 +150,7 @@ def _manager(config: DemoConfig, pages: int, pages_per_row: int) -> StateManager
         raise InvalidArgument(f"slots {config.slots}: one request under {config.strategy} needs {needed}")
     try:
         return StateManager(
-            ModelSize().state_layout(), slots=config.slots, max_requests=config.batch - 1, max_batch=config.batch,
+            config.size.state_layout(), slots=config.slots, max_requests=config.batch - 1, max_batch=config.batch,
             tracking=tracking, device=config.device, backend=config.backend, pages=pages, page_size=config.page_size,
             pages_per_row=pages_per_row, overlap=config.overlap,
         )  # fmt: skip

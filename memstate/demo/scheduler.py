@@ -184,7 +184,12 @@ class Scheduler:
 
     def _disturb(self) -> None:
         """Retracts at random, and aborts those whose user gave up while the prompt was still being read."""
-        unlucky = [work for work in self.running if self.chance.retracts(work.retractions)]
+        page_ends = [self.mem.confirmed(work.handle) % self.config.page_size == 0 for work in self.running]
+        unlucky = [
+            work
+            for work, end in zip(self.running, page_ends, strict=True)
+            if self.chance.retracts(work.retractions, end)
+        ]
         if unlucky:
             self._retract(unlucky, "at random")
         for work in list(self.running):

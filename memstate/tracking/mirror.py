@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from memstate.arguments import INT32_MAX
 from memstate.errors import InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.registers import Longs, RegisterFile
@@ -29,6 +30,7 @@ class Mirror:
         file, tracking = self.file, self.tracking
         length = self._lengths(rows)
         after = length + tokens
+        file.allocator.confirm(file.allocator.reserve + len(rows))
         budget = max(0, min(file.allocator.free - file.allocator.reserve, limit))
 
         def claim() -> bool:
@@ -56,6 +58,8 @@ class Mirror:
         file, every = self.file, self.tracking.every
         length = self._lengths(rows)
         after = length + tokens
+        if (after > INT32_MAX).any():
+            raise InvalidArgument(f"lengths {after.tolist()} after this step: a label holds {INT32_MAX} tokens at most")
         if self.lanes:
             want = file.want[rows]
             crossed = (after > (length // every + 1) * every) | ((length < want) & (want < after))

@@ -70,7 +70,7 @@ def _conv_step(
 
     for t in range(tl.maximum(count, 0), max_tokens):
         at = (row * max_tokens + t) * CHANNELS + channel
-        tl.store(out_ptr + at, tl.zeros([BLOCK], out_ptr.dtype.element_ty), mask=inside)
+        tl.store(out_ptr + at, 0.0, mask=inside)
 
     for tap in tl.static_range(TAPS - 1):
         new = window[tap].to(state_ptr.dtype.element_ty)

@@ -76,7 +76,7 @@ def _gated_delta_step(
 
     for t in range(tl.maximum(count, 0), max_tokens):
         value_at = ((row * max_tokens + t) * HEADS + head) * VALUE + value
-        tl.store(out_ptr + value_at, tl.zeros([BLOCK_V], out_ptr.dtype.element_ty), mask=in_value)
+        tl.store(out_ptr + value_at, 0.0, mask=in_value)
 
     new = s.to(state_ptr.dtype.element_ty)
     tl.store(tile_ptr + write * slot_stride, new, mask=tl.where(real, in_tile, False))

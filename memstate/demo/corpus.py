@@ -34,6 +34,7 @@ class Conversation:
 
     @property
     def prompt_bytes(self) -> int:
+        """Bytes given over all turns, answers left out."""
         return len(self.system) + sum(map(len, self.turns))
 
 

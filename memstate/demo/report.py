@@ -160,5 +160,6 @@ class DemoReport:
             ("identical to uncached", "yes" if self.identical else wrong),
             ("leaked, owned twice", f"{len(self.leaked)}, {len(self.double_owned)}{leak}"),
             *([("sabotage", f"{self.config.sabotage}, {self.strikes} strikes")] if self.config.sabotage else []),
+            ("as it must be", "yes" if self.expectation_met else "NO"),
             ("seconds", ", ".join(f"{what} {value:.1f}" for what, value in self.timings.items())),
         ]

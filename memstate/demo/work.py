@@ -43,6 +43,7 @@ class Work:
 
     @property
     def answer(self) -> list[int]:
+        """Tokens generated so far."""
         return self.tokens[self.prompt :]
 
     @property

@@ -57,6 +57,14 @@ class Strategy(IntEnum):
     REDIRECT = 3
 
 
+class Entry(IntEnum):
+    """What the results of a step say of one entry of its batch."""
+
+    ALIVE = 0
+    ENDED = 1  # by these results
+    DEAD = 2  # ended before: the step meant nothing
+
+
 class PlaneMap(NamedTuple):
     """Where the bytes of a slot lie.
 

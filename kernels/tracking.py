@@ -1,7 +1,7 @@
 """Plan and settle: the tracking rules for a whole batch in one launch each. Knows no plane; the rules are in
 ARCHITECTURE.md.
 
-    plan(t) .. forward(t) .. plan(t+1) .. settle(t) .. forward(t+1) .. plan(t+2) ..        one submission order
+    plan(t) forward(t)  plan(t+1) forward(t+1)  settle(t)  plan(t+2) forward(t+2)  settle(t+1) ..    one order
 
 Plan claims, settle releases; neither ever waits for the host.
 """
@@ -23,7 +23,7 @@ from memstate.kernels.bitmap import (
 )
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.registers import release_registers
-from memstate.kernels.tables import Count, Registers, StepRecord, Strategy
+from memstate.kernels.tables import Count, Entry, Registers, StepRecord, Strategy
 
 if not __name__.startswith("memstate."):
     raise ImportError(
@@ -35,6 +35,8 @@ DEGRADED = tl.constexpr(int(Count.DEGRADED))
 PING_PONG = tl.constexpr(int(Strategy.PING_PONG))
 LAZY = tl.constexpr(int(Strategy.LAZY))
 REDIRECT = tl.constexpr(int(Strategy.REDIRECT))
+ENDED = tl.constexpr(int(Entry.ENDED))
+DEAD = tl.constexpr(int(Entry.DEAD))
 
 
 @triton.jit
@@ -130,9 +132,9 @@ def _plan(
 
 @triton.jit(do_not_specialize=["batch", "capacity"])
 def _settle(
-    rows_ptr, after_ptr, step_generation_ptr, finished_ptr, slots_ptr, labels_ptr, generation_ptr,
+    rows_ptr, after_ptr, step_generation_ptr, results_ptr, slots_ptr, labels_ptr, generation_ptr,
     bitmap_ptr, counters_ptr,
-    batch, capacity, ANY_FINISHED: tl.constexpr, BLOCK: tl.constexpr,
+    batch, capacity, ANY_ENDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     index = tl.arange(0, BLOCK)
     inside = index < batch
@@ -140,9 +142,10 @@ def _settle(
     generation = tl.load(generation_ptr + row, mask=inside, other=0)
     same = (row > 0) & (generation == tl.load(step_generation_ptr + index, mask=inside, other=0))
     known = tl.load(labels_ptr + row * 3, mask=same, other=0)
-    if ANY_FINISHED:
-        finished = tl.load(finished_ptr + index, mask=inside, other=0) != 0
-        known = tl.where(finished, tl.load(after_ptr + index, mask=inside, other=0), known)
+    if ANY_ENDED:
+        result = tl.load(results_ptr + index, mask=inside, other=0)
+        same &= result != DEAD
+        known = tl.where(result == ENDED, tl.load(after_ptr + index, mask=inside, other=0), known)
     lane_a = row * 3 + 1
     lane_b = row * 3 + 2
     label_a = tl.load(labels_ptr + lane_a, mask=same, other=0)
@@ -196,18 +199,19 @@ def plan(
     )  # fmt: skip
 
 
-def settle(registers: Registers, record: StepRecord, finished: Tensor | None) -> None:
+def settle(registers: Registers, record: StepRecord, results: Tensor | None) -> None:
     """Releases the lanes of LazyPingPong that the newest real snapshot of their row supersedes.
 
-    record: the step whose results are known; finished: int32 `batch`, non-zero for rows that its results ended, None
-    for nobody. Entries whose row has been reused since are skipped. Changes: registers, bitmap, counters. Syncs: no.
+    record: the step whose results are known; results: int32 `batch`, an `Entry` each, None where everybody goes on.
+    Entries that are dead, or whose row has been reused since, are skipped.
+    Changes: registers, bitmap, counters. Syncs: no.
     """
     block, warps = _shape(record.rows.numel())
     _settle[(1,)](
-        record.rows, record.after, record.generation, record.rows if finished is None else finished,
+        record.rows, record.after, record.generation, record.rows if results is None else results,
         registers.slots, registers.labels, registers.generation, registers.bitmap, registers.counters,
         record.rows.numel(), registers.capacity,
-        ANY_FINISHED=finished is not None, BLOCK=block, num_warps=warps,
+        ANY_ENDED=results is not None, BLOCK=block, num_warps=warps,
     )  # fmt: skip
 
 
@@ -235,11 +239,11 @@ def compile_cases() -> list[CompileCase]:
         for name, (code, lanes, in_place) in variants.items()
     ]  # fmt: skip
     settle_pointers = (
-        "rows_ptr", "after_ptr", "step_generation_ptr", "finished_ptr", "slots_ptr", "labels_ptr", "generation_ptr",
+        "rows_ptr", "after_ptr", "step_generation_ptr", "results_ptr", "slots_ptr", "labels_ptr", "generation_ptr",
         "bitmap_ptr", "counters_ptr",
     )  # fmt: skip
     settle_case = CompileCase(
         "settle", _settle, dict.fromkeys(settle_pointers, "*i32") | {"batch": "i32", "capacity": "i32"},
-        {"ANY_FINISHED": True, "BLOCK": 256}, settle_pointers, 4, (),
+        {"ANY_ENDED": True, "BLOCK": 256}, settle_pointers, 4, (),
     )  # fmt: skip
     return [*cases, settle_case]

@@ -20,7 +20,7 @@ from memstate.commands import CommandBuffer
 from memstate.errors import ConfigurationError, InvalidArgument, MemstateError, OutOfRows, OutOfSlots
 from memstate.holders import Holders, Snapshot
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.kernels.tables import REGISTERS_PER_ROW, Entry
 from memstate.layout import StateLayout
 from memstate.page_table import PageTable
 from memstate.pool import StatePool
@@ -69,11 +69,10 @@ class StateManager:
         debug: bool = False,
     ) -> None:
         self.tracking = tracking if tracking is not None else Redirect()
-        _validate(
-            self.tracking, max_requests, preallocated, max_batch, holders, pages, page_size, pages_per_row, overlap
-        )
         self.layout, self.overlap = layout, overlap
         self.direct_hits = isinstance(self.tracking, Redirect) if direct_hits is None else direct_hits
+        _validate(max_requests, preallocated, max_batch, holders, pages, page_size, pages_per_row, overlap)
+        _validate_tracking(self.tracking, layout, slots, page_size, bool(overlap), self.direct_hits)
         self.backend = Backend(backend, device)
         self.allocator = SlotAllocator(slots, self.backend, reserve)
         self.storage = Storage(layout, slots, self.backend)
@@ -197,6 +196,16 @@ class StateManager:
         elif hit.any():
             self.commands.copy(live[hit], source[hit])
 
+    def shortfall(self, rows: Sequence[Row | None], tokens: int | Sequence[int] = 1) -> int:
+        """Slots that snapshots due in the next plan of these rows would lack: drop as many snapshots first to have all
+        of them. Syncs: no. Raises: StaleHandle, InvalidArgument.
+        """
+        self._enter()
+        numbers, tokens_of = self._batch(rows, tokens)
+        real = np.flatnonzero(numbers)
+        wanted = self.mirror.claims(numbers[real], tokens_of[real])
+        return max(0, wanted + self.allocator.reserve - self.allocator.free) if wanted else 0
+
     def extend(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         """Takes KV pages so that row i can hold lengths[i] tokens, for all rows or for none. Syncs: no.
 
@@ -221,9 +230,7 @@ class StateManager:
         self.log.require_room()
         if len(rows) > self.log.max_batch:
             raise InvalidArgument(f"a batch of {len(rows)}, the limit is max_batch={self.log.max_batch}")
-        numbers = np.array([0 if row is None else self.table.index(row) for row in rows], np.int64)
-        numbers[self.table.finished[numbers]] = 0
-        tokens_of = counts("tokens", tokens, len(numbers)) * (numbers > 0)
+        numbers, tokens_of = self._batch(rows, tokens)
         real = np.flatnonzero(numbers)
         self._require_plannable(numbers[real], tokens_of[real])
 
@@ -243,6 +250,12 @@ class StateManager:
         for row in [row for row in self._pinned if row in set(numbers.tolist())]:
             self._unpin(row)
         return self.log.add(record, numbers, tokens_of, before, after, self.table.generation[numbers])
+
+    def _batch(self, rows: Sequence[Row | None], tokens: int | Sequence[int]) -> tuple[Longs, Longs]:
+        """Row numbers and tokens of a batch, 0 for padding."""
+        numbers = np.array([0 if row is None else self.table.index(row) for row in rows], np.int64)
+        numbers[self.table.finished[numbers]] = 0
+        return numbers, counts("tokens", tokens, len(numbers)) * (numbers > 0)
 
     def _require_plannable(self, rows: Longs, tokens: Longs) -> None:
         if np.unique(rows).size != rows.size:
@@ -264,21 +277,25 @@ class StateManager:
         if over.size != len(step.numbers):
             raise InvalidArgument(f"finished has {over.size} entries, the step {len(step.numbers)}")
         self.log.take(step)
-        same = (
-            (step.numbers > 0)
-            & (self.table.generation[step.numbers] == step.generation)
-            & self.table.used[step.numbers]
-        )
+        same = self._same_request(step)
+        dead = same & self.table.finished[step.numbers]  # ended by the step before: what is real was settled with that
+        same &= ~dead
         rows, ended = step.numbers[same], over[same]
         known = np.where(ended, step.after[same], self.registers.labels[rows * PER_ROW])
-        self.table.unsettled[rows] -= 1
+        self.table.unsettled[step.numbers[same | dead]] -= 1
         self.table.confirmed[rows] = known
         self.table.finished[rows] |= ended
         if self.tracking.releases_at_settle and self.mirror.superseding(rows):
             self.commands.submit()  # what was recorded before comes first
             self.mirror.settle(rows, known)
-            flags = self.commands.ring.send(over.astype(np.int32)) if ended.any() else None
-            self.registers.settle(step.record, flags)
+            flags = np.where(dead, Entry.DEAD, np.where(over & same, Entry.ENDED, Entry.ALIVE)).astype(np.int32)
+            self.registers.settle(step.record, self.commands.ring.send(flags) if flags.any() else None)
+
+    def _same_request(self, step: Step) -> NDArray[np.bool_]:
+        """Which entries of a step still belong to the request they were planned for."""
+        now = self.table.generation[step.numbers]
+        same: NDArray[np.bool_] = (step.numbers > 0) & (now == step.generation) & self.table.used[step.numbers]
+        return same
 
     def cancel(self, step: Step, *, publish: bool = False) -> list[Snapshot | None]:
         """Gives up a planned step whose forward never ran: its rows are aborted as they were before it.
@@ -287,11 +304,7 @@ class StateManager:
         """
         self._enter()
         self.log.take(step, newest=True)
-        entries = [
-            i
-            for i, row in enumerate(step.numbers)
-            if row and self.table.generation[row] == step.generation[i] and self.table.used[row]
-        ]
+        entries = np.flatnonzero(self._same_request(step)).tolist()
         rows = step.numbers[entries]
         self.table.confirmed[rows] = np.minimum(self.table.confirmed[rows], step.before[entries])
         snapshots: list[Snapshot | None] = [None] * len(step.numbers)
@@ -479,29 +492,39 @@ class StateManager:
 
 
 def _validate(
-    tracking: Tracking, max_requests: int, preallocated: int, max_batch: int | None, holders: int | None, pages: int,
-    page_size: int, pages_per_row: int, overlap: bool,
+    max_requests: int, preallocated: int, max_batch: int | None, holders: int | None, pages: int, page_size: int,
+    pages_per_row: int, overlap: bool,
 ) -> None:  # fmt: skip
-    if not isinstance(tracking, Tracking):
-        raise ConfigurationError(f"tracking={tracking!r}: expected NoTracking, PingPong, LazyPingPong or Redirect")
-    if (
-        max_requests < 1
-        or preallocated < 0
-        or (max_batch is not None and max_batch < 1)
-        or (holders is not None and holders < 0)
-    ):
+    numbers = (max_requests, preallocated, max_batch or 1, holders or 0, pages, page_size, pages_per_row)
+    if not all(map(is_count, numbers)) or max_requests < 1 or max_batch == 0 or page_size < 1:
         raise ConfigurationError(
-            f"max_requests={max_requests}, preallocated={preallocated}, max_batch={max_batch}, holders={holders}: "
-            "at least 1 request and 1 entry in a batch, the others not negative"
+            f"max_requests={max_requests}, preallocated={preallocated}, max_batch={max_batch}, holders={holders}, "
+            f"pages={pages}, page_size={page_size}, pages_per_row={pages_per_row}: expected whole numbers from 0 on, "
+            "at least 1 request, 1 entry in a batch and 1 token in a page"
         )
-    if page_size < 1 or pages < 0 or (pages > 0) != (pages_per_row > 0):
+    if (pages > 0) != (pages_per_row > 0):
         raise ConfigurationError(
-            f"pages={pages}, page_size={page_size}, pages_per_row={pages_per_row}: "
-            "give all three, or none for no KV pages"
+            f"pages={pages}, page_size={page_size}, pages_per_row={pages_per_row}: give all three, or none"
         )
     if overlap not in (False, True):
         raise ConfigurationError(
             f"overlap={overlap!r}: the depth is 0 or 1; "
             "with more unsettled steps a dead one could overwrite a live snapshot"
         )
-    tracking.validate(page_size, bool(overlap))
+
+
+def _validate_tracking(
+    tracking: Tracking, layout: StateLayout, slots: int, page_size: int, overlap: bool, direct_hits: bool
+) -> None:
+    if not isinstance(tracking, Tracking):
+        raise ConfigurationError(f"tracking={tracking!r}: expected NoTracking, PingPong, LazyPingPong or Redirect")
+    tracking.validate(page_size, overlap)
+    needed = 1 + tracking.lanes_at_admission(overlap)
+    if slots < needed:
+        raise ConfigurationError(f"slots={slots}: a request under {tracking} needs {needed}; none could be admitted")
+    partly = [plane.name for plane in layout.planes if not plane.rewritten_each_step]
+    if partly and (tracking.lanes(overlap) or direct_hits):
+        raise ConfigurationError(
+            f"planes {partly} are written in part by a step: a slot written beside the one that was read would lack "
+            "the rest; use NoTracking without direct_hits"
+        )

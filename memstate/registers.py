@@ -96,9 +96,9 @@ class RegisterFile:
         """Fills a step record in one launch; see `memstate.kernels.tracking.plan`. Syncs: no."""
         self.backend.plan(self.table, rows, tokens, record, strategy, lanes, every, in_place, limit)
 
-    def settle(self, record: StepRecord, finished: Tensor | None) -> None:
+    def settle(self, record: StepRecord, results: Tensor | None) -> None:
         """Releases superseded lanes in one launch; see `memstate.kernels.tracking.settle`. Syncs: no."""
-        self.backend.settle(self.table, record, finished)
+        self.backend.settle(self.table, record, results)
 
     def resolve(self, registers: Tensor) -> Tensor:
         """Slots of registers, on the device: int32 `n`. Syncs: no."""

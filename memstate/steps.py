@@ -122,6 +122,9 @@ class StepLog:
                 f"step {step.serial}: step {expected.serial} comes first ({'newest' if newest else 'oldest'} unsettled)"
             )
         self.unsettled.remove(step)
+        if newest:  # its record is free again, the other one may still be waited for
+            self._serial -= 1
+            self._planned = None
         return step
 
     def forget(self) -> None:

@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+DEMO_KEYS = """strategy backend requests generated_tokens identical_to_uncached leaked_slots double_owned_slots
+    prefix_hit_tokens storage_hit_tokens host_hit_tokens prompt_tokens distinct_tokens logits_identical
+    states_identical slots_held_mean slots_held_peak slots_held_by_kind snapshots_taken snapshot_bytes_copied
+    device_launches_per_decode_step host_syncs_per_decode_step"""
 
 
 def memstate(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -33,11 +37,7 @@ def test_demo_writes_the_keys_of_the_contract(tmp_path: Path) -> None:
     done = memstate("demo", "--requests", "3", "--strategy", "lazy", "--backend", "reference", "--json", str(target))
     assert done.returncode == 0, done.stderr
     report = json.loads(target.read_text())
-    keys = """strategy backend requests generated_tokens identical_to_uncached leaked_slots double_owned_slots
-        prefix_hit_tokens storage_hit_tokens host_hit_tokens prompt_tokens distinct_tokens logits_identical
-        states_identical slots_held_mean slots_held_peak slots_held_by_kind snapshots_taken snapshot_bytes_copied
-        device_launches_per_decode_step host_syncs_per_decode_step""".split()
-    assert set(keys) <= set(report)
+    assert set(DEMO_KEYS.split()) <= set(report)
     assert report["identical_to_uncached"] and report["logits_identical"] and report["states_identical"]
     assert (report["strategy"], report["backend"], report["leaked_slots"]) == ("lazy", "reference", 0)
     assert set(report["device_launches_per_decode_step"]) == {"mean", "max"}

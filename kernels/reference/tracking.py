@@ -6,7 +6,7 @@ from torch import Tensor
 
 from memstate.kernels.reference.bitmap import give_back, take_lowest
 from memstate.kernels.reference.host import Ints, on_host
-from memstate.kernels.tables import Count, Registers, StepRecord, Strategy
+from memstate.kernels.tables import Count, Entry, Registers, StepRecord, Strategy
 
 if not __name__.startswith("memstate."):
     raise ImportError(
@@ -93,9 +93,9 @@ def _choose_lane(slots: Ints, labels: Ints, lanes: list[int], claims: _Claims, i
     return held[0] if in_place and held else 0
 
 
-def settle(registers: Registers, record: StepRecord, finished: Tensor | None) -> None:
+def settle(registers: Registers, record: StepRecord, results: Tensor | None) -> None:
     """Releases superseded lanes; see `memstate.kernels.tracking.settle`."""
-    ended = [0] * record.rows.numel() if finished is None else finished.tolist()
+    said = [Entry.ALIVE] * record.rows.numel() if results is None else results.tolist()
     r = registers
     with on_host(r.slots, r.labels, r.generation, r.bitmap, r.counters) as (
         slots,
@@ -105,11 +105,11 @@ def settle(registers: Registers, record: StepRecord, finished: Tensor | None) ->
         counters,
     ):
         released = []
-        steps = zip(record.rows.tolist(), record.after.tolist(), record.generation.tolist(), ended, strict=True)
-        for row, after, step_generation, over in steps:
-            if row <= 0 or generation[row] != step_generation:
+        steps = zip(record.rows.tolist(), record.after.tolist(), record.generation.tolist(), said, strict=True)
+        for row, after, step_generation, result in steps:
+            if row <= 0 or generation[row] != step_generation or result == Entry.DEAD:
                 continue
-            known = after if over else labels[3 * row]
+            known = after if result == Entry.ENDED else labels[3 * row]
             lanes = (3 * row + 1, 3 * row + 2)
             top = max((int(labels[lane]) for lane in lanes if labels[lane] <= known), default=0)
             for lane in lanes:

@@ -127,12 +127,8 @@ class Scheduler:
 
     def _make_room_for_snapshots(self, going: Sequence[tuple[Work, int]]) -> None:
         """Old snapshots make way for those due in this step; with nothing left to drop the strategy goes without."""
-        if self.config.strategy == "none":
-            return
-        before = self.config.strategy == "redirect"  # it keeps the state the step starts from, the others what it makes
-        lengths = [(work, work.folded if before else work.folded + n) for work, n in going]
-        due = sum(at % self.config.track_every == 0 or at == work.want for work, at in lengths)
-        self.shelf.drop_oldest(max(0, due - self.mem.free_slots))
+        rows, tokens = [work.handle for work, _ in going], [n for _, n in going]
+        self.shelf.drop_oldest(self.mem.shortfall(rows, tokens))
 
     def _collect(self, flight: Flight) -> None:
         """Reads a step's results, settles it and ends who is done."""

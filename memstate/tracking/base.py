@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from memstate.arguments import is_count
 from memstate.errors import ConfigurationError
 from memstate.kernels.tables import REGISTERS_PER_ROW, Strategy
 from memstate.registers import Longs, RegisterFile
@@ -45,6 +46,10 @@ class Tracking(ABC):
         """Slots that one request holds at most, live included."""
         return 1 + self.lanes(overlap)
 
+    def needs_claim(self, file: RegisterFile, row: int, length: int, lanes: int) -> bool:
+        """Whether a snapshot of a row at a boundary takes another slot; `length` is that before the step."""
+        return False
+
     def boundary(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: Claim) -> bool:
         """Applies the rule for a row at a boundary to the mirror; returns whether a snapshot is taken."""
         return False
@@ -57,8 +62,8 @@ class Tracking(ABC):
 
     def validate(self, page_size: int, overlap: bool) -> None:
         """Raises: ConfigurationError where the settings cannot work."""
-        if self.every < 1:
-            raise ConfigurationError(f"every={self.every}: a boundary needs at least 1 token")
+        if not is_count(self.every) or self.every < 1:
+            raise ConfigurationError(f"every={self.every!r}: a boundary needs a whole number of tokens, at least 1")
         if self.every % page_size:
             raise ConfigurationError(
                 f"every={self.every} is no multiple of page_size={page_size}: a snapshot could not share whole KV pages"

@@ -43,13 +43,24 @@ class Mirror:
             return True
 
         if self.lanes:
-            for i in np.flatnonzero(due(tracking, file, rows, length if tracking.reads_old_slot else after)):
+            for i in self._due(rows, length, after):
                 self.snapshots += tracking.boundary(
                     file, int(rows[i]), int(length[i]), int(after[i]), self.lanes, claim
                 )
         file.labels[rows * REGISTERS_PER_ROW] = after
         file.source[rows] = 0
         return length, after
+
+    def _due(self, rows: Longs, length: Longs, after: Longs) -> Longs:
+        return np.flatnonzero(due(self.tracking, self.file, rows, length if self.tracking.reads_old_slot else after))
+
+    def claims(self, rows: Longs, tokens: Longs) -> int:
+        """Optional claims that the next plan of these rows would make with slots to spare."""
+        if not self.lanes:
+            return 0
+        length = self._lengths(rows)
+        at = self._due(rows, length, length + tokens).tolist()
+        return sum(self.tracking.needs_claim(self.file, int(rows[i]), int(length[i]), self.lanes) for i in at)
 
     def require_within_boundary(self, rows: Longs, tokens: Longs) -> Longs:
         """The lengths of rows after a step of `tokens`. Raises: InvalidArgument where that crosses a boundary: its

@@ -19,9 +19,20 @@ from memstate.tracking.base import Claim, Tracking, lane_registers
 class _Alternating(Tracking):
     """The choice of a lane that both strategies share."""
 
+    def needs_claim(self, file: RegisterFile, row: int, length: int, lanes: int) -> bool:
+        registers = lane_registers(row, lanes)
+        return not file.held[registers].all() and not (file.held[registers] & (file.labels[registers] == 0)).any()
+
     def boundary(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: Claim) -> bool:
-        lane = _choose(file, lane_registers(row, lanes), claim, self.in_place)
-        if lane is None:
+        registers = lane_registers(row, lanes)
+        held = [lane for lane in registers if file.held[lane]]
+        if not self.needs_claim(file, row, length, lanes):
+            lane = min(held, key=lambda lane: int(file.labels[lane]))  # nothing valid in it: label 0, the smallest
+        elif claim():
+            lane = next(lane for lane in registers if not file.held[lane])
+        elif self.in_place and held:
+            lane = held[0]
+        else:
             return False
         file.held[lane], file.labels[lane] = True, after
         return True
@@ -84,15 +95,3 @@ class LazyPingPong(_Alternating):
         file.held[old] = False
         file.labels[old] = 0
         return len(old)
-
-
-def _choose(file: RegisterFile, lanes: list[int], claim: Claim, in_place: bool) -> int | None:
-    held = [lane for lane in lanes if file.held[lane]]
-    idle = [lane for lane in held if file.labels[lane] == 0]
-    if idle:
-        return idle[0]
-    if len(held) == len(lanes):
-        return min(held, key=lambda lane: int(file.labels[lane]))
-    if claim():
-        return next(lane for lane in lanes if not file.held[lane])
-    return held[0] if in_place and held else None

@@ -31,12 +31,18 @@ class Redirect(Tracking):
     def lanes_at_admission(self, overlap: bool) -> int:
         return 0
 
+    def needs_claim(self, file: RegisterFile, row: int, length: int, lanes: int) -> bool:
+        return _new(file, row, length) and not file.held[REGISTERS_PER_ROW * row + 1]
+
     def boundary(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: Claim) -> bool:
-        if length <= file.tracked[row] or file.source[row]:
-            return False
         lane = REGISTERS_PER_ROW * row + 1
-        if not file.held[lane] and not claim():
+        if not _new(file, row, length) or (not file.held[lane] and not claim()):
             return False
         file.held[lane], file.labels[lane] = True, length
         file.tracked[row] = length
         return True
+
+
+def _new(file: RegisterFile, row: int, length: int) -> bool:
+    """Whether the row's state at `length` is neither snapshotted already nor the snapshot it was restored from."""
+    return bool(length > file.tracked[row] and not file.source[row])

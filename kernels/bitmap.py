@@ -112,6 +112,17 @@ def give_back(bitmap_ptr, slot, valid):
     return valid & (((old >> bit) & 1) != 0)
 
 
+@triton.jit
+def book_releases(counters_ptr, released, doubles, strays, lowest_double, lowest_stray):
+    """Counts what releases did, and keeps the lowest offender of the first that went wrong."""
+    bump(counters_ptr, FREE, released)
+    bump(counters_ptr, RELEASED, released)
+    bump(counters_ptr, DOUBLE_RELEASE, doubles)
+    bump(counters_ptr, OUT_OF_RANGE, strays)
+    note_offender(counters_ptr, DOUBLE_RELEASE, doubles, lowest_double)
+    note_offender(counters_ptr, OUT_OF_RANGE, strays, lowest_stray)
+
+
 @triton.jit(do_not_specialize=["words", "n"])
 def _claim(bitmap_ptr, out_ptr, counters_ptr, words, n, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
     done = 0
@@ -147,12 +158,7 @@ def _release(bitmap_ptr, ids_ptr, counters_ptr, n, capacity, BLOCK: tl.constexpr
         strays += tl.sum(stray.to(tl.int32), 0)
         lowest_double = tl.minimum(lowest_double, tl.min(tl.where(double, slot, BIG), 0))
         lowest_stray = tl.minimum(lowest_stray, tl.min(tl.where(stray, tl.minimum(wide, BIG).to(tl.int32), BIG), 0))
-    bump(counters_ptr, FREE, released)
-    bump(counters_ptr, RELEASED, released)
-    bump(counters_ptr, DOUBLE_RELEASE, doubles)
-    bump(counters_ptr, OUT_OF_RANGE, strays)
-    note_offender(counters_ptr, DOUBLE_RELEASE, doubles, lowest_double)
-    note_offender(counters_ptr, OUT_OF_RANGE, strays, lowest_stray)
+    book_releases(counters_ptr, released, doubles, strays, lowest_double, lowest_stray)
 
 
 def chunk_words(words: int) -> int:

@@ -16,10 +16,8 @@ from memstate.kernels.bitmap import (
     BIG,
     CLAIM_SHORT,
     CLAIMED,
-    DOUBLE_RELEASE,
     FREE,
-    OUT_OF_RANGE,
-    RELEASED,
+    book_releases,
     bump,
     chunk_words,
     give_back,
@@ -116,12 +114,7 @@ def _release_phase(packet_ptr, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, 
         strays += tl.sum(stray.to(tl.int32), 0)
         lowest_double = tl.minimum(lowest_double, tl.min(tl.where(double, slot, BIG), 0))
         lowest_stray = tl.minimum(lowest_stray, tl.min(tl.where(stray, slot, BIG), 0))
-    bump(counters_ptr, FREE, released)
-    bump(counters_ptr, RELEASED, released)
-    bump(counters_ptr, DOUBLE_RELEASE, doubles)
-    bump(counters_ptr, OUT_OF_RANGE, strays)
-    note_offender(counters_ptr, DOUBLE_RELEASE, doubles, lowest_double)
-    note_offender(counters_ptr, OUT_OF_RANGE, strays, lowest_stray)
+    book_releases(counters_ptr, released, doubles, strays, lowest_double, lowest_stray)
 
 
 @triton.jit

@@ -13,12 +13,10 @@ from torch import Tensor
 from memstate.kernels.bitmap import (
     BIG,
     CLAIMED,
-    DOUBLE_RELEASE,
     FREE,
-    RELEASED,
+    book_releases,
     bump,
     chunk_words,
-    note_offender,
     take_lowest,
 )
 from memstate.kernels.catalog import CompileCase
@@ -151,23 +149,22 @@ def _settle(
     label_a = tl.load(labels_ptr + lane_a, mask=same, other=0)
     label_b = tl.load(labels_ptr + lane_b, mask=same, other=0)
     top = tl.maximum(tl.where(label_a <= known, label_a, 0), tl.where(label_b <= known, label_b, 0))
-    good_a, double_a, _, slot_a = release_registers(
+    good_a, double_a, stray_a, slot_a = release_registers(
         slots_ptr, labels_ptr, bitmap_ptr, lane_a, same & (label_a < top), capacity
     )
-    good_b, double_b, _, slot_b = release_registers(
+    good_b, double_b, stray_b, slot_b = release_registers(
         slots_ptr, labels_ptr, bitmap_ptr, lane_b, same & (label_b < top), capacity
     )
     released = tl.sum(good_a.to(tl.int32) + good_b.to(tl.int32), 0)
     doubles = tl.sum(double_a.to(tl.int32) + double_b.to(tl.int32), 0)
-    bump(counters_ptr, FREE, released)
-    bump(counters_ptr, RELEASED, released)
-    bump(counters_ptr, DOUBLE_RELEASE, doubles)
-    lowest = tl.minimum(tl.min(tl.where(double_a, slot_a, BIG), 0), tl.min(tl.where(double_b, slot_b, BIG), 0))
-    note_offender(counters_ptr, DOUBLE_RELEASE, doubles, lowest)
+    strays = tl.sum(stray_a.to(tl.int32) + stray_b.to(tl.int32), 0)
+    lowest_double = tl.min(tl.minimum(tl.where(double_a, slot_a, BIG), tl.where(double_b, slot_b, BIG)), 0)
+    lowest_stray = tl.min(tl.minimum(tl.where(stray_a, slot_a, BIG), tl.where(stray_b, slot_b, BIG)), 0)
+    book_releases(counters_ptr, released, doubles, strays, lowest_double, lowest_stray)
 
 
 def _shape(batch: int) -> tuple[int, int]:
-    """Lanes of the one program and its warps: two rows a thread at most, so that nothing spills."""
+    """Lanes of the one program and its warps: two rows a thread up to 1024, so that nothing spills."""
     block = max(32, triton.next_power_of_2(batch))
     return block, min(16, max(4, block // 64))
 

@@ -2,8 +2,6 @@
 path.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -29,10 +27,10 @@ def take_lowest(bitmap: Ints, n: int) -> Ints:
     return slots
 
 
-def give_back(bitmap: Ints, counters: Ints, slots: list[int], capacity: int, foreign: Sequence[int] = ()) -> None:
+def give_back(bitmap: Ints, counters: Ints, slots: list[int], capacity: int) -> None:
     """Sets the bits of slots; counts what was released, double and out of range, and keeps the lowest offender."""
     doubles = []
-    strays = [*(slot for slot in slots if slot > capacity), *foreign]
+    strays = [slot for slot in slots if slot > capacity or slot < 0]
     for slot in (s for s in slots if 0 < s <= capacity):
         bit = _bit(np.int32(slot))
         if bitmap[slot >> 5] & bit:
@@ -72,4 +70,4 @@ def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
 def release(bitmap: Tensor, ids: Tensor, capacity: int, counters: Tensor) -> None:
     """Makes slots free again; see `memstate.kernels.bitmap.release`."""
     with on_host(bitmap, counters) as (words, counts):
-        give_back(words, counts, ids.tolist(), capacity)
+        give_back(words, counts, [slot for slot in ids.tolist() if slot > 0], capacity)

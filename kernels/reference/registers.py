@@ -27,9 +27,8 @@ def ownership(registers: Registers, packet: Tensor) -> None:
         size = r.slots.numel()
         slots, labels = _column(cells, r, r.slots), _column(cells, r, r.labels)
         _move(commands, slots, labels, counters)
-        foreign = [int(slots[register]) for register in column(commands, Section.RELEASES) if slots[register] < 0]
         released = [register for register in column(commands, Section.RELEASES) if slots[register]]
-        give_back(bitmap, counters, [int(slots[register]) for register in released], r.capacity, foreign)
+        give_back(bitmap, counters, [int(slots[register]) for register in released], r.capacity)
         slots[released] = labels[released] = 0
         _claim(commands, slots, labels, bitmap, counters)
         for address, value in zip(

@@ -73,9 +73,16 @@ def test_a_default_run_shows_everything(default_run: DemoReport) -> None:
 
 
 def test_a_decode_step_costs_a_plan_and_what_changes_hands(default_run: DemoReport) -> None:
-    """At most one ownership launch, one data launch, plan and settle; the model's launches are not among them."""
-    assert set(default_run.meter.decode_launches) <= {1, 2, 3, 4}
-    assert default_run.meter.decode_launches.count(1) > 5
+    """Redirect: a plan each, and at most an ownership and a data launch where owners changed."""
+    assert {asked.step for asked in default_run.meter.decode} == {1}
+    assert {0, 1} <= {asked.ownership for asked in default_run.meter.decode} <= {0, 1, 2}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_decode_step_is_a_plan_and_at_most_a_settle(strategy: str) -> None:
+    report = run(DemoConfig(strategy=strategy, backend="reference", size=TINY))
+    assert {asked.step for asked in report.meter.decode} <= {1, 2}
+    assert {asked.syncs for asked in report.meter.decode} == {0}
 
 
 def test_the_table_says_what_the_json_says(default_run: DemoReport) -> None:

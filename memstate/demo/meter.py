@@ -3,9 +3,33 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from memstate.engine import StateManager
+from memstate.kernels.dispatch import Counts
 from memstate.requests import Row
+
+OWNERSHIP = ("ownership", "run_data")
+
+
+class Asked(NamedTuple):
+    """What a stretch of the loop asked of the device: launches of steps (plan, settle, copies), launches of the
+    ownership changes that the scheduler had recorded, and synchronisations.
+    """
+
+    step: int = 0
+    ownership: int = 0
+    syncs: int = 0
+
+    @classmethod
+    def so_far(cls, counts: Counts) -> "Asked":
+        """Everything since the start."""
+        ownership = sum(counts.launches[op] for op in OWNERSHIP)
+        return cls(counts.total_launches - ownership, ownership, counts.syncs)
+
+    def plus(self, begin: "Asked", end: "Asked") -> "Asked":
+        """With what was asked from `begin` to `end` added."""
+        return Asked(*(mine + b - a for mine, a, b in zip(self, begin, end, strict=True)))
 
 
 @dataclass
@@ -14,7 +38,7 @@ class Meter:
 
     resumed: admissions from a snapshot. refused: requests that had to wait, by what ran out, and extensions refused.
     ended: requests by how they ended, retractions and cancelled ones included, which come back. held: sums by kind
-    over `looks`. decode_launches, decode_syncs: of each decode step.
+    over `looks`. decode: what each decode step asked for.
     """
 
     generated_tokens: int = 0
@@ -32,8 +56,7 @@ class Meter:
     slots_held_mean_sum: float = 0.0
     slots_held_looks: int = 0
     slots_held_peak: int = 0
-    decode_launches: list[int] = field(default_factory=list)
-    decode_syncs: list[int] = field(default_factory=list)
+    decode: list[Asked] = field(default_factory=list)
 
     def look(self, mem: StateManager, rows: Iterable[Row]) -> None:
         """Samples what is held now. Syncs: no."""
@@ -50,6 +73,10 @@ class Meter:
     def slots_held_mean(self) -> float:
         """Slots per running request, the mean over all looks at running requests."""
         return self.slots_held_mean_sum / max(1, self.slots_held_looks)
+
+    def per_decode_step(self, what: str) -> dict[str, float]:
+        """Mean and maximum of a field of `Asked` over all decode steps."""
+        return mean_and_max([getattr(asked, what) for asked in self.decode])
 
     @property
     def slots_held_by_kind(self) -> dict[str, float]:

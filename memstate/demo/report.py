@@ -5,7 +5,7 @@ from typing import Any
 
 from memstate.demo.compare import Comparison
 from memstate.demo.config import DemoConfig
-from memstate.demo.meter import Meter, mean_and_max
+from memstate.demo.meter import Meter
 from memstate.layout import format_bytes
 
 
@@ -112,11 +112,12 @@ class DemoReport:
             "snapshots_dropped": self.snapshots_dropped,
             "snapshot_bytes_copied": self.snapshot_bytes_copied,
             "copied_bytes": self.copied_bytes,
-            "device_launches_per_decode_step": mean_and_max(m.decode_launches),
-            "host_syncs_per_decode_step": mean_and_max(m.decode_syncs),
+            "device_launches_per_decode_step": m.per_decode_step("step"),
+            "ownership_launches_per_decode_step": m.per_decode_step("ownership"),
+            "host_syncs_per_decode_step": m.per_decode_step("syncs"),
             "steps": m.steps,
             "mixed_steps": m.mixed_steps,
-            "decode_steps": len(m.decode_launches),
+            "decode_steps": len(m.decode),
             "dead_entries": m.dead_entries,
             "admissions": m.admissions,
             "resumed": m.resumed,
@@ -132,7 +133,7 @@ class DemoReport:
     def table(self) -> list[tuple[str, str]]:
         """Rows of figure and value for people."""
         m, c = self.meter, self.comparison
-        launches, syncs = mean_and_max(m.decode_launches), mean_and_max(m.decode_syncs)
+        launches, ownership = m.per_decode_step("step"), m.per_decode_step("ownership")
         kinds = ", ".join(f"{kind} {value:.1f}" for kind, value in m.slots_held_by_kind.items())
         retracted = sum(count for how, count in m.ended.items() if how.startswith("retracted"))
         refused = ", ".join(f"{what} {count}" for what, count in sorted(m.refused.items())) or "none"
@@ -152,8 +153,9 @@ class DemoReport:
             ("copied for snapshots", format_bytes(self.snapshot_bytes_copied)),
             ("copied in all", format_bytes(self.copied_bytes)),
             ("launched per decode step", f"{launches['mean']:.2f}, at most {launches['max']:.0f}"),
-            ("synced per decode step", f"{syncs['mean']:.2f}"),
-            ("steps", f"{m.steps}, {len(m.decode_launches)} of them decode only; {m.dead_entries} dead rows"),
+            ("and to change owners", f"{ownership['mean']:.2f}, at most {ownership['max']:.0f}"),
+            ("synced per decode step", f"{m.per_decode_step('syncs')['mean']:.2f}"),
+            ("steps", f"{m.steps}, {len(m.decode)} of them decode only; {m.dead_entries} dead rows"),
             ("aborted, retracted, cancelled", f"{m.ended['aborted']}, {retracted}, {m.ended['cancelled']}"),
             ("back-pressure", refused),
             ("compared", f"{c.tokens} tokens, {c.logits} logits, {c.states} states"),

@@ -14,7 +14,7 @@ from memstate.demo.batching import assemble
 from memstate.demo.chance import Chance
 from memstate.demo.config import DemoConfig
 from memstate.demo.corpus import Conversation
-from memstate.demo.meter import Meter
+from memstate.demo.meter import Asked, Meter
 from memstate.demo.model import Slots
 from memstate.demo.shelf import Shelf
 from memstate.demo.stepper import Stepper
@@ -87,9 +87,9 @@ class Scheduler:
             return None
         self._make_room_for_snapshots(going)
         batch = assemble(self.config, going)
-        launches, syncs = self._counts()
+        before = self._asked()
         step = self.mem.plan(batch.rows, batch.counts, limit=self.chance.claims_allowed(len(going)))
-        launches, syncs = self._counts(launches, syncs)
+        asked = Asked().plus(before, self._asked())
         if self.chance.cancels():
             self._cancel(self.mem.cancel(step, publish=True), batch.entries)
             return None
@@ -100,12 +100,11 @@ class Scheduler:
         self.meter.look(self.mem, (work.handle for work in self.running))
         self.meter.steps += 1
         self.meter.mixed_steps += not batch.decode_only
-        return Flight(step, results, batch.entries, batch.decode_only, launches, syncs)
+        return Flight(step, results, batch.entries, batch.decode_only, asked)
 
-    def _counts(self, launches: int = 0, syncs: int = 0) -> tuple[int, int]:
-        """Launches and syncs of the manager's backend since the given ones; the model has a backend of its own."""
-        counts = self.mem.backend.counts
-        return counts.total_launches - launches, counts.syncs - syncs
+    def _asked(self) -> Asked:
+        """What the manager asked for until now; the model has a backend of its own."""
+        return Asked.so_far(self.mem.backend.counts)
 
     def _with_pages(self) -> list[tuple[Work, int]]:
         """Who goes on with how many tokens, all with KV pages: snapshots make way first, then the youngest request."""
@@ -144,12 +143,10 @@ class Scheduler:
             finished[entry.place] = work.rule.ends(len(work.answer), work.tokens[-1])
             if not finished[entry.place] and len(work.answer) == work.rule.abort_after:
                 broken_off.append(work)
-        before = self._counts()
+        before = self._asked()
         self.mem.settle(flight.step, finished)
         if flight.decode_only:
-            launches, syncs = self._counts(*before)
-            self.meter.decode_launches.append(flight.launches + launches)
-            self.meter.decode_syncs.append(flight.syncs + syncs)
+            self.meter.decode.append(flight.asked.plus(before, self._asked()))
         done = [entry.work for entry in flight.entries if entry.current and finished[entry.place]]
         if done:
             self._finish(done)

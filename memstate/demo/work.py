@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from memstate.demo.answers import AnswerRule
 from memstate.demo.corpus import Conversation
+from memstate.demo.meter import Asked
 from memstate.demo.stepper import Results
 from memstate.requests import Row
 from memstate.steps import Step
@@ -97,5 +98,4 @@ class Flight:
     results: Results
     entries: list[Entry]
     decode_only: bool
-    launches: int
-    syncs: int
+    asked: Asked

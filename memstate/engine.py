@@ -17,15 +17,17 @@ from memstate import audit, snapshot
 from memstate.allocator import SlotAllocator
 from memstate.arguments import counts, is_count
 from memstate.commands import CommandBuffer
-from memstate.errors import ConfigurationError, InvalidArgument, MemstateError, OutOfRows, OutOfSlots
-from memstate.holders import Holders, Snapshot
+from memstate.errors import InvalidArgument, MemstateError, OutOfRows, OutOfSlots
+from memstate.holders import Snapshot
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import REGISTERS_PER_ROW, Entry
 from memstate.layout import StateLayout
 from memstate.page_table import PageTable
 from memstate.pool import StatePool
+from memstate.publisher import Publisher
 from memstate.registers import Longs, RegisterFile
 from memstate.requests import Request, RequestTable, Row, Rows
+from memstate.settings import validate_sizes, validate_tracking
 from memstate.stats import Stats
 from memstate.steps import Step, StepLog
 from memstate.storage import Storage
@@ -71,8 +73,8 @@ class StateManager:
         self.tracking = tracking if tracking is not None else Redirect()
         self.layout, self.overlap = layout, overlap
         self.direct_hits = isinstance(self.tracking, Redirect) if direct_hits is None else direct_hits
-        _validate(max_requests, preallocated, max_batch, holders, pages, page_size, pages_per_row, overlap)
-        _validate_tracking(self.tracking, layout, slots, page_size, bool(overlap), self.direct_hits)
+        validate_sizes(max_requests, preallocated, max_batch, holders, pages, page_size, pages_per_row, overlap)
+        validate_tracking(self.tracking, layout, slots, page_size, bool(overlap), self.direct_hits)
         self.backend = Backend(backend, device)
         self.allocator = SlotAllocator(slots, self.backend, reserve)
         self.storage = Storage(layout, slots, self.backend)
@@ -82,12 +84,11 @@ class StateManager:
             self.allocator, self.table.rows, slots if holders is None else holders, pages_per_row
         )
         self.commands = CommandBuffer(self.registers, self.pool.run_data)
-        self.holders = Holders(self.registers.first_holder, self.registers.holders)
         self.pages = PageTable(pages, page_size, self.commands)
         self.mirror = Mirror(self.registers, self.tracking, overlap)
+        self.publisher = Publisher(self.commands, self.pages, self.mirror)
+        self.holders = self.publisher.holders
         self.log = StepLog(max_batch or self.table.rows, int(overlap), self.backend.device)
-        self._pinned: dict[int, int] = {}  # row -> holder register that its first step reads
-        self._published = self._dropped = self._refused = 0
         self._thread = threading.get_ident() if debug else None
 
     def __repr__(self) -> str:
@@ -191,8 +192,7 @@ class StateManager:
         self.commands.zero(live[~hit])
         if self.direct_hits:
             for row, register in zip(rows[hit].tolist(), source[hit].tolist(), strict=True):
-                self.holders.pin(register)
-                self._pinned[row] = register
+                self.publisher.pin(row, register)
         elif hit.any():
             self.commands.copy(live[hit], source[hit])
 
@@ -247,8 +247,7 @@ class StateManager:
         settled = numbers[real][self.table.unsettled[numbers[real]] == 0]
         self.table.unsettled[numbers[real]] += 1
         self.table.confirmed[settled] = self.registers.labels[settled * PER_ROW]
-        for row in [row for row in self._pinned if row in set(numbers.tolist())]:
-            self._unpin(row)
+        self.publisher.unpin(numbers)
         return self.log.add(record, numbers, tokens_of, before, after, self.table.generation[numbers])
 
     def _batch(self, rows: Sequence[Row | None], tokens: int | Sequence[int]) -> tuple[Longs, Longs]:
@@ -350,13 +349,8 @@ class StateManager:
         numbers = self.table.indices(rows)
         known = self.table.confirmed[numbers]
         if strict:
-            bounds = zip(numbers.tolist(), known.tolist(), strict=True)
-            missing = [row for row, bound in bounds if self.mirror.answer(row, self.pages.floor(bound), False) is None]
-            if missing:
-                raise InvalidArgument(
-                    f"rows {missing} have no snapshot to publish: none was due yet, or it was published before"
-                )
-        return self._publish(numbers, known, ended=False)
+            self.publisher.require_answers(numbers, known)
+        return self.publisher.publish(numbers, known, ended=False)
 
     def drop(self, snapshots: Sequence[Snapshot]) -> None:
         """Gives up snapshots: their slots and pages are free again, at once or when the first step of a row that
@@ -365,20 +359,15 @@ class StateManager:
         Syncs: no. Raises: StaleHandle, InvalidArgument; nothing changed then.
         """
         self._enter()
-        self.holders.require(snapshots)
-        if len(set(snapshots)) != len(snapshots):
-            raise InvalidArgument("a snapshot is named twice")
-        self._free_snapshots([done for snap in snapshots if (done := self.holders.drop(snap))])
-        self._dropped += len(snapshots)
+        self.publisher.drop(snapshots)
 
     def _end(self, rows: Longs, known: Longs | None) -> list[Snapshot | None]:
         snapshots: list[Snapshot | None] = [None] * len(rows)
         if known is not None:
-            snapshots = self._publish(rows, known, ended=True)
+            snapshots = self.publisher.publish(rows, known, ended=True)
         self.commands.release((rows[:, None] * PER_ROW + np.arange(PER_ROW)).reshape(-1))
         file = self.registers
-        for row in rows.tolist():
-            self._unpin(row)
+        self.publisher.unpin(rows)
         self.pages.end(rows)
         self.table.give_back(rows)
         file.tracked[rows] = file.want[rows] = file.source[rows] = 0
@@ -386,33 +375,6 @@ class StateManager:
             self.commands.write(file.address(column, rows), [0] * len(rows))
         self.commands.write(file.address("generation", rows), self.table.generation[rows])
         return snapshots
-
-    def _publish(self, rows: Longs, known: Longs, ended: bool) -> list[Snapshot | None]:
-        snapshots: list[Snapshot | None] = []
-        sources = []
-        for row, bound in zip(rows.tolist(), known.tolist(), strict=True):
-            answer = self.mirror.answer(row, self.pages.floor(bound), ended)
-            if answer is None or not self.holders.free:
-                self._refused += answer is not None
-                snapshots.append(None)
-                continue
-            length = int(self.registers.labels[answer])
-            snapshots.append(self.holders.keep(length, self.pages.share(row, length)))
-            sources.append(answer)
-        kept = [snap.register for snap in snapshots if snap]
-        self.commands.move(kept, sources)
-        self._published += len(kept)
-        return snapshots
-
-    def _unpin(self, row: int) -> None:
-        register = self._pinned.pop(row, None)
-        if register is not None and (dropped := self.holders.unpin(register)):
-            self._free_snapshots([dropped])
-
-    def _free_snapshots(self, snapshots: Sequence[Snapshot]) -> None:
-        self.commands.release([snap.register for snap in snapshots])
-        for snap in snapshots:
-            self.pages.allocator.release(snap.pages)
 
     def submit(self) -> None:
         """Sends what is recorded now instead of with the next plan: one upload, at most two launches. Syncs: no."""
@@ -427,10 +389,9 @@ class StateManager:
         self.registers.reset()
         self.table.reset()
         self.commands.write(self.registers.address("generation", np.arange(self.table.rows + 1)), self.table.generation)
-        self.holders.reset()
+        self.publisher.reset()
         self.pages.reset()
         self.log.forget()
-        self._pinned = {}
 
     def stats(self) -> Stats:
         """Figures from the host's mirror. Syncs: no."""
@@ -449,9 +410,9 @@ class StateManager:
             pages_free=self.pages.allocator.free,
             snapshots=self.mirror.snapshots,
             degraded=self.mirror.degraded,
-            published=self._published,
-            dropped=self._dropped,
-            refused=self._refused,
+            published=self.publisher.published,
+            dropped=self.publisher.dropped,
+            refused=self.publisher.refused,
             copied_bytes=traffic.copied,
             zeroed_bytes=traffic.zeroed,
             submits=self.commands.submits,
@@ -489,42 +450,3 @@ class StateManager:
     def _enter(self) -> None:
         if self._thread is not None and self._thread != threading.get_ident():
             raise MemstateError(f"a manager is driven by one thread ({self._thread}), this is {threading.get_ident()}")
-
-
-def _validate(
-    max_requests: int, preallocated: int, max_batch: int | None, holders: int | None, pages: int, page_size: int,
-    pages_per_row: int, overlap: bool,
-) -> None:  # fmt: skip
-    numbers = (max_requests, preallocated, max_batch or 1, holders or 0, pages, page_size, pages_per_row)
-    if not all(map(is_count, numbers)) or max_requests < 1 or max_batch == 0 or page_size < 1:
-        raise ConfigurationError(
-            f"max_requests={max_requests}, preallocated={preallocated}, max_batch={max_batch}, holders={holders}, "
-            f"pages={pages}, page_size={page_size}, pages_per_row={pages_per_row}: expected whole numbers from 0 on, "
-            "at least 1 request, 1 entry in a batch and 1 token in a page"
-        )
-    if (pages > 0) != (pages_per_row > 0):
-        raise ConfigurationError(
-            f"pages={pages}, page_size={page_size}, pages_per_row={pages_per_row}: give all three, or none"
-        )
-    if overlap not in (False, True):
-        raise ConfigurationError(
-            f"overlap={overlap!r}: the depth is 0 or 1; "
-            "with more unsettled steps a dead one could overwrite a live snapshot"
-        )
-
-
-def _validate_tracking(
-    tracking: Tracking, layout: StateLayout, slots: int, page_size: int, overlap: bool, direct_hits: bool
-) -> None:
-    if not isinstance(tracking, Tracking):
-        raise ConfigurationError(f"tracking={tracking!r}: expected NoTracking, PingPong, LazyPingPong or Redirect")
-    tracking.validate(page_size, overlap)
-    needed = 1 + tracking.lanes_at_admission(overlap)
-    if slots < needed:
-        raise ConfigurationError(f"slots={slots}: a request under {tracking} needs {needed}; none could be admitted")
-    partly = [plane.name for plane in layout.planes if not plane.rewritten_each_step]
-    if partly and (tracking.lanes(overlap) or direct_hits):
-        raise ConfigurationError(
-            f"planes {partly} are written in part by a step: a slot written beside the one that was read would lack "
-            "the rest; use NoTracking without direct_hits"
-        )

@@ -22,7 +22,7 @@ LAYERS = (
     ("errors", "arguments", "layout", "stats"),
     ("upload", "allocator", "registers", "commands", "storage"),
     ("pool",),
-    ("pages", "page_table", "holders", "requests", "steps", "tracking"),
+    ("pages", "page_table", "holders", "requests", "steps", "tracking", "publisher", "settings"),
     ("prefix",),
     ("tiers",),
     ("snapshot",),

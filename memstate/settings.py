@@ -1,0 +1,47 @@
+"""What a manager's settings must satisfy together, checked at construction with the reason. Changes nothing."""
+
+from memstate.arguments import is_count
+from memstate.errors import ConfigurationError
+from memstate.layout import StateLayout
+from memstate.tracking import Tracking
+
+
+def validate_sizes(
+    max_requests: int, preallocated: int, max_batch: int | None, holders: int | None, pages: int, page_size: int,
+    pages_per_row: int, overlap: bool,
+) -> None:  # fmt: skip
+    """Raises: ConfigurationError for sizes that cannot be meant."""
+    numbers = (max_requests, preallocated, max_batch or 1, holders or 0, pages, page_size, pages_per_row)
+    if not all(map(is_count, numbers)) or max_requests < 1 or max_batch == 0 or page_size < 1:
+        raise ConfigurationError(
+            f"max_requests={max_requests}, preallocated={preallocated}, max_batch={max_batch}, holders={holders}, "
+            f"pages={pages}, page_size={page_size}, pages_per_row={pages_per_row}: expected whole numbers from 0 on, "
+            "at least 1 request, 1 entry in a batch and 1 token in a page"
+        )
+    if (pages > 0) != (pages_per_row > 0):
+        raise ConfigurationError(
+            f"pages={pages}, page_size={page_size}, pages_per_row={pages_per_row}: give all three, or none"
+        )
+    if overlap not in (False, True):
+        raise ConfigurationError(
+            f"overlap={overlap!r}: the depth is 0 or 1; "
+            "with more unsettled steps a dead one could overwrite a live snapshot"
+        )
+
+
+def validate_tracking(
+    tracking: Tracking, layout: StateLayout, slots: int, page_size: int, overlap: bool, direct_hits: bool
+) -> None:
+    """Raises: ConfigurationError where a strategy cannot work with the rest."""
+    if not isinstance(tracking, Tracking):
+        raise ConfigurationError(f"tracking={tracking!r}: expected NoTracking, PingPong, LazyPingPong or Redirect")
+    tracking.validate(page_size, overlap)
+    needed = 1 + tracking.lanes_at_admission(overlap)
+    if slots < needed:
+        raise ConfigurationError(f"slots={slots}: a request under {tracking} needs {needed}; none could be admitted")
+    partly = [plane.name for plane in layout.planes if not plane.rewritten_each_step]
+    if partly and (tracking.lanes(overlap) or direct_hits):
+        raise ConfigurationError(
+            f"planes {partly} are written in part by a step: a slot written beside the one that was read would lack "
+            "the rest; use NoTracking without direct_hits"
+        )

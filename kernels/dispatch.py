@@ -96,6 +96,8 @@ def choose(name: str, device: torch.device) -> str:
             name = "reference"
     if name not in NAMES:
         raise ValueError(f"backend {name!r}: expected auto, {', '.join(NAMES)}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {device}: torch sees no CUDA device here; use device='cpu'")
     if name == "reference":
         return name
     if interpreted is None:

@@ -28,7 +28,7 @@ class SlotAllocator:
 
     def __init__(self, capacity: int, backend: Backend, reserve: int = 0) -> None:
         if not is_count(capacity) or capacity < 1:
-            raise InvalidArgument(f"capacity {capacity}: at least 1 slot is needed")
+            raise InvalidArgument(f"slots={capacity!r}: expected a whole number of at least 1")
         if not is_count(reserve) or reserve > capacity:
             raise InvalidArgument(f"reserve {reserve}: expected 0..{capacity} slots")
         self.capacity, self.reserve, self.backend = capacity, reserve, backend

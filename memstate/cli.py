@@ -26,7 +26,9 @@ except ModuleNotFoundError as error:
 from memstate.errors import InvalidArgument, MemstateError
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__.splitlines()[0]
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="memstate: a memory manager for recurrent state",
 )
 stderr = Console(stderr=True)
 Json = Annotated[str | None, typer.Option("--json", metavar="PATH", help="write JSON here, - for stdout")]
@@ -70,18 +72,18 @@ class BenchName(StrEnum):
 def demo(
     strategy: Annotated[StrategyName, typer.Option(help="when snapshots are taken")] = StrategyName.redirect,
     backend: Annotated[BackendName, typer.Option(help="what carries out the kernels")] = BackendName.auto,
-    requests: Annotated[int | None, typer.Option(help="turns of all conversations together")] = None,
-    slots: Annotated[int | None, typer.Option(help="states that fit")] = None,
-    track_every: Annotated[int | None, typer.Option(help="tokens between snapshots")] = None,
+    requests: Annotated[int | None, typer.Option(help="turns of all conversations (default 20)")] = None,
+    slots: Annotated[int | None, typer.Option(help="states that fit (default 12)")] = None,
+    track_every: Annotated[int | None, typer.Option(help="tokens; a multiple of the page size (default 16)")] = None,
     fail_claims: Annotated[float, typer.Option(help="share of the optional claims that fail")] = 0.0,
-    input: Annotated[Path | None, typer.Option(help="conversations, one JSON object a line")] = None,
+    input: Annotated[Path | None, typer.Option(help='lines of {"system": "text", "turns": ["text", ..]}')] = None,
     overlap: Annotated[int, typer.Option(help="1: plan the next step before the last is settled", min=0, max=1)] = 1,
-    pages: Annotated[int | None, typer.Option(help="KV pages")] = None,
-    page_size: Annotated[int | None, typer.Option(help="tokens a page")] = None,
+    pages: Annotated[int | None, typer.Option(help="KV pages (default: short now and then)")] = None,
+    page_size: Annotated[int | None, typer.Option(help="tokens a page (default 8)")] = None,
     plant_leak: Annotated[
-        bool, typer.Option("--plant-leak", help="empty a register by hand: the audit must name it")
+        bool, typer.Option("--plant-leak", help="empty a register by hand: exits 0 when the audit names it")
     ] = False,
-    sabotage: Annotated[Sabotage | None, typer.Option(help="exchange a snapshot: the comparison must fail")] = None,
+    sabotage: Annotated[Sabotage | None, typer.Option(help="exchange a snapshot; 0 if that is noticed")] = None,
     seed: Annotated[int, typer.Option(help="of conversations, arrivals and weights")] = 0,
     json_path: Json = None,
 ) -> None:
@@ -199,7 +201,7 @@ def _text(value: Any) -> str:
 def _emit(path: str | None, data: Any, heading: tuple[str, Sequence[str]], rows: Sequence[Sequence[str]]) -> None:
     text = json.dumps(data, indent=2)
     if path == "-":
-        sys.stdout.write(text + "\n")
+        _print(lambda: sys.stdout.write(text + "\n"))
         return
     if path is not None:
         try:
@@ -210,9 +212,27 @@ def _emit(path: str | None, data: Any, heading: tuple[str, Sequence[str]], rows:
     table = Table(*columns, title=title, title_justify="left")
     for row in rows:
         table.add_row(*map(escape, row))  # a name such as plan[lazy] is no markup
-    Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
+    _print(lambda: Console(width=None if sys.stdout.isatty() else WIDTH).print(table))
+
+
+def _print(write: Callable[[], object]) -> None:
+    try:
+        write()
+        sys.stdout.flush()
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (nothing more can be written at exit)
+        _fail(f"standard output: {error.strerror}")
 
 
 def main() -> None:
     """Entry point of `memstate` and `python -m memstate`."""
-    app(prog_name="memstate")
+    usage_error: Any = typer.BadParameter.__base__
+    try:
+        status = app(sys.argv[1:] or ["--help"], prog_name="memstate", standalone_mode=False)
+    except usage_error as error:
+        line = " ".join(error.format_message().split())
+        stderr.print(f"{line} (memstate --help lists what there is)", style="red", highlight=False, soft_wrap=True)
+        raise SystemExit(2) from None
+    except (typer.Abort, KeyboardInterrupt):
+        raise SystemExit(130) from None
+    raise SystemExit(status or 0)

@@ -17,7 +17,7 @@ from memstate import audit, snapshot
 from memstate.allocator import SlotAllocator
 from memstate.arguments import counts, is_count
 from memstate.commands import CommandBuffer
-from memstate.errors import InvalidArgument, MemstateError, OutOfRows, OutOfSlots
+from memstate.errors import ConfigurationError, InvalidArgument, MemstateError, OutOfRows, OutOfSlots
 from memstate.holders import Snapshot
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import REGISTERS_PER_ROW, Entry
@@ -42,8 +42,9 @@ class StateManager:
     """Owns the states of all requests: their slots, their snapshots and the page ids of their KV.
 
     layout: what one state is made of. slots: states that fit. max_requests: rows; preallocated: more rows, for requests
-    whose state is still arriving. tracking: the snapshot strategy. holders: snapshots that can be kept (default: as
-    many as slots). pages, page_size,
+    whose state is still arriving. max_batch: entries of the largest batch (default: rows). tracking: the snapshot
+    strategy. device, backend: where the states live and what carries out the kernels ("auto", "reference",
+    "interpreter", "cuda"). holders: snapshots that can be kept (default: as many as slots). pages, page_size,
     pages_per_row: KV page ids, tokens a page, width of the page table. overlap: the next plan comes before the last
     settle. reserve: slots that snapshots at boundaries leave free for admissions. direct_hits: the first step reads a
     resumed snapshot instead of a copy of it (default: with Redirect). debug: check threads and overlapping copies.
@@ -75,7 +76,10 @@ class StateManager:
         self.direct_hits = isinstance(self.tracking, Redirect) if direct_hits is None else direct_hits
         validate_sizes(max_requests, preallocated, max_batch, holders, pages, page_size, pages_per_row, overlap)
         validate_tracking(self.tracking, layout, slots, page_size, bool(overlap), self.direct_hits)
-        self.backend = Backend(backend, device)
+        try:
+            self.backend = Backend(backend, device)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
         self.allocator = SlotAllocator(slots, self.backend, reserve)
         self.storage = Storage(layout, slots, self.backend)
         self.pool = StatePool(self.allocator, self.storage, debug=debug)
@@ -144,6 +148,8 @@ class StateManager:
         Raises: OutOfSlots, OutOfRows, OutOfPages (back-pressure), StaleHandle, InvalidArgument; nothing changed then.
         """
         self._enter()
+        if not isinstance(requests, Sequence):
+            raise InvalidArgument(f"{requests!r} is no sequence of requests, such as admit([request])")
         fresh_pages = [self._pages_needed(request) for request in requests]
         self.holders.require(request.resume for request in requests if request.resume is not None)
         per_request = 1 + self.tracking.lanes_at_admission(self.overlap)
@@ -152,7 +158,9 @@ class StateManager:
         self.pages.require_free(sum(fresh_pages))
         self.allocator.confirm(per_request * len(requests))
         if per_request * len(requests) > self.allocator.free:
-            raise OutOfSlots(per_request * len(requests), self.allocator.free, self.holders.evictable)
+            raise OutOfSlots(
+                per_request * len(requests), self.allocator.free, self.holders.evictable, self.allocator.capacity
+            )
         rows = self.table.take([request.id for request in requests])
         first = rows * PER_ROW
         self.commands.claim((first[:, None] + np.arange(per_request)).reshape(-1))
@@ -221,8 +229,8 @@ class StateManager:
 
         rows: the batch; None and finished rows are padding. tokens: of each row in this step: 1 in decode, the chunk in
         prefill.
-        limit: optional claims (for snapshots) that this step may make. Nothing may change owners between this and the
-        end of the forward.
+        limit: optional claims (for snapshots) that this step may make. Launch the forward right after: other calls may
+        record changes of owners meanwhile, and the next plan or submit sends them behind it.
         Syncs: no. Raises: StaleHandle, InvalidArgument (also when an older step must be settled first); nothing changed
         then.
         """
@@ -252,6 +260,8 @@ class StateManager:
 
     def _batch(self, rows: Sequence[Row | None], tokens: int | Sequence[int]) -> tuple[Longs, Longs]:
         """Row numbers and tokens of a batch, 0 for padding."""
+        if not isinstance(rows, Sequence):
+            raise InvalidArgument(f"{rows!r} is no batch: expected a sequence of rows, such as plan([row])")
         numbers = np.array([0 if row is None else self.table.index(row) for row in rows], np.int64)
         numbers[self.table.finished[numbers]] = 0
         return numbers, counts("tokens", tokens, len(numbers)) * (numbers > 0)
@@ -342,7 +352,8 @@ class StateManager:
     def publish(self, rows: Sequence[Row], *, strict: bool = False) -> list[Snapshot | None]:
         """Moves the newest real snapshot out of each running row's lanes; the row goes on with another slot. Syncs: no.
 
-        Returns one snapshot a row, None where there is none; strict: raise InvalidArgument then, and publish nothing.
+        Returns one snapshot a row, None where there is none or no holder is free; strict: raise InvalidArgument then,
+        and publish nothing. A snapshot keeps its slot until it is dropped, however many requests resumed from it.
         Raises: StaleHandle, InvalidArgument; nothing changed then.
         """
         self._enter()
@@ -375,6 +386,11 @@ class StateManager:
             self.commands.write(file.address(column, rows), [0] * len(rows))
         self.commands.write(file.address("generation", rows), self.table.generation[rows])
         return snapshots
+
+    def scrub_null(self) -> None:
+        """Zeroes slot 0, where kernels that are not memstate's may have left rubbish. Syncs: no."""
+        self._enter()
+        self.storage.scrub_null()
 
     def submit(self) -> None:
         """Sends what is recorded now instead of with the next plan: one upload, at most two launches. Syncs: no."""

@@ -17,19 +17,21 @@ class LayoutMismatch(MemstateError, ValueError):
     """A tensor or a plane does not have the shape, dtype or strides that the layout says."""
 
 
+def _never(too_many: bool, there_are: str, wait: str) -> str:
+    """What to do: waiting helps, unless more is asked for than exists."""
+    return f"{there_are}, so waiting cannot help: ask for less at a time" if too_many else wait
+
+
 class OutOfSlots(MemstateError):
     """Back-pressure: not enough free slots; nothing was claimed."""
 
-    def __init__(self, requested: int, free: int, evictable: int = 0) -> None:
-        self.requested, self.free, self.evictable = requested, free, evictable
-        super().__init__(
-            f"{requested} slots requested, {free} free, {evictable} evictable: "
-            + (
-                "drop snapshots or wait for a request to end"
-                if evictable
-                else "wait for a request to end, or retract one"
-            )
+    def __init__(self, requested: int, free: int, evictable: int = 0, capacity: int | None = None) -> None:
+        self.requested, self.free, self.evictable, self.capacity = requested, free, evictable, capacity
+        wait = (
+            "drop snapshots or wait for a request to end" if evictable else "wait for a request to end, or retract one"
         )
+        hint = _never(capacity is not None and requested > capacity, f"there are {capacity}", wait)
+        super().__init__(f"{requested} slots requested, {free} free, {evictable} evictable: {hint}")
 
 
 class OutOfRows(MemstateError):
@@ -37,7 +39,8 @@ class OutOfRows(MemstateError):
 
     def __init__(self, requested: int, free: int, rows: int) -> None:
         self.requested, self.free, self.rows = requested, free, rows
-        super().__init__(f"{requested} rows requested, {free} of {rows} free: wait for a request to end")
+        hint = _never(requested > rows, f"there are {rows}", "wait for a request to end")
+        super().__init__(f"{requested} rows requested, {free} of {rows} free: {hint}")
 
 
 class OutOfPages(MemstateError):

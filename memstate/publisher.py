@@ -45,7 +45,9 @@ class Publisher:
         return snapshots
 
     def require_answers(self, rows: Longs, known: Longs) -> None:
-        """Raises: InvalidArgument where a running row has nothing to publish."""
+        """Raises: InvalidArgument where a running row has nothing to publish, or no holder is left for it."""
+        if len(rows) > self.holders.free:
+            raise InvalidArgument(f"{len(rows)} snapshots to publish, {self.holders.free} holders free: drop some")
         bounds = zip(rows.tolist(), known.tolist(), strict=True)
         missing = [row for row, bound in bounds if self._answer(row, bound, ended=False) is None]
         if missing:

@@ -9,7 +9,7 @@ import pytest
 
 from memstate.demo.answers import STOP_BYTES, AnswerRule, longest_context, noise, rule_for
 from memstate.demo.chance import Chance
-from memstate.demo.corpus import Conversation, first_requests, from_docstrings, from_file
+from memstate.demo.corpus import LONGEST, Conversation, first_requests, from_docstrings, from_file
 from memstate.demo.model import VOCABULARY
 from memstate.engine import NO_LIMIT
 from memstate.errors import InvalidArgument
@@ -76,6 +76,29 @@ def test_a_bad_line_is_named(tmp_path: Path, content: str, says: str) -> None:
     with pytest.raises(InvalidArgument) as error:
         from_file(path)
     assert says in str(error.value) and str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 100_000,
+        '{"turns": [' + "9" * 10_000 + "]}",
+        r'{"turns": ["\ud800 x"]}',
+        '{"turns": ["' + "x" * (LONGEST + 1) + '"]}',
+    ],
+    ids=["deep", "long number", "half a surrogate pair", "too long"],
+)
+def test_what_python_or_the_model_cannot_take_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "talks.jsonl"
+    path.write_text('{"turns": ["fine"]}\n' + line + "\n")
+    with pytest.raises(InvalidArgument, match=r"talks\.jsonl, line 2: "):
+        from_file(path)
+
+
+def test_other_line_ends_may_stand_in_a_text_and_a_byte_order_mark_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "talks.jsonl"
+    path.write_text('\ufeff{"turns": ["one\u2028line\u0085still"]}\r\n', encoding="utf-8")
+    assert from_file(path) == [Conversation(0, b"", ("one\u2028line\u0085still".encode(),))]
 
 
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ class DemoConfig:
         for name in ("requests", "pages"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
+        if not -(2**63) <= self.seed < 2**63:
+            raise InvalidArgument(f"seed {self.seed}: expected a 64-bit whole number")
         if not 0.0 <= self.fail_claims <= 1.0:
             raise InvalidArgument(f"fail-claims {self.fail_claims}: expected a probability from 0 to 1")
         if self.track_every % self.page_size:

@@ -22,6 +22,7 @@ MODULES = (
     "uuid", "zipfile",
 )  # fmt: skip
 SHORTEST = 40  # characters of a docstring worth quoting
+LONGEST = 4096  # bytes of a conversation from a file: the attention of the small model is padded to the longest
 
 
 @dataclass(frozen=True)
@@ -70,15 +71,24 @@ def from_file(path: Path) -> list[Conversation]:
     Raises: InvalidArgument naming the file and the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # other line ends may stand inside a JSON text
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"input {path}: {error}") from error
     conversations: list[Conversation] = []
     for at, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        system, turns = _parse(line, f"input {path}, line {at}")
-        conversations.append(Conversation(len(conversations), system.encode(), tuple(turn.encode() for turn in turns)))
+        where = f"input {path}, line {at}"
+        system, turns = _parse(line, where)
+        try:
+            conversation = Conversation(len(conversations), system.encode(), tuple(turn.encode() for turn in turns))
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"{where}: half a surrogate pair cannot be encoded ({error.reason})") from error
+        if conversation.prompt_bytes > LONGEST:
+            raise InvalidArgument(
+                f"{where}: {conversation.prompt_bytes} bytes, the demo's model takes {LONGEST} at most"
+            )
+        conversations.append(conversation)
     if not conversations:
         raise InvalidArgument(f"input {path}: no conversation in it")
     return conversations
@@ -99,7 +109,9 @@ def _parse(line: str, where: str) -> tuple[str, list[str]]:
     try:
         found: Any = json.loads(line)
     except json.JSONDecodeError as error:
-        raise InvalidArgument(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
+        raise InvalidArgument(f"{where}: not JSON ({error.msg.removesuffix(' at')}, column {error.colno})") from error
+    except (ValueError, RecursionError) as error:  # a number or a nesting beyond what Python reads
+        raise InvalidArgument(f"{where}: not JSON that can be read ({error})") from error
     if not isinstance(found, dict):
         raise InvalidArgument(f'{where}: expected an object {{"system": "...", "turns": ["..."]}}')
     system, turns = found.get("system", ""), found.get("turns")

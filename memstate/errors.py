@@ -58,7 +58,9 @@ class StaleHandle(MemstateError):
 
     def __init__(self, what: str, generation: int, now: int) -> None:
         self.what, self.generation, self.now = what, generation, now
-        super().__init__(f"{what} is generation {generation}, now {now}: it was released; ask again for a fresh handle")
+        super().__init__(
+            f"{what}: the handle is of generation {generation}, now is {now}: it was given up, or is another manager's"
+        )
 
 
 class RegisterInUse(MemstateError):

@@ -22,9 +22,9 @@ class Snapshot:
 class Holders:
     """Gives out holder registers, oldest released first, so that one is rarely reused within a command buffer."""
 
-    def __init__(self, first: int, count: int) -> None:
+    def __init__(self, first: int, count: int, first_generation: int = 0) -> None:
         self.first, self.count = first, count
-        self.generation = np.zeros(count, np.int32)
+        self.generation = np.full(count, first_generation, np.int32)
         self.reset()
 
     def reset(self) -> None:

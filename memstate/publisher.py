@@ -7,6 +7,7 @@ from memstate.errors import InvalidArgument
 from memstate.holders import Holders, Snapshot
 from memstate.page_table import PageTable
 from memstate.registers import Longs
+from memstate.requests import first_generation
 from memstate.tracking.mirror import Mirror
 
 
@@ -17,7 +18,7 @@ class Publisher:
     """
 
     def __init__(self, commands: CommandBuffer, pages: PageTable, mirror: Mirror) -> None:
-        self.holders = Holders(commands.registers.first_holder, commands.registers.holders)
+        self.holders = Holders(commands.registers.first_holder, commands.registers.holders, first_generation())
         self.published = self.dropped = self.refused = 0
         self._commands, self._pages, self._mirror = commands, pages, mirror
         self._first_reads: dict[int, int] = {}  # row -> holder register that its first step reads

@@ -5,6 +5,7 @@ plane.
 import heapq
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,14 @@ from memstate.registers import Longs
 
 if TYPE_CHECKING:
     from memstate.holders import Snapshot
+
+
+_TABLES = count(1)
+
+
+def first_generation() -> int:
+    """Where the generations of a table start: elsewhere for each, so that another manager's handles are stale here."""
+    return next(_TABLES) * 1_000_003 % 2**30
 
 
 @dataclass(frozen=True)
@@ -64,7 +73,7 @@ class RequestTable:
         if rows < 1:
             raise InvalidArgument(f"{rows} rows: at least 1 is needed")
         self.rows = rows
-        self.generation = np.zeros(rows + 1, np.int32)
+        self.generation = np.full(rows + 1, first_generation(), np.int32)
         self.reset()
 
     def reset(self) -> None:

@@ -25,7 +25,7 @@ class Step:
     """
 
     serial: int
-    record: StepRecord
+    record: StepRecord = field(repr=False)
     numbers: Longs
     before: Longs
     after: Longs

@@ -248,3 +248,26 @@ def test_B20_a_fresh_state_is_zero_and_a_resumed_one_is_the_snapshots(backend: B
     assert (hit == 7.0).all()
     assert not fresh.any()
     scan(mem)
+
+
+def test_B19_handles_of_another_manager_are_stale(backend: Backend) -> None:
+    def manager() -> ms.StateManager:
+        return ms.StateManager(
+            ms.StateLayout(planes=(ms.Plane("ssm", (4,), torch.float32),), layers=1),
+            slots=4, max_requests=2, tracking=ms.Redirect(2), backend=backend.name, device=backend.device,
+        )  # fmt: skip
+
+    mine, other = manager(), manager()
+    rows, others = mine.admit([ms.Request("a")]), other.admit([ms.Request("a")])
+    for mem, batch in ((mine, rows), (other, others)):
+        mem.settle(mem.plan(batch, 2))
+    (snapshot,), (foreign,) = mine.release(rows, publish=True), other.release(others, publish=True)
+    assert snapshot != foreign
+    for misuse in (
+        lambda: mine.drop([foreign]),
+        lambda: mine.admit([ms.Request("b", resume=foreign)]),
+        lambda: mine.plan(others),
+    ):
+        with pytest.raises(ms.StaleHandle):
+            misuse()
+    mine.drop([snapshot])

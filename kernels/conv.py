@@ -1,7 +1,8 @@
 """The causal convolution step over read, write and snapshot slots. Knows no register, no strategy and no other layer.
 
 One program advances a block of channels of one row through all tokens, with the window of inputs in registers between
-one load and one store, so it may write the slot that it read.
+one load and one store, so it may write the slot that it read. A lane has LANE neighbouring channels, of every tap: what
+is stored `channel tap` it moves as whole pieces of LANE elements and sorts by itself.
 """
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_inputs import ACCESS_BYTES, stride_unit
-from memstate.kernels.reference.conv import check_arguments
+from memstate.kernels.reference.conv import check_arguments, taps_are_fastest
 
 if not __name__.startswith("memstate."):
     raise ImportError("import memstate.kernels.conv, not kernels.conv: a second copy would duplicate every kernel")
@@ -21,15 +22,85 @@ WINDOW_BYTES = 4096
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
 
 
+@triton.jit
+def _apart(tile, LANE: tl.constexpr):
+    """The columns of a tile `lane LANE`, in order; LANE is a power of two up to 8, and nothing leaves its lane."""
+    columns = (tile,)
+    for level in tl.static_range(3):
+        if 1 << level < LANE:
+            even = ()
+            odd = ()
+            for part in tl.static_range(1 << level):
+                pair = tl.split(columns[part].reshape(tile.shape[0], LANE >> (level + 1), 2))
+                even += (pair[0],)
+                odd += (pair[1],)
+            columns = even + odd
+    return columns
+
+
+@triton.jit
+def _together(columns, LANE: tl.constexpr):
+    """The inverse of `_apart`."""
+    for level in tl.static_range(3):
+        if 1 << level < LANE:
+            pairs = ()
+            for part in tl.static_range(LANE >> (level + 1)):
+                pair = tl.join(columns[part], columns[part + (LANE >> (level + 1))])
+                pairs += (pair.reshape(pair.shape[0], 2 << level),)
+            columns = pairs
+    return columns[0]
+
+
+@triton.jit
+def _load_channel_tap(ptr, at, end, present, TAPS: tl.constexpr, LANE: tl.constexpr):
+    """One tile `lane LANE` per tap of elements stored `channel tap`; zeros unless `present`.
+
+    at: where the first piece of each lane lies; end: of the last channel.
+    """
+    found = ()
+    for piece in tl.static_range(TAPS):
+        inside = tl.where(present, at + piece * LANE < end, False)
+        found += _apart(tl.load(ptr + at + piece * LANE, mask=inside, other=0.0), LANE)
+    tiles = ()
+    for tap in tl.static_range(TAPS):
+        columns = ()
+        for column in tl.static_range(LANE):
+            columns += (found[column * TAPS + tap],)
+        tiles += (_together(columns, LANE),)
+    return tiles
+
+
+@triton.jit
+def _pieces(tiles, TAPS: tl.constexpr, LANE: tl.constexpr):
+    """The pieces from which `_load_channel_tap` makes these tiles."""
+    columns = ()
+    for tap in tl.static_range(TAPS):
+        columns += _apart(tiles[tap], LANE)
+    pieces = ()
+    for piece in tl.static_range(TAPS):
+        found = ()
+        for at in tl.static_range(LANE):
+            found += (columns[(piece * LANE + at) % TAPS * LANE + (piece * LANE + at) // TAPS],)
+        pieces += (_together(found, LANE),)
+    return pieces
+
+
 @triton.jit(do_not_specialize=["read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr", "max_tokens", "stride_units"])
 def _conv_step(
-    x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, read_ptr, write_ptr, snapshot_ptr, tokens_ptr,
+    x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, window_ptr, read_ptr, write_ptr, snapshot_ptr, tokens_ptr,
     max_tokens, stride_units,
-    CHANNELS: tl.constexpr, TAPS: tl.constexpr, UNIT: tl.constexpr, SILU: tl.constexpr, BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr, TAPS: tl.constexpr, TAP_FASTEST: tl.constexpr, UNIT: tl.constexpr, SILU: tl.constexpr,
+    BLOCK: tl.constexpr, LANE: tl.constexpr,
 ):  # fmt: skip
+    OLD: tl.constexpr = TAPS - 1
     row = tl.program_id(1).to(tl.int64)
-    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    lane = tl.program_id(0) * (BLOCK // LANE) + tl.arange(0, BLOCK // LANE)[:, None]
+    element = tl.arange(0, LANE)[None, :]
+    channel = lane * LANE + element
     inside = channel < CHANNELS
+    bias = tl.zeros([BLOCK // LANE, LANE], tl.float32)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + channel, mask=inside, other=0.0).to(tl.float32)
 
     write = tl.maximum(tl.load(write_ptr + row), 0).to(tl.int64)
     real = write > 0
@@ -39,48 +110,63 @@ def _conv_step(
 
     # A multiple of UNIT that the compiler can see to be one: otherwise the accesses to the state become narrow.
     slot_stride = stride_units.to(tl.int64) * UNIT
+    stored: tl.constexpr = state_ptr.dtype.element_ty
     # The narrowest type that holds inputs and window exactly: registers are what limits the block.
-    held: tl.constexpr = x_ptr.dtype.element_ty if x_ptr.dtype == state_ptr.dtype else tl.float32
+    held: tl.constexpr = stored if x_ptr.dtype == state_ptr.dtype else tl.float32
     # Masks of a block and a scalar by `where`: `&` of the two is no mask in the interpreter of Triton 3.9.
-    window_ptr = state_ptr + channel
+    piece_at = lane * (LANE * OLD) + element
+    old_ptr = state_ptr + read * slot_stride
     window = ()
-    weights = ()
-    for tap in tl.static_range(TAPS):
-        weights += (tl.load(weight_ptr + channel * TAPS + tap, mask=inside, other=0.0),)
-        if tap < TAPS - 1:
-            old = tl.load(
-                window_ptr + read * slot_stride + tap * CHANNELS, mask=tl.where(read > 0, inside, False), other=0.0
-            )
-            window += (old.to(held),)
-    if bias_ptr is not None:
-        bias = tl.load(bias_ptr + channel, mask=inside, other=0.0).to(tl.float32)
+    if TAP_FASTEST:
+        old = _load_channel_tap(old_ptr, piece_at, CHANNELS * OLD, read > 0, OLD, LANE)
+        for tap in tl.static_range(OLD):
+            window += (old[tap].to(held),)
     else:
-        bias = tl.zeros([BLOCK], tl.float32)
+        present = tl.where(read > 0, inside, False)
+        for tap in tl.static_range(OLD):
+            window += (tl.load(old_ptr + tap * CHANNELS + channel, mask=present, other=0.0).to(held),)
+    if window_ptr is not None:
+        for tap in tl.static_range(OLD):
+            at = (row * (OLD + max_tokens) + tap) * CHANNELS + channel
+            tl.store(window_ptr + at, window[tap].to(stored), mask=tl.where(real, inside, False))
 
     for t in range(count):
         at = (row * max_tokens + t) * CHANNELS + channel
         window += (tl.load(x_ptr + at, mask=inside, other=0.0).to(held),)
+        # Again for every token: held in registers all the time the weights would be most of what is there, and spill.
+        weights = _load_channel_tap(weight_ptr, lane * (LANE * TAPS) + element, CHANNELS * TAPS, True, TAPS, LANE)
         y = bias
         for tap in tl.static_range(TAPS):
             y = y + weights[tap].to(tl.float32) * window[tap].to(tl.float32)
         if SILU:
             y = y / (1 + tl.exp(-y))
         tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=inside)
+        if window_ptr is not None:
+            at = (row * (OLD + max_tokens) + OLD + t) * CHANNELS + channel
+            tl.store(window_ptr + at, window[OLD].to(stored), mask=inside)
         window = window[1:]
 
     for t in range(tl.maximum(count, 0), max_tokens):
         at = (row * max_tokens + t) * CHANNELS + channel
         tl.store(out_ptr + at, 0.0, mask=inside)
 
-    for tap in tl.static_range(TAPS - 1):
-        new = window[tap].to(state_ptr.dtype.element_ty)
-        tl.store(window_ptr + write * slot_stride + tap * CHANNELS, new, mask=tl.where(real, inside, False))
-        tl.store(window_ptr + snapshot * slot_stride + tap * CHANNELS, new, mask=tl.where(snapshot > 0, inside, False))
+    if window_ptr is None:
+        new = ()
+        for tap in tl.static_range(OLD):
+            new += (window[tap].to(stored),)
+        if TAP_FASTEST:
+            new = _pieces(new, OLD, LANE)
+        for part in tl.static_range(OLD):
+            at = piece_at + part * LANE if TAP_FASTEST else channel + part * CHANNELS
+            fits = at < CHANNELS * OLD if TAP_FASTEST else inside
+            tl.store(state_ptr + write * slot_stride + at, new[part], mask=tl.where(real, fits, False))
+            tl.store(state_ptr + snapshot * slot_stride + at, new[part], mask=tl.where(snapshot > 0, fits, False))
 
 
-def block_channels(channels: int, taps: int, itemsize: int) -> int:
-    """Channels of one program, a power of two."""
-    return min(triton.next_power_of_2(channels), max(1, WINDOW_BYTES // (triton.next_power_of_2(taps) * itemsize)))
+def blocks(channels: int, taps: int, itemsize: int) -> tuple[int, int]:
+    """Channels of one program and of one lane's access, powers of two."""
+    block = min(triton.next_power_of_2(channels), max(1, WINDOW_BYTES // (triton.next_power_of_2(taps) * itemsize)))
+    return block, min(block, ACCESS_BYTES // itemsize)
 
 
 def conv_step(
@@ -94,6 +180,7 @@ def conv_step(
     tokens: Tensor,
     activation: str | None = "silu",
     out: Tensor | None = None,
+    window: Tensor | None = None,
 ) -> Tensor:
     """Advances the window of every row by its tokens, in order, and returns the convolution at each of them.
 
@@ -103,8 +190,10 @@ def conv_step(
 
     x: `batch token channel`; weight: `channel tap`, at least 2 taps; bias: `channel` or None; all contiguous.
     state: one layer, `slot tap-1 channel`, the last inputs with the oldest first, fp32, bf16 or fp16, slots any stride
-    apart. Arithmetic is fp32, and inputs are rounded to the dtype of the state once, when it is stored: with a state
-    that holds them exactly, the bits do not depend on how a prompt is cut into chunks.
+    apart. A slot lies in memory as `tap-1 channel` or as `channel tap-1`; the strides say which: pass a plane that is
+    stored `slot channel tap-1` as plane.transpose(1, 2). Arithmetic is fp32, and inputs are rounded to the dtype of the
+    state once, when they are stored: with a state that holds them exactly, the bits do not depend on how a prompt is
+    cut into chunks.
     read, write, snapshot: slots, int32 `batch`. The window is read at `read`, and stored at `write` and, unless that is
     null, at `snapshot`. 0 or negative is null: a null read is zeros, a row with a null write changes nothing and its
     output is zeros. They may coincide within a row; across rows the slots stored are distinct, and none is another
@@ -112,38 +201,48 @@ def conv_step(
     tokens: int32 `batch`; row b has tokens[b] <= token real tokens and the output of the others is zeros; none copies
     the window through.
     activation: "silu" or None. out: where the output goes, `batch token channel`; given, nothing is allocated.
+    window: for tokens that may be rejected, `batch tap-1+token channel`, contiguous, of the state's dtype. Given, no
+    slot is stored; a row whose `write` is not null gets the window read and its real tokens' inputs here, the rest
+    stays as it is. The window after the first a tokens of row b is window[b, a : a + tap - 1].
 
-    Returns `out`. Changes: state. Syncs: no. Raises: ValueError where a shape, dtype or stride does not fit.
+    Returns `out`. Changes: state, or window if given. Syncs: no.
+    Raises: ValueError where a shape, dtype or stride does not fit.
     """
-    check_arguments(x, weight, bias, state, read, write, snapshot, tokens, activation, out)
+    check_arguments(x, weight, bias, state, read, write, snapshot, tokens, activation, out, window)
     out = torch.empty_like(x) if out is None else out
     batch, max_tokens, channels = x.shape
     if batch == 0:
         return out
     unit = stride_unit(state)
-    block = block_channels(channels, weight.shape[1], state.element_size())
+    block, lane = blocks(channels, weight.shape[1], state.element_size())
     _conv_step[(triton.cdiv(channels, block), batch)](
-        x, weight, bias, state, out, read, write, snapshot, tokens, max_tokens, state.stride(0) // unit,
-        CHANNELS=channels, TAPS=weight.shape[1], UNIT=unit, SILU=activation == "silu", BLOCK=block,
-        num_warps=1, **OPTIONS,
+        x, weight, bias, state, out, window, read, write, snapshot, tokens, max_tokens, state.stride(0) // unit,
+        CHANNELS=channels, TAPS=weight.shape[1], TAP_FASTEST=taps_are_fastest(state), UNIT=unit,
+        SILU=activation == "silu", BLOCK=block, LANE=lane, num_warps=1, **OPTIONS,
     )  # fmt: skip
     return out
 
 
 def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead: 8192 channels, 4 taps, bf16 inputs, one case per dtype of the state."""
+    """The launches to compile ahead: 8192 channels, 4 taps, bf16 inputs, for each dtype and order of the state."""
     inputs = ("x_ptr", "weight_ptr", "bias_ptr", "out_ptr")
+    planes = ("state_ptr", "window_ptr")
     signature = (
         dict.fromkeys(inputs, "*bf16")
         | dict.fromkeys(("read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr"), "*i32")
         | {"max_tokens": "i32", "stride_units": "i32"}
     )
     shape = {"CHANNELS": 8192, "TAPS": 4, "SILU": True}
-    return [
-        CompileCase(
-            f"conv_step_{dtype}", _conv_step, signature | {"state_ptr": f"*{dtype}"},
-            shape | {"UNIT": ACCESS_BYTES // itemsize, "BLOCK": block_channels(8192, 4, itemsize)},
-            (*inputs, "state_ptr"), 1, ("state_ptr",), OPTIONS,
-        )
-        for dtype, itemsize in (("fp32", 4), ("bf16", 2), ("fp16", 2))
-    ]  # fmt: skip
+    cases = []
+    for dtype, itemsize in (("fp32", 4), ("bf16", 2), ("fp16", 2)):
+        block, lane = blocks(8192, 4, itemsize)
+        sizes = shape | {"UNIT": ACCESS_BYTES // itemsize, "BLOCK": block, "LANE": lane}
+        for order, tap_fastest in (("", False), ("_channel_major", True)):
+            for kind, absent in (("", {"window_ptr": None}), ("_window", {})):
+                cases.append(
+                    CompileCase(
+                        f"conv_step_{dtype}{order}{kind}", _conv_step, signature | dict.fromkeys(planes, f"*{dtype}"),
+                        sizes | {"TAP_FASTEST": tap_fastest} | absent, (*inputs, *planes), 1, planes, OPTIONS,
+                    )
+                )  # fmt: skip
+    return cases

@@ -34,6 +34,23 @@ def check_state(state: Tensor, pattern: str, shape: tuple[int, ...]) -> None:
     check("one slot of state", state[0], pattern.removeprefix("slot "), shape)
 
 
+def check_window(window: Tensor, state: Tensor, pattern: str, tokens: tuple[int, int]) -> None:
+    """Raises: ValueError unless the window holds one state for each of `batch token`, as the slots do."""
+    check("window", window, pattern, (*tokens, *state.shape[1:]))
+    if window.dtype != state.dtype:
+        raise ValueError(f"window: expected the dtype of the state, {state.dtype}, got {window.dtype}")
+    check_address("window", window)
+
+
+def check_address(name: str, tensor: Tensor) -> None:
+    """Raises: ValueError unless lanes can move 16 bytes at a time from the tensor's first element on."""
+    if tensor.data_ptr() % ACCESS_BYTES:
+        raise ValueError(
+            f"{name}: expected to begin at a multiple of {ACCESS_BYTES} bytes, got address {tensor.data_ptr():#x}: "
+            "use .clone()"
+        )
+
+
 def check_rows(batch: int, **columns: Tensor) -> None:
     """Raises: ValueError unless every column (read, write, ...) is one contiguous int32 or int64 per batch row."""
     for name, column in columns.items():

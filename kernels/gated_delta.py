@@ -1,9 +1,12 @@
 """The gated delta rule step over read, write and snapshot slots. Knows no register, no strategy and no other layer.
 
 One program advances one tile of one head's state, `key` by a block of `value`, through all tokens of its row. The tile
-stays in fp32 registers between one load and one store, so the program may write the slot that it read. Up to 128 keys
-fit one warp, and sums over keys then never wait for another.
+stays in fp32 registers from its load on, so the program may write the slot that it read. Up to 128 keys fit one warp,
+and sums over keys then never wait for another. A speculative window takes a copy of the tile behind every token.
 """
+
+import math
+from itertools import product
 
 import torch
 import triton
@@ -27,16 +30,16 @@ WARP_ELEMENTS = 2048  # state held by one warp: 64 fp32 registers a lane
 # the order in which lanes add up a sum, and the bits of a row would depend on where its batch was allocated.
 PER_CALL = [
     "q_ptr", "k_ptr", "v_ptr", "decay_ptr", "beta_ptr", "out_ptr",
-    "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr", "max_tokens", "stride_units", "scale",
+    "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr", "max_tokens", "stride_units", "window_units", "scale",
 ]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=PER_CALL)
 def _gated_delta_step(
-    q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, state_ptr, out_ptr, read_ptr, write_ptr, snapshot_ptr, tokens_ptr,
-    max_tokens, stride_units, scale,
-    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, UNIT: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, state_ptr, window_ptr, out_ptr,
+    read_ptr, write_ptr, snapshot_ptr, tokens_ptr, max_tokens, stride_units, window_units, scale,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, PER_KEY: tl.constexpr,
+    UNIT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
@@ -65,22 +68,33 @@ def _gated_delta_step(
         q = tl.load(q_ptr + key_at, mask=in_key, other=0.0).to(tl.float32)
         k = tl.load(k_ptr + key_at, mask=in_key, other=0.0).to(tl.float32)
         v = tl.load(v_ptr + value_at, mask=in_value, other=0.0).to(tl.float32)
-        decay = tl.load(decay_ptr + token * HEADS + head).to(tl.float32)
         beta = tl.load(beta_ptr + token * HEADS + head).to(tl.float32)
 
-        s = s * tl.exp(decay)
+        if PER_KEY:
+            decay = tl.load(decay_ptr + (token * HEADS + head) * KEY + key, mask=in_key, other=0.0).to(tl.float32)
+            s = s * tl.exp(decay)[:, None]
+        else:
+            decay = tl.load(decay_ptr + token * HEADS + head).to(tl.float32)
+            s = s * tl.exp(decay)
         delta = beta * (v - tl.sum(k[:, None] * s, 0))
         s = s + k[:, None] * delta[None, :]
         o = tl.sum(q[:, None] * s, 0) * scale
         tl.store(out_ptr + value_at, o.to(out_ptr.dtype.element_ty), mask=in_value)
+        if window_ptr is not None:
+            # Seen to be a multiple of UNIT and of no more, as slots are: wider accesses here would change the layout of
+            # the tile, and with it the order of its sums.
+            at_ptr = window_ptr + token * window_units * UNIT
+            at_ptr = at_ptr + head * (KEY * VALUE) + key[:, None] * VALUE + value[None, :]
+            tl.store(at_ptr, s.to(window_ptr.dtype.element_ty), mask=in_tile)
 
     for t in range(tl.maximum(count, 0), max_tokens):
         value_at = ((row * max_tokens + t) * HEADS + head) * VALUE + value
         tl.store(out_ptr + value_at, 0.0, mask=in_value)
 
-    new = s.to(state_ptr.dtype.element_ty)
-    tl.store(tile_ptr + write * slot_stride, new, mask=tl.where(real, in_tile, False))
-    tl.store(tile_ptr + snapshot * slot_stride, new, mask=tl.where(snapshot > 0, in_tile, False))
+    if window_ptr is None:
+        new = s.to(state_ptr.dtype.element_ty)
+        tl.store(tile_ptr + write * slot_stride, new, mask=tl.where(real, in_tile, False))
+        tl.store(tile_ptr + snapshot * slot_stride, new, mask=tl.where(snapshot > 0, in_tile, False))
 
 
 def blocks(key: int, value: int) -> tuple[int, int, int]:
@@ -102,14 +116,17 @@ def gated_delta_step(
     tokens: Tensor,
     scale: float | None = None,
     out: Tensor | None = None,
+    window: Tensor | None = None,
 ) -> Tensor:
     """Advances the state of every row by its tokens, in order, and returns what the queries read from it.
 
     Per token: S <- exp(decay) S;  S <- S + k (x) beta (v - k^T S);  o = scale q^T S
-    (the gated delta rule of Yang, Kautz, Hatamizadeh 2024, arXiv:2412.06464, with S transposed to `key value`).
+    (the gated delta rule of Yang, Kautz, Hatamizadeh 2024, arXiv:2412.06464, with S transposed to `key value`; with one
+    decay per key channel, S <- Diag(exp(decay)) S, Kimi Delta Attention: Kimi Team 2025, arXiv:2510.26692).
 
     q, k: `batch token key_head key`, normalised if the model does so; head h uses key head h // (head / key_head).
-    v: `batch token head value`; decay (natural log of the gate), beta: `batch token head`; all contiguous.
+    v: `batch token head value`; beta: `batch token head`; decay (natural log of the gate): `batch token head`, or
+    `batch token head key` for one per key channel; all contiguous.
     state: one layer, `slot head key value`, fp32, bf16 or fp16, slots any stride apart. Arithmetic is fp32, and the
     state is rounded to its dtype once, when it is stored: with an fp32 state the bits do not depend on how a prompt is
     cut into chunks.
@@ -120,40 +137,54 @@ def gated_delta_step(
     tokens: int32 `batch`; row b has tokens[b] <= token real tokens and the output of the others is zeros; none copies
     the state through.
     scale: key ** -0.5 unless given. out: where the output goes, `batch token head value`; given, nothing is allocated.
+    window: for tokens that may still be rejected, `batch token head key value`, contiguous from a multiple of 16 bytes
+    on, of the state's dtype. Given, no slot is stored: the state after token t of row b goes to window[b, t], the rest
+    of the window stays as it is, `snapshot` is ignored, and `write` says no more than whether the row is real, so rows
+    may share it. The output has the bits that it has without a window.
 
-    Returns `out`. Changes: state. Syncs: no. Raises: ValueError where a shape, dtype or stride does not fit.
+    Returns `out`. Changes: state, or the window where one is given. Syncs: no.
+    Raises: ValueError where a shape, dtype, stride or address does not fit.
     """
-    check_arguments(q, k, v, decay, beta, state, read, write, snapshot, tokens, out)
+    check_arguments(q, k, v, decay, beta, state, read, write, snapshot, tokens, out, window)
     out = torch.empty_like(v) if out is None else out
     batch, max_tokens, heads, values = v.shape
     key_heads, keys = q.shape[2:]
     if batch == 0:
         return out
-    unit = stride_unit(state)
+    unit = math.gcd(stride_unit(state), heads * keys * values)
     block_k, block_v, warps = blocks(keys, values)
     _gated_delta_step[(triton.cdiv(values, block_v), heads, batch)](
-        q, k, v, decay, beta, state, out, read, write, snapshot, tokens,
-        max_tokens, state.stride(0) // unit, keys**-0.5 if scale is None else scale,
-        HEADS=heads, KEY_HEADS=key_heads, KEY=keys, VALUE=values, UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v,
-        num_warps=warps, **OPTIONS,
+        q, k, v, decay, beta, state, window, out, read, write, snapshot, tokens,
+        max_tokens, state.stride(0) // unit, heads * keys * values // unit,
+        keys**-0.5 if scale is None else float(scale),
+        HEADS=heads, KEY_HEADS=key_heads, KEY=keys, VALUE=values, PER_KEY=decay.dim() == 4,
+        UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, num_warps=warps, **OPTIONS,
     )  # fmt: skip
     return out
 
 
 def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead: 32 heads of 128 x 128, 16 key heads, bf16 inputs, one per dtype of the state."""
+    """The launches to compile ahead: 32 heads of 128 x 128, bf16 inputs, every dtype of the state.
+
+    One decay a head with 16 key heads, one a key channel with 32; storing slots, and storing a window.
+    """
     block_k, block_v, warps = blocks(128, 128)
     signature = (
         dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), "*bf16")
         | dict.fromkeys(("decay_ptr", "beta_ptr"), "*fp32")
         | dict.fromkeys(("read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr"), "*i32")
-        | {"max_tokens": "i32", "stride_units": "i32", "scale": "fp32"}
+        | {"max_tokens": "i32", "stride_units": "i32", "window_units": "i32", "scale": "fp32"}
     )
-    shape = {"HEADS": 32, "KEY_HEADS": 16, "KEY": 128, "VALUE": 128, "BLOCK_K": block_k, "BLOCK_V": block_v}
-    return [
-        CompileCase(
-            f"gated_delta_step_{dtype}", _gated_delta_step, signature | {"state_ptr": f"*{dtype}"},
-            shape | {"UNIT": ACCESS_BYTES // itemsize}, ("state_ptr",), warps, ("state_ptr",), OPTIONS,
-        )
-        for dtype, itemsize in (("fp32", 4), ("bf16", 2), ("fp16", 2))
-    ]  # fmt: skip
+    shape = {"HEADS": 32, "KEY": 128, "VALUE": 128, "BLOCK_K": block_k, "BLOCK_V": block_v}
+    gates = {"": {"KEY_HEADS": 16, "PER_KEY": False}, "_kda": {"KEY_HEADS": 32, "PER_KEY": True}}
+    cases = []
+    for (dtype, itemsize), gate, stores in product((("fp32", 4), ("bf16", 2), ("fp16", 2)), gates, ("", "_window")):
+        planes = ("state_ptr", "window_ptr") if stores else ("state_ptr",)
+        constexprs = shape | gates[gate] | {"UNIT": ACCESS_BYTES // itemsize} | ({} if stores else {"window_ptr": None})
+        cases.append(
+            CompileCase(
+                f"gated_delta_step_{dtype}{gate}{stores}", _gated_delta_step,
+                signature | dict.fromkeys(planes, f"*{dtype}"), constexprs, planes, warps, planes, OPTIONS,
+            )
+        )  # fmt: skip
+    return cases

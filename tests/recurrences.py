@@ -131,3 +131,78 @@ def causal_conv_bound(x: Array, weight: Array, bias: Array, window: Array, silu:
     for tap in range(weight.shape[1]):
         y = y + Rounded(weight[:, tap]) * Rounded(inputs[tap : tap + len(x)])
     return y.over_one_plus((-y).exp()) if silu else y
+
+
+def kda(q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array, scale: float) -> tuple[Array, Array]:
+    """One head: S_t = (I - b_t k_t k_t^T) Diag(a_t) S_{t-1} + b_t k_t v_t^T and o_t = S_t^T q_t, S being `key value`.
+
+    Kimi Team 2025, Kimi Linear, arXiv:2510.26692. q, k, decay (log a): `token key`; v: `token value`; beta: `token`;
+    state: `key value`. Returns `token value` and the new state.
+    """
+    s = state
+    out = []
+    for t in range(len(v)):
+        forget = (np.eye(k.shape[1]) - beta[t] * np.outer(k[t], k[t])) @ np.diag(np.exp(decay[t]))
+        s = forget @ s + beta[t] * np.outer(k[t], v[t])
+        out.append(scale * (s.T @ q[t]))
+    return np.array(out).reshape(v.shape), s
+
+
+def kda_bound(
+    q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array, scale: float
+) -> tuple[Rounded, Rounded]:
+    """Bounds for one head: the operations of the gated delta rule, each key's row of the state with its own decay."""
+    return gated_delta_bound(q, k, v, decay[:, :, None], beta, state, scale)
+
+
+def selective(
+    x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array, z: Array | None, state: Array, softplus: bool
+) -> tuple[Array, Array]:
+    """One head, unrolled: with D_i = dt_1 + ... + dt_i, the state h_i behind token i is
+    exp(D_i a) h_0 + sum over j <= i of exp((D_i - D_j) a) dt_j x_j b_j^T, and y_i = (h_i c_i + d x_i) z_i sigmoid(z_i).
+
+    The matrix form of the selective state space model: Dao, Gu 2024, arXiv:2405.21060, section 3; softplus of dt and
+    the gate: Gu, Dao 2023, arXiv:2312.00752. x, dt, z: `token dim`; a, state: `dim state`; b, c: `token state`;
+    d: `dim`. Returns y and h_0, h_1, ...: `token+1 dim state`.
+    """
+    dt = np.logaddexp(0, dt) if softplus else dt
+    total = np.cumsum(dt, axis=0)[:, :, None]
+    states = [state]
+    for i in range(len(x)):
+        h = np.exp(total[i] * a) * state
+        for j in range(i + 1):
+            h = h + np.exp((total[i] - total[j]) * a) * np.outer(dt[j] * x[j], b[j])
+        states.append(h)
+    y = np.array([h @ read + d * value for h, read, value in zip(states[1:], c, x, strict=True)]).reshape(x.shape)
+    return y if z is None else y * z / (1 + np.exp(-z)), np.array(states)
+
+
+def softplus_bound(x: Rounded) -> Rounded:
+    """16 roundings: log 4 ulp, quotient 2 ulp, two sums, a product and what is left; and those of exp(x).
+
+    What moves exp(x) by a part of itself moves log(1 + exp(x)) by that part of its slope, sigmoid(x). Above 20 softplus
+    may be x itself, which is less by at most exp(-x).
+    """
+    value = np.logaddexp(0, x.value)
+    slope = np.exp(x.value - value)
+    ulps = 16 + (8 + 2 * np.abs(x.value)) * slope / value
+    linear = np.where(x.value + x.error >= 20, np.exp(x.error - x.value), 0)
+    inherited = np.minimum(x.error, value * np.expm1(x.error)) + linear
+    return Rounded(value, inherited + ulps * U * (value + inherited) + TINY)
+
+
+def selective_bound(
+    x: Array, dt: Array, bias: Array, a: Array, b: Array, c: Array, d: Array, z: Array | None, state: Array,
+    softplus: bool,
+) -> tuple[list[Rounded], list[Rounded]]:  # fmt: skip
+    """Bounds for one head, of the outputs and of h_0, h_1, ..., before they are stored; bias: `dim`, added to dt."""
+    s = Rounded(state)
+    out, states = [], [s]
+    for t in range(len(x)):
+        step = Rounded(dt[t][:, None]) + Rounded(bias[:, None])
+        step = softplus_bound(step) if softplus else step
+        s = s * (step * Rounded(a)).exp() + step * Rounded(x[t][:, None]) * Rounded(b[t])
+        y = (s * Rounded(c[t])).sum(1) + Rounded(d) * Rounded(x[t])
+        out.append(y if z is None else y * Rounded(z[t]).over_one_plus(Rounded(-z[t]).exp()))
+        states.append(s)
+    return out, states

@@ -1,6 +1,8 @@
 """The causal convolution step against np.convolve, bit by bit where bits are promised, in poisoned memory."""
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from memstate.kernels.dispatch import Backend
 from tests.decode_case import (
     COINCIDING,
     MIXED,
+    SLOTS,
     Case,
     Memory,
     Row,
@@ -30,6 +33,7 @@ DTYPES = [
     (torch.float16, torch.float32),
     (torch.float32, torch.bfloat16),
 ]
+both_orders = pytest.mark.parametrize("channel_major", [False, True], ids=["tap_channel", "channel_tap"])
 
 
 def build(
@@ -43,14 +47,17 @@ def build(
     channels: int | None = None,
     bias: bool = True,
     activation: str | None = "silu",
+    channel_major: bool = False,
 ) -> Case:
     """Random windows in the slots that real rows read, random inputs for their real tokens, rubbish everywhere else.
 
-    channels: unless given a model's on a GPU, a few where every program is interpreted.
+    channels: unless given a model's on a GPU, a few where every program is interpreted. channel_major: slots lie in
+    memory as `channel tap-1`.
     """
     device = backend.device
     channels = channels or (8192 if device.type == "cuda" else 24)
-    memory = Memory((taps - 1, channels), state, device, generator)
+    memory = Memory((channels, taps - 1) if channel_major else (taps - 1, channels), state, device, generator)
+    memory.state = memory.state.transpose(1, 2) if channel_major else memory.state
     x = torch.empty((len(rows), tokens, channels), dtype=inputs)
     x = rubbish(x.nbytes, device, generator).view(inputs).view(x.shape)
     for i, row in enumerate(rows):
@@ -88,27 +95,54 @@ def run(case: Case, backend: Backend) -> Tensor:
         exact, new = causal_conv(*arguments)
         bound = causal_conv_bound(*arguments).stored(out.dtype, backend.name)
         assert (np.abs(float64(out[i, :real]) - exact) <= bound.error).all()
-        assert same_bits(state[row.write].cpu(), torch.from_numpy(new.copy()).to(state.dtype))
+        stored = state[row.write].flatten()
+        assert same_bits(stored.cpu(), torch.from_numpy(new.copy()).to(state.dtype).flatten())
         if row.snapshot > 0:
-            assert same_bits(state[row.snapshot], state[row.write])
+            assert same_bits(state[row.snapshot].flatten(), stored)
     case.memory.check_changed_only(changed)
     return out
 
 
+def reordered(case: Case, generator: torch.Generator) -> Case:
+    """The same step on memory of its own, whose slots lie in the other order."""
+    state = case.memory.state
+    memory = Memory((state.shape[2], state.shape[1]), state.dtype, state.device, generator)
+    memory.state = memory.state.transpose(1, 2)
+    for slot in range(SLOTS):
+        memory.fill(slot, state[slot])
+    return replace(case, memory=memory)
+
+
+@both_orders
 @pytest.mark.parametrize(("state", "inputs"), DTYPES)
 def test_G2_mixed_batch_agrees_with_the_convolution(
-    backend: Backend, generator: torch.Generator, state: torch.dtype, inputs: torch.dtype
+    backend: Backend, generator: torch.Generator, state: torch.dtype, inputs: torch.dtype, channel_major: bool
 ) -> None:
-    run(build(backend, generator, state=state, inputs=inputs), backend)
+    run(build(backend, generator, state=state, inputs=inputs, channel_major=channel_major), backend)
 
 
+@both_orders
 @pytest.mark.parametrize("taps", [2, 3, 4, 6])
 @pytest.mark.parametrize("tokens", [1, 7])
 def test_G2_windows_longer_and_shorter_than_the_step(
-    backend: Backend, generator: torch.Generator, taps: int, tokens: int
+    backend: Backend, generator: torch.Generator, taps: int, tokens: int, channel_major: bool
 ) -> None:
-    rows = [Row(1, 1, tokens=tokens), Row(0, 2, tokens=tokens)]
-    run(build(backend, generator, rows, tokens, taps=taps), backend)
+    rows = [Row(1, 1, tokens=tokens), Row(0, 2, tokens=1)]
+    run(build(backend, generator, rows, tokens, taps=taps, channels=12, channel_major=channel_major), backend)
+
+
+@pytest.mark.parametrize(("taps", "channels"), [(4, 24), (3, 11), (2, 5), (4, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_both_orders_have_the_same_bits(
+    backend: Backend, generator: torch.Generator, taps: int, channels: int, dtype: torch.dtype
+) -> None:
+    """With one old tap, or one channel, the orders are one, whatever the strides say."""
+    rows = [Row(1, 1), Row(2, 3, 4, 2), Row(6, 6, 7, 0)]
+    case = build(backend, generator, rows, state=dtype, inputs=dtype, taps=taps, channels=channels)
+    other = reordered(case, generator)
+    assert same_bits(run(other, backend), run(case, backend))
+    for slot in (1, 3, 4, 6, 7):
+        assert same_bits(other.memory.state[slot].flatten(), case.memory.state[slot].flatten())
 
 
 @pytest.mark.parametrize("activation", ["silu", None])
@@ -119,8 +153,12 @@ def test_G2_with_and_without_bias_and_activation(
     run(build(backend, generator, [Row(1, 2)], bias=bias, activation=activation), backend)
 
 
-def test_G2_channels_that_fill_no_block(backend: Backend, generator: torch.Generator) -> None:
-    run(build(backend, generator, [Row(1, 2), Row(0, 3)], channels=262), backend)
+@both_orders
+@pytest.mark.parametrize("channels", [262, 3])
+def test_G2_channels_that_fill_no_block(
+    backend: Backend, generator: torch.Generator, channels: int, channel_major: bool
+) -> None:
+    run(build(backend, generator, [Row(1, 2, 3, 1)], 1, channels=channels, channel_major=channel_major), backend)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # numpy's, under the interpreter
@@ -156,20 +194,20 @@ def test_G2_repeats_bit_for_bit(backend: Backend, generator: torch.Generator) ->
     assert same_bits(first.memory.whole, second.memory.whole)
 
 
-@pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("state", "channel_major"), [(torch.float32, True), (torch.bfloat16, False)])
 def test_G2_a_row_does_not_depend_on_the_batch(
-    backend: Backend, generator: torch.Generator, state: torch.dtype
+    backend: Backend, generator: torch.Generator, state: torch.dtype, channel_major: bool
 ) -> None:
-    check_rows_alone(build(backend, generator, state=state), backend)
+    check_rows_alone(build(backend, generator, state=state, channel_major=channel_major), backend)
 
 
 @pytest.mark.parametrize("cuts", [[0, 1, 2, 3], [0, 1, 3], [0, 2, 3]])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "channel_major"), [(torch.float32, False), (torch.bfloat16, True)])
 def test_G2_chunking_does_not_change_bits(
-    backend: Backend, generator: torch.Generator, cuts: list[int], dtype: torch.dtype
+    backend: Backend, generator: torch.Generator, cuts: list[int], dtype: torch.dtype, channel_major: bool
 ) -> None:
     """With any state that holds the inputs exactly."""
-    check_chunks(build(backend, generator, state=dtype, inputs=dtype), backend, cuts)
+    check_chunks(build(backend, generator, state=dtype, inputs=dtype, channel_major=channel_major), backend, cuts)
 
 
 @pytest.mark.parametrize(("tokens", "meant"), [(9, 2), (-3, 0)])
@@ -205,18 +243,24 @@ def test_B16_null_reads_as_zeros(backend: Backend, generator: torch.Generator, n
 
 
 @pytest.mark.parametrize("row", COINCIDING)
+@both_orders
 @pytest.mark.parametrize("tokens", [0, 2])
-def test_B40_slots_of_one_row_may_coincide(backend: Backend, generator: torch.Generator, row: Row, tokens: int) -> None:
-    run(build(backend, generator, [row._replace(tokens=tokens)], tokens=2), backend)
+def test_B40_slots_of_one_row_may_coincide(
+    backend: Backend, generator: torch.Generator, row: Row, tokens: int, channel_major: bool
+) -> None:
+    case = build(backend, generator, [row._replace(tokens=tokens)], tokens=2, channels=12, channel_major=channel_major)
+    run(case, backend)
 
 
-def test_B40_rows_may_read_one_slot(backend: Backend, generator: torch.Generator) -> None:
+@both_orders
+def test_B40_rows_may_read_one_slot(backend: Backend, generator: torch.Generator, channel_major: bool) -> None:
     """Several requests start from one cached window: it stays, and each writes its own."""
-    run(build(backend, generator, [Row(1, 2), Row(1, 3), Row(1, 4, 5)]), backend)
+    run(build(backend, generator, [Row(1, 2), Row(1, 3), Row(1, 4, 5)], channel_major=channel_major), backend)
 
 
-def test_B38_slots_beyond_2_31_elements(backend: Backend, generator: torch.Generator) -> None:
-    near = build(backend, generator, [Row(2, 2)], state=torch.float16)
+@both_orders
+def test_B38_slots_beyond_2_31_elements(backend: Backend, generator: torch.Generator, channel_major: bool) -> None:
+    near = build(backend, generator, [Row(2, 2)], state=torch.float16, channel_major=channel_major)
     far = near.twin()
     far.memory.state = far_apart(3, near.memory.state[2], 2**30 + 8)
     far.memory.state[2] = near.memory.state[2]
@@ -245,6 +289,8 @@ def test_empty_batch(backend: Backend, generator: torch.Generator) -> None:
         ("bias", lambda t: t.int()),
         ("state", lambda t: t[:, :1]),
         ("state", lambda t: t.transpose(1, 2)),
+        ("state", lambda t: t.double()),
+        ("state", lambda t: t[:, :1].expand_as(t)),
         ("write", lambda t: t[:1]),
         ("snapshot", lambda t: t.float()),
         ("activation", lambda t: "relu"),
@@ -255,3 +301,16 @@ def test_G1_misfits_are_named_and_change_nothing(
 ) -> None:
     case = build(backend, generator, [Row(1, 1), Row(2, 2)])
     check_misfit(case, backend, name, spoil(case.arguments()[name]))
+
+
+@both_orders
+def test_G1_slots_with_gaps_are_refused(backend: Backend, generator: torch.Generator, channel_major: bool) -> None:
+    """In either order: the strides are told."""
+    case = build(backend, generator, [Row(1, 1)], channel_major=channel_major)
+    state = case.memory.state
+    for axis in (1, 2):
+        strides = [stride * (2 if axis == at else 1) for at, stride in enumerate(state.stride())]
+        spread = torch.zeros(2 * state[0].numel(), dtype=state.dtype, device=state.device)
+        spoilt = spread.as_strided((1, *state.shape[1:]), strides)
+        with pytest.raises(ValueError, match=rf"^state: .*{re.escape(str(spoilt.stride()))}"):
+            backend.conv_step(**(case.arguments() | {"state": spoilt}))

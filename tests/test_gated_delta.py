@@ -21,7 +21,7 @@ from tests.decode_case import (
     rubbish,
     same_bits,
 )  # fmt: skip
-from tests.recurrences import Array, gated_delta, gated_delta_bound
+from tests.recurrences import Array, gated_delta, gated_delta_bound, kda, kda_bound
 
 DTYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32)]
 
@@ -35,15 +35,18 @@ def build(
     inputs: torch.dtype = torch.float32,
     dims: tuple[int, int, int, int] | None = None,
     scale: float | None = None,
+    per_key: bool = False,
 ) -> Case:
     """Random states in the slots that real rows read, random inputs for their real tokens, rubbish everywhere else.
 
     dims: heads, key heads, key, value; unless given a model's on a GPU, small ones where every program is interpreted.
+    per_key: one decay for each key channel of a head instead of one for the head.
     """
     device = backend.device
     heads, key_heads, key, value = dims or ((32, 16, 128, 128) if device.type == "cuda" else (2, 1, 16, 16))
     memory = Memory((heads, key, value), state, device, generator)
-    shapes = {"q": (key_heads, key), "k": (key_heads, key), "v": (heads, value), "decay": (heads,), "beta": (heads,)}
+    shapes = {"q": (key_heads, key), "k": (key_heads, key), "v": (heads, value)}
+    shapes |= {"decay": (heads, key) if per_key else (heads,), "beta": (heads,)}
     made = {}
     for name, shape in shapes.items():
         dtype = torch.float32 if name in ("decay", "beta") else inputs
@@ -68,6 +71,7 @@ def float64(tensor: Tensor) -> Array:
 def run(case: Case, backend: Backend) -> Tensor:
     """A step with every output and state within the bound of the recurrence, zeros and unchanged bytes elsewhere."""
     state, before = case.memory.state, case.memory.state.clone()
+    exactly, bounds = (kda, kda_bound) if case.inputs["decay"].dim() == 4 else (gated_delta, gated_delta_bound)
     out = case.step(backend)
     changed: set[int] = set()
     for i, row in enumerate(case.rows):
@@ -83,7 +87,7 @@ def run(case: Case, backend: Backend) -> Tensor:
             kh = h // (v.shape[1] // q.shape[1])
             arguments = (q[:, kh], k[:, kh], v[:, h], decay[:, h], beta[:, h], old[h], scale)
             computed = (out[i, :real, h], state[row.write, h])
-            for got, exact, bound in zip(computed, gated_delta(*arguments), gated_delta_bound(*arguments), strict=True):
+            for got, exact, bound in zip(computed, exactly(*arguments), bounds(*arguments), strict=True):
                 assert (np.abs(float64(got) - exact) <= bound.stored(got.dtype, backend.name).error).all()
         if row.snapshot > 0:
             assert same_bits(state[row.snapshot], state[row.write])

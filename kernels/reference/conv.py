@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from memstate.kernels.decode_inputs import check, check_rows, check_state
+from memstate.kernels.decode_inputs import FLOATS, check, check_rows
 
 if not __name__.startswith("memstate."):
     raise ImportError(
@@ -24,9 +24,10 @@ def conv_step(
     tokens: Tensor,
     activation: str | None = "silu",
     out: Tensor | None = None,
+    window: Tensor | None = None,
 ) -> Tensor:
     """Advances the window of every row by its tokens; see `memstate.kernels.conv`. Syncs: yes, reads the slots."""
-    check_arguments(x, weight, bias, state, read, write, snapshot, tokens, activation, out)
+    check_arguments(x, weight, bias, state, read, write, snapshot, tokens, activation, out, window)
     out = torch.empty_like(x) if out is None else out
     out.zero_()
     channels, taps = weight.shape
@@ -34,14 +35,17 @@ def conv_step(
     for row, (source, target, copy, count) in enumerate(slots):
         if target <= 0:
             continue
-        window = state[source].float() if source > 0 else torch.zeros(taps - 1, channels, device=state.device)
-        for t in range(min(count, x.shape[1])):
-            window = torch.cat([window, x[row, t : t + 1].float()])
-            out[row, t] = mix(window, weight, bias, activation)
-            window = window[1:]
-        state[target] = window
+        count = max(min(count, x.shape[1]), 0)
+        old = state[source].float() if source > 0 else torch.zeros(taps - 1, channels, device=state.device)
+        inputs = torch.cat([old, x[row, :count].float()])
+        for t in range(count):
+            out[row, t] = mix(inputs[t : t + taps], weight, bias, activation)
+        if window is not None:
+            window[row, : len(inputs)] = inputs
+            continue
+        state[target] = inputs[count:]
         if copy > 0:
-            state[copy] = window
+            state[copy] = inputs[count:]
     return out
 
 
@@ -64,6 +68,7 @@ def check_arguments(
     tokens: Tensor,
     activation: str | None,
     out: Tensor | None,
+    window: Tensor | None,
 ) -> None:
     """Raises: ValueError naming the first argument whose shape, dtype or strides do not fit the others."""
     if activation not in ACTIVATIONS:
@@ -78,7 +83,35 @@ def check_arguments(
     check("weight", weight, "channel tap", (channel, weight.shape[1]))
     if bias is not None:
         check("bias", bias, "channel", (channel,))
-    check_state(state, "slot tap-1 channel", (weight.shape[1] - 1, channel))
+    check_state(state, (weight.shape[1] - 1, channel))
     check_rows(batch, read=read, write=write, snapshot=snapshot, tokens=tokens)
     if out is not None:
         check("out", out, "batch token channel", (batch, token, channel))
+    if window is not None:
+        check("window", window, "batch tap-1+token channel", (batch, weight.shape[1] - 1 + token, channel))
+        if window.dtype != state.dtype:
+            raise ValueError(f"window: expected {state.dtype} like state, got {window.dtype}")
+
+
+def check_state(state: Tensor, shape: tuple[int, int]) -> None:
+    """Raises: ValueError unless every slot is dense, as `tap-1 channel` or as `channel tap-1`."""
+    if state.shape[1:] != shape:
+        raise ValueError(f"state: expected `slot tap-1 channel` = {('slots', *shape)}, got {tuple(state.shape)}")
+    if state.dtype not in FLOATS:
+        raise ValueError(f"state: expected one of {FLOATS}, got {state.dtype}")
+    if not taps_are_fastest(state) and not _dense(state, 2, 1):
+        raise ValueError(
+            f"state: a slot `tap-1 channel` must be contiguous, or the transpose of a contiguous `channel tap-1`, "
+            f"got strides {state.stride()}"
+        )
+
+
+def taps_are_fastest(state: Tensor) -> bool:
+    """Whether a slot lies in memory as `channel tap-1` and not as `tap-1 channel`."""
+    return _dense(state, 1, 2) and not _dense(state, 2, 1)
+
+
+def _dense(state: Tensor, fast: int, slow: int) -> bool:
+    """Whether a slot has its elements side by side, `fast` the faster axis; one of length 1 may have any stride."""
+    shape, strides = state.shape, state.stride()
+    return (shape[fast] == 1 or strides[fast] == 1) and (shape[slow] == 1 or strides[slow] == shape[fast])

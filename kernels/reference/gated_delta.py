@@ -4,7 +4,7 @@ import torch
 from einops import rearrange, repeat
 from torch import Tensor
 
-from memstate.kernels.decode_inputs import check, check_rows, check_state
+from memstate.kernels.decode_inputs import check, check_rows, check_state, check_window
 
 if not __name__.startswith("memstate."):
     raise ImportError("import memstate.kernels.reference.gated_delta, not kernels.reference.gated_delta")
@@ -23,9 +23,10 @@ def gated_delta_step(
     tokens: Tensor,
     scale: float | None = None,
     out: Tensor | None = None,
+    window: Tensor | None = None,
 ) -> Tensor:
     """Advances the state of every row by its tokens; see `memstate.kernels.gated_delta`. Syncs: yes."""
-    check_arguments(q, k, v, decay, beta, state, read, write, snapshot, tokens, out)
+    check_arguments(q, k, v, decay, beta, state, read, write, snapshot, tokens, out, window)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out = torch.empty_like(v) if out is None else out
     out.zero_()
@@ -37,21 +38,26 @@ def gated_delta_step(
         for t in range(min(count, v.shape[1])):
             s, o = advance(s, q[row, t], k[row, t], v[row, t], decay[row, t], beta[row, t])
             out[row, t] = o * scale
-        state[target] = s
-        if copy > 0:
-            state[copy] = s
+            if window is not None:
+                window[row, t] = s
+        if window is None:
+            state[target] = s
+            if copy > 0:
+                state[copy] = s
     return out
 
 
 def advance(s: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     """One token of one row, fp32: returns the new state `head key value` and q^T S `head value`.
 
-    One row at a time, and products summed over one axis: a matmul over the batch rounds differently with its size.
+    decay: `head` or `head key`. One row at a time, and products summed over one axis: a matmul over the batch rounds
+    differently with its size.
     """
     group = s.shape[0] // k.shape[0]
     key = repeat(k.float(), "key_head key -> (key_head group) key 1", group=group)
     query = repeat(q.float(), "key_head key -> (key_head group) key 1", group=group)
-    s = s * rearrange(decay.float().exp(), "head -> head 1 1")
+    gate = decay.float().exp()
+    s = s * rearrange(gate, "head key -> head key 1" if gate.dim() == 2 else "head -> head 1 1")
     seen = (key * s).sum(dim=1)
     delta = rearrange(beta.float(), "head -> head 1") * (v.float() - seen)
     s = s + key * rearrange(delta, "head value -> head 1 value")
@@ -70,8 +76,9 @@ def check_arguments(
     snapshot: Tensor,
     tokens: Tensor,
     out: Tensor | None,
+    window: Tensor | None,
 ) -> None:
-    """Raises: ValueError naming the first argument whose shape, dtype or strides do not fit the others."""
+    """Raises: ValueError naming the first argument whose shape, dtype, strides or address do not fit the others."""
     if q.dim() != 4 or v.dim() != 4 or not q.shape[2] or v.shape[2] % q.shape[2]:
         raise ValueError(
             f"expected q `batch token key_head key` and v `batch token head value` with head a multiple of key_head, "
@@ -82,9 +89,14 @@ def check_arguments(
     check("q", q, "batch token key_head key", keys)
     check("k", k, "batch token key_head key", keys)
     check("v", v, "batch token head value", (batch, token, head, value))
-    check("decay", decay, "batch token head", (batch, token, head))
+    if decay.dim() == 4:
+        check("decay", decay, "batch token head key", (batch, token, head, q.shape[3]))
+    else:
+        check("decay", decay, "batch token head", (batch, token, head))
     check("beta", beta, "batch token head", (batch, token, head))
     check_state(state, "slot head key value", (head, q.shape[3], value))
     check_rows(batch, read=read, write=write, snapshot=snapshot, tokens=tokens)
     if out is not None:
         check("out", out, "batch token head value", (batch, token, head, value))
+    if window is not None:
+        check_window(window, state, "batch token head key value", (batch, token))

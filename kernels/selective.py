@@ -1,0 +1,239 @@
+"""The selective state update of Mamba over read, write and snapshot slots. Knows no register, no strategy, no layer.
+
+One program advances one tile of one head's state, a block of `dim` by all of `state`, through all tokens of its row.
+The tile stays in fp32 registers from its load on, so the program may write the slot that it read. Up to 512 states fit
+one warp, and sums over them then never wait for another. A speculative window takes a copy of the tile behind every
+token.
+"""
+
+import math
+from itertools import product
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from memstate.kernels.catalog import CompileCase
+from memstate.kernels.decode_inputs import ACCESS_BYTES, stride_unit
+from memstate.kernels.reference.selective import check_arguments
+
+if not __name__.startswith("memstate."):
+    raise ImportError(
+        "import memstate.kernels.selective, not kernels.selective: a second copy would duplicate every kernel"
+    )
+
+LINEAR = tl.constexpr(20.0)  # softplus(x) is x above
+OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
+WARP_ELEMENTS = 1024  # state held by one warp, 32 fp32 registers a lane; half of it where every element has its own `a`
+
+# Everything that may differ between two calls of one model. The alignment of the inputs belongs here too: it may change
+# the order in which lanes add up a sum, and the bits of a row would depend on where its batch was allocated.
+PER_CALL = [
+    "x_ptr", "dt_ptr", "a_ptr", "b_ptr", "c_ptr", "d_ptr", "z_ptr", "dt_bias_ptr", "out_ptr",
+    "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr", "max_tokens", "stride_units", "window_units",
+]  # fmt: skip
+
+
+@triton.jit
+def _softplus(x):
+    """log(1 + exp(x)) to the last places, also where the sum keeps little of exp(x); x itself above LINEAR.
+
+    Theorem 4 of Goldberg 1991, What every computer scientist should know about floating-point arithmetic.
+    """
+    e = tl.exp(tl.where(x > LINEAR, 0.0, x))
+    u = 1 + e
+    kept = u - 1  # log(u) is right for this; log(u) / kept hardly differs from log(1 + e) / e
+    nothing = kept == 0
+    y = e * (tl.where(nothing, 1.0, tl.log(u)) / tl.where(nothing, 1.0, kept))
+    return tl.where(x > LINEAR, x, y)
+
+
+@triton.jit(do_not_specialize=PER_CALL)
+def _selective_step(
+    x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, z_ptr, dt_bias_ptr, state_ptr, window_ptr, out_ptr,
+    read_ptr, write_ptr, snapshot_ptr, tokens_ptr, max_tokens, stride_units, window_units,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, STATE: tl.constexpr, TIED: tl.constexpr,
+    SOFTPLUS: tl.constexpr, UNIT: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(1)
+    row = tl.program_id(2).to(tl.int64)
+    dim = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
+    n = tl.arange(0, BLOCK_N)
+    in_dim = dim < DIM
+    in_state = n < STATE
+    in_tile = in_dim[:, None] & in_state[None, :]
+    channel = head * DIM + dim
+    tile = channel[:, None] * STATE + n[None, :]
+
+    write = tl.maximum(tl.load(write_ptr + row), 0).to(tl.int64)
+    real = write > 0
+    read = tl.where(real, tl.maximum(tl.load(read_ptr + row), 0).to(tl.int64), 0)
+    snapshot = tl.where(real, tl.maximum(tl.load(snapshot_ptr + row), 0).to(tl.int64), 0)
+    count = tl.where(real, tl.minimum(tl.load(tokens_ptr + row).to(tl.int32), max_tokens), 0)
+
+    # A multiple of UNIT that the compiler can see to be one: otherwise the accesses to the state become narrow.
+    slot_stride = stride_units.to(tl.int64) * UNIT
+    # Masks of a block and a scalar by `where`: `&` of the two is no mask in the interpreter of Triton 3.9.
+    tile_ptr = state_ptr + tile
+    s = tl.load(tile_ptr + read * slot_stride, mask=tl.where(read > 0, in_tile, False), other=0.0).to(tl.float32)
+
+    # Whose dt, d and dt_bias: the head's, or each channel's own.
+    owner = head if TIED else channel
+    owned = head < HEADS if TIED else in_dim
+    OWNERS: tl.constexpr = HEADS if TIED else HEADS * DIM
+    a_at = a_ptr + (head if TIED else tile)
+    if not TIED and STATE * a_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
+        a_at = tl.multiple_of(a_at, [1, 16])  # it was seen at the door; each row of `a` is whole accesses long
+    a = tl.load(a_at, mask=owned if TIED else in_tile, other=0.0).to(tl.float32)
+    if dt_bias_ptr is not None:
+        dt_bias = tl.load(dt_bias_ptr + owner, mask=owned, other=0.0).to(tl.float32)
+    if d_ptr is not None:
+        d = tl.load(d_ptr + owner, mask=owned, other=0.0).to(tl.float32)
+
+    for t in range(count):
+        token = row * max_tokens + t
+        at = token * (HEADS * DIM) + channel
+        shared_at = (token * GROUPS + head // (HEADS // GROUPS)) * STATE + n
+        x = tl.load(x_ptr + at, mask=in_dim, other=0.0).to(tl.float32)
+        b = tl.load(b_ptr + shared_at, mask=in_state, other=0.0).to(tl.float32)
+        c = tl.load(c_ptr + shared_at, mask=in_state, other=0.0).to(tl.float32)
+        dt = tl.load(dt_ptr + token * OWNERS + owner, mask=owned, other=0.0).to(tl.float32)
+        if dt_bias_ptr is not None:
+            dt = dt + dt_bias
+        if SOFTPLUS:
+            dt = _softplus(dt)
+
+        s = s * tl.exp((dt if TIED else dt[:, None]) * a)
+        s = s + (dt * x)[:, None] * b[None, :]
+        y = tl.sum(s * c[None, :], 1)
+        if d_ptr is not None:
+            y = y + d * x
+        if z_ptr is not None:
+            z = tl.load(z_ptr + at, mask=in_dim, other=0.0).to(tl.float32)
+            y = y * (z / (1 + tl.exp(-z)))
+        tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=in_dim)
+        if window_ptr is not None:
+            # Seen to be a multiple of UNIT and of no more, as slots are: wider accesses here would change the layout of
+            # the tile, and with it the order of its sums.
+            after = window_ptr + token * window_units * UNIT
+            tl.store(after + tile, s.to(window_ptr.dtype.element_ty), mask=in_tile)
+
+    for t in range(tl.maximum(count, 0), max_tokens):
+        tl.store(out_ptr + (row * max_tokens + t) * (HEADS * DIM) + channel, 0.0, mask=in_dim)
+
+    if window_ptr is None:
+        new = s.to(state_ptr.dtype.element_ty)
+        tl.store(tile_ptr + write * slot_stride, new, mask=tl.where(real, in_tile, False))
+        tl.store(tile_ptr + snapshot * slot_stride, new, mask=tl.where(snapshot > 0, in_tile, False))
+
+
+def blocks(dim: int, state: int, tied: bool) -> tuple[int, int, int]:
+    """Dims and states of one tile (powers of two) and the warps that hold it."""
+    block_n = triton.next_power_of_2(state)
+    elements = WARP_ELEMENTS if tied else WARP_ELEMENTS // 2
+    block_d = min(triton.next_power_of_2(dim), max(1, elements // block_n))
+    return block_d, block_n, max(1, block_d * block_n // elements)
+
+
+def selective_step(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor,
+    read: Tensor,
+    write: Tensor,
+    snapshot: Tensor,
+    tokens: Tensor,
+    d: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    softplus: bool = False,
+    window: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Advances the state of every row by its tokens, in order, and returns what `c` reads from it.
+
+    Per token: dt' = dt + dt_bias, or softplus of that;  S <- exp(dt' a) S + dt' x (x) b;  y = S c + d x;  y silu(z)
+    (the selective state space model of Gu, Dao 2023, arXiv:2312.00752; with one `a` and dt a head, Mamba2: Dao, Gu
+    2024, arXiv:2405.21060). Softplus is the identity above 20.
+
+    x, z: `batch token head dim`; b, c: `batch token group state`, head h uses group h // (head / group).
+    Mamba2: dt `batch token head`; a (negative), d, dt_bias: `head`.
+    Mamba1: dt `batch token head dim`; a `head dim state`; d, dt_bias: `head dim`; all channels may be one head.
+    All contiguous, an `a` of channels from a multiple of 16 bytes on; d, z and dt_bias may be None.
+    state: one layer, `slot head dim state`, fp32, bf16 or fp16, slots any stride apart; channels alone,
+    `slot channel state`, are plane.unsqueeze(1). Arithmetic is fp32, and the state is rounded to its dtype once, when
+    it is stored: with an fp32 state the bits do not depend on how a prompt is cut into chunks.
+    read, write, snapshot: slots, int32 `batch`. The state is read at `read`, and stored at `write` and, unless that is
+    null, at `snapshot`. 0 or negative is null: a null read is zeros, a row with a null write changes nothing and its
+    output is zeros. They may coincide within a row; across rows the slots stored are distinct, and none is another
+    row's `read`.
+    tokens: int32 `batch`; row b has tokens[b] <= token real tokens and the output of the others is zeros; none copies
+    the state through.
+    window: for tokens that may still be rejected, `batch token head dim state`, contiguous from a multiple of 16 bytes
+    on, of the state's dtype. Given, no slot is stored: the state after token t of row b goes to window[b, t], the rest
+    of the window stays as it is, `snapshot` is ignored, and `write` says no more than whether the row is real, so rows
+    may share it. The output has the bits that it has without a window.
+    out: where the output goes, like x; given, nothing is allocated.
+
+    Returns `out`. Changes: state, or with a window nothing else. Syncs: no.
+    Raises: ValueError where a shape, dtype, stride or address does not fit.
+    """
+    check_arguments(x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, window, out)
+    out = torch.empty_like(x) if out is None else out
+    batch, max_tokens, heads, dim = x.shape
+    groups, states = b.shape[2:]
+    if batch == 0:
+        return out
+    unit = math.gcd(stride_unit(state), heads * dim * states)
+    tied = dt.dim() == 3
+    block_d, block_n, warps = blocks(dim, states, tied)
+    _selective_step[(triton.cdiv(dim, block_d), heads, batch)](
+        x, dt, a, b, c, d, z, dt_bias, state, window, out, read, write, snapshot, tokens,
+        max_tokens, state.stride(0) // unit, heads * dim * states // unit,
+        HEADS=heads, GROUPS=groups, DIM=dim, STATE=states, TIED=tied, SOFTPLUS=softplus,
+        UNIT=unit, BLOCK_D=block_d, BLOCK_N=block_n, num_warps=warps, **OPTIONS,
+    )  # fmt: skip
+    return out
+
+
+# heads, groups, dim, state; tied; dtypes of the state
+MODELS = {
+    "mamba2": ((128, 8, 64, 128), True, ("fp32", "bf16", "fp16")),
+    "mamba2_256": ((128, 8, 64, 256), True, ("fp32",)),
+    "mamba1": ((1, 1, 8192, 16), False, ("fp32", "bf16", "fp16")),
+}
+
+
+def compile_cases() -> list[CompileCase]:
+    """The launches to compile ahead: both kinds, bf16 inputs, storing slots and storing a window."""
+    inputs = ("x_ptr", "dt_ptr", "b_ptr", "c_ptr", "z_ptr", "out_ptr")
+    signature = (
+        dict.fromkeys(inputs, "*bf16")
+        | dict.fromkeys(("a_ptr", "d_ptr", "dt_bias_ptr"), "*fp32")
+        | dict.fromkeys(("read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr"), "*i32")
+        | {"max_tokens": "i32", "stride_units": "i32", "window_units": "i32"}
+    )
+    cases = []
+    for name, ((heads, groups, dim, state), tied, dtypes) in MODELS.items():
+        block_d, block_n, warps = blocks(dim, state, tied)
+        shape = {
+            "HEADS": heads, "GROUPS": groups, "DIM": dim, "STATE": state, "TIED": tied, "SOFTPLUS": True,
+            "BLOCK_D": block_d, "BLOCK_N": block_n,
+        }  # fmt: skip
+        for dtype, stores in product(dtypes, ("", "_window")):
+            planes = ("state_ptr", "window_ptr") if stores else ("state_ptr",)
+            bulk = planes if tied else (*planes, "a_ptr")
+            constexprs = shape | {"UNIT": ACCESS_BYTES // (4 if dtype == "fp32" else 2)}
+            if not stores:
+                constexprs["window_ptr"] = None
+            cases.append(
+                CompileCase(
+                    f"selective_step_{name}_{dtype}{stores}", _selective_step,
+                    signature | dict.fromkeys(planes, f"*{dtype}"), constexprs, planes, warps, bulk, OPTIONS,
+                )
+            )  # fmt: skip
+    return cases

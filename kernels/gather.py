@@ -1,0 +1,75 @@
+"""Gathers slots of one plane into a contiguous batch, all layers in one launch. Knows no register and no other plane.
+
+One program moves one tile of one layer of one entry, so that a single entry occupies the device as well as many do.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from memstate.kernels.blocks import LANES, cut
+from memstate.kernels.catalog import CompileCase
+from memstate.kernels.reference.gather import check_arguments
+
+if not __name__.startswith("memstate."):
+    raise ImportError("import memstate.kernels.gather, not kernels.gather: a second copy would duplicate every kernel")
+
+WARPS = 4
+SIZES = ["batch", "layers", "tiles", "last", "layer_units", "slot_units", "block_units"]
+POINTERS = ["plane_ptr", "slots_ptr", "out_ptr"]  # what is known of their alignment is in UNIT
+
+
+@triton.jit(do_not_specialize=POINTERS + SIZES)
+def _gather_slots(
+    plane_ptr, slots_ptr, out_ptr, batch, layers, tiles, last, layer_units, slot_units, block_units,
+    UNIT: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    UNITS: tl.constexpr = LANES // UNIT
+    ALIGNMENT: tl.constexpr = UNIT * plane_ptr.dtype.element_ty.primitive_bitwidth // 8
+    item = tl.program_id(0)
+    first = (item % tiles).to(tl.int64) * UNITS
+    layer = (item // tiles % layers).to(tl.int64)
+    row = item // tiles // layers
+    slot = tl.load(slots_ptr + row)
+    known = (slot > 0) & (slot <= last)
+    slot = tl.where(known, slot, 0).to(tl.int64)
+
+    source = tl.multiple_of(plane_ptr + (layer * layer_units + slot * slot_units + first) * UNIT, ALIGNMENT)
+    target = tl.multiple_of(out_ptr + ((layer * batch + row) * block_units + first) * UNIT, ALIGNMENT)
+    lane = tl.arange(0, LANES)
+    inside = lane < tl.minimum(block_units - first, UNITS).to(tl.int32) * UNIT  # a bound that never cuts a unit
+    # `where`, because `&` of a block and a scalar is no mask in the interpreter of Triton 3.9
+    words = tl.load(source + lane, mask=tl.where(known, inside, False), other=0)
+    tl.store(target + lane, words, mask=inside)
+
+
+def gather_slots(plane: Tensor, slots: Tensor, out: Tensor) -> None:
+    """Copies slots of a plane side by side, bit for bit: out[:, b] = plane[:, slots[b]].
+
+    plane: `layer slot ...`, any dtype; one layer of one slot is contiguous, layers and slots are any strides apart. 16
+    bytes move at a time where its address, strides and block and the address of `out` are multiples of 16; fewer
+    elsewhere. slots: int32 or int64 `batch`; an id outside 1..slot-1 gives zeros, and one may be there twice.
+    out: `layer batch ...`, contiguous, of the plane's dtype.
+
+    Changes: out. Syncs: no. Raises: ValueError where a shape, dtype, device or stride does not fit.
+    """
+    check_arguments(plane, slots, out)
+    if out.numel() == 0:
+        return
+    words = cut(plane, out.data_ptr())
+    layers, batch = out.shape[:2]
+    _gather_slots[(words.tiles * layers * batch,)](
+        triton.reinterpret(plane, words.word), slots, triton.reinterpret(out, words.word),
+        batch, layers, words.tiles, plane.shape[1] - 1, words.layer_units, words.slot_units, words.block_units,
+        UNIT=words.unit_words, LANES=LANES, num_warps=WARPS,
+    )  # fmt: skip
+
+
+def compile_cases() -> list[CompileCase]:
+    """The launch to compile ahead: 16 bytes a lane, whatever the dtype of the plane."""
+    signature = {"plane_ptr": "*i32", "slots_ptr": "*i32", "out_ptr": "*i32"} | dict.fromkeys(SIZES, "i32")
+    return [
+        CompileCase(
+            "gather_slots", _gather_slots, signature, {"UNIT": 4, "LANES": LANES}, (), WARPS, ("plane_ptr", "out_ptr")
+        )
+    ]

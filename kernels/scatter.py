@@ -1,0 +1,212 @@
+"""Scatters a contiguous batch to slots of one plane, all layers in one launch. Knows no register and no other plane.
+
+A source is a row of steps, of which a slot gets one block:
+
+    scatter_slots      batch    layer batch [block]                 the row itself
+    scatter_accepted   window   layer batch step [block]            the block of step a - 1
+    scatter_inputs     inputs   layer batch tap-1+step [channel]    the tap-1 steps from step a on
+
+A unit of work is (due entry, tile of a block), dealt round robin to a fixed number of programs, as in
+`memstate.kernels.copy`: a single due entry occupies the whole device, and a call with nothing due ends after reading
+its entries. Snapshots are entries behind those of the writes.
+"""
+
+from collections.abc import Mapping
+from math import gcd
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from memstate.kernels.blocks import LANES, block_bytes, cut
+from memstate.kernels.catalog import CompileCase
+from memstate.kernels.reference.scatter import check_accepted, check_inputs, check_slots, has_taps_fastest
+from memstate.kernels.tuned import ENTRIES, programs
+
+if not __name__.startswith("memstate."):
+    raise ImportError(
+        "import memstate.kernels.scatter, not kernels.scatter: a second copy would duplicate every kernel"
+    )
+
+WARPS = 4
+COLUMNS = ["write_ptr", "accepted_ptr", "snapshot_ptr", "crossed_ptr"]
+SIZES = [
+    "batch", "steps", "row_steps", "ahead", "layers", "tiles", "last",
+    "layer_units", "slot_units", "block_units", "step_words",
+]  # fmt: skip
+POINTERS = ["plane_ptr", "source_ptr", *COLUMNS]  # what is known of their alignment is in UNIT
+
+
+@triton.jit
+def _due(slots_ptr, counts_ptr, row, batch, steps, row_steps, ahead, last):
+    """Per row the slot, shifted by 32 bits, and the step of the source from which it gets a block; 0 if none."""
+    listed = (row >= 0) & (row < batch)
+    slot = tl.load(slots_ptr + row, mask=listed, other=0)
+    due = (slot > 0) & (slot <= last)
+    step = row
+    if counts_ptr is not None:
+        count = tl.load(counts_ptr + row, mask=listed, other=0)
+        due = due & (count >= 1) & (count <= steps)
+        step = row * row_steps + count.to(tl.int32) - ahead
+    return tl.where(due, (slot.to(tl.int64) << 32) | step.to(tl.int64), 0)
+
+
+@triton.jit(do_not_specialize=POINTERS + SIZES)
+def _scatter(
+    plane_ptr, source_ptr, write_ptr, accepted_ptr, snapshot_ptr, crossed_ptr,
+    batch, steps, row_steps, ahead, layers, tiles, last, layer_units, slot_units, block_units, step_words,
+    UNIT: tl.constexpr, TAPS: tl.constexpr, ELEMENT: tl.constexpr, ENTRIES: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    UNITS: tl.constexpr = LANES // UNIT
+    ALIGNMENT: tl.constexpr = UNIT * plane_ptr.dtype.element_ty.primitive_bitwidth // 8
+    lane = tl.arange(0, LANES)
+    item = tl.program_id(0)
+    entries = batch
+    if snapshot_ptr is not None:
+        entries = 2 * batch
+    for start in range(0, entries, ENTRIES):
+        index = start + tl.arange(0, ENTRIES)
+        pair = _due(write_ptr, accepted_ptr, index, batch, steps, row_steps, ahead, last)
+        if snapshot_ptr is not None:
+            pair = pair | _due(snapshot_ptr, crossed_ptr, index - batch, batch, steps, row_steps, ahead, last)
+        rank = tl.cumsum((pair != 0).to(tl.int32), 0) - 1
+        items = tl.sum((pair != 0).to(tl.int32), 0) * layers * tiles
+        while item < items:
+            chosen = tl.sum(tl.where(rank == item // tiles // layers, pair, 0), 0)  # what is not due adds 0
+            layer = (item // tiles % layers).to(tl.int64)
+            tile = (item % tiles).to(tl.int64)
+            slot = chosen >> 32
+            step = layer * batch * row_steps + (chosen & 0x7FFFFFFF)
+
+            first = tile * UNITS
+            target = tl.multiple_of(plane_ptr + (layer * layer_units + slot * slot_units + first) * UNIT, ALIGNMENT)
+            inside = lane < tl.minimum(block_units - first, UNITS).to(tl.int32) * UNIT  # never cuts a unit
+            if TAPS == 0:
+                source = tl.multiple_of(source_ptr + (step * step_words + first * UNIT), ALIGNMENT)
+                words = tl.load(source + lane, mask=inside, other=0)
+            else:  # stored as `channel tap`: neighbours come from different steps
+                word = (tile * LANES).to(tl.int32) + lane  # 32 bits: a window has less than 2^31 words
+                element = word // ELEMENT
+                place = element % TAPS * step_words.to(tl.int32) + element // TAPS * ELEMENT + word % ELEMENT
+                # No mask, but a word that is there: many narrow loads under masks would be as many branches.
+                words = tl.load(source_ptr + step * step_words + tl.where(inside, place, 0))
+            tl.store(target + lane, words, mask=inside)
+            item += tl.num_programs(0)
+        item -= items
+
+
+def scatter_slots(plane: Tensor, slots: Tensor, batch: Tensor) -> None:
+    """Copies the entries of a batch to slots of a plane, bit for bit: plane[:, slots[b]] = batch[:, b].
+
+    plane: `layer slot ...`, any dtype; one layer of one slot is contiguous, layers and slots are any strides apart. 16
+    bytes move at a time where its address, strides and block and the address of `batch` are multiples of 16; fewer
+    elsewhere. slots: int32 or int64 `batch`, distinct; entries with an id outside 1..slot-1 are skipped.
+    batch: `layer batch ...`, contiguous, of the plane's dtype.
+
+    Changes: plane. Syncs: no. Raises: ValueError where a shape, dtype, device or stride does not fit.
+    """
+    check_slots(plane, slots, batch)
+    _launch(plane, batch, block_bytes(plane), 1, 1, 0, slots, None, None, None)
+
+
+def scatter_accepted(
+    plane: Tensor, window: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
+) -> None:
+    """Keeps, per entry of a speculative step, the state after the tokens accepted and that at the boundary crossed.
+
+    plane[:, write[b]] = window[:, b, accepted[b] - 1] and plane[:, snapshot[b]] = window[:, b, crossed[b] - 1], bit
+    for bit; each is skipped where its slot is outside 1..slot-1 or its count outside 1..step.
+
+    plane: as for `scatter_slots`. window: the state after each token, `layer batch step ...`, contiguous, of the
+    plane's dtype, less than 2^31 states a layer. write, accepted, snapshot, crossed: int32 or int64 `batch`; the slots
+    written are distinct.
+
+    Changes: plane. Syncs: no. Raises: ValueError where a shape, dtype, device or stride does not fit.
+    """
+    check_accepted(plane, window, write, accepted, snapshot, crossed)
+    steps = window.shape[2]
+    _launch(plane, window, block_bytes(plane), steps, steps, 1, write, accepted, snapshot, crossed)
+
+
+def scatter_inputs(
+    plane: Tensor, inputs: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
+) -> None:
+    """Keeps, per entry of a speculative step, the convolution window after the tokens accepted and at the boundary.
+
+    The window after a tokens is inputs[:, b, a : a + tap-1]: plane[:, write[b]] gets that of accepted[b] and
+    plane[:, snapshot[b]] that of crossed[b], bit for bit; each is skipped where its slot is outside 1..slot-1 or its
+    count outside 1..step.
+
+    plane: `layer slot tap-1 channel`, any dtype; one layer of one slot is dense, as `tap channel` or, passed as a
+    transposed view, as `channel tap`; layers and slots are any strides apart. inputs: the window that the step read and
+    then the input of each token, `layer batch tap-1+step channel`, contiguous, of the plane's dtype. write, accepted,
+    snapshot, crossed: int32 or int64 `batch`; the slots written are distinct.
+
+    Changes: plane. Syncs: no. Raises: ValueError where a shape, dtype, device or stride does not fit.
+    """
+    check_inputs(plane, inputs, write, accepted, snapshot, crossed)
+    taps, channels = plane.shape[2:]
+    length = inputs.shape[2]
+    transposed = taps if has_taps_fastest(plane) else 0
+    step_bytes = channels * plane.element_size()
+    _launch(plane, inputs, step_bytes, length - taps, length, 0, write, accepted, snapshot, crossed, transposed)
+
+
+def _launch(
+    plane: Tensor,
+    source: Tensor,
+    step_bytes: int,
+    steps: int,
+    row_steps: int,
+    ahead: int,
+    write: Tensor,
+    accepted: Tensor | None,
+    snapshot: Tensor | None,
+    crossed: Tensor | None,
+    taps: int = 0,
+) -> None:
+    """steps: the largest count; ahead: a count less the step where its block starts; taps: of a transposed block."""
+    if plane.numel() == 0 or source.numel() == 0:
+        return
+    size = plane.element_size()
+    if taps:
+        words = cut(plane, word_bytes=gcd(4, size, source.data_ptr()))
+    else:
+        words = cut(plane, source.data_ptr(), step_bytes)
+    layers, batch = source.shape[:2]
+    items = (batch if snapshot is None else 2 * batch) * layers * words.tiles
+    _scatter[(min(items, programs(plane.device)),)](
+        triton.reinterpret(plane, words.word), triton.reinterpret(source, words.word),
+        write, accepted, snapshot, crossed,
+        batch, steps, row_steps, ahead, layers, words.tiles, plane.shape[1] - 1,
+        words.layer_units, words.slot_units, words.block_units, step_bytes // words.word_bytes,
+        UNIT=words.unit_words, TAPS=taps, ELEMENT=size // words.word_bytes if taps else 1,
+        ENTRIES=ENTRIES, LANES=LANES, num_warps=WARPS,
+    )  # fmt: skip
+
+
+def compile_cases() -> list[CompileCase]:
+    """The launches to compile ahead: 16 bytes a lane; where taps are fastest, 3 of them, loads are as they must be."""
+    sizes = {"ENTRIES": ENTRIES, "LANES": LANES}
+    straight = {"UNIT": 4, "TAPS": 0, "ELEMENT": 1} | sizes
+    both = ("plane_ptr", "source_ptr")
+
+    def case(
+        name: str, word: str, constants: Mapping[str, int | None], planes: tuple[str, ...], columns: list[str]
+    ) -> CompileCase:
+        signature = dict.fromkeys(both, f"*{word}") | dict.fromkeys(columns, "*i32") | dict.fromkeys(SIZES, "i32")
+        absent = dict.fromkeys(column for column in COLUMNS if column not in columns)
+        return CompileCase(name, _scatter, signature, {**constants, **absent}, (), WARPS, planes)
+
+    return [
+        case("scatter_slots", "i32", straight, both, ["write_ptr"]),
+        case("scatter_accepted", "i32", straight, both, COLUMNS),
+        case("scatter_inputs", "i32", straight, both, COLUMNS),
+        *(
+            case(
+                f"scatter_inputs_transposed_{dtype}", word, {"UNIT": unit, "TAPS": 3, "ELEMENT": 1} | sizes,
+                ("plane_ptr",), COLUMNS,
+            )
+            for dtype, word, unit in (("bf16", "i16", 8), ("fp32", "i32", 4))
+        ),
+    ]  # fmt: skip

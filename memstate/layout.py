@@ -6,13 +6,16 @@
 A block is one plane of one layer of one slot, padded to `alignment`, so that 16 bytes can move at a time everywhere.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+from types import EllipsisType
 from typing import Literal, NamedTuple, get_args
 
 import torch
 
+from memstate import split
 from memstate.errors import InvalidArgument
+from memstate.split import Owned, Part
 
 Order = Literal["layer_major", "slot_major"]
 MOVE_BYTES = 16  # what one lane of a kernel moves
@@ -24,7 +27,8 @@ class Plane:
 
     shape: elements per slot and layer; () is one element, a zero makes the plane empty. rewritten_each_step: whether a
     step computes every element anew; a plane that is written in part must be copied where a step reads one slot and
-    writes another.
+    writes another. parts: what tensor parallelism cuts along `axis`, in the order of memory; without parts every rank
+    holds the whole plane.
     Raises: InvalidArgument.
     """
 
@@ -32,15 +36,19 @@ class Plane:
     shape: tuple[int, ...]
     dtype: torch.dtype
     rewritten_each_step: bool = True
+    parts: tuple[Part, ...] = ()
+    axis: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
+        object.__setattr__(self, "parts", tuple(self.parts))
         if not self.name:
             raise InvalidArgument("a plane needs a name")
         if not isinstance(self.dtype, torch.dtype):
             raise InvalidArgument(f"plane {self.name}: dtype {self.dtype!r}, expected a torch.dtype")
         if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in self.shape):
             raise InvalidArgument(f"plane {self.name}: shape {self.shape}, expected sizes of 0 or more")
+        split.require_fit(f"plane {self.name}", self.parts, self.shape, self.axis)
 
     @property
     def elements(self) -> int:
@@ -52,14 +60,60 @@ class Plane:
         """Bytes per slot and layer, without padding."""
         return self.elements * self.dtype.itemsize
 
+    def shard(self, ranks: int) -> "Plane":
+        """The plane of one of `ranks` ranks; what a rank holds of it, `owned` says. Raises: InvalidArgument."""
+        parts = split.shard(f"plane {self.name}", self.parts, ranks)
+        if not parts:
+            return self
+        size = sum(part.length for part in parts)
+        return replace(self, parts=parts, shape=(*self.shape[: self.axis], size, *self.shape[self.axis + 1 :]))
+
+    def slices(self) -> dict[str, slice]:
+        """Where each part lies along `axis`, by name; nothing for a plane without parts."""
+        return split.slices(self.parts)
+
+    def owned(self, ranks: int, rank: int) -> list[Owned]:
+        """Which slices along `axis` of this plane rank `rank` of `ranks` holds, and where in `shard(ranks)` they lie.
+
+        A plane without parts is one entry with the plane's name and all of it. Raises: InvalidArgument.
+        """
+        found = split.owned(f"plane {self.name}", self.parts, ranks, rank)
+        return found or [Owned(self.name, slice(None), slice(None))]
+
+    def index(self, along: slice) -> tuple[EllipsisType | slice, ...]:
+        """The index that takes a slice along `axis` out of a tensor that ends in the axes of this plane."""
+        if not self.shape:
+            return (...,)
+        return (..., along, *[slice(None)] * (len(self.shape) - self.axis - 1))
+
     def __repr__(self) -> str:
         sizes, dtype = ",".join(map(str, self.shape)), str(self.dtype).removeprefix("torch.")
-        return f"Plane({self.name}[{sizes}] {dtype}, {format_bytes(self.nbytes)} per layer)"
+        parts = " | ".join(f"{part.name} {part.units}*{part.size}" for part in self.parts)
+        return (
+            f"Plane({self.name}[{sizes}] {dtype}, {f'{parts}, ' if parts else ''}{format_bytes(self.nbytes)} per layer)"
+        )
 
 
 class Placement(NamedTuple):
     """Where the blocks of one plane start, in bytes: arena[offset + layer * layer_stride + slot * slot_stride]."""
 
+    arena: int
+    offset: int
+    layer_stride: int
+    slot_stride: int
+
+
+class PlaneRow(NamedTuple):
+    """One plane as a line of a table: bytes of one layer of one slot, and the `Placement` of these blocks.
+
+    In slot_major `offset` and `layer_stride` are bytes from the start of a slot.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    payload: int
+    padding: int
     arena: int
     offset: int
     layer_stride: int
@@ -127,6 +181,27 @@ class StateLayout:
             return tuple(Placement(i, 0, (slots + 1) * block, block) for i, block in enumerate(blocks))
         return tuple(Placement(0, sum(blocks[:i]), sum(blocks), self.bytes_per_slot) for i in range(len(blocks)))
 
+    def table(self, slots: int = 1) -> list[PlaneRow]:
+        """Where every byte of a slot is, a row per plane; only the layer_stride of layer_major depends on `slots`."""
+        return [
+            PlaneRow(plane.name, plane.shape, plane.dtype, plane.nbytes, self.block_bytes(plane) - plane.nbytes, *place)
+            for plane, place in zip(self.planes, self.placements(slots), strict=True)
+        ]
+
+    def shard(self, ranks: int) -> "StateLayout":
+        """The layout that one of `ranks` tensor-parallel ranks holds; `Plane.owned` says which bytes are whose.
+
+        Raises: InvalidArgument for a part whose units and the ranks do not divide each other.
+        """
+        return replace(self, planes=tuple(plane.shard(ranks) for plane in self.planes))
+
+    def part(self, plane: str, name: str) -> slice:
+        """Where a part of a plane lies along the plane's axis. Raises: InvalidArgument."""
+        found = {(holder.name, part): place for holder in self.planes for part, place in holder.slices().items()}
+        if (plane, name) not in found:
+            raise InvalidArgument(f"part {plane}.{name}: there are {', '.join(map('.'.join, found)) or 'none'}")
+        return found[plane, name]
+
     def runs(self, slots: int) -> tuple[Run, ...]:
         """The longest runs of bytes that make up a slot; together they hold every block once."""
         if self.order == "slot_major":
@@ -138,6 +213,12 @@ class StateLayout:
             for layer in range(self.layers)
             if place.slot_stride
         )
+
+    def _repr_html_(self) -> str:
+        from memstate.viz import html  # only where somebody looks
+
+        rows = [(p.name, f"{list(p.shape)} {str(p.dtype)[6:]}", p.nbytes, self.block_bytes(p)) for p in self.planes]
+        return html.slot(repr(self), [html.Block(*row[:3], padding=row[3] - row[2]) for row in rows])
 
     def __repr__(self) -> str:
         padding = self.bytes_per_slot - self.payload_bytes_per_slot

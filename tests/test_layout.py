@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from memstate.errors import InvalidArgument
 from memstate.layout import Plane, StateLayout, format_bytes
+from memstate.split import Part
 
 MIB = 1024 * 1024
 DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn, torch.complex128, torch.bool)
@@ -81,6 +82,44 @@ def test_B37_runs_hold_exactly_the_blocks_of_a_slot(layout, slots):
         assert moved == owned
 
 
+@given(layouts, st.integers(1, 4))
+def test_the_table_accounts_for_every_byte_of_a_slot(layout, slots):
+    rows = layout.table(slots)
+    for plane, place, row in zip(layout.planes, layout.placements(slots), rows, strict=True):
+        assert row[:4] == (plane.name, plane.shape, plane.dtype, torch.empty(plane.shape, dtype=plane.dtype).nbytes)
+        assert 0 <= row.padding < layout.alignment and row[5:] == place
+    assert layout.layers * sum(row.payload for row in rows) == layout.payload_bytes_per_slot
+    assert layout.layers * sum(row.payload + row.padding for row in rows) == layout.bytes_per_slot
+    if layout.order == "slot_major":
+        end = 0
+        for start, size in sorted(
+            (row.offset + layer * row.layer_stride, row.payload + row.padding)
+            for row in rows
+            for layer in range(layout.layers)
+        ):
+            assert start == end
+            end += size
+        assert end == layout.bytes_per_slot
+
+
+def test_a_row_of_the_table_by_hand():
+    layout = StateLayout([Plane("conv", (3, 5), torch.bfloat16), Plane("ssm", (2, 4), torch.float32)], 3, "slot_major")
+    conv, ssm = layout.table()
+    assert conv._asdict() == {
+        "name": "conv",
+        "shape": (3, 5),
+        "dtype": torch.bfloat16,
+        "payload": 30,
+        "padding": 2,
+        "arena": 0,
+        "offset": 0,
+        "layer_stride": 64,
+        "slot_stride": 192,
+    }
+    assert (ssm.payload, ssm.padding, ssm.offset, ssm.layer_stride, ssm.slot_stride) == (32, 0, 32, 64, 192)
+    assert dataclasses.replace(layout, order="layer_major").table(4)[1][5:] == (1, 0, 5 * 32, 32)
+
+
 def test_slot_major_keeps_a_slot_in_one_run():
     layout = StateLayout([Plane("conv", (3, 5), torch.bfloat16), Plane("ssm", (2, 4), torch.float32)], 3, "slot_major")
     assert [(run.offset, run.nbytes) for run in layout.runs(7)] == [(0, 3 * (32 + 32))]
@@ -89,6 +128,8 @@ def test_slot_major_keeps_a_slot_in_one_run():
 def test_layouts_are_values():
     plane = Plane("ssm", [2, 3], torch.float32)
     assert plane == Plane("ssm", (2, 3), torch.float32) and plane.rewritten_each_step
+    cut = Plane("ssm", (2, 3), torch.float32, parts=[Part("head", 2)])
+    assert cut == Plane("ssm", (2, 3), torch.float32, parts=(Part("head", 2),)) != plane and len({cut, plane}) == 2
     layout = StateLayout([plane], 2)
     assert layout == StateLayout((plane,), 2) and hash(layout) == hash(StateLayout((plane,), 2))
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -100,6 +141,8 @@ def test_reprs_are_one_line_with_units():
     ssm = Plane("ssm", (32, 128, 128), torch.float32)
     assert repr(conv) == "Plane(conv[3,5] bfloat16, 30 B per layer)"
     assert repr(ssm) == "Plane(ssm[32,128,128] float32, 2.00 MiB per layer)"
+    cut = Plane("conv", (3, 44), torch.bfloat16, parts=[Part("x", 8, 4), Part("B", 4, 3)], axis=1)
+    assert repr(cut) == "Plane(conv[3,44] bfloat16, x 8*4 | B 4*3, 264 B per layer)"
     assert (
         repr(StateLayout([conv, ssm], 2))
         == "StateLayout(conv, ssm x 2 layers, layer_major, 4.00 MiB per slot with 4 B padding)"

@@ -2,7 +2,7 @@
 
 A unit of work is (due entry, tile of a slot), dealt round robin to a fixed number of programs: a single due slot
 occupies the whole device, and a call with nothing due ends after reading its entries. Which entries are due is found
-out in the kernel, 256 entries at a time:
+out in the kernel, a few hundred entries at a time:
 
     entries   0 5 0 3 0 ...      due   rank 0 -> entry 1, rank 1 -> entry 3      item = rank * tiles + tile
 
@@ -10,15 +10,13 @@ A program keeps the number of its next item across chunks of entries, so the dea
 spread.
 """
 
-from functools import lru_cache
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.tables import ZERO_SOURCE, PlaneMap, Section
+from memstate.kernels.tuned import CopyConfig, copy_launch
 
 if not __name__.startswith("memstate."):
     raise ImportError("import memstate.kernels.copy, not kernels.copy: a second copy would duplicate every kernel")
@@ -29,11 +27,14 @@ DATA = tl.constexpr(2)  # first_ptr: command packet, second_ptr: slots of the re
 DATA_SECTION = tl.constexpr(int(Section.DATA))
 ZEROS = tl.constexpr(ZERO_SOURCE)
 
-ENTRIES = 256  # entries compacted at a time
-LANES = 4096  # int32 per step of a tile
-WARPS = 4
-PROGRAMS_PER_SM = 4
-PROGRAMS_ON_CPU = 2  # the fewest that share work
+DEFAULT = CopyConfig()
+WORDS = {
+    16: tl.int32,
+    8: tl.int32,
+    4: tl.int32,
+    2: tl.int16,
+    1: tl.int8,
+}  # bytes of a unit -> what the pointers point at
 
 
 @triton.jit
@@ -49,19 +50,20 @@ def _held(slots_ptr, register, capacity):
 
 
 @triton.jit
-def _move_tile(tiles, tile, to, of, LANES: tl.constexpr):
-    """Moves one tile from slot `of` to slot `to`, 16 bytes per lane; slot 0 as a source stands for zeros."""
+def _move_tile(tiles, tile, to, of, UNIT: tl.constexpr, WORD: tl.constexpr, LANES: tl.constexpr):
+    """Moves one tile from slot `of` to slot `to`, a unit per lane; slot 0 as a source stands for zeros."""
+    PER_UNIT: tl.constexpr = UNIT * 8 // WORD.primitive_bitwidth
     start = tl.load(tiles + 3 * tile)
     stride = tl.load(tiles + 3 * tile + 1)
     length = tl.load(tiles + 3 * tile + 2)
-    ints = (length // 16 * 4).to(tl.int32)  # visibly a multiple of 4, so that the masks below never cut 16 bytes
-    target = tl.multiple_of((start + to.to(tl.int64) * stride).to(tl.pointer_type(tl.int32)), 16)
-    source = tl.multiple_of((start + of.to(tl.int64) * stride).to(tl.pointer_type(tl.int32)), 16)
-    for at in range(0, ints, LANES):
+    words = (length // UNIT * PER_UNIT).to(tl.int32)  # visibly whole units, so that the masks below never cut one
+    target = tl.multiple_of((start + to.to(tl.int64) * stride).to(tl.pointer_type(WORD)), UNIT)
+    source = tl.multiple_of((start + of.to(tl.int64) * stride).to(tl.pointer_type(WORD)), UNIT)
+    for at in range(0, words, LANES):
         index = at + tl.arange(0, LANES)
         # `where`, because `&` of a block and a scalar is no mask in the interpreter of Triton 3.9
-        bits = tl.load(source + index, mask=tl.where(of != 0, index < ints, False), other=0)
-        tl.store(target + index, bits, mask=index < ints)
+        bits = tl.load(source + index, mask=tl.where(of != 0, index < words, False), other=0)
+        tl.store(target + index, bits, mask=index < words)
 
 
 @triton.jit(
@@ -69,7 +71,7 @@ def _move_tile(tiles, tile, to, of, LANES: tl.constexpr):
 )
 def _move(
     tiles, first_ptr, second_ptr, n, tile_count, capacity,
-    MODE: tl.constexpr, ENTRIES: tl.constexpr, LANES: tl.constexpr,
+    MODE: tl.constexpr, UNIT: tl.constexpr, WORD: tl.constexpr, ENTRIES: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     targets = first_ptr
     sources = second_ptr
@@ -100,24 +102,19 @@ def _move(
         pair = (to.to(tl.int64) << 32) | of.to(tl.int64)
         while item < count * tile_count:
             chosen = tl.sum(tl.where(due & (rank == item // tile_count), pair, 0), 0)
-            _move_tile(tiles, item % tile_count, (chosen >> 32).to(tl.int32), chosen.to(tl.int32), LANES)
+            to_slot, of_slot = (chosen >> 32).to(tl.int32), chosen.to(tl.int32)
+            _move_tile(tiles, item % tile_count, to_slot, of_slot, UNIT, WORD, LANES)
             item += tl.num_programs(0)
         item -= count * tile_count
 
 
-@lru_cache
-def programs(device: torch.device) -> int:
-    """Programs of one launch: what occupies the device, whatever the number of entries."""
-    if device.type == "cpu":
-        return PROGRAMS_ON_CPU
-    return PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def _launch(planes: PlaneMap, mode: int, first: Tensor, second: Tensor, n: int) -> None:
     capacity = planes.blocks[0].shape[1] - 1
-    _move[(programs(planes.tiles.device),)](
-        planes.tiles, first, second, n, planes.tiles.shape[0], capacity,
-        MODE=mode, ENTRIES=ENTRIES, LANES=LANES, num_warps=WARPS,
+    tiles = planes.tiles.shape[0]
+    programs, config = copy_launch(planes.tiles.device, planes.unit, tiles)
+    _move[(programs,)](
+        planes.tiles, first, second, n, tiles, capacity, MODE=mode, UNIT=planes.unit, WORD=WORDS[planes.unit],
+        ENTRIES=config.entries, LANES=config.lanes, num_warps=config.warps,
     )  # fmt: skip
 
 
@@ -149,12 +146,16 @@ def run_data(planes: PlaneMap, slots: Tensor, packet: Tensor) -> None:
     _launch(planes, DATA.value, packet, slots, 0)
 
 
-def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead; plane bytes move through the addresses in the tile table."""
+def compile_cases(unit: int = 16, config: CopyConfig = DEFAULT) -> list[CompileCase]:
+    """The launches to compile ahead; plane bytes move through the addresses in the tile table.
+
+    unit: bytes a lane; fewer than 16 are for memory that others have laid out, and narrow on purpose. config: other
+    than the default, to see what becomes of it.
+    """
     pointers = {"tiles": "*i64", "first_ptr": "*i32", "second_ptr": "*i32"}
     signature = pointers | dict.fromkeys(("n", "tile_count", "capacity"), "i32")
-    sizes = {"ENTRIES": ENTRIES, "LANES": LANES}
+    sizes = {"UNIT": unit, "WORD": WORDS[unit], "ENTRIES": config.entries, "LANES": config.lanes}
     return [
-        CompileCase(name, _move, signature, {"MODE": mode.value} | sizes, ("tiles",), WARPS, ("tiles",))
+        CompileCase(name, _move, signature, {"MODE": mode.value} | sizes, ("tiles",), config.warps, ("tiles",))
         for name, mode in (("copy_slots", COPY), ("zero_slots", ZERO), ("run_data", DATA))
     ]

@@ -55,6 +55,18 @@ class Strategy(IntEnum):
     PING_PONG = 1
     LAZY = 2
     REDIRECT = 3
+    WINDOW = 4  # plan of a speculative step, under any strategy: nothing changes until its tokens are accepted
+
+
+class Rules(NamedTuple):
+    """What plan and accept follow: a `Strategy`, the lanes of a row, tokens between boundaries, and whether the only
+    lane is overwritten where no slot is left for another.
+    """
+
+    strategy: int
+    lanes: int
+    every: int
+    in_place: bool
 
 
 class Entry(IntEnum):
@@ -68,12 +80,14 @@ class Entry(IntEnum):
 class PlaneMap(NamedTuple):
     """Where the bytes of a slot lie.
 
-    tiles: int64 `tile 3`: address of the tile inside slot 0, slot stride, length; bytes, multiples of 16.
-    blocks: one uint8 view `layer slot byte` per plane, padding included, for the reference.
+    tiles: int64 `tile 3`: address of the tile inside slot 0, slot stride, length; bytes, multiples of `unit`.
+    blocks: uint8 views `layer slot byte`, one per tensor that holds layers of a plane, for the reference.
+    unit: bytes that one lane of a kernel moves: 16, or 8, 4, 2, 1 where foreign memory is laid out that way.
     """
 
     tiles: Tensor
     blocks: tuple[Tensor, ...]
+    unit: int = 16
 
 
 class Registers(NamedTuple):
@@ -105,3 +119,14 @@ class StepRecord(NamedTuple):
     snapshot: Tensor
     after: Tensor
     generation: Tensor
+
+
+class Outcome(NamedTuple):
+    """What came of a speculative step: int32 `batch` each.
+
+    accepted: tokens of the window that are real, 0 for padding. crossed: tokens up to the boundary inside whose state
+    goes to `snapshot`, 0 where none does.
+    """
+
+    accepted: Tensor
+    crossed: Tensor

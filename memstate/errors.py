@@ -79,6 +79,14 @@ class EmptyRegister(MemstateError):
         super().__init__(f"{operation}: register {register} holds no slot: there is nothing to give")
 
 
+class Asleep(MemstateError):
+    """The memory of the states is released, or was not brought back; nothing was changed."""
+
+    def __init__(self, operation: str = "", why: str = "the states sleep: call wake() first") -> None:
+        self.operation, self.why = operation, why
+        super().__init__(f"{operation}: {why}" if operation else why)
+
+
 class DeviceFault(MemstateError):
     """The device counted operations that cannot be right; found by `check()`. The bitmap is intact."""
 

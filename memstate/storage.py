@@ -1,22 +1,26 @@
 """The bytes of all slots, and the operations that move them. Knows no free slot and no owner."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from memstate.errors import InvalidArgument, LayoutMismatch
+from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import TILE_BYTES, PlaneMap
-from memstate.layout import MOVE_BYTES, Placement, Plane, StateLayout, format_bytes
+from memstate.kernels.tables import PlaneMap
+from memstate.layout import StateLayout, format_bytes
+from memstate.memory import Memory
+from memstate.regions import BufferInfo, Region, adopt, allocated, buffer_infos, carve
 
 
 @dataclass
 class Traffic:
-    """Bytes that operations moved, padding included, as far as the host knows; `uncounted`: calls that did not say."""
+    """Bytes that copies and zeros of slots moved, padding included, as far as the host knows; `uncounted`: calls that
+    did not say.
+    """
 
     copied: int = 0
     zeroed: int = 0
@@ -36,57 +40,88 @@ class Storage:
     ) -> None:
         if slots < 1:
             raise InvalidArgument(f"slots {slots}: at least 1 slot is needed")
+        self.arenas = allocated(layout, slots, backend.device, allocate)
+        regions = carve(layout, slots, self.arenas)
+        # Any, because readers know whether an engine gave one tensor or one per layer: both are planes[name][layer]
+        self.planes: dict[str, Any] = {region.plane.name: region.tensor for region in regions}
+        self._set_up(layout, slots, backend, regions, () if allocate else self.arenas)
+
+    @classmethod
+    def from_tensors(
+        cls, layout: StateLayout, tensors: Mapping[str, Tensor | Sequence[Tensor]], backend: Backend
+    ) -> "Storage":
+        """The planes in memory that an engine has allocated, as wide and as far apart as it likes.
+
+        tensors: plane name -> `layer slot ...`, or a sequence of `slot ...`, one per layer. Slot 0 is the null slot,
+        and becomes zero. The layout says names, shapes, dtypes and layers; its order and alignment mean nothing here.
+        Only the bytes of the planes are ever touched: what lies between two blocks is somebody else's.
+
+        Checked: names, layers, shape, dtype, device, the same number of slots everywhere, each layer of each slot
+        contiguous, and that no two of them share a byte (exact, from addresses and strides). Not checked: that nobody
+        else's tensors lie in between. Launches move 16 bytes a lane if all addresses, strides and lengths are multiples
+        of 16, and 8, 4, 2 or 1 otherwise, see `plane_map.unit`.
+        Changes: slot 0. Syncs: no. Raises: LayoutMismatch with the plane, the layer and the numbers.
+        """
+        regions = adopt(layout, tensors, backend.device)
+        storage = cls.__new__(cls)
+        storage.arenas = ()
+        storage.planes = {name: one if isinstance(one, Tensor) else tuple(one) for name, one in tensors.items()}
+        storage._set_up(layout, regions[0].tensor.shape[1] - 1, backend, regions, ())
+        return storage
+
+    def _set_up(
+        self, layout: StateLayout, slots: int, backend: Backend, regions: tuple[Region, ...], owned: tuple[Tensor, ...]
+    ) -> None:
         self.layout, self.slots, self.backend = layout, slots, backend
         self.traffic = Traffic()
-        sizes = layout.arena_bytes(slots)
-        self.arenas = tuple(allocate(size) if allocate else _empty(size, backend.device) for size in sizes)
-        for arena, size in zip(self.arenas, sizes, strict=True):
-            _require_fit(arena, size, backend.device)
-        placed = list(zip(layout.planes, layout.placements(slots), strict=True))
-        self.planes: dict[str, Tensor] = {plane.name: self._view(plane, place) for plane, place in placed}
-        blocks = tuple(self._blocks(layout.block_bytes(plane), place) for plane, place in placed)
-        self.plane_map = PlaneMap(self._tiles(), blocks)
+        self.memory = Memory(regions, owned, backend.device)
+        self.plane_map = self.memory.whole.map
         self.device = self.plane_map.tiles.device  # with its index, which the backend's may lack
         self.scrub_null()
-
-    def _view(self, plane: Plane, place: Placement) -> Tensor:
-        size = plane.dtype.itemsize  # 1, 2, 4, 8 or 16: divides every stride and offset
-        inner = [prod(plane.shape[axis + 1 :]) for axis in range(len(plane.shape))]
-        strides = (place.layer_stride // size, place.slot_stride // size, *inner)
-        typed = self.arenas[place.arena].view(plane.dtype)
-        start = typed.storage_offset() + place.offset // size
-        return typed.as_strided((self.layout.layers, self.slots + 1, *plane.shape), strides, start)
-
-    def _blocks(self, nbytes: int, place: Placement) -> Tensor:
-        arena = self.arenas[place.arena]
-        shape, strides = (self.layout.layers, self.slots + 1, nbytes), (place.layer_stride, place.slot_stride, 1)
-        return arena.as_strided(shape, strides, arena.storage_offset() + place.offset)
-
-    def _tiles(self) -> Tensor:
-        tiles = [
-            (self.arenas[run.arena].data_ptr() + run.offset + at, run.slot_stride, min(TILE_BYTES, run.nbytes - at))
-            for run in self.layout.runs(self.slots)
-            for at in range(0, run.nbytes, TILE_BYTES)
-        ]
-        return torch.tensor(tiles, dtype=torch.int64).reshape(-1, 3).to(self.backend.device)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the states, null slot and padding included."""
-        return sum(arena.nbytes for arena in self.arenas)
+        return sum(region.blocks.numel() for region in self.memory.regions)
 
     @property
     def table_nbytes(self) -> int:
         """Bytes of the tile table: 24 a tile, the same for any number of slots."""
         return self.plane_map.tiles.nbytes
 
-    def copy(self, dst: Tensor, src: Tensor, *, checked: bool = False, due: int | None = None) -> None:
+    def only(self, names: Collection[str]) -> PlaneMap:
+        """Where the bytes of some planes lie; made once for each set of names.
+
+        Syncs: the first time, off the CPU. Raises: InvalidArgument for unknown names, or for none; Asleep.
+        """
+        return self.memory.table(names).map
+
+    def buffer_infos(self) -> list[BufferInfo]:
+        """Where every plane and layer lies, for whoever reads slots past this class, such as RDMA. Syncs: no.
+
+        Raises: Asleep.
+        """
+        self.memory.require_awake("buffer_infos")
+        return buffer_infos(self.memory.regions)
+
+    def copy(
+        self,
+        dst: Tensor,
+        src: Tensor,
+        *,
+        planes: Collection[str] | None = None,
+        checked: bool = False,
+        due: int | None = None,
+    ) -> None:
         """Copies slots src[i] to dst[i] in one launch; see `memstate.kernels.copy.copy_slots`.
 
-        dst, src: int32 or int64 `n` on the storage's device. due: entries that are not skipped, where the caller knows.
-        checked: refuse overlapping sets and unknown ids first.
-        Syncs: only if checked. Raises: InvalidArgument, nothing moved then.
+        dst, src: int32 or int64 `n` on the storage's device. planes: names of those to copy (default: all), whose bytes
+        alone move and count. due: entries that are not skipped, where the caller knows. checked: refuse overlapping
+        sets and unknown ids first.
+        Syncs: only if checked. Raises: InvalidArgument, Asleep, nothing moved then.
         """
+        self.memory.require_awake("copy")
+        table = self.memory.whole if planes is None else self.memory.table(planes)
         self._require_ids("dst", dst)
         self._require_ids("src", src)
         if dst.numel() != src.numel():
@@ -95,37 +130,134 @@ class Storage:
             self.backend.counts.syncs += 2
             check_disjoint(dst.tolist(), src.tolist(), self.slots)
         if dst.numel():
-            self.backend.copy_slots(self.plane_map, dst, src)
-            self._count(copied=due)
+            self.backend.copy_slots(table.map, dst, src)
+            self._count(table.slot_bytes, copied=due)
 
     def zero(self, ids: Tensor, *, due: int | None = None) -> None:
         """Zeroes slots over all planes and layers in one launch; ids outside 1..slots are skipped.
 
         ids: int32 or int64 `n` on the storage's device. due: entries that are not skipped, where the caller knows.
-        Syncs: no. Raises: InvalidArgument, nothing moved then.
+        Syncs: no. Raises: InvalidArgument, Asleep, nothing moved then.
         """
+        self.memory.require_awake("zero")
         self._require_ids("ids", ids)
         if ids.numel():
             self.backend.zero_slots(self.plane_map, ids)
-            self._count(zeroed=due)
+            self._count(self.memory.whole.slot_bytes, zeroed=due)
 
     def run_data(self, slots: Tensor, packet: Tensor, *, copied: int | None = None, zeroed: int | None = None) -> None:
         """Carries out the data section of a command packet in one launch; see `memstate.kernels.copy.run_data`.
 
         slots: int32 `register`. packet: int32. copied, zeroed: slots that will be, where the caller knows. Syncs: no.
+        Raises: Asleep, nothing moved then.
         """
+        self.memory.require_awake("run_data")
         self.backend.run_data(self.plane_map, slots, packet)
-        self._count(copied=copied, zeroed=zeroed)
+        self._count(self.memory.whole.slot_bytes, copied=copied, zeroed=zeroed)
+
+    def gather(self, name: str, slots: Tensor, out: Tensor | None = None) -> Tensor:
+        """Slots of a plane side by side, `layer batch ...`; zeros for ids outside 1..slots.
+
+        slots: int32 or int64 `batch`. out: where to, contiguous (default: new memory). One launch, or one per layer
+        where an engine's tensors hold one layer each. Syncs: no. Raises: InvalidArgument, Asleep; ValueError as
+        `memstate.kernels.gather.gather_slots`.
+        """
+        regions = self._regions("gather", name)
+        self._require_ids("slots", slots)
+        plane = regions[0].plane
+        if out is None:
+            shape = (self.layout.layers, slots.numel(), *plane.shape)
+            out = torch.empty(shape, dtype=plane.dtype, device=self.device)
+        for region, part in self._beside(regions, "out", out):
+            self.backend.gather_slots(region.tensor, slots, part)
+        return out
+
+    def scatter(self, name: str, slots: Tensor, batch: Tensor) -> None:
+        """Copies a batch to slots of a plane; entries with an id outside 1..slots are skipped.
+
+        slots: int32 or int64 `batch`, distinct. batch: `layer batch ...`, contiguous. Changes: the plane. Launches,
+        Syncs, Raises: as `gather`.
+        """
+        regions = self._regions("scatter", name)
+        self._require_ids("slots", slots)
+        for region, part in self._beside(regions, "batch", batch):
+            self.backend.scatter_slots(region.tensor, slots, part)
+
+    def scatter_accepted(
+        self, name: str, window: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
+    ) -> None:
+        """Keeps the states after `accepted` and after `crossed` tokens of a speculative step; see
+        `memstate.kernels.scatter.scatter_accepted`.
+
+        window: `layer batch step ...`, contiguous. write, accepted, snapshot, crossed: int32 or int64 `batch`.
+        Changes: the plane. Launches, Syncs, Raises: as `gather`.
+        """
+        regions = self._regions("scatter_accepted", name)
+        for region, part in self._beside(regions, "window", window):
+            self.backend.scatter_accepted(region.tensor, part, write, accepted, snapshot, crossed)
+
+    def scatter_inputs(
+        self, name: str, inputs: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
+    ) -> None:
+        """Keeps the convolution windows after `accepted` and after `crossed` tokens of a speculative step; see
+        `memstate.kernels.scatter.scatter_inputs`.
+
+        inputs: `layer batch tap-1+step channel`, contiguous; the plane is `tap-1 channel` if its last size is that many
+        channels, and `channel tap-1` otherwise. The rest as `scatter_accepted`.
+        """
+        regions = self._regions("scatter_inputs", name)
+        for region, part in self._beside(regions, "inputs", inputs):
+            plane = region.tensor
+            if plane.dim() == part.dim() == 4 and plane.shape[3] != part.shape[3]:
+                plane = plane.transpose(2, 3)
+            self.backend.scatter_inputs(plane, part, write, accepted, snapshot, crossed)
 
     def scrub_null(self) -> None:
-        """Zeroes slot 0, where foreign kernels may leave rubbish; one small device operation per plane. Syncs: no."""
-        for block in self.plane_map.blocks:
-            block[:, 0].zero_()
+        """Zeroes slot 0, where foreign kernels may leave rubbish; one small device operation per tensor. Syncs: no.
 
-    def _count(self, copied: int | None = None, zeroed: int | None = None) -> None:
+        Raises: Asleep.
+        """
+        self.memory.scrub_null()
+
+    def sleep(self, *, keep: bool = True) -> None:
+        """Releases the memory of the states until `wake`; the tensors stay, and must not be read meanwhile.
+
+        keep: keep the bytes in host memory; otherwise contents are undefined after `wake`, except the zero null slot.
+        Memory that an engine or `allocate` gave is its giver's to release, after this call. On a GPU, released memory
+        is with torch's allocator: `torch.cuda.empty_cache()` hands it on. Syncs: yes. Raises: Asleep if asleep already.
+        """
+        self.memory.sleep(keep)
+        self.backend.counts.syncs += 1
+
+    def wake(self) -> None:
+        """Brings the states back where `sleep` released them: the same tensors, at addresses that may have moved.
+
+        A giver's memory must be back in its tensors before. CUDA graphs that hold addresses of planes must be captured
+        anew; those of copies and zeros find the new ones. Syncs: yes. Raises: InvalidArgument if awake; Asleep,
+        LayoutMismatch (still asleep then) where memory is missing, or came back with a worse alignment.
+        """
+        self.memory.wake()
+        self.backend.counts.syncs += 1
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the memory of the states is released; every operation on slots raises Asleep then."""
+        return self.memory.asleep
+
+    def _regions(self, operation: str, name: str) -> list[Region]:
+        self.memory.require_awake(operation)
+        return self.memory.of(name)
+
+    def _beside(self, regions: Sequence[Region], what: str, tensor: Tensor) -> list[tuple[Region, Tensor]]:
+        """Each region with its layers of a tensor `layer ...`."""
+        if tensor.dim() < 1 or len(tensor) != self.layout.layers:
+            raise InvalidArgument(f"{what}: {tuple(tensor.shape)}, expected {self.layout.layers} layers first")
+        return [(region, tensor[region.first : region.first + len(region.tensor)]) for region in regions]
+
+    def _count(self, slot_bytes: int, copied: int | None = None, zeroed: int | None = None) -> None:
         self.traffic.uncounted += copied is None and zeroed is None
-        self.traffic.copied += (copied or 0) * self.layout.bytes_per_slot
-        self.traffic.zeroed += (zeroed or 0) * self.layout.bytes_per_slot
+        self.traffic.copied += (copied or 0) * slot_bytes
+        self.traffic.zeroed += (zeroed or 0) * slot_bytes
 
     def _require_ids(self, name: str, ids: Tensor) -> None:
         if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1 or not ids.is_contiguous():
@@ -155,18 +287,3 @@ def check_disjoint(dst: Sequence[int], src: Sequence[int], slots: int) -> None:
     both = sorted({to for to, _ in due} & {of for _, of in due})
     if both:
         raise InvalidArgument(f"copy: slots {both} are source and destination at once: copy in two calls")
-
-
-def _empty(nbytes: int, device: torch.device) -> Tensor:
-    return torch.empty(nbytes, dtype=torch.uint8, device=device)
-
-
-def _require_fit(arena: Tensor, nbytes: int, device: torch.device) -> None:
-    fits = arena.dtype == torch.uint8 and arena.shape == (nbytes,) and arena.is_contiguous()
-    if not fits or arena.device.type != device.type:
-        raise LayoutMismatch(
-            f"arena {arena.dtype} {tuple(arena.shape)} with strides {arena.stride()} on {arena.device},"
-            f" expected {nbytes} contiguous bytes of uint8 on {device}"
-        )
-    if arena.data_ptr() % MOVE_BYTES or arena.storage_offset() % MOVE_BYTES:
-        raise LayoutMismatch(f"arena at address {arena.data_ptr():#x}: expected a multiple of {MOVE_BYTES} bytes")

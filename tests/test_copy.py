@@ -1,6 +1,10 @@
 """Copy, zero and the data section: every byte of poisoned memory accounted for, on every layout."""
 
+import json
 import mmap
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -242,6 +246,22 @@ def test_B39_a_packet_of_copies_and_zeros(backend, generator, n):
         poisoned.expect(held[to], None if of == ZERO_SOURCE else held[of])
     poisoned.check()
     assert backend.counts.launches == {"run_data": 1}
+
+
+def test_narrow_words_compile_as_wide_as_they_may_be():
+    """`memstate compile` asks for 16 bytes and leaves them out; where kernels are interpreted, none compiles."""
+    program = (
+        "import json\n"
+        "from memstate.compiling.build import build\n"
+        "from memstate.kernels.copy import compile_cases\n"
+        "cases = [(unit, case) for unit in (16, 8, 4, 2, 1) for case in compile_cases(unit)[:1]]\n"
+        "made = [(unit, build(case, target)) for unit, case in cases for target in ('sm_90', 'gfx942')]\n"
+        "print(json.dumps([(unit, one.narrowest_bulk_access_bits, one.spill_bytes) for unit, one in made]))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[unit, 8 * unit, 0] for unit in (16, 8, 4, 2, 1) for _ in range(2)]
 
 
 def test_B37_the_reference_moves_the_same_bytes(backend, generator):

@@ -1,5 +1,7 @@
 """Storage: exact bytes, views that share no byte, zeroing, checks at the door, and no temporaries."""
 
+import ctypes
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -159,6 +161,61 @@ def test_traffic_counts_the_bytes_that_the_host_knows(backend):
     storage.run_data(ids(backend, 0), empty, copied=0, zeroed=0)
     traffic = storage.traffic
     assert (traffic.copied, traffic.zeroed, traffic.uncounted) == (size, 3 * size, 1)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("names", [("conv",), ("ssm",), ("none",), ("conv", "none"), ("none", "ssm", "conv")])
+def test_B37_some_planes_are_copied_alone_and_counted_exactly(backend, order, names, generator):
+    layout = hybrid(order)
+    storage = Storage(layout, 4, backend)
+    for arena in storage.arenas:
+        arena.copy_(torch.randint(0, 256, arena.shape, dtype=torch.uint8, generator=generator))
+    expected = {name: plane.view(torch.uint8).clone() for name, plane in storage.planes.items()}
+    backend.counts.reset()
+    storage.copy(ids(backend, 4, 2, 0), ids(backend, 1, 2, 3), planes=names, due=1)
+    for name in names:
+        expected[name][:, 4] = expected[name][:, 1]
+    assert all(torch.equal(plane.view(torch.uint8), expected[name]) for name, plane in storage.planes.items())
+    assert storage.traffic.copied == 2 * sum(
+        layout.block_bytes(plane) for plane in layout.planes if plane.name in names
+    )
+    assert backend.counts.launches == {"copy_slots": 1}
+    assert storage.only(names) is storage.only(set(names)) and storage.only(names).unit == 16
+    assert (storage.only(names) is storage.plane_map) == (len(names) == 3)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_buffer_infos_say_where_every_slot_lies(backend, order, generator):
+    storage = Storage(hybrid(order), 4, backend)
+    for arena in storage.arenas:
+        arena.copy_(torch.randint(0, 256, arena.shape, dtype=torch.uint8, generator=generator))
+    infos = storage.buffer_infos()
+    assert sorted((info.plane, info.layer) for info in infos) == [("conv", 0), ("conv", 1), ("ssm", 0), ("ssm", 1)]
+    for info in infos:
+        layer = storage.planes[info.plane][info.layer]
+        assert info.nbytes == layer[0].nbytes and info.slots == 4
+        for slot in range(5):
+            assert info.address + slot * info.slot_stride == layer[slot].data_ptr()
+            if backend.device.type == "cpu":
+                found = ctypes.string_at(info.address + slot * info.slot_stride, info.nbytes)
+                assert found == bytes(layer[slot].view(torch.uint8).flatten().tolist())
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_planes_are_gathered_and_scattered_in_one_launch(backend, order):
+    storage = Storage(hybrid(order), 4, backend)
+    plane = storage.planes["ssm"]
+    plane[:, 1:] = torch.arange(2 * 4 * 18, device=backend.device).view(2, 4, 2, 3, 3)
+    backend.counts.reset()
+    batch = storage.gather("ssm", ids(backend, 3, 0, 1))
+    assert torch.equal(batch, plane[:, [3, 0, 1]])
+    same = torch.full_like(batch, torch.nan)
+    assert storage.gather("ssm", ids(backend, 3, 5, 1), same) is same and torch.equal(same, batch)
+    storage.scatter("ssm", ids(backend, 2, 4, 0), batch + 1)
+    assert torch.equal(plane[:, [2, 4]], batch[:, :2] + 1) and not bool(plane[:, 0].any())
+    assert backend.counts.launches == {"gather_slots": 2, "scatter_slots": 1}
+    with pytest.raises(InvalidArgument, match=r"out: \(1, 3, 2, 3, 3\), expected 2 layers first"):
+        storage.gather("ssm", ids(backend, 3, 0, 1), batch[:1])
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def _claim(bitmap_ptr, out_ptr, counters_ptr, words, n, BLOCK: tl.constexpr, CHU
         tl.debug_barrier()  # the next block reads words that this one cleared
 
 
-@triton.jit(do_not_specialize=["n", "capacity"])
+@triton.jit(do_not_specialize=["ids_ptr", "n", "capacity"])
 def _release(bitmap_ptr, ids_ptr, counters_ptr, n, capacity, BLOCK: tl.constexpr):
     released = 0
     doubles = 0

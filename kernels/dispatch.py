@@ -26,11 +26,17 @@ OPS = {
     "audit": "registers",
     "plan": "tracking",
     "settle": "tracking",
+    "accept": "speculation",
     "copy_slots": "copy",
     "zero_slots": "copy",
     "run_data": "copy",
     "conv_step": "conv",
     "gated_delta_step": "gated_delta",
+    "selective_step": "selective",
+    "gather_slots": "gather",
+    "scatter_slots": "scatter",
+    "scatter_accepted": "scatter",
+    "scatter_inputs": "scatter",
 }
 NAMES = ("reference", "interpreter", "cuda")
 

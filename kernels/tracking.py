@@ -21,7 +21,7 @@ from memstate.kernels.bitmap import (
 )
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.registers import release_registers
-from memstate.kernels.tables import Count, Entry, Registers, StepRecord, Strategy
+from memstate.kernels.tables import Count, Entry, Registers, Rules, StepRecord, Strategy
 
 if not __name__.startswith("memstate."):
     raise ImportError(
@@ -33,12 +33,13 @@ DEGRADED = tl.constexpr(int(Count.DEGRADED))
 PING_PONG = tl.constexpr(int(Strategy.PING_PONG))
 LAZY = tl.constexpr(int(Strategy.LAZY))
 REDIRECT = tl.constexpr(int(Strategy.REDIRECT))
+WINDOW = tl.constexpr(int(Strategy.WINDOW))
 ENDED = tl.constexpr(int(Entry.ENDED))
 DEAD = tl.constexpr(int(Entry.DEAD))
 
 
 @triton.jit
-def _claim_needed(need, bitmap_ptr, counters_ptr, words, limit, CHUNK: tl.constexpr):
+def claim_needed(need, bitmap_ptr, counters_ptr, words, limit, CHUNK: tl.constexpr):
     """One free slot for each lane in need, in batch order up to the budget; 0 for the rest, who are counted."""
     wanted = need.to(tl.int32)
     total = tl.sum(wanted, 0)
@@ -50,6 +51,41 @@ def _claim_needed(need, bitmap_ptr, counters_ptr, words, limit, CHUNK: tl.conste
     bump(counters_ptr, CLAIMED, taken)
     bump(counters_ptr, DEGRADED, total - taken)
     return slot
+
+
+@triton.jit
+def take_lane(
+    due, real, live, label, slot_a, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, limit,
+    LANES: tl.constexpr, IN_PLACE: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The slot of the lane that takes the snapshot of each row that is due, 0 for none; the lane's register is filled
+    and labelled.
+    """
+    lane_a = live + 1
+    lane_b = live + 2
+    label_a = tl.load(labels_ptr + lane_a, mask=real, other=0)
+    if LANES == 2:
+        slot_b = tl.load(slots_ptr + lane_b, mask=real, other=0)
+        label_b = tl.load(labels_ptr + lane_b, mask=real, other=0)
+    else:
+        slot_b = slot_a
+        label_b = label_a
+    idle_a = (slot_a > 0) & (label_a == 0)
+    idle_b = (slot_b > 0) & (label_b == 0)
+    empty = (slot_a == 0) | (slot_b == 0)
+    claimed = claim_needed(due & empty & ((idle_a | idle_b) == 0), bitmap_ptr, counters_ptr, words, limit, CHUNK)
+    full = (empty == 0) & ((idle_a | idle_b) == 0)
+    first = tl.where(idle_a | idle_b, idle_a, tl.where(full, label_a <= label_b, slot_a == 0))
+    if IN_PLACE:  # the claim was refused and one lane is held: overwrite that one
+        alone = empty & ((slot_a > 0) | (slot_b > 0)) & (claimed == 0) & ((idle_a | idle_b) == 0)
+        first = tl.where(alone, slot_a > 0, first)
+    held = tl.where(first, slot_a, slot_b)
+    chosen = tl.where(held > 0, held, claimed)
+    take = due & (chosen > 0)
+    lane = tl.where(first, lane_a, lane_b)
+    tl.store(slots_ptr + lane, chosen, mask=take)
+    tl.store(labels_ptr + lane, label, mask=take)
+    return tl.where(take, chosen, 0)
 
 
 @triton.jit(do_not_specialize=["batch", "words", "every", "limit"])
@@ -76,13 +112,12 @@ def _plan(
     snapshot = row * 0
     want = tl.load(want_ptr + row, mask=real, other=0)
     lane_a = live + 1
-    lane_b = live + 2
     slot_a = tl.load(slots_ptr + lane_a, mask=real, other=0)
 
     if STRATEGY == REDIRECT:
         tracked = tl.load(tracked_ptr + row, mask=real, other=0)
         due = real & ((length % every == 0) | (length == want)) & (length > tracked) & (source == 0)
-        claimed = _claim_needed(due & (slot_a == 0), bitmap_ptr, counters_ptr, words, limit, CHUNK)
+        claimed = claim_needed(due & (slot_a == 0), bitmap_ptr, counters_ptr, words, limit, CHUNK)
         fresh = tl.where(slot_a > 0, slot_a, claimed)  # rotate: the superseded snapshot's slot is written next
         turn = due & (fresh > 0)
         tl.store(slots_ptr + lane_a, live_slot, mask=turn)
@@ -93,32 +128,16 @@ def _plan(
 
     if (STRATEGY == PING_PONG) | (STRATEGY == LAZY):
         due = real & ((after % every == 0) | (after == want))
-        label_a = tl.load(labels_ptr + lane_a, mask=real, other=0)
-        if LANES == 2:
-            slot_b = tl.load(slots_ptr + lane_b, mask=real, other=0)
-            label_b = tl.load(labels_ptr + lane_b, mask=real, other=0)
-        else:
-            slot_b = slot_a
-            label_b = label_a
-        idle_a = (slot_a > 0) & (label_a == 0)
-        idle_b = (slot_b > 0) & (label_b == 0)
-        empty = (slot_a == 0) | (slot_b == 0)
-        claimed = _claim_needed(due & empty & ((idle_a | idle_b) == 0), bitmap_ptr, counters_ptr, words, limit, CHUNK)
-        full = (empty == 0) & ((idle_a | idle_b) == 0)
-        first = tl.where(idle_a | idle_b, idle_a, tl.where(full, label_a <= label_b, slot_a == 0))
-        if IN_PLACE:  # the claim was refused and one lane is held: overwrite that one
-            alone = empty & ((slot_a > 0) | (slot_b > 0)) & (claimed == 0) & ((idle_a | idle_b) == 0)
-            first = tl.where(alone, slot_a > 0, first)
-        held = tl.where(first, slot_a, slot_b)
-        chosen = tl.where(held > 0, held, claimed)
-        take = due & (chosen > 0)
-        lane = tl.where(first, lane_a, lane_b)
-        tl.store(slots_ptr + lane, chosen, mask=take)
-        tl.store(labels_ptr + lane, after, mask=take)
-        snapshot = tl.where(take, chosen, 0)
+        snapshot = take_lane(
+            due, real, live, after, slot_a, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, limit,
+            LANES, IN_PLACE, CHUNK,
+        )  # fmt: skip
 
-    tl.store(labels_ptr + live, after, mask=real)
-    tl.store(source_ptr + row, 0, mask=real & (source > 0))
+    if STRATEGY == WINDOW:
+        after = length
+    else:
+        tl.store(labels_ptr + live, after, mask=real)
+        tl.store(source_ptr + row, 0, mask=real & (source > 0))
     tl.store(out_rows_ptr + index, tl.where(real, row, 0), mask=inside)
     tl.store(out_tokens_ptr + index, tl.where(real, tokens, 0), mask=inside)
     tl.store(out_read_ptr + index, tl.where(real, read, 0), mask=inside)
@@ -163,7 +182,7 @@ def _settle(
     book_releases(counters_ptr, released, doubles, strays, lowest_double, lowest_stray)
 
 
-def _shape(batch: int) -> tuple[int, int]:
+def shape(batch: int) -> tuple[int, int]:
     """Lanes of the one program and its warps: two rows a thread up to 1024, so that nothing spills."""
     block = max(32, triton.next_power_of_2(batch))
     return block, min(16, max(4, block // 64))
@@ -174,25 +193,23 @@ def plan(
     rows: Tensor,
     tokens: Tensor,
     record: StepRecord,
-    strategy: int,
-    lanes: int,
-    every: int,
-    in_place: bool,
+    rules: Rules,
     limit: int,
 ) -> None:
     """Decides read, write and snapshot slots for a batch, claims what the strategy needs and moves the labels on.
 
     rows, tokens: int32 `batch`; each row at most once, 0 and negative are padding. record: int32 `batch` columns.
-    every: tokens.
+    rules: of the tracking strategy, or with `Strategy.WINDOW` those of a speculative step, which changes nothing yet.
     limit: optional claims allowed besides the budget (free slots less the reserve). Claims are granted in batch order.
     Changes: registers, bitmap, counters, record. Syncs: no.
     """
-    block, warps = _shape(rows.numel())
+    block, warps = shape(rows.numel())
     words = registers.bitmap.numel()
     _plan[(1,)](
         rows, tokens, registers.slots, registers.labels, registers.tracked, registers.want, registers.source,
-        registers.generation, registers.bitmap, registers.counters, *record, rows.numel(), words, every, limit,
-        STRATEGY=int(strategy), LANES=lanes, IN_PLACE=in_place, BLOCK=block, CHUNK=chunk_words(words), num_warps=warps,
+        registers.generation, registers.bitmap, registers.counters, *record, rows.numel(), words,
+        rules.every, limit, STRATEGY=int(rules.strategy), LANES=rules.lanes, IN_PLACE=rules.in_place,
+        BLOCK=block, CHUNK=chunk_words(words), num_warps=warps,
     )  # fmt: skip
 
 
@@ -203,7 +220,7 @@ def settle(registers: Registers, record: StepRecord, results: Tensor | None) -> 
     Entries that are dead, or whose row has been reused since, are skipped.
     Changes: registers, bitmap, counters. Syncs: no.
     """
-    block, warps = _shape(record.rows.numel())
+    block, warps = shape(record.rows.numel())
     _settle[(1,)](
         record.rows, record.after, record.generation, record.rows if results is None else results,
         registers.slots, registers.labels, registers.generation, registers.bitmap, registers.counters,
@@ -227,7 +244,10 @@ def compile_cases() -> list[CompileCase]:
     outputs = tuple(f"out_{name}_ptr" for name in StepRecord._fields)
     pointers = ("rows_ptr", "tokens_ptr", *columns, *outputs)
     scalars = {"batch": "i32", "words": "i32", "every": "i32", "limit": "i32"}
-    variants = {"none": (0, 0, False), "ping-pong": (1, 2, False), "lazy": (2, 2, True), "redirect": (3, 1, False)}
+    variants = {
+        "none": (0, 0, False), "ping-pong": (1, 2, False), "lazy": (2, 2, True), "redirect": (3, 1, False),
+        "window": (4, 0, False),
+    }  # fmt: skip
     cases = [
         CompileCase(
             f"plan[{name}]", _plan, dict.fromkeys(pointers, "*i32") | scalars,

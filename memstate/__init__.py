@@ -10,10 +10,13 @@ except ModuleNotFoundError as error:
         "clone with symbolic links enabled (git config core.symlinks true) or install a wheel"
     ) from error
 
+from memstate import presets
+from memstate.admission import Fork
 from memstate.allocator import ClaimGroup, SlotAllocator
 from memstate.audit import AuditReport
 from memstate.engine import StateManager
 from memstate.errors import (
+    Asleep,
     ConfigurationError,
     DeviceFault,
     DoubleRelease,
@@ -31,7 +34,9 @@ from memstate.errors import (
 from memstate.holders import Snapshot
 from memstate.layout import Plane, StateLayout
 from memstate.pool import StatePool
+from memstate.readback import Readback
 from memstate.requests import Request, Row, Rows
+from memstate.split import Owned, Part
 from memstate.stats import Stats
 from memstate.steps import Step
 from memstate.storage import Storage
@@ -39,12 +44,14 @@ from memstate.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Trac
 from memstate.warmup import warm_up
 
 __all__ = [
+    "Asleep",
     "AuditReport",
     "ClaimGroup",
     "ConfigurationError",
     "DeviceFault",
     "DoubleRelease",
     "EmptyRegister",
+    "Fork",
     "InvalidArgument",
     "LayoutMismatch",
     "LazyPingPong",
@@ -54,8 +61,11 @@ __all__ = [
     "OutOfPages",
     "OutOfRows",
     "OutOfSlots",
+    "Owned",
+    "Part",
     "PingPong",
     "Plane",
+    "Readback",
     "Redirect",
     "RegisterInUse",
     "Request",
@@ -71,5 +81,6 @@ __all__ = [
     "Step",
     "Storage",
     "Tracking",
+    "presets",
     "warm_up",
 ]

@@ -31,7 +31,7 @@ class SlotAllocator:
             raise InvalidArgument(f"slots={capacity!r}: expected a whole number of at least 1")
         if not is_count(reserve) or reserve > capacity:
             raise InvalidArgument(f"reserve {reserve}: expected 0..{capacity} slots")
-        self.capacity, self.reserve, self.backend = capacity, reserve, backend
+        self.capacity, self.reserve, self.backend = int(capacity), int(reserve), backend
         self.bitmap = torch.empty((capacity + 32) // 32, dtype=torch.int32, device=backend.device)
         self.counters = torch.empty(COUNTERS, dtype=torch.int32, device=backend.device)
         self._groups: list[ClaimGroup] = []

@@ -5,7 +5,7 @@ next plan travels along. Phases run in the order move, release, claim, write, da
 that this order would carry out too early submits first, so the order of record is always the order of effect.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -39,6 +39,7 @@ class CommandBuffer:
         self.submits = 0
         registers.allocator.submit_before_use(self.submit)
         self._run_data = run_data
+        self._first: Callable[[], None] | None = None
         self._latest = np.full(registers.count, -1, np.int8)  # the last phase that names a register in this buffer
         self._reads = np.zeros(registers.count, bool)  # registers that a copy of this buffer reads
         self._writer = np.full(registers.cells.numel(), -1, np.int32)  # which write of this buffer named a cell last
@@ -54,6 +55,10 @@ class CommandBuffer:
         self._writer.fill(-1)
         self._writes = 0
         self._overwrites = False
+
+    def before_submit(self, call: Callable[[], None]) -> None:
+        """Makes `call` come before whatever a submit sends: work that belongs to the step submitted last."""
+        self._first = call
 
     @property
     def pending(self) -> bool:
@@ -178,6 +183,8 @@ class CommandBuffer:
         valid until the next submit. Syncs: no.
         """
         recorded = self.pending
+        if self._first:
+            self._first()
         if not recorded and batch is None:
             return None
         if batch is not None:

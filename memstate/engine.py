@@ -1,12 +1,13 @@
 """StateManager: what a decode loop sees. Orchestrates; decides nothing that a strategy, an allocator or the device
 decides.
 
-admit -> plan -> (your forward) -> settle -> ... -> release | abort | retract
+admit -> plan -> (your forward) -> settle | accept -> ... -> release | abort | retract
               `-> cancel                      `-> publish -> (your index) -> admit(resume=...) | drop
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,21 +15,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate import audit, snapshot
+from memstate.admission import Admission, Fork
 from memstate.allocator import SlotAllocator
-from memstate.arguments import counts, is_count
+from memstate.arguments import counts
 from memstate.commands import CommandBuffer
-from memstate.errors import ConfigurationError, InvalidArgument, MemstateError, OutOfRows, OutOfSlots
+from memstate.errors import Asleep, ConfigurationError, InvalidArgument, MemstateError
 from memstate.holders import Snapshot
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import REGISTERS_PER_ROW, Entry
+from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.layout import StateLayout
 from memstate.page_table import PageTable
 from memstate.pool import StatePool
 from memstate.publisher import Publisher
+from memstate.readback import Readback
+from memstate.regions import BufferInfo
 from memstate.registers import Longs, RegisterFile
 from memstate.requests import Request, RequestTable, Row, Rows
 from memstate.settings import validate_sizes, validate_tracking
 from memstate.stats import Stats
+from memstate.stepping import Stepping
 from memstate.steps import Step, StepLog
 from memstate.storage import Storage
 from memstate.tracking import Redirect, Tracking
@@ -46,9 +51,12 @@ class StateManager:
     strategy. device, backend: where the states live and what carries out the kernels ("auto", "reference",
     "interpreter", "cuda"). holders: snapshots that can be kept (default: as many as slots). pages, page_size,
     pages_per_row: KV page ids, tokens a page, width of the page table. overlap: the next plan comes before the last
-    settle. reserve: slots that snapshots at boundaries leave free for admissions. direct_hits: the first step reads a
-    resumed snapshot instead of a copy of it (default: with Redirect). debug: check threads and overlapping copies.
-    Raises: ConfigurationError, InvalidArgument.
+    settle. reserve: slots that snapshots at boundaries leave free for admissions. in_place: the forward's kernels
+    update one slot, `step.write`, and memstate copies what snapshots need before and after it. speculation: steps may
+    be windows (without overlap). direct_hits: the first step reads a resumed snapshot instead of a copy of it (default:
+    with Redirect, unless in_place). tensors: the planes, where the engine has allocated them (see
+    `Storage.from_tensors`). debug: check threads and overlapping copies.
+    Raises: ConfigurationError, InvalidArgument; LayoutMismatch for tensors that do not fit.
     """
 
     def __init__(
@@ -68,20 +76,26 @@ class StateManager:
         pages_per_row: int = 0,
         overlap: bool = True,
         reserve: int = 0,
+        in_place: bool = False,
+        speculation: bool = False,
         direct_hits: bool | None = None,
+        tensors: Mapping[str, Tensor | Sequence[Tensor]] | None = None,
         debug: bool = False,
     ) -> None:
         self.tracking = tracking if tracking is not None else Redirect()
-        self.layout, self.overlap = layout, overlap
-        self.direct_hits = isinstance(self.tracking, Redirect) if direct_hits is None else direct_hits
+        self.layout, self.overlap, self.in_place, self.speculation = layout, overlap, in_place, speculation
+        self.direct_hits = isinstance(self.tracking, Redirect) and not in_place if direct_hits is None else direct_hits
         validate_sizes(max_requests, preallocated, max_batch, holders, pages, page_size, pages_per_row, overlap)
-        validate_tracking(self.tracking, layout, slots, page_size, bool(overlap), self.direct_hits)
+        validate_tracking(self.tracking, slots, page_size, bool(overlap), speculation)
         try:
             self.backend = Backend(backend, device)
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
         self.allocator = SlotAllocator(slots, self.backend, reserve)
-        self.storage = Storage(layout, slots, self.backend)
+        if tensors is None:
+            self.storage = Storage(layout, slots, self.backend)
+        else:
+            self.storage = Storage.from_tensors(layout, tensors, self.backend)
         self.pool = StatePool(self.allocator, self.storage, debug=debug)
         self.table = RequestTable(max_requests + preallocated)
         self.registers = RegisterFile(
@@ -92,7 +106,15 @@ class StateManager:
         self.mirror = Mirror(self.registers, self.tracking, overlap)
         self.publisher = Publisher(self.commands, self.pages, self.mirror)
         self.holders = self.publisher.holders
-        self.log = StepLog(max_batch or self.table.rows, int(overlap), self.backend.device)
+        self.log = StepLog(max_batch or self.table.rows, int(overlap), self.backend.device, speculation)
+        copied = tuple(plane.name for plane in layout.planes if in_place or not plane.rewritten_each_step)
+        self.stepping = Stepping(
+            self.commands, self.table, self.pages, self.mirror, self.publisher, self.log, self.storage, copied
+        )
+        self.admission = Admission(
+            self.commands, self.table, self.pages, self.publisher, self.tracking.lanes_at_admission(overlap),
+            self.direct_hits,
+        )  # fmt: skip
         self._thread = threading.get_ident() if debug else None
 
     def __repr__(self) -> str:
@@ -101,8 +123,10 @@ class StateManager:
         return f"StateManager({slots}, {requests} requests, {self.tracking})"
 
     @property
-    def planes(self) -> Mapping[str, Tensor]:
-        """Plane name -> tensor `layer slot ...`."""
+    def planes(self) -> Mapping[str, Any]:
+        """Plane name -> tensor `layer slot ...`, or a tuple of `slot ...` per layer where an engine gave them so: in
+        both cases planes[name][layer] is one layer.
+        """
         return self.storage.planes
 
     @property
@@ -148,70 +172,51 @@ class StateManager:
         Raises: OutOfSlots, OutOfRows, OutOfPages (back-pressure), StaleHandle, InvalidArgument; nothing changed then.
         """
         self._enter()
-        if not isinstance(requests, Sequence):
-            raise InvalidArgument(f"{requests!r} is no sequence of requests, such as admit([request])")
-        fresh_pages = [self._pages_needed(request) for request in requests]
-        self.holders.require(request.resume for request in requests if request.resume is not None)
-        per_request = 1 + self.tracking.lanes_at_admission(self.overlap)
-        if len(requests) > self.table.free:
-            raise OutOfRows(len(requests), self.table.free, self.table.rows)
-        self.pages.require_free(sum(fresh_pages))
-        self.allocator.confirm(per_request * len(requests))
-        if per_request * len(requests) > self.allocator.free:
-            raise OutOfSlots(
-                per_request * len(requests), self.allocator.free, self.holders.evictable, self.allocator.capacity
-            )
-        rows = self.table.take([request.id for request in requests])
-        first = rows * PER_ROW
-        self.commands.claim((first[:, None] + np.arange(per_request)).reshape(-1))
-        self.pages.start(rows, [request.resume.pages if request.resume else () for request in requests], fresh_pages)
-        self._start(rows, requests)
-        return Rows.of((self.table.handle(row) for row in rows.tolist()), self.table)
+        return self.admission.admit(requests)
 
-    def _pages_needed(self, request: Request) -> int:
-        if not isinstance(request, Request):
-            raise InvalidArgument(f"{request!r} is no Request: admit([Request(id, ...), ...])")
-        if not (is_count(request.length) and is_count(request.want)) or request.want % self.pages.page_size:
-            raise InvalidArgument(
-                f"request {request.id!r}: length={request.length!r} and want={request.want!r} must be whole numbers "
-                f"from 0 on, want a multiple of page_size={self.pages.page_size}"
-            )
-        held = len(request.resume.pages) if isinstance(request.resume, Snapshot) else 0
-        return max(0, self.pages.count(request.length) - held)
+    def fork(self, row: Row, ids: Sequence[Hashable]) -> Fork:
+        """Makes more requests go on from a running row's state, as for several samples of one prompt.
 
-    def _start(self, rows: Longs, requests: Sequence[Request]) -> None:
-        """Fills the columns of new rows, and their states: zeros, a copy, or a note to read the snapshot once."""
-        file = self.registers
-        resume = [request.resume for request in requests]
-        source = np.array([snap.register if snap else 0 for snap in resume], np.int64)
-        length = np.array([snap.length if snap else 0 for snap in resume], np.int64)
-        live, hit = rows * PER_ROW, source > 0
-        file.want[rows] = [request.want for request in requests]
-        file.tracked[rows] = length
-        file.source[rows] = source if self.direct_hits else 0
-        self.table.confirmed[rows] = length
-        for column, values in (
-            ("generation", self.table.generation[rows]),
-            ("want", file.want[rows]),
-            ("tracked", length),
-            ("source", file.source[rows]),
-        ):
-            self.commands.write(file.address(column, rows), values)
-        self.commands.zero(live[~hit])
-        if self.direct_hits:
-            for row, register in zip(rows[hit].tolist(), source[hit].tolist(), strict=True):
-                self.publisher.pin(row, register)
-        elif hit.any():
-            self.commands.copy(live[hit], source[hit])
-
-    def shortfall(self, rows: Sequence[Row | None], tokens: int | Sequence[int] = 1) -> int:
-        """Slots that snapshots due in the next plan of these rows would lack: drop as many snapshots first to have all
-        of them. Syncs: no. Raises: StaleHandle, InvalidArgument.
+        With direct_hits (Redirect) nothing is copied: all of them, and the row itself, read one slot in their next step
+        and write their own. Otherwise the state is copied with the next submit. KV pages are shared as far as they are
+        full; the result says which page contents the caller copies.
+        Syncs: no. Raises: OutOfSlots, OutOfRows, OutOfPages (back-pressure), StaleHandle, InvalidArgument (also while a
+        step of the row is unsettled); nothing changed then.
         """
         self._enter()
-        numbers, tokens_of = self._batch(rows, tokens)
+        return self.admission.fork(row, ids)
+
+    def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
+        """Says that states computed elsewhere have been written to the live slots of fresh rows (see `read_slots`) and
+        what lengths in tokens they stand for. Syncs: no. Raises: StaleHandle, InvalidArgument; nothing changed then.
+        """
+        self._enter()
+        self.admission.arrived(rows, lengths)
+
+    def read_slots(self, handles: Sequence[Row | Snapshot]) -> Readback:
+        """Asks the device which slots hold these rows' states and snapshots, for RDMA or debugging: one upload, one
+        launch, one copy back, ready a step later. Syncs: no; `Readback.wait` does. Raises: StaleHandle,
+        InvalidArgument.
+        """
+        self._enter()
+        snapshots = [handle for handle in handles if isinstance(handle, Snapshot)]
+        self.holders.require(snapshots)
+        registers = [
+            handle.register if isinstance(handle, Snapshot) else PER_ROW * self.table.index(handle)
+            for handle in handles
+        ]
+        self.commands.submit()
+        sent = self.commands.ring.send(np.asarray(registers, np.int32))
+        return Readback(self.registers.resolve(sent), self.backend)
+
+    def shortfall(self, rows: Sequence[Row | None], tokens: int | Sequence[int] = 1, *, window: bool = False) -> int:
+        """Slots that snapshots due in the next plan of these rows (or, at most, in the accept of a window) would lack:
+        drop as many snapshots first to have all of them. Syncs: no. Raises: StaleHandle, InvalidArgument.
+        """
+        self._enter()
+        numbers, tokens_of = self.stepping.batch(rows, tokens)
         real = np.flatnonzero(numbers)
-        wanted = self.mirror.claims(numbers[real], tokens_of[real])
+        wanted = self.mirror.claims(numbers[real], tokens_of[real], window)
         return max(0, wanted + self.allocator.reserve - self.allocator.free) if wanted else 0
 
     def extend(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
@@ -223,55 +228,30 @@ class StateManager:
         numbers = self.table.indices(rows)
         self.pages.extend(numbers, counts("lengths", lengths, len(numbers)).tolist())
 
-    def plan(self, rows: Sequence[Row | None], tokens: int | Sequence[int] = 1, *, limit: int = NO_LIMIT) -> Step:
+    def plan(
+        self,
+        rows: Sequence[Row | None],
+        tokens: int | Sequence[int] = 1,
+        *,
+        limit: int = NO_LIMIT,
+        window: bool = False,
+    ) -> Step:
         """Decides which slots the next step reads, writes and snapshots: one launch, after a submit of what was
         recorded.
 
         rows: the batch; None and finished rows are padding. tokens: of each row in this step: 1 in decode, the chunk in
-        prefill.
+        prefill, the drafted tokens of a window.
         limit: optional claims (for snapshots) that this step may make. Launch the forward right after: other calls may
         record changes of owners meanwhile, and the next plan or submit sends them behind it.
+        window: a speculative step. Its forward reads `step.read` and stores no state in a slot, but the states after
+        each of its tokens in windows of the caller's, which `accept` chooses from.
         Syncs: no. Raises: StaleHandle, InvalidArgument (also when an older step must be settled first); nothing changed
         then.
         """
         self._enter()
-        self.log.require_room()
-        if len(rows) > self.log.max_batch:
-            raise InvalidArgument(f"a batch of {len(rows)}, the limit is max_batch={self.log.max_batch}")
-        numbers, tokens_of = self._batch(rows, tokens)
-        real = np.flatnonzero(numbers)
-        self._require_plannable(numbers[real], tokens_of[real])
-
-        before, after = np.zeros_like(numbers), np.zeros_like(numbers)
-        batch = None if self.commands.pending else self.log.repeated(numbers, tokens_of)
-        sent = batch or self.commands.submit((numbers.astype(np.int32), tokens_of.astype(np.int32)))
-        assert sent is not None  # submit returns a batch where it was given one
-        before[real], after[real] = self.mirror.plan(numbers[real], tokens_of[real], limit)
-        record = self.log.next_record(len(rows))
-        self.registers.plan(
-            *sent, record, strategy=self.tracking.strategy, lanes=self.mirror.lanes, every=self.tracking.every,
-            in_place=self.tracking.in_place, limit=limit,
-        )  # fmt: skip
-        settled = numbers[real][self.table.unsettled[numbers[real]] == 0]
-        self.table.unsettled[numbers[real]] += 1
-        self.table.confirmed[settled] = self.registers.labels[settled * PER_ROW]
-        self.publisher.unpin(numbers)
-        return self.log.add(record, numbers, tokens_of, before, after, self.table.generation[numbers])
-
-    def _batch(self, rows: Sequence[Row | None], tokens: int | Sequence[int]) -> tuple[Longs, Longs]:
-        """Row numbers and tokens of a batch, 0 for padding."""
-        if not isinstance(rows, Sequence):
-            raise InvalidArgument(f"{rows!r} is no batch: expected a sequence of rows, such as plan([row])")
-        numbers = np.array([0 if row is None else self.table.index(row) for row in rows], np.int64)
-        numbers[self.table.finished[numbers]] = 0
-        return numbers, counts("tokens", tokens, len(numbers)) * (numbers > 0)
-
-    def _require_plannable(self, rows: Longs, tokens: Longs) -> None:
-        if np.unique(rows).size != rows.size:
-            raise InvalidArgument(f"a row is named twice in the batch {rows.tolist()}")
-        if (tokens < 1).any():
-            raise InvalidArgument(f"tokens {tokens.tolist()}: a row in the batch needs at least 1, padding is None")
-        self.pages.require_room(rows, self.mirror.require_within_boundary(rows, tokens))
+        if window and not self.speculation:
+            raise InvalidArgument("plan(window=True) needs a manager with speculation=True")
+        return self.stepping.plan(rows, tokens, _limit(limit), window)
 
     def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None = None) -> None:
         """Says that the results of a step are known, and which of its entries they ended; finished rows are padding
@@ -282,29 +262,23 @@ class StateManager:
         InvalidArgument.
         """
         self._enter()
-        over = np.zeros(len(step.numbers), bool) if finished is None else np.asarray(finished, bool).reshape(-1)
-        if over.size != len(step.numbers):
-            raise InvalidArgument(f"finished has {over.size} entries, the step {len(step.numbers)}")
-        self.log.take(step)
-        same = self._same_request(step)
-        dead = same & self.table.finished[step.numbers]  # ended by the step before: what is real was settled with that
-        same &= ~dead
-        rows, ended = step.numbers[same], over[same]
-        known = np.where(ended, step.after[same], self.registers.labels[rows * PER_ROW])
-        self.table.unsettled[step.numbers[same | dead]] -= 1
-        self.table.confirmed[rows] = known
-        self.table.finished[rows] |= ended
-        if self.tracking.releases_at_settle and self.mirror.superseding(rows):
-            self.commands.submit()  # what was recorded before comes first
-            self.mirror.settle(rows, known)
-            flags = np.where(dead, Entry.DEAD, np.where(over & same, Entry.ENDED, Entry.ALIVE)).astype(np.int32)
-            self.registers.settle(step.record, self.commands.ring.send(flags) if flags.any() else None)
+        self.stepping.settle(step, finished)
 
-    def _same_request(self, step: Step) -> NDArray[np.bool_]:
-        """Which entries of a step still belong to the request they were planned for."""
-        now = self.table.generation[step.numbers]
-        same: NDArray[np.bool_] = (step.numbers > 0) & (now == step.generation) & self.table.used[step.numbers]
-        return same
+    def accept(
+        self, step: Step, accepted: Sequence[int], windows: Mapping[str, Tensor],
+        finished: Sequence[bool] | NDArray[np.bool_] | None = None, *, limit: int = NO_LIMIT,
+    ) -> None:  # fmt: skip
+        """Says how many tokens of each window are real, keeps the states after them, and settles the step.
+
+        accepted: per entry, 0 = none: that row stays where it was. windows: for every plane, `layer batch step ...`,
+        the states after each token; or for a plane of conv inputs `layer batch tap-1+step channel`, every input once.
+        Where a window crosses a boundary, the state there becomes a snapshot, if the strategy finds a slot for it.
+        finished: as for `settle`; a row that ends within its window is accepted up to its end.
+        One upload, one launch, one more for each plane, one where lanes can go. Syncs: no. Raises: StaleHandle,
+        InvalidArgument; nothing changed then.
+        """
+        self._enter()
+        self.stepping.accept(step, accepted, windows, finished, _limit(limit))
 
     def cancel(self, step: Step, *, publish: bool = False) -> list[Snapshot | None]:
         """Gives up a planned step whose forward never ran: its rows are aborted as they were before it.
@@ -312,10 +286,7 @@ class StateManager:
         Returns their snapshots, entry by entry, if asked to publish. Syncs: no. Raises: StaleHandle, InvalidArgument.
         """
         self._enter()
-        self.log.take(step, newest=True)
-        entries = np.flatnonzero(self._same_request(step)).tolist()
-        rows = step.numbers[entries]
-        self.table.confirmed[rows] = np.minimum(self.table.confirmed[rows], step.before[entries])
+        entries, rows = self.stepping.cancel(step)
         snapshots: list[Snapshot | None] = [None] * len(step.numbers)
         for entry, snap in zip(entries, self._end(rows, self.table.confirmed[rows] if publish else None), strict=True):
             snapshots[entry] = snap
@@ -393,9 +364,37 @@ class StateManager:
         self.storage.scrub_null()
 
     def submit(self) -> None:
-        """Sends what is recorded now instead of with the next plan: one upload, at most two launches. Syncs: no."""
+        """Sends what is recorded now instead of with the next plan: one upload, at most two launches, and before them
+        the snapshot copies of an in-place engine's last forward. Syncs: no.
+        """
         self._enter()
         self.commands.submit()
+
+    def sleep(self, keep: bool = True) -> None:
+        """Releases the memory of the states, and keeps who owns what; everything but `stats` waits for `wake`.
+
+        keep: keep the bytes in host memory; otherwise no request and no snapshot may hold a slot.
+        Syncs: yes. Raises: InvalidArgument, Asleep (nothing changed).
+        """
+        self._enter()
+        held = self.allocator.capacity - self.allocator.free
+        if held and not keep:
+            raise InvalidArgument(
+                f"{held} slots are held: their states would be lost; use keep=True, or end them first"
+            )
+        self.commands.submit()
+        self.storage.sleep(keep=keep)
+
+    def wake(self) -> None:
+        """Takes the memory back, with the bytes that were kept, at addresses that may have moved: CUDA graphs that hold
+        addresses of planes are captured anew. Syncs: yes. Raises: InvalidArgument unless asleep; Asleep, LayoutMismatch
+        where an engine's memory is not back as it was.
+        """
+        self.storage.wake()
+
+    def buffer_infos(self) -> list[BufferInfo]:
+        """Base address, slot stride and length of every plane and layer, in bytes, to register for RDMA. Syncs: no."""
+        return self.storage.buffer_infos()
 
     def reset(self) -> None:
         """Everything free, every register, column and page zero, every handle stale; the bytes stay. Syncs: no."""
@@ -407,7 +406,7 @@ class StateManager:
         self.commands.write(self.registers.address("generation", np.arange(self.table.rows + 1)), self.table.generation)
         self.publisher.reset()
         self.pages.reset()
-        self.log.forget()
+        self.stepping.reset()
 
     def stats(self) -> Stats:
         """Figures from the host's mirror. Syncs: no."""
@@ -443,10 +442,27 @@ class StateManager:
         """Looks for leaked and doubly owned slots, by name, also while requests run. Syncs: yes, after submitting what
         is recorded.
         """
+        picture, names = self._look()
+        return audit.audit(picture, names)
+
+    def picture(self) -> snapshot.Picture:
+        """Who owns which slot now, as plain data for audits and drawings. Syncs: yes, after submitting what is
+        recorded.
+        """
+        return self._look()[0]
+
+    def _look(self) -> tuple[snapshot.Picture, dict[int, tuple[str, str]]]:
         self._enter()
         self.commands.submit()
-        names = {register: self._owner(register) for register in np.flatnonzero(self.registers.held).tolist()}
-        return audit.audit(snapshot.take(self.registers, names), names)
+        held = np.flatnonzero(self.registers.held).tolist()
+        names = {register: self._owner(register) for register in held}
+        tags = {
+            register: f"@{self.registers.labels[register]}"
+            if register >= self.registers.first_holder
+            else str(self.table.ids[register // PER_ROW])
+            for register in held
+        }
+        return snapshot.take(self.registers, names, tags), names
 
     def _owner(self, register: int) -> tuple[str, str]:
         if register >= self.registers.first_holder:
@@ -466,3 +482,12 @@ class StateManager:
     def _enter(self) -> None:
         if self._thread is not None and self._thread != threading.get_ident():
             raise MemstateError(f"a manager is driven by one thread ({self._thread}), this is {threading.get_ident()}")
+        if self.storage.asleep:
+            raise Asleep()
+
+
+def _limit(limit: int) -> int:
+    """As an argument that kernels take: a plain integer that fits 32 bits."""
+    if not isinstance(limit, int | np.integer) or isinstance(limit, bool):
+        raise InvalidArgument(f"limit={limit!r}: expected a whole number of claims")
+    return max(0, min(int(limit), NO_LIMIT))

@@ -80,6 +80,10 @@ class PageTable:
             self.allocator.release(self._rows[row])
             self._rows[row] = []
 
+    def of(self, row: int) -> list[int]:
+        """The row's pages, in order."""
+        return list(self._rows[row])
+
     def share(self, row: int, length: int) -> list[int]:
         """The row's pages for its first `length` tokens, with one more holder."""
         pages = self._rows[row][: length // self.page_size] if self.allocator.pages else []

@@ -60,6 +60,14 @@ class Publisher:
         """A snapshot shares whole KV pages, so that it stands for whole pages only."""
         return self._mirror.answer(row, self._pages.floor(known), ended)
 
+    def hold(self, register: int, length: int) -> Snapshot:
+        """Moves a state to a holder for those who are about to read it: it goes with the last pin, and shares no page.
+        Only where a holder is free.
+        """
+        snapshot = self.holders.keep(length, ())
+        self._commands.move([snapshot.register], [register])
+        return snapshot
+
     def drop(self, snapshots: Sequence[Snapshot]) -> None:
         """Gives up snapshots, once nobody is about to read them. Raises: StaleHandle, InvalidArgument."""
         self.holders.require(snapshots)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from memstate.allocator import SlotAllocator
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import REGISTERS_PER_ROW, Registers, StepRecord
+from memstate.kernels.tables import REGISTERS_PER_ROW, Outcome, Registers, Rules, StepRecord
 
 ALIGN = 64  # int32 per 256 bytes
 Ints = NDArray[np.int32]
@@ -81,20 +81,13 @@ class RegisterFile:
         """Carries out a packet's ownership phases in one launch. Syncs: no."""
         self.backend.ownership(self.table, packet)
 
-    def plan(
-        self,
-        rows: Tensor,
-        tokens: Tensor,
-        record: StepRecord,
-        *,
-        strategy: int,
-        lanes: int,
-        every: int,
-        in_place: bool,
-        limit: int,
-    ) -> None:
+    def plan(self, rows: Tensor, tokens: Tensor, record: StepRecord, rules: Rules, limit: int) -> None:
         """Fills a step record in one launch; see `memstate.kernels.tracking.plan`. Syncs: no."""
-        self.backend.plan(self.table, rows, tokens, record, strategy, lanes, every, in_place, limit)
+        self.backend.plan(self.table, rows, tokens, record, rules, limit)
+
+    def accept(self, accepted: Tensor, record: StepRecord, outcome: Outcome, rules: Rules, limit: int) -> None:
+        """Moves a speculative step on in one launch; see `memstate.kernels.speculation.accept`. Syncs: no."""
+        self.backend.accept(self.table, accepted, record, outcome, rules, limit)
 
     def settle(self, record: StepRecord, results: Tensor | None) -> None:
         """Releases superseded lanes in one launch; see `memstate.kernels.tracking.settle`. Syncs: no."""

@@ -2,7 +2,6 @@
 
 from memstate.arguments import is_count
 from memstate.errors import ConfigurationError
-from memstate.layout import StateLayout
 from memstate.tracking import Tracking
 
 
@@ -29,19 +28,15 @@ def validate_sizes(
         )
 
 
-def validate_tracking(
-    tracking: Tracking, layout: StateLayout, slots: int, page_size: int, overlap: bool, direct_hits: bool
-) -> None:
+def validate_tracking(tracking: Tracking, slots: int, page_size: int, overlap: bool, speculation: bool) -> None:
     """Raises: ConfigurationError where a strategy cannot work with the rest."""
     if not isinstance(tracking, Tracking):
         raise ConfigurationError(f"tracking={tracking!r}: expected NoTracking, PingPong, LazyPingPong or Redirect")
     tracking.validate(page_size, overlap)
+    if speculation and overlap:
+        raise ConfigurationError(
+            "speculation with overlap: the next plan needs the lengths that were accepted; use overlap=False"
+        )
     needed = 1 + tracking.lanes_at_admission(overlap)
     if slots < needed:
         raise ConfigurationError(f"slots={slots}: a request under {tracking} needs {needed}; none could be admitted")
-    partly = [plane.name for plane in layout.planes if not plane.rewritten_each_step]
-    if partly and (tracking.lanes(overlap) or direct_hits):
-        raise ConfigurationError(
-            f"planes {partly} are written in part by a step: a slot written beside the one that was read would lack "
-            "the rest; use NoTracking without direct_hits"
-        )

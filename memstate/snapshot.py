@@ -16,7 +16,8 @@ class Picture:
 
     owners: registers that hold each slot, `slot`. free: whether the bitmap says free, `slot`. slots, labels:
     `register`.
-    names: who owns a register, for the registers that are filled. in_hand: slots held by open claim groups.
+    names: who owns a register, for the registers that are filled; tags: the same in a few letters, where there is such.
+    in_hand: slots held by open claim groups.
     """
 
     capacity: int
@@ -27,12 +28,13 @@ class Picture:
     names: dict[int, str]
     kinds: dict[int, str]
     in_hand: list[int] = field(default_factory=list)
+    tags: dict[int, str] = field(default_factory=dict)
 
 
-def take(file: RegisterFile, name: "dict[int, tuple[str, str]]") -> Picture:
+def take(file: RegisterFile, name: dict[int, tuple[str, str]], tags: dict[int, str] | None = None) -> Picture:
     """Reads bitmap, registers and the device's audit back in one go. Syncs: yes, three small copies after one launch.
 
-    name: register -> (kind, owner) for every register that has an owner by name.
+    name: register -> (kind, owner) for every register that has an owner by name. tags: register -> a short name.
     """
     owners = file.owners()
     file.backend.counts.syncs += 1
@@ -49,4 +51,5 @@ def take(file: RegisterFile, name: "dict[int, tuple[str, str]]") -> Picture:
         names={register: name.get(register, ("unknown", f"register {register}"))[1] for register in filled},
         kinds={register: name.get(register, ("unknown", ""))[0] for register in filled},
         in_hand=np.unique(in_hand).tolist() if in_hand else [],
+        tags={register: tag for register, tag in (tags or {}).items() if slots[register]},
     )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.errors import InvalidArgument, StaleHandle
-from memstate.kernels.tables import StepRecord
+from memstate.kernels.tables import Outcome, StepRecord
 from memstate.registers import Ints, Longs
 
 
@@ -21,15 +21,18 @@ class Step:
     """One planned step: which slot each entry of the batch reads, writes and snapshots; 0 everywhere marks padding.
 
     rows, tokens, read, write, snapshot: int32 `batch` on the device, at addresses that alternate between two records
-    (capture a CUDA graph for each). numbers, before, after: the same rows and their lengths on the host.
+    (capture a CUDA graph for each). numbers, tokens_of, before, after: the same rows, tokens and their lengths on the
+    host. window: a speculative step, whose tokens count when they are accepted; until then `after` is `before`.
     """
 
     serial: int
     record: StepRecord = field(repr=False)
     numbers: Longs
+    tokens_of: Longs
     before: Longs
     after: Longs
     generation: Ints = field(repr=False)
+    window: bool = False
 
     @property
     def parity(self) -> int:
@@ -65,15 +68,17 @@ class Step:
 class StepLog:
     """The unsettled steps of a manager, oldest first.
 
-    depth: steps that may be unsettled when the next is planned: 1 with overlap, 0 without.
+    depth: steps that may be unsettled when the next is planned: 1 with overlap, 0 without. speculation: whether there
+    are speculative ones.
     """
 
-    def __init__(self, max_batch: int, depth: int, device: torch.device) -> None:
+    def __init__(self, max_batch: int, depth: int, device: torch.device, speculation: bool = False) -> None:
         self.max_batch, self.depth = max_batch, depth
         # columns on 256-byte boundaries, so that every slice of a batch starts aligned
         width = -(-max_batch // 64) * 64
         store = torch.zeros(2, len(StepRecord._fields), width, dtype=torch.int32, device=device)
         self._columns = [StepRecord(*store[parity]) for parity in range(2)]
+        self._outcome = Outcome(*torch.zeros(2, width if speculation else 0, dtype=torch.int32, device=device))
         self._planned: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         self._serial = 0
         self.unsettled: list[Step] = []
@@ -90,6 +95,10 @@ class StepLog:
         """The record that the next plan of `batch` entries writes."""
         return StepRecord(*(column[:batch] for column in self._columns[self._serial % 2]))
 
+    def outcome(self, batch: int) -> Outcome:
+        """Where the accept of a batch says what came of it; one speculative step is in flight at most."""
+        return Outcome(*(column[:batch] for column in self._outcome))
+
     def repeated(self, rows: Longs, tokens: Longs) -> tuple[Tensor, Tensor] | None:
         """The device copies of these rows and tokens where the step before had the same batch."""
         same = (
@@ -103,10 +112,11 @@ class StepLog:
         return before.rows[: len(rows)], before.tokens[: len(rows)]
 
     def add(
-        self, record: StepRecord, rows: Longs, tokens: Longs, before: Longs, after: Longs, generation: Ints
-    ) -> Step:
+        self, record: StepRecord, rows: Longs, tokens: Longs, before: Longs, after: Longs, generation: Ints,
+        window: bool = False,
+    ) -> Step:  # fmt: skip
         """Notes a planned step."""
-        step = Step(self._serial, record, rows, before, after, generation)
+        step = Step(self._serial, record, rows, tokens, before, after, generation, window)
         self._serial += 1
         self._planned = (rows.copy(), tokens.copy())
         self.unsettled.append(step)

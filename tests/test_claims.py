@@ -13,8 +13,8 @@ from memstate.kernels.dispatch import OPS
 
 LIBRARY = Path(__file__).parent.parent / "memstate"
 
-# Which module may ask the backend for which operation. claim, ownership and plan hand out slots.
-ALLOCATOR, REGISTERS, STORAGE, MODEL = "allocator", "registers", "storage", "demo.model"
+# Which module may ask the backend for which operation. claim, ownership, plan and accept hand out slots.
+ALLOCATOR, REGISTERS, STORAGE, MODEL = "allocator", "registers", "storage", "demo.mixers"
 CALLERS = {
     "claim": ALLOCATOR,
     "release": ALLOCATOR,
@@ -23,11 +23,17 @@ CALLERS = {
     "audit": REGISTERS,
     "plan": REGISTERS,
     "settle": REGISTERS,
+    "accept": REGISTERS,
     "copy_slots": STORAGE,
     "zero_slots": STORAGE,
     "run_data": STORAGE,
     "conv_step": MODEL,
     "gated_delta_step": MODEL,
+    "selective_step": MODEL,
+    "gather_slots": STORAGE,
+    "scatter_slots": STORAGE,
+    "scatter_accepted": STORAGE,
+    "scatter_inputs": STORAGE,
 }
 BITMAP_OWNERS = (ALLOCATOR, REGISTERS)  # bits and counts could also be changed by hand
 OWNERSHIP = ("upload", "allocator", "registers", "commands")  # these know no plane

@@ -26,7 +26,10 @@ from memstate.kernels.catalog import CompileCase, all_cases
 
 ROOT = Path(__file__).parent.parent
 KEYS = ("kernel", "target", "registers", "spill_bytes", "shared_bytes", "narrowest_bulk_access_bits", "barriers", "ok")
-MOVERS = {"copy_slots", "zero_slots", "run_data", "conv_step", "gated_delta_step"}
+MOVERS = {
+    "copy_slots", "zero_slots", "run_data", "conv_step", "gated_delta_step", "selective_step",
+    "gather_slots", "scatter_slots", "scatter_accepted", "scatter_inputs",
+}  # fmt: skip
 
 # Barriers that stand in the source because one phase reads what another wrote; the compiler adds its own.
 PHASE_BARRIERS = {"ownership": 4, "claim": 1}

@@ -19,10 +19,12 @@ ROOT = Path(__file__).parent.parent
 # A module imports from its own line and from the lines above. A name stands for a file or for a folder under memstate/.
 LAYERS = (
     ("kernels",),
-    ("errors", "arguments", "layout", "stats"),
-    ("upload", "allocator", "registers", "commands", "storage"),
+    ("errors", "arguments", "split", "layout", "stats"),
+    ("presets",),
+    ("upload", "allocator", "registers", "commands", "regions", "memory", "storage"),
     ("pool",),
     ("pages", "page_table", "holders", "requests", "steps", "tracking", "publisher", "settings"),
+    ("readback", "windows", "admission", "stepping"),
     ("prefix",),
     ("tiers",),
     ("snapshot",),
@@ -30,18 +32,19 @@ LAYERS = (
     ("session", "engine"),
     ("warmup",),
     ("",),  # memstate/__init__.py: what `import memstate` offers; only what follows may import it
-    ("presets", "planner", "integrations"),
-    ("bench", "compiling", "demo", "replay", "tuning"),
+    ("planner", "integrations"),
+    ("support", "bench", "compiling", "demo", "replay", "tuning"),
     ("cli", "__main__"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 # Slots and planes do not know each other: one allocator can serve two storages.
 OWNERSHIP = ("upload", "allocator", "registers", "commands")
-NO_PLANE = ("layout", "storage", "pool")
-VIEWS = ("audit", "metrics", "viz")
+NO_PLANE = ("split", "layout", "presets", "regions", "memory", "storage", "pool")
+VIEWS = {"audit": ("snapshot",), "metrics": ("snapshot",), "viz": ("snapshot", "layout")}  # and the data they read
+MARKUP = "viz.html"  # strings of plain data: a repr of any layer may load it, so it imports nothing of the library
 
-OPEN_KERNEL_MODULES = ("dispatch", "tables", "catalog")  # the others are reached through a Backend
+OPEN_KERNEL_MODULES = ("dispatch", "tables", "catalog", "tuned")  # the others are reached through a Backend
 
 Rule = Callable[[str, ast.Module], list[str]]
 
@@ -89,11 +92,13 @@ def direction(name: str, tree: ast.Module) -> list[str]:
         if target.split(".")[0] != "memstate":
             continue
         other = layer(target)
-        if RANK[other] > RANK[own]:
+        if RANK[other] > RANK[own] and not f"{target}.".startswith(f"memstate.{MARKUP}."):
             found.append(f"{name} imports {target}, which is above it")
-        if own in VIEWS and other not in (own, "errors", "snapshot"):
-            found.append(f"{name} imports {target}; a view reads a snapshot and nothing else")
-        if (own in OWNERSHIP and other in NO_PLANE) or (own == "storage" and other in OWNERSHIP):
+        if own in VIEWS and other not in (own, "errors", *VIEWS[own]):
+            found.append(f"{name} imports {target}; a view reads plain data and nothing else")
+        if name == MARKUP:
+            found.append(f"{name} imports {target}; it is loaded from every layer")
+        if (own in OWNERSHIP and other in NO_PLANE) or (own in ("regions", "memory", "storage") and other in OWNERSHIP):
             found.append(f"{name} imports {target}: slots and planes do not know each other")
     return found
 
@@ -159,6 +164,10 @@ def test_no_import_cycles() -> None:
         (direction, "commands", "from memstate import layout"),
         (direction, "storage", "import memstate.allocator"),
         (direction, "audit", "from memstate.registers import RegisterFile"),
+        (direction, "audit", "from memstate.layout import StateLayout"),
+        (direction, "viz.strips", "from memstate.storage import Storage"),
+        (direction, "viz.html", "from memstate.errors import InvalidArgument"),
+        (direction, "layout", "from memstate.viz import slot"),
         (kernel_direction, "kernels.copy", "from memstate.errors import OutOfSlots"),
         (kernel_direction, "kernels.copy", "import memstate"),
         (kernel_direction, "kernels.reference.copy", "from memstate.kernels.copy import copy_slots"),
@@ -177,6 +186,8 @@ def test_rule_finds_a_violation(rule: Rule, name: str, source: str) -> None:
     [
         (direction, "engine", "from memstate.tracking.base import Tracking\nfrom memstate import audit"),
         (direction, "cli", "import memstate as ms\nfrom memstate import StateManager"),
+        (direction, "viz.strips", "from memstate.layout import StateLayout\nfrom memstate.viz.touch import blocks"),
+        (direction, "layout", "def f():\n    from memstate.viz import html"),
         (kernel_direction, "kernels.copy", "from memstate.kernels import tables\nimport triton"),
     ],
 )

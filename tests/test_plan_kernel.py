@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from memstate.allocator import SlotAllocator
+from memstate.kernels import tables
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.reference import tracking as reference
 from memstate.kernels.tables import Count, Registers, StepRecord, Strategy
@@ -166,7 +167,7 @@ def test_plan_is_the_rule_for_every_row(variant: str, batch: int, backend: Backe
         limit = rng.choice((NO_LIMIT, NO_LIMIT, -1, 0, 1, batch // 4))
         record, expected = stale_record(batch, table.cells), stale_record(batch, table.cells)
 
-        settings = (int(strategy), lanes, file.every, in_place, limit)
+        settings = (tables.Rules(strategy, lanes, file.every, in_place), limit)
         backend.plan(table, numbers(rows, table.cells), numbers(tokens, table.cells), record, *settings)
         reference.plan(other, numbers(rows, table.cells), numbers(tokens, table.cells), expected, *settings)
         assert same(table, other)
@@ -235,10 +236,7 @@ def test_B14_a_batch_of_padding_moves_nothing(variant: str, backend: Backend) ->
         numbers(rows, table.cells),
         numbers([1] * 40, table.cells),
         record,
-        int(strategy),
-        lanes,
-        1,
-        in_place,
+        tables.Rules(strategy, lanes, 1, in_place),
         NO_LIMIT,
     )
     backend.settle(table, record, None)
@@ -267,10 +265,7 @@ def test_plan_finds_the_lowest_free_slots_of_a_large_pool(first_free: int, backe
         numbers(rows[::-1], table.cells),
         numbers([1] * batch, table.cells),
         record,
-        int(Strategy.REDIRECT),
-        1,
-        4,
-        False,
+        tables.Rules(Strategy.REDIRECT, 1, 4, False),
         NO_LIMIT,
     )
     assert record.write.tolist() == free and int(table.bitmap.count_nonzero()) == 0

@@ -10,7 +10,7 @@ import memstate as ms
 from memstate import InvalidArgument, MemstateError, Redirect, Request, Row, StaleHandle, StateManager
 from memstate.commands import CommandBuffer
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import StepRecord
+from memstate.kernels.tables import Rules, StepRecord, Strategy
 from memstate.registers import RegisterFile
 from tests.scan import scan, scan_registers
 
@@ -112,7 +112,7 @@ def test_B13_tables_are_sized_by_rows_not_by_slots(backend: Backend) -> None:
     buffer.write(file.address("tracked", np.array([64])), [0])
     sent = buffer.submit((np.array([64, 0], np.int32), np.array([3, 0], np.int32)))
     record = StepRecord(*torch.full((7, 2), -1, dtype=torch.int32, device=backend.device))
-    file.plan(*sent, record, strategy=0, lanes=0, every=256, in_place=False, limit=8)
+    file.plan(*sent, record, Rules(Strategy.NONE, 0, 256, False), 8)
     assert [column.tolist() for column in record[:5]] == [[64, 0], [3, 0], [1, 0], [1, 0], [0, 0]]
     file.labels[3 * 64] = 3
     assert scan_registers(file).labels[3 * 64] == 3

@@ -214,26 +214,3 @@ def test_B35_what_cannot_work_is_refused_at_construction(reason: str, backend: B
 def test_B35_what_works_is_accepted(tracking: ms.Tracking, overlap: bool, backend: Backend) -> None:
     loop = Loop(backend, tracking, overlap=overlap)
     assert loop.mem.slots_held(loop.admit()[0]) <= tracking.most_slots(overlap)
-
-
-@every_snapshot
-def test_B35_a_plane_written_in_part_is_copied_or_refused(name: str, backend: Backend) -> None:
-    """A ring of the last inputs: a step writes one cell, a snapshot and a redirected step need the others as well."""
-    layout = ms.StateLayout((ms.Plane("ring", (I,), torch.int64, rewritten_each_step=False),), 1)
-    where = {"device": backend.device, "backend": backend.name}
-    try:
-        mem = ms.StateManager(layout, slots=6, max_requests=1, tracking=MAKERS[name](), **where)  # type: ignore[arg-type]
-    except ms.ConfigurationError:
-        return
-    (row,) = mem.admit([ms.Request("ring")])
-    for t in range(1, I + 2):
-        step = mem.plan([row])
-        for slot in (*step.write.tolist(), *step.snapshot.tolist()):
-            mem.planes["ring"][0, slot, t % I] = t
-        mem.settle(step)
-    live = int(mem.registers.table.slots[3 * row.index])
-    (snap,) = mem.publish([row])
-    mem.submit()
-    assert snap and mem.planes["ring"][0, int(mem.registers.table.slots[snap.register])].tolist() == [4, 1, 2, 3]
-    assert mem.planes["ring"][0, live].tolist() == [4, 5, 2, 3]
-    assert mem.stats().copied_bytes > 0

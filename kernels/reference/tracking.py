@@ -6,7 +6,7 @@ from torch import Tensor
 
 from memstate.kernels.reference.bitmap import give_back, take_lowest
 from memstate.kernels.reference.host import Ints, on_host
-from memstate.kernels.tables import Count, Entry, Registers, StepRecord, Strategy
+from memstate.kernels.tables import Count, Entry, Registers, Rules, StepRecord, Strategy
 
 if not __name__.startswith("memstate."):
     raise ImportError(
@@ -14,7 +14,7 @@ if not __name__.startswith("memstate."):
     )
 
 
-class _Claims:
+class Claims:
     """Free slots for one plan, in batch order, up to its budget."""
 
     def __init__(self, bitmap: Ints, counters: Ints, limit: int) -> None:
@@ -22,6 +22,7 @@ class _Claims:
         self.left = max(0, min(int(counters[Count.FREE] - counters[Count.RESERVE]), limit))
 
     def next(self) -> int:
+        """The lowest free slot, 0 where the budget is spent."""
         slots = take_lowest(self.bitmap, min(1, self.left))
         if not slots.size:
             self.counters[Count.DEGRADED] += 1
@@ -37,17 +38,15 @@ def plan(
     rows: Tensor,
     tokens: Tensor,
     record: StepRecord,
-    strategy: int,
-    lanes: int,
-    every: int,
-    in_place: bool,
+    rules: Rules,
     limit: int,
 ) -> None:
     """Decides the slots of a batch; see `memstate.kernels.tracking.plan`."""
+    strategy, lanes, every, in_place = rules
     with on_host(*registers[:6], *registers[7:9], *record) as arrays:
         slots, labels, tracked, want, source, generation, bitmap, counters = arrays[:8]
         out = StepRecord(*arrays[8:])  # type: ignore[arg-type]
-        claims = _Claims(bitmap, counters, limit)
+        claims = Claims(bitmap, counters, limit)
         for i, (row, n) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
             live = 3 * max(row, 0)
             if row <= 0 or n <= 0 or slots[live] == 0:
@@ -56,7 +55,7 @@ def plan(
                 continue
             origin = int(source[row]) or live
             length = int(labels[origin])
-            after = length + n
+            after = length if strategy == Strategy.WINDOW else length + n
             read, snapshot = slots[origin], 0
             if strategy == Strategy.REDIRECT:
                 due = length % every == 0 or length == want[row]
@@ -67,17 +66,18 @@ def plan(
                         slots[live] = fresh
                         tracked[row] = length
             elif strategy in (Strategy.PING_PONG, Strategy.LAZY) and (after % every == 0 or after == want[row]):
-                lane = _choose_lane(slots, labels, [live + 1 + k for k in range(lanes)], claims, in_place)
+                lane = choose_lane(slots, labels, [live + 1 + k for k in range(lanes)], claims, in_place)
                 if lane:
                     snapshot, labels[lane] = slots[lane], after
-            labels[live] = after
-            source[row] = 0
+            if strategy != Strategy.WINDOW:
+                labels[live] = after
+                source[row] = 0
             values = (row, n, read, slots[live], snapshot, after, generation[row])
             for column, value in zip(out, values, strict=True):
                 column[i] = value
 
 
-def _choose_lane(slots: Ints, labels: Ints, lanes: list[int], claims: _Claims, in_place: bool) -> int:
+def choose_lane(slots: Ints, labels: Ints, lanes: list[int], claims: Claims, in_place: bool) -> int:
     """The lane register that takes the snapshot, 0 for none."""
     held = [lane for lane in lanes if slots[lane]]
     for lane in held:

@@ -46,12 +46,20 @@ class Tracking(ABC):
         """Slots that one request holds at most, live included."""
         return 1 + self.lanes(overlap)
 
-    def needs_claim(self, file: RegisterFile, row: int, length: int, lanes: int) -> bool:
-        """Whether a snapshot of a row at a boundary takes another slot; `length` is that before the step."""
+    def needs_claim(self, file: RegisterFile, row: int, length: int, lanes: int, window: bool = False) -> bool:
+        """Whether a snapshot of a row at a boundary takes another slot; `length` is that before the step, and with
+        `window` the boundary lies inside it.
+        """
         return False
 
     def boundary(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: Claim) -> bool:
         """Applies the rule for a row at a boundary to the mirror; returns whether a snapshot is taken."""
+        return False
+
+    def accept(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: Claim) -> bool:
+        """Applies the rule for a window of which the tokens up to `after` are real; returns whether a snapshot is
+        taken.
+        """
         return False
 
     def settle(self, file: RegisterFile, row: int, known: int) -> int:
@@ -68,6 +76,12 @@ class Tracking(ABC):
             raise ConfigurationError(
                 f"every={self.every} is no multiple of page_size={page_size}: a snapshot could not share whole KV pages"
             )
+
+
+def last_boundary(tracking: Tracking, file: RegisterFile, row: int, length: int, reach: int) -> int:
+    """The largest boundary in length + 1 .. reach, 0 for none."""
+    marks = (reach // tracking.every * tracking.every, int(file.want[row]))
+    return max((mark for mark in marks if length < mark <= reach), default=0)
 
 
 def lane_registers(row: int, lanes: int) -> list[int]:

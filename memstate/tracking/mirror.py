@@ -9,11 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from memstate.arguments import INT32_MAX
 from memstate.errors import InvalidArgument
-from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.kernels.tables import REGISTERS_PER_ROW, Rules
 from memstate.registers import Longs, RegisterFile
-from memstate.tracking.base import Tracking, due
+from memstate.tracking.base import Claim, Tracking, due
 
 
 class Mirror:
@@ -22,26 +21,16 @@ class Mirror:
     def __init__(self, file: RegisterFile, tracking: Tracking, overlap: bool) -> None:
         self.file, self.tracking = file, tracking
         self.lanes = tracking.lanes(overlap)
+        self.rules = Rules(int(tracking.strategy), self.lanes, int(tracking.every), tracking.in_place)
         self.snapshots = 0  # taken since the start
         self.degraded = 0  # optional claims refused since the start
 
     def plan(self, rows: Longs, tokens: Longs, limit: int) -> tuple[Longs, Longs]:
         """Plans distinct rows that hold a state; returns their lengths before and after the step."""
         file, tracking = self.file, self.tracking
-        length = self._lengths(rows)
+        length = self.lengths(rows)
         after = length + tokens
-        file.allocator.confirm(file.allocator.reserve + len(rows))
-        budget = max(0, min(file.allocator.free - file.allocator.reserve, limit))
-
-        def claim() -> bool:
-            nonlocal budget
-            if budget < 1:
-                self.degraded += 1
-                return False
-            budget -= 1
-            file.allocator.free -= 1
-            return True
-
+        claim = self._claims(len(rows), limit)
         if self.lanes:
             for i in self._due(rows, length, after):
                 self.snapshots += tracking.boundary(
@@ -51,26 +40,62 @@ class Mirror:
         file.source[rows] = 0
         return length, after
 
+    def accept(self, rows: Longs, accepted: Longs, limit: int) -> tuple[Longs, Longs]:
+        """Moves distinct rows on by what was accepted of their windows; returns their lengths before and after."""
+        file = self.file
+        length = self.lengths(rows)
+        after = length + accepted
+        claim = self._claims(len(rows), limit)
+        if self.lanes:
+            for i in self._crossed(rows, length, after):
+                self.snapshots += self.tracking.accept(
+                    file, int(rows[i]), int(length[i]), int(after[i]), self.lanes, claim
+                )
+        file.labels[rows * REGISTERS_PER_ROW] = after
+        file.source[rows] = 0
+        return length, after
+
+    def _claims(self, rows: int, limit: int) -> Claim:
+        """Takes one optional slot after the other, as far as the budget of a plan goes."""
+        allocator = self.file.allocator
+        allocator.confirm(allocator.reserve + rows)
+        budget = max(0, min(allocator.free - allocator.reserve, limit))
+
+        def claim() -> bool:
+            nonlocal budget
+            if budget < 1:
+                self.degraded += 1
+                return False
+            budget -= 1
+            allocator.free -= 1
+            return True
+
+        return claim
+
     def _due(self, rows: Longs, length: Longs, after: Longs) -> Longs:
         return np.flatnonzero(due(self.tracking, self.file, rows, length if self.tracking.reads_old_slot else after))
 
-    def claims(self, rows: Longs, tokens: Longs) -> int:
-        """Optional claims that the next plan of these rows would make with slots to spare."""
+    def _crossed(self, rows: Longs, length: Longs, after: Longs) -> Longs:
+        """Rows that a window takes from, to or across a boundary."""
+        every, want = self.tracking.every, self.file.want[rows]
+        crossed = (length // every != after // every) | (length % every == 0) | ((length <= want) & (want <= after))
+        return np.flatnonzero(crossed)
+
+    def claims(self, rows: Longs, tokens: Longs, window: bool) -> int:
+        """Optional claims that the next plan of these rows would make with slots to spare; for a window, that its
+        accept would make at most.
+        """
         if not self.lanes:
             return 0
-        length = self._lengths(rows)
-        at = self._due(rows, length, length + tokens).tolist()
-        return sum(self.tracking.needs_claim(self.file, int(rows[i]), int(length[i]), self.lanes) for i in at)
+        length = self.lengths(rows)
+        at = (self._crossed if window else self._due)(rows, length, length + tokens).tolist()
+        return sum(self.tracking.needs_claim(self.file, int(rows[i]), int(length[i]), self.lanes, window) for i in at)
 
-    def require_within_boundary(self, rows: Longs, tokens: Longs) -> Longs:
-        """The lengths of rows after a step of `tokens`. Raises: InvalidArgument where that crosses a boundary: its
-        snapshot would be lost.
-        """
+    def require_within_boundary(self, rows: Longs, tokens: Longs) -> None:
+        """Raises: InvalidArgument where a step of `tokens` crosses a boundary: its snapshot would be lost."""
         file, every = self.file, self.tracking.every
-        length = self._lengths(rows)
+        length = self.lengths(rows)
         after = length + tokens
-        if (after > INT32_MAX).any():
-            raise InvalidArgument(f"lengths {after.tolist()} after this step: a label holds {INT32_MAX} tokens at most")
         if self.lanes:
             want = file.want[rows]
             crossed = (after > (length // every + 1) * every) | ((length < want) & (want < after))
@@ -79,9 +104,9 @@ class Mirror:
                     f"row {rows[i]}: a chunk from {length[i]} to {after[i]} crosses a boundary "
                     f"(every={every}, want={want[i]}): end it at next_boundary(row)"
                 )
-        return after
 
-    def _lengths(self, rows: Longs) -> Longs:
+    def lengths(self, rows: Longs) -> Longs:
+        """Tokens folded into the states of rows."""
         source = self.file.source[rows].astype(np.int64)
         return self.file.labels[np.where(source > 0, source, rows * REGISTERS_PER_ROW)].astype(np.int64)
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from memstate.errors import ConfigurationError
 from memstate.kernels.tables import Strategy
 from memstate.registers import RegisterFile
-from memstate.tracking.base import Claim, Tracking, lane_registers
+from memstate.tracking.base import Claim, Tracking, lane_registers, last_boundary
 
 
 class _Alternating(Tracking):
     """The choice of a lane that both strategies share."""
 
-    def needs_claim(self, file: RegisterFile, row: int, length: int, lanes: int) -> bool:
+    def needs_claim(self, file: RegisterFile, row: int, length: int, lanes: int, window: bool = False) -> bool:
         registers = lane_registers(row, lanes)
         return not file.held[registers].all() and not (file.held[registers] & (file.labels[registers] == 0)).any()
 
@@ -36,6 +36,10 @@ class _Alternating(Tracking):
             return False
         file.held[lane], file.labels[lane] = True, after
         return True
+
+    def accept(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: Claim) -> bool:
+        mark = last_boundary(self, file, row, length, after)
+        return bool(mark) and self.boundary(file, row, length, mark, lanes, claim)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from memstate.kernels.tables import REGISTERS_PER_ROW, Strategy
 from memstate.registers import RegisterFile
-from memstate.tracking.base import Claim, Tracking
+from memstate.tracking.base import Claim, Tracking, last_boundary
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Redirect(Tracking):
     def lanes_at_admission(self, overlap: bool) -> int:
         return 0
 
-    def needs_claim(self, file: RegisterFile, row: int, length: int, lanes: int) -> bool:
-        return _new(file, row, length) and not file.held[REGISTERS_PER_ROW * row + 1]
+    def needs_claim(self, file: RegisterFile, row: int, length: int, lanes: int, window: bool = False) -> bool:
+        return (window or _new(file, row, length)) and not file.held[REGISTERS_PER_ROW * row + 1]
 
     def boundary(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: Claim) -> bool:
         lane = REGISTERS_PER_ROW * row + 1
@@ -40,6 +40,18 @@ class Redirect(Tracking):
             return False
         file.held[lane], file.labels[lane] = True, length
         file.tracked[row] = length
+        return True
+
+    def accept(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: Claim) -> bool:
+        mark, lane = last_boundary(self, file, row, length, after - 1), REGISTERS_PER_ROW * row + 1
+        if not mark:
+            return (length % self.every == 0 or length == file.want[row]) and self.boundary(
+                file, row, length, after, lanes, claim
+            )
+        if not file.held[lane] and not claim():
+            return False
+        file.held[lane], file.labels[lane] = True, mark
+        file.tracked[row] = mark
         return True
 
 

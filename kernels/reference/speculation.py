@@ -1,0 +1,60 @@
+"""Accept row by row, as the rules are written down: the oracle of `memstate.kernels.speculation` and the CPU path."""
+
+from torch import Tensor
+
+from memstate.kernels.reference.host import on_host
+from memstate.kernels.reference.tracking import Claims, choose_lane
+from memstate.kernels.tables import Outcome, Registers, Rules, StepRecord, Strategy
+
+if not __name__.startswith("memstate."):
+    raise ImportError("import memstate.kernels.reference.speculation, not kernels.reference.speculation")
+
+
+def accept(
+    registers: Registers,
+    accepted: Tensor,
+    record: StepRecord,
+    outcome: Outcome,
+    rules: Rules,
+    limit: int,
+) -> None:
+    """Says what was accepted of a speculative step; see `memstate.kernels.speculation.accept`."""
+    strategy, lanes, every, in_place = rules
+    with on_host(*registers[:6], *registers[7:9], *record, *outcome) as arrays:
+        slots, labels, tracked, want, source, generation, bitmap, counters = arrays[:8]
+        step = StepRecord(*arrays[8:15])  # type: ignore[arg-type]
+        out = Outcome(*arrays[15:])  # type: ignore[arg-type]
+        claims = Claims(bitmap, counters, limit)
+        for i, given in enumerate(accepted.tolist()):
+            row, n = int(step.rows[i]), min(given, int(step.tokens[i]))
+            live = 3 * row
+            step.snapshot[i] = out.accepted[i] = out.crossed[i] = 0
+            if row <= 0 or n <= 0 or slots[live] == 0 or generation[row] != step.generation[i]:
+                step.write[i] = step.after[i] = 0
+                continue
+            length = int(labels[source[row] or live])
+            after = length + n
+            mark = last_boundary(length, after - (strategy == Strategy.REDIRECT), every, int(want[row]))
+            slot = 0
+            if strategy == Strategy.REDIRECT:
+                due = (length % every == 0 or length == want[row]) and length > tracked[row] and not source[row]
+                fresh = (int(slots[live + 1]) or claims.next()) if mark or due else 0
+                if fresh and mark:
+                    slot = slots[live + 1] = fresh
+                    labels[live + 1] = tracked[row] = mark
+                elif fresh:
+                    slots[live + 1], slots[live] = slots[live], fresh
+                    labels[live + 1] = tracked[row] = length
+            elif strategy in (Strategy.PING_PONG, Strategy.LAZY) and mark:
+                lane = choose_lane(slots, labels, [live + 1 + k for k in range(lanes)], claims, in_place)
+                if lane:
+                    slot, labels[lane] = int(slots[lane]), mark
+            labels[live] = after
+            source[row] = 0
+            step.write[i], step.snapshot[i], step.after[i] = slots[live], slot, after
+            out.accepted[i], out.crossed[i] = n, mark - length if slot else 0
+
+
+def last_boundary(length: int, reach: int, every: int, want: int) -> int:
+    """The largest boundary in length + 1 .. reach, 0 for none."""
+    return max((mark for mark in (reach // every * every, want) if length < mark <= reach), default=0)

@@ -1,0 +1,134 @@
+"""Accept: what a speculative step came to, by the tracking rules, for a whole batch in one launch. Knows no plane.
+
+    plan (WINDOW)   forward: reads `read`, keeps the state after every token in a window   accept   scatter   settle
+                    nothing changes                                                        labels, lanes, bytes
+
+The accepted length is known when accept runs, so the step can neither be dead nor be taken back.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from memstate.kernels.bitmap import chunk_words
+from memstate.kernels.catalog import CompileCase
+from memstate.kernels.tables import Outcome, Registers, Rules, StepRecord, Strategy
+from memstate.kernels.tracking import claim_needed, shape, take_lane
+
+if not __name__.startswith("memstate."):
+    raise ImportError(
+        "import memstate.kernels.speculation, not kernels.speculation: a second copy would duplicate every kernel"
+    )
+
+PING_PONG = tl.constexpr(int(Strategy.PING_PONG))
+LAZY = tl.constexpr(int(Strategy.LAZY))
+REDIRECT = tl.constexpr(int(Strategy.REDIRECT))
+
+
+@triton.jit(do_not_specialize=["batch", "words", "every", "limit"])
+def _accept(
+    given_ptr, rows_ptr, tokens_ptr, write_ptr, snapshot_ptr, after_ptr, step_generation_ptr,
+    accepted_ptr, crossed_ptr,
+    slots_ptr, labels_ptr, tracked_ptr, want_ptr, source_ptr, generation_ptr, bitmap_ptr, counters_ptr,
+    batch, words, every, limit,
+    STRATEGY: tl.constexpr, LANES: tl.constexpr, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    index = tl.arange(0, BLOCK)
+    inside = index < batch
+    row = tl.load(rows_ptr + index, mask=inside, other=0)
+    given = tl.load(given_ptr + index, mask=inside, other=0)
+    accepted = tl.minimum(given, tl.load(tokens_ptr + index, mask=inside, other=0))
+    same = tl.load(generation_ptr + row, mask=row > 0, other=0) == tl.load(
+        step_generation_ptr + index, mask=inside, other=0
+    )
+    live = row * 3
+    live_slot = tl.load(slots_ptr + live, mask=row > 0, other=0)
+    real = (live_slot > 0) & (accepted > 0) & same
+    source = tl.load(source_ptr + row, mask=real, other=0)
+    length = tl.load(labels_ptr + tl.where(source > 0, source, live), mask=real, other=0)
+    after = length + accepted
+    write = live_slot
+    snapshot = row * 0
+    want = tl.load(want_ptr + row, mask=real, other=0)
+    slot_a = tl.load(slots_ptr + live + 1, mask=real, other=0)
+
+    # The last boundary that the window crossed. Under Redirect one at its very end is the next step's business: free.
+    reach = after
+    if STRATEGY == REDIRECT:
+        reach = after - 1
+    mark = reach // every * every
+    mark = tl.where((want > length) & (want <= reach), tl.maximum(want, mark), mark)
+    crossing = real & (mark > length)
+
+    if STRATEGY == REDIRECT:
+        tracked = tl.load(tracked_ptr + row, mask=real, other=0)
+        due = real & ((length % every == 0) | (length == want)) & (length > tracked) & (source == 0)
+        turning = due & (crossing == 0)  # the slot that was read is the snapshot, as in a step of one token
+        claimed = claim_needed((crossing | turning) & (slot_a == 0), bitmap_ptr, counters_ptr, words, limit, CHUNK)
+        fresh = tl.where(slot_a > 0, slot_a, claimed)
+        keep = crossing & (fresh > 0)
+        turn = turning & (fresh > 0)
+        tl.store(slots_ptr + live + 1, tl.where(turn, live_slot, fresh), mask=keep | turn)
+        tl.store(labels_ptr + live + 1, tl.where(turn, length, mark), mask=keep | turn)
+        tl.store(tracked_ptr + row, tl.where(turn, length, mark), mask=keep | turn)
+        tl.store(slots_ptr + live, fresh, mask=turn)
+        write = tl.where(turn, fresh, live_slot)
+        snapshot = tl.where(keep, fresh, 0)
+
+    if (STRATEGY == PING_PONG) | (STRATEGY == LAZY):
+        snapshot = take_lane(
+            crossing, real, live, mark, slot_a, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, limit,
+            LANES, IN_PLACE, CHUNK,
+        )  # fmt: skip
+
+    tl.store(labels_ptr + live, after, mask=real)
+    tl.store(source_ptr + row, 0, mask=real & (source > 0))
+    tl.store(write_ptr + index, tl.where(real, write, 0), mask=inside)
+    tl.store(snapshot_ptr + index, tl.where(real, snapshot, 0), mask=inside)
+    tl.store(after_ptr + index, tl.where(real, after, 0), mask=inside)
+    tl.store(accepted_ptr + index, tl.where(real, accepted, 0), mask=inside)
+    tl.store(crossed_ptr + index, tl.where(snapshot > 0, mark - length, 0), mask=inside)
+
+
+def accept(
+    registers: Registers,
+    accepted: Tensor,
+    record: StepRecord,
+    outcome: Outcome,
+    rules: Rules,
+    limit: int,
+) -> None:
+    """Moves the labels of a speculative step on by what was accepted, and finds a slot for the boundary it crossed.
+
+    accepted: int32 `batch`, tokens of each entry that are real, 0 = none: that entry changes nothing. record: of the
+    plan with `Strategy.WINDOW`; `write`, `snapshot` and `after` are decided now, and entries whose row was reused since
+    become padding. outcome: int32 `batch` columns. rules, limit: as for `memstate.kernels.tracking.plan`.
+    Changes: registers, bitmap, counters, record, outcome. Syncs: no.
+    """
+    block, warps = shape(accepted.numel())
+    words = registers.bitmap.numel()
+    _accept[(1,)](
+        accepted, record.rows, record.tokens, record.write, record.snapshot, record.after, record.generation, *outcome,
+        registers.slots, registers.labels, registers.tracked, registers.want, registers.source, registers.generation,
+        registers.bitmap, registers.counters, accepted.numel(), words,
+        rules.every, limit, STRATEGY=int(rules.strategy), LANES=rules.lanes, IN_PLACE=rules.in_place,
+        BLOCK=block, CHUNK=chunk_words(words), num_warps=warps,
+    )  # fmt: skip
+
+
+def compile_cases() -> list[CompileCase]:
+    """Every strategy at 256 rows; none moves plane bytes."""
+    pointers = (
+        "given_ptr", "rows_ptr", "tokens_ptr", "write_ptr", "snapshot_ptr", "after_ptr", "step_generation_ptr",
+        "accepted_ptr", "crossed_ptr", "slots_ptr", "labels_ptr", "tracked_ptr", "want_ptr", "source_ptr",
+        "generation_ptr", "bitmap_ptr", "counters_ptr",
+    )  # fmt: skip
+    scalars = {"batch": "i32", "words": "i32", "every": "i32", "limit": "i32"}
+    variants = {"none": (0, 0, False), "ping-pong": (1, 1, False), "lazy": (2, 2, True), "redirect": (3, 1, False)}
+    return [
+        CompileCase(
+            f"accept[{name}]", _accept, dict.fromkeys(pointers, "*i32") | scalars,
+            {"STRATEGY": code, "LANES": lanes, "IN_PLACE": in_place, "BLOCK": 256, "CHUNK": 256}, pointers, 4, (),
+        )
+        for name, (code, lanes, in_place) in variants.items()
+    ]  # fmt: skip

@@ -1,0 +1,205 @@
+"""Steps: planned, their results told, or given up. Orchestrates mirror, registers and storage; decides nothing itself.
+
+plain         plan  forward  [copies of an in-place engine]  settle
+speculative   plan  forward into a window                    accept: labels, lanes, then the window's bytes
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memstate.arguments import INT32_MAX, counts
+from memstate.commands import CommandBuffer
+from memstate.errors import InvalidArgument
+from memstate.kernels.tables import REGISTERS_PER_ROW, Entry, Strategy
+from memstate.page_table import PageTable
+from memstate.publisher import Publisher
+from memstate.registers import Longs
+from memstate.requests import RequestTable, Row
+from memstate.steps import Step, StepLog
+from memstate.storage import Storage
+from memstate.tracking.mirror import Mirror
+from memstate.windows import require as require_windows
+from memstate.windows import scatter as scatter_windows
+
+PER_ROW = REGISTERS_PER_ROW
+
+
+class Stepping:
+    """Plans, settles, accepts and cancels.
+
+    copied: planes that a forward updates in place, in one slot: they are copied where a step reads one slot and writes
+    another, and where a snapshot is due.
+    """
+
+    def __init__(
+        self, commands: CommandBuffer, table: RequestTable, pages: PageTable, mirror: Mirror, publisher: Publisher,
+        log: StepLog, storage: Storage, copied: tuple[str, ...],
+    ) -> None:  # fmt: skip
+        self._commands, self._file, self._table = commands, commands.registers, table
+        self._pages, self._mirror, self._publisher = pages, mirror, publisher
+        self._log, self._storage, self._copied = log, storage, copied
+        self._uncopied: tuple[Step, int] | None = None  # whose snapshots are copied when its forward is submitted
+        commands.before_submit(self.copy_snapshots)
+
+    def reset(self) -> None:
+        """Forgets every step."""
+        self._uncopied = None
+        self._log.forget()
+
+    def batch(self, rows: Sequence[Row | None], tokens: int | Sequence[int]) -> tuple[Longs, Longs]:
+        """Row numbers and tokens of a batch, 0 for padding. Raises: StaleHandle, InvalidArgument."""
+        if not isinstance(rows, Sequence):
+            raise InvalidArgument(f"{rows!r} is no batch: expected a sequence of rows, such as plan([row])")
+        numbers = np.array([0 if row is None else self._table.index(row) for row in rows], np.int64)
+        numbers[self._table.finished[numbers]] = 0
+        return numbers, counts("tokens", tokens, len(numbers)) * (numbers > 0)
+
+    def plan(self, rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, window: bool) -> Step:
+        """See `StateManager.plan`."""
+        self._log.require_room()
+        if len(rows) > self._log.max_batch:
+            raise InvalidArgument(f"a batch of {len(rows)}, the limit is max_batch={self._log.max_batch}")
+        numbers, tokens_of = self.batch(rows, tokens)
+        real = np.flatnonzero(numbers)
+        distinct = numbers[real]
+        self._require_plannable(distinct, tokens_of[real], window)
+
+        self.copy_snapshots()
+        before, after = np.zeros_like(numbers), np.zeros_like(numbers)
+        batch = None if self._commands.pending else self._log.repeated(numbers, tokens_of)
+        sent = batch or self._commands.submit((numbers.astype(np.int32), tokens_of.astype(np.int32)))
+        assert sent is not None  # submit returns a batch where it was given one
+        direct = int((self._file.source[distinct] > 0).sum())
+        taken = self._mirror.snapshots
+        if window:
+            before[real] = after[real] = self._mirror.lengths(distinct)
+        else:
+            before[real], after[real] = self._mirror.plan(distinct, tokens_of[real], limit)
+        taken = self._mirror.snapshots - taken
+        record = self._log.next_record(len(rows))
+        rules = self._mirror.rules._replace(strategy=Strategy.WINDOW) if window else self._mirror.rules
+        self._file.plan(*sent, record, rules, limit)
+        known = distinct[self._table.unsettled[distinct] == 0]
+        self._table.unsettled[distinct] += 1
+        step = self._log.add(record, numbers, tokens_of, before, after, self._table.generation[numbers], window)
+        if not window:
+            self._table.confirmed[known] = self._file.labels[known * PER_ROW]
+            self._publisher.unpin(numbers)
+            self._copy_around(step, direct, taken)
+        return step
+
+    def _require_plannable(self, rows: Longs, tokens: Longs, window: bool) -> None:
+        if np.unique(rows).size != rows.size:
+            raise InvalidArgument(f"a row is named twice in the batch {rows.tolist()}")
+        if (tokens < 1).any():
+            raise InvalidArgument(f"tokens {tokens.tolist()}: a row in the batch needs at least 1, padding is None")
+        after = self._mirror.lengths(rows) + tokens
+        if (after > INT32_MAX).any():
+            raise InvalidArgument(f"lengths {after.tolist()} after this step: a label holds {INT32_MAX} tokens at most")
+        if not window:
+            self._mirror.require_within_boundary(rows, tokens)
+        self._pages.require_room(rows, after)
+
+    def _copy_around(self, step: Step, direct: int, taken: int) -> None:
+        """Copies what in-place kernels need before the forward, and notes what they need after it.
+
+        direct: entries that read another register's slot. taken: snapshots of this step.
+        """
+        if not self._copied:
+            return
+        moved = direct + (taken if self._mirror.tracking.reads_old_slot else 0)
+        if moved:
+            self._storage.copy(step.write, step.read, planes=self._copied, due=moved)
+        if taken and not self._mirror.tracking.reads_old_slot:
+            self._uncopied = (step, taken)
+
+    def copy_snapshots(self) -> None:
+        """Copies the snapshots of a step whose forward has been submitted, where its kernels could not write them."""
+        if self._uncopied is not None:
+            (step, due), self._uncopied = self._uncopied, None
+            self._storage.copy(step.snapshot, step.write, planes=self._copied, due=due)
+
+    def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None) -> None:
+        """See `StateManager.settle`."""
+        over = _flags(step, finished)
+        if step.window:
+            raise InvalidArgument(f"step {step.serial} is speculative: accept(step, accepted, windows) settles it")
+        self._log.take(step)
+        self.copy_snapshots()
+        same = self._same_request(step)
+        dead = same & self._table.finished[step.numbers]  # ended by the step before: what is real was settled with that
+        same &= ~dead
+        rows, ended = step.numbers[same], over[same]
+        known = np.where(ended, step.after[same], self._file.labels[rows * PER_ROW])
+        self._table.unsettled[step.numbers[same | dead]] -= 1
+        self._table.confirmed[rows] = known
+        self._table.finished[rows] |= ended
+        results = np.where(dead, Entry.DEAD, np.where(over & same, Entry.ENDED, Entry.ALIVE)).astype(np.int32)
+        self._release_lanes(step, rows, known, results)
+
+    def accept(
+        self, step: Step, accepted: Sequence[int], windows: Mapping[str, Tensor],
+        finished: Sequence[bool] | NDArray[np.bool_] | None, limit: int,
+    ) -> None:  # fmt: skip
+        """See `StateManager.accept`."""
+        over = _flags(step, finished)
+        if not step.window:
+            raise InvalidArgument(f"step {step.serial} is not speculative: settle(step) ends it")
+        given = counts("accepted", accepted, len(step.numbers))
+        if (given > step.tokens_of).any():
+            raise InvalidArgument(f"accepted {given.tolist()} of windows of {step.tokens_of.tolist()} tokens")
+        windows = dict(windows)
+        require_windows(self._storage, windows, len(step.numbers), int(step.tokens_of.max(initial=0)))
+        self._log.take(step)
+        same = self._same_request(step)
+        rows, real = step.numbers[same], given[same]
+        self._commands.submit()  # what was recorded before comes first
+        moved = rows[real > 0]
+        step.after[same] = self._file.labels[rows * PER_ROW]
+        _, after = self._mirror.accept(moved, real[real > 0], limit)
+        step.after[np.flatnonzero(same)[real > 0]] = after
+        outcome = self._log.outcome(len(step.numbers))
+        sent = self._commands.ring.send(given.astype(np.int32))
+        self._file.accept(sent, step.record, outcome, self._mirror.rules, limit)
+        scatter_windows(self._storage, windows, step.write, outcome.accepted, step.snapshot, outcome.crossed)
+        known = self._mirror.lengths(rows)
+        self._table.unsettled[rows] -= 1
+        self._table.confirmed[rows] = known
+        self._table.finished[rows] |= over[same]
+        self._publisher.unpin(moved)
+        self._release_lanes(step, rows, known, np.full(len(given), Entry.ALIVE, np.int32))
+
+    def _release_lanes(self, step: Step, rows: Longs, known: Longs, results: NDArray[np.int32]) -> None:
+        """Lets go of lanes that newer snapshots supersede, where the strategy does that at settle."""
+        if self._mirror.tracking.releases_at_settle and self._mirror.superseding(rows):
+            self._commands.submit()  # what was recorded before comes first
+            self._mirror.settle(rows, known)
+            self._file.settle(step.record, self._commands.ring.send(results) if results.any() else None)
+
+    def _same_request(self, step: Step) -> NDArray[np.bool_]:
+        """Which entries of a step still belong to the request they were planned for."""
+        now = self._table.generation[step.numbers]
+        same: NDArray[np.bool_] = (step.numbers > 0) & (now == step.generation) & self._table.used[step.numbers]
+        return same
+
+    def cancel(self, step: Step) -> tuple[list[int], Longs]:
+        """Gives up the newest step; returns its entries that still run and their rows, which are known to be real up to
+        where they were before it. Raises: StaleHandle, InvalidArgument.
+        """
+        self._log.take(step, newest=True)
+        if self._uncopied is not None and self._uncopied[0] is step:
+            self._uncopied = None
+        entries = np.flatnonzero(self._same_request(step)).tolist()
+        rows = step.numbers[entries]
+        self._table.confirmed[rows] = np.minimum(self._table.confirmed[rows], step.before[entries])
+        return entries, rows
+
+
+def _flags(step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None) -> NDArray[np.bool_]:
+    over = np.zeros(len(step.numbers), bool) if finished is None else np.asarray(finished, bool).reshape(-1)
+    if over.size != len(step.numbers):
+        raise InvalidArgument(f"finished has {over.size} entries, the step {len(step.numbers)}")
+    return over

@@ -1,0 +1,91 @@
+"""The keys under which Triton's JIT would compile launches that are recorded here and not run. Needs no GPU.
+
+Triton itself binds, specialises and asks for the compiled kernel under its key; a hook of its own refuses, and nothing
+is launched. Kernels that can be compiled need a process without Triton's interpreter.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+TARGETS = {"sm_90": GPUTarget("cuda", 90, 32), "gfx942": GPUTarget("hip", "gfx942", 64)}
+VALUES = (1, 2, 16, 17, 4096)  # what Triton tells apart in an integer: 1, a multiple of 16, any other
+
+Keys = dict[str, list[str]]  # kernel -> keys
+
+
+class NoDevice:
+    """Stands in for a driver of Triton: names a target, has nothing to launch on."""
+
+    def __init__(self, target: str) -> None:
+        self.number, self.target = list(TARGETS).index(target), TARGETS[target]  # kernels keep a cache for each number
+
+    def get_current_device(self) -> int:
+        return self.number
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+
+class Recorder:
+    """Collects the keys of launches by kernel."""
+
+    def __init__(self, target: str) -> None:
+        hooked = hasattr(driver, "set_active") and hasattr(knobs.runtime, "jit_cache_hook")
+        assert hooked, f"Triton {triton.__version__} has no set_active or no jit_cache_hook: see its keys another way"
+        assert not knobs.runtime.interpret, "kernels are interpreted in this process: unset TRITON_INTERPRET"
+        self.names: dict[str, list[str]] = {}  # kernel -> its arguments
+        self._seen: dict[str, set[str]] = {}
+        driver.set_active(NoDevice(target))
+        knobs.runtime.jit_cache_hook = self._refuse
+
+    def _refuse(self, *, key: str, fn: Any, **_: Any) -> bool:
+        kernel = f"{fn.module.split('.')[-1]}.{fn.name}"
+        self.names[kernel] = list(fn.jit_function.arg_names)
+        self._seen.setdefault(kernel, set()).add(str(key))
+        return True
+
+    @contextmanager
+    def recorded(self) -> Iterator[Keys]:
+        """Filled at the end, with what was launched meanwhile."""
+        self._seen = {}
+        keys: Keys = {}
+        yield keys
+        keys |= {kernel: sorted(seen) for kernel, seen in self._seen.items()}
+
+
+@triton.jit(do_not_specialize=["free"])
+def planted(data_ptr, free, n, BLOCK: tl.constexpr):
+    """A kernel with a defect: `n` and the alignment of `data_ptr` are compiled in."""
+    tl.store(data_ptr + tl.arange(0, BLOCK), free + n)
+
+
+def planted_launches(recorder: Recorder) -> dict[str, int]:
+    """How many keys a kernel with a defect has, by what varies."""
+    data = torch.zeros(64)
+    runs: dict[str, list[tuple[Tensor, int, int, int]]] = {
+        "nothing": [(data, 2, 2, 32)] * 3,
+        "not specialised": [(data, value, 2, 32) for value in VALUES],
+        "beyond int32": [(data, value, 2, 32) for value in (2, 2**31)],
+        "specialised": [(data, 2, value, 32) for value in VALUES],
+        "alignment": [(data[start:], 2, 2, 32) for start in range(8)],
+        "constant": [(data, 2, 2, block) for block in (32, 64)],
+    }
+    found = {}
+    for name, launches in runs.items():
+        with recorder.recorded() as keys:
+            for *arguments, block in launches:
+                planted[(1,)](*arguments, BLOCK=block)
+        (found[name],) = map(len, keys.values())
+    return found

@@ -20,7 +20,7 @@ THREADS ?= 1
 TEST_ENV := OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format compile gpu-proof clean
+.PHONY: help install demo test lint format compile docs gpu-proof clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -54,6 +54,9 @@ format: $(STAMP) ## format, and fix what the linter can fix
 
 compile: $(STAMP) ## compile every kernel for every target, without a GPU
 	$(BIN)/memstate compile $(ARGS)
+
+docs: $(STAMP) ## write the pages that are made from the code
+	$(BIN)/python -m memstate.support > docs/strategies.md.new && mv docs/strategies.md.new docs/strategies.md
 
 # Installs nothing: the machine's own Python, with the checkout on its path.
 gpu-proof: ## run the GPU tests with the machine's own Python, results in OUT=dir

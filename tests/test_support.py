@@ -1,0 +1,177 @@
+"""The table of strategies and features: every cell is used here with bytes that say whose they are, or refused."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate.support import FEATURES, STRATEGIES, Feature, cell, page
+from tests.loops import InPlace, Speculator
+from tests.planes import MAKERS, I, Loop, fold
+from tests.scan import scan
+
+PAGE = Path(__file__).parent.parent / "docs" / "strategies.md"
+
+
+def check(loop: Loop, rows: Sequence[ms.Row]) -> None:
+    """States and snapshots of rows hold what was fed, nothing leaks, and a snapshot was taken unless none ever is."""
+    for row in rows:
+        assert loop.holds(loop.slot(row), row, loop.mem.length(row))
+        assert loop.mem.slots_held(row) <= loop.mem.tracking.most_slots(loop.mem.overlap)
+    snapshots = loop.mem.publish(rows)
+    for row, snapshot in zip(rows, snapshots, strict=True):
+        assert (snapshot is None) == isinstance(loop.mem.tracking, ms.NoTracking)
+        if snapshot:
+            assert snapshot.length == loop.mem.length(row) // I * I or loop.mem.length(row) % I == 0
+            assert loop.holds(loop.node(snapshot), row, snapshot.length)
+    scan(loop.mem)
+    loop.mem.audit().raise_if_leaking()
+
+
+def in_turn(backend: Backend, tracking: ms.Tracking) -> None:
+    loop = Loop(backend, tracking, overlap=False)
+    rows = loop.admit(ms.Request("a"), ms.Request("b"))
+    loop.advance([*rows, None], 2 * I + 1)
+    check(loop, rows)
+
+
+def overlap(backend: Backend, tracking: ms.Tracking) -> None:
+    loop = Loop(backend, tracking, overlap=True)
+    rows = loop.admit(ms.Request("a"), ms.Request("b"))
+    flight = loop.step(rows)
+    for _ in range(2 * I):
+        ahead = loop.step(rows)
+        loop.mem.settle(flight)
+        flight = ahead
+    loop.mem.settle(flight)
+    check(loop, rows)
+
+
+def speculation(backend: Backend, tracking: ms.Tracking) -> None:
+    loop = Speculator(backend, tracking)
+    rows = loop.admit(ms.Request("a"), ms.Request("b"))
+    for accepted in ([3, 1], [6, 2], [2, 0], [1, 6], [1, 1]):
+        loop.window(rows, accepted)
+    check(loop, rows)
+
+
+def mixed(backend: Backend, tracking: ms.Tracking) -> None:
+    loop = Loop(backend, tracking)
+    rows = loop.admit(ms.Request("decodes"), ms.Request("fills"))
+    for chunk in (3, 1, 4, 2, 2, 1):
+        loop.mem.settle(loop.step([None, *rows], [0, 1, chunk]))
+    check(loop, rows)
+
+
+def sessions(backend: Backend, tracking: ms.Tracking) -> None:
+    loop = Loop(backend, tracking, overlap=False)
+    (row,) = loop.admit()
+    for _ in range(3):
+        loop.advance([row], I)
+        fed = loop.fed[row]
+        (snapshot,) = loop.mem.release([row], publish=True)
+        assert snapshot and snapshot.length == len(fed)
+        (row,) = loop.admit(ms.Request("next turn", resume=snapshot))
+        loop.mem.drop([snapshot])
+        loop.fed[row] = list(fed)
+    loop.advance([row], I + 1)
+    check(loop, [row])
+    assert loop.mem.length(row) == 4 * I + 1
+
+
+def preallocated(backend: Backend, tracking: ms.Tracking) -> None:
+    loop = Loop(backend, tracking, rows=1, preallocated=1)
+    here, there = loop.admit(ms.Request("here"), ms.Request("there"))
+    loop.fed[there] = [5, 6]
+    loop.mem.submit()
+    for name, plane in loop.mem.planes.items():
+        plane[:, loop.slot(there)] = (fold((5, 6)) * loop.planes.weights[name]).to(plane.dtype)
+    loop.mem.arrived([there], [2])
+    loop.advance([here, there], 2 * I)
+    check(loop, [here, there])
+
+
+def in_place(backend: Backend, tracking: ms.Tracking) -> None:
+    loop = InPlace(backend, tracking)
+    rows = loop.admit(ms.Request("a"), ms.Request("b"))
+    loop.advance([*rows, None], 2 * I + 1)
+    check(loop, rows)
+
+
+def ring(backend: Backend, tracking: ms.Tracking) -> None:
+    """A plane of the last inputs with a cursor: a step writes one cell, a snapshot needs the others as well."""
+    layout = ms.StateLayout((ms.Plane("ring", (I,), torch.int64, rewritten_each_step=False),), 1)
+    mem = ms.StateManager(
+        layout, slots=6, max_requests=1, tracking=tracking, device=backend.device, backend=backend.name
+    )
+    (row,) = mem.admit([ms.Request("ring")])
+    for t in range(1, I + 2):
+        step = mem.plan([row])
+        mem.planes["ring"][0, step.write.long(), t % I] = t
+        mem.settle(step)
+    snapshots = mem.publish([row])
+    mem.submit()
+    slots = mem.registers.table.slots
+    assert mem.planes["ring"][0, int(slots[3 * row.index])].tolist() == [4, 5, 2, 3]
+    for snapshot in snapshots:
+        assert (snapshot is None) == isinstance(tracking, ms.NoTracking)
+        if snapshot:
+            assert mem.planes["ring"][0, int(slots[snapshot.register])].tolist() == [4, 1, 2, 3]
+
+
+def forks(backend: Backend, tracking: ms.Tracking) -> None:
+    loop = Loop(backend, tracking)
+    (row,) = loop.admit()
+    loop.advance([row], I - 1)
+    rows = [row, *loop.mem.fork(row, ["b", "c"]).rows]
+    for new in rows[1:]:
+        loop.fed[new] = list(loop.fed[row])
+    loop.advance(rows, I + 2)
+    check(loop, rows)
+
+
+USES: dict[str, Callable[[Backend, ms.Tracking], None]] = {
+    "in turn": in_turn,
+    "overlap": overlap,
+    "speculation": speculation,
+    "mixed batches": mixed,
+    "sessions": sessions,
+    "preallocated rows": preallocated,
+    "in-place kernels": in_place,
+    "planes written in part": ring,
+    "forks": forks,
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+def test_B35_every_cell_works_or_is_refused_with_the_reason(backend: Backend, feature: Feature, name: str) -> None:
+    made = cell(MAKERS[name](), feature)
+    if made.refused:
+        assert feature.name not in USES
+        with pytest.raises(ms.ConfigurationError, match="speculation with overlap"):
+            ms.StateManager(
+                ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), 1), slots=8, max_requests=2,
+                tracking=MAKERS[name](), backend=backend.name, device=backend.device, **feature.settings,
+            )  # fmt: skip
+        return
+    USES[feature.name](backend, MAKERS[name]())
+    boundaries = name != "none" and (feature.name, name) != ("sessions", "redirect")  # there live itself is published
+    assert (made.snapshots > 0) == boundaries
+
+
+def test_the_table_has_every_strategy() -> None:
+    assert [type(tracking) for tracking in STRATEGIES] == [type(make()) for make in MAKERS.values()]
+
+
+def test_what_costs_no_copy_says_so() -> None:
+    """Redirect copies nothing but for kernels that cannot read one slot and write another."""
+    copied = {feature.name: cell(ms.Redirect(I), feature).copied for feature in FEATURES}
+    assert {name for name, nbytes in copied.items() if nbytes} == {"in-place kernels", "planes written in part"}
+
+
+def test_the_page_is_what_the_code_says() -> None:
+    assert PAGE.read_text() == page(), "docs/strategies.md is stale: make docs"

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from memstate.demo.model import ModelSize
+from memstate.demo.sizes import ModelSize
 
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom"
 TINY = ModelSize(recurrent_layers=1, heads=1, hidden=32)

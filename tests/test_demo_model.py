@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -17,7 +18,10 @@ from memstate.demo.arithmetic import (
     rms_norm,
 )
 from memstate.demo.corpus import Conversation
-from memstate.demo.model import VOCABULARY, HybridModel, Memory, ModelSize, Slots
+from memstate.demo.engines import memory_of
+from memstate.demo.mixers import MIXERS, Mamba2, state_layout
+from memstate.demo.model import VOCABULARY, HybridModel, Slots
+from memstate.demo.sizes import ModelSize
 from memstate.demo.uncached import Uncached
 from memstate.kernels.dispatch import Backend
 from memstate.storage import Storage
@@ -26,6 +30,8 @@ SIZE = ModelSize(recurrent_layers=2)
 PAGE = 4
 PAGES_PER_ROW = 6
 CHUNK = 5
+
+every_mixer = pytest.mark.parametrize("mixer", MIXERS)
 
 
 class Place(NamedTuple):
@@ -40,16 +46,15 @@ class Place(NamedTuple):
 class Bench:
     """A model with memory for four slots and rows, poisoned."""
 
-    def __init__(self, backend: Backend) -> None:
-        self.model = HybridModel(SIZE, 7, backend)
+    def __init__(self, backend: Backend, mixer: str = "gdn") -> None:
+        self.model = HybridModel(SIZE, 7, backend, mixer)
         self.device = backend.device
-        self.state = Storage(SIZE.state_layout(), 4, backend)
+        self.state = Storage(state_layout(SIZE, mixer), 4, backend)
         self.kv = Storage(SIZE.page_layout(PAGE), 4 * PAGES_PER_ROW, backend)
         for plane in (*self.state.planes.values(), *self.kv.planes.values()):
             plane.fill_(float("nan"))
         table = torch.zeros(5, PAGES_PER_ROW, dtype=torch.int32, device=self.device)
-        state, kv = self.state.planes, self.kv.planes
-        self.memory = Memory(state["conv"], state["ssm"], kv["key"][0], kv["value"][0], table)
+        self.memory = memory_of(self.state.planes, self.kv, table)
 
     def column(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self.device)
@@ -78,10 +83,17 @@ class Bench:
 
 
 def run_sequence(
-    backend: Backend, tokens: list[int], cuts: list[int], batch: int, width: int, place: Place, seed: int
+    backend: Backend,
+    tokens: list[int],
+    cuts: list[int],
+    batch: int,
+    width: int,
+    place: Place,
+    seed: int,
+    mixer: str = "gdn",
 ) -> tuple[bytes, list[bytes]]:
     """Logits, state and KV after a sequence cut at `cuts`, next to neighbours whose tokens come from `seed`."""
-    bench, at = Bench(backend), 0
+    bench, at = Bench(backend, mixer), 0
     draw = torch.Generator().manual_seed(seed)
     others = [Place((place.index + 1) % batch, (place.row % 4) + 1, (place.slot % 4) + 1, (place.first_page + 6) % 24)]
     for n in cuts:
@@ -94,22 +106,24 @@ def run_sequence(
     return logits[place.index].cpu().numpy().tobytes(), bench.contents(place, at)
 
 
-def test_a_row_does_not_depend_on_place_neighbours_batch_or_cuts(backend: Backend) -> None:
+@every_mixer
+def test_a_row_does_not_depend_on_place_neighbours_batch_or_cuts(backend: Backend, mixer: str) -> None:
     tokens = list(b"def reduce(function")[:13]
-    alone = run_sequence(backend, tokens, [5, 5, 3], 1, CHUNK, Place(0, 1, 1, 1), 0)
+    alone = run_sequence(backend, tokens, [5, 5, 3], 1, CHUNK, Place(0, 1, 1, 1), 0, mixer)
     same = [
-        run_sequence(backend, tokens, [5, 5, 3], 4, CHUNK, Place(2, 3, 4, 13), 1),  # another place and neighbour
-        run_sequence(backend, tokens, [5, 5, 3], 3, CHUNK, Place(0, 2, 2, 7), 2),
-        run_sequence(backend, tokens, [1, 4, 2, 5, 1], 2, 8, Place(1, 1, 3, 7), 3),  # other cuts, another width
-        run_sequence(backend, tokens, [1] * 13, 2, 1, Place(0, 4, 1, 1), 4),  # token by token
+        run_sequence(backend, tokens, [5, 5, 3], 4, CHUNK, Place(2, 3, 4, 13), 1, mixer),  # another place and neighbour
+        run_sequence(backend, tokens, [5, 5, 3], 3, CHUNK, Place(0, 2, 2, 7), 2, mixer),
+        run_sequence(backend, tokens, [1, 4, 2, 5, 1], 2, 8, Place(1, 1, 3, 7), 3, mixer),  # other cuts, another width
+        run_sequence(backend, tokens, [1] * 13, 2, 1, Place(0, 4, 1, 1), 4, mixer),  # token by token
     ]
     assert all(run == alone for run in same)
-    other = run_sequence(backend, [*tokens[:3], 0, *tokens[4:]], [5, 5, 3], 1, CHUNK, Place(0, 1, 1, 1), 0)
+    other = run_sequence(backend, [*tokens[:3], 0, *tokens[4:]], [5, 5, 3], 1, CHUNK, Place(0, 1, 1, 1), 0, mixer)
     assert all(a != b for a, b in zip(alone[1], other[1], strict=True)) and alone[0] != other[0]
 
 
-def test_padding_changes_no_slot_and_no_page(backend: Backend) -> None:
-    bench = Bench(backend)
+@every_mixer
+def test_padding_changes_no_slot_and_no_page(backend: Backend, mixer: str) -> None:
+    bench = Bench(backend, mixer)
     for plane in (*bench.state.planes.values(), *bench.kv.planes.values()):
         plane.copy_(torch.randn(plane.shape))
     before = {name: plane.clone() for name, plane in (bench.state.planes | bench.kv.planes).items()}
@@ -174,3 +188,23 @@ def test_attention_is_softmax_attention_with_a_close_exponential() -> None:
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(backend: Backend) -> None:
     models = [HybridModel(SIZE, seed, backend) for seed in (1, 1, 2)]
     assert torch.equal(models[0].head, models[1].head) and not torch.equal(models[0].head, models[2].head)
+
+
+@every_mixer
+def test_ssm_remembers_the_first_token_and_conv_the_last_three(backend: Backend, mixer: str) -> None:
+    """States of the first layer after 13 tokens, the first of which differs."""
+    tokens = list(b"def reduce(function")[:13]
+    states = []
+    for first in (tokens[0], 0):
+        _, contents = run_sequence(backend, [first, *tokens[1:]], [5, 5, 3], 1, CHUNK, Place(0, 1, 1, 1), 0, mixer)
+        states.append([plane[: len(plane) // SIZE.recurrent_layers] for plane in contents[:2]])
+    (conv, ssm), (other_conv, other_ssm) = states
+    assert conv == other_conv and ssm != other_ssm and any(conv)
+
+
+def test_mamba2_keeps_its_conv_window_as_channel_tap() -> None:
+    conv, ssm = state_layout(SIZE, "mamba2").planes
+    assert conv.shape == (Mamba2.channels(SIZE), SIZE.taps - 1) and ssm.shape == (SIZE.heads, SIZE.value, SIZE.key)
+    assert state_layout(SIZE, "kda").planes[1].shape == state_layout(SIZE).planes[1].shape
+    plane = torch.arange(2 * conv.elements).view(2, *conv.shape)
+    assert Mamba2.window(plane).shape == (2, *conv.shape[::-1]) and Mamba2.window(plane)[1, 1, 3] == plane[1, 3, 1]

@@ -3,11 +3,16 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from memstate.demo.model import ModelSize
+from memstate.demo.mixers import MIXERS
+from memstate.demo.sizes import ModelSize
 from memstate.errors import InvalidArgument
+from memstate.layout import Order
 
 STRATEGIES = ("none", "ping-pong", "lazy", "redirect")
 SABOTAGES = ("swap", "stale")
+MODELS = tuple(MIXERS)
+LAYOUTS: dict[str, Order] = {"layer-major": "layer_major", "slot-major": "slot_major"}
+ENGINES = ("own", "in-place", "arena")
 
 
 @dataclass(frozen=True)
@@ -17,7 +22,8 @@ class DemoConfig:
     requests: turns of all conversations together, None for the default or, with `input`, the whole file. slots:
     capacity of the state pool. track_every, page_size: tokens. pages: KV pages in all, None for enough of them to run
     short now and then. fail_claims: probability that an optional claim fails. batch: rows of the padded batch, one
-    more than requests can run at a time. chunk: tokens of a prefill step. size: of the model.
+    more than requests can run at a time. chunk: tokens of a prefill step. model: kind of the recurrent layers. layout:
+    order of the state planes. engine: see `memstate.demo.engines`. size: of the model.
     Raises: InvalidArgument.
     """
 
@@ -37,10 +43,16 @@ class DemoConfig:
     sabotage: str | None = None
     batch: int = 4
     chunk: int = 8
+    model: str = "gdn"
+    layout: str = "layer-major"
+    engine: str = "own"
     size: ModelSize = field(default_factory=ModelSize)
 
     def __post_init__(self) -> None:
         one_of("strategy", self.strategy, STRATEGIES)
+        one_of("model", self.model, MODELS)
+        one_of("layout", self.layout, tuple(LAYOUTS))
+        one_of("engine", self.engine, ENGINES)
         if self.sabotage is not None:
             one_of("sabotage", self.sabotage, SABOTAGES)
         smallest = {"slots": 1, "track_every": 1, "page_size": 1, "batch": 2, "chunk": 1}
@@ -57,6 +69,11 @@ class DemoConfig:
             raise InvalidArgument(
                 f"track-every {self.track_every} is no multiple of page-size {self.page_size}: snapshots share pages"
             )
+
+    @property
+    def order(self) -> Order:
+        """The layout's name in `StateLayout`."""
+        return LAYOUTS[self.layout]
 
 
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -10,26 +10,57 @@ from memstate.kernels.dispatch import Counts
 from memstate.requests import Row
 
 OWNERSHIP = ("ownership", "run_data")
+COPY = "copy_slots"
 
 
 class Asked(NamedTuple):
-    """What a stretch of the loop asked of the device: launches of steps (plan, settle, copies), launches of the
-    ownership changes that the scheduler had recorded, and synchronisations.
+    """What a stretch of the loop asked of the device: launches of steps (plan, settle), copies around a forward,
+    launches of the ownership changes that the scheduler had recorded, and synchronisations.
     """
 
     step: int = 0
+    copies: int = 0
     ownership: int = 0
     syncs: int = 0
+
+    @property
+    def launches(self) -> int:
+        """What steps cost, without ownership changes."""
+        return self.step + self.copies
 
     @classmethod
     def so_far(cls, counts: Counts) -> "Asked":
         """Everything since the start."""
         ownership = sum(counts.launches[op] for op in OWNERSHIP)
-        return cls(counts.total_launches - ownership, ownership, counts.syncs)
+        copies = counts.launches[COPY]
+        return cls(counts.total_launches - ownership - copies, copies, ownership, counts.syncs)
 
     def plus(self, begin: "Asked", end: "Asked") -> "Asked":
         """With what was asked from `begin` to `end` added."""
         return Asked(*(mine + b - a for mine, a, b in zip(self, begin, end, strict=True)))
+
+
+NOTHING = Asked()
+
+
+class Gauge:
+    """Measures plan and settle. Copies of a snapshot count wherever they are carried out: a submit between two
+    measurements may do it.
+    """
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+        self._copies = counts.launches[COPY]
+
+    def begin(self) -> Asked:
+        """Where a measurement starts."""
+        return Asked.so_far(self._counts)._replace(copies=self._copies)
+
+    def end(self, begin: Asked, before: Asked = NOTHING) -> Asked:
+        """What was asked since `begin`, added to what was asked before."""
+        now = Asked.so_far(self._counts)
+        self._copies = now.copies
+        return before.plus(begin, now)
 
 
 @dataclass
@@ -75,7 +106,7 @@ class Meter:
         return self.slots_held_mean_sum / max(1, self.slots_held_looks)
 
     def per_decode_step(self, what: str) -> dict[str, float]:
-        """Mean and maximum of a field of `Asked` over all decode steps."""
+        """Mean and maximum of a figure of `Asked` over all decode steps."""
         return mean_and_max([getattr(asked, what) for asked in self.decode])
 
     @property

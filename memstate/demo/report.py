@@ -15,7 +15,8 @@ class DemoReport:
 
     backend: as used. answers: tokens generated, by conversation and turn. leaked, double_owned: slots, by the audit
     at the end; with a planted leak, `planted` is the slot that must be named. snapshots_taken: at boundaries. Bytes
-    are those of padded slots.
+    are those of slots with their padding, as memstate moves them. foreign_bytes: of the engine's memory, those that are
+    neither state nor page; foreign_changed: offsets of those that somebody wrote to.
     """
 
     config: DemoConfig
@@ -36,6 +37,8 @@ class DemoReport:
     double_owned: list[int]
     audits_running_clean: bool
     audit_text: str
+    foreign_bytes: int = 0
+    foreign_changed: list[int] = field(default_factory=list)
     strikes: int = 0
     planted: int | None = None
     timings: dict[str, float] = field(default_factory=dict)
@@ -51,7 +54,7 @@ class DemoReport:
         compared = not self.identical and self.strikes > 0 if self.config.sabotage else self.identical
         expected = [] if self.planted is None else [self.planted]
         owned = self.leaked == expected and not self.double_owned and self.audits_running_clean
-        return compared and owned
+        return compared and owned and not self.foreign_changed
 
     @property
     def ok(self) -> bool:
@@ -76,6 +79,9 @@ class DemoReport:
             parts.append(f"slots with two owners: {self.double_owned}")
         if not self.audits_running_clean:
             parts.append(f"an audit of the running loop found: {' '.join(self.audit_text.split())}")
+        if self.foreign_changed:
+            changed = f"{len(self.foreign_changed)} of {self.foreign_bytes} bytes between states and pages changed"
+            parts.append(f"{changed}, the first at offset {self.foreign_changed[0]} of the engine's memory")
         return "; ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
@@ -84,6 +90,9 @@ class DemoReport:
         return {
             "strategy": self.config.strategy,
             "backend": self.backend,
+            "model": self.config.model,
+            "layout": self.config.layout,
+            "engine": self.config.engine,
             "overlap": int(self.config.overlap),
             "seed": self.config.seed,
             "requests": self.requests,
@@ -103,6 +112,8 @@ class DemoReport:
             "leaked_slots": len(self.leaked),
             "double_owned_slots": len(self.double_owned),
             "audit": self.audit_text,
+            "foreign_bytes": self.foreign_bytes,
+            "foreign_bytes_changed": len(self.foreign_changed),
             "slots_held_mean": m.slots_held_mean,
             "slots_held_peak": m.slots_held_peak,
             "slots_held_by_kind": m.slots_held_by_kind,
@@ -112,7 +123,7 @@ class DemoReport:
             "snapshots_dropped": self.snapshots_dropped,
             "snapshot_bytes_copied": self.snapshot_bytes_copied,
             "copied_bytes": self.copied_bytes,
-            "device_launches_per_decode_step": m.per_decode_step("step"),
+            "device_launches_per_decode_step": m.per_decode_step("launches"),
             "ownership_launches_per_decode_step": m.per_decode_step("ownership"),
             "host_syncs_per_decode_step": m.per_decode_step("syncs"),
             "steps": m.steps,
@@ -133,7 +144,7 @@ class DemoReport:
     def table(self) -> list[tuple[str, str]]:
         """Rows of figure and value for people."""
         m, c = self.meter, self.comparison
-        launches, ownership = m.per_decode_step("step"), m.per_decode_step("ownership")
+        launches, ownership = m.per_decode_step("launches"), m.per_decode_step("ownership")
         kinds = ", ".join(f"{kind} {value:.1f}" for kind, value in m.slots_held_by_kind.items())
         retracted = sum(count for how, count in m.ended.items() if how.startswith("retracted"))
         refused = ", ".join(f"{what} {count}" for what, count in sorted(m.refused.items())) or "none"
@@ -143,6 +154,7 @@ class DemoReport:
         wrong = f"NO: {c.wrong_tokens} tokens, {c.wrong_logits} logits, {c.wrong_states} states differ"
         return [
             ("strategy, backend", f"{self.config.strategy}, {self.backend}, {overlap} overlap"),
+            ("model, layout, engine", f"{self.config.model}, {self.config.layout}, {self.config.engine}"),
             ("conversations, requests", f"{self.conversations}, {self.requests}"),
             ("generated", f"{m.generated_tokens} tokens, {self.distinct_tokens} distinct"),
             ("claimed", f"{m.admissions} admissions of {self.requests} requests, {m.resumed} from a snapshot"),
@@ -161,6 +173,11 @@ class DemoReport:
             ("compared", f"{c.tokens} tokens, {c.logits} logits, {c.states} states"),
             ("identical to uncached", "yes" if self.identical else wrong),
             ("leaked, owned twice", f"{len(self.leaked)}, {len(self.double_owned)}{leak}"),
+            *(
+                [("foreign bytes, changed", f"{self.foreign_bytes}, {len(self.foreign_changed)}")]
+                if self.foreign_bytes
+                else []
+            ),
             *([("sabotage", f"{self.config.sabotage}, {self.strikes} strikes")] if self.config.sabotage else []),
             ("as it must be", "yes" if self.expectation_met else "NO"),
             ("seconds", ", ".join(f"{what} {value:.1f}" for what, value in self.timings.items())),

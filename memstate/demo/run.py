@@ -11,10 +11,10 @@ from memstate.demo.admission import Admission
 from memstate.demo.answers import longest_context
 from memstate.demo.chance import Chance
 from memstate.demo.compare import compare
-from memstate.demo.config import STRATEGIES, DemoConfig
+from memstate.demo.config import DemoConfig
 from memstate.demo.corpus import Conversation, first_requests, from_docstrings, from_file
+from memstate.demo.engines import ENGINES
 from memstate.demo.meter import Meter
-from memstate.demo.model import HybridModel, Memory
 from memstate.demo.report import DemoReport
 from memstate.demo.sabotage import Sabotage
 from memstate.demo.scheduler import Scheduler
@@ -23,16 +23,10 @@ from memstate.demo.stepper import Stepper
 from memstate.demo.transcript import Witness
 from memstate.demo.uncached import Uncached
 from memstate.engine import StateManager
-from memstate.errors import InvalidArgument
-from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.requests import Request
-from memstate.storage import Storage
-from memstate.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
-from memstate.warmup import warm_up
 
 REQUESTS = 20
-TRACKING: dict[str, type[Tracking]] = dict(zip(STRATEGIES, (NoTracking, PingPong, LazyPingPong, Redirect), strict=True))
 Progress = Callable[[int, int], None]
 
 
@@ -62,14 +56,9 @@ def _run(config: DemoConfig, report: Progress) -> DemoReport:
     requests = sum(len(conversation.turns) for conversation in conversations)
     pages_per_row = _pages_per_row(config, conversations)
     pages = config.pages if config.pages is not None else 2 * pages_per_row
-    mem = _manager(config, pages, pages_per_row)
-    model = HybridModel(config.size, config.seed, Backend(mem.backend.name, config.device))
-    kv = Storage(model.size.page_layout(config.page_size), pages, model.backend)
-    warm_up(mem)
-    for plane in (*mem.planes.values(), *kv.planes.values()):
-        plane[:, 1:] = float("nan")  # whatever reads fresh memory shows
-    memory = Memory(mem.planes["conv"], mem.planes["ssm"], kv.planes["key"][0], kv.planes["value"][0], mem.page_table)
-    uncached = Uncached(model, config.chunk, pages_per_row, config.page_size, config.seed)
+    engine = ENGINES[config.engine](config, pages, pages_per_row)
+    mem = engine.mem
+    uncached = Uncached(engine.model, config.chunk, pages_per_row, config.page_size, config.seed)
 
     witness, meter = Witness(mem), Meter()
     shelf = Shelf(mem, witness)
@@ -83,7 +72,7 @@ def _run(config: DemoConfig, report: Progress) -> DemoReport:
             audits.append(mem.audit())  # while requests run: no false alarm allowed
 
     scheduler = Scheduler(
-        config, mem, Stepper(model, memory, config.batch, config.chunk), admission,
+        config, engine, Stepper(engine.model, engine.memory, config.batch, config.chunk), admission,
         Chance(config.seed, config.fail_claims), meter, witness, shelf, step_done,
     )  # fmt: skip
     started = time.perf_counter()
@@ -120,6 +109,8 @@ def _run(config: DemoConfig, report: Progress) -> DemoReport:
         double_owned=sorted({*last.double_owned, *last.owned_but_free}),
         audits_running_clean=unclean is None,
         audit_text=str(unclean or last),
+        foreign_bytes=engine.foreign_bytes,
+        foreign_changed=engine.foreign_changed(),
         strikes=sabotage.strikes if sabotage else 0,
         planted=planted,
         timings={"cached": between - started, "uncached": time.perf_counter() - between},
@@ -138,29 +129,9 @@ def _pages_per_row(config: DemoConfig, conversations: Sequence[Conversation]) ->
     return -(-longest // config.page_size)
 
 
-def _manager(config: DemoConfig, pages: int, pages_per_row: int) -> StateManager:
-    """A manager for one request less than the batch has rows. Raises: InvalidArgument where not one would fit."""
-    tracking = TRACKING[config.strategy](every=config.track_every)
-    if pages < pages_per_row:
-        raise InvalidArgument(
-            f"pages {pages}: the longest conversation alone needs {pages_per_row} pages of {config.page_size} tokens"
-        )
-    needed = 1 + tracking.lanes_at_admission(config.overlap)
-    if config.slots < needed:
-        raise InvalidArgument(f"slots {config.slots}: one request under {config.strategy} needs {needed}")
-    try:
-        return StateManager(
-            config.size.state_layout(), slots=config.slots, max_requests=config.batch - 1, max_batch=config.batch,
-            tracking=tracking, device=config.device, backend=config.backend, pages=pages, page_size=config.page_size,
-            pages_per_row=pages_per_row, overlap=config.overlap,
-        )  # fmt: skip
-    except ValueError as error:
-        raise InvalidArgument(str(error)) from error
-
-
 def _copied_by_hits(mem: StateManager, meter: Meter) -> int:
     """Bytes that copies from resumed snapshots moved; nothing where the first step reads them directly."""
-    return 0 if mem.direct_hits else meter.resumed * mem.layout.bytes_per_slot
+    return 0 if mem.direct_hits else meter.resumed * mem.storage.memory.whole.slot_bytes
 
 
 def _plant_leak(mem: StateManager) -> int:

@@ -62,9 +62,8 @@ class Sabotage:
 def write_state(mem: StateManager, slot: int, data: bytes) -> None:
     """Overwrites every byte of a slot; the inverse of `state_bytes`."""
     values, at = np.frombuffer(data, np.uint8), 0
-    for plane in mem.planes.values():
-        target = plane[:, slot]
+    for target in (layer[slot] for plane in mem.planes.values() for layer in plane):
         size = target.numel() * target.element_size()
-        part = torch.from_numpy(values[at : at + size].copy()).view(plane.dtype).reshape(target.shape)
+        part = torch.from_numpy(values[at : at + size].copy()).view(target.dtype).reshape(target.shape)
         target.copy_(part)
         at += size

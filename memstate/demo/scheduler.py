@@ -14,13 +14,12 @@ from memstate.demo.batching import assemble
 from memstate.demo.chance import Chance
 from memstate.demo.config import DemoConfig
 from memstate.demo.corpus import Conversation
-from memstate.demo.meter import Asked, Meter
-from memstate.demo.model import Slots
+from memstate.demo.engines import Engine
+from memstate.demo.meter import Gauge, Meter
 from memstate.demo.shelf import Shelf
 from memstate.demo.stepper import Stepper
 from memstate.demo.transcript import Transcript, Witness
 from memstate.demo.work import Entry, Flight, Work
-from memstate.engine import StateManager
 from memstate.errors import OutOfPages
 from memstate.holders import Snapshot
 
@@ -31,15 +30,16 @@ REPLY_GAP = 6.0  # steps from an answer to the next turn
 class Scheduler:
     """Runs all turns of all conversations through one manager.
 
-    mem: the manager; its `max_requests` is below the batch, so that there is always padding. stepper: the forward on
-    mem's planes. admission: who gets a row. progress: called with the number of requests done.
+    engine: its manager has `max_requests` below the batch, so that there is always padding. stepper: the forward on the
+    engine's memory. admission: who gets a row. progress: called with the number of requests done.
     """
 
     def __init__(
-        self, config: DemoConfig, mem: StateManager, stepper: Stepper, admission: Admission, chance: Chance,
+        self, config: DemoConfig, engine: Engine, stepper: Stepper, admission: Admission, chance: Chance,
         meter: Meter, witness: Witness, shelf: Shelf, progress: Callable[[int], None],
     ) -> None:  # fmt: skip
-        self.config, self.mem, self.stepper, self.admission, self.chance = config, mem, stepper, admission, chance
+        self.config, self.engine, self.mem, self.stepper = config, engine, engine.mem, stepper
+        self.admission, self.chance, self.gauge = admission, chance, Gauge(engine.mem.backend.counts)
         self.meter, self.witness, self.shelf, self.progress = meter, witness, shelf, progress
         self.running: list[Work] = []
         self.transcripts: dict[int, Transcript] = {}
@@ -87,13 +87,13 @@ class Scheduler:
             return None
         self._make_room_for_snapshots(going)
         batch = assemble(self.config, going)
-        before = self._asked()
+        begin = self.gauge.begin()
         step = self.mem.plan(batch.rows, batch.counts, limit=self.chance.claims_allowed(len(going)))
-        asked = Asked().plus(before, self._asked())
+        asked = self.gauge.end(begin)
         if self.chance.cancels():
             self._cancel(self.mem.cancel(step, publish=True), batch.entries)
             return None
-        results = self.stepper.run(batch.inputs, Slots(step.rows, step.tokens, step.read, step.write, step.snapshot))
+        results = self.stepper.run(batch.inputs, self.engine.slots(step))
         for entry in batch.entries:
             entry.work.folded = entry.after
         self.witness.look()
@@ -101,10 +101,6 @@ class Scheduler:
         self.meter.steps += 1
         self.meter.mixed_steps += not batch.decode_only
         return Flight(step, results, batch.entries, batch.decode_only, asked)
-
-    def _asked(self) -> Asked:
-        """What the manager asked for until now; the model has a backend of its own."""
-        return Asked.so_far(self.mem.backend.counts)
 
     def _with_pages(self) -> list[tuple[Work, int]]:
         """Who goes on with how many tokens, all with KV pages: snapshots make way first, then the youngest request."""
@@ -143,10 +139,11 @@ class Scheduler:
             finished[entry.place] = work.rule.ends(len(work.answer), work.tokens[-1])
             if not finished[entry.place] and len(work.answer) == work.rule.abort_after:
                 broken_off.append(work)
-        before = self._asked()
+        begin = self.gauge.begin()
         self.mem.settle(flight.step, finished)
+        asked = self.gauge.end(begin, flight.asked)
         if flight.decode_only:
-            self.meter.decode.append(flight.asked.plus(before, self._asked()))
+            self.meter.decode.append(asked)
         done = [entry.work for entry in flight.entries if entry.current and finished[entry.place]]
         if done:
             self._finish(done)

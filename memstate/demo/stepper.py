@@ -68,7 +68,7 @@ class Stepper:
 
     def __init__(self, model: HybridModel, memory: Memory, batch: int, chunk: int) -> None:
         self.model, self.memory, self.batch = model, memory, batch
-        self.device = memory.conv.device
+        self.device = memory.page_table.device
         self.widths = (1, chunk)
         self._packed = {width: self._zeros(batch, width + 2, dtype=torch.int64) for width in self.widths}
         self._noise = self._zeros(batch, VOCABULARY, dtype=torch.float32)

@@ -1,6 +1,6 @@
 """What a run leaves behind to be compared: tokens, logits, and the bytes of states. Knows no model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -78,7 +78,7 @@ def slot_and_label(mem: StateManager, register: int) -> tuple[int, int]:
     return int(table.slots[register]), int(table.labels[register])
 
 
-def state_bytes(planes: Mapping[str, Tensor], slot: int) -> bytes:
+def state_bytes(planes: Mapping[str, Tensor | Sequence[Tensor]], slot: int) -> bytes:
     """Every byte of one slot, padding left out. Syncs: yes."""
-    parts = [plane[:, slot].contiguous().reshape(-1).view(torch.uint8) for plane in planes.values()]
+    parts = [layer[slot].reshape(-1).view(torch.uint8) for plane in planes.values() for layer in plane]
     return torch.cat(parts).cpu().numpy().tobytes()

@@ -11,14 +11,16 @@ import torch
 
 from memstate.demo.answers import noise, rule_for
 from memstate.demo.corpus import Conversation
-from memstate.demo.model import HybridModel, Memory, Slots
+from memstate.demo.engines import memory_of
+from memstate.demo.mixers import state_layout
+from memstate.demo.model import HybridModel, Slots
 from memstate.demo.stepper import Inputs, Logits, Stepper
 from memstate.demo.transcript import Transcript, state_bytes
 from memstate.storage import Storage
 
 
 class Uncached:
-    """A batch of one row over a pool of one slot.
+    """A batch of one row over a pool of one slot, in memory of its own.
 
     chunk, page_size, seed: as in the cached loop. pages: of a row, so many that the longest conversation fits.
     """
@@ -26,13 +28,11 @@ class Uncached:
     def __init__(self, model: HybridModel, chunk: int, pages: int, page_size: int, seed: int) -> None:
         device = model.backend.device
         self.chunk, self.page_size, self.seed = chunk, page_size, seed
-        self.state = Storage(model.size.state_layout(), 1, model.backend)
+        self.state = Storage(state_layout(model.size, model.mixer), 1, model.backend)
         kv = Storage(model.size.page_layout(page_size), pages, model.backend)
         table = torch.zeros(2, pages, dtype=torch.int32, device=device)
         table[1] = torch.arange(1, pages + 1)
-        planes = self.state.planes
-        memory = Memory(planes["conv"], planes["ssm"], kv.planes["key"][0], kv.planes["value"][0], table)
-        self.stepper = Stepper(model, memory, 1, chunk)
+        self.stepper = Stepper(model, memory_of(self.state.planes, kv, table), 1, chunk)
         one = torch.ones(1, dtype=torch.int32, device=device)
         self._slots = Slots(one, one.clone(), one.clone(), one.clone(), torch.zeros_like(one))
         self.start_over()

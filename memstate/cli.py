@@ -54,6 +54,29 @@ class BackendName(StrEnum):
     cuda = "cuda"
 
 
+class ModelName(StrEnum):
+    """Kinds of recurrent layers in the demo's model."""
+
+    gdn = "gdn"
+    mamba2 = "mamba2"
+    kda = "kda"
+
+
+class LayoutName(StrEnum):
+    """Orders of the state planes."""
+
+    layer_major = "layer-major"
+    slot_major = "slot-major"
+
+
+class EngineName(StrEnum):
+    """Kinds of decode engine that the demo can be."""
+
+    own = "own"
+    in_place = "in-place"
+    arena = "arena"
+
+
 class Sabotage(StrEnum):
     """What may be done to a snapshot to see the comparison fail."""
 
@@ -77,6 +100,14 @@ def demo(
     track_every: Annotated[int | None, typer.Option(help="tokens; a multiple of the page size (default 16)")] = None,
     fail_claims: Annotated[float, typer.Option(help="share of the optional claims that fail")] = 0.0,
     input: Annotated[Path | None, typer.Option(help='lines of {"system": "text", "turns": ["text", ..]}')] = None,
+    model: Annotated[ModelName, typer.Option(help="kind of the model's recurrent layers")] = ModelName.gdn,
+    layout: Annotated[LayoutName, typer.Option(help="order of the state planes")] = LayoutName.layer_major,
+    engine: Annotated[
+        EngineName,
+        typer.Option(
+            help="in-place: kernels know one slot a row; arena: the engine allocates states and KV in one block"
+        ),
+    ] = EngineName.own,
     overlap: Annotated[int, typer.Option(help="1: plan the next step before the last is settled", min=0, max=1)] = 1,
     pages: Annotated[int | None, typer.Option(help="KV pages (default: short now and then)")] = None,
     page_size: Annotated[int | None, typer.Option(help="tokens a page (default 8)")] = None,
@@ -105,6 +136,9 @@ def demo(
             backend=backend.value,
             device=_device(backend),
             fail_claims=fail_claims,
+            model=model.value,
+            layout=layout.value,
+            engine=engine.value,
             overlap=bool(overlap),
             plant_leak=plant_leak,
             sabotage=sabotage.value if sabotage else None,
@@ -154,6 +188,28 @@ def bench(
     _emit(json_path, [asdict(entry) for entry in entries], ("what an operation asks of the device", columns), rows)
 
 
+@app.command()
+def tune(
+    kernels: Annotated[str, typer.Option(help="comma separated")] = "copy",
+    model: Annotated[str, typer.Option(help="preset whose states are copied")] = "qwen3_next",
+    target: Annotated[str, typer.Option(help="what to compile for where there is no GPU to time on")] = "sm_90",
+    limit: Annotated[int | None, typer.Option(help="configurations to try (default: all)")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="store nothing")] = False,
+    json_path: Json = None,
+) -> None:
+    """Check launch configurations, time them on a GPU or else rank compiled code, and store the best for the device."""
+    from memstate import tuning
+
+    with _one_line_errors(), _progress("tune") as report:
+        outcome = tuning.sweep(model, _names(kernels), target=target, limit=limit, progress=report)
+        data = tuning.document(outcome)
+        stored = None if dry_run or outcome.wrong else str(tuning.store(outcome))
+    _emit(json_path, data | {"stored": stored}, *tuning.table(outcome, stored))
+    if outcome.wrong:
+        stderr.print(f"not as the reference: {outcome.wrong[0].why}; nothing stored", style="red", highlight=False)
+        raise typer.Exit(1)
+
+
 def _use_backend(backend: BackendName) -> None:
     """Triton reads TRITON_INTERPRET when kernels are imported; a command chooses before that."""
     if backend is BackendName.interpreter:
@@ -168,6 +224,10 @@ def _device(backend: BackendName) -> str:
     if backend is BackendName.cuda and not torch.cuda.is_available():
         _fail("backend 'cuda': no CUDA device here; use --backend reference or interpreter")
     return "cuda" if torch.cuda.is_available() and backend in (BackendName.cuda, BackendName.auto) else "cpu"
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _fail(line: str) -> None:

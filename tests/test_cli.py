@@ -44,6 +44,22 @@ def test_demo_writes_the_keys_of_the_contract(tmp_path: Path) -> None:
     assert "identical" in done.stdout  # the table goes to stdout when JSON goes to a file
 
 
+def test_tune_stores_what_it_writes_unless_told_not_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path))
+    done = memstate("tune", "--model", "lfm2", "--limit", "1", "--json", "-")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert {"device", "timed", "entries", "trials", "excluded", "stored"} <= set(report)
+    assert set(report["entries"][0]) == {"kernel", "key", "config", "value", "unit", "checked"}
+    assert list(tmp_path.iterdir()) == [Path(report["stored"])]
+    stored = json.loads(Path(report["stored"]).read_text())
+    assert stored == {name: report[name] for name in stored}
+
+    again = memstate("tune", "--model", "mamba", "--limit", "1", "--dry-run", "--json", str(tmp_path / "report.json"))
+    assert again.returncode == 0 and "nothing stored" in again.stdout, again.stderr
+    assert json.loads(Path(report["stored"]).read_text()) == stored
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -54,6 +70,10 @@ def test_demo_writes_the_keys_of_the_contract(tmp_path: Path) -> None:
         (("demo", "--input", "no-such-file.jsonl"), "no-such-file.jsonl"),
         (("compile", "--targets", "sm_9"), "sm_9"),
         (("bench", "nothing"), "nothing"),
+        (("tune", "--kernels", "copy,ssm"), "kernels ssm: expected copy"),
+        (("tune", "--model", "gpt-2"), "model 'gpt-2': expected one of qwen3_next"),
+        (("tune", "--target", "sm_9"), "target 'sm_9': expected one of sm_80"),
+        (("tune", "--limit", "0"), "limit 0"),
         (("bench", "launches", "--json", "no/such/folder/x.json"), "no/such/folder/x.json"),
     ],
 )

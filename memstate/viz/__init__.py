@@ -1,0 +1,24 @@
+"""Pictures of layouts and of who owns what: functions of plain data, which launch nothing and wait for no device.
+
+The arithmetic (`blocks`, `runs`, `touched`, `holdings`) needs nothing more; the pictures need the extra `viz`.
+"""
+
+from memstate.viz.charts import bars, slot
+from memstate.viz.strips import arena, pages
+from memstate.viz.timeline import holdings, occupancy
+from memstate.viz.touch import Piece, blocks, joined, runs, shares, touched
+
+__all__ = [
+    "Piece",
+    "arena",
+    "bars",
+    "blocks",
+    "holdings",
+    "joined",
+    "occupancy",
+    "pages",
+    "runs",
+    "shares",
+    "slot",
+    "touched",
+]

@@ -1,0 +1,102 @@
+"""Which bytes and pages an access to some slots touches, exactly, from the arithmetic of a layout. Knows no picture.
+
+A page is whatever unit the reader cares about, such as what one entry of a TLB covers. Every arena counts as starting
+on a page: a large allocation does.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memstate.errors import InvalidArgument
+from memstate.layout import StateLayout
+
+
+class Piece(NamedTuple):
+    """Bytes that lie together: arena[start : start + nbytes]."""
+
+    arena: int
+    start: int
+    nbytes: int
+
+
+def blocks(layout: StateLayout, slots: int, ids: Sequence[int], layers: Iterable[int] | None = None) -> list[Piece]:
+    """What a forward reads of these slots: every plane, a block per layer and slot, without its padding.
+
+    slots: how many there are. ids: 1..slots. layers: of 0..layout.layers-1 (default: all). Syncs: no.
+    Raises: InvalidArgument.
+    """
+    _require("slots", ids, range(1, slots + 1))
+    chosen = list(range(layout.layers) if layers is None else layers)
+    _require("layers", chosen, range(layout.layers))
+    return [
+        Piece(place.arena, place.offset + layer * place.layer_stride + slot * place.slot_stride, plane.nbytes)
+        for plane, place in zip(layout.planes, layout.placements(slots), strict=True)
+        for layer in chosen
+        for slot in ids
+        if plane.nbytes
+    ]
+
+
+def runs(layout: StateLayout, slots: int, ids: Sequence[int]) -> list[Piece]:
+    """What a copy of these whole slots reads or writes: the runs of the layout, padding included. Syncs: no.
+
+    slots, ids: as for `blocks`. Raises: InvalidArgument.
+    """
+    _require("slots", ids, range(1, slots + 1))
+    return [
+        Piece(run.arena, run.offset + slot * run.slot_stride, run.nbytes) for slot in ids for run in layout.runs(slots)
+    ]
+
+
+def joined(pieces: Iterable[Piece]) -> list[Piece]:
+    """The same bytes in as few pieces as can be, in the order of memory; bytes that were there twice are there once."""
+    found: list[Piece] = []
+    for piece in sorted(pieces):
+        last = found[-1] if found else None
+        if last and last.arena == piece.arena and piece.start <= last.start + last.nbytes:
+            end = max(last.start + last.nbytes, piece.start + piece.nbytes)
+            found[-1] = last._replace(nbytes=end - last.start)
+        else:
+            found.append(piece)
+    return found
+
+
+def touched(pieces: Iterable[Piece], page_bytes: int) -> int:
+    """How many pages of `page_bytes` bytes these bytes lie on, each counted once. Raises: InvalidArgument."""
+    _require_page(page_bytes)
+    numbers = (
+        Piece(arena, start // page_bytes, -(-(start + nbytes) // page_bytes) - start // page_bytes)
+        for arena, start, nbytes in pieces
+        if nbytes
+    )
+    return sum(run.nbytes for run in joined(numbers))  # in pages
+
+
+def shares(pieces: Iterable[Piece], page_bytes: int, arena_bytes: Sequence[int]) -> list[NDArray[np.float64]]:
+    """The part of each page that these bytes are, 0..1: one vector `page` per arena. Raises: InvalidArgument."""
+    _require_page(page_bytes)
+    found = []
+    for arena, size in enumerate(arena_bytes):
+        starts = np.arange(0, size, page_bytes)
+        ends = np.minimum(starts + page_bytes, size)
+        used = np.zeros(len(starts))
+        for piece in joined(piece for piece in pieces if piece.arena == arena):
+            first, last = piece.start // page_bytes, -(-(piece.start + piece.nbytes) // page_bytes)
+            own = slice(first, last)
+            used[own] += np.minimum(ends[own], piece.start + piece.nbytes) - np.maximum(starts[own], piece.start)
+        found.append(used / (ends - starts))
+    return found
+
+
+def _require(what: str, numbers: Iterable[int], known: range) -> None:
+    unknown = sorted(set(numbers) - set(known))
+    if unknown:
+        raise InvalidArgument(f"{what} {unknown}: expected {known.start}..{known.stop - 1}")
+
+
+def _require_page(page_bytes: int) -> None:
+    if page_bytes < 1:
+        raise InvalidArgument(f"page of {page_bytes} bytes: expected 1 or more")

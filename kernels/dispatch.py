@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar
@@ -62,7 +63,8 @@ class Counts:
 
 
 class Backend:
-    """One attribute per op, each call counted as one launch.
+    """One attribute per op of `OPS`, for decode loops as for memstate itself: `Backend(device="cuda").conv_step(...)`.
+    Each call is counted as one launch; a manager's own backend counts what memstate launches.
 
     name: "auto", "reference", "interpreter" or "cuda"; device: where the tensors live.
     Raises: ValueError where the backend cannot run on this device or in this process.
@@ -77,12 +79,16 @@ class Backend:
 
     def __getattr__(self, op: str) -> Callable[..., Any]:
         if op.startswith("_") or op not in OPS:
-            raise AttributeError(op)
+            raise AttributeError(f"Backend has no op {op!r}: the ops are {', '.join(OPS)}")
         counted = self._counted(op, getattr(import_module(self._modules[op]), op))
         setattr(self, op, counted)  # found directly from now on
         return counted
 
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *OPS]
+
     def _counted(self, op: str, call: Callable[P, R]) -> Callable[P, R]:
+        @wraps(call)
         def launch(*args: P.args, **kwargs: P.kwargs) -> R:
             self.counts.launches[op] += 1
             return call(*args, **kwargs)

@@ -32,6 +32,7 @@ from memstate.errors import (
     StaleHandle,
 )
 from memstate.holders import Snapshot
+from memstate.kernels.dispatch import Backend
 from memstate.layout import Plane, StateLayout
 from memstate.pool import StatePool
 from memstate.readback import Readback
@@ -46,6 +47,7 @@ from memstate.warmup import warm_up
 __all__ = [
     "Asleep",
     "AuditReport",
+    "Backend",
     "ClaimGroup",
     "ConfigurationError",
     "DeviceFault",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memstate.arguments import counts, is_count
+from memstate.arguments import counts, is_count, sequence
 from memstate.commands import CommandBuffer
 from memstate.errors import InvalidArgument, OutOfRows, OutOfSlots
 from memstate.holders import Snapshot
@@ -47,8 +47,7 @@ class Admission:
 
     def admit(self, requests: Sequence[Request]) -> Rows:
         """See `StateManager.admit`."""
-        if not isinstance(requests, Sequence):
-            raise InvalidArgument(f"{requests!r} is no sequence of requests, such as admit([request])")
+        sequence("requests", requests, "admit([request])")
         fresh_pages = [self._pages_needed(request) for request in requests]
         self._publisher.holders.require(request.resume for request in requests if request.resume is not None)
         self._require(len(requests), sum(fresh_pages), self._per_request * len(requests))
@@ -114,21 +113,20 @@ class Admission:
     def fork(self, row: Row, ids: Sequence[Hashable]) -> Fork:
         """See `StateManager.fork`."""
         index = self._table.index(row)
-        if not isinstance(ids, Sequence) or isinstance(ids, str):
-            raise InvalidArgument(f"{ids!r} is no sequence of request ids, such as fork(row, ['second', 'third'])")
+        sequence("request ids", ids, "fork(row, ['second', 'third'])")
         if self._table.unsettled[index] or self._table.finished[index]:
             raise InvalidArgument(
                 f"row {index} is {'finished' if self._table.finished[index] else 'in an unsettled step'}: fork rows "
                 "that run and whose last step is settled"
             )
-        length = int(self._file.labels[self._file.source[index] or PER_ROW * index])
+        source = int(self._file.origins(np.array([index]))[0])
+        length = int(self._file.labels[source])
         kept = self._pages.count(self._pages.floor(length))
         partial = self._pages.count(length) - kept
         moved = self._direct_hits and not self._file.source[index]
         self._require(len(ids), partial * len(ids), self._per_request * len(ids) + moved)
         if not ids:
             return Fork(Rows.of((), self._table), [])
-        source = int(self._file.source[index]) or PER_ROW * index
         snapshot = self._share_live(index, length) if moved else None
         shared = self._pages.of(index)
         rows = self._take(ids)
@@ -158,13 +156,13 @@ class Admission:
         tokens = counts("lengths", lengths, len(numbers))
         live = numbers * PER_ROW
         begun = self._file.labels[live].astype(bool) | self._file.source[numbers].astype(bool)
-        if begun.any() or (tokens < 1).any():
+        busy = self._table.unsettled[numbers].astype(bool) | self._table.finished[numbers]
+        if (begun | busy).any() or (tokens < 1).any():
             raise InvalidArgument(
                 f"rows {numbers.tolist()} with lengths {tokens.tolist()}: a state arrives in a row that has folded no "
-                "token, and stands for at least 1"
+                "token, is in no step and not finished, and stands for at least 1"
             )
         self._pages.require_room(numbers, tokens)
-        self._file.labels[live] = self._file.tracked[numbers] = self._table.confirmed[numbers] = tokens
+        self._file.labels[live] = self._table.confirmed[numbers] = tokens
         self._commands.write(self._file.address("labels", live), tokens)
-        self._commands.write(self._file.address("tracked", numbers), tokens)
         self._commands.submit()  # a later change of owners may not overtake the label

@@ -1,6 +1,7 @@
-"""Numbers at the door: whole numbers that fit the device's int32 columns, or a named error."""
+"""Arguments at the door: sequences, flags, and whole numbers that fit the device's int32 columns, or a named error."""
 
-from typing import TypeGuard
+from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -26,3 +27,25 @@ def counts(what: str, values: npt.ArrayLike, size: int) -> npt.NDArray[np.int64]
     if given.size and (given.dtype.kind not in "iu" or int(given.min()) < 0 or int(given.max()) > INT32_MAX):
         raise InvalidArgument(f"{what}={values!r}: expected whole numbers from 0 to {INT32_MAX}")
     return np.broadcast_to(given, (size,)).astype(np.int64)
+
+
+def sequence(what: str, values: Any, such_as: str) -> Sequence[Any]:
+    """The values themselves. Raises: InvalidArgument for what is no list, tuple or the like."""
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        raise InvalidArgument(f"{values!r}: expected a sequence of {what}, such as {such_as}")
+    return values
+
+
+def flags(what: str, values: Any, size: int) -> npt.NDArray[np.bool_]:
+    """`size` truth values, None standing for all False: bool `size`. Raises: InvalidArgument, also for numbers and
+    words, whose truth is rarely what was meant.
+    """
+    if values is None:
+        return np.zeros(size, bool)
+    try:
+        given = np.asarray(values)
+    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:  # ragged, or a tensor elsewhere
+        raise InvalidArgument(f"{what}={values!r}: expected {size} times True or False") from error
+    if given.shape != (size,) or (size and given.dtype != bool):
+        raise InvalidArgument(f"{what}={values!r}: expected {size} times True or False, one per entry of the step")
+    return given.astype(bool)

@@ -17,7 +17,7 @@ from torch import Tensor
 from memstate import audit, snapshot
 from memstate.admission import Admission, Fork
 from memstate.allocator import SlotAllocator
-from memstate.arguments import counts
+from memstate.arguments import counts, sequence
 from memstate.commands import CommandBuffer
 from memstate.errors import Asleep, ConfigurationError, InvalidArgument, MemstateError
 from memstate.holders import Snapshot
@@ -31,7 +31,7 @@ from memstate.readback import Readback
 from memstate.regions import BufferInfo
 from memstate.registers import Longs, RegisterFile
 from memstate.requests import Request, RequestTable, Row, Rows
-from memstate.settings import validate_sizes, validate_tracking
+from memstate.settings import validate_kinds, validate_sizes, validate_tracking
 from memstate.stats import Stats
 from memstate.stepping import Stepping
 from memstate.steps import Step, StepLog
@@ -56,6 +56,8 @@ class StateManager:
     be windows (without overlap). direct_hits: the first step reads a resumed snapshot instead of a copy of it (default:
     with Redirect, unless in_place). tensors: the planes, where the engine has allocated them (see
     `Storage.from_tensors`). debug: check threads and overlapping copies.
+    Attributes: planes and page_table for the forward; storage for the bytes of slots (gather, scatter); pool for slots
+    in hand; backend, whose counts `stats` shows: a forward's kernels take another `Backend`, or are counted there too.
     Raises: ConfigurationError, InvalidArgument; LayoutMismatch for tensors that do not fit.
     """
 
@@ -85,17 +87,20 @@ class StateManager:
         self.tracking = tracking if tracking is not None else Redirect()
         self.layout, self.overlap, self.in_place, self.speculation = layout, overlap, in_place, speculation
         self.direct_hits = isinstance(self.tracking, Redirect) and not in_place if direct_hits is None else direct_hits
-        validate_sizes(max_requests, preallocated, max_batch, holders, pages, page_size, pages_per_row, overlap)
+        validate_kinds(
+            layout, overlap=overlap, in_place=in_place, speculation=speculation, direct_hits=direct_hits, debug=debug
+        )
+        validate_sizes(slots, max_requests, preallocated, max_batch, holders, pages, page_size, pages_per_row)
         validate_tracking(self.tracking, slots, page_size, bool(overlap), speculation)
         try:
             self.backend = Backend(backend, device)
-        except ValueError as error:
+        except (ValueError, TypeError, RuntimeError) as error:  # torch's own word on a device it does not know
             raise ConfigurationError(str(error)) from error
         self.allocator = SlotAllocator(slots, self.backend, reserve)
         if tensors is None:
             self.storage = Storage(layout, slots, self.backend)
         else:
-            self.storage = Storage.from_tensors(layout, tensors, self.backend)
+            self.storage = Storage.from_tensors(layout, tensors, self.backend, slots)
         self.pool = StatePool(self.allocator, self.storage, debug=debug)
         self.table = RequestTable(max_requests + preallocated)
         self.registers = RegisterFile(
@@ -125,8 +130,9 @@ class StateManager:
     @property
     def planes(self) -> Mapping[str, Any]:
         """Plane name -> tensor `layer slot ...`, or a tuple of `slot ...` per layer where an engine gave them so: in
-        both cases planes[name][layer] is one layer.
+        both cases planes[name][layer] is one layer. Raises: Asleep; the tensors themselves may not be read then either.
         """
+        self.storage.memory.require_awake("planes")
         return self.storage.planes
 
     @property
@@ -146,8 +152,7 @@ class StateManager:
 
     def length(self, row: Row) -> int:
         """Tokens folded into the row's state by the steps planned so far. Raises: StaleHandle."""
-        index = self.table.index(row)
-        return int(self.registers.labels[self.registers.source[index] or PER_ROW * index])
+        return int(self.mirror.lengths(np.array([self.table.index(row)]))[0])
 
     def confirmed(self, row: Row) -> int:
         """Tokens up to which the row is known to be real. Raises: StaleHandle."""
@@ -179,7 +184,8 @@ class StateManager:
 
         With direct_hits (Redirect) nothing is copied: all of them, and the row itself, read one slot in their next step
         and write their own. Otherwise the state is copied with the next submit. KV pages are shared as far as they are
-        full; the result says which page contents the caller copies.
+        full; the result says which page contents the caller copies. What all of them read is no snapshot of anyone: a
+        row given up before its next step answers with an older one.
         Syncs: no. Raises: OutOfSlots, OutOfRows, OutOfPages (back-pressure), StaleHandle, InvalidArgument (also while a
         step of the row is unsettled); nothing changed then.
         """
@@ -188,7 +194,9 @@ class StateManager:
 
     def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         """Says that states computed elsewhere have been written to the live slots of fresh rows (see `read_slots`) and
-        what lengths in tokens they stand for. Syncs: no. Raises: StaleHandle, InvalidArgument; nothing changed then.
+        what lengths in tokens they stand for. Under Redirect one that arrives at a boundary becomes a snapshot, as if
+        it had been computed here; elsewhere the next boundary is the first.
+        Syncs: no. Raises: StaleHandle, InvalidArgument; nothing changed then.
         """
         self._enter()
         self.admission.arrived(rows, lengths)
@@ -199,11 +207,13 @@ class StateManager:
         InvalidArgument.
         """
         self._enter()
-        snapshots = [handle for handle in handles if isinstance(handle, Snapshot)]
-        self.holders.require(snapshots)
+        sequence("rows and snapshots", handles, "[row, snapshot]")
+        rows = [0 if isinstance(handle, Snapshot) else self.table.index(handle) for handle in handles]
+        self.holders.require(handle for handle in handles if isinstance(handle, Snapshot))
+        origins = self.registers.origins(np.array(rows, np.int64)).tolist()
         registers = [
-            handle.register if isinstance(handle, Snapshot) else PER_ROW * self.table.index(handle)
-            for handle in handles
+            handle.register if isinstance(handle, Snapshot) else origin
+            for handle, origin in zip(handles, origins, strict=True)
         ]
         self.commands.submit()
         sent = self.commands.ring.send(np.asarray(registers, np.int32))
@@ -283,7 +293,8 @@ class StateManager:
     def cancel(self, step: Step, *, publish: bool = False) -> list[Snapshot | None]:
         """Gives up a planned step whose forward never ran: its rows are aborted as they were before it.
 
-        Returns their snapshots, entry by entry, if asked to publish. Syncs: no. Raises: StaleHandle, InvalidArgument.
+        So are those that the step before it had ended: release them first, or ask to publish. Returns the snapshots,
+        entry by entry, if asked to publish. Syncs: no. Raises: StaleHandle, InvalidArgument.
         """
         self._enter()
         entries, rows = self.stepping.cancel(step)
@@ -371,7 +382,8 @@ class StateManager:
         self.commands.submit()
 
     def sleep(self, keep: bool = True) -> None:
-        """Releases the memory of the states, and keeps who owns what; everything but `stats` waits for `wake`.
+        """Releases the memory of the states, and keeps who owns what. Until `wake` lengths, counts and `stats` answer;
+        everything else raises Asleep.
 
         keep: keep the bytes in host memory; otherwise no request and no snapshot may hold a slot.
         Syncs: yes. Raises: InvalidArgument, Asleep (nothing changed).
@@ -390,6 +402,7 @@ class StateManager:
         addresses of planes are captured anew. Syncs: yes. Raises: InvalidArgument unless asleep; Asleep, LayoutMismatch
         where an engine's memory is not back as it was.
         """
+        self._require_thread()
         self.storage.wake()
 
     def buffer_infos(self) -> list[BufferInfo]:
@@ -480,10 +493,13 @@ class StateManager:
         self.pool.check()
 
     def _enter(self) -> None:
-        if self._thread is not None and self._thread != threading.get_ident():
-            raise MemstateError(f"a manager is driven by one thread ({self._thread}), this is {threading.get_ident()}")
+        self._require_thread()
         if self.storage.asleep:
             raise Asleep()
+
+    def _require_thread(self) -> None:
+        if self._thread is not None and self._thread != threading.get_ident():
+            raise MemstateError(f"a manager is driven by one thread ({self._thread}), this is {threading.get_ident()}")
 
 
 def _limit(limit: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memstate.errors import InvalidArgument, StaleHandle
+from memstate.registers import Ints
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,11 @@ class Snapshot:
     pages: tuple[int, ...] = ()
 
 
+def risen(generation: Ints) -> Ints:
+    """The generations after these; after the largest int32 comes 0."""
+    return ((generation.astype(np.int64) + 1) % 2**31).astype(np.int32)
+
+
 class Holders:
     """Gives out holder registers, oldest released first, so that one is rarely reused within a command buffer."""
 
@@ -29,7 +35,7 @@ class Holders:
 
     def reset(self) -> None:
         """Forgets every snapshot; handles given out before become stale."""
-        self.generation += 1
+        self.generation = risen(self.generation)
         self._free = deque(range(self.first, self.first + self.count))
         self._pins: dict[int, int] = {}
         self._dropped: dict[int, Snapshot] = {}  # dropped while pinned: released with the last pin
@@ -80,7 +86,8 @@ class Holders:
     def drop(self, snapshot: Snapshot) -> Snapshot | None:
         """Ends a handle; returns the snapshot to release now, or None where a pin still holds it."""
         del self.kept[snapshot.register]
-        self.generation[snapshot.register - self.first] += 1
+        at = snapshot.register - self.first
+        self.generation[at : at + 1] = risen(self.generation[at : at + 1])
         if snapshot.register in self._pins:
             self._dropped[snapshot.register] = snapshot
             return None

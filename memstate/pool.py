@@ -32,15 +32,19 @@ class StatePool:
         """Claims the n lowest free slots, zeroed unless they are about to be overwritten whole: int32 `n`. Syncs: as
         `SlotAllocator.claim`.
 
-        Raises: OutOfSlots (nothing changed), InvalidArgument.
+        Raises: OutOfSlots, InvalidArgument, Asleep; nothing changed then.
         """
+        for storage in self.storages if zero else ():
+            storage.memory.require_awake("claim")
         ids = self.allocator.claim(n)
         if zero:
             self.zero(ids)
         return ids
 
     def release(self, ids: Tensor | Sequence[int]) -> None:
-        """Takes slots back; see `SlotAllocator.release`. Syncs: no. Raises: InvalidArgument."""
+        """Takes slots back that `claim` gave; see `SlotAllocator.release`. One that a register owns is not this
+        caller's: the device cannot tell, and only an audit shows its two owners. Syncs: no. Raises: InvalidArgument.
+        """
         self.allocator.release(ids)
 
     def zero(self, ids: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from memstate.arguments import sequence
 from memstate.commands import CommandBuffer
 from memstate.errors import InvalidArgument
 from memstate.holders import Holders, Snapshot
@@ -70,7 +71,7 @@ class Publisher:
 
     def drop(self, snapshots: Sequence[Snapshot]) -> None:
         """Gives up snapshots, once nobody is about to read them. Raises: StaleHandle, InvalidArgument."""
-        self.holders.require(snapshots)
+        self.holders.require(sequence("snapshots", snapshots, "[snapshot]"))
         if len(set(snapshots)) != len(snapshots):
             raise InvalidArgument("a snapshot is named twice")
         self._free([done for snap in snapshots if (done := self.holders.drop(snap))])

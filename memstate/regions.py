@@ -84,12 +84,14 @@ def carve(layout: StateLayout, slots: int, arenas: Sequence[Tensor]) -> tuple[Re
 
 
 def adopt(
-    layout: StateLayout, tensors: Mapping[str, Tensor | Sequence[Tensor]], device: torch.device
+    layout: StateLayout, tensors: Mapping[str, Tensor | Sequence[Tensor]], device: torch.device, slots: int | None
 ) -> tuple[Region, ...]:
     """The planes in an engine's tensors; see `Storage.from_tensors` for what is asked of them.
 
     Raises: LayoutMismatch naming the plane, the layer and the numbers.
     """
+    if not isinstance(tensors, Mapping):
+        raise LayoutMismatch(f"tensors of type {type(tensors).__name__}: expected a mapping, plane name -> tensor(s)")
     names = [plane.name for plane in layout.planes]
     if set(tensors) != set(names):
         raise LayoutMismatch(f"tensors of planes {sorted(tensors)}: the layout has {sorted(names)}")
@@ -97,6 +99,10 @@ def adopt(
     for plane in layout.planes:
         given = tensors[plane.name]
         stacked = isinstance(given, Tensor)
+        if not stacked and not (isinstance(given, Sequence) and all(isinstance(one, Tensor) for one in given)):
+            raise LayoutMismatch(
+                f"plane {plane.name}: {type(given).__name__}, expected a tensor `layer slot ...` or one per layer"
+            )
         if not stacked and len(given) != layout.layers:
             raise LayoutMismatch(f"plane {plane.name}: tensors of {len(given)} layers, the layout has {layout.layers}")
         for layer, one in enumerate([given] if isinstance(given, Tensor) else given):
@@ -111,7 +117,12 @@ def adopt(
                 f"{region}: {region.tensor.shape[1]} slots with the null slot on {region.tensor.device},"
                 f" {first} has {first.tensor.shape[1]} on {first.tensor.device}"
             )
-    _require_apart(buffer_infos(regions))
+    if slots is not None and first.tensor.shape[1] != slots + 1:
+        raise LayoutMismatch(
+            f"{first}: {first.tensor.shape[1]} entries along the slot axis, expected {slots + 1}: the null slot and"
+            f" {slots} slots"
+        )
+    require_apart(buffer_infos(regions))
     return tuple(regions)
 
 
@@ -157,7 +168,7 @@ def _require_fit(where: str, plane: Plane, layers: int, tensor: Tensor, device: 
         )
 
 
-def _require_apart(infos: Sequence[BufferInfo]) -> None:
+def require_apart(infos: Sequence[BufferInfo]) -> None:
     """Raises: LayoutMismatch where two blocks share a byte; exact, whatever the strides."""
     for info in infos:
         if info.slot_stride < info.nbytes:

@@ -66,6 +66,11 @@ class RegisterFile:
         """
         return index + self._starts[column]
 
+    def origins(self, rows: Longs) -> Longs:
+        """The register that holds each row's state: its live one, or before its first step the snapshot it reads."""
+        source = self.source[rows].astype(np.int64)
+        return np.where(source > 0, source, rows * REGISTERS_PER_ROW)
+
     def reset(self) -> None:
         """Empties every register and column but the generations, mirror included. Syncs: no. The bitmap is the
         allocator's to reset.

@@ -6,16 +6,13 @@ import heapq
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memstate.arguments import sequence
 from memstate.errors import InvalidArgument, OutOfRows, StaleHandle
+from memstate.holders import Snapshot, risen
 from memstate.registers import Longs
-
-if TYPE_CHECKING:
-    from memstate.holders import Snapshot
-
 
 _TABLES = count(1)
 
@@ -36,7 +33,7 @@ class Request:
 
     id: Hashable
     length: int = 0
-    resume: "Snapshot | None" = None
+    resume: Snapshot | None = None
     want: int = 0
 
 
@@ -77,8 +74,8 @@ class RequestTable:
         self.reset()
 
     def reset(self) -> None:
-        """Frees every row; handles given out before become stale: generations only rise."""
-        self.generation += 1
+        """Frees every row; handles given out before become stale."""
+        self.generation = risen(self.generation)
         self._free = list(range(1, self.rows + 1))
         self.used = np.zeros(self.rows + 1, bool)
         self.finished = np.zeros(self.rows + 1, bool)
@@ -107,7 +104,7 @@ class RequestTable:
     def give_back(self, rows: Longs) -> None:
         """Frees rows and makes every handle to them stale."""
         self.used[rows] = False
-        self.generation[rows] += 1
+        self.generation[rows] = risen(self.generation[rows])
         for row in rows.tolist():
             self.ids[row] = None
             heapq.heappush(self._free, row)
@@ -126,15 +123,15 @@ class RequestTable:
         """The number of a handle's row. Raises: StaleHandle, InvalidArgument."""
         if not isinstance(row, Row):
             raise InvalidArgument(f"{row!r} is no row: use the handles that admit() returned")
-        if not 0 < row.index <= self.rows:
+        if type(row.index) is not int or not 0 < row.index <= self.rows:
             raise InvalidArgument(f"{row!r}: this table has rows 1..{self.rows}; it is another manager's")
         if self.generation[row.index] != row.generation or not self.used[row.index]:
             raise StaleHandle(f"row {row.index}", row.generation, int(self.generation[row.index]))
         return row.index
 
-    def indices(self, rows: Iterable[Row]) -> Longs:
+    def indices(self, rows: Sequence[Row]) -> Longs:
         """The numbers of distinct rows. Raises: StaleHandle, InvalidArgument."""
-        numbers = [self.index(row) for row in rows]
+        numbers = [self.index(row) for row in sequence("rows", rows, "[row]")]
         if len(set(numbers)) != len(numbers):
             raise InvalidArgument(f"a row is named twice in {numbers}")
         return np.asarray(numbers, np.int64)

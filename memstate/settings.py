@@ -2,14 +2,31 @@
 
 from memstate.arguments import is_count
 from memstate.errors import ConfigurationError
+from memstate.layout import StateLayout
 from memstate.tracking import Tracking
 
 
+def validate_kinds(layout: StateLayout, **switches: object) -> None:
+    """Raises: ConfigurationError for a layout that is none, or a switch that is neither on nor off."""
+    if not isinstance(layout, StateLayout):
+        raise ConfigurationError(f"layout={layout!r}: expected a StateLayout")
+    for name, switch in switches.items():
+        if not isinstance(switch, bool) and not (name == "direct_hits" and switch is None):
+            depth = (
+                ": a depth of 0 or 1; with more unsettled steps a dead one could overwrite a live snapshot"
+                if name == "overlap"
+                else ""
+            )
+            raise ConfigurationError(f"{name}={switch!r}: expected True or False{depth}")
+
+
 def validate_sizes(
-    max_requests: int, preallocated: int, max_batch: int | None, holders: int | None, pages: int, page_size: int,
-    pages_per_row: int, overlap: bool,
+    slots: int, max_requests: int, preallocated: int, max_batch: int | None, holders: int | None, pages: int,
+    page_size: int, pages_per_row: int,
 ) -> None:  # fmt: skip
     """Raises: ConfigurationError for sizes that cannot be meant."""
+    if not is_count(slots):
+        raise ConfigurationError(f"slots={slots!r}: expected a whole number of at least 1")
     numbers = (max_requests, preallocated, max_batch or 1, holders or 0, pages, page_size, pages_per_row)
     if not all(map(is_count, numbers)) or max_requests < 1 or max_batch == 0 or page_size < 1:
         raise ConfigurationError(
@@ -20,11 +37,6 @@ def validate_sizes(
     if (pages > 0) != (pages_per_row > 0):
         raise ConfigurationError(
             f"pages={pages}, page_size={page_size}, pages_per_row={pages_per_row}: give all three, or none"
-        )
-    if overlap not in (False, True):
-        raise ConfigurationError(
-            f"overlap={overlap!r}: the depth is 0 or 1; "
-            "with more unsettled steps a dead one could overwrite a live snapshot"
         )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memstate.arguments import INT32_MAX, counts
+from memstate.arguments import INT32_MAX, counts, flags, sequence
 from memstate.commands import CommandBuffer
 from memstate.errors import InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW, Entry, Strategy
@@ -51,18 +51,18 @@ class Stepping:
 
     def batch(self, rows: Sequence[Row | None], tokens: int | Sequence[int]) -> tuple[Longs, Longs]:
         """Row numbers and tokens of a batch, 0 for padding. Raises: StaleHandle, InvalidArgument."""
-        if not isinstance(rows, Sequence):
-            raise InvalidArgument(f"{rows!r} is no batch: expected a sequence of rows, such as plan([row])")
-        numbers = np.array([0 if row is None else self._table.index(row) for row in rows], np.int64)
+        numbers = np.array(
+            [0 if row is None else self._table.index(row) for row in sequence("rows", rows, "[row]")], np.int64
+        )
         numbers[self._table.finished[numbers]] = 0
         return numbers, counts("tokens", tokens, len(numbers)) * (numbers > 0)
 
     def plan(self, rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, window: bool) -> Step:
         """See `StateManager.plan`."""
         self._log.require_room()
-        if len(rows) > self._log.max_batch:
-            raise InvalidArgument(f"a batch of {len(rows)}, the limit is max_batch={self._log.max_batch}")
         numbers, tokens_of = self.batch(rows, tokens)
+        if len(numbers) > self._log.max_batch:
+            raise InvalidArgument(f"a batch of {len(numbers)}, the limit is max_batch={self._log.max_batch}")
         real = np.flatnonzero(numbers)
         distinct = numbers[real]
         self._require_plannable(distinct, tokens_of[real], window)
@@ -124,7 +124,8 @@ class Stepping:
 
     def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None) -> None:
         """See `StateManager.settle`."""
-        over = _flags(step, finished)
+        self._log.require(step)
+        over = flags("finished", finished, len(step.numbers))
         if step.window:
             raise InvalidArgument(f"step {step.serial} is speculative: accept(step, accepted, windows) settles it")
         self._log.take(step)
@@ -145,12 +146,15 @@ class Stepping:
         finished: Sequence[bool] | NDArray[np.bool_] | None, limit: int,
     ) -> None:  # fmt: skip
         """See `StateManager.accept`."""
-        over = _flags(step, finished)
+        self._log.require(step)
+        over = flags("finished", finished, len(step.numbers))
         if not step.window:
             raise InvalidArgument(f"step {step.serial} is not speculative: settle(step) ends it")
         given = counts("accepted", accepted, len(step.numbers))
         if (given > step.tokens_of).any():
             raise InvalidArgument(f"accepted {given.tolist()} of windows of {step.tokens_of.tolist()} tokens")
+        if not isinstance(windows, Mapping):
+            raise InvalidArgument(f"windows={windows!r}: expected a mapping, plane name -> tensor")
         windows = dict(windows)
         require_windows(self._storage, windows, len(step.numbers), int(step.tokens_of.max(initial=0)))
         self._log.take(step)
@@ -158,7 +162,6 @@ class Stepping:
         rows, real = step.numbers[same], given[same]
         self._commands.submit()  # what was recorded before comes first
         moved = rows[real > 0]
-        step.after[same] = self._file.labels[rows * PER_ROW]
         _, after = self._mirror.accept(moved, real[real > 0], limit)
         step.after[np.flatnonzero(same)[real > 0]] = after
         outcome = self._log.outcome(len(step.numbers))
@@ -196,10 +199,3 @@ class Stepping:
         rows = step.numbers[entries]
         self._table.confirmed[rows] = np.minimum(self._table.confirmed[rows], step.before[entries])
         return entries, rows
-
-
-def _flags(step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None) -> NDArray[np.bool_]:
-    over = np.zeros(len(step.numbers), bool) if finished is None else np.asarray(finished, bool).reshape(-1)
-    if over.size != len(step.numbers):
-        raise InvalidArgument(f"finished has {over.size} entries, the step {len(step.numbers)}")
-    return over

@@ -122,10 +122,16 @@ class StepLog:
         self.unsettled.append(step)
         return step
 
-    def take(self, step: Step, newest: bool = False) -> Step:
-        """Removes an unsettled step, the oldest, or the newest for a cancel. Raises: StaleHandle, InvalidArgument."""
+    def require(self, step: Step) -> None:
+        """Raises: StaleHandle for a step settled before, InvalidArgument for what is none."""
+        if not isinstance(step, Step):
+            raise InvalidArgument(f"{step!r} is no step: use what plan() returned")
         if step not in self.unsettled:
             raise StaleHandle(f"step {step.serial}", step.serial, self._serial)
+
+    def take(self, step: Step, newest: bool = False) -> Step:
+        """Removes an unsettled step, the oldest, or the newest for a cancel. Raises: StaleHandle, InvalidArgument."""
+        self.require(step)
         expected = self.unsettled[-1 if newest else 0]
         if step is not expected:
             raise InvalidArgument(

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memstate.arguments import is_count
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import PlaneMap
+from memstate.kernels.tuned import copy_launch
 from memstate.layout import StateLayout, format_bytes
 from memstate.memory import Memory
-from memstate.regions import BufferInfo, Region, adopt, allocated, buffer_infos, carve
+from memstate.regions import BufferInfo, Region, adopt, allocated, buffer_infos, carve, require_apart
 
 
 @dataclass
@@ -38,23 +40,28 @@ class Storage:
     def __init__(
         self, layout: StateLayout, slots: int, backend: Backend, allocate: Callable[[int], Tensor] | None = None
     ) -> None:
-        if slots < 1:
-            raise InvalidArgument(f"slots {slots}: at least 1 slot is needed")
+        _require_backend(backend)
+        if not is_count(slots) or slots < 1:
+            raise InvalidArgument(f"slots={slots!r}: at least 1 slot is needed")
         self.arenas = allocated(layout, slots, backend.device, allocate)
         regions = carve(layout, slots, self.arenas)
+        if allocate:
+            require_apart(buffer_infos(regions))
         # Any, because readers know whether an engine gave one tensor or one per layer: both are planes[name][layer]
         self.planes: dict[str, Any] = {region.plane.name: region.tensor for region in regions}
         self._set_up(layout, slots, backend, regions, () if allocate else self.arenas)
 
     @classmethod
     def from_tensors(
-        cls, layout: StateLayout, tensors: Mapping[str, Tensor | Sequence[Tensor]], backend: Backend
-    ) -> "Storage":
+        cls, layout: StateLayout, tensors: Mapping[str, Tensor | Sequence[Tensor]], backend: Backend,
+        slots: int | None = None,
+    ) -> "Storage":  # fmt: skip
         """The planes in memory that an engine has allocated, as wide and as far apart as it likes.
 
         tensors: plane name -> `layer slot ...`, or a sequence of `slot ...`, one per layer. Slot 0 is the null slot,
-        and becomes zero. The layout says names, shapes, dtypes and layers; its order and alignment mean nothing here.
-        Only the bytes of the planes are ever touched: what lies between two blocks is somebody else's.
+        and becomes zero, so that n slots need n + 1 entries; slots: refuse any other n. The layout says names, shapes,
+        dtypes and layers; its order and alignment mean nothing here. Only the bytes of the planes are ever touched:
+        what lies between two blocks is somebody else's.
 
         Checked: names, layers, shape, dtype, device, the same number of slots everywhere, each layer of each slot
         contiguous, and that no two of them share a byte (exact, from addresses and strides). Not checked: that nobody
@@ -62,7 +69,8 @@ class Storage:
         of 16, and 8, 4, 2 or 1 otherwise, see `plane_map.unit`.
         Changes: slot 0. Syncs: no. Raises: LayoutMismatch with the plane, the layer and the numbers.
         """
-        regions = adopt(layout, tensors, backend.device)
+        _require_backend(backend)
+        regions = adopt(layout, tensors, backend.device, slots)
         storage = cls.__new__(cls)
         storage.arenas = ()
         storage.planes = {name: one if isinstance(one, Tensor) else tuple(one) for name, one in tensors.items()}
@@ -77,6 +85,8 @@ class Storage:
         self.memory = Memory(regions, owned, backend.device)
         self.plane_map = self.memory.whole.map
         self.device = self.plane_map.tiles.device  # with its index, which the backend's may lack
+        if backend.name != "reference":  # a tuned file that cannot be read is found here, not in the first launch
+            copy_launch(self.device, self.plane_map.unit, len(self.plane_map.tiles))
         self.scrub_null()
 
     @property
@@ -260,6 +270,8 @@ class Storage:
         self.traffic.zeroed += (zeroed or 0) * slot_bytes
 
     def _require_ids(self, name: str, ids: Tensor) -> None:
+        if not isinstance(ids, Tensor):
+            raise InvalidArgument(f"{name}={ids!r}: expected a tensor of slot ids on {self.device}")
         if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1 or not ids.is_contiguous():
             raise InvalidArgument(
                 f"{name}: {ids.dtype} {tuple(ids.shape)} with strides {ids.stride()},"
@@ -270,6 +282,11 @@ class Storage:
 
     def __repr__(self) -> str:
         return f"Storage({self.slots} slots + null, {format_bytes(self.nbytes)}, {self.layout.order}, {self.device})"
+
+
+def _require_backend(backend: Backend) -> None:
+    if not isinstance(backend, Backend):
+        raise InvalidArgument(f"backend={backend!r}: expected a Backend, such as memstate.Backend('auto', device)")
 
 
 def check_disjoint(dst: Sequence[int], src: Sequence[int], slots: int) -> None:

@@ -4,7 +4,7 @@ Every cell is a manager that is built and driven through its boundaries on the r
 here; that the bytes are right is what the tests of the cells show.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,20 +17,26 @@ from memstate.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Trac
 
 EVERY = 4
 STRATEGIES: tuple[Tracking, ...] = (NoTracking(EVERY), PingPong(EVERY), LazyPingPong(EVERY), Redirect(EVERY))
-LAYOUT = StateLayout((Plane("ssm", (4,), torch.float32),), layers=2)
+LAYOUT = StateLayout((Plane("ssm", (4,), torch.float32),), layers=2)  # as many bytes as the ring: a copy is 32
 RING = StateLayout((*LAYOUT.planes, Plane("ring", (4,), torch.float32, rewritten_each_step=False)), layers=2)
 
 
 class Use:
-    """A manager driven as a feature asks."""
+    """A manager driven as a feature asks; `most`: slots that one row was seen to hold."""
 
     def __init__(self, mem: StateManager) -> None:
         self.mem = mem
+        self.most = 0
 
-    def step(self, row: Row) -> None:
+    def step(self, *rows: Row, tokens: int | Sequence[int] = 1) -> None:
         """Plans and settles; with overlap the settle comes one plan late."""
-        self.mem.plan([row, None])
+        self.mem.plan(rows, tokens)
+        self.look(*rows)
         self.settle(int(self.mem.overlap))
+
+    def look(self, *rows: Row) -> None:
+        """Notes how many slots rows hold."""
+        self.most = max(self.most, *map(self.mem.slots_held, rows))
 
     def decode(self, row: Row, until: int) -> None:
         """Single tokens up to a length."""
@@ -52,15 +58,15 @@ def _speculate(use: Use) -> None:
     (row,) = use.mem.admit([Request("a")])
     window = {"ssm": torch.zeros(LAYOUT.layers, 1, 3, 4)}
     while use.mem.length(row) < 3 * EVERY + 1:
-        use.mem.accept(use.mem.plan([row], 3, window=True), [3], window)
+        use.mem.accept(use.mem.plan([row], 3, window=True), [2], window)
+        use.look(row)
 
 
 def _mixed(use: Use) -> None:
     decoding, filling = use.mem.admit([Request("decode"), Request("prefill")])
     for _ in range(3):
         chunk = use.mem.next_boundary(filling) - use.mem.length(filling)
-        use.mem.plan([decoding, filling], [1, chunk])
-        use.settle()
+        use.step(decoding, filling, tokens=[1, chunk])
     use.decode(filling, 3 * EVERY + 1)
 
 
@@ -92,7 +98,7 @@ def _fork(use: Use) -> None:
 
 
 class Feature(NamedTuple):
-    """A column of the table.
+    """Two rows of the table: in turn, each step settled before the next is planned, and overlapped.
 
     settings: of the manager. drive: uses the feature across boundaries. means: a sentence for the reader.
     """
@@ -104,47 +110,44 @@ class Feature(NamedTuple):
 
 
 FEATURES = (
-    Feature("in turn", {"overlap": False}, _decode, "each step is settled before the next is planned"),
-    Feature("overlap", {"overlap": True}, _decode, "the next step is planned before the last is settled"),
-    Feature(
-        "speculation", {"overlap": False, "speculation": True}, _speculate, "windows of which a part is accepted"
-    ),
-    Feature("speculation with overlap", {"overlap": True, "speculation": True}, _speculate, "both at once"),
-    Feature("mixed batches", {"overlap": False}, _mixed, "prefill chunks beside decoding rows"),
-    Feature("sessions", {"overlap": False}, _sessions, "a turn goes on from the snapshot that the last one left"),
-    Feature("preallocated rows", {"overlap": False, "preallocated": 1}, _preallocated, "a state from elsewhere"),
+    Feature("decode", {}, _decode, "one token a step"),
+    Feature("speculation", {"speculation": True}, _speculate, "windows of three tokens, of which two are accepted"),
+    Feature("mixed batches", {}, _mixed, "prefill chunks beside decoding rows"),
+    Feature("sessions", {}, _sessions, "three turns, each going on from the snapshot that the last one left"),
+    Feature("preallocated rows", {"preallocated": 1}, _preallocated, "a state from elsewhere"),
     Feature("in-place kernels", {"in_place": True}, _decode, "a forward that updates one slot"),
     Feature("planes written in part", {"layout": RING}, _decode, "a ring of inputs with a cursor beside a whole plane"),
-    Feature("forks", {"overlap": False}, _fork, "three continuations of one state"),
-)  # fmt: skip
+    Feature("forks", {}, _fork, "three continuations of one state"),
+)
 
 
 class Cell(NamedTuple):
     """One strategy with one feature.
 
-    refused: the reason, if it cannot be. most: slots that one request may hold. snapshots: taken; copied: bytes that
-    memstate moved for them, or for hits and forks.
+    refused: the reason, if it cannot be. most: slots that one request was seen to hold. snapshots: taken; copies: of
+    states, or of their planes written in part, that memstate made for them, or for hits and forks.
     """
 
     refused: str
     most: int = 0
     snapshots: int = 0
-    copied: int = 0
+    copies: int = 0
 
     def __str__(self) -> str:
         if self.refused:
             return f"no: {self.refused}"
         slots = f"{self.most} slot{'s' if self.most > 1 else ''}"
-        return f"{slots}, {self.copied} B copied" if self.copied else slots
+        return f"{slots}, {self.copies} cop{'ies' if self.copies > 1 else 'y'}" if self.copies else slots
 
 
-def cell(tracking: Tracking, feature: Feature) -> Cell:
+def cell(tracking: Tracking, feature: Feature, overlap: bool) -> Cell:
     """Builds a manager for this strategy and feature, and drives it. Syncs: no."""
     settings: dict[str, Any] = {
         "layout": LAYOUT,
         "slots": 12,
         "max_requests": 3,
         "backend": "reference",
+        "overlap": overlap,
     } | feature.settings
     try:
         mem = StateManager(settings.pop("layout"), tracking=tracking, **settings)
@@ -155,7 +158,7 @@ def cell(tracking: Tracking, feature: Feature) -> Cell:
     use.settle()
     mem.submit()
     stats = mem.stats()
-    return Cell("", tracking.most_slots(mem.overlap), stats.snapshots, stats.copied_bytes)
+    return Cell("", use.most, stats.snapshots, stats.copied_bytes // LAYOUT.bytes_per_slot)
 
 
 def page() -> str:
@@ -164,17 +167,20 @@ def page() -> str:
         "# What works with what",
         "",
         "Made by `make docs`: every cell is a manager that was built and driven across three boundaries, or refused at",
-        "construction with this reason. A cell says how many slots one request may hold, and the bytes that memstate",
-        f"copied, of states of {LAYOUT.bytes_per_slot} bytes ({RING.bytes_per_slot} with the ring).",
+        "construction with this reason. *In turn*: each step is settled before the next is planned; *overlapped*: the",
+        "next step is planned first. A cell says how many slots one request was seen to hold, and how many states",
+        "memstate copied, for snapshots, hits and forks together; without a figure it copied none.",
         "",
-        f"| | {' | '.join(type(tracking).__name__ for tracking in STRATEGIES)} |",
-        f"| --- |{' --- |' * len(STRATEGIES)}",
+        f"| | | {' | '.join(type(tracking).__name__ for tracking in STRATEGIES)} |",
+        f"| --- | --- |{' --- |' * len(STRATEGIES)}",
     ]
     for feature in FEATURES:
-        cells = [cell(tracking, feature) for tracking in STRATEGIES]
-        same = cells[0].refused and len({c.refused for c in cells}) == 1
-        shown = [str(c) for c in cells[:1]] + ["as left"] * (len(cells) - 1) if same else [str(c) for c in cells]
-        lines.append(f"| **{feature.name}**: {feature.means} | {' | '.join(shown)} |")
+        for overlap in (False, True):
+            cells = [cell(tracking, feature, overlap) for tracking in STRATEGIES]
+            same = cells[0].refused and len({c.refused for c in cells}) == 1
+            shown = [str(c) for c in cells[:1]] + ["as left"] * (len(cells) - 1) if same else [str(c) for c in cells]
+            name = "" if overlap else f"**{feature.name}**: {feature.means}"
+            lines.append(f"| {name} | {'overlapped' if overlap else 'in turn'} | {' | '.join(shown)} |")
     return "\n".join(lines) + "\n"
 
 

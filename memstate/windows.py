@@ -18,6 +18,9 @@ def require(storage: Storage, windows: dict[str, Tensor], batch: int, tokens: in
         raise InvalidArgument(f"windows of planes {sorted(windows)}: every plane needs one, {sorted(planes)}")
     for name, window in windows.items():
         plane = planes[name]
+        if not isinstance(window, Tensor) or window.device != storage.device:
+            where = window.device if isinstance(window, Tensor) else repr(window)
+            raise InvalidArgument(f"window of plane {name} on {where}: expected a tensor on {storage.device}")
         held = (storage.layout.layers, batch)
         if _is_states(plane, window):
             fits = window.shape[:2] == held and window.shape[2] >= tokens and window.shape[3:] == plane.shape

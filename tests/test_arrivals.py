@@ -32,12 +32,15 @@ def test_B12_preallocated_rows_take_a_state_that_arrives(backend: Backend, name:
     scan(loop.mem)
 
 
-def test_redirect_takes_no_snapshot_of_what_just_arrived(backend: Backend) -> None:
+def test_redirect_keeps_what_arrived_at_a_boundary(backend: Backend) -> None:
+    """The end of a prompt that was computed elsewhere: its slot becomes the snapshot, and nothing is copied."""
     loop = Loop(backend, ms.Redirect(I))
     (row,) = loop.admit()
+    (slot,) = loop.mem.read_slots([row]).wait().tolist()
     loop.mem.arrived([row], [I])
     loop.advance([row])
-    assert loop.mem.stats().snapshots == 0
+    (snapshot,) = loop.mem.publish([row])
+    assert snapshot and (snapshot.length, loop.node(snapshot)) == (I, slot) and loop.mem.stats().copied_bytes == 0
     scan(loop.mem)
 
 
@@ -64,6 +67,29 @@ def test_an_arrival_that_makes_no_sense_is_refused(backend: Backend) -> None:
     loop.mem.settle(step)
     assert loop.mem.length(fresh) == 1
     scan(loop.mem)
+
+
+def test_a_state_does_not_arrive_in_a_row_whose_window_is_open(backend: Backend) -> None:
+    loop = Loop(backend, ms.PingPong(I), overlap=False, speculation=True)
+    (row,) = loop.admit(ms.Request("a"))
+    step = loop.mem.plan([row], 2, window=True)
+    with pytest.raises(ms.InvalidArgument, match="in no step"):
+        loop.mem.arrived([row], [5])
+    loop.mem.cancel(step)
+    scan(loop.mem)
+
+
+def test_the_slot_of_a_resumed_row_is_its_snapshot_until_its_first_step(backend: Backend) -> None:
+    loop = Loop(backend, ms.Redirect(I))
+    (row,) = loop.admit(ms.Request("a"))
+    loop.advance([row], I)
+    (snapshot,) = loop.mem.release([row], publish=True)
+    assert snapshot
+    (again,) = loop.admit(ms.Request("b", resume=snapshot))
+    assert loop.mem.read_slots([again]).wait().tolist() == [loop.node(snapshot)]
+    loop.advance([again], 1)
+    after = loop.mem.read_slots([again, snapshot]).wait().tolist()
+    assert after == [loop.slot(again), loop.node(snapshot)] and after[0] != after[1]
 
 
 def test_slot_ids_come_back_in_the_order_asked(backend: Backend) -> None:

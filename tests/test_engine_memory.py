@@ -98,7 +98,7 @@ def test_tensors_of_single_layers_serve_as_well(backend: Backend) -> None:
 
 def test_memory_of_another_size_is_refused(backend: Backend) -> None:
     arena = Arena(backend.device, per_layer=False)
-    with pytest.raises(ms.ConfigurationError, match="11"):
+    with pytest.raises(ms.LayoutMismatch, match=r"11 entries .* expected 12"):
         ms.StateManager(
             LAYOUT, slots=SLOTS + 1, max_requests=2, backend=backend.name, device=backend.device, tensors=arena.tensors
         )

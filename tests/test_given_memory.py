@@ -8,7 +8,7 @@ from torch import Tensor
 
 from memstate.errors import InvalidArgument, LayoutMismatch
 from memstate.layout import Plane, StateLayout
-from memstate.regions import BufferInfo, _overlap, _require_apart
+from memstate.regions import BufferInfo, _overlap, require_apart
 from memstate.storage import Storage
 from tests.given import FORMS, Engine
 from tests.test_copy import LAYOUTS, SMALL, packet_of, vast
@@ -265,7 +265,7 @@ def test_overlap_is_exact_for_any_strides(generator):
         outcomes.append(bool(used[0] & used[1]))
         if outcomes[-1]:
             with pytest.raises(LayoutMismatch, match="plane a, layer 0 and plane b, layer 0 share bytes"):
-                _require_apart([low, high])
+                require_apart([low, high])
         else:
-            _require_apart([high, low])
+            require_apart([high, low])
     assert 0.1 < sum(outcomes) / len(outcomes) < 0.9

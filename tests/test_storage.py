@@ -281,7 +281,7 @@ def test_arenas_that_do_not_fit_are_refused(backend):
     ):
         with pytest.raises(LayoutMismatch, match="arena"):
             Storage(layout, 3, backend, allocate=bad)
-    with pytest.raises(InvalidArgument, match="slots 0"):
+    with pytest.raises(InvalidArgument, match="slots=0"):
         Storage(layout, 0, backend)
 
 

@@ -107,8 +107,7 @@ class Mirror:
 
     def lengths(self, rows: Longs) -> Longs:
         """Tokens folded into the states of rows."""
-        source = self.file.source[rows].astype(np.int64)
-        return self.file.labels[np.where(source > 0, source, rows * REGISTERS_PER_ROW)].astype(np.int64)
+        return self.file.labels[self.file.origins(rows)].astype(np.int64)
 
     def superseding(self, rows: Longs) -> bool:
         """Whether a settle of these rows could release a lane: one lane alone supersedes nothing."""

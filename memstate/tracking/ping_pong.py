@@ -10,6 +10,7 @@ One row under PingPong, I = 4, unpublished snapshots in brackets; `a`, `b` are s
 
 from dataclasses import dataclass
 
+from memstate.arguments import is_count
 from memstate.errors import ConfigurationError
 from memstate.kernels.tables import Strategy
 from memstate.registers import RegisterFile
@@ -61,8 +62,8 @@ class PingPong(_Alternating):
 
     def validate(self, page_size: int, overlap: bool) -> None:
         super().validate(page_size, overlap)
-        if self.lane_count not in (None, 1, 2):
-            raise ConfigurationError(f"lane_count={self.lane_count}: a row has 1 or 2 lanes")
+        if self.lane_count is not None and not (is_count(self.lane_count) and 1 <= self.lane_count <= 2):
+            raise ConfigurationError(f"lane_count={self.lane_count!r}: a row has 1 or 2 lanes")
         if overlap and self.lanes(overlap) < 2:
             raise ConfigurationError(
                 "one lane with overlap: a dead step could overwrite the only snapshot; use 2 lanes or overlap=False"

@@ -20,10 +20,10 @@ THREADS ?= 1
 TEST_ENV := OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format compile docs gpu-proof clean
+.PHONY: help install demo test lint format compile compile-matrix docs proof soak gpu-proof clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
 
 # torch goes first and by its exact version: with a range pip may prefer a newer build of several gigabytes to one at hand.
 $(STAMP): pyproject.toml constraints.txt
@@ -55,17 +55,23 @@ format: $(STAMP) ## format, and fix what the linter can fix
 compile: $(STAMP) ## compile every kernel for every target, without a GPU
 	$(BIN)/memstate compile $(ARGS)
 
+compile-matrix: $(STAMP) ## compile with the oldest, the installed and the newest Triton, compare with tests/compiled
+	$(BIN)/python -m tests.compile_matrix $(ARGS)
+
 docs: $(STAMP) ## write the pages that are made from the code
 	$(BIN)/python -m memstate.support > docs/strategies.md.new && mv docs/strategies.md.new docs/strategies.md
 
+proof: $(STAMP) ## the long proofs: 1000 schedules for each kernel, every mutant against many tests; about an hour
+	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) tests/test_interleave.py
+	$(TEST_ENV) $(BIN)/python -m tests.mutation
+
+soak: $(STAMP) ## a million random operations on the reference, 20 000 on the interpreter; about half an hour
+	$(TEST_ENV) $(BIN)/python -m tests.stateful --backend reference --operations 1000000 --workers $(WORKERS) $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m tests.stateful --backend interpreter --operations 20000 --workers $(WORKERS) $(ARGS)
+
 # Installs nothing: the machine's own Python, with the checkout on its path.
-gpu-proof: ## run the GPU tests with the machine's own Python, results in OUT=dir
-	@if $(PROOF_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then \
-		mkdir -p "$(OUT)" && \
-		PYTHONPATH="$(CURDIR)" $(PROOF_PYTHON) -m pytest -m gpu -p no:cacheprovider --junitxml="$(OUT)/gpu-tests.xml" $(ARGS); \
-	else \
-		echo "no GPU that $(PROOF_PYTHON) and its torch can use: nothing to prove here"; \
-	fi
+gpu-proof: ## prove on a GPU, with the machine's own Python, what only a GPU shows; results in OUT=dir
+	@PYTHONPATH="$(CURDIR)" $(PROOF_PYTHON) -m tests.gpu_proof --out "$(OUT)" $(ARGS)
 
 clean: ## remove .venv and everything built
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

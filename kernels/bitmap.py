@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from memstate.kernels.catalog import CompileCase
+from memstate.kernels.doors import check_columns, check_count
 from memstate.kernels.tables import Count
 
 if not __name__.startswith("memstate."):
@@ -170,8 +171,9 @@ def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
     """Claims the n lowest free slots.
 
     bitmap: int32 `word`. Returns int32 `n`, ascending; where fewer are free the rest is 0 and CLAIM_SHORT counts it.
-    Changes: bitmap, counters. Syncs: no.
+    Changes: bitmap, counters. Syncs: no. Raises: ValueError for a negative n.
     """
+    check_count(n)
     out = torch.empty(n, dtype=torch.int32, device=bitmap.device)
     words = bitmap.numel()
     block = min(1024, max(32, triton.next_power_of_2(n)))
@@ -183,8 +185,10 @@ def release(bitmap: Tensor, ids: Tensor, capacity: int, counters: Tensor) -> Non
     """Makes slots free again.
 
     ids: int32 or int64 `n`; 0 and negative ids are ignored, ids above `capacity` and ids that are free already are
-    counted, and the lowest of them is kept as the offender. Changes: bitmap, counters. Syncs: no.
+    counted, and the lowest of them is kept as the offender. Changes: bitmap, counters. Syncs: no. Raises: ValueError
+    for ids that are not contiguous integers `n` beside the bitmap.
     """
+    check_columns(bitmap.device, None, ids=ids)
     block = min(1024, max(32, triton.next_power_of_2(ids.numel())))
     _release[(1,)](bitmap, ids, counters, ids.numel(), capacity, BLOCK=block)
 

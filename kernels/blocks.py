@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.decode_inputs import ACCESS_BYTES
+from memstate.kernels.doors import Blocks, blocks_of, check_memory, check_tensors, is_dense
 
 if not __name__.startswith("memstate."):
     raise ImportError("import memstate.kernels.blocks, not kernels.blocks: a second copy would duplicate it")
@@ -62,44 +63,28 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return view.set_(tensor.untyped_storage(), tensor.storage_offset() * size, (*tensor.shape, size), strides)
 
 
-def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether elements of these strides lie one behind the other, the last axis fastest."""
-    expected = 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size != 1 and stride != expected:
-            return 0 in shape
-        expected *= size
-    return True
+def check_plane(plane: Tensor, beside: dict[str, Tensor]) -> Blocks:
+    """Where the blocks of a plane lie; beside: the other tensors of the call.
 
-
-def check_plane(plane: Tensor) -> None:
-    """Raises: ValueError unless the plane is `layer slot ...` and every block of it is contiguous."""
+    Raises: ValueError unless the plane is `layer slot ...` and every block of it is contiguous.
+    """
+    check_tensors({"plane": plane} | beside)
+    check_memory("plane", plane, plane.device)
     if plane.dim() < 2:
         raise ValueError(f"plane: expected `layer slot ...`, got {tuple(plane.shape)}")
     if not is_dense(plane.shape[2:], plane.stride()[2:]):
         raise ValueError(
             f"plane: one layer of one slot must be contiguous, got {tuple(plane.shape)} with strides {plane.stride()}"
         )
+    return blocks_of(plane, 2)
 
 
 def check_beside(plane: Tensor, name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...]) -> None:
-    """Raises: ValueError unless the tensor has `shape` along `pattern`, is contiguous, and fits the plane."""
+    """Raises: ValueError unless the tensor has `shape` along `pattern`, is contiguous, and of the plane's dtype."""
     if tensor.shape != shape:
         raise ValueError(f"{name}: expected `{pattern}` = {shape}, got {tuple(tensor.shape)}")
-    if tensor.dtype != plane.dtype or tensor.device != plane.device:
-        raise ValueError(
-            f"{name}: expected {plane.dtype} on {plane.device} as the plane, got {tensor.dtype} on {tensor.device}"
-        )
+    if tensor.dtype != plane.dtype:
+        raise ValueError(f"{name}: expected {plane.dtype} as the plane, got {tensor.dtype}")
+    check_memory(name, tensor, plane.device)
     if not tensor.is_contiguous():
         raise ValueError(f"{name}: `{pattern}` must be contiguous, got strides {tensor.stride()}: use .contiguous()")
-
-
-def check_columns(plane: Tensor, batch: int, **columns: Tensor) -> None:
-    """Raises: ValueError unless every column has one int32 or int64 per batch row, contiguous, beside the plane."""
-    for name, column in columns.items():
-        fits = column.shape == (batch,) and column.is_contiguous() and column.device == plane.device
-        if not fits or column.dtype not in (torch.int32, torch.int64):
-            raise ValueError(
-                f"{name}: expected contiguous int32 or int64 `batch` = ({batch},) on {plane.device}, got "
-                f"{column.dtype} {tuple(column.shape)} with strides {column.stride()} on {column.device}"
-            )

@@ -13,6 +13,7 @@ from torch import Tensor
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_inputs import ACCESS_BYTES, stride_unit
 from memstate.kernels.reference.conv import check_arguments, taps_are_fastest
+from memstate.kernels.slots import row_slots
 
 if not __name__.startswith("memstate."):
     raise ImportError("import memstate.kernels.conv, not kernels.conv: a second copy would duplicate every kernel")
@@ -85,10 +86,14 @@ def _pieces(tiles, TAPS: tl.constexpr, LANE: tl.constexpr):
     return pieces
 
 
-@triton.jit(do_not_specialize=["read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr", "max_tokens", "stride_units"])
+@triton.jit(
+    do_not_specialize=[
+        "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr", "max_tokens", "last", "stride_units"
+    ]
+)  # fmt: skip
 def _conv_step(
     x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, window_ptr, read_ptr, write_ptr, snapshot_ptr, tokens_ptr,
-    max_tokens, stride_units,
+    max_tokens, last, stride_units,
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, TAP_FASTEST: tl.constexpr, UNIT: tl.constexpr, SILU: tl.constexpr,
     BLOCK: tl.constexpr, LANE: tl.constexpr,
 ):  # fmt: skip
@@ -102,11 +107,9 @@ def _conv_step(
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + channel, mask=inside, other=0.0).to(tl.float32)
 
-    write = tl.maximum(tl.load(write_ptr + row), 0).to(tl.int64)
-    real = write > 0
-    read = tl.where(real, tl.maximum(tl.load(read_ptr + row), 0).to(tl.int64), 0)
-    snapshot = tl.where(real, tl.maximum(tl.load(snapshot_ptr + row), 0).to(tl.int64), 0)
-    count = tl.where(real, tl.minimum(tl.load(tokens_ptr + row).to(tl.int32), max_tokens), 0)
+    real, read, write, snapshot, count = row_slots(
+        read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last, window_ptr is None
+    )
 
     # A multiple of UNIT that the compiler can see to be one: otherwise the accesses to the state become narrow.
     slot_stride = stride_units.to(tl.int64) * UNIT
@@ -146,7 +149,7 @@ def _conv_step(
             tl.store(window_ptr + at, window[OLD].to(stored), mask=inside)
         window = window[1:]
 
-    for t in range(tl.maximum(count, 0), max_tokens):
+    for t in range(count, max_tokens):
         at = (row * max_tokens + t) * CHANNELS + channel
         tl.store(out_ptr + at, 0.0, mask=inside)
 
@@ -194,19 +197,20 @@ def conv_step(
     stored `slot channel tap-1` as plane.transpose(1, 2). Arithmetic is fp32, and inputs are rounded to the dtype of the
     state once, when they are stored: with a state that holds them exactly, the bits do not depend on how a prompt is
     cut into chunks.
-    read, write, snapshot: slots, int32 `batch`. The window is read at `read`, and stored at `write` and, unless that is
-    null, at `snapshot`. 0 or negative is null: a null read is zeros, a row with a null write changes nothing and its
-    output is zeros. They may coincide within a row; across rows the slots stored are distinct, and none is another
-    row's `read`.
-    tokens: int32 `batch`; row b has tokens[b] <= token real tokens and the output of the others is zeros; none copies
-    the window through.
+    read, write, snapshot: slots, int32 or int64 `batch`. The window is read at `read`, and stored at `write` and,
+    unless that is null, at `snapshot`. Ids outside 1..slot-1 are null: a null read is zeros, a row with a null write
+    changes nothing and its output is zeros. They may coincide within a row; across rows the slots stored are distinct,
+    and none is another row's `read`.
+    tokens: int32 or int64 `batch`; row b has tokens[b] <= token real tokens and the output of the others is zeros; none
+    copies the window through.
     activation: "silu" or None. out: where the output goes, `batch token channel`; given, nothing is allocated.
     window: for tokens that may be rejected, `batch tap-1+token channel`, contiguous, of the state's dtype. Given, no
-    slot is stored; a row whose `write` is not null gets the window read and its real tokens' inputs here, the rest
+    slot is stored; a row whose `write` is above 0 gets the window read and its real tokens' inputs here, the rest
     stays as it is. The window after the first a tokens of row b is window[b, a : a + tap - 1].
 
     Returns `out`. Changes: state, or window if given. Syncs: no.
-    Raises: ValueError where a shape, dtype or stride does not fit.
+    Raises: ValueError where a shape, dtype, device or stride does not fit, where slots share bytes, or where
+    `out`, the window or the state shares some with another tensor.
     """
     check_arguments(x, weight, bias, state, read, write, snapshot, tokens, activation, out, window)
     out = torch.empty_like(x) if out is None else out
@@ -216,7 +220,8 @@ def conv_step(
     unit = stride_unit(state)
     block, lane = blocks(channels, weight.shape[1], state.element_size())
     _conv_step[(triton.cdiv(channels, block), batch)](
-        x, weight, bias, state, out, window, read, write, snapshot, tokens, max_tokens, state.stride(0) // unit,
+        x, weight, bias, state, out, window, read, write, snapshot, tokens, max_tokens,
+        state.shape[0] - 1, state.stride(0) // unit,
         CHANNELS=channels, TAPS=weight.shape[1], TAP_FASTEST=taps_are_fastest(state), UNIT=unit,
         SILU=activation == "silu", BLOCK=block, LANE=lane, num_warps=1, **OPTIONS,
     )  # fmt: skip
@@ -230,7 +235,7 @@ def compile_cases() -> list[CompileCase]:
     signature = (
         dict.fromkeys(inputs, "*bf16")
         | dict.fromkeys(("read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr"), "*i32")
-        | {"max_tokens": "i32", "stride_units": "i32"}
+        | {"max_tokens": "i32", "last": "i32", "stride_units": "i32"}
     )
     shape = {"CHANNELS": 8192, "TAPS": 4, "SILU": True}
     cases = []

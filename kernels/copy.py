@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from memstate.kernels.catalog import CompileCase
+from memstate.kernels.doors import check_columns
 from memstate.kernels.tables import ZERO_SOURCE, PlaneMap, Section
 from memstate.kernels.tuned import CopyConfig, copy_launch
 
@@ -123,16 +124,19 @@ def copy_slots(planes: PlaneMap, dst: Tensor, src: Tensor) -> None:
 
     dst, src: int32 or int64 `n`. An entry with dst == src, or with an id outside 1..capacity, is skipped. No slot may
     be a destination twice, nor destination and source of different entries: the order of such copies is not defined.
-    Changes: planes. Syncs: no.
+    Changes: planes. Syncs: no. Raises: ValueError unless both are contiguous, beside the planes, and of one length.
     """
+    check_columns(planes.tiles.device, None, dst=dst, src=src)
     _launch(planes, COPY.value, dst, src, dst.numel())
 
 
 def zero_slots(planes: PlaneMap, ids: Tensor) -> None:
     """Zeroes slots over all planes and layers, padding included.
 
-    ids: int32 or int64 `n`; ids outside 1..capacity are skipped. Changes: planes. Syncs: no.
+    ids: int32 or int64 `n`; ids outside 1..capacity are skipped. Changes: planes. Syncs: no. Raises: ValueError unless
+    they are contiguous and beside the planes.
     """
+    check_columns(planes.tiles.device, None, ids=ids)
     _launch(planes, ZERO.value, ids, ids, ids.numel())
 
 

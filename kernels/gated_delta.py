@@ -16,6 +16,7 @@ from torch import Tensor
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_inputs import ACCESS_BYTES, stride_unit
 from memstate.kernels.reference.gated_delta import check_arguments
+from memstate.kernels.slots import row_slots
 
 if not __name__.startswith("memstate."):
     raise ImportError(
@@ -30,14 +31,15 @@ WARP_ELEMENTS = 2048  # state held by one warp: 64 fp32 registers a lane
 # the order in which lanes add up a sum, and the bits of a row would depend on where its batch was allocated.
 PER_CALL = [
     "q_ptr", "k_ptr", "v_ptr", "decay_ptr", "beta_ptr", "out_ptr",
-    "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr", "max_tokens", "stride_units", "window_units", "scale",
+    "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr",
+    "max_tokens", "last", "stride_units", "window_units", "scale",
 ]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=PER_CALL)
 def _gated_delta_step(
     q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, state_ptr, window_ptr, out_ptr,
-    read_ptr, write_ptr, snapshot_ptr, tokens_ptr, max_tokens, stride_units, window_units, scale,
+    read_ptr, write_ptr, snapshot_ptr, tokens_ptr, max_tokens, last, stride_units, window_units, scale,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, PER_KEY: tl.constexpr,
     UNIT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
@@ -49,11 +51,9 @@ def _gated_delta_step(
     in_value = value < VALUE
     in_tile = in_key[:, None] & in_value[None, :]
 
-    write = tl.maximum(tl.load(write_ptr + row), 0).to(tl.int64)
-    real = write > 0
-    read = tl.where(real, tl.maximum(tl.load(read_ptr + row), 0).to(tl.int64), 0)
-    snapshot = tl.where(real, tl.maximum(tl.load(snapshot_ptr + row), 0).to(tl.int64), 0)
-    count = tl.where(real, tl.minimum(tl.load(tokens_ptr + row).to(tl.int32), max_tokens), 0)
+    real, read, write, snapshot, count = row_slots(
+        read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last, window_ptr is None
+    )
 
     # A multiple of UNIT that the compiler can see to be one: otherwise the accesses to the state become narrow.
     slot_stride = stride_units.to(tl.int64) * UNIT
@@ -87,7 +87,7 @@ def _gated_delta_step(
             at_ptr = at_ptr + head * (KEY * VALUE) + key[:, None] * VALUE + value[None, :]
             tl.store(at_ptr, s.to(window_ptr.dtype.element_ty), mask=in_tile)
 
-    for t in range(tl.maximum(count, 0), max_tokens):
+    for t in range(count, max_tokens):
         value_at = ((row * max_tokens + t) * HEADS + head) * VALUE + value
         tl.store(out_ptr + value_at, 0.0, mask=in_value)
 
@@ -130,12 +130,12 @@ def gated_delta_step(
     state: one layer, `slot head key value`, fp32, bf16 or fp16, slots any stride apart. Arithmetic is fp32, and the
     state is rounded to its dtype once, when it is stored: with an fp32 state the bits do not depend on how a prompt is
     cut into chunks.
-    read, write, snapshot: slots, int32 `batch`. The state is read at `read`, and stored at `write` and, unless that is
-    null, at `snapshot`. 0 or negative is null: a null read is zeros, a row with a null write changes nothing and its
-    output is zeros. They may coincide within a row; across rows the slots stored are distinct, and none is another
-    row's `read`.
-    tokens: int32 `batch`; row b has tokens[b] <= token real tokens and the output of the others is zeros; none copies
-    the state through.
+    read, write, snapshot: slots, int32 or int64 `batch`. The state is read at `read`, and stored at `write` and, unless
+    that is null, at `snapshot`. Ids outside 1..slot-1 are null: a null read is zeros, a row with a null write changes
+    nothing and its output is zeros. They may coincide within a row; across rows the slots stored are distinct, and none
+    is another row's `read`.
+    tokens: int32 or int64 `batch`; row b has tokens[b] <= token real tokens and the output of the others is zeros; none
+    copies the state through.
     scale: key ** -0.5 unless given. out: where the output goes, `batch token head value`; given, nothing is allocated.
     window: for tokens that may still be rejected, `batch token head key value`, contiguous from a multiple of 16 bytes
     on, of the state's dtype. Given, no slot is stored: the state after token t of row b goes to window[b, t], the rest
@@ -143,9 +143,10 @@ def gated_delta_step(
     may share it. The output has the bits that it has without a window.
 
     Returns `out`. Changes: state, or the window where one is given. Syncs: no.
-    Raises: ValueError where a shape, dtype, stride or address does not fit.
+    Raises: ValueError where a shape, dtype, device, stride or address does not fit, where slots share bytes, or where
+    `out`, the window or the state shares some with another tensor.
     """
-    check_arguments(q, k, v, decay, beta, state, read, write, snapshot, tokens, out, window)
+    check_arguments(q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window)
     out = torch.empty_like(v) if out is None else out
     batch, max_tokens, heads, values = v.shape
     key_heads, keys = q.shape[2:]
@@ -155,7 +156,7 @@ def gated_delta_step(
     block_k, block_v, warps = blocks(keys, values)
     _gated_delta_step[(triton.cdiv(values, block_v), heads, batch)](
         q, k, v, decay, beta, state, window, out, read, write, snapshot, tokens,
-        max_tokens, state.stride(0) // unit, heads * keys * values // unit,
+        max_tokens, state.shape[0] - 1, state.stride(0) // unit, heads * keys * values // unit,
         keys**-0.5 if scale is None else float(scale),
         HEADS=heads, KEY_HEADS=key_heads, KEY=keys, VALUE=values, PER_KEY=decay.dim() == 4,
         UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, num_warps=warps, **OPTIONS,
@@ -173,7 +174,7 @@ def compile_cases() -> list[CompileCase]:
         dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), "*bf16")
         | dict.fromkeys(("decay_ptr", "beta_ptr"), "*fp32")
         | dict.fromkeys(("read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr"), "*i32")
-        | {"max_tokens": "i32", "stride_units": "i32", "window_units": "i32", "scale": "fp32"}
+        | {"max_tokens": "i32", "last": "i32", "stride_units": "i32", "window_units": "i32", "scale": "fp32"}
     )
     shape = {"HEADS": 32, "KEY": 128, "VALUE": 128, "BLOCK_K": block_k, "BLOCK_V": block_v}
     gates = {"": {"KEY_HEADS": 16, "PER_KEY": False}, "_kda": {"KEY_HEADS": 32, "PER_KEY": True}}

@@ -25,6 +25,7 @@ from memstate.kernels.bitmap import (
     take_lowest,
 )
 from memstate.kernels.catalog import CompileCase
+from memstate.kernels.doors import INT32, check_columns
 from memstate.kernels.tables import AUDIT_FREE, Count, Registers, Section
 
 if not __name__.startswith("memstate."):
@@ -234,6 +235,7 @@ def resolve(registers: Registers, wanted: Tensor, out: Tensor) -> None:
 
     wanted: int32 `n` register numbers; 0, negative and unknown ones give 0. out: int32 `n`. Changes: out. Syncs: no.
     """
+    check_columns(registers.cells.device, None, INT32, wanted=wanted, out=out)
     grid = (triton.cdiv(wanted.numel(), BLOCK_ENTRIES),)
     _resolve[grid](registers.slots, wanted, out, wanted.numel(), registers.slots.numel(), BLOCK=BLOCK_ENTRIES)
 
@@ -244,6 +246,7 @@ def audit(registers: Registers, out: Tensor) -> None:
     out: int32 `capacity+1`: registers that hold the slot, plus AUDIT_FREE where its bit says free; cell 0 counts
     registers that hold no slot of this pool. Changes: out. Syncs: no.
     """
+    check_columns(registers.cells.device, registers.capacity + 1, INT32, out=out)
     _audit[(1,)](
         registers.slots, registers.bitmap, out, registers.slots.numel(), registers.capacity, BLOCK=1024
     )  # fmt: skip

@@ -17,6 +17,7 @@ from torch import Tensor
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_inputs import ACCESS_BYTES, stride_unit
 from memstate.kernels.reference.selective import check_arguments
+from memstate.kernels.slots import row_slots
 
 if not __name__.startswith("memstate."):
     raise ImportError(
@@ -31,7 +32,8 @@ WARP_ELEMENTS = 1024  # state held by one warp, 32 fp32 registers a lane; half o
 # the order in which lanes add up a sum, and the bits of a row would depend on where its batch was allocated.
 PER_CALL = [
     "x_ptr", "dt_ptr", "a_ptr", "b_ptr", "c_ptr", "d_ptr", "z_ptr", "dt_bias_ptr", "out_ptr",
-    "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr", "max_tokens", "stride_units", "window_units",
+    "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr",
+    "max_tokens", "last", "stride_units", "window_units",
 ]  # fmt: skip
 
 
@@ -52,7 +54,7 @@ def _softplus(x):
 @triton.jit(do_not_specialize=PER_CALL)
 def _selective_step(
     x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, z_ptr, dt_bias_ptr, state_ptr, window_ptr, out_ptr,
-    read_ptr, write_ptr, snapshot_ptr, tokens_ptr, max_tokens, stride_units, window_units,
+    read_ptr, write_ptr, snapshot_ptr, tokens_ptr, max_tokens, last, stride_units, window_units,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, STATE: tl.constexpr, TIED: tl.constexpr,
     SOFTPLUS: tl.constexpr, UNIT: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -66,11 +68,9 @@ def _selective_step(
     channel = head * DIM + dim
     tile = channel[:, None] * STATE + n[None, :]
 
-    write = tl.maximum(tl.load(write_ptr + row), 0).to(tl.int64)
-    real = write > 0
-    read = tl.where(real, tl.maximum(tl.load(read_ptr + row), 0).to(tl.int64), 0)
-    snapshot = tl.where(real, tl.maximum(tl.load(snapshot_ptr + row), 0).to(tl.int64), 0)
-    count = tl.where(real, tl.minimum(tl.load(tokens_ptr + row).to(tl.int32), max_tokens), 0)
+    real, read, write, snapshot, count = row_slots(
+        read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last, window_ptr is None
+    )
 
     # A multiple of UNIT that the compiler can see to be one: otherwise the accesses to the state become narrow.
     slot_stride = stride_units.to(tl.int64) * UNIT
@@ -119,7 +119,7 @@ def _selective_step(
             after = window_ptr + token * window_units * UNIT
             tl.store(after + tile, s.to(window_ptr.dtype.element_ty), mask=in_tile)
 
-    for t in range(tl.maximum(count, 0), max_tokens):
+    for t in range(count, max_tokens):
         tl.store(out_ptr + (row * max_tokens + t) * (HEADS * DIM) + channel, 0.0, mask=in_dim)
 
     if window_ptr is None:
@@ -167,12 +167,12 @@ def selective_step(
     state: one layer, `slot head dim state`, fp32, bf16 or fp16, slots any stride apart; channels alone,
     `slot channel state`, are plane.unsqueeze(1). Arithmetic is fp32, and the state is rounded to its dtype once, when
     it is stored: with an fp32 state the bits do not depend on how a prompt is cut into chunks.
-    read, write, snapshot: slots, int32 `batch`. The state is read at `read`, and stored at `write` and, unless that is
-    null, at `snapshot`. 0 or negative is null: a null read is zeros, a row with a null write changes nothing and its
-    output is zeros. They may coincide within a row; across rows the slots stored are distinct, and none is another
-    row's `read`.
-    tokens: int32 `batch`; row b has tokens[b] <= token real tokens and the output of the others is zeros; none copies
-    the state through.
+    read, write, snapshot: slots, int32 or int64 `batch`. The state is read at `read`, and stored at `write` and, unless
+    that is null, at `snapshot`. Ids outside 1..slot-1 are null: a null read is zeros, a row with a null write changes
+    nothing and its output is zeros. They may coincide within a row; across rows the slots stored are distinct, and none
+    is another row's `read`.
+    tokens: int32 or int64 `batch`; row b has tokens[b] <= token real tokens and the output of the others is zeros; none
+    copies the state through.
     window: for tokens that may still be rejected, `batch token head dim state`, contiguous from a multiple of 16 bytes
     on, of the state's dtype. Given, no slot is stored: the state after token t of row b goes to window[b, t], the rest
     of the window stays as it is, `snapshot` is ignored, and `write` says no more than whether the row is real, so rows
@@ -180,9 +180,10 @@ def selective_step(
     out: where the output goes, like x; given, nothing is allocated.
 
     Returns `out`. Changes: state, or with a window nothing else. Syncs: no.
-    Raises: ValueError where a shape, dtype, stride or address does not fit.
+    Raises: ValueError where a shape, dtype, device, stride or address does not fit, where slots share bytes, or where
+    `out`, the window or the state shares some with another tensor.
     """
-    check_arguments(x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, window, out)
+    check_arguments(x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, window, out)
     out = torch.empty_like(x) if out is None else out
     batch, max_tokens, heads, dim = x.shape
     groups, states = b.shape[2:]
@@ -193,7 +194,7 @@ def selective_step(
     block_d, block_n, warps = blocks(dim, states, tied)
     _selective_step[(triton.cdiv(dim, block_d), heads, batch)](
         x, dt, a, b, c, d, z, dt_bias, state, window, out, read, write, snapshot, tokens,
-        max_tokens, state.stride(0) // unit, heads * dim * states // unit,
+        max_tokens, state.shape[0] - 1, state.stride(0) // unit, heads * dim * states // unit,
         HEADS=heads, GROUPS=groups, DIM=dim, STATE=states, TIED=tied, SOFTPLUS=softplus,
         UNIT=unit, BLOCK_D=block_d, BLOCK_N=block_n, num_warps=warps, **OPTIONS,
     )  # fmt: skip
@@ -215,7 +216,7 @@ def compile_cases() -> list[CompileCase]:
         dict.fromkeys(inputs, "*bf16")
         | dict.fromkeys(("a_ptr", "d_ptr", "dt_bias_ptr"), "*fp32")
         | dict.fromkeys(("read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr"), "*i32")
-        | {"max_tokens": "i32", "stride_units": "i32", "window_units": "i32"}
+        | {"max_tokens": "i32", "last": "i32", "stride_units": "i32", "window_units": "i32"}
     )
     cases = []
     for name, ((heads, groups, dim, state), tied, dtypes) in MODELS.items():

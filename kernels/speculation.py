@@ -12,8 +12,9 @@ from torch import Tensor
 
 from memstate.kernels.bitmap import chunk_words
 from memstate.kernels.catalog import CompileCase
+from memstate.kernels.doors import check_accept
 from memstate.kernels.tables import Outcome, Registers, Rules, StepRecord, Strategy
-from memstate.kernels.tracking import claim_needed, shape, take_lane
+from memstate.kernels.tracking import claim_needed, known_row, shape, take_lane
 
 if not __name__.startswith("memstate."):
     raise ImportError(
@@ -25,17 +26,17 @@ LAZY = tl.constexpr(int(Strategy.LAZY))
 REDIRECT = tl.constexpr(int(Strategy.REDIRECT))
 
 
-@triton.jit(do_not_specialize=["batch", "words", "every", "limit"])
+@triton.jit(do_not_specialize=["batch", "table_rows", "words", "every", "limit"])
 def _accept(
     given_ptr, rows_ptr, tokens_ptr, write_ptr, snapshot_ptr, after_ptr, step_generation_ptr,
     accepted_ptr, crossed_ptr,
     slots_ptr, labels_ptr, tracked_ptr, want_ptr, source_ptr, generation_ptr, bitmap_ptr, counters_ptr,
-    batch, words, every, limit,
+    batch, table_rows, words, every, limit,
     STRATEGY: tl.constexpr, LANES: tl.constexpr, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     index = tl.arange(0, BLOCK)
     inside = index < batch
-    row = tl.load(rows_ptr + index, mask=inside, other=0)
+    row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
     given = tl.load(given_ptr + index, mask=inside, other=0)
     accepted = tl.minimum(given, tl.load(tokens_ptr + index, mask=inside, other=0))
     same = tl.load(generation_ptr + row, mask=row > 0, other=0) == tl.load(
@@ -103,14 +104,17 @@ def accept(
     accepted: int32 `batch`, tokens of each entry that are real, 0 = none: that entry changes nothing. record: of the
     plan with `Strategy.WINDOW`; `write`, `snapshot` and `after` are decided now, and entries whose row was reused since
     become padding. outcome: int32 `batch` columns. rules, limit: as for `memstate.kernels.tracking.plan`.
-    Changes: registers, bitmap, counters, record, outcome. Syncs: no.
+    Changes: registers, bitmap, counters, record, outcome. Syncs: no. Raises: ValueError naming a column that does not
+    fit.
     """
+    check_accept(registers, accepted, record, outcome)
     block, warps = shape(accepted.numel())
     words = registers.bitmap.numel()
     _accept[(1,)](
         accepted, record.rows, record.tokens, record.write, record.snapshot, record.after, record.generation, *outcome,
         registers.slots, registers.labels, registers.tracked, registers.want, registers.source, registers.generation,
-        registers.bitmap, registers.counters, accepted.numel(), words,
+        registers.bitmap, registers.counters, accepted.numel(),
+        registers.generation.numel(), words,
         rules.every, limit, STRATEGY=int(rules.strategy), LANES=rules.lanes, IN_PLACE=rules.in_place,
         BLOCK=block, CHUNK=chunk_words(words), num_warps=warps,
     )  # fmt: skip
@@ -123,7 +127,7 @@ def compile_cases() -> list[CompileCase]:
         "accepted_ptr", "crossed_ptr", "slots_ptr", "labels_ptr", "tracked_ptr", "want_ptr", "source_ptr",
         "generation_ptr", "bitmap_ptr", "counters_ptr",
     )  # fmt: skip
-    scalars = {"batch": "i32", "words": "i32", "every": "i32", "limit": "i32"}
+    scalars = {"batch": "i32", "table_rows": "i32", "words": "i32", "every": "i32", "limit": "i32"}
     variants = {"none": (0, 0, False), "ping-pong": (1, 1, False), "lazy": (2, 2, True), "redirect": (3, 1, False)}
     return [
         CompileCase(

@@ -20,6 +20,7 @@ from memstate.kernels.bitmap import (
     take_lowest,
 )
 from memstate.kernels.catalog import CompileCase
+from memstate.kernels.doors import check_plan, check_settle
 from memstate.kernels.registers import release_registers
 from memstate.kernels.tables import Count, Entry, Registers, Rules, StepRecord, Strategy
 
@@ -36,6 +37,12 @@ REDIRECT = tl.constexpr(int(Strategy.REDIRECT))
 WINDOW = tl.constexpr(int(Strategy.WINDOW))
 ENDED = tl.constexpr(int(Entry.ENDED))
 DEAD = tl.constexpr(int(Entry.DEAD))
+
+
+@triton.jit
+def known_row(row, table_rows):
+    """Row numbers, 0 for those that are padding or beyond the table."""
+    return tl.where((row > 0) & (row < table_rows), row, 0)
 
 
 @triton.jit
@@ -88,17 +95,17 @@ def take_lane(
     return tl.where(take, chosen, 0)
 
 
-@triton.jit(do_not_specialize=["batch", "words", "every", "limit"])
+@triton.jit(do_not_specialize=["batch", "table_rows", "words", "every", "limit"])
 def _plan(
     rows_ptr, tokens_ptr, slots_ptr, labels_ptr, tracked_ptr, want_ptr, source_ptr, generation_ptr,
     bitmap_ptr, counters_ptr,
     out_rows_ptr, out_tokens_ptr, out_read_ptr, out_write_ptr, out_snapshot_ptr, out_after_ptr, out_generation_ptr,
-    batch, words, every, limit,
+    batch, table_rows, words, every, limit,
     STRATEGY: tl.constexpr, LANES: tl.constexpr, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     index = tl.arange(0, BLOCK)
     inside = index < batch
-    row = tl.maximum(tl.load(rows_ptr + index, mask=inside, other=0), 0)
+    row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
     tokens = tl.load(tokens_ptr + index, mask=inside, other=0)
     live = row * 3
     live_slot = tl.load(slots_ptr + live, mask=row > 0, other=0)
@@ -147,15 +154,15 @@ def _plan(
     tl.store(out_generation_ptr + index, tl.load(generation_ptr + row, mask=real, other=0), mask=inside)
 
 
-@triton.jit(do_not_specialize=["batch", "capacity"])
+@triton.jit(do_not_specialize=["batch", "table_rows", "capacity"])
 def _settle(
     rows_ptr, after_ptr, step_generation_ptr, results_ptr, slots_ptr, labels_ptr, generation_ptr,
     bitmap_ptr, counters_ptr,
-    batch, capacity, ANY_ENDED: tl.constexpr, BLOCK: tl.constexpr,
+    batch, table_rows, capacity, ANY_ENDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     index = tl.arange(0, BLOCK)
     inside = index < batch
-    row = tl.load(rows_ptr + index, mask=inside, other=0)
+    row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
     generation = tl.load(generation_ptr + row, mask=inside, other=0)
     same = (row > 0) & (generation == tl.load(step_generation_ptr + index, mask=inside, other=0))
     known = tl.load(labels_ptr + row * 3, mask=same, other=0)
@@ -198,17 +205,20 @@ def plan(
 ) -> None:
     """Decides read, write and snapshot slots for a batch, claims what the strategy needs and moves the labels on.
 
-    rows, tokens: int32 `batch`; each row at most once, 0 and negative are padding. record: int32 `batch` columns.
+    rows, tokens: int32 `batch`; each row at most once; 0, negative and rows beyond the table are padding. record: int32
+    `batch` columns.
     rules: of the tracking strategy, or with `Strategy.WINDOW` those of a speculative step, which changes nothing yet.
     limit: optional claims allowed besides the budget (free slots less the reserve). Claims are granted in batch order.
-    Changes: registers, bitmap, counters, record. Syncs: no.
+    Changes: registers, bitmap, counters, record. Syncs: no. Raises: ValueError naming a column that does not fit.
     """
+    check_plan(registers, rows, tokens, record)
     block, warps = shape(rows.numel())
     words = registers.bitmap.numel()
     _plan[(1,)](
         rows, tokens, registers.slots, registers.labels, registers.tracked, registers.want, registers.source,
-        registers.generation, registers.bitmap, registers.counters, *record, rows.numel(), words,
-        rules.every, limit, STRATEGY=int(rules.strategy), LANES=rules.lanes, IN_PLACE=rules.in_place,
+        registers.generation, registers.bitmap, registers.counters, *record, rows.numel(),
+        registers.generation.numel(), words, rules.every, limit,
+        STRATEGY=int(rules.strategy), LANES=rules.lanes, IN_PLACE=rules.in_place,
         BLOCK=block, CHUNK=chunk_words(words), num_warps=warps,
     )  # fmt: skip
 
@@ -218,13 +228,14 @@ def settle(registers: Registers, record: StepRecord, results: Tensor | None) -> 
 
     record: the step whose results are known; results: int32 `batch`, an `Entry` each, None where everybody goes on.
     Entries that are dead, or whose row has been reused since, are skipped.
-    Changes: registers, bitmap, counters. Syncs: no.
+    Changes: registers, bitmap, counters. Syncs: no. Raises: ValueError naming a column that does not fit.
     """
+    check_settle(registers, record, results)
     block, warps = shape(record.rows.numel())
     _settle[(1,)](
         record.rows, record.after, record.generation, record.rows if results is None else results,
         registers.slots, registers.labels, registers.generation, registers.bitmap, registers.counters,
-        record.rows.numel(), registers.capacity,
+        record.rows.numel(), registers.generation.numel(), registers.capacity,
         ANY_ENDED=results is not None, BLOCK=block, num_warps=warps,
     )  # fmt: skip
 
@@ -243,7 +254,7 @@ def compile_cases() -> list[CompileCase]:
     )
     outputs = tuple(f"out_{name}_ptr" for name in StepRecord._fields)
     pointers = ("rows_ptr", "tokens_ptr", *columns, *outputs)
-    scalars = {"batch": "i32", "words": "i32", "every": "i32", "limit": "i32"}
+    scalars = {"batch": "i32", "table_rows": "i32", "words": "i32", "every": "i32", "limit": "i32"}
     variants = {
         "none": (0, 0, False), "ping-pong": (1, 2, False), "lazy": (2, 2, True), "redirect": (3, 1, False),
         "window": (4, 0, False),
@@ -260,7 +271,8 @@ def compile_cases() -> list[CompileCase]:
         "bitmap_ptr", "counters_ptr",
     )  # fmt: skip
     settle_case = CompileCase(
-        "settle", _settle, dict.fromkeys(settle_pointers, "*i32") | {"batch": "i32", "capacity": "i32"},
+        "settle", _settle,
+        dict.fromkeys(settle_pointers, "*i32") | dict.fromkeys(("batch", "table_rows", "capacity"), "i32"),
         {"ANY_ENDED": True, "BLOCK": 256}, settle_pointers, 4, (),
     )  # fmt: skip
     return [*cases, settle_case]

@@ -6,8 +6,9 @@
     tuned/            beside this module: what is shipped
 
 An entry of the user's goes before one that is shipped for the same key. A key is made of what is static: the kernel,
-the bytes of a lane, and the tiles of a slot rounded up to a power of two. Without an entry the defaults hold; a file
-that was not timed, or is another device's, changes nothing. Files are read once in a process, at the first launch.
+the bytes of a lane, and the tiles of a slot rounded up to a power of two. Without an entry the defaults hold, and a
+file that was not timed changes nothing. A file found under this device's name that cannot be read, or says that it is
+another device's, is an error and not ignored. Files are read once in a process, at the first launch.
 """
 
 import json
@@ -144,9 +145,17 @@ def _table(device: str) -> Table:
     table: Table = {}
     for folder in (SHIPPED, user_folder()):
         path = folder / file_name(device)
-        if path.is_file():
+        if _is_there(path):
             table |= configurations(path, device)
     return table
+
+
+def _is_there(path: Path) -> bool:
+    """Raises: ValueError for what cannot even be looked for, such as a name that is too long."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}: MEMSTATE_TUNED names the folder") from error
 
 
 def configurations(path: Path, device: str) -> Table:
@@ -164,8 +173,8 @@ def configurations(path: Path, device: str) -> Table:
 def read(path: Path) -> dict[str, Any]:
     """A file's content, with nothing in it that this version does not know. Raises: ValueError naming what is wrong."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        record = json.loads(path.read_text(encoding="utf-8-sig"))  # some editors put a mark before the first byte
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
     if isinstance(record, dict) and record.get("format", FORMAT) != FORMAT:
         raise ValueError(f"{path}: format {record['format']!r}, expected {FORMAT}: run `memstate tune` again")

@@ -119,14 +119,14 @@ class Admission:
                 f"row {index} is {'finished' if self._table.finished[index] else 'in an unsettled step'}: fork rows "
                 "that run and whose last step is settled"
             )
+        if not ids:
+            return Fork(Rows.of((), self._table), [])
         source = int(self._file.origins(np.array([index]))[0])
         length = int(self._file.labels[source])
         kept = self._pages.count(self._pages.floor(length))
         partial = self._pages.count(length) - kept
         moved = self._direct_hits and not self._file.source[index]
         self._require(len(ids), partial * len(ids), self._per_request * len(ids) + moved)
-        if not ids:
-            return Fork(Rows.of((), self._table), [])
         snapshot = self._share_live(index, length) if moved else None
         shared = self._pages.of(index)
         rows = self._take(ids)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ try:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 except ModuleNotFoundError as error:
-    raise SystemExit(f"the command line needs {error.name}: pip install 'memstate[cli]'") from error
+    raise SystemExit(f"the command line needs {error.name}: pip install '.[cli]' in a checkout of memstate") from error
 
 from memstate.errors import InvalidArgument, MemstateError
 
@@ -31,7 +32,31 @@ app = typer.Typer(
     help="memstate: a memory manager for recurrent state",
 )
 stderr = Console(stderr=True)
-Json = Annotated[str | None, typer.Option("--json", metavar="PATH", help="write JSON here, - for stdout")]
+
+
+def _writable(path: str | None) -> str | None:
+    """Refuses a path for JSON before the work, not after it."""
+    if path is None or path == "-":
+        return path
+    target = Path(path)
+    try:
+        at_fault = (
+            (not path, "expected a path, or - for stdout"),
+            (target.is_dir(), "is a directory"),
+            (not target.parent.is_dir(), f"{target.parent} is no directory"),
+            (not os.access(target if target.exists() else target.parent, os.W_OK), "cannot be written to"),
+        )
+        why = next((why for fault, why in at_fault if fault), None)
+    except (OSError, ValueError) as error:  # a name that no file can have
+        why = str(error)
+    if why:
+        raise typer.BadParameter(f"{path!r}: {why}")
+    return path
+
+
+Json = Annotated[
+    str | None, typer.Option("--json", metavar="PATH", callback=_writable, help="write JSON here, - for stdout")
+]
 Report = Callable[[int, int], None]
 WIDTH = 160  # of tables that go to a file or a pipe
 
@@ -89,6 +114,26 @@ class BenchName(StrEnum):
 
     all = "all"
     launches = "launches"
+    host = "host"
+    alloc = "alloc"
+    track = "track"
+    copy = "copy"
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        _print(lambda: sys.stdout.write(f"memstate {version('memstate')}\n"))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    asked: Annotated[
+        bool,
+        typer.Option("--version", metavar="", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -112,7 +157,7 @@ def demo(
     pages: Annotated[int | None, typer.Option(help="KV pages (default: short now and then)")] = None,
     page_size: Annotated[int | None, typer.Option(help="tokens a page (default 8)")] = None,
     plant_leak: Annotated[
-        bool, typer.Option("--plant-leak", help="empty a register by hand: exits 0 when the audit names it")
+        bool, typer.Option("--plant-leak", metavar="", help="empty a register by hand: exits 0 when the audit names it")
     ] = False,
     sabotage: Annotated[Sabotage | None, typer.Option(help="exchange a snapshot; 0 if that is noticed")] = None,
     seed: Annotated[int, typer.Option(help="of conversations, arrivals and weights")] = 0,
@@ -162,7 +207,7 @@ def compile_kernels(
     from memstate.compiling import compile_all
 
     with _one_line_errors(), _progress("compile") as report:
-        reports = compile_all([target.strip() for target in targets.split(",") if target.strip()], report)
+        reports = compile_all(_names(targets), report)
     columns = tuple(field.name for field in fields(reports[0]))
     rows = [asdict(item) for item in reports]
     _emit(json_path, rows, ("compiled kernels", columns), [[_text(row[c]) for c in columns] for row in rows])
@@ -175,17 +220,33 @@ def compile_kernels(
 @app.command()
 def bench(
     name: Annotated[BenchName, typer.Argument(help="which benchmark")],
+    peer: Annotated[str | None, typer.Option(help="the only peer to compare with (default: all)")] = None,
+    toy: Annotated[bool, typer.Option("--toy", help="go through it on a CPU; the times say nothing")] = False,
     backend: Annotated[BackendName, typer.Option(help="what carries out the kernels")] = BackendName.auto,
     json_path: Json = None,
 ) -> None:
-    """Measure memstate; `launches` counts exactly and means the same on any machine."""
+    """Measure memstate; `launches` is exact on any machine, `alloc`, `track` and `copy` are times of a GPU."""
+    if toy and backend is BackendName.auto:
+        backend = BackendName.interpreter
     _use_backend(backend)
-    from memstate.bench import by_unit, launches
+    from memstate import bench
 
+    device = "cpu" if toy else _device(backend)
+    names: tuple[str, ...] = bench.NAMES if name is BenchName.all else (name.value,)
+    if name is BenchName.all and device == "cpu" and not toy:
+        names = tuple(one for one in names if one not in bench.NEED_DEVICE)
+        stderr.print(f"left out, because device time needs a GPU: {', '.join(bench.NEED_DEVICE)}", highlight=False)
     with _one_line_errors(), _progress(name.value) as report:
-        entries = launches(backend.value, _device(backend), report)
-    columns, rows = by_unit(entries)
-    _emit(json_path, [asdict(entry) for entry in entries], ("what an operation asks of the device", columns), rows)
+        outcome = bench.run(names, backend.value, device, toy, peer, report)
+    if name is BenchName.launches:
+        title, (columns, rows) = "what an operation asks of the device", bench.by_unit(outcome.entries)
+    else:
+        title, (columns, rows) = f"bench {name.value}", bench.by_entry(outcome.entries)
+    _emit(json_path, [asdict(entry) for entry in outcome.entries], (title, columns), rows)
+    for line in outcome.wrong:
+        stderr.print(f"not measured, because it is wrong: {line}", style="red", highlight=False, soft_wrap=True)
+    if outcome.wrong:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -194,17 +255,30 @@ def tune(
     model: Annotated[str, typer.Option(help="preset whose states are copied")] = "qwen3_next",
     target: Annotated[str, typer.Option(help="what to compile for where there is no GPU to time on")] = "sm_90",
     limit: Annotated[int | None, typer.Option(help="configurations to try (default: all)")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="store nothing")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", metavar="", help="store nothing")] = False,
     json_path: Json = None,
 ) -> None:
-    """Check launch configurations, time them on a GPU or else rank compiled code, and store the best for the device."""
+    """Check launch configurations, time them on a GPU or else rank compiled code, and store the best for the device.
+
+    They are stored in $MEMSTATE_TUNED, or else in memstate/tuned under $XDG_CONFIG_HOME or ~/.config. What was timed is
+    used by launches on that device; what was only ranked, without a GPU, is stored to be looked at and changes none.
+    """
     from memstate import tuning
 
+    stored, failure = None, ""
     with _one_line_errors(), _progress("tune") as report:
+        if not dry_run:
+            tuning.require_folder()
         outcome = tuning.sweep(model, _names(kernels), target=target, limit=limit, progress=report)
         data = tuning.document(outcome)
-        stored = None if dry_run or outcome.wrong else str(tuning.store(outcome))
+    if not dry_run and not outcome.wrong:
+        try:
+            stored = str(tuning.store(outcome))
+        except (OSError, ValueError) as error:  # the sweep took long: what it found is shown all the same
+            failure = f"nothing stored: {error}; MEMSTATE_TUNED names the folder"
     _emit(json_path, data | {"stored": stored}, *tuning.table(outcome, stored))
+    if failure:
+        _fail(" ".join(failure.split()))
     if outcome.wrong:
         stderr.print(f"not as the reference: {outcome.wrong[0].why}; nothing stored", style="red", highlight=False)
         raise typer.Exit(1)
@@ -227,7 +301,8 @@ def _device(backend: BackendName) -> str:
 
 
 def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+    """The names of a comma separated list, each once."""
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
 def _fail(line: str) -> None:

@@ -291,7 +291,8 @@ class StateManager:
         self.stepping.accept(step, accepted, windows, finished, _limit(limit))
 
     def cancel(self, step: Step, *, publish: bool = False) -> list[Snapshot | None]:
-        """Gives up a planned step whose forward never ran: its rows are aborted as they were before it.
+        """Gives up a planned step whose forward never ran: its rows are aborted as they were before it. Call it right
+        after the plan: what was published in between may be a snapshot of this very step.
 
         So are those that the step before it had ended: release them first, or ask to publish. Returns the snapshots,
         entry by entry, if asked to publish. Syncs: no. Raises: StaleHandle, InvalidArgument.

@@ -6,6 +6,7 @@
 A block is one plane of one layer of one slot, padded to `alignment`, so that 16 bytes can move at a time everywhere.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 from types import EllipsisType
@@ -40,15 +41,13 @@ class Plane:
     axis: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(self.shape))
-        object.__setattr__(self, "parts", tuple(self.parts))
-        if not self.name:
-            raise InvalidArgument("a plane needs a name")
+        split.require_name("plane", self.name)
+        object.__setattr__(self, "shape", _shape(self.name, self.shape))
+        object.__setattr__(self, "parts", split.items(f"plane {self.name}: parts", self.parts, Part))
         if not isinstance(self.dtype, torch.dtype):
             raise InvalidArgument(f"plane {self.name}: dtype {self.dtype!r}, expected a torch.dtype")
-        if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in self.shape):
-            raise InvalidArgument(f"plane {self.name}: shape {self.shape}, expected sizes of 0 or more")
         split.require_fit(f"plane {self.name}", self.parts, self.shape, self.axis)
+        object.__setattr__(self, "axis", int(self.axis))
 
     @property
     def elements(self) -> int:
@@ -143,16 +142,16 @@ class StateLayout:
     alignment: int = MOVE_BYTES
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "planes", tuple(self.planes))
+        object.__setattr__(self, "planes", split.items("planes", self.planes, Plane))
         names = [plane.name for plane in self.planes]
         if not names or len(set(names)) != len(names):
             raise InvalidArgument(f"planes {names}: expected one or more, each name once")
-        if isinstance(self.layers, bool) or not isinstance(self.layers, int) or self.layers < 1:
-            raise InvalidArgument(f"layers {self.layers!r}: expected 1 or more")
+        object.__setattr__(self, "layers", split.whole("layers", self.layers))
         if self.order not in get_args(Order):
             raise InvalidArgument(f"order {self.order!r}: expected {' or '.join(get_args(Order))}")
-        if self.alignment < MOVE_BYTES or self.alignment % MOVE_BYTES:
-            raise InvalidArgument(f"alignment {self.alignment} bytes: expected a multiple of {MOVE_BYTES}")
+        if not split.is_whole(self.alignment) or self.alignment < MOVE_BYTES or self.alignment % MOVE_BYTES:
+            raise InvalidArgument(f"alignment {self.alignment!r} bytes: expected a multiple of {MOVE_BYTES}")
+        object.__setattr__(self, "alignment", int(self.alignment))
 
     def block_bytes(self, plane: Plane) -> int:
         """Bytes of a plane per slot and layer, padding included."""
@@ -169,20 +168,22 @@ class StateLayout:
         return self.layers * sum(plane.nbytes for plane in self.planes)
 
     def arena_bytes(self, slots: int) -> tuple[int, ...]:
-        """Size of each arena in bytes for `slots` slots and the null slot."""
+        """Size of each arena in bytes for `slots` slots and the null slot. Raises: InvalidArgument."""
+        slots = split.whole("slots", slots, least=0)
         if self.order == "slot_major":
             return ((slots + 1) * self.bytes_per_slot,)
         return tuple(self.layers * (slots + 1) * self.block_bytes(plane) for plane in self.planes)
 
     def placements(self, slots: int) -> tuple[Placement, ...]:
-        """Where each plane lies in the arenas for `slots` slots and the null slot."""
+        """Where each plane lies in the arenas for `slots` slots and the null slot. Raises: InvalidArgument."""
+        slots = split.whole("slots", slots, least=0)
         blocks = [self.block_bytes(plane) for plane in self.planes]
         if self.order == "layer_major":
             return tuple(Placement(i, 0, (slots + 1) * block, block) for i, block in enumerate(blocks))
         return tuple(Placement(0, sum(blocks[:i]), sum(blocks), self.bytes_per_slot) for i in range(len(blocks)))
 
     def table(self, slots: int = 1) -> list[PlaneRow]:
-        """Where every byte of a slot is, a row per plane; only the layer_stride of layer_major depends on `slots`."""
+        """Where a slot has its bytes, a row per plane; `slots` decides layer_stride only. Raises: InvalidArgument."""
         return [
             PlaneRow(plane.name, plane.shape, plane.dtype, plane.nbytes, self.block_bytes(plane) - plane.nbytes, *place)
             for plane, place in zip(self.planes, self.placements(slots), strict=True)
@@ -203,7 +204,8 @@ class StateLayout:
         return found[plane, name]
 
     def runs(self, slots: int) -> tuple[Run, ...]:
-        """The longest runs of bytes that make up a slot; together they hold every block once."""
+        """The longest runs of bytes that make up a slot, with every block once in them. Raises: InvalidArgument."""
+        slots = split.whole("slots", slots, least=0)
         if self.order == "slot_major":
             whole = (Run(0, 0, self.bytes_per_slot, self.bytes_per_slot),)
             return whole if self.bytes_per_slot else ()
@@ -227,6 +229,14 @@ class StateLayout:
             f"StateLayout({planes} x {self.layers} layers, {self.order}, {format_bytes(self.bytes_per_slot)} per slot"
             f" with {format_bytes(padding)} padding)"
         )
+
+
+def _shape(plane: str, shape: Iterable[int]) -> tuple[int, ...]:
+    """The sizes as ints. Raises: InvalidArgument with the plane's name."""
+    sizes = tuple(shape) if isinstance(shape, Iterable) else (None,)
+    if not all(split.is_whole(size) and size >= 0 for size in sizes):
+        raise InvalidArgument(f"plane {plane}: shape {shape!r}, expected sizes of 0 or more")
+    return tuple(int(size) for size in sizes)
 
 
 def format_bytes(count: int) -> str:

@@ -101,6 +101,12 @@ class Memory:
     def sleep(self, keep: bool) -> None:
         """See `memstate.storage.Storage.sleep`."""
         self.require_awake("sleep")
+        fixed = [arena.nbytes for arena in self._owned if not arena.untyped_storage().resizable()]
+        if fixed:
+            raise InvalidArgument(
+                f"sleep: arenas of {fixed} bytes cannot be released: numpy shares them since somebody called .numpy() "
+                "on a plane; copy planes to look at them"
+            )
         self._kept = [block.to("cpu", copy=True) for block in self._layers()] if keep else None
         device = self.whole.map.tiles.device
         if device.type == "cuda":

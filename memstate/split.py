@@ -4,9 +4,11 @@
 2 units on 4 ranks    0 | 0 | 1 | 1         each rank holds 1, every unit is on 2 ranks
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from memstate.errors import InvalidArgument
 
@@ -23,10 +25,9 @@ class Part:
     size: int = 1
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise InvalidArgument("a part needs a name")
+        require_name("part", self.name)
         for what, count in (("units", self.units), ("size", self.size)):
-            require_positive(f"part {self.name}: {what}", count)
+            object.__setattr__(self, what, whole(f"part {self.name}: {what}", count))
 
     @property
     def length(self) -> int:
@@ -53,7 +54,7 @@ def shard(owner: str, parts: Sequence[Part], ranks: int) -> tuple[Part, ...]:
 
     owner: names the parts in an error. Raises: InvalidArgument if neither number divides the other.
     """
-    require_positive(f"{owner}: ranks", ranks)
+    ranks = whole(f"{owner}: ranks", ranks)
     for part in parts:
         if part.units % ranks and ranks % part.units:
             raise InvalidArgument(
@@ -70,19 +71,39 @@ def owned(owner: str, parts: Sequence[Part], ranks: int, rank: int) -> list[Owne
     Raises: InvalidArgument.
     """
     held = shard(owner, parts, ranks)
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < ranks:
+    if not is_whole(rank) or not 0 <= rank < ranks:
         raise InvalidArgument(f"{owner}: rank {rank!r}, expected 0 to {ranks - 1}")
-    whole, local, found = slices(parts), slices(held), []
+    uncut, local, found, rank, ranks = slices(parts), slices(held), [], int(rank), int(ranks)
     for part, share in zip(parts, held, strict=True):
-        first = whole[part.name].start + rank * part.units // ranks * part.size
+        first = uncut[part.name].start + rank * part.units // ranks * part.size
         found.append(Owned(part.name, slice(first, first + share.length), local[part.name]))
     return found
 
 
-def require_positive(what: str, count: object) -> None:
-    """Refuses a count that is no whole number of 1 or more. Raises: InvalidArgument."""
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InvalidArgument(f"{what} {count!r}: expected 1 or more")
+def is_whole(value: object) -> bool:
+    """Whether it is a whole number, of Python or numpy; True and False are no numbers."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def whole(what: str, count: Any, least: int = 1) -> int:
+    """A whole number of `least` or more as an int. Raises: InvalidArgument with `what` it is."""
+    if not is_whole(count) or count < least:
+        raise InvalidArgument(f"{what} {count!r}: expected {least} or more")
+    return int(count)
+
+
+def require_name(what: str, name: object) -> None:
+    """Refuses a name that is no text or an empty one. Raises: InvalidArgument."""
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument(f"a {what} needs a name, a text; got {name!r}")
+
+
+def items(what: str, values: Any, kind: type) -> tuple[Any, ...]:
+    """Several values of one kind as a tuple; one alone, or a text, is no sequence. Raises: InvalidArgument."""
+    found = tuple(values) if isinstance(values, Iterable) and not isinstance(values, str | bytes) else None
+    if found is None or not all(isinstance(value, kind) for value in found):
+        raise InvalidArgument(f"{what} {values!r}: expected a sequence of {kind.__name__}")
+    return found
 
 
 def require_fit(owner: str, parts: Sequence[Part], shape: tuple[int, ...], axis: int) -> None:
@@ -91,7 +112,7 @@ def require_fit(owner: str, parts: Sequence[Part], shape: tuple[int, ...], axis:
     if len(set(names)) != len(names):
         raise InvalidArgument(f"{owner}: parts {names}, expected each name once")
     axes = len(shape) if parts else 1  # without parts the axis says nothing
-    if isinstance(axis, bool) or not isinstance(axis, int) or not 0 <= axis < axes:
+    if not is_whole(axis) or not 0 <= axis < axes:
         raise InvalidArgument(f"{owner}: axis {axis!r} of shape {shape} with {len(parts)} parts: nothing to cut there")
     total = sum(part.length for part in parts)
     if parts and total != shape[axis]:

@@ -66,7 +66,7 @@ class Bench:
         packet, _ = self.buffer._pack()
         device = (file.cells.tolist(), self.allocator.bitmap.tolist(), self.allocator.counters.tolist())
         host = (file.held.tolist(), file.labels.tolist(), self.allocator.free, self.buffer.submits)
-        return device, host, packet.tolist(), self.storage.planes["s"].tolist()
+        return device, host, packet.tolist(), self.storage.planes["s"].numpy(force=True).tobytes()
 
 
 def perform(bench: Bench, operation: str, to: list[int], of: list[int]) -> None:

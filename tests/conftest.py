@@ -1,6 +1,7 @@
 """Backends under test: the reference everywhere, the kernels interpreted on a CPU or compiled on a GPU."""
 
 import os
+from collections.abc import Iterator
 
 import torch
 
@@ -11,6 +12,7 @@ if not CUDA:
 import pytest  # noqa: E402
 
 from memstate.kernels.dispatch import Backend  # noqa: E402
+from tests.poison import Freed, fresh_memory  # noqa: E402
 
 KERNEL_BACKEND = pytest.param("cuda", marks=pytest.mark.gpu) if CUDA else "interpreter"
 
@@ -27,3 +29,10 @@ def generator() -> torch.Generator:
     seed = int(os.environ.get("MEMSTATE_SEED", torch.seed() % 2**31))
     print(f"MEMSTATE_SEED={seed}")
     return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[Freed]:
+    """Fresh memory and freed slots hold rubbish in every test."""
+    with fresh_memory():
+        yield Freed(monkeypatch)

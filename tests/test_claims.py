@@ -14,7 +14,7 @@ from memstate.kernels.dispatch import OPS
 LIBRARY = Path(__file__).parent.parent / "memstate"
 
 # Which module may ask the backend for which operation. claim, ownership, plan and accept hand out slots.
-ALLOCATOR, REGISTERS, STORAGE, MODEL = "allocator", "registers", "storage", "demo.mixers"
+ALLOCATOR, REGISTERS, STORAGE, MODEL = ("allocator",), ("registers",), ("storage",), ("demo.mixers", "bench.forward")
 CALLERS = {
     "claim": ALLOCATOR,
     "release": ALLOCATOR,
@@ -35,7 +35,7 @@ CALLERS = {
     "scatter_accepted": STORAGE,
     "scatter_inputs": STORAGE,
 }
-BITMAP_OWNERS = (ALLOCATOR, REGISTERS)  # bits and counts could also be changed by hand
+BITMAP_OWNERS = (*ALLOCATOR, *REGISTERS)  # bits and counts could also be changed by hand
 OWNERSHIP = ("upload", "allocator", "registers", "commands")  # these know no plane
 
 Rule = Callable[[str, ast.Module], list[str]]
@@ -67,8 +67,9 @@ def claims(name: str, tree: ast.Module) -> list[str]:
     backends, found = _backends(tree), []
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
-            if node.attr in OPS and ast.unparse(node.value) in backends and CALLERS.get(node.attr) != name:
-                found.append(f"{name}:{node.lineno} asks for {node.attr}; only {CALLERS.get(node.attr)} does")
+            if node.attr in OPS and ast.unparse(node.value) in backends and name not in CALLERS.get(node.attr, ()):
+                callers = " and ".join(CALLERS.get(node.attr, ("nobody",)))
+                found.append(f"{name}:{node.lineno} asks for {node.attr}; only {callers} may")
             if node.attr in ("bitmap", "counters") and name not in BITMAP_OWNERS:
                 found.append(f"{name}:{node.lineno} touches {ast.unparse(node)}")
         elif (
@@ -79,13 +80,15 @@ def claims(name: str, tree: ast.Module) -> list[str]:
 
 
 def _backends(tree: ast.Module) -> set[str]:
-    """Expressions that stand for a backend: named so, made by the class, or a plain name assigned from such a one."""
+    """Expressions that stand for a backend: named or annotated so, made by the class, or assigned from such a one."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name | ast.Attribute | ast.Call):
             text = ast.unparse(node)
             if text.split("(")[0].lower().endswith("backend"):
                 names.add(text)
+        if isinstance(node, ast.arg) and node.annotation and ast.unparse(node.annotation) == "Backend":
+            names.add(node.arg)
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
             for to, value in zip(*map(_elements, (node.targets[0], node.value)), strict=False):

@@ -4,9 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from memstate import cli, compiling, tuning
+from memstate.demo import config
+from memstate.errors import InvalidArgument
 
 ROOT = Path(__file__).parent.parent
 DEMO_KEYS = """strategy backend requests generated_tokens identical_to_uncached leaked_slots double_owned_slots
@@ -60,6 +66,52 @@ def test_tune_stores_what_it_writes_unless_told_not_to(tmp_path: Path, monkeypat
     assert json.loads(Path(report["stored"]).read_text()) == stored
 
 
+def test_tune_shows_what_it_cannot_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path))
+    (tmp_path / "sm-90.json").mkdir()  # where the file of a target that is not there would be
+    (tmp_path / "cpu.json").mkdir()
+    done = memstate("tune", "--model", "lfm2", "--limit", "1", "--json", "-")
+    assert done.returncode == 2 and "nothing stored" in done.stderr and "MEMSTATE_TUNED names the folder" in done.stderr
+    report = json.loads(done.stdout)
+    assert report["stored"] is None and len(report["entries"]) == 1
+
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path / "file"))
+    monkeypatch.setattr(tuning, "sweep", lambda *given, **more: pytest.fail("the work began"))
+    done = CliRunner().invoke(cli.app, ["tune"])
+    assert done.exit_code == 2 and not done.stdout
+
+
+def test_help_says_where_tune_stores_and_that_ranks_change_nothing() -> None:
+    text = " ".join(CliRunner().invoke(cli.app, ["tune", "--help"]).stdout.split())
+    assert "stored in $MEMSTATE_TUNED" in text and "without a GPU, is stored to be looked at and changes none" in text
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    done = memstate("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"memstate {version('memstate')}\n", "")
+
+
+def test_a_target_named_twice_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    def compile_all(targets: list[str], progress: object) -> None:
+        seen.append(targets)
+        raise InvalidArgument("enough")
+
+    monkeypatch.setattr(compiling, "compile_all", compile_all)
+    assert CliRunner().invoke(cli.app, ["compile", "--targets", "sm_90, sm_80,sm_90"]).exit_code == 2
+    assert seen == [["sm_90", "sm_80"]]
+
+
+def test_flags_take_no_value_in_the_help() -> None:
+    for command, flag in (("demo", "--plant-leak"), ("tune", "--dry-run")):
+        (line,) = [
+            each for each in CliRunner().invoke(cli.app, [command, "--help"]).stdout.splitlines() if flag in each
+        ]
+        assert "bool" not in line.lower()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -75,6 +127,11 @@ def test_tune_stores_what_it_writes_unless_told_not_to(tmp_path: Path, monkeypat
         (("tune", "--target", "sm_9"), "target 'sm_9': expected one of sm_80"),
         (("tune", "--limit", "0"), "limit 0"),
         (("bench", "launches", "--json", "no/such/folder/x.json"), "no/such/folder/x.json"),
+        (("tune", "--dry-run", "--json", ""), "'--json': '': expected a path"),
+        # said before the work, and so before what is wrong with the work
+        (("compile", "--targets", "sm_9", "--json", "tests"), "'tests': is a directory"),
+        (("demo", "--input", "no-such-file.jsonl", "--json", "no/x.json"), "'no/x.json': no is no directory"),
+        (("tune", "--model", "gpt-2", "--json", "x" * 300 + "/y"), "File name too long"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_a_non_zero_status(arguments: tuple[str, ...], says: str) -> None:
@@ -82,3 +139,9 @@ def test_bad_input_is_one_clear_line_and_a_non_zero_status(arguments: tuple[str,
     assert done.returncode == 2
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_demo_offers_every_model_layout_and_engine() -> None:
+    assert tuple(name.value for name in cli.ModelName) == config.MODELS
+    assert tuple(name.value for name in cli.LayoutName) == tuple(config.LAYOUTS)
+    assert tuple(name.value for name in cli.EngineName) == config.ENGINES

@@ -1,4 +1,4 @@
-"""Compiled kernels: what the inspector must notice, and that the library's own kernels are in order.
+"""Compiled kernels: what the inspector must notice. The library's own kernels are in test_compile_matrix.py.
 
 Kernels are interpreted in the process of the tests and cannot be compiled there: run as a program, this file compiles
 the samples below and writes what came out as JSON.
@@ -6,12 +6,10 @@ the samples below and writes what came out as JSON.
 
 import json
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import redirect_stdout
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +17,12 @@ import pytest
 import triton
 import triton.language as tl
 
-from memstate.compiling import TARGETS, KernelReport, compile_all
-from memstate.compiling.build import build, compile_case
+from memstate.compiling import TARGETS, KernelReport, compile_all, compile_elsewhere
+from memstate.compiling.build import build
 from memstate.errors import CompileFailed, InvalidArgument
 from memstate.kernels.catalog import CompileCase, all_cases
 
 ROOT = Path(__file__).parent.parent
-KEYS = ("kernel", "target", "registers", "spill_bytes", "shared_bytes", "narrowest_bulk_access_bits", "barriers", "ok")
-MOVERS = {
-    "copy_slots", "zero_slots", "run_data", "conv_step", "gated_delta_step", "selective_step",
-    "gather_slots", "scatter_slots", "scatter_accepted", "scatter_inputs",
-}  # fmt: skip
-
-# Barriers that stand in the source because one phase reads what another wrote; the compiler adds its own.
-PHASE_BARRIERS = {"ownership": 4, "claim": 1}
 
 
 # -- samples ---------------------------------------------------------------------------------------
@@ -112,12 +102,13 @@ def samples() -> list[CompileCase]:
         CompileCase("phases", _two_phases, {"data_ptr": "*i32"}, {"BARRIER": True}, data, 4, ()),
         CompileCase("phases: barrier lost", _two_phases, {"data_ptr": "*i32"}, {"BARRIER": False}, data, 4, ()),
         CompileCase("hoard", _hoard, {"plane_ptr": "*fp32"}, {}, plane, 1, plane),
+        CompileCase("hoard on four warps", _hoard, {"plane_ptr": "*fp32"}, {}, plane, 4, plane),
         CompileCase("hoard: few registers", _hoard, {"plane_ptr": "*fp32"}, {}, plane, 1, plane, few_registers),
     ]
 
 
 def main() -> None:
-    """Writes the reports of the samples, the failure of the broken one, and the barriers of the library's phases."""
+    """Writes the reports of the samples and the failure of the broken one."""
     lines = sys.stdout
     with redirect_stdout(sys.stderr):
         reports = [asdict(build(case, target)) for case in samples() for target in TARGETS]
@@ -126,25 +117,7 @@ def main() -> None:
             failure = {}
         except CompileFailed as error:
             failure = {"kernel": error.kernel, "target": error.target, "reason": error.reason}
-        phases = [
-            (case.name, target, len(list(phase_barriers(compile_case(case, target).asm))))
-            for case in all_cases()
-            if case.name in PHASE_BARRIERS
-            for target in TARGETS
-        ]
-    json.dump({"reports": reports, "failure": failure, "phases": phases}, lines)
-
-
-def phase_barriers(texts: dict[str, Any]) -> Iterator[str]:
-    """Places of the source that stand behind a barrier in the compiled text because they ask for one."""
-    place = None
-    for line in (texts.get("ptx") or texts["amdgcn"]).splitlines():
-        if ".loc" in line:
-            place = re.search(r"[;/] (\w+)\.py:(\d+):", line)  # the innermost of the functions that were inlined
-        elif re.match(r"\s*(bar\.sync|barrier\.sync|s_barrier)", line) and place is not None:
-            source = ROOT / "kernels" / f"{place[1]}.py"
-            if source.exists() and "debug_barrier" in source.read_text().splitlines()[int(place[2]) - 1]:
-                yield place[0]
+    json.dump({"reports": reports, "failure": failure}, lines)
 
 
 # -- what the inspector notices --------------------------------------------------------------------
@@ -198,7 +171,14 @@ def test_a_plane_that_is_never_accessed_is_no_evidence(compiled: dict[str, Any],
 def test_a_lost_barrier_is_noticed(compiled: dict[str, Any], target: str) -> None:
     kept, lost = (compiled["reports"][name, target] for name in ("phases", "phases: barrier lost"))
     assert (kept.barriers, lost.barriers) == (1, 0)
+    assert (kept.source_barriers, lost.source_barriers) == (1, 0)
     assert kept.narrowest_bulk_access_bits is None and kept.ok
+
+
+@each_target
+def test_barriers_of_the_compiler_are_not_of_the_source(compiled: dict[str, Any], target: str) -> None:
+    report = compiled["reports"]["hoard on four warps", target]  # a sum through shared memory
+    assert report.barriers > 0 and report.source_barriers == 0, report
 
 
 @each_target
@@ -208,35 +188,12 @@ def test_spills_are_noticed(compiled: dict[str, Any], target: str) -> None:
     assert report.narrowest_bulk_access_bits == 128  # spilling is not taken for moving a plane
 
 
-@each_target
-def test_barriers_between_phases_reach_the_binary(compiled: dict[str, Any], target: str) -> None:
-    found = {kernel: count for kernel, of, count in compiled["phases"] if of == target}
-    assert found == PHASE_BARRIERS
-
-
 def test_a_kernel_that_does_not_compile_is_named(compiled: dict[str, Any]) -> None:
     assert compiled["failure"]["kernel"] == "broken" and compiled["failure"]["target"] == "sm_90"
     assert len(compiled["failure"]["reason"].splitlines()) == 1
 
 
-# -- the library's kernels -------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_every_kernel_is_ok_on_every_target() -> None:
-    calls: list[tuple[int, int]] = []
-    before = dict(os.environ)
-    reports = compile_all(tuple(TARGETS), lambda done, total: calls.append((done, total)))
-
-    cases = all_cases()
-    assert [(report.kernel, report.target) for report in reports] == [(c.name, t) for c in cases for t in TARGETS]
-    assert [field.name for field in fields(KernelReport)] == list(KEYS)
-    assert [report for report in reports if not report.ok] == []
-    for case in cases:
-        moves = any(case.name.startswith(mover) for mover in MOVERS)
-        assert bool(case.plane_args) == moves, case.name
-    assert calls == [(number + 1, len(reports)) for number in range(len(reports))]
-    assert dict(os.environ) == before
+# -- what is said of failures ----------------------------------------------------------------------
 
 
 def test_unknown_targets_are_refused() -> None:
@@ -256,6 +213,13 @@ def test_a_failure_in_the_other_process_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(CompileFailed, match="every kernel for sm_90: exit status 1"):
         compile_all(["sm_90"])
+
+
+def test_another_triton_is_the_one_that_compiles(tmp_path: Path) -> None:
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton" / "__init__.py").write_text("raise ImportError('the other Triton')")
+    with pytest.raises(CompileFailed, match=r"every kernel for sm_90: .*the other Triton"):
+        compile_elsewhere(["sm_90"], triton=tmp_path)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,11 @@ STRATEGIES = [NoTracking(every=4), PingPong(every=4), LazyPingPong(every=4), Red
 names = pytest.mark.parametrize("tracking", STRATEGIES, ids=lambda t: type(t).__name__)
 
 
+@pytest.fixture
+def poison() -> None:
+    """Not here, where whatever reaches the device is counted."""
+
+
 def manager(backend: Backend, tracking, rows: int, **more) -> StateManager:  # type: ignore[no-untyped-def]
     return StateManager(
         LAYOUT,

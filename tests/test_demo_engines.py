@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from memstate import cli
 from memstate.demo import DemoConfig, DemoReport, run
 from memstate.demo.arena import GAP, Arena
 from memstate.demo.config import ENGINES as NAMES
@@ -238,9 +237,3 @@ def test_bad_settings_are_refused_in_one_line(settings: dict[str, Any], says: st
     with pytest.raises(InvalidArgument) as error:
         small(**settings)
     assert str(error.value) == says
-
-
-def test_the_command_line_offers_all_of_them() -> None:
-    assert tuple(name.value for name in cli.ModelName) == MODELS
-    assert tuple(name.value for name in cli.LayoutName) == tuple(LAYOUTS)
-    assert tuple(name.value for name in cli.EngineName) == NAMES

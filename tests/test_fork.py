@@ -166,3 +166,11 @@ def test_without_a_holder_a_fork_is_refused_before_it_begins(backend: Backend) -
     loop.advance([row])
     assert loop.holds(loop.slot(row), row, 3)
     scan(loop.mem)
+
+
+def test_a_fork_of_nobody_needs_no_slot(backend: Backend) -> None:
+    loop = Loop(backend, ms.Redirect(I), slots=1)
+    (row,) = loop.admit()
+    loop.advance([row], 2)
+    assert loop.mem.fork(row, []) == (loop.mem.admit([]), [])
+    scan(loop.mem)

@@ -213,4 +213,4 @@ def test_core_needs_no_extra_and_no_triton() -> None:
 def test_command_line_names_the_missing_extra() -> None:
     done = run_without("typer rich", "import runpy; runpy.run_module('memstate', run_name='__main__')")
     assert done.returncode != 0
-    assert "memstate[cli]" in done.stderr
+    assert "pip install '.[cli]' in a checkout" in done.stderr

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,6 +12,7 @@ from memstate.errors import InvalidArgument
 from memstate.layout import Plane, StateLayout, format_bytes
 from memstate.split import Part
 
+SMALL = StateLayout([Plane("a", (1,), torch.int8)], 1)
 MIB = 1024 * 1024
 DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn, torch.complex128, torch.bool)
 
@@ -125,6 +127,19 @@ def test_slot_major_keeps_a_slot_in_one_run():
     assert [(run.offset, run.nbytes) for run in layout.runs(7)] == [(0, 3 * (32 + 32))]
 
 
+def test_numbers_of_numpy_become_ints():
+    plane = Plane(
+        "ssm", np.array([2, 4]), torch.float32, parts=[Part("head", np.int32(4), np.int64(1))], axis=np.int8(1)
+    )
+    layout = StateLayout([plane], np.int64(2), alignment=np.int32(32))
+    plain = Plane("ssm", (2, 4), torch.float32, parts=[Part("head", 4)], axis=1)
+    assert layout == StateLayout([plain], 2, alignment=32) and plane.owned(np.int64(2), np.int8(1)) == plain.owned(2, 1)
+    assert repr(layout) == repr(StateLayout([plain], 2, alignment=32))
+    sizes = (*plane.shape, plane.axis, plane.parts[0].units, plane.parts[0].size, layout.layers, layout.alignment)
+    assert {type(size) for size in (*sizes, *layout.arena_bytes(np.int16(300)))} == {int}
+    assert layout.arena_bytes(np.int16(300)) == (2 * 301 * 32,)
+
+
 def test_layouts_are_values():
     plane = Plane("ssm", [2, 3], torch.float32)
     assert plane == Plane("ssm", (2, 3), torch.float32) and plane.rewritten_each_step
@@ -163,6 +178,29 @@ def test_reprs_are_one_line_with_units():
         (lambda: StateLayout([Plane("a", (1,), torch.int8)], 1, "row_major"), "order"),
         (lambda: StateLayout([Plane("a", (1,), torch.int8)], 1, alignment=8), "alignment"),
         (lambda: StateLayout([Plane("a", (1,), torch.int8)], 1, alignment=24), "alignment"),
+        (lambda: StateLayout([Plane("a", (1,), torch.int8)], 1, alignment="16"), "alignment '16'"),
+        (lambda: StateLayout([Plane("a", (1,), torch.int8)], 1, alignment=None), "alignment None"),
+        (lambda: StateLayout([Plane("a", (1,), torch.int8)], 1, alignment=16.0), "alignment 16.0"),
+        (lambda: StateLayout([Plane("a", (1,), torch.int8)], True), "layers True"),
+        (lambda: StateLayout(Plane("a", (1,), torch.int8), 1), "planes Plane.*: expected a sequence of Plane"),
+        (lambda: StateLayout("ab", 1), "planes 'ab': expected a sequence"),
+        (lambda: StateLayout(None, 1), "planes None: expected a sequence"),
+        (lambda: StateLayout([("a", (1,))], 1), "expected a sequence of Plane"),
+        (lambda: Plane(5, (1,), torch.int8), "a plane needs a name, a text; got 5"),
+        (lambda: Plane(b"x", (1,), torch.int8), "a plane needs a name, a text; got b'x'"),
+        (lambda: Plane("a", 5, torch.int8), "plane a: shape 5"),
+        (lambda: Plane("a", (True,), torch.int8), "shape"),
+        (
+            lambda: Plane("a", (1,), torch.int8, parts=Part("x", 1)),
+            "plane a: parts Part.*: expected a sequence of Part",
+        ),
+        (lambda: Plane("a", (1,), torch.int8, parts=("x",)), "plane a: parts .*: expected a sequence of Part"),
+        *(
+            (lambda layout=layout, ask=ask, slots=slots: getattr(layout, ask)(slots), f"slots {slots!r}: expected 0 or")
+            for layout in (SMALL, dataclasses.replace(SMALL, order="slot_major"))
+            for ask in ("arena_bytes", "placements", "table", "runs")
+            for slots in (-5, 1.5, True, None)
+        ),
     ],
 )
 def test_impossible_layouts_are_refused_by_name(build, message):

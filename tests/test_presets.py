@@ -8,13 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
 from memstate import presets
 from memstate.errors import InvalidArgument
 from memstate.layout import Plane, StateLayout
-from memstate.presets.config import from_config, state_layers
+from memstate.presets import from_config, state_layers
 from memstate.storage import Storage
 
 ORDERS = ("layer_major", "slot_major")
@@ -213,7 +214,7 @@ def test_every_known_type_is_tried_with_its_class():
         ({"num_hidden_layers": 8, "attn_layer_indices": [3, 7]}, 6),
         ({"num_hidden_layers": 8, "full_attn_idxs": []}, 8),
         ({"num_hidden_layers": 9, "full_attention_interval": 4}, 7),
-        ({"model_type": "falcon_h1", "num_hidden_layers": 5, "layers_block_type": ["full_attention"]}, 5),
+        ({"model_type": "falcon_h1", "num_hidden_layers": 5, "layers_block_type": ["full_attention"] * 5}, 5),
     ],
 )
 def test_state_layers_are_counted_from_whatever_list_there_is(fields, layers):
@@ -228,16 +229,37 @@ def test_a_head_size_that_is_not_given_follows_from_the_width():
     assert from_config({**fields, "mamba_d_ssm": None, "mamba_expand": 2}) == presets.falcon_h1()
 
 
+class SelfNested:
+    """A configuration whose text model is itself."""
+
+    model_type = "two"
+
+    @property
+    def text_config(self):
+        return self
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         ({"model_type": "llama"}, "model_type 'llama': the known ones are bamba, .*, qwen3_next, zamba2"),
         (object(), "model_type None: the known ones are"),
-        ({"model_type": "qwen3_next", "num_hidden_layers": 48}, "qwen3_next without layer_types"),
+        ({"model_type": ["qwen3_next"]}, r"model_type \['qwen3_next'\]: the known ones are"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "'Qwen/.*': expected a configuration object or a dict"),
+        (None, "None: expected a configuration object or a dict"),
+        ([presets.CHECKPOINTS["lfm2"]], "expected a configuration object or a dict"),
+        (Path("config.json"), r"config.json'\): expected a configuration object or a dict"),
+        (SimpleNamespace, "expected a configuration object or a dict"),
+        ({"model_type": "two", "text_config": "qwen3_next"}, "'qwen3_next': expected a configuration object or a dict"),
+        (SelfNested(), "model_type 'two': the known ones are"),
+        (
+            {"model_type": "qwen3_next", "num_hidden_layers": 48},
+            "qwen3_next without layer_types, .*full_attention_inte",
+        ),
         ({"model_type": "mamba"}, "mamba with num_hidden_layers = None"),
         ({**presets.CHECKPOINTS["lfm2"], "conv_L_cache": 0}, "lfm2 with conv_L_cache = 0: expected a number"),
         ({**presets.CHECKPOINTS["lfm2"], "hidden_size": True}, "lfm2 with hidden_size = True"),
-        ({**presets.CHECKPOINTS["lfm2"], "layer_types": ["full_attention"]}, "no layer of this configuration"),
+        ({**presets.CHECKPOINTS["lfm2"], "layer_types": ["full_attention"] * 16}, "no layer of this configuration"),
         (
             {"model_type": "kimi_linear", "layer_types": ["linear_attention"]},
             "linear_num_heads = None, linear_attn_config.num_heads = None",
@@ -247,6 +269,106 @@ def test_a_head_size_that_is_not_given_follows_from_the_width():
 def test_what_cannot_be_read_is_refused_by_name(config, message):
     with pytest.raises(InvalidArgument, match=message):
         from_config(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        # which layers
+        ("granite_hybrid", {"num_hidden_layers": 39}, "num_hidden_layers = 39: expected the 40 that layer_types"),
+        ("nemotron_h", {"num_hidden_layers": 53}, "num_hidden_layers = 53: expected the 52 that hybrid_override_pat"),
+        ("falcon_h1", {"layers_block_type": ["hybrid"] * 31}, "num_hidden_layers = 32: expected the 31 that layers_b"),
+        ("lfm2", {"layer_types": []}, "num_hidden_layers = 16: expected the 0 that layer_types"),
+        ("lfm2", {"layer_types": "conv"}, "num_hidden_layers = 16: expected the 4"),
+        ("lfm2", {"layer_types": [1] * 16}, "layer_types = .*: expected a list with the kind of each layer"),
+        (
+            "lfm2",
+            {"num_hidden_layers": 4},
+            r"full_attn_idxs = \[2, 5, .*: .* from 0 to 3, because num_hidden_layers = 4",
+        ),
+        ("lfm2", {"full_attn_idxs": 6}, "full_attn_idxs = 6: expected a list of numbers from 0 to 15"),
+        ("lfm2", {"full_attn_idxs": [2, 2]}, r"full_attn_idxs = \[2, 2\]: expected each number once"),
+        ("bamba", {"attn_layer_indices": [9, 32]}, r"attn_layer_indices = \[9, 32\]: expected .* from 0 to 31"),
+        ("nemotron_h", {"hybrid_override_pattern": 7}, "hybrid_override_pattern = 7: expected a text"),
+        ("kimi_linear", {"linear_attn_config": {"kda_layers": 20}}, "kda_layers = 20: expected a list"),
+        ("kimi_linear", {"num_hidden_layers": 20}, r"kda_layers = \[1, .*: expected a list of numbers from 1 to 20"),
+        (
+            "kimi_linear",
+            {"linear_attn_config": {"kda_layers": [1, 2, 3], "full_attn_layers": [3, 4]}},
+            r"layers \[3\] in one of the two",
+        ),
+        ("qwen3_next", {"full_attention_interval": 0}, "full_attention_interval = 0"),
+        # which dimensions
+        ("qwen3_next", {"linear_num_value_heads": 24}, "linear_num_value_heads = 24, linear_num_key_heads = 16"),
+        ("nemotron_h", {"n_groups": 3}, "mamba_num_heads = 128, n_groups = 3: expected the first to be a multiple"),
+        (
+            "falcon_h1",
+            {"mamba_d_ssm": 8193},
+            "mamba_n_heads = 128, mamba_d_head = 64, mamba_d_ssm = 8193: .* 8193 chan",
+        ),
+        ("falcon_h1", {"mamba_d_ssm": 1000, "mamba_d_head": "auto"}, "mamba_d_ssm = 1000: expected heads of one size"),
+        ("granite_hybrid", {"mamba_d_head": None, "hidden_size": 2047}, "mamba_expand = 2, hidden_size = 2047"),
+        ("bamba", {"mamba_d_head": 32}, "mamba_d_head = 32, mamba_expand = 2, hidden_size = 4096: .* 8192 channels"),
+        ("codestral_mamba", {"expand": 3}, "num_heads = 128, head_dim = 64, expand = 3, hidden_size = 4096"),
+        ("bamba", {"mamba_d_head": None, "hidden_size": None}, "mamba_d_head = None: expected a number of 1 or more"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_by_its_fields(name, changes, message):
+    from_config(presets.CHECKPOINTS[name])
+    with pytest.raises(InvalidArgument, match=message):
+        from_config({**presets.CHECKPOINTS[name], **changes})
+
+
+@pytest.mark.parametrize("kind", ["bamba", "jamba"])
+def test_lists_of_layers_that_a_class_derives_are_derived_from_what_it_writes(kind):
+    config = transformers_config({"model_type": kind})
+    written = config.to_dict()
+    assert not {"layer_types", "layers_block_type"} & set(written)
+    assert from_config(written) == from_config(config)
+    if kind == "bamba":
+        with pytest.raises(InvalidArgument, match="bamba without layer_types"):
+            from_config({name: value for name, value in written.items() if name != "attn_layer_indices"})
+    else:
+        assert state_layers({**written, "num_hidden_layers": 13, "attn_layer_period": 4, "attn_layer_offset": 0}) == 9
+        with pytest.raises(InvalidArgument, match="attn_layer_offset = 8, attn_layer_period = 8"):
+            from_config({**written, "attn_layer_offset": 8})
+
+
+def test_numbers_of_numpy_are_numbers():
+    fields = {
+        name: np.int64(value) if isinstance(value, int) else value
+        for name, value in presets.CHECKPOINTS["lfm2"].items()
+    }
+    fields["full_attn_idxs"] = [np.int32(layer) for layer in fields["full_attn_idxs"]]
+    layout = from_config(fields, ranks=np.int64(2))
+    assert layout == presets.lfm2(ranks=2) and type(layout.layers) is type(layout.planes[0].shape[0]) is int
+    kimi = copy.deepcopy(presets.CHECKPOINTS["kimi_linear"])
+    del kimi["num_hidden_layers"]  # the range of layers has no end then
+    kimi["linear_attn_config"]["kda_layers"] = list(np.array(kimi["linear_attn_config"]["kda_layers"]))
+    assert from_config(kimi) == presets.kimi_linear()
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_windows_lie_the_way_that_is_asked_for(name):
+    usual = preset(name)
+    usually = "width_first" if name == "kimi_linear" else "channel_first"
+    for conv_order, axis in (("channel_first", 0), ("width_first", 1)):
+        layout = preset(name, conv_order=conv_order)
+        assert (layout == usual) == (conv_order == usually)
+        assert layout.bytes_per_slot == usual.bytes_per_slot
+        conv = layout.planes[0]
+        assert conv.axis == axis and conv.slices() == usual.planes[0].slices() and layout.planes[1:] == usual.planes[1:]
+        channels = sum(part.length for part in conv.parts)
+        assert conv.shape[axis] == channels and sorted(conv.shape) == sorted(usual.planes[0].shape)
+        for ranks, (window, _) in KNOWN[name].shards.items():
+            turned = window if conv_order == usually else window[::-1]
+            assert shapes(preset(name, conv_order=conv_order, ranks=ranks))[0] == turned
+            cut = conv.owned(ranks, ranks - 1)[-1]
+            assert usual.planes[0].owned(ranks, ranks - 1)[-1] == cut
+            view = torch.empty(2, 3, *conv.shape)[conv.index(cut.whole)]
+            assert view.shape[2 + axis] == cut.whole.stop - cut.whole.start
+    with pytest.raises(InvalidArgument, match="conv_order 'channel_last': expected channel_first or width_first"):
+        preset(name, conv_order="channel_last")
 
 
 def test_ranks_that_do_not_divide_are_refused_with_the_part():

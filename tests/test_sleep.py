@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from memstate.errors import Asleep, InvalidArgument, LayoutMismatch
+from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import TILE_BYTES
 from memstate.layout import Plane, StateLayout
 from memstate.storage import Storage
@@ -220,3 +221,15 @@ def test_B38_a_plane_of_several_tiles_moves_whole_after_waking(backend, generato
     storage.copy(engine.ids(2), engine.ids(1))
     engine.expect(2, 1)
     engine.check()
+
+
+def test_memory_that_numpy_shares_is_not_released_in_part(generator):
+    """torch cannot release what numpy looks at; found before the first arena is given up."""
+    layout = StateLayout([Plane("a", (4,), torch.float32), Plane("b", (4,), torch.float32)], 1)
+    storage = Storage(layout, 3, Backend("reference"))
+    storage.planes["a"].copy_(torch.rand(1, 4, 4, generator=generator))
+    before = storage.planes["a"].clone()
+    view = storage.planes["b"].numpy()
+    with pytest.raises(InvalidArgument, match="numpy"):
+        storage.sleep()
+    assert not storage.asleep and torch.equal(storage.planes["a"], before) and view.size

@@ -122,6 +122,8 @@ def test_one_rank_holds_the_layout_itself():
     ("build", "message"),
     [
         (lambda: Part("", 1), "name"),
+        (lambda: Part(5, 1), "a part needs a name, a text; got 5"),
+        (lambda: mixed().shard(2.0), "ranks 2.0"),
         (lambda: Part("x", 0), "part x: units 0"),
         (lambda: Part("x", True), "part x: units True"),
         (lambda: Part("x", 2, 1.5), "part x: size 1.5"),

@@ -213,6 +213,28 @@ def test_a_file_that_is_no_json_is_refused(folders: tuple[Path, Path]) -> None:
         taken()
 
 
+def test_a_file_that_is_nested_too_deeply_is_refused(folders: tuple[Path, Path]) -> None:
+    path = write(folders[0], {})
+    path.write_text("[" * 200_000)
+    with pytest.raises(ValueError, match=f"{path}: .*recursion"):
+        taken()
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(folders: tuple[Path, Path]) -> None:
+    path = write(folders[1], record())
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert taken() == ODD
+
+
+def test_a_folder_that_cannot_be_looked_into_is_named(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMSTATE_TUNED", str(folders[1] / ("x" * 300)))
+    tuned.forget()
+    with pytest.raises(ValueError, match=r"xxx/.*: File name too long: MEMSTATE_TUNED names the folder"):
+        taken()
+
+
 @pytest.mark.parametrize("changes", [{"lanes": 4000}, {"warps": True}, {"entries": 2.0}, {"programs_per_sm": -1}])
 def test_a_configuration_that_cannot_be_meant_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(changes))} .*: expected a"):

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 
-from memstate import cli, tuning
+from memstate import tuning
 from memstate.compiling import KernelReport
 from memstate.errors import CompileFailed, ConfigurationError, InvalidArgument
 from memstate.kernels import copy, tuned
@@ -32,6 +31,16 @@ DEFAULT = CopyConfig()
 KEYS = {"format", "device", "date", "versions", "timed", "yardstick", "entries", "trials", "excluded"}
 ENTRY = {"kernel", "key", "config", "value", "unit", "checked"}
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="what a machine without a GPU does")
+
+
+@pytest.fixture
+def cli() -> Any:
+    """The command line, where its packages are."""
+    for package in ("typer", "rich"):
+        pytest.importorskip(package)
+    from memstate import cli
+
+    return cli
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +162,7 @@ def test_a_wrong_kernel_is_noticed(name: str, fault: Any, says: str, monkeypatch
 
 @on_cpu
 def test_a_wrong_configuration_is_excluded_and_nothing_is_stored(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cli: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     second = grid.configurations(timed=False)[1]
 
@@ -166,7 +175,7 @@ def test_a_wrong_configuration_is_excluded_and_nothing_is_stored(
     fine = asdict(cost.Cost(64, 0, 32, 128))
     monkeypatch.setattr(trials, "findings", _with_costs([fine] * 3))
     report = tmp_path / "report.json"
-    with pytest.raises(typer.Exit) as left:
+    with pytest.raises(pytest.importorskip("typer").Exit) as left:
         cli.tune(model="lfm2", limit=3, json_path=str(report))
     assert left.value.exit_code == 1 and not folder.exists()
     assert "not as the reference: copy_slots" in capsys.readouterr().err
@@ -236,7 +245,7 @@ def test_a_process_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @on_cpu
 def test_the_command_ranks_checks_and_stores_where_there_is_no_gpu(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cli: Any, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "report.json"
     cli.tune(model="qwen3_next", limit=2, json_path=str(target))
@@ -494,6 +503,19 @@ def test_a_file_is_written_whole_or_not_at_all(folder: Path, monkeypatch: pytest
     with pytest.raises(ValueError, match=r"copy, unit=16: expected each key once"):
         tuning.store(outcome_of(1.0, key="unit=16"))  # a file that a launch would refuse
     assert path.read_bytes() == before and list(folder.iterdir()) == [path]
+
+
+def test_a_folder_is_tried_without_making_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning.require_folder(tmp_path / "new" / "folder")
+    monkeypatch.chdir(tmp_path)
+    tuning.require_folder(Path("relative"))
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path / "file" / "tuned"))
+    with pytest.raises(
+        InvalidArgument, match=r"stored in .*/file/tuned: .*/file is no folder .*; MEMSTATE_TUNED names"
+    ):
+        tuning.require_folder()
 
 
 def test_versions_name_the_driver_where_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -100,14 +101,33 @@ def test_pages_of_both_orders_by_hand() -> None:
         (lambda: viz.blocks(LAYOUT, 4, [0]), r"slots \[0\]: expected 1..4"),
         (lambda: viz.runs(LAYOUT, 4, [1, 5]), r"slots \[5\]: expected 1..4"),
         (lambda: viz.blocks(LAYOUT, 4, [1], [3]), r"layers \[3\]: expected 0..2"),
-        (lambda: viz.touched([], 0), "page of 0 bytes"),
-        (lambda: viz.shares([], 0, [8]), "page of 0 bytes"),
+        (lambda: viz.touched([], 0), "page_bytes 0: expected 1 or more"),
+        (lambda: viz.shares([], 0, [8]), "page_bytes 0: expected 1 or more"),
         (lambda: viz.slot({}), "no layout"),
         (lambda: viz.arena({}, 2), "no layout"),
         (lambda: viz.arena({"big": LAYOUT}, 500), "4509 blocks"),
         (lambda: viz.pages({}, 2, [1], 64), "no layout"),
         (lambda: viz.bars({"a": {"x": 1.0}, "b": {"y": 1.0}}, "MiB"), "names"),
         (lambda: viz.bars({}, "MiB"), "names"),
+        (lambda: viz.blocks(LAYOUT, 4, 1), "slots 1: expected a list of 1..4"),
+        (lambda: viz.blocks(LAYOUT, 4, [1.0]), r"slots \[1.0\]: expected 1..4"),
+        (lambda: viz.runs(LAYOUT, 4.0, [1]), "slots 4.0: expected 1 or more"),
+        (lambda: viz.arena({"a": LAYOUT}, 2, [99]), r"slots \[99\]: expected 1..2"),
+        (lambda: viz.arena({"a": LAYOUT}, 2, [0, -1, 2]), r"slots \[0, -1\]: expected 1..2"),
+        (lambda: viz.arena({"a": LAYOUT}, -3), "slots -3: expected 1 or more"),
+        (lambda: viz.arena([LAYOUT], 3), "expected a StateLayout, or a dict of them by name"),
+        (lambda: viz.slot({"a": "layout"}), "expected a StateLayout, or a dict of them by name"),
+        (lambda: viz.pages(LAYOUT, 2, [1], 1.5), "page_bytes 1.5: expected 1 or more"),
+        (lambda: viz.touched([], True), "page_bytes True"),
+        (lambda: viz.pages(LAYOUT, 10**6, [1], 16), r"pages: \d+ pages of 16 bytes cannot be told apart"),
+        (lambda: viz.bars([1], "MiB"), r"bars: \[1\], expected a dict of groups"),
+        (lambda: viz.bars({"a": {"x": float("nan")}}, "MiB"), "a, x is nan, expected a number"),
+        (lambda: viz.bars({"a": {"x": "1"}}, "MiB"), "a, x is '1', expected a number"),
+        (lambda: viz.bars({"a": {"x": -1}}, "MiB", log=True), "a, x is -1, expected a number from 0 on"),
+        (lambda: viz.occupancy(["picture"]), r"\['picture'\]: expected pictures, as `StateManager.picture`"),
+        (lambda: viz.occupancy(7), "7: expected pictures"),
+        (lambda: viz.occupancy([picture(capacity=5000)] * 5), "5 pictures of 5000 slots cannot be told apart"),
+        (lambda: viz.occupancy([picture()] * 2, "ab"), "2 labels"),
         (lambda: viz.occupancy([]), "0 pictures"),
         (lambda: viz.occupancy([picture()], ["one", "two"]), "2 labels"),
     ],
@@ -228,6 +248,76 @@ def test_a_drawing_shows_itself_as_the_same_svg_every_time() -> None:
     assert ">ssm<" in once.replace("\n", "").replace(" ", "")  # text stays text
 
 
+def words(drawn) -> set[str]:
+    """The texts of a picture, as its SVG has them; a warning is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        root = ElementTree.fromstring(drawn._repr_svg_())
+    return {"".join(text.itertext()).strip() for text in root.iter() if text.tag.endswith("}text")}
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("a$^$b", "a$^$b"), (r"$\frac{$", r"$\frac{$"), (r"\$x", r"\$x"), ("a\x00\x1b\ud800b", "a\ufffd\ufffd\ufffdb")],
+    ids=["formula", "no formula", "escaped", "controls"],
+)
+def test_names_are_shown_as_they_are(name: str, shown: str) -> None:
+    layout = StateLayout((Plane(name, (8,), torch.float32),), 2)
+    assert words(viz.slot({name: layout})) >= {shown}
+    assert words(viz.arena({name: layout}, 2)) >= {shown, "arena 0"}
+    assert any(word.startswith(f"{shown}: 1 pages") for word in words(viz.pages({name: layout}, 2, [1], 4096)))
+    assert words(viz.bars({name: {f"{name}2": 1}}, f"{name}3")) >= {shown, f"{shown}2", f"{shown}3"}
+    owner, label = picture(names=picture().names | {0: name[:4]}), f"{name}4"
+    assert words(viz.occupancy([owner], [label])) >= {f"{shown}4", shown[:4]}
+
+
+def test_one_layout_and_one_picture_need_no_list() -> None:
+    assert words(viz.slot(LAYOUT)) == words(viz.slot({"layer_major": LAYOUT}))
+    assert words(viz.arena(LAYOUT, 2)) == words(viz.arena({"layer_major": LAYOUT}, 2))
+    assert words(viz.pages(LAYOUT, 2, [1], 64)) == words(viz.pages({"layer_major": LAYOUT}, 2, [1], 64))
+    assert words(viz.occupancy(picture())) == words(viz.occupancy([picture()]))
+
+
+def test_a_plane_may_be_called_padding() -> None:
+    layout = StateLayout((Plane("padding", (3,), torch.float32),), 2)
+    entries = [(patch.get_hatch(), patch.get_facecolor()) for patch in viz.slot(layout).legends[0].get_patches()]
+    (left, _) = viz.slot(layout).axes
+    (plane, shade), (hatched, white) = entries
+    assert (plane, shade) == (None, left.patches[0].get_facecolor()) and hatched and white == (1, 1, 1, 1)
+
+
+def test_planes_never_share_a_colour() -> None:
+    layout = StateLayout([Plane(f"p{at}", (4,), torch.float32) for at in range(40)], 1)
+    drawn = viz.slot(layout)
+    colours = [tuple(round(255 * part) for part in patch.get_facecolor()) for patch in drawn.axes[0].patches]
+    assert len(set(colours)) == len(colours) == 40
+    assert [tuple(round(255 * part) for part in p.get_facecolor()) for p in drawn.legends[0].get_patches()] == colours
+
+
+def test_zero_has_no_bar_on_a_logarithmic_axis() -> None:
+    assert words(viz.bars({"a": {"x": 0, "y": 200}}, "MiB", log=True)) >= {"0", "200"}
+    (axes,) = viz.bars({"a": {"x": 0}}, "MiB", log=True).axes
+    assert axes.get_xscale() == "linear" and words(axes.figure) >= {"0"}
+
+
+def test_many_slots_are_drawn_without_names_on_a_page_of_limited_height() -> None:
+    """5000 slots, all live but every hundredth, at two moments: runs between the free ones are one bar each."""
+    capacity = 5000
+    free = [False, *(slot % 100 == 0 for slot in range(1, capacity + 1))]
+    held = [slot for slot in range(1, capacity + 1) if slot % 100]
+    many = Picture(
+        capacity=capacity, owners=[0] * (capacity + 1), free=free, slots=held, labels=[1] * len(held),
+        names=dict.fromkeys(range(len(held)), "a"), kinds=dict.fromkeys(range(len(held)), "live"),
+    )  # fmt: skip
+    drawn = viz.occupancy([many, many])
+    (axes,) = drawn.axes
+    assert drawn.get_size_inches()[1] <= 26 and not axes.texts and len(axes.get_yticks()) <= 100
+    bars = {(round(bar.get_x()), bar.get_y() + 0.5, bar.get_height()) for bar in axes.patches}
+    assert bars == {(at, 1 + 100 * run, 99) for at in range(2) for run in range(50)}
+    wide = viz.occupancy([picture()] * 60, [f"moment {at}" for at in range(60)]).axes[0]
+    assert [label.get_text() for label in wide.get_xticklabels()] == [f"moment {at}" for at in range(0, 60, 3)]
+
+
 def test_a_layout_shows_its_planes_with_padding_as_html() -> None:
     layout = StateLayout(
         (Plane("<conv>", (3, 5), torch.bfloat16), Plane("ssm", (2, 4096), torch.float32)), 2, alignment=64
@@ -251,4 +341,4 @@ print(viz.touched(viz.runs(layout, 2, [1]), 16), "<table>" in layout._repr_html_
 viz.slot({"toy": layout})"""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["2", "True"] and done.returncode != 0
-    assert "pip install 'memstate[viz]'" in done.stderr.splitlines()[-1]
+    assert "pip install '.[viz]' in a checkout" in done.stderr.splitlines()[-1]

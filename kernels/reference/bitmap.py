@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memstate.kernels.doors import check_columns, check_count
 from memstate.kernels.reference.host import Ints, on_host
 from memstate.kernels.tables import Count
 
@@ -57,6 +58,7 @@ def _bit(slot: Ints | np.int32) -> Ints:
 
 def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
     """Claims the n lowest free slots; see `memstate.kernels.bitmap.claim`."""
+    check_count(n)
     out = np.zeros(n, np.int32)
     with on_host(bitmap, counters) as (words, counts):
         slots = take_lowest(words, n)
@@ -69,5 +71,6 @@ def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
 
 def release(bitmap: Tensor, ids: Tensor, capacity: int, counters: Tensor) -> None:
     """Makes slots free again; see `memstate.kernels.bitmap.release`."""
+    check_columns(bitmap.device, None, ids=ids)
     with on_host(bitmap, counters) as (words, counts):
         give_back(words, counts, [slot for slot in ids.tolist() if slot > 0], capacity)

@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-from memstate.kernels.decode_inputs import FLOATS, check, check_rows
+from memstate.kernels.decode_inputs import FLOATS, check, check_slots
+from memstate.kernels.doors import Blocks, check_apart, check_columns, check_sizes, check_tensors
+from memstate.kernels.reference.slots import row_slots
 
 if not __name__.startswith("memstate."):
     raise ImportError(
@@ -13,6 +15,7 @@ if not __name__.startswith("memstate."):
 ACTIVATIONS = ("silu", None)
 
 
+@torch.no_grad()
 def conv_step(
     x: Tensor,
     weight: Tensor,
@@ -31,12 +34,9 @@ def conv_step(
     out = torch.empty_like(x) if out is None else out
     out.zero_()
     channels, taps = weight.shape
-    slots = torch.stack([read, write, snapshot, tokens], dim=1).tolist()
-    for row, (source, target, copy, count) in enumerate(slots):
-        if target <= 0:
-            continue
-        count = max(min(count, x.shape[1]), 0)
-        old = state[source].float() if source > 0 else torch.zeros(taps - 1, channels, device=state.device)
+    rows = row_slots(state, read, write, snapshot, tokens, x.shape[1], window is None)
+    for row, source, target, copy, count in rows:
+        old = state[source].float() if source else torch.zeros(taps - 1, channels, device=state.device)
         inputs = torch.cat([old, x[row, :count].float()])
         for t in range(count):
             out[row, t] = mix(inputs[t : t + taps], weight, bias, activation)
@@ -44,7 +44,7 @@ def conv_step(
             window[row, : len(inputs)] = inputs
             continue
         state[target] = inputs[count:]
-        if copy > 0:
+        if copy:
             state[copy] = inputs[count:]
     return out
 
@@ -73,28 +73,42 @@ def check_arguments(
     """Raises: ValueError naming the first argument whose shape, dtype or strides do not fit the others."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r}: expected one of {ACTIVATIONS}")
+    rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
+    tensors: dict[str, Tensor | None] = {
+        "state": state,
+        "x": x,
+        "weight": weight,
+        **rows,
+        "bias": bias,
+        "out": out,
+        "window": window,
+    }
+    check_tensors(tensors, "bias", "out", "window")
+    device = state.device
     if x.dim() != 3 or weight.dim() != 2 or weight.shape[1] < 2:
         raise ValueError(
             f"expected x `batch token channel` and weight `channel tap` with at least 2 taps, "
             f"got {tuple(x.shape)} and {tuple(weight.shape)}"
         )
     batch, token, channel = x.shape
-    check("x", x, "batch token channel", (batch, token, channel))
-    check("weight", weight, "channel tap", (channel, weight.shape[1]))
+    check_sizes(channel=channel)
+    check("x", x, "batch token channel", (batch, token, channel), device)
+    check("weight", weight, "channel tap", (channel, weight.shape[1]), device)
     if bias is not None:
-        check("bias", bias, "channel", (channel,))
-    check_state(state, (weight.shape[1] - 1, channel))
-    check_rows(batch, read=read, write=write, snapshot=snapshot, tokens=tokens)
+        check("bias", bias, "channel", (channel,), device)
+    slots = check_state(state, (weight.shape[1] - 1, channel))
+    check_columns(device, batch, **rows)
     if out is not None:
-        check("out", out, "batch token channel", (batch, token, channel))
+        check("out", out, "batch token channel", (batch, token, channel), device)
     if window is not None:
-        check("window", window, "batch tap-1+token channel", (batch, weight.shape[1] - 1 + token, channel))
+        check("window", window, "batch tap-1+token channel", (batch, weight.shape[1] - 1 + token, channel), device)
         if window.dtype != state.dtype:
             raise ValueError(f"window: expected {state.dtype} like state, got {window.dtype}")
+    check_apart("state", slots, tensors, "out", "window")
 
 
-def check_state(state: Tensor, shape: tuple[int, int]) -> None:
-    """Raises: ValueError unless every slot is dense, as `tap-1 channel` or as `channel tap-1`."""
+def check_state(state: Tensor, shape: tuple[int, int]) -> Blocks:
+    """Where the slots lie. Raises: ValueError unless each is dense, `tap-1 channel` or `channel tap-1`, and apart."""
     if state.shape[1:] != shape:
         raise ValueError(f"state: expected `slot tap-1 channel` = {('slots', *shape)}, got {tuple(state.shape)}")
     if state.dtype not in FLOATS:
@@ -104,6 +118,7 @@ def check_state(state: Tensor, shape: tuple[int, int]) -> None:
             f"state: a slot `tap-1 channel` must be contiguous, or the transpose of a contiguous `channel tap-1`, "
             f"got strides {state.stride()}"
         )
+    return check_slots(state, shape)
 
 
 def taps_are_fastest(state: Tensor) -> bool:

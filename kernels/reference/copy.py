@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from memstate.kernels.doors import check_columns
 from memstate.kernels.reference.host import Ints, on_host
 from memstate.kernels.reference.registers import column
 from memstate.kernels.tables import ZERO_SOURCE, PlaneMap, Section
@@ -12,6 +13,7 @@ if not __name__.startswith("memstate."):
 
 def copy_slots(planes: PlaneMap, dst: Tensor, src: Tensor) -> None:
     """Copies whole slots; see `memstate.kernels.copy.copy_slots`. Syncs: yes, off the CPU."""
+    check_columns(planes.tiles.device, None, dst=dst, src=src)
     for to, of in zip(dst.tolist(), src.tolist(), strict=True):
         if _exists(planes, to) and _exists(planes, of) and to != of:
             _copy(planes, to, of)
@@ -19,6 +21,7 @@ def copy_slots(planes: PlaneMap, dst: Tensor, src: Tensor) -> None:
 
 def zero_slots(planes: PlaneMap, ids: Tensor) -> None:
     """Zeroes whole slots; see `memstate.kernels.copy.zero_slots`. Syncs: yes, off the CPU."""
+    check_columns(planes.tiles.device, None, ids=ids)
     for slot in ids.tolist():
         if _exists(planes, slot):
             _zero(planes, slot)
@@ -29,13 +32,13 @@ def run_data(planes: PlaneMap, slots: Tensor, packet: Tensor) -> None:
     with on_host(slots, packet) as (held, commands):
         targets = [_held(held, register) for register in column(commands, Section.DATA)]
         sources = [
-            ZERO_SOURCE if register == ZERO_SOURCE else _held(held, register)
+            None if register == ZERO_SOURCE else _held(held, register)
             for register in column(commands, Section.DATA, second=True)
         ]
     for to, of in zip(targets, sources, strict=True):
-        if _exists(planes, to) and of == ZERO_SOURCE:
+        if _exists(planes, to) and of is None:
             _zero(planes, to)
-        elif _exists(planes, to) and _exists(planes, of) and to != of:
+        elif _exists(planes, to) and of is not None and _exists(planes, of) and to != of:
             _copy(planes, to, of)
 
 

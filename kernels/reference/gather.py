@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from memstate.kernels.blocks import as_bytes, check_beside, check_columns, check_plane
+from memstate.kernels.blocks import as_bytes, check_beside, check_plane
+from memstate.kernels.doors import blocks_of, check_apart, check_columns
 
 if not __name__.startswith("memstate."):
     raise ImportError("import memstate.kernels.reference.gather, not kernels.reference.gather: it would be there twice")
@@ -18,6 +19,9 @@ def gather_slots(plane: Tensor, slots: Tensor, out: Tensor) -> None:
 
 def check_arguments(plane: Tensor, slots: Tensor, out: Tensor) -> None:
     """Raises: ValueError naming the first argument that does not fit."""
-    check_plane(plane)
-    check_columns(plane, slots.numel(), slots=slots)
+    beside = {"slots": slots, "out": out}
+    blocks = check_plane(plane, beside)
+    check_columns(plane.device, None, slots=slots)
     check_beside(plane, "out", out, "layer batch ...", (plane.shape[0], slots.numel(), *plane.shape[2:]))
+    check_apart("plane", blocks, {"out": out})
+    check_apart("slots", blocks_of(slots, 1), {"out": out})

@@ -3,6 +3,7 @@
 import numpy as np
 from torch import Tensor
 
+from memstate.kernels.doors import INT32, check_columns
 from memstate.kernels.reference.bitmap import give_back, note_offenders, take_lowest
 from memstate.kernels.reference.host import Ints, on_host
 from memstate.kernels.tables import AUDIT_FREE, Count, Registers, Section
@@ -70,6 +71,7 @@ def _claim(commands: Ints, slots: Ints, labels: Ints, bitmap: Ints, counters: In
 
 def resolve(registers: Registers, wanted: Tensor, out: Tensor) -> None:
     """Looks up the slots of registers; see `memstate.kernels.registers.resolve`."""
+    check_columns(registers.cells.device, None, INT32, wanted=wanted, out=out)
     with on_host(registers.slots, wanted, out) as (slots, numbers, found):
         known = (numbers > 0) & (numbers < slots.size)
         found[:] = np.where(known, slots[np.where(known, numbers, 0)], 0)
@@ -77,6 +79,7 @@ def resolve(registers: Registers, wanted: Tensor, out: Tensor) -> None:
 
 def audit(registers: Registers, out: Tensor) -> None:
     """Counts the owners of every slot; see `memstate.kernels.registers.audit`."""
+    check_columns(registers.cells.device, registers.capacity + 1, INT32, out=out)
     with on_host(registers.slots, registers.bitmap, out) as (slots, bitmap, found):
         held = slots[slots != 0]
         owner = np.where((held > 0) & (held <= registers.capacity), held, 0)

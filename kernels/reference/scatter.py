@@ -2,7 +2,16 @@
 
 from torch import Tensor
 
-from memstate.kernels.blocks import as_bytes, check_beside, check_columns, check_plane, is_dense
+from memstate.kernels.blocks import as_bytes, check_beside, check_plane
+from memstate.kernels.doors import (
+    blocks_of,
+    check_apart,
+    check_columns,
+    check_distinct,
+    check_memory,
+    check_tensors,
+    is_dense,
+)
 
 if not __name__.startswith("memstate."):
     raise ImportError(
@@ -46,27 +55,38 @@ def scatter_inputs(
 
 def check_slots(plane: Tensor, slots: Tensor, batch: Tensor) -> None:
     """Raises: ValueError naming the first argument of `scatter_slots` that does not fit."""
-    check_plane(plane)
-    check_columns(plane, slots.numel(), slots=slots)
+    beside = {"slots": slots, "batch": batch}
+    blocks = check_plane(plane, beside)
+    check_columns(plane.device, None, slots=slots)
     check_beside(plane, "batch", batch, "layer batch ...", (plane.shape[0], slots.numel(), *plane.shape[2:]))
+    check_distinct("plane", blocks)
+    check_apart("plane", blocks, beside)
 
 
 def check_accepted(
     plane: Tensor, window: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
 ) -> None:
     """Raises: ValueError naming the first argument of `scatter_accepted` that does not fit."""
-    check_plane(plane)
+    columns = {"write": write, "accepted": accepted, "snapshot": snapshot, "crossed": crossed}
+    beside = {"window": window} | columns
+    blocks = check_plane(plane, beside)
     if window.dim() < 3:
         raise ValueError(f"window: expected `layer batch step ...`, got {tuple(window.shape)}")
     batch, step = window.shape[1:3]
     check_beside(plane, "window", window, "layer batch step ...", (plane.shape[0], batch, step, *plane.shape[2:]))
-    check_columns(plane, batch, write=write, accepted=accepted, snapshot=snapshot, crossed=crossed)
+    check_columns(plane.device, batch, **columns)
+    check_distinct("plane", blocks)
+    check_apart("plane", blocks, beside)
 
 
 def check_inputs(
     plane: Tensor, inputs: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
 ) -> None:
     """Raises: ValueError naming the first argument of `scatter_inputs` that does not fit."""
+    columns = {"write": write, "accepted": accepted, "snapshot": snapshot, "crossed": crossed}
+    beside = {"inputs": inputs} | columns
+    check_tensors({"plane": plane} | beside)
+    check_memory("plane", plane, plane.device)
     if plane.dim() != 4:
         raise ValueError(f"plane: expected `layer slot tap-1 channel`, got {tuple(plane.shape)}")
     layer, _, taps, channel = plane.shape
@@ -81,7 +101,10 @@ def check_inputs(
         )
     batch, length = inputs.shape[1:3]
     check_beside(plane, "inputs", inputs, "layer batch tap-1+step channel", (layer, batch, length, channel))
-    check_columns(plane, batch, write=write, accepted=accepted, snapshot=snapshot, crossed=crossed)
+    check_columns(plane.device, batch, **columns)
+    blocks = blocks_of(plane, 2)
+    check_distinct("plane", blocks)
+    check_apart("plane", blocks, beside)
 
 
 def has_taps_fastest(plane: Tensor) -> bool:

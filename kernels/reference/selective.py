@@ -5,12 +5,15 @@ from einops import rearrange, repeat
 from torch import Tensor
 from torch.nn import functional as F
 
-from memstate.kernels.decode_inputs import check, check_address, check_rows, check_state, check_window
+from memstate.kernels.decode_inputs import check, check_address, check_state, check_window
+from memstate.kernels.doors import check_apart, check_columns, check_sizes, check_tensors
+from memstate.kernels.reference.slots import row_slots
 
 if not __name__.startswith("memstate."):
     raise ImportError("import memstate.kernels.reference.selective, not kernels.reference.selective")
 
 
+@torch.no_grad()
 def selective_step(
     x: Tensor,
     dt: Tensor,
@@ -30,15 +33,13 @@ def selective_step(
     out: Tensor | None = None,
 ) -> Tensor:
     """Advances the state of every row by its tokens; see `memstate.kernels.selective`. Syncs: yes."""
-    check_arguments(x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, window, out)
+    check_arguments(x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, window, out)
     out = torch.empty_like(x) if out is None else out
     out.zero_()
-    slots = torch.stack([read, write, snapshot, tokens], dim=1).tolist()
-    for row, (source, target, copy, count) in enumerate(slots):
-        if target <= 0:
-            continue
-        s = state[source].float() if source > 0 else torch.zeros(state.shape[1:], device=state.device)
-        for t in range(min(count, x.shape[1])):
+    rows = row_slots(state, read, write, snapshot, tokens, x.shape[1], window is None)
+    for row, source, target, copy, count in rows:
+        s = state[source].float() if source else torch.zeros(state.shape[1:], device=state.device)
+        for t in range(count):
             step = dt[row, t].float() if dt_bias is None else dt[row, t].float() + dt_bias.float()
             s, y = advance(s, x[row, t], F.softplus(step) if softplus else step, a, b[row, t], c[row, t])
             if d is not None:
@@ -48,7 +49,7 @@ def selective_step(
                 window[row, t] = s
         if window is None:
             state[target] = s
-            if copy > 0:
+            if copy:
                 state[copy] = s
     return out
 
@@ -88,10 +89,20 @@ def check_arguments(
     d: Tensor | None,
     z: Tensor | None,
     dt_bias: Tensor | None,
+    softplus: bool,
     window: Tensor | None,
     out: Tensor | None,
 ) -> None:
     """Raises: ValueError naming the first argument whose shape, dtype, strides or address do not fit the others."""
+    rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
+    tensors: dict[str, Tensor | None] = {
+        "state": state, "x": x, "dt": dt, "a": a, "b": b, "c": c, **rows,
+        "d": d, "z": z, "dt_bias": dt_bias, "window": window, "out": out,
+    }  # fmt: skip
+    check_tensors(tensors, "d", "z", "dt_bias", "window", "out")
+    device = state.device
+    if not isinstance(softplus, bool):
+        raise ValueError(f"softplus: expected True or False, got {softplus!r}")
     if x.dim() != 4 or b.dim() != 4 or not b.shape[2] or x.shape[2] % b.shape[2]:
         raise ValueError(
             f"expected x `batch token head dim` and b `batch token group state` with head a multiple of group, "
@@ -103,23 +114,25 @@ def check_arguments(
         )
     batch, token, head, dim = x.shape
     states = b.shape[3]
-    check("x", x, "batch token head dim", (batch, token, head, dim))
+    check_sizes(head=head, dim=dim, state=states)
+    check("x", x, "batch token head dim", (batch, token, head, dim), device)
     for name, shared in (("b", b), ("c", c)):
-        check(name, shared, "batch token group state", (batch, token, b.shape[2], states))
+        check(name, shared, "batch token group state", (batch, token, b.shape[2], states), device)
     # One step, decay, skip and bias a head, or for each of its channels.
     tied = dt.dim() == 3
     pattern, shape = ("head", (head,)) if tied else ("head dim", (head, dim))
-    check("dt", dt, f"batch token {pattern}", (batch, token, *shape))
-    check("a", a, *(("head", (head,)) if tied else ("head dim state", (head, dim, states))))
+    check("dt", dt, f"batch token {pattern}", (batch, token, *shape), device)
+    check("a", a, pattern if tied else "head dim state", shape if tied else (head, dim, states), device)
     if not tied:
         check_address("a", a)
     for name, weight in (("d", d), ("dt_bias", dt_bias)):
         if weight is not None:
-            check(name, weight, pattern, shape)
-    check_state(state, "slot head dim state", (head, dim, states))
-    check_rows(batch, read=read, write=write, snapshot=snapshot, tokens=tokens)
+            check(name, weight, pattern, shape, device)
+    slots = check_state(state, "slot head dim state", (head, dim, states))
+    check_columns(device, batch, **rows)
     for name, like_x in (("z", z), ("out", out)):
         if like_x is not None:
-            check(name, like_x, "batch token head dim", (batch, token, head, dim))
+            check(name, like_x, "batch token head dim", (batch, token, head, dim), device)
     if window is not None:
         check_window(window, state, "batch token head dim state", (batch, token))
+    check_apart("state", slots, tensors, "out", "window")

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from memstate.kernels.doors import check_accept
 from memstate.kernels.reference.host import on_host
 from memstate.kernels.reference.tracking import Claims, choose_lane
 from memstate.kernels.tables import Outcome, Registers, Rules, StepRecord, Strategy
@@ -19,6 +20,7 @@ def accept(
     limit: int,
 ) -> None:
     """Says what was accepted of a speculative step; see `memstate.kernels.speculation.accept`."""
+    check_accept(registers, accepted, record, outcome)
     strategy, lanes, every, in_place = rules
     with on_host(*registers[:6], *registers[7:9], *record, *outcome) as arrays:
         slots, labels, tracked, want, source, generation, bitmap, counters = arrays[:8]
@@ -29,7 +31,7 @@ def accept(
             row, n = int(step.rows[i]), min(given, int(step.tokens[i]))
             live = 3 * row
             step.snapshot[i] = out.accepted[i] = out.crossed[i] = 0
-            if row <= 0 or n <= 0 or slots[live] == 0 or generation[row] != step.generation[i]:
+            if not 0 < row < len(generation) or n <= 0 or slots[live] == 0 or generation[row] != step.generation[i]:
                 step.write[i] = step.after[i] = 0
                 continue
             length = int(labels[source[row] or live])

@@ -4,6 +4,7 @@ path.
 
 from torch import Tensor
 
+from memstate.kernels.doors import check_plan, check_settle
 from memstate.kernels.reference.bitmap import give_back, take_lowest
 from memstate.kernels.reference.host import Ints, on_host
 from memstate.kernels.tables import Count, Entry, Registers, Rules, StepRecord, Strategy
@@ -42,14 +43,15 @@ def plan(
     limit: int,
 ) -> None:
     """Decides the slots of a batch; see `memstate.kernels.tracking.plan`."""
+    check_plan(registers, rows, tokens, record)
     strategy, lanes, every, in_place = rules
     with on_host(*registers[:6], *registers[7:9], *record) as arrays:
         slots, labels, tracked, want, source, generation, bitmap, counters = arrays[:8]
         out = StepRecord(*arrays[8:])  # type: ignore[arg-type]
         claims = Claims(bitmap, counters, limit)
         for i, (row, n) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
-            live = 3 * max(row, 0)
-            if row <= 0 or n <= 0 or slots[live] == 0:
+            live = 3 * row
+            if not 0 < row < len(generation) or n <= 0 or slots[live] == 0:
                 for column in out:
                     column[i] = 0
                 continue
@@ -95,6 +97,7 @@ def choose_lane(slots: Ints, labels: Ints, lanes: list[int], claims: Claims, in_
 
 def settle(registers: Registers, record: StepRecord, results: Tensor | None) -> None:
     """Releases superseded lanes; see `memstate.kernels.tracking.settle`."""
+    check_settle(registers, record, results)
     said = [Entry.ALIVE] * record.rows.numel() if results is None else results.tolist()
     r = registers
     with on_host(r.slots, r.labels, r.generation, r.bitmap, r.counters) as (
@@ -107,7 +110,7 @@ def settle(registers: Registers, record: StepRecord, results: Tensor | None) -> 
         released = []
         steps = zip(record.rows.tolist(), record.after.tolist(), record.generation.tolist(), said, strict=True)
         for row, after, step_generation, result in steps:
-            if row <= 0 or generation[row] != step_generation or result == Entry.DEAD:
+            if not 0 < row < len(generation) or generation[row] != step_generation or result == Entry.DEAD:
                 continue
             known = after if result == Entry.ENDED else labels[3 * row]
             lanes = (3 * row + 1, 3 * row + 2)

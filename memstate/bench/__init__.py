@@ -1,6 +1,10 @@
-"""Benchmarks. `launches` counts what the library asks of a device and is exact on every machine."""
+"""Benchmarks. `launches` counts what the library asks of a device and is exact on every machine; `host` is host time,
+whose ratios mean something on any; `alloc`, `track` and `copy` are device time and need a GPU.
+"""
 
 from memstate.bench.entry import Entry
 from memstate.bench.launches import by_unit, launches
+from memstate.bench.suite import NAMES, NEED_DEVICE, by_entry, run
+from memstate.bench.task import PEERS, Outcome
 
-__all__ = ["Entry", "by_unit", "launches"]
+__all__ = ["NAMES", "NEED_DEVICE", "PEERS", "Entry", "Outcome", "by_entry", "by_unit", "launches", "run"]

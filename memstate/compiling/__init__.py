@@ -17,7 +17,7 @@ from memstate.compiling.report import KernelReport
 from memstate.errors import CompileFailed, ConfigurationError, InvalidArgument
 from memstate.kernels.catalog import CompileCase, all_cases
 
-__all__ = ["TARGETS", "KernelReport", "compile_all", "compile_cases"]
+__all__ = ["TARGETS", "KernelReport", "compile_all", "compile_cases", "compile_elsewhere"]
 
 Progress = Callable[[int, int], None]
 
@@ -36,7 +36,7 @@ def compile_all(targets: Sequence[str] = tuple(TARGETS), progress: Progress | No
     from triton import knobs
 
     if knobs.runtime.interpret:
-        return _in_another_process(targets, progress)
+        return compile_elsewhere(targets, progress)
     return compile_cases(all_cases(), targets, progress)
 
 
@@ -53,10 +53,16 @@ def compile_cases(
     return reports
 
 
-def _in_another_process(targets: Sequence[str], progress: Progress | None) -> list[KernelReport]:
-    """Runs `python -m memstate.compiling`, which writes a line of JSON per report."""
+def compile_elsewhere(
+    targets: Sequence[str], progress: Progress | None = None, triton: Path | None = None
+) -> list[KernelReport]:
+    """Compiles every kernel of the library in a process of its own, `python -m memstate.compiling`.
+
+    triton: a folder with the Triton to use instead of the installed one, as `pip install --target` makes it.
+    progress: called with (done, total) after each. Syncs: no. Raises: CompileFailed.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    places = [str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")]
+    places = [str(triton or ""), str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, places))
     command = [sys.executable, "-m", "memstate.compiling", *targets]
     reports: list[KernelReport] = []

@@ -1,12 +1,15 @@
 """Compiles one kernel for one target, without a GPU, and says what came out. Knows Triton's compiler."""
 
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from memstate.compiling import amdgcn, ptx
+from memstate.compiling.places import source_barriers
 from memstate.compiling.provenance import WIDE_BITS, plane_accesses
 from memstate.compiling.report import KernelReport
 from memstate.errors import CompileFailed
+from memstate.kernels import catalog
 from memstate.kernels.catalog import CompileCase
 
 TARGETS: dict[str, tuple[str, int | str, int]] = {  # name -> Triton's backend, architecture, lanes of a warp
@@ -15,6 +18,7 @@ TARGETS: dict[str, tuple[str, int | str, int]] = {  # name -> Triton's backend, 
     "sm_100": ("cuda", 100, 32),
     "gfx942": ("hip", "gfx942", 64),
 }
+KERNELS = Path(catalog.__file__).parent
 
 
 def build(case: CompileCase, target: str) -> KernelReport:
@@ -63,6 +67,7 @@ def inspect(case: CompileCase, target: str, compiled: Any) -> KernelReport:
         pointers = [name for name in arguments if case.signature[name].startswith("*")]
         moved = plane_accesses(reader.accesses(text, arguments), case.plane_args, pointers)
         narrowest = min((access.bits for access in moved), default=None)
+    folders = (Path(case.kernel.fn.__code__.co_filename).parent, KERNELS)
     wide = narrowest is not None and narrowest >= WIDE_BITS
     return KernelReport(
         kernel=case.name,
@@ -73,4 +78,5 @@ def inspect(case: CompileCase, target: str, compiled: Any) -> KernelReport:
         narrowest_bulk_access_bits=narrowest,
         barriers=reader.barriers(text),
         ok=resources.spill_bytes == 0 and (wide or not case.plane_args),
+        source_barriers=source_barriers(text, folders),
     )

@@ -17,7 +17,8 @@ class KernelReport:
 
     registers: per thread; spill_bytes: per thread; shared_bytes: shared memory of one program; barriers: in the
     program's text. narrowest_bulk_access_bits: of the loads and stores of one lane that move plane bytes, None for
-    kernels that move none. ok: nothing spilled, and plane bytes move at least 16 at a time.
+    kernels that move none. ok: nothing spilled, and plane bytes move at least 16 at a time. source_barriers: those of
+    the barriers that the kernel's source asks for; the compiler added the others.
     """
 
     kernel: str
@@ -28,3 +29,4 @@ class KernelReport:
     narrowest_bulk_access_bits: int | None
     barriers: int
     ok: bool
+    source_barriers: int = 0

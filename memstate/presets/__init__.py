@@ -1,8 +1,10 @@
 """Layouts of known models: a preset for each of these checkpoints, and `from_config` for every other configuration.
 
 A preset takes the keywords of `from_config`: ssm_dtype (torch.float32), conv_dtype (torch.bfloat16), order
-("layer_major") and ranks (1), the tensor-parallel ranks of which the layout is one. No preset waits for a device, and
-each raises InvalidArgument for ranks that do not divide its heads.
+("layer_major"), ranks (1), the tensor-parallel ranks of which the layout is one, and conv_order: "channel_first" for
+windows of `channel (width-1)`, "width_first" for `(width-1) channel` (default: as engines of the model have them, which
+is width first for Kimi Linear and channel first for the others). No preset waits for a device, and each raises
+InvalidArgument for ranks that do not divide its heads.
 """
 
 from typing import Any, Final, TypedDict, Unpack
@@ -10,11 +12,14 @@ from typing import Any, Final, TypedDict, Unpack
 import torch
 
 from memstate.layout import Order, StateLayout
-from memstate.presets.config import READERS, from_config, state_layers
+from memstate.presets.config import READERS, from_config
+from memstate.presets.families import ConvOrder
+from memstate.presets.layers import state_layers
 
 __all__ = [
     "CHECKPOINTS",
     "READERS",
+    "ConvOrder",
     "Options",
     "bamba",
     "codestral_mamba",
@@ -39,18 +44,11 @@ class Options(TypedDict, total=False):
     conv_dtype: torch.dtype
     order: Order
     ranks: int
+    conv_order: ConvOrder | None
 
 
 _GRANITE_ATTENTION: Final = (5, 15, 25, 35)
-_KIMI_ATTENTION: Final = (
-    4,
-    8,
-    12,
-    16,
-    20,
-    24,
-    27,
-)  # counted from 1; the last layer is one, which the class default misses
+_KIMI_ATTENTION: Final = (4, 8, 12, 16, 20, 24, 27)  # from 1; the last layer is one, which the class default misses
 
 # The fields that decide the state, as config.json of the named checkpoint has them. Few are the defaults of the class.
 CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {

@@ -4,43 +4,23 @@ A configuration is an object with attributes, or a config.json as a dict, writte
 field that is missing is an error, never a default: the layout of a model that nobody has is worse than none.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Final
 
 import torch
 
 from memstate.errors import InvalidArgument
 from memstate.layout import Order, StateLayout
-from memstate.presets.families import DeltaRule, Family, Mamba, Mamba2, ShortConv
+from memstate.presets.families import ConvOrder, DeltaRule, Family, Mamba, Mamba2, ShortConv, ordered
+from memstate.presets.fields import Fields
+from memstate.presets.layers import state_layers
 
-# Kinds of layers that hold state; checkpoints written before transformers 5.0 say "mamba".
-STATE_LAYERS: Final = ("linear_attention", "conv", "hybrid", "mamba")
-
-
-class Fields:
-    """The fields of a configuration, which is an object with attributes or a dict; a dot leads into a nested one."""
-
-    def __init__(self, config: object) -> None:
-        self._config = config
-
-    def get(self, path: str) -> Any:
-        """A field, None if it is not there."""
-        value: Any = self._config
-        for name in path.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
-        return value
-
-    def number(self, *paths: str) -> int:
-        """The first of these fields that is a number of 1 or more. Raises: InvalidArgument."""
-        values = {path: self.get(path) for path in paths}
-        for value in values.values():
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                return value
-        found = ", ".join(f"{path} = {value!r}" for path, value in values.items())
-        raise InvalidArgument(f"{self.get('model_type')} with {found}: expected a number of 1 or more")
+NESTED = 4  # configurations of text models inside one another; real ones have one
 
 
 def _delta_rule(fields: Fields) -> Family:
+    fields.require_multiple("linear_num_value_heads", "linear_num_key_heads")
     return DeltaRule(
         key_heads=fields.number("linear_num_key_heads"),
         value_heads=fields.number("linear_num_value_heads"),
@@ -58,17 +38,24 @@ def _kimi(fields: Fields) -> Family:
     return DeltaRule(heads, heads, dim, dim, width, width_first=True)
 
 
-def _mamba2(heads: str, dim: str, groups: str, state: str, width: str) -> Callable[[Fields], Family]:
-    """A reader for the five names that a model has for the same five dimensions."""
+def _mamba2(
+    heads: str, dim: str, groups: str, state: str, width: str, *, wide: Sequence[tuple[str, ...]] = ()
+) -> Callable[[Fields], Family]:
+    """A reader for the five names that a model has for the same five dimensions.
+
+    wide: what the heads make up together as a product of fields, where the class insists on it; of several the first
+    that is there. Nemotron-H has heads that are not expand * hidden_size, and its class does not mind.
+    """
 
     def read(fields: Fields) -> Family:
-        count = fields.number(heads)
-        if fields.get(dim) not in (None, "auto"):
-            size = fields.number(dim)
-        elif fields.get("mamba_d_ssm") is not None:
-            size = fields.number("mamba_d_ssm") // count
-        else:
-            size = fields.number("mamba_expand", "expand") * fields.number("hidden_size") // count
+        count, fixed = fields.number(heads), fields.get(dim) not in (None, "auto")
+        fields.require_multiple(heads, groups)
+        there = [names for names in wide if all(fields.get(name) is not None for name in names)]
+        names = there[0] if there else ()
+        channels = prod(fields.number(name) for name in names)
+        size = fields.number(dim) if fixed or not names else channels // count
+        if names and count * size != channels:
+            raise fields.refused(heads, dim, *names, expected=f"heads of one size that make up {channels} channels")
         return Mamba2(count, size, fields.number(groups), fields.number(state), fields.number(width))
 
     return read
@@ -90,7 +77,13 @@ def _short_conv(fields: Fields) -> Family:
     return ShortConv(fields.number("hidden_size"), fields.number("conv_L_cache"))
 
 
-_hybrid_mamba2 = _mamba2("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
+_EXPANDED: Final = ("mamba_expand", "hidden_size")
+
+
+def _hybrid_mamba2(*wide: tuple[str, ...]) -> Callable[[Fields], Family]:
+    names = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
+    return _mamba2(*names, wide=wide)
+
 
 READERS: Final[Mapping[str, Callable[[Fields], Family]]] = {
     "qwen3_next": _delta_rule,
@@ -99,39 +92,21 @@ READERS: Final[Mapping[str, Callable[[Fields], Family]]] = {
     "olmo_hybrid": _delta_rule,
     "kimi_linear": _kimi,
     "nemotron_h": _mamba2("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel"),
-    "falcon_h1": _hybrid_mamba2,
-    "bamba": _hybrid_mamba2,
-    "granitemoehybrid": _hybrid_mamba2,
-    "zamba2": _mamba2("n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_d_state", "mamba_d_conv"),
-    "mamba2": _mamba2("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel"),
+    "falcon_h1": _hybrid_mamba2(("mamba_d_ssm",), _EXPANDED),
+    "bamba": _hybrid_mamba2(_EXPANDED),
+    "granitemoehybrid": _hybrid_mamba2(_EXPANDED),
+    "zamba2": _mamba2(
+        "n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_d_state", "mamba_d_conv", wide=[_EXPANDED]
+    ),
+    "mamba2": _mamba2(
+        "num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", wide=[("expand", "hidden_size")]
+    ),
     "mamba": _mamba,
     "falcon_mamba": _mamba,
     "jamba": _jamba,
     "lfm2": _short_conv,
     "lfm2_moe": _short_conv,
 }
-EVERY_LAYER: Final = ("falcon_h1", "zamba2", "mamba2", "mamba", "falcon_mamba")  # every layer has a state
-
-
-def state_layers(config: object) -> int:
-    """How many layers of a configuration hold state, from whichever list of layers it has. Raises: InvalidArgument."""
-    fields = Fields(config)
-    kind = fields.get("model_type")
-    if kind in EVERY_LAYER:
-        return fields.number("num_hidden_layers")
-    if kinds := fields.get("layer_types") or fields.get("layers_block_type"):
-        return sum(layer in STATE_LAYERS for layer in kinds)
-    if pattern := fields.get("hybrid_override_pattern"):
-        return int(pattern.count("M"))
-    if layers := fields.get("linear_attn_config.kda_layers"):
-        return len(layers)
-    for name in ("full_attn_idxs", "attn_layer_indices"):
-        if (attention := fields.get(name)) is not None:
-            return fields.number("num_hidden_layers") - len(attention)
-    if fields.get("full_attention_interval") is not None:
-        total = fields.number("num_hidden_layers")
-        return total - total // fields.number("full_attention_interval")
-    raise InvalidArgument(f"{kind} without layer_types: which of its layers hold state?")
 
 
 def from_config(
@@ -141,20 +116,33 @@ def from_config(
     conv_dtype: torch.dtype = torch.bfloat16,
     order: Order = "layer_major",
     ranks: int = 1,
+    conv_order: ConvOrder | None = None,
 ) -> StateLayout:
     """The layout of one of `ranks` ranks for a configuration object of transformers, or for a config.json as a dict.
 
-    A configuration of several models stands for its text model. Syncs: no.
-    Raises: InvalidArgument for a type that is not known, for fields that are missing, and for ranks that do not divide.
+    A configuration of several models stands for its text model. conv_order: how windows lie in memory, "channel_first"
+    or "width_first" (default: as engines of the model have them). Syncs: no.
+    Raises: InvalidArgument for a type that is not known, for fields that are missing or contradict each other, and for
+    ranks that do not divide.
     """
     fields = Fields(config)
-    kind, text = fields.get("model_type"), fields.get("text_config")
-    if kind not in READERS and text is not None:
-        return from_config(text, ssm_dtype=ssm_dtype, conv_dtype=conv_dtype, order=order, ranks=ranks)
-    if kind not in READERS:
-        raise InvalidArgument(f"model_type {kind!r}: the known ones are {', '.join(sorted(READERS))}")
-    layers = state_layers(config)
+    for _ in range(NESTED):
+        if (text := fields.get("text_config")) is None or _known(fields):
+            break
+        fields = Fields(text)
+    if not _known(fields):
+        raise InvalidArgument(
+            f"model_type {fields.get('model_type')!r}: the known ones are {', '.join(sorted(READERS))}"
+        )
+    layers = state_layers(fields.config)
     if not layers:
-        raise InvalidArgument(f"{kind}: no layer of this configuration holds state")
-    planes = READERS[kind](fields).planes(ssm_dtype, conv_dtype)
+        raise InvalidArgument(f"{fields.get('model_type')}: no layer of this configuration holds state")
+    planes = READERS[fields.get("model_type")](fields).planes(ssm_dtype, conv_dtype)
+    if conv_order is not None:
+        planes = ordered(planes, conv_order)
     return StateLayout(planes, layers, order).shard(ranks)
+
+
+def _known(fields: Fields) -> bool:
+    kind = fields.get("model_type")
+    return isinstance(kind, str) and kind in READERS

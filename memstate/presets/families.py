@@ -5,13 +5,16 @@ causal convolution of `width` taps needs from before, so width-1 of them, as eng
 keeps one more, the input of the step itself.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, get_args
 
 import torch
 
+from memstate.errors import InvalidArgument
 from memstate.layout import Plane
 from memstate.split import Part
+
+ConvOrder = Literal["channel_first", "width_first"]
 
 
 class Family(Protocol):
@@ -93,6 +96,20 @@ def _window(parts: tuple[Part, ...], width: int, dtype: torch.dtype, width_first
     if width_first:
         shape, axis = (shape[1], shape[0]), 1
     return Plane("conv", shape, dtype, parts=parts, axis=axis)
+
+
+def ordered(planes: tuple[Plane, ...], order: ConvOrder) -> tuple[Plane, ...]:
+    """The same planes with windows as `channel (width-1)` or `(width-1) channel`; the cut stays one of the channels.
+
+    Raises: InvalidArgument for another order.
+    """
+    if order not in get_args(ConvOrder):
+        raise InvalidArgument(f"conv_order {order!r}: expected {' or '.join(get_args(ConvOrder))}")
+    axis = get_args(ConvOrder).index(order)
+    return tuple(
+        replace(plane, shape=plane.shape[::-1], axis=axis) if plane.name == "conv" and plane.axis != axis else plane
+        for plane in planes
+    )
 
 
 def _heads(shape: tuple[int, int, int], dtype: torch.dtype) -> Plane:

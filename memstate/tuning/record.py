@@ -40,6 +40,20 @@ def contents(outcome: Outcome) -> dict[str, Any]:
     }
 
 
+def require_folder(folder: Path | None = None) -> None:
+    """Refuses a folder that `store` could not write to, without making it; folder: where (default: the user's).
+
+    Raises: InvalidArgument, saying how to choose another.
+    """
+    folder = folder or tuned.user_folder()
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
+        raise InvalidArgument(
+            f"nothing can be stored in {folder}: {there} is no folder that can be written to;"
+            " MEMSTATE_TUNED names another, --dry-run stores nothing"
+        )
+
+
 def store(outcome: Outcome, folder: Path | None = None) -> Path:
     """Writes the file of the device whole or not at all, and has this process look into it.
 

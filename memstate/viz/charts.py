@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from memstate.errors import InvalidArgument
 from memstate.layout import StateLayout, format_bytes
+from memstate.viz import given
+from memstate.viz.given import Layouts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -13,15 +14,15 @@ if TYPE_CHECKING:
     from memstate.viz.figure import Colour
 
 
-def slot(layouts: Mapping[str, StateLayout]) -> "Figure":
+def slot(layouts: Layouts) -> "Figure":
     """One slot of each layout, all to one scale: the blocks of a layer beside the slot over all layers.
 
-    layouts: name -> layout. Padding is hatched. Syncs: no. Raises: InvalidArgument; ImportError without matplotlib.
+    layouts: name -> layout, or one layout. Padding is hatched. Syncs: no. Raises: InvalidArgument; ImportError without
+    matplotlib.
     """
     from memstate.viz import figure
 
-    if not layouts:
-        raise InvalidArgument("slot: no layout to draw")
+    layouts = given.layouts(layouts)
     colours = figure.plane_colours(plane.name for layout in layouts.values() for plane in layout.planes)
     drawn = figure.drawing(9, 1.1 + 0.45 * len(layouts))
     left, right = drawn.subplots(1, 2, sharey=True, width_ratios=(3, 2))
@@ -37,11 +38,11 @@ def slot(layouts: Mapping[str, StateLayout]) -> "Figure":
         axes.set_xlim(0, (1.9 if axes is right else 1.02) * max(*sizes, 1) / unit)
         axes.set_xlabel(f"{what}, {name}")
         axes.spines[["top", "right"]].set_visible(False)
-    left.set_yticks(range(len(layouts)), list(layouts))
+    left.set_yticks(range(len(layouts)), [figure.plain(name) for name in layouts])
     left.invert_yaxis()
     padded = any(layout.bytes_per_slot > layout.payload_bytes_per_slot for layout in layouts.values())
-    shown = colours | ({"padding": figure.PADDING} if padded else {})
-    drawn.legend(handles=figure.key(shown), loc="outside upper right", ncols=len(shown), frameon=False)
+    handles = figure.key(colours, padded)
+    drawn.legend(handles=handles, loc="outside upper right", ncols=min(len(handles), figure.COLUMNS), frameon=False)
     return drawn
 
 
@@ -70,30 +71,36 @@ def _unit(most: int) -> tuple[int, str]:
 def bars(numbers: Mapping[str, Mapping[str, float]], unit: str, *, log: bool = False) -> "Figure":
     """Numbers as groups of bars with their values, such as MiB of several models by dtype.
 
-    numbers: group -> name -> value, with the same names in every group. unit: of the values, for the axis.
+    numbers: group -> name -> value, with the same names in every group. unit: of the values, for the axis. log: on a
+    logarithmic axis, where 0 is a number without a bar.
     Syncs: no. Raises: InvalidArgument; ImportError without matplotlib.
     """
     from memstate.viz import figure
 
-    names = list(next(iter(numbers.values()), {}))
-    if not names or any(list(group) != names for group in numbers.values()):
-        raise InvalidArgument(f"bars: expected the names {names} in every group of {list(numbers)}")
+    groups = given.bars(numbers, log)
+    names = list(next(iter(groups.values())))
     colours = figure.plane_colours(names)
-    drawn = figure.drawing(9, 0.9 + 0.2 * (len(names) + 0.5) * len(numbers))
+    drawn = figure.drawing(9, 0.9 + 0.2 * (len(names) + 0.5) * len(groups))
     axes = drawn.subplots()
     height = 0.8 / len(names)
+    logarithmic = log and any(value > 0 for group in groups.values() for value in group.values())
     for turn, name in enumerate(names):
-        places = [at + (turn - (len(names) - 1) / 2) * height for at in range(len(numbers))]
+        places = [at + (turn - (len(names) - 1) / 2) * height for at in range(len(groups))]
         container = axes.barh(
-            places, [group[name] for group in numbers.values()], height=0.92 * height, color=colours[name]
+            places, [group[name] for group in groups.values()], height=0.92 * height, color=colours[name]
         )
         axes.bar_label(container, fmt=" {:,.6g}", fontsize=7)
-    axes.set_yticks(range(len(numbers)), list(numbers))
+        for at, bar in zip(places, container, strict=True):
+            if logarithmic and bar.get_width() == 0:  # which has no place on the axis, and so no label either
+                axes.text(0, at, " 0", transform=axes.get_yaxis_transform(), va="center", fontsize=7)
+    axes.set_yticks(range(len(groups)), [figure.plain(group) for group in groups])
     axes.invert_yaxis()
-    axes.set_xlabel(unit)
+    axes.set_xlabel(figure.plain(str(unit)))
     axes.margins(x=0.12)
-    if log:
+    if logarithmic:
         axes.set_xscale("log")
     axes.spines[["top", "right"]].set_visible(False)
-    drawn.legend(handles=figure.key(colours), loc="outside upper right", ncols=len(names), frameon=False)
+    drawn.legend(
+        handles=figure.key(colours), loc="outside upper right", ncols=min(len(names), figure.COLUMNS), frameon=False
+    )
     return drawn

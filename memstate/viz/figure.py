@@ -1,6 +1,8 @@
 """The figure that all pictures are drawn on, and their colours. The only place that imports matplotlib."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from colorsys import hls_to_rgb
 from io import StringIO
 
 try:
@@ -9,7 +11,7 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 except ModuleNotFoundError as error:
-    raise ImportError("pictures need matplotlib: pip install 'memstate[viz]'") from error
+    raise ImportError("pictures need matplotlib: pip install '.[viz]' in a checkout of memstate") from error
 
 Colour = str | tuple[float, float, float]
 
@@ -17,6 +19,9 @@ PLANES: tuple[Colour, ...] = ("#3b6ea5", "#e08e2d", "#5b9a68", "#8a63a8", "#b057
 PADDING = "#d23b3b"  # hatched, so that it is told from a plane in print as well
 HATCH = "/////"
 EDGE = "#444444"
+COLUMNS = 8  # of a legend; more would be wider than the picture
+GOLDEN = 0.618034  # of a turn of the colour wheel, again and again: no two hues are ever the same
+NO_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # what XML cannot hold, and controls
 
 
 class Drawing(Figure):
@@ -35,8 +40,17 @@ def drawing(width: float, height: float) -> Drawing:
 
 
 def plane_colours(names: Iterable[str]) -> dict[str, Colour]:
-    """A colour for each plane, the same one in every layout of a picture."""
-    return {name: PLANES[at % len(PLANES)] for at, name in enumerate(dict.fromkeys(names))}
+    """A colour for each plane, the same one in every layout of a picture, and no two alike."""
+    return {name: _colour(at) for at, name in enumerate(dict.fromkeys(names))}
+
+
+def _colour(at: int) -> Colour:
+    return PLANES[at] if at < len(PLANES) else hls_to_rgb(at * GOLDEN % 1, 0.35 + 0.1 * (at % 3), 0.5)
+
+
+def plain(name: str) -> str:
+    """A name as it is: matplotlib takes `$` for a formula, and control characters break an SVG."""
+    return NO_TEXT.sub("\ufffd", name).replace("$", r"\$")
 
 
 def lighter(colour: Colour, part: float) -> Colour:
@@ -45,11 +59,10 @@ def lighter(colour: Colour, part: float) -> Colour:
     return red, green, blue
 
 
-def key(colours: dict[str, Colour]) -> list[Patch]:
-    """The entries of a legend."""
-    hatched = {"padding"}
-    return [
-        Patch(facecolor="white" if name in hatched else colour, edgecolor=colour if name in hatched else EDGE,
-              hatch=HATCH if name in hatched else None, linewidth=0.5, label=name)
-        for name, colour in colours.items()
-    ]  # fmt: skip
+def key(colours: Mapping[str, Colour], padding: bool = False) -> list[Patch]:
+    """The entries of a legend; padding: one more for it, hatched as it is drawn."""
+    shown = [
+        Patch(facecolor=colour, edgecolor=EDGE, linewidth=0.5, label=plain(name)) for name, colour in colours.items()
+    ]
+    hatched = Patch(facecolor="white", edgecolor=PADDING, hatch=HATCH, linewidth=0.5, label="padding")
+    return [*shown, hatched] if padding else shown

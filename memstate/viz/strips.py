@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from memstate.errors import InvalidArgument
 from memstate.layout import StateLayout, format_bytes
+from memstate.viz import given
+from memstate.viz.given import Layouts
 from memstate.viz.touch import blocks, shares, touched
 
 if TYPE_CHECKING:
@@ -15,19 +17,21 @@ if TYPE_CHECKING:
     from memstate.viz.figure import Colour
 
 MOST_BLOCKS = 2000  # more can be neither seen nor told apart
+MOST_PAGES = 2**20
 LEVELS = 4  # shades of a page that is touched in part
 
 
-def arena(layouts: Mapping[str, StateLayout], slots: int, ids: Sequence[int] = ()) -> "Figure":
+def arena(layouts: Layouts, slots: int, ids: Sequence[int] = ()) -> "Figure":
     """The arenas of each layout from their first byte to the last, a colour per plane and a shade per layer.
 
-    layouts: name -> layout. slots: how many there are beside the null slot. ids: those whose blocks stand out; the
-    others are pale. For layouts of up to 2000 blocks. Syncs: no. Raises: InvalidArgument; ImportError without
-    matplotlib.
+    layouts: name -> layout, or one layout. slots: how many there are beside the null slot. ids: of 1..slots, those
+    whose blocks stand out; the others are pale. For layouts of up to 2000 blocks. Syncs: no.
+    Raises: InvalidArgument; ImportError without matplotlib.
     """
     from memstate.viz import figure
 
-    _require_some(layouts)
+    layouts, slots = given.layouts(layouts), given.count("slots", slots)
+    ids = given.numbers("slots", ids, range(1, slots + 1))
     most = max(len(layout.planes) * layout.layers for layout in layouts.values()) * (slots + 1)
     if most > MOST_BLOCKS:
         raise InvalidArgument(
@@ -41,13 +45,15 @@ def arena(layouts: Mapping[str, StateLayout], slots: int, ids: Sequence[int] = (
     labels: list[str] = []
     for name, layout in layouts.items():
         _lay_out(axes, len(labels), layout, slots, ids, colours, widest / 60)
-        labels += [f"{name}\narena {number}" for number in range(len(sizes[name]))]
+        labels += [f"{figure.plain(name)}\narena {number}" for number in range(len(sizes[name]))]
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.set_xlabel("bytes from the start of the arena")
     axes.set_xlim(0, 1.01 * widest)
     axes.spines[["top", "right"]].set_visible(False)
-    drawn.legend(handles=figure.key(colours), loc="outside upper right", ncols=len(colours), frameon=False)
+    drawn.legend(
+        handles=figure.key(colours), loc="outside upper right", ncols=min(len(colours), figure.COLUMNS), frameon=False
+    )
     return drawn
 
 
@@ -75,25 +81,33 @@ def _lay_out(
 
 
 def pages(
-    layouts: Mapping[str, StateLayout], slots: int, ids: Sequence[int], page_bytes: int,
+    layouts: Layouts, slots: int, ids: Sequence[int], page_bytes: int,
     layers: Iterable[int] | None = None,
 ) -> "Figure":  # fmt: skip
     """The pages of each layout's arenas; what a forward over these slots touches is dark, the darker the fuller.
 
-    layouts: name -> layout. slots: how many there are. ids, layers: what is read, see `touch.blocks`. page_bytes: of
-    one page. Syncs: no. Raises: InvalidArgument; ImportError without matplotlib.
+    layouts: name -> layout, or one layout. slots: how many there are. ids, layers: what is read, see `touch.blocks`.
+    page_bytes: of one page. For arenas of up to 2**20 pages in all. Syncs: no.
+    Raises: InvalidArgument; ImportError without matplotlib.
     """
     from memstate.viz import figure
 
-    _require_some(layouts)
+    layouts, page_bytes = given.layouts(layouts), given.count("page_bytes", page_bytes)
     chosen = None if layers is None else list(layers)
+    most = sum(size // page_bytes for layout in layouts.values() for size in layout.arena_bytes(slots))
+    if most > MOST_PAGES:
+        raise InvalidArgument(
+            f"pages: {most} pages of {page_bytes} bytes cannot be told apart, draw fewer slots (<= {MOST_PAGES} pages)"
+        )
     rows = []
     for name, layout in layouts.items():
         pieces = blocks(layout, slots, ids, chosen)
         parts = shares(pieces, page_bytes, layout.arena_bytes(slots))
         needed = sum(piece.nbytes for piece in pieces)
         count = touched(pieces, page_bytes)
-        rows.append((f"{name}: {count} pages of {format_bytes(page_bytes)} for {format_bytes(needed)}", parts))
+        rows.append(
+            (f"{figure.plain(name)}: {count} pages of {format_bytes(page_bytes)} for {format_bytes(needed)}", parts)
+        )
     drawn = figure.drawing(9, 0.5 + 0.75 * sum(len(parts) for _, parts in rows))
     grid = drawn.subplots(sum(len(parts) for _, parts in rows), 1, squeeze=False, sharex=True)[:, 0]
     longest = max(len(part) for _, parts in rows for part in parts)
@@ -125,8 +139,3 @@ def _levels(part: Sequence[float]) -> list[tuple[int, int, int]]:
         elif level:
             found.append((at, 1, level))
     return found
-
-
-def _require_some(layouts: Mapping[str, StateLayout]) -> None:
-    if not layouts:
-        raise InvalidArgument("no layout to draw")

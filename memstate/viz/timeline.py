@@ -1,10 +1,13 @@
 """Who owned which slot, step by step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from memstate.errors import InvalidArgument
 from memstate.snapshot import Picture
+from memstate.viz import given
+from memstate.viz.given import Pictures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,6 +23,9 @@ COLOURS = {
     "contested": "#000000",
 }
 SHORT = 4  # letters of an owner's name that fit a cell
+MOST_CELLS = 20_000  # slots times moments
+LEGIBLE = (100, 48)  # slots and moments up to which a cell has room for its edges and a name
+LABELS = 24  # moments that have room for a label
 
 
 def holdings(picture: Picture) -> list[tuple[str, str]]:
@@ -45,37 +51,47 @@ def holdings(picture: Picture) -> list[tuple[str, str]]:
     return found
 
 
-def occupancy(pictures: Sequence[Picture], steps: Sequence[str] = ()) -> "Figure":
+def occupancy(pictures: Pictures, steps: Sequence[str] = ()) -> "Figure":
     """Slots from top to bottom, moments from left to right, coloured by the kind of owner; short names are written in.
 
-    pictures: of one manager, in the order they were taken. steps: a label for each (default: 0, 1, ...).
-    Syncs: no. Raises: InvalidArgument; ImportError without matplotlib.
+    pictures: one, or several of one manager in the order they were taken. steps: a label for each (default: 0, 1, ...).
+    Beyond 100 slots or 48 moments names are left out, and neighbours of a kind are drawn as one; beyond 20,000 cells
+    nothing is drawn. Syncs: no. Raises: InvalidArgument; ImportError without matplotlib.
     """
     from memstate.viz import figure
 
-    capacities = {picture.capacity for picture in pictures}
-    if len(capacities) != 1 or len(steps) not in (0, len(pictures)):
+    taken = given.pictures(pictures)
+    capacities = {picture.capacity for picture in taken}
+    if len(capacities) != 1 or isinstance(steps, str) or len(steps) not in (0, len(taken)):
         raise InvalidArgument(
-            f"occupancy: {len(pictures)} pictures of {sorted(capacities)} slots and {len(steps)} labels, "
+            f"occupancy: {len(taken)} pictures of {sorted(capacities)} slots and {len(steps)} labels, "
             "expected one or more of the same number of slots, and a label for each or none"
         )
-    columns = [holdings(picture) for picture in pictures]
     capacity = capacities.pop()
-    drawn = figure.drawing(min(12.0, 1.6 + 0.42 * len(columns)), 1.0 + 0.24 * capacity)
+    if capacity * len(taken) > MOST_CELLS:
+        raise InvalidArgument(
+            f"occupancy: {len(taken)} pictures of {capacity} slots cannot be told apart, draw fewer"
+            f" (<= {MOST_CELLS} cells)"
+        )
+    columns = [holdings(picture) for picture in taken]
+    legible = capacity <= LEGIBLE[0] and len(columns) <= LEGIBLE[1]
+    drawn = figure.drawing(min(12.0, 1.6 + 0.42 * len(columns)), 1.0 + 0.24 * min(capacity, LEGIBLE[0]))
     axes = drawn.subplots()
     axes.set_facecolor(COLOURS["free"])
     for at, column in enumerate(columns):
-        for slot, (kind, name) in enumerate(column, 1):
-            if kind == "free":
-                continue
-            colour = COLOURS.get(kind, COLOURS["unknown"])
-            axes.barh(slot, 1, left=at, height=1, facecolor=colour, edgecolor="white", linewidth=0.8)
-            if len(name) <= SHORT:
-                axes.text(at + 0.5, slot, name, ha="center", va="center", fontsize=7, color="white")
-    axes.set_yticks(range(1, capacity + 1))
+        for slot, count, kind, name in _cells(column, joined=not legible):
+            colour, middle = COLOURS.get(kind, COLOURS["unknown"]), slot + (count - 1) / 2
+            axes.barh(
+                middle, 1, left=at, height=count, facecolor=colour, edgecolor="white", linewidth=0.8 if legible else 0
+            )
+            if legible and len(name) <= SHORT:
+                axes.text(at + 0.5, slot, figure.plain(name), ha="center", va="center", fontsize=7, color="white")
+    axes.set_yticks(range(1, capacity + 1, -(-capacity // LEGIBLE[0])))
     axes.set_ylabel("slot")
     axes.set_ylim(capacity + 0.5, 0.5)
-    axes.set_xticks([at + 0.5 for at in range(len(columns))], steps or [str(at) for at in range(len(columns))])
+    labels = [figure.plain(str(step)) for step in steps] or [str(at) for at in range(len(columns))]
+    shown_steps = range(0, len(columns), -(-len(columns) // LABELS))
+    axes.set_xticks([at + 0.5 for at in shown_steps], [labels[at] for at in shown_steps])
     axes.set_xlim(0, len(columns))
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
@@ -83,3 +99,14 @@ def occupancy(pictures: Sequence[Picture], steps: Sequence[str] = ()) -> "Figure
     shown: dict[str, figure.Colour] = {kind: colour for kind, colour in COLOURS.items() if kind in seen}
     drawn.legend(handles=figure.key(shown), loc="outside upper right", ncols=len(shown), frameon=False)
     return drawn
+
+
+def _cells(column: Sequence[tuple[str, str]], joined: bool) -> Iterator[tuple[int, int, str, str]]:
+    """First slot, number of slots, kind and name of what is not free; joined: neighbours of a kind as one, unnamed."""
+    cells = list(enumerate(column, 1))
+    for kind, run in groupby(cells, key=lambda cell: cell[1][0]):
+        here = [] if kind == "free" else list(run)
+        if here and joined:
+            yield here[0][0], len(here), kind, ""
+        else:
+            yield from ((slot, 1, kind, name) for slot, (_, name) in here)

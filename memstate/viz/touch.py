@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memstate.errors import InvalidArgument
 from memstate.layout import StateLayout
+from memstate.viz import given
 
 
 class Piece(NamedTuple):
@@ -28,9 +28,8 @@ def blocks(layout: StateLayout, slots: int, ids: Sequence[int], layers: Iterable
     slots: how many there are. ids: 1..slots. layers: of 0..layout.layers-1 (default: all). Syncs: no.
     Raises: InvalidArgument.
     """
-    _require("slots", ids, range(1, slots + 1))
-    chosen = list(range(layout.layers) if layers is None else layers)
-    _require("layers", chosen, range(layout.layers))
+    ids = given.numbers("slots", ids, range(1, given.count("slots", slots) + 1))
+    chosen = given.numbers("layers", range(layout.layers) if layers is None else layers, range(layout.layers))
     return [
         Piece(place.arena, place.offset + layer * place.layer_stride + slot * place.slot_stride, plane.nbytes)
         for plane, place in zip(layout.planes, layout.placements(slots), strict=True)
@@ -45,7 +44,7 @@ def runs(layout: StateLayout, slots: int, ids: Sequence[int]) -> list[Piece]:
 
     slots, ids: as for `blocks`. Raises: InvalidArgument.
     """
-    _require("slots", ids, range(1, slots + 1))
+    ids = given.numbers("slots", ids, range(1, given.count("slots", slots) + 1))
     return [
         Piece(run.arena, run.offset + slot * run.slot_stride, run.nbytes) for slot in ids for run in layout.runs(slots)
     ]
@@ -66,7 +65,7 @@ def joined(pieces: Iterable[Piece]) -> list[Piece]:
 
 def touched(pieces: Iterable[Piece], page_bytes: int) -> int:
     """How many pages of `page_bytes` bytes these bytes lie on, each counted once. Raises: InvalidArgument."""
-    _require_page(page_bytes)
+    page_bytes = given.count("page_bytes", page_bytes)
     numbers = (
         Piece(arena, start // page_bytes, -(-(start + nbytes) // page_bytes) - start // page_bytes)
         for arena, start, nbytes in pieces
@@ -77,7 +76,7 @@ def touched(pieces: Iterable[Piece], page_bytes: int) -> int:
 
 def shares(pieces: Iterable[Piece], page_bytes: int, arena_bytes: Sequence[int]) -> list[NDArray[np.float64]]:
     """The part of each page that these bytes are, 0..1: one vector `page` per arena. Raises: InvalidArgument."""
-    _require_page(page_bytes)
+    page_bytes = given.count("page_bytes", page_bytes)
     found = []
     for arena, size in enumerate(arena_bytes):
         starts = np.arange(0, size, page_bytes)
@@ -89,14 +88,3 @@ def shares(pieces: Iterable[Piece], page_bytes: int, arena_bytes: Sequence[int])
             used[own] += np.minimum(ends[own], piece.start + piece.nbytes) - np.maximum(starts[own], piece.start)
         found.append(used / (ends - starts))
     return found
-
-
-def _require(what: str, numbers: Iterable[int], known: range) -> None:
-    unknown = sorted(set(numbers) - set(known))
-    if unknown:
-        raise InvalidArgument(f"{what} {unknown}: expected {known.start}..{known.stop - 1}")
-
-
-def _require_page(page_bytes: int) -> None:
-    if page_bytes < 1:
-        raise InvalidArgument(f"page of {page_bytes} bytes: expected 1 or more")

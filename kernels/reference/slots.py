@@ -1,0 +1,23 @@
+"""What the rows of a decode step read, write and snapshot, on the host. Knows no plane and no op."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+if not __name__.startswith("memstate."):
+    raise ImportError("import memstate.kernels.reference.slots, not kernels.reference.slots: it would be there twice")
+
+
+def row_slots(
+    state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor, tokens: Tensor, most: int, stores: bool
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """The real rows: number, slots to read, write and snapshot, null for ids outside 1..slot-1, and real tokens.
+
+    stores: whether slots are stored at all; if not, `write` says no more than whether the row is real. Syncs: yes.
+    """
+    last = state.shape[0] - 1
+    for row, (*slots, count) in enumerate(torch.stack([read, write, snapshot, tokens], dim=1).tolist()):
+        source, target, copy = (slot if 0 < slot <= last else 0 for slot in slots)
+        if target or (slots[1] > 0 and not stores):
+            yield row, source, target, copy, max(0, min(count, most))

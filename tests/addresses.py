@@ -1,0 +1,192 @@
+"""The bytes that a launch may touch, those that it touched, and where two of its programs are in each other's way."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+Bytes = NDArray[np.int64]
+LOAD, STORE, ATOMIC = "loads", "stores", "updates"
+NOTHING: Bytes = np.zeros(0, np.int64)
+
+
+class Stray(Exception):
+    """An access outside the tensors of its launch, to a null slot, or a store to what the operation may not change."""
+
+
+def spans(tensor: Tensor) -> Bytes:
+    """Exactly the bytes that a tensor views, `range 2`: where each range starts, and where it ends."""
+    start, size = tensor.data_ptr(), tensor.element_size()
+    if tensor.numel() == 0:
+        return NOTHING.reshape(0, 2)
+    if tensor.is_contiguous():
+        return np.array([[start, start + tensor.nbytes]])
+    at = np.zeros(1, np.int64)
+    for count, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        at = (at[:, None] + np.arange(count) * stride).ravel()
+    at = start + np.unique(at) * size
+    first = np.flatnonzero(np.diff(at, prepend=at[0] - size - 1) != size)
+    return np.stack([at[first], at[np.append(first[1:], len(at)) - 1] + size], 1)
+
+
+class Spans:
+    """The bytes of several tensors. Those of two tensors that lie side by side are not one range."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        ranges = sorted(map(tuple, np.concatenate([NOTHING.reshape(0, 2), *map(spans, tensors)]).tolist()))
+        merged: list[list[int]] = []
+        for start, end in ranges:
+            if merged and start < merged[-1][1]:
+                merged[-1][1] = max(merged[-1][1], end)
+            else:
+                merged.append([start, end])
+        self.starts, self.ends = np.array(merged, np.int64).reshape(-1, 2).T
+
+    def hold(self, at: Bytes, size: int) -> NDArray[np.bool_]:
+        """Which accesses of `size` bytes lie in one range."""
+        if not len(self.starts):
+            return np.zeros(len(at), bool)
+        found = np.searchsorted(self.starts, at, side="right") - 1
+        return (found >= 0) & (at + size <= self.ends[found])
+
+    def meet(self, at: Bytes, size: int) -> NDArray[np.bool_]:
+        """Which accesses touch at least one byte."""
+        if not len(self.starts):
+            return np.zeros(len(at), bool)
+        found = np.searchsorted(self.starts, at + size - 1, side="right") - 1
+        return (found >= 0) & (at < self.ends[found])
+
+
+class Access(NamedTuple):
+    """One load, store or atomic of one program: the addresses of the lanes that its mask lets through.
+
+    lane: which of the `lanes` of its block those are. phase: barriers that the program has passed before.
+    """
+
+    program: int
+    kind: str
+    at: Bytes
+    size: int
+    lane: Bytes
+    lanes: int
+    phase: int
+
+    def bytes(self) -> Bytes:
+        return (self.at[:, None] + np.arange(self.size)).ravel()
+
+
+@dataclass
+class Limits:
+    """What is known beside the arguments of a launch.
+
+    reach: tensors that a launch reaches through addresses in its arguments. null: slot 0 of planes, which no kernel
+    touches. changes: all that may be stored to; None for no such limit.
+    """
+
+    reach: Sequence[Tensor] = ()
+    null: Sequence[Tensor] = ()
+    changes: Sequence[Tensor] | None = None
+
+
+class Launch:
+    """What the programs of one launch touch, every access checked before it is carried out."""
+
+    def __init__(self, kernel: str, arguments: Mapping[str, Tensor], limits: Limits) -> None:
+        self.kernel, self.programs = kernel, 0
+        self.named = dict(arguments) | {f"what it reaches [{i}]": tensor for i, tensor in enumerate(limits.reach)}
+        self.accesses: list[Access] = []
+        self._allowed, self._null = Spans(self.named.values()), Spans(limits.null)
+        self._changes = self._allowed if limits.changes is None else Spans(limits.changes)
+
+    def add(self, access: Access) -> None:
+        """Raises: Stray with the program, the address and the tensor nearest to it."""
+        self.accesses.append(access)
+        outside = ~self._allowed.hold(access.at, access.size)
+        if outside.any():
+            raise Stray(self.say(access, access.at[outside][0], "outside the tensors of the launch"))
+        null = self._null.meet(access.at, access.size)
+        if null.any():
+            raise Stray(self.say(access, access.at[null][0], "in a null slot"))
+        if access.kind != LOAD and not (kept := self._changes.hold(access.at, access.size)).all():
+            raise Stray(self.say(access, access.at[~kept][0], "which the operation may not change"))
+
+    def say(self, access: Access, at: int, what: str) -> str:
+        return f"{self.kernel}: program {access.program} {access.kind} {access.size} bytes at {self.where(at)}, {what}"
+
+    def where(self, at: int) -> str:
+        """The tensor that an address is in, or nearest to, and how many bytes from its start."""
+        known = {name: spans(tensor) for name, tensor in self.named.items() if tensor.numel()}
+        if not known:
+            return f"{at:#x}"
+        away = {name: int(np.maximum(0, np.maximum(r[:, 0] - at, at + 1 - r[:, 1])).min()) for name, r in known.items()}
+        name = min(away, key=lambda name: (away[name], known[name][-1, 1] - known[name][0, 0]))
+        return f"{name} {at - int(known[name][0, 0]):+d} of {int(known[name][-1, 1] - known[name][0, 0])}"
+
+    def allowed(self) -> Bytes:
+        """Bytes that a program may load."""
+        ranges = [np.arange(start, end) for tensor in self.named.values() for start, end in spans(tensor)]
+        return np.unique(np.concatenate([NOTHING, *ranges]))
+
+    def touched(self, *kinds: str, program: int | None = None) -> Bytes:
+        """Bytes touched by accesses of these kinds, or of every kind, in order."""
+        found = [a.bytes() for a in self.accesses if a.kind in (kinds or (a.kind,)) and program in (None, a.program)]
+        return np.unique(np.concatenate([NOTHING, *found]))
+
+    def shared(self) -> Bytes:
+        """Bytes that two programs touch and one changes: only their order can make a difference."""
+        return _shared(self.accesses, [np.full(a.at.shape, a.program) for a in self.accesses])
+
+    def contested(self) -> Bytes:
+        """Shared bytes that somebody touches with something else than an atomic."""
+        return np.intersect1d(self.shared(), self.touched(LOAD, STORE))
+
+    def conflicts(self) -> list[str]:
+        """Who is in whose way, and where: programs that share bytes, and lanes that share them between two barriers."""
+        found = self._tell(self.contested(), self.accesses, "")
+        for program, phase in sorted({(access.program, access.phase) for access in self.accesses}):
+            between = [a for a in self.accesses if (a.program, a.phase) == (program, phase)]
+            # The same lane of two blocks of one size is taken for the same thread, and scalars for one thread's.
+            lanes = _shared(between, [a.lanes * 2**32 + a.lane for a in between])
+            plain = [a.bytes() for a in between if a.kind != ATOMIC]
+            lanes = np.intersect1d(lanes, np.concatenate([NOTHING, *plain]))
+            found += self._tell(lanes, between, ", by several lanes without a barrier between")
+        return found
+
+    def _tell(self, contested: Bytes, accesses: Sequence[Access], how: str) -> list[str]:
+        """A line for every range of bytes, with the same programs at each."""
+        who: dict[int, set[str]] = {at: set() for at in contested.tolist()}
+        for access in accesses if who else ():
+            for at in np.intersect1d(access.bytes(), contested).tolist():
+                who[at].add(f"program {access.program} {access.kind}")
+        last = [at for at in who if who.get(at + 1) != who[at]]
+        return [f"{self.kernel}: bytes up to {self.where(at)}: {', '.join(sorted(who[at]))}{how}" for at in last]
+
+
+def _shared(accesses: Sequence[Access], who: Sequence[Bytes]) -> Bytes:
+    """Bytes that are touched by two, and changed by one; who: of every lane of every access."""
+    if not any(access.kind != LOAD for access in accesses):
+        return NOTHING
+    touched, at = np.unique(np.concatenate([a.bytes() for a in accesses]), return_inverse=True)
+    names, name = np.unique(
+        np.concatenate([np.repeat(n, a.size) for a, n in zip(accesses, who, strict=True)]), return_inverse=True
+    )
+    each = np.unique(at * len(names) + name) // len(names)  # a byte as often as somebody else touches it
+    changed = np.concatenate([a.bytes() for a in accesses if a.kind != LOAD])
+    return np.intersect1d(touched[np.bincount(each, minlength=len(touched)) > 1], changed)
+
+
+@dataclass
+class Log:
+    """The launches of a session, in order."""
+
+    launches: list[Launch] = field(default_factory=list)
+
+    def conflicts(self) -> list[str]:
+        return [conflict for launch in self.launches for conflict in launch.conflicts()]
+
+    def order(self) -> list[tuple[int, str]]:
+        """Who did what, access by access: the schedule as it was."""
+        return [(access.program, access.kind) for launch in self.launches for access in launch.accesses]

@@ -1,0 +1,123 @@
+"""Questions: slots, shortfall, lengths, audits and pictures. Each answer is told from the model beforehand."""
+
+from collections import Counter
+
+import memstate as ms
+from tests.stateful.admitting import Admitting
+from tests.stateful.machine import REFUSED, foreign
+from tests.stateful.planning import Handles
+from tests.stateful.rows import Kept, Row
+from tests.stateful.settings import Digits
+
+
+class Asking(Admitting):
+    """What a caller may want to know."""
+
+    def read_slots(self, d: Digits) -> None:
+        handles: Handles = [*self.draw_rows(d), *[snap for snap in self.snaps if d(2)]]
+        handles = sorted(handles, key=lambda _: d(4))
+        wrong = d(25)
+        rows = [handle for handle in handles if not isinstance(handle, ms.Snapshot)]
+        faults = self.row_faults(sorted(set(rows), key=rows.index))  # here a row may be named twice
+        if wrong == 1:
+            handles.append(d.pick(foreign().snapshot, *self.dropped))
+            faults.add(ms.StaleHandle)
+        found = self.attempt(faults, lambda: self.mem.read_slots(handles))
+        if found is REFUSED:
+            return
+        self.model.submit()
+        told = []
+        for handle in handles:
+            owner: Row | Kept = self.snaps[handle] if handle in self.snaps else self.handles[handle]
+            told.append(self.model.slot[owner.register if isinstance(owner, Kept) else owner.source or owner.live])
+        self._same("slots read back", found.wait().tolist(), told)
+
+    def shortfall(self, d: Digits) -> None:
+        """Exact for the next plan; for a window between what can happen and what boundaries inside could ask for."""
+        model, s, window = self.model, self.settings, d(3) == 1
+        rows = self.draw_rows(d)
+        faults = self.row_faults(sorted(set(rows), key=rows.index))
+        if len(set(rows)) < len(rows) and not faults:
+            return
+        counts = [1 + d(6) for _ in rows]
+        most = least = 0
+        for row, n in zip(rows, counts, strict=True):
+            tenant = self.handles.get(row)
+            if tenant and not tenant.finished:
+                needs, may = self._needs(tenant, n, window)
+                least, most = least + needs, most + may
+        seen = self.attempt(faults, lambda: self.mem.shortfall(rows, counts, window=window))
+        if seen is not REFUSED:
+            low, high = (max(0, n + s.reserve - model.free_count) if n else 0 for n in (least, most))
+            assert low <= seen <= high, f"shortfall {seen}, expected {low} to {high}"
+
+    def _needs(self, row: Row, n: int, window: bool) -> tuple[bool, bool]:
+        """Whether a row claims a slot in its next step, for certain and perhaps."""
+        model, strategy = self.model, self.settings.strategy
+        length, lanes = model.length(row), model.lanes(row)
+        held = [lane for lane in lanes if lane in model.held]
+        full = held == lanes or any(not model.known[lane] for lane in held)
+        new = model.is_boundary(row, length) and length > row.tracked and not row.source
+        if strategy == "redirect":
+            certain = bool(model.boundaries(row, length, length + n - 1)) or new
+            perhaps = bool(model.boundaries(row, length - 1, length + n))
+            return (certain and not held, perhaps and not held) if window else (new and not held,) * 2
+        inside = bool(model.boundaries(row, length, length + n))
+        at = model.is_boundary(row, length + n)
+        if window:
+            return inside and not full, bool(model.boundaries(row, length - 1, length + n)) and not full
+        return (at and not full,) * 2
+
+    def ask(self, d: Digits) -> None:
+        """What the host knows; it answers asleep as well."""
+        mem, model = self.mem, self.model
+        for row, tenant in self.handles.items():
+            seen = (mem.length(row), mem.confirmed(row), mem.next_boundary(row), mem.slots_held(row))
+            held = sum(tenant.live + k in model.held for k in range(3))
+            told = (model.length(tenant), tenant.confirmed, model.next_boundary(tenant), held)
+            self._same(f"length, confirmed, next boundary, slots of row {row.index}", seen, told)
+        self._same("free slots and pages", (mem.free_slots, mem.free_pages), (model.free_count, model.free_pages))
+        assert f"{model.free_count} of {model.capacity} slots free, {len(model.rows)} requests" in repr(mem).replace(
+            "StateManager(", ""
+        )
+        if d(3) == 1 and not self.asleep:
+            row = self.bad_row(d)
+            for call in (mem.length, mem.confirmed, mem.next_boundary, mem.slots_held):
+                self.attempt(self.row_faults([row]), lambda call=call: call(row))  # type: ignore[misc]
+        infos = self.attempt(set(), mem.buffer_infos)
+        if infos is not REFUSED:
+            for info in infos:
+                layer = mem.planes[info.plane][info.layer]
+                told = (layer.data_ptr(), layer.stride(0) * layer.element_size(), model.capacity)
+                self._same(f"{info.plane} for RDMA", (info.address, info.slot_stride, info.slots), told)
+
+    def audit(self, d: Digits) -> None:
+        report = self.attempt(set(), self.mem.audit)
+        if report is not REFUSED:
+            self.model.submit()
+            report.raise_if_leaking()
+            self._same("free", report.free, len(self.model.free))
+            self._same("owners", dict(report.owned_by_kind), dict(Counter(map(self._kind, self.model.slot))))
+
+    def _kind(self, register: int) -> str:
+        return "snapshot" if register >= self.model.first_holder else ("live", "lane", "lane")[register % 3]
+
+    def picture(self, d: Digits) -> None:
+        picture = self.attempt(set(), self.mem.picture)
+        if picture is REFUSED:
+            return
+        model = self.model
+        model.submit()
+        by_slot = {slot: register for register, slot in model.slot.items()}
+        slots = range(model.capacity + 1)
+        self._same("owners in the picture", list(picture.owners), [int(slot in by_slot) for slot in slots])
+        self._same("free in the picture", list(picture.free), [slot in model.free for slot in slots])
+        self._same("slots in the picture", list(picture.slots), [model.slot.get(r, 0) for r in
+                   range(model.register_count)])  # fmt: skip
+        self._same("kinds", picture.kinds, {register: self._kind(register) for register in model.slot})
+        for register, name in picture.names.items():
+            if register < model.first_holder:
+                row = model.rows[register // 3]
+                assert f"row {row.number} " in name and repr(row.name) in name, name
+            else:
+                assert f"{model.kept[register].length} tokens" in name, name

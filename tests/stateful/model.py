@@ -1,0 +1,319 @@
+"""The rules of tracking, written down once more: plan, settle, accept, cancel and fork on the tenants' ledger."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tests.stateful.history import fold
+from tests.stateful.rows import Kept, Row, Tenants
+from tests.stateful.settings import Settings
+
+Claim = Callable[[int], bool]  # fills a register where the budget allows
+
+
+@dataclass
+class Entry:
+    """One row of a planned step; `row` None is padding. The record of a step holds its numbers."""
+
+    row: Row | None = None
+    tokens: list[int] = field(default_factory=list)
+    before: int = 0
+    after: int = 0
+    read: int = 0
+    write: int = 0
+    snapshot: int = 0
+
+
+@dataclass(eq=False)
+class Planned:
+    """A step of the model. record: which of the two it uses."""
+
+    entries: list[Entry]
+    window: bool
+    record: int
+
+
+class Model(Tenants):
+    """A manager's rules as dictionaries and loops."""
+
+    def __init__(self, settings: Settings, generations: Sequence[int]) -> None:
+        self.snapshots = self.refused_claims = 0
+        self.serial = 0
+        self.records = np.zeros((2, 7, 64), np.int32)  # parity, column, entry
+        super().__init__(settings, generations)
+        self.before_submit = self.after_forward
+
+    def clear(self) -> None:
+        super().clear()
+        self.steps: list[Planned] = []  # unsettled, oldest first
+        self.due: list[tuple[int, int]] = []  # (to, of): copies of in-place planes once the forward has run
+
+    def reset(self) -> None:
+        """The bytes stay; generations rise, and are written with the next packet."""
+        self.clear()
+        for number in range(self.row_count + 1):
+            self.generation[number] += 1
+            self.record_write("generation", number, self.generation[number])
+
+    def after_forward(self) -> None:
+        """Snapshots of planes that kernels update in one slot."""
+        for to, of in self.due:
+            self.copy_content(to, of, self.settings.copied)
+            self.copied += self.settings.slot_bytes(self.settings.copied)
+        self.due = []
+
+    # Boundaries
+
+    def is_boundary(self, row: Row, length: int) -> bool:
+        return length % self.settings.every == 0 or length == row.want
+
+    def next_boundary(self, row: Row) -> int:
+        length = self.length(row) + 1
+        while not self.is_boundary(row, length):
+            length += 1
+        return length
+
+    def boundaries(self, row: Row, length: int, reach: int) -> list[int]:
+        """Those in length + 1 .. reach."""
+        return [n for n in range(length + 1, reach + 1) if self.is_boundary(row, n)]
+
+    # Steps
+
+    def budget(self, limit: int) -> Claim:
+        budget = min(len(self.free) - self.settings.reserve, limit)
+
+        def claim(register: int) -> bool:
+            nonlocal budget
+            if budget < 1:
+                self.refused_claims += 1
+                self.degraded += 1
+                return False
+            budget -= 1
+            self.take(register)
+            return True
+
+        return claim
+
+    def plan(self, batch: Sequence[tuple[Row | None, list[int]]], limit: int, window: bool) -> Planned:
+        """batch: rows with the tokens they are fed; finished rows and None are padding."""
+        self.submit()
+        claim = self.budget(limit)
+        step = Planned([], window, self.serial % 2)
+        self.serial += 1
+        for row, tokens in batch:
+            entry = Entry()
+            if row is not None and not row.finished:
+                origin = row.source or row.live
+                length = self.label[origin]
+                entry = Entry(row, tokens, length, length, self.slot[origin], self.slot[row.live])
+                if not window:
+                    self._plan_row(entry, claim)
+            step.entries.append(entry)
+            self.records[step.record, :, len(step.entries) - 1] = self._record(entry)
+        self.agree()
+        for entry in step.entries:
+            if entry.row:
+                row = entry.row
+                if not window and not row.unsettled:
+                    row.confirmed = entry.after
+                row.unsettled += 1
+        if not window:
+            self.unpin([entry.row for entry in step.entries if entry.row])
+        self.steps.append(step)
+        return step
+
+    @staticmethod
+    def _record(entry: Entry) -> list[int]:
+        """rows, tokens, read, write, snapshot, after, generation."""
+        if entry.row is None:
+            return [0] * 7
+        slots = [entry.read, entry.write, entry.snapshot]
+        return [entry.row.number, len(entry.tokens), *slots, entry.after, entry.row.generation]
+
+    def _plan_row(self, entry: Entry, claim: Claim) -> None:
+        s, row, length = self.settings, entry.row, entry.before
+        assert row is not None
+        entry.after = length + len(entry.tokens)
+        copied = s.slot_bytes(s.copied) if s.copied else 0
+        moved = bool(row.source)
+        if s.strategy in ("ping-pong", "lazy") and self.is_boundary(row, entry.after):
+            lane = self._lane(row, claim)
+            if lane:
+                self.snapshots += 1
+                entry.snapshot, self.label[lane] = self.slot[lane], entry.after
+                if copied:
+                    self.due.append((entry.snapshot, entry.write))
+        if s.strategy == "redirect" and self.is_boundary(row, length) and length > row.tracked and not row.source:
+            moved = self._turn(row, length, claim)
+            entry.write = self.slot[row.live]
+        if moved and copied:
+            self.copy_content(entry.write, entry.read, s.copied)
+            self.copied += copied
+        self._go_on(row, entry.after)
+        for n in range(1, len(entry.tokens) + 1):
+            row.truth[length + n] = fold(row.truth[length + n - 1], entry.tokens[n - 1 : n])
+
+    def _go_on(self, row: Row, after: int) -> None:
+        self.label[row.live] = after
+        row.source = self.columns["source"][row.number] = 0
+
+    def _turn(self, row: Row, length: int, claim: Claim) -> bool:
+        """Redirect: the state so far becomes the snapshot, and another slot is written. Nothing where none is free."""
+        (lane,) = self.lanes(row)
+        if lane not in self.slot and not claim(lane):
+            return False
+        self.slot[lane], self.slot[row.live] = self.slot[row.live], self.slot[lane]
+        self.snapshots += 1
+        self.label[lane] = row.tracked = self.columns["tracked"][row.number] = length
+        return True
+
+    def _lane(self, row: Row, claim: Claim) -> int:
+        """The lane that takes a snapshot, 0 for none."""
+        lanes = self.lanes(row)
+        held = [lane for lane in lanes if lane in self.slot]
+        for lane in held:
+            if not self.label[lane]:
+                return lane
+        if held != lanes:
+            (empty, *_) = [lane for lane in lanes if lane not in held]
+            if claim(empty):
+                return empty
+            return held[0] if held and self.settings.strategy == "lazy" and self.settings.overwrite else 0
+        return sorted(lanes, key=lambda lane: self.label[lane])[0]
+
+    def forward(self, step: Planned) -> None:
+        """What the engine has written, plane by plane; a plane updated in one slot must hold the state before."""
+        for part, states in self.content.items():
+            copied = part in self.settings.copied
+            before = {i: states[e.write if copied else e.read] for i, e in enumerate(step.entries)}
+            for i, entry in enumerate(step.entries):
+                if entry.row:
+                    old = before[i]
+                    assert old == entry.row.truth[entry.before], f"row {entry.row.number} reads another state"
+                    states[entry.write] = fold(old, entry.tokens)
+                    if entry.snapshot and not copied:
+                        states[entry.snapshot] = states[entry.write]
+
+    def tenant(self, entry: Entry) -> Row | None:
+        """The row of an entry, unless it is padding or has another tenant since."""
+        row = entry.row
+        return row if row is not None and self.rows.get(row.number) is row else None
+
+    def settle(self, step: Planned, finished: Sequence[bool]) -> None:
+        self.steps.remove(step)
+        self.after_forward()
+        settled = []
+        for entry, over in zip(step.entries, finished, strict=True):
+            row = self.tenant(entry)
+            if row is None:
+                continue
+            row.unsettled -= 1
+            if not row.finished:  # else this step is dead, and says nothing
+                row.confirmed = entry.after if over else self.known[row.live]
+                row.finished |= over
+                settled.append(row)
+        self._release_lanes(settled)
+
+    def _release_lanes(self, rows: Sequence[Row]) -> None:
+        """Lazy: lanes with a label below the largest one in 1..K go, where the host knows of two."""
+        if self.settings.strategy != "lazy" or not any(set(self.lanes(row)) <= self.held for row in rows):
+            return
+        self.submit()
+        for row in rows:
+            labels = {lane: self.label[lane] for lane in self.lanes(row) if lane in self.slot}
+            real = [label for label in labels.values() if 1 <= label <= row.confirmed]
+            for lane, label in labels.items():
+                if real and label < max(real):
+                    self.let_go(lane)
+        self.agree()
+
+    def accept(self, step: Planned, accepted: Sequence[int], finished: Sequence[bool], limit: int) -> None:
+        self.steps.remove(step)
+        self.submit()
+        claim = self.budget(limit)
+        settled, moved = [], []
+        for i, (entry, n, over) in enumerate(zip(step.entries, accepted, finished, strict=True)):
+            row = self.tenant(entry)
+            record = self.records[step.record, :, i]
+            record[3:6] = 0  # write, snapshot, after
+            if row is not None and n:
+                self._accept_row(entry, row, n, claim)
+                record[3:6] = entry.write, entry.snapshot, entry.after
+                moved.append(row)
+            if row is not None:
+                settled.append((row, over))
+        self.agree()
+        for row, over in settled:
+            row.unsettled -= 1
+            row.confirmed = self.length(row)
+            row.finished |= over
+        self.unpin(moved)
+        self._release_lanes([row for row, _ in settled])
+
+    def _accept_row(self, entry: Entry, row: Row, n: int, claim: Claim) -> None:
+        s, length = self.settings, entry.before
+        assert length == self.label[row.source or row.live]
+        entry.after = length + n
+        for k in range(1, n + 1):
+            row.truth[length + k] = fold(row.truth[length + k - 1], entry.tokens[k - 1 : k])
+        inside = self.boundaries(row, length, entry.after - (s.strategy == "redirect"))
+        mark = inside[-1] if inside and s.strategy != "none" else 0
+        lane = 0
+        if mark and s.strategy == "redirect":
+            lane = self.lanes(row)[0]
+            if lane not in self.slot and not claim(lane):
+                lane = 0
+            if lane:
+                row.tracked = self.columns["tracked"][row.number] = mark
+        elif mark:
+            lane = self._lane(row, claim)
+        elif s.strategy == "redirect" and self.is_boundary(row, length) and length > row.tracked and not row.source:
+            self._turn(row, length, claim)
+        if lane:
+            self.snapshots += 1
+            entry.snapshot, self.label[lane] = self.slot[lane], mark
+        entry.write = self.slot[row.live]
+        self._go_on(row, entry.after)
+        for states in self.content.values():
+            states[entry.write] = row.truth[entry.after]
+            if lane:
+                states[entry.snapshot] = row.truth[mark]
+
+    def cancelled(self, step: Planned) -> list[Row]:
+        """Takes the newest step back; returns its rows, which are real up to where they were before it."""
+        self.steps.remove(step)
+        self.serial -= 1
+        self.due = []
+        rows = [row for entry in step.entries if (row := self.tenant(entry))]
+        for row, entry in zip(rows, [e for e in step.entries if self.tenant(e)], strict=True):
+            row.confirmed = min(row.confirmed, entry.before)
+        return rows
+
+    def fork(self, row: Row, names: Sequence[object], holder: int) -> tuple[list[Row], list[tuple[int, int]]]:
+        """holder: the register that the state was moved to, where it was."""
+        length, size = self.length(row), self.settings.page_size
+        kept = self.pages_for(self.floor(length))
+        partial = self.pages_for(length) - kept
+        shared: Kept | None = None
+        if self.settings.direct and not row.source and names:
+            shared = self.hold(holder, length, (), row.truth[length])
+            self.record_moves([(holder, row.live)])
+            self.record_claims([row.live])
+            row.source = holder
+            self.record_write("source", row.number, holder)
+            self.pin(row, holder)
+        n = len(names)
+        assert partial == (length % size > 0 and bool(self.settings.pages))
+        rows = self.start(names, [row] * n, [length] * n, [0] * n, [row.pages[:kept]] * n, [partial] * n)
+        if shared:
+            shared.dropped = True  # goes with its last reader
+        copies = [(new.pages[kept], row.pages[kept]) for new in rows] if partial else []
+        return rows, copies
+
+    def snapshots_are_true(self) -> None:
+        """What holders keep is what the tokens of the row that it came from say."""
+        for one in self.kept.values():
+            if one.register in self.slot and one.register not in self.phase:
+                for states in self.content.values():
+                    assert states[self.slot[one.register]] == one.truth, f"{one} holds another state"

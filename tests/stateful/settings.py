@@ -1,0 +1,139 @@
+"""What a manager can be built with, drawn from the digits of one number. Small sizes, so that everything runs out."""
+
+from dataclasses import dataclass, fields
+
+import torch
+
+import memstate as ms
+
+
+class Digits:
+    """A number taken apart, lowest digit first; 0 and what comes after the last digit mean the simplest choice."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self, choices: int) -> int:
+        self.left, digit = divmod(self.left, max(1, choices))
+        return digit
+
+    def pick(self, *choices):  # type: ignore[no-untyped-def] # one of them, whatever they are
+        return choices[self(len(choices))]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One configuration. memory: "own", "fenced" (its arenas cut out of larger blocks), "tensor" or "layers" (given);
+    gap: bytes between the blocks of given memory; parts: "fold" alone or with "conv", "conv turned" and "ring".
+    """
+
+    strategy: str = "none"
+    every: int = 4
+    overlap: bool = False
+    speculation: bool = False
+    in_place: bool = False
+    direct_hits: bool | None = None
+    lane_count: int | None = None
+    overwrite: bool = True
+    slots: int = 4
+    rows: int = 2
+    preallocated: int = 0
+    max_batch: int | None = None
+    holders: int | None = None
+    reserve: int = 0
+    page_size: int = 1
+    pages: int = 0
+    pages_per_row: int = 0
+    parts: tuple[str, ...] = ("fold",)
+    wide: int = 2
+    layers: int = 1
+    order: str = "layer_major"
+    memory: str = "own"
+    interleaved: bool = False
+    gap: int = 16
+    debug: bool = False
+
+    @classmethod
+    def draw(cls, number: int, strategy: str | None = None, overlap: bool | None = None) -> "Settings":
+        """Settings that work together; whatever is given stays."""
+        d = Digits(number)
+        name = strategy or d.pick("none", "ping-pong", "lazy", "redirect")
+        every = d.pick(4, 2, 3, 1, 6)
+        speculation = d(5) in (1, 2) and not overlap
+        late = (bool(d(2)) if overlap is None else overlap) and not speculation
+        lane_count = d.pick(None, 2) if late else d.pick(None, 1, 2)
+        rows = d.pick(2, 3, 4, 5, 5, 1)
+        most = 1 + {"none": 0, "ping-pong": 2, "lazy": 2, "redirect": 1}[name]
+        least = {"none": 1, "ping-pong": 1 + (lane_count or 1 + late), "lazy": 2, "redirect": 1}[name]
+        page_size = d.pick(*[n for n in (1, 2, 3) if every % n == 0])
+        pages_per_row = d.pick(0, 24 // page_size, 10)
+        return cls(
+            name, every, late, speculation, d(4) == 1, d.pick(None, True, False),
+            lane_count if name == "ping-pong" else None, d(2) == 0,
+            slots=max(least, least * rows // 2) + d(most * rows // 2 + 4), rows=rows, preallocated=d(3) if d(2) else 0,
+            max_batch=d.pick(None, rows + 3, rows, None, None, 1), holders=d.pick(None, 1, 2, 0, 3, 5),
+            reserve=d.pick(0, 0, 1, 2) if least > 1 else d(2), page_size=page_size,
+            pages=(6 + pages_per_row * d(2 * rows)) if pages_per_row else 0, pages_per_row=pages_per_row,
+            parts=("fold", *d.pick((), ("conv",), ("ring",), ("conv turned", "ring"))),
+            wide=d.pick(2, 3), layers=1 + d(2), order=d.pick("layer_major", "slot_major"),
+            memory=d.pick("own", "fenced", "tensor", "layers"), interleaved=d(2) == 1, gap=d.pick(16, 8, 24, 40),
+            debug=d(3) == 1,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        told = [f for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"Settings({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in told)})"
+
+    @property
+    def row_count(self) -> int:
+        return self.rows + self.preallocated
+
+    @property
+    def holder_count(self) -> int:
+        return self.slots if self.holders is None else self.holders
+
+    @property
+    def direct(self) -> bool:
+        return self.strategy == "redirect" and not self.in_place if self.direct_hits is None else self.direct_hits
+
+    @property
+    def lanes(self) -> int:
+        pair = self.lane_count or (2 if self.overlap else 1)
+        return {"none": 0, "ping-pong": pair, "lazy": 2, "redirect": 1}[self.strategy]
+
+    @property
+    def lanes_at_admission(self) -> int:
+        return {"none": 0, "ping-pong": self.lanes, "lazy": 1, "redirect": 0}[self.strategy]
+
+    @property
+    def tracking(self) -> ms.Tracking:
+        if self.strategy == "ping-pong":
+            return ms.PingPong(self.every, lane_count=self.lane_count)
+        if self.strategy == "lazy":
+            return ms.LazyPingPong(self.every, overwrite=self.overwrite)
+        return {"none": ms.NoTracking, "redirect": ms.Redirect}[self.strategy](self.every)
+
+    @property
+    def layout(self) -> ms.StateLayout:
+        shapes = {
+            "fold": ms.Plane("fold", (self.wide,), torch.int64),
+            "conv": ms.Plane("conv", (2, 3), torch.int32),
+            "conv turned": ms.Plane("conv turned", (3, 2), torch.int32),
+            "ring": ms.Plane("ring", (3,), torch.int16, rewritten_each_step=False),
+        }
+        return ms.StateLayout(tuple(shapes[part] for part in self.parts), self.layers, self.order)  # type: ignore[arg-type]
+
+    @property
+    def copied(self) -> frozenset[str]:
+        """Planes that a forward updates in one slot."""
+        return frozenset(part for part in self.parts if self.in_place or part == "ring")
+
+    def block_bytes(self, part: str) -> int:
+        """Bytes of one plane of one layer, without padding."""
+        return {"fold": 8 * self.wide, "conv": 24, "conv turned": 24, "ring": 6}[part]
+
+    def slot_bytes(self, parts: frozenset[str] | None = None) -> int:
+        """Bytes that a copy of a slot moves; memstate's own blocks are padded to 16."""
+        unit = 16 if self.memory in ("own", "fenced") else 1
+        named = [part for part in self.parts if parts is None or part in parts]
+        return self.layers * sum(-(-self.block_bytes(part) // unit) * unit for part in named)

@@ -1,0 +1,126 @@
+"""What becomes of planned steps: settle, accept and cancel, as they are meant and as they are not."""
+
+from typing import Any
+
+import numpy as np
+
+import memstate as ms
+from tests.stateful.machine import REFUSED, Faults, foreign
+from tests.stateful.planning import NO_LIMIT, Planning
+from tests.stateful.settings import Digits
+
+
+class Settling(Planning):
+    """What a decode loop does once results are known, or never will be."""
+
+    def _wrong_step(self, d: Digits) -> ms.Step | None:
+        steps = [foreign().step, foreign().window, *self.settled, *[flight.step for flight in self.flights[1:]]]
+        return steps[d(len(steps))]
+
+    def _step_faults(self, step: ms.Step, window: bool) -> Faults:
+        faults: Faults = set()
+        if step.window != window:
+            faults.add(ms.InvalidArgument)
+        if step not in [flight.step for flight in self.flights]:
+            faults.add(ms.StaleHandle)
+        elif step is not self.flights[0].step:
+            faults.add(ms.InvalidArgument)
+        return faults
+
+    def settle(self, d: Digits) -> None:
+        """The oldest step; a speculative one is accepted."""
+        wrong = d(30)
+        if not self.flights and wrong > 1:
+            self.plan(d)
+            return
+        if not self.flights or wrong == 1:
+            step = self._wrong_step(d)
+            assert step
+            faults = self._step_faults(step, False)
+            if faults:
+                self.attempt(faults, lambda: self.mem.settle(step, [False] * len(step.numbers)))
+            return
+        flight = self.flights[0]
+        if flight.planned.window and wrong != 2:
+            self.accept(d)
+            return
+        entries = flight.planned.entries
+        over = [d(12) == 1 for _ in entries]
+        given: Any = d.pick(over, np.array(over, bool), over if any(over) else None)
+        faults = self._step_faults(flight.step, False)
+        if wrong == 3:
+            given = d.pick([*over, True], [1] * len(over), "x")
+            if given:
+                faults.add(ms.InvalidArgument)
+        if self.attempt(faults, lambda: self.mem.settle(flight.step, given)) is not REFUSED:
+            self.model.settle(flight.planned, over)
+            self.forget_step(flight)
+
+    def accept(self, d: Digits) -> None:
+        flight = next((flight for flight in self.flights if flight.planned.window), None)
+        if flight is None:
+            step = d.pick(*[flight.step for flight in self.flights[:1]], foreign().window, *self.settled)
+            faults = self._step_faults(step, True) | {ms.InvalidArgument}  # its windows do not fit either
+            self.attempt(faults, lambda: self.mem.accept(step, [0] * len(step.numbers), {}))
+            return
+        entries, step = flight.planned.entries, flight.step
+        accepted = [len(tokens) - d(len(tokens) + 1) for tokens in flight.tokens]
+        over = [d(12) == 1 for _ in entries]
+        limit = d.pick(NO_LIMIT, NO_LIMIT, NO_LIMIT, 0, 1)
+        windows, given, faults = dict(flight.windows), list(accepted), self._step_faults(step, True)
+        wrong = d(40)
+        if wrong == 1 and given:
+            given[-1] = len(flight.tokens[-1]) + 1
+        elif wrong == 2:
+            given.append(0)
+            given.append(0)
+        elif wrong == 3:
+            windows.pop("fold")
+        elif wrong == 4:
+            windows["fold"] = windows["fold"].float()
+        elif wrong == 5:
+            windows["fold"] = windows["fold"][:, :, : max(map(len, flight.tokens), default=1) - 1]
+        elif wrong == 6:
+            windows["more"] = windows["fold"]
+        if wrong in (2, 3, 4, 6) or (wrong in (1, 5) and given and (wrong == 1 or any(flight.tokens))):
+            faults.add(ms.InvalidArgument)
+        elif wrong == 5:
+            windows = dict(flight.windows)
+        call = lambda: self.mem.accept(step, given, windows, over, limit=limit)  # noqa: E731
+        if self.attempt(faults, call) is not REFUSED:
+            self.model.accept(flight.planned, accepted, over, limit)
+            self.forget_step(flight)
+            told = [entry.after for entry in entries]
+            self._same("after what was accepted", step.after.tolist(), told)
+
+    def cancel(self, d: Digits) -> None:
+        """The newest step: one that has been planned for this, perhaps with a settle between, or whichever there is.
+
+        A step that has run is given up only where no snapshot waits for a copy: it may have been published already.
+        """
+        how = d(4)
+        flight = self.flights[-1] if self.flights and not self.model.due else None
+        if how or not flight:
+            flight = self.plan(d, window=self.settings.speculation and d(2) == 1, run=False)
+            if flight and how == 2 and len(self.flights) > 1:
+                self.settle(d)
+        if d(20) == 1 or not flight:
+            step = d.pick(foreign().step, *self.settled, *[flight.step for flight in self.flights[:-1]])
+            current = [flight.step for flight in self.flights]
+            self.attempt({ms.InvalidArgument if step in current else ms.StaleHandle}, lambda: self.mem.cancel(step))
+            if not flight:
+                return
+        publish = d(2) == 1
+        if flight not in self.flights:
+            return
+        snaps = self.attempt(set(), lambda: self.mem.cancel(flight.step, publish=publish))
+        if snaps is REFUSED:
+            return
+        model = self.model
+        rows = model.cancelled(flight.planned)
+        entries = [entry for entry in flight.planned.entries if model.tenant(entry)]
+        used = [snap.register for snap in snaps if snap]
+        kept = iter(model.end(rows, used if publish else None, [row.confirmed for row in rows]))
+        self.note_snaps(snaps, [next(kept) if entry in entries else None for entry in flight.planned.entries])
+        self.forget_rows([handle for handle, row in self.handles.items() if row in rows])
+        self.forget_step(flight)

@@ -1,0 +1,203 @@
+"""Random programs of every operation of a manager, valid and not, against a plain model of the rules.
+
+After each operation registers, labels, bitmap, counters, columns, page table, step vectors, counts and every byte of
+memory are what the model says; see `tests/stateful`. MEMSTATE_SEED is the first seed; long runs: python -m
+tests.stateful.
+"""
+
+import ast
+import inspect
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+import memstate as ms
+from memstate import commands, engine, pages, publisher, requests, stepping, windows
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.reference import copy, registers, tracking
+from tests.stateful.operations import OPERATIONS
+from tests.stateful.program import LARGEST, Difference, Program, difference, run, shrunk
+
+SEED = int(os.environ.get("MEMSTATE_SEED", "1"))
+STRATEGIES = ("none", "ping-pong", "lazy", "redirect")
+numbers = st.integers(0, LARGEST - 1)
+
+
+@pytest.fixture(autouse=True)
+def poison() -> None:
+    """Instead of that of all tests: these poison slots themselves, and watch the poison."""
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_random_programs_follow_the_rules(backend: Backend, strategy: str, overlap: bool) -> None:
+    programs, length = (12, 150) if backend.name == "reference" else (2, 60)
+    for seed in range(SEED, SEED + programs):
+        run(Program.random(seed, length, strategy, overlap), backend)
+
+
+@hypothesis_settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(numbers, st.lists(st.tuples(st.sampled_from(list(OPERATIONS)), numbers), min_size=10, max_size=40))
+def test_programs_that_hypothesis_finds_follow_the_rules(drawn: int, operations: list[tuple[str, int]]) -> None:
+    run(Program(drawn, tuple(operations)), Backend("reference"))
+
+
+def test_programs_use_every_public_operation_and_see_every_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    public = {name for name, _ in inspect.getmembers(ms.StateManager, inspect.isfunction) if name[0] != "_"}
+    used: Counter[str] = Counter()
+    for name in public:
+        method = getattr(ms.StateManager, name)
+
+        def counted(self: Any, *args: Any, name: str = name, method: Callable[..., Any] = method, **more: Any) -> Any:
+            used[name] += 1
+            return method(self, *args, **more)
+
+        monkeypatch.setattr(ms.StateManager, name, counted)
+    errors: Counter[str] = Counter()
+    for seed in range(SEED, SEED + 30):
+        errors += run(Program.random(seed, 100), Backend("reference")).errors
+    assert set(used) == public
+    assert set(errors) == {"InvalidArgument", "StaleHandle", "OutOfSlots", "OutOfRows", "OutOfPages", "Asleep"}
+
+
+# What the programs find: each breaks the library a little, and says under which strategy that shows.
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+def label_stays(patch: pytest.MonkeyPatch) -> None:
+    move = registers._move
+
+    def broken(packet: Any, slots: Any, labels: Any, counters: Any) -> None:
+        before = labels.copy()
+        move(packet, slots, labels, counters)
+        labels[(labels != before) & (before == 0)] = 0
+
+    patch.setattr(registers, "_move", broken)
+
+
+def settle_ignores_the_generation(patch: pytest.MonkeyPatch) -> None:
+    """On the host, where the next tenant would take over what the results say; lanes alone could not show it."""
+    patch.setattr(
+        stepping.Stepping, "_same_request", lambda self, step: (step.numbers > 0) & self._table.used[step.numbers]
+    )
+
+
+def newest_lane_is_overwritten(patch: pytest.MonkeyPatch) -> None:
+    choose = tracking.choose_lane
+
+    def broken(slots: Any, labels: Any, lanes: Any, claims: Any, in_place: bool) -> Any:
+        if len(lanes) == 2 and all(slots[lane] and labels[lane] for lane in lanes):
+            return max(lanes, key=lambda lane: int(labels[lane]))
+        return choose(slots, labels, lanes, claims, in_place)
+
+    patch.setattr(tracking, "choose_lane", broken)
+
+
+def nothing_is_pinned(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(publisher.Publisher, "pin", lambda self, row, register: None)
+
+
+def release_forgets_one(patch: pytest.MonkeyPatch) -> None:
+    release = commands.CommandBuffer.release
+    patch.setattr(commands.CommandBuffer, "release", lambda self, given: release(self, list(given)[1:]))
+
+
+def free_count_is_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    claim = commands.CommandBuffer.claim
+
+    def broken(self: Any, given: Any) -> None:
+        claim(self, given)
+        self.registers.allocator.free += len(given) > 1
+
+    patch.setattr(commands.CommandBuffer, "claim", broken)
+
+
+def record_order_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(commands.CommandBuffer, "_order", lambda self, given, phase: None)
+
+
+def snapshots_are_not_copied(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(stepping.Stepping, "copy_snapshots", lambda self: setattr(self, "_uncopied", None))
+
+
+def shared_pages_have_one_holder(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(pages.PageAllocator, "share", lambda self, given: None)
+
+
+def limit_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(engine, "_limit", lambda limit: engine.NO_LIMIT)
+
+
+def stale_rows_are_taken(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(requests.RequestTable, "index", lambda self, row: row.index)
+
+
+def boundary_gets_the_last_state(patch: pytest.MonkeyPatch) -> None:
+    scatter = windows.scatter
+
+    def broken(storage: Any, given: Any, write: Any, accepted: Any, snapshot: Any, crossed: Any) -> None:
+        scatter(storage, given, write, accepted, snapshot, accepted)
+
+    patch.setattr(stepping, "scatter_windows", broken)
+
+
+def zeros_reach_one_byte_too_far(patch: pytest.MonkeyPatch) -> None:
+    zero = copy._zero
+
+    def broken(planes: Any, slot: int) -> None:
+        zero(planes, slot)
+        for block in planes.blocks:
+            behind = block.storage_offset() + slot * block.stride(1) + block.shape[2]
+            if behind < block.untyped_storage().nbytes():
+                block.as_strided((1,), (1,), behind).zero_()
+
+    patch.setattr(copy, "_zero", broken)
+
+
+BREAKS: dict[Break, tuple[str, bool]] = {
+    label_stays: ("ping-pong", True),
+    settle_ignores_the_generation: ("lazy", True),
+    newest_lane_is_overwritten: ("ping-pong", True),
+    nothing_is_pinned: ("redirect", True),
+    release_forgets_one: ("none", False),
+    free_count_is_off_by_one: ("lazy", True),
+    record_order_is_ignored: ("redirect", True),
+    snapshots_are_not_copied: ("ping-pong", False),
+    shared_pages_have_one_holder: ("redirect", False),
+    limit_is_ignored: ("redirect", True),
+    stale_rows_are_taken: ("none", True),
+    boundary_gets_the_last_state: ("redirect", False),
+    zeros_reach_one_byte_too_far: ("none", False),
+}
+MOST_PROGRAMS = 60
+
+
+@pytest.mark.parametrize("broken", BREAKS, ids=lambda broken: broken.__name__)
+def test_a_broken_library_is_found_out(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy, overlap = BREAKS[broken]
+    broken(monkeypatch)
+    programs = (Program.random(seed, 150, strategy, overlap) for seed in range(MOST_PROGRAMS))
+    found = next((one for program in programs if (one := difference(program, Backend("reference")))), None)
+    assert found, f"{MOST_PROGRAMS} programs saw no difference"
+    monkeypatch.undo()
+    assert difference(found.program, Backend("reference")) is None
+
+
+def test_a_difference_is_shrunk_to_a_program_that_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    release_forgets_one(monkeypatch)
+    with pytest.raises(Difference) as caught:
+        run(Program.random(SEED, 150, "none", False), Backend("reference"))
+    least = shrunk(caught.value, Backend("reference"))
+    text = str(least).splitlines()[0]
+    assert len(least.program.operations) <= 3, text
+    pasted = Program(**{word.arg: ast.literal_eval(word.value) for word in ast.parse(text, mode="eval").body.keywords})  # type: ignore[attr-defined]
+    assert pasted == least.program and difference(pasted, Backend("reference"))
+    monkeypatch.undo()
+    run(pasted, Backend("reference"))

@@ -1,0 +1,66 @@
+"""The long run: every mutant against the tests near it, and docs/mutants.md.
+
+python -m tests.mutation            runs, and writes the page
+python -m tests.mutation --check    says whether the page lists the mutants that there are
+python -m tests.mutation WORD ..    runs the mutants with a word in their name or file, and prints what became of them
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+
+from tests.mutation.catalogue import MUTANTS
+from tests.mutation.mutant import Mutant
+from tests.mutation.near import near
+from tests.mutation.runner import Runner
+from tests.mutation.table import PAGE, Line, page, stale
+
+WORKERS = 2
+LIMIT = 90.0  # seconds of a run
+
+
+def run(mutants: Sequence[Mutant], say: Callable[[str], None] = print) -> list[Line]:
+    """Tries every mutant against its killer, and against the tests near it. Raises: Stale."""
+    began = time.monotonic()
+    found: list[Line] = []
+    idle: SimpleQueue[Runner] = SimpleQueue()
+
+    def one(mutant: Mutant) -> Line:
+        runner = idle.get()
+        try:
+            line = Line(mutant, runner.killer(mutant, LIMIT), runner.run(mutant, near(mutant), LIMIT))
+        finally:
+            idle.put(runner)
+        found.append(line)
+        seconds = f"{time.monotonic() - began:5.0f} s"
+        failed = f"{len(line.near.failed)} of {len(line.near.failed) + line.near.passed} fail"
+        say(f"{len(found):3} of {len(mutants)}, {seconds}: {mutant.name}: {line.one.fate}; near: {failed}")
+        return line
+
+    with Runner() as first, Runner() as second, ThreadPoolExecutor(WORKERS) as workers:
+        idle.put(first)
+        idle.put(second)
+        for mutant in mutants:  # one that fits no more is said at once, not after half an hour
+            first.tree.source(mutant)
+        return list(workers.map(one, mutants))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The program; returns its exit status."""
+    if list(arguments) == ["--check"]:
+        lines = stale(PAGE.read_text() if PAGE.exists() else "", MUTANTS)
+        print("\n".join([*lines, "run: python -m tests.mutation"] if lines else [f"{PAGE.name} is as it should be"]))
+        return bool(lines)
+    chosen = [m for m in MUTANTS if not arguments or any(word in f"{m.name} {m.file}" for word in arguments)]
+    lines = run(chosen, lambda text: print(text, flush=True))
+    if not arguments:
+        PAGE.write_text(page(lines))
+    alive = [line.mutant.name for line in lines if line.one.fate not in ("killed", line.mutant.fate)]
+    print(f"{len(lines)} mutants, {len(alive)} of them alive", *alive, sep="\n  ")
+    return bool(alive)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,61 @@
+"""Which tests are near a file of the library: those that the long run tries against its mutants."""
+
+from tests.mutation.mutant import Mutant
+
+PROGRAMS = "stateful.py::test_random_programs_follow_the_rules"
+OWNERS = [
+    "allocator", "groups", "shared_pool", "ownership", "commands", "counts", "audit", PROGRAMS, "tracking",
+    "tracking_ends", "redirect", "lazy", "fork", "arrivals", "in_place", "speculation", "accepted", "pages", "requests",
+    "shortfall", "mutant_gaps",
+]  # fmt: skip
+DEVICE = ["ownership", "plan_kernel", "accept", "lazy", "redirect", "shared_pool", "mutant_gaps"]
+BYTES = ["copy", "storage", "given_memory", "sleep", "layout"]
+
+NEAR = {
+    "kernels/bitmap.py": [*DEVICE, "bitmap", "allocator"],
+    "kernels/registers.py": [*DEVICE, "commands"],
+    "kernels/tracking.py": DEVICE,
+    "kernels/speculation.py": ["accept", "accepted"],
+    "kernels/copy.py": ["copy", "storage", "given_memory"],
+    "kernels/slots.py": ["conv", "gated_delta", "selective", "doors"],
+    "kernels/gather.py": ["gather", "storage"],
+    "kernels/scatter.py": ["scatter", "storage"],
+    "kernels/conv.py": ["conv", "conv_window"],
+    "kernels/gated_delta.py": ["gated_delta", "gated_delta_window", "kda"],
+    "kernels/selective.py": ["selective", "selective_window"],
+    "memstate/upload.py": ["upload", "counts", "commands"],
+    "memstate/split.py": ["split", "layout", "presets"],
+    "memstate/windows.py": ["speculation", "given_memory"],
+    "memstate/presets/families.py": ["presets"],
+    "memstate/engine.py": [*OWNERS, "engine_memory", "sleep"],
+    **dict.fromkeys((f"memstate/{name}.py" for name in ("layout", "memory", "regions", "storage")), BYTES),
+}
+
+# What takes long: pools beyond 1024 slots, and what is compiled, which is for those mutants alone that need it.
+LONG = (
+    "B11",
+    "65535",
+    "65536",
+    "32767",
+    "69960",
+    "1000000",
+    "1023",
+    "1025",
+    "2049",
+    "1500",
+    "narrow_words",
+    "one_order",
+)
+
+
+def near(mutant: Mutant) -> list[str]:
+    """Arguments for pytest: the files, and which of their tests.
+
+    What runs the same code on every backend is tried on the reference alone, and a kernel on the interpreter alone.
+    """
+    names = NEAR.get(mutant.file, OWNERS)
+    files = [f"tests/test_{name}" if "::" in name else f"tests/test_{name}.py" for name in names]
+    device = mutant.file.startswith("kernels/") or mutant.file == "memstate/memory.py"
+    without = ["[reference" if device else "[interpreter", *(LONG if device else ())]
+    without += [] if mutant.category == "missing barrier" else ["test_barriers"]
+    return [*files, "-m", "not slow", "-k", " and ".join(f"not {word}" for word in without)]

@@ -1,0 +1,326 @@
+"""Mutants of the orchestration: who owns which slot, row and page, and what the host believes of it."""
+
+from tests.mutation.mutant import Mutant
+
+ALLOCATOR, COMMANDS, UPLOAD = "memstate/allocator.py", "memstate/commands.py", "memstate/upload.py"
+STEPS, STEPPING, ENGINE = "memstate/steps.py", "memstate/stepping.py", "memstate/engine.py"
+HOLDERS, PUBLISHER, ADMISSION = "memstate/holders.py", "memstate/publisher.py", "memstate/admission.py"
+REQUESTS, PAGES, PAGE_TABLE = "memstate/requests.py", "memstate/pages.py", "memstate/page_table.py"
+MIRROR, PING_PONG, REDIRECT = (f"memstate/tracking/{name}.py" for name in ("mirror", "ping_pong", "redirect"))
+
+SCHEDULES = "tests/test_tracking_model.py::test_random_schedules_follow_the_rules[reference-{}]"
+ORDER = "tests/test_commands.py::test_B36c_order_of_record_is_order_of_effect[reference]"
+
+FREE = [
+    Mutant(
+        "the null slot is handed out", "out-of-range slot", ALLOCATOR,
+        "        words[0] &= ~1  # slot 0\n", "",
+        "tests/test_allocator.py::test_B1_capacity_slots_and_not_one_more[reference-1]",
+    ),
+    Mutant(
+        "slots beyond the last are handed out", "out-of-range slot", ALLOCATOR,
+        "words[-1] &= (1 << tail) - 1", "words[-1] &= (2 << tail) - 1",
+        "tests/test_allocator.py::test_B10_reset_makes_everything_free[reference]",
+    ),
+    Mutant(
+        "releases in hand are believed", "wrong count", ALLOCATOR,
+        "if self._unverified and n > self.free - self._unverified:", "if self._unverified and n > self.free:",
+        "tests/test_allocator.py::test_B5_the_count_stays_safe_before_anyone_checks[reference]",
+    ),
+    Mutant(
+        "a group keeps what it did not hand out", "leak", ALLOCATOR,
+        "            group.give_back()\n", "            pass\n",
+        "tests/test_groups.py::test_B9_exception_inside[reference]",
+    ),
+    Mutant(
+        "what was recorded comes after a claim in hand", "double owner", ALLOCATOR,
+        "        self._submit_recorded()\n        self.free -= n\n", "        self.free -= n\n",
+        "tests/test_shared_pool.py::test_B1_a_claim_in_hand_can_use_what_a_recorded_release_frees[reference]",
+    ),
+]  # fmt: skip
+
+RECORDED = [
+    Mutant(
+        "a register twice in one phase", "lost update", COMMANDS,
+        "(self._latest[regs] >= phase).any()", "(self._latest[regs] > phase).any()",
+        "tests/test_commands.py::test_B36c_chains_of_moves[reference]",
+    ),
+    Mutant(
+        "a release overtakes a move", "lost update", COMMANDS,
+        "        self._order(np.concatenate([to, of]), Section.MOVES)\n", "",
+        "tests/test_commands.py::test_B36c_chains_of_moves[reference]",
+    ),
+    Mutant(
+        "a release overtakes the copy that reads the register", "stale byte", COMMANDS,
+        "            self._reads[of] = True\n", "",
+        "tests/test_commands.py::test_B36c_copy_from_a_node_evict_it_and_reuse_its_slot[reference]",
+    ),
+    Mutant(
+        "the first value written to a cell wins", "lost update", COMMANDS,
+        "_, newest = np.unique(first[::-1], return_index=True)\n"
+        "                first, second = first[::-1][newest], second[::-1][newest]",
+        "_, newest = np.unique(first, return_index=True)\n"
+        "                first, second = first[newest], second[newest]",
+        "tests/test_commands.py::test_B36c_the_last_value_written_to_a_cell_wins_also_within_one_call[reference]",
+    ),
+    Mutant(
+        "host: a move without the label", "stale label", COMMANDS,
+        "r.held[to], r.labels[to] = True, r.labels[of]", "r.held[to], r.labels[to] = True, 0",
+        "tests/test_commands.py::test_B36c_chains_of_moves[reference]",
+    ),
+    Mutant(
+        "host: released slots count twice", "wrong count", COMMANDS,
+        "self.registers.allocator.free += len(regs)", "self.registers.allocator.free += 2 * len(regs)",
+        "tests/test_shared_pool.py::test_B9_a_group_among_recorded_commands[reference]",
+    ),
+    Mutant(
+        "host: a claim counts one too few", "wrong count", COMMANDS,
+        "self.registers.allocator.free -= len(regs)", "self.registers.allocator.free -= len(regs) - 1",
+        "tests/test_shared_pool.py::test_B1_a_claim_in_hand_does_not_take_what_is_recorded_for_a_row[reference]",
+    ),
+    Mutant(
+        "an upload buffer is reused in flight", "lost update", UPLOAD,
+        "if event is not None and not event.query():", "if event is None:",
+        "tests/test_upload.py::test_no_packet_is_lost_on_a_stream_of_any_speed[0]",
+    ),
+    Mutant(
+        "every packet goes through one buffer", "lost update", UPLOAD,
+        "turn = self._turn = (self._turn + 1) % RING", "turn = self._turn = 0",
+        "tests/test_upload.py::test_a_full_ring_waits_for_its_oldest_copy_and_counts_it",
+    ),
+]  # fmt: skip
+
+STEPPED = [
+    Mutant(
+        "a repeated batch is uploaded again", "wrong count", STEPS,
+        "        if not same:\n", "        if same or not same:\n",
+        "tests/test_counts.py::test_a_decode_step_is_one_plan_and_at_most_one_settle[reference-NoTracking]",
+    ),
+    Mutant(
+        "a cancelled batch counts as the last one", "stale byte", STEPS,
+        "            self._serial -= 1\n            self._planned = None\n", "            self._serial -= 1\n",
+        "tests/test_mutant_gaps.py::test_a_batch_planned_after_a_cancel_is_its_own[reference]",
+    ),
+    Mutant(
+        "a cancelled step keeps its record", "wrong count", STEPS,
+        "            self._serial -= 1\n", "",
+        "tests/test_tracking_ends.py::test_B36b_a_cancel_leaves_the_step_before_it_settleable[reference]",
+    ),
+    Mutant(
+        "a repeated batch goes ahead of what is recorded", "lost update", STEPPING,
+        "batch = None if self._commands.pending else self._log.repeated(numbers, tokens_of)",
+        "batch = self._log.repeated(numbers, tokens_of)",
+        SCHEDULES.format("redirect-in turn"),
+    ),
+    Mutant(
+        "a dead step raises the length of a finished row", "stale label", STEPPING,
+        "dead = same & self._table.finished[step.numbers]", "dead = np.zeros_like(same)",
+        "tests/test_tracking_ends.py::test_B27_a_dead_step_stays_dead_when_its_results_come_before_the_release"
+        "[reference-redirect]",
+    ),
+    Mutant(
+        "a row that ends is as long as its dead step", "stale label", STEPPING,
+        "known = np.where(ended, step.after[same], self._file.labels[rows * PER_ROW])",
+        "known = self._file.labels[rows * PER_ROW]",
+        "tests/test_tracking_ends.py::test_B27_a_dead_step_at_a_boundary_leaves_the_older_snapshot[reference-ping-pong]",
+    ),
+    Mutant(
+        "plan believes steps that are not settled", "stale label", STEPPING,
+        "known = distinct[self._table.unsettled[distinct] == 0]", "known = distinct",
+        SCHEDULES.format("none-overlap"),
+    ),
+    Mutant(
+        "host: settle for whoever has the row now", "stale label", STEPPING,
+        "(step.numbers > 0) & (now == step.generation) & self._table.used[step.numbers]",
+        "(step.numbers > 0) & (now >= 0) & self._table.used[step.numbers]",
+        "tests/test_tracking_ends.py::test_B36b_a_late_settle_changes_nothing_for_a_new_tenant[reference-redirect]",
+    ),
+    Mutant(
+        "a cancelled step counts as run", "stale label", STEPPING,
+        "np.minimum(self._table.confirmed[rows], step.before[entries])", "step.after[entries]",
+        "tests/test_tracking_ends.py::test_B36b_a_cancelled_step_leaves_no_label[reference-7-redirect-in turn]",
+    ),
+    Mutant(
+        "in place: the copy before the forward is forgotten", "stale byte", STEPPING,
+        "        if moved:\n", "        if moved < 0:\n",
+        "tests/test_in_place.py::test_a_hit_costs_one_copy_each[reference-True-redirect]",
+    ),
+    Mutant(
+        "in place: the copy after the forward is forgotten", "lost snapshot", STEPPING,
+        "self._uncopied = (step, taken)", "self._uncopied = None",
+        "tests/test_in_place.py::test_B36_a_snapshot_costs_one_copy[reference-in turn-ping-pong]",
+    ),
+    Mutant(
+        "in place: the copy after the forward is made again", "wrong count", STEPPING,
+        "(step, due), self._uncopied = self._uncopied, None", "step, due = self._uncopied",
+        "tests/test_in_place.py::test_B36_a_snapshot_costs_one_copy[reference-in turn-ping-pong]",
+    ),
+    Mutant(
+        "in place: the snapshot is taken from another slot", "stale byte", STEPPING,
+        "self._storage.copy(step.snapshot, step.write,", "self._storage.copy(step.snapshot, step.snapshot,",
+        "tests/test_in_place.py::test_B36_a_snapshot_costs_one_copy[reference-in turn-ping-pong]",
+    ),
+    Mutant(
+        "in place: the snapshot is copied a step late", "stale byte", STEPPING,
+        "        self.copy_snapshots()\n        before, after", "        before, after",
+        "tests/test_in_place.py::test_B26_also_before_anything_is_settled[reference]",
+    ),
+]  # fmt: skip
+
+KEPT = [
+    Mutant(
+        "handles never become stale", "double owner", HOLDERS,
+        "(generation.astype(np.int64) + 1) % 2**31", "generation.astype(np.int64) % 2**31",
+        "tests/test_requests.py::test_B19_a_row_reused_makes_old_handles_stale[reference]",
+    ),
+    Mutant(
+        "a snapshot dropped while pinned goes at once", "stale byte", HOLDERS,
+        "if snapshot.register in self._pins:", "if snapshot.register in self._dropped:",
+        "tests/test_fork.py::test_the_shared_state_goes_with_its_last_reader[reference]",
+    ),
+    Mutant(
+        "the first of two pins is the last", "stale byte", HOLDERS,
+        "self._pins[register] -= 1", "self._pins[register] = 0",
+        "tests/test_fork.py::test_the_shared_state_goes_with_its_last_reader[reference]",
+    ),
+    Mutant(
+        "no pin for a hit that is read directly", "stale byte", ADMISSION,
+        "                self._publisher.pin(row, register)\n", "                pass\n",
+        "tests/test_fork.py::test_the_shared_state_goes_with_its_last_reader[reference]",
+    ),
+    Mutant(
+        "pins outlive the first step", "leak", STEPPING,
+        "            self._publisher.unpin(numbers)\n", "",
+        "tests/test_fork.py::test_the_shared_state_goes_with_its_last_reader[reference]",
+    ),
+    Mutant(
+        "pins outlive their row", "leak", ENGINE,
+        "        self.publisher.unpin(rows)\n", "",
+        "tests/test_fork.py::test_the_shared_state_goes_with_its_last_reader[reference]",
+    ),
+    Mutant(
+        "lanes outlive their row", "leak", ENGINE,
+        "(rows[:, None] * PER_ROW + np.arange(PER_ROW)).reshape(-1)", "rows * PER_ROW",
+        "tests/test_tracking_ends.py::test_B29_a_request_can_end_at_any_point[reference-abort-in turn-ping-pong]",
+    ),
+    Mutant(
+        "the shortfall forgets the reserve", "wrong count", ENGINE,
+        "max(0, wanted + self.allocator.reserve - self.allocator.free)", "max(0, wanted - self.allocator.free)",
+        "tests/test_mutant_gaps.py::test_the_shortfall_counts_the_reserve[reference]",
+    ),
+    Mutant(
+        "a snapshot of a page that is not full", "double owner", PUBLISHER,
+        "self._mirror.answer(row, self._pages.floor(known), ended)", "self._mirror.answer(row, known, ended)",
+        "tests/test_tracking_ends.py::test_B28_nothing_shorter_than_a_page_is_published[reference-none]",
+    ),
+    Mutant(
+        "pages of a dropped snapshot are nobody's", "leak", PUBLISHER,
+        "            self._pages.allocator.release(snap.pages)\n", "            pass\n",
+        "tests/test_pages.py::test_a_snapshot_keeps_the_pages_of_its_tokens[reference]",
+    ),
+    Mutant(
+        "a fork shares the page that is filled in part", "double owner", ADMISSION,
+        "kept = self._pages.count(self._pages.floor(length))", "kept = self._pages.count(length)",
+        "tests/test_fork.py::test_full_pages_are_shared_and_the_rest_is_named[reference-none]",
+    ),
+    Mutant(
+        "a fork does not tell the device where its row reads", "stale label", ADMISSION,
+        '        self._commands.write(self._file.address("source", np.array([row])), [snapshot.register])\n', "",
+        "tests/test_fork.py::test_continuations_go_their_own_ways[reference-3-redirect]",
+    ),
+    Mutant(
+        "a state arrives without its label", "stale label", ADMISSION,
+        '        self._commands.write(self._file.address("labels", live), tokens)\n', "",
+        "tests/test_arrivals.py::test_redirect_keeps_what_arrived_at_a_boundary[reference]",
+    ),
+    Mutant(
+        "a release overtakes the label that arrived", "stale label", ADMISSION,
+        "        self._commands.submit()  # a later change of owners may not overtake the label\n", "",
+        "tests/test_arrivals.py::test_B36c_an_arrival_given_up_at_once_leaves_no_label[reference]",
+    ),
+    Mutant(
+        "fresh states are not zeroed", "stale byte", ADMISSION,
+        "        self._commands.zero(live[~hit])\n", "",
+        "tests/test_tracking.py::test_B20_a_fresh_state_is_zero_and_a_resumed_one_is_not_zeroed[reference-copied-none]",
+    ),
+    Mutant(
+        "a row in use again is finished already", "lost update", REQUESTS,
+        "        self.finished[rows] = False\n", "",
+        "tests/test_tracking_ends.py::test_B36b_a_late_settle_changes_nothing_for_a_new_tenant[reference-none]",
+    ),
+    Mutant(
+        "pages outlive their row", "leak", PAGE_TABLE,
+        "            self.allocator.release(self._rows[row])\n", "",
+        "tests/test_pages.py::test_the_pages_of_a_row_reused_are_its_own[reference]",
+    ),
+    Mutant(
+        "a shared page is free with its first holder", "double owner", PAGES,
+        "            if not self.holders[page]:\n", "            if self.holders[page] >= 0:\n",
+        "tests/test_pages.py::test_a_shared_page_is_free_with_its_last_holder",
+    ),
+    Mutant(
+        "the page table keeps the pages of who left", "stale byte", PAGE_TABLE,
+        "        self._write([(row, 0, [0] * len(self._rows[row])) for row in rows.tolist()])\n", "",
+        "tests/test_pages.py::test_pages_follow_the_model_under_random_use[reference]",
+    ),
+]  # fmt: skip
+
+MIRRORED = [
+    Mutant(
+        "host: snapshots take from the reserve", "wrong count", MIRROR,
+        "min(allocator.free - allocator.reserve, limit)", "min(allocator.free, limit)",
+        "tests/test_shared_pool.py::test_B5_the_reserve_counts_real_slots[reference]",
+    ),
+    Mutant(
+        "host: a snapshot's slot counts as free", "wrong count", MIRROR,
+        "            allocator.free -= 1\n", "", SCHEDULES.format("redirect-in turn"),
+    ),
+    Mutant(
+        "host: refused snapshots are not counted", "wrong count", MIRROR,
+        "                self.degraded += 1\n", "", SCHEDULES.format("redirect-in turn"),
+    ),
+    Mutant(
+        "an answer beyond what is real", "stale label", MIRROR,
+        "1 <= self.file.labels[r] <= known", "1 <= self.file.labels[r]",
+        "tests/test_tracking_ends.py::test_B27_a_dead_step_at_a_boundary_leaves_the_older_snapshot[reference-ping-pong]",
+    ),
+    Mutant(
+        "the oldest answer instead of the newest", "lost snapshot", MIRROR,
+        "return max(valid,", "return min(valid,",
+        "tests/test_tracking_ends.py::test_B27_a_dead_step_behind_a_boundary_leaves_the_newer_snapshot"
+        "[reference-ping-pong]",
+    ),
+    Mutant(
+        "a chunk may cross a boundary", "lost snapshot", MIRROR,
+        "crossed = (after > (length // every + 1) * every) | ((length < want) & (want < after))",
+        "crossed = (length < want) & (want < after)",
+        "tests/test_accepted.py::test_B33_accepted_tokens_are_not_folded_across_a_multiple_unseen"
+        "[reference-PingPong(every=256, lane_count=None)]",
+    ),
+    Mutant(
+        "host: the lane is the first one", "lost snapshot", PING_PONG,
+        "lane = min(held, key=lambda lane: int(file.labels[lane]))", "lane = held[0]",
+        "tests/test_tracking_ends.py::test_B27_a_dead_step_at_a_boundary_leaves_the_older_snapshot[reference-ping-pong]",
+    ),
+    Mutant(
+        "host: lanes let go of are not counted", "wrong count", PING_PONG,
+        "        return len(old)\n", "        return 0\n",
+        "tests/test_lazy.py::test_B23_lazy_holds_two_lanes_from_a_boundary_to_the_settle_after_it[reference-in turn]",
+    ),
+    Mutant(
+        "host: settle trusts labels above K", "lost snapshot", PING_PONG,
+        "for lane in lanes if file.labels[lane] <= known)", "for lane in lanes)",
+        "tests/test_tracking_ends.py::test_B27_a_dead_step_at_a_boundary_leaves_the_older_snapshot[reference-lazy]",
+    ),
+    Mutant(
+        "host: redirect forgets which boundary it tracked", "stale label", REDIRECT,
+        "        file.tracked[row] = length\n", "", SCHEDULES.format("redirect-in turn"),
+    ),
+    Mutant(
+        "redirect snapshots what it was given", "wrong count", REDIRECT,
+        "return bool(length > file.tracked[row] and not file.source[row])", "return bool(length > 0)",
+        "tests/test_redirect.py::test_B36a_redirect_takes_no_snapshot_of_what_it_was_given[reference-copied-in turn]",
+    ),
+]  # fmt: skip
+
+MUTANTS = [*FREE, *RECORDED, *STEPPED, *KEPT, *MIRRORED]

@@ -6,6 +6,7 @@ Two ways to own a slot: in hand (`claim` returns ids, `release` takes them back)
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from weakref import WeakMethod
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ class SlotAllocator:
         self.bitmap = torch.empty((capacity + 32) // 32, dtype=torch.int32, device=backend.device)
         self.counters = torch.empty(COUNTERS, dtype=torch.int32, device=backend.device)
         self._groups: list[ClaimGroup] = []
-        self._recorders: list[Callable[[], object]] = []
+        self._recorders: list[WeakMethod[Callable[[], object]]] = []
         self.reset()
 
     def __repr__(self) -> str:
@@ -59,8 +60,12 @@ class SlotAllocator:
         self._groups = []
 
     def submit_before_use(self, submit: Callable[[], object]) -> None:
-        """Names somebody who records ownership changes: called before the bitmap or the device's count is asked."""
-        self._recorders.append(submit)
+        """Names somebody who records ownership changes: called before the bitmap or the device's count is asked.
+
+        submit: a bound method, held weakly: what nobody else keeps has nothing recorded, and its planes are memory that
+        may not wait for a garbage collection.
+        """
+        self._recorders.append(WeakMethod(submit))
 
     def confirm(self, n: int) -> None:
         """Makes the host's count certain where n slots hang on releases of ids in hand. Syncs: only then."""
@@ -95,8 +100,9 @@ class SlotAllocator:
 
     def _submit_recorded(self) -> None:
         """What was recorded before comes first, on the device as in the host's count."""
-        for submit in self._recorders:
-            submit()
+        for recorder in self._recorders:
+            if submit := recorder():
+                submit()
 
     def release(self, ids: Tensor | Sequence[int]) -> None:
         """Takes slots back. 0 and negative ids are ignored; a double or unknown id is counted on the device and raised

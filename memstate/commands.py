@@ -7,6 +7,7 @@ that this order would carry out too early submits first, so the order of record 
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
+from weakref import WeakMethod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,7 @@ class CommandBuffer:
         self.submits = 0
         registers.allocator.submit_before_use(self.submit)
         self._run_data = run_data
-        self._first: Callable[[], None] | None = None
+        self._first: WeakMethod[Callable[[], None]] | None = None
         self._latest = np.full(registers.count, -1, np.int8)  # the last phase that names a register in this buffer
         self._reads = np.zeros(registers.count, bool)  # registers that a copy of this buffer reads
         self._writer = np.full(registers.cells.numel(), -1, np.int32)  # which write of this buffer named a cell last
@@ -57,8 +58,10 @@ class CommandBuffer:
         self._overwrites = False
 
     def before_submit(self, call: Callable[[], None]) -> None:
-        """Makes `call` come before whatever a submit sends: work that belongs to the step submitted last."""
-        self._first = call
+        """Makes `call`, a bound method, come before whatever a submit sends: work that belongs to the step submitted
+        last. Held weakly, as whoever has it has this buffer too.
+        """
+        self._first = WeakMethod(call)
 
     @property
     def pending(self) -> bool:
@@ -183,8 +186,8 @@ class CommandBuffer:
         valid until the next submit. Syncs: no.
         """
         recorded = self.pending
-        if self._first:
-            self._first()
+        if self._first and (first := self._first()):
+            first()
         if not recorded and batch is None:
             return None
         if batch is not None:

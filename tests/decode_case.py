@@ -86,7 +86,7 @@ def far_apart(slots: int, slot: Tensor, stride: int) -> Tensor:
         pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
         elements = torch.frombuffer(pages, dtype=slot.dtype)
     else:
-        elements = torch.empty(nbytes, dtype=torch.uint8, device=slot.device).view(slot.dtype)
+        elements = torch.zeros(nbytes, dtype=torch.uint8, device=slot.device).view(slot.dtype)  # as pages are
     return elements.as_strided((slots, *slot.shape), (stride, *slot.stride()))
 
 

@@ -7,11 +7,12 @@ part that fails, crashes or runs over does not keep the others from running. At 
     summary.json   machine, versions, commit, and how each part ended
     proofs.json    what the parts found: tests, graphs, determinism, streams, sanitizer, sweep
     gpu-tests.xml  the tests marked `gpu`
-    bench.json     `memstate bench` copy, track and alloc
+    bench.json     `memstate bench` alloc, copy and track
     DEVICE.json    configurations as kernels/tuned/ takes them
     log.txt        what the parts printed
 
-Exits with 0 where every part ended well, and on a machine without a GPU, where there is nothing to prove; else with 1.
+Exits with 0 where every part ended well, and on a machine without a GPU, where there is nothing to prove; with 1 where
+a part did not, or where there is a GPU that torch cannot use; with 2 where DIR cannot be written.
 `--toy` takes the same course on a CPU at sizes that prove nothing about a GPU.
 """
 
@@ -40,8 +41,9 @@ LOG_BYTES = 1_500_000  # of each part
 LEAST = 0.2  # share of its own time below which a part is not started
 PACKAGES = ("torch", "triton", "numpy", "einops", "pytest", "pytest-xdist", "hypothesis", "memstate")
 CLOCKS = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem,temperature.gpu,power.draw,memory.total"
+FILES = ("summary.json", "proofs.json", "gpu-tests.xml", "bench.json", "log.txt")
 PROGRAM = "{python} -m tests.proof.{name} --json {folder}/{name}.json --seconds {seconds}"
-BENCH = "{python} -m memstate.bench copy track alloc --json {folder}/bench.json"
+BENCH = "{python} -m memstate.bench alloc copy track --json {folder}/bench.json"
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,12 @@ class Proof:
             "gpu": gpu, "machine": machine(), "versions": versions(), "parts": {},
         }  # fmt: skip
         out.mkdir(parents=True, exist_ok=True)
+        tuned = (read_json(out / "proofs.json") or {}).get("sweep", {}).get("file", "")
+        for name in (*FILES, tuned):  # those of an earlier run: what lies here is of this one
+            if name and (out / name).is_file():
+                (out / name).unlink()
         (out / "log.txt").write_text("", encoding="utf-8")
+        self._write("summary.json", self.summary)
 
     def run(self, parts: Sequence[Part]) -> bool:
         """Whether every part ended well. Time that a part does not need goes to the next ones."""
@@ -136,6 +143,7 @@ class Proof:
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH", ""))))
         environment["PYTHONUNBUFFERED"] = "1"
+        environment["OMP_NUM_THREADS"] = "1"  # of each of several processes
         environment["TRITON_CACHE_DIR"] = str(self._folder / "triton")
         environment["MEMSTATE_TUNED"] = str(self._folder / "tuned")
         environment.pop("TRITON_INTERPRET", None)
@@ -253,13 +261,15 @@ print(json.dumps({
 """
 
 
-def find_gpu() -> Any:
-    """What torch says of the first GPU, None without one; asked in another process, this one touches no device."""
+def find_gpu() -> tuple[Any, str]:
+    """What torch says of the first GPU; None without one, and why. Another process asks: this one touches no device."""
     try:
         done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, timeout=90, check=False)
-        return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
-    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
-        return None
+        if done.returncode == 0:
+            return json.loads(done.stdout.splitlines()[-1]), ""
+        return None, (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        return None, f"{type(error).__name__}: {error}"
 
 
 def main() -> int:
@@ -269,14 +279,25 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for all parts together")
     parser.add_argument("--toy", action="store_true")
     given = parser.parse_args()
+    if given.seconds <= 0 or str(given.out) == ".":
+        parser.error(f"--seconds {given.seconds:g} --out {given.out}: expected more than 0 s, and a folder of its own")
     begun = time.monotonic()
-    gpu = None if given.toy else find_gpu()
+    gpu, why = (None, "") if given.toy else find_gpu()
     if not given.toy and gpu is None:
-        print(f"no GPU that {sys.executable} and its torch can use: nothing to prove here")
+        devices = nvidia_smi()
+        if devices:
+            print(f"{devices[0]['name']} is here, and torch of {sys.executable} cannot use it: {why}")
+            return 1
+        print(f"no GPU that {sys.executable} and its torch can use: nothing to prove here ({why})")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a part is ended with this program
     left = given.seconds - (time.monotonic() - begun)
-    good = Proof(given.out, left, given.toy, gpu).run(PARTS)
+    try:
+        proof = Proof(given.out, left, given.toy, gpu)
+    except OSError as error:
+        print(f"--out {given.out}: {error}")
+        return 2
+    good = proof.run(PARTS)
     print("proved" if good else f"not proved: see {given.out / 'summary.json'}")
     return 0 if good else 1
 

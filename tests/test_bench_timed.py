@@ -353,8 +353,14 @@ def test_a_call_alone_is_cold_and_what_undoes_it_is_not_timed(device_clock: Devi
 
 def test_a_graph_holds_many_calls_and_gives_the_time_of_one(device_clock: DeviceClock) -> None:
     assert device_clock.in_graph(lambda: happened.append("act")) == pytest.approx(20e-6 / IN_GRAPH)
-    captured = ["act", "wait", "capture", *["act"] * IN_GRAPH, "captured"]
+    captured = ["act", "warm", "act", "wait", "capture", *["act"] * IN_GRAPH, "captured"]
     assert happened == captured + ["warm", "replay"] * (WARM_UPS + RUNS)
+
+
+def test_a_graph_of_long_calls_holds_few_of_them(device_clock: DeviceClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "GRAPH_SECONDS", 50e-6)
+    assert device_clock.in_graph(lambda: happened.append("act")) == pytest.approx(20e-6 / 2)
+    assert happened[4:8] == ["capture", "act", "act", "captured"]
 
 
 @pytest.mark.gpu

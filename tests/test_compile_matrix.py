@@ -78,7 +78,7 @@ def test_records_are_written_as_the_program_writes_them() -> None:
     """Sorted, a line for each kernel and target; and what is excepted is recorded."""
     paths = sorted(RECORDS.glob("*"))
     records = {path.stem.removeprefix("triton-"): read(path.stem.removeprefix("triton-")) for path in paths}
-    assert set(records) >= {"3.6.0"} and None not in records.values()
+    assert set(records) >= {"3.6.0", "3.7.1", "3.9.0"} and None not in records.values()
     for version, record in records.items():
         assert record is not None
         assert path_of(version).read_text() == text_of(record)

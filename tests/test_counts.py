@@ -50,6 +50,8 @@ def running(mem: StateManager, n: int) -> Rows:
     for tokens in (4, 1):
         mem.settle(mem.plan(rows, tokens))
     mem.submit()
+    if mem.backend.device.type == "cuda":
+        torch.cuda.synchronize()  # no upload is still on its way: a full ring would be waited for
     mem.backend.counts.reset()
     return rows
 

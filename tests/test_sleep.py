@@ -1,8 +1,12 @@
 """Sleep and wake: memory is really given up, comes back bit for bit, and everything that moves bytes finds it."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
+from memstate import LazyPingPong, NoTracking, Redirect, Request, StateManager
 from memstate.errors import Asleep, InvalidArgument, LayoutMismatch
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import TILE_BYTES
@@ -233,3 +237,21 @@ def test_memory_that_numpy_shares_is_not_released_in_part(generator):
     with pytest.raises(InvalidArgument, match="numpy"):
         storage.sleep()
     assert not storage.asleep and torch.equal(storage.planes["a"], before) and view.size
+
+
+@pytest.mark.parametrize("tracking", [NoTracking(4), LazyPingPong(4), Redirect(4)], ids=repr)
+def test_a_manager_that_is_given_up_gives_its_memory_back_at_once(backend, tracking):
+    """Without waiting for a garbage collection: states are most of a device's memory."""
+    layout = StateLayout([Plane("a", (4,), torch.float32)], 1)
+    gc.disable()
+    try:
+        mem = StateManager(
+            layout, slots=4, max_requests=1, tracking=tracking, device=backend.device, backend=backend.name
+        )
+        mem.settle(mem.plan(mem.admit([Request("a")])))
+        arena = weakref.ref(mem.storage.arenas[0])
+        assert arena() is not None
+        del mem
+        assert arena() is None
+    finally:
+        gc.enable()

@@ -9,6 +9,7 @@ import torch
 
 from memstate.tuning.timing import RUNS, WARM_UPS, DeviceStopwatch
 
+GRAPH_SECONDS = 2e-3  # of a graph, behind which more calls say no more
 IN_GRAPH = 20  # calls captured together, so that the launch of the graph hardly counts
 Act = Callable[[], object]
 
@@ -63,9 +64,10 @@ class DeviceClock:
     def in_graph(self, act: Act) -> float:
         """See `Clock`. `act` is called once before it is captured, and may not wait for the device or upload."""
         act()  # compiles and loads
-        replay = self.captured(act, IN_GRAPH)
+        calls = max(1, min(IN_GRAPH, int(GRAPH_SECONDS / self._watch(act, warm=True))))
+        replay = self.captured(act, calls)
         seconds = [self._watch(replay, warm=True) for _ in range(WARM_UPS + RUNS)][WARM_UPS:]
-        return median(seconds) / IN_GRAPH
+        return median(seconds) / calls
 
     def captured(self, act: Act, calls: int = 1) -> Act:
         """See `Clock`; calls: of the act, in one graph."""

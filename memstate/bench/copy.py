@@ -21,7 +21,7 @@ MODEL = "qwen3_next"
 PLANE = "ssm"  # the one that is gathered and scattered
 DUE, TOY_DUE = (1, 16, 64), (1, 2)
 BATCH = 256  # entries of a copy
-TOY = StateLayout((Plane("conv", (3, 48), torch.bfloat16), Plane(PLANE, (2, 16, 8), torch.float32)), 2)
+TOY = StateLayout((Plane("conv", (48, 3), torch.bfloat16), Plane(PLANE, (2, 16, 8), torch.float32)), 2)
 OVERHEAD = 9  # slots needed for each one due: two storages, the yardstick, batches and what torch allocates
 
 

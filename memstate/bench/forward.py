@@ -13,7 +13,7 @@ from memstate.kernels.tables import StepRecord
 
 
 class Forward:
-    """Convolution and gated delta rule over the planes conv `tap-1 channel` and ssm `head key value`, layer by layer.
+    """Convolution and gated delta rule over the planes conv `channel tap-1` and ssm `head key value`, layer by layer.
 
     ops: what carries out the two. batch: rows, of one token each. Inputs are random and stay as they are; keys have
     norm 1, decays are negative and gates between 0 and 1, so that states stay bounded however often a step is repeated.
@@ -21,7 +21,7 @@ class Forward:
 
     def __init__(self, ops: Backend, planes: Mapping[str, Tensor], batch: int) -> None:
         conv, ssm = planes["conv"], planes["ssm"]
-        taps, channels = conv.shape[2] + 1, conv.shape[3]
+        channels, taps = conv.shape[2], conv.shape[3] + 1
         heads, key, value = ssm.shape[2:]
         key_heads = (channels - heads * value) // (2 * key)  # what is left of the channels are queries and keys
         device = ssm.device
@@ -49,7 +49,7 @@ class Forward:
         """One layer of it; the output of the last one run is in `mixed` and `out`."""
         where = (record.read, record.write, record.snapshot, record.tokens)
         ops = self.ops
-        ops.conv_step(self.x, self.weight, None, self.planes["conv"][layer], *where, "silu", self.mixed)
+        ops.conv_step(self.x, self.weight, None, self.planes["conv"][layer].transpose(1, 2), *where, "silu", self.mixed)
         ops.gated_delta_step(
             self.q, self.k, self.v, self.decay, self.beta, self.planes["ssm"][layer], *where, None, self.out
         )

@@ -15,7 +15,7 @@ from tests.mutation.catalogue import MUTANTS
 from tests.mutation.mutant import Mutant
 from tests.mutation.near import near
 from tests.mutation.runner import Runner
-from tests.mutation.table import PAGE, Line, page, stale
+from tests.mutation.table import NOTICED, PAGE, Line, page, stale
 
 WORKERS = 2
 LIMIT = 90.0  # seconds of a run
@@ -54,12 +54,17 @@ def main(arguments: Sequence[str]) -> int:
         print("\n".join([*lines, "run: python -m tests.mutation"] if lines else [f"{PAGE.name} is as it should be"]))
         return bool(lines)
     chosen = [m for m in MUTANTS if not arguments or any(word in f"{m.name} {m.file}" for word in arguments)]
+    if not chosen:
+        print(f"no mutant has one of {', '.join(arguments)} in its name or file: {len(MUTANTS)} are there")
+        return 2
     lines = run(chosen, lambda text: print(text, flush=True))
     if not arguments:
         PAGE.write_text(page(lines))
     alive = [line.mutant.name for line in lines if line.one.fate not in ("killed", line.mutant.fate)]
+    unseen = [line.mutant.name for line in lines if line.near.fate not in NOTICED]
     print(f"{len(lines)} mutants, {len(alive)} of them alive", *alive, sep="\n  ")
-    return bool(alive)
+    print(f"{len(unseen)} of them not noticed by the tests near", *unseen, sep="\n  ")
+    return bool(alive or unseen)
 
 
 if __name__ == "__main__":

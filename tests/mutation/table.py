@@ -8,6 +8,7 @@ from tests.mutation.mutant import CATEGORIES, Mutant
 from tests.mutation.runner import ROOT, Verdict
 
 PAGE = ROOT / "docs" / "mutants.md"
+NOTICED = ("killed", "crashed", "timed out")  # fates of a run that say that somebody saw it
 NAMED = 3  # failing tests that the table names
 HEAD = """# Mutants
 
@@ -33,7 +34,7 @@ def page(lines: Sequence[Line]) -> str:
     parts = [HEAD, "| category | what goes wrong | mutants |\n| --- | --- | --- |"]
     counts = {name: sum(line.mutant.category == name for line in lines) for name in CATEGORIES}
     parts[1] += "".join(f"\n| {name} | {why} | {counts[name]} |" for name, why in CATEGORIES.items())
-    killed = sum(line.near.fate != "survived" for line in lines)
+    killed = sum(line.near.fate in NOTICED for line in lines)
     parts.append(f"\n{len(lines)} mutants; the tests near notice {killed}.\n")
     parts.append("| mutant | category | file | killed by | fails | near |\n| --- | --- | --- | --- | --- | --- |")
     parts += [row(line) for line in lines]

@@ -130,6 +130,8 @@ def prove(machine: Machine, result: Result) -> None:
             name = f"{type(tracking).__name__}, batch {batch}"
             made, seen, wrong = course(machine, tracking, batch, seed, TOY_REPLAYS if machine.toy else REPLAYS)
             result["replays"][name], result["slots_seen"][name] = made, seen
+            asked = TOY_REPLAYS if machine.toy else REPLAYS
+            wrong = wrong or (f"{made} of {asked} replays: time was up" if made < asked else "")
             if wrong:
                 result["failures"].append(f"{name}, seed {seed}: {wrong}")
             machine.keep(result)

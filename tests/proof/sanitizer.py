@@ -89,8 +89,11 @@ def prove(machine: Machine, result: Result) -> None:
             word, why = verdict(text, finished, ours)
             result[name] = f"{word}: {why}"
             print(f"== {name}: {word}: {why}\n{text[-8000:]}", flush=True)
-            if word == "failed":
+            if word in ("failed", "unfinished"):
                 result["failures"].append(f"{name}: {why}")
+        said = [str(result[name]) for name in TOOLS]
+        if all(text.startswith("unavailable") for text in said):
+            result["unavailable"] = said[0]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from tests.proof.machine import Machine, Result, main
 
 ROOT = Path(__file__).parents[2]
-PROCESSES = 6  # some tests take many gigabytes of a device
+PROCESSES = 10  # some tests take many gigabytes of a device
 TOY = "tests/test_split.py"  # what stands in for them on a CPU
 MARGIN = 12.0  # seconds in which the session ends and reports are written
 NO_TESTS = 5  # exit status of pytest

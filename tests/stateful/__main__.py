@@ -16,13 +16,21 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 CHUNK = 10  # programs a worker runs before it reports
 
 
+def positive(text: str) -> int:
+    """A number of 1 or more, or argparse says what is wrong."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number}: expected 1 or more")
+    return number
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--operations", type=int, default=20_000)
+    parser.add_argument("--operations", type=positive, default=20_000)
     parser.add_argument("--backend", default="reference", choices=("reference", "interpreter", "cuda"))
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--length", type=int, default=300, help="operations of a program")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--length", type=positive, default=300, help="operations of a program")
+    parser.add_argument("--workers", type=positive, default=os.cpu_count() or 1)
     parser.add_argument("--no-shrink", action="store_true")
     chosen = parser.parse_args()
     if chosen.backend == "interpreter":
@@ -51,6 +59,9 @@ def main() -> int:
                 done, calls = done + running.pop(future), calls + made
                 if difference:
                     print(difference, flush=True)
+                    seed = str(difference).partition(":")[0].removeprefix("seed ")
+                    print(f"again: python -m tests.stateful --backend {chosen.backend} --operations {chosen.length} "
+                          f"--length {chosen.length} --seed {seed}", flush=True)  # fmt: skip
                     pool.shutdown(cancel_futures=True)
                     return 1
                 running |= dict([send(first)]) if (first := next(seeds, None)) is not None else {}

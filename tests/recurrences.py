@@ -77,7 +77,9 @@ class Rounded:
         """
         below = Rounded(np.ones_like(other.value)) + other
         value = self.value / below.value
-        inherited = (self.error + np.abs(value) * below.error) / (below.value - below.error)
+        finite = np.isfinite(below.value + below.error)  # beyond float64 the quotient is 0, and so is what it inherits
+        divisor, error = np.where(finite, below.value, np.inf), np.where(finite, below.error, 0)
+        inherited = (self.error + np.abs(value) * error) / (divisor - error)
         inherited += np.where(below.value + below.error > HUGE, np.abs(value), 0)
         return self._rounded(inherited, value, ulps=4)
 

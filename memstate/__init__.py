@@ -35,10 +35,11 @@ from memstate.holders import Snapshot
 from memstate.kernels.dispatch import Backend
 from memstate.layout import Plane, StateLayout
 from memstate.pool import StatePool
+from memstate.prefix import Match, Prefix, policies
 from memstate.readback import Readback
-from memstate.requests import Request, Row, Rows
+from memstate.requests import Request, Row, Rows, Session
 from memstate.split import Owned, Part
-from memstate.stats import Stats
+from memstate.stats import PrefixStats, Stats
 from memstate.steps import Step
 from memstate.storage import Storage
 from memstate.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
@@ -58,6 +59,7 @@ __all__ = [
     "LayoutMismatch",
     "LazyPingPong",
     "LeakFound",
+    "Match",
     "MemstateError",
     "NoTracking",
     "OutOfPages",
@@ -67,12 +69,15 @@ __all__ = [
     "Part",
     "PingPong",
     "Plane",
+    "Prefix",
+    "PrefixStats",
     "Readback",
     "Redirect",
     "RegisterInUse",
     "Request",
     "Row",
     "Rows",
+    "Session",
     "SlotAllocator",
     "Snapshot",
     "StaleHandle",
@@ -83,6 +88,7 @@ __all__ = [
     "Step",
     "Storage",
     "Tracking",
+    "policies",
     "presets",
     "warm_up",
 ]

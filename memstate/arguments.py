@@ -29,6 +29,15 @@ def counts(what: str, values: npt.ArrayLike, size: int) -> npt.NDArray[np.int64]
     return np.broadcast_to(given, (size,)).astype(np.int64)
 
 
+def hashable(what: str, name: Any) -> Any:
+    """The name itself. Raises: InvalidArgument for what cannot be looked up."""
+    try:
+        hash(name)
+    except TypeError as error:
+        raise InvalidArgument(f"{what} {name!r}: {error}; expected something hashable, such as a text") from error
+    return name
+
+
 def sequence(what: str, values: Any, such_as: str) -> Sequence[Any]:
     """The values themselves. Raises: InvalidArgument for what is no list, tuple or the like."""
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):

@@ -118,6 +118,15 @@ class BenchName(StrEnum):
     alloc = "alloc"
     track = "track"
     copy = "copy"
+    prefix = "prefix"
+
+
+class TraceKind(StrEnum):
+    """Kinds of synthetic traces."""
+
+    chat = "chat"
+    shared_prompt = "shared-prompt"
+    agent = "agent"
 
 
 def _show_version(asked: bool) -> None:
@@ -154,6 +163,7 @@ def demo(
         ),
     ] = EngineName.own,
     overlap: Annotated[int, typer.Option(help="1: plan the next step before the last is settled", min=0, max=1)] = 1,
+    sessions: Annotated[int, typer.Option(help="so many conversations keep their states between turns", min=0)] = 0,
     pages: Annotated[int | None, typer.Option(help="KV pages (default: short now and then)")] = None,
     page_size: Annotated[int | None, typer.Option(help="tokens a page (default 8)")] = None,
     plant_leak: Annotated[
@@ -185,6 +195,7 @@ def demo(
             layout=layout.value,
             engine=engine.value,
             overlap=bool(overlap),
+            sessions=sessions,
             plant_leak=plant_leak,
             sabotage=sabotage.value if sabotage else None,
             seed=seed,
@@ -282,6 +293,53 @@ def tune(
     if outcome.wrong:
         stderr.print(f"not as the reference: {outcome.wrong[0].why}; nothing stored", style="red", highlight=False)
         raise typer.Exit(1)
+
+
+@app.command()
+def replay(
+    trace: Annotated[Path, typer.Argument(help="requests in the format of the Mooncake traces, .jsonl or .jsonl.gz")],
+    states: Annotated[str, typer.Option(help="states that fit; several: comma separated")] = "256",
+    pages: Annotated[int, typer.Option(help="KV pages that fit, one for each block of 512 tokens")] = 50_000,
+    policy: Annotated[str, typer.Option(help="a name, several comma separated, or all")] = "return-rate",
+    start: Annotated[float, typer.Option("--from", help="fraction of the requests that only warm the cache up")] = 0.0,
+    limit: Annotated[int | None, typer.Option(help="requests to read (default: all)")] = None,
+    json_path: Json = None,
+) -> None:
+    """Replay a trace through the prefix cache: which share of its blocks need not be computed, under which policy."""
+    from memstate import replay as replaying
+    from memstate.traces.form import read
+
+    with _one_line_errors(), _progress("replay") as report:
+        requests = read(trace, limit)
+        sizes = [_whole("--states", size) for size in _names(states)]
+        names = replaying.NAMES if policy == "all" else tuple(_names(policy))
+        replayed = replaying.compare(requests, sizes, pages, names, start, report)
+    rows = [asdict(one) for one in replayed]
+    columns, lines = replaying.table(replayed)
+    title = f"{trace.name}: block hit rate, {pages} pages, {replayed[0].requests} requests"
+    _emit(json_path, rows if len(rows) > 1 else rows[0], (title, columns), lines)
+
+
+@app.command()
+def trace(
+    kind: Annotated[TraceKind, typer.Argument(help="what kind of work")],
+    out: Annotated[Path, typer.Option(help="where to write it: .jsonl or .jsonl.gz")],
+    requests: Annotated[int, typer.Option(help="how many")] = 10_000,
+    seed: Annotated[int, typer.Option(help="the same trace for the same seed")] = 0,
+) -> None:
+    """Make a synthetic trace in the same format."""
+    from memstate.traces.form import write
+    from memstate.traces.make import make
+
+    with _one_line_errors():
+        write(out, make(kind.value, requests, seed))
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise InvalidArgument(f"{name} {text!r}: expected whole numbers") from error
 
 
 def _use_backend(backend: BackendName) -> None:

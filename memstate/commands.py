@@ -5,7 +5,8 @@ next plan travels along. Phases run in the order move, release, claim, write, da
 that this order would carry out too early submits first, so the order of record is always the order of effect.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 from weakref import WeakMethod
 
@@ -15,10 +16,15 @@ from torch import Tensor
 
 from memstate.errors import EmptyRegister, InvalidArgument, OutOfSlots, RegisterInUse
 from memstate.kernels.tables import HEADER_INTS, REGISTERS_PER_ROW, ZERO_SOURCE, Section
+from memstate.ledger import Ledger
 from memstate.registers import Ints, Longs, RegisterFile
 from memstate.upload import UploadRing
 
 PAIRS = (Section.MOVES, Section.WRITES, Section.DATA, Section.BATCH)
+MOVES, RELEASES, CLAIMS, DATA = (
+    int(phase) for phase in (Section.MOVES, Section.RELEASES, Section.CLAIMS, Section.DATA)
+)  # as plain numbers: an enumeration costs a microsecond a look
+FEW = 8  # registers that a loop looks at sooner than numpy
 Indices = Sequence[int] | NDArray[np.integer]
 
 
@@ -38,6 +44,7 @@ class CommandBuffer:
         self.registers = registers
         self.ring = UploadRing(registers.backend)
         self.submits = 0
+        self.ledger: Ledger | None = None
         registers.allocator.submit_before_use(self.submit)
         self._run_data = run_data
         self._first: WeakMethod[Callable[[], None]] | None = None
@@ -46,7 +53,7 @@ class CommandBuffer:
         self._writer = np.full(registers.cells.numel(), -1, np.int32)  # which write of this buffer named a cell last
         self._writes = 0
         self._overwrites = False
-        self._columns: dict[Section, list[tuple[Longs, Longs]]] = {}
+        self._columns: dict[int, list[tuple[Longs, Longs]]] = {}
         self._clear()
 
     def _clear(self) -> None:
@@ -78,15 +85,16 @@ class CommandBuffer:
             raise InvalidArgument(f"move: {len(to)} targets for {len(of)} sources")
         if not to.size:
             return
-        if np.intersect1d(to, of).size:
+        if _overlap(to, of):
             raise InvalidArgument("move: a register is target and source at once; record the moves one after the other")
         self._require_empty("move", to)
         self._require_held("move", of)
-        self._order(np.concatenate([to, of]), Section.MOVES)
+        self._order(np.concatenate([to, of]), MOVES)
         r = self.registers
         r.held[to], r.labels[to] = True, r.labels[of]
         r.held[of], r.labels[of] = False, 0
-        self._columns[Section.MOVES].append((to, of))
+        self._columns[MOVES].append((to, of))
+        self._note("move", to, of)
 
     def release(self, registers: Indices) -> int:
         """Empties registers and frees their slots; empty ones are skipped. Returns the number of slots that become
@@ -98,11 +106,12 @@ class CommandBuffer:
         regs = regs[self.registers.held[regs]]
         if not regs.size:
             return 0
-        self._order(regs, Section.RELEASES)
+        self._order(regs, RELEASES)
+        self._note("release", regs)
         self.registers.held[regs] = False
         self.registers.labels[regs] = 0
         self.registers.allocator.free += len(regs)
-        self._columns[Section.RELEASES].append((regs, regs))
+        self._columns[RELEASES].append((regs, regs))
         return len(regs)
 
     def claim(self, registers: Indices) -> None:
@@ -117,11 +126,12 @@ class CommandBuffer:
             raise OutOfSlots(len(regs), self.registers.allocator.free)
         if not regs.size:
             return
-        self._order(regs, Section.CLAIMS)
+        self._order(regs, CLAIMS)
         self.registers.held[regs] = True
         self.registers.labels[regs] = 0
         self.registers.allocator.free -= len(regs)
-        self._columns[Section.CLAIMS].append((regs, regs))
+        self._columns[CLAIMS].append((regs, regs))
+        self._note("claim", regs)
 
     def write(self, addresses: Indices, values: Indices) -> None:
         """Sets cells of the register file's columns; the last value recorded for a cell wins."""
@@ -154,7 +164,7 @@ class CommandBuffer:
         of, to = self._known(sources, "copy"), self._distinct(targets, "copy")
         if len(to) != len(of):
             raise InvalidArgument(f"copy: {len(to)} targets for {len(of)} sources")
-        if np.intersect1d(to, of).size:
+        if _overlap(to, of):
             raise InvalidArgument(
                 "copy: a register is target and source at once; record the copies one after the other"
             )
@@ -165,17 +175,33 @@ class CommandBuffer:
         self._require_held("zero" if of is None else "copy", to)
         if not to.size:
             return
-        if self._reads[to].any() or (of is not None and (self._latest[of] == Section.DATA).any()):
+        if self._reads[to].any() or (of is not None and (self._latest[of] == DATA).any()):
             self.submit()
-        self._order(to, Section.DATA)
+        self._order(to, DATA)
         if of is not None:
             self._reads[of] = True
             self.registers.labels[to] = self.registers.labels[of]
         self._columns[Section.DATA].append((to, np.full(len(to), ZERO_SOURCE, np.int64) if of is None else of))
 
-    def _order(self, regs: Longs, phase: Section) -> None:
+    def _note(self, what: str, registers: Longs, sources: Longs | None = None) -> None:
+        if self.ledger is not None:
+            self.ledger.note(what, self.submits + 1, registers.tolist(), None if sources is None else sources.tolist())
+
+    @contextmanager
+    def noting(self, what: str) -> Iterator[None]:
+        """Notes in the ledger, where there is one, what a launch other than a packet's changes inside."""
+        before = self.registers.held.copy() if self.ledger is not None else None
+        yield
+        if self.ledger is not None and before is not None:
+            self.ledger.look(what, self.submits, before)
+
+    def _order(self, regs: Longs, phase: int) -> None:
         """Submits what stands if carrying out `phase` together with it would turn the order of record around."""
-        if (self._latest[regs] >= phase).any() or (phase < Section.DATA and self._reads[regs].any()):
+        if regs.size <= FEW:
+            late = any(self._latest[r] >= phase or (phase < DATA and self._reads[r]) for r in regs.tolist())
+        else:
+            late = bool((self._latest[regs] >= phase).any() or (phase < DATA and self._reads[regs].any()))
+        if late:
             self.submit()
         self._latest[regs] = phase
 
@@ -212,7 +238,7 @@ class CommandBuffer:
         """Forgets what is recorded: only for a reset, which makes everything free on both sides."""
         self._clear()
 
-    def _pack(self) -> tuple[Ints, dict[Section, tuple[int, int]]]:
+    def _pack(self) -> tuple[Ints, dict[int, tuple[int, int]]]:
         """The packet of `memstate.kernels.tables`: header, one or two columns a section, each padded to 16 bytes."""
         header = np.zeros(HEADER_INTS, np.int32)
         parts: list[Ints] = [header]
@@ -239,7 +265,7 @@ class CommandBuffer:
 
     def _distinct(self, registers: Indices, operation: str) -> Longs:
         regs = self._known(registers, operation)
-        if np.unique(regs).size != regs.size:
+        if len(set(regs.tolist())) != regs.size:
             raise InvalidArgument(f"{operation}: a register is named twice in {regs.tolist()}")
         return regs
 
@@ -248,10 +274,10 @@ class CommandBuffer:
         if given.size and given.dtype.kind not in "iu":
             raise InvalidArgument(f"{operation}: registers {registers!r}, expected integers")
         regs = given.astype(np.int64)
-        if regs.size and not (regs.min() >= REGISTERS_PER_ROW and regs.max() < self.registers.count):
+        least, most = _range(regs)
+        if regs.size and not (least >= REGISTERS_PER_ROW and most < self.registers.count):
             raise InvalidArgument(
-                f"{operation}: registers {regs.min()}..{regs.max()}, "
-                f"expected {REGISTERS_PER_ROW}..{self.registers.count - 1}"
+                f"{operation}: registers {least}..{most}, expected {REGISTERS_PER_ROW}..{self.registers.count - 1}"
             )
         return regs
 
@@ -262,3 +288,14 @@ class CommandBuffer:
     def _require_held(self, operation: str, regs: Longs) -> None:
         if not self.registers.held[regs].all():
             raise EmptyRegister(operation, int(regs[~self.registers.held[regs]][0]))
+
+
+def _overlap(one: Longs, other: Longs) -> bool:
+    return not set(one.tolist()).isdisjoint(other.tolist())
+
+
+def _range(regs: Longs) -> tuple[int, int]:
+    if regs.size > FEW:
+        return int(regs.min()), int(regs.max())
+    listed = regs.tolist()
+    return min(listed, default=0), max(listed, default=0)

@@ -3,10 +3,12 @@ decides.
 
 admit -> plan -> (your forward) -> settle | accept -> ... -> release | abort | retract
               `-> cancel                      `-> publish -> (your index) -> admit(resume=...) | drop
+                                                        `-> prefix cache -> admit(tokens=...)
 """
 
 import threading
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -14,30 +16,37 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memstate import audit, snapshot
+from memstate import audit
 from memstate.admission import Admission, Fork
 from memstate.allocator import SlotAllocator
-from memstate.arguments import counts, sequence
+from memstate.arguments import counts, hashable, sequence
 from memstate.commands import CommandBuffer
+from memstate.endings import Endings
 from memstate.errors import Asleep, ConfigurationError, InvalidArgument, MemstateError
 from memstate.holders import Snapshot
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.layout import StateLayout
+from memstate.ledger import Ledger
 from memstate.page_table import PageTable
 from memstate.pool import StatePool
+from memstate.prefix import Match, Prefix, PrefixCache
 from memstate.publisher import Publisher
 from memstate.readback import Readback
 from memstate.regions import BufferInfo
-from memstate.registers import Longs, RegisterFile
-from memstate.requests import Request, RequestTable, Row, Rows
+from memstate.registers import RegisterFile
+from memstate.requests import Request, RequestTable, Row, Rows, Session
+from memstate.sessions import Sessions
 from memstate.settings import validate_kinds, validate_sizes, validate_tracking
+from memstate.snapshot import Picture, take
 from memstate.stats import Stats
 from memstate.stepping import Stepping
 from memstate.steps import Step, StepLog
 from memstate.storage import Storage
+from memstate.tokens import BYTES, Tokens, encode
 from memstate.tracking import Redirect, Tracking
 from memstate.tracking.mirror import Mirror
+from memstate.wants import Wants
 
 NO_LIMIT = 2**31 - 1
 PER_ROW = REGISTERS_PER_ROW
@@ -49,13 +58,15 @@ class StateManager:
     layout: what one state is made of. slots: states that fit. max_requests: rows; preallocated: more rows, for requests
     whose state is still arriving. max_batch: entries of the largest batch (default: rows). tracking: the snapshot
     strategy. device, backend: where the states live and what carries out the kernels ("auto", "reference",
-    "interpreter", "cuda"). holders: snapshots that can be kept (default: as many as slots). pages, page_size,
-    pages_per_row: KV page ids, tokens a page, width of the page table. overlap: the next plan comes before the last
-    settle. reserve: slots that snapshots at boundaries leave free for admissions. in_place: the forward's kernels
-    update one slot, `step.write`, and memstate copies what snapshots need before and after it. speculation: steps may
-    be windows (without overlap). direct_hits: the first step reads a resumed snapshot instead of a copy of it (default:
-    with Redirect, unless in_place). tensors: the planes, where the engine has allocated them (see
-    `Storage.from_tensors`). debug: check threads and overlapping copies.
+    "interpreter", "cuda"). holders: snapshots that can be kept (default: as many as slots, and with a prefix cache one
+    a row more). pages, page_size, pages_per_row: KV page ids, tokens a page, width of the page table. overlap: the next
+    plan comes before the last settle. reserve: slots that snapshots at boundaries leave free for admissions. prefix:
+    settings of a prefix cache, for requests with tokens; what is cached gives way to requests. in_place: the forward's
+    kernels update one slot, `step.write`, and memstate copies what snapshots need before and after it. speculation:
+    steps may be windows (without overlap). direct_hits: the first step reads a resumed snapshot instead of a copy of it
+    (default: with Redirect, unless in_place). tensors: the planes, where the engine has allocated them (see
+    `Storage.from_tensors`). ledger: how many of the last changes of owners `ledger.changes` remembers. debug: check
+    threads and overlapping copies.
     Attributes: planes and page_table for the forward; storage for the bytes of slots (gather, scatter); pool for slots
     in hand; backend, whose counts `stats` shows: a forward's kernels take another `Backend`, or are counted there too.
     Raises: ConfigurationError, InvalidArgument; LayoutMismatch for tensors that do not fit.
@@ -78,10 +89,12 @@ class StateManager:
         pages_per_row: int = 0,
         overlap: bool = True,
         reserve: int = 0,
+        prefix: Prefix | None = None,
         in_place: bool = False,
         speculation: bool = False,
         direct_hits: bool | None = None,
         tensors: Mapping[str, Tensor | Sequence[Tensor]] | None = None,
+        ledger: int = 0,
         debug: bool = False,
     ) -> None:
         self.tracking = tracking if tracking is not None else Redirect()
@@ -103,23 +116,39 @@ class StateManager:
             self.storage = Storage.from_tensors(layout, tensors, self.backend, slots)
         self.pool = StatePool(self.allocator, self.storage, debug=debug)
         self.table = RequestTable(max_requests + preallocated)
+        spare = self.table.rows if prefix else 0  # else one given up and taken again in a step would cost a submit
         self.registers = RegisterFile(
-            self.allocator, self.table.rows, slots if holders is None else holders, pages_per_row
+            self.allocator, self.table.rows, slots + spare if holders is None else holders, pages_per_row
         )
         self.commands = CommandBuffer(self.registers, self.pool.run_data)
         self.pages = PageTable(pages, page_size, self.commands)
         self.mirror = Mirror(self.registers, self.tracking, overlap)
         self.publisher = Publisher(self.commands, self.pages, self.mirror)
         self.holders = self.publisher.holders
+        self.prefix = PrefixCache(prefix, self.commands, self.pages, self.publisher) if prefix else None
+        self.sessions = Sessions(self.commands, self.pages, self.holders, self.mirror.lanes)
+        self.wants = Wants(self.commands, self.tracking.reads_old_slot)
         self.log = StepLog(max_batch or self.table.rows, int(overlap), self.backend.device, speculation)
         copied = tuple(plane.name for plane in layout.planes if in_place or not plane.rewritten_each_step)
         self.stepping = Stepping(
-            self.commands, self.table, self.pages, self.mirror, self.publisher, self.log, self.storage, copied
+            self.commands,
+            self.table,
+            self.pages,
+            self.mirror,
+            self.publisher,
+            self.wants,
+            self.log,
+            self.storage,
+            copied,
         )
         self.admission = Admission(
-            self.commands, self.table, self.pages, self.publisher, self.tracking.lanes_at_admission(overlap),
-            self.direct_hits,
+            self.commands, self.table, self.pages, self.publisher, self.prefix, self.sessions, self.wants,
+            self.tracking.lanes_at_admission(overlap), self.direct_hits, self.mirror.lanes > 0,
         )  # fmt: skip
+        self.endings = Endings(
+            self.commands, self.table, self.pages, self.publisher, self.prefix, self.sessions, self.wants
+        )
+        self.ledger = self.commands.ledger = Ledger(ledger, self.registers, self.owner) if ledger else None
         self._thread = threading.get_ident() if debug else None
 
     def __repr__(self) -> str:
@@ -162,7 +191,7 @@ class StateManager:
         """The next length at which a snapshot is due; a prefill chunk must not go beyond it. Raises: StaleHandle."""
         index, length = self.table.index(row), self.length(row)
         following = (length // self.tracking.every + 1) * self.tracking.every
-        want = int(self.registers.want[index])
+        want = self.wants.after(index, length)
         return want if length < want < following else following
 
     def slots_held(self, row: Row) -> int:
@@ -225,9 +254,7 @@ class StateManager:
         """
         self._enter()
         numbers, tokens_of = self.stepping.batch(rows, tokens)
-        real = np.flatnonzero(numbers)
-        wanted = self.mirror.claims(numbers[real], tokens_of[real], window)
-        return max(0, wanted + self.allocator.reserve - self.allocator.free) if wanted else 0
+        return self.stepping.shortfall(numbers, tokens_of, window)
 
     def extend(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         """Takes KV pages so that row i can hold lengths[i] tokens, for all rows or for none. Syncs: no.
@@ -236,7 +263,10 @@ class StateManager:
         """
         self._enter()
         numbers = self.table.indices(rows)
-        self.pages.extend(numbers, counts("lengths", lengths, len(numbers)).tolist())
+        tokens = counts("lengths", lengths, len(numbers)).tolist()
+        if self.prefix is not None:
+            self.prefix.make_room(self.pages.missing(numbers, tokens))
+        self.pages.extend(numbers, tokens)
 
     def plan(
         self,
@@ -261,7 +291,7 @@ class StateManager:
         self._enter()
         if window and not self.speculation:
             raise InvalidArgument("plan(window=True) needs a manager with speculation=True")
-        return self.stepping.plan(rows, tokens, _limit(limit), window)
+        return self.stepping.plan(rows, tokens, _limit(limit), window, self.prefix)
 
     def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None = None) -> None:
         """Says that the results of a step are known, and which of its entries they ended; finished rows are padding
@@ -290,85 +320,117 @@ class StateManager:
         self._enter()
         self.stepping.accept(step, accepted, windows, finished, _limit(limit))
 
-    def cancel(self, step: Step, *, publish: bool = False) -> list[Snapshot | None]:
+    def cancel(
+        self, step: Step, *, publish: bool = False, tokens: Sequence[Tokens | None] | None = None
+    ) -> list[Snapshot | None]:
         """Gives up a planned step whose forward never ran: its rows are aborted as they were before it. Call it right
         after the plan: what was published in between may be a snapshot of this very step.
 
-        So are those that the step before it had ended: release them first, or ask to publish. Returns the snapshots,
-        entry by entry, if asked to publish. Syncs: no. Raises: StaleHandle, InvalidArgument.
+        So are those that the step before it had ended: release them first, or ask to publish. tokens: as for `release`,
+        one per entry of the batch. Returns the snapshots, entry by entry, if asked to publish. Syncs: no. Raises:
+        StaleHandle, InvalidArgument, ConfigurationError; nothing changed then.
         """
         self._enter()
+        current = self.stepping.current(step)
+        keys = self.endings.keys(tokens, current)
+        keep = publish or keys is not None
+        if keep and keys is None:
+            self.endings.require_sessions_told(current)
         entries, rows = self.stepping.cancel(step)
+        known = self.table.confirmed[rows] if keep else None
+        ended = self.endings.end(rows, known, [keys[entry] for entry in entries] if keys is not None else None)
         snapshots: list[Snapshot | None] = [None] * len(step.numbers)
-        for entry, snap in zip(entries, self._end(rows, self.table.confirmed[rows] if publish else None), strict=True):
+        for entry, snap in zip(entries, ended, strict=True):
             snapshots[entry] = snap
         return snapshots
 
-    def release(self, rows: Sequence[Row], publish: bool | Sequence[int] = False) -> list[Snapshot | None]:
+    def release(
+        self, rows: Sequence[Row], publish: bool | Sequence[int] = False, *, tokens: Sequence[Tokens] | None = None
+    ) -> list[Snapshot | None]:
         """Ends requests: their newest real snapshots are published if asked, everything else is given back. Syncs: no.
 
         publish: False, True, or the key length of each row (tokens whose KV may be shared), which bounds the snapshot's
-        length. Returns one snapshot a row, None where there is none. Raises: StaleHandle, InvalidArgument; nothing
-        changed then.
+        length. tokens: all that is known of each request, prompt and answer; with them KV and snapshot go to the prefix
+        cache, and a turn of a session to the session. Returns one snapshot a row, None where there is none; what the
+        cache has is the cache's to drop. Raises: StaleHandle, InvalidArgument, ConfigurationError; nothing changed
+        then.
         """
         self._enter()
         numbers = self.table.indices(rows)
-        if publish is False:
-            return self._end(numbers, None)
+        keys = self.endings.keys(tokens, numbers)
+        if publish is False and keys is None:
+            return self.endings.end(numbers, None, None)
         known = self.table.confirmed[numbers]
-        if publish is not True:
+        if not isinstance(publish, bool):
             known = np.minimum(known, counts("publish", publish, len(numbers)))
-        return self._end(numbers, known)
+        if keys is None:
+            self.endings.require_sessions_told(numbers)
+        return self.endings.end(numbers, known, keys)
 
     def abort(self, rows: Sequence[Row]) -> None:
-        """Ends requests at once, whatever is in flight, and publishes nothing. Syncs: no. Raises: StaleHandle,
-        InvalidArgument.
+        """Ends requests at once, whatever is in flight, and publishes nothing; a session goes back to where the turn
+        began, as far as a register still has that state. Syncs: no. Raises: StaleHandle, InvalidArgument.
         """
         self.release(rows)
 
-    def retract(self, rows: Sequence[Row]) -> list[Snapshot | None]:
-        """Ends requests that will come back, and keeps the newest real snapshot of each. Syncs: no. Raises:
-        StaleHandle, InvalidArgument.
+    def retract(self, rows: Sequence[Row], *, tokens: Sequence[Tokens] | None = None) -> list[Snapshot | None]:
+        """Ends requests that will come back, and keeps the newest real snapshot of each. tokens: as for `release`.
+        Syncs: no. Raises: StaleHandle, InvalidArgument, ConfigurationError.
         """
-        return self.release(rows, publish=True)
+        return self.release(rows, publish=True, tokens=tokens)
 
-    def publish(self, rows: Sequence[Row], *, strict: bool = False) -> list[Snapshot | None]:
+    def publish(
+        self, rows: Sequence[Row], *, tokens: Sequence[Tokens] | None = None, strict: bool = False
+    ) -> list[Snapshot | None]:
         """Moves the newest real snapshot out of each running row's lanes; the row goes on with another slot. Syncs: no.
 
+        tokens: all that is known of each request, prompt and answer; with them KV and snapshot go to the prefix cache.
         Returns one snapshot a row, None where there is none or no holder is free; strict: raise InvalidArgument then,
         and publish nothing. A snapshot keeps its slot until it is dropped, however many requests resumed from it.
-        Raises: StaleHandle, InvalidArgument; nothing changed then.
+        Raises: StaleHandle, InvalidArgument, ConfigurationError; nothing changed then.
         """
         self._enter()
         numbers = self.table.indices(rows)
+        keys = self.endings.keys(tokens, numbers)
         known = self.table.confirmed[numbers]
         if strict:
-            self.publisher.require_answers(numbers, known)
-        return self.publisher.publish(numbers, known, ended=False)
+            bounds = known if keys is None else np.minimum(known, [len(key) // BYTES for key in keys])
+            self.publisher.require_answers(numbers, bounds)
+        return self.endings.publish(numbers, known, keys)
 
     def drop(self, snapshots: Sequence[Snapshot]) -> None:
         """Gives up snapshots: their slots and pages are free again, at once or when the first step of a row that
         resumes from one is planned.
 
-        Syncs: no. Raises: StaleHandle, InvalidArgument; nothing changed then.
+        Syncs: no. Raises: StaleHandle, InvalidArgument (also for what the prefix cache has); nothing changed then.
         """
         self._enter()
+        if self.prefix is not None:
+            self.prefix.require_foreign(sequence("snapshots", snapshots, "[snapshot]"))
         self.publisher.drop(snapshots)
 
-    def _end(self, rows: Longs, known: Longs | None) -> list[Snapshot | None]:
-        snapshots: list[Snapshot | None] = [None] * len(rows)
-        if known is not None:
-            snapshots = self.publisher.publish(rows, known, ended=True)
-        self.commands.release((rows[:, None] * PER_ROW + np.arange(PER_ROW)).reshape(-1))
-        file = self.registers
-        self.publisher.unpin(rows)
-        self.pages.end(rows)
-        self.table.give_back(rows)
-        file.tracked[rows] = file.want[rows] = file.source[rows] = 0
-        for column in ("tracked", "want", "source"):
-            self.commands.write(file.address(column, rows), [0] * len(rows))
-        self.commands.write(file.address("generation", rows), self.table.generation[rows])
-        return snapshots
+    def match(self, tokens: Tokens, salt: Hashable = None) -> Match:
+        """What the prefix cache has for a prompt, and why it is not more: lengths by state and by KV. Changes nothing.
+
+        A request computes its last token in any case. Syncs: no. Raises: InvalidArgument, ConfigurationError without a
+        prefix cache.
+        """
+        self._enter()
+        if self.prefix is None:
+            raise ConfigurationError("there is no prefix cache: build the manager with prefix=ms.Prefix()")
+        key = encode(tokens)
+        return self.prefix.match(key, hashable("salt", salt), max(0, len(key) // BYTES - 1))
+
+    def open_session(self, name: Hashable) -> Session:
+        """A conversation whose states and pages stay between its turns: `Request(session=...)`. Syncs: no."""
+        self._enter()
+        return self.sessions.open(name)
+
+    def close_session(self, session: Session) -> None:
+        """Gives back what a session holds. Syncs: no. Raises: StaleHandle, InvalidArgument (a turn of it runs)."""
+        self._enter()
+        if (lease := self.sessions.close(session)) and self.prefix is not None:
+            self.prefix.let_go(lease)
 
     def scrub_null(self) -> None:
         """Zeroes slot 0, where kernels that are not memstate's may have left rubbish. Syncs: no."""
@@ -419,6 +481,10 @@ class StateManager:
         self.table.reset()
         self.commands.write(self.registers.address("generation", np.arange(self.table.rows + 1)), self.table.generation)
         self.publisher.reset()
+        self.wants.reset()
+        self.sessions.reset()
+        if self.prefix is not None:
+            self.prefix.reset()
         self.pages.reset()
         self.stepping.reset()
 
@@ -441,7 +507,7 @@ class StateManager:
             degraded=self.mirror.degraded,
             published=self.publisher.published,
             dropped=self.publisher.dropped,
-            refused=self.publisher.refused,
+            refused=self.publisher.refused + self.sessions.refused,
             copied_bytes=traffic.copied,
             zeroed_bytes=traffic.zeroed,
             submits=self.commands.submits,
@@ -450,6 +516,7 @@ class StateManager:
             upload_waits=self.commands.ring.waits,
             launches=asked.total_launches,
             syncs=asked.syncs,
+            prefix=self.prefix.stats() if self.prefix is not None else None,
         )
 
     def audit(self) -> audit.AuditReport:
@@ -459,31 +526,55 @@ class StateManager:
         picture, names = self._look()
         return audit.audit(picture, names)
 
-    def picture(self) -> snapshot.Picture:
-        """Who owns which slot now, as plain data for audits and drawings. Syncs: yes, after submitting what is
-        recorded.
+    def snapshot(self) -> Picture:
+        """Who owns which slot now, and all that the host knows, as plain data for audits, drawings and files. Syncs:
+        yes, after submitting what is recorded.
         """
         return self._look()[0]
 
-    def _look(self) -> tuple[snapshot.Picture, dict[int, tuple[str, str]]]:
+    def _look(self) -> tuple[Picture, dict[int, tuple[str, str]]]:
         self._enter()
         self.commands.submit()
-        held = np.flatnonzero(self.registers.held).tolist()
-        names = {register: self._owner(register) for register in held}
+        names = self.owners()
         tags = {
             register: f"@{self.registers.labels[register]}"
             if register >= self.registers.first_holder
             else str(self.table.ids[register // PER_ROW])
-            for register in held
+            for register in names
         }
-        return snapshot.take(self.registers, names, tags), names
+        rows = [
+            {
+                "row": row,
+                "id": str(self.table.ids[row]),
+                "length": int(self.mirror.lengths(np.array([row]))[0]),
+                "confirmed": int(self.table.confirmed[row]),
+                "finished": bool(self.table.finished[row]),
+                "unsettled": int(self.table.unsettled[row]),
+            }
+            for row in np.flatnonzero(self.table.used).tolist()
+        ]
+        taken = take(
+            self.registers, names, tags, rows=rows, prefix=self.prefix.picture() if self.prefix else [],
+            sessions=self.sessions.picture(), changes=list(map(str, self.ledger.changes)) if self.ledger else [],
+            stats=asdict(self.stats()),
+        )  # fmt: skip
+        return taken, names
 
-    def _owner(self, register: int) -> tuple[str, str]:
-        if register >= self.registers.first_holder:
-            return "snapshot", self.holders.name(register)
-        row, part = divmod(register, PER_ROW)
-        what = ("live", "lane 0", "lane 1")[part]
-        return what.split()[0], f"row {row} (request {self.table.ids[row]!r}) {what}"
+    def owners(self) -> dict[int, tuple[str, str]]:
+        """Who has the registers that hold a slot, as (kind, name). Syncs: no."""
+        return {register: self.owner(register) for register in np.flatnonzero(self.registers.held).tolist()}
+
+    def owner(self, register: int) -> tuple[str, str]:
+        """Who has a register, as (kind, name): a row by its request, a session by its id. Syncs: no."""
+        if register < self.registers.first_holder:
+            row, part = divmod(register, PER_ROW)
+            what = ("live", "lane 0", "lane 1")[part]
+            return what.split()[0], f"row {row} (request {self.table.ids[row]!r}) {what}"
+        if self.prefix is not None and (node := self.prefix.nodes.get(register)):
+            return "cached", f"cached prefix of {node.end * self.pages.page_size} tokens in register {register}"
+        if name := self.sessions.owner(register):
+            return "session", name
+        return "snapshot", self.holders.name(register)
 
     def check(self) -> None:
         """Submits what is recorded and raises the first fault that the device counted. Syncs: yes. Raises: DeviceFault,

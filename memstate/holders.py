@@ -1,7 +1,7 @@
 """Snapshots kept after publication: handles to holder registers, with pins and KV pages. Knows no slot and no plane."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, KeysView, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +45,15 @@ class Holders:
     def free(self) -> int:
         """Holder registers that hold nothing."""
         return len(self._free)
+
+    def pins(self, register: int) -> int:
+        """How many are about to read a register."""
+        return self._pins.get(register, 0)
+
+    @property
+    def pinned(self) -> KeysView[int]:
+        """Registers that somebody is about to read."""
+        return self._pins.keys()
 
     @property
     def evictable(self) -> int:

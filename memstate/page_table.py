@@ -59,6 +59,14 @@ class PageTable:
             self._rows[row] = [*prefix, *self.allocator.claim(n)]
         self._write([(row, 0, self._rows[row]) for row in rows.tolist()])
 
+    def missing(self, rows: Longs, lengths: Sequence[int]) -> int:
+        """Pages that rows lack for their lengths, beyond those that are free. Raises: InvalidArgument."""
+        needed = sum(
+            max(0, self.count(length) - len(self._rows[row]))
+            for row, length in zip(rows.tolist(), lengths, strict=True)
+        )
+        return max(0, needed - self.allocator.free)
+
     def extend(self, rows: Longs, lengths: Sequence[int]) -> None:
         """Gives each row pages for its length, or none to any. Raises: OutOfPages, InvalidArgument."""
         needed = [
@@ -89,6 +97,14 @@ class PageTable:
         pages = self._rows[row][: length // self.page_size] if self.allocator.pages else []
         self.allocator.share(pages)
         return pages
+
+    def own_partial(self, row: int, length: int) -> bool:
+        """Whether a row could go on writing behind its first `length` tokens: a page filled in part that a snapshot
+        shares since, filled further, may not be written again.
+        """
+        page = length // self.page_size
+        partial = self.allocator.pages and length % self.page_size
+        return not partial or self.allocator.holders[self._rows[row][page]] == 1
 
     def require_room(self, rows: Longs, lengths: Longs) -> None:
         """Raises: InvalidArgument for the first row whose pages do not reach to its length."""

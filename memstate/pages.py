@@ -4,8 +4,6 @@ import heapq
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-
 from memstate.errors import InvalidArgument, OutOfPages
 
 
@@ -29,7 +27,7 @@ class PageAllocator:
     def reset(self) -> None:
         """Makes every page free."""
         self._free = list(range(1, self.pages + 1))
-        self.holders = np.zeros(self.pages + 1, np.int32)
+        self.holders = [0] * (self.pages + 1)
 
     def claim(self, n: int) -> list[int]:
         """The n lowest free pages. Raises: OutOfPages (nothing changed), InvalidArgument."""
@@ -38,28 +36,34 @@ class PageAllocator:
         if n > self.free:
             raise OutOfPages(n, self.free, self.pages)
         pages = [heapq.heappop(self._free) for _ in range(n)]
-        self.holders[pages] = 1
+        for page in pages:
+            self.holders[page] = 1
         return pages
 
     def share(self, pages: Sequence[int]) -> None:
         """Adds a holder to pages that are held. Raises: InvalidArgument (nothing changed)."""
         self._require_held(pages)
-        self.holders[list(pages)] += 1
+        holders = self.holders
+        for page in pages:
+            holders[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
         """Takes a holder from each page. Raises: InvalidArgument for a page that nobody holds; nothing changed."""
         self._require_held(pages)
-        for page, times in Counter(pages).items():
-            if times > self.holders[page]:
-                raise InvalidArgument(f"page {page} is named {times} times and has {self.holders[page]} holders")
+        holders = self.holders
+        if len(set(pages)) != len(pages):
+            for page, times in Counter(pages).items():
+                if times > holders[page]:
+                    raise InvalidArgument(f"page {page} is named {times} times and has {holders[page]} holders")
         for page in pages:
-            self.holders[page] -= 1
-            if not self.holders[page]:
+            holders[page] -= 1
+            if not holders[page]:
                 heapq.heappush(self._free, page)
 
     def _require_held(self, pages: Sequence[int]) -> None:
+        holders, most = self.holders, self.pages
         for page in pages:
-            if not (0 < page <= self.pages and self.holders[page]):
+            if not (0 < page <= most and holders[page]):
                 raise InvalidArgument(
                     f"page {page} is held by nobody (pages are 1..{self.pages}): it was released already"
                 )

@@ -34,7 +34,7 @@ class Publisher:
         snapshots: list[Snapshot | None] = []
         sources = []
         for row, bound in zip(rows.tolist(), known.tolist(), strict=True):
-            answer = self._answer(row, bound, ended)
+            answer = self.answer(row, bound, ended)
             if answer is None or not self.holders.free:
                 self.refused += answer is not None
                 snapshots.append(None)
@@ -51,14 +51,17 @@ class Publisher:
         if len(rows) > self.holders.free:
             raise InvalidArgument(f"{len(rows)} snapshots to publish, {self.holders.free} holders free: drop some")
         bounds = zip(rows.tolist(), known.tolist(), strict=True)
-        missing = [row for row, bound in bounds if self._answer(row, bound, ended=False) is None]
+        missing = [row for row, bound in bounds if self.answer(row, bound, ended=False) is None]
         if missing:
             raise InvalidArgument(
                 f"rows {missing} have no snapshot to publish: none was due yet, or it was published before"
             )
 
-    def _answer(self, row: int, known: int, ended: bool) -> int | None:
-        """A snapshot shares whole KV pages, so that it stands for whole pages only."""
+    def answer(self, row: int, known: int, ended: bool) -> int | None:
+        """The register with the newest snapshot within `known` tokens.
+
+        A snapshot shares whole KV pages, so that it stands for whole pages only.
+        """
         return self._mirror.answer(row, self._pages.floor(known), ended)
 
     def hold(self, register: int, length: int) -> Snapshot:

@@ -4,7 +4,7 @@ plane.
 
 import heapq
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
@@ -13,6 +13,7 @@ from memstate.arguments import sequence
 from memstate.errors import InvalidArgument, OutOfRows, StaleHandle
 from memstate.holders import Snapshot, risen
 from memstate.registers import Longs
+from memstate.tokens import Tokens
 
 _TABLES = count(1)
 
@@ -23,18 +24,32 @@ def first_generation() -> int:
 
 
 @dataclass(frozen=True)
+class Session:
+    """A handle to a conversation whose states stay between its turns, void once it is closed."""
+
+    id: Hashable
+    serial: int
+
+
+@dataclass(frozen=True)
 class Request:
     """What a request needs to be admitted.
 
-    id: any name, shown by audits. length: tokens that KV pages are taken for at once. resume: a snapshot to continue
-    from.
+    id: any name, shown by audits. length: tokens that KV pages are taken for at once (default: all of `tokens`).
+    resume: a snapshot to continue from.
     want: one more length, besides the multiples of `every`, at which a snapshot is due (0 = none).
+    tokens: the whole prompt, for the prefix cache or a session to find what is computed already; in one dimension, any
+    sequence of whole numbers. salt: equal tokens under different salts never match. session: the conversation that this
+    is the next turn of.
     """
 
     id: Hashable
-    length: int = 0
+    length: int | None = None
     resume: Snapshot | None = None
     want: int = 0
+    tokens: Tokens | None = field(default=None, repr=False, compare=False)
+    salt: Hashable = None
+    session: Session | None = None
 
 
 @dataclass(frozen=True)

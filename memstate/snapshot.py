@@ -1,23 +1,32 @@
-"""A picture of who owns what, as plain data: taken once, looked at as often as wanted, also without a device. Reads all
-layers.
+"""A picture of who owns what, as plain data: taken once, looked at as often as wanted, also without a device, also by
+another process. Reads all layers.
 """
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from memstate.errors import InvalidArgument
 from memstate.kernels.tables import AUDIT_FREE
 from memstate.registers import RegisterFile
+
+FORMAT = "memstate picture 1"
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Every slot's owners at one moment.
+    """Every slot's owners at one moment, and what the manager knew.
 
     owners: registers that hold each slot, `slot`. free: whether the bitmap says free, `slot`. slots, labels:
     `register`.
     names: who owns a register, for the registers that are filled; tags: the same in a few letters, where there is such.
     in_hand: slots held by open claim groups.
+    rows: requests with their lengths. prefix: nodes of the prefix cache, parents first: pages from `start` to `end`,
+    the register of the state or 0, and whether there was one. sessions: open ones. changes: the ledger's, oldest first.
+    stats: figures by name.
     """
 
     capacity: int
@@ -29,12 +38,38 @@ class Picture:
     kinds: dict[int, str]
     in_hand: list[int] = field(default_factory=list)
     tags: dict[int, str] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    prefix: list[dict[str, Any]] = field(default_factory=list)
+    sessions: list[dict[str, Any]] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    stats: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, path: Path | str) -> None:
+        """Writes the picture as JSON. Raises: OSError."""
+        Path(path).write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Picture":
+        """Reads a picture that `save` wrote. Raises: InvalidArgument for anything else, OSError."""
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InvalidArgument(f"{path}: not a picture ({error})") from error
+        names = {each.name for each in fields(cls)}
+        if not isinstance(found, dict) or found.pop("format", None) != FORMAT or found.keys() != names:
+            raise InvalidArgument(f"{path}: not a picture; expected what Picture.save() wrote, format {FORMAT!r}")
+        for keyed in ("names", "kinds", "tags"):
+            found[keyed] = {int(register): text for register, text in found[keyed].items()}
+        return cls(**found)
 
 
-def take(file: RegisterFile, name: dict[int, tuple[str, str]], tags: dict[int, str] | None = None) -> Picture:
+def take(
+    file: RegisterFile, name: dict[int, tuple[str, str]], tags: dict[int, str] | None = None, **more: Any
+) -> Picture:
     """Reads bitmap, registers and the device's audit back in one go. Syncs: yes, three small copies after one launch.
 
     name: register -> (kind, owner) for every register that has an owner by name. tags: register -> a short name.
+    more: the other fields of a picture.
     """
     owners = file.owners()
     file.backend.counts.syncs += 1
@@ -52,4 +87,5 @@ def take(file: RegisterFile, name: dict[int, tuple[str, str]], tags: dict[int, s
         kinds={register: name.get(register, ("unknown", ""))[0] for register in filled},
         in_hand=np.unique(in_hand).tolist() if in_hand else [],
         tags={register: tag for register, tag in (tags or {}).items() if slots[register]},
+        **more,
     )

@@ -15,12 +15,14 @@ from memstate.commands import CommandBuffer
 from memstate.errors import InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW, Entry, Strategy
 from memstate.page_table import PageTable
+from memstate.prefix import PrefixCache
 from memstate.publisher import Publisher
 from memstate.registers import Longs
 from memstate.requests import RequestTable, Row
 from memstate.steps import Step, StepLog
 from memstate.storage import Storage
 from memstate.tracking.mirror import Mirror
+from memstate.wants import Wants
 from memstate.windows import require as require_windows
 from memstate.windows import scatter as scatter_windows
 
@@ -36,10 +38,10 @@ class Stepping:
 
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, mirror: Mirror, publisher: Publisher,
-        log: StepLog, storage: Storage, copied: tuple[str, ...],
+        wants: Wants, log: StepLog, storage: Storage, copied: tuple[str, ...],
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
-        self._pages, self._mirror, self._publisher = pages, mirror, publisher
+        self._pages, self._mirror, self._publisher, self._wants = pages, mirror, publisher, wants
         self._log, self._storage, self._copied = log, storage, copied
         self._uncopied: tuple[Step, int] | None = None  # whose snapshots are copied when its forward is submitted
         commands.before_submit(self.copy_snapshots)
@@ -57,8 +59,18 @@ class Stepping:
         numbers[self._table.finished[numbers]] = 0
         return numbers, counts("tokens", tokens, len(numbers)) * (numbers > 0)
 
-    def plan(self, rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, window: bool) -> Step:
-        """See `StateManager.plan`."""
+    def shortfall(self, numbers: Longs, tokens: Longs, window: bool) -> int:
+        """See `StateManager.shortfall`."""
+        rows, allocator = numbers[numbers > 0], self._file.allocator
+        self._wants.advance(rows, self._mirror.lengths(rows))
+        wanted = self._mirror.claims(rows, tokens[numbers > 0], window)
+        return max(0, wanted + allocator.reserve - allocator.free) if wanted else 0
+
+    def plan(
+        self, rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, window: bool,
+        cache: PrefixCache | None,
+    ) -> Step:  # fmt: skip
+        """See `StateManager.plan`. cache: gives up states for the snapshots that are due, where it is set to."""
         self._log.require_room()
         numbers, tokens_of = self.batch(rows, tokens)
         if len(numbers) > self._log.max_batch:
@@ -66,6 +78,10 @@ class Stepping:
         real = np.flatnonzero(numbers)
         distinct = numbers[real]
         self._require_plannable(distinct, tokens_of[real], window)
+        self._wants.advance(distinct, self._mirror.lengths(distinct))
+        allocator = self._file.allocator
+        if cache and cache.settings.evict and allocator.free - allocator.reserve < len(distinct):
+            cache.evict_states(min(limit, self.shortfall(numbers, tokens_of, window)))
 
         self.copy_snapshots()
         before, after = np.zeros_like(numbers), np.zeros_like(numbers)
@@ -77,7 +93,8 @@ class Stepping:
         if window:
             before[real] = after[real] = self._mirror.lengths(distinct)
         else:
-            before[real], after[real] = self._mirror.plan(distinct, tokens_of[real], limit)
+            with self._commands.noting("plan"):
+                before[real], after[real] = self._mirror.plan(distinct, tokens_of[real], limit)
         taken = self._mirror.snapshots - taken
         record = self._log.next_record(len(rows))
         rules = self._mirror.rules._replace(strategy=Strategy.WINDOW) if window else self._mirror.rules
@@ -101,6 +118,8 @@ class Stepping:
             raise InvalidArgument(f"lengths {after.tolist()} after this step: a label holds {INT32_MAX} tokens at most")
         if not window:
             self._mirror.require_within_boundary(rows, tokens)
+            if self._mirror.lanes:
+                self._wants.require_within(rows, after - tokens, after)
         self._pages.require_room(rows, after)
 
     def _copy_around(self, step: Step, direct: int, taken: int) -> None:
@@ -162,7 +181,8 @@ class Stepping:
         rows, real = step.numbers[same], given[same]
         self._commands.submit()  # what was recorded before comes first
         moved = rows[real > 0]
-        _, after = self._mirror.accept(moved, real[real > 0], limit)
+        with self._commands.noting("accept"):
+            _, after = self._mirror.accept(moved, real[real > 0], limit)
         step.after[np.flatnonzero(same)[real > 0]] = after
         outcome = self._log.outcome(len(step.numbers))
         sent = self._commands.ring.send(given.astype(np.int32))
@@ -179,7 +199,8 @@ class Stepping:
         """Lets go of lanes that newer snapshots supersede, where the strategy does that at settle."""
         if self._mirror.tracking.releases_at_settle and self._mirror.superseding(rows):
             self._commands.submit()  # what was recorded before comes first
-            self._mirror.settle(rows, known)
+            with self._commands.noting("settle"):
+                self._mirror.settle(rows, known)
             self._file.settle(step.record, self._commands.ring.send(results) if results.any() else None)
 
     def _same_request(self, step: Step) -> NDArray[np.bool_]:
@@ -187,6 +208,13 @@ class Stepping:
         now = self._table.generation[step.numbers]
         same: NDArray[np.bool_] = (step.numbers > 0) & (now == step.generation) & self._table.used[step.numbers]
         return same
+
+    def current(self, step: Step) -> Longs:
+        """The rows of a step's entries, 0 for padding and for those that have another tenant since. Raises:
+        StaleHandle, InvalidArgument.
+        """
+        self._log.require(step)
+        return np.where(self._same_request(step), step.numbers, 0)
 
     def cancel(self, step: Step) -> tuple[list[int], Longs]:
         """Gives up the newest step; returns its entries that still run and their rows, which are known to be real up to

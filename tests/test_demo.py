@@ -26,14 +26,15 @@ def tiny(backend: Backend, **settings: Any) -> DemoReport:
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_identical_to_uncached_with_failing_claims(backend: Backend, strategy: str, overlap: bool) -> None:
-    report = tiny(backend, strategy=strategy, overlap=overlap, fail_claims=0.3)
+    report = tiny(backend, strategy=strategy, overlap=overlap, fail_claims=0.3, sessions=1)
     assert report.ok, report.failure()
     found = report.to_json()
     assert found["identical_to_uncached"] and found["logits_identical"] and found["states_identical"]
-    assert (found["leaked_slots"], found["double_owned_slots"]) == (0, 0)
+    assert (found["leaked_slots"], found["double_owned_slots"], found["leaked_pages"]) == (0, 0, 0)
     assert (found["strategy"], found["backend"]) == (strategy, backend.name)
     assert found["compared"]["logits"] == found["generated_tokens"] > 20
     assert found["compared"]["states"] >= found["requests"] == 6
+    assert found["sessions"] == 1 < found["conversations"] and found["session_hit_tokens"] > 0
     assert found["slots_held_peak"] <= MOST_SLOTS[strategy]
     assert found["snapshot_bytes_copied"] == 0  # written in the same pass, or not at all
     assert found["host_syncs_per_decode_step"] == {"mean": 0, "max": 0}
@@ -64,6 +65,9 @@ def test_a_default_run_shows_everything(default_run: DemoReport) -> None:
     assert 0 < found["prefix_hit_tokens"] < found["prompt_tokens"]
     assert found["host_hit_tokens"] == found["storage_hit_tokens"] == 0
     assert found["snapshots_taken"] > 20 and found["snapshots_dropped"] > 0 and found["resumed"] > 5
+    assert found["cached_states_evicted"] > 0 and found["cached_pages_evicted"] > 0  # the cache is under pressure
+    assert found["snapshots_unseen"] < found["snapshots_published"] / 2 < found["compared"]["states"]
+    assert (found["sessions"], found["session_hit_tokens"], found["session_turns"]) == (0, 0, {})
     ended = found["ended"]
     assert ended["finished"] + ended["aborted"] == found["requests"]
     assert ended["aborted"] > 0 and ended["retracted, at random"] + ended.get("cancelled", 0) > 0
@@ -132,10 +136,11 @@ def test_sabotage_that_goes_unnoticed_fails(default_run: DemoReport) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_planted_leak_is_named_and_nothing_else(strategy: str) -> None:
-    report = run(DemoConfig(strategy=strategy, backend="reference", requests=4, plant_leak=True, size=TINY))
+    report = run(DemoConfig(strategy=strategy, backend="reference", requests=4, plant_leak=True, sessions=1, size=TINY))
     assert report.planted and report.leaked == [report.planted]
     assert report.ok and report.identical, report.failure()
     assert f"slot {report.planted} leaked" in report.audit_text and "planted leak" in report.audit_text
+    assert report.to_json()["leak_named"] == ["row 1 (request 'planted leak') live"]
 
 
 def test_a_leak_that_was_not_planted_fails(default_run: DemoReport) -> None:
@@ -143,6 +148,23 @@ def test_a_leak_that_was_not_planted_fails(default_run: DemoReport) -> None:
     assert not leaking.ok and "leaked slots [3]" in leaking.failure()
     unnamed = dataclasses.replace(default_run, planted=4)
     assert not unnamed.ok and "planted a leak of slot 4" in unnamed.failure()
+    owner = "row 1 (request 'planted leak') live"
+    planted = dataclasses.replace(default_run, planted=4, leaked=[4], leak_named=[owner])
+    assert planted.ok and planted.failure() == ""
+    for names in ([], [owner, "cached prefix of 8 tokens in register 40"], ["row 1 (request 'planted leak') lane 0"]):
+        other = dataclasses.replace(planted, leak_named=names)
+        assert not other.ok and "one live register of the planted request" in other.failure()
+    lost = dataclasses.replace(default_run, leak_named=["row 2 (request '0.0') live"])
+    assert not lost.ok and "(request '0.0') live" in lost.failure() and "expected nobody" in lost.failure()
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [({"leaked_pages": 3}, "3 KV pages"), ({"leaked_rows": 2}, "2 rows"), ({"astray": ["x"]}, "['x']")],
+)
+def test_what_else_may_be_left_behind_fails_too(default_run: DemoReport, found: dict[str, Any], says: str) -> None:
+    report = dataclasses.replace(default_run, **found)
+    assert not report.ok and says in report.failure()
 
 
 def test_progress_counts_both_runs() -> None:
@@ -159,6 +181,7 @@ def test_progress_counts_both_runs() -> None:
         ({"sabotage": "burn"}, "sabotage 'burn'"),
         ({"slots": 0}, "slots 0: expected a whole number of at least 1"),
         ({"requests": 0}, "requests 0"),
+        ({"sessions": -1}, "sessions -1: expected a whole number of at least 0"),
         ({"track_every": 12}, "track-every 12 is no multiple of page-size 8"),
         ({"page_size": 0}, "page-size 0"),
         ({"fail_claims": 1.5}, "fail-claims 1.5"),

@@ -19,21 +19,22 @@ ROOT = Path(__file__).parent.parent
 # A module imports from its own line and from the lines above. A name stands for a file or for a folder under memstate/.
 LAYERS = (
     ("kernels",),
-    ("errors", "arguments", "split", "layout", "stats"),
+    ("errors", "arguments", "split", "layout", "stats", "tokens"),
     ("presets",),
-    ("upload", "allocator", "registers", "commands", "regions", "memory", "storage"),
+    ("upload", "allocator", "registers", "ledger", "commands", "regions", "memory", "storage"),
     ("pool",),
     ("pages", "page_table", "holders", "requests", "steps", "tracking", "publisher", "settings"),
-    ("readback", "windows", "admission", "stepping"),
     ("prefix",),
+    ("sessions", "wants"),
+    ("readback", "windows", "admission", "stepping", "endings"),
     ("tiers",),
     ("snapshot",),
     ("audit", "metrics", "viz"),
-    ("session", "engine"),
+    ("engine",),
     ("warmup",),
     ("",),  # memstate/__init__.py: what `import memstate` offers; only what follows may import it
     ("planner", "integrations"),
-    ("support", "bench", "compiling", "demo", "replay", "tuning"),
+    ("support", "bench", "compiling", "demo", "traces", "replay", "tuning"),
     ("cli", "__main__"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

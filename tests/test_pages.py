@@ -110,10 +110,10 @@ def test_a_shared_page_is_free_with_its_last_holder() -> None:
 def test_G1_misuse_of_pages_raises_and_changes_nothing(misuse) -> None:  # type: ignore[no-untyped-def]
     pages = PageAllocator(3)
     pages.claim(2)
-    before = (pages.free, pages.holders.tolist())
+    before = (pages.free, list(pages.holders))
     with pytest.raises(InvalidArgument):
         misuse(pages)
-    assert (pages.free, pages.holders.tolist()) == before
+    assert (pages.free, list(pages.holders)) == before
     assert pages.claim(1) == [3]
 
 

@@ -18,9 +18,21 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import memstate as ms
-from memstate import commands, engine, pages, publisher, requests, stepping, windows
+from memstate import (
+    commands,
+    engine,
+    holders,
+    pages,
+    publisher,
+    requests,
+    sessions,
+    stepping,
+    wants,
+    windows,
+)
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.reference import copy, registers, tracking
+from memstate.prefix import cache, policies, tree
 from tests.stateful.operations import OPERATIONS
 from tests.stateful.program import LARGEST, Difference, Program, difference, run, shrunk
 
@@ -37,7 +49,7 @@ def poison() -> None:
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_random_programs_follow_the_rules(backend: Backend, strategy: str, overlap: bool) -> None:
-    programs, length = (12, 150) if backend.name == "reference" else (2, 60)
+    programs, length = (12, 150) if backend.name == "reference" else (2, 45)
     for seed in range(SEED, SEED + programs):
         run(Program.random(seed, length, strategy, overlap), backend)
 
@@ -63,7 +75,8 @@ def test_programs_use_every_public_operation_and_see_every_error(monkeypatch: py
     for seed in range(SEED, SEED + 30):
         errors += run(Program.random(seed, 100), Backend("reference")).errors
     assert set(used) == public
-    assert set(errors) == {"InvalidArgument", "StaleHandle", "OutOfSlots", "OutOfRows", "OutOfPages", "Asleep"}
+    assert set(errors) == {"InvalidArgument", "StaleHandle", "OutOfSlots", "OutOfRows", "OutOfPages", "Asleep",
+                           "ConfigurationError"}  # fmt: skip
 
 
 # What the programs find: each breaks the library a little, and says under which strategy that shows.
@@ -161,6 +174,80 @@ def zeros_reach_one_byte_too_far(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(copy, "_zero", broken)
 
 
+def salts_are_ignored(patch: pytest.MonkeyPatch) -> None:
+    match = cache.PrefixCache.match
+    patch.setattr(cache.PrefixCache, "match", lambda self, key, salt, most: match(self, key, None, most))
+
+
+def use_does_not_refresh(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(policies.Lru, "used", lambda self, node: None if node.uses else self._order.place(node, self._tick()))
+    patch.setattr(
+        policies.Lru, "_tick", lambda self: setattr(self, "_clock", self._clock + 1) or self._clock, raising=False
+    )
+
+
+def a_split_gives_the_state_to_both(patch: pytest.MonkeyPatch) -> None:
+    split = tree.Tree._split
+
+    def broken(self: Any, node: Any, inside: int) -> Any:
+        upper = split(self, node, inside)
+        upper.evicted = node.evicted
+        return upper
+
+    patch.setattr(tree.Tree, "_split", broken)
+
+
+def pins_are_not_seen(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(holders.Holders, "pinned", property(lambda self: {}.keys()))
+
+
+def leases_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """Those of rows that were forked."""
+    patch.setattr(cache.PrefixCache, "fork", lambda self, row, others: None)
+
+
+def wants_do_not_follow(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(wants.Wants, "advance", lambda self, rows, lengths: None)
+
+
+def a_turn_leaves_its_last_state_only(patch: pytest.MonkeyPatch) -> None:
+    end = sessions.Sessions.end
+
+    def broken(self: Any, *given: Any) -> Any:
+        lanes, self._lanes = self._lanes, 0
+        kept = end(self, *given)
+        self._lanes = lanes
+        return kept
+
+    patch.setattr(sessions.Sessions, "end", broken)
+
+
+def an_aborted_turn_is_kept(patch: pytest.MonkeyPatch) -> None:
+    begin = sessions.Sessions.begin
+
+    def broken(self: Any, session: Any, row: int, resumption: Any, start: int, key: bytes, salt: Any) -> Any:
+        return begin(self, session, row, resumption, len(key) // 8, key, salt)
+
+    patch.setattr(sessions.Sessions, "begin", broken)
+
+
+def a_hit_covers_the_last_token(patch: pytest.MonkeyPatch) -> None:
+    match = cache.PrefixCache.match
+    patch.setattr(cache.PrefixCache, "match", lambda self, key, salt, most: match(self, key, salt, most + 1))
+
+
+def tombstones_stay_dead(patch: pytest.MonkeyPatch) -> None:
+    """The state comes back, and the mark that it is gone stays."""
+    attach = cache.PrefixCache._attach
+
+    def broken(self: Any, node: Any, *given: Any) -> Any:
+        evicted, snapshot = node.evicted, attach(self, node, *given)
+        node.evicted |= evicted
+        return snapshot
+
+    patch.setattr(cache.PrefixCache, "_attach", broken)
+
+
 BREAKS: dict[Break, tuple[str, bool]] = {
     label_stays: ("ping-pong", True),
     settle_ignores_the_generation: ("lazy", True),
@@ -175,6 +262,16 @@ BREAKS: dict[Break, tuple[str, bool]] = {
     stale_rows_are_taken: ("none", True),
     boundary_gets_the_last_state: ("redirect", False),
     zeros_reach_one_byte_too_far: ("none", False),
+    salts_are_ignored: ("ping-pong", False),
+    use_does_not_refresh: ("redirect", False),
+    a_split_gives_the_state_to_both: ("none", False),
+    pins_are_not_seen: ("redirect", False),
+    leases_are_forgotten: ("lazy", False),
+    wants_do_not_follow: ("ping-pong", True),
+    a_turn_leaves_its_last_state_only: ("lazy", False),
+    an_aborted_turn_is_kept: ("redirect", True),
+    a_hit_covers_the_last_token: ("lazy", True),
+    tombstones_stay_dead: ("redirect", True),
 }
 MOST_PROGRAMS = 60
 

@@ -124,7 +124,7 @@ def test_pages_of_both_orders_by_hand() -> None:
         (lambda: viz.bars({"a": {"x": float("nan")}}, "MiB"), "a, x is nan, expected a number"),
         (lambda: viz.bars({"a": {"x": "1"}}, "MiB"), "a, x is '1', expected a number"),
         (lambda: viz.bars({"a": {"x": -1}}, "MiB", log=True), "a, x is -1, expected a number from 0 on"),
-        (lambda: viz.occupancy(["picture"]), r"\['picture'\]: expected pictures, as `StateManager.picture`"),
+        (lambda: viz.occupancy(["picture"]), r"\['picture'\]: expected pictures, as `StateManager.snapshot`"),
         (lambda: viz.occupancy(7), "7: expected pictures"),
         (lambda: viz.occupancy([picture(capacity=5000)] * 5), "5 pictures of 5000 slots cannot be told apart"),
         (lambda: viz.occupancy([picture()] * 2, "ab"), "2 labels"),
@@ -231,7 +231,7 @@ def test_holdings_of_a_running_manager_agree_with_its_audit() -> None:
         mem.settle(mem.plan(rows))
     mem.release(rows[1:], publish=True)
     kinds = mem.audit().owned_by_kind
-    taken = mem.picture()
+    taken = mem.snapshot()
     before = mem.stats()
     found = [kind for kind, _ in viz.holdings(taken)]
     assert {name for _, name in viz.holdings(taken) if name} == {"a", "@4"}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from memstate.bench import alloc, copy, decode, host, track
+from memstate.bench import alloc, copy, decode, host, prefix, track
 from memstate.bench.clock import Clock, ToyClock
 from memstate.bench.entry import Entry
 from memstate.bench.launches import launches
@@ -16,6 +16,7 @@ COURSES: dict[str, tuple[Callable[[Setting], Iterator[Task]], ...]] = {
     "alloc": (alloc.tasks,),
     "track": (track.tasks, decode.tasks),
     "copy": (copy.tasks,),
+    "prefix": (prefix.tasks,),
 }
 NEED_DEVICE = ("alloc", "track", "copy")  # timed there; elsewhere at toy sizes only
 NAMES = ("launches", *COURSES)
@@ -44,7 +45,7 @@ def run(
     if timed and not (toy or on_gpu):
         raise InvalidArgument(f"bench {', '.join(timed)}: device time needs a GPU; --toy goes through it at toy sizes")
     setting = Setting(backend, torch.device(device), toy, peer)
-    clock: Clock = setting.clock() if timed else ToyClock()  # `host` has a timer of its own
+    clock: Clock = setting.clock() if timed else ToyClock()  # `host` and `prefix` have timers of their own
     outcome = Outcome()
     for name in names:
         if name == "launches":

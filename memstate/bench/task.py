@@ -17,6 +17,8 @@ PEERS = {
     "torch-free-list": "a tensor of free slots: claim slices it, release concatenates",
     "row-by-row": "ownership kept request by request in torch tensors: memstate.bench.naive",
     "nothing-due": "the same step of the same strategy with no row at a boundary",
+    "sglang": "SGLang's prefix cache for hybrid models with its default core, in Rust, where it is installed",
+    "sglang-python": "the same with its core in Python",
 }
 Progress = Callable[[int, int], None]
 

@@ -7,6 +7,7 @@ from memstate.engine import NO_LIMIT
 RETRACTED = 0.005  # per running request and step
 RETRACTED_AT_PAGE_END = 0.02  # the better moment: there a state can be kept even without tracking
 CANCELLED = 0.006  # per step
+ABORTED_AT_ONCE = 0.3  # of the requests that are aborted within their prompt
 RETRACTIONS_EACH = 2  # at random, so that a long prompt gets through in the end
 
 
@@ -29,6 +30,10 @@ class Chance:
         """Whether a running request is retracted now."""
         share = RETRACTED_AT_PAGE_END if page_end else RETRACTED
         return self._events.random() < share and retracted_before < RETRACTIONS_EACH
+
+    def aborts_at_once(self) -> bool:
+        """Whether a request that is to be aborted within its prompt is so before any step."""
+        return self._events.random() < ABORTED_AT_ONCE
 
     def cancels(self) -> bool:
         """Whether the forward of the step just planned never runs."""

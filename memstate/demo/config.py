@@ -23,7 +23,8 @@ class DemoConfig:
     capacity of the state pool. track_every, page_size: tokens. pages: KV pages in all, None for enough of them to run
     short now and then. fail_claims: probability that an optional claim fails. batch: rows of the padded batch, one
     more than requests can run at a time. chunk: tokens of a prefill step. model: kind of the recurrent layers. layout:
-    order of the state planes. engine: see `memstate.demo.engines`. size: of the model.
+    order of the state planes. engine: see `memstate.demo.engines`. sessions: so many conversations, the first ones, run
+    as streaming sessions. size: of the model.
     Raises: InvalidArgument.
     """
 
@@ -46,6 +47,7 @@ class DemoConfig:
     model: str = "gdn"
     layout: str = "layer-major"
     engine: str = "own"
+    sessions: int = 0
     size: ModelSize = field(default_factory=ModelSize)
 
     def __post_init__(self) -> None:
@@ -55,7 +57,7 @@ class DemoConfig:
         one_of("engine", self.engine, ENGINES)
         if self.sabotage is not None:
             one_of("sabotage", self.sabotage, SABOTAGES)
-        smallest = {"slots": 1, "track_every": 1, "page_size": 1, "batch": 2, "chunk": 1}
+        smallest = {"slots": 1, "track_every": 1, "page_size": 1, "batch": 2, "chunk": 1, "sessions": 0}
         for name, least in smallest.items():
             at_least(name, getattr(self, name), least)
         for name in ("requests", "pages"):

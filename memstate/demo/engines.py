@@ -19,6 +19,7 @@ from memstate.engine import StateManager
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.layout import StateLayout
+from memstate.prefix import Prefix
 from memstate.steps import Step
 from memstate.storage import Storage
 from memstate.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
@@ -47,6 +48,7 @@ class Engine:
                 states, slots=config.slots, max_requests=config.batch - 1, max_batch=config.batch, tracking=tracking,
                 device=config.device, backend=config.backend, pages=pages, page_size=config.page_size,
                 pages_per_row=pages_per_row, overlap=config.overlap, in_place=self.in_place, tensors=given_states,
+                prefix=Prefix(),
             )  # fmt: skip
         except ValueError as error:
             raise InvalidArgument(str(error)) from error

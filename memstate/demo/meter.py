@@ -67,21 +67,27 @@ class Gauge:
 class Meter:
     """What a run did; slots and tokens unless said otherwise.
 
-    resumed: admissions from a snapshot. refused: requests that had to wait, by what ran out, and extensions refused.
-    ended: requests by how they ended, retractions and cancelled ones included, which come back. held: sums by kind
-    over `looks`. decode: what each decode step asked for.
+    prefix_hit_tokens: that admissions started with; session_hit_tokens: those of them that a session had kept. resumed:
+    admissions that started with some; read_cached: from a state that stays cached. gave_way: what was given up because
+    else nobody could go on. refused: requests that had to wait, by what ran out, and extensions refused. ended: requests by
+    how they ended, retractions and cancelled ones included, which come back. session_turns: the same of turns of
+    sessions, aborted ones in more detail. held: sums by kind over `looks`. decode: what each decode step asked for.
     """
 
     generated_tokens: int = 0
     prompt_tokens: int = 0
     prefix_hit_tokens: int = 0
+    session_hit_tokens: int = 0
     resumed: int = 0
+    read_cached: int = 0
     admissions: int = 0
     steps: int = 0
     mixed_steps: int = 0
     dead_entries: int = 0
     refused: Counter[str] = field(default_factory=Counter)
+    gave_way: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
+    session_turns: Counter[str] = field(default_factory=Counter)
     held: Counter[str] = field(default_factory=Counter)
     looks: int = 0
     slots_held_mean_sum: float = 0.0
@@ -98,6 +104,8 @@ class Meter:
             self.slots_held_looks += 1
         stats = mem.stats()
         self.held.update(live=stats.held_by_live, lane=stats.held_by_lanes, holder=stats.held_by_snapshots)
+        self.held["cached"] += stats.prefix.states if stats.prefix else 0
+        self.held["session"] += sum(len(session.kept) for session in mem.sessions.opened.values())
         self.looks += 1
 
     @property
@@ -111,8 +119,8 @@ class Meter:
 
     @property
     def slots_held_by_kind(self) -> dict[str, float]:
-        """Slots per kind of owner, the mean over all looks."""
-        return {kind: self.held[kind] / max(1, self.looks) for kind in ("live", "lane", "holder")}
+        """Slots per kind of owner, the mean over all looks; holders once more as what they are."""
+        return {kind: self.held[kind] / max(1, self.looks) for kind in ("live", "lane", "holder", "cached", "session")}
 
 
 def mean_and_max(values: list[int]) -> dict[str, float]:

@@ -18,8 +18,8 @@ from memstate.demo.meter import Meter
 from memstate.demo.report import DemoReport
 from memstate.demo.sabotage import Sabotage
 from memstate.demo.scheduler import Scheduler
-from memstate.demo.shelf import Shelf
 from memstate.demo.stepper import Stepper
+from memstate.demo.streams import Streams
 from memstate.demo.transcript import Witness
 from memstate.demo.uncached import Uncached
 from memstate.engine import StateManager
@@ -61,9 +61,9 @@ def _run(config: DemoConfig, report: Progress) -> DemoReport:
     uncached = Uncached(engine.model, config.chunk, pages_per_row, config.page_size, config.seed)
 
     witness, meter = Witness(mem), Meter()
-    shelf = Shelf(mem, witness)
-    sabotage = Sabotage(config.sabotage, mem, shelf, uncached.state_after) if config.sabotage else None
-    admission = Admission(config, mem, shelf, meter, sabotage)
+    streams = Streams(mem, config.sessions)
+    sabotage = Sabotage(config.sabotage, mem, uncached.state_after) if config.sabotage else None
+    admission = Admission(config, mem, streams, meter, witness, sabotage)
     audits: list[AuditReport] = []
 
     def step_done(done: int) -> None:
@@ -73,14 +73,15 @@ def _run(config: DemoConfig, report: Progress) -> DemoReport:
 
     scheduler = Scheduler(
         config, engine, Stepper(engine.model, engine.memory, config.batch, config.chunk), admission,
-        Chance(config.seed, config.fail_claims), meter, witness, shelf, step_done,
+        Chance(config.seed, config.fail_claims), meter, witness, step_done,
     )  # fmt: skip
     started = time.perf_counter()
     transcripts = scheduler.run(conversations)
     witness.look_now()
     stats = mem.stats()
     audits.append(mem.audit())
-    shelf.drop_oldest(len(shelf.entries))
+    admission.cache.clear()
+    empty = mem.stats()  # nobody is left to own anything
     planted = _plant_leak(mem) if config.plant_leak else None
     last = mem.audit()
     between = time.perf_counter()
@@ -90,6 +91,7 @@ def _run(config: DemoConfig, report: Progress) -> DemoReport:
     answers = [answer for _, transcript in sorted(transcripts.items()) for answer in transcript.answers]
     meter.generated_tokens = sum(map(len, answers))
     unclean = next((audit for audit in audits if not audit.clean), None)
+    assert stats.prefix is not None
     return DemoReport(
         config=config,
         backend=mem.backend.name,
@@ -103,15 +105,22 @@ def _run(config: DemoConfig, report: Progress) -> DemoReport:
         snapshots_degraded=stats.degraded,
         snapshots_published=stats.published,
         snapshots_dropped=stats.dropped,
+        snapshots_unseen=witness.missed,
+        prefix=stats.prefix,
         copied_bytes=stats.copied_bytes,
         snapshot_bytes_copied=stats.copied_bytes - _copied_by_hits(mem, meter),
         leaked=sorted({*last.leaked}),
         double_owned=sorted({*last.double_owned, *last.owned_but_free}),
+        leaked_pages=empty.pages - empty.pages_free,
+        leaked_rows=empty.rows_used,
+        leak_named=last.lost,
+        astray=[*last.foreign, *last.unexpected],
         audits_running_clean=unclean is None,
         audit_text=str(unclean or last),
         foreign_bytes=engine.foreign_bytes,
         foreign_changed=engine.foreign_changed(),
         strikes=sabotage.strikes if sabotage else 0,
+        strikes_at_sessions=sabotage.strikes_at_sessions if sabotage else 0,
         planted=planted,
         timings={"cached": between - started, "uncached": time.perf_counter() - between},
     )
@@ -130,8 +139,8 @@ def _pages_per_row(config: DemoConfig, conversations: Sequence[Conversation]) ->
 
 
 def _copied_by_hits(mem: StateManager, meter: Meter) -> int:
-    """Bytes that copies from resumed snapshots moved; nothing where the first step reads them directly."""
-    return 0 if mem.direct_hits else meter.resumed * mem.storage.memory.whole.slot_bytes
+    """Bytes that copies from cached states moved; nothing where the first step reads them directly."""
+    return 0 if mem.direct_hits else meter.read_cached * mem.storage.memory.whole.slot_bytes
 
 
 def _plant_leak(mem: StateManager) -> int:

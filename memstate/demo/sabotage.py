@@ -1,31 +1,41 @@
-"""Puts a wrong state on the shelf when it is about to be used: the comparison must notice. Only bytes change."""
+"""Puts a wrong state where one is about to be used: the comparison must notice. Only bytes change."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from memstate.demo.shelf import Shelf
 from memstate.demo.transcript import slot_and_label, state_bytes
 from memstate.demo.work import Work
 from memstate.engine import StateManager
-from memstate.holders import Snapshot
-from memstate.requests import Row
+from memstate.requests import Row, Session
+from memstate.tokens import encode
+
+
+class Target(NamedTuple):
+    """A state that a request is about to go on from: a holder register, and its length in tokens."""
+
+    work: Work
+    register: int
+    length: int
+    cached: bool
 
 
 class Sabotage:
     """Strikes once: at the first hit whose request goes on to generate something; again if that came to nothing.
 
-    kind: "swap" exchanges the snapshot's bytes with another's on the shelf, "stale" replaces them by the state one
+    States in the prefix cache come before those that a session kept.
+    kind: "swap" exchanges the state's bytes with those of another that is kept, "stale" replaces them by the state one
     token earlier. state_after: the bytes of the state that stands for some tokens, computed apart.
     """
 
-    def __init__(
-        self, kind: str, mem: StateManager, shelf: Shelf, state_after: Callable[[Sequence[int]], bytes]
-    ) -> None:
-        self.kind, self.mem, self.shelf, self.state_after = kind, mem, shelf, state_after
-        self.strikes = 0
+    def __init__(self, kind: str, mem: StateManager, state_after: Callable[[Sequence[int]], bytes]) -> None:
+        self.kind, self.mem, self.state_after = kind, mem, state_after
+        self.strikes = self.strikes_at_sessions = 0
         self._victim: tuple[Work, Row, int] | None = None
+        self._target: Target | None = None  # struck for a request that has no row yet
+        self._before: dict[int, bytes] = {}  # slot -> what it held before that
 
     @property
     def _armed(self) -> bool:
@@ -34,29 +44,62 @@ class Sabotage:
         work, row, known = self._victim
         return work.row is not row and len(work.tokens) == known
 
-    def strike(self, snapshot: Snapshot, work: Work) -> None:
-        """Spoils a snapshot that `work` is about to resume from. Syncs: yes, where it strikes."""
-        if not self._armed or not work.rule.cap:
+    def strike(self, batch: Sequence[Work], sessions: Sequence[Session | None]) -> None:
+        """Spoils a state that one of these requests, about to be admitted, goes on from. All that was recorded has been
+        submitted. Syncs: yes, where it strikes.
+        """
+        if not self._armed:
             return
-        slot, _ = slot_and_label(self.mem, snapshot.register)
-        mine = state_bytes(self.mem.planes, slot)
-        if self.kind == "swap":
-            others = {other: state_bytes(self.mem.planes, other) for other in self._neighbours(snapshot)}
-            other = next((other for other, data in others.items() if data != mine), None)
-            if other is None:
+        targets = [
+            target
+            for work, session in zip(batch, sessions, strict=True)
+            if work.rule.cap and (target := self._target_of(work, session))
+        ]
+        for target in sorted(targets, key=lambda target: not target.cached):
+            if self._spoil(target):
+                self._target = target
                 return
-            write_state(self.mem, slot, others[other])
-            write_state(self.mem, other, mine)
-        else:
-            write_state(self.mem, slot, self.state_after(work.tokens[: snapshot.length - 1]))
-        self.strikes += 1
-        self._victim = (work, work.handle, len(work.tokens))
 
-    def _neighbours(self, snapshot: Snapshot) -> list[int]:
-        """Slots of the other snapshots, nearest length first."""
-        others = [entry for entry in self.shelf.entries.values() if entry is not snapshot]
-        others.sort(key=lambda entry: abs(entry.length - snapshot.length))
-        return [slot_and_label(self.mem, entry.register)[0] for entry in others]
+    def undo(self) -> None:
+        """Takes the last strike back: nobody was admitted."""
+        for slot, data in self._before.items():
+            write_state(self.mem, slot, data)
+        self._target, self._before = None, {}
+
+    def landed(self) -> None:
+        """Counts the last strike: its request has a row."""
+        if self._target:
+            self.strikes += 1
+            self.strikes_at_sessions += not self._target.cached
+            self._victim = (self._target.work, self._target.work.handle, len(self._target.work.tokens))
+        self._target, self._before = None, {}
+
+    def _target_of(self, work: Work, session: Session | None) -> Target | None:
+        match = self.mem.match(work.tokens)
+        if session is not None:
+            kept = self.mem.sessions.look(self.mem.sessions.get(session), encode(work.tokens), None)
+            if kept.length >= max(1, match.length):
+                return Target(work, kept.registers[0], kept.length, False)
+        return Target(work, match.snapshot.register, match.length, True) if match.snapshot else None
+
+    def _spoil(self, target: Target) -> bool:
+        slot, _ = slot_and_label(self.mem, target.register)
+        mine = state_bytes(self.mem.planes, slot)
+        wrong = {slot: self.state_after(target.work.tokens[: target.length - 1])} if self.kind == "stale" else {}
+        if self.kind == "swap":
+            others = {other: state_bytes(self.mem.planes, other) for other in self._neighbours(target)}
+            other = next((other for other, data in others.items() if data != mine), None)
+            wrong = {slot: others[other], other: mine} if other is not None else {}
+        self._before = {place: state_bytes(self.mem.planes, place) for place in wrong}
+        for place, data in wrong.items():
+            write_state(self.mem, place, data)
+        return bool(wrong)
+
+    def _neighbours(self, target: Target) -> list[int]:
+        """Slots of the other states that are kept, nearest length first."""
+        others = [one for one in self.mem.holders.kept.values() if one.register != target.register]
+        others.sort(key=lambda one: abs(one.length - target.length))
+        return [slot_and_label(self.mem, one.register)[0] for one in others]
 
 
 def write_state(mem: StateManager, slot: int, data: bytes) -> None:

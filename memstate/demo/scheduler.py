@@ -10,18 +10,18 @@ from collections.abc import Callable, Sequence
 
 from memstate.demo.admission import Admission
 from memstate.demo.answers import rule_for
-from memstate.demo.batching import assemble
+from memstate.demo.batching import Batch, assemble
 from memstate.demo.chance import Chance
 from memstate.demo.config import DemoConfig
 from memstate.demo.corpus import Conversation
 from memstate.demo.engines import Engine
 from memstate.demo.meter import Gauge, Meter
-from memstate.demo.shelf import Shelf
 from memstate.demo.stepper import Stepper
 from memstate.demo.transcript import Transcript, Witness
-from memstate.demo.work import Entry, Flight, Work
+from memstate.demo.work import Flight, Work
 from memstate.errors import OutOfPages
 from memstate.holders import Snapshot
+from memstate.steps import Step
 
 ARRIVAL_GAP = 4.0  # steps between the first turns of conversations
 REPLY_GAP = 6.0  # steps from an answer to the next turn
@@ -36,11 +36,11 @@ class Scheduler:
 
     def __init__(
         self, config: DemoConfig, engine: Engine, stepper: Stepper, admission: Admission, chance: Chance,
-        meter: Meter, witness: Witness, shelf: Shelf, progress: Callable[[int], None],
+        meter: Meter, witness: Witness, progress: Callable[[int], None],
     ) -> None:  # fmt: skip
         self.config, self.engine, self.mem, self.stepper = config, engine, engine.mem, stepper
         self.admission, self.chance, self.gauge = admission, chance, Gauge(engine.mem.backend.counts)
-        self.meter, self.witness, self.shelf, self.progress = meter, witness, shelf, progress
+        self.meter, self.witness, self.streams, self.progress = meter, witness, admission.streams, progress
         self.running: list[Work] = []
         self.transcripts: dict[int, Transcript] = {}
         self._arrivals: list[tuple[int, Work]] = []
@@ -70,8 +70,10 @@ class Scheduler:
         self._clock += 1
         self.admission.waiting += [work for at, work in self._arrivals if at <= self._clock]
         self._arrivals = [(at, work) for at, work in self._arrivals if at > self._clock]
-        self._disturb()
-        self.running += self.admission.admit(self.running)
+        self._retract_at_random()
+        admitted = self.admission.admit(self.running)
+        self.running += admitted
+        self._break_off(admitted)
         self._publish_due()
         flight = self._launch()
         if self.config.overlap:
@@ -85,13 +87,12 @@ class Scheduler:
         going = self._with_pages()
         if not going:
             return None
-        self._make_room_for_snapshots(going)
         batch = assemble(self.config, going)
         begin = self.gauge.begin()
         step = self.mem.plan(batch.rows, batch.counts, limit=self.chance.claims_allowed(len(going)))
         asked = self.gauge.end(begin)
         if self.chance.cancels():
-            self._cancel(self.mem.cancel(step, publish=True), batch.entries)
+            self._cancel(step, batch)
             return None
         results = self.stepper.run(batch.inputs, self.engine.slots(step))
         for entry in batch.entries:
@@ -103,7 +104,7 @@ class Scheduler:
         return Flight(step, results, batch.entries, batch.decode_only, asked)
 
     def _with_pages(self) -> list[tuple[Work, int]]:
-        """Who goes on with how many tokens, all with KV pages: snapshots make way first, then the youngest request."""
+        """Who goes on with how many tokens, all with KV pages: what is cached makes way first, then the youngest."""
         while True:
             going = [(work, self._tokens_next(work)) for work in self.running if not work.sure_to_end]
             if not going:
@@ -113,17 +114,21 @@ class Scheduler:
                 return going
             except OutOfPages:
                 self.meter.refused["pages to go on"] += 1
-                if not self.shelf.drop_oldest(1):
-                    self._retract([self.running[-1]], "pages ran out")
+                self._make_way()
 
     def _tokens_next(self, work: Work) -> int:
         known = max(1, len(work.tokens) - work.folded)  # or the one sampled token that is on its way
         return min(known, self.config.chunk, self.mem.next_boundary(work.handle) - work.folded)
 
-    def _make_room_for_snapshots(self, going: Sequence[tuple[Work, int]]) -> None:
-        """Old snapshots make way for those due in this step; with nothing left to drop the strategy goes without."""
-        rows, tokens = [work.handle for work, _ in going], [n for _, n in going]
-        self.shelf.drop_oldest(self.mem.shortfall(rows, tokens))
+    def _make_way(self) -> None:
+        """The youngest request makes way; what is kept for later does where a request runs alone."""
+        alone = len(self.running) == 1
+        if alone and self.streams.give_up_idle(self.running):
+            self.meter.gave_way["session closed"] += 1
+            return
+        self._retract([self.running[-1]], "pages ran out")
+        while alone and self.admission.give_way(self.running):
+            pass
 
     def _collect(self, flight: Flight) -> None:
         """Reads a step's results, settles it and ends who is done."""
@@ -151,29 +156,24 @@ class Scheduler:
             self._abort(work)
 
     def _publish_due(self) -> None:
-        """Moves snapshots of running requests to the shelf, once the boundary they stand for is confirmed."""
-        if self.config.strategy == "none":
-            return
-        every, due = self.config.track_every, []
+        """Gives whole pages of running requests to the cache once they are confirmed, and snapshots with them."""
+        page, due = self.config.page_size, []
         for work in self.running:
             confirmed = self.mem.confirmed(work.handle)
-            passed = [confirmed // every * every, work.want]
-            newest = max((n for n in passed if n <= confirmed), default=0)
-            if newest > work.published:
+            whole = confirmed // page * page
+            if whole > work.published:
                 due.append(work)
-                if confirmed > newest:  # Redirect has it one step after the boundary; later it never will
-                    work.published = newest
+                if confirmed > whole:  # Redirect has the snapshot one step after the boundary; later it never will
+                    work.published = whole
         if due:
-            for work, snapshot in zip(due, self.mem.publish([work.handle for work in due]), strict=True):
-                self._shelve(work, snapshot)
+            self._watch(due, self.mem.publish([work.handle for work in due], tokens=[work.tokens for work in due]))
 
-    def _shelve(self, work: Work, snapshot: Snapshot | None) -> None:
-        if snapshot:
-            work.published = max(work.published, snapshot.length)
-            self.shelf.put(work.conversation.number, work.tokens, snapshot)
+    def _watch(self, works: Sequence[Work], snapshots: Sequence[Snapshot | None]) -> None:
+        for work, snapshot in zip(works, snapshots, strict=True):
+            if snapshot:
+                self.witness.watch(work.conversation.number, snapshot, "snapshot")
 
-    def _disturb(self) -> None:
-        """Retracts at random, and aborts those whose user gave up while the prompt was still being read."""
+    def _retract_at_random(self) -> None:
         page_ends = [self.mem.confirmed(work.handle) % self.config.page_size == 0 for work in self.running]
         unlucky = [
             work
@@ -182,16 +182,21 @@ class Scheduler:
         ]
         if unlucky:
             self._retract(unlucky, "at random")
+
+    def _break_off(self, admitted: Sequence[Work]) -> None:
+        """Aborts those whose user gives up while the prompt is still being read, some of them before any step."""
+        at_once = [work for work in admitted if work.rule.abort_prompt and self.chance.aborts_at_once()]
         for work in list(self.running):
-            if work.rule.abort_prompt and work.folded >= work.rule.abort_prompt:
+            if work in at_once or (work.rule.abort_prompt and work.folded >= work.rule.abort_prompt):
                 self._abort(work)
 
     def _finish(self, works: Sequence[Work]) -> None:
         for work in works:
             self._see(work, "finished")
             self.meter.dead_entries += self.mem.length(work.handle) > self.mem.confirmed(work.handle)
-        for work, snapshot in zip(works, self.mem.release([work.handle for work in works], publish=True), strict=True):
-            self._shelve(work, snapshot)
+        rows, tokens = [work.handle for work in works], [work.tokens for work in works]
+        self._watch(works, self.mem.release(rows, tokens=tokens))
+        for work in works:
             self._end(work, "finished")
 
     def _abort(self, work: Work) -> None:
@@ -202,14 +207,19 @@ class Scheduler:
     def _retract(self, works: Sequence[Work], why: str) -> None:
         for work in works:
             self._see(work, "retracted")
-        for work, snapshot in zip(works, self.mem.retract([work.handle for work in works]), strict=True):
-            self._shelve(work, snapshot)
+        rows, tokens = [work.handle for work in works], [work.tokens for work in works]
+        self._watch(works, self.mem.retract(rows, tokens=tokens))
+        for work in works:
             self._send_back(work, f"retracted, {why}")
 
-    def _cancel(self, snapshots: Sequence[Snapshot | None], entries: Sequence[Entry]) -> None:
-        """The rows of a step that never ran are gone; their requests start over from what was published."""
-        for entry in entries:
-            self._shelve(entry.work, snapshots[entry.place])
+    def _cancel(self, step: Step, batch: Batch) -> None:
+        """The rows of a step that never ran are gone; their requests start over from what was kept."""
+        tokens: list[list[int] | None] = [None] * self.config.batch
+        for entry in batch.entries:
+            tokens[entry.place] = entry.work.tokens
+        snapshots = self.mem.cancel(step, tokens=tokens)
+        self._watch([entry.work for entry in batch.entries], [snapshots[entry.place] for entry in batch.entries])
+        for entry in batch.entries:
             self._send_back(entry.work, "cancelled")
 
     def _see(self, work: Work, why: str) -> None:
@@ -230,10 +240,23 @@ class Scheduler:
         self._leave(work, how)
         if turn < len(conversation.turns):
             self._arrive(self._clock + self.chance.gap(REPLY_GAP), conversation, turn, work.tokens)
+        else:
+            self.streams.close(work)
         self._done += 1
         self.progress(self._done)
 
     def _leave(self, work: Work, how: str) -> None:
         self.meter.ended[how] += 1
+        if self.streams.of(work):
+            self._note_turn(work, how)
         work.stop()
         self.running.remove(work)
+
+    def _note_turn(self, work: Work, how: str) -> None:
+        """Counts a turn of a session that ended, and has the states seen that the session keeps."""
+        aborted = "turn" if work.begun else "turn before any step"
+        which = "first" if work.turn == 0 else "later"
+        self.meter.session_turns[f"{how}, {which} {aborted}" if how == "aborted" else how] += 1
+        self.streams.rest(work)
+        for snapshot in self.streams.kept(work):
+            self.witness.watch(work.conversation.number, snapshot, "state of a session")

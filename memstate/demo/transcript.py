@@ -40,21 +40,28 @@ class Witness:
     """Reads states back while the manager runs, from where the device's own registers say they are.
 
     A published snapshot is read after the plan that submits its move, so that looking submits nothing of its own.
+    Attributes: missed, snapshots given up before that.
     """
 
     def __init__(self, mem: StateManager) -> None:
         self.mem = mem
         self.sightings: list[Sighting] = []
-        self._waiting: list[tuple[int, Snapshot]] = []
+        self.missed = 0
+        self._waiting: list[tuple[int, Snapshot, str]] = []
 
-    def watch(self, conversation: int, snapshot: Snapshot) -> None:
-        """Notes a snapshot just published by a conversation."""
-        self._waiting.append((conversation, snapshot))
+    def watch(self, conversation: int, snapshot: Snapshot, what: str) -> None:
+        """Notes a snapshot just published or kept by a conversation."""
+        self._waiting.append((conversation, snapshot, what))
 
     def look(self) -> None:
-        """Reads the snapshots noted since; their moves must have been submitted. Syncs: yes, where there are any."""
-        for conversation, snapshot in self._waiting:
-            self._see(conversation, snapshot.register, "snapshot")
+        """Reads the snapshots noted since, unless they are gone; their moves must have been submitted. Syncs: yes,
+        where there are any.
+        """
+        for conversation, snapshot, what in self._waiting:
+            if self.mem.holders.kept.get(snapshot.register) == snapshot:
+                self._see(conversation, snapshot.register, what)
+            else:
+                self.missed += 1
         self._waiting.clear()
 
     def look_now(self) -> None:

@@ -16,7 +16,7 @@ class Work:
 
     tokens: everything known of the conversation so far, `prompt` of it given. folded: tokens folded into the state by
     the steps planned so far; equal to len(tokens) while a sampled token is still on its way. resumed: length the row
-    started from. want: extra length at which it takes a snapshot. published: newest length asked to be published.
+    started from. published: whole pages, in tokens, that the cache was offered with all there is of them.
     waited_for: what there was too little of since it last arrived.
     """
 
@@ -29,7 +29,6 @@ class Work:
     place: int = -1
     folded: int = 0
     resumed: int = 0
-    want: int = 0
     published: int = 0
     retractions: int = 0
     waited_for: set[str] = field(default_factory=set)
@@ -63,10 +62,11 @@ class Work:
         """Whether a step has run since the row was taken: before that the device may not know of it."""
         return self.folded > self.resumed
 
-    def start(self, row: Row, place: int, resumed: int, want: int) -> None:
+    def start(self, row: Row, place: int, resumed: int, page_size: int) -> None:
         """Takes a row and a place in the batch, from a state of `resumed` tokens on."""
-        self.row, self.place, self.want = row, place, want
-        self.folded = self.resumed = self.published = resumed
+        self.row, self.place = row, place
+        self.folded = self.resumed = resumed
+        self.published = resumed // page_size * page_size
 
     def stop(self) -> None:
         """Gives row and place up; the known tokens stay."""

@@ -29,7 +29,7 @@ def pictures(given: Pictures) -> list[Picture]:
     """One picture or several as a list. Raises: InvalidArgument."""
     found = [given] if isinstance(given, Picture) else list(given) if isinstance(given, Iterable) else None
     if found is None or not all(isinstance(picture, Picture) for picture in found):
-        raise InvalidArgument(f"{given!r}: expected pictures, as `StateManager.picture` returns them")
+        raise InvalidArgument(f"{given!r}: expected pictures, as `StateManager.snapshot` returns them")
     return found
 
 

@@ -4,10 +4,14 @@ history    what the bytes of a slot say: a number for every element, made of the
 memory     the planes between canaries, a forward pass over them, and the comparison of every byte
 ledger     registers, slots, columns and the packet of recorded changes, as dictionaries
 rows       requests, snapshots and pages on that ledger
-model      the rules of tracking: plan, settle, accept, fork
+cache      the prefix cache as one list: what can be asked about it
+keeping    what comes into it and what goes
+talking    sessions
+starting   admissions, forks and endings
+model      the rules of tracking: plan, settle, accept
 settings   what a manager can be built with, drawn from small numbers
 machine    a manager beside its model: what an operation may raise, and everything compared after it
-planning   settling   admitting   asking   operations
+planning   settling   prompting   admitting   asking   remembering   operations
            every operation, valid and not, chosen by the digits of one number
 program    settings and operations as plain tuples: made at random, run, shrunk, printed
 

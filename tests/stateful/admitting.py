@@ -1,82 +1,58 @@
 """New rows and rows that end: admit, fork, arrivals, pages, release, as they are meant and as they are not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import memstate as ms
 from tests.stateful.history import EMPTY, fold
 from tests.stateful.machine import REFUSED, Faults, foreign
 from tests.stateful.planning import Handles
+from tests.stateful.prompting import Prompting
 from tests.stateful.rows import Row
 from tests.stateful.settings import Digits
-from tests.stateful.settling import Settling
+from tests.stateful.talking import Start
 
 
-class Admitting(Settling):
+class Admitting(Prompting):
     """What a scheduler does with rows."""
 
     def admit(self, d: Digits) -> None:
-        model, requests = self.model, []
-        for _ in range(d.pick(1, 2, 1, 3, 0)):
-            resume: Any = d.pick(None, None, *self.snaps) if self.snaps else None
-            length = d.pick(0, 0, d(5), d(9), 3 * d(9))
-            want = d.pick(0, (resume.length if resume else 0) + self.settings.page_size * d(9))
-            wrong = d(50)
-            if wrong == 1:
-                resume = d.pick(foreign().snapshot, *self.dropped, "snapshot")
-            elif wrong == 2:
-                length = d.pick(-1, 2**31, True, 1000)
-            elif wrong == 3:
-                want = d.pick(-1, self.settings.page_size + 1, 1.5)
-            requests.append(ms.Request(f"request {self.calls}.{len(requests)}", length, resume, want))
-        faults, numbers, shared, fresh = self._admit_faults(requests)
+        names = [f"request {self.calls}.{i}" for i in range(d.pick(1, 2, 1, 3, 0))]
+        self.admit_all(d, [self.draw_request(d, name) for name in names])
+
+    def admit_all(self, d: Digits, drawn: Sequence[tuple[ms.Request, Start, Faults]]) -> Handles:
+        """Admits requests together; returns the new rows, none where that is refused."""
+        model, requests, starts = self.model, [one[0] for one in drawn], [one[1] for one in drawn]
+        faults: Faults = set().union(*[one[2] for one in drawn])
+        turns = [request.session for request in requests if request.session]
+        if len(set(turns)) < len(turns):
+            faults.add(ms.InvalidArgument)
+        more, numbers = (set(), None) if faults else self._scarce(len(starts), *model.weigh(starts))
         given: Any = requests
         if d(50) == 1:
-            given, faults = d.pick(requests[0] if requests else 3, [*requests, "request"]), {ms.InvalidArgument}
-        rows = self.attempt(faults, lambda: self.mem.admit(given), numbers)
+            given, faults = (
+                d.pick(requests[0] if requests else 3, [*requests, "request"]),
+                faults | {ms.InvalidArgument},
+            )
+        rows = self.attempt(faults | more, lambda: self.mem.admit(given), numbers)
         if rows is REFUSED:
-            return
-        origins = [self.snaps[request.resume] if request.resume else None for request in requests]
-        tenants = model.start([request.id for request in requests], origins, [one.length if one else 0 for one in
-                              origins], [request.want for request in requests], shared, fresh)  # fmt: skip
+            return []
+        tenants = model.admit(starts)
+        for tenant in tenants:
+            tenant.taste = d(3)
         self.note_rows(rows, tenants)
         assert rows.any_alive == bool(requests)
+        return list(rows)
 
-    def _admit_faults(
-        self, requests: list[ms.Request]
-    ) -> tuple[Faults, dict[type, tuple[int, int]], list[tuple[int, ...]], list[int]]:
-        model, faults, shared, fresh = self.model, set[type[ms.MemstateError]](), [], []
-        for request in requests:
-            pages: tuple[int, ...] = ()
-            if request.resume is not None:
-                if request.resume in self.snaps:
-                    pages = request.resume.pages
-                else:
-                    foul = isinstance(request.resume, ms.Snapshot)
-                    faults.add(ms.StaleHandle if foul else ms.InvalidArgument)
-            numbers = (request.length, request.want)
-            if (
-                any(type(n) is not int or not 0 <= n < 2**31 for n in numbers)
-                or request.want % model.settings.page_size
-            ):
-                faults.add(ms.InvalidArgument)
-                continue
-            if self.settings.pages and model.too_wide(request.length):
-                faults.add(ms.InvalidArgument)
-            shared.append(pages)
-            fresh.append(max(0, model.pages_for(request.length) - len(pages)))
-        slots = len(requests) * (1 + self.settings.lanes_at_admission)
-        need = (len(requests), sum(fresh), slots)
-        return faults | self._scarce(*need), self._numbers(*need), shared, fresh
-
-    def _numbers(self, rows: int, pages: int, slots: int) -> dict[type, tuple[int, int]]:
+    def _scarce(
+        self, rows: int, need: tuple[int, int], room: tuple[int, int], evictable: int
+    ) -> tuple[Faults, dict[type, tuple[int, ...]]]:
+        """What runs out, and the numbers that the errors have to carry. need, room: pages and slots."""
         model = self.model
-        return {ms.OutOfRows: (rows, len(model.free_rows)), ms.OutOfPages: (pages, model.free_pages),
-                ms.OutOfSlots: (slots, model.free_count)}  # fmt: skip
-
-    def _scarce(self, rows: int, pages: int, slots: int) -> Faults:
-        numbers = self._numbers(rows, pages, slots)
-        return {error for error, (requested, free) in numbers.items() if requested > free}
+        numbers = {ms.OutOfRows: (rows, len(model.free_rows)), ms.OutOfPages: (need[0], model.free_pages),
+                   ms.OutOfSlots: (need[1], model.free_count, evictable)}  # fmt: skip
+        short = rows > len(model.free_rows), need[0] > room[0], need[1] > room[1]
+        return {error for error, is_short in zip(numbers, short, strict=True) if is_short}, numbers
 
     def fork(self, d: Digits) -> None:
         model, s = self.model, self.settings
@@ -87,17 +63,17 @@ class Admitting(Settling):
             row = self.bad_row(d)
         names: Any = [f"fork {self.calls}.{i}" for i in range(d(4))]
         faults, tenant = self.row_faults([row]), self.handles.get(row)
-        numbers: dict[type, tuple[int, int]] = {}
+        numbers: dict[type, tuple[int, ...]] = {}
         if tenant and (tenant.unsettled or tenant.finished):
             faults.add(ms.InvalidArgument)
         if tenant and names:
             length = model.length(tenant)
             partial = model.pages_for(length) - model.pages_for(model.floor(length))
             moved = s.direct and not tenant.source
-            need = (len(names), partial * len(names), len(names) * (1 + s.lanes_at_admission) + moved)
-            faults |= self._scarce(*need)
-            numbers = self._numbers(*need)
-            if moved and not model.free_holders:
+            need = partial * len(names), len(names) * (1 + s.lanes_at_admission) + moved
+            more, numbers = self._scarce(len(names), need, *model.weigh([])[1:])
+            faults |= more
+            if moved and not model.free_holders and not model.evictable_states:
                 faults.add(ms.InvalidArgument)
         if d(40) == 1:
             names = d.pick("ab", 3)
@@ -130,7 +106,10 @@ class Admitting(Settling):
             tenant = self.handles.get(row)
             if tenant and (self._begun(tenant) or length < 1 or length > model.room(tenant)):
                 faults.add(ms.InvalidArgument)
-        states = [fold(EMPTY, self.tokens(length)) for length in lengths]
+        texts = [
+            tuple(self.feed(self.handles.get(row, Row(0, 0, "")), 0, n)) for row, n in zip(rows, lengths, strict=True)
+        ]
+        states = [fold(EMPTY, text) for text in texts]
         if not faults:
             for row, slot, state in zip(rows, slots.wait().tolist(), states, strict=True):
                 self._same("the slot of an arrival", slot, model.slot[self.handles[row].live])
@@ -138,7 +117,7 @@ class Admitting(Settling):
                 for contents in model.content.values():
                     contents[slot] = state
         if self.attempt(faults, lambda: self.mem.arrived(rows, lengths)) is not REFUSED:
-            model.arrive([self.handles[row] for row in rows], states)
+            model.arrive([self.handles[row] for row in rows], states, texts)
 
     def _begun(self, tenant: Row) -> bool:
         return bool(self.model.known[tenant.live] or tenant.source or tenant.unsettled or tenant.finished)
@@ -161,27 +140,39 @@ class Admitting(Settling):
         rows = over if over and d(4) else self.draw_rows(d, 1) if d(3) == 1 else self.draw_rows(d, d(8))
         if not over and d(3):
             return
-        how = d.pick("release", "abort", "retract", "publish", "keys", "key")
+        ways = "release", "abort", "retract", "publish", "keys", "key", "told", "told", "retract told", "told keys"
+        self.end_rows(d, rows, d.pick(*ways))
+
+    def end_rows(self, d: Digits, rows: Handles, how: str) -> None:
+        """told: with the tokens of the rows; keys: as far as these go."""
+        model = self.model
         faults = self.row_faults(rows)
         keys: Any = [d(1 + model.length(self.handles[row])) for row in rows if row in self.handles]
-        given = {"retract": True, "publish": True, "keys": keys, "key": d(12)}.get(how, False)
-        if how == "keys":
+        given = {"retract": True, "publish": True, "keys": keys, "told keys": keys, "key": d(12)}.get(how, False)
+        if how in ("keys", "told keys"):
             if d(20) == 1:
                 given = d.pick([*keys, 1, 1], [-1 for _ in rows], "key")
             if isinstance(given, str) or len(given) != len(rows) or any(key < 0 for key in given):
                 faults.add(ms.InvalidArgument)
+        tokens = texts = None
+        if "told" in how:
+            tokens, texts, wrong = self.tell(d, rows)
+            faults |= wrong
+        elif how not in ("release", "abort") and any(row in self.handles and self.handles[row].talk for row in rows):
+            faults.add(ms.InvalidArgument)
         call: dict[str, Callable[[], Any]] = {
             "abort": lambda: self.mem.abort(rows),
             "retract": lambda: self.mem.retract(rows),
+            "retract told": lambda: self.mem.retract(rows, tokens=tokens),
         }
-        snaps = self.attempt(faults, call.get(how, lambda: self.mem.release(rows, given)))
+        snaps = self.attempt(faults, call.get(how, lambda: self.mem.release(rows, given, tokens=tokens)))
         if snaps is REFUSED:
             return
         snaps = snaps or [None] * len(rows)
         tenants = [self.handles[row] for row in rows]
         bounds = [tenant.confirmed for tenant in tenants]
-        if how in ("keys", "key"):
-            bounds = [min(b, key) for b, key in zip(bounds, given if how == "keys" else [given] * 9, strict=False)]
-        used = [snap.register for snap in snaps if snap]
-        self.note_snaps(snaps, model.end(tenants, None if given is False else used, bounds))
+        if how in ("keys", "key", "told keys"):
+            bounds = [min(b, key) for b, key in zip(bounds, [given] * 9 if how == "key" else given, strict=False)]
+        used = None if how in ("release", "abort") else [snap.register for snap in snaps if snap]
+        self.note_snaps(snaps, model.end(tenants, used, bounds, texts))
         self.forget_rows(rows)

@@ -34,39 +34,24 @@ class Asking(Admitting):
 
     def shortfall(self, d: Digits) -> None:
         """Exact for the next plan; for a window between what can happen and what boundaries inside could ask for."""
-        model, s, window = self.model, self.settings, d(3) == 1
+        model, window = self.model, d(3) == 1
         rows = self.draw_rows(d)
         faults = self.row_faults(sorted(set(rows), key=rows.index))
         if len(set(rows)) < len(rows) and not faults:
             return
         counts = [1 + d(6) for _ in rows]
+        if not (faults or self.asleep):
+            model.advance([tenant for row in rows if not (tenant := self.handles[row]).finished])
         most = least = 0
         for row, n in zip(rows, counts, strict=True):
             tenant = self.handles.get(row)
             if tenant and not tenant.finished:
-                needs, may = self._needs(tenant, n, window)
+                needs, may = model.needs(tenant, n, window)
                 least, most = least + needs, most + may
         seen = self.attempt(faults, lambda: self.mem.shortfall(rows, counts, window=window))
         if seen is not REFUSED:
-            low, high = (max(0, n + s.reserve - model.free_count) if n else 0 for n in (least, most))
+            low, high = model.shortfall(least), model.shortfall(most)
             assert low <= seen <= high, f"shortfall {seen}, expected {low} to {high}"
-
-    def _needs(self, row: Row, n: int, window: bool) -> tuple[bool, bool]:
-        """Whether a row claims a slot in its next step, for certain and perhaps."""
-        model, strategy = self.model, self.settings.strategy
-        length, lanes = model.length(row), model.lanes(row)
-        held = [lane for lane in lanes if lane in model.held]
-        full = held == lanes or any(not model.known[lane] for lane in held)
-        new = model.is_boundary(row, length) and length > row.tracked and not row.source
-        if strategy == "redirect":
-            certain = bool(model.boundaries(row, length, length + n - 1)) or new
-            perhaps = bool(model.boundaries(row, length - 1, length + n))
-            return (certain and not held, perhaps and not held) if window else (new and not held,) * 2
-        inside = bool(model.boundaries(row, length, length + n))
-        at = model.is_boundary(row, length + n)
-        if window:
-            return inside and not full, bool(model.boundaries(row, length - 1, length + n)) and not full
-        return (at and not full,) * 2
 
     def ask(self, d: Digits) -> None:
         """What the host knows; it answers asleep as well."""
@@ -84,6 +69,8 @@ class Asking(Admitting):
             row = self.bad_row(d)
             for call in (mem.length, mem.confirmed, mem.next_boundary, mem.slots_held):
                 self.attempt(self.row_faults([row]), lambda call=call: call(row))  # type: ignore[misc]
+        for register in list(model.held)[:2]:
+            self._same("owner", mem.owner(register), self.owner(register))
         infos = self.attempt(set(), mem.buffer_infos)
         if infos is not REFUSED:
             for info in infos:
@@ -100,10 +87,10 @@ class Asking(Admitting):
             self._same("owners", dict(report.owned_by_kind), dict(Counter(map(self._kind, self.model.slot))))
 
     def _kind(self, register: int) -> str:
-        return "snapshot" if register >= self.model.first_holder else ("live", "lane", "lane")[register % 3]
+        return self.owner(register)[0]
 
-    def picture(self, d: Digits) -> None:
-        picture = self.attempt(set(), self.mem.picture)
+    def snapshot(self, d: Digits) -> None:
+        picture = self.attempt(set(), self.mem.snapshot)
         if picture is REFUSED:
             return
         model = self.model
@@ -115,9 +102,4 @@ class Asking(Admitting):
         self._same("slots in the picture", list(picture.slots), [model.slot.get(r, 0) for r in
                    range(model.register_count)])  # fmt: skip
         self._same("kinds", picture.kinds, {register: self._kind(register) for register in model.slot})
-        for register, name in picture.names.items():
-            if register < model.first_holder:
-                row = model.rows[register // 3]
-                assert f"row {row.number} " in name and repr(row.name) in name, name
-            else:
-                assert f"{model.kept[register].length} tokens" in name, name
+        self._same("names", picture.names, {register: self.owner(register)[1] for register in model.slot})

@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from tests.stateful.memory import Memory
 from tests.stateful.model import Model, Planned
 from tests.stateful.rows import Kept, Row
 from tests.stateful.settings import Settings
+from tests.stateful.talking import Talk
 
 Faults = set[type[ms.MemstateError]]
 REFUSED = object()  # the answer of a call that raised what it had to
@@ -75,18 +76,22 @@ class Machine:
                 tracking=s.tracking, overlap=s.overlap, speculation=s.speculation, in_place=s.in_place,
                 direct_hits=s.direct_hits, holders=s.holders, reserve=s.reserve, pages=s.pages, page_size=s.page_size,
                 pages_per_row=s.pages_per_row, tensors=self.memory.tensors, debug=s.debug,
-                backend=backend.name, device=backend.device,
+                backend=backend.name, device=backend.device, prefix=s.cache,
             )  # fmt: skip
         self.memory.attach(self.mem)
         self.model = Model(settings, self.mem.table.generation.tolist())
+        self.model.choose = self._chosen
         self.handles: dict[ms.Row, Row] = {}
         self.snaps: dict[ms.Snapshot, Kept] = {}
+        self.cached: dict[ms.Snapshot, Kept] = {}  # handles to what is the cache's
+        self.talks: dict[ms.Session, Talk] = {}
+        self.closed: deque[ms.Session] = deque(maxlen=2)
         self.gone: deque[ms.Row] = deque(maxlen=4)
         self.dropped: deque[ms.Snapshot] = deque(maxlen=4)
         self.flights: list[Flight] = []
         self.settled: deque[ms.Step] = deque(maxlen=3)
         self.asleep = False
-        self.fed = 0  # tokens so far, each another number
+        self.fed = 1000  # tokens so far, each another number
         self.calls = 0
         self.errors: Counter[str] = Counter()
         self.store: Tensor | None = None  # of both step records, once there is a step
@@ -101,11 +106,11 @@ class Machine:
         return self.settings.max_batch or self.settings.row_count
 
     def attempt(
-        self, faults: Faults, call: Callable[[], Any], numbers: Mapping[type, tuple[int, int]] | None = None
+        self, faults: Faults, call: Callable[[], Any], numbers: Mapping[type, tuple[int, ...]] | None = None
     ) -> Any:
         """The answer of a call; where something is wrong with it, it must raise one of `faults` and nothing else.
 
-        numbers: what back-pressure has to say was requested, and is free.
+        numbers: what back-pressure has to say was requested, is free, and of slots what can be dropped.
         """
         self.calls += 1
         if self.asleep:
@@ -116,10 +121,8 @@ class Machine:
             names = [fault.__name__ for fault in faults]
             assert type(error) in faults, f"raised {type(error).__name__}: {error}; expected {names or 'no error'}"
             if numbers and type(error) in numbers:
-                told = (error.requested, error.free)  # type: ignore[attr-defined]
-                assert told == numbers[type(error)], f"{error}: expected {numbers[type(error)]}"
-            if isinstance(error, ms.OutOfSlots):
-                assert error.evictable == self.model.evictable or numbers is None
+                told = [getattr(error, name) for name in ("requested", "free", "evictable") if hasattr(error, name)]
+                assert told == list(numbers[type(error)]), f"{error}: expected {numbers[type(error)]}"
             self.errors[type(error).__name__] += 1
             self.look()
             return REFUSED
@@ -143,6 +146,7 @@ class Machine:
         self._same("confirmed", [confirmed[row.number] for row in rows if row], [row.confirmed for row in rows if row])
         self._look_at_the_cells()
         self._look_at_the_rest()
+        self._look_at_who_has_what()
         model.snapshots_are_true()
         if not self.asleep:
             self.memory.look(model.content, model.stirred)
@@ -191,6 +195,49 @@ class Machine:
         ]  # fmt: skip
         self._same("stats", seen, told)
 
+    def _look_at_who_has_what(self) -> None:
+        """Owners by name, holders of each page, sessions, and the cache node by node."""
+        model, mem = self.model, self.mem
+        self._same("owners", mem.owners(), {register: self.owner(register) for register in model.held})
+        users = [int(n) for n in mem.pages.allocator.holders]
+        self._same("holders of pages", users, _dense(model.page_users, self.settings.pages + 1))
+        kept = {
+            h.id: (s.tokens, [one.register for one in s.kept], s.pages, s.row) for h, s in mem.sessions.opened.items()
+        }
+        self._same("sessions", kept, {
+            talk.name: (encoded(talk.text), [one.register for one in talk.kept], talk.pages, talk.row.number if talk.row
+                        else 0) for talk in model.talks})  # fmt: skip
+        if mem.prefix is not None:
+            told = sorted(
+                (repr(one.salt), encoded(one.tokens), one.pages, *((one.state.register, one.state.length) if one.state
+                 else (0, 0)), one.evicted, model.leased(one)) for one in model.entries
+            )  # fmt: skip
+            self._same("cache", _nodes(mem.prefix), told)
+            stats = asdict(mem.stats().prefix)  # type: ignore[arg-type]
+            found = sum(n for name, n in stats.items() if name == "hit_tokens" or name.startswith("lost_"))
+            self._same("tokens looked up", found, stats["prompt_tokens"])
+            seen = {name: n for name, n in stats.items() if n}
+            self._same("stats of the cache", seen, {name: n for name, n in model.prefix_stats().items() if n})
+
+    def owner(self, register: int) -> tuple[str, str]:
+        """Kind and name of who has a register."""
+        model, (number, part) = self.model, divmod(register, 3)
+        if register < model.first_holder:
+            what = ("live", "lane 0", "lane 1")[part]
+            return what.split()[0], f"row {number} (request {model.rows[number].name!r}) {what}"
+        one = model.kept[register]
+        talk = next((talk for talk in model.talks if one in talk.kept), None)
+        if talk:
+            return "session", f"session {talk.name!r} ({one.length} tokens)"
+        if any(entry.state is one for entry in model.stated):
+            return "cached", f"cached prefix of {one.length} tokens in register {register}"
+        return "snapshot", f"snapshot {register} of {one.length} tokens"
+
+    def _chosen(self, free: set[int], length: int) -> int:
+        """Which of some holders the library has taken; it is done already."""
+        taken = [one for one in sorted(free) if one in self.mem.holders.kept]
+        return next((one for one in taken if self.mem.holders.kept[one].length == length), min(taken or free))
+
     @staticmethod
     def _same(what: str, seen: Any, told: Any) -> None:
         assert seen == told, f"{what}: {seen}, expected {told}"
@@ -209,7 +256,15 @@ class Machine:
     def note_snaps(self, snaps: Collection[ms.Snapshot | None], kept: Collection[Kept | None]) -> None:
         seen = [snap and (snap.register, snap.length, snap.pages) for snap in snaps]
         self._same("snapshots", seen, [one and (one.register, one.length, one.pages) for one in kept])
-        self.snaps.update({snap: one for snap, one in zip(snaps, kept, strict=True) if snap and one})
+        for snap, one in zip(snaps, kept, strict=True):
+            if snap and one:
+                (self.cached if one.owner == "cached" else self.snaps)[snap] = one
+
+    def stale(self) -> list[ms.Snapshot]:
+        """Handles to what the cache had once."""
+        return [
+            snap for snap, one in self.cached.items() if self.model.kept.get(one.register) is not one or one.dropped
+        ]
 
     def note_step(self, flight: Flight) -> None:
         self.flights.append(flight)
@@ -222,8 +277,33 @@ class Machine:
         self.settled.append(flight.step)
 
     def tokens(self, n: int) -> list[int]:
+        """Tokens that nobody has had before."""
         self.fed += n
         return list(range(self.fed - n, self.fed))
+
+    def feed(self, row: Row, length: int, n: int) -> list[int]:
+        """What a row is fed in its next step: the rest of its prompt, then what others may be fed as well."""
+        if row.prompt is None:
+            return self.tokens(n)
+        return [*row.prompt[length : length + n], *[(at * at + row.taste) % 3 for at in
+                range(max(length, len(row.prompt)), length + n)]]  # fmt: skip
+
+
+def encoded(tokens: Collection[int]) -> bytes:
+    return np.array(list(tokens), np.int64).tobytes()
+
+
+def _nodes(cache: ms.prefix.PrefixCache) -> list[tuple[object, ...]]:
+    """What the tree holds, each node with all that leads to it."""
+    whole: dict[object, tuple[bytes, list[int]]] = {}
+    found = []
+    for salt, node in cache.tree.walk():
+        key, pages = whole.get(node.parent, (b"", []))
+        whole[node] = key + node.key, pages + node.pages
+        state = node.snapshot
+        at = state.register if state else 0, state.length if state else 0
+        found.append((repr(salt), *whole[node], *at, node.evicted, node.leases))
+    return sorted(found)
 
 
 def _dense(numbers: Mapping[int, int], count: int) -> list[int]:

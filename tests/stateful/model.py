@@ -1,4 +1,4 @@
-"""The rules of tracking, written down once more: plan, settle, accept, cancel and fork on the tenants' ledger."""
+"""The rules of tracking, written down once more: plan, settle, accept and cancel on the tenants' ledger."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tests.stateful.history import fold
-from tests.stateful.rows import Kept, Row, Tenants
+from tests.stateful.rows import Row
 from tests.stateful.settings import Settings
+from tests.stateful.starting import Starting
 
 Claim = Callable[[int], bool]  # fills a register where the budget allows
 
@@ -34,7 +35,7 @@ class Planned:
     record: int
 
 
-class Model(Tenants):
+class Model(Starting):
     """A manager's rules as dictionaries and loops."""
 
     def __init__(self, settings: Settings, generations: Sequence[int]) -> None:
@@ -70,13 +71,42 @@ class Model(Tenants):
 
     def next_boundary(self, row: Row) -> int:
         length = self.length(row) + 1
-        while not self.is_boundary(row, length):
+        while not self.is_boundary(row, length) and length not in row.coming:
             length += 1
         return length
+
+    def advance(self, rows: Sequence[Row]) -> None:
+        """Each row's next want in turn: there is one cell for them."""
+        for row in rows:
+            before = row.want
+            while row.coming and row.want < self.length(row) + (self.settings.strategy != "redirect"):
+                row.want = row.coming.pop(0)
+            if row.want != before:
+                self.record_write("want", row.number, row.want)
 
     def boundaries(self, row: Row, length: int, reach: int) -> list[int]:
         """Those in length + 1 .. reach."""
         return [n for n in range(length + 1, reach + 1) if self.is_boundary(row, n)]
+
+    def needs(self, row: Row, n: int, window: bool) -> tuple[bool, bool]:
+        """Whether a row claims a slot in its next step, for certain and perhaps."""
+        strategy, length, lanes = self.settings.strategy, self.length(row), self.lanes(row)
+        held = [lane for lane in lanes if lane in self.held]
+        full = held == lanes or any(not self.known[lane] for lane in held)
+        new = self.is_boundary(row, length) and length > row.tracked and not row.source
+        if strategy == "redirect":
+            certain = bool(self.boundaries(row, length, length + n - 1)) or new
+            perhaps = bool(self.boundaries(row, length - 1, length + n))
+            return (certain and not held, perhaps and not held) if window else (new and not held,) * 2
+        inside = bool(self.boundaries(row, length, length + n))
+        at = self.is_boundary(row, length + n)
+        if window:
+            return inside and not full, bool(self.boundaries(row, length - 1, length + n)) and not full
+        return (at and not full,) * 2
+
+    def shortfall(self, wanted: int) -> int:
+        """Slots that so many claims lack."""
+        return max(0, wanted + self.settings.reserve - self.free_count) if wanted else 0
 
     # Steps
 
@@ -97,6 +127,10 @@ class Model(Tenants):
 
     def plan(self, batch: Sequence[tuple[Row | None, list[int]]], limit: int, window: bool) -> Planned:
         """batch: rows with the tokens they are fed; finished rows and None are padding."""
+        planned = [(row, len(tokens)) for row, tokens in batch if row is not None and not row.finished]
+        self.advance([row for row, _ in planned])
+        if self.settings.prefix and self.settings.evict:
+            self.evict_states(min(limit, self.shortfall(sum(self.needs(row, n, window)[1] for row, n in planned))))
         self.submit()
         claim = self.budget(limit)
         step = Planned([], window, self.serial % 2)
@@ -151,8 +185,13 @@ class Model(Tenants):
             self.copy_content(entry.write, entry.read, s.copied)
             self.copied += copied
         self._go_on(row, entry.after)
-        for n in range(1, len(entry.tokens) + 1):
-            row.truth[length + n] = fold(row.truth[length + n - 1], entry.tokens[n - 1 : n])
+        self._feed(row, length, entry.tokens)
+
+    @staticmethod
+    def _feed(row: Row, length: int, tokens: Sequence[int]) -> None:
+        for n, token in enumerate(tokens, length):
+            row.truth[n + 1] = fold(row.truth[n], [token])
+        row.text = (*row.text[:length], *tokens)
 
     def _go_on(self, row: Row, after: int) -> None:
         self.label[row.live] = after
@@ -255,8 +294,7 @@ class Model(Tenants):
         s, length = self.settings, entry.before
         assert length == self.label[row.source or row.live]
         entry.after = length + n
-        for k in range(1, n + 1):
-            row.truth[length + k] = fold(row.truth[length + k - 1], entry.tokens[k - 1 : k])
+        self._feed(row, length, entry.tokens[:n])
         inside = self.boundaries(row, length, entry.after - (s.strategy == "redirect"))
         mark = inside[-1] if inside and s.strategy != "none" else 0
         lane = 0
@@ -289,27 +327,6 @@ class Model(Tenants):
         for row, entry in zip(rows, [e for e in step.entries if self.tenant(e)], strict=True):
             row.confirmed = min(row.confirmed, entry.before)
         return rows
-
-    def fork(self, row: Row, names: Sequence[object], holder: int) -> tuple[list[Row], list[tuple[int, int]]]:
-        """holder: the register that the state was moved to, where it was."""
-        length, size = self.length(row), self.settings.page_size
-        kept = self.pages_for(self.floor(length))
-        partial = self.pages_for(length) - kept
-        shared: Kept | None = None
-        if self.settings.direct and not row.source and names:
-            shared = self.hold(holder, length, (), row.truth[length])
-            self.record_moves([(holder, row.live)])
-            self.record_claims([row.live])
-            row.source = holder
-            self.record_write("source", row.number, holder)
-            self.pin(row, holder)
-        n = len(names)
-        assert partial == (length % size > 0 and bool(self.settings.pages))
-        rows = self.start(names, [row] * n, [length] * n, [0] * n, [row.pages[:kept]] * n, [partial] * n)
-        if shared:
-            shared.dropped = True  # goes with its last reader
-        copies = [(new.pages[kept], row.pages[kept]) for new in rows] if partial else []
-        return rows, copies
 
     def snapshots_are_true(self) -> None:
         """What holders keep is what the tokens of the row that it came from say."""

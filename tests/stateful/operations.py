@@ -3,13 +3,13 @@
 from typing import Any
 
 import memstate as ms
-from tests.stateful.asking import Asking
 from tests.stateful.history import EMPTY
 from tests.stateful.machine import REFUSED, Faults, foreign
+from tests.stateful.remembering import Remembering
 from tests.stateful.settings import Digits
 
 
-class Operations(Asking):
+class Operations(Remembering):
     """`run` carries out one of `OPERATIONS`."""
 
     naps = 0
@@ -31,6 +31,9 @@ class Operations(Asking):
         faults = self.row_faults(rows)
         tenants = [self.handles[row] for row in rows if row in self.handles]
         bounds = [tenant.confirmed for tenant in tenants]
+        if d(3) and (self.settings.prefix or d(8) == 1):
+            self.publish_told(d, rows)
+            return
         if strict and not all(model.publishable(tenants, bounds, ended=False)):
             faults.add(ms.InvalidArgument)
         snaps = self.attempt(faults, lambda: self.mem.publish(rows, strict=strict))
@@ -51,6 +54,9 @@ class Operations(Asking):
         elif wrong == 3:
             snaps.append(d.pick(None, 3, "snapshot"))
             faults.add(ms.InvalidArgument)
+        elif wrong == 4 and self.cached:
+            snaps.append(snap := d.pick(*self.cached))
+            faults |= {ms.StaleHandle} if snap in self.stale() else {ms.InvalidArgument}
         if self.attempt(faults, lambda: self.mem.drop(snaps)) is not REFUSED:
             self.model.drop([self.snaps.pop(snap) for snap in snaps])
             self.dropped.extend(snaps)
@@ -103,9 +109,10 @@ class Operations(Asking):
             return
         self.model.reset()
         self.gone.extend(self.handles)
-        self.dropped.extend(self.snaps)
+        self.dropped.extend([*self.snaps, *self.cached])
         self.settled.extend(flight.step for flight in self.flights)
-        for kept in (self.handles, self.snaps, self.flights):
+        self.closed.extend(self.talks)
+        for kept in (self.handles, self.snaps, self.flights, self.cached, self.talks):
             kept.clear()
 
     def window(self, d: Digits) -> None:
@@ -125,6 +132,13 @@ class Operations(Asking):
         self.mem.drop(list(self.snaps))
         self.model.drop(list(self.snaps.values()))
         self.snaps.clear()
+        for session, talk in self.talks.items():
+            self.mem.close_session(session)
+            self.model.close_talk(talk)
+        self.look()
+        if self.mem.prefix is not None:
+            self.mem.prefix.clear()
+            self.model.clear_cache()
         self.look()
         self.check(nothing)
         self.look()
@@ -136,5 +150,6 @@ class Operations(Asking):
 OPERATIONS = {
     "plan": 30, "settle": 16, "window": 8, "admit": 12, "leave": 9, "publish": 8, "drop": 7, "fork": 4, "cancel": 2,
     "arrived": 3, "submit": 3, "lengthen": 2, "read_slots": 2, "shortfall": 3, "ask": 3, "accept": 1, "audit": 1,
-    "picture": 1, "check": 1, "scrub_null": 1, "sleep": 1, "wake": 1, "reset": 1,
+    "snapshot": 1, "check": 1, "scrub_null": 1, "sleep": 1, "wake": 1, "reset": 1,
+    "serve": 16, "match": 3, "talk": 2, "hush": 1, "forget_states": 1, "forget_pages": 1, "forget_all": 1,
 }  # fmt: skip

@@ -68,11 +68,13 @@ class Planning(Machine):
                 faults.add(ms.InvalidArgument)
             tenants = [self.handles[row] for row in rows]
             requested = sum(max(0, model.pages_for(n) - len(t.pages)) for t, n in zip(tenants, given, strict=True))
-            if requested > model.free_pages:
+            if requested > model.free_pages + (self.settings.prefix and model.evictable_pages):
                 faults.add(ms.OutOfPages)
         call = lambda: self.mem.extend(rows, lengths)  # noqa: E731
         if self.attempt(faults, call, {ms.OutOfPages: (requested, model.free_pages)}) is REFUSED:
             return False
+        if self.settings.prefix:
+            model.evict_pages(requested - model.free_pages)
         model.extend([self.handles[row] for row in rows], given)
         return True
 
@@ -92,14 +94,29 @@ class Planning(Machine):
             row = self.handles.get(handle)
             counts.append(1 + d(model.next_boundary(row) - model.length(row) if row and bounded else 4))
         handles, counts, limit = self._spoil(d, handles, counts, window)
-        handles = self._take_pages(d, handles, counts)
+        return self.plan_batch(d, self.take_pages(d, handles, counts), counts, limit, window, run)
+
+    def plan_batch(
+        self,
+        d: Digits,
+        handles: Handles,
+        counts: list[int],
+        limit: Any = NO_LIMIT,
+        window: bool = False,
+        run: bool = True,
+    ) -> Flight | None:
+        """Plans these rows, whatever is wrong with that; the step's forward runs unless told otherwise."""
+        model = self.model
         given: Any = counts[0] if len(set(counts)) == 1 and len(counts) == len(handles) and d(2) else counts
         faults = self._plan_faults(handles, counts, limit, window)
         step = self.attempt(faults, lambda: self.mem.plan(handles, given, limit=limit, window=window))
         if step is REFUSED:
             return None
         rows = [self.handles[handle] if handle else None for handle in handles]
-        fed = [self.tokens(n) if row and not row.finished else [] for row, n in zip(rows, counts, strict=True)]
+        fed = [
+            self.feed(row, model.length(row), n) if row and not row.finished else []
+            for row, n in zip(rows, counts, strict=True)
+        ]
         planned = model.plan(list(zip(rows, fed, strict=True)), max(0, limit), window)
         flight = Flight(step, planned, fed, {})
         self.note_step(flight)
@@ -130,7 +147,7 @@ class Planning(Machine):
             limit = d.pick(-1, True, 1.5, None)
         return handles, counts, limit
 
-    def _take_pages(self, d: Digits, handles: Handles, counts: list[int]) -> Handles:
+    def take_pages(self, d: Digits, handles: Handles, counts: list[int]) -> Handles:
         """The batch with the pages that it needs; most often, rows that get none stay out of it."""
         if not self.settings.pages or d(12) == 11:
             return handles

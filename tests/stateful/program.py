@@ -14,7 +14,7 @@ from memstate.kernels.dispatch import Backend
 from tests.stateful.operations import OPERATIONS, Operations
 from tests.stateful.settings import Settings
 
-LARGEST = 2**96
+LARGEST = 2**128
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,34 @@
 """Requests, snapshots, pages: who has what, and what a row is known to be. Knows no plan and no settle."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tests.stateful.history import EMPTY, History
 from tests.stateful.ledger import Ledger
 from tests.stateful.settings import Settings
+
+if TYPE_CHECKING:
+    from tests.stateful.cache import Lease
+    from tests.stateful.talking import Talk
 
 INT32_MAX = 2**31 - 1
 
 
 @dataclass(eq=False)
 class Row:
-    """One tenancy of a row; a later tenant is another object. truth: what a state of so many tokens has to hold."""
+    """One tenancy of a row; a later tenant is another object. truth: what a state of so many tokens has to hold.
+
+    text: the tokens folded in so far. prompt: tokens to begin with; taste: says which tokens come after it. want,
+    coming: the length where a snapshot is due next, and more of them.
+    """
 
     number: int
     generation: int
     name: object
     want: int = 0
+    coming: list[int] = field(default_factory=list)
     tracked: int = 0
     source: int = 0  # register that the next step reads instead of live
     confirmed: int = 0
@@ -27,6 +37,11 @@ class Row:
     pages: list[int] = field(default_factory=list)
     pin: int = 0  # register that waits for this row's first step
     truth: dict[int, History] = field(default_factory=lambda: {0: EMPTY})
+    text: tuple[int, ...] = ()
+    prompt: tuple[int, ...] | None = None
+    taste: int = 0
+    lease: "Lease | None" = None
+    talk: "Talk | None" = None
 
     @property
     def live(self) -> int:
@@ -35,12 +50,14 @@ class Row:
 
 @dataclass(eq=False)
 class Kept:
-    """A snapshot in a holder."""
+    """A snapshot in a holder. owner: as `owners` names its kind."""
 
     register: int
     length: int
     pages: tuple[int, ...]
     truth: History
+    text: tuple[int, ...] = ()
+    owner: str = "snapshot"
     dropped: bool = False
 
 
@@ -49,6 +66,7 @@ class Tenants(Ledger):
 
     def __init__(self, settings: Settings, generations: Sequence[int]) -> None:
         self.published = self.dropped = self.refused = 0
+        self.choose: Callable[[set[int], int], int] = lambda free, length: min(free)  # one of those that came at once
         super().__init__(settings, generations)
 
     def clear(self) -> None:
@@ -76,12 +94,12 @@ class Tenants(Ledger):
         """Tokens that the row has pages for."""
         return len(row.pages) * self.settings.page_size if self.settings.pages else INT32_MAX
 
-    def _add_pages(self, row: Row, n: int) -> None:
+    def add_pages(self, row: Row, n: int) -> None:
         fresh = [page for page in range(1, self.settings.pages + 1) if not self.page_users[page]][:n]
         assert len(fresh) == n
-        self._append_pages(row, fresh)
+        self.append_pages(row, fresh)
 
-    def _append_pages(self, row: Row, pages: Sequence[int]) -> None:
+    def append_pages(self, row: Row, pages: Sequence[int]) -> None:
         self.page_users.update(pages)
         for page in pages:
             self.record_write("page", row.number, page, len(row.pages))
@@ -89,7 +107,7 @@ class Tenants(Ledger):
 
     def extend(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         for row, length in zip(rows, lengths, strict=True):
-            self._add_pages(row, max(0, self.pages_for(length) - len(row.pages)))
+            self.add_pages(row, max(0, self.pages_for(length) - len(row.pages)))
 
     # Rows
 
@@ -103,66 +121,14 @@ class Tenants(Ledger):
     def length(self, row: Row) -> int:
         return self.known[row.source or row.live]
 
-    def start(
-        self, names: Sequence[object], origins: Sequence[Kept | Row | None], lengths: Sequence[int],
-        wants: Sequence[int], shared: Sequence[Sequence[int]], fresh: Sequence[int],
-    ) -> list[Row]:  # fmt: skip
-        """The lowest free rows with their slots and pages; origins: whose state each continues from."""
-        s = self.settings
-        rows = [Row(number, self.generation[number], name) for number, name in zip(self.free_rows, names, strict=False)]
-        assert len(rows) == len(names)
-        registers = [row.live + k for row in rows for k in range(1 + s.lanes_at_admission)]
-        self.record_claims(registers)
-        for row, pages, n in zip(rows, shared, fresh, strict=True):
-            self._append_pages(row, pages)
-            self._add_pages(row, n)
-        copies = []
-        for row, origin, length, want in zip(rows, origins, lengths, wants, strict=True):
-            register = 0
-            if origin is not None:
-                register = origin.register if isinstance(origin, Kept) else origin.source or origin.live
-                truth = origin.truth if isinstance(origin, Kept) else origin.truth[length]
-                row.truth = {length: truth}
-            row.want, row.tracked, row.confirmed = want, length, length
-            row.source = register if s.direct else 0
-            self.rows[row.number] = row
-            for column in ("generation", "want", "tracked", "source"):
-                self.record_write(column, row.number, getattr(row, column))
-            if register and not s.direct:
-                copies.append((row.live, register))
-        self.record_zeros([row.live for row, origin in zip(rows, origins, strict=True) if origin is None])
-        for row in rows:
-            if row.source:
-                self.pin(row, row.source)
-        self.record_copies(copies)
-        return rows
-
-    def arrive(self, rows: Sequence[Row], states: Sequence[History]) -> None:
+    def arrive(self, rows: Sequence[Row], states: Sequence[History], texts: Sequence[tuple[int, ...]]) -> None:
         """States of so many tokens are in the live slots."""
-        for row, state in zip(rows, states, strict=True):
+        for row, state, text in zip(rows, states, texts, strict=True):
             length = state[0]
             self.known[row.live] = row.confirmed = length
-            row.truth = {length: state}
+            row.truth, row.text = {length: state}, text
             self.record_write("label", row.live, length)
         self.submit()
-
-    def end(self, rows: Sequence[Row], registers: Sequence[int] | None, bounds: Sequence[int]) -> list[Kept | None]:
-        """registers: holders for those who have something to publish up to their bound; None publishes nothing."""
-        kept: list[Kept | None] = [None] * len(rows)
-        if registers is not None:
-            kept = self.publish(rows, bounds, registers, ended=True)
-        self.record_releases([row.live + k for row in rows for k in range(3)])
-        self.unpin(rows)
-        for row in rows:
-            for at in range(len(row.pages)):
-                self.record_write("page", row.number, 0, at)
-            self.page_users -= Counter(row.pages)
-            del self.rows[row.number]
-            self.generation[row.number] += 1
-            for column in ("tracked", "want", "source"):
-                self.record_write(column, row.number, 0)
-            self.record_write("generation", row.number, self.generation[row.number])
-        return kept
 
     # Snapshots
 
@@ -201,7 +167,7 @@ class Tenants(Ledger):
             assert length <= row.confirmed and self.floor(length) == length
             pages = tuple(row.pages[: length // self.settings.page_size])
             self.page_users.update(pages)
-            snapshot = self.hold(unused.pop(0), length, pages, row.truth[length])
+            snapshot = self.hold(unused.pop(0), length, pages, row.truth[length], row.text[:length])
             pairs.append((snapshot.register, answer))
             kept.append(snapshot)
         assert not unused
@@ -209,12 +175,19 @@ class Tenants(Ledger):
         self.published += len(pairs)
         return kept
 
-    def hold(self, register: int, length: int, pages: tuple[int, ...], truth: History) -> Kept:
+    def next_holder(self, length: int) -> int:
+        """The holder that a snapshot of so many tokens gets where no answer says which."""
+        return self.choose(self.free_holders[0], length)
+
+    def hold(
+        self, register: int, length: int, pages: tuple[int, ...], truth: History, text: tuple[int, ...],
+        owner: str = "snapshot",
+    ) -> Kept:  # fmt: skip
         """Uses a holder: the one that is free for longest."""
         assert register in self.free_holders[0], f"holder {register}, but {self.free_holders} are free, oldest first"
         self.free_holders[0].remove(register)
         self.free_holders = [group for group in self.free_holders if group]
-        self.kept[register] = Kept(register, length, pages, truth)
+        self.kept[register] = Kept(register, length, pages, truth, text, owner)
         return self.kept[register]
 
     def drop(self, kept: Sequence[Kept]) -> None:
@@ -235,7 +208,9 @@ class Tenants(Ledger):
 
     @property
     def evictable(self) -> int:
-        return sum(not one.dropped and not self.pins[one.register] for one in self.kept.values())
+        """Snapshots that a caller can drop, or the cache."""
+        idle = [one for one in self.kept.values() if not one.dropped and not self.pins[one.register]]
+        return sum(one.owner != "session" for one in idle)
 
     def pin(self, row: Row, register: int) -> None:
         self.pins[register] += 1

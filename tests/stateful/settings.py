@@ -52,6 +52,10 @@ class Settings:
     interleaved: bool = False
     gap: int = 16
     debug: bool = False
+    prefix: bool = False
+    tombstones: bool = True
+    most_states: int | None = None
+    evict: bool = True
 
     @classmethod
     def draw(cls, number: int, strategy: str | None = None, overlap: bool | None = None) -> "Settings":
@@ -66,18 +70,22 @@ class Settings:
         most = 1 + {"none": 0, "ping-pong": 2, "lazy": 2, "redirect": 1}[name]
         least = {"none": 1, "ping-pong": 1 + (lane_count or 1 + late), "lazy": 2, "redirect": 1}[name]
         page_size = d.pick(*[n for n in (1, 2, 3) if every % n == 0])
+        prefix = d(3) > 0
+        more = most * rows // 2 + 4 + 6 * prefix
         pages_per_row = d.pick(0, 24 // page_size, 10)
         return cls(
             name, every, late, speculation, d(4) == 1, d.pick(None, True, False),
             lane_count if name == "ping-pong" else None, d(2) == 0,
-            slots=max(least, least * rows // 2) + d(most * rows // 2 + 4), rows=rows, preallocated=d(3) if d(2) else 0,
+            slots=max(least, least * rows // 2) + d(more), rows=rows,
+            preallocated=d(3) if d(2) else 0,
             max_batch=d.pick(None, rows + 3, rows, None, None, 1), holders=d.pick(None, 1, 2, 0, 3, 5),
             reserve=d.pick(0, 0, 1, 2) if least > 1 else d(2), page_size=page_size,
-            pages=(6 + pages_per_row * d(2 * rows)) if pages_per_row else 0, pages_per_row=pages_per_row,
+            pages=(6 + pages_per_row * (d(2 * rows) + 2 * prefix)) if pages_per_row else 0, pages_per_row=pages_per_row,
             parts=("fold", *d.pick((), ("conv",), ("ring",), ("conv turned", "ring"))),
             wide=d.pick(2, 3), layers=1 + d(2), order=d.pick("layer_major", "slot_major"),
             memory=d.pick("own", "fenced", "tensor", "layers"), interleaved=d(2) == 1, gap=d.pick(16, 8, 24, 40),
-            debug=d(3) == 1,
+            debug=d(3) == 1, prefix=prefix, tombstones=d(3) < 2,
+            most_states=d.pick(None, None, None, 2, 1, 0), evict=d(4) < 3,
         )  # fmt: skip
 
     def __repr__(self) -> str:
@@ -90,7 +98,14 @@ class Settings:
 
     @property
     def holder_count(self) -> int:
-        return self.slots if self.holders is None else self.holders
+        return self.slots + self.prefix * self.row_count if self.holders is None else self.holders
+
+    @property
+    def cache(self) -> ms.Prefix | None:
+        """A new one: policies remember what they have seen."""
+        if not self.prefix:
+            return None
+        return ms.Prefix(ms.prefix.Lru(), ms.prefix.LruPages(self.tombstones), self.most_states, self.evict)
 
     @property
     def direct(self) -> bool:

@@ -1,17 +1,20 @@
 """What becomes of planned steps: settle, accept and cancel, as they are meant and as they are not."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import memstate as ms
 from tests.stateful.machine import REFUSED, Faults, foreign
-from tests.stateful.planning import NO_LIMIT, Planning
+from tests.stateful.planning import NO_LIMIT, Handles, Planning
 from tests.stateful.settings import Digits
 
 
 class Settling(Planning):
     """What a decode loop does once results are known, or never will be."""
+
+    tell: Callable[[Digits, Handles], tuple[Any, list[tuple[int, ...]], Faults]]
 
     def _wrong_step(self, d: Digits) -> ms.Step | None:
         steps = [foreign().step, foreign().window, *self.settled, *[flight.step for flight in self.flights[1:]]]
@@ -113,14 +116,28 @@ class Settling(Planning):
         publish = d(2) == 1
         if flight not in self.flights:
             return
-        snaps = self.attempt(set(), lambda: self.mem.cancel(flight.step, publish=publish))
-        if snaps is REFUSED:
-            return
         model = self.model
-        rows = model.cancelled(flight.planned)
         entries = [entry for entry in flight.planned.entries if model.tenant(entry)]
-        used = [snap.register for snap in snaps if snap]
-        kept = iter(model.end(rows, used if publish else None, [row.confirmed for row in rows]))
+        handles = {row: handle for handle, row in self.handles.items()}
+        faults: Faults = set()
+        tokens = texts = None
+        if d(3) == 1:
+            named = [handles.get(model.tenant(entry)) for entry in flight.planned.entries]  # type: ignore[arg-type]
+            tokens, texts, faults = self.tell(d, named)
+        elif publish and any(entry.row and entry.row.talk for entry in entries):
+            faults = {ms.InvalidArgument}
+        call = lambda: self.mem.cancel(flight.step, publish=publish, tokens=tokens)  # noqa: E731
+        snaps = self.attempt(faults, call)
+        if snaps is REFUSED and self.asleep:
+            return
+        if snaps is REFUSED:  # it has no forward, so that it must go
+            publish, tokens, texts = False, None, None
+            snaps = self.attempt(set(), call)
+        rows = model.cancelled(flight.planned)
+        used = [snap.register for snap in snaps if snap] if publish else None
+        if texts is not None:
+            texts = [text for text, entry in zip(texts, flight.planned.entries, strict=True) if entry in entries]
+        kept = iter(model.end(rows, used, [row.confirmed for row in rows], texts))
         self.note_snaps(snaps, [next(kept) if entry in entries else None for entry in flight.planned.entries])
         self.forget_rows([handle for handle, row in self.handles.items() if row in rows])
         self.forget_step(flight)

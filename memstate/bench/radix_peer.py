@@ -1,0 +1,130 @@
+"""SGLang's prefix cache for hybrid models as a peer on a CPU: `UnifiedRadixCache` with the components FULL and MAMBA,
+as it is in 0.5.23.
+
+One page is one block (page size 1), a key is the list of block ids, a state is one slot number. Tree, allocators of
+pages and of slots, and eviction are SGLang's own; only the tensors are left out, since no model runs. SGLang is no
+dependency: it is imported with the first cache that is made.
+"""
+
+import importlib.machinery
+import importlib.util
+import logging
+import sys
+import time
+import warnings
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+CORES = {"sglang": "rust", "sglang-python": "python"}  # SGLang's default first
+NAMES = {
+    "InsertParams": "base_prefix_cache",
+    "MatchPrefixParams": "base_prefix_cache",
+    "EvictParams": "base_prefix_cache",
+    "RadixKey": "radix_cache",
+    "MambaSlotAllocator": "allocator.mamba",
+    "TokenToKVPoolAllocator": "allocator.token",
+    "HybridReqToTokenPool": "memory_pool",
+    "CacheInitParams": "cache_init_params",
+    "ComponentType": "unified_cache.components",
+    "UnifiedRadixCache": "unified_radix_cache",
+}  # of the modules in sglang.srt.mem_cache
+
+
+@lru_cache
+def load() -> SimpleNamespace:
+    """What is used of SGLang. Raises: ImportError, in one line."""
+    if importlib.util.find_spec("sglang") is None:
+        raise ImportError("sglang is not installed: pip install --no-deps sglang==0.5.23, and what it then misses")
+    try:
+        with warnings.catch_warnings(), _hollow_torchvision():
+            warnings.simplefilter("ignore")
+            found = {name: getattr(import_module(f"sglang.srt.mem_cache.{at}"), name) for name, at in NAMES.items()}
+            context = import_module("sglang.srt.runtime_context").get_context()
+    except Exception as error:  # of whatever kind an engine raises that looks for a device
+        why = f"{type(error).__name__}: {error}"
+        raise ImportError(f"sglang is there and cannot be used: {' '.join(why.split())[:300]}") from error
+    logging.getLogger("sglang").setLevel(logging.ERROR)
+    if not context.is_config_namespace_published("exec"):
+        context.override_server_args(_mamba_cache_chunk_size=1).install()
+    return SimpleNamespace(**found)
+
+
+@contextmanager
+def _hollow_torchvision() -> Iterator[None]:
+    """Stands in for torchvision where there is none: SGLang imports it for images only."""
+    names = ("torchvision", "torchvision.transforms", "torchvision.transforms.functional")
+    if names[0] in sys.modules or importlib.util.find_spec(names[0]):
+        yield
+        return
+    import_module("transformers.utils.import_utils").is_torchvision_available()  # remembers that it is absent
+    hollow: dict[str, Any] = {name: ModuleType(name) for name in names}
+    for name, module in hollow.items():
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        module.__path__, module.InterpolationMode = [], None
+    hollow[names[0]].transforms = hollow[names[1]]
+    sys.modules.update(hollow)
+    try:
+        yield
+    finally:
+        for name in names:
+            del sys.modules[name]
+
+
+class SglangCache:
+    """Keeps so many states and pages, the least recently used go. core: `rust` or `python`.
+
+    longest: pages of the longest key, for which there is room beside the others until what is too many is evicted.
+    Raises: ImportError.
+    """
+
+    def __init__(self, states: int, pages: int, longest: int, core: str) -> None:
+        self._sgl = sgl = load()
+        self._most = states, pages
+        self._slots = sgl.MambaSlotAllocator(size=states + 1, device="cpu")
+        self._total = pages + longest
+        self._kv = sgl.TokenToKVPoolAllocator(self._total, import_module("torch").int64, "cpu", None, False)
+        pool = object.__new__(sgl.HybridReqToTokenPool)  # without rows of requests and tensors of states
+        pool.mamba_allocator = self._slots
+        parts = (sgl.ComponentType.FULL, sgl.ComponentType.MAMBA)
+        self.tree = sgl.UnifiedRadixCache(
+            sgl.CacheInitParams(
+                disable=False, req_to_token_pool=pool, token_to_kv_pool_allocator=self._kv, page_size=1,
+                tree_core_backend=core, tree_components=parts,
+            )
+        )  # fmt: skip
+        self._found: tuple[Any, int, Any] = (None, 0, None)  # key, pages and node of the last match
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """States and pages in use."""
+        return self._most[0] + 1 - self._slots.available_size(), self._total - self._kv.available_size()
+
+    def match(self, ids: Sequence[int]) -> int:
+        """Blocks of the longest prefix that ends in a state; notes the use, as SGLang does."""
+        key = self._sgl.RadixKey(array("q", ids))
+        hit = self.tree.match_prefix(self._sgl.MatchPrefixParams(key=key))
+        self._found = key, hit.device_prefix_len, hit.best_match_node
+        return int(hit.device_prefix_len)
+
+    def insert(self, ids: Sequence[int]) -> float:
+        """Inserts what was matched last, with a state at its end, and evicts what is too many; returns the seconds of
+        that, without those of allocation. Raises: MemoryError.
+        """
+        key, hit, node = self._found
+        fresh, slot = self._kv.alloc(len(ids) - hit), self._slots.alloc(1)
+        if fresh is None or slot is None:
+            raise MemoryError(f"no room for {len(ids) - hit} pages and a state beside {self.held}")
+        indices = import_module("torch").cat([self.tree.path_device_indices(node), fresh]) if hit else fresh
+        given = self._sgl.InsertParams(key=key, value=indices, mamba_value=slot.clone(), prev_prefix_len=hit)
+        begin = time.perf_counter()
+        if self.tree.insert(given).mamba_exist:  # the tree keeps the state that it had there
+            self._slots.free(slot)
+        states, pages = (max(0, held - most) for held, most in zip(self.held, self._most, strict=True))
+        if pages or states:
+            self.tree.evict(self._sgl.EvictParams(num_tokens=pages, mamba_num=states))
+        return time.perf_counter() - begin

@@ -1,0 +1,15 @@
+"""The prefix cache: finds snapshots again by token prefix. The tree decides, the command buffer executes.
+
+tokens     keys: tokens as bytes
+tree       which prefixes have KV and which a state
+policies/  what to admit and what to evict, for states and for KV
+match      what a look found, and why it was not more
+cache      all of it together, on holders, pages and the command buffer
+"""
+
+from memstate.prefix.cache import PrefixCache
+from memstate.prefix.match import Match
+from memstate.prefix.policies import Lru, LruPages, PagePolicy, Place, StatePolicy
+from memstate.prefix.settings import Prefix
+
+__all__ = ["Lru", "LruPages", "Match", "PagePolicy", "Place", "Prefix", "PrefixCache", "StatePolicy"]

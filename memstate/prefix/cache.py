@@ -1,0 +1,440 @@
+"""The prefix cache: a tree of token prefixes, policies that decide, and the command buffer that executes.
+
+insert   a row's snapshot moves to a holder that a node of the tree names; the row's KV pages get one more owner
+match    the deepest node with a state; a row starts from it and takes a lease on what leads to it
+evict    a state: its slot is free, KV stays (a tombstone) or goes with the leaf; a leaf's pages: its state goes too
+
+Pins are the holders' (a first step is about to read the state), leases the tree's (a row or a session shares the
+pages). Nothing here touches a tensor, and nothing is submitted.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from memstate.commands import CommandBuffer
+from memstate.errors import InvalidArgument
+from memstate.holders import Snapshot
+from memstate.page_table import PageTable
+from memstate.prefix.match import Match
+from memstate.prefix.policies import Place
+from memstate.prefix.settings import Prefix
+from memstate.prefix.tree import Node, Tree
+from memstate.publisher import Publisher
+from memstate.stats import PrefixStats
+from memstate.tokens import BYTES
+
+NOWHERE = Node(None, b"", [], 0)  # the path of who shares nothing
+NO_MATCH = Match(0, 0, 0, 0)
+KEYS = 2**20  # tokens of prompts remembered where KV is the caller's: 8 MiB of keys
+
+
+@dataclass
+class Lease:
+    """What a row or a session has of the tree.
+
+    node: what its path leads to; what is below it is not kept. kinds: why a snapshot is wanted at a length. own: nodes
+    whose states came from here, and how often they were used from here. key: the prompt's, which all that is handed
+    over later must go on from.
+    """
+
+    node: Node
+    salt: Hashable
+    match: Match
+    kinds: dict[int, str]
+    own: dict[Node, int] = field(default_factory=dict)
+    key: bytes = b""
+
+
+@dataclass
+class Offer:
+    """What a row has for the tree: a key of whole pages, their ids, and a register with a state of `length` tokens."""
+
+    lease: Lease
+    key: bytes
+    pages: list[int]
+    register: int | None
+    length: int
+    ended: bool
+
+
+class PrefixCache:
+    """Finds states again by token prefix. Attributes: tree, leases (by row), nodes (by holder register), to look at."""
+
+    def __init__(self, settings: Prefix, commands: CommandBuffer, pages: PageTable, publisher: Publisher) -> None:
+        self.settings = settings
+        self._commands, self._pages, self._publisher = commands, pages, publisher
+        self._holders = publisher.holders
+        self._states, self._kv = settings.states, settings.of_pages
+        for policy in (self._states, self._kv):
+            policy.belong(self)
+        self._unit = BYTES * pages.page_size
+        self.reset()
+
+    def __repr__(self) -> str:
+        held = f"{len(self.nodes)} states, {self.tree.total_pages} pages in {self.tree.nodes} nodes"
+        return f"PrefixCache({held}, {self._states}, {self._kv})"
+
+    def reset(self) -> None:
+        """Forgets everything: only where registers and pages are reset as well."""
+        pages, size = self._pages.allocator.pages, self._pages.page_size
+        self.tree = Tree(self._unit, (pages or KEYS // size) if self._states.remembers else 0)
+        self.leases: dict[int, Lease] = {}
+        self.nodes: dict[int, Node] = {}
+        self._moves: list[tuple[int, int]] = []  # recorded with the next eviction, or at the end of a batch
+        self._states.reset()
+        self._kv.reset()
+        self._counts = dict.fromkeys((each.name for each in fields(PrefixStats)), 0)
+
+    def match(self, key: bytes, salt: Hashable, most: int) -> Match:
+        """Looks a prompt up and changes nothing.
+
+        key: its tokens. most: tokens that a hit may cover; the rest is computed in any case.
+        """
+        found = self.tree.find(key[: most * BYTES // self._unit * self._unit], salt)
+        size, stated = self._pages.page_size, found.stated
+        length = stated.end * size if stated else 0
+        gone = found.evicted.end * size if found.evicted else length
+        return Match(
+            len(key) // BYTES, length, found.kv * size, gone, stated.snapshot if stated else None, found
+        )  # fmt: skip
+
+    def hold(self, match: Match, salt: Hashable) -> Lease:
+        """Keeps what was matched, whatever else is evicted, until `let_go`."""
+        node = match.found.stated if match.found and match.found.stated else NOWHERE
+        self.tree.lease(node)
+        if match.snapshot:
+            self._holders.pin(match.snapshot.register)
+        return Lease(node, salt, match, {})
+
+    def pages(self, match: Match) -> list[int]:
+        """Ids of the pages up to the state that was matched."""
+        stated = match.found.stated if match.found else None
+        return self.tree.pages_to(stated) if stated else []
+
+    def unpin(self, lease: Lease) -> None:
+        """Ends the pin of `hold`: who reads the state has one of its own, or its copy is recorded."""
+        if lease.match.snapshot:
+            self._holders.unpin(lease.match.snapshot.register)
+
+    def let_go(self, lease: Lease) -> None:
+        """Ends a lease; KV that nobody can use goes with it, if the policy says so."""
+        self.tree.unlease(lease.node)
+        self._drop_bare_leaves(lease.node)
+
+    def shorten(self, lease: Lease, length: int) -> None:
+        """Moves a lease up to the first `length` tokens: the rest is not shared."""
+        node, end = self._up(lease.node, length), length // self._pages.page_size
+        self._move_lease(lease, self.tree.cut(node, end) if node.end > end else node)
+
+    def _up(self, node: Node, length: int) -> Node:
+        """The node above that has the last whole page of `length` tokens."""
+        end = length // self._pages.page_size
+        while node.parent is not None and node.end - len(node.key) // self._unit >= end:
+            node = node.parent
+        return node
+
+    def suspend(self, lease: Lease, length: int, match: Match, salt: Hashable) -> Lease:
+        """A lease on the first `length` tokens of another's, which lets go of its own until `restore` or for good."""
+        node = self._up(lease.node, length)
+        self.tree.lease(node)
+        self.tree.unlease(lease.node)
+        return Lease(node, salt, match, {})
+
+    def forsake(self, lease: Lease) -> None:
+        """Looks after what a suspended lease led to, now that it is gone for good."""
+        self._drop_bare_leaves(lease.node)
+
+    def restore(self, lease: Lease) -> None:
+        """Undoes `suspend` for the lease that let go."""
+        self.tree.lease(lease.node)
+
+    def lease_of(self, row: int) -> Lease:
+        """The lease of a row; of one that came without tokens, one that holds nothing."""
+        if row not in self.leases:
+            self.leases[row] = Lease(NOWHERE, None, NO_MATCH, {})
+        return self.leases[row]
+
+    def fork(self, row: int, others: Sequence[int], length: int) -> None:
+        """Gives more rows the lease of one that they share the first `length` tokens with."""
+        if lease := self.leases.get(row):
+            for other in others:
+                self.tree.lease(lease.node)
+                self.leases[other] = Lease(lease.node, lease.salt, lease.match, {}, key=lease.key[: length * BYTES])
+
+    def end(self, rows: Sequence[int]) -> None:
+        """Ends the leases of rows."""
+        for row in rows:
+            if lease := self.leases.pop(row, None):
+                self.let_go(lease)
+
+    def supersede(self, own: dict[Node, int], length: int) -> None:
+        """Says that whoever left these states here keeps a newer one of `length` tokens, or here where that is 0: older
+        ones that nobody else has used go first.
+        """
+        for node in [node for node in own if not node.snapshot]:
+            del own[node]
+        size = self._pages.page_size
+        newest = length or max((node.end * size for node in own), default=0) - 1
+        for node, uses in own.items():
+            if node.end * size <= newest and node.uses == uses:
+                self._states.superseded(node)
+
+    def take_over(self, lease: Lease) -> bool:
+        """Whether the state of a match can go to a row itself, because nobody else is about to read it."""
+        return lease.match.snapshot is not None and self._holders.pins(lease.match.snapshot.register) == 1
+
+    def taken(self, lease: Lease) -> None:
+        """The state of a match has moved to a row: a tombstone stays."""
+        assert lease.match.found is not None and lease.match.found.stated is not None
+        if snapshot := self._detach(lease.match.found.stated):
+            self._holders.drop(snapshot)  # its register is free with the pin
+
+    def wants(self, lease: Lease, tokens: int) -> list[int]:
+        """Lengths at which a request is to take snapshots besides the boundaries: the junction, where KV reached and no
+        state did, and the end of the prompt; as far as the policy would keep them.
+        """
+        size, match = self._pages.page_size, lease.match
+        kinds = {match.evicted_length: "again", match.kv_length: "junction", tokens // size * size: "prompt"}
+        lease.kinds = {
+            length: kind
+            for length, kind in sorted(kinds.items())
+            if length > match.length and self._states.admits(Place(length // size, match.length // size, kind))
+        }
+        return list(lease.kinds)
+
+    def use(self, lease: Lease) -> None:
+        """Notes that a request starts from what it matched: counts, and tells the policies."""
+        match, counts = lease.match, self._counts
+        counts["lookups"] += 1
+        counts["prompt_tokens"] += match.tokens
+        counts["hit_tokens"] += match.length
+        for reason, lost in match.lost.items():
+            counts[f"lost_{reason}"] += lost
+        if match.found is None:
+            return
+        if not match.found.reach.is_root:
+            self._kv.used(match.found.reach)
+        self._states.asked(match.found.known, match.tokens // self._pages.page_size)
+        if match.found.stated:
+            match.found.stated.uses += 1
+            if match.found.stated in lease.own:
+                lease.own[match.found.stated] += 1
+            self._states.used(match.found.stated)
+
+    def insert(self, offers: Sequence[Offer]) -> list[Snapshot | None]:
+        """Takes what rows have: KV in any case, states as the policy says. Returns the states that stand for each
+        offer's length now; leases move on to the ends of their keys.
+        """
+        snapshots = [self._insert(offer) if offer.key else None for offer in offers]
+        self._record_moves()
+        if self.settings.most_states is not None:  # what has just come may be what is worth least
+            self.evict_states(len(self.nodes) - self.settings.most_states)
+        return [snapshot if snapshot and self._has(snapshot) else None for snapshot in snapshots]
+
+    def _has(self, snapshot: Snapshot) -> bool:
+        node = self.nodes.get(snapshot.register)
+        return node is not None and node.snapshot == snapshot
+
+    def _insert(self, offer: Offer) -> Snapshot | None:
+        lease, snapshot, node = offer.lease, None, None
+        if offer.register is not None:
+            head = offer.key[: offer.length * BYTES]
+            found = self.tree.find(head, lease.salt)
+            kind = lease.kinds.get(offer.length, "end" if offer.ended else "boundary")
+            above = found.stated.end if found.stated else 0
+            there = found.stated if found.stated and above * self._unit == len(head) else None
+            if there:
+                self._counts["duplicates"] += 1
+                self._commands.release([offer.register])
+                snapshot = there.snapshot
+            elif not self._states.admits(Place(len(head) // self._unit, above, kind)):
+                self._counts["declined"] += 1
+            else:
+                node = self._grow(head, offer, None)
+                snapshot = self._attach(node, offer.register, offer.length, kind)
+                if snapshot:
+                    lease.own[node] = node.uses
+        self._move_lease(lease, self._grow(offer.key, offer, node))
+        return snapshot
+
+    def _move_lease(self, lease: Lease, node: Node) -> None:
+        before, lease.node = lease.node, node
+        self.tree.lease(node)
+        self.tree.unlease(before)
+        self._drop_bare_leaves(before)
+
+    def _grow(self, key: bytes, offer: Offer, start: Node | None) -> Node:
+        node, had = self.tree.insert(key, offer.pages, offer.lease.salt, start)
+        if had * self._unit < len(key):
+            self._pages.allocator.share(offer.pages[had : len(key) // self._unit])
+            if node.parent is not None:
+                self._kv.dropped(node.parent)
+            self._kv.leaf(node)
+        return node
+
+    def _attach(self, node: Node, register: int, length: int, kind: str) -> Snapshot | None:
+        """Moves a state to the node, if a holder can be had."""
+        if not self._holders.free:
+            self.tree.lease(node)  # or making room could take it away again
+            self.evict_states(1)
+            self.tree.unlease(node)
+        if not self._holders.free:
+            self._counts["refused"] += 1
+            return None
+        snapshot = node.snapshot = self._holders.keep(length, ())
+        node.evicted = False
+        self._moves.append((snapshot.register, register))
+        self.nodes[snapshot.register] = node
+        self._counts["inserted"] += 1
+        self._publisher.published += 1
+        self._states.added(node, kind)
+        return snapshot
+
+    def _record_moves(self) -> None:
+        moves, self._moves = self._moves, []
+        if moves:
+            self._commands.move([to for to, _ in moves], [of for _, of in moves])
+
+    @property
+    def evictable_states(self) -> int:
+        """States that nobody is about to read."""
+        return len(self.nodes) - sum(register in self.nodes for register in self._holders.pinned)
+
+    @property
+    def evictable_pages(self) -> int:
+        """Pages of which no row and no session has a lease; others may hold them."""
+        return self.tree.total_pages - self.tree.leased_pages if self._pages.allocator.pages else 0
+
+    def can_evict(self, pages: int) -> bool:
+        """Whether so many pages would be free: those that no lease keeps and nobody else holds. Looks no further than
+        it must.
+        """
+        holders = self._pages.allocator.holders
+        for _, node in self.tree.walk() if pages > 0 else ():
+            if not node.leases:
+                pages -= sum(holders[page] == 1 for page in node.pages)
+                if pages <= 0:
+                    break
+        return pages <= 0
+
+    def evict_states(self, n: int) -> int:
+        """Gives up n states, the least worthy first, or as many as there are; returns how many slots are free then."""
+        chosen: list[Node] = []
+        for node in self._states.victims() if n > 0 else ():
+            if node.snapshot and node.snapshot.register not in self._holders.pinned:
+                chosen.append(node)
+                if len(chosen) == n:
+                    break
+        self._record_moves()
+        dropped = [snapshot for node in chosen if (snapshot := self._detach(node))]
+        self._publisher.drop(dropped)
+        for node in chosen:
+            self._drop_bare_leaves(node)
+        return len(dropped)
+
+    def evict_pages(self, n: int) -> int:
+        """Gives up leaves, the least worthy first, until n pages are free that were not, or none is left to give up;
+        returns how many are.
+        """
+        self._record_moves()
+        allocator = self._pages.allocator
+        before = last = allocator.free
+        while allocator.free - before < n:
+            for node in self._kv.victims():
+                if not node.leases and not node.carriers:
+                    self._give_up(node, n - (allocator.free - before))
+                    if allocator.free - before >= n:
+                        break
+            if allocator.free == last:
+                break
+            last = allocator.free  # a policy may have passed over what became a leaf meanwhile
+        return allocator.free - before
+
+    def make_room(self, pages: int) -> None:
+        """Gives up as many pages, where that many can be given up, else none."""
+        if self.can_evict(pages):
+            self.evict_pages(pages)
+
+    def require_foreign(self, snapshots: Sequence[Snapshot]) -> None:
+        """Raises: InvalidArgument for snapshots that are the cache's to drop."""
+        for snapshot in snapshots:
+            if isinstance(snapshot, Snapshot) and self._has(snapshot):
+                raise InvalidArgument(
+                    f"{snapshot} is the prefix cache's: it drops it when the slot is needed, and finds it by tokens=..."
+                )
+
+    def clear(self) -> None:
+        """Gives up everything that no row and no session uses."""
+        self.evict_states(len(self.nodes))
+        nodes = [node for _, node in self.tree.walk() if not node.leases]
+        for node in reversed(nodes):  # children first
+            if not node.hollow:
+                self._give_up(node, len(node.pages))
+        self._forget(0)
+
+    def _detach(self, node: Node) -> Snapshot | None:
+        snapshot, node.snapshot, node.evicted = node.snapshot, None, True
+        if snapshot:
+            del self.nodes[snapshot.register]
+            self._counts["evicted_states"] += 1
+            self._states.dropped(node)
+        return snapshot
+
+    def _drop_bare_leaves(self, node: Node | None) -> None:
+        """Gives up KV of a leaf without a state, if the policy says so, then its parent's where that is true too."""
+        while node is not None and not (node.is_root or node.carriers or node.snapshot or node.leases or node.hollow):
+            if self._kv.keeps(node) and self._pages.allocator.pages:
+                return
+            node = self._give_up(node, len(node.pages))
+
+    def _give_up(self, leaf: Node, pages: int) -> Node | None:
+        """Takes the KV of a leaf, with its state, or only the end of one without a state where that is enough. Returns
+        what is the leaf then, if it is one.
+        """
+        size = len(leaf.key) // self._unit
+        if snapshot := self._detach(leaf):
+            self._publisher.drop([snapshot])
+        elif 0 < pages < size:
+            size = pages
+        self._kv.dropped(leaf)
+        gone = self.tree.hollow(leaf, size)
+        self._pages.allocator.release(gone)
+        self._counts["evicted_pages"] += len(gone)
+        above = leaf.parent
+        self._forget(self.tree.memory)
+        if above is None or above.is_root or above.carriers:
+            return None
+        self._kv.leaf(above)
+        return above
+
+    def _forget(self, memory: int) -> None:
+        """Takes out hollow nodes that the memory has no room for."""
+        while (node := self.tree.forgettable(memory)) is not None:
+            self._states.forgotten(node)
+            self.tree.remove(node)
+
+    def picture(self) -> list[dict[str, Any]]:
+        """The nodes as plain data, parents first."""
+        return [
+            {
+                "salt": None if salt is None else repr(salt),
+                "start": node.end - len(node.key) // self._unit,
+                "end": node.end,
+                "register": node.snapshot.register if node.snapshot else 0,
+                "evicted": node.evicted,
+                "hollow": node.hollow,
+                "uses": node.uses,
+                "leases": node.leases,
+                "children": len(node.children),
+            }
+            for salt, node in self.tree.walk()
+        ]
+
+    def stats(self) -> PrefixStats:
+        """Figures since the start, and what is held now. Syncs: no."""
+        kv = self._pages.allocator.pages
+        return replace(
+            PrefixStats(**self._counts), states=len(self.nodes), nodes=self.tree.nodes,
+            pages=self.tree.total_pages if kv else 0, leased_pages=self.tree.leased_pages if kv else 0,
+        )  # fmt: skip

@@ -1,0 +1,52 @@
+"""What a look into the prefix cache found, and why it was not more. Plain data."""
+
+from dataclasses import dataclass, field, replace
+
+from memstate.holders import Snapshot
+from memstate.prefix.tree import Found
+
+
+@dataclass(frozen=True)
+class Match:
+    """How much of a prompt need not be computed. Lengths in tokens, from the start of the prompt.
+
+    tokens: the prompt's. length: up to the deepest state, which is where a row starts. kv_length: as far as KV alone
+    reaches. evicted_length: up to the deepest state that was here and was given up, `length` where there is none.
+    snapshot: the state, None at length 0.
+    """
+
+    tokens: int
+    length: int
+    kv_length: int
+    evicted_length: int
+    snapshot: Snapshot | None = None
+    found: Found | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def lost(self) -> dict[str, int]:
+        """Tokens to compute, by reason: `no_sharing` (nobody computed them, or their KV is gone), `evicted` (a state
+        was there), `no_snapshot` (KV is there, and never was there a state).
+        """
+        return {
+            "no_sharing": self.tokens - self.kv_length,
+            "evicted": self.evicted_length - self.length,
+            "no_snapshot": self.kv_length - self.evicted_length,
+        }
+
+    @property
+    def reason(self) -> str:
+        """Why KV reaches further than the state: `evicted` or `no_snapshot`; else `no_sharing`, or `` for a full
+        match.
+        """
+        lost = self.lost
+        between = [reason for reason in ("evicted", "no_snapshot") if lost[reason]]
+        return between[0] if between else "no_sharing" if lost["no_sharing"] else ""
+
+    def instead(self, length: int) -> "Match":
+        """The same look where another state, of `length` tokens, is gone on from: one that a session kept."""
+        reach, gone = max(self.kv_length, length), max(self.evicted_length, length)
+        return replace(self, length=length, kv_length=reach, evicted_length=gone, snapshot=None, found=None)
+
+    def __str__(self) -> str:
+        why = ", ".join(f"{n} {reason.replace('_', ' ')}" for reason, n in self.lost.items() if n)
+        return f"{self.length} of {self.tokens} tokens by state, {self.kv_length} by KV" + (f" ({why})" if why else "")

@@ -1,0 +1,64 @@
+"""FLOP-aware: recency and compute saved per byte, added up.
+
+After R. Pan et al., Marconi: prefix caching for the era of hybrid LLMs (MLSys 2025, arXiv 2411.19379): a state is worth
+its recency + alpha x FLOPs saved per byte kept, both scaled to 0..1 over the candidates; what two continuations share
+goes last.
+"""
+
+from collections.abc import Callable, Iterator
+
+from memstate.prefix.policies.base import StatePolicy
+from memstate.prefix.policies.greedy_dual import gain
+from memstate.prefix.tree import Node
+
+Flops = Callable[[int, int], float]
+
+
+def linear(start: int, end: int) -> float:
+    """Compute from page `start` to page `end` where it is proportional to tokens: recurrent layers and MLPs."""
+    return float(end - start)
+
+
+class FlopAware(StatePolicy):
+    """States by recency + alpha x compute saved per byte.
+
+    alpha: weight of compute against recency, 0 = LRU. flops: compute from one page to another, in any unit. Every state
+    has the same bytes here, so that they scale out. An eviction looks at all states: linear in them.
+    """
+
+    def __init__(self, alpha: float = 1.0, flops: Flops = linear) -> None:
+        self.alpha, self.flops = alpha, flops
+        self.reset()
+
+    def __repr__(self) -> str:
+        return f"FlopAware(alpha={self.alpha})"
+
+    def reset(self) -> None:
+        self._last: dict[Node, int] = {}
+        self._clock = 0
+
+    def added(self, node: Node, kind: str) -> None:
+        self.used(node)
+
+    def used(self, node: Node) -> None:
+        self._clock += 1
+        self._last[node] = self._clock
+
+    def superseded(self, node: Node) -> None:
+        self._last[node] = 0
+
+    def dropped(self, node: Node) -> None:
+        self._last.pop(node, None)
+
+    def victims(self) -> Iterator[Node]:
+        if not self._last:
+            return iter(())
+        saved = {node: self.flops(node.end - gain(node), node.end) for node in self._last}
+        most, oldest = max(saved.values()) or 1.0, min(self._last.values())
+        span = self._clock - oldest or 1
+
+        def worth(node: Node) -> tuple[bool, float]:
+            shared = len(node.children) > 1
+            return shared, (self._last[node] - oldest) / span + self.alpha * saved[node] / most
+
+        return iter(sorted(self._last, key=worth))

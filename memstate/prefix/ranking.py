@@ -1,0 +1,62 @@
+"""Nodes in the order of their ranks, least first: a heap in which old entries are left to rot. Knows no policy."""
+
+import heapq
+from collections.abc import Iterator
+from itertools import count
+
+from memstate.prefix.tree import Node
+
+_Entry = tuple[float, int, Node]
+
+
+class Ranking:
+    """Places nodes by rank; equal ranks go by who was placed first. Every operation costs the logarithm of the size."""
+
+    def __init__(self) -> None:
+        self._heap: list[_Entry] = []
+        self._entries: dict[Node, _Entry] = {}  # those that count; others of the same node are old
+        self._serial = count()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, node: Node) -> bool:
+        return node in self._entries
+
+    def rank(self, node: Node) -> float:
+        """The rank of a node that is here."""
+        return self._entries[node][0]
+
+    def least(self) -> Node | None:
+        """The node of the least rank, None where there is none."""
+        while self._heap and self._entries.get(self._heap[0][2]) is not self._heap[0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][2] if self._heap else None
+
+    def place(self, node: Node, rank: float) -> None:
+        """Gives a node its rank, instead of the one it had."""
+        entry = self._entries[node] = (rank, next(self._serial), node)
+        heapq.heappush(self._heap, entry)
+        if len(self._heap) > 2 * len(self._entries) + 64:
+            self._heap = [entry for entry in self._heap if self._entries.get(entry[2]) is entry]
+            heapq.heapify(self._heap)
+
+    def remove(self, node: Node) -> None:
+        """Forgets a node, if it is there."""
+        self._entries.pop(node, None)
+
+    def ascending(self) -> Iterator[Node]:
+        """Nodes, least first, for as long as the caller asks. They stay where they are unless removed or placed
+        meanwhile.
+        """
+        passed = []
+        try:
+            while self._heap:
+                entry = heapq.heappop(self._heap)
+                if self._entries.get(entry[2]) is entry:
+                    passed.append(entry)
+                    yield entry[2]
+        finally:
+            for entry in passed:
+                if self._entries.get(entry[2]) is entry:
+                    heapq.heappush(self._heap, entry)

@@ -1,0 +1,39 @@
+"""The settings of a prefix cache."""
+
+from dataclasses import dataclass, field
+
+from memstate.arguments import is_count
+from memstate.errors import ConfigurationError
+from memstate.prefix.policies import LruPages, PagePolicy, ReturnRate, StatePolicy
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What a manager's prefix cache is like; one manager's only, because policies remember nodes.
+
+    states, pages: which of them to keep; pages None: what goes with the policy for states. most_states: at most so
+    many, None for as many as find slots. evict: give up cached states for snapshots that the next step is due (requests
+    always come before the cache).
+    Raises: ConfigurationError.
+    """
+
+    states: StatePolicy = field(default_factory=ReturnRate)
+    pages: PagePolicy | None = None
+    most_states: int | None = None
+    evict: bool = True
+
+    @property
+    def of_pages(self) -> PagePolicy:
+        """The policy for pages, given or not."""
+        return self.pages or self.states.pages() or LruPages()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.states, StatePolicy) or not isinstance(self.pages, PagePolicy | None):
+            raise ConfigurationError(
+                f"states={self.states!r}, pages={self.pages!r}: expected a StatePolicy and a PagePolicy, such as Lru() "
+                "and LruPages()"
+            )
+        if self.most_states is not None and not is_count(self.most_states):
+            raise ConfigurationError(f"most_states={self.most_states!r}: expected a whole number from 0 on, or None")
+        if not isinstance(self.evict, bool):
+            raise ConfigurationError(f"evict={self.evict!r}: expected True or False")

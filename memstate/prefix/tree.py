@@ -1,0 +1,254 @@
+"""The radix tree: which token prefixes have KV pages and which a state. Knows no slot, no register, no policy.
+
+root (salt)
+ └─ [page page page]  state        a node is a run of whole pages; its state stands for everything up to its end
+     ├─ [page]                     no state: KV only
+     ├─ [page page]  evicted       a tombstone: there was a state once
+     └─ [page page]  hollow        its KV is gone too, and that of everything below: only what was asked is remembered
+"""
+
+from collections.abc import Hashable, Iterator
+from typing import Any, NamedTuple
+
+from memstate.holders import Snapshot
+from memstate.tokens import common
+
+
+class Node:
+    """A run of whole pages below its parent.
+
+    key: tokens of its own pages; end: pages from the root up to its end; pages: ids of its own pages, empty where KV is
+    the caller's. snapshot: the state that stands for everything up to its end. evicted: there was one, and it was given
+    up. leases: rows and sessions whose path leads here or through here. uses: requests that went on from its state.
+    hollow: its KV is gone; carriers: children of which it is not.
+    touched, worth: bookkeeping of the policy for pages, and of that for states; nobody else reads them.
+    """
+
+    __slots__ = (
+        "carriers", "children", "end", "evicted", "hollow", "key", "leases", "pages", "parent", "snapshot", "touched",
+        "uses", "worth",
+    )  # fmt: skip
+
+    def __init__(self, parent: "Node | None", key: bytes, pages: list[int], end: int) -> None:
+        self.parent, self.key, self.pages, self.end = parent, key, pages, end
+        self.children: dict[bytes, Node] = {}
+        self.snapshot: Snapshot | None = None
+        self.evicted = self.hollow = False
+        self.leases = self.uses = self.touched = self.carriers = 0
+        self.worth: Any = None
+
+    def __repr__(self) -> str:
+        state = "with a state" if self.snapshot else "evicted" if self.evicted else "without a state"
+        return f"Node({self.end} pages, {state}, {len(self.children)} children, {self.leases} leases)"
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this is the start of all prefixes of one salt."""
+        return self.parent is None
+
+    def path(self) -> Iterator["Node"]:
+        """This node and its ancestors, deepest first, the root left out."""
+        node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+
+class Found(NamedTuple):
+    """How far a key goes.
+
+    node: the deepest node that the key enters; inside: bytes of that node's key that agree, all of them or fewer.
+    stated: the deepest node within the key that has a state; evicted: the deepest below it whose state is gone while
+    its KV is there. kv: pages that agree and are there; reach: the node that they end in.
+    """
+
+    node: Node
+    inside: int
+    stated: Node | None
+    evicted: Node | None
+    kv: int
+    reach: Node
+
+    @property
+    def known(self) -> Node:
+        """The deepest node that the key goes all the way through."""
+        whole = self.inside == len(self.node.key) or self.node.parent is None
+        return self.node if whole else self.node.parent or self.node
+
+
+class Tree:
+    """Prefixes by salt.
+
+    page: bytes of a key that one page takes. memory: pages that hollow nodes may stand for; the oldest go first.
+    """
+
+    def __init__(self, page: int, memory: int = 0) -> None:
+        self.page, self.memory = page, memory
+        self._hollow: dict[Node, None] = {}  # oldest first: children before their parents
+        self.hollow_pages = 0
+        self.roots: dict[Hashable, Node] = {}
+        self._salts: dict[Node, Hashable] = {}
+        self.nodes = self.total_pages = 0
+        self.leased_pages = 0  # of nodes that rows or sessions are on: they stay
+
+    def root(self, salt: Hashable) -> Node:
+        """Where the prefixes of a salt start; made with the first."""
+        if salt not in self.roots:
+            self.roots[salt] = root = Node(None, b"", [], 0)
+            self._salts[root] = salt
+        return self.roots[salt]
+
+    def find(self, key: bytes, salt: Hashable) -> Found:
+        """Follows a key as far as whole pages agree; linear in the key, whatever else is in the tree."""
+        root = self.roots.get(salt)
+        if root is None:
+            nowhere = Node(None, b"", [], 0)
+            return Found(nowhere, 0, None, None, 0, nowhere)
+        page, node, reach, at, inside, kv = self.page, root, root, 0, 0, 0
+        stated = gone = None
+        while child := node.children.get(key[at : at + page]):
+            inside = len(child.key) if key.startswith(child.key, at) else common(key, child.key, page, at)
+            node, at = child, at + inside
+            if not child.hollow:
+                reach, kv = child, at
+            if inside < len(child.key):
+                break
+            if child.snapshot:
+                stated, gone = child, None
+            elif child.evicted and not child.hollow:
+                gone = child
+        return Found(node, inside, stated, gone, kv // page, reach)
+
+    def insert(self, key: bytes, pages: list[int], salt: Hashable, start: "Node | None" = None) -> tuple[Node, int]:
+        """Makes a node end where the key ends, with KV all the way; returns it and how many pages were there before.
+
+        pages: ids of the key's pages, or none at all; those beyond what was there are now the tree's. start: a node
+        on the key's path to begin from.
+        """
+        page, node = self.page, start or self.root(salt)
+        at = node.end * page
+        had = at // page
+        while at < len(key):
+            child = node.children.get(key[at : at + page])
+            if child is None:
+                return self._grow(node, key[at:], pages[at // page : len(key) // page]), had
+            inside = len(child.key) if key.startswith(child.key, at) else common(key, child.key, page, at)
+            node = child if inside == len(child.key) else self._split(child, inside)
+            at += inside
+            if node.hollow:
+                self._fill(node, pages[node.end - len(node.key) // page : node.end])
+            else:
+                had = node.end
+        return node, had
+
+    def _fill(self, node: Node, pages: list[int]) -> None:
+        """Gives a hollow node KV again; what leads to it has some."""
+        assert node.parent is not None and not node.parent.hollow
+        size = len(node.key) // self.page
+        node.hollow, node.pages = False, pages
+        node.parent.carriers += 1
+        self.total_pages += size
+        self.hollow_pages -= size
+        del self._hollow[node]
+
+    def hollow(self, leaf: Node, pages: int) -> list[int]:
+        """Takes the last so many pages from a node below which is no KV; returns their ids. What they stood for is
+        remembered, as far as the memory goes.
+        """
+        size = len(leaf.key) // self.page
+        assert leaf.parent is not None and not (leaf.carriers or leaf.leases or leaf.hollow) and 0 < pages <= size
+        if pages < size:
+            self._split(leaf, (size - pages) * self.page)
+        gone, leaf.pages, leaf.hollow = leaf.pages, [], True
+        leaf.parent.carriers -= 1
+        self.total_pages -= pages
+        self.hollow_pages += pages
+        self._hollow[leaf] = None
+        return gone
+
+    def forgettable(self, memory: int) -> Node | None:
+        """A hollow leaf that a memory of so many pages has no room for, None where there is room."""
+        return next(iter(self._hollow)) if self.hollow_pages > memory else None
+
+    def _grow(self, parent: Node, key: bytes, pages: list[int]) -> Node:
+        size = len(key) // self.page
+        if not (parent.is_root or parent.children or parent.snapshot or parent.evicted):
+            return self._extend(parent, key, pages, size)
+        node = Node(parent, key, pages, parent.end + size)
+        parent.children[key[: self.page]] = node
+        parent.carriers += 1
+        self.nodes += 1
+        self.total_pages += size
+        return node
+
+    def _extend(self, leaf: Node, key: bytes, pages: list[int], size: int) -> Node:
+        """Makes a leaf longer, at whose end nothing happens: a prompt that is computed bit by bit is one node."""
+        leaf.key += key
+        leaf.pages += pages
+        leaf.end += size
+        self.total_pages += size
+        self.leased_pages += size if leaf.leases else 0
+        return leaf
+
+    def _split(self, node: Node, inside: int) -> Node:
+        """Cuts a node after `inside` bytes; the upper part is new and has no state, the lower one stays who it was."""
+        parent, size = node.parent, inside // self.page
+        assert parent is not None  # a root has no key to cut
+        upper = Node(parent, node.key[:inside], node.pages[:size], parent.end + size)
+        parent.children[node.key[: self.page]] = upper
+        node.parent, node.key, node.pages = upper, node.key[inside:], node.pages[size:]
+        upper.children[node.key[: self.page]] = node
+        upper.leases, upper.hollow, upper.touched = node.leases, node.hollow, node.touched
+        upper.carriers = int(not node.hollow)
+        if node.hollow:
+            self._hollow[upper] = None  # it is filled now, or goes after the lower one
+        self.nodes += 1
+        return upper
+
+    def remove(self, node: Node) -> None:
+        """Takes a leaf out; its pages and state are the caller's to give up. An empty root goes with it."""
+        parent, size = node.parent, len(node.key) // self.page
+        assert parent is not None and not node.children and not node.leases
+        del parent.children[node.key[: self.page]]
+        self.nodes -= 1
+        if node.hollow:
+            del self._hollow[node]
+            self.hollow_pages -= size
+        else:
+            parent.carriers -= 1
+            self.total_pages -= size
+        node.parent = None
+        if parent.is_root and not parent.children:
+            del self.roots[self._salts.pop(parent)]
+
+    def cut(self, node: Node, end: int) -> Node:
+        """Makes a node end at page `end`, which lies within this one; returns it."""
+        return self._split(node, len(node.key) - (node.end - end) * self.page)
+
+    def lease(self, node: Node) -> None:
+        """Keeps a node and what leads to it."""
+        for step in node.path():
+            if not step.leases:
+                self.leased_pages += len(step.key) // self.page
+            step.leases += 1
+
+    def unlease(self, node: Node) -> None:
+        """Takes one lease away."""
+        for step in node.path():
+            step.leases -= 1
+            if not step.leases:
+                self.leased_pages -= len(step.key) // self.page
+
+    def pages_to(self, node: Node) -> list[int]:
+        """Ids of all pages from the root up to a node's end."""
+        parts = [step.pages for step in node.path()]
+        return [page for part in reversed(parts) for page in part]
+
+    def walk(self) -> Iterator[tuple[Hashable, Node]]:
+        """Every node with its salt, parents first."""
+        for salt, root in self.roots.items():
+            waiting = list(root.children.values())
+            while waiting:
+                node = waiting.pop()
+                yield salt, node
+                waiting += node.children.values()

@@ -1,0 +1,46 @@
+"""Tokens as bytes: eight of them a token, so that a prefix is compared by one call and hashed without a loop."""
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from memstate.errors import InvalidArgument
+
+BYTES = 8  # of one token: ids may be hashes of images
+Tokens = Sequence[int] | npt.NDArray[np.integer]
+
+
+def encode(tokens: Tokens) -> bytes:
+    """Tokens as a key: `BYTES` bytes each.
+
+    tokens: whole numbers that fit 64 bits: a list, a tuple, an array of numpy or of the standard library, bytes, or a
+    tensor in host memory. Arrays of int64 cost no loop. Raises: InvalidArgument.
+    """
+    try:
+        if isinstance(tokens, list | tuple):
+            return array("q", tokens).tobytes()
+        given = np.frombuffer(tokens, np.uint8) if isinstance(tokens, bytes | bytearray) else np.asarray(tokens)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise InvalidArgument(f"tokens: {error}; expected whole numbers that fit 64 bits") from error
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise InvalidArgument(f"tokens: {given.dtype} of shape {given.shape}, expected whole numbers in one dimension")
+    if given.dtype == np.uint64 and given.size and int(given.max()) >= 2**63:
+        raise InvalidArgument(f"tokens: {given.max()} does not fit 64 bits with a sign")
+    return given.astype(np.int64, copy=False).tobytes()
+
+
+def common(one: bytes, other: bytes, unit: int, start: int = 0, offset: int = 0) -> int:
+    """Bytes that `one` from `start` on and `other` from `offset` on share, in whole units, by halving: no loop over
+    tokens.
+    """
+    most = min(len(one) - start, len(other) - offset) // unit
+    low, high = 0, most  # units known to agree; units that may
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[start + low * unit : start + middle * unit] == other[offset + low * unit : offset + middle * unit]:
+            low = middle
+        else:
+            high = middle - 1
+    return low * unit

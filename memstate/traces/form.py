@@ -1,0 +1,151 @@
+"""The form of the traces that came with Mooncake (FAST'25): one JSON object a line, plain or compressed by gzip.
+
+Knows nothing of the content: whether equal ids mean equal prefixes is up to whoever wrote the file.
+"""
+
+import gzip
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from reprlib import repr as short
+from typing import Any, Final
+
+from memstate.errors import InvalidArgument
+
+BLOCK: Final = 512  # tokens that one id stands for
+COUNTS: Final = ("timestamp", "input_length", "output_length")
+EXAMPLE: Final = '{"timestamp": 0, "input_length": 600, "output_length": 50, "hash_ids": [0, 1]}'
+MAGIC: Final = b"\x1f\x8b"  # how a gzip file begins
+LINES_PER_REPORT: Final = 500
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """One request: when it arrived (ms), tokens given and generated, and an id per block of the tokens given.
+
+    An id stands for its block *and* everything before it, so two requests share a prefix as long as their ids agree.
+    The last block may hold fewer than 512 tokens. Raises: InvalidArgument for what no request can be.
+    """
+
+    timestamp: int
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for name in COUNTS:
+            _require_whole(name, getattr(self, name))
+        if not isinstance(self.hash_ids, tuple):
+            raise InvalidArgument(f"hash_ids={short(self.hash_ids)}: expected a tuple of whole numbers")
+        for place, value in enumerate(self.hash_ids):
+            if type(value) is not int or value < 0:  # once more here: a call for each of a million ids is felt
+                _require_whole(f"hash_ids[{place}]", value)
+        blocks = -(-self.input_length // BLOCK)
+        if len(self.hash_ids) != blocks:
+            raise InvalidArgument(
+                f"{len(self.hash_ids)} hash_ids for input_length {short(self.input_length)}: "
+                f"expected {short(blocks)}, one per block of {BLOCK} tokens and one for the rest"
+            )
+
+
+def read(
+    path: Path, limit: int | None = None, progress: Callable[[int, int], None] | None = None
+) -> list[TraceRequest]:
+    """The requests of a file in its order, compressed or not, whatever it is called; blank lines are skipped.
+
+    limit: requests to stop after; what follows is not looked at. progress: called with (bytes read, bytes of the file),
+    never for a pipe. Fields beyond the four are ignored. Syncs: no.
+    Raises: InvalidArgument, in one line with file and line, for a file that cannot be read or holds anything else.
+    """
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise InvalidArgument(f"limit={short(limit)}: expected a whole number from 1 on, or None for all requests")
+    shown, number = repr(str(path)), 0
+    found: list[TraceRequest] = []
+    try:
+        with open(path, "rb") as raw:
+            size = os.fstat(raw.fileno()).st_size
+            report = progress if raw.seekable() else None
+            for number, line in enumerate(gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == MAGIC else raw, 1):
+                if line.strip():
+                    found.append(_parsed(line))
+                    if len(found) == limit:
+                        break
+                if report is not None and number % LINES_PER_REPORT == 0:
+                    report(raw.tell(), size)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{shown}, line {number}: {error}") from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InvalidArgument(
+            f"{shown}, after line {number}: the gzip file is cut short or damaged: {error}"
+        ) from error
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise InvalidArgument(f"{shown}: {getattr(error, 'strerror', None) or error}") from error
+    if not found:
+        raise InvalidArgument(f"{shown}: no request in {number} lines: expected lines such as {EXAMPLE}")
+    if report is not None:
+        report(size, size)
+    return found
+
+
+def write(path: Path, requests: Iterable[TraceRequest]) -> None:
+    """Writes a file that `read` gives back, whole or not at all; compressed if its name ends in .gz.
+
+    The same requests give the same bytes (of the same zlib, where compressed). Changes: the file, which is replaced.
+    Syncs: no. Raises: InvalidArgument for no requests and for a place where no file can be; OSError.
+    """
+    path = Path(path)
+    if not path.parent.is_dir() or (path.exists() and not path.is_file()):
+        why = "is no file" if path.exists() else f"{str(path.parent)!r} is no directory"
+        raise InvalidArgument(f"{str(path)!r}: cannot be written to: {why}")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".trace-", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as raw:
+            if path.suffix == ".gz":
+                with gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:  # no name and no time in the header
+                    written = sum(file.write(_line(request)) for request in requests)
+            else:
+                written = sum(raw.write(_line(request)) for request in requests)
+            raw.flush()
+            os.fsync(raw.fileno())
+        if not written:
+            raise InvalidArgument(f"{str(path)!r}: no requests to write: a trace has one at least")
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def _line(request: TraceRequest) -> bytes:
+    return json.dumps(vars(request)).encode() + b"\n"
+
+
+def _parsed(line: bytes) -> TraceRequest:
+    try:
+        entry = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"not UTF-8: byte {line[error.start]:#04x} at column {error.start + 1}") from error
+    except json.JSONDecodeError as error:
+        raise InvalidArgument(f"not JSON: {error.msg} at column {error.colno}") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in lists in lists
+        raise InvalidArgument(f"not JSON that can be meant: {error}") from error
+    if not isinstance(entry, dict):
+        raise InvalidArgument(f"{short(entry)}: expected an object such as {EXAMPLE}")
+    if missing := [name for name in (*COUNTS, "hash_ids") if name not in entry]:
+        raise InvalidArgument(f"{', '.join(missing)} missing: expected an object such as {EXAMPLE}")
+    ids = entry["hash_ids"]
+    if not isinstance(ids, list):
+        raise InvalidArgument(f"hash_ids={short(ids)}: expected a list of whole numbers")
+    return TraceRequest(entry["timestamp"], entry["input_length"], entry["output_length"], tuple(ids))
+
+
+def _require_whole(name: str, value: Any) -> None:
+    """Whole numbers from 0 on; 1.0 and True are none."""
+    if type(value) is not int or value < 0:
+        raise InvalidArgument(f"{name}={short(value)}: expected a whole number from 0 on")

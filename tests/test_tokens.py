@@ -1,0 +1,163 @@
+"""Tokens as keys: whatever holds whole numbers gives the same bytes, anything else is refused by name."""
+
+import random
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import memstate as ms
+from memstate.tokens import BYTES, common, encode
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+SMALL = st.integers(0, 127)
+FORMS: dict[str, Callable[[list[int]], Any]] = {
+    "tuple": tuple,
+    "int64": lambda tokens: np.array(tokens, np.int64),
+    "int32": lambda tokens: np.array(tokens, np.int32),
+    "uint8": lambda tokens: np.array(tokens, np.uint8),
+    "uint64": lambda tokens: np.array(tokens, np.uint64),
+    "big-endian": lambda tokens: np.array(tokens, ">i4"),
+    "every second": lambda tokens: np.array([x for token in tokens for x in (token, 99)], np.int64)[::2],
+    "backwards": lambda tokens: np.array(tokens[::-1], np.int64)[::-1],
+    "read-only": lambda tokens: np.frombuffer(np.array(tokens, np.int64).tobytes() + bytes(8), np.int64)[: len(tokens)],
+    "array of longs": lambda tokens: array("q", tokens),
+    "array of bytes": lambda tokens: array("B", tokens),
+    "bytes": bytes,
+    "bytearray": bytearray,
+    "tensor": lambda tokens: torch.tensor(tokens, dtype=torch.int64),
+    "int32 tensor": lambda tokens: torch.tensor(tokens, dtype=torch.int32),
+    "every second of a tensor": lambda tokens: torch.tensor([x for t in tokens for x in (t, 99)], dtype=torch.int16)[
+        ::2
+    ],
+    "list of numpy integers": lambda tokens: list(np.array(tokens, np.int16)),
+    "range": lambda tokens: range(len(tokens)) if tokens == list(range(len(tokens))) else tokens,
+}
+
+
+def spelled(tokens: list[int]) -> bytes:
+    """One token after the other."""
+    return b"".join(token.to_bytes(BYTES, "little", signed=True) for token in tokens)
+
+
+@given(st.lists(INT64))
+@example([])
+@example([2**63 - 1, -(2**63), 0, -1])
+def test_a_key_is_the_tokens_eight_bytes_each(tokens: list[int]) -> None:
+    assert encode(tokens) == encode(tuple(tokens)) == encode(np.array(tokens, np.int64)) == spelled(tokens)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=20)
+@given(st.lists(SMALL, max_size=9))
+@example([])
+@example([0])
+@example([0, 1, 2, 3])
+def test_the_form_of_tokens_does_not_matter(form: str, tokens: list[int]) -> None:
+    given_tokens = FORMS[form](tokens)
+    assert encode(given_tokens) == spelled(tokens)
+    assert list(given_tokens) == tokens  # and nothing was done to it
+
+
+@given(st.lists(INT64, max_size=4), st.lists(INT64, max_size=4))
+def test_equal_keys_mean_equal_tokens(one: list[int], other: list[int]) -> None:
+    assert (encode(one) == encode(other)) == (one == other)
+    assert encode(one + other).startswith(encode(one))
+
+
+REFUSED: dict[str, Any] = {
+    "a word": "abc",
+    "nothing": None,
+    "one number": 5,
+    "a float": [1.0],
+    "a float among numbers": [1, 2, 3.5],
+    "a word among numbers": [1, "2"],
+    "a list in a list": [[1, 2]],
+    "too large": [2**63],
+    "too small": (-(2**63) - 1,),
+    "too large without a sign": np.array([1, 2**63], np.uint64),
+    "floats": np.array([1.0, 2.0]),
+    "truths": np.array([True, False]),
+    "objects": np.array([1, 2**70], dtype=object),
+    "two dimensions": np.zeros((2, 2), np.int64),
+    "no dimension": np.array(7),
+    "an array of doubles": array("d", [1.0]),
+    "a tensor of floats": torch.tensor([1.0]),
+    "a tensor that wants a gradient": torch.tensor([1.0], requires_grad=True),
+    "a tensor of half floats": torch.zeros(2, dtype=torch.bfloat16),
+    "a tensor elsewhere": torch.zeros(2, dtype=torch.int64, device="meta"),
+    "a set": {1, 2},
+    "a mapping": {1: 2},
+    "a generator": (token for token in (1, 2)),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_no_sequence_of_whole_numbers_is_refused(what: str) -> None:
+    with pytest.raises(ms.InvalidArgument, match=r"tokens: .*expected whole numbers|tokens: .*does not fit 64 bits"):
+        encode(REFUSED[what])
+
+
+@pytest.mark.parametrize("what", ["a word", "a float", "too large", "two dimensions", "a tensor of floats"])
+def test_every_door_for_tokens_refuses_and_changes_nothing(what: str) -> None:
+    layout = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=1)
+    mem = ms.StateManager(
+        layout, slots=6, max_requests=2, tracking=ms.Redirect(4), backend="reference", prefix=ms.Prefix(), pages=8,
+        page_size=2, pages_per_row=4,
+    )  # fmt: skip
+    (row,) = mem.admit([ms.Request("a", tokens=[1, 2, 3])])
+    before = (mem.stats(), mem.length(row))
+    bad = REFUSED[what]
+    for call in (
+        lambda: mem.match(bad),
+        lambda: mem.admit([ms.Request("b", tokens=[1]), ms.Request("c", tokens=bad)]),
+        lambda: mem.publish([row], tokens=[bad]),
+        lambda: mem.release([row], tokens=[bad]),
+        lambda: mem.retract([row], tokens=[bad]),
+    ):
+        with pytest.raises(ms.InvalidArgument):
+            call()
+        assert (mem.stats(), mem.length(row)) == before
+    step = mem.plan([row])
+    with pytest.raises(ms.InvalidArgument):
+        mem.cancel(step, tokens=[bad])
+    mem.settle(step)
+    for tokens in ([], [[1], [2]], [1]):  # one sequence a row
+        with pytest.raises(ms.InvalidArgument):
+            mem.publish([row], tokens=tokens)  # type: ignore[arg-type]
+    with pytest.raises(ms.InvalidArgument, match="no tokens"):
+        mem.admit([ms.Request("d", tokens=[])])
+    mem.abort([row])
+    mem.audit().raise_if_leaking()
+
+
+def test_tokens_of_a_request_are_read_at_once() -> None:
+    """A buffer that the caller fills anew afterwards is nobody's key."""
+    buffer = np.arange(6)
+    key = encode(buffer)
+    buffer[:] = 0
+    assert key == encode(range(6))
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 2**32), st.sampled_from([1, 2, 8, 32]))
+def test_common_is_what_a_loop_over_units_finds(seed: int, unit: int) -> None:
+    chance = random.Random(seed)
+    start, offset = chance.randrange(20), chance.randrange(20)
+    shared = chance.randbytes(chance.randrange(8) * unit + chance.randrange(unit))
+    one = chance.randbytes(start) + shared + chance.randbytes(chance.randrange(3 * unit))
+    other = chance.randbytes(offset) + shared + chance.randbytes(chance.randrange(3 * unit))
+    naive = 0
+    while (
+        start + naive + unit <= len(one)
+        and offset + naive + unit <= len(other)
+        and one[start + naive : start + naive + unit] == other[offset + naive : offset + naive + unit]
+    ):
+        naive += unit
+    assert common(one, other, unit, start, offset) == naive
+    assert naive >= len(shared) // unit * unit

@@ -182,18 +182,20 @@ def _insert(rig: Rig, lease: Lease, key: bytes, blocks: int) -> float:
     cache.unpin(lease)
     wanted = cache.wants(lease, blocks)
     if isinstance(cache.settings.states, Foresight):
-        wanted = sorted({*wanted, cache.settings.states.latest()} - {0})
-    ids, offers = pages.of(ROW), []
-    for register, length in zip(REGISTERS, wanted, strict=False):
-        rig.state(register, length)
-        offers.append(Offer(lease, key[: length * BYTES], ids[:length], register, length, False))
-    if not offers or offers[-1].length < blocks:
-        offers.append(Offer(lease, key, ids, None, 0, True))
-    rig.commands.submit()  # the states are computed by then
-    begin = time.perf_counter()
-    cache.insert(offers)
-    spent = time.perf_counter() - begin
-    rig.commands.release(REGISTERS)
+        wanted = cache.settings.states.future.wanted()
+    ids, spent = pages.of(ROW), 0.0
+    for first in range(0, max(len(wanted), 1), len(REGISTERS)):
+        offers = []
+        for register, length in zip(REGISTERS, wanted[first : first + len(REGISTERS)], strict=False):
+            rig.state(register, length)
+            offers.append(Offer(lease, key[: length * BYTES], ids[:length], register, length, False))
+        if first + len(REGISTERS) >= len(wanted) and (not offers or offers[-1].length < blocks):
+            offers.append(Offer(lease, key, ids, None, 0, True))
+        rig.commands.submit()  # the states are computed by then
+        begin = time.perf_counter()
+        cache.insert(offers)
+        spent += time.perf_counter() - begin
+        rig.commands.release(REGISTERS)
     pages.end(row)
     cache.let_go(lease)
     rig.commands.submit()

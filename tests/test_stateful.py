@@ -72,7 +72,7 @@ def test_programs_use_every_public_operation_and_see_every_error(monkeypatch: py
 
         monkeypatch.setattr(ms.StateManager, name, counted)
     errors: Counter[str] = Counter()
-    for seed in range(SEED, SEED + 30):
+    for seed in range(SEED, SEED + 60):
         errors += run(Program.random(seed, 100), Backend("reference")).errors
     assert set(used) == public
     assert set(errors) == {"InvalidArgument", "StaleHandle", "OutOfSlots", "OutOfRows", "OutOfPages", "Asleep",

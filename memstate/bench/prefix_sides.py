@@ -13,7 +13,7 @@ from memstate.bench import radix_peer
 from memstate.bench.entry import Entry
 from memstate.bench.task import Setting
 from memstate.prefix import Prefix
-from memstate.prefix.cache import NO_MATCH, Offer
+from memstate.prefix.cache import NO_MATCH, NOWHERE, Lease, Offer
 from memstate.prefix.policies.names import POLICIES
 from memstate.replay import REGISTERS, ROW, Rig
 from memstate.tokens import encode
@@ -37,18 +37,22 @@ class Differs(Exception):
 
 
 class Side(Protocol):
-    """Whoever keeps prefixes.
-
-    held: states and pages in use. match: blocks up to the deepest state; notes the use. insert: takes what was matched
-    last, with a state at its end, and evicts what is too many; returns the seconds of both, allocation left out.
-    """
+    """Whoever keeps prefixes."""
 
     @property
-    def held(self) -> tuple[int, int]: ...
+    def held(self) -> tuple[int, int]:
+        """States and pages in use."""
+        ...
 
-    def match(self, ids: Key) -> int: ...
+    def match(self, ids: Key) -> int:
+        """Blocks up to the deepest state; notes the use."""
+        ...
 
-    def insert(self, ids: Key) -> float: ...
+    def insert(self, ids: Key) -> float:
+        """Takes what was matched last, with a state at its end, and evicts what is too many; returns the seconds of
+        both, allocation left out.
+        """
+        ...
 
 
 Act = Callable[[str, Side, Key], object]
@@ -74,14 +78,13 @@ class Ours:
         self._key = encode(ids)
         self._match = self.rig.cache.match(self._key, None, len(ids))
         self.looked = time.perf_counter() - begin
-        self._lease = self.rig.cache.hold(self._match, None)
-        self.rig.cache.use(self._lease)
+        self.rig.cache.use(Lease(NOWHERE, None, self._match, {}))  # one that keeps nothing: an insert may never come
         return self._match.length
 
     def insert(self, ids: Key) -> float:
         """Inserts what was matched last, with a state at its end; returns the seconds of that and of evictions."""
         cache, pages, row = self.rig.cache, self.rig.pages, np.array([ROW])
-        lease, shared = self._lease, cache.pages(self._match)
+        lease, shared = cache.hold(self._match, None), cache.pages(self._match)
         fresh = len(ids) - len(shared)
         spent = seconds(lambda: cache.evict_pages(fresh - pages.allocator.free))
         pages.start(row, [shared], [fresh])

@@ -45,12 +45,12 @@ def load() -> SimpleNamespace:
             warnings.simplefilter("ignore")
             found = {name: getattr(import_module(f"sglang.srt.mem_cache.{at}"), name) for name, at in NAMES.items()}
             context = import_module("sglang.srt.runtime_context").get_context()
+            if not context.is_config_namespace_published("exec"):
+                context.override_server_args(_mamba_cache_chunk_size=1).install()
     except Exception as error:  # of whatever kind an engine raises that looks for a device
         why = f"{type(error).__name__}: {error}"
         raise ImportError(f"sglang is there and cannot be used: {' '.join(why.split())[:300]}") from error
     logging.getLogger("sglang").setLevel(logging.ERROR)
-    if not context.is_config_namespace_published("exec"):
-        context.override_server_args(_mamba_cache_chunk_size=1).install()
     return SimpleNamespace(**found)
 
 

@@ -69,9 +69,10 @@ class Meter:
 
     prefix_hit_tokens: that admissions started with; session_hit_tokens: those of them that a session had kept. resumed:
     admissions that started with some; read_cached: from a state that stays cached. gave_way: what was given up because
-    else nobody could go on. refused: requests that had to wait, by what ran out, and extensions refused. ended: requests by
-    how they ended, retractions and cancelled ones included, which come back. session_turns: the same of turns of
-    sessions, aborted ones in more detail. held: sums by kind over `looks`. decode: what each decode step asked for.
+    else nobody could go on. refused: requests that had to wait, by what ran out, and extensions refused. ended:
+    requests by how they ended, retractions and cancelled ones included, which come back. session_turns: the same of
+    turns of sessions, aborted ones in more detail. held: sums by kind over `looks`. decode: what each
+    decode step asked for.
     """
 
     generated_tokens: int = 0

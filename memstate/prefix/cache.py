@@ -255,8 +255,15 @@ class PrefixCache:
                 snapshot = self._attach(node, offer.register, offer.length, kind)
                 if snapshot:
                     lease.own[node] = node.uses
-        self._move_lease(lease, self._grow(offer.key, offer, node))
+        self._move_lease(lease, self._shared(self._grow(offer.key, offer, node), offer.pages))
         return snapshot
+
+    @staticmethod
+    def _shared(node: Node, pages: list[int]) -> Node:
+        """The deepest node that has the row's own pages: those that another brought first are not the row's to keep."""
+        while pages and node.parent is not None and node.pages[-1] != pages[node.end - 1]:
+            node = node.parent
+        return node
 
     def _move_lease(self, lease: Lease, node: Node) -> None:
         before, lease.node = lease.node, node

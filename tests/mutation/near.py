@@ -6,8 +6,14 @@ PROGRAMS = "stateful.py::test_random_programs_follow_the_rules"
 OWNERS = [
     "allocator", "groups", "shared_pool", "ownership", "commands", "counts", "audit", PROGRAMS, "tracking",
     "tracking_ends", "redirect", "lazy", "fork", "arrivals", "in_place", "speculation", "accepted", "pages", "requests",
-    "shortfall", "mutant_gaps",
+    "shortfall", "mutant_gaps", "prefix_gaps",
 ]  # fmt: skip
+CACHED = [
+    "prefix_tree", "prefix_ranking", "prefix_cache", "prefix_room", "prefix_wants", "prefix_cow", "prefix_refusals",
+    "prefix_arrivals", "prefix_identical", "sessions", "session_aborts", "session_pages", "session_walks",
+    "audit_owners", "tokens",
+]  # fmt: skip
+PREFIX = [PROGRAMS, "prefix_gaps", *CACHED]
 DEVICE = ["ownership", "plan_kernel", "accept", "lazy", "redirect", "shared_pool", "mutant_gaps"]
 BYTES = ["copy", "storage", "given_memory", "sleep", "layout"]
 
@@ -27,7 +33,11 @@ NEAR = {
     "memstate/split.py": ["split", "layout", "presets"],
     "memstate/windows.py": ["speculation", "given_memory"],
     "memstate/presets/families.py": ["presets"],
-    "memstate/engine.py": [*OWNERS, "engine_memory", "sleep"],
+    "memstate/engine.py": [*OWNERS, "engine_memory", "sleep", *CACHED],
+    **{f"memstate/{name}.py": [*OWNERS, *CACHED] for name in ("admission", "endings", "stepping")},
+    **{f"memstate/{name}.py": PREFIX for name in ("tokens", "sessions")},
+    **{f"memstate/prefix/{name}.py": PREFIX for name in ("tree", "cache", "ranking")},
+    **{f"memstate/prefix/policies/{name}.py": PREFIX for name in ("lru", "greedy_dual", "return_rate")},
     **dict.fromkeys((f"memstate/{name}.py" for name in ("layout", "memory", "regions", "storage")), BYTES),
 }
 

@@ -10,7 +10,7 @@ REQUESTS, PAGES, PAGE_TABLE = "memstate/requests.py", "memstate/pages.py", "mems
 MIRROR, PING_PONG, REDIRECT = (f"memstate/tracking/{name}.py" for name in ("mirror", "ping_pong", "redirect"))
 
 SCHEDULES = "tests/test_tracking_model.py::test_random_schedules_follow_the_rules[reference-{}]"
-ORDER = "tests/test_commands.py::test_B36c_order_of_record_is_order_of_effect[reference]"
+MANY = "tests/test_prefix_gaps.py::test_the_order_of_record_is_kept_for_many_registers_too[reference]"
 
 FREE = [
     Mutant(
@@ -43,8 +43,16 @@ FREE = [
 RECORDED = [
     Mutant(
         "a register twice in one phase", "lost update", COMMANDS,
-        "(self._latest[regs] >= phase).any()", "(self._latest[regs] > phase).any()",
+        "any(self._latest[r] >= phase or", "any(self._latest[r] > phase or",
         "tests/test_commands.py::test_B36c_chains_of_moves[reference]",
+    ),
+    Mutant(
+        "one of many registers twice in one phase", "lost update", COMMANDS,
+        "(self._latest[regs] >= phase).any()", "(self._latest[regs] > phase).any()", MANY,
+    ),
+    Mutant(
+        "a release of many overtakes the copy that reads them", "stale byte", COMMANDS,
+        " or (phase < DATA and self._reads[regs].any())", "", MANY,
     ),
     Mutant(
         "a release overtakes a move", "lost update", COMMANDS,

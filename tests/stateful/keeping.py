@@ -97,8 +97,15 @@ class Keeping(Cached):
                 self.record_releases([register])
             else:
                 kept = self._attach(self._grow(head, pages, salt), row, register)
-        self._move_lease(row.lease, self._grow(key, pages, salt))
+        self._move_lease(row.lease, self._shared(self._grow(key, pages, salt), pages))
         return kept
+
+    def _shared(self, entry: Entry, pages: Sequence[int]) -> Entry | None:
+        """The longest entry there whose last page is the row's too; else another brought it first."""
+        if not self.settings.pages:
+            return entry
+        ends = [one for one in self.entries if entry.begins_with(one) and one.pages[-1] == pages[len(one.pages) - 1]]
+        return max(ends, key=lambda one: len(one.tokens), default=None)
 
     def _grow(self, key: Text, pages: Sequence[int], salt: Hashable) -> Entry:
         had = self.reach(key, salt)

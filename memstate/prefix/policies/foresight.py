@@ -14,20 +14,30 @@ NEVER = 2**62
 
 
 class Future:
-    """When each block is asked for again. requests: their blocks, in order; an id names a block and all before it."""
+    """When each block is where a request's known part ends: with a state there, and KV up to it, it hits all it can.
+
+    requests: their blocks, in order; an id names a block and all before it. now: the present one.
+    """
 
     def __init__(self, requests: Sequence[Sequence[int]]) -> None:
         self.requests, self.now = requests, 0
         self._uses: dict[int, list[int]] = {}
+        seen: set[int] = set()
         for at, blocks in enumerate(requests):
-            for block in blocks:
-                self._uses.setdefault(block, []).append(at)
+            known = next((n for n, block in enumerate(blocks) if block not in seen), len(blocks))
+            if known:
+                self._uses.setdefault(blocks[known - 1], []).append(at)
+            seen.update(blocks)
 
     def next(self, block: int) -> int:
-        """The next request after the present one that has the block, NEVER for none."""
+        """The next request after the present one whose known part ends with the block, NEVER for none."""
         uses = self._uses.get(block, ())
         at = bisect_right(uses, self.now)
         return uses[at] if at < len(uses) else NEVER
+
+    def wanted(self) -> list[int]:
+        """Where the present request is to leave states, in blocks from its start."""
+        return [n for n, block in enumerate(self.requests[self.now], 1) if self.next(block) < NEVER]
 
     def end(self, node: Node) -> int:
         """The block that a node ends with."""
@@ -35,7 +45,7 @@ class Future:
 
 
 class Foresight(StatePolicy):
-    """States by their next use, the latest first to go. One state a request, where requests part from it again."""
+    """States where requests will need them, by their next use; the latest first to go."""
 
     def __init__(self, future: Future) -> None:
         self.future = future
@@ -50,18 +60,11 @@ class Foresight(StatePolicy):
     def admits(self, place: Place) -> bool:
         return self.future.next(self.future.requests[self.future.now][place.end - 1]) < NEVER
 
-    def latest(self) -> int:
-        """The longest prefix of the present request that is asked for again, in blocks."""
-        blocks = self.future.requests[self.future.now]
-        return next((n for n in range(len(blocks), 0, -1) if self.future.next(blocks[n - 1]) < NEVER), 0)
-
     def added(self, node: Node, kind: str) -> None:
         self._order.place(node, -self.future.next(self.future.end(node)))
 
     def used(self, node: Node) -> None:
-        for step in node.path():  # the request has those above it too
-            if step.snapshot:
-                self.added(step, "")
+        self.added(node, "")
 
     def dropped(self, node: Node) -> None:
         self._order.remove(node)

@@ -54,6 +54,13 @@ def _writable(path: str | None) -> str | None:
     return path
 
 
+def _file(path: str | None) -> str | None:
+    """Like `_writable`, where stdout is no choice."""
+    if path == "-":
+        raise typer.BadParameter("'-': expected a path; stdout is for --json")
+    return _writable(path)
+
+
 Json = Annotated[
     str | None, typer.Option("--json", metavar="PATH", callback=_writable, help="write JSON here, - for stdout")
 ]
@@ -163,6 +170,10 @@ def demo(
         ),
     ] = EngineName.own,
     overlap: Annotated[int, typer.Option(help="1: plan the next step before the last is settled", min=0, max=1)] = 1,
+    snapshot: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", callback=_file, help="write all owners after the last turn as JSON"),
+    ] = None,
     sessions: Annotated[int, typer.Option(help="so many conversations keep their states between turns", min=0)] = 0,
     pages: Annotated[int | None, typer.Option(help="KV pages (default: short now and then)")] = None,
     page_size: Annotated[int | None, typer.Option(help="tokens a page (default 8)")] = None,
@@ -196,6 +207,7 @@ def demo(
             engine=engine.value,
             overlap=bool(overlap),
             sessions=sessions,
+            snapshot=Path(snapshot) if snapshot else None,
             plant_leak=plant_leak,
             sabotage=sabotage.value if sabotage else None,
             seed=seed,

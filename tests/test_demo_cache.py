@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from memstate.audit import audit
 from memstate.cli import app
 from memstate.demo import DemoConfig, DemoReport, run
 from memstate.demo.config import STRATEGIES
+from memstate.errors import InvalidArgument
 from memstate.page_table import PageTable
+from memstate.snapshot import Picture
 from tests.demo_talks import TINY, write_talks
 
 EVERYBODY = 1000  # sessions: more than there are conversations
@@ -112,3 +115,17 @@ def test_the_command_takes_sessions() -> None:
     done = CliRunner().invoke(app, given)
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["sessions"] == 2
+
+
+def test_a_snapshot_of_all_owners_can_be_read_by_another_process(tmp_path: Path) -> None:
+    path = tmp_path / "owners.json"
+    small(requests=6, sessions=2, snapshot=path)
+    assert CliRunner().invoke(app, ["demo", "--snapshot", "-"], standalone_mode=False).exception is not None
+    picture = Picture.load(path)
+    assert audit(picture).clean and set(picture.kinds.values()) <= {"cached", "session"}
+    assert len(picture.prefix) >= len(picture.kinds) and picture.stats["rows_used"] == 0
+    path.write_text(
+        path.read_text(encoding="utf-8").replace("memstate picture 1", "memstate picture 0"), encoding="utf-8"
+    )
+    with pytest.raises(InvalidArgument, match="not a picture"):
+        Picture.load(path)

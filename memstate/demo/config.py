@@ -24,7 +24,7 @@ class DemoConfig:
     short now and then. fail_claims: probability that an optional claim fails. batch: rows of the padded batch, one
     more than requests can run at a time. chunk: tokens of a prefill step. model: kind of the recurrent layers. layout:
     order of the state planes. engine: see `memstate.demo.engines`. sessions: so many conversations, the first ones, run
-    as streaming sessions. size: of the model.
+    as streaming sessions. snapshot: file for a picture of all owners after the last turn. size: of the model.
     Raises: InvalidArgument.
     """
 
@@ -48,6 +48,7 @@ class DemoConfig:
     layout: str = "layer-major"
     engine: str = "own"
     sessions: int = 0
+    snapshot: Path | None = None
     size: ModelSize = field(default_factory=ModelSize)
 
     def __post_init__(self) -> None:

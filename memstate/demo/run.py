@@ -78,6 +78,8 @@ def _run(config: DemoConfig, report: Progress) -> DemoReport:
     started = time.perf_counter()
     transcripts = scheduler.run(conversations)
     witness.look_now()
+    if config.snapshot is not None:
+        mem.snapshot().save(config.snapshot)
     stats = mem.stats()
     audits.append(mem.audit())
     admission.cache.clear()

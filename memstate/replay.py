@@ -106,7 +106,9 @@ def replay(
     future = Future(keys)
     rig = Rig(_prefix(policy, states, future), states, pages, max(map(len, keys)))
     first = int(len(requests) * start)
-    matches, inserts, misses = [], [], Counter[str]()
+    matches: list[float] = []
+    inserts: list[float] = []
+    misses: Counter[str] = Counter()
     hits, asked = [0, 0], [0, 0]  # while the cache warms up, and after
     for at, (request, ids) in enumerate(zip(requests, keys, strict=True)):
         future.now = at

@@ -252,13 +252,14 @@ def test_the_figures_hold_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None
     assert ours.match([1, 2, 3, 4]) == 3 and ours.held == (1, 3) and ours.stated() == {(1, 2, 3)}
 
 
-def test_everybody_has_a_turn_of_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everybody_has_a_turn_of_many_calls_and_is_first_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(radix_peer, "SglangCache", Plain)
     sides, calls = Sides("case", PEERS, 2, 8, 4), list[tuple[str, int]]()
     keys = [[n] for n in range(BATCH + 3)]
     sides.take(keys, lambda name, side, key: calls.append((name, key[0])))
-    turns = (range(BATCH), range(BATCH, BATCH + 3))
-    assert calls == [(name, n) for turn in turns for name in (*OURS, *PEERS) for n in turn]
+    everybody = (*OURS, *PEERS)
+    first = [(name, n) for name in everybody for n in range(BATCH)]
+    assert calls == first + [(name, n) for name in everybody[1:] + everybody[:1] for n in range(BATCH, BATCH + 3)]
 
 
 def test_trees_have_one_shape_and_their_inserts_evict(small: None) -> None:

@@ -96,7 +96,8 @@ class _Chat:
         """With room for all, everybody must find what a naive search finds; with little, nobody may keep too much, and
         ours must find whatever they keep, and lose no slot.
         """
-        some, known = self.keys[: 2 * SAMPLE], defaultdict[str, set[tuple[int, ...]]](set)
+        some = self.keys[: 2 * SAMPLE]
+        known: defaultdict[str, set[tuple[int, ...]]] = defaultdict(set)
         states, pages = self.states // 16 + 1, self.longest + BATCH
 
         def with_room(name: str, side: Side, key: Key) -> None:

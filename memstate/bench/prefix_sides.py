@@ -118,10 +118,12 @@ class Sides:
 
     def take(self, keys: Keys, act: Act) -> None:
         """Lets everybody act on every key. Raises: what one of ours raises."""
-        for at in range(0, len(keys), BATCH):
-            for name, side in [*self.ours.items(), *self.peers.items()]:
+        for turn in range(-(-len(keys) // BATCH)):
+            sides = [*self.ours.items(), *self.peers.items()]
+            first = turn % len(sides)  # another one each time: who is first finds the keys cold
+            for name, side in sides[first:] + sides[:first]:
                 try:
-                    for key in keys[at : at + BATCH]:
+                    for key in keys[turn * BATCH : (turn + 1) * BATCH]:
                         act(name, side, key)
                 except Exception as error:
                     if name in self.ours:
@@ -142,7 +144,9 @@ class Times:
     """
 
     def __init__(self) -> None:
-        self.spent = {op: defaultdict[str, list[float]](list) for op in ("look", "match", "insert")}
+        self.spent: dict[str, defaultdict[str, list[float]]] = {
+            op: defaultdict(list) for op in ("look", "match", "insert")
+        }
 
     def match(self, name: str, side: Side, key: Key) -> None:
         """Times a match."""

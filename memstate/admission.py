@@ -88,8 +88,8 @@ class Admission:
         if len(set(running)) != len(running):
             raise InvalidArgument(f"a session is named twice in {running}: one turn at a time")
         fresh = [max(0, self._pages.count(start.tokens) - len(start.shared)) for start in starts]
-        self._hold(starts)
         try:
+            self._hold(starts)
             back = [self._sessions.surplus(start.session, start.resumption) for start in starts if start.session]
             slots = sum(max(0, self._per_request - len(start.resumption.registers)) for start in starts)
             slots, pages = slots - sum(of for of, _ in back), sum(fresh) - sum(of for _, of in back)
@@ -113,10 +113,14 @@ class Admission:
         length = np.array([start.length for start in starts], np.int64)
         self._start(rows, source, length, [start.wants for start in starts])
         for row, start in zip(rows.tolist(), starts, strict=True):
-            if start.lease is not None and self._cache is not None:
-                self._cache.leases[row] = start.lease
-                self._cache.unpin(start.lease)
-                self._cache.use(start.lease)
+            if self._cache is None:
+                continue
+            if start.lease is None:
+                self._cache.come(row, start.request.salt, start.key)
+                continue
+            self._cache.leases[row] = start.lease
+            self._cache.unpin(start.lease)
+            self._cache.use(start.lease)
         return Rows.of((self._table.handle(row) for row in rows.tolist()), self._table)
 
     def _start_of(self, request: Request) -> Start:
@@ -130,6 +134,7 @@ class Admission:
                 f"request {request.id!r}: length={request.length!r} and want={request.want!r} must be whole numbers "
                 f"from 0 on, want a multiple of page_size={self._pages.page_size}"
             )
+        hashable("salt", request.salt)
         start = Start(request, length, key, wants=[request.want] if request.want else [])
         if request.resume is not None:
             self._resume(start, request.resume)
@@ -151,7 +156,6 @@ class Admission:
     def _look(self, start: Start, key: bytes) -> None:
         """Finds the longest state for a prompt: its session's, or one of the cache."""
         request, known = start.request, len(key) // BYTES
-        hashable("salt", request.salt)
         if not known:
             raise InvalidArgument(f"request {request.id!r}: no tokens; a prompt has at least one")
         if request.session is not None:
@@ -179,9 +183,9 @@ class Admission:
             if kept is not None and start.resumption.length:  # the row has the session's pages
                 start.lease = self._cache.suspend(kept, start.length, start.match, start.request.salt)
             else:
+                start.lease = self._cache.hold(start.match, start.request.salt)
                 if kept is not None:
                     self._cache.tree.unlease(kept.node)
-                start.lease = self._cache.hold(start.match, start.request.salt)
             start.lease.key = start.key
             if start.session is not None:
                 start.lease.own = start.session.own
@@ -225,7 +229,7 @@ class Admission:
             self._pages.require_free(pages)
         if slots > allocator.free + of_slots:
             evictable = self._publisher.holders.evictable - self._sessions.held
-            raise OutOfSlots(slots, allocator.free, evictable, allocator.capacity)
+            raise OutOfSlots(slots, allocator.free, evictable, allocator.capacity, self._sessions.held)
         if cache:
             cache.evict_pages(missing)
             cache.evict_states(slots - allocator.free)

@@ -89,7 +89,7 @@ class Endings:
         answer = None if kept else self._publisher.answer(row, length, ended)
         pages = self._pages.of(row)[: length // self._pages.page_size]
         label = int(self._file.labels[answer]) if answer is not None else 0
-        return Offer(self._cache.lease_of(row), key[: length * BYTES], pages, answer, label, ended)
+        return Offer(self._cache.leases[row], key[: length * BYTES], pages, answer, label, ended)
 
     def require_sessions_told(self, rows: Longs) -> None:
         """Raises: InvalidArgument where a turn of a session is to be kept and its tokens are not given."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from memstate import audit
 from memstate.admission import Admission, Fork
 from memstate.allocator import SlotAllocator
-from memstate.arguments import counts, hashable, sequence
+from memstate.arguments import counts, hashable, is_count, sequence
 from memstate.commands import CommandBuffer
 from memstate.endings import Endings
 from memstate.errors import Asleep, ConfigurationError, InvalidArgument, MemstateError
@@ -100,6 +100,10 @@ class StateManager:
         self.tracking = tracking if tracking is not None else Redirect()
         self.layout, self.overlap, self.in_place, self.speculation = layout, overlap, in_place, speculation
         self.direct_hits = isinstance(self.tracking, Redirect) and not in_place if direct_hits is None else direct_hits
+        if not isinstance(prefix, Prefix | None) or not is_count(ledger):
+            raise ConfigurationError(
+                f"prefix={prefix!r}, ledger={ledger!r}: expected Prefix(...) or None, and a number of changes from 0 on"
+            )
         validate_kinds(
             layout, overlap=overlap, in_place=in_place, speculation=speculation, direct_hits=direct_hits, debug=debug
         )
@@ -351,9 +355,9 @@ class StateManager:
 
         publish: False, True, or the key length of each row (tokens whose KV may be shared), which bounds the snapshot's
         length. tokens: all that is known of each request, prompt and answer; with them KV and snapshot go to the prefix
-        cache, and a turn of a session to the session. Returns one snapshot a row, None where there is none; what the
-        cache has is the cache's to drop. Raises: StaleHandle, InvalidArgument, ConfigurationError; nothing changed
-        then.
+        cache, and a turn of a session to the session (without them it is aborted). Returns one snapshot a row, None
+        where there is none; what the cache has is the cache's to drop. Raises: StaleHandle, InvalidArgument,
+        ConfigurationError; nothing changed then.
         """
         self._enter()
         numbers = self.table.indices(rows)
@@ -409,17 +413,19 @@ class StateManager:
             self.prefix.require_foreign(sequence("snapshots", snapshots, "[snapshot]"))
         self.publisher.drop(snapshots)
 
-    def match(self, tokens: Tokens, salt: Hashable = None) -> Match:
+    def match(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Match:
         """What the prefix cache has for a prompt, and why it is not more: lengths by state and by KV. Changes nothing.
 
-        A request computes its last token in any case. Syncs: no. Raises: InvalidArgument, ConfigurationError without a
-        prefix cache.
+        session: whose next turn it is; what it keeps counts too. A request computes its last token in any case.
+        Syncs: no. Raises: InvalidArgument, StaleHandle, ConfigurationError without a prefix cache.
         """
         self._enter()
         if self.prefix is None:
             raise ConfigurationError("there is no prefix cache: build the manager with prefix=ms.Prefix()")
         key = encode(tokens)
-        return self.prefix.match(key, hashable("salt", salt), max(0, len(key) // BYTES - 1))
+        found = self.prefix.match(key, hashable("salt", salt), max(0, len(key) // BYTES - 1))
+        kept = self.sessions.look(self.sessions.get(session), key, salt).length if session is not None else 0
+        return found.instead(kept) if kept >= found.length and kept else found
 
     def open_session(self, name: Hashable) -> Session:
         """A conversation whose states and pages stay between its turns: `Request(session=...)`. Syncs: no."""
@@ -498,7 +504,8 @@ class StateManager:
             free=self.allocator.free,
             held_by_live=live,
             held_by_lanes=int(held[:rows_end].sum()) - live,
-            held_by_snapshots=int(held[rows_end:].sum()),
+            held_by_snapshots=int(held[rows_end:].sum()) - self.sessions.held,
+            held_by_sessions=self.sessions.held,
             rows=self.table.rows,
             rows_used=self.table.rows - self.table.free,
             pages=self.pages.allocator.pages,

@@ -25,11 +25,15 @@ def _never(too_many: bool, there_are: str, wait: str) -> str:
 class OutOfSlots(MemstateError):
     """Back-pressure: not enough free slots; nothing was claimed."""
 
-    def __init__(self, requested: int, free: int, evictable: int = 0, capacity: int | None = None) -> None:
+    def __init__(
+        self, requested: int, free: int, evictable: int = 0, capacity: int | None = None, in_sessions: int = 0
+    ) -> None:
         self.requested, self.free, self.evictable, self.capacity = requested, free, evictable, capacity
+        self.in_sessions = in_sessions
         wait = (
             "drop snapshots or wait for a request to end" if evictable else "wait for a request to end, or retract one"
         )
+        wait += f"; idle sessions hold {in_sessions}: close_session" if in_sessions else ""
         hint = _never(capacity is not None and requested > capacity, f"there are {capacity}", wait)
         super().__init__(f"{requested} slots requested, {free} free, {evictable} evictable: {hint}")
 
@@ -48,9 +52,9 @@ class OutOfPages(MemstateError):
 
     def __init__(self, requested: int, free: int, pages: int) -> None:
         self.requested, self.free, self.pages = requested, free, pages
-        super().__init__(
-            f"{requested} KV pages requested, {free} of {pages} free: drop snapshots, or retract a request"
-        )
+        wait = "drop snapshots, close idle sessions, or retract a request"
+        hint = _never(requested > pages, f"there are {pages}", wait)
+        super().__init__(f"{requested} KV pages requested, {free} of {pages} free: {hint}")
 
 
 class StaleHandle(MemstateError):

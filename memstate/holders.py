@@ -74,7 +74,7 @@ class Holders:
                 raise InvalidArgument(
                     f"{snapshot!r} is no snapshot: use the handles that publish() and release() returned"
                 )
-            if self.kept.get(snapshot.register) != snapshot:
+            if type(snapshot.register) is not int or self.kept.get(snapshot.register) != snapshot:
                 at = snapshot.register - self.first
                 now = int(self.generation[at]) if 0 <= at < self.count else 0
                 raise StaleHandle(f"snapshot in register {snapshot.register}", snapshot.generation, now)

@@ -16,6 +16,7 @@ import numpy as np
 
 from memstate import snapshot
 from memstate.allocator import SlotAllocator
+from memstate.arguments import is_count
 from memstate.audit import audit
 from memstate.commands import CommandBuffer
 from memstate.errors import InvalidArgument
@@ -35,6 +36,7 @@ from memstate.tracking.mirror import Mirror
 
 ROW = 1
 REGISTERS = range(REGISTERS_PER_ROW * ROW, REGISTERS_PER_ROW * (ROW + 1))
+MOST = 2**24  # of states and of pages: the host keeps a number for each
 CLAIRVOYANT = "clairvoyant"
 NAMES = (*POLICIES, CLAIRVOYANT)
 Progress = Callable[[int, int], None]
@@ -101,7 +103,7 @@ def replay(
     policy: one of `NAMES`. start: fraction of the requests that only warm the cache up. progress: called with requests
     done and to do. Syncs: no. Raises: InvalidArgument, also where a request alone does not fit.
     """
-    keys = [list(request.hash_ids[: request.input_length // BLOCK]) for request in requests]
+    keys = _keys(requests)
     _require(keys, states, pages, policy, start)
     future = Future(keys)
     rig = Rig(_prefix(policy, states, future), states, pages, max(map(len, keys)))
@@ -136,6 +138,11 @@ def replay(
     )  # fmt: skip
 
 
+def _keys(requests: Sequence[TraceRequest]) -> list[list[int]]:
+    """The filled blocks of each request."""
+    return [list(request.hash_ids[: request.input_length // BLOCK]) for request in requests]
+
+
 def compare(
     requests: Sequence[TraceRequest], states: Sequence[int], pages: int, policies: Sequence[str], start: float = 0.0,
     progress: Progress | None = None,
@@ -145,7 +152,7 @@ def compare(
         raise InvalidArgument("nothing to replay: give at least one policy, one number of states and one request")
     runs = [(policy, size) for policy in policies for size in states]
     for policy, size in runs:
-        _require([request.hash_ids for request in requests], size, pages, policy, start)
+        _require(_keys(requests), size, pages, policy, start)
     replayed = []
     for at, (policy, size) in enumerate(runs):
 
@@ -231,8 +238,10 @@ def _prefix(policy: str, states: int, future: Future) -> Prefix:
 def _require(keys: Sequence[Sequence[int]], states: int, pages: int, policy: str, start: float) -> None:
     if policy not in NAMES:
         raise InvalidArgument(f"policy {policy!r}: expected {', '.join(NAMES)}")
-    if states < 1 or pages < 1:
-        raise InvalidArgument(f"states {states}, pages {pages}: expected at least 1 of each")
+    if not (is_count(states) and is_count(pages) and 1 <= states <= MOST and 1 <= pages <= MOST):
+        raise InvalidArgument(f"states {states!r}, pages {pages!r}: expected at least 1 of each, at most {MOST}")
+    if not keys:
+        raise InvalidArgument("nothing to replay: no request")
     if not 0.0 <= start < 1.0:
         raise InvalidArgument(f"from {start}: expected a fraction from 0 to below 1")
     longest = max(map(len, keys))

@@ -38,6 +38,7 @@ class Request:
     id: any name, shown by audits. length: tokens that KV pages are taken for at once (default: all of `tokens`).
     resume: a snapshot to continue from.
     want: one more length, besides the multiples of `every`, at which a snapshot is due (0 = none).
+    A snapshot says what length it stands for, not of which tokens: whoever gives `resume` and `tokens` vouches for it.
     tokens: the whole prompt, for the prefix cache or a session to find what is computed already; in one dimension, any
     sequence of whole numbers. salt: equal tokens under different salts never match. session: the conversation that this
     is the next turn of.

@@ -79,7 +79,7 @@ class Sessions:
         """An open session that no turn is running of. Raises: StaleHandle, InvalidArgument."""
         if not isinstance(handle, Session):
             raise InvalidArgument(f"{handle!r} is no session: use the handle that open_session() returned")
-        found = self.opened.get(handle)
+        found = self.opened.get(hashable("session", handle))
         if found is None:
             raise StaleHandle(f"session {handle.id!r}", handle.serial, 0)
         if found.row:

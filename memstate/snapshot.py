@@ -53,13 +53,20 @@ class Picture:
         """Reads a picture that `save` wrote. Raises: InvalidArgument for anything else, OSError."""
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidArgument(f"{path}: not a picture ({error})") from error
         names = {each.name for each in fields(cls)}
         if not isinstance(found, dict) or found.pop("format", None) != FORMAT or found.keys() != names:
             raise InvalidArgument(f"{path}: not a picture; expected what Picture.save() wrote, format {FORMAT!r}")
-        for keyed in ("names", "kinds", "tags"):
-            found[keyed] = {int(register): text for register, text in found[keyed].items()}
+        for each in fields(cls):
+            kind = {"capacity": int, "stats": dict, "names": dict, "kinds": dict, "tags": dict}.get(each.name, list)
+            if not isinstance(found[each.name], kind):
+                raise InvalidArgument(f"{path}: not a picture; {each.name} is no {kind.__name__}")
+        try:
+            for keyed in ("names", "kinds", "tags"):
+                found[keyed] = {int(register): text for register, text in found[keyed].items()}
+        except ValueError as error:
+            raise InvalidArgument(f"{path}: not a picture ({error})") from error
         return cls(**found)
 
 

@@ -38,8 +38,8 @@ class PrefixStats:
 class Stats:
     """Slots unless said otherwise.
 
-    held_by_live, held_by_lanes, held_by_snapshots: owners by kind; with `free` they add up to `capacity` (slots in hand
-    apart).
+    held_by_live, held_by_lanes, held_by_snapshots (cached ones too), held_by_sessions: owners by kind; with `free`
+    they add up to `capacity` (slots in hand apart).
     snapshots, degraded: boundaries with and without one, since the start. published, dropped, refused: published
     snapshots; refused for want of a holder register. copied_bytes, zeroed_bytes: moved by memstate's own launches.
     uploads, launches, syncs, upload_waits: counts. prefix: the prefix cache, where there is one.
@@ -50,6 +50,7 @@ class Stats:
     held_by_live: int
     held_by_lanes: int
     held_by_snapshots: int
+    held_by_sessions: int
     rows: int
     rows_used: int
     pages: int

@@ -336,8 +336,8 @@ def index(rates: ReturnRates, kind: int, age: int) -> float:
     return rates.rate(kind, age, 1)
 
 
-def test_ages_are_two_an_octave() -> None:
-    assert EDGES[:10] == [0, 1, 2, 3, 4, 6, 8, 12, 16, 24] and sorted(set(EDGES)) == EDGES and EDGES[-1] < OLDEST
+def test_ages_are_octaves() -> None:
+    assert EDGES[:8] == [0, 1, 2, 4, 8, 16, 32, 64] and sorted(set(EDGES)) == EDGES and EDGES[-1] < OLDEST
     assert len(WIDTHS) == AGES == len(EDGES) and sum(WIDTHS[:-1]) == EDGES[-1]
     for age, edge in enumerate(EDGES):
         assert age_of(edge) == age and (edge == 0 or age_of(edge - 1) == age - 1)
@@ -361,7 +361,9 @@ def test_hazards_are_what_was_counted() -> None:
         rates.update()
         learned = share / (WIDTHS[age] * (1 - share / 2))
         assert index(rates, 0, age) == pytest.approx(learned, rel=0.01) != before
-    assert index(rates, 0, 0) == pytest.approx(0.9 / (12 + 4 * 0.55), rel=0.01)  # waiting pays: 12 requests, then age 7
+    assert index(rates, 0, 0) == pytest.approx(
+        0.9 / (64 + 64 * 0.55), rel=0.01
+    )  # waiting pays: 64 requests, then age 7
 
 
 def test_a_kind_that_returns_soon_is_worth_more_than_one_that_never_does() -> None:

@@ -68,6 +68,38 @@ def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -
     at.empty()
 
 
+def test_a_turn_under_another_salt_is_refused_and_changes_nothing(backend: Backend) -> None:
+    """Equal tokens under another salt are not equal: what the session has may not serve them."""
+    at = server(backend)
+    session = at.mem.open_session("a")
+    at.turn(T[:9], salt="one", session=session)
+    before = (at.mem.stats(), at.mem.table.free)
+    for salt in ("other", None):
+        with pytest.raises(ms.InvalidArgument, match="salt"):
+            at.start(T[:12], salt=salt, session=session)
+        assert (at.mem.stats(), at.mem.table.free) == before
+    assert at.turn(T[:12], salt="one", session=session) >= 8
+    at.mem.close_session(session)
+    at.empty()
+
+
+def test_one_page_that_a_handle_has_too_is_no_room(backend: Backend) -> None:
+    at = server(backend, pages=8)
+    row = at.start(T[:8])
+    at.prefill(row, publish=False)
+    at.publish([row])
+    (handle,) = at.mem.release([row], publish=True)  # has the two pages of the tree
+    before = (at.mem.stats(), at.cache.tree.total_pages)
+    with pytest.raises(ms.OutOfPages):
+        at.mem.admit([ms.Request("b", length=28)])  # seven pages, six are free
+    assert (at.mem.stats(), at.cache.tree.total_pages) == before
+    assert handle
+    at.mem.drop([handle])
+    (row,) = at.mem.admit([ms.Request("b", length=28)])
+    at.mem.abort([row])
+    at.empty()
+
+
 # -- policies, on nodes alone -----------------------------------------------------------------------
 
 
@@ -137,15 +169,15 @@ def test_a_state_inherits_the_requests_of_those_given_up_below_it() -> None:
     below = [prompt(2, first), prompt(2, first)]
     for node in (first, second, *below):
         policy.added(node, "prompt")
-    assert policy.order.rank(first) == pytest.approx(policy.order.rank(second))
+    assert policy.value(first.worth) == pytest.approx(policy.value(second.worth))
     for node in below:
         policy.dropped(node)
         node.snapshot = None
     assert list(policy.victims()) == [second, first]
-    assert policy.order.rank(first) == pytest.approx(3 * policy.order.rank(second))
+    assert policy.value(first.worth) == pytest.approx(3 * policy.value(second.worth))
     for node in below:
         policy.added(node, "prompt")  # it serves itself again
-    assert policy.order.rank(first) == pytest.approx(policy.order.rank(second))
+    assert policy.value(first.worth) == pytest.approx(policy.value(second.worth))
 
 
 # -- what is recorded -------------------------------------------------------------------------------
@@ -176,7 +208,7 @@ def test_the_ledger_names_every_change_of_owners(backend: Backend) -> None:
 
 def test_the_order_of_record_is_kept_for_many_registers_too(backend: Backend) -> None:
     """More than a loop looks at: moves of what was moved, and copies of what is given up and taken again."""
-    n, layout = 12, ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=1)
+    n, layout = 12, ms.StateLayout((ms.Plane("s", (4,), torch.float32),), layers=1)
     allocator, storage = SlotAllocator(3 * n, backend), Storage(layout, 3 * n, backend)
     file = RegisterFile(allocator, n, 3 * n)
     buffer, carry_out = CommandBuffer(file, StatePool(allocator, storage).run_data), backend.ownership
@@ -185,7 +217,7 @@ def test_the_order_of_record_is_kept_for_many_registers_too(backend: Backend) ->
         require_unordered(packet.tolist())
         carry_out(table, packet)
 
-    backend.ownership = guarded  # type: ignore[method-assign]
+    backend.ownership = guarded  # type: ignore[attr-defined]
     one, two, three = (np.arange(n) + file.first_holder + i * n for i in range(3))
     buffer.claim(one)
     buffer.submit()

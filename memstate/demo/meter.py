@@ -104,7 +104,9 @@ class Meter:
             self.slots_held_mean_sum += sum(held) / len(held)
             self.slots_held_looks += 1
         stats = mem.stats()
-        self.held.update(live=stats.held_by_live, lane=stats.held_by_lanes, holder=stats.held_by_snapshots)
+        self.held.update(
+            live=stats.held_by_live, lane=stats.held_by_lanes, holder=stats.held_by_snapshots + stats.held_by_sessions
+        )
         self.held["cached"] += stats.prefix.states if stats.prefix else 0
         self.held["session"] += sum(len(session.kept) for session in mem.sessions.opened.values())
         self.looks += 1

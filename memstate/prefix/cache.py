@@ -149,11 +149,9 @@ class PrefixCache:
         """Undoes `suspend` for the lease that let go."""
         self.tree.lease(lease.node)
 
-    def lease_of(self, row: int) -> Lease:
-        """The lease of a row; of one that came without tokens, one that holds nothing."""
-        if row not in self.leases:
-            self.leases[row] = Lease(NOWHERE, None, NO_MATCH, {})
-        return self.leases[row]
+    def come(self, row: int, salt: Hashable, key: bytes | None) -> None:
+        """Notes a row that found nothing here: what it leaves goes under its salt all the same."""
+        self.leases[row] = Lease(NOWHERE, salt, NO_MATCH, {}, key=key or b"")
 
     def fork(self, row: int, others: Sequence[int], length: int) -> None:
         """Gives more rows the lease of one that they share the first `length` tokens with."""
@@ -226,8 +224,10 @@ class PrefixCache:
         """Takes what rows have: KV in any case, states as the policy says. Returns the states that stand for each
         offer's length now; leases move on to the ends of their keys.
         """
-        snapshots = [self._insert(offer) if offer.key else None for offer in offers]
-        self._record_moves()
+        try:
+            snapshots = [self._insert(offer) if offer.key else None for offer in offers]
+        finally:  # also where a policy of somebody's raises: what a node has is moved there
+            self._record_moves()
         if self.settings.most_states is not None:  # what has just come may be what is worth least
             self.evict_states(len(self.nodes) - self.settings.most_states)
         return [snapshot if snapshot and self._has(snapshot) else None for snapshot in snapshots]
@@ -314,16 +314,23 @@ class PrefixCache:
         return self.tree.total_pages - self.tree.leased_pages if self._pages.allocator.pages else 0
 
     def can_evict(self, pages: int) -> bool:
-        """Whether so many pages would be free: those that no lease keeps and nobody else holds. Looks no further than
-        it must.
+        """Whether so many pages would be free: those that no lease keeps and nobody else holds. Leaves are looked at
+        first, in the order in which they would go; everything only where these are not enough.
         """
+        if pages > self.evictable_pages:
+            return pages <= 0
+        for nodes in (self._kv.victims(), (node for _, node in self.tree.walk())):
+            left = pages
+            for node in nodes:
+                if left > 0 and not node.leases:
+                    left -= self._alone(node)
+                if left <= 0:
+                    return True
+        return False
+
+    def _alone(self, node: Node) -> int:
         holders = self._pages.allocator.holders
-        for _, node in self.tree.walk() if pages > 0 else ():
-            if not node.leases:
-                pages -= sum(holders[page] == 1 for page in node.pages)
-                if pages <= 0:
-                    break
-        return pages <= 0
+        return sum(holders[page] == 1 for page in node.pages)
 
     def evict_states(self, n: int) -> int:
         """Gives up n states, the least worthy first, or as many as there are; returns how many slots are free then."""
@@ -334,11 +341,11 @@ class PrefixCache:
                 if len(chosen) == n:
                     break
         self._record_moves()
-        dropped = [snapshot for node in chosen if (snapshot := self._detach(node))]
-        self._publisher.drop(dropped)
+        self._publisher.drop([node.snapshot for node in chosen if node.snapshot])
         for node in chosen:
+            self._detach(node)
             self._drop_bare_leaves(node)
-        return len(dropped)
+        return len(chosen)
 
     def evict_pages(self, n: int) -> int:
         """Gives up leaves, the least worthy first, until n pages are free that were not, or none is left to give up;
@@ -381,8 +388,9 @@ class PrefixCache:
         self._forget(0)
 
     def _detach(self, node: Node) -> Snapshot | None:
-        snapshot, node.snapshot, node.evicted = node.snapshot, None, True
+        snapshot, node.snapshot = node.snapshot, None
         if snapshot:
+            node.evicted = True
             del self.nodes[snapshot.register]
             self._counts["evicted_states"] += 1
             self._states.dropped(node)
@@ -400,8 +408,9 @@ class PrefixCache:
         what is the leaf then, if it is one.
         """
         size = len(leaf.key) // self._unit
-        if snapshot := self._detach(leaf):
-            self._publisher.drop([snapshot])
+        if leaf.snapshot:
+            self._publisher.drop([leaf.snapshot])
+            self._detach(leaf)
         elif 0 < pages < size:
             size = pages
         self._kv.dropped(leaf)

@@ -24,8 +24,9 @@ class Match:
 
     @property
     def lost(self) -> dict[str, int]:
-        """Tokens to compute, by reason: `no_sharing` (nobody computed them, or their KV is gone), `evicted` (a state
-        was there), `no_snapshot` (KV is there, and never was there a state).
+        """Tokens to compute, by reason: `no_sharing` (nobody computed them, their KV is gone, or they are the end of
+        the prompt behind its last whole page that leaves a token to compute), `evicted` (a state was there),
+        `no_snapshot` (KV is there, and never was there a state).
         """
         return {
             "no_sharing": self.tokens - self.kv_length,

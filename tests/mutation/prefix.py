@@ -96,7 +96,7 @@ HELD = [
     ),
     Mutant(
         "the state of an evicted leaf is nobody's", "leak", CACHE,
-        "            self._publisher.drop([snapshot])\n", "            pass\n",
+        "            self._publisher.drop([leaf.snapshot])\n", "",
         "tests/test_prefix_cache.py::test_B45_a_leaf_that_loses_its_kv_loses_its_state[reference]",
     ),
     Mutant(
@@ -113,7 +113,7 @@ HELD = [
     ),
     Mutant(
         "the pin of an admission is not ended", "leak", ADMISSION,
-        "                self._cache.unpin(start.lease)\n", "",
+        "            self._cache.unpin(start.lease)\n            self._cache.use(", "            self._cache.use(",
         "tests/test_prefix_cow.py::test_B46_a_pinned_state_is_never_evicted_and_pins_balance[reference-copied]",
     ),
     Mutant(
@@ -147,14 +147,13 @@ ROOM = [
     ),
     Mutant(
         "pages that others hold count as room", "wrong count", CACHE,
-        "pages -= sum(holders[page] == 1 for page in node.pages)", "pages -= len(node.pages)",
+        "return sum(holders[page] == 1 for page in node.pages)", "return sum(holders[page] > 0 for page in node.pages)",
         "tests/test_prefix_refusals.py::test_pages_that_a_handle_has_too_are_no_room[reference]",
     ),
     Mutant(
         "one page less is enough", "wrong count", CACHE,
-        "                    break\n        return pages <= 0\n",
-        "                    break\n        return pages <= 1\n",
-        "tests/test_prefix_room.py::test_pages_come_from_the_leaves_that_were_followed_least_recently[reference]",
+        "                if left <= 0:\n", "                if left <= 1:\n",
+        "tests/test_prefix_gaps.py::test_one_page_that_a_handle_has_too_is_no_room[reference]",
     ),
     Mutant(
         "a use counts for all that leads to it", "lost snapshot", LRU,
@@ -231,8 +230,8 @@ TURNS = [
     ),
     Mutant(
         "a turn goes on under another salt", "stale byte", SESSIONS,
-        "        if salt != session.salt:\n", "        if salt is session:\n",
-        "tests/test_sessions.py::test_B73_equal_tokens_under_another_salt_are_not_gone_on_from[reference-alone-none]",
+        "        if session.tokens and salt != session.salt:\n", "        if salt is session:\n",
+        "tests/test_prefix_gaps.py::test_a_turn_under_another_salt_is_refused_and_changes_nothing[reference]",
     ),
     Mutant(
         "a turn goes on from all that its session had", "stale label", SESSIONS,

@@ -189,7 +189,8 @@ class Machine:
             model.dropped, model.refused, model.copied, model.zeroed, model.submits,
         ]  # fmt: skip
         seen = [
-            stats.capacity, stats.free, stats.held_by_live, stats.held_by_lanes, stats.held_by_snapshots, stats.rows,
+            stats.capacity, stats.free, stats.held_by_live, stats.held_by_lanes,
+            stats.held_by_snapshots + stats.held_by_sessions, stats.rows,
             stats.rows_used, stats.pages, stats.pages_free, stats.snapshots, stats.degraded, stats.published,
             stats.dropped, stats.refused, stats.copied_bytes, stats.zeroed_bytes, stats.submits,
         ]  # fmt: skip

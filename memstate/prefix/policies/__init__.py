@@ -6,12 +6,14 @@ from memstate.prefix.policies.greedy_dual import GreedyDual, gain
 from memstate.prefix.policies.lru import Lru, LruPages
 from memstate.prefix.policies.path_cap import PathCap
 from memstate.prefix.policies.return_rate import ReturnRate, ReturnRatePages
+from memstate.prefix.tree import Node
 
 __all__ = [
     "FlopAware",
     "GreedyDual",
     "Lru",
     "LruPages",
+    "Node",
     "PagePolicy",
     "PathCap",
     "Place",

@@ -7,6 +7,7 @@ goes last.
 
 from collections.abc import Callable, Iterator
 
+from memstate.errors import ConfigurationError
 from memstate.prefix.policies.base import StatePolicy
 from memstate.prefix.policies.greedy_dual import gain
 from memstate.prefix.tree import Node
@@ -27,6 +28,8 @@ class FlopAware(StatePolicy):
     """
 
     def __init__(self, alpha: float = 1.0, flops: Flops = linear) -> None:
+        if not isinstance(alpha, int | float) or not 0 <= alpha < float("inf") or not callable(flops):
+            raise ConfigurationError(f"alpha={alpha!r}, flops={flops!r}: expected a weight from 0 on, and a function")
         self.alpha, self.flops = alpha, flops
         self.reset()
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from itertools import chain
 
+from memstate.arguments import is_count
+from memstate.errors import ConfigurationError
 from memstate.prefix.policies.base import PagePolicy, Place, StatePolicy
 from memstate.prefix.tree import Node
 
@@ -15,6 +17,8 @@ class PathCap(StatePolicy):
     """
 
     def __init__(self, most: int, policy: StatePolicy) -> None:
+        if not is_count(most) or most < 1 or not isinstance(policy, StatePolicy):
+            raise ConfigurationError(f"PathCap({most!r}, {policy!r}): expected at least 1 state, and a StatePolicy")
         self.most, self.policy, self.remembers = most, policy, policy.remembers  # type: ignore[misc]
         self.reset()
 
@@ -38,6 +42,10 @@ class PathCap(StatePolicy):
     def used(self, node: Node) -> None:
         self._beyond.pop(node, None)
         self.policy.used(node)
+
+    def belong(self, cache: object) -> None:
+        super().belong(cache)
+        self.policy.belong(cache)
 
     def pages(self) -> PagePolicy | None:
         return self.policy.pages()

@@ -23,6 +23,7 @@ JUNCTION, BOUNDARY, USED = TURNS + 1, TURNS + 2, TURNS + 3  # then by the logari
 CLASSES, POOLED = USED + 5, USED
 GROWTHS = 9  # pages beyond the state, by their logarithm, to 128 and more
 UPDATE = 256  # requests between two looks at what was counted
+GONE = Node(None, b"", [], 0)
 MEMORY = 2**15  # touches after which what was counted has lost half its weight
 
 
@@ -64,6 +65,7 @@ class ReturnRate(StatePolicy):
     def reset(self) -> None:
         self.rates = ReturnRates(CLASSES, POOLED, GROWTHS)
         self.order = Ranking()
+        self._unranked: dict[Node, None] = {}  # nodes whose worth changed since victims were looked for
         self.moved: dict[Node, None] = {}  # nodes whose worth changed since the page policy looked
         self._now = self._touches = 0
         self._log: list[tuple[int, Spot, int]] = []  # (request, spot, its touch): oldest first
@@ -125,9 +127,10 @@ class ReturnRate(StatePolicy):
     def forgotten(self, node: Node) -> None:
         if (spot := node.worth) is not None:
             self._serve(spot, None)
-            spot.touched = -1  # what the log says of it is void
-            node.worth = None
+            spot.touched = -1  # what the log says of it is void, and may not keep its tokens
+            spot.node, node.worth = GONE, None
             self.moved.pop(node, None)
+            self._unranked.pop(node, None)
 
     def superseded(self, node: Node) -> None:
         if (spot := node.worth) is not None:
@@ -135,6 +138,10 @@ class ReturnRate(StatePolicy):
             self._rank(spot)
 
     def victims(self) -> Iterator[Node]:
+        unranked, self._unranked = self._unranked, {}
+        for node in unranked:
+            if node.worth is not None and node.worth.held:
+                self.order.place(node, self.value(node.worth))
         for node in self.order.ascending():
             value = self.value(node.worth)
             if value > 1.001 * self.order.rank(node) + 1e-12:
@@ -172,7 +179,13 @@ class ReturnRate(StatePolicy):
 
     def _credit(self, spot: Spot) -> None:
         """Gives a spot's rate to whoever serves it now."""
-        self._serve(spot, spot if spot.held else self._server(spot.node))
+        server = spot if spot.held else self._server(spot.node)
+        if server is not spot.server or server is None:
+            self._serve(spot, server)
+            return
+        before, spot.rate = spot.rate, self.rates.rate(spot.kind, spot.age, spot.growth)
+        server.worth += spot.rate - before
+        self._rank(server)
 
     def _serve(self, spot: Spot, server: Spot | None) -> None:
         if spot.server is not None:
@@ -187,9 +200,9 @@ class ReturnRate(StatePolicy):
             self._rank(server)
 
     def _rank(self, spot: Spot) -> None:
+        """Notes that a spot is worth something else now; who looks for victims ranks it."""
         if spot.held:
-            self.order.place(spot.node, self.value(spot))
-            self.moved[spot.node] = None
+            self.moved[spot.node] = self._unranked[spot.node] = None
 
     def _tick(self) -> None:
         """One more request: whatever reaches another age is worth something else."""

@@ -68,21 +68,6 @@ def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -
     at.empty()
 
 
-def test_a_turn_under_another_salt_is_refused_and_changes_nothing(backend: Backend) -> None:
-    """Equal tokens under another salt are not equal: what the session has may not serve them."""
-    at = server(backend)
-    session = at.mem.open_session("a")
-    at.turn(T[:9], salt="one", session=session)
-    before = (at.mem.stats(), at.mem.table.free)
-    for salt in ("other", None):
-        with pytest.raises(ms.InvalidArgument, match="salt"):
-            at.start(T[:12], salt=salt, session=session)
-        assert (at.mem.stats(), at.mem.table.free) == before
-    assert at.turn(T[:12], salt="one", session=session) >= 8
-    at.mem.close_session(session)
-    at.empty()
-
-
 def test_one_page_that_a_handle_has_too_is_no_room(backend: Backend) -> None:
     at = server(backend, pages=8)
     row = at.start(T[:8])

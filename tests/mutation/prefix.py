@@ -230,8 +230,8 @@ TURNS = [
     ),
     Mutant(
         "a turn goes on under another salt", "stale byte", SESSIONS,
-        "        if session.tokens and salt != session.salt:\n", "        if salt is session:\n",
-        "tests/test_prefix_gaps.py::test_a_turn_under_another_salt_is_refused_and_changes_nothing[reference]",
+        "        if salt != session.salt:\n", "        if salt is session:\n",
+        "tests/test_sessions.py::test_B73_equal_tokens_under_another_salt_are_not_gone_on_from[reference-alone-none]",
     ),
     Mutant(
         "a turn goes on from all that its session had", "stale label", SESSIONS,

@@ -252,7 +252,7 @@ def test_the_cap_hands_on_all_that_it_hears() -> None:
         (PathCap(3, Lru()), {"boundary", "prompt", "junction", "end"}),
         (ReturnRate(), {"boundary", "prompt", "junction", "end", "again"}),
     ],
-    ids=str,
+    ids=["lru", "greedy-dual", "flop-aware", "path-cap", "return-rate"],
 )
 def test_which_kinds_of_states_are_admitted(policy: StatePolicy, kinds: set[str]) -> None:
     every = ("boundary", "prompt", "junction", "end", "again")

@@ -229,6 +229,7 @@ def test_bad_lines_are_named(tmp_path: Path, bad: bytes, why: str, packed: Calla
         (b" \n\n", "no request in 2 lines"),
         (gzip.compress(b""), "no request in 0 lines"),
     ],
+    ids=["empty", "blank", "compressed"],
 )
 def test_files_without_a_request(tmp_path: Path, content: bytes, why: str) -> None:
     assert why in refusal(lambda: form.read(stored(tmp_path / "x", content)))

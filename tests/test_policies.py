@@ -9,7 +9,7 @@ import pytest
 from memstate.holders import Snapshot
 from memstate.prefix.policies import FlopAware, GreedyDual, Lru, LruPages, PathCap, Place, ReturnRate, StatePolicy, gain
 from memstate.prefix.policies.foresight import NEVER, Foresight, ForesightPages, Future
-from memstate.prefix.policies.learning import AGES, EDGES, OLDEST, PRIOR, SHRINKAGE, WIDTHS, ReturnRates, age_of
+from memstate.prefix.policies.learning import AGES, EDGES, OLDEST, PRIOR, SHRINKAGE, WIDTHS, ReturnRates
 from memstate.prefix.tree import Node, Tree
 from memstate.tokens import BYTES, encode
 
@@ -339,9 +339,6 @@ def index(rates: ReturnRates, kind: int, age: int) -> float:
 def test_ages_are_octaves() -> None:
     assert EDGES[:8] == [0, 1, 2, 4, 8, 16, 32, 64] and sorted(set(EDGES)) == EDGES and EDGES[-1] < OLDEST
     assert len(WIDTHS) == AGES == len(EDGES) and sum(WIDTHS[:-1]) == EDGES[-1]
-    for age, edge in enumerate(EDGES):
-        assert age_of(edge) == age and (edge == 0 or age_of(edge - 1) == age - 1)
-    assert age_of(10**9) == AGES - 1
 
 
 def test_before_anything_is_known_rates_fall_with_age_as_for_the_least_recently_used() -> None:

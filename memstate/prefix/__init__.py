@@ -1,8 +1,8 @@
 """The prefix cache: finds snapshots again by token prefix. The tree decides, the command buffer executes.
 
-tokens     keys: tokens as bytes
 tree       which prefixes have KV and which a state
 policies/  what to admit and what to evict, for states and for KV
+ranking    nodes by rank, for policies
 match      what a look found, and why it was not more
 cache      all of it together, on holders, pages and the command buffer
 """

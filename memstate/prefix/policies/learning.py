@@ -6,7 +6,6 @@ an age is the best, over all horizons, of P(asked for until then) / E[requests t
 slot earns if it is given up at the right moment (J. Gittins, Journal of the Royal Statistical Society B 41, 1979).
 """
 
-from bisect import bisect_right
 from itertools import pairwise
 
 Table = list[list[float]]
@@ -28,11 +27,6 @@ def _edges() -> list[int]:
 EDGES = _edges()
 AGES = len(EDGES)
 WIDTHS = [after - before for before, after in pairwise(EDGES)] + [EDGES[-1] - EDGES[-2]]
-
-
-def age_of(requests: int) -> int:
-    """The bucket of an age in requests."""
-    return bisect_right(EDGES, requests) - 1
 
 
 class ReturnRates:

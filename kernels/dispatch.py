@@ -38,6 +38,10 @@ OPS = {
     "scatter_slots": "scatter",
     "scatter_accepted": "scatter",
     "scatter_inputs": "scatter",
+    "pack_slots": "pack",
+    "unpack_slots": "pack",
+    "pack_int8": "pack_int8",
+    "unpack_int8": "pack_int8",
 }
 NAMES = ("reference", "interpreter", "cuda")
 

@@ -90,6 +90,53 @@ class PlaneMap(NamedTuple):
     unit: int = 16
 
 
+class Piece(NamedTuple):
+    """What one tile of a `RecordMap` stands for, without an address: bytes start .. start+length-1 of a layer of a
+    block, and where they lie in the body of a record.
+    """
+
+    block: int
+    layer: int
+    start: int
+    length: int
+    offset: int
+
+
+class RecordMap(NamedTuple):
+    """Where the bytes of a slot lie, and where in the body of a record; layer by layer.
+
+    tiles: int64 `tile 4`: address of the tile inside slot 0, slot stride, length, offset in the body; bytes, multiples
+    of `unit`. blocks: uint8 `layer slot byte`, one per tensor that holds layers of a plane. pieces: the tiles, for the
+    reference. nbytes: of the body. unit: bytes that one lane of a kernel moves, up to 16.
+    """
+
+    tiles: Tensor
+    blocks: tuple[Tensor, ...]
+    pieces: tuple[Piece, ...]
+    nbytes: int
+    unit: int = 16
+
+
+class ScaledMap(NamedTuple):
+    """A plane of floats that records hold as int8: values `layer ...` and float32 scales, one for all values along an
+    axis.
+
+    layers: int64 `layer 2`: address of the layer inside slot 0, and slot stride; bytes, multiples of `unit`.
+    tensors: `layer slot ...`, one per tensor that holds layers of the plane, in order. axis: of one layer of one slot.
+    values, scales: where those of layer 0 lie in the body of a record; layer_bytes: from one layer to the next; nbytes:
+    of the body.
+    """
+
+    layers: Tensor
+    tensors: tuple[Tensor, ...]
+    axis: int
+    values: int
+    scales: int
+    layer_bytes: int
+    nbytes: int
+    unit: int = 16
+
+
 class Registers(NamedTuple):
     """The register file and the columns of the request table: int32 views into `cells`, plus bitmap and counters.
 

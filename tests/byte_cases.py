@@ -1,12 +1,13 @@
 """Launches of the operations on planes, in several programs: padding and strangers among their slots."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from memstate.kernels.tables import PlaneMap
+from memstate.kernels.tables import Piece, PlaneMap, RecordMap, ScaledMap
 from memstate.kernels.tuned import CopyConfig
 from tests.addresses import Limits
 from tests.decode_case import SLOTS, Memory, Row
@@ -210,3 +211,102 @@ def scatter_inputs(make: Maker) -> Case:
     inputs = make.empty(2, 3, taps + TOKENS, channels, dtype=dtype)
     arguments = {name: make.ints(column) for name, column in columns.items()}
     return scattering("scatter_inputs", plane, {"inputs": inputs} | arguments, columns["write"], columns["snapshot"])
+
+
+def records(make: Maker) -> RecordMap:
+    """Two layers of a large and a small plane; tiles of several steps of the kernel, and of less than one; padding."""
+    unit, body = make.one(16, 8, 4, 2, 1), 0
+    sizes = (560 + 32 + unit, 16 + unit)
+    blocks = tuple(make.plane(nbytes, dtype=torch.uint8, gap=make.one(0, 16)) for nbytes in sizes)
+    pieces = []
+    for layer in range(2):
+        for block, nbytes in enumerate(sizes):
+            pieces += [Piece(block, layer, at, min(560, nbytes - at), body + at) for at in range(0, nbytes, 560)]
+            body += -(-nbytes // 16) * 16
+    tiles = [(blocks[p.block][p.layer, 0].data_ptr() + p.start, blocks[p.block].stride(1), *p[3:]) for p in pieces]
+    table = make.empty(len(tiles), 4, dtype=torch.int64).copy_(torch.tensor(tiles))
+    return RecordMap(table, blocks, tuple(pieces), body, unit)
+
+
+def entries(make: Maker) -> tuple[dict[str, Any], list[tuple[int, int]]]:
+    """Up to 20 entries that name 7 records, as arguments, and place and slot of those with a place."""
+    slots, idle = [max(slot, -1) for slot in make.slots(5)], make.one(0, 15)
+    places = make.rng.sample([-1, 0, 1, 2, 3, 4, 5, 6, 7, 2**31 - 1], 8)[: len(slots) + 3]
+    places += [-1] * (len(slots) + 3 - len(places))
+    wide, held = make.one(True, False), None
+    named = [*slots, 0, -1, SLOTS]
+    if make.one(True, False):
+        order = make.rng.sample(range(1, len(slots) + 1), len(slots))
+        held = make.ints([make.one(0, 2), *(slots[order.index(at)] for at in range(1, len(slots) + 1))])
+        named = [*order, 0, -1, len(slots) + 1]
+    arguments = {
+        "slots": held,
+        "index": make.ints([0] * idle + named, wide),
+        "places": make.ints([-1] * idle + places, make.one(True, False)),
+    }
+    found = [*(slot if 0 < slot < SLOTS else 0 for slot in slots), 0, 0, 0]
+    return arguments, [(place, slot) for place, slot in zip(places, found, strict=True) if 0 <= place < 7]
+
+
+def _move_records(make: Maker, op: str, name: str) -> Case:
+    """A launch over some of the tiles."""
+    record_map, (arguments, due) = records(make), entries(make)
+    held = make.empty(7, record_map.nbytes + make.one(0, 16), dtype=torch.uint8)[:, : record_map.nbytes]
+    first = make.rng.randrange(len(record_map.pieces))
+    count = make.rng.randint(1, len(record_map.pieces) - first)
+    moved, blocks = record_map.pieces[first : first + count], record_map.blocks
+    if op == "pack_slots":
+        changes = [held[place, p.offset : p.offset + p.length] for place, _ in due for p in moved]
+    else:
+        changes = [
+            blocks[p.block][p.layer, slot, p.start : p.start + p.length] for _, slot in due if slot for p in moved
+        ]
+    limits = Limits(reach=blocks, null=[block[:, 0] for block in blocks], changes=changes)
+    arguments = {"records": record_map, **arguments, name: held, "first": first, "count": count}
+    return Case(op, arguments, limits, copying=CopyConfig(entries=16, lanes=128, programs_per_sm=make.one(2, 3)))
+
+
+def pack_slots(make: Maker) -> Case:
+    return _move_records(make, "pack_slots", "out")
+
+
+def unpack_slots(make: Maker) -> Case:
+    return _move_records(make, "unpack_slots", "source")
+
+
+def _move_int8(make: Maker, op: str, name: str) -> Case:
+    """Two layers of columns side by side or one behind the other, in several blocks, some longer than a block."""
+    dtype, (shape, axis) = make.one(*DTYPES), make.one(((2, 3, 5), 2), ((2, 3, 8), 1), ((2, 1030), 1), ((70, 70), 0))
+    plane = make.plane(*shape, dtype=dtype)
+    plane.copy_(torch.randn(plane.shape, generator=make.generator))
+    values, scales = prod(shape), prod(shape) // shape[axis]
+    at = -(-values // 16) * 16 + 32
+    layer_bytes = at + -(-4 * scales // 16) * 16
+    table = make.empty(2, 2, dtype=torch.int64)
+    table.copy_(torch.tensor([(layer.data_ptr(), layer.stride(0) * dtype.itemsize) for layer in plane]))
+    record_map = ScaledMap(table, (plane,), axis, 16, 16 + at, layer_bytes, 16 + 2 * layer_bytes, 16)
+    arguments, due = entries(make)
+    held = make.empty(7, record_map.nbytes + make.one(0, 16), dtype=torch.uint8)[:, : record_map.nbytes]
+    first = make.one(0, 1)
+    count = make.rng.randint(1, 2 - first)
+    stored = []
+    for layer in range(2):
+        start = 16 + layer * layer_bytes
+        numbers = torch.randn(7, scales, generator=make.generator)
+        held[:, start + at : start + at + 4 * scales] = numbers.view(torch.uint8).view(7, -1)
+        if first <= layer < first + count:
+            stored += [held[:, start : start + values], held[:, start + at : start + at + 4 * scales]]
+    if op == "pack_int8":
+        changes = [part[place] for place, _ in due for part in stored]
+    else:
+        changes = [plane[layer, slot] for _, slot in due if slot for layer in range(first, first + count)]
+    arguments = {"planes": record_map, **arguments, name: held, "first": first, "count": count}
+    return Case(op, arguments, Limits(reach=[plane], null=[plane[:, 0]], changes=changes))
+
+
+def pack_int8(make: Maker) -> Case:
+    return _move_int8(make, "pack_int8", "out")
+
+
+def unpack_int8(make: Maker) -> Case:
+    return _move_int8(make, "unpack_int8", "source")

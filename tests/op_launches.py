@@ -13,7 +13,18 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.dispatch import OPS
-from memstate.kernels.tables import HEADER_INTS, Outcome, PlaneMap, Registers, Rules, StepRecord, Strategy
+from memstate.kernels.tables import (
+    HEADER_INTS,
+    Outcome,
+    Piece,
+    PlaneMap,
+    RecordMap,
+    Registers,
+    Rules,
+    ScaledMap,
+    StepRecord,
+    Strategy,
+)
 from tests.launch_keys import VALUES, Keys, Recorder
 
 SIZES = (*range(1, 18), *(2**k + near for k in range(5, 8) for near in (-1, 0, 1)), 255, 256)
@@ -199,6 +210,54 @@ def scatter_inputs(op: Callable[..., Any]) -> None:
         inputs = torch.zeros(2, batch, 2 + tokens, 4)
         op(plane(2, 4, units=max(2, units)), inputs, *counted(batch, start))
         op(plane(4, 2, units=max(2, units)).transpose(2, 3), inputs, *counted(batch, start))
+
+
+def nowhere(n: int, start: int = 0) -> Tensor:
+    """Places of entries that have none, padding everywhere."""
+    return ints(n, start).sub_(1)
+
+
+def records(tiles: int, capacity: int) -> RecordMap:
+    """Empty tiles of planes and records."""
+    blocks = (torch.zeros(1, capacity + 1, 16, dtype=torch.uint8),)
+    pieces = tuple(Piece(0, 0, 0, 0, 0) for _ in range(tiles))
+    return RecordMap(torch.zeros(tiles, 4, dtype=torch.int64), blocks, pieces, 16)
+
+
+def _move_records(op: Callable[..., Any]) -> None:
+    """Slots in registers, and slots named directly; groups of tiles, and records any stride apart."""
+    for n in SIZES:
+        for value in VALUES:
+            held = torch.zeros(2, 16 * value, dtype=torch.uint8)[:, :16]
+            slots = ints(value) if n % 2 else None
+            op(
+                records(value, 4096 // value),
+                slots,
+                ints(n, start=1),
+                nowhere(n, start=3),
+                held,
+                value // 2,
+                value // 4,
+            )
+            op(records(2, 8), slots, ints(n), nowhere(n), held[:1], 0, 2)
+            op(records(2, 8), slots, ints(n), nowhere(n), held[1:], 1, 1)
+
+
+pack_slots = unpack_slots = _move_records
+
+
+def _move_int8(op: Callable[..., Any]) -> None:
+    """Slots in registers, and slots named directly; groups of layers, planes and records any stride apart."""
+    for batch, _, units, start in steps():
+        one = plane(2, 4, units=max(2, units))
+        map_of = ScaledMap(torch.zeros(2, 2, dtype=torch.int64), (one,), 1, 16 * units, 16 * units + 16, 48, 160, 16)
+        held = torch.zeros(2, 16 * max(10, units), dtype=torch.uint8)[:, :160]
+        slots = ints(units) if batch % 2 else None
+        op(map_of, slots, ints(batch, start), nowhere(batch, start + 1), held, 0, 2)
+        op(map_of, slots, ints(batch), nowhere(batch), held[1:], 1, 1)
+
+
+pack_int8 = unpack_int8 = _move_int8
 
 
 def run_op(recorder: Recorder, op: str) -> Keys | str:

@@ -15,6 +15,7 @@ LIBRARY = Path(__file__).parent.parent / "memstate"
 
 # Which module may ask the backend for which operation. claim, ownership, plan and accept hand out slots.
 ALLOCATOR, REGISTERS, STORAGE, MODEL = ("allocator",), ("registers",), ("storage",), ("demo.mixers", "bench.forward")
+PACKING = ("tiers.packing",)
 CALLERS = {
     "claim": ALLOCATOR,
     "release": ALLOCATOR,
@@ -34,6 +35,10 @@ CALLERS = {
     "scatter_slots": STORAGE,
     "scatter_accepted": STORAGE,
     "scatter_inputs": STORAGE,
+    "pack_slots": PACKING,
+    "unpack_slots": PACKING,
+    "pack_int8": PACKING,
+    "unpack_int8": PACKING,
 }
 BITMAP_OWNERS = (*ALLOCATOR, *REGISTERS)  # bits and counts could also be changed by hand
 OWNERSHIP = ("upload", "allocator", "registers", "commands")  # these know no plane

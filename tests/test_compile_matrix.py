@@ -35,6 +35,7 @@ KEYS = (
 MOVERS = {
     "copy_slots", "zero_slots", "run_data", "conv_step", "gated_delta_step", "selective_step",
     "gather_slots", "scatter_slots", "scatter_accepted", "scatter_inputs",
+    "pack_slots", "unpack_slots", "pack_int8", "unpack_int8",
 }  # fmt: skip
 
 # Barriers that stand in the source because one phase reads what another wrote; every other kernel has none.

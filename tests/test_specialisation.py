@@ -53,6 +53,10 @@ EXPECTED = {
     "gated_delta_step": 2,
     "selective_step": 2,
     "scatter_inputs": 2,  # to a plane stored as `tap channel`, and as `channel tap`
+    "pack_slots": 2,  # slots in registers, and slots named directly
+    "unpack_slots": 2,
+    "pack_int8": 2,
+    "unpack_int8": 2,
 }
 
 

@@ -6,6 +6,7 @@ BITMAP, REGISTERS, TRACKING = "kernels/bitmap.py", "kernels/registers.py", "kern
 SPECULATION, COPY, SLOTS = "kernels/speculation.py", "kernels/copy.py", "kernels/slots.py"
 GATHER, SCATTER, CONV = "kernels/gather.py", "kernels/scatter.py", "kernels/conv.py"
 DELTA, SELECTIVE = "kernels/gated_delta.py", "kernels/selective.py"
+PACK, INT8 = "kernels/pack.py", "kernels/pack_int8.py"
 
 BARRIERS = "tests/test_mutant_gaps.py::test_barriers_stand_between_what_phases_write_and_read"
 CLAIMS = "tests/test_bitmap.py::test_B2_claim_takes_the_lowest_free_slots[interpreter-33-all free]"
@@ -231,6 +232,62 @@ MOVED = [
     ),
 ]  # fmt: skip
 
+PACKED = [
+    Mutant(
+        "pack reads whatever slot it is told", "out-of-range slot", PACK,
+        "slot = known_slot(slot, capacity)", "slot = tl.maximum(slot, 0).to(tl.int64)",
+        "tests/test_pack.py::test_b66_ids_that_are_none_and_places_that_are_not[interpreter-pack_slots]", "crashed",
+    ),
+    Mutant(
+        "unpack stores in the null slot", "out-of-range slot", PACK,
+        "due = due & (slot != 0)", "due = due & (slot >= 0)",
+        "tests/test_pack.py::test_b66_slots_in_registers[interpreter-unpack_slots]",
+    ),
+    Mutant(
+        "an empty register leaves what was in the record", "stale byte", PACK,
+        "    if not PACK:\n        due", "    if PACK or not PACK:\n        due",
+        "tests/test_pack.py::test_b66_slots_in_registers[interpreter-pack_slots]",
+    ),
+    Mutant(
+        "records at addresses of 32 bits", "stale byte", PACK,
+        "place * record_units * ALIGNMENT + offset", "(place * record_units * ALIGNMENT).to(tl.int32) + offset",
+        "tests/test_pack.py::test_B38_records_beyond_2_31_bytes[interpreter-pack_slots]",
+    ),
+    Mutant(
+        "a group of layers begins with the first", "stale byte", PACK,
+        "first + item % count", "item % count",
+        "tests/test_pack.py::test_b66_ranges_of_tiles[interpreter-unpack_slots]",
+    ),
+    Mutant(
+        "int8 of the null slot", "out-of-range slot", INT8,
+        "other=0.0).to(tl.float32)\n        scale = _scale_of(tl.max(_sizes(x), 1))",
+        "other=0.0).to(tl.float32)\n        x = tl.load(in_slot + at, mask=inside, other=0.0).to(tl.float32)\n"
+        "        scale = _scale_of(tl.max(_sizes(x), 1))",
+        "tests/test_pack_int8.py::test_b66_registers_padding_and_places[interpreter-pack_int8]",
+    ),
+    Mutant(
+        "int8 goes to the null slot", "out-of-range slot", INT8,
+        "due = due & (slot != 0)", "due = due & (slot >= 0)",
+        "tests/test_pack_int8.py::test_b66_registers_padding_and_places[interpreter-unpack_int8]",
+    ),
+    Mutant(
+        "scales of the first layer for all", "stale byte", INT8,
+        "scales_ptr + (at + scale_units)", "scales_ptr + (at - layer * layer_units + scale_units)",
+        "tests/test_pack_int8.py::test_b66_groups_of_layers[interpreter]",
+    ),
+    Mutant(
+        "infinity becomes a number", "stale byte", INT8,
+        'tl.where(peak < float("inf"), scale, float("nan"))', "scale",
+        "tests/test_pack_int8.py::test_what_is_no_number_comes_back_as_none[interpreter-0-dtype0]",
+    ),
+    Mutant(
+        "the end of a long column has no say in its scale", "stale byte", INT8,
+        "            peak = tl.maximum(peak, tl.max(_sizes(x), 1))\n        scale",
+        "            peak = tl.where(start == 0, tl.max(_sizes(x), 1), peak)\n        scale",
+        "tests/test_pack_int8.py::test_b66_int8_is_within_half_a_step[interpreter-shape8-0-dtype0]",
+    ),
+]  # fmt: skip
+
 DECODED = [
     Mutant(
         "slots beyond the last are taken at their word", "out-of-range slot", SLOTS,
@@ -289,4 +346,4 @@ DECODED = [
     ),
 ]  # fmt: skip
 
-MUTANTS = [*CLAIMED, *OWNED, *TRACKED, *MOVED, *DECODED]
+MUTANTS = [*CLAIMED, *OWNED, *TRACKED, *MOVED, *PACKED, *DECODED]

@@ -12,6 +12,8 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import OPS, Backend
+from memstate.storage import Storage
+from memstate.tiers.packing import Packing
 from tests import test_conv, test_gated_delta, test_selective
 
 LAYOUT = ms.StateLayout((ms.Plane("conv", (3, 40), torch.bfloat16), ms.Plane("ssm", (2, 16, 8), torch.float32)), 2)
@@ -30,6 +32,22 @@ def decode(machine: Machine) -> Backend:
         test_conv.build(backend, generator, channels=40, channel_major=True),
     ):
         case.step(backend)
+    return backend
+
+
+def hold(machine: Machine) -> Backend:
+    """Slots to records and back, as they are and with a plane as int8."""
+    backend = Backend(machine.backend, machine.device)
+    storage = Storage(LAYOUT, 3, backend)
+    for arena in storage.arenas:
+        arena.random_(0, 256)
+    storage.planes["ssm"].normal_()
+    ids = torch.tensor([1, 2], dtype=torch.int32, device=machine.device)
+    for int8 in ({}, {"ssm": 2}):
+        packing = Packing(storage, int8)
+        records = torch.zeros(2, packing.nbytes, dtype=torch.uint8, device=machine.device)
+        packing.pack(None, ids, ids - 1, records)
+        packing.unpack(None, ids + 1, ids - 1, records)
     return backend
 
 
@@ -72,7 +90,7 @@ def serve(machine: Machine, tracking: ms.Tracking, speculation: bool) -> Backend
 
 def prove(machine: Machine, result: Result) -> None:
     """All of it; an operation that nobody launched is a failure."""
-    backends = [decode(machine)]
+    backends = [decode(machine), hold(machine)]
     for tracking in (ms.NoTracking(2), ms.PingPong(2), ms.LazyPingPong(2), ms.Redirect(2)):
         for speculation in (False, True):
             backends.append(serve(machine, tracking, speculation))

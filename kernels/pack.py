@@ -1,0 +1,160 @@
+"""Moves slots to and from records, all planes and layers in one persistent launch. Knows no plane by name and no key.
+
+A record holds a slot in one run of bytes, in the memory of the device or of the host; its body is laid out slot-major:
+
+    body    layer 0 [conv .. pad | ssm .. pad]  layer 1 [conv .. pad | ssm .. pad]  ...
+
+Bytes of padding are not moved. A unit of work is (entry, tile), dealt round robin as in `memstate.kernels.copy`. Lanes
+that move to or from the host wait for its bus: more programs than keep the bus busy would only take multiprocessors
+from the model that runs beside.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from memstate.kernels.catalog import CompileCase
+from memstate.kernels.copy import WORDS
+from memstate.kernels.reference.pack import RECORD_ALIGNMENT, capacity_of, check_arguments
+from memstate.kernels.slots import known_slot
+from memstate.kernels.tables import RecordMap
+from memstate.kernels.tuned import CopyConfig, copy_launch
+
+if not __name__.startswith("memstate."):
+    raise ImportError("import memstate.kernels.pack, not kernels.pack: a second copy would duplicate every kernel")
+
+HOST_PROGRAMS = 32  # of a launch that touches host memory: as many as fill a PCIe 5 link; more starve the model
+ALIGNMENT = tl.constexpr(RECORD_ALIGNMENT)
+DEFAULT = CopyConfig()
+SIZES = ["n", "first", "count", "registers", "capacity", "held", "record_units"]
+
+
+@triton.jit
+def due_entries(
+    slots_ptr, index_ptr, places_ptr, start, n, registers, capacity, held, PACK: tl.constexpr, ENTRIES: tl.constexpr
+):
+    """Of the entries from `start` on: which are due, and place << 32 | slot of each; slot 0 stands for none."""
+    index = start + tl.arange(0, ENTRIES)
+    place = tl.load(places_ptr + index, mask=index < n, other=-1)
+    slot = tl.load(index_ptr + index, mask=index < n, other=0)
+    if slots_ptr is not None:
+        slot = tl.load(slots_ptr + slot, mask=(slot > 0) & (slot < registers), other=0)
+    slot = known_slot(slot, capacity)
+    due = (place >= 0) & (place < held)
+    if not PACK:
+        due = due & (slot != 0)
+    return due, (place.to(tl.int64) << 32) | slot
+
+
+@triton.jit
+def _move_tile(tiles, tile, records_ptr, place, slot, record_units, PACK: tl.constexpr, UNIT: tl.constexpr,
+               WORD: tl.constexpr, LANES: tl.constexpr):  # fmt: skip
+    """Moves one tile between slot and record, a unit per lane; from slot 0 come zeros."""
+    PER_UNIT: tl.constexpr = UNIT * 8 // WORD.primitive_bitwidth
+    start = tl.load(tiles + 4 * tile)
+    stride = tl.load(tiles + 4 * tile + 1)
+    length = tl.load(tiles + 4 * tile + 2)
+    offset = tl.load(tiles + 4 * tile + 3)
+    words = (length // UNIT * PER_UNIT).to(tl.int32)  # visibly whole units, so that the masks below never cut one
+    body = records_ptr + (place * record_units * ALIGNMENT + offset)
+    in_slot = tl.multiple_of((start + slot * stride).to(tl.pointer_type(WORD)), UNIT)
+    in_record = tl.multiple_of(body.to(tl.pointer_type(WORD)), UNIT)
+    for at in range(0, words, LANES):
+        index = at + tl.arange(0, LANES)
+        if PACK:
+            # `where`, because `&` of a block and a scalar is no mask in the interpreter of Triton 3.9
+            bits = tl.load(in_slot + index, mask=tl.where(slot != 0, index < words, False), other=0)
+            tl.store(in_record + index, bits, mask=index < words)
+        else:
+            tl.store(in_slot + index, tl.load(in_record + index, mask=index < words), mask=index < words)
+
+
+@triton.jit(do_not_specialize=[*SIZES, "slots_ptr", "index_ptr", "places_ptr", "records_ptr"])
+def _move_records(
+    tiles, slots_ptr, index_ptr, places_ptr, records_ptr, n, first, count, registers, capacity, held, record_units,
+    PACK: tl.constexpr, UNIT: tl.constexpr, WORD: tl.constexpr, ENTRIES: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    item = tl.program_id(0)
+    for start in range(0, n, ENTRIES):
+        due, pair = due_entries(slots_ptr, index_ptr, places_ptr, start, n, registers, capacity, held, PACK, ENTRIES)
+        rank = tl.cumsum(due.to(tl.int32), 0) - 1
+        items = tl.sum(due.to(tl.int32), 0) * count
+        while item < items:
+            chosen = tl.sum(tl.where(due & (rank == item // count), pair, 0), 0)
+            place, slot = chosen >> 32, chosen & 0x7FFFFFFF
+            _move_tile(tiles, first + item % count, records_ptr, place, slot, record_units, PACK, UNIT, WORD, LANES)
+            item += tl.num_programs(0)
+        item -= items
+
+
+def programs_of(tuned: int, planes: torch.device, held: torch.device) -> int:
+    """Programs of a launch that moves between planes and records, of `tuned` that would occupy the device."""
+    return min(tuned, HOST_PROGRAMS) if held.type == "cpu" != planes.type else tuned
+
+
+def _launch(
+    records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, held: Tensor, first: int, count: int,
+    pack: bool,
+) -> None:  # fmt: skip
+    if not (count and index.numel() and held.numel()):
+        return
+    device = records.tiles.device
+    tuned, config = copy_launch(device, records.unit, records.tiles.shape[0])
+    _move_records[(programs_of(tuned, device, held.device),)](
+        records.tiles, slots, index, places, held, index.numel(), first, count,
+        0 if slots is None else slots.numel(), capacity_of(records), len(held),
+        held.stride(0) // RECORD_ALIGNMENT if len(held) > 1 else 0,
+        PACK=pack, UNIT=records.unit, WORD=WORDS[records.unit], ENTRIES=config.entries, LANES=config.lanes,
+        num_warps=config.warps,
+    )  # fmt: skip
+
+
+def pack_slots(
+    records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, out: Tensor, first: int, count: int
+) -> None:
+    """Copies slots into records over the tiles first .. first+count-1, bit for bit: `out[places[b]]` gets entry b.
+
+    slots: int32 `register`; entry b is the slot in register index[b], none where the register is 0 or below or beyond
+    the last. None: index[b] is the slot itself, or the page. index, places: int32 or int64 `batch`. An entry without a
+    slot, or with an id outside 1..capacity, gives zeros; one whose place is outside 0..record-1 is skipped. A slot may
+    be there twice, a place may not: which of its entries it gets is not defined.
+    out: uint8 `record byte`, bodies of records, `records.nbytes` contiguous bytes each, at multiples of 16, any stride
+    apart; beside the planes or in pinned memory of the host. Bytes of padding stay as they are.
+
+    Changes: out. Syncs: no. Raises: ValueError where a shape, dtype, device, stride or address does not fit, and where
+    `out` shares bytes with another tensor or its records share some.
+    """
+    check_arguments(records, slots, index, places, "out", out, first, count)
+    _launch(records, slots, index, places, out, first, count, pack=True)
+
+
+def unpack_slots(
+    records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, source: Tensor, first: int, count: int
+) -> None:
+    """Copies records into slots over the tiles first .. first+count-1, bit for bit: entry b gets `source[places[b]]`.
+
+    Arguments as of `pack_slots`, with the records in `source`. Entries without a slot or without a place are skipped. A
+    place may be there twice, a slot may not.
+
+    Changes: the planes. Syncs: no. Raises: ValueError as `pack_slots`.
+    """
+    check_arguments(records, slots, index, places, "source", source, first, count)
+    _launch(records, slots, index, places, source, first, count, pack=False)
+
+
+def compile_cases(unit: int = 16, config: CopyConfig = DEFAULT) -> list[CompileCase]:
+    """The launches to compile ahead: slots in registers, and slots, or pages, named directly.
+
+    unit: bytes a lane; fewer than 16 are for memory that others have laid out. config: other than the default.
+    """
+    pointers = {"tiles": "*i64", "slots_ptr": "*i32", "index_ptr": "*i32", "places_ptr": "*i32", "records_ptr": "*u8"}
+    signature = pointers | dict.fromkeys(SIZES, "i32")
+    sizes = {"UNIT": unit, "WORD": WORDS[unit], "ENTRIES": config.entries, "LANES": config.lanes}
+    return [
+        CompileCase(
+            name + kind, _move_records, signature, {"PACK": pack} | sizes | direct, ("tiles",), config.warps, ("tiles",)
+        )
+        for name, pack in (("pack_slots", True), ("unpack_slots", False))
+        for kind, direct in (("", {}), ("_direct", {"slots_ptr": None}))
+    ]

@@ -1,0 +1,227 @@
+"""Moves a plane of floats to and from records as int8, all layers in one persistent launch. Knows no other plane.
+
+    body    layer 0 [.. | values int8 | scales float32 | ..]  layer 1 [.. | values | scales | ..]  ...
+
+All values along one axis of the plane share a scale: one layer of one slot is `column x reduced`, a column being what
+has a scale of its own. A unit of work is (entry, layer, block of columns), dealt round robin as in
+`memstate.kernels.copy`; a column is read twice where it does not fit a block.
+"""
+
+from itertools import product
+from math import prod
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from memstate.kernels.catalog import CompileCase
+from memstate.kernels.pack import programs_of
+from memstate.kernels.reference.pack import RECORD_ALIGNMENT
+from memstate.kernels.reference.pack_int8 import LARGEST, LEVELS, SMALLEST, capacity_of, check_arguments
+from memstate.kernels.slots import known_slot
+from memstate.kernels.tables import ScaledMap
+from memstate.kernels.tuned import programs
+
+if not __name__.startswith("memstate."):
+    raise ImportError(
+        "import memstate.kernels.pack_int8, not kernels.pack_int8: a second copy would duplicate every kernel"
+    )
+
+OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
+BLOCK = 4096  # elements of a block: 32 of each lane, so that 16 of them are 16 bytes of int8
+LONGEST = {True: 1024, False: 64}  # of a column in a block; where columns lie side by side, there are 64 of them
+WARPS = 4
+ALIGNMENT = tl.constexpr(RECORD_ALIGNMENT)
+FULL = tl.constexpr(float(LEVELS))
+LEAST = tl.constexpr(SMALLEST)
+MOST = tl.constexpr(LARGEST)
+ROUND = tl.constexpr(1.5 * 2**23)  # floats of this size are whole numbers: adding it rounds half to even
+DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+SIZES = [
+    "n", "first", "count", "registers", "capacity", "held", "record_units", "value_units", "scale_units", "layer_units",
+]  # fmt: skip
+POINTERS = ["slots_ptr", "index_ptr", "places_ptr", "values_ptr", "scales_ptr"]
+
+
+@triton.jit
+def _quantise(x, scale):
+    """int8 of values, at most FULL times the scale large but for rounding; 0 where the scale is none."""
+    real = scale > 0
+    ratio = tl.div_rn(tl.where(real[:, None], x, 0.0), tl.where(real, scale, 1.0)[:, None])
+    return ((ratio + ROUND) - ROUND).to(tl.int8)
+
+
+@triton.jit
+def _sizes(x):
+    """How large values are; NaN is as large as anything."""
+    return tl.where(x == x, tl.abs(x), float("inf"))
+
+
+@triton.jit
+def _scale_of(peak):
+    """The scale of columns, from their largest values."""
+    scale = tl.div_rn(peak, tl.full(peak.shape, FULL, tl.float32))
+    scale = tl.where(peak > 0, tl.minimum(tl.maximum(scale, LEAST), MOST), 0.0)
+    return tl.where(peak < float("inf"), scale, float("nan"))
+
+
+@triton.jit
+def _rounded(x, DTYPE: tl.constexpr):
+    """Floats of a dtype; bfloat16 half to even by hand, because Triton's interpreter cuts digits off."""
+    if tl.bfloat16 == DTYPE:
+        bits = x.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        return tl.where(x == x, bits, 0x7FC0).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return x.to(DTYPE)
+
+
+@triton.jit
+def _convert(
+    in_slot, values, scales, is_slot, column, COLUMNS: tl.constexpr, REDUCED: tl.constexpr, INNER: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr, PACK: tl.constexpr,
+):  # fmt: skip
+    """Moves a block of columns between a slot and a record; what is no slot is zeros."""
+    row = tl.arange(0, BLOCK_R)
+    at = (column // INNER * (REDUCED * INNER) + column % INNER)[:, None] + (row * INNER)[None, :]
+    in_column = (column < COLUMNS)[:, None]
+    if PACK and REDUCED <= BLOCK_R:
+        inside = in_column & (row < REDUCED)[None, :]
+        x = tl.load(in_slot + at, mask=tl.where(is_slot, inside, False), other=0.0).to(tl.float32)
+        scale = _scale_of(tl.max(_sizes(x), 1))
+        tl.store(values + at, _quantise(x, scale), mask=inside)
+        tl.store(scales + column, scale, mask=column < COLUMNS)
+    elif PACK:
+        peak = tl.zeros([BLOCK_C], tl.float32)
+        for start in range(0, REDUCED, BLOCK_R):
+            inside = tl.where(is_slot, in_column & (start + row < REDUCED)[None, :], False)
+            x = tl.load(in_slot + start * INNER + at, mask=inside, other=0.0).to(tl.float32)
+            peak = tl.maximum(peak, tl.max(_sizes(x), 1))
+        scale = _scale_of(peak)
+        for start in range(0, REDUCED, BLOCK_R):
+            inside = in_column & (start + row < REDUCED)[None, :]
+            x = tl.load(in_slot + start * INNER + at, mask=tl.where(is_slot, inside, False), other=0.0).to(tl.float32)
+            tl.store(values + start * INNER + at, _quantise(x, scale), mask=inside)
+        tl.store(scales + column, scale, mask=column < COLUMNS)
+    else:
+        scale = tl.load(scales + column, mask=column < COLUMNS, other=0.0)
+        for start in range(0, REDUCED, BLOCK_R):
+            inside = in_column & (start + row < REDUCED)[None, :]
+            x = tl.load(values + start * INNER + at, mask=inside, other=0).to(tl.float32) * scale[:, None]
+            tl.store(in_slot + start * INNER + at, _rounded(x, in_slot.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=[*SIZES, *POINTERS])
+def _move_int8(
+    layers, slots_ptr, index_ptr, places_ptr, values_ptr, scales_ptr, n, first, count, registers, capacity, held,
+    record_units, value_units, scale_units, layer_units,
+    PACK: tl.constexpr, COLUMNS: tl.constexpr, REDUCED: tl.constexpr, INNER: tl.constexpr, DTYPE: tl.constexpr,
+    UNIT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    PARTS: tl.constexpr = (COLUMNS + BLOCK_C - 1) // BLOCK_C
+    item = tl.program_id(0)
+    for entry in range(n):
+        place = tl.load(places_ptr + entry)
+        slot = tl.load(index_ptr + entry)
+        if slots_ptr is not None:
+            slot = tl.load(slots_ptr + slot, mask=(slot > 0) & (slot < registers), other=0)
+        slot = known_slot(slot, capacity)
+        due = (place >= 0) & (place < held)
+        if not PACK:
+            due = due & (slot != 0)
+        items = tl.where(due, count * PARTS, 0)
+        while item < items:
+            layer = first + item // PARTS
+            address = tl.load(layers + 2 * layer) + slot * tl.load(layers + 2 * layer + 1)
+            in_slot = tl.multiple_of(address.to(tl.pointer_type(DTYPE)), UNIT)
+            at = place.to(tl.int64) * record_units + layer.to(tl.int64) * layer_units
+            values = tl.multiple_of(values_ptr + (at + value_units) * ALIGNMENT, ALIGNMENT)
+            scales = tl.multiple_of(scales_ptr + (at + scale_units) * (ALIGNMENT // 4), ALIGNMENT)
+            column = item % PARTS * BLOCK_C + tl.arange(0, BLOCK_C)
+            _convert(in_slot, values, scales, slot != 0, column, COLUMNS, REDUCED, INNER, BLOCK_C, BLOCK_R, PACK)
+            item += tl.num_programs(0)
+        item -= items
+
+
+def blocks(columns: int, reduced: int, inner: int) -> tuple[int, int]:
+    """Columns of a block, and values of each of them; powers of two."""
+    block_r = min(triton.next_power_of_2(reduced), LONGEST[inner == 1])
+    return min(triton.next_power_of_2(columns), BLOCK // block_r), block_r
+
+
+def _launch(
+    planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, held: Tensor, first: int, count: int,
+    pack: bool,
+) -> None:  # fmt: skip
+    device, shape = planes.layers.device, planes.tensors[0].shape[2:]
+    if not (count and index.numel() and held.numel()):
+        return
+    reduced, inner = shape[planes.axis], prod(shape[planes.axis + 1 :])
+    columns = prod(shape) // reduced
+    block_c, block_r = blocks(columns, reduced, inner)
+    _move_int8[(programs_of(programs(device), device, held.device),)](
+        planes.layers, slots, index, places,
+        triton.reinterpret(held, torch.int8), triton.reinterpret(held, torch.float32), index.numel(), first, count,
+        0 if slots is None else slots.numel(), capacity_of(planes), len(held),
+        held.stride(0) // RECORD_ALIGNMENT if len(held) > 1 else 0, planes.values // RECORD_ALIGNMENT,
+        planes.scales // RECORD_ALIGNMENT, planes.layer_bytes // RECORD_ALIGNMENT,
+        PACK=pack, COLUMNS=columns, REDUCED=reduced, INNER=inner, DTYPE=DTYPES[planes.tensors[0].dtype],
+        UNIT=planes.unit, BLOCK_C=block_c, BLOCK_R=block_r, num_warps=WARPS, **OPTIONS,
+    )  # fmt: skip
+
+
+def pack_int8(
+    planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, out: Tensor, first: int, count: int
+) -> None:
+    """Copies the layers first .. first+count-1 of a plane into records as int8: `out[places[b]]` gets entry b.
+
+    scale = max |x| / 127 over the axis;  q = x / scale, rounded half to even;  x' = q * scale
+    (symmetric quantisation, as in Dettmers et al. 2022, arXiv:2208.07339, sec. 2). Arithmetic is float32. The scale is
+    at least 2**-126, so that it has all its digits, and no more than what is finite 127 times; it is 0 where all values
+    are. |x - x'| is at most scale / 2, plus what rounding of x / scale and of x' add: 2**-16 of the scale, and half a
+    unit in the last place of the plane's dtype. Where one of the values is infinite or NaN, the scale is NaN, and all
+    values that share it come back as NaN: nothing that is wrong comes back as a number.
+
+    slots, index, places, out: as of `memstate.kernels.pack.pack_slots`; an entry without a slot gives zeros.
+    Changes: out. Syncs: no. Raises: ValueError where a shape, dtype, device, stride or address does not fit, and where
+    `out` shares bytes with another tensor or its records share some.
+    """
+    check_arguments(planes, slots, index, places, "out", out, first, count)
+    _launch(planes, slots, index, places, out, first, count, pack=True)
+
+
+def unpack_int8(
+    planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, source: Tensor, first: int, count: int
+) -> None:
+    """Copies int8 of the layers first .. first+count-1 of records into a plane: entry b gets `source[places[b]]`.
+
+    x' = q * scale in float32, rounded to the plane's dtype; arguments as of `memstate.kernels.pack.unpack_slots`.
+    Changes: the plane. Syncs: no. Raises: ValueError as `pack_int8`.
+    """
+    check_arguments(planes, slots, index, places, "source", source, first, count)
+    _launch(planes, slots, index, places, source, first, count, pack=False)
+
+
+def compile_cases() -> list[CompileCase]:
+    """The launches to compile ahead: every dtype of a plane `head key value` with a scale for each key of 32 heads, and
+    of one `head dim state` with a scale for each state of 128 heads.
+
+    Values are what moves 16 bytes a lane; scales are one of a hundred bytes and lie one a lane.
+    """
+    signature = (
+        {"layers": "*i64", "slots_ptr": "*i32", "index_ptr": "*i32", "places_ptr": "*i32"}
+        | {"values_ptr": "*i8", "scales_ptr": "*fp32"}
+        | dict.fromkeys(SIZES, "i32")
+    )
+    kinds = {"delta": (32 * 128, 128, 1), "mamba2": (128 * 128, 64, 128)}
+    cases = []
+    for (name, pack), kind, dtype in product((("pack_int8", True), ("unpack_int8", False)), kinds, DTYPES.values()):
+        block_c, block_r = blocks(*kinds[kind])
+        constexprs = dict(zip(("COLUMNS", "REDUCED", "INNER"), kinds[kind], strict=True)) | {
+            "PACK": pack, "DTYPE": dtype, "UNIT": 16, "BLOCK_C": block_c, "BLOCK_R": block_r,
+        }  # fmt: skip
+        moved = ("layers", "values_ptr")
+        cases.append(
+            CompileCase(f"{name}_{kind}_{dtype}", _move_int8, signature, constexprs, ("layers",), WARPS, moved, OPTIONS)
+        )
+    return cases

@@ -25,12 +25,16 @@ TEST_ENV := OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS)
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
 
+# Mooncake goes last and may fail: not every platform has it, and it links to libraries that only a system's packages bring.
 # torch goes first and by its exact version: with a range pip may prefer a newer build of several gigabytes to one at hand.
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "memstate needs Python 3.11 or later: install it, or name it with PYTHON=..."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt "$(TORCH)"
 	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e ".[cli,test,dev]"
+	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[mooncake]" || true
+	@error=$$($(BIN)/python -c "import mooncake.store" 2>&1) || \
+		echo "Mooncake cannot be used here, its tests are skipped: $$(echo "$$error" | tail -n 1)"
 	@touch $@
 
 install: $(STAMP) ## create .venv and install memstate with its tools

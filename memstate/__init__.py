@@ -16,6 +16,7 @@ from memstate.allocator import ClaimGroup, SlotAllocator
 from memstate.audit import AuditReport
 from memstate.engine import StateManager
 from memstate.errors import (
+    AgreementLost,
     Asleep,
     ConfigurationError,
     DeviceFault,
@@ -39,13 +40,15 @@ from memstate.prefix import Match, Prefix, policies
 from memstate.readback import Readback
 from memstate.requests import Request, Row, Rows, Session
 from memstate.split import Owned, Part
-from memstate.stats import PrefixStats, Stats
+from memstate.stats import PrefetchStats, PrefixStats, Stats, TierStats
 from memstate.steps import Step
 from memstate.storage import Storage
+from memstate.tiers import Fetch, FileStore, Mooncake, MooncakeStore, Prefetch, Tiers
 from memstate.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
 from memstate.warmup import warm_up
 
 __all__ = [
+    "AgreementLost",
     "Asleep",
     "AuditReport",
     "Backend",
@@ -54,6 +57,8 @@ __all__ = [
     "DeviceFault",
     "DoubleRelease",
     "EmptyRegister",
+    "Fetch",
+    "FileStore",
     "Fork",
     "InvalidArgument",
     "LayoutMismatch",
@@ -61,6 +66,8 @@ __all__ = [
     "LeakFound",
     "Match",
     "MemstateError",
+    "Mooncake",
+    "MooncakeStore",
     "NoTracking",
     "OutOfPages",
     "OutOfRows",
@@ -69,6 +76,8 @@ __all__ = [
     "Part",
     "PingPong",
     "Plane",
+    "Prefetch",
+    "PrefetchStats",
     "Prefix",
     "PrefixStats",
     "Readback",
@@ -87,6 +96,8 @@ __all__ = [
     "Stats",
     "Step",
     "Storage",
+    "TierStats",
+    "Tiers",
     "Tracking",
     "policies",
     "presets",

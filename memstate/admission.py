@@ -10,16 +10,19 @@ import numpy as np
 
 from memstate.arguments import counts, hashable, is_count, sequence
 from memstate.commands import CommandBuffer
-from memstate.errors import InvalidArgument, OutOfRows, OutOfSlots
+from memstate.errors import InvalidArgument, OutOfPages, OutOfRows, OutOfSlots
 from memstate.holders import Snapshot
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.page_table import PageTable
 from memstate.prefix import Match, PrefixCache
 from memstate.prefix.cache import Lease
+from memstate.promotion import Promotion, Promotions
 from memstate.publisher import Publisher
 from memstate.registers import Longs
 from memstate.requests import Request, RequestTable, Row, Rows
 from memstate.sessions import Conversation, Resumption, Sessions
+from memstate.tiers import Fetch
+from memstate.tiers.keys import encode as stable
 from memstate.tokens import BYTES, encode
 from memstate.wants import Wants
 
@@ -42,7 +45,8 @@ class Fork(NamedTuple):
 class Start:
     """Where a request starts from: a snapshot to read or copy, registers of its session to move, or zeros.
 
-    tokens: pages are taken for. shared: pages that it has at once. taken: the snapshot itself becomes the row's state.
+    tokens: pages are taken for. shared: pages that it has at once. promotion: a longer state below the device, which
+    becomes the match once there is room. taken: the snapshot itself becomes the row's state.
     """
 
     request: Request
@@ -53,6 +57,7 @@ class Start:
     resumption: Resumption = NOTHING
     match: Match | None = None
     lease: Lease | None = None
+    promotion: Promotion | None = None
     shared: Sequence[int] = ()
     wants: list[int] = field(default_factory=list)
     taken: bool = False
@@ -67,43 +72,95 @@ class Admission:
     """Gives requests their rows, slots and pages.
 
     lanes: that a row holds from its admission on. direct_hits: the first step reads a snapshot instead of a copy of it.
-    snapshots: the strategy takes some.
+    snapshots: the strategy takes some. promotions: hits below the device, where there is anything.
     """
 
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, publisher: Publisher,
         cache: PrefixCache | None, sessions: Sessions, wants: Wants, lanes: int, direct_hits: bool,
-        snapshots: bool,
+        snapshots: bool, promotions: Promotions | None = None,
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._publisher, self._cache = pages, publisher, cache
         self._sessions, self._wants = sessions, wants
         self._per_request, self._direct_hits, self._snapshots = 1 + lanes, direct_hits, snapshots
+        self._promotions = promotions
 
     def admit(self, requests: Sequence[Request]) -> Rows:
         """See `StateManager.admit`."""
-        starts = [self._start_of(request) for request in sequence("requests", requests, "admit([request])")]
+        given = sequence("requests", requests, "admit([request])")
+        if self._promotions is not None:
+            starts = self._starts_of(given, promote=True)
+            if any(start.promotion for start in starts):
+                self._promotions.require_awake()
+                try:
+                    return self._admit(starts)
+                except (OutOfSlots, OutOfPages, OutOfRows):
+                    pass  # nothing changed; without what lies below the device there may be room
+        return self._admit(self._starts_of(given, promote=False))
+
+    def _starts_of(self, requests: Sequence[Request], promote: bool) -> list[Start]:
+        starts = [self._start_of(request, promote) for request in requests]
         self._publisher.holders.require(start.request.resume for start in starts if start.request.resume is not None)
         running = [start.session.handle for start in starts if start.session]
         if len(set(running)) != len(running):
             raise InvalidArgument(f"a session is named twice in {running}: one turn at a time")
+        return starts
+
+    def _admit(self, starts: Sequence[Start]) -> Rows:
+        """Rows for all of them, or for none."""
         fresh = [max(0, self._pages.count(start.tokens) - len(start.shared)) for start in starts]
+        promotions = [start.promotion for start in starts if start.promotion]
         try:
             self._hold(starts)
             back = [self._sessions.surplus(start.session, start.resumption) for start in starts if start.session]
             slots = sum(max(0, self._per_request - len(start.resumption.registers)) for start in starts)
             slots, pages = slots - sum(of for of, _ in back), sum(fresh) - sum(of for _, of in back)
+            if promotions and self._promotions is not None:
+                more = self._promotions.needs(promotions)
+                slots, pages = slots + more[0], pages + more[1]
+                self._require_holders(more[0])
             self._require(len(starts), pages, slots - self._take_over(starts, slots))
         except BaseException:
             self._undo(starts)
             raise
-        return self._carry_out(starts, fresh)
-
-    def _carry_out(self, starts: Sequence[Start], fresh: Sequence[int]) -> Rows:
-        """Gives rows what there is enough of."""
         for start in starts:
             if start.session is not None:
                 self._sessions.give_up(start.session, NOTHING if start.taken else start.resumption)
+        if promotions:
+            try:
+                self._promote(starts, promotions)
+            except BaseException:  # of a policy of somebody's
+                self._undo(starts)
+                raise
+        if self._promotions is not None:
+            self._promotions.begun([start.request.fetch for start in starts])
+        return self._carry_out(starts, fresh)
+
+    def _promote(self, starts: Sequence[Start], promotions: Sequence[Promotion]) -> None:
+        """Brings up what lies below the device: from there on it is a match like any other."""
+        assert self._promotions is not None and self._cache is not None
+        self._cache.evict_states(self._promotions.needs(promotions)[0] - self._publisher.holders.free)
+        self._cache.planted(self._promotions.bring(promotions))
+        for start in starts:
+            if start.promotion is not None and start.key is not None:
+                promotion, start.promotion = start.promotion, None
+                start.match = self._cache.match(start.key, start.request.salt, len(start.key) // BYTES - 1)
+                start.snapshot, start.shared = start.match.snapshot, self._cache.pages(start.match)
+                self._promotions.let_go([promotion])
+                self._hold([start])
+                if start.taken and start.snapshot:
+                    start.resumption = Resumption(start.snapshot.length, [start.snapshot.register], [])
+
+    def _require_holders(self, n: int) -> None:
+        """Holders for states from below, beside those that the requests are about to read. Raises: OutOfSlots."""
+        assert self._cache is not None
+        free, evictable = self._publisher.holders.free, self._cache.evictable_states
+        if n > free + evictable:
+            raise OutOfSlots(n, free, evictable)
+
+    def _carry_out(self, starts: Sequence[Start], fresh: Sequence[int]) -> Rows:
+        """Gives rows what there is enough of."""
         rows = self._table.take([start.request.id for start in starts])
         self._pages.start(rows, [start.shared for start in starts], fresh)
         self._move(rows, starts)
@@ -123,7 +180,7 @@ class Admission:
             self._cache.use(start.lease)
         return Rows.of((self._table.handle(row) for row in rows.tolist()), self._table)
 
-    def _start_of(self, request: Request) -> Start:
+    def _start_of(self, request: Request, promote: bool) -> Start:
         if not isinstance(request, Request):
             raise InvalidArgument(f"{request!r} is no Request: admit([Request(id, ...), ...])")
         key = None if request.tokens is None else encode(request.tokens)
@@ -135,11 +192,15 @@ class Admission:
                 f"from 0 on, want a multiple of page_size={self._pages.page_size}"
             )
         hashable("salt", request.salt)
+        if self._promotions is not None:
+            stable(request.salt)  # what is found below the device must be found by other processes
+        if not isinstance(request.fetch, Fetch | None):
+            raise InvalidArgument(f"request {request.id!r}: fetch={request.fetch!r} is not what prefetch() returned")
         start = Start(request, length, key, wants=[request.want] if request.want else [])
         if request.resume is not None:
             self._resume(start, request.resume)
         elif key is not None:
-            self._look(start, key)
+            self._look(start, key, promote)
         elif request.session is not None:
             raise InvalidArgument(f"request {request.id!r}: a turn of a session needs tokens, to see where it goes on")
         return start
@@ -153,8 +214,8 @@ class Admission:
         start.snapshot = snapshot
         start.shared = snapshot.pages if isinstance(snapshot, Snapshot) else ()
 
-    def _look(self, start: Start, key: bytes) -> None:
-        """Finds the longest state for a prompt: its session's, or one of the cache."""
+    def _look(self, start: Start, key: bytes, promote: bool) -> None:
+        """Finds the longest state for a prompt: its session's, one of the cache, or one below the device."""
         request, known = start.request, len(key) // BYTES
         if not known:
             raise InvalidArgument(f"request {request.id!r}: no tokens; a prompt has at least one")
@@ -163,6 +224,13 @@ class Admission:
             start.resumption = self._sessions.look(start.session, key, request.salt)
         if self._cache is not None:
             start.match = match = self._cache.match(key, request.salt, known - 1)
+            if promote and self._promotions is not None:
+                start.promotion = self._promotions.look(
+                    key, request.salt, match, start.resumption.length, request.fetch
+                )
+            if start.promotion:
+                start.resumption, start.shared = NOTHING, [0] * self._pages.count(start.promotion.hit.length)
+                return
             if match.length > start.resumption.length:
                 start.resumption, start.snapshot = NOTHING, match.snapshot
         if start.resumption.length:
@@ -175,7 +243,9 @@ class Admission:
         if self._cache is None:
             return
         for start in starts:
-            if start.match is None or start.key is None:
+            if start.promotion is not None and self._promotions is not None:
+                self._promotions.hold([start.promotion])
+            if start.match is None or start.key is None or start.promotion is not None:
                 continue
             kept = start.session.lease if start.session else None
             if start.resumption.length:
@@ -194,6 +264,8 @@ class Admission:
 
     def _undo(self, starts: Sequence[Start]) -> None:
         for start in starts:
+            if start.promotion is not None and self._promotions is not None:
+                self._promotions.let_go([start.promotion])
             if start.lease is None or self._cache is None:
                 continue
             if start.session is not None and start.session.lease is not None:
@@ -208,8 +280,11 @@ class Admission:
         if self._cache is None:
             return 0
         short, taken = slots - self._file.allocator.free - self._cache.evictable_states, 0
+        alone = self._promotions.alone([start.promotion for start in starts]) if self._promotions else []
         for start in starts:
-            if taken < short and start.snapshot and start.lease and self._cache.take_over(start.lease):
+            if taken < short and start.promotion in alone and start.promotion is not None:
+                start.taken, taken = True, taken + 1
+            elif taken < short and start.snapshot and start.lease and self._cache.take_over(start.lease):
                 start.taken, taken = True, taken + 1
                 start.resumption = Resumption(start.snapshot.length, [start.snapshot.register], [])
         return taken

@@ -47,7 +47,7 @@ class CommandBuffer:
         self.ledger: Ledger | None = None
         registers.allocator.submit_before_use(self.submit)
         self._run_data = run_data
-        self._first: WeakMethod[Callable[[], None]] | None = None
+        self._first: list[WeakMethod[Callable[[], None]]] = []
         self._latest = np.full(registers.count, -1, np.int8)  # the last phase that names a register in this buffer
         self._reads = np.zeros(registers.count, bool)  # registers that a copy of this buffer reads
         self._writer = np.full(registers.cells.numel(), -1, np.int32)  # which write of this buffer named a cell last
@@ -66,9 +66,22 @@ class CommandBuffer:
 
     def before_submit(self, call: Callable[[], None]) -> None:
         """Makes `call`, a bound method, come before whatever a submit sends: work that belongs to the step submitted
-        last. Held weakly, as whoever has it has this buffer too.
+        last. Held weakly, as whoever has it has this buffer too; in the order given.
         """
-        self._first = WeakMethod(call)
+        self._first.append(WeakMethod(call))
+
+    def prepare(self) -> None:
+        """Makes the calls that come before a submit, without one: then every state is where its register says. Syncs:
+        no.
+        """
+        for method in self._first:
+            if call := method():
+                call()
+
+    def named(self, registers: Indices) -> bool:
+        """Whether something is recorded and not submitted that changes one of these registers, or reads its state."""
+        regs = self._known(registers, "named")
+        return bool((self._latest[regs] >= 0).any() or self._reads[regs].any())
 
     @property
     def pending(self) -> bool:
@@ -212,8 +225,7 @@ class CommandBuffer:
         valid until the next submit. Syncs: no.
         """
         recorded = self.pending
-        if self._first and (first := self._first()):
-            first()
+        self.prepare()
         if not recorded and batch is None:
             return None
         if batch is not None:

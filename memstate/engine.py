@@ -4,11 +4,12 @@ decides.
 admit -> plan -> (your forward) -> settle | accept -> ... -> release | abort | retract
               `-> cancel                      `-> publish -> (your index) -> admit(resume=...) | drop
                                                         `-> prefix cache -> admit(tokens=...)
+                                                             `-> host memory, storage -> prefetch -> poll ..
 """
 
 import threading
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from memstate.ledger import Ledger
 from memstate.page_table import PageTable
 from memstate.pool import StatePool
 from memstate.prefix import Match, Prefix, PrefixCache
+from memstate.promotion import Promotions
 from memstate.publisher import Publisher
 from memstate.readback import Readback
 from memstate.regions import BufferInfo
@@ -43,6 +45,8 @@ from memstate.stats import Stats
 from memstate.stepping import Stepping
 from memstate.steps import Step, StepLog
 from memstate.storage import Storage
+from memstate.tiers import Fetch, TierManager, Tiers
+from memstate.tiers.keys import encode as stable
 from memstate.tokens import BYTES, Tokens, encode
 from memstate.tracking import Redirect, Tracking
 from memstate.tracking.mirror import Mirror
@@ -61,7 +65,8 @@ class StateManager:
     "interpreter", "cuda"). holders: snapshots that can be kept (default: as many as slots, and with a prefix cache one
     a row more). pages, page_size, pages_per_row: KV page ids, tokens a page, width of the page table. overlap: the next
     plan comes before the last settle. reserve: slots that snapshots at boundaries leave free for admissions. prefix:
-    settings of a prefix cache, for requests with tokens; what is cached gives way to requests. in_place: the forward's
+    settings of a prefix cache, for requests with tokens; what is cached gives way to requests. tiers: settings of host
+    memory and storage below it, which then want a `poll` an iteration. in_place: the forward's
     kernels update one slot, `step.write`, and memstate copies what snapshots need before and after it. speculation:
     steps may be windows (without overlap). direct_hits: the first step reads a resumed snapshot instead of a copy of it
     (default: with Redirect, unless in_place). tensors: the planes, where the engine has allocated them (see
@@ -90,6 +95,7 @@ class StateManager:
         overlap: bool = True,
         reserve: int = 0,
         prefix: Prefix | None = None,
+        tiers: Tiers | None = None,
         in_place: bool = False,
         speculation: bool = False,
         direct_hits: bool | None = None,
@@ -104,6 +110,8 @@ class StateManager:
             raise ConfigurationError(
                 f"prefix={prefix!r}, ledger={ledger!r}: expected Prefix(...) or None, and a number of changes from 0 on"
             )
+        if not isinstance(tiers, Tiers | None) or (tiers is not None and prefix is None):
+            raise ConfigurationError(f"tiers={type(tiers)}, prefix={prefix!r}: Tiers(...) go below prefix=ms.Prefix()")
         validate_kinds(
             layout, overlap=overlap, in_place=in_place, speculation=speculation, direct_hits=direct_hits, debug=debug
         )
@@ -130,10 +138,17 @@ class StateManager:
         self.publisher = Publisher(self.commands, self.pages, self.mirror)
         self.holders = self.publisher.holders
         self.prefix = PrefixCache(prefix, self.commands, self.pages, self.publisher) if prefix else None
+        copied = tuple(plane.name for plane in layout.planes if in_place or not plane.rewritten_each_step)
+        self.tiers: TierManager | None = None
+        promotions: Promotions | None = None
+        if self.prefix is not None and tiers is not None:
+            if copied:  # the plan reads whole states itself, before any layer
+                tiers = replace(tiers, layerwise=False)
+            self.tiers = TierManager(tiers, self.storage, self.prefix, self.commands, self.pages)
+            promotions = Promotions(self.tiers, self.prefix, self.commands, self.pages)
         self.sessions = Sessions(self.commands, self.pages, self.holders, self.mirror.lanes)
         self.wants = Wants(self.commands, self.tracking.reads_old_slot)
         self.log = StepLog(max_batch or self.table.rows, int(overlap), self.backend.device, speculation)
-        copied = tuple(plane.name for plane in layout.planes if in_place or not plane.rewritten_each_step)
         self.stepping = Stepping(
             self.commands,
             self.table,
@@ -147,7 +162,7 @@ class StateManager:
         )
         self.admission = Admission(
             self.commands, self.table, self.pages, self.publisher, self.prefix, self.sessions, self.wants,
-            self.tracking.lanes_at_admission(overlap), self.direct_hits, self.mirror.lanes > 0,
+            self.tracking.lanes_at_admission(overlap), self.direct_hits, self.mirror.lanes > 0, promotions,
         )  # fmt: skip
         self.endings = Endings(
             self.commands, self.table, self.pages, self.publisher, self.prefix, self.sessions, self.wants
@@ -414,18 +429,60 @@ class StateManager:
         self.publisher.drop(snapshots)
 
     def match(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Match:
-        """What the prefix cache has for a prompt, and why it is not more: lengths by state and by KV. Changes nothing.
+        """What the prefix cache has for a prompt, and why it is not more: lengths by state and by KV, and what host
+        memory would add. Changes nothing.
 
         session: whose next turn it is; what it keeps counts too. A request computes its last token in any case.
         Syncs: no. Raises: InvalidArgument, StaleHandle, ConfigurationError without a prefix cache.
         """
         self._enter()
+        found, kept = self._match(encode(tokens), hashable("salt", salt), session)
+        return found.instead(kept) if kept >= found.length and kept else found
+
+    def _match(self, key: bytes, salt: Hashable, session: Session | None) -> tuple[Match, int]:
+        """What cache and host memory have, and what a session keeps."""
+        if self.tiers is not None:
+            stable(salt)
         if self.prefix is None:
             raise ConfigurationError("there is no prefix cache: build the manager with prefix=ms.Prefix()")
-        key = encode(tokens)
-        found = self.prefix.match(key, hashable("salt", salt), max(0, len(key) // BYTES - 1))
+        most = max(0, len(key) // BYTES - 1)
+        found = self.prefix.match(key, salt, most)
         kept = self.sessions.look(self.sessions.get(session), key, salt).length if session is not None else 0
-        return found.instead(kept) if kept >= found.length and kept else found
+        if self.tiers is not None and (hit := self.tiers.look(key, salt, found, max(kept, found.length), most)):
+            found = replace(found, host_length=hit.length)
+        return found, kept
+
+    def prefetch(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Fetch:
+        """Begins to bring what storage has for a prompt to host memory, where the next `match` and `admit` find it.
+        Ask for it when a request arrives, `poll` every iteration, and admit the request once `fetch.done`, or once
+        `mem.tiers.ready(fetch)` says that it has waited long enough.
+
+        salt, session: as the request's. Syncs: no. Raises: InvalidArgument, StaleHandle, ConfigurationError without a
+        storage.
+        """
+        self._enter()
+        if self.tiers is None:
+            raise ConfigurationError("there is no storage to fetch from: build the manager with tiers=ms.Tiers(...)")
+        key = encode(tokens)
+        found, kept = self._match(key, hashable("salt", salt), session)
+        own = found.host_length if self.tiers.settings.group is None else 0  # of which other ranks know nothing
+        return self.tiers.prefetch(key, salt, found, max(kept, found.length, own))
+
+    def poll(self) -> None:
+        """Moves on what goes in the background between device, host memory and storage: once an iteration of the loop,
+        also while no request runs. Syncs: no; with several ranks it waits for those that are late. Raises:
+        AgreementLost.
+        """
+        self._enter()
+        if self.tiers is not None:
+            self.tiers.poll()
+
+    def close(self) -> None:
+        """Brings what is cached to storage, where there is one, closes it, and ends the threads of the tiers; only they
+        need it, and requests go on without them. Syncs: yes. Raises: Asleep, and nothing changed then.
+        """
+        if self.tiers is not None:
+            self.tiers.close()
 
     def open_session(self, name: Hashable) -> Session:
         """A conversation whose states and pages stay between its turns: `Request(session=...)`. Syncs: no."""
@@ -464,6 +521,8 @@ class StateManager:
                 f"{held} slots are held: their states would be lost; use keep=True, or end them first"
             )
         self.commands.submit()
+        if self.tiers is not None:
+            self.tiers.settle()
         self.storage.sleep(keep=keep)
 
     def wake(self) -> None:
@@ -479,8 +538,12 @@ class StateManager:
         return self.storage.buffer_infos()
 
     def reset(self) -> None:
-        """Everything free, every register, column and page zero, every handle stale; the bytes stay. Syncs: no."""
+        """Everything free, every register, column and page zero, every handle stale; the bytes stay. Host memory is
+        empty, storage stays. Syncs: no, but for tiers.
+        """
         self._enter()
+        if self.tiers is not None:
+            self.tiers.clear()
         self.commands.discard()
         self.allocator.reset()
         self.registers.reset()
@@ -524,6 +587,7 @@ class StateManager:
             launches=asked.total_launches,
             syncs=asked.syncs,
             prefix=self.prefix.stats() if self.prefix is not None else None,
+            tiers=self.tiers.stats() if self.tiers is not None else None,
         )
 
     def audit(self) -> audit.AuditReport:

@@ -116,3 +116,13 @@ class CompileFailed(MemstateError):
     def __init__(self, kernel: str, target: str, reason: str) -> None:
         self.kernel, self.target, self.reason = kernel, target, reason
         super().__init__(f"{kernel} for {target}: {reason}")
+
+
+class AgreementLost(MemstateError):
+    """A rank does not answer, or runs other prefetches than this one; every prefetch in flight has been given up."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(
+            f"the ranks no longer agree on prefetches: {why}; restart them together, requests go on without storage"
+        )

@@ -5,7 +5,8 @@ A span is what lies in one piece in every slot: a block of a region, or several 
 
 from collections.abc import Collection, Iterator, Sequence
 from math import gcd
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -28,6 +29,16 @@ class Span(NamedTuple):
     def address(self) -> int:
         """Where slot 0 lies now."""
         return self.blocks.data_ptr() + self.start
+
+
+class Addresses(Protocol):
+    """A table of addresses on the device that can be filled again when they have moved."""
+
+    def require_alignment(self) -> None:
+        """Raises: LayoutMismatch where addresses have moved to such that the launches would not fit any more."""
+
+    def fill(self) -> None:
+        """Writes the addresses of now into the table."""
 
 
 class PlaneTable:
@@ -75,6 +86,7 @@ class Memory:
         self._names = frozenset(region.plane.name for region in regions)
         self.whole = PlaneTable(regions, device)
         self._tables = {self._names: self.whole}
+        self._followers: WeakSet[Addresses] = WeakSet()
 
     def require_awake(self, operation: str) -> None:
         """Raises: Asleep, between `sleep` and `wake`."""
@@ -91,6 +103,10 @@ class Memory:
             chosen = [region for region in self.regions if region.plane.name in key]
             self._tables[key] = PlaneTable(chosen, self.whole.map.tiles.device)
         return self._tables[key]
+
+    def follow(self, table: Addresses) -> None:
+        """Has another table filled again by `wake`, as long as somebody uses it."""
+        self._followers.add(table)
 
     def of(self, name: str) -> list[Region]:
         """The regions of a plane. Raises: InvalidArgument."""
@@ -127,9 +143,10 @@ class Memory:
             if have < size:
                 why = f"the memory of {region} is {have} of {size} bytes: bring the engine's tensors back first"
                 raise Asleep("wake", why)
-        for table in self._tables.values():
+        tables = [*self._tables.values(), *self._followers]
+        for table in tables:
             table.require_alignment()
-        for table in self._tables.values():
+        for table in tables:
             table.fill()
         self.asleep = False
         if self._kept is None:

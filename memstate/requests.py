@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class Request:
     A snapshot says what length it stands for, not of which tokens: whoever gives `resume` and `tokens` vouches for it.
     tokens: the whole prompt, for the prefix cache or a session to find what is computed already; in one dimension, any
     sequence of whole numbers. salt: equal tokens under different salts never match. session: the conversation that this
-    is the next turn of.
+    is the next turn of. fetch: the prefetch that was begun for it; several ranks start from what they agreed on.
     """
 
     id: Hashable
@@ -51,6 +52,7 @@ class Request:
     tokens: Tokens | None = field(default=None, repr=False, compare=False)
     salt: Hashable = None
     session: Session | None = None
+    fetch: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

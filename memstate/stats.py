@@ -2,7 +2,8 @@
 device.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,8 @@ class PrefixStats:
     prompt_tokens are theirs, hit_tokens need not be computed, and the three `lost_` add up to the rest: nobody has
     computed them (or their KV is gone), a state was there and given up, KV is there and never was a state.
     inserted: states; duplicates: came when one was there already; declined: by the policy; refused: for want of a
-    holder register. evicted_states, evicted_pages: given up, the former also with a leaf's pages.
+    holder register. loaded: came back from host memory. evicted_states, evicted_pages: given up, the former also with a
+    leaf's pages.
     """
 
     states: int = 0
@@ -30,8 +32,47 @@ class PrefixStats:
     duplicates: int = 0
     declined: int = 0
     refused: int = 0
+    loaded: int = 0
     evicted_states: int = 0
     evicted_pages: int = 0
+
+
+@dataclass(frozen=True)
+class TierStats:
+    """Host memory and storage: what is held now, and since the start what moved.
+
+    dense_states of dense_records: in dense records on the device. host_states of host_state_records, host_pages of
+    host_page_records: in use. host_bytes, staging_bytes: memory of the host and of the device. dense_hit_tokens,
+    host_hit_tokens, storage_hit_tokens: of prompts, beyond what the tree had, by where the state was found; a
+    prefetched one counts as storage's. states_out, states_in, pages_out, pages_in: copied between device and host
+    memory. refused: states that found no room in host memory. evicted_states, evicted_pages: of host memory. written,
+    write_failed, write_missed: records to storage; missed ones were evicted before their turn. leaked_records: 0, or
+    something is wrong. prefetch: of storage, where there is one.
+    """
+
+    dense_states: int
+    dense_records: int
+    host_states: int
+    host_state_records: int
+    host_pages: int
+    host_page_records: int
+    host_bytes: int
+    staging_bytes: int
+    dense_hit_tokens: int
+    host_hit_tokens: int
+    storage_hit_tokens: int
+    states_out: int
+    states_in: int
+    pages_out: int
+    pages_in: int
+    refused: int
+    evicted_states: int
+    evicted_pages: int
+    written: int
+    write_failed: int
+    write_missed: int
+    leaked_records: int
+    prefetch: "PrefetchStats | None" = None
 
 
 @dataclass(frozen=True)
@@ -69,3 +110,44 @@ class Stats:
     launches: int
     syncs: int
     prefix: PrefixStats | None = None
+    tiers: TierStats | None = None
+
+
+@dataclass(frozen=True)
+class PrefetchStats:
+    """Prefetches from storage: what is in flight, and since the start how they ended.
+
+    in_flight: prefetches; in_flight_tokens: that they are after. started: all of them; the next eleven add up to those
+    that are over: all that was agreed on has come, a part of it; too little was missing, others were after too many
+    tokens, storage had too little, host memory had, stopped before anything had come, storage failed, another rank
+    could not; cancelled, lost with another rank.
+    truncated, truncated_tokens: cut to the host memory that there was. tokens: that need not be computed. read: records
+    that came whole; pages, states: those that were kept. flaws: records that were not what was asked for, by what was
+    wrong. failures: calls that storage failed. rounds, waits: agreements with other ranks, and those that this
+    one had to wait for.
+    """
+
+    in_flight: int = 0
+    in_flight_tokens: int = 0
+    started: int = 0
+    complete: int = 0
+    partial: int = 0
+    short: int = 0
+    limited: int = 0
+    missed: int = 0
+    no_room: int = 0
+    stopped: int = 0
+    failed: int = 0
+    disagreed: int = 0
+    cancelled: int = 0
+    lost: int = 0
+    truncated: int = 0
+    truncated_tokens: int = 0
+    tokens: int = 0
+    read: int = 0
+    pages: int = 0
+    states: int = 0
+    flaws: Mapping[str, int] = field(default_factory=dict)
+    failures: int = 0
+    rounds: int = 0
+    waits: int = 0

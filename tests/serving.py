@@ -211,7 +211,7 @@ class Server:
         assert figures is not None
         held = sum(len(node.pages) for node in nodes)
         assert (figures.states, figures.nodes, figures.pages) == (len(states), len(nodes), held)
-        assert figures.inserted - figures.evicted_states == figures.states
+        assert figures.inserted + figures.loaded - figures.evicted_states == figures.states
         lost = figures.lost_no_sharing + figures.lost_evicted + figures.lost_no_snapshot
         assert figures.hit_tokens + lost == figures.prompt_tokens
         if not idle:

@@ -44,14 +44,14 @@ def test_unwanted_patterns_find_what_they_are_for() -> None:
     assert all(re.search(pattern, text) for pattern, text in zip(UNWANTED.values(), texts, strict=True))
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(4))
 def test_readme_example_runs_and_prints_what_it_says(number: int, tmp_path: Path) -> None:
     """The Python blocks of the README: the first of at most 15 lines; a text block right behind one is its output."""
     blocks = re.findall(
         r"```python\n(.*?)```(?:\s*```(?:text|console)?\n(.*?)```)?", (ROOT / "README.md").read_text(), re.DOTALL
     )
     whole = [(code, output) for code, output in blocks if code.startswith("import ")]  # the others are fragments
-    assert len(whole) == 3
+    assert len(whole) == 4
     assert len([line for line in whole[0][0].splitlines() if line.strip()]) <= 15
     code, output = whole[number]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

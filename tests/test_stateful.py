@@ -23,6 +23,7 @@ from memstate import (
     engine,
     holders,
     pages,
+    promotion,
     publisher,
     requests,
     sessions,
@@ -33,6 +34,7 @@ from memstate import (
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.reference import copy, registers, tracking
 from memstate.prefix import cache, policies, tree
+from memstate.tiers import background, claim, host_cache, host_pool, offers, records, stowing
 from tests.stateful.operations import OPERATIONS
 from tests.stateful.program import LARGEST, Difference, Program, difference, run, shrunk
 
@@ -54,6 +56,13 @@ def test_random_programs_follow_the_rules(backend: Backend, strategy: str, overl
         run(Program.random(seed, length, strategy, overlap), backend)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_random_programs_with_tiers_follow_the_rules(backend: Backend, strategy: str) -> None:
+    programs, length = (5, 200) if backend.name == "reference" else (2, 45)
+    for seed in range(SEED, SEED + programs):
+        run(Program.random(seed, length, strategy, tiered=True), backend)
+
+
 @hypothesis_settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(numbers, st.lists(st.tuples(st.sampled_from(list(OPERATIONS)), numbers), min_size=10, max_size=40))
 def test_programs_that_hypothesis_finds_follow_the_rules(drawn: int, operations: list[tuple[str, int]]) -> None:
@@ -61,20 +70,24 @@ def test_programs_that_hypothesis_finds_follow_the_rules(drawn: int, operations:
 
 
 def test_programs_use_every_public_operation_and_see_every_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    public = {name for name, _ in inspect.getmembers(ms.StateManager, inspect.isfunction) if name[0] != "_"}
-    used: Counter[str] = Counter()
-    for name in public:
-        method = getattr(ms.StateManager, name)
+    public = {(of, name) for of in (ms.StateManager, ms.tiers.TierManager)
+              for name, _ in inspect.getmembers(of, inspect.isfunction) if name[0] != "_"}  # fmt: skip
+    used: Counter[tuple[type, str]] = Counter()
+    for of, name in public:
+        method = getattr(of, name)
 
-        def counted(self: Any, *args: Any, name: str = name, method: Callable[..., Any] = method, **more: Any) -> Any:
-            used[name] += 1
+        def counted(
+            self: Any, *args: Any, key: Any = (of, name), method: Callable[..., Any] = method, **more: Any
+        ) -> Any:
+            used[key] += 1
             return method(self, *args, **more)
 
-        monkeypatch.setattr(ms.StateManager, name, counted)
+        monkeypatch.setattr(of, name, counted)
     errors: Counter[str] = Counter()
     for seed in range(SEED, SEED + 60):
         errors += run(Program.random(seed, 100), Backend("reference")).errors
     assert set(used) == public
+    # AgreementLost takes a second rank.
     assert set(errors) == {"InvalidArgument", "StaleHandle", "OutOfSlots", "OutOfRows", "OutOfPages", "Asleep",
                            "ConfigurationError"}  # fmt: skip
 
@@ -248,6 +261,73 @@ def tombstones_stay_dead(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(cache.PrefixCache, "_attach", broken)
 
 
+def uses_below_do_not_refresh(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(host_cache.HostCache, "touch", lambda self, keys: None)
+
+
+def what_is_being_copied_is_evicted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(host_pool.HostPool, "in_use", lambda self, record: False)
+
+
+def a_split_leaves_digests_where_they_were(patch: pytest.MonkeyPatch) -> None:
+    split = tree.Tree._split
+
+    def broken(self: Any, node: Any, inside: int) -> Any:
+        digests, upper = node.digests, split(self, node, inside)
+        node.digests = digests
+        return upper
+
+    patch.setattr(tree.Tree, "_split", broken)
+
+
+def slots_are_packed_before_the_packet(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(commands.CommandBuffer, "named", lambda self, given: False)
+
+
+def a_load_is_pinned_for_good(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(promotion.Promotions, "let_go", lambda self, given: None)
+
+
+def slots_of_states_from_below_are_not_counted(patch: pytest.MonkeyPatch) -> None:
+    needs = promotion.Promotions.needs
+    patch.setattr(promotion.Promotions, "needs", lambda self, given: (0, needs(self, given)[1]))
+
+
+def an_end_below_the_threshold_will_do(patch: pytest.MonkeyPatch) -> None:
+    first = offers.Offers._first
+    patch.setattr(offers.Offers, "_first", lambda self, fetch, least: first(self, fetch, 1))
+
+
+def records_of_the_reserve_are_taken(patch: pytest.MonkeyPatch) -> None:
+    """By prefetches."""
+    room = host_cache.HostCache.room
+    patch.setattr(host_cache.HostCache, "room", lambda self, reserve=None: room(self, 0))
+
+
+def records_are_not_checked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(records.RecordFormat, "flaw", lambda self, buffer, key, length: "")
+
+
+def a_cancelled_prefetch_keeps_its_records(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(claim.Claim, "give_back", lambda self: None)
+
+
+def what_was_cancelled_is_still_read(patch: pytest.MonkeyPatch) -> None:
+    """Into records that have another owner by then."""
+    patch.setattr(background.Background, "drop", lambda self, fetch: None)
+
+
+def a_failed_write_is_never_tried_again(patch: pytest.MonkeyPatch) -> None:
+    end = stowing.Stowing._end
+
+    def broken(self: Any, shelf: Any, entries: Any, future: Any) -> None:
+        end(self, shelf, entries, future)
+        for entry in entries:
+            entry.stored = True
+
+    patch.setattr(stowing.Stowing, "_end", broken)
+
+
 BREAKS: dict[Break, tuple[str, bool]] = {
     label_stays: ("ping-pong", True),
     settle_ignores_the_generation: ("lazy", True),
@@ -272,6 +352,18 @@ BREAKS: dict[Break, tuple[str, bool]] = {
     an_aborted_turn_is_kept: ("redirect", True),
     a_hit_covers_the_last_token: ("lazy", True),
     tombstones_stay_dead: ("redirect", True),
+    uses_below_do_not_refresh: ("lazy", False),
+    what_is_being_copied_is_evicted: ("ping-pong", False),
+    a_split_leaves_digests_where_they_were: ("redirect", False),
+    slots_are_packed_before_the_packet: ("lazy", False),
+    a_load_is_pinned_for_good: ("redirect", False),
+    slots_of_states_from_below_are_not_counted: ("redirect", False),
+    an_end_below_the_threshold_will_do: ("none", False),
+    records_of_the_reserve_are_taken: ("ping-pong", True),
+    records_are_not_checked: ("none", True),
+    a_cancelled_prefetch_keeps_its_records: ("none", True),
+    what_was_cancelled_is_still_read: ("lazy", False),
+    a_failed_write_is_never_tried_again: ("ping-pong", False),
 }
 MOST_PROGRAMS = 60
 

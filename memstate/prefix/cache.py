@@ -8,9 +8,12 @@ Pins are the holders' (a first step is about to read the state), leases the tree
 pages). Nothing here touches a tensor, and nothing is submitted.
 """
 
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from memstate.commands import CommandBuffer
 from memstate.errors import InvalidArgument
@@ -27,6 +30,19 @@ from memstate.tokens import BYTES
 NOWHERE = Node(None, b"", [], 0)  # the path of who shares nothing
 NO_MATCH = Match(0, 0, 0, 0)
 KEYS = 2**20  # tokens of prompts remembered where KV is the caller's: 8 MiB of keys
+
+
+class Below(Protocol):
+    """What lies below the device: it hears of states that come, are used and go."""
+
+    def added(self, node: Node) -> None:
+        """A state has been cached."""
+
+    def used(self, node: Node) -> None:
+        """A request goes on from a state."""
+
+    def keep(self, nodes: Sequence[Node]) -> None:
+        """The states of these nodes are given up right behind this call."""
 
 
 @dataclass
@@ -69,6 +85,8 @@ class PrefixCache:
         for policy in (self._states, self._kv):
             policy.belong(self)
         self._unit = BYTES * pages.page_size
+        self.below: Below | None = None
+        self.tree = Tree(self._unit)
         self.reset()
 
     def __repr__(self) -> str:
@@ -78,7 +96,7 @@ class PrefixCache:
     def reset(self) -> None:
         """Forgets everything: only where registers and pages are reset as well."""
         pages, size = self._pages.allocator.pages, self._pages.page_size
-        self.tree = Tree(self._unit, (pages or KEYS // size) if self._states.remembers else 0)
+        self.tree.reset((pages or KEYS // size) if self._states.remembers else 0)
         self.leases: dict[int, Lease] = {}
         self.nodes: dict[int, Node] = {}
         self._moves: list[tuple[int, int]] = []  # recorded with the next eviction, or at the end of a batch
@@ -96,7 +114,7 @@ class PrefixCache:
         length = stated.end * size if stated else 0
         gone = found.evicted.end * size if found.evicted else length
         return Match(
-            len(key) // BYTES, length, found.kv * size, gone, stated.snapshot if stated else None, found
+            len(key) // BYTES, length, found.kv * size, gone, stated.snapshot if stated else None, found=found
         )  # fmt: skip
 
     def hold(self, match: Match, salt: Hashable) -> Lease:
@@ -219,6 +237,8 @@ class PrefixCache:
             if match.found.stated in lease.own:
                 lease.own[match.found.stated] += 1
             self._states.used(match.found.stated)
+            if self.below:
+                self.below.used(match.found.stated)
 
     def insert(self, offers: Sequence[Offer]) -> list[Snapshot | None]:
         """Takes what rows have: KV in any case, states as the policy says. Returns the states that stand for each
@@ -275,10 +295,13 @@ class PrefixCache:
         node, had = self.tree.insert(key, offer.pages, offer.lease.salt, start)
         if had * self._unit < len(key):
             self._pages.allocator.share(offer.pages[had : len(key) // self._unit])
-            if node.parent is not None:
-                self._kv.dropped(node.parent)
-            self._kv.leaf(node)
+            self._grown(node)
         return node
+
+    def _grown(self, node: Node) -> None:
+        if node.parent is not None:
+            self._kv.dropped(node.parent)
+        self._kv.leaf(node)
 
     def _attach(self, node: Node, register: int, length: int, kind: str) -> Snapshot | None:
         """Moves a state to the node, if a holder can be had."""
@@ -296,7 +319,37 @@ class PrefixCache:
         self._counts["inserted"] += 1
         self._publisher.published += 1
         self._states.added(node, kind)
+        if self.below:
+            self.below.added(node)
         return snapshot
+
+    def plant(self, key: bytes, salt: Hashable, length: int) -> tuple[Node, int, list[int]]:
+        """Takes in a state that arrives from below, and pages for what leads to it. Only where a holder, a slot and the
+        pages are free; `planted` tells the policies, once the bytes are on their way.
+
+        key: the `length` tokens that it stands for. Returns its node, how many pages are here already, and ids of the
+        rest.
+        """
+        size, allocator = len(key) // self._unit, self._pages.allocator
+        had = self.tree.find(key, salt).kv
+        fresh = allocator.claim(size - had) if allocator.pages else []
+        node, _ = self.tree.insert(key, [0] * had + fresh if fresh else [], salt)
+        snapshot = node.snapshot = self._holders.keep(length, ())
+        node.evicted = False
+        self.nodes[snapshot.register] = node
+        self._commands.claim([snapshot.register])
+        self._commands.registers.labels[snapshot.register] = length
+        cell = self._commands.registers.address("labels", np.array([snapshot.register]))
+        self._commands.write(cell, [length])
+        self._counts["loaded"] += 1
+        return node, had, fresh
+
+    def planted(self, nodes: Sequence[tuple[Node, bool]]) -> None:
+        """Tells the policies of states that have come up, each with whether KV has come with it."""
+        for node, grown in nodes:
+            self._states.added(node, "again")
+            if grown:
+                self._grown(node)
 
     def _record_moves(self) -> None:
         moves, self._moves = self._moves, []
@@ -317,23 +370,27 @@ class PrefixCache:
         """Whether so many pages would be free: those that no lease keeps and nobody else holds. Leaves are looked at
         first, in the order in which they would go; everything only where these are not enough.
         """
-        if pages > self.evictable_pages:
+        if pages <= 0 or pages > self.evictable_pages:
             return pages <= 0
-        for nodes in (self._kv.victims(), (node for _, node in self.tree.walk())):
-            left = pages
-            for node in nodes:
-                if left > 0 and not node.leases:
-                    left -= self._alone(node)
+        left, seen = pages, set[Node]()  # a policy may offer a node more than once
+        for node in self._kv.victims():
+            if not (node.leases or node in seen):
+                seen.add(node)
+                left -= self._alone(node)
                 if left <= 0:
                     return True
-        return False
+        held = Counter(page for _, node in self.tree.walk() if not node.leases for page in node.pages)
+        holders = self._pages.allocator.holders
+        return pages <= sum(holders[page] == times for page, times in held.items())  # those under two salts as well
 
     def _alone(self, node: Node) -> int:
         holders = self._pages.allocator.holders
         return sum(holders[page] == 1 for page in node.pages)
 
     def evict_states(self, n: int) -> int:
-        """Gives up n states, the least worthy first, or as many as there are; returns how many slots are free then."""
+        """Gives up n states, the least worthy first, or as many as there are; returns how many slots are free then.
+        What lies below the device may keep them.
+        """
         chosen: list[Node] = []
         for node in self._states.victims() if n > 0 else ():
             if node.snapshot and node.snapshot.register not in self._holders.pinned:
@@ -341,6 +398,8 @@ class PrefixCache:
                 if len(chosen) == n:
                     break
         self._record_moves()
+        if self.below and chosen:
+            self.below.keep(chosen)
         self._publisher.drop([node.snapshot for node in chosen if node.snapshot])
         for node in chosen:
             self._detach(node)
@@ -348,22 +407,30 @@ class PrefixCache:
         return len(chosen)
 
     def evict_pages(self, n: int) -> int:
-        """Gives up leaves, the least worthy first, until n pages are free that were not, or none is left to give up;
-        returns how many are.
+        """Gives up leaves, the least worthy first and those that the policy does not offer last, until n pages are free
+        that were not, or none is left to give up; returns how many are.
         """
         self._record_moves()
         allocator = self._pages.allocator
-        before = last = allocator.free
-        while allocator.free - before < n:
-            for node in self._kv.victims():
-                if not node.leases and not node.carriers:
-                    self._give_up(node, n - (allocator.free - before))
-                    if allocator.free - before >= n:
-                        break
-            if allocator.free == last:
-                break
-            last = allocator.free  # a policy may have passed over what became a leaf meanwhile
+        before = allocator.free
+        goal = before + n
+        while allocator.free < goal:  # a policy may have passed over what became a leaf meanwhile
+            if not self._give_up_leaves(self._kv.victims(), goal):
+                rest = [node for _, node in self.tree.walk()]
+                if not self._give_up_leaves(reversed(rest), goal):  # children first
+                    break
         return allocator.free - before
+
+    def _give_up_leaves(self, nodes: Iterable[Node], goal: int) -> bool:
+        """Gives up those that are leaves, until so many pages are free; returns whether there were any."""
+        allocator, any_given = self._pages.allocator, False
+        for node in nodes:
+            if not (node.leases or node.carriers or node.hollow):
+                self._give_up(node, goal - allocator.free)
+                any_given = True  # others may hold its pages: what it stood on is a leaf now
+                if allocator.free >= goal:
+                    break
+        return any_given
 
     def make_room(self, pages: int) -> None:
         """Gives up as many pages, where that many can be given up, else none."""
@@ -379,7 +446,14 @@ class PrefixCache:
                 )
 
     def clear(self) -> None:
-        """Gives up everything that no row and no session uses."""
+        """Gives up everything that no row and no session uses, for good: nothing below the device keeps it."""
+        below, self.below = self.below, None
+        try:
+            self._clear()
+        finally:
+            self.below = below
+
+    def _clear(self) -> None:
         self.evict_states(len(self.nodes))
         nodes = [node for _, node in self.tree.walk() if not node.leases]
         for node in reversed(nodes):  # children first
@@ -409,6 +483,8 @@ class PrefixCache:
         """
         size = len(leaf.key) // self._unit
         if leaf.snapshot:
+            if self.below:
+                self.below.keep([leaf])
             self._publisher.drop([leaf.snapshot])
             self._detach(leaf)
         elif 0 < pages < size:

@@ -12,7 +12,7 @@ class Match:
 
     tokens: the prompt's. length: up to the deepest state, which is where a row starts. kv_length: as far as KV alone
     reaches. evicted_length: up to the deepest state that was here and was given up, `length` where there is none.
-    snapshot: the state, None at length 0.
+    snapshot: the state, None at length 0. host_length: up to a longer state in host memory, 0 where there is none.
     """
 
     tokens: int
@@ -20,6 +20,7 @@ class Match:
     kv_length: int
     evicted_length: int
     snapshot: Snapshot | None = None
+    host_length: int = 0
     found: Found | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -49,5 +50,7 @@ class Match:
         return replace(self, length=length, kv_length=reach, evicted_length=gone, snapshot=None, found=None)
 
     def __str__(self) -> str:
+        host = f", {self.host_length} in host memory" if self.host_length else ""
         why = ", ".join(f"{n} {reason.replace('_', ' ')}" for reason, n in self.lost.items() if n)
-        return f"{self.length} of {self.tokens} tokens by state, {self.kv_length} by KV" + (f" ({why})" if why else "")
+        found = f"{self.length} of {self.tokens} tokens by state, {self.kv_length} by KV{host}"
+        return found + (f" ({why})" if why else "")

@@ -20,19 +20,21 @@ class Node:
     key: tokens of its own pages; end: pages from the root up to its end; pages: ids of its own pages, empty where KV is
     the caller's. snapshot: the state that stands for everything up to its end. evicted: there was one, and it was given
     up. leases: rows and sessions whose path leads here or through here. uses: requests that went on from its state.
-    hollow: its KV is gone; carriers: children of which it is not.
+    hollow: its KV is gone; carriers: children of which it is not. digests: what the tiers below the device call its
+    first own pages, as far as they have asked.
     touched, worth: bookkeeping of the policy for pages, and of that for states; nobody else reads them.
     """
 
     __slots__ = (
-        "carriers", "children", "end", "evicted", "hollow", "key", "leases", "pages", "parent", "snapshot", "touched",
-        "uses", "worth",
+        "carriers", "children", "digests", "end", "evicted", "hollow", "key", "leases", "pages", "parent", "snapshot",
+        "touched", "uses", "worth",
     )  # fmt: skip
 
     def __init__(self, parent: "Node | None", key: bytes, pages: list[int], end: int) -> None:
         self.parent, self.key, self.pages, self.end = parent, key, pages, end
         self.children: dict[bytes, Node] = {}
         self.snapshot: Snapshot | None = None
+        self.digests: list[bytes] = []
         self.evicted = self.hollow = False
         self.leases = self.uses = self.touched = self.carriers = 0
         self.worth: Any = None
@@ -83,7 +85,12 @@ class Tree:
     """
 
     def __init__(self, page: int, memory: int = 0) -> None:
-        self.page, self.memory = page, memory
+        self.page = page
+        self.reset(memory)
+
+    def reset(self, memory: int) -> None:
+        """Forgets every prefix."""
+        self.memory = memory
         self._hollow: dict[Node, None] = {}  # oldest first: children before their parents
         self.hollow_pages = 0
         self.roots: dict[Hashable, Node] = {}
@@ -197,6 +204,7 @@ class Tree:
         upper = Node(parent, node.key[:inside], node.pages[:size], parent.end + size)
         parent.children[node.key[: self.page]] = upper
         node.parent, node.key, node.pages = upper, node.key[inside:], node.pages[size:]
+        upper.digests, node.digests = node.digests[:size], node.digests[size:]
         upper.children[node.key[: self.page]] = node
         upper.leases, upper.hollow, upper.touched = node.leases, node.hollow, node.touched
         upper.carriers = int(not node.hollow)
@@ -243,6 +251,12 @@ class Tree:
         """Ids of all pages from the root up to a node's end."""
         parts = [step.pages for step in node.path()]
         return [page for part in reversed(parts) for page in part]
+
+    def salt(self, node: Node) -> Hashable:
+        """The salt that a node's prefix was filed under."""
+        while node.parent is not None:
+            node = node.parent
+        return self._salts[node]
 
     def walk(self) -> Iterator[tuple[Hashable, Node]]:
         """Every node with its salt, parents first."""

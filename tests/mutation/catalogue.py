@@ -1,6 +1,7 @@
 """All mutants, in the order of the table. A name is given once; every category has mutants."""
 
-from tests.mutation import kernels, owners, places, prefix
+from tests.mutation import host, kernels, owners, places, prefix, tiers
 from tests.mutation.mutant import Mutant
 
-MUTANTS: list[Mutant] = [*kernels.MUTANTS, *owners.MUTANTS, *places.MUTANTS, *prefix.MUTANTS]
+GROUPS = (kernels, owners, places, prefix, tiers, host)
+MUTANTS: list[Mutant] = [mutant for group in GROUPS for mutant in group.MUTANTS]

@@ -11,10 +11,18 @@ OWNERS = [
 CACHED = [
     "prefix_tree", "prefix_ranking", "prefix_cache", "prefix_room", "prefix_wants", "prefix_cow", "prefix_refusals",
     "prefix_arrivals", "prefix_identical", "sessions", "session_aborts", "session_pages", "session_walks",
-    "audit_owners", "tokens",
+    "session_refusals", "audit_owners", "tokens",
 ]  # fmt: skip
 PREFIX = [PROGRAMS, "prefix_gaps", *CACHED]
 DEVICE = ["ownership", "plan_kernel", "accept", "lazy", "redirect", "shared_pool", "mutant_gaps"]
+PREFETCH = ["prefetch", "prefetch_stops", "prefetch_ranks", "prefetch_random"]
+HOST = [
+    f"tiers_{name}"
+    for name in (
+        "bytes", "counts", "dense", "doors", "faults", "gaps", "hits", "late", "life", "refusals", "sessions",
+        "storage", "writes",
+    )
+]  # fmt: skip
 BYTES = ["copy", "storage", "given_memory", "sleep", "layout"]
 
 NEAR = {
@@ -26,6 +34,8 @@ NEAR = {
     "kernels/slots.py": ["conv", "gated_delta", "selective", "doors"],
     "kernels/gather.py": ["gather", "storage"],
     "kernels/scatter.py": ["scatter", "storage"],
+    "kernels/pack.py": ["pack", "packing"],
+    "kernels/pack_int8.py": ["pack_int8", "packing_int8"],
     "kernels/conv.py": ["conv", "conv_window"],
     "kernels/gated_delta.py": ["gated_delta", "gated_delta_window", "kda"],
     "kernels/selective.py": ["selective", "selective_window"],
@@ -33,11 +43,15 @@ NEAR = {
     "memstate/split.py": ["split", "layout", "presets"],
     "memstate/windows.py": ["speculation", "given_memory"],
     "memstate/presets/families.py": ["presets"],
-    "memstate/engine.py": [*OWNERS, "engine_memory", "sleep", *CACHED],
+    "memstate/engine.py": [*OWNERS, "engine_memory", "sleep", "tiers_life", "tiers_late", *CACHED],
     **{f"memstate/{name}.py": [*OWNERS, *CACHED] for name in ("admission", "endings", "stepping")},
     **{f"memstate/{name}.py": PREFIX for name in ("tokens", "sessions")},
     **{f"memstate/prefix/{name}.py": PREFIX for name in ("tree", "cache", "ranking")},
     **{f"memstate/prefix/policies/{name}.py": PREFIX for name in ("lru", "greedy_dual", "return_rate")},
+    **{f"memstate/tiers/{name}.py": PREFETCH for name in ("prefetch", "fetch", "offers", "claim", "rounds", "reading")},
+    **{f"memstate/tiers/{name}.py": HOST for name in ("host", "manager", "stowing", "transfers", "digests")},
+    "memstate/promotion.py": HOST,
+    **{f"memstate/tiers/{name}.py": PREFETCH for name in ("background", "host_cache", "host_pool")},
     **dict.fromkeys((f"memstate/{name}.py" for name in ("layout", "memory", "regions", "storage")), BYTES),
 }
 

@@ -283,6 +283,21 @@ TURNS = [
         '        self._note("release", regs)\n', "",
         "tests/test_prefix_gaps.py::test_the_ledger_names_every_change_of_owners[reference]",
     ),
+    Mutant(
+        "a leaf that is offered twice is room twice", "wrong count", "memstate/prefix/cache.py",
+        "if not (node.leases or node in seen):", "if not node.leases:",
+        "tests/test_session_refusals.py::test_B17_a_leaf_that_a_policy_offers_twice_is_room_once",
+    ),
+    Mutant(
+        "pages of two salts are nobody's to give up", "wrong count", "memstate/prefix/cache.py",
+        "holders[page] == times", "holders[page] == 1",
+        "tests/test_session_refusals.py::test_leaves_whose_pages_others_have_too_hide_no_room_behind_them",
+    ),
+    Mutant(
+        "leaves that a policy hides stay", "wrong count", "memstate/prefix/cache.py",
+        "self._give_up_leaves(reversed(rest), goal)", "self._give_up_leaves(rest[:0], goal)",
+        "tests/test_session_refusals.py::test_leaves_that_a_policy_does_not_offer_are_room",
+    ),
 ]  # fmt: skip
 
 MUTANTS = [*FOUND, *HELD, *ROOM, *ASKED, *TURNS]

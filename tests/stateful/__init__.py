@@ -9,9 +9,15 @@ keeping    what comes into it and what goes
 talking    sessions
 starting   admissions, forks and endings
 model      the rules of tracking: plan, settle, accept
+shelves    one kind of record in host memory
+hosting    what goes to host memory and storage, and what comes up again
+fetches   fetching
+           prefetches
+kv         the KV pages of an engine
+lower      host memory, storage and threads as they are, beside the model
 settings   what a manager can be built with, drawn from small numbers
 machine    a manager beside its model: what an operation may raise, and everything compared after it
-planning   settling   prompting   admitting   asking   remembering   operations
+planning   settling   prompting   admitting   asking   remembering   tiering   operations
            every operation, valid and not, chosen by the digits of one number
 program    settings and operations as plain tuples: made at random, run, shrunk, printed
 

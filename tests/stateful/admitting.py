@@ -34,6 +34,8 @@ class Admitting(Prompting):
                 d.pick(requests[0] if requests else 3, [*requests, "request"]),
                 faults | {ms.InvalidArgument},
             )
+        if not (faults or self.asleep) and (higher := self._from_host(starts)):
+            starts, more = higher, set()
         rows = self.attempt(faults | more, lambda: self.mem.admit(given), numbers)
         if rows is REFUSED:
             return []
@@ -43,6 +45,15 @@ class Admitting(Prompting):
         self.note_rows(rows, tenants)
         assert rows.any_alive == bool(requests)
         return list(rows)
+
+    def _from_host(self, starts: Sequence[Start]) -> list[Start] | None:
+        """The same with what host memory has, where there is room for all of that."""
+        model = self.model
+        found = [model.from_host(start) or start for start in starts]
+        states = {start.hit.state.key for start in found if start.hit}
+        if not states or self._scarce(len(found), *model.weigh(found))[0]:
+            return None
+        return found if len(states) <= model.holders_left else None
 
     def _scarce(
         self, rows: int, need: tuple[int, int], room: tuple[int, int], evictable: int
@@ -84,6 +95,8 @@ class Admitting(Prompting):
         assert tenant
         tenants, copies = model.fork(tenant, names, int(self.mem.registers.source[row.index]))
         self.note_rows(fork.rows, tenants)
+        if self.lower and self.lower.kv:
+            self.lower.kv.copy(copies)
         self._same("page copies", [tuple(map(int, pair)) for pair in fork.page_copies], copies)
 
     def arrived(self, d: Digits) -> None:
@@ -117,7 +130,9 @@ class Admitting(Prompting):
                 for contents in model.content.values():
                     contents[slot] = state
         if self.attempt(faults, lambda: self.mem.arrived(rows, lengths)) is not REFUSED:
-            model.arrive([self.handles[row] for row in rows], states, texts)
+            model.arrive(tenants := [self.handles[row] for row in rows], states, texts)
+            if self.lower and self.lower.kv:
+                self.lower.kv.arrive(tenants)
 
     def _begun(self, tenant: Row) -> bool:
         return bool(self.model.known[tenant.live] or tenant.source or tenant.unsettled or tenant.finished)

@@ -7,8 +7,12 @@ the pages of the longest entry that it starts with, and has the rest to itself.
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tests.stateful.rows import Kept, Tenants
+
+if TYPE_CHECKING:
+    from tests.stateful.fetching import Below
 
 Text = tuple[int, ...]
 
@@ -62,7 +66,9 @@ class Found:
 
 
 class Cached(Tenants):
-    """Entries and leases, and what can be asked about them."""
+    """Entries and leases, and what can be asked about them. below: host memory and storage, where there are any."""
+
+    below: "Below | None" = None
 
     def clear(self) -> None:
         super().clear()

@@ -31,6 +31,8 @@ class Keeping(Cached):
             if found.stated in lease.own:
                 lease.own[found.stated] += 1
             self._rank(found.stated)
+            if self.below:
+                self.below.used(found.stated)
 
     def _rank(self, entry: Entry, superseded: bool = False) -> None:
         self.time += 1
@@ -144,6 +146,8 @@ class Keeping(Cached):
         self._attached.append((entry.state.register, register))
         self.stated.append(entry)
         self._rank(entry)
+        if self.below:
+            self.below.added(entry)
         assert row.lease
         row.lease.own[entry] = entry.uses
         self.figures["inserted"] += 1
@@ -165,6 +169,8 @@ class Keeping(Cached):
         order = sorted(self.stated, key=lambda one: one.last)
         chosen = [one for one in order if one.state and not self.pins[one.state.register]][: max(0, n)]
         self.record_attached()
+        if self.below:
+            self.below.given_up(chosen)
         self.drop([self.give_up(one) for one in chosen])
         for one in chosen:
             self.prune(one)
@@ -187,10 +193,33 @@ class Keeping(Cached):
                 self._shorten(entry, need)
         return self.free_pages - before
 
+    def plant(self, tokens: Text, salt: Hashable) -> tuple[Kept, int, list[int]]:
+        """A state from host memory: with how many pages are here already, and pages for the rest."""
+        had, fresh = self.reach(tokens, salt) // self.settings.page_size, []
+        if self.settings.pages:
+            free = [page for page in range(1, self.settings.pages + 1) if not self.page_users[page]]
+            fresh = free[: len(tokens) // self.settings.page_size - had]
+        entry, length = self._grow(tokens, [0] * had + fresh, salt), len(tokens)
+        truth = fold(EMPTY, tokens)
+        entry.state = self.hold(self.next_holder(length), length, (), truth, tokens, "cached")
+        entry.evicted = False
+        self.stated.append(entry)
+        self._rank(entry)
+        self.record_claims([entry.state.register])
+        self.known[entry.state.register] = length
+        self.record_write("label", entry.state.register, length)
+        self.figures["loaded"] += 1
+        return entry.state, had, fresh
+
     def clear_cache(self) -> None:
+        """For good: nothing below keeps it."""
+        if self.below:
+            self.below.off = True
         self.evict_states(len(self.stated))
         while ends := [one for one in self.entries if not self.beyond(one) and not self.leased(one)]:
             self._remove(ends[0])
+        if self.below:
+            self.below.off = False
 
     def give_up(self, entry: Entry) -> Kept:
         state, entry.state, entry.evicted = entry.state, None, True
@@ -209,6 +238,8 @@ class Keeping(Cached):
     def _remove(self, entry: Entry) -> Entry | None:
         before, pages = self.before(entry), self.own_pages(entry)
         if entry.state:
+            if self.below:
+                self.below.given_up([entry])
             self.drop([self.give_up(entry)])
         self.entries.remove(entry)
         self.page_users -= Counter(pages)

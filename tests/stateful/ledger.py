@@ -121,14 +121,19 @@ class Ledger:
             self.known[target] = self.known[source]
             self.data.append((target, source))
 
+    def named(self, register: int) -> bool:
+        """Whether something is recorded that changes a register or reads its state."""
+        return register in self.phase or register in self.read_by_copy
+
     @property
     def pending(self) -> bool:
         return bool(self.moves or self.releases or self.claims or self.data or self.writes)
 
     def submit(self) -> None:
         """Carries out what is recorded: moves, releases, claims, writes, then zeros and copies."""
-        self.submits += self.pending
+        pending = self.pending
         self.before_submit()
+        self.submits += pending
         for target, source in self.moves:
             self.slot[target], self.label[target] = self.slot.pop(source), self.label.pop(source)
         for register in self.releases:

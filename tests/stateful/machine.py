@@ -13,7 +13,9 @@ from torch import Tensor
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.stateful.fetches import Fetched
 from tests.stateful.ledger import COLUMNS
+from tests.stateful.lower import Lower
 from tests.stateful.memory import Memory
 from tests.stateful.model import Model, Planned
 from tests.stateful.rows import Kept, Row
@@ -70,6 +72,7 @@ class Machine:
     def __init__(self, settings: Settings, backend: Backend) -> None:
         s = self.settings = settings
         self.memory = Memory(settings, backend.device)
+        self.lower = Lower(settings, backend) if s.tiered else None
         with self.memory.fenced() if s.memory == "fenced" else nullcontext():
             self.mem = ms.StateManager(
                 s.layout, slots=s.slots, max_requests=s.rows, preallocated=s.preallocated, max_batch=s.max_batch,
@@ -77,9 +80,12 @@ class Machine:
                 direct_hits=s.direct_hits, holders=s.holders, reserve=s.reserve, pages=s.pages, page_size=s.page_size,
                 pages_per_row=s.pages_per_row, tensors=self.memory.tensors, debug=s.debug,
                 backend=backend.name, device=backend.device, prefix=s.cache,
+                tiers=self.lower.tiers if self.lower else None,
             )  # fmt: skip
         self.memory.attach(self.mem)
         self.model = Model(settings, self.mem.table.generation.tolist())
+        if self.lower:
+            self.lower.attach(self.mem, self.model, self.memory)
         self.model.choose = self._chosen
         self.handles: dict[ms.Row, Row] = {}
         self.snaps: dict[ms.Snapshot, Kept] = {}
@@ -90,6 +96,7 @@ class Machine:
         self.dropped: deque[ms.Snapshot] = deque(maxlen=4)
         self.flights: list[Flight] = []
         self.settled: deque[ms.Step] = deque(maxlen=3)
+        self.fetches: dict[ms.tiers.Fetch, Fetched] = {}
         self.asleep = False
         self.fed = 1000  # tokens so far, each another number
         self.calls = 0
@@ -147,6 +154,8 @@ class Machine:
         self._look_at_the_cells()
         self._look_at_the_rest()
         self._look_at_who_has_what()
+        if self.lower:
+            self.lower.look(self.fetches)
         model.snapshots_are_true()
         if not self.asleep:
             self.memory.look(model.content, model.stirred)

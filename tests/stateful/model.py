@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tests.stateful.fetching import Below
 from tests.stateful.history import fold
 from tests.stateful.rows import Row
 from tests.stateful.settings import Settings
@@ -43,11 +44,13 @@ class Model(Starting):
         self.serial = 0
         self.records = np.zeros((2, 7, 64), np.int32)  # parity, column, entry
         super().__init__(settings, generations)
-        self.before_submit = self.after_forward
+        self.below = Below(self) if settings.tiered else None
+        self.before_submit = self.prepare
 
     def clear(self) -> None:
         super().clear()
         self.steps: list[Planned] = []  # unsettled, oldest first
+        self.named_last: list[tuple[int, int]] | None = None  # the batch of the step before
         self.due: list[tuple[int, int]] = []  # (to, of): copies of in-place planes once the forward has run
 
     def reset(self) -> None:
@@ -56,6 +59,12 @@ class Model(Starting):
         for number in range(self.row_count + 1):
             self.generation[number] += 1
             self.record_write("generation", number, self.generation[number])
+
+    def prepare(self) -> None:
+        """Before anything is sent."""
+        if self.below:
+            self.below.prepare()
+        self.after_forward()
 
     def after_forward(self) -> None:
         """Snapshots of planes that kernels update in one slot."""
@@ -131,7 +140,11 @@ class Model(Starting):
         self.advance([row for row, _ in planned])
         if self.settings.prefix and self.settings.evict:
             self.evict_states(min(limit, self.shortfall(sum(self.needs(row, n, window)[1] for row, n in planned))))
-        self.submit()
+        named = [(row.number, len(tokens)) if row and not row.finished else (0, 0) for row, tokens in batch]
+        if self.pending or named != self.named_last:  # else there is nothing to send
+            self.submit()
+        self.after_forward()
+        self.named_last = named
         claim = self.budget(limit)
         step = Planned([], window, self.serial % 2)
         self.serial += 1
@@ -182,6 +195,8 @@ class Model(Starting):
             moved = self._turn(row, length, claim)
             entry.write = self.slot[row.live]
         if moved and copied:
+            if self.below:
+                self.below.require_arrived(entry.read)
             self.copy_content(entry.write, entry.read, s.copied)
             self.copied += copied
         self._go_on(row, entry.after)
@@ -322,6 +337,7 @@ class Model(Starting):
         """Takes the newest step back; returns its rows, which are real up to where they were before it."""
         self.steps.remove(step)
         self.serial -= 1
+        self.named_last = None
         self.due = []
         rows = [row for entry in step.entries if (row := self.tenant(entry))]
         for row, entry in zip(rows, [e for e in step.entries if self.tenant(e)], strict=True):

@@ -1,15 +1,16 @@
 """Every operation of a manager: those on snapshots and on the manager as a whole, and all others by name."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import memstate as ms
 from tests.stateful.history import EMPTY
 from tests.stateful.machine import REFUSED, Faults, foreign
-from tests.stateful.remembering import Remembering
 from tests.stateful.settings import Digits
+from tests.stateful.tiering import Tiering
 
 
-class Operations(Remembering):
+class Operations(Tiering):
     """`run` carries out one of `OPERATIONS`."""
 
     naps = 0
@@ -85,6 +86,8 @@ class Operations(Remembering):
         if self.attempt(faults, lambda: self.mem.sleep(keep)) is REFUSED:
             return
         self.model.submit()
+        if self.model.below:
+            self.model.below.settle()
         self.asleep, self.naps, self.kept_bytes = True, 0, keep
         if self.memory.given:
             self.memory.scribble()
@@ -105,8 +108,11 @@ class Operations(Remembering):
     def reset(self, d: Digits) -> None:
         if d(3) and not self.asleep:
             return  # rare, or nothing grows
-        if self.attempt(set(), self.mem.reset) is REFUSED:
-            return
+        with self.lower.waiting() if self.lower else nullcontext():
+            if self.attempt(set(), self.mem.reset) is REFUSED:
+                return
+        if self.model.below:
+            self.model.below.clear()
         self.model.reset()
         self.gone.extend(self.handles)
         self.dropped.extend([*self.snaps, *self.cached])
@@ -136,6 +142,12 @@ class Operations(Remembering):
             self.mem.close_session(session)
             self.model.close_talk(talk)
         self.look()
+        with self.lower.waiting() if self.lower else nullcontext():
+            self.mem.close()
+        if self.model.below:
+            self.model.below.flush()
+            self.model.below.clear()
+        self.look()
         if self.mem.prefix is not None:
             self.mem.prefix.clear()
             self.model.clear_cache()
@@ -151,5 +163,11 @@ OPERATIONS = {
     "plan": 30, "settle": 16, "window": 8, "admit": 12, "leave": 9, "publish": 8, "drop": 7, "fork": 4, "cancel": 2,
     "arrived": 3, "submit": 3, "lengthen": 2, "read_slots": 2, "shortfall": 3, "ask": 3, "accept": 1, "audit": 1,
     "snapshot": 1, "check": 1, "scrub_null": 1, "sleep": 1, "wake": 1, "reset": 1,
+    "poll": 2, "prefetch": 1,
     "serve": 16, "match": 3, "talk": 2, "hush": 1, "forget_states": 1, "forget_pages": 1, "forget_all": 1,
+}  # fmt: skip
+# With tiers.
+BELOW = {
+    "serve": 60, "poll": 16, "work": 16, "prefetch": 12, "ready": 8, "unfetch": 3, "tick": 3, "spoil": 8, "stock": 8,
+    "thin": 4, "flush": 2, "empty_host": 2, "forget_states": 4, "plan": 20, "window": 4,
 }  # fmt: skip

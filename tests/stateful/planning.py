@@ -188,6 +188,8 @@ class Planning(Machine):
             return
         self.memory.forward(read, step.write.tolist(), step.snapshot.tolist(), starts, fed)
         self.model.forward(planned)
+        if self.lower:
+            self.lower.forward([(entry.row, entry.before, len(entry.tokens)) for entry in planned.entries if entry.row])
         if self.settings.in_place and not all(entry.row for entry in planned.entries):
             for states in self.model.content.values():
                 states[0] = RUBBISH

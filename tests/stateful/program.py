@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from memstate.kernels.dispatch import Backend
-from tests.stateful.operations import OPERATIONS, Operations
+from tests.stateful.operations import BELOW, OPERATIONS, Operations
 from tests.stateful.settings import Settings
 
 LARGEST = 2**128
@@ -19,25 +19,31 @@ LARGEST = 2**128
 
 @dataclass(frozen=True)
 class Program:
-    """settings: the number they are drawn from; strategy, overlap: given instead of drawn. operations: name and number
-    each.
+    """settings: the number they are drawn from; strategy, overlap, tiered: given instead of drawn. operations: name and
+    number each.
     """
 
     settings: int
     operations: tuple[tuple[str, int], ...]
     strategy: str | None = None
     overlap: bool | None = None
+    tiered: bool | None = None
 
     @classmethod
-    def random(cls, seed: object, length: int, strategy: str | None = None, overlap: bool | None = None) -> "Program":
+    def random(
+        cls, seed: object, length: int, strategy: str | None = None, overlap: bool | None = None,
+        tiered: bool | None = None,
+    ) -> "Program":  # fmt: skip
         """The same for the same seed."""
         chance = random.Random(f"{seed}")
-        names = chance.choices(list(OPERATIONS), list(OPERATIONS.values()), k=length)
+        settings = chance.randrange(LARGEST)
+        shares = OPERATIONS | (BELOW if Settings.draw(settings, strategy, overlap, tiered).tiered else {})
+        names = chance.choices(list(shares), list(shares.values()), k=length)
         numbers = [chance.randrange(LARGEST) for _ in names]
-        return cls(chance.randrange(LARGEST), tuple(zip(names, numbers, strict=True)), strategy, overlap)
+        return cls(settings, tuple(zip(names, numbers, strict=True)), strategy, overlap, tiered)
 
     def drawn(self) -> Settings:
-        return Settings.draw(self.settings, self.strategy, self.overlap)
+        return Settings.draw(self.settings, self.strategy, self.overlap, self.tiered)
 
 
 class Difference(AssertionError):

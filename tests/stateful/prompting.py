@@ -27,6 +27,12 @@ SALTS = (None, None, None, "salt")
 class Prompting(Settling):
     """What requests are made of."""
 
+    salts: tuple[Any, ...] = ()  # of the prompt drawn last
+
+    def draw_salt(self, d: Digits) -> Any:
+        salts, self.salts = self.salts, ()
+        return d.pick(*(salts * 6 + SALTS))
+
     @property
     def longest(self) -> int:
         """Tokens of a prompt."""
@@ -38,8 +44,11 @@ class Prompting(Settling):
         if talk and d(5):
             base: Text = d.pick(talk.told, talk.told, talk.told, talk.text, talk.told[: d(len(talk.told) + 1)])
         else:
-            there = [*self.model.entries[-2:], *self.model.stated[-3:]]
-            base = d.pick(STEMS[d(3)], *[one.tokens for one in there])
+            if self.lower and d(2) and (texts := self.lower.texts(d)):
+                self.salts, text = d.pick(*[((salt,), tokens) for salt, tokens in texts])
+                return (*text, *[d(3) for _ in range(1 + d(4))])[: self.longest]
+            there = [one.tokens for one in (*self.model.entries[-2:], *self.model.stated[-3:])]
+            base = d.pick(STEMS[d(3)], *there)
             base = base[: len(base) - d.pick(0, 0, 0, 1, 2, d(len(base) + 1))]
         tail = tuple(d(3) for _ in range(d(4)))
         return (base[: self.longest - len(tail)] + tail) or (0,)
@@ -86,7 +95,7 @@ class Prompting(Settling):
         kept = [session for session in idle if self.talks[session].kept]
         session: Any = d.pick(*idle, *kept * 4) if turn and idle else None
         talk = self.talks.get(session)
-        prompt, salt = self.draw_prompt(d, talk), d.pick(*SALTS)
+        prompt, salt = self.draw_prompt(d, talk), self.draw_salt(d)
         if talk and talk.told and d(8):
             salt = talk.salt
         length = d.pick(None, None, None, len(prompt) + d(4), d(len(prompt)))

@@ -1,12 +1,13 @@
 """What the prefix cache and sessions are asked directly: match, evictions, opening and closing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import memstate as ms
 from tests.stateful.asking import Asking
+from tests.stateful.cache import Text
 from tests.stateful.machine import REFUSED, Faults
 from tests.stateful.planning import Handles
-from tests.stateful.prompting import NO_TOKENS, SALTS, spelled
+from tests.stateful.prompting import NO_TOKENS, spelled
 from tests.stateful.settings import Digits
 
 
@@ -14,6 +15,10 @@ class Remembering(Asking):
     """Requests with tokens from beginning to end, and what happens between them."""
 
     settle: Callable[[Digits], None]
+    poll: Callable[[Digits], None]
+    work: Callable[[Digits], None]
+    push_down: Callable[[Digits], None]
+    fetch_first: Callable[[Digits, Text, Hashable], None]
 
     def serve(self, d: Digits) -> None:
         """A prompt or a turn, for some steps by itself, so that it leaves something for others."""
@@ -24,8 +29,13 @@ class Remembering(Asking):
         if not rows:
             if not self.model.free_rows:
                 self.end_rows(d, list(self.handles)[: 1 + d(2)], "told" if self.settings.prefix else "abort")
+            if self.lower:
+                self.push_down(d)
             turn = any(not talk.row for talk in self.talks.values()) and d(2) == 1
-            rows = self.admit_all(d, [self.draw_prompted(d, f"request {self.calls}.0", turn)])
+            drawn = self.draw_prompted(d, f"request {self.calls}.0", turn)
+            if self.lower and not turn and not drawn[2] and drawn[1].prompt:
+                self.fetch_first(d, drawn[1].prompt, drawn[1].salt)
+            rows = self.admit_all(d, [drawn])
         for _ in range(1 + d(6) if rows else 0):
             if not self._advance(d, rows):
                 break
@@ -51,6 +61,9 @@ class Remembering(Asking):
             return False
         while self.flights and d(4):
             self.settle(Digits(0))
+        if self.lower and d(3):
+            self.work(d)
+            self.poll(d)
         return not tenant.finished
 
     def publish_told(self, d: Digits, rows: Handles) -> None:
@@ -65,7 +78,7 @@ class Remembering(Asking):
 
     def match(self, d: Digits) -> None:
         """Compared with a search through all there is; it changes nothing, which `look` sees."""
-        prompt, salt = self.draw_prompt(d), d.pick(*SALTS)
+        prompt, salt = self.draw_prompt(d), self.draw_salt(d)
         faults: Faults = set() if self.settings.prefix else {ms.ConfigurationError}
         given = spelled(d, prompt)
         if d(20) == 1:
@@ -80,6 +93,9 @@ class Remembering(Asking):
         state = found.stated.state if found.stated else None
         seen = (match.tokens, match.length, match.kv_length, match.evicted_length)
         self._same("match", seen, (found.tokens, found.length, found.kv, found.gone))
+        hit = self.model.below.look(prompt, salt, found) if self.model.below else None
+        hit = self.model.below.worth(hit, found.length) if self.model.below else None
+        self._same("match in host memory", match.host_length, hit.length if hit else 0)
         self._same("snapshot", match.snapshot and match.snapshot.register, state and state.register)
         no_sharing, evicted, no_snapshot = found.lost()
         told = {"no_sharing": no_sharing, "evicted": evicted, "no_snapshot": no_snapshot}

@@ -1,10 +1,15 @@
 """What a manager can be built with, drawn from the digits of one number. Small sizes, so that everything runs out."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 
 import memstate as ms
+from memstate.storage import Storage
+from memstate.tiers import Prefetch, Store, Tiers
 
 
 class Digits:
@@ -56,9 +61,28 @@ class Settings:
     tombstones: bool = True
     most_states: int | None = None
     evict: bool = True
+    tiered: bool = False
+    write: str = "through"
+    host_slots: int = 0
+    host_pages: int = 0
+    host_reserve: float = 0.0
+    dense_slots: int = 0
+    staging: int = 2
+    layer_groups: int = 4
+    layerwise: bool = False
+    load_threshold: int = 1
+    storing: bool = False
+    stop: str = "wait_complete"
+    timeout: float = 1.0
+    timeout_per_page: float = 0.5
+    fetch_threshold: int = 1
+    fetch_limit: int | None = None
+    chunk: int = 32
 
     @classmethod
-    def draw(cls, number: int, strategy: str | None = None, overlap: bool | None = None) -> "Settings":
+    def draw(
+        cls, number: int, strategy: str | None = None, overlap: bool | None = None, tiered: bool | None = None
+    ) -> "Settings":
         """Settings that work together; whatever is given stays."""
         d = Digits(number)
         name = strategy or d.pick("none", "ping-pong", "lazy", "redirect")
@@ -70,10 +94,10 @@ class Settings:
         most = 1 + {"none": 0, "ping-pong": 2, "lazy": 2, "redirect": 1}[name]
         least = {"none": 1, "ping-pong": 1 + (lane_count or 1 + late), "lazy": 2, "redirect": 1}[name]
         page_size = d.pick(*[n for n in (1, 2, 3) if every % n == 0])
-        prefix = d(3) > 0
+        prefix = d(3) > 0 or bool(tiered)
         more = most * rows // 2 + 4 + 6 * prefix
         pages_per_row = d.pick(0, 24 // page_size, 10)
-        return cls(
+        chosen = cls(
             name, every, late, speculation, d(4) == 1, d.pick(None, True, False),
             lane_count if name == "ping-pong" else None, d(2) == 0,
             slots=max(least, least * rows // 2) + d(more), rows=rows,
@@ -87,6 +111,26 @@ class Settings:
             debug=d(3) == 1, prefix=prefix, tombstones=d(3) < 2,
             most_states=d.pick(None, None, None, 2, 1, 0), evict=d(4) < 3,
         )  # fmt: skip
+        some = bool(d(2)) if tiered is None else tiered
+        return replace(chosen, tiered=True, **cls._below(d, chosen)) if prefix and some else chosen
+
+    @staticmethod
+    def _below(d: Digits, chosen: "Settings") -> dict[str, Any]:
+        """Tiers, small enough to be full most of the time. Not layerwise where memstate itself copies a state for a
+        step, before its forward can wait for layers.
+        """
+        slots, pages = d.pick(3, 1, 2, 4, 6, 9), d.pick(8, 4, 12, 24, 2, 40)
+        return {
+            "pages": min(chosen.pages, d.pick(999, 999, 999, 20, 30)), "write": d.pick("through", "selective", "back"),
+            "host_slots": slots,
+            "host_pages": pages if chosen.pages else 0, "host_reserve": d.pick(0.0, 0.3, 0.5),
+            "dense_slots": d.pick(0, 0, 0, 1, 3),
+            "staging": d.pick(2, 0, 1), "layer_groups": d.pick(4, 1, 2), "layerwise": d(3) == 1 and not chosen.copied,
+            "load_threshold": d.pick(1, 1, 1, 3, 0), "storing": d(4) > 0,
+            "stop": d.pick("wait_complete", "best_effort", "timeout"), "timeout": float(d(3)),
+            "timeout_per_page": d.pick(0.5, 0.0), "fetch_threshold": d.pick(1, 1, 4, 0, 7),
+            "fetch_limit": d.pick(None, None, None, 30, 12), "chunk": d.pick(32, 1, 1, 2),
+        }  # fmt: skip
 
     def __repr__(self) -> str:
         told = [f for f in fields(self) if getattr(self, f.name) != f.default]
@@ -106,6 +150,25 @@ class Settings:
         if not self.prefix:
             return None
         return ms.Prefix(ms.prefix.Lru(), ms.prefix.LruPages(self.tombstones), self.most_states, self.evict)
+
+    def tiers(self, kv: Storage | None, store: Store, executor: Executor, clock: Callable[[], float]) -> Tiers | None:
+        if not self.tiered:
+            return None
+        fetch = Prefetch(
+            self.fetch_threshold,
+            self.fetch_limit,
+            self.stop,
+            self.timeout,
+            self.timeout_per_page,
+            self.chunk,  # type: ignore[arg-type]
+        )
+        return Tiers(
+            "model", host_slots=self.host_slots, host_pages=self.host_pages or None, reserve=self.host_reserve, kv=kv,
+            dense_slots=self.dense_slots,
+            write=self.write, storage=store if self.storing else None, prefetch=fetch, staging=self.staging,  # type: ignore[arg-type]
+            load_threshold=self.load_threshold, layer_groups=self.layer_groups, layerwise=self.layerwise,
+            executor=executor, clock=clock,
+        )  # fmt: skip
 
     @property
     def direct(self) -> bool:

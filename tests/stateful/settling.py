@@ -91,7 +91,11 @@ class Settling(Planning):
             windows = dict(flight.windows)
         call = lambda: self.mem.accept(step, given, windows, over, limit=limit)  # noqa: E731
         if self.attempt(faults, call) is not REFUSED:
+            rows = [(self.model.tenant(entry), entry.before) for entry in entries]
             self.model.accept(flight.planned, accepted, over, limit)
+            if self.lower:
+                self.lower.forward([(row, n, entry.after - n) for entry, (row, n) in zip(entries, rows, strict=True) if
+                                    row and entry.after])  # fmt: skip
             self.forget_step(flight)
             told = [entry.after for entry in entries]
             self._same("after what was accepted", step.after.tolist(), told)

@@ -1,16 +1,19 @@
 """Rows that begin and end: from zeros, a snapshot, what the cache has, or what a session kept."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 from tests.stateful.cache import Found, Lease, Text
 from tests.stateful.history import EMPTY, fold
 from tests.stateful.rows import Kept, Row
-from tests.stateful.talking import Start, Talking
+from tests.stateful.talking import Start, Talk, Talking
 
 
 class Starting(Talking):
-    """Admissions, forks and endings."""
+    """Admissions, forks and endings. holders_left: for states from below, beside what starts that were weighed read."""
+
+    holders_left = 0
 
     # What a request finds
 
@@ -18,15 +21,24 @@ class Starting(Talking):
         """The longest state for a prompt: its session's, or one of the cache."""
         s, prompt, talk = self.settings, start.prompt, start.talk
         assert prompt
-        found = self.find(prompt, start.salt) if s.prefix else None
-        if talk and talk.salt == start.salt:
-            same = 0
-            while same < min(len(talk.text), len(prompt) - 1) and talk.text[same] == prompt[same]:
-                same += 1
-            serving = [one for one in talk.kept if one.length <= same][: 1 + s.lanes]
-            if serving and not (found and found.length > serving[0].length):
-                start.moved, start.length = serving, serving[0].length
-                start.shared = talk.pages[: self.pages_for(start.length)]
+        found, start.asked = self.find(prompt, start.salt) if s.prefix else None, start.wants
+        serving = self.serving(talk, prompt, start.salt) if talk else []
+        if talk and serving and not (found and found.length > serving[0].length):
+            start.moved, start.length = serving, serving[0].length
+            start.shared = talk.pages[: self.pages_for(start.length)]
+        self._go_on_from(start, found)
+
+    def serving(self, talk: Talk, prompt: Text, salt: Hashable) -> Sequence[Kept]:
+        """States of a session that a prompt begins with."""
+        same = 0
+        while same < min(len(talk.text), len(prompt) - 1) and talk.text[same] == prompt[same]:
+            same += 1
+        serving = [one for one in talk.kept if one.length <= same][: 1 + self.settings.lanes]
+        return serving if talk.salt == salt else []
+
+    def _go_on_from(self, start: Start, found: Found | None) -> None:
+        s, prompt = self.settings, start.prompt
+        assert prompt
         if found and found.stated and not start.moved:
             start.origin, start.length = found.stated.state, found.length
             start.shared = found.stated.pages
@@ -37,12 +49,62 @@ class Starting(Talking):
         if found:
             size = self.floor(len(prompt))
             more = (size, found.kv) if s.lanes else ()
-            start.wants = sorted({want for want in (*start.wants, *more) if want > start.length})
+            start.wants = sorted({want for want in (*start.asked, *more) if want > start.length})
+
+    def from_host(self, start: Start) -> Start | None:
+        """The same request where it starts from host memory, if that has more."""
+        if not (self.below and start.prompt):
+            return None
+        found = self.find(start.prompt, start.salt)
+        serving = self.serving(start.talk, start.prompt, start.salt) if start.talk else []
+        known = max(found.length, serving[0].length if serving else 0)
+        hit = self.below.worth(self.below.look(start.prompt, start.salt, found), known)
+        if not hit:
+            return None
+        shared = [0] * self.pages_for(hit.length)
+        return replace(start, hit=hit, found=found, origin=None, length=0, moved=(), shared=shared, wants=start.asked)
+
+    def _bring_up(self, starts: Sequence[Start]) -> None:
+        """What lies below becomes cached, and is found like anything else."""
+        promoted = [start for start in starts if start.hit]
+        if not (promoted and self.below):
+            return
+        registers, brought, ids, pages = [], [], [], []
+        needed = len({start.hit.state.key for start in promoted if start.hit})
+        self.evict_states(needed - sum(map(len, self.free_holders)))
+        distinct = {start.hit.state.key: start for start in promoted if start.hit}
+        for start in sorted(distinct.values(), key=lambda start: start.hit.length if start.hit else 0):
+            assert start.hit and start.prompt
+            state, had, fresh = self.plant(start.prompt[: start.hit.length], start.salt)
+            registers.append(state.register)
+            brought.append(start.hit)
+            ids += fresh
+            pages += start.hit.pages[had - start.hit.first :] if fresh else []
+        self.submit()
+        self.below.bring(registers, brought, ids, pages)
+        for start in promoted:
+            assert start.hit and start.found and start.prompt
+            more = start.hit.length - start.found.length
+            place = "dense" if start.hit.shelf is self.below.dense else "storage" if start.hit.state.fetched else "host"
+            self.below.figures[f"{place} hit"] += more
+        hits, leases = [start.hit for start in promoted], [start.lease for start in promoted]
+        for start in promoted:
+            start.hit = None
+            self._go_on_from(start, self.find(start.prompt or (), start.salt))
+            self._hold([start])
+        for hit, lease in zip(hits, leases, strict=True):
+            assert hit and lease
+            self.below.hold(hit, -1)
+            self.leases.remove(lease)
 
     def _hold(self, starts: Sequence[Start]) -> None:
         """What was found stays while room is made for the rest; of what sessions share, only what they go on with."""
         for start in starts:
-            if start.found:
+            if start.hit and start.found and self.below:
+                self.below.hold(start.hit)
+                self.leases.append(lease := Lease(start.found.reached, start.salt))
+                start.lease = lease
+            elif start.found:
                 kept = start.talk.lease if start.talk else None
                 start.lease = Lease(start.found.stated, start.salt)
                 if kept:
@@ -68,10 +130,14 @@ class Starting(Talking):
         each = 1 + self.settings.lanes_at_admission
         pages = sum(max(0, self.pages_for(start.size) - len(start.shared)) - self.surplus(start)[1] for start in starts)
         slots = sum(max(0, each - len(start.moved)) - self.surplus(start)[0] for start in starts)
+        users = Counter(start.hit.state.key for start in starts if start.hit)
+        slots += len(users)
+        pages += len({item.key for start in starts if start.hit for item in start.hit.pages})
         short = slots - self.free_count - self.evictable_states
         for start in starts:
             state = self._read(start)
-            start.taken = bool(short > 0 and state and self.pins[state.register] == 1)
+            alone = users[start.hit.state.key] == 1 if start.hit else state and self.pins[state.register] == 1
+            start.taken = bool(short > 0 and alone)
             short -= start.taken
         return pages, slots - sum(start.taken for start in starts)
 
@@ -81,13 +147,16 @@ class Starting(Talking):
         """
         self._hold(starts)
         need = self._demand(starts)
+        self.holders_left = sum(map(len, self.free_holders)) + self.evictable_states
         room = self.free_pages + self.evictable_pages, self.free_count + self.evictable_states
         found = need, room, self.evictable
         for start in starts:
             self._unpin(start)
             if start.lease:
                 self.leases.remove(start.lease)
-                if start.talk and start.talk.lease:
+                if start.hit and self.below:
+                    self.below.hold(start.hit, -1)
+                elif start.talk and start.talk.lease:
                     self.leases.append(start.talk.lease)
         return found
 
@@ -101,6 +170,10 @@ class Starting(Talking):
     def admit(self, starts: Sequence[Start]) -> list[Row]:
         self._hold(starts)
         self.make_room(*self._demand(starts))
+        for start in starts:
+            if start.talk:
+                self.give_back(start)
+        self._bring_up(starts)
         rows = self.start(starts)
         for row, start in zip(rows, starts, strict=True):
             if start.lease and start.found:
@@ -120,9 +193,6 @@ class Starting(Talking):
             for number, start in zip(self.free_rows, starts, strict=False)
         ]
         assert len(rows) == len(starts)
-        for start in starts:
-            if start.talk:
-                self.give_back(start)
         for row, start in zip(rows, starts, strict=True):
             self.rows[row.number] = row
             self.append_pages(row, start.shared)

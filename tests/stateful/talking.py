@@ -3,10 +3,14 @@
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tests.stateful.cache import Entry, Found, Lease, Text
 from tests.stateful.keeping import Keeping
 from tests.stateful.rows import Kept, Row
+
+if TYPE_CHECKING:
+    from tests.stateful.hosting import Hit
 
 
 @dataclass(eq=False)
@@ -30,7 +34,8 @@ class Talk:
 @dataclass(eq=False)
 class Start:
     """What a new row begins with. size: tokens that pages are taken for. origin: whose state is read or copied; moved:
-    states of a session that become the row's; taken: the origin itself does.
+    states of a session that become the row's; taken: the origin itself does. asked: wants of the request alone. hit: a
+    longer state in host memory, which is brought up first.
     """
 
     name: object
@@ -46,6 +51,8 @@ class Start:
     found: Found | None = None
     lease: Lease | None = None
     taken: bool = False
+    asked: Sequence[int] = ()
+    hit: "Hit | None" = None
 
 
 class Talking(Keeping):

@@ -106,4 +106,6 @@ class PagePolicy(Policy, ABC):
 
     @abstractmethod
     def victims(self) -> Iterator[Node]:
-        """Leaves, the least worthy first; the caller passes over those that are in use."""
+        """Leaves, the least worthy first, some more than once if need be; the caller passes over those that are in use,
+        and what is not offered goes last.
+        """

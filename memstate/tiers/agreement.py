@@ -1,0 +1,111 @@
+"""Agreement between ranks: the bitwise AND of the words that each of them has. Knows nothing of what they mean."""
+
+from datetime import timedelta
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from memstate.errors import AgreementLost, ConfigurationError
+
+Words = NDArray[np.int64]
+
+
+class Exchange(Protocol):
+    """Words on their way to all ranks and back."""
+
+    @property
+    def done(self) -> bool:
+        """Whether `result` would not wait."""
+
+    def result(self) -> Words:
+        """The AND over all ranks, int64 `word`. Syncs: waits for the slowest rank. Raises: AgreementLost."""
+
+
+class Agreement(Protocol):
+    """How ranks agree.
+
+    ranks: how many there are. With one, an exchange is done at once.
+    """
+
+    ranks: int
+
+    def exchange(self, words: Words) -> Exchange:
+        """Sends words, as many on every rank. Syncs: no. Raises: AgreementLost."""
+
+
+class _Settled:
+    done = True
+
+    def __init__(self, words: Words) -> None:
+        self._words = words
+
+    def result(self) -> Words:
+        return self._words
+
+
+class Alone:
+    """One rank agrees with itself."""
+
+    ranks = 1
+
+    def exchange(self, words: Words) -> Exchange:
+        """The words themselves."""
+        return _Settled(words)
+
+
+class _Reduction:
+    def __init__(self, words: Words, group: "dist.ProcessGroup | None", timeout: timedelta) -> None:
+        self._tensor, self._timeout = torch.from_numpy(words.copy()), timeout
+        try:
+            self._work: Any = dist.all_reduce(self._tensor, dist.ReduceOp.BAND, group=group, async_op=True)
+        except (RuntimeError, ValueError) as error:
+            raise AgreementLost(str(error)) from error
+
+    @property
+    def done(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def result(self) -> Words:
+        try:
+            if not self._work.wait(self._timeout):
+                raise AgreementLost("the group gave up waiting")
+        except RuntimeError as error:
+            raise AgreementLost(str(error)) from error
+        words: Words = self._tensor.numpy()
+        return words
+
+
+class Ranks:
+    """The ranks of a torch.distributed group with a backend for CPU tensors (gloo), which nobody else uses meanwhile.
+
+    group: None for all ranks. timeout: seconds after which a rank that does not answer is given up.
+    Raises: ConfigurationError.
+    """
+
+    def __init__(self, group: "dist.ProcessGroup | None" = None, timeout: float = 60.0) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            raise ConfigurationError("ranks that agree need torch.distributed.init_process_group first")
+        backend = dist.get_backend_config(group)
+        if "cpu:gloo" not in backend:
+            raise ConfigurationError(f"group with {backend}: expected cpu:gloo, as of new_group(backend='gloo')")
+        self.ranks = dist.get_world_size(group)
+        self._group, self._timeout = group, timedelta(seconds=timeout)
+
+    def exchange(self, words: Words) -> Exchange:
+        """All-reduces the words with BAND, in the background."""
+        return _Reduction(words, self._group, self._timeout)
+
+
+def pack(bits: NDArray[np.bool_]) -> Words:
+    """Truth values as words, the first the lowest bit of the first: int64 `word`."""
+    packed = np.packbits(bits, bitorder="little")
+    words: Words = np.pad(packed, (0, -packed.size % 8)).view(np.int64)
+    return words
+
+
+def unpack(words: Words, size: int) -> NDArray[np.bool_]:
+    """The first `size` truth values of words that `pack` made: bool `size`."""
+    return np.unpackbits(words.view(np.uint8), count=size, bitorder="little").astype(bool)

@@ -1,0 +1,79 @@
+"""The records that a manager's tiers consist of: how many, how large, where. Moves nothing."""
+
+from typing import NamedTuple
+
+from memstate.errors import ConfigurationError
+from memstate.page_table import PageTable
+from memstate.storage import Storage
+from memstate.tiers.host import Depot
+from memstate.tiers.host_cache import HostCache
+from memstate.tiers.host_pool import HostPool
+from memstate.tiers.keys import fingerprint
+from memstate.tiers.packing import Packing
+from memstate.tiers.records import RecordFormat
+from memstate.tiers.settings import Tiers
+from memstate.tiers.transfers import Transfers
+
+
+class Depots(NamedTuple):
+    """Where states and KV pages go, what their records look like, and the fingerprint in all of them."""
+
+    mark: bytes
+    states: Depot
+    of_state: RecordFormat
+    kv: Depot | None
+    of_kv: RecordFormat | None
+    dense: Depot | None
+
+
+def build(settings: Tiers, storage: Storage, pages: PageTable) -> Depots:
+    """Makes the pools, and what moves records. storage: the device's states. Raises: ConfigurationError."""
+    kv, on_device = settings.kv, pages.allocator.pages
+    if (kv is not None) != (on_device > 0) or (kv is not None and kv.slots != on_device):
+        raise ConfigurationError(
+            f"tiers with kv={kv} for {on_device} KV pages: give the planes of all pages, or manage pages elsewhere "
+            "(pages=0)"
+        )
+    packing = Packing(storage, settings.int8)
+    mark = fingerprint(
+        settings.model, packing.layout, kv.layout if kv else None, pages.page_size, settings.rank, settings.ranks
+    )
+    of_state = RecordFormat("state", packing.layout, mark)
+    of_kv = RecordFormat("kv", kv.layout, mark) if kv else None
+    slots, host_pages = sizes(settings, storage.slots, of_state, on_device, of_kv)
+    pinned, groups = storage.device.type == "cuda", settings.layer_groups
+
+    def depot(packing: Packing, form: RecordFormat, records: int, staging: int, groups: int) -> Depot:
+        pool = HostPool(records, form.nbytes, pinned=pinned)
+        transfers = Transfers(storage, packing, pool, form.header_bytes, staging, groups)
+        return Depot(HostCache(pool, int(records * settings.reserve)), transfers)
+
+    states, of_pages, dense = depot(packing, of_state, slots, settings.staging, groups), None, None
+    if kv is not None and of_kv is not None:
+        staged = max(settings.staging * packing.nbytes // of_kv.body_bytes, min(settings.staging, 1))
+        of_page = Packing(kv)
+        of_page.backend = storage.backend  # which counts what the manager launches
+        of_pages = depot(of_page, of_kv, host_pages, staged, 1)  # parts of pages would be thousands of copies
+    if settings.dense_slots:
+        pool = HostPool(settings.dense_slots, packing.nbytes, device=storage.device)
+        dense = Depot(HostCache(pool), Transfers(storage, packing, pool, 0, 0, groups))
+    return Depots(mark, states, of_state, of_pages, of_kv, dense)
+
+
+def sizes(settings: Tiers, slots: int, state: RecordFormat, pages: int, kv: RecordFormat | None) -> tuple[int, int]:
+    """Host records for states and for KV pages. slots, pages: of the device. Raises: ConfigurationError."""
+    page_bytes = kv.nbytes if kv else 0
+    ratio = settings.host_ratio
+    if settings.host_bytes is not None:
+        ratio = settings.host_bytes / (slots * state.nbytes + pages * page_bytes)
+    if ratio is None:
+        assert settings.host_slots is not None
+        ratio = settings.host_slots / slots
+    states = int(slots * ratio + 1e-9)
+    of_kv = int(pages * ratio + 1e-9) if settings.host_pages is None else settings.host_pages
+    if states < 1 or (kv and of_kv < 1):
+        raise ConfigurationError(
+            f"a host tier of {states} states ({state.nbytes} bytes each) and {of_kv} KV pages ({page_bytes} bytes "
+            f"each) for {slots} slots and {pages} pages: it needs at least one of each"
+        )
+    return states, of_kv if kv else 0

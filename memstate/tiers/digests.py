@@ -1,0 +1,37 @@
+"""The keys of prompts and of nodes of the prefix cache, computed once per page. Knows no record."""
+
+from collections.abc import Hashable
+
+from memstate.prefix.tree import Found, Node, Tree
+from memstate.tiers.keys import Keys
+from memstate.tokens import BYTES
+
+
+class Digests:
+    """Chained digests, page by page; nodes remember theirs.
+
+    page: tokens.
+    """
+
+    def __init__(self, keys: Keys, page: int) -> None:
+        self._keys, self._unit = keys, page * BYTES
+
+    def of_node(self, tree: Tree, node: Node) -> list[bytes]:
+        """Those of all pages up to a node's end."""
+        steps = list(node.path())[::-1]
+        known: list[bytes] = []
+        for step in steps:
+            known += step.digests
+            if len(step.digests) * self._unit < len(step.key):
+                break
+        else:
+            return known
+        whole = self._keys.of(b"".join(step.key for step in steps), tree.salt(node), known)
+        for step in steps:
+            step.digests = whole[step.end - len(step.key) // self._unit : step.end]
+        return whole
+
+    def of_prompt(self, tree: Tree, key: bytes, salt: Hashable, found: Found | None) -> list[bytes]:
+        """Those of all whole pages of a key that was looked up."""
+        known = self.of_node(tree, found.known) if found is not None and not found.known.is_root else []
+        return self._keys.of(key, salt, known[: len(key) // self._unit])

@@ -1,0 +1,286 @@
+"""The tiers of one manager put together: what goes down by which rule, what comes up, and what each iteration moves
+on. Orchestrates; moves no byte itself.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from weakref import WeakSet
+
+from memstate.arguments import is_count
+from memstate.commands import CommandBuffer
+from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.holders import Snapshot
+from memstate.page_table import PageTable
+from memstate.prefix import Match, PrefixCache
+from memstate.prefix.tree import Node
+from memstate.stats import TierStats
+from memstate.storage import Storage
+from memstate.tiers.agreement import Alone, Ranks
+from memstate.tiers.building import build
+from memstate.tiers.digests import Digests
+from memstate.tiers.fetch import Fetch
+from memstate.tiers.host import Hit, Host
+from memstate.tiers.host_cache import Entry
+from memstate.tiers.keys import Keys
+from memstate.tiers.prefetch import Prefetcher
+from memstate.tiers.promises import Promises
+from memstate.tiers.settings import Tiers
+from memstate.tiers.stores.base import NoStore
+from memstate.tiers.stowing import Shelf, Stowing
+from memstate.tokens import BYTES
+
+SECOND_HIT = 2
+
+
+class TierManager:
+    """Host memory and storage under a prefix cache, whose `below` it is.
+
+    storage: the device's states. Raises: ConfigurationError.
+    """
+
+    def __init__(
+        self, settings: Tiers, storage: Storage, cache: PrefixCache, commands: CommandBuffer, pages: PageTable
+    ) -> None:
+        self.settings, self._cache, self._commands = settings, cache, commands
+        self._unit, self._closed = pages.page_size * BYTES, False
+        self._memories = [each.memory for each in (storage, settings.kv) if each is not None]
+        self._layers = {"state": storage.layout.layers, "kv": settings.kv.layout.layers if settings.kv else 0}
+        depots = build(settings, storage, pages)
+        digests = Digests(Keys(depots.mark, pages.page_size), pages.page_size)
+        self.host = Host(
+            cache.tree, digests, commands, pages, depots.states, depots.kv, depots.dense, settings.layerwise
+        )
+        self._shelves: list[Shelf] = [(depots.states.cache, depots.of_state)]
+        if depots.kv is not None and depots.of_kv is not None:
+            self._shelves.append((depots.kv.cache, depots.of_kv))
+        self._due: list[tuple[Node, Snapshot]] = []
+        self._executor = settings.executor or ThreadPoolExecutor(settings.threads, "memstate")
+        self.promises: Promises | None = None
+        self.stowing: Stowing | None = None
+        self.prefetcher: Prefetcher | None = None
+        if settings.storage is not None:
+            for shelf in self._shelves:
+                settings.storage.register(shelf[0].pool.memory)
+            self.stowing = Stowing(settings.storage, self._executor)
+        if settings.storage is not None or settings.group is not None:
+            self.promises = Promises(self.host, pages.page_size) if settings.group is not None else None
+            self.prefetcher = Prefetcher(
+                self.host.kv, self.host.states, depots.of_kv, depots.of_state, settings.storage or NoStore(),
+                settings.prefetch, pages.page_size,
+                Alone() if settings.group is None else Ranks(settings.group), self._executor, settings.clock,
+                self.promises.ended if self.promises is not None else None,
+            )  # fmt: skip
+        self._own: WeakSet[Fetch] = WeakSet()
+        self._hit_tokens = Counter[str]()
+        cache.below = self
+
+    def look(self, key: bytes, salt: Hashable, match: Match, known: int, most: int) -> Hit | None:
+        """What host memory adds to `known` tokens, where it is worth the way. most: tokens that a hit may cover."""
+        if self._closed:
+            return None
+        hit = self.host.look(key[: most * BYTES // self._unit * self._unit], salt, match, self._unit)
+        return hit if hit and hit.length - known >= self.settings.load_threshold else None
+
+    def keep(self, nodes: Sequence[Node]) -> None:
+        """Called before the device gives up states: those worth it go to host memory. Syncs: no."""
+        least = 1 if self.settings.write == "selective" else 0
+        self.host.keep([node for node in nodes if node.uses >= least])
+
+    def added(self, node: Node) -> None:
+        """Called when a state was cached."""
+        if self.settings.write == "through" and node.snapshot:
+            self._due.append((node, node.snapshot))
+
+    def used(self, node: Node) -> None:
+        """Called when a request went on from a cached state."""
+        if self.settings.write == "selective" and node.uses == SECOND_HIT and node.snapshot:
+            self._due.append((node, node.snapshot))
+
+    def _write_due(self) -> None:
+        """Sends what is due to host memory; what a packet not yet sent names waits for it."""
+        due = [(node, snapshot) for node, snapshot in self._due if node.snapshot == snapshot]
+        waiting = [entry for entry in due if self._commands.named([entry[1].register])]
+        self.host.keep([node for node, snapshot in due if (node, snapshot) not in waiting])
+        self._due = waiting
+
+    def prefetch(self, key: bytes, salt: Hashable, match: Match, covered: int) -> Fetch:
+        """See `StateManager.prefetch`. covered: tokens that need not be computed as things are."""
+        most = max(0, len(key) // BYTES - 1)
+        prefetcher = self._fetching()
+        whole = key[: most * BYTES // self._unit * self._unit]
+        digests = self.host.digests(whole, salt, match)
+        kv_pages = match.kv_length // (self._unit // BYTES)
+        fetch = prefetcher.start(most, digests, covered=covered, kv_pages=kv_pages)
+        self._own.add(fetch)
+        return fetch
+
+    def ready(self, fetch: Fetch) -> bool:
+        """Whether to admit the request of a prefetch now: it is done, or the stop policy has ended it. Syncs: no."""
+        self.require_own(fetch)
+        return self._fetching().ready(fetch)
+
+    def cancel(self, fetch: Fetch) -> None:
+        """Gives up a prefetch, as when its request is aborted: at any moment, and everything it took goes back. Syncs:
+        no.
+        """
+        self.require_own(fetch)
+        self._fetching().cancel(fetch)
+        if self.promises is not None:
+            self.promises.forget(fetch)
+
+    def _fetching(self) -> Prefetcher:
+        """Raises: ConfigurationError."""
+        if self.prefetcher is None or self._closed:
+            why = "the manager is closed" if self._closed else "Tiers(storage=FileStore(path)) names one"
+            raise ConfigurationError(f"there is no storage to fetch from: {why}")
+        return self.prefetcher
+
+    def require_own(self, fetch: Fetch) -> None:
+        """Raises: InvalidArgument for what is no prefetch of this manager's."""
+        if not isinstance(fetch, Fetch) or fetch not in self._own:
+            raise InvalidArgument(f"{fetch!r} is not what this manager's prefetch() returned")
+
+    def require_awake(self, operation: str) -> None:
+        """Raises: Asleep, where states or KV pages sleep."""
+        for memory in self._memories:
+            memory.require_awake(operation)
+
+    def wait_layer(self, kind: str, layer: int) -> None:
+        """Makes the current stream wait for what is on its way to a layer: with layerwise=True, before the forward
+        reads it. kind: "state" or "kv", where the caller's own KV never waits. Syncs: no. Raises: InvalidArgument for a
+        layer that there is not.
+        """
+        if kind not in self._layers or not is_count(layer) or 0 < self._layers[kind] <= layer:
+            raise InvalidArgument(f"wait_layer({kind!r}, {layer!r}): there are {self._layers} layers, from 0 on")
+        self.host.wait_layer(kind, layer)
+
+    def settle(self) -> None:
+        """Waits until nothing is on its way between device and host. Syncs: yes."""
+        self.host.synchronize()
+        self._stow(self.host.advance())
+
+    def poll(self) -> None:
+        """Moves everything on that goes in the background. Syncs: no, but for ranks that have not agreed yet. Raises:
+        AgreementLost, Asleep.
+        """
+        if self._closed:
+            return
+        self._write_due()
+        self._stow(self.host.advance())
+        if self.stowing is not None:
+            self.stowing.advance()
+        if self.prefetcher is not None:
+            self.prefetcher.poll()
+
+    def _stow(self, entries: Sequence[Entry]) -> None:
+        if self.stowing is None:
+            return
+        for shelf in self._shelves[::-1]:  # KV first: a state without it is of no use
+            self.stowing.add(shelf, [entry for entry in entries if shelf[0].get(entry.key) is entry])
+
+    def flush(self) -> None:
+        """Brings every cached state to host memory and, as far as there is one, to storage. Syncs: yes. Raises: Asleep,
+        and nothing changed then.
+        """
+        if self._closed:
+            return
+        self.require_awake("flush")
+        self._commands.submit()
+        self._due = []
+        for cache, _ in self._shelves[::-1]:
+            self._stow(list(cache.entries()))  # what storage could not take before, once more
+        self._write_all()
+        nodes, room = list(self._cache.nodes.values()), max(1, self.host.states.pool.records // 2)
+        for at in range(0, len(nodes), room):  # in turns: what storage has makes room for the next
+            chosen = nodes[at : at + room]
+            self.host.keep(chosen)
+            self._write_all()
+            for node in chosen:  # whose KV found no room beside the others'
+                if not self.host.has(node):
+                    self.host.keep([node])
+                    self._write_all()
+
+    def _write_all(self) -> None:
+        """Waits until nothing is on its way down."""
+        self.settle()
+        while self.stowing is not None and self.stowing.pending:
+            self.stowing.advance()
+            wait(self.stowing.futures)
+            self.stowing.advance()
+
+    def clear(self) -> None:
+        """Forgets host memory, as when the weights have changed; storage has it under the model's name still. Syncs:
+        yes.
+        """
+        self._due = []
+        self.host.synchronize()
+        self.host.advance()
+        if self.prefetcher is not None:
+            self.prefetcher.close()
+        if self.promises is not None:
+            self.promises.clear()
+        if self.stowing is not None:
+            self.stowing.forget()
+        for cache in (*(cache for cache, _ in self._shelves), self.host.dense):
+            if cache is not None:
+                cache.evict(len(cache))
+
+    def note(self, hits: Sequence[tuple[Hit, int]]) -> None:
+        """Counts what requests start from: hits, each with the tokens that the device had."""
+        for hit, had in hits:
+            place = "dense" if hit.depot.cache is self.host.dense else "storage" if hit.state.fetched else "host"
+            self._hit_tokens[place] += hit.length - had
+
+    def stats(self) -> TierStats:
+        """Figures since the start, and what is held now. Syncs: no."""
+        host, stowing = self.host, self.stowing
+        states, kv = host.states, host.kv
+        return TierStats(
+            host_states=len(states),
+            host_state_records=states.pool.records,
+            host_pages=len(kv) if kv else 0,
+            host_page_records=kv.pool.records if kv else 0,
+            dense_states=len(host.dense) if host.dense else 0,
+            dense_records=host.dense.pool.records if host.dense else 0,
+            host_bytes=sum(cache.pool.memory.nbytes for cache, _ in self._shelves),
+            staging_bytes=host.staging_bytes,
+            dense_hit_tokens=self._hit_tokens["dense"],
+            host_hit_tokens=self._hit_tokens["host"],
+            storage_hit_tokens=self._hit_tokens["storage"],
+            states_out=host.moved[0],
+            states_in=host.moved[1],
+            pages_out=host.moved[2],
+            pages_in=host.moved[3],
+            refused=host.refused,
+            evicted_states=states.evicted,
+            evicted_pages=kv.evicted if kv else 0,
+            written=stowing.written if stowing else 0,
+            write_failed=stowing.failed if stowing else 0,
+            write_missed=stowing.missed if stowing else 0,
+            leaked_records=self.leaked,
+            prefetch=self.prefetcher.stats() if self.prefetcher else None,
+        )
+
+    @property
+    def leaked(self) -> int:
+        """Host records that neither are free, nor in a cache, nor a prefetch's: 0, or something is wrong."""
+        held = self.prefetcher.held if self.prefetcher else (0, 0)
+        return sum(
+            cache.pool.records - cache.pool.free - cache.pool.waiting - len(cache) - taken
+            for (cache, _), taken in zip(self._shelves, held, strict=False)
+        )
+
+    def close(self) -> None:
+        """Brings what is cached to storage, ends threads and transfers, and closes the storage; requests go on without
+        tiers. Syncs: yes. Raises: Asleep, and nothing changed then.
+        """
+        if self._closed:
+            return
+        self.flush()
+        self.clear()
+        self._closed, self._cache.below = True, None
+        if self.settings.executor is None:
+            self._executor.shutdown(wait=True)
+        if self.settings.storage is not None:
+            self.settings.storage.close()

@@ -1,0 +1,143 @@
+"""What a state or a KV page looks like as one run of bytes, in host memory and in storage alike: docs/record-format.md.
+
+    header (fixed, crc32 per plane, zeros, crc32 of the header) | body: layer plane [block .. pad]
+
+Knows no pool, no storage and no device: it seals bytes, and says what is wrong with bytes that come back.
+"""
+
+import struct
+import zlib
+from dataclasses import replace
+from typing import Literal, get_args
+
+from memstate.errors import InvalidArgument
+from memstate.layout import MOVE_BYTES, StateLayout, format_bytes
+from memstate.tiers.stores.base import Bytes
+
+MAGIC, VERSION = b"memstate", 1
+DIGEST_BYTES = 32  # of a key and of a fingerprint
+HEADER_UNIT = 64
+Kind = Literal["state", "kv"]
+Flaw = Literal["", "truncated", "magic", "version", "header", "foreign", "checksum"]
+FLAWS: tuple[str, ...] = get_args(Flaw)[1:]
+
+_FIXED = struct.Struct("<8sHHI32s32sqQI")  # magic version kind header fingerprint key length body planes
+_SIZE = struct.Struct("<I")
+_SIZE_AT = 12
+_CRC = struct.Struct("<I")
+_KINDS: dict[str, int] = {"state": 1, "kv": 2}
+
+
+class RecordFormat:
+    """The records of one kind that one model, on one rank, writes and understands.
+
+    layout: of a slot, or of a page as if it were one, in any order: the body is always in slot order, aligned to 16.
+    fingerprint: `memstate.tiers.keys.fingerprint`. Raises: InvalidArgument.
+    """
+
+    def __init__(self, kind: Kind, layout: StateLayout, fingerprint: bytes) -> None:
+        if kind not in _KINDS:
+            raise InvalidArgument(f"kind {kind!r}: expected {' or '.join(_KINDS)}")
+        self.kind, self.fingerprint = kind, require_digest("fingerprint", fingerprint)
+        self.layout = replace(layout, order="slot_major", alignment=MOVE_BYTES)
+        unpadded = _FIXED.size + _CRC.size * (len(layout.planes) + 1)
+        self.header_bytes = -(-unpadded // HEADER_UNIT) * HEADER_UNIT
+        self.body_bytes = self.layout.bytes_per_slot
+        self._crcs = struct.Struct(f"<{len(layout.planes)}I")
+        rows = [(row.offset, row.payload, row.padding, row.layer_stride) for row in self.layout.table()]
+        starts = [[self.header_bytes + at + n * step for n in range(layout.layers)] for at, _, _, step in rows]
+        self._blocks = [
+            [slice(start, start + payload + padding) for start in of_plane]
+            for (_, payload, padding, _), of_plane in zip(rows, starts, strict=True)
+        ]
+        self._padding = [
+            slice(start + payload, start + payload + padding)
+            for (_, payload, padding, _), of_plane in zip(rows, starts, strict=True)
+            for start in of_plane
+            if padding
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a record, header and body."""
+        return self.header_bytes + self.body_bytes
+
+    def __repr__(self) -> str:
+        return f"RecordFormat({self.kind}, {format_bytes(self.nbytes)} with {self.header_bytes} B header)"
+
+    def name(self, key: bytes) -> str:
+        """What storage calls the record of a key. Raises: InvalidArgument."""
+        return f"{self.kind}-{require_digest('key', key).hex()}"
+
+    def zero_padding(self, buffer: Bytes) -> None:
+        """Makes the bytes between payloads zero: a record from recycled memory shows nothing of what lay there before.
+
+        Changes: buffer. Raises: InvalidArgument.
+        """
+        self._require(buffer)
+        for padding in self._padding:
+            buffer[padding] = 0
+
+    def seal(self, buffer: Bytes, key: bytes, length: int) -> None:
+        """Makes a record of a buffer whose body is filled: equal bodies, keys and lengths give equal bytes.
+
+        buffer: uint8 `byte`, contiguous, `nbytes` of them. length: tokens that the record stands for. Changes: the
+        header and the padding of buffer. Syncs: no; the body must have arrived. Raises: InvalidArgument.
+        """
+        if not 1 <= length < 2**63:
+            raise InvalidArgument(f"length={length}: a record stands for one token or more")
+        head = bytearray(self.header_bytes)
+        _FIXED.pack_into(head, 0, *self._fixed(require_digest("key", key), length))
+        self.zero_padding(buffer)
+        self._crcs.pack_into(head, _FIXED.size, *self._checksums(buffer.data))
+        _CRC.pack_into(head, len(head) - _CRC.size, zlib.crc32(memoryview(head)[: -_CRC.size]))
+        buffer.data[: self.header_bytes] = head
+
+    def flaw(self, buffer: Bytes, key: bytes, length: int) -> Flaw:
+        """Why these bytes are not the record that was asked for, one word of `FLAWS`; "" where they are.
+
+        buffer: uint8 `byte`, contiguous, of any size and contents. Syncs: no.
+        """
+        if buffer.size != self.nbytes:
+            return "truncated"
+        data = buffer.data
+        magic, version = struct.unpack_from("<8sH", data)
+        if magic != MAGIC:
+            return "magic"
+        if version != VERSION:
+            return "version"
+        (size,) = _SIZE.unpack_from(data, _SIZE_AT)  # its own: a sound header of other planes is foreign, not broken
+        if not _FIXED.size + _CRC.size <= size <= len(data):
+            return "header"
+        if zlib.crc32(data[: size - _CRC.size]) != _CRC.unpack_from(data, size - _CRC.size)[0]:
+            return "header"
+        if _FIXED.unpack_from(data) != self._fixed(key, length):
+            return "foreign"
+        return "checksum" if self._crcs.unpack_from(data, _FIXED.size) != self._checksums(data) else ""
+
+    def _fixed(self, key: bytes, length: int) -> tuple[bytes | int, ...]:
+        sizes = (length, self.body_bytes, len(self.layout.planes))
+        return (MAGIC, VERSION, _KINDS[self.kind], self.header_bytes, self.fingerprint, key, *sizes)
+
+    def _checksums(self, record: memoryview) -> tuple[int, ...]:
+        """Of each plane, all layers in turn, padding included: with the header's own no byte is left out."""
+        sums = []
+        for blocks in self._blocks:
+            value = 0
+            for block in blocks:
+                value = zlib.crc32(record[block], value)
+            sums.append(value)
+        return tuple(sums)
+
+    def _require(self, buffer: Bytes) -> None:
+        if buffer.dtype != "uint8" or buffer.shape != (self.nbytes,) or not buffer.flags.c_contiguous:
+            raise InvalidArgument(
+                f"buffer of {buffer.dtype} {buffer.shape}: expected {self.nbytes} contiguous bytes, the whole record"
+            )
+
+
+def require_digest(what: str, digest: bytes) -> bytes:
+    """The digest itself. Raises: InvalidArgument."""
+    if not isinstance(digest, bytes) or len(digest) != DIGEST_BYTES:
+        raise InvalidArgument(f"{what} {digest!r}: expected {DIGEST_BYTES} bytes")
+    return digest

@@ -1,0 +1,216 @@
+"""Storage in the host memory of many machines, through the client of a Mooncake store. Knows no record's contents: who
+reads checks.
+
+The client is safe to call from several threads, transfers without Python's lock, watches its master from a thread of
+its own and joins it again after a restart, segment, registered memory and all: nothing here reconnects.
+"""
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memstate.errors import InvalidArgument
+from memstate.layout import format_bytes
+from memstate.tiers.stores.base import Bytes, Outcome
+from memstate.tiers.stores.mooncake_client import ABSENT, EXISTS, INVALID, Mooncake, connect, name_of
+
+__all__ = ["Mooncake", "MooncakeStore"]
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+NO_MASTER, CLOSED = "NO_MASTER", "CLOSED"  # faults of calls that were not passed on
+
+
+class MooncakeStore:
+    """A `Store` in a Mooncake store; any number of processes and machines share it.
+
+    A master that does not answer costs the calls in progress timeout + 5 s for each of at most three questions; from
+    then on, until it answers again, every call ends at once: with FAILED, and `exists` raises. A machine that falls
+    silent in the middle of a transfer costs at most 60 s.
+    faults: what went wrong, by Mooncake's name of it: one per record; NO_MASTER and CLOSED for what was not tried.
+    Raises: ConfigurationError where the client is not installed, or cannot be set up with these settings.
+    """
+
+    def __init__(self, settings: Mooncake) -> None:
+        self.settings = settings
+        self.faults: Counter[str] = Counter()
+        self._calls = 0
+        self._closed = False
+        self._idle = threading.Condition()  # also guards faults
+        self._registering = threading.Lock()
+        self._memory: tuple[Tensor, ...] = ()
+        self._client, self._config = connect(settings)
+
+    def __repr__(self) -> str:
+        at, size = self.settings.master, format_bytes(self.settings.segment_bytes)
+        return f"MooncakeStore({at!r}, {self.settings.protocol}, gives {size}, {self.faults.total()} faults)"
+
+    def register(self, memory: Tensor) -> None:
+        """Lets records go straight from and to this host memory; it stays alive until `close`.
+
+        Raises: InvalidArgument; OSError where the client refuses it.
+        """
+        if memory.dtype != torch.uint8 or not memory.is_contiguous() or memory.device.type != "cpu":
+            raise InvalidArgument(f"memory {memory.dtype} on {memory.device}: expected contiguous bytes on the host")
+        with self._using() as fault, self._registering:  # one at a time: the client refuses what it has already
+            start, nbytes = memory.data_ptr(), memory.nbytes
+            if not nbytes or self._covers(start, nbytes):
+                return
+            code = 0 if fault == CLOSED else self._client.register_buffer(start, nbytes)
+            if fault == CLOSED or code:
+                raise OSError(
+                    f"register {format_bytes(nbytes)} with {self!r}: {name_of(code) if code else CLOSED}; memory "
+                    "must not overlap what is registered, a metadata server must answer, rdma needs as much lockable "
+                    "memory (ulimit -l)"
+                )
+            self._memory += (memory,)
+
+    def close(self) -> None:
+        """Takes this process's segment out of the store, once the calls in progress have ended.
+
+        The records in it are lost. With a master that does not answer it takes as long as several calls, and the
+        client then keeps Python's lock: close before the master.
+        """
+        with self._idle:
+            first, self._closed = not self._closed, True
+            self._idle.wait_for(lambda: not self._calls)
+        if first:
+            self._client.close()
+            self._memory = ()
+
+    def exists(self, names: Sequence[str]) -> list[bool]:
+        """Whether each record is there; False where that cannot be said of one, which `faults` counts.
+
+        Raises: InvalidArgument; OSError where it can be said of none, with what went wrong.
+        """
+        _check(names)
+        with self._using() as fault:
+            codes = [] if fault or not names else self._client.batch_is_exist(list(names))
+            wrong = [name_of(code) for code in codes if code < 0 and code not in ABSENT]
+            wrong = [fault] * len(names) if fault else wrong
+            self._count(wrong)
+        if names and len(wrong) == len(names):
+            raise OSError(f"exists of {len(names)} records with {self!r}: {', '.join(sorted(set(wrong)))}")
+        return [code == 1 for code in codes]
+
+    def get(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
+        """Reads each record into its buffer; one of another size is removed, because it can never become right.
+
+        Raises: InvalidArgument, also for memory that was not registered; nothing was read.
+        """
+        _check(names, buffers, written=True)
+        return self._transfer(names, buffers, self._get)
+
+    def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
+        """Writes each record that is not there yet.
+
+        Raises: InvalidArgument, also for memory that was not registered; nothing was written.
+        """
+        _check(names, buffers)
+        return self._transfer(names, buffers, self._put)
+
+    def discard(self, names: Sequence[str]) -> None:
+        """Removes records whose contents turned out to be wrong, so that they can be written again."""
+        _check(names)
+        with self._using() as fault:
+            if not fault and names:
+                self._client.batch_remove(list(names), True)
+
+    def _transfer(
+        self, names: Sequence[str], buffers: Sequence[Bytes], move: Callable[..., list[Outcome]]
+    ) -> list[Outcome]:
+        addresses = [buffer.ctypes.data for buffer in buffers]
+        outcomes = [Outcome.FAILED] * len(names)
+        with self._using() as fault:
+            if fault:
+                self._count([fault] * len(names))
+                return outcomes
+            for address, buffer in zip(addresses, buffers, strict=True):
+                if not self._covers(address, len(buffer)):
+                    raise InvalidArgument(f"buffer of {len(buffer)} bytes outside registered memory: register() it")
+            for places in _rounds(names):
+                done = move(*([column[place] for place in places] for column in (names, addresses, buffers)))
+                for place, outcome in zip(places, done, strict=True):
+                    outcomes[place] = outcome
+        return outcomes
+
+    def _get(self, names: list[str], addresses: list[int], buffers: list[Bytes]) -> list[Outcome]:
+        sizes = [len(buffer) for buffer in buffers]
+        read = self._client.batch_get_into(names, addresses, sizes)
+        return [self._of_read(*record) for record in zip(names, read, sizes, strict=True)]
+
+    def _of_read(self, name: str, read: int, size: int) -> Outcome:
+        if read == INVALID:  # among others what a record larger than its buffer gives
+            there = self._client.get_size(name)
+            read = INVALID if there == size else there
+        if read == size:
+            return Outcome.DONE
+        if read >= 0:
+            self._client.batch_remove([name], True)
+            return Outcome.DAMAGED
+        if read in ABSENT:
+            return Outcome.MISSING
+        self._count([name_of(read)])
+        return Outcome.FAILED
+
+    def _put(self, names: list[str], addresses: list[int], buffers: list[Bytes]) -> list[Outcome]:
+        codes = self._client.batch_put_from(names, addresses, [len(buffer) for buffer in buffers], self._config)
+        self._count([name_of(code) for code in codes if code not in (0, EXISTS)])
+        return [Outcome.DONE if code in (0, EXISTS) else Outcome.FAILED for code in codes]
+
+    @contextmanager
+    def _using(self) -> Iterator[str]:
+        """Keeps the client open; gives why it is not to be called, or nothing.
+
+        Its watch over the master is a thread of its own: asking for what it found waits for nothing.
+        """
+        with self._idle:
+            closed = self._closed
+            self._calls += 1
+        try:
+            yield CLOSED if closed else NO_MASTER if self._client.health_check() else ""
+        finally:
+            with self._idle:
+                self._calls -= 1
+                self._idle.notify_all()
+
+    def _covers(self, start: int, nbytes: int) -> bool:
+        """Whether bytes lie in registered memory."""
+        return any(m.data_ptr() <= start and start + nbytes <= m.data_ptr() + m.nbytes for m in self._memory)
+
+    def _count(self, faults: Sequence[str]) -> None:
+        if any(faults):
+            with self._idle:
+                self.faults.update(faults)
+
+
+def _rounds(names: Sequence[str]) -> list[list[int]]:
+    """Places of names, no name twice in a round: the client would fill one of the buffers and report both."""
+    rounds: list[list[int]] = []
+    met: Counter[str] = Counter()
+    for place, name in enumerate(names):
+        if met[name] == len(rounds):
+            rounds.append([])
+        rounds[met[name]].append(place)
+        met[name] += 1
+    return rounds
+
+
+def _check(names: Sequence[str], buffers: Sequence[Bytes] | None = None, written: bool = False) -> None:
+    """Raises: InvalidArgument."""
+    for name in names:
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise InvalidArgument(f"record {name!r}: expected a name of 1 to 100 letters, digits, - and _")
+    if buffers is not None and len(names) != len(buffers):
+        raise InvalidArgument(f"{len(names)} names with {len(buffers)} buffers: expected one for each")
+    for buffer in buffers or ():
+        flags = buffer.flags
+        if buffer.dtype != np.uint8 or buffer.ndim != 1 or not flags.c_contiguous or (written and not flags.writeable):
+            raise InvalidArgument(
+                f"buffer of {buffer.dtype} {buffer.shape}: expected contiguous bytes in one dimension, writable to read"
+            )

@@ -1,0 +1,100 @@
+"""One kind of record in host memory, states or KV pages: which are free, and what the others stand for.
+
+A key is a salt and all tokens up to where the record stands; there are no digests here.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+Key = tuple[Hashable, tuple[int, ...]]
+
+
+@dataclass(eq=False)
+class Item:
+    """A record under its key. fetched: it came from storage; stored: storage has it, or is being given it."""
+
+    key: Key
+    record: int
+    pins: int = 0
+    fetched: bool = False
+    stored: bool = False
+
+
+class Shelf:
+    """Items, the least recently used first. reserve: records that prefetches leave over."""
+
+    def __init__(self, kind: str, records: int, reserve: int) -> None:
+        self.kind, self.records, self.reserve = kind, records, reserve
+        self.free = set(range(records))
+        self.users: Counter[int] = Counter()
+        self.waiting: set[int] = set()  # given back while something still uses the bytes
+        self.items: list[Item] = []
+        self.evicted = 0
+
+    def get(self, key: Key) -> Item | None:
+        return next((item for item in self.items if item.key == key), None)
+
+    @property
+    def loose(self) -> list[Item]:
+        return [item for item in self.items if not item.pins]
+
+    def room(self) -> int:
+        return max(0, len(self.free) + len(self.loose) - self.reserve)
+
+    def claim(self, n: int) -> list[int]:
+        """The lowest."""
+        records = sorted(self.free)[:n]
+        assert len(records) == n
+        self.free -= set(records)
+        return records
+
+    def take(self, n: int) -> list[int]:
+        """So many records, giving up what is used least; none where there are not so many."""
+        if n > len(self.free) + len(self.loose):
+            return []
+        self.evict(n - len(self.free))
+        return self.claim(n) if n <= len(self.free) else []
+
+    def evict(self, n: int) -> None:
+        gone = [item for item in self.loose if not self.users[item.record]][: max(0, n)]
+        for item in gone:
+            self.items.remove(item)
+            self.give(item.record)
+        self.evicted += len(gone)
+
+    def give(self, record: int) -> None:
+        (self.waiting if self.users[record] else self.free).add(record)
+
+    def use(self, records: Iterable[int]) -> None:
+        self.users.update(records)
+
+    def unuse(self, records: Iterable[int]) -> None:
+        for record in records:
+            self.users[record] -= 1
+            assert self.users[record] >= 0
+            if not self.users[record] and record in self.waiting:
+                self.waiting.remove(record)
+                self.free.add(record)
+
+    def add(self, key: Key, record: int, fetched: bool = False) -> Item:
+        """The newest; where the key is there, the record goes back."""
+        if there := self.get(key):
+            self.give(record)
+            self.touch([key])
+            return there
+        self.items.append(item := Item(key, record, fetched=fetched, stored=fetched))
+        return item
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        """The first of them becomes the newest."""
+        for key in reversed(keys):
+            if there := self.get(key):
+                self.items.remove(there)
+                self.items.append(there)
+
+    @staticmethod
+    def pin(items: Iterable[Item], by: int = 1) -> None:
+        for item in items:
+            item.pins += by
+            assert item.pins >= 0

@@ -1,0 +1,274 @@
+"""Records in files on a system that refuses: each fault costs the record that it met, and is counted."""
+
+import errno
+import os
+import resource
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.tiers.stores import file as module
+from memstate.tiers.stores.file import FileStore
+from tests.file_case import (
+    DAMAGED,
+    DONE,
+    FAILED,
+    MISSING,
+    OLD,
+    ended,
+    files,
+    get,
+    holds,
+    in_child,
+    place,
+    put,
+    record,
+    refuse,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path / "store")
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "close", "replace"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EIO, errno.EROFS, errno.EDQUOT])
+def test_a_refused_write_leaves_nothing(call: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third record of five, at each call of its writing."""
+    store = FileStore(tmp_path, durable=True)
+    names, data = [f"n{n}" for n in range(5)], [record(n) for n in range(5)]
+    for name in names:
+        place(store, name).parent.mkdir(exist_ok=True)
+    turn = 2 * 2 if call in ("fsync", "close") else 2  # a file and a folder each
+    calls = iter(range(1000))
+    with monkeypatch.context() as patch:
+        if call == "open":
+            refuse(patch, call, code, lambda path, *_: path.endswith(".tmp") and next(calls) == turn)
+        else:
+            refuse(patch, call, code, lambda *_: next(calls) == turn)
+        outcomes = store.put(names, data)
+    assert outcomes == [DONE, DONE, FAILED, DONE, DONE]
+    assert store.faults == {errno.errorcode[code]: 1}
+    assert [path.name for path in files(store)].count("n2") == 0 and len(files(store)) == 4
+    assert [holds(store, name, value) for name, value in zip(names, data, strict=True)] == [
+        True,
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert put(store, "n2", data[2]) is DONE and holds(store, "n2", data[2])
+
+
+def test_a_disk_that_fills_up_in_the_middle(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written in parts, each of them the last."""
+    real, room = os.write, [0]
+
+    def write(descriptor: int, data: memoryview) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "full")
+        done = real(descriptor, data[: room[0]][:7])
+        room[0] -= done
+        return done
+
+    monkeypatch.setattr(os, "write", write)
+    for size in range(100):
+        room[0] = size
+        assert put(store, "a", record(0)) is FAILED
+        assert not files(store) and not store.exists(["a"])[0]
+    room[0] = 100
+    assert put(store, "a", record(0)) is DONE and holds(store, "a", record(0))
+    assert store.faults == {"ENOSPC": 100}
+
+
+def test_a_small_disk_that_is_full(tmp_path: Path) -> None:
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path)]
+    if not shutil.which("mount") or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a small disk, and not everywhere")
+    try:
+        store = FileStore(tmp_path)
+        names, data = [f"n{n}" for n in range(9)], [record(n, 10_000) for n in range(9)]
+        outcomes = store.put(names, data)
+        assert set(outcomes) == {DONE, FAILED} and store.faults == {"ENOSPC": outcomes.count(FAILED)}
+        assert len(files(store)) == outcomes.count(DONE)
+        for name, value, outcome in zip(names, data, outcomes, strict=True):
+            assert holds(store, name, value) == (outcome is DONE)
+        store.discard(names)
+        assert put(store, "n8", data[8]) is DONE and holds(store, "n8", data[8])
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_file_that_the_system_cuts(store: FileStore) -> None:
+    """The system's own limit: it takes a part of a write, and refuses the rest."""
+
+    def work() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+        outcomes = store.put(["a", "b", "c"], [record(0, 50_000), record(1, 70_000), record(2, 60_000)])
+        assert outcomes == [DONE, FAILED, DONE] and store.faults == {"EFBIG": 1}
+
+    assert ended(in_child(work)) == 0
+    assert holds(store, "a", record(0, 50_000)) and holds(store, "c", record(2, 60_000)) and len(files(store)) == 2
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.EMFILE, errno.ESTALE])
+@pytest.mark.parametrize("call", ["open", "fstat"])
+def test_a_refused_read_fails_alone(call: str, code: int, store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    names, data = ["a", "b", "c"], [record(n) for n in range(3)]
+    store.put(names, data)
+    calls = iter(range(100))
+    refuse(monkeypatch, call, code, lambda *_: next(calls) == 1)
+    buffers = [np.empty(100, np.uint8) for _ in names]
+    assert store.get(names, buffers) == [DONE, FAILED, DONE]
+    assert store.faults == {errno.errorcode[code]: 1}
+    assert holds(store, "b", data[1])  # nothing was deleted
+
+
+def test_exists_says_no_where_it_cannot_be_said(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put(["a", "b"], [record(0), record(1)])
+    refuse(monkeypatch, "lstat", errno.EACCES, lambda path: path.endswith("a"))
+    assert store.exists(["a", "b", "c"]) == [False, True, False] and store.faults == {"EACCES": 1}
+    assert put(store, "a", record(0)) is FAILED and store.faults == {"EACCES": 2}
+
+
+class Parts:
+    """A file that gives three bytes at a time, and does something before the second read."""
+
+    @staticmethod
+    def patch(monkeypatch: pytest.MonkeyPatch, before: Callable[[str], object]) -> "list[Parts]":
+        """Every file that a store opens from now on; `before` is told its path."""
+        opened: list[Parts] = []
+
+        def give(path: str, *arguments: Any, **settings: Any) -> Parts:
+            opened.append(Parts(open(path, *arguments, **settings), lambda: before(path)))  # noqa: SIM115
+            return opened[-1]
+
+        monkeypatch.setattr(module, "open", give, raising=False)
+        return opened
+
+    def __init__(self, file: Any, before: Callable[[], object]) -> None:
+        self.file, self.before, self.reads = file, before, 0
+
+    def __enter__(self) -> "Parts":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def fileno(self) -> int:
+        return int(self.file.fileno())
+
+    def readinto(self, view: memoryview) -> int:
+        self.reads += 1
+        if self.reads == 2:
+            self.before()
+        return int(self.file.readinto(view[:3]))
+
+
+def test_short_reads_are_continued(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(store, "a", record(0))
+    opened = Parts.patch(monkeypatch, lambda path: None)
+    assert holds(store, "a", record(0)) and opened[0].reads == 34
+
+
+@pytest.mark.parametrize("left", [0, 3, 50, 99])
+def test_b67_a_record_that_is_cut_while_it_is_read(
+    left: int, store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, "a", record(0))
+    Parts.patch(monkeypatch, lambda path: os.truncate(path, left))
+    assert get(store, "a")[0] is DAMAGED and get(store, "a")[0] is MISSING
+
+
+def test_a_record_that_fails_while_it_is_read(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put(["a", "b"], [record(0), record(1)])
+
+    def fail(path: str) -> None:
+        if path.endswith("a"):
+            raise OSError(errno.EIO, "unreadable")
+
+    with monkeypatch.context() as patch:
+        Parts.patch(patch, fail)
+        assert store.get(["a", "b"], [np.empty(100, np.uint8)] * 2) == [FAILED, DONE]
+    assert store.faults == {"EIO": 1} and holds(store, "a", record(0))
+
+
+def test_a_record_evicted_while_it_is_read_comes_whole(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(store, "a", record(0))
+    os.utime(place(store, "a"), (OLD, OLD))  # its use would be noted
+    Parts.patch(monkeypatch, os.unlink)
+    assert holds(store, "a", record(0)) and not store.faults
+
+
+def test_a_folder_that_vanishes_and_comes_back(store: FileStore) -> None:
+    put(store, "a", record(0))
+    away = store.folder.path.rename(store.folder.path.with_name("away"))
+    assert put(store, "b", record(1)) is FAILED and store.faults == {"ENOENT": 1}
+    assert store.exists(["a"]) == [False] and get(store, "a")[0] is MISSING
+    store.discard(["a"])
+    store.clean()
+    assert not store.folder.path.exists()  # what is no longer mounted is not written past
+    away.rename(store.folder.path)
+    assert holds(store, "a", record(0)) and put(store, "b", record(1)) is DONE
+    assert store.faults == {"ENOENT": 1}
+
+
+def test_a_folder_that_becomes_a_file(store: FileStore) -> None:
+    put(store, "a", record(0))
+    store.folder.path.rename(store.folder.path.with_name("away"))
+    store.folder.path.write_bytes(b"")
+    assert (put(store, "a", record(0)), get(store, "a")[0], store.exists(["a"])) == (FAILED, FAILED, [False])
+    assert store.faults == {"ENOTDIR": 3}
+
+
+@pytest.mark.parametrize("below", ["", "/deeper", "/deeper/still"])
+def test_a_folder_that_cannot_be_made_is_refused(below: str, tmp_path: Path) -> None:
+    path = f"{tmp_path}/file{below}"
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(
+        ConfigurationError, match=rf"file store in {path}: (File exists|Not a directory); name a folder"
+    ):
+        FileStore(path)
+
+
+@pytest.mark.parametrize("path", ["", None, 3, b"store"])
+def test_what_names_no_folder_is_refused(path: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgument, match="expected the folder of a file store"):
+        FileStore(path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_home_is_found_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", f"{tmp_path}/home")
+    for path in ("~/store", Path("~/store"), Path("~") / "store"):
+        assert FileStore(path).folder.path == tmp_path / "home" / "store"
+    with pytest.raises(ConfigurationError, match=r"~no-such user/x: there is no such home; write \./~no-such user/x"):
+        FileStore("~no-such user/x")
+    assert not list((tmp_path / "here").iterdir())
+    assert put(FileStore("./~no-such user/x"), "a", record(0)) is DONE
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["~no-such user"]
+
+
+@pytest.mark.parametrize("call", ["mkdir", "open"])
+def test_a_folder_that_cannot_be_written_is_refused(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse(monkeypatch, call, errno.EACCES, lambda *_: True)
+    with pytest.raises(ConfigurationError, match=rf"{tmp_path}/store: Permission denied"):
+        FileStore(tmp_path / "store")
+
+
+@pytest.mark.parametrize("capacity", [0, -1, 1.5, "1 GiB"])
+def test_capacities_that_cannot_be_meant_are_refused(capacity: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="capacity"):
+        FileStore(tmp_path, capacity=capacity)

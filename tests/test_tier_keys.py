@@ -1,0 +1,171 @@
+"""Keys of prefixes: the same in every process, never the same for two things."""
+
+import random
+from collections.abc import Hashable
+from dataclasses import replace
+from enum import IntEnum
+from hashlib import blake2b
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memstate import Plane, StateLayout
+from memstate.errors import InvalidArgument
+from memstate.tiers import keys as module
+from memstate.tiers.keys import Keys, encode, fingerprint
+from memstate.tokens import encode as encode_tokens
+
+STATE = StateLayout((Plane("conv", (6, 3), torch.bfloat16), Plane("ssm", (2, 4, 4), torch.float32)), layers=3)
+KV = StateLayout((Plane("k", (4, 2, 8), torch.float16), Plane("v", (4, 2, 8), torch.float16)), layers=1)
+KEYS = Keys(fingerprint("model", STATE, KV, 4, 0, 1), page_tokens=4)
+
+
+class Number(IntEnum):
+    ONE = 1
+
+
+def tokens(n: int, seed: int) -> bytes:
+    return random.Random(seed).randbytes(8 * n)
+
+
+def test_values_are_those_of_every_other_process() -> None:
+    """Written down once: whoever changes them gives up everything that storage holds."""
+    assert KEYS.fingerprint.hex() == "4ac088215539508cd7617a602fe921a3391aa7c1999c8715846ef3bd9cb7fd98"
+    digests = KEYS.of(encode_tokens(range(9)), ("tenant", 7, None, 1, b"\xff", -129))
+    assert [digest.hex() for digest in digests] == [
+        "8903c73b9b50f18f1dbb69d79c8a9dd3626146f57142bf350573e7d78341af9d",
+        "32cee0323a69ac96663f01ae3fe3ba632e9dd1d30680a88b34610b4d8454a0bf",
+    ]
+
+
+@pytest.mark.parametrize("page", [1, 4, 16])
+@pytest.mark.parametrize("length", [0, 1, 4, 15, 16, 17, 64])
+def test_digests_chain_whole_pages(page: int, length: int) -> None:
+    keys, key = Keys(KEYS.fingerprint, page), tokens(length, page)
+    digest, expected = blake2b(KEYS.fingerprint + encode("salt"), digest_size=32).digest(), []
+    for number in range(length // page):
+        whole_page = key[number * page * 8 : (number + 1) * page * 8]
+        digest = blake2b(digest + whole_page, digest_size=32).digest()
+        expected.append(digest)
+    assert keys.of(key, "salt") == expected
+
+
+def test_a_digest_stands_for_all_tokens_before_it() -> None:
+    key = tokens(32, 1)
+    whole = KEYS.of(key, None)
+    assert len(set(whole)) == 8
+    for n in range(33):
+        assert KEYS.of(key[: n * 8], None) == whole[: n // 4]
+    for changed in range(len(key)):  # one bit anywhere: this page and all after it
+        other = bytearray(key)
+        other[changed] ^= 1
+        found = KEYS.of(bytes(other), None)
+        page = changed // 32
+        assert found[:page] == whole[:page] and not set(found[page:]) & set(whole)
+
+
+@pytest.mark.parametrize("known", range(10))
+def test_what_is_known_is_not_computed_again(known: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, calls = tokens(4 * 9 + 3, 2), []
+    whole = KEYS.of(key, "salt")
+
+    def counted(data: bytes, digest_size: int) -> object:
+        calls.append(len(data))
+        return blake2b(data, digest_size=digest_size)
+
+    monkeypatch.setattr(module, "blake2b", counted)
+    given_digests = tuple(whole[:known])
+    assert KEYS.of(key, "salt", given_digests) == whole
+    assert len(calls) == 9 - known + (not known) and calls[not known :] == [32 + 4 * 8] * (9 - known)
+
+
+def test_more_may_be_known_than_is_asked_for() -> None:
+    key = tokens(16, 3)
+    whole = KEYS.of(key, None)
+    assert KEYS.of(key[:71], None, whole) == whole[:2]
+    assert KEYS.of(b"", None, whole) == []
+    assert KEYS.of(key, None, whole) is not whole  # nobody else's list
+
+
+SALTS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.binary(), lambda inner: st.lists(inner).map(tuple)
+)
+
+
+def typed(salt: Hashable) -> object:
+    """A salt with its types: True is 1 for Python, and is not for storage."""
+    return (tuple, [typed(item) for item in salt]) if isinstance(salt, tuple) else (type(salt), salt)
+
+
+@given(SALTS, SALTS)
+def test_salts_have_different_bytes_exactly_when_they_differ(one: Hashable, other: Hashable) -> None:
+    assert (encode(one) == encode(other)) == (typed(one) == typed(other))
+
+
+def test_salts_that_look_alike_are_told_apart() -> None:
+    alike: list[Hashable] = [
+        None, False, True, 0, 1, -1, 127, 128, 255, 256, -128, -129, 2**64, "", "1", "True", "None", "é", "e\u0301",
+        "\ud800", b"", b"1", b"\0", b"\0\0", (), ((),), ((), ()), ("a", "b"), ("ab",), (("a",), "b"), ("a", ("b",)),
+        (b"a", "b"), ("n",), (None,), ((None,),), (1, 2), (12,), (0, 1), (False, True),
+    ]  # fmt: skip
+    assert len({encode(salt) for salt in alike}) == len(set(alike)) == len(alike) - 3  # True is 1, to Python too
+    assert len({KEYS.of(tokens(4, 4), salt)[0] for salt in alike}) == len(set(alike))
+    assert encode(Number.ONE) == encode(1)
+
+
+@pytest.mark.parametrize("salt", [1.0, frozenset("a"), object(), range(3), ("a", 1.5), (("a", (frozenset(),)),)])
+def test_salts_that_mean_nothing_elsewhere_are_refused(salt: Hashable) -> None:
+    with pytest.raises(InvalidArgument, match="use None, bool, int, str, bytes, or a tuple of these"):
+        KEYS.of(tokens(4, 5), salt)
+
+
+def test_whatever_changes_bytes_changes_the_fingerprint() -> None:
+    conv, ssm = STATE.planes
+    states = [
+        STATE, None, replace(STATE, layers=4), replace(STATE, planes=(ssm, conv)), replace(STATE, planes=(conv,)),
+        replace(STATE, planes=(conv, replace(ssm, dtype=torch.bfloat16))),
+        replace(STATE, planes=(conv, replace(ssm, dtype=torch.int32))),
+        replace(STATE, planes=(conv, replace(ssm, shape=(4, 2, 4)))),
+        replace(STATE, planes=(conv, replace(ssm, shape=(32,)))),
+        replace(STATE, planes=(conv, replace(ssm, name="state"))),
+    ]  # fmt: skip
+    made = [fingerprint("model", state, KV, 4, 0, 2) for state in states]
+    made += [fingerprint("model", STATE, kv, 4, 0, 2) for kv in (None, STATE, replace(KV, layers=2))]
+    made += [fingerprint("model", KV, STATE, 4, 0, 2), fingerprint("model", None, None, 4, 0, 2)]
+    made += [fingerprint("Model", STATE, KV, 4, 0, 2), fingerprint("model", STATE, KV, 8, 0, 2)]
+    made += [fingerprint("model", STATE, KV, 4, 1, 2), fingerprint("model", STATE, KV, 4, 0, 4)]
+    assert len(set(made)) == len(made) and all(len(digest) == 32 for digest in made)
+
+
+def test_the_version_of_the_record_is_in_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "VERSION", 2)
+    assert fingerprint("model", STATE, KV, 4, 0, 1) != KEYS.fingerprint
+
+
+def test_the_byte_order_is_in_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = {"little": "big", "big": "little"}[module.sys.byteorder]
+    monkeypatch.setattr("sys.byteorder", other)
+    assert fingerprint("model", STATE, KV, 4, 0, 1) != KEYS.fingerprint
+
+
+@pytest.mark.parametrize("order", ["layer_major", "slot_major"])
+@pytest.mark.parametrize("alignment", [16, 256])
+def test_where_planes_lie_on_the_device_is_not_in_the_fingerprint(order: str, alignment: int) -> None:
+    state, kv = (replace(layout, order=order, alignment=alignment) for layout in (STATE, KV))
+    assert fingerprint("model", state, kv, 4, 0, 1) == KEYS.fingerprint
+
+
+@pytest.mark.parametrize(
+    "arguments", [(b"model", 4, 0, 1), ("model", 0, 0, 1), ("model", 4, 1, 1), ("model", 4, -1, 1), ("model", 4, 0, 0)]
+)
+def test_fingerprint_refuses(arguments: tuple[str, int, int, int]) -> None:
+    with pytest.raises(InvalidArgument):
+        fingerprint(arguments[0], STATE, KV, *arguments[1:])
+
+
+@pytest.mark.parametrize("arguments", [(b"short", 4), (bytearray(32), 4), ("f" * 32, 4), (bytes(32), 0)])
+def test_keys_refuse(arguments: tuple[bytes, int]) -> None:
+    with pytest.raises(InvalidArgument):
+        Keys(*arguments)

@@ -109,6 +109,22 @@ class EngineName(StrEnum):
     arena = "arena"
 
 
+class StorageName(StrEnum):
+    """What keeps states beyond the process."""
+
+    none = "none"
+    file = "file"
+    mooncake = "mooncake"
+
+
+class WriteName(StrEnum):
+    """When states go to host memory."""
+
+    through = "through"
+    selective = "selective"
+    back = "back"
+
+
 class Sabotage(StrEnum):
     """What may be done to a snapshot to see the comparison fail."""
 
@@ -126,6 +142,7 @@ class BenchName(StrEnum):
     track = "track"
     copy = "copy"
     prefix = "prefix"
+    tiers = "tiers"
 
 
 class TraceKind(StrEnum):
@@ -175,6 +192,16 @@ def demo(
         typer.Option(metavar="PATH", callback=_file, help="write all owners after the last turn as JSON"),
     ] = None,
     sessions: Annotated[int, typer.Option(help="so many conversations keep their states between turns", min=0)] = 0,
+    host_slots: Annotated[
+        int | None, typer.Option(help="states that fit host memory (default: no host memory)")
+    ] = None,
+    storage: Annotated[StorageName, typer.Option(help="what keeps states beyond the process")] = StorageName.none,
+    storage_path: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="of storage file (default: a folder that goes with the run)")
+    ] = None,
+    mooncake_master: Annotated[str, typer.Option(help="host:port, for storage mooncake")] = "127.0.0.1:50051",
+    mooncake_segment: Annotated[int, typer.Option(help="bytes that this process gives to the store", min=0)] = 0,
+    write: Annotated[WriteName, typer.Option(help="when states go to host memory")] = WriteName.through,
     pages: Annotated[int | None, typer.Option(help="KV pages (default: short now and then)")] = None,
     page_size: Annotated[int | None, typer.Option(help="tokens a page (default 8)")] = None,
     plant_leak: Annotated[
@@ -207,6 +234,12 @@ def demo(
             engine=engine.value,
             overlap=bool(overlap),
             sessions=sessions,
+            host_slots=host_slots,
+            storage=storage.value,
+            storage_path=storage_path,
+            mooncake_master=mooncake_master,
+            mooncake_segment=mooncake_segment,
+            write=write.value,
             snapshot=Path(snapshot) if snapshot else None,
             plant_leak=plant_leak,
             sabotage=sabotage.value if sabotage else None,

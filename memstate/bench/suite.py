@@ -4,7 +4,18 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from memstate.bench import alloc, copy, decode, host, prefix, track
+from memstate.bench import (
+    alloc,
+    copy,
+    decode,
+    host,
+    prefix,
+    tiers_costs,
+    tiers_moves,
+    tiers_stores,
+    tiers_transfers,
+    track,
+)
 from memstate.bench.clock import Clock, ToyClock
 from memstate.bench.entry import Entry
 from memstate.bench.launches import launches
@@ -17,6 +28,7 @@ COURSES: dict[str, tuple[Callable[[Setting], Iterator[Task]], ...]] = {
     "track": (track.tasks, decode.tasks),
     "copy": (copy.tasks,),
     "prefix": (prefix.tasks,),
+    "tiers": (tiers_stores.tasks, tiers_transfers.tasks, tiers_moves.tasks, tiers_costs.tasks),
 }
 NEED_DEVICE = ("alloc", "track", "copy")  # timed there; elsewhere at toy sizes only
 NAMES = ("launches", *COURSES)
@@ -45,7 +57,7 @@ def run(
     if timed and not (toy or on_gpu):
         raise InvalidArgument(f"bench {', '.join(timed)}: device time needs a GPU; --toy goes through it at toy sizes")
     setting = Setting(backend, torch.device(device), toy, peer)
-    clock: Clock = setting.clock() if timed else ToyClock()  # `host` and `prefix` have timers of their own
+    clock: Clock = setting.clock() if timed else ToyClock()  # the others have timers of their own
     outcome = Outcome()
     for name in names:
         if name == "launches":
@@ -73,4 +85,4 @@ def by_entry(entries: Sequence[Entry]) -> tuple[tuple[str, ...], list[list[str]]
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+    return "" if value is None else str(value) if isinstance(value, int) else f"{value:.4g}"

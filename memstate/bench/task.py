@@ -19,6 +19,10 @@ PEERS = {
     "nothing-due": "the same step of the same strategy with no row at a boundary",
     "sglang": "SGLang's prefix cache for hybrid models with its default core, in Rust, where it is installed",
     "sglang-python": "the same with its core in Python",
+    "memory-copy": "numpy's copyto of the same bytes in host memory, in turns",
+    "pinned-copy": "torch's copy_ of the same bytes in one piece between device and pinned host memory, in turns",
+    "plain-file": "files of the same bytes in the same folder: one write or read each, in turns",
+    "plain-hash": "one hash or checksum of the same bytes in one piece, in turns",
 }
 Progress = Callable[[int, int], None]
 

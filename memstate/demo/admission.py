@@ -6,6 +6,7 @@ from memstate.demo.config import DemoConfig
 from memstate.demo.meter import Meter
 from memstate.demo.sabotage import Sabotage
 from memstate.demo.streams import Streams
+from memstate.demo.tiers import Fetches
 from memstate.demo.transcript import Witness
 from memstate.demo.work import Work
 from memstate.engine import StateManager
@@ -26,6 +27,7 @@ class Admission:
         assert mem.prefix is not None  # every engine of the demo has one
         self.config, self.mem, self.cache, self.streams = config, mem, mem.prefix, streams
         self.meter, self.witness, self.sabotage = meter, witness, sabotage
+        self.fetches = Fetches(mem, streams)
         self.waiting: list[Work] = []
 
     def admit(self, running: Sequence[Work]) -> list[Work]:
@@ -36,7 +38,7 @@ class Admission:
         """
         taken = {work.place for work in running}
         places = [place for place in range(self.config.batch) if place not in taken]
-        batch = self.waiting[: len(places)]
+        batch = self.fetches.arrived(self.waiting[: len(places)])
         if batch and self.sabotage:
             self.witness.look_now()  # what is published so far is seen as it was
             self.mem.submit()

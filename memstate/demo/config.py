@@ -2,17 +2,20 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 from memstate.demo.mixers import MIXERS
 from memstate.demo.sizes import ModelSize
 from memstate.errors import InvalidArgument
 from memstate.layout import Order
+from memstate.tiers.settings import Write
 
 STRATEGIES = ("none", "ping-pong", "lazy", "redirect")
 SABOTAGES = ("swap", "stale")
 MODELS = tuple(MIXERS)
 LAYOUTS: dict[str, Order] = {"layer-major": "layer_major", "slot-major": "slot_major"}
 ENGINES = ("own", "in-place", "arena")
+STORAGES = ("none", "file", "mooncake")
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,10 @@ class DemoConfig:
     short now and then. fail_claims: probability that an optional claim fails. batch: rows of the padded batch, one
     more than requests can run at a time. chunk: tokens of a prefill step. model: kind of the recurrent layers. layout:
     order of the state planes. engine: see `memstate.demo.engines`. sessions: so many conversations, the first ones, run
-    as streaming sessions. snapshot: file for a picture of all owners after the last turn. size: of the model.
+    as streaming sessions. host_slots: states that fit host memory, None for no host memory, or with storage twice the
+    slots; KV pages in proportion. storage: what lies below it; storage_path: the files' folder, None for one that goes
+    with the run. mooncake_master: host:port; mooncake_segment: bytes that the run itself gives to the store. write:
+    when states go down. snapshot: file for a picture of all owners after the last turn. size: of the model.
     Raises: InvalidArgument.
     """
 
@@ -48,6 +54,12 @@ class DemoConfig:
     layout: str = "layer-major"
     engine: str = "own"
     sessions: int = 0
+    host_slots: int | None = None
+    storage: str = "none"
+    storage_path: Path | None = None
+    mooncake_master: str = "127.0.0.1:50051"
+    mooncake_segment: int = 0
+    write: Write = "through"
     snapshot: Path | None = None
     size: ModelSize = field(default_factory=ModelSize)
 
@@ -56,12 +68,17 @@ class DemoConfig:
         one_of("model", self.model, MODELS)
         one_of("layout", self.layout, tuple(LAYOUTS))
         one_of("engine", self.engine, ENGINES)
+        one_of("storage", self.storage, STORAGES)
+        one_of("write", self.write, get_args(Write))
+        if self.storage_path is not None and self.storage != "file":
+            raise InvalidArgument(f"storage-path {self.storage_path}: it is for storage file, not {self.storage}")
         if self.sabotage is not None:
             one_of("sabotage", self.sabotage, SABOTAGES)
         smallest = {"slots": 1, "track_every": 1, "page_size": 1, "batch": 2, "chunk": 1, "sessions": 0}
         for name, least in smallest.items():
             at_least(name, getattr(self, name), least)
-        for name in ("requests", "pages"):
+        at_least("mooncake_segment", self.mooncake_segment, 0)
+        for name in ("requests", "pages", "host_slots"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
         if not -(2**63) <= self.seed < 2**63:

@@ -15,6 +15,7 @@ from memstate.demo.config import ENGINES as NAMES
 from memstate.demo.config import STRATEGIES, DemoConfig
 from memstate.demo.mixers import state_layout
 from memstate.demo.model import HybridModel, Memory, Slots
+from memstate.demo.tiers import tiers_of
 from memstate.engine import StateManager
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
@@ -22,6 +23,7 @@ from memstate.layout import StateLayout
 from memstate.prefix import Prefix
 from memstate.steps import Step
 from memstate.storage import Storage
+from memstate.tiers import Store
 from memstate.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
 from memstate.warmup import warm_up
 
@@ -37,24 +39,24 @@ class Engine:
 
     in_place = False
 
-    def __init__(self, config: DemoConfig, pages: int, pages_per_row: int) -> None:
+    def __init__(self, config: DemoConfig, pages: int, pages_per_row: int, store: Store | None = None) -> None:
         size = config.size
         tracking = TRACKING[config.strategy](every=config.track_every)
         _require_fit(config, tracking, pages, pages_per_row)
         states, kv = state_layout(size, config.model, config.order), size.page_layout(config.page_size)
         given_states, given_kv = self.allocate(config, states, kv, pages)
+        backend = Backend(config.backend, config.device)  # what a run counts is the manager's own
+        self.kv = Storage.from_tensors(kv, given_kv, backend) if given_kv else Storage(kv, pages, backend)
         try:
             self.mem = StateManager(
                 states, slots=config.slots, max_requests=config.batch - 1, max_batch=config.batch, tracking=tracking,
                 device=config.device, backend=config.backend, pages=pages, page_size=config.page_size,
                 pages_per_row=pages_per_row, overlap=config.overlap, in_place=self.in_place, tensors=given_states,
-                prefix=Prefix(),
+                prefix=Prefix(), tiers=tiers_of(config, store, self.kv),
             )  # fmt: skip
         except ValueError as error:
             raise InvalidArgument(str(error)) from error
         self.model = HybridModel(size, config.seed, Backend(self.mem.backend.name, config.device), config.model)
-        backend = self.model.backend
-        self.kv = Storage.from_tensors(kv, given_kv, backend) if given_kv else Storage(kv, pages, backend)
         warm_up(self.mem)
         for storage in (self.mem.storage, self.kv):
             for layer in (layer for plane in storage.planes.values() for layer in plane):
@@ -84,8 +86,8 @@ class InPlace(Engine):
 
     in_place = True
 
-    def __init__(self, config: DemoConfig, pages: int, pages_per_row: int) -> None:
-        super().__init__(config, pages, pages_per_row)
+    def __init__(self, config: DemoConfig, pages: int, pages_per_row: int, store: Store | None = None) -> None:
+        super().__init__(config, pages, pages_per_row, store)
         self._nowhere = torch.zeros(config.batch, dtype=torch.int32, device=self.mem.backend.device)
         for plane in self.mem.planes.values():
             plane[:, 0] = float("nan")

@@ -1,13 +1,13 @@
 """What a demo run found: for people, for scripts, and whether it is as it must be."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from memstate.demo.compare import Comparison
 from memstate.demo.config import DemoConfig
 from memstate.demo.meter import Meter
 from memstate.layout import format_bytes
-from memstate.stats import PrefixStats
+from memstate.stats import PrefixStats, TierStats
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class DemoReport:
     snapshots_taken: at boundaries; snapshots_unseen: published and gone before they could be compared. prefix: the
     cache's own figures, without its clearing at the end. strikes_at_sessions: those of all that hit a state of a
     session. Bytes are those of slots with their padding, as memstate moves them. foreign_bytes: of the engine's memory,
-    those that are neither state nor page; foreign_changed: offsets of those that somebody wrote to.
+    those that are neither state nor page; foreign_changed: offsets of those that somebody wrote to. tiers: figures of
+    host memory and storage, where there are any.
     """
 
     config: DemoConfig
@@ -52,6 +53,7 @@ class DemoReport:
     strikes: int = 0
     strikes_at_sessions: int = 0
     planted: int | None = None
+    tiers: TierStats | None = None
     timings: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -65,8 +67,12 @@ class DemoReport:
         compared = not self.identical and self.strikes > 0 if self.config.sabotage else self.identical
         expected = [] if self.planted is None else [self.planted]
         owned = self.leaked == expected and not self.double_owned and self.audits_running_clean
-        taken = self.leaked_pages or self.leaked_rows or self.astray or self.foreign_changed
+        taken = self._leaked_records or self.leaked_pages or self.leaked_rows or self.astray or self.foreign_changed
         return compared and owned and self._named and not taken
+
+    @property
+    def _leaked_records(self) -> int:
+        return self.tiers.leaked_records if self.tiers else 0
 
     @property
     def _named(self) -> bool:
@@ -105,6 +111,8 @@ class DemoReport:
             parts.append(f"registers hold slots they should not: {self.astray}")
         if self.leaked_pages or self.leaked_rows:
             parts.append(f"{self.leaked_pages} KV pages and {self.leaked_rows} rows are taken and nobody is left")
+        if self._leaked_records:
+            parts.append(f"{self._leaked_records} records of host memory are taken and nobody has them")
         if self.double_owned:
             parts.append(f"slots with two owners: {self.double_owned}")
         if not self.audits_running_clean:
@@ -132,8 +140,9 @@ class DemoReport:
             "prompt_tokens": m.prompt_tokens,
             "prefix_hit_tokens": m.prefix_hit_tokens,
             "session_hit_tokens": m.session_hit_tokens,
-            "host_hit_tokens": 0,
-            "storage_hit_tokens": 0,
+            "host_hit_tokens": self.tiers.host_hit_tokens if self.tiers else 0,
+            "storage_hit_tokens": self.tiers.storage_hit_tokens if self.tiers else 0,
+            "tiers": asdict(self.tiers) if self.tiers else None,
             "hit_tokens_lost_by_reason": self._lost,
             "sessions": self.sessions,
             "cached_states_evicted": self.prefix.evicted_states,
@@ -193,6 +202,18 @@ class DemoReport:
             "no_snapshot": found.lost_no_snapshot,
         }
 
+    @property
+    def _tier_rows(self) -> list[tuple[str, str]]:
+        if self.tiers is None:
+            return []
+        t = self.tiers
+        hits = f"{t.host_hit_tokens} tokens from host memory, {t.storage_hit_tokens} from storage"
+        moved = f"{t.states_out} states and {t.pages_out} pages out, {t.states_in} and {t.pages_in} in"
+        rows = [("of the hits", hits), ("to and from host memory", moved)]
+        if t.prefetch is not None:
+            rows.append(("storage", f"{t.written} records written, {t.prefetch.states + t.prefetch.pages} fetched"))
+        return rows
+
     def table(self) -> list[tuple[str, str]]:
         """Rows of figure and value for people."""
         m, c = self.meter, self.comparison
@@ -215,6 +236,7 @@ class DemoReport:
             ("claimed", f"{m.admissions} admissions of {self.requests} requests, {m.resumed} from a snapshot"),
             ("prefix hits", f"{m.prefix_hit_tokens} of {m.prompt_tokens} prompt tokens ({share:.0f} %)"),
             ("prompt tokens computed", lost),
+            *self._tier_rows,
             ("sessions", f"{self.sessions}, {m.session_hit_tokens} of the hits; turns: {turns}" if turns else "0"),
             ("held", f"{m.slots_held_mean:.2f} slots per request, at most {m.slots_held_peak}; mean: {kinds}"),
             ("snapshotted", f"{self.snapshots_taken} at boundaries, {self.snapshots_degraded} boundaries without"),

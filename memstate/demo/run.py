@@ -20,11 +20,13 @@ from memstate.demo.sabotage import Sabotage
 from memstate.demo.scheduler import Scheduler
 from memstate.demo.stepper import Stepper
 from memstate.demo.streams import Streams
+from memstate.demo.tiers import storage_of
 from memstate.demo.transcript import Witness
 from memstate.demo.uncached import Uncached
 from memstate.engine import StateManager
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.requests import Request
+from memstate.tiers import Store
 
 REQUESTS = 20
 Progress = Callable[[int, int], None]
@@ -36,8 +38,8 @@ def run(config: DemoConfig, progress: Progress | None = None) -> DemoReport:
     progress: called with (done, total) requests, both runs counted. Syncs: yes. Raises: InvalidArgument for settings
     that cannot work.
     """
-    with _one_thread(), torch.inference_mode():
-        return _run(config, progress or (lambda done, total: None))
+    with _one_thread(), torch.inference_mode(), storage_of(config) as store:
+        return _run(config, store, progress or (lambda done, total: None))
 
 
 @contextmanager
@@ -51,12 +53,12 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _run(config: DemoConfig, report: Progress) -> DemoReport:
+def _run(config: DemoConfig, store: Store | None, report: Progress) -> DemoReport:
     conversations = _conversations(config)
     requests = sum(len(conversation.turns) for conversation in conversations)
     pages_per_row = _pages_per_row(config, conversations)
     pages = config.pages if config.pages is not None else 2 * pages_per_row
-    engine = ENGINES[config.engine](config, pages, pages_per_row)
+    engine = ENGINES[config.engine](config, pages, pages_per_row, store)
     mem = engine.mem
     uncached = Uncached(engine.model, config.chunk, pages_per_row, config.page_size, config.seed)
 
@@ -80,12 +82,16 @@ def _run(config: DemoConfig, report: Progress) -> DemoReport:
     witness.look_now()
     if config.snapshot is not None:
         mem.snapshot().save(config.snapshot)
+    if mem.tiers is not None:
+        mem.tiers.flush()
     stats = mem.stats()
     audits.append(mem.audit())
     admission.cache.clear()
     empty = mem.stats()  # nobody is left to own anything
     planted = _plant_leak(mem) if config.plant_leak else None
     last = mem.audit()
+    if mem.tiers is not None:
+        mem.tiers.close()
     between = time.perf_counter()
     comparison = compare(
         conversations, transcripts, witness.sightings, uncached, lambda done: report(requests + done, 2 * requests)
@@ -109,6 +115,7 @@ def _run(config: DemoConfig, report: Progress) -> DemoReport:
         snapshots_dropped=stats.dropped,
         snapshots_unseen=witness.missed,
         prefix=stats.prefix,
+        tiers=stats.tiers,
         copied_bytes=stats.copied_bytes,
         snapshot_bytes_copied=stats.copied_bytes - _copied_by_hits(mem, meter),
         leaked=sorted({*last.leaked}),

@@ -80,7 +80,9 @@ class Sabotage:
             kept = self.mem.sessions.look(self.mem.sessions.get(session), encode(work.tokens), None)
             if kept.length >= max(1, match.length):
                 return Target(work, kept.registers[0], kept.length, False)
-        return Target(work, match.snapshot.register, match.length, True) if match.snapshot else None
+        if match.snapshot is None or match.host_length > match.length:  # it goes on from what host memory has
+            return None
+        return Target(work, match.snapshot.register, match.length, True)
 
     def _spoil(self, target: Target) -> bool:
         slot, _ = slot_and_label(self.mem, target.register)

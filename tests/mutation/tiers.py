@@ -30,7 +30,8 @@ TRUNCATION = [
     ),
     Mutant(
         "truncation takes the reserve too", "wrong count", OFFERS,
-        "hits.cut(kv.room() if", "hits.cut(kv.room(0) if", f"{ONE}B68_truncation_leaves_the_reserve[62-10-832]",
+        "hits.cut(kv.room() if", "hits.cut(kv.pool.free + kv.evictable if",
+        f"{ONE}B68_truncation_leaves_the_reserve[62-10-832]",
     ),
     Mutant(
         "where records are being copied the reserve is taken", "wrong count", OFFERS,

@@ -2,6 +2,7 @@
 it is handed.
 """
 
+import re
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Protocol, runtime_checkable
@@ -10,7 +11,30 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from memstate.errors import InvalidArgument
+
 Bytes = NDArray[np.uint8]
+NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")  # neither a dot nor a slash: never a path, never a temporary file
+
+
+def require_names(names: Sequence[str]) -> None:
+    """Raises: InvalidArgument for what is no name of a record."""
+    for name in names:
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise InvalidArgument(f"record {name!r}: expected a name of 1 to 100 letters, digits, - and _")
+
+
+def require_buffers(names: Sequence[str], buffers: Sequence[Bytes], written: bool) -> None:
+    """Raises: InvalidArgument unless there is a buffer for each name. written: they are read into."""
+    require_names(names)
+    if len(names) != len(buffers):
+        raise InvalidArgument(f"{len(names)} names with {len(buffers)} buffers: expected one for each")
+    for buffer in buffers:
+        flags = buffer.flags
+        if buffer.dtype != np.uint8 or buffer.ndim != 1 or not flags.c_contiguous or (written and not flags.writeable):
+            raise InvalidArgument(
+                f"buffer of {buffer.dtype} {buffer.shape}: expected contiguous bytes in one dimension, writable to read"
+            )
 
 
 class Outcome(IntEnum):

@@ -10,12 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-import numpy as np
 from torch import Tensor
 
-from memstate.errors import InvalidArgument
 from memstate.layout import format_bytes
-from memstate.tiers.stores.base import Bytes, Outcome
+from memstate.tiers.stores.base import Bytes, Outcome, require_buffers
 from memstate.tiers.stores.folder import CREATE, FLAGS, Folder
 
 FRESH_S = 60.0  # a use is noted at most once in this time, so that reading writes next to nothing
@@ -64,7 +62,8 @@ class FileStore:
 
         Raises: InvalidArgument; nothing was read.
         """
-        pairs = zip(self.folder.paths(names), _views(names, buffers), strict=True)
+        require_buffers(names, buffers, written=True)
+        pairs = zip(self.folder.paths(names), (buffer.data for buffer in buffers), strict=True)
         return [self._guarded(self._get, path, view) for path, view in pairs]
 
     def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
@@ -72,7 +71,8 @@ class FileStore:
 
         Raises: InvalidArgument; nothing was written.
         """
-        pairs = zip(self.folder.paths(names), _views(names, buffers), strict=True)
+        require_buffers(names, buffers, written=False)
+        pairs = zip(self.folder.paths(names), (buffer.data for buffer in buffers), strict=True)
         return [self._guarded(self._put, path, view) for path, view in pairs]
 
     def discard(self, names: Sequence[str]) -> None:
@@ -165,18 +165,6 @@ class FileStore:
             raise
         if self.durable:
             _sync(shard)
-
-
-def _views(names: Sequence[str], buffers: Sequence[Bytes]) -> list[memoryview]:
-    """The bytes of a buffer per name. Raises: InvalidArgument."""
-    if len(names) != len(buffers):
-        raise InvalidArgument(f"{len(names)} names with {len(buffers)} buffers: expected one for each")
-    for buffer in buffers:
-        if buffer.dtype != np.uint8 or buffer.ndim != 1 or not buffer.flags.c_contiguous:
-            raise InvalidArgument(
-                f"buffer of {buffer.dtype} {buffer.shape}: expected contiguous bytes in one dimension"
-            )
-    return [buffer.data for buffer in buffers]
 
 
 def _no_link(path: str, flags: int) -> int:

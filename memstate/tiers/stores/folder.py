@@ -22,11 +22,11 @@ import numpy as np
 
 from memstate import split
 from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.tiers.stores.base import NAME, require_names
 
 SHARDS = 256
 PART = 16  # the folder is looked through once per capacity / PART of new bytes, and that much room is made at a time
 STALE_S = 600.0  # a temporary file that nobody has written to for so long has no writer any more
-NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")  # neither a dot nor a slash: never a path, never a temporary file
 TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{16}\.tmp")
 
 # Where the system has them: no link is followed, no pipe waited for, no child process inherits the file.
@@ -62,9 +62,7 @@ class Folder:
 
     def paths(self, names: Sequence[str]) -> list[str]:
         """Where records lie. Raises: InvalidArgument."""
-        for name in names:
-            if not isinstance(name, str) or not NAME.fullmatch(name):
-                raise InvalidArgument(f"record {name!r}: expected a name of 1 to 100 letters, digits, - and _")
+        require_names(names)
         return [os.path.join(self._shard(zlib.crc32(name.encode()) % SHARDS), name) for name in names]
 
     def _shard(self, number: int) -> str:

@@ -5,24 +5,21 @@ The client is safe to call from several threads, transfers without Python's lock
 its own and joins it again after a restart, segment, registered memory and all: nothing here reconnects.
 """
 
-import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from memstate.errors import InvalidArgument
 from memstate.layout import format_bytes
-from memstate.tiers.stores.base import Bytes, Outcome
+from memstate.tiers.stores.base import Bytes, Outcome, require_buffers, require_names
 from memstate.tiers.stores.mooncake_client import ABSENT, EXISTS, INVALID, Mooncake, connect, name_of
 
 __all__ = ["Mooncake", "MooncakeStore"]
 
-NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 NO_MASTER, CLOSED = "NO_MASTER", "CLOSED"  # faults of calls that were not passed on
 
 
@@ -88,7 +85,7 @@ class MooncakeStore:
 
         Raises: InvalidArgument; OSError where it can be said of none, with what went wrong.
         """
-        _check(names)
+        require_names(names)
         with self._using() as fault:
             codes = [] if fault or not names else self._client.batch_is_exist(list(names))
             wrong = [name_of(code) for code in codes if code < 0 and code not in ABSENT]
@@ -103,7 +100,7 @@ class MooncakeStore:
 
         Raises: InvalidArgument, also for memory that was not registered; nothing was read.
         """
-        _check(names, buffers, written=True)
+        require_buffers(names, buffers, written=True)
         return self._transfer(names, buffers, self._get)
 
     def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
@@ -111,12 +108,12 @@ class MooncakeStore:
 
         Raises: InvalidArgument, also for memory that was not registered; nothing was written.
         """
-        _check(names, buffers)
+        require_buffers(names, buffers, written=False)
         return self._transfer(names, buffers, self._put)
 
     def discard(self, names: Sequence[str]) -> None:
         """Removes records whose contents turned out to be wrong, so that they can be written again."""
-        _check(names)
+        require_names(names)
         with self._using() as fault:
             if not fault and names:
                 self._client.batch_remove(list(names), True)
@@ -199,18 +196,3 @@ def _rounds(names: Sequence[str]) -> list[list[int]]:
         rounds[met[name]].append(place)
         met[name] += 1
     return rounds
-
-
-def _check(names: Sequence[str], buffers: Sequence[Bytes] | None = None, written: bool = False) -> None:
-    """Raises: InvalidArgument."""
-    for name in names:
-        if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise InvalidArgument(f"record {name!r}: expected a name of 1 to 100 letters, digits, - and _")
-    if buffers is not None and len(names) != len(buffers):
-        raise InvalidArgument(f"{len(names)} names with {len(buffers)} buffers: expected one for each")
-    for buffer in buffers or ():
-        flags = buffer.flags
-        if buffer.dtype != np.uint8 or buffer.ndim != 1 or not flags.c_contiguous or (written and not flags.writeable):
-            raise InvalidArgument(
-                f"buffer of {buffer.dtype} {buffer.shape}: expected contiguous bytes in one dimension, writable to read"
-            )

@@ -417,6 +417,5 @@ class Admission:
                 "token, is in no step and not finished, and stands for at least 1"
             )
         self._pages.require_room(numbers, tokens)
-        self._file.labels[live] = self._table.confirmed[numbers] = tokens
-        self._commands.write(self._file.address("labels", live), tokens)
-        self._commands.submit()  # a later change of owners may not overtake the label
+        self._table.confirmed[numbers] = tokens
+        self._commands.label(live, tokens)

@@ -4,9 +4,10 @@ Two ways to own a slot: in hand (`claim` returns ids, `release` takes them back)
 (`memstate.registers`). Both change the same bitmap and the same count.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from weakref import WeakMethod
+from typing import Protocol
+from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
@@ -18,6 +19,18 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import COUNTERS, Count
 
 FAULTS = (Count.DOUBLE_RELEASE, Count.OUT_OF_RANGE, Count.CLAIM_FULL, Count.CLAIM_SHORT, Count.MOVE_FULL)
+
+
+class Recorder(Protocol):
+    """Records changes of owners that are sent later: a command buffer."""
+
+    def submit(self) -> None:
+        """Sends what may be sent now."""
+
+    @property
+    def withheld(self) -> tuple[int, int]:
+        """Slots that changes which may not be sent yet release and claim."""
+        ...
 
 
 class SlotAllocator:
@@ -36,7 +49,7 @@ class SlotAllocator:
         self.bitmap = torch.empty((capacity + 32) // 32, dtype=torch.int32, device=backend.device)
         self.counters = torch.empty(COUNTERS, dtype=torch.int32, device=backend.device)
         self._groups: list[ClaimGroup] = []
-        self._recorders: list[WeakMethod[Callable[[], object]]] = []
+        self._recorders: list[ReferenceType[Recorder]] = []
         self.reset()
 
     def __repr__(self) -> str:
@@ -59,13 +72,13 @@ class SlotAllocator:
             group.void = True
         self._groups = []
 
-    def submit_before_use(self, submit: Callable[[], object]) -> None:
-        """Names somebody who records ownership changes: called before the bitmap or the device's count is asked.
+    def send_before_use(self, recorder: Recorder) -> None:
+        """Makes a recorder send before the bitmap or the device's count is asked.
 
-        submit: a bound method, held weakly: what nobody else keeps has nothing recorded, and its planes are memory that
-        may not wait for a garbage collection.
+        recorder: held weakly: what nobody else keeps has nothing recorded, and its planes are memory that may not wait
+        for a garbage collection.
         """
-        self._recorders.append(WeakMethod(submit))
+        self._recorders.append(ref(recorder))
 
     def confirm(self, n: int) -> None:
         """Makes the host's count certain where n slots hang on releases of ids in hand. Syncs: only then."""
@@ -75,7 +88,8 @@ class SlotAllocator:
     def claim(self, n: int) -> Tensor:
         """Claims the n lowest free slots: int32 `n`, ascending, the caller's own tensor.
 
-        Inside a claim group, slots that open groups still hold are used when the bitmap alone cannot serve.
+        Inside a claim group, slots that open groups still hold are used when the bitmap alone cannot serve. Slots whose
+        release waits for a forward are not free yet.
         Syncs: only where the answer hangs on releases of ids in hand that the device has not confirmed; at most once in
         `capacity` claims.
         Raises: OutOfSlots (nothing changed), InvalidArgument.
@@ -83,11 +97,12 @@ class SlotAllocator:
         n = self._valid_count(n)
         held = sum(group.left for group in self._groups)
         self.confirm(n)
-        if n > self.free + held:
-            raise OutOfSlots(n, self.free + held)
+        coming = self._withheld()[0]
+        if n > self.free - coming + held:
+            raise OutOfSlots(n, max(0, self.free - coming + held))
         for group in self._groups:
-            if n > self.free:
-                group.give_back(n - self.free)
+            if n > self.free - coming:
+                group.give_back(n - self.free + coming)
         return self._claim(n)
 
     def _claim(self, n: int) -> Tensor:
@@ -100,9 +115,14 @@ class SlotAllocator:
 
     def _submit_recorded(self) -> None:
         """What was recorded before comes first, on the device as in the host's count."""
-        for recorder in self._recorders:
-            if submit := recorder():
-                submit()
+        for reference in self._recorders:
+            if recorder := reference():
+                recorder.submit()
+
+    def _withheld(self) -> tuple[int, int]:
+        """Slots that will be released and claimed by what waits for a forward."""
+        pairs = [recorder.withheld for reference in self._recorders if (recorder := reference())]
+        return sum(released for released, _ in pairs), sum(claimed for _, claimed in pairs)
 
     def release(self, ids: Tensor | Sequence[int]) -> None:
         """Takes slots back. 0 and negative ids are ignored; a double or unknown id is counted on the device and raised
@@ -137,7 +157,8 @@ class SlotAllocator:
         self._submit_recorded()
         self.backend.counts.syncs += 1
         counters: list[int] = self.counters.tolist()
-        self.free = counters[Count.FREE]
+        released, claimed = self._withheld()
+        self.free = counters[Count.FREE] + released - claimed
         self._unverified = 0
         return counters
 

@@ -1,13 +1,18 @@
-"""The command buffer: ownership changes recorded on the host, submitted together. Knows no plane.
+"""The command buffer: ownership changes recorded on the host and sent together. Knows no plane.
 
-One submit is one asynchronous upload, one ownership launch and, where bytes are due, one data launch; the batch of the
-next plan travels along. Phases run in the order move, release, claim, write, data; recording an operation on a register
-that this order would carry out too early submits first, so the order of record is always the order of effect.
+recording   never sends:   move, release, claim ..   ->   [ packet | packet | action | packet ]   in the order of record
+sending     for each packet one asynchronous upload, one ownership launch and, where bytes are due, one data launch
+
+A packet runs its phases in the order move, release, claim, write, data. An operation that this order would carry out
+too early begins another packet, so the order of record is always the order of effect.
+
+Between the plan of a step and its forward, the slots that the step names are fenced: the first change of a register
+that holds one waits for the forward, and so does everything recorded after it. `submit` sends what comes before.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from weakref import WeakMethod
 
 import numpy as np
@@ -15,16 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.errors import EmptyRegister, InvalidArgument, OutOfSlots, RegisterInUse
-from memstate.kernels.tables import HEADER_INTS, REGISTERS_PER_ROW, ZERO_SOURCE, Section
+from memstate.kernels.tables import REGISTERS_PER_ROW, ZERO_SOURCE, Registers
 from memstate.ledger import Ledger
+from memstate.packet import CLAIMS, DATA, FEW, MOVES, RELEASES, WRITES, Packet
 from memstate.registers import Ints, Longs, RegisterFile
 from memstate.upload import UploadRing
 
-PAIRS = (Section.MOVES, Section.WRITES, Section.DATA, Section.BATCH)
-MOVES, RELEASES, CLAIMS, DATA = (
-    int(phase) for phase in (Section.MOVES, Section.RELEASES, Section.CLAIMS, Section.DATA)
-)  # as plain numbers: an enumeration costs a microsecond a look
-FEW = 8  # registers that a loop looks at sooner than numpy
 Indices = Sequence[int] | NDArray[np.integer]
 
 
@@ -32,6 +33,19 @@ class DataMover(Protocol):
     """Carries out the data section of a packet over the planes that the caller has."""
 
     def __call__(self, slots: Tensor, packet: Tensor, *, copied: int, zeroed: int) -> None: ...
+
+
+class Action(NamedTuple):
+    """Work on the device that has its place among packets.
+
+    run: does it. forget: gives back what it would have used, where it is never run. owners: carries out on registers of
+    the host what it does to owners. released: slots that it makes free.
+    """
+
+    run: Callable[[], None]
+    forget: Callable[[], None] | None = None
+    owners: Callable[[Registers], None] | None = None
+    released: int = 0
 
 
 class CommandBuffer:
@@ -43,50 +57,73 @@ class CommandBuffer:
     def __init__(self, registers: RegisterFile, run_data: DataMover | None = None) -> None:
         self.registers = registers
         self.ring = UploadRing(registers.backend)
-        self.submits = 0
+        self.packets = 0  # sent since the start
         self.ledger: Ledger | None = None
-        registers.allocator.submit_before_use(self.submit)
+        registers.allocator.send_before_use(self)
         self._run_data = run_data
-        self._first: list[WeakMethod[Callable[[], None]]] = []
-        self._latest = np.full(registers.count, -1, np.int8)  # the last phase that names a register in this buffer
-        self._reads = np.zeros(registers.count, bool)  # registers that a copy of this buffer reads
-        self._writer = np.full(registers.cells.numel(), -1, np.int32)  # which write of this buffer named a cell last
-        self._writes = 0
-        self._overwrites = False
-        self._columns: dict[int, list[tuple[Longs, Longs]]] = {}
-        self._clear()
+        self._first: list[WeakMethod[Callable[[Packet | None], None]]] = []
+        self._queue: list[Packet | Action] = []  # in the order of record; operations go to the last packet
+        self._fenced = np.zeros(registers.count, bool)  # registers with a slot that a forward not yet launched uses
+        self.fencing = False  # whether there is such a forward
+        self._waits: tuple[int, int] | None = None  # what waits for it: from this entry, and this operation in it, on
 
-    def _clear(self) -> None:
-        self._columns = {section: [] for section in Section}
-        self._latest.fill(-1)
-        self._reads.fill(False)
-        self._writer.fill(-1)
-        self._writes = 0
-        self._overwrites = False
-
-    def before_submit(self, call: Callable[[], None]) -> None:
-        """Makes `call`, a bound method, come before whatever a submit sends: work that belongs to the step submitted
-        last. Held weakly, as whoever has it has this buffer too; in the order given.
+    def before_packet(self, call: Callable[[Packet | None], None]) -> None:
+        """Makes `call`, a bound method held weakly, come before each packet, with the packet, and before a submit that
+        has none.
         """
         self._first.append(WeakMethod(call))
 
-    def prepare(self) -> None:
-        """Makes the calls that come before a submit, without one: then every state is where its register says. Syncs:
-        no.
-        """
+    def _prepare(self, packet: Packet | None) -> None:
         for method in self._first:
             if call := method():
-                call()
+                call(packet)
+
+    # The fence
+
+    def fence(self, registers: Longs) -> None:
+        """Says that a forward not yet launched uses the slots in these registers: changes of them wait for `lift`. Only
+        where nothing is recorded.
+        """
+        self._fenced.fill(False)
+        self._fenced[registers] = self.fencing = True
+
+    def lift(self) -> None:
+        """Says that the forward has been launched, or never will be: what waited goes with the next submit."""
+        self._fenced.fill(False)
+        self.fencing, self._waits = False, None
+
+    @property
+    def waiting(self) -> list[Packet | Action]:
+        """What a submit would not send, in order."""
+        if self._waits is None:
+            return []
+        at, operations = self._waits
+        first, *rest = self._queue[at:]
+        return [first.tail(operations) if isinstance(first, Packet) else first, *rest]
+
+    @property
+    def withheld(self) -> tuple[int, int]:
+        """Slots that what waits for a forward releases and claims."""
+        released = claimed = 0
+        for entry in self.waiting:
+            if isinstance(entry, Packet):
+                released += entry.size(RELEASES)
+                claimed += entry.size(CLAIMS)
+            else:
+                released += entry.released
+        return released, claimed
+
+    # Recording
 
     def named(self, registers: Indices) -> bool:
-        """Whether something is recorded and not submitted that changes one of these registers, or reads its state."""
+        """Whether something is recorded and not sent that changes one of these registers, or reads its state."""
         regs = self._known(registers, "named")
-        return bool((self._latest[regs] >= 0).any() or self._reads[regs].any())
+        return any(isinstance(entry, Packet) and entry.names(regs) for entry in self._queue)
 
     @property
     def pending(self) -> bool:
-        """Whether something is recorded and not submitted."""
-        return any(self._columns.values())
+        """Whether something is recorded and not sent."""
+        return bool(self._queue)
 
     def move(self, targets: Indices, sources: Indices) -> None:
         """Moves slot and label from each source register to its target; the sources read (0, 0) after.
@@ -102,11 +139,11 @@ class CommandBuffer:
             raise InvalidArgument("move: a register is target and source at once; record the moves one after the other")
         self._require_empty("move", to)
         self._require_held("move", of)
-        self._order(np.concatenate([to, of]), MOVES)
+        packet = self._packet_for(regs := np.concatenate([to, of]), MOVES)
         r = self.registers
         r.held[to], r.labels[to] = True, r.labels[of]
         r.held[of], r.labels[of] = False, 0
-        self._columns[MOVES].append((to, of))
+        packet.add(MOVES, to, of, regs)
         self._note("move", to, of)
 
     def release(self, registers: Indices) -> int:
@@ -119,12 +156,12 @@ class CommandBuffer:
         regs = regs[self.registers.held[regs]]
         if not regs.size:
             return 0
-        self._order(regs, RELEASES)
+        packet = self._packet_for(regs, RELEASES)
         self._note("release", regs)
         self.registers.held[regs] = False
         self.registers.labels[regs] = 0
         self.registers.allocator.free += len(regs)
-        self._columns[RELEASES].append((regs, regs))
+        packet.add(RELEASES, regs, regs, regs)
         return len(regs)
 
     def claim(self, registers: Indices) -> None:
@@ -139,32 +176,41 @@ class CommandBuffer:
             raise OutOfSlots(len(regs), self.registers.allocator.free)
         if not regs.size:
             return
-        self._order(regs, CLAIMS)
+        packet = self._packet_for(regs, CLAIMS)
         self.registers.held[regs] = True
         self.registers.labels[regs] = 0
         self.registers.allocator.free -= len(regs)
-        self._columns[CLAIMS].append((regs, regs))
+        packet.add(CLAIMS, regs, regs, regs)
         self._note("claim", regs)
 
     def write(self, addresses: Indices, values: Indices) -> None:
         """Sets cells of the register file's columns; the last value recorded for a cell wins."""
+        cells, content = self._cells(addresses, values)
+        if cells.size:
+            self._last().add(WRITES, cells, content, None)
+
+    def label(self, registers: Indices, lengths: Indices) -> None:
+        """Says what the states in registers stand for: they have come from elsewhere. Raises: EmptyRegister,
+        InvalidArgument; nothing recorded then.
+        """
+        regs = self._distinct(registers, "label")
+        self._require_held("label", regs)
+        cells, content = self._cells(self.registers.address("labels", regs), lengths)
+        if regs.size:
+            self._packet_for(regs, DATA).add(WRITES, cells, content, regs)  # no later change of owners overtakes it
+            self.registers.labels[regs] = content
+
+    def _cells(self, addresses: Indices, values: Indices) -> tuple[Longs, Longs]:
         cells, content = np.asarray(addresses, np.int64), np.asarray(values, np.int64)
         if content.shape not in ((), cells.shape):
             raise InvalidArgument(f"write: {content.size} values for {cells.size} cells")
         content = np.broadcast_to(content, cells.shape)
-        if not cells.size:
-            return
         size = self.registers.cells.numel()
-        if cells.min() < 0 or cells.max() >= size or abs(content).max() > 2**31 - 1:
+        if cells.size and (cells.min() < 0 or cells.max() >= size or abs(content).max() > 2**31 - 1):
             raise InvalidArgument(
                 f"write: cells {cells.min()}..{cells.max()} of {size}, values {content.tolist()}: expected int32"
             )
-        serial = np.arange(self._writes, self._writes + cells.size)
-        before = (self._writer[cells] >= 0).any()
-        self._writer[cells] = serial
-        self._writes += cells.size
-        self._overwrites |= bool(before or (self._writer[cells] != serial).any())
-        self._columns[Section.WRITES].append((cells, content))
+        return cells, content
 
     def zero(self, registers: Indices) -> None:
         """Zeroes the states in registers. Raises: EmptyRegister, InvalidArgument; nothing recorded then."""
@@ -188,17 +234,14 @@ class CommandBuffer:
         self._require_held("zero" if of is None else "copy", to)
         if not to.size:
             return
-        if self._reads[to].any() or (of is not None and (self._latest[of] == DATA).any()):
-            self.submit()
-        self._order(to, DATA)
+        packet = self._packet_for(to, DATA, of)
         if of is not None:
-            self._reads[of] = True
             self.registers.labels[to] = self.registers.labels[of]
-        self._columns[Section.DATA].append((to, np.full(len(to), ZERO_SOURCE, np.int64) if of is None else of))
+        packet.add(DATA, to, np.full(len(to), ZERO_SOURCE, np.int64) if of is None else of, to)
 
     def _note(self, what: str, registers: Longs, sources: Longs | None = None) -> None:
         if self.ledger is not None:
-            self.ledger.note(what, self.submits + 1, registers.tolist(), None if sources is None else sources.tolist())
+            self.ledger.note(what, self._number, registers.tolist(), None if sources is None else sources.tolist())
 
     @contextmanager
     def noting(self, what: str) -> Iterator[None]:
@@ -206,74 +249,108 @@ class CommandBuffer:
         before = self.registers.held.copy() if self.ledger is not None else None
         yield
         if self.ledger is not None and before is not None:
-            self.ledger.look(what, self.submits, before)
+            self.ledger.look(what, self._number - 1, before)
 
-    def _order(self, regs: Longs, phase: int) -> None:
-        """Submits what stands if carrying out `phase` together with it would turn the order of record around."""
-        if regs.size <= FEW:
-            late = any(self._latest[r] >= phase or (phase < DATA and self._reads[r]) for r in regs.tolist())
-        else:
-            late = bool((self._latest[regs] >= phase).any() or (phase < DATA and self._reads[regs].any()))
-        if late:
-            self.submit()
-        self._latest[regs] = phase
+    @property
+    def _number(self) -> int:
+        """Of the packet that is being recorded, if all that is in front of it is sent whole."""
+        return self.packets + max(1, sum(isinstance(entry, Packet) for entry in self._queue))
 
-    def submit(self, batch: tuple[Ints, Ints] | None = None) -> tuple[Tensor, Tensor] | None:
-        """Sends everything recorded: one upload, then at most two launches; nothing where nothing is recorded.
+    def _last(self) -> Packet:
+        """The packet that is being recorded."""
+        if self._queue and isinstance(last := self._queue[-1], Packet):
+            return last
+        self._queue.append(packet := Packet(self.registers))
+        return packet
 
-        batch: rows and tokens of the next plan, int32 `n`, which travel in the same upload; returned as device tensors
-        valid until the next submit. Syncs: no.
+    def _packet_for(self, regs: Longs, phase: int, sources: Longs | None = None) -> Packet:
+        """The packet for a change of registers: another one where the order of phases would carry it out too early.
+
+        sources: registers that a copy reads. Notes it where this is the first change that waits for a forward.
         """
-        recorded = self.pending
-        self.prepare()
-        if not recorded and batch is None:
-            return None
-        if batch is not None:
-            self._columns[Section.BATCH].append((batch[0].astype(np.int64), batch[1].astype(np.int64)))
-        packet, spans = self._pack()
-        sent = self.ring.send(packet)
-        data = [int(source) for _, sources in self._columns[Section.DATA] for source in sources]
-        self._clear()
-        if recorded:
-            self.submits += 1
+        packet = self._last()
+        if packet.late(regs, phase, sources):
+            self._queue.append(packet := Packet(self.registers))
+        if self._waits is None:
+            fenced = self._fenced
+            if fenced[regs].any() or (sources is not None and fenced[sources].any()):
+                self._waits = len(self._queue) - 1, len(packet.operations)
+        return packet
+
+    # Sending
+
+    def submit(self) -> None:
+        """Sends what is recorded, up to what waits for a forward: for each packet one upload and at most two launches.
+        Syncs: no.
+        """
+        if not self._queue:
+            self._prepare(None)
+        if self._waits is None:
+            self._send_up_to(0)
+            return
+        at, operations = self._waits
+        if operations:
+            first = self._queue[at]
+            assert isinstance(first, Packet)  # an action waits as a whole
+            self._queue[at : at + 1] = first.split(operations)
+            at += 1
+        rest = len(self._queue) - at
+        self._waits = None
+        try:
+            self._send_up_to(rest)
+        finally:
+            self._waits = len(self._queue) - rest, 0
+
+    def submit_batch(self, rows: Ints, tokens: Ints) -> tuple[Tensor, Tensor]:
+        """Sends everything recorded, with rows and tokens of the next plan, int32 `n`, in the last packet's upload;
+        returns them as device tensors that are valid until the next upload. Only where nothing waits. Syncs: no.
+        """
+        last = self._last()
+        self._send_up_to(1)
+        sent = self._send(last, (rows, tokens))
+        self._queue.clear()
+        start, padded = last.batch_at, (len(rows) + 3) // 4 * 4
+        return sent[start : start + len(rows)], sent[start + padded : start + padded + len(rows)]
+
+    def then(self, action: Action, fenced: bool = False) -> None:
+        """Carries out an action behind everything recorded so far: at once, after a submit, or behind the forward that
+        something of it waits for. fenced: wait for the forward in any case, where one is not launched yet.
+        """
+        if self._waits is None and fenced and self.fencing:
+            self._waits = len(self._queue), 0
+        if self._waits is None:
+            self.submit()
+            action.run()
+        else:
+            self._queue.append(action)
+
+    def _send_up_to(self, left: int) -> None:
+        """Sends from the front of the queue until so many entries are left."""
+        while len(self._queue) > left:
+            entry = self._queue.pop(0)
+            if isinstance(entry, Packet):
+                self._send(entry)
+            else:
+                entry.run()
+
+    def _send(self, packet: Packet, batch: tuple[Ints, Ints] | None = None) -> Tensor:
+        self._prepare(packet)
+        sent = self.ring.send(packet.encode(batch))
+        if packet.operations:
+            self.packets += 1
             self.registers.ownership(sent)
-            if data and self._run_data:
-                zeroed = data.count(ZERO_SOURCE)
-                self._run_data(self.registers.table.slots, sent, copied=len(data) - zeroed, zeroed=zeroed)
-        if batch is None:
-            return None
-        start, size = spans[Section.BATCH]
-        padded = (size + 3) // 4 * 4
-        return sent[start : start + size], sent[start + padded : start + padded + size]
+            copied, zeroed = packet.moved
+            if copied + zeroed and self._run_data:
+                self._run_data(self.registers.table.slots, sent, copied=copied, zeroed=zeroed)
+        return sent
 
     def discard(self) -> None:
         """Forgets what is recorded: only for a reset, which makes everything free on both sides."""
-        self._clear()
-
-    def _pack(self) -> tuple[Ints, dict[int, tuple[int, int]]]:
-        """The packet of `memstate.kernels.tables`: header, one or two columns a section, each padded to 16 bytes."""
-        header = np.zeros(HEADER_INTS, np.int32)
-        parts: list[Ints] = [header]
-        spans = {}
-        at = HEADER_INTS
-        for section, entries in self._columns.items():
-            first, second = (
-                (np.concatenate(column) for column in zip(*entries, strict=True))
-                if entries
-                else (np.zeros(0, int),) * 2
-            )
-            if section is Section.WRITES and self._overwrites:
-                _, newest = np.unique(first[::-1], return_index=True)
-                first, second = first[::-1][newest], second[::-1][newest]
-            size = len(first)
-            header[section], header[8 + section] = size, at
-            spans[section] = (at, size)
-            for column in (first, second) if section in PAIRS else (first,):
-                padded = np.zeros((size + 3) // 4 * 4, np.int32)
-                padded[:size] = column
-                parts.append(padded)
-                at += len(padded)
-        return np.concatenate(parts), spans
+        for entry in self._queue:
+            if isinstance(entry, Action) and entry.forget:
+                entry.forget()
+        self._queue = []
+        self.lift()
 
     def _distinct(self, registers: Indices, operation: str) -> Longs:
         regs = self._known(registers, operation)

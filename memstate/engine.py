@@ -21,7 +21,7 @@ from memstate import audit
 from memstate.admission import Admission, Fork
 from memstate.allocator import SlotAllocator
 from memstate.arguments import counts, hashable, is_count, sequence
-from memstate.commands import CommandBuffer
+from memstate.commands import Action, CommandBuffer
 from memstate.endings import Endings
 from memstate.errors import Asleep, ConfigurationError, InvalidArgument, MemstateError
 from memstate.holders import Snapshot
@@ -145,7 +145,7 @@ class StateManager:
             if copied:  # the plan reads whole states itself, before any layer
                 tiers = replace(tiers, layerwise=False)
             self.tiers = TierManager(tiers, self.storage, self.prefix, self.commands, self.pages)
-            promotions = Promotions(self.tiers, self.prefix, self.commands, self.pages)
+            promotions = Promotions(self.tiers, self.prefix, self.pages)
         self.sessions = Sessions(self.commands, self.pages, self.holders, self.mirror.lanes)
         self.wants = Wants(self.commands, self.tracking.reads_old_slot)
         self.log = StepLog(max_batch or self.table.rows, int(overlap), self.backend.device, speculation)
@@ -251,8 +251,10 @@ class StateManager:
 
     def read_slots(self, handles: Sequence[Row | Snapshot]) -> Readback:
         """Asks the device which slots hold these rows' states and snapshots, for RDMA or debugging: one upload, one
-        launch, one copy back, ready a step later. Syncs: no; `Readback.wait` does. Raises: StaleHandle,
-        InvalidArgument.
+        launch, one copy back, ready a step later.
+
+        Where a change recorded before waits for a forward, the question waits with it, so that no id is known before
+        its slot may be used. Syncs: no; `Readback.wait` does. Raises: StaleHandle, InvalidArgument.
         """
         self._enter()
         sequence("rows and snapshots", handles, "[row, snapshot]")
@@ -263,9 +265,14 @@ class StateManager:
             handle.register if isinstance(handle, Snapshot) else origin
             for handle, origin in zip(handles, origins, strict=True)
         ]
-        self.commands.submit()
-        sent = self.commands.ring.send(np.asarray(registers, np.int32))
-        return Readback(self.registers.resolve(sent), self.backend)
+        found = Readback(len(registers), self.backend)
+
+        def resolve() -> None:
+            sent = self.commands.ring.send(np.asarray(registers, np.int32))
+            found.begin(self.registers.resolve(sent))
+
+        self.commands.then(Action(resolve))
+        return found
 
     def shortfall(self, rows: Sequence[Row | None], tokens: int | Sequence[int] = 1, *, window: bool = False) -> int:
         """Slots that snapshots due in the next plan of these rows (or, at most, in the accept of a window) would lack:
@@ -300,8 +307,9 @@ class StateManager:
 
         rows: the batch; None and finished rows are padding. tokens: of each row in this step: 1 in decode, the chunk in
         prefill, the drafted tokens of a window.
-        limit: optional claims (for snapshots) that this step may make. Launch the forward right after: other calls may
-        record changes of owners meanwhile, and the next plan or submit sends them behind it.
+        limit: optional claims (for snapshots) that this step may make. Launch the forward before the next plan. Any
+        other call may come in between: what would change the owner of a slot that this step names is recorded, and
+        sent behind the forward by the next plan, by this step's settle, or by `submit(step)`.
         window: a speculative step. Its forward reads `step.read` and stores no state in a slot, but the states after
         each of its tokens in windows of the caller's, which `accept` chooses from.
         Syncs: no. Raises: StaleHandle, InvalidArgument (also when an older step must be settled first); nothing changed
@@ -310,7 +318,10 @@ class StateManager:
         self._enter()
         if window and not self.speculation:
             raise InvalidArgument("plan(window=True) needs a manager with speculation=True")
-        return self.stepping.plan(rows, tokens, _limit(limit), window, self.prefix)
+        step = self.stepping.plan(rows, tokens, _limit(limit), window, self.prefix)
+        if self.tiers is not None:
+            self.tiers.host.planned(step.numbers, step.before, step.after)
+        return step
 
     def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None = None) -> None:
         """Says that the results of a step are known, and which of its entries they ended; finished rows are padding
@@ -479,7 +490,8 @@ class StateManager:
 
     def close(self) -> None:
         """Brings what is cached to storage, where there is one, closes it, and ends the threads of the tiers; only they
-        need it, and requests go on without them. Syncs: yes. Raises: Asleep, and nothing changed then.
+        need it, and requests go on without them. Syncs: yes. Raises: Asleep; InvalidArgument while something waits for
+        the newest step's forward; nothing changed then.
         """
         if self.tiers is not None:
             self.tiers.close()
@@ -500,11 +512,16 @@ class StateManager:
         self._enter()
         self.storage.scrub_null()
 
-    def submit(self) -> None:
-        """Sends what is recorded now instead of with the next plan: one upload, at most two launches, and before them
-        the snapshot copies of an in-place engine's last forward. Syncs: no.
+    def submit(self, step: Step | None = None) -> None:
+        """Sends what is recorded now instead of with the next plan: for each packet one upload, at most two launches.
+
+        step: the newest one, whose forward has been launched: all is sent, behind the snapshot copies of an in-place
+        engine. Without it, the first change of a slot that the newest step names waits for the forward, and what was
+        recorded after it. Syncs: no. Raises: StaleHandle, InvalidArgument; nothing changed then.
         """
         self._enter()
+        if step is not None:
+            self.stepping.launched(step)
         self.commands.submit()
 
     def sleep(self, keep: bool = True) -> None:
@@ -542,9 +559,9 @@ class StateManager:
         empty, storage stays. Syncs: no, but for tiers.
         """
         self._enter()
+        self.commands.discard()
         if self.tiers is not None:
             self.tiers.clear()
-        self.commands.discard()
         self.allocator.reset()
         self.registers.reset()
         self.table.reset()
@@ -580,7 +597,7 @@ class StateManager:
             refused=self.publisher.refused + self.sessions.refused,
             copied_bytes=traffic.copied,
             zeroed_bytes=traffic.zeroed,
-            submits=self.commands.submits,
+            packets=self.commands.packets,
             uploads=asked.uploads,
             upload_bytes=asked.upload_bytes,
             upload_waits=self.commands.ring.waits,
@@ -627,7 +644,7 @@ class StateManager:
         taken = take(
             self.registers, names, tags, rows=rows, prefix=self.prefix.picture() if self.prefix else [],
             sessions=self.sessions.picture(), changes=list(map(str, self.ledger.changes)) if self.ledger else [],
-            stats=asdict(self.stats()),
+            stats=asdict(self.stats()), waiting=self.commands.waiting,
         )  # fmt: skip
         return taken, names
 

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from memstate.commands import CommandBuffer
 from memstate.page_table import PageTable
 from memstate.prefix import Match, PrefixCache
 from memstate.prefix.tree import Node
@@ -38,8 +37,8 @@ class Promotion:
 class Promotions:
     """Finds hits, keeps them while room is made, and brings them up."""
 
-    def __init__(self, tiers: TierManager, cache: PrefixCache, commands: CommandBuffer, pages: PageTable) -> None:
-        self._tiers, self._cache, self._commands, self._page_size = tiers, cache, commands, pages.page_size
+    def __init__(self, tiers: TierManager, cache: PrefixCache, pages: PageTable) -> None:
+        self._tiers, self._cache, self._page_size = tiers, cache, pages.page_size
 
     def require_awake(self) -> None:
         """Raises: Asleep, where what comes up has nowhere to go."""
@@ -107,7 +106,6 @@ class Promotions:
             nodes.append((node, had * self._page_size < hit.length))
             states.append((node.snapshot.register, hit))
             pages += zip(fresh, hit.pages[had - hit.first :], strict=bool(fresh))
-        self._commands.submit()  # the device must know the registers' slots before bytes go there
         self._tiers.host.bring(states, pages)
         self._tiers.note([(promotion.hit, promotion.match.length) for promotion in promotions])
         return nodes

@@ -5,36 +5,51 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 
 
 class Readback:
-    """A small device tensor that is being copied to pinned host memory behind everything submitted so far.
+    """Slot ids that are copied to pinned host memory behind everything recorded before them.
 
-    ids: int32 `n` on the device.
+    n: how many.
     """
 
-    def __init__(self, ids: Tensor, backend: Backend) -> None:
+    def __init__(self, n: int, backend: Backend) -> None:
         self._backend = backend
-        on_gpu = ids.device.type == "cuda"
-        self._host = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=on_gpu)
+        self._host = torch.empty(n, dtype=torch.int32, pin_memory=backend.device.type == "cuda")
+        self._source: Tensor | None = None  # may not be reused before the copy has been made
+        self._copied: torch.cuda.Event | None = None
+
+    def begin(self, ids: Tensor) -> None:
+        """Sends the copy. ids: int32 `n` on the device. Syncs: no."""
+        self._source = ids
         self._host.copy_(ids, non_blocking=True)
-        self._source = ids  # may not be reused before the copy has been made
-        self._copied: torch.cuda.Event | None = torch.cuda.Event() if on_gpu else None
-        if self._copied is not None:
+        if ids.device.type == "cuda":
+            self._copied = torch.cuda.Event()
             self._copied.record()
 
     @property
     def ready(self) -> bool:
         """Whether the copy has arrived. Syncs: no."""
-        return self._copied is None or self._copied.query()
+        return self._source is not None and (self._copied is None or self._copied.query())
 
     def wait(self) -> NDArray[np.int32]:
-        """The ids, int32 `n`, in the order they were asked for. Syncs: yes, unless `ready`."""
+        """The ids, int32 `n`, in the order they were asked for.
+
+        Syncs: yes, unless `ready`. Raises: InvalidArgument where the question itself still waits for a forward.
+        """
+        if self._source is None:
+            raise InvalidArgument(
+                f"{self._host.numel()} slot ids wait for the newest step's forward, as the changes before them do: "
+                "launch it, then say so with submit(step), settle it, or plan the next step; after a reset there is no "
+                "answer"
+            )
         if not self.ready and self._copied is not None:
             self._backend.counts.syncs += 1
             self._copied.synchronize()
         return self._host.numpy().copy()
 
     def __repr__(self) -> str:
-        return f"Readback({self._host.numel()} slots, {'ready' if self.ready else 'on its way'})"
+        state = "ready" if self.ready else "on its way" if self._source is not None else "behind a forward"
+        return f"Readback({self._host.numel()} slots, {state})"

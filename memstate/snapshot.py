@@ -3,14 +3,19 @@ another process. Reads all layers.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from memstate.commands import Action
 from memstate.errors import InvalidArgument
-from memstate.kernels.tables import AUDIT_FREE
+from memstate.kernels.reference import registers as reference
+from memstate.kernels.tables import AUDIT_FREE, Registers
+from memstate.packet import Packet
 from memstate.registers import RegisterFile
 
 FORMAT = "memstate picture 1"
@@ -71,17 +76,24 @@ class Picture:
 
 
 def take(
-    file: RegisterFile, name: dict[int, tuple[str, str]], tags: dict[int, str] | None = None, **more: Any
-) -> Picture:
+    file: RegisterFile, name: dict[int, tuple[str, str]], tags: dict[int, str] | None = None,
+    waiting: Sequence[Packet | Action] = (), **more: Any,
+) -> Picture:  # fmt: skip
     """Reads bitmap, registers and the device's audit back in one go. Syncs: yes, three small copies after one launch.
 
     name: register -> (kind, owner) for every register that has an owner by name. tags: register -> a short name.
-    more: the other fields of a picture.
+    waiting: changes that wait for a forward: they are carried out on a copy, so that the picture is of what the host
+    knows. more: the other fields of a picture.
     """
-    owners = file.owners()
     file.backend.counts.syncs += 1
+    if waiting:
+        table = _behind(file, waiting)
+        owners = torch.empty(file.allocator.capacity + 1, dtype=torch.int32)
+        reference.audit(table, owners)
+    else:
+        table, owners = file.table, file.owners()
     status = owners.cpu().numpy()
-    slots, labels = file.table.slots.tolist(), file.table.labels.tolist()
+    slots, labels = table.slots.tolist(), table.labels.tolist()
     in_hand = [int(slot) for group in file.allocator.open_groups for slot in group.held.tolist()]
     filled = [register for register, slot in enumerate(slots) if slot]
     return Picture(
@@ -96,3 +108,14 @@ def take(
         tags={register: tag for register, tag in (tags or {}).items() if slots[register]},
         **more,
     )
+
+
+def _behind(file: RegisterFile, waiting: Sequence[Packet | Action]) -> Registers:
+    """The register file in host memory, once these changes have been carried out."""
+    copied = file.on_host()
+    for entry in waiting:
+        if isinstance(entry, Packet):
+            reference.ownership(copied, torch.from_numpy(entry.encode()))
+        elif entry.owners:
+            entry.owners(copied)
+    return copied

@@ -103,7 +103,7 @@ class Stats:
     refused: int
     copied_bytes: int
     zeroed_bytes: int
-    submits: int
+    packets: int
     uploads: int
     upload_bytes: int
     upload_waits: int

@@ -2,18 +2,23 @@
 
 plain         plan  forward  [copies of an in-place engine]  settle
 speculative   plan  forward into a window                    accept: labels, lanes, then the window's bytes
+
+A step is open from its plan until its forward is known to be launched: until the next plan, its own settle, accept or
+cancel, or a submit that names it. While it is open, no slot that it names changes owners.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.arguments import INT32_MAX, counts, flags, sequence
-from memstate.commands import CommandBuffer
+from memstate.commands import Action, CommandBuffer
 from memstate.errors import InvalidArgument
-from memstate.kernels.tables import REGISTERS_PER_ROW, Entry, Strategy
+from memstate.kernels.reference import tracking as reference
+from memstate.kernels.tables import REGISTERS_PER_ROW, Entry, Registers, StepRecord, Strategy
 from memstate.page_table import PageTable
 from memstate.prefix import PrefixCache
 from memstate.publisher import Publisher
@@ -43,13 +48,28 @@ class Stepping:
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._mirror, self._publisher, self._wants = pages, mirror, publisher, wants
         self._log, self._storage, self._copied = log, storage, copied
-        self._uncopied: tuple[Step, int] | None = None  # whose snapshots are copied when its forward is submitted
-        commands.before_submit(self.copy_snapshots)
+        self.open: Step | None = None  # whose forward may not be launched yet
+        self._uncopied: tuple[Step, int] | None = None  # whose snapshots are copied behind its forward
 
     def reset(self) -> None:
         """Forgets every step."""
-        self._uncopied = None
+        self.open = self._uncopied = None
         self._log.forget()
+
+    def launched(self, step: Step) -> None:
+        """Says that the forward of the newest step has been launched. Raises: StaleHandle, InvalidArgument."""
+        self._log.require(step, newest=True)
+        self._close(step)
+
+    def _close(self, step: Step | None) -> None:
+        """The forward of the open step is in order: what waited may follow it, and the copies of its snapshots do."""
+        if step is None or step is not self.open:
+            return
+        self.open = None
+        self._commands.lift()
+        if self._uncopied is not None:
+            (of, due), self._uncopied = self._uncopied, None
+            self._storage.copy(of.snapshot, of.write, planes=self._copied, due=due)
 
     def batch(self, rows: Sequence[Row | None], tokens: int | Sequence[int]) -> tuple[Longs, Longs]:
         """Row numbers and tokens of a batch, 0 for padding. Raises: StaleHandle, InvalidArgument."""
@@ -78,17 +98,17 @@ class Stepping:
         real = np.flatnonzero(numbers)
         distinct = numbers[real]
         self._require_plannable(distinct, tokens_of[real], window)
+        self._close(self.open)
         self._wants.advance(distinct, self._mirror.lengths(distinct))
         allocator = self._file.allocator
         if cache and cache.settings.evict and allocator.free - allocator.reserve < len(distinct):
             cache.evict_states(min(limit, self.shortfall(numbers, tokens_of, window)))
 
-        self.copy_snapshots()
         before, after = np.zeros_like(numbers), np.zeros_like(numbers)
         batch = None if self._commands.pending else self._log.repeated(numbers, tokens_of)
-        sent = batch or self._commands.submit((numbers.astype(np.int32), tokens_of.astype(np.int32)))
-        assert sent is not None  # submit returns a batch where it was given one
-        direct = int((self._file.source[distinct] > 0).sum())
+        sent = batch or self._commands.submit_batch(numbers.astype(np.int32), tokens_of.astype(np.int32))
+        sources = self._file.source[distinct].astype(np.int64)
+        direct = int((sources > 0).sum())
         taken = self._mirror.snapshots
         if window:
             before[real] = after[real] = self._mirror.lengths(distinct)
@@ -101,7 +121,10 @@ class Stepping:
         self._file.plan(*sent, record, rules, limit)
         known = distinct[self._table.unsettled[distinct] == 0]
         self._table.unsettled[distinct] += 1
-        step = self._log.add(record, numbers, tokens_of, before, after, self._table.generation[numbers], window)
+        step = self.open = self._log.add(
+            record, numbers, tokens_of, before, after, self._table.generation[numbers], window
+        )
+        self._commands.fence(self._named(distinct, sources, before[real], after[real], taken))
         if not window:
             self._table.confirmed[known] = self._file.labels[known * PER_ROW]
             self._publisher.unpin(numbers)
@@ -135,11 +158,18 @@ class Stepping:
         if taken and not self._mirror.tracking.reads_old_slot:
             self._uncopied = (step, taken)
 
-    def copy_snapshots(self) -> None:
-        """Copies the snapshots of a step whose forward has been submitted, where its kernels could not write them."""
-        if self._uncopied is not None:
-            (step, due), self._uncopied = self._uncopied, None
-            self._storage.copy(step.snapshot, step.write, planes=self._copied, due=due)
+    def _named(self, rows: Longs, sources: Longs, before: Longs, after: Longs, taken: int) -> Longs:
+        """Registers with the slots that a step reads, writes and snapshots, after its plan.
+
+        sources: registers that rows read instead of their own, 0 = none. taken: snapshots of this step.
+        """
+        named = [rows * PER_ROW, sources[sources > 0]]
+        if taken:
+            label = before if self._mirror.tracking.reads_old_slot else after
+            for lane in range(1, 1 + self._mirror.lanes):
+                registers = rows * PER_ROW + lane
+                named.append(registers[self._file.held[registers] & (self._file.labels[registers] == label)])
+        return np.concatenate(named)
 
     def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None) -> None:
         """See `StateManager.settle`."""
@@ -148,7 +178,7 @@ class Stepping:
         if step.window:
             raise InvalidArgument(f"step {step.serial} is speculative: accept(step, accepted, windows) settles it")
         self._log.take(step)
-        self.copy_snapshots()
+        self._close(step)
         same = self._same_request(step)
         dead = same & self._table.finished[step.numbers]  # ended by the step before: what is real was settled with that
         same &= ~dead
@@ -177,6 +207,7 @@ class Stepping:
         windows = dict(windows)
         require_windows(self._storage, windows, len(step.numbers), int(step.tokens_of.max(initial=0)))
         self._log.take(step)
+        self._close(step)
         same = self._same_request(step)
         rows, real = step.numbers[same], given[same]
         self._commands.submit()  # what was recorded before comes first
@@ -196,12 +227,25 @@ class Stepping:
         self._release_lanes(step, rows, known, np.full(len(given), Entry.ALIVE, np.int32))
 
     def _release_lanes(self, step: Step, rows: Longs, known: Longs, results: NDArray[np.int32]) -> None:
-        """Lets go of lanes that newer snapshots supersede, where the strategy does that at settle."""
-        if self._mirror.tracking.releases_at_settle and self._mirror.superseding(rows):
-            self._commands.submit()  # what was recorded before comes first
-            with self._commands.noting("settle"):
-                self._mirror.settle(rows, known)
-            self._file.settle(step.record, self._commands.ring.send(results) if results.any() else None)
+        """Lets go of lanes that newer snapshots supersede, where the strategy does that at settle.
+
+        None of them is a slot that the open step names: its snapshot has the largest label of its row.
+        """
+        if not (self._mirror.tracking.releases_at_settle and self._mirror.superseding(rows)):
+            return
+        said = results if results.any() else None
+
+        def release() -> None:
+            self._file.settle(step.record, self._commands.ring.send(said) if said is not None else None)
+
+        def owners(registers: Registers) -> None:
+            record = StepRecord(*(column.cpu() for column in step.record))
+            reference.settle(registers, record, torch.from_numpy(said) if said is not None else None)
+
+        free = self._file.allocator.free
+        with self._commands.noting("settle"):
+            self._mirror.settle(rows, known)
+        self._commands.then(Action(release, owners=owners, released=self._file.allocator.free - free))
 
     def _same_request(self, step: Step) -> NDArray[np.bool_]:
         """Which entries of a step still belong to the request they were planned for."""
@@ -221,8 +265,8 @@ class Stepping:
         where they were before it. Raises: StaleHandle, InvalidArgument.
         """
         self._log.take(step, newest=True)
-        if self._uncopied is not None and self._uncopied[0] is step:
-            self._uncopied = None
+        self._uncopied = None
+        self._close(step)
         entries = np.flatnonzero(self._same_request(step)).tolist()
         rows = step.numbers[entries]
         self._table.confirmed[rows] = np.minimum(self._table.confirmed[rows], step.before[entries])

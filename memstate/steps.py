@@ -122,12 +122,14 @@ class StepLog:
         self.unsettled.append(step)
         return step
 
-    def require(self, step: Step) -> None:
-        """Raises: StaleHandle for a step settled before, InvalidArgument for what is none."""
+    def require(self, step: Step, newest: bool = False) -> None:
+        """Raises: StaleHandle for a step settled before, InvalidArgument for what is none, or not the newest."""
         if not isinstance(step, Step):
             raise InvalidArgument(f"{step!r} is no step: use what plan() returned")
         if step not in self.unsettled:
             raise StaleHandle(f"step {step.serial}", step.serial, self._serial)
+        if newest and step is not self.unsettled[-1]:
+            raise InvalidArgument(f"step {step.serial}: expected the newest, step {self.unsettled[-1].serial}")
 
     def take(self, step: Step, newest: bool = False) -> Step:
         """Removes an unsettled step, the oldest, or the newest for a cancel. Raises: StaleHandle, InvalidArgument."""

@@ -8,6 +8,7 @@ from memstate import Plane, SlotAllocator, StateLayout, StatePool, Storage
 from memstate.commands import CommandBuffer
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Registers, Section
+from memstate.packet import Packet
 from memstate.registers import RegisterFile
 
 CAPACITY, ROWS, HOLDERS = 6, 2, 3
@@ -63,10 +64,14 @@ class Bench:
     def picture(self) -> tuple[object, ...]:
         """Everything that a refused operation must leave alone."""
         file = self.file
-        packet, _ = self.buffer._pack()
         device = (file.cells.tolist(), self.allocator.bitmap.tolist(), self.allocator.counters.tolist())
-        host = (file.held.tolist(), file.labels.tolist(), self.allocator.free, self.buffer.submits)
-        return device, host, packet.tolist(), self.storage.planes["s"].numpy(force=True).tobytes()
+        host = (file.held.tolist(), file.labels.tolist(), self.allocator.free, self.buffer.packets)
+        return device, host, recorded(self.buffer), self.storage.planes["s"].numpy(force=True).tobytes()
+
+
+def recorded(buffer: CommandBuffer) -> list[object]:
+    """What has been recorded and not sent."""
+    return [entry.encode().tolist() if isinstance(entry, Packet) else entry for entry in buffer._queue]
 
 
 def perform(bench: Bench, operation: str, to: list[int], of: list[int]) -> None:

@@ -45,13 +45,28 @@ class Ledger:
         self.held: set[Register] = set()  # on the host: what holds once the buffer is carried out
         self.known: Counter[Register] = Counter()
         self.free_count = self.capacity
-        self.buffer = Buffer()
+        self.buffer, self.complete = Buffer(), list[Buffer]()
+
+    @property
+    def pending(self) -> set[Register]:
+        """Registers that something recorded names."""
+        return {register for buffer in (*self.complete, self.buffer) for register in buffer.phase}
+
+    @property
+    def pending_columns(self) -> bool:
+        return any(buffer.columns for buffer in (*self.complete, self.buffer))
+
+    @property
+    def packets(self) -> int:
+        """That carry what is recorded."""
+        return len(self.complete) + self.buffer.pending
 
     def _record(self, phase: int, registers: Iterable[Register]) -> None:
         registers = list(registers)
         latest = [self.buffer.phase.get(register, -1) for register in registers]
         if any(at > phase or at == phase == MOVE for at in latest):
-            self.submit()
+            self.complete.append(self.buffer)
+            self.buffer = Buffer()
         self.buffer.phase |= dict.fromkeys(registers, phase)
 
     def _move(self, pairs: Sequence[tuple[Register, Register]]) -> None:
@@ -75,8 +90,15 @@ class Ledger:
             self.known.pop(register, None)
 
     def submit(self) -> None:
-        """Carries out what is recorded: moves, releases, claims, then zeros and copies."""
-        buffer, self.buffer = self.buffer, Buffer()
+        """Carries out what is recorded, buffer by buffer."""
+        recorded, self.buffer, self.complete = [*self.complete, self.buffer], Buffer(), []
+        for buffer in recorded:
+            self._carry_out(buffer)
+        assert {r for r, slot in self.slot.items() if slot} == self.held and len(self.free) == self.free_count
+        assert +self.label == +self.known
+
+    def _carry_out(self, buffer: Buffer) -> None:
+        """Moves, releases, claims, then zeros and copies."""
         for target, source in buffer.moves:
             self.slot[target], self.label[target] = self.slot.pop(source), self.label.pop(source, 0)
         for register in buffer.releases:
@@ -88,8 +110,6 @@ class Ledger:
             self.label[target] = 0 if origin is None else self.label[origin]
             self.zeroed += origin is None
             self.copied += origin is not None
-        assert {r for r, slot in self.slot.items() if slot} == self.held and len(self.free) == self.free_count
-        assert +self.label == +self.known
 
     def _free(self, register: Register) -> None:
         slot = self.slot.pop(register)

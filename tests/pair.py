@@ -124,7 +124,7 @@ class Pair:
             assert mem.next_boundary(tenant.handle) == model.next_boundary(row)
             assert mem.slots_held(tenant.handle) <= self.rules.most_slots
         self._look_at_registers()
-        if not model.buffer.columns:
+        if not model.pending_columns:
             self._look_at_columns()
         self._look_at_bytes()
 
@@ -173,10 +173,10 @@ class Pair:
         for snap, history in self.snaps.items():
             if slot := model.slot["node", snap.register]:  # the move has been carried out
                 assert model.content[slot] == history and len(history) == snap.length
-        moving = {entry.row for entry in self.unrun}
+        moving, pending = {entry.row for entry in self.unrun}, model.pending
         for tenant in (tenant for tenant in self.tenants if tenant.row not in moving):
             for register in [("live", tenant.row.number), *model.lanes(tenant.row)]:
-                if model.label[register] and register not in model.buffer.phase:
+                if model.label[register] and register not in pending:
                     assert model.content[model.slot[register]] == tuple(tenant.fed[: model.label[register]])
 
     @staticmethod

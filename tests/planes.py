@@ -124,6 +124,7 @@ class Loop:
                 self.fed[row] += fed[-1]
         if run:
             self.planes.forward(step, fed)
+            self.mem.submit(step)
         return step
 
     def advance(self, rows: Sequence[ms.Row | None], steps: int = 1) -> None:

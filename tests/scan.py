@@ -22,8 +22,10 @@ class Found:
 
 
 def scan(mem: StateManager, in_hand: Iterable[int] = ()) -> Found:
-    """Submits what is recorded and asserts that the whole manager adds up; in_hand: slots that the test claimed."""
-    mem.submit()
+    """Submits what is recorded and asserts that the whole manager adds up; the newest step's forward has been launched.
+    in_hand: slots that the test claimed.
+    """
+    mem.submit(mem.stepping.open)
     found = scan_registers(mem.registers, in_hand, assert_clean=False)
     found.problems += row_problems(mem) + page_problems(mem)
     assert found.problems == []

@@ -93,6 +93,7 @@ class Server:
         if run:
             spans = zip(rows, lengths, ends, strict=True)
             self._forward(step, [self.text[row][a:b] if row else [] for row, a, b in spans])
+            self.mem.submit(step)
         return step
 
     def _forward(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> None:

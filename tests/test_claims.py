@@ -41,7 +41,7 @@ CALLERS = {
     "unpack_int8": PACKING,
 }
 BITMAP_OWNERS = (*ALLOCATOR, *REGISTERS)  # bits and counts could also be changed by hand
-OWNERSHIP = ("upload", "allocator", "registers", "commands")  # these know no plane
+OWNERSHIP = ("upload", "allocator", "registers", "packet", "commands")  # these know no plane
 
 Rule = Callable[[str, ast.Module], list[str]]
 

@@ -21,7 +21,7 @@ LAYERS = (
     ("kernels",),
     ("errors", "arguments", "split", "layout", "stats", "tokens"),
     ("presets",),
-    ("upload", "allocator", "registers", "ledger", "commands", "regions", "memory", "storage"),
+    ("upload", "allocator", "registers", "ledger", "packet", "commands", "regions", "memory", "storage"),
     ("pool",),
     ("pages", "page_table", "holders", "requests", "steps", "tracking", "publisher", "settings"),
     ("prefix",),
@@ -41,7 +41,7 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 # Slots and planes do not know each other: one allocator can serve two storages.
-OWNERSHIP = ("upload", "allocator", "registers", "commands")
+OWNERSHIP = ("upload", "allocator", "registers", "packet", "commands")
 NO_PLANE = ("split", "layout", "presets", "regions", "memory", "storage", "pool")
 VIEWS = {"audit": ("snapshot",), "metrics": ("snapshot",), "viz": ("snapshot", "layout")}  # and the data they read
 MARKUP = "viz.html"  # strings of plain data: a repr of any layer may load it, so it imports nothing of the library

@@ -76,7 +76,7 @@ def test_any_mix_with_a_cache_is_one_submit(kind: str, n: int, backend: Backend)
     mem.submit()
     if backend.device.type == "cuda":
         torch.cuda.synchronize()
-    before, submits = mem.stats().prefix, mem.commands.submits
+    before, submits = mem.stats().prefix, mem.commands.packets
     mem.backend.counts.reset()
 
     per_request = 1 + mem.tracking.lanes_at_admission(True)
@@ -93,7 +93,7 @@ def test_any_mix_with_a_cache_is_one_submit(kind: str, n: int, backend: Backend)
     mem.plan(batch, [min(mem.next_boundary(row) - mem.length(row), 2) for row in batch])
 
     after = mem.stats().prefix
-    assert before and after and mem.commands.submits - submits == 1
+    assert before and after and mem.commands.packets - submits == 1
     counts = mem.backend.counts
     assert (counts.uploads, counts.syncs) == (1, 0)
     assert dict(counts.launches) == {"ownership": 1, "run_data": 1, "plan": 1}
@@ -144,11 +144,11 @@ def test_a_plan_that_evicts_costs_one_submit(kind: str, backend: Backend) -> Non
     for _ in range(12):
         mem.submit()
         mem.backend.counts.reset()
-        before, cached = mem.commands.submits, mem.stats().prefix.evicted_states  # type: ignore[union-attr]
+        before, cached = mem.commands.packets, mem.stats().prefix.evicted_states  # type: ignore[union-attr]
         step = mem.plan(rows, 1)
         counts, evicted = mem.backend.counts, mem.stats().prefix.evicted_states - cached  # type: ignore[union-attr]
         spent["states"] += evicted
-        assert mem.commands.submits - before == bool(evicted) and counts.syncs == 0 and counts.uploads <= 1
+        assert mem.commands.packets - before == bool(evicted) and counts.syncs == 0 and counts.uploads <= 1
         assert dict(counts.launches) == {"plan": 1} | ({"ownership": 1} if evicted else {})
         mem.settle(step)
     assert spent["states"] == (0 if kind in ("none", "ping-pong") else 4)
@@ -209,7 +209,7 @@ def test_looks_and_what_finds_nothing_to_do_cost_nothing(kind: str, backend: Bac
     mem.publish(rows, tokens=[prompt(n) for n in range(2)])
     mem.submit()
     mem.backend.counts.reset()
-    submits = mem.commands.submits
+    submits = mem.commands.packets
     for n in range(3):
         mem.match(prompt(n))
     mem.prefix.evict_states(0)
@@ -219,4 +219,4 @@ def test_looks_and_what_finds_nothing_to_do_cost_nothing(kind: str, backend: Bac
     mem.release([], tokens=[])
     mem.stats(), mem.owners(), repr(mem.prefix)
     mem.submit()
-    assert mem.commands.submits == submits and not mem.backend.counts.launches and not mem.backend.counts.uploads
+    assert mem.commands.packets == submits and not mem.backend.counts.launches and not mem.backend.counts.uploads

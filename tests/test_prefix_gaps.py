@@ -184,7 +184,7 @@ def test_the_ledger_names_every_change_of_owners(backend: Backend) -> None:
     assert told == [("claim", live, 0, 0), ("move", kept.register, live, 8), ("release", kept.register, 0, 8)]
     assert changes[0].owner == changes[1].source_owner == f"row {row.index} (request 'of 8') live"
     assert str(kept.register) in changes[2].owner
-    assert [change.submit for change in changes] == [1, 2, 2] and at.mem.commands.submits == 1  # the next packet
+    assert [change.submit for change in changes] == [1, 2, 2] and at.mem.commands.packets == 1  # the next packet
     for n in range(60):
         at.mem.abort([at.start([n])])
     assert len(ledger.changes) == 50 and ledger.changes[-1].serial == 3 + 2 * 60

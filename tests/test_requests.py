@@ -12,6 +12,7 @@ from memstate.commands import CommandBuffer
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Rules, StepRecord, Strategy
 from memstate.registers import RegisterFile
+from tests.command_bench import recorded
 from tests.scan import scan, scan_registers
 
 LAYOUT = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=2)
@@ -34,13 +35,12 @@ def named(n: int, length: int = 0, **more: int) -> list[Request]:
 
 def picture(mem: StateManager) -> tuple[object, ...]:
     """Everything that a refused call must leave alone, what is recorded included."""
-    packet, _ = mem.commands._pack()
     file = mem.registers
     device = (file.cells.tolist(), mem.allocator.bitmap.tolist(), mem.allocator.counters.tolist())
     host = (file.held.tolist(), file.labels.tolist(), file.tracked.tolist(), file.want.tolist(), file.source.tolist())
     table = (mem.table.used.tolist(), mem.table.generation.tolist(), mem.table.confirmed.tolist(), list(mem.table.ids))
     numbers = (mem.free_slots, mem.free_pages, mem.table.free, mem.holders.free, mem.holders.evictable)
-    return device, host, table, numbers, packet.tolist(), dataclasses.asdict(mem.stats())
+    return device, host, table, numbers, recorded(mem.commands), dataclasses.asdict(mem.stats())
 
 
 @pytest.mark.parametrize("preallocated", [0, 2])
@@ -110,7 +110,7 @@ def test_B13_tables_are_sized_by_rows_not_by_slots(backend: Backend) -> None:
     buffer = CommandBuffer(file)
     buffer.claim([3 * 64, 3 * 64 + 1, 3 * 64 + 2, 3])
     buffer.write(file.address("tracked", np.array([64])), [0])
-    sent = buffer.submit((np.array([64, 0], np.int32), np.array([3, 0], np.int32)))
+    sent = buffer.submit_batch(np.array([64, 0], np.int32), np.array([3, 0], np.int32))
     record = StepRecord(*torch.full((7, 2), -1, dtype=torch.int32, device=backend.device))
     file.plan(*sent, record, Rules(Strategy.NONE, 0, 256, False), 8)
     assert [column.tolist() for column in record[:5]] == [[64, 0], [3, 0], [1, 0], [1, 0], [0, 0]]

@@ -45,6 +45,7 @@ class Talks(Loop):
                 for at, token in enumerate(new, len(history)) if pages else ():
                     self.kv[pages[at // PAGE], at % PAGE] = token
             self.planes.forward(step, [tuple(new) for new in fed])
+            self.mem.submit(step)
         for row, new in zip(rows, fed, strict=True):
             self.fed[row] += new
         return step

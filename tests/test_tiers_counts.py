@@ -25,7 +25,7 @@ class Spent:
 
     def __call__(self) -> tuple[int, int, dict[str, int]]:
         """Submits, uploads, launches by name."""
-        counts, submits = self.at.mem.backend.counts, self.at.mem.commands.submits
+        counts, submits = self.at.mem.backend.counts, self.at.mem.commands.packets
         assert counts.syncs == 0 and self.at.mem.commands.ring.waits == 0
         spent = submits - getattr(self, "_submits", 0), counts.uploads, dict(counts.launches)
         counts.reset()

@@ -160,13 +160,13 @@ def test_states_are_written_for_good_once_nothing_is_pending(plain: Backend) -> 
 def test_looks_change_nothing(plain: Backend) -> None:
     at = below(plain)
     at.mem.submit()
-    moved, submits = at.moved, at.mem.commands.submits
+    moved, submits = at.moved, at.mem.commands.packets
     for _ in range(3):
         match = at.mem.match([*ONE, 1])
         assert (match.length, match.host_length) == (0, 8) and "8 in host memory" in str(match)
         assert at.mem.stats().tiers == at.tiers and repr(at.below.host.states) and repr(at.below.host.states.pool)
         at.mem.poll()
-    assert at.moved == moved and at.mem.commands.submits == submits
+    assert at.moved == moved and at.mem.commands.packets == submits
     picture = at.mem.snapshot()
     assert picture.stats["tiers"]["host_states"] == 2
     at.empty()

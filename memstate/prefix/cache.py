@@ -13,8 +13,6 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
-import numpy as np
-
 from memstate.commands import CommandBuffer
 from memstate.errors import InvalidArgument
 from memstate.holders import Snapshot
@@ -338,9 +336,7 @@ class PrefixCache:
         node.evicted = False
         self.nodes[snapshot.register] = node
         self._commands.claim([snapshot.register])
-        self._commands.registers.labels[snapshot.register] = length
-        cell = self._commands.registers.address("labels", np.array([snapshot.register]))
-        self._commands.write(cell, [length])
+        self._commands.label([snapshot.register], [length])
         self._counts["loaded"] += 1
         return node, had, fresh
 

@@ -11,12 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
-from memstate.commands import CommandBuffer
+from memstate.commands import Action, CommandBuffer
+from memstate.packet import Packet
 from memstate.page_table import PageTable
 from memstate.prefix import Match
 from memstate.prefix.tree import Node, Tree
+from memstate.registers import Longs
 from memstate.tiers.digests import Digests
 from memstate.tiers.host_cache import Entry, HostCache
 from memstate.tiers.transfers import Ticket, Transfers
@@ -57,12 +60,12 @@ class Part(NamedTuple):
 class Load:
     """States and pages on their way to slots.
 
-    registers: the states'. submits: packets sent before. awaited: the stream of the steps waits for all of it.
+    registers: the states'. packets: sent before. awaited: the stream of the steps waits for all of it.
     """
 
     parts: list[Part]
     registers: list[int]
-    submits: int
+    packets: int
     awaited: bool = False
 
 
@@ -81,11 +84,22 @@ class Host:
         self.states, self.kv = states.cache, kv.cache if kv else None
         self.dense = dense.cache if dense else None
         self._commands, self._slots = commands, commands.registers.table.slots
-        self._page_size, self._layerwise = pages.page_size, layerwise
+        self._pages_of, self._page_size, self._layerwise = pages.of, pages.page_size, layerwise
         self.loads: list[Load] = []
         self.backups: list[list[Part]] = []
         self.refused = 0  # states that found no room here
-        commands.before_submit(self.await_loads)
+        self._unwritten: set[int] = set()  # KV pages that the newest step's forward completes
+        commands.before_packet(self.await_loads)
+
+    def planned(self, rows: Longs, before: Longs, after: Longs) -> None:
+        """Notes the KV pages that a step completes: until its forward is launched they hold other bytes.
+
+        rows, before, after: of its entries, with their lengths; row 0 is padding.
+        """
+        if self.kv is not None:
+            first, end = before // self._page_size, after // self._page_size
+            whole = np.flatnonzero(end > first).tolist()
+            self._unwritten = {page for i in whole for page in self._pages_of(int(rows[i]))[first[i] : end[i]]}
 
     def look(self, key: bytes, salt: Hashable, match: Match, unit: int) -> Hit | None:
         """A state that stands for more of a prompt than the tree's, with all KV in between; None where is none.
@@ -214,31 +228,39 @@ class Host:
     def _send(
         self, dense: list[tuple[int, Entry]], states: list[tuple[int, Entry]], pages: list[tuple[int, Entry]]
     ) -> None:
-        """Fills records that `keep` has filed."""
+        """Fills records that `keep` has filed: at once, or behind what is recorded of their registers."""
         if not (dense or states or pages):
             return
-        due = [(self._dense, dense), (self._of_states, states), (self._of_kv, pages)]
+        due = [(depot, of) for depot, of in
+               ((self._dense, dense), (self._of_states, states), (self._of_kv, pages)) if depot and of]  # fmt: skip
+        registers = {register for register, _ in dense + states}
+        fill = Action(lambda: self._fill(due, registers), forget=lambda: self._end_filling(due, []))
+        unwritten = self._commands.fencing and not self._unwritten.isdisjoint(page for page, _ in pages)
+        if unwritten or self._commands.named(sorted(registers)):
+            self._commands.then(fill, fenced=unwritten)
+        else:
+            fill.run()
+
+    def _fill(self, due: Sequence[tuple[Depot, list[tuple[int, Entry]]]], registers: set[int]) -> None:
         parts: list[Part] = []
         try:
-            registers = {register for register, _ in dense + states}
-            self._commands.prepare()
             for load in self.loads:  # what comes up may not go down before it is there
                 if not load.awaited and not registers.isdisjoint(load.registers):
                     self._await(load)
-            if self._commands.named(sorted(registers)):
-                self._commands.submit()
             for depot, records in due:
-                if depot and records:
-                    parts.append(self._out(depot, None if depot is self._of_kv else self._slots, records))
+                parts.append(self._out(depot, None if depot is self._of_kv else self._slots, records))
         finally:
             self.backups += [parts] if parts else []
-            for depot, records in due:
-                sent = any(part.depot is depot for part in parts)
-                for _, entry in records:
-                    assert depot is not None  # or it would have no records
-                    depot.cache.unpin(entry)
-                    if not sent:  # nothing may be found that was never filled
-                        depot.cache.drop(entry)
+            self._end_filling(due, parts)
+
+    @staticmethod
+    def _end_filling(due: Sequence[tuple[Depot, list[tuple[int, Entry]]]], parts: Sequence[Part]) -> None:
+        for depot, records in due:
+            sent = any(part.depot is depot for part in parts)
+            for _, entry in records:
+                depot.cache.unpin(entry)
+                if not sent:  # nothing may be found that was never filled
+                    depot.cache.drop(entry)
 
     @staticmethod
     def _out(depot: Depot, slots: Tensor | None, due: Sequence[tuple[int, Entry]]) -> Part:
@@ -247,37 +269,48 @@ class Host:
         return Part(depot, entries, ticket)
 
     def bring(self, states: Sequence[tuple[int, Hit]], pages: Sequence[tuple[int, Entry]]) -> None:
-        """Copies states of hits to registers that the device knows, and pages to page ids. Nothing reads them before
-        `await_loads` or `wait_layer`. Syncs: no.
+        """Copies states of hits to registers, and pages to page ids, behind what is recorded so far. Nothing reads them
+        before `await_loads` or `wait_layer`. Syncs: no.
         """
         for _, hit in states:
             self._touch(hit.keys)
-        parts = []
+        due: list[tuple[Depot, Sequence[tuple[int, Entry]]]] = []
         for depot in (self._dense, self._of_states):
             own = [(register, hit.state) for register, hit in states if hit.depot is depot]
-            if depot and own:
-                parts.append(self._into(depot, self._slots, own))
-        if pages and self._of_kv is not None:
-            parts.append(self._into(self._of_kv, None, pages))
-        self.loads.append(Load(parts, [register for register, _ in states], self._commands.submits))
+            due += [(depot, own)] if depot and own else []
+        due += [(self._of_kv, pages)] if pages and self._of_kv is not None else []
+        for depot, records in due:
+            for _, entry in records:
+                depot.cache.pin(entry)
+
+        def begin() -> None:
+            parts = [
+                self._into(depot, None if depot is self._of_kv else self._slots, records) for depot, records in due
+            ]
+            self.loads.append(Load(parts, [register for register, _ in states], self._commands.packets))
+
+        def forget() -> None:
+            for depot, records in due:
+                for _, entry in records:
+                    depot.cache.unpin(entry)
+
+        self._commands.then(Action(begin, forget))
 
     @staticmethod
     def _into(depot: Depot, slots: Tensor | None, due: Sequence[tuple[int, Entry]]) -> Part:
         entries = [entry for _, entry in due]
-        for entry in entries:
-            depot.cache.pin(entry)
         records = [entry.record for entry in entries]
         return Part(depot, entries, depot.transfers.into(slots, [to for to, _ in due], records))
 
-    def await_loads(self) -> None:
-        """Before a submit: makes the stream wait for states on their way, unless the caller waits for layers and
-        nothing that is sent now touches them. Syncs: no.
+    def await_loads(self, packet: Packet | None) -> None:
+        """Before a packet: makes the stream wait for states on their way, unless the caller waits for layers and this
+        first packet behind them does not touch them. Syncs: no.
         """
         for load in self.loads:
             if load.awaited:
                 continue
-            first = load.submits == self._commands.submits
-            if not (self._layerwise and first and not self._commands.named(load.registers)):
+            untouched = packet is None or not packet.names(np.asarray(load.registers, np.int64))
+            if not (self._layerwise and load.packets == self._commands.packets and untouched):
                 self._await(load)
 
     @staticmethod

@@ -143,6 +143,14 @@ class TierManager:
         if not isinstance(fetch, Fetch) or fetch not in self._own:
             raise InvalidArgument(f"{fetch!r} is not what this manager's prefetch() returned")
 
+    def _require_in_order(self, operation: str) -> None:
+        """Raises: InvalidArgument while records wait to be filled, or to come up."""
+        if waiting := self._commands.waiting:
+            raise InvalidArgument(
+                f"{operation}: {len(waiting)} packets of changes wait for the newest step's forward: launch it, then "
+                "say so with submit(step), settle it, or plan the next step"
+            )
+
     def require_awake(self, operation: str) -> None:
         """Raises: Asleep, where states or KV pages sleep."""
         for memory in self._memories:
@@ -182,12 +190,13 @@ class TierManager:
             self.stowing.add(shelf, [entry for entry in entries if shelf[0].get(entry.key) is entry])
 
     def flush(self) -> None:
-        """Brings every cached state to host memory and, as far as there is one, to storage. Syncs: yes. Raises: Asleep,
-        and nothing changed then.
+        """Brings every cached state to host memory and, as far as there is one, to storage. Syncs: yes. Raises: Asleep;
+        InvalidArgument while something waits for a forward; nothing changed then.
         """
         if self._closed:
             return
         self.require_awake("flush")
+        self._require_in_order("flush")
         self._commands.submit()
         self._due = []
         for cache, _ in self._shelves[::-1]:
@@ -213,8 +222,9 @@ class TierManager:
 
     def clear(self) -> None:
         """Forgets host memory, as when the weights have changed; storage has it under the model's name still. Syncs:
-        yes.
+        yes. Raises: InvalidArgument while something waits for a forward; nothing changed then.
         """
+        self._require_in_order("clear")
         self._due = []
         self.host.synchronize()
         self.host.advance()
@@ -275,7 +285,7 @@ class TierManager:
 
     def close(self) -> None:
         """Brings what is cached to storage, ends threads and transfers, and closes the storage; requests go on without
-        tiers. Syncs: yes. Raises: Asleep, and nothing changed then.
+        tiers. Syncs: yes. Raises: Asleep; InvalidArgument while something waits for a forward; nothing changed then.
         """
         if self._closed:
             return

@@ -183,7 +183,7 @@ class Hosting:
         for _, items in of:
             Shelf.pin(items)
         self._move(of, "in")
-        self.loads.append(Way(of, registers, model.submits))
+        self.loads.append(Way(of, registers, model.packets))
 
     def _move(self, parts: list[tuple[Shelf, list[Item]]], way: str) -> None:
         for shelf, items in parts:
@@ -195,7 +195,7 @@ class Hosting:
         model = self.model
         for load in self.loads:
             touched = any(model.named(register) for register in load.registers)
-            load.awaited |= not self.settings.layerwise or load.submits != model.submits or touched
+            load.awaited |= not self.settings.layerwise or load.submits != model.packets or touched
 
     def require_arrived(self, slot: int) -> None:
         """Before memstate itself reads a slot: nothing may still be on its way there."""

@@ -24,7 +24,7 @@ class Ledger:
         self.register_count = self.first_holder + settings.holder_count
         self.generation = list(generations)  # of each row, as the host counts them
         self.columns = {name: [0] * (self.row_count + 1) for name in COLUMNS}
-        self.submits = self.copied = self.zeroed = 0  # bytes
+        self.packets = self.copied = self.zeroed = 0  # bytes
         self.content: dict[str, list[State]] = {part: [EMPTY, *[None] * self.capacity] for part in settings.parts}
         self.stirred: set[tuple[str, int]] = set()  # planes of slots that have lost a content since somebody looked
         self.before_submit: Callable[[], None] = lambda: None
@@ -133,7 +133,7 @@ class Ledger:
         """Carries out what is recorded: moves, releases, claims, writes, then zeros and copies."""
         pending = self.pending
         self.before_submit()
-        self.submits += pending
+        self.packets += pending
         for target, source in self.moves:
             self.slot[target], self.label[target] = self.slot.pop(source), self.label.pop(source)
         for register in self.releases:

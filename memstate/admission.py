@@ -374,6 +374,11 @@ class Admission:
         length = int(self._file.labels[source])
         kept = self._pages.count(self._pages.floor(length))
         partial = self._pages.count(length) - kept
+        if partial and self._commands.waiting:
+            raise InvalidArgument(
+                f"row {index}: a page that it has filled in part is copied at once, and {len(self._commands.waiting)} "
+                "packets of changes wait for the newest step's forward: launch it, say so with submit(step), then fork"
+            )
         moved = self._direct_hits and not self._file.source[index]
         if moved and not (self._publisher.holders.free or (self._cache and self._cache.evictable_states)):
             raise InvalidArgument("no holder is free for the state that the rows share: drop a snapshot first")

@@ -312,12 +312,10 @@ class CommandBuffer:
         start, padded = last.batch_at, (len(rows) + 3) // 4 * 4
         return sent[start : start + len(rows)], sent[start + padded : start + padded + len(rows)]
 
-    def then(self, action: Action, fenced: bool = False) -> None:
+    def then(self, action: Action) -> None:
         """Carries out an action behind everything recorded so far: at once, after a submit, or behind the forward that
-        something of it waits for. fenced: wait for the forward in any case, where one is not launched yet.
+        something of it waits for.
         """
-        if self._waits is None and fenced and self.fencing:
-            self._waits = len(self._queue), 0
         if self._waits is None:
             self.submit()
             action.run()

@@ -235,7 +235,8 @@ class StateManager:
         full; the result says which page contents the caller copies. What all of them read is no snapshot of anyone: a
         row given up before its next step answers with an older one.
         Syncs: no. Raises: OutOfSlots, OutOfRows, OutOfPages (back-pressure), StaleHandle, InvalidArgument (also while a
-        step of the row is unsettled); nothing changed then.
+        step of the row is unsettled, or where a page is to be copied while changes wait for a forward); nothing changed
+        then.
         """
         self._enter()
         return self.admission.fork(row, ids)
@@ -353,12 +354,12 @@ class StateManager:
     def cancel(
         self, step: Step, *, publish: bool = False, tokens: Sequence[Tokens | None] | None = None
     ) -> list[Snapshot | None]:
-        """Gives up a planned step whose forward never ran: its rows are aborted as they were before it. Call it right
-        after the plan: what was published in between may be a snapshot of this very step.
+        """Gives up a planned step whose forward never ran: its rows are aborted as they were before it, also those that
+        the step before it had ended: release them first, or ask to publish.
 
-        So are those that the step before it had ended: release them first, or ask to publish. tokens: as for `release`,
-        one per entry of the batch. Returns the snapshots, entry by entry, if asked to publish. Syncs: no. Raises:
-        StaleHandle, InvalidArgument, ConfigurationError; nothing changed then.
+        tokens: as for `release`, one per entry of the batch. Returns the snapshots, entry by entry, if asked to
+        publish. Syncs: no. Raises: StaleHandle, InvalidArgument (also where what the step computes has been published
+        or released since its plan), ConfigurationError; nothing changed then.
         """
         self._enter()
         current = self.stepping.current(step)
@@ -395,6 +396,7 @@ class StateManager:
             known = np.minimum(known, counts("publish", publish, len(numbers)))
         if keys is None:
             self.endings.require_sessions_told(numbers)
+        self.stepping.promise(numbers, known)
         return self.endings.end(numbers, known, keys)
 
     def abort(self, rows: Sequence[Row]) -> None:
@@ -426,6 +428,7 @@ class StateManager:
         if strict:
             bounds = known if keys is None else np.minimum(known, [len(key) // BYTES for key in keys])
             self.publisher.require_answers(numbers, bounds)
+        self.stepping.promise(numbers, known)
         return self.endings.publish(numbers, known, keys)
 
     def drop(self, snapshots: Sequence[Snapshot]) -> None:

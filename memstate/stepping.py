@@ -49,11 +49,12 @@ class Stepping:
         self._pages, self._mirror, self._publisher, self._wants = pages, mirror, publisher, wants
         self._log, self._storage, self._copied = log, storage, copied
         self.open: Step | None = None  # whose forward may not be launched yet
+        self._promised: list[int] = []  # its rows of which more was published than they had before it
         self._uncopied: tuple[Step, int] | None = None  # whose snapshots are copied behind its forward
 
     def reset(self) -> None:
         """Forgets every step."""
-        self.open = self._uncopied = None
+        self.open, self._uncopied, self._promised = None, None, []
         self._log.forget()
 
     def launched(self, step: Step) -> None:
@@ -61,11 +62,20 @@ class Stepping:
         self._log.require(step, newest=True)
         self._close(step)
 
+    def promise(self, rows: Longs, known: Longs) -> None:
+        """Notes that states and KV of rows are handed out, up to `known` tokens: where that is more than the open step
+        began with, its forward must run.
+        """
+        if self.open is not None:
+            before = dict(zip(self.open.numbers.tolist(), self.open.before.tolist(), strict=True))
+            pairs = zip(rows.tolist(), known.tolist(), strict=True)
+            self._promised += [row for row, length in pairs if row and length > before.get(row, length)]
+
     def _close(self, step: Step | None) -> None:
         """The forward of the open step is in order: what waited may follow it, and the copies of its snapshots do."""
         if step is None or step is not self.open:
             return
-        self.open = None
+        self.open, self._promised = None, []
         self._commands.lift()
         if self._uncopied is not None:
             (of, due), self._uncopied = self._uncopied, None
@@ -264,6 +274,12 @@ class Stepping:
         """Gives up the newest step; returns its entries that still run and their rows, which are known to be real up to
         where they were before it. Raises: StaleHandle, InvalidArgument.
         """
+        self._log.require(step)
+        if self._promised and step is self.open:
+            raise InvalidArgument(
+                f"step {step.serial}: what it computes for rows {sorted(set(self._promised))} has been published or "
+                "released since its plan, so that its forward must run: settle it instead"
+            )
         self._log.take(step, newest=True)
         self._uncopied = None
         self._close(step)

@@ -170,10 +170,11 @@ class Pair:
         assert not (wrong := self.planes.wrong(content)), (
             f"slots {wrong} do not hold {[content[slot] for slot in wrong]}"
         )
-        for snap, history in self.snaps.items():
-            if slot := model.slot["node", snap.register]:  # the move has been carried out
-                assert model.content[slot] == history and len(history) == snap.length
         moving, pending = {entry.row for entry in self.unrun}, model.pending
+        for snap, history in self.snaps.items():
+            slot = model.slot["node", snap.register]
+            if slot and ("node", snap.register) not in pending:  # the move has been carried out
+                assert model.content[slot] == history and len(history) == snap.length
         for tenant in (tenant for tenant in self.tenants if tenant.row not in moving):
             for register in [("live", tenant.row.number), *model.lanes(tenant.row)]:
                 if model.label[register] and register not in pending:

@@ -110,8 +110,9 @@ class Rig(Pair):
                 tenant.fed += fed
         if run:
             self.planes.forward(step, real)
-            self.mem.submit(step)
             self.model.forward(entries, real)
+            self.mem.submit(step)
+            self.model.submit()
             self.unrun = []
         flight = Flight(step, entries, [tenant for tenant, _ in batch])
         self.flights.append(flight)

@@ -201,16 +201,20 @@ class Host:
         return True
 
     def _keep_pages(self, node: Node, digests: Sequence[bytes], due: list[tuple[int, Entry]]) -> bool:
-        """Files the KV pages up to a node that are not here; returns whether all of them are then."""
+        """Files the KV pages up to a node that are not here; returns whether all of them are then. Not those that a
+        forward has still to write.
+        """
         if self.kv is None:
             return True
         present = [entry for digest in digests if (entry := self.kv.get(digest)) is not None]
         missing = [at for at, digest in enumerate(digests) if digest not in self.kv]
+        of = self.tree.pages_to(node) if missing else []
+        if self._commands.fencing and not self._unwritten.isdisjoint(of[at] for at in missing):
+            return False
         with self._pinned(self.kv, present):
             records = self.kv.take(len(missing))
         if len(records) < len(missing):
             return False
-        of = self.tree.pages_to(node) if missing else []
         for at, record in zip(missing, records, strict=True):
             due.append((of[at], self.kv.add(digests[at], record, (at + 1) * self._page_size)))
             self.kv.pin(due[-1][1])
@@ -228,17 +232,20 @@ class Host:
     def _send(
         self, dense: list[tuple[int, Entry]], states: list[tuple[int, Entry]], pages: list[tuple[int, Entry]]
     ) -> None:
-        """Fills records that `keep` has filed: at once, or behind what is recorded of their registers."""
-        if not (dense or states or pages):
-            return
+        """Fills records that `keep` has filed, behind what is recorded of their registers. Pages do not wait for a
+        forward: they may be given to others at once.
+        """
+        registers = {register for register, _ in dense + states}
+        named = bool(registers) and self._commands.named(sorted(registers))
+        if named and pages and self._commands.waiting:
+            self._send([], [], pages)
+            pages = []
         due = [(depot, of) for depot, of in
                ((self._dense, dense), (self._of_states, states), (self._of_kv, pages)) if depot and of]  # fmt: skip
-        registers = {register for register, _ in dense + states}
         fill = Action(lambda: self._fill(due, registers), forget=lambda: self._end_filling(due, []))
-        unwritten = self._commands.fencing and not self._unwritten.isdisjoint(page for page, _ in pages)
-        if unwritten or self._commands.named(sorted(registers)):
-            self._commands.then(fill, fenced=unwritten)
-        else:
+        if named:
+            self._commands.then(fill)
+        elif due:
             fill.run()
 
     def _fill(self, due: Sequence[tuple[Depot, list[tuple[int, Entry]]]], registers: set[int]) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import memstate as ms
 from tests.stateful.history import EMPTY, fold
+from tests.stateful.ledger import Later
 from tests.stateful.machine import REFUSED, Faults, foreign
 from tests.stateful.planning import Handles
 from tests.stateful.prompting import Prompting
@@ -84,6 +85,8 @@ class Admitting(Prompting):
             need = partial * len(names), len(names) * (1 + s.lanes_at_admission) + moved
             more, numbers = self._scarce(len(names), need, *model.weigh([])[1:])
             faults |= more
+            if partial and model.waits:
+                faults.add(ms.InvalidArgument)
             if moved and not model.free_holders and not model.evictable_states:
                 faults.add(ms.InvalidArgument)
         if d(40) == 1:
@@ -111,7 +114,10 @@ class Admitting(Prompting):
             slots = self.attempt(set(), lambda: self.mem.read_slots(rows))
             if slots is REFUSED:
                 return
-            model.submit()
+            model.then(Later(lambda: None))
+            assert slots.ready == (model.waits is None)
+            if not slots.ready:  # nothing can come to a slot that is not known
+                return
             if self.settings.pages and d(9) != 8 and not self.extend(rows, lengths):
                 return
         faults = self.row_faults(rows)
@@ -189,5 +195,7 @@ class Admitting(Prompting):
         if how in ("keys", "key", "told keys"):
             bounds = [min(b, key) for b, key in zip(bounds, [given] * 9 if how == "key" else given, strict=False)]
         used = None if how in ("release", "abort") else [snap.register for snap in snaps if snap]
+        if used is not None or texts is not None:
+            model.promise(tenants, bounds)
         self.note_snaps(snaps, model.end(tenants, used, bounds, texts))
         self.forget_rows(rows)

@@ -4,6 +4,7 @@ from collections import Counter
 
 import memstate as ms
 from tests.stateful.admitting import Admitting
+from tests.stateful.ledger import Later
 from tests.stateful.machine import REFUSED, foreign
 from tests.stateful.planning import Handles
 from tests.stateful.rows import Kept, Row
@@ -25,12 +26,13 @@ class Asking(Admitting):
         found = self.attempt(faults, lambda: self.mem.read_slots(handles))
         if found is REFUSED:
             return
-        self.model.submit()
-        told = []
+        registers = []
         for handle in handles:
             owner: Row | Kept = self.snaps[handle] if handle in self.snaps else self.handles[handle]
-            told.append(self.model.slot[owner.register if isinstance(owner, Kept) else owner.source or owner.live])
-        self._same("slots read back", found.wait().tolist(), told)
+            registers.append(owner.register if isinstance(owner, Kept) else owner.source or owner.live)
+        told: list[list[int]] = []
+        self.model.then(Later(lambda: told.append([self.model.slot[register] for register in registers])))
+        self.asked.append((found, told))
 
     def shortfall(self, d: Digits) -> None:
         """Exact for the next plan; for a window between what can happen and what boundaries inside could ask for."""
@@ -83,8 +85,8 @@ class Asking(Admitting):
         if report is not REFUSED:
             self.model.submit()
             report.raise_if_leaking()
-            self._same("free", report.free, len(self.model.free))
-            self._same("owners", dict(report.owned_by_kind), dict(Counter(map(self._kind, self.model.slot))))
+            self._same("free", report.free, self.model.free_count)
+            self._same("owners", dict(report.owned_by_kind), dict(Counter(map(self._kind, self.model.held))))
 
     def _kind(self, register: int) -> str:
         return self.owner(register)[0]
@@ -95,11 +97,12 @@ class Asking(Admitting):
             return
         model = self.model
         model.submit()
-        by_slot = {slot: register for register, slot in model.slot.items()}
+        held = model.slots_to_come()
+        by_slot = {slot: register for register, slot in held.items()}
         slots = range(model.capacity + 1)
         self._same("owners in the picture", list(picture.owners), [int(slot in by_slot) for slot in slots])
-        self._same("free in the picture", list(picture.free), [slot in model.free for slot in slots])
-        self._same("slots in the picture", list(picture.slots), [model.slot.get(r, 0) for r in
+        self._same("free in the picture", list(picture.free), [slot > 0 and slot not in by_slot for slot in slots])
+        self._same("slots in the picture", list(picture.slots), [held.get(r, 0) for r in
                    range(model.register_count)])  # fmt: skip
-        self._same("kinds", picture.kinds, {register: self._kind(register) for register in model.slot})
-        self._same("names", picture.names, {register: self.owner(register)[1] for register in model.slot})
+        self._same("kinds", picture.kinds, {register: self._kind(register) for register in held})
+        self._same("names", picture.names, {register: self.owner(register)[1] for register in held})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.stateful.cache import Entry, Found, Text
 from tests.stateful.history import EMPTY, WHOLE, fold
+from tests.stateful.ledger import Later, Packet
 from tests.stateful.rows import Kept, Row
 from tests.stateful.shelves import Item, Key, Shelf
 
@@ -54,7 +55,7 @@ class Way:
 
     parts: list[tuple[Shelf, list[Item]]]
     registers: Sequence[int] = ()
-    submits: int = 0
+    packets: int = 0
     awaited: bool = False
 
 
@@ -94,6 +95,7 @@ class Hosting:
         self.queue: deque[tuple[Shelf, Item]] = deque()
         self.writing: list[Job] = []
         self.off = False  # nothing is kept
+        self.unwritten: set[int] = set()  # pages that the newest step completes
 
     def keys(self, tokens: Text, salt: Hashable) -> list[Key]:
         size = self.settings.page_size
@@ -169,12 +171,17 @@ class Hosting:
         model = self.model
         for hit in hits:
             self._touch(self.keys(hit.state.key[1], hit.state.key[0]))
-        for register, hit in zip(registers, hits, strict=True):
-            for contents in model.content.values():
-                contents[model.slot[register]] = fold(EMPTY, hit.state.key[1])
-        for page, item in zip(ids, pages, strict=True):
-            tokens, size = item.key[1], self.settings.page_size
-            self.kv[page] = [self.number(tokens[: len(tokens) - size + at + 1]) for at in range(size)]
+
+        def begin() -> None:
+            for register, hit in zip(registers, hits, strict=True):
+                for contents in model.content.values():
+                    contents[model.slot[register]] = fold(EMPTY, hit.state.key[1])
+            for page, item in zip(ids, pages, strict=True):
+                tokens, size = item.key[1], self.settings.page_size
+                self.kv[page] = [self.number(tokens[: len(tokens) - size + at + 1]) for at in range(size)]
+            self._move(of, "in")
+            self.loads.append(Way(of, registers, model.packets))
+
         of = [
             (shelf, [hit.state for hit in hits if hit.shelf is shelf]) for shelf in (self.dense, self.states) if shelf
         ]
@@ -182,20 +189,23 @@ class Hosting:
             of.append((self.pages, list(pages)))
         for _, items in of:
             Shelf.pin(items)
-        self._move(of, "in")
-        self.loads.append(Way(of, registers, model.packets))
+        model.then(Later(begin, lambda: [Shelf.pin(items, -1) for _, items in of] and None))
 
     def _move(self, parts: list[tuple[Shelf, list[Item]]], way: str) -> None:
         for shelf, items in parts:
             shelf.use(item.record for item in items)
             self.figures[f"{shelf.kind} {way}"] += len(items)
 
-    def prepare(self) -> None:
-        """Something is about to be sent."""
-        model = self.model
+    def planned(self, rows: Sequence[tuple[Row, int, int]]) -> None:
+        """(row, before, after) each: pages that the step completes hold other bytes until its forward is launched."""
+        size = self.settings.page_size
+        self.unwritten = {page for row, before, after in rows for page in row.pages[before // size : after // size]}
+
+    def prepare(self, packet: Packet | None) -> None:
+        """A packet is about to be sent."""
         for load in self.loads:
-            touched = any(model.named(register) for register in load.registers)
-            load.awaited |= not self.settings.layerwise or load.submits != model.packets or touched
+            touched = packet is not None and any(packet.names(register) for register in load.registers)
+            load.awaited |= not self.settings.layerwise or load.packets != self.model.packets or touched
 
     def require_arrived(self, slot: int) -> None:
         """Before memstate itself reads a slot: nothing may still be on its way there."""
@@ -243,10 +253,11 @@ class Hosting:
             Shelf.pin([item])
         return bool(record)
 
-    @staticmethod
-    def _keep_pages(shelf: Shelf, entry: Entry, keys: Sequence[Key], due: Due) -> bool:
+    def _keep_pages(self, shelf: Shelf, entry: Entry, keys: Sequence[Key], due: Due) -> bool:
         present = [item for key in keys if (item := shelf.get(key))]
         missing = [at for at, key in enumerate(keys) if not shelf.get(key)]
+        if self.model.fencing and self.unwritten & {entry.pages[at] for at in missing}:
+            return False
         Shelf.pin(present)
         records = shelf.take(len(missing))
         Shelf.pin(present, -1)
@@ -259,29 +270,47 @@ class Hosting:
 
     def _send(self, given: Sequence[tuple[Shelf | None, Due]]) -> None:
         model, size = self.model, self.settings.page_size
+        packed = {register for shelf, due in given if shelf is not self.pages for register, _ in due}
+        named = any(model.named(register) for register in packed)
+        if named and model.waits:  # pages do not wait
+            self._send([(shelf, due) for shelf, due in given if shelf is self.pages])
+            given = [(shelf, due) for shelf, due in given if shelf is not self.pages]
         parts = [(shelf, [item for _, item in due]) for shelf, due in given if shelf and due]
         if not parts:
             return
-        model.before_submit()
-        packed = {register for shelf, due in given if shelf is not self.pages for register, _ in due}
-        for load in self.loads:
-            load.awaited |= not packed.isdisjoint(load.registers)
-        if any(model.named(register) for shelf, due in given if shelf is not self.pages for register, _ in due):
-            model.submit()
-        for shelf, due in given:
-            for of, item in due:
-                tokens = item.key[1]
-                if shelf is self.pages:
-                    told = [self.number(tokens[: len(tokens) - size + at + 1]) for at in range(size)]
-                    assert self.kv[of] == told, f"page {of} is not that of {item}"
-                    continue
-                self.require_arrived(model.slot[of])
-                for contents in model.content.values():
-                    assert contents[model.slot[of]] == fold(EMPTY, tokens), f"{item} is another state"
-        self._move(parts, "out")
         for _, items in parts:
-            Shelf.pin(items, -1)
-        self.backups.append(Way(parts))
+            for item in items:
+                item.filled = False
+
+        def fill() -> None:
+            for load in self.loads:
+                load.awaited |= not packed.isdisjoint(load.registers)
+            for shelf, due in given:
+                for of, item in due:
+                    tokens, item.filled = item.key[1], True
+                    if shelf is self.pages:
+                        told = [self.number(tokens[: len(tokens) - size + at + 1]) for at in range(size)]
+                        assert self.kv[of] == told, f"page {of} is not that of {item}"
+                        continue
+                    self.require_arrived(model.slot[of])
+                    for contents in model.content.values():
+                        assert contents[model.slot[of]] == fold(EMPTY, tokens), f"{item} is another state"
+            self._move(parts, "out")
+            for _, items in parts:
+                Shelf.pin(items, -1)
+            self.backups.append(Way(parts))
+
+        def forget() -> None:
+            for shelf, items in parts:
+                Shelf.pin(items, -1)
+                for item in items:
+                    shelf.items.remove(item)
+                    shelf.give(item.record)
+
+        if named:
+            model.then(Later(fill, forget))
+        else:
+            fill()
 
     def write_due(self) -> None:
         due = [(entry, state) for entry, state in self.due if entry.state is state]

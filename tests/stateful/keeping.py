@@ -206,8 +206,7 @@ class Keeping(Cached):
         self.stated.append(entry)
         self._rank(entry)
         self.record_claims([entry.state.register])
-        self.known[entry.state.register] = length
-        self.record_write("label", entry.state.register, length)
+        self.record_labels([(entry.state.register, length)])
         self.figures["loaded"] += 1
         return entry.state, had, fresh
 

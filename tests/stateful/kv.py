@@ -44,7 +44,8 @@ class EngineKv:
     def forward(self, rows: Sequence[tuple[Row, int, int]]) -> None:
         """Each row reads all KV before, and writes that of its tokens."""
         for row, before, _ in rows:
-            self.below.require_kv(row, before)
+            if self.model.rows.get(row.number) is row:  # else it was given up between plan and forward
+                self.below.require_kv(row, before)
         for row, before, n in rows:
             for page, at, number in self.below.write_kv(row, before, n):
                 self._put(page, at, number)

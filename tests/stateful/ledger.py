@@ -1,17 +1,65 @@
-"""Slots, registers, columns and the packet of recorded changes, as dictionaries and lists. Knows no rule of tracking.
+"""Slots, registers, columns and the packets of recorded changes, as dictionaries and lists. Knows no rule of tracking.
 
 Two views: what the host says holds once everything recorded has been carried out (`held`, `known`, `free_count`), and
-what the device has carried out (`slot`, `label`, `free`, `columns`, `content`). `submit` takes one to the other.
+what the device has carried out (`slot`, `label`, `free`, `columns`, `content`). `submit` takes one to the other, as far
+as nothing waits for a forward.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from tests.stateful.history import EMPTY, History
 from tests.stateful.settings import Settings
 
-MOVE, RELEASE, CLAIM, DATA = range(4)  # phases of a packet, in the order they run; writes of cells come before the data
+MOVE, RELEASE, CLAIM, WRITE, DATA = range(5)  # phases of a packet, in the order they run
 State = History | None  # of a plane in a slot; None: nobody may depend on it
 COLUMNS = ("tracked", "want", "source", "generation")
+
+
+class Op(NamedTuple):
+    """One change. registers: that it changes; source: register that it reads; cell, value: what it writes."""
+
+    phase: int
+    registers: tuple[int, ...] = ()
+    source: int | None = None
+    cell: tuple[str, int, int] | None = None
+    value: int = 0
+
+
+@dataclass(eq=False)
+class Packet:
+    """Changes that are sent together. phase: the last one that names a register."""
+
+    ops: list[Op] = field(default_factory=list)
+    phase: dict[int, int] = field(default_factory=dict)
+    read: set[int] = field(default_factory=set)
+
+    def add(self, op: Op) -> None:
+        self.ops.append(op)
+        for register in op.registers:
+            self.phase[register] = DATA if op.phase == WRITE else op.phase
+        if op.phase == DATA and op.source is not None:
+            self.read.add(op.source)
+
+    def names(self, register: int) -> bool:
+        return register in self.phase or register in self.read
+
+    @classmethod
+    def of(cls, ops: Iterable[Op]) -> "Packet":
+        packet = cls()
+        for op in ops:
+            packet.add(op)
+        return packet
+
+
+@dataclass(eq=False)
+class Later:
+    """What happens among packets. lanes: that it releases."""
+
+    run: Callable[[], None]
+    forget: Callable[[], None] | None = None
+    lanes: Sequence[int] = ()
 
 
 class Ledger:
@@ -27,7 +75,7 @@ class Ledger:
         self.packets = self.copied = self.zeroed = 0  # bytes
         self.content: dict[str, list[State]] = {part: [EMPTY, *[None] * self.capacity] for part in settings.parts}
         self.stirred: set[tuple[str, int]] = set()  # planes of slots that have lost a content since somebody looked
-        self.before_submit: Callable[[], None] = lambda: None
+        self.before_packet: Callable[[Any], None] = lambda packet: None
         self.clear()
 
     def clear(self) -> None:
@@ -48,116 +96,204 @@ class Ledger:
 
     def discard(self) -> None:
         """Forgets what is recorded."""
-        self.moves: list[tuple[int, int]] = []
-        self.releases: list[int] = []
-        self.claims: list[int] = []
-        self.data: list[tuple[int, int | None]] = []
-        self.writes: dict[tuple[str, int, int], int] = {}
-        self.phase: dict[int, int] = {}  # the last phase that names a register
-        self.read_by_copy: set[int] = set()
+        for entry in getattr(self, "queue", ()):
+            if isinstance(entry, Later) and entry.forget:
+                entry.forget()
+        self.queue: list[Packet | Later] = []
+        self.lift()
 
-    # Recording: an operation that the order of phases would carry out too early sends the packet first.
+    # The fence
 
-    def _in_order(self, registers: Iterable[int], phase: int) -> None:
-        registers = list(registers)
-        late = any(self.phase.get(register, -1) >= phase for register in registers)
-        if late or (phase != DATA and self.read_by_copy & set(registers)):
-            self.submit()
-        for register in registers:
-            self.phase[register] = phase
+    def fence(self, slots: Iterable[int]) -> None:
+        """A forward that has not been launched uses these slots."""
+        named = set(slots) - {0}
+        self.fenced = {register for register, slot in self.slot.items() if slot in named}
+        self.fencing = True
+
+    def lift(self) -> None:
+        self.fenced: set[int] = set()
+        self.fencing = False
+        self.waits: tuple[int, int] | None = None  # from this entry of the queue, and this change in it, on
+
+    # Recording: a change that the order of phases would carry out too early begins another packet.
+
+    def _last(self) -> Packet:
+        if not self.queue or isinstance(self.queue[-1], Later):
+            self.queue.append(Packet())
+        last = self.queue[-1]
+        assert isinstance(last, Packet)
+        return last
+
+    def _note(self, ops: Sequence[Op]) -> None:
+        """Changes that are recorded together."""
+        packet = self._last()
+        named = {register for op in ops for register in op.registers}
+        sources = {op.source for op in ops if op.phase == DATA and op.source is not None}
+        phase = DATA if ops[0].phase == WRITE else ops[0].phase
+        late = any(packet.phase.get(register, -1) >= phase for register in named) or packet.read & named
+        if late or any(packet.phase.get(source) == DATA for source in sources):
+            self.queue.append(packet := Packet())
+        if self.waits is None and self.fenced & (named | sources):
+            self.waits = len(self.queue) - 1, len(packet.ops)
+        for op in ops:
+            packet.add(op)
 
     def record_moves(self, pairs: Sequence[tuple[int, int]]) -> None:
         """(target, source) each."""
-        if pairs:
-            self._in_order([register for pair in pairs for register in pair], MOVE)
         for target, source in pairs:
             assert target not in self.held and source in self.held
+        if pairs:
+            self._note([Op(MOVE, (target, source), source) for target, source in pairs])
+        for target, source in pairs:
             self.held ^= {target, source}
             self.known[target] = self.known.pop(source)
-            self.moves.append((target, source))
 
     def record_releases(self, registers: Iterable[int]) -> None:
         """Those that hold nothing are skipped."""
         registers = [register for register in registers if register in self.held]
         if registers:
-            self._in_order(registers, RELEASE)
+            self._note([Op(RELEASE, (register,)) for register in registers])
         for register in registers:
             self.held.remove(register)
             del self.known[register]
             self.free_count += 1
-            self.releases.append(register)
 
     def record_claims(self, registers: Sequence[int]) -> None:
         if registers:
-            self._in_order(registers, CLAIM)
+            self._note([Op(CLAIM, (register,)) for register in registers])
         for register in registers:
             assert register not in self.held
             self.held.add(register)
             self.known[register] = 0
             self.free_count -= 1
-            self.claims.append(register)
         assert self.free_count >= 0
 
     def record_write(self, column: str, row: int, value: int, at: int = 0) -> None:
         """A cell of a column; `at`: which page of the row."""
-        self.writes[column, row, at] = value
+        self._last().add(Op(WRITE, cell=(column, row, at), value=value))
+
+    def record_labels(self, lengths: Sequence[tuple[int, int]]) -> None:
+        """(register, what its state stands for) each."""
+        if lengths:
+            self._note([Op(WRITE, (register,), cell=("label", register, 0), value=n) for register, n in lengths])
+        self.known.update(lengths)
 
     def record_zeros(self, registers: Sequence[int]) -> None:
         if registers:
-            if self.read_by_copy & set(registers):
-                self.submit()
-            self._in_order(registers, DATA)
-        self.data += [(register, None) for register in registers]
+            self._note([Op(DATA, (register,)) for register in registers])
 
     def record_copies(self, pairs: Sequence[tuple[int, int]]) -> None:
         """(target, source) each; a copy stands for what its source stands for."""
         if pairs:
-            targets, sources = [to for to, _ in pairs], {of for _, of in pairs}
-            if self.read_by_copy & set(targets) or any(self.phase.get(source) == DATA for source in sources):
-                self.submit()
-            self._in_order(targets, DATA)
-            self.read_by_copy |= sources
+            self._note([Op(DATA, (target,), source) for target, source in pairs])
         for target, source in pairs:
             self.known[target] = self.known[source]
-            self.data.append((target, source))
 
     def named(self, register: int) -> bool:
         """Whether something is recorded that changes a register or reads its state."""
-        return register in self.phase or register in self.read_by_copy
+        return any(isinstance(entry, Packet) and entry.names(register) for entry in self.queue)
 
     @property
     def pending(self) -> bool:
-        return bool(self.moves or self.releases or self.claims or self.data or self.writes)
+        return bool(self.queue)
+
+    # Sending
 
     def submit(self) -> None:
-        """Carries out what is recorded: moves, releases, claims, writes, then zeros and copies."""
-        pending = self.pending
-        self.before_submit()
-        self.packets += pending
-        for target, source in self.moves:
-            self.slot[target], self.label[target] = self.slot.pop(source), self.label.pop(source)
-        for register in self.releases:
-            self.let_go(register)
-        for register in self.claims:
-            self.take(register)
-        for (column, row, at), value in self.writes.items():
-            if column == "label":
-                self.label[row] = value
-            elif column == "page":
-                self.page_cells[row][at] = value
-            else:
-                self.columns[column][row] = value
-        for target, origin in self.data:
-            to = self.slot[target]
-            if origin is None:
-                self.zeroed += self.settings.slot_bytes()
-            else:
-                self.label[target] = self.label[origin]
-                self.copied += self.settings.slot_bytes()
-            for states in self.content.values():
-                states[to] = EMPTY if origin is None else states[self.slot[origin]]
-        self.discard()
+        """Sends what does not wait for a forward."""
+        if not self.queue:
+            self.before_packet(None)
+        at, ops = self.waits or (len(self.queue), 0)
+        if ops:
+            packet = self.queue[at]
+            assert isinstance(packet, Packet)
+            self.queue[at : at + 1] = [Packet.of(packet.ops[:ops]), Packet.of(packet.ops[ops:])]
+            at += 1
+        due, self.queue = self.queue[:at], self.queue[at:]
+        self.waits = (0, 0) if self.waits else None
+        for entry in due:
+            self.carry_out(entry)
+        if not self.queue:
+            self.require_same()
+
+    def submit_batch(self) -> None:
+        """Sends everything, and a batch with the last packet."""
+        assert self.waits is None
+        self._last()
+        due, self.queue = self.queue, []
+        for entry in due:
+            self.carry_out(entry)
+        self.require_same()
+
+    def require_same(self) -> None:
+        """Nothing is recorded: the host says what the device has carried out."""
         assert set(self.slot) == self.held and len(self.free) == self.free_count and self.label == self.known
+
+    def then(self, later: Later) -> None:
+        """Behind everything recorded: now, unless that waits for a forward."""
+        if self.waits is None:
+            self.submit()
+            later.run()
+        else:
+            self.queue.append(later)
+
+    def carry_out(self, entry: "Packet | Later") -> None:
+        """Moves, releases, claims, writes, then zeros and copies."""
+        if isinstance(entry, Later):
+            entry.run()
+            return
+        self.before_packet(entry)
+        self.packets += bool(entry.ops)
+        for op in sorted(entry.ops, key=lambda op: op.phase):
+            [self._moved, self._released, self._claimed, self._written, self._filled][op.phase](op)
+
+    def _moved(self, op: Op) -> None:
+        (target, source) = op.registers
+        self.slot[target], self.label[target] = self.slot.pop(source), self.label.pop(source)
+
+    def _released(self, op: Op) -> None:
+        self.let_go(*op.registers)
+
+    def _claimed(self, op: Op) -> None:
+        self.take(*op.registers)
+
+    def _written(self, op: Op) -> None:
+        assert op.cell
+        column, row, at = op.cell
+        if column == "label":
+            self.label[row] = op.value
+        elif column == "page":
+            self.page_cells[row][at] = op.value
+        else:
+            self.columns[column][row] = op.value
+
+    def _filled(self, op: Op) -> None:
+        (target,) = op.registers
+        to = self.slot[target]
+        if op.source is None:
+            self.zeroed += self.settings.slot_bytes()
+        else:
+            self.label[target] = self.label[op.source]
+            self.copied += self.settings.slot_bytes()
+        for states in self.content.values():
+            states[to] = EMPTY if op.source is None else states[self.slot[op.source]]
+
+    def slots_to_come(self) -> dict[int, int]:
+        """What registers hold once everything recorded has been carried out."""
+        slot, free = dict(self.slot), set(self.free)
+        for entry in self.queue:
+            ops = sorted(entry.ops, key=lambda op: op.phase) if isinstance(entry, Packet) else ()
+            for op in ops:
+                if op.phase == MOVE:
+                    slot[op.registers[0]] = slot.pop(op.registers[1])
+                elif op.phase == RELEASE:
+                    free.add(slot.pop(op.registers[0]))
+                elif op.phase == CLAIM:
+                    slot[op.registers[0]] = min(free)
+                    free.remove(min(free))
+            if isinstance(entry, Later):
+                free |= {slot.pop(lane) for lane in entry.lanes}
+        return slot
 
     # What the device does at once.
 

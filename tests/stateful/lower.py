@@ -146,7 +146,7 @@ class Lower:
         return [key for key in there if key not in above]
 
     def forward(self, rows: Sequence[tuple[Row, int, int]]) -> None:
-        """Waits for what it reads, layer by layer."""
+        """Waits for what it reads, layer by layer. rows: (row, tokens before, tokens of the step) each."""
         for layer in range(self.settings.layers):
             self.real.wait_layer("state", layer)
             self.real.wait_layer("kv", layer)
@@ -191,7 +191,7 @@ class Lower:
             _same(f"waiting {shelf.kind} records", pool._waiting, shelf.waiting)
             _same(f"{shelf.kind} records in use", users, {record: n for record, n in shelf.users.items() if n})
             _same("evictable", cache.evictable, len(shelf.loose))
-            self._look_at_bytes(kind, pool, {item.record: item.key for item in shelf.items}, header)
+            self._look_at_bytes(kind, pool, {item.record: item.key for item in shelf.items if item.filled}, header)
         if self.kv:
             self.kv.look()
         self._look_at_storage()

@@ -98,6 +98,8 @@ class Machine:
         self.settled: deque[ms.Step] = deque(maxlen=3)
         self.fetches: dict[ms.tiers.Fetch, Fetched] = {}
         self.asleep = False
+        self.in_gap = False  # a step is planned, and its forward not launched
+        self.asked: deque[tuple[ms.readback.Readback, list[list[int]]]] = deque(maxlen=5)  # and what it must answer
         self.fed = 1000  # tokens so far, each another number
         self.calls = 0
         self.errors: Counter[str] = Counter()
@@ -157,6 +159,10 @@ class Machine:
         if self.lower:
             self.lower.look(self.fetches)
         model.snapshots_are_true()
+        for found, told in self.asked:
+            assert found.ready == bool(told), "slots are read back before, or after, what they wait for"
+            if found.ready:
+                self._same("slots read back", found.wait().tolist(), told[0])
         if not self.asleep:
             self.memory.look(model.content, model.stirred)
             model.stirred.clear()

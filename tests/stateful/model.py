@@ -7,6 +7,7 @@ import numpy as np
 
 from tests.stateful.fetching import Below
 from tests.stateful.history import fold
+from tests.stateful.ledger import Later
 from tests.stateful.rows import Row
 from tests.stateful.settings import Settings
 from tests.stateful.starting import Starting
@@ -45,13 +46,16 @@ class Model(Starting):
         self.records = np.zeros((2, 7, 64), np.int32)  # parity, column, entry
         super().__init__(settings, generations)
         self.below = Below(self) if settings.tiered else None
-        self.before_submit = self.prepare
+        if self.below:
+            self.before_packet = self.below.prepare
 
     def clear(self) -> None:
         super().clear()
         self.steps: list[Planned] = []  # unsettled, oldest first
         self.named_last: list[tuple[int, int]] | None = None  # the batch of the step before
         self.due: list[tuple[int, int]] = []  # (to, of): copies of in-place planes once the forward has run
+        self.open: Planned | None = None  # whose forward may not have been launched
+        self.promised = False  # what it computes has been handed out
 
     def reset(self) -> None:
         """The bytes stay; generations rise, and are written with the next packet."""
@@ -60,18 +64,21 @@ class Model(Starting):
             self.generation[number] += 1
             self.record_write("generation", number, self.generation[number])
 
-    def prepare(self) -> None:
-        """Before anything is sent."""
-        if self.below:
-            self.below.prepare()
-        self.after_forward()
-
-    def after_forward(self) -> None:
-        """Snapshots of planes that kernels update in one slot."""
+    def launched(self, step: Planned | None) -> None:
+        """The forward of the open step is in order; snapshots of planes that kernels update in one slot are copied."""
+        if step is None or step is not self.open:
+            return
+        self.open, self.promised = None, False
+        self.lift()
         for to, of in self.due:
             self.copy_content(to, of, self.settings.copied)
             self.copied += self.settings.slot_bytes(self.settings.copied)
         self.due = []
+
+    def promise(self, rows: Sequence[Row], bounds: Sequence[int]) -> None:
+        """States and KV of rows are handed out up to these lengths."""
+        before = {entry.row: entry.before for entry in self.open.entries} if self.open else {}
+        self.promised |= any(bound > before.get(row, bound) for row, bound in zip(rows, bounds, strict=True))
 
     # Boundaries
 
@@ -137,13 +144,13 @@ class Model(Starting):
     def plan(self, batch: Sequence[tuple[Row | None, list[int]]], limit: int, window: bool) -> Planned:
         """batch: rows with the tokens they are fed; finished rows and None are padding."""
         planned = [(row, len(tokens)) for row, tokens in batch if row is not None and not row.finished]
+        self.launched(self.open)
         self.advance([row for row, _ in planned])
         if self.settings.prefix and self.settings.evict:
             self.evict_states(min(limit, self.shortfall(sum(self.needs(row, n, window)[1] for row, n in planned))))
         named = [(row.number, len(tokens)) if row and not row.finished else (0, 0) for row, tokens in batch]
         if self.pending or named != self.named_last:  # else there is nothing to send
-            self.submit()
-        self.after_forward()
+            self.submit_batch()
         self.named_last = named
         claim = self.budget(limit)
         step = Planned([], window, self.serial % 2)
@@ -159,6 +166,10 @@ class Model(Starting):
             step.entries.append(entry)
             self.records[step.record, :, len(step.entries) - 1] = self._record(entry)
         self.agree()
+        self.open = step
+        self.fence(slot for entry in step.entries for slot in (entry.read, entry.write, entry.snapshot))
+        if self.below:
+            self.below.planned([(entry.row, entry.before, entry.after) for entry in step.entries if entry.row])
         for entry in step.entries:
             if entry.row:
                 row = entry.row
@@ -256,7 +267,7 @@ class Model(Starting):
 
     def settle(self, step: Planned, finished: Sequence[bool]) -> None:
         self.steps.remove(step)
-        self.after_forward()
+        self.launched(step)
         settled = []
         for entry, over in zip(step.entries, finished, strict=True):
             row = self.tenant(entry)
@@ -273,17 +284,20 @@ class Model(Starting):
         """Lazy: lanes with a label below the largest one in 1..K go, where the host knows of two."""
         if self.settings.strategy != "lazy" or not any(set(self.lanes(row)) <= self.held for row in rows):
             return
-        self.submit()
+        gone: list[int] = []
         for row in rows:
-            labels = {lane: self.label[lane] for lane in self.lanes(row) if lane in self.slot}
+            labels = {lane: self.known[lane] for lane in self.lanes(row) if lane in self.held}
             real = [label for label in labels.values() if 1 <= label <= row.confirmed]
-            for lane, label in labels.items():
-                if real and label < max(real):
-                    self.let_go(lane)
-        self.agree()
+            gone += [lane for lane, label in labels.items() if real and label < max(real)]
+        self.then(Later(lambda: [self.let_go(lane) for lane in gone] and None, lanes=gone))
+        for lane in gone:
+            self.held.remove(lane)
+            del self.known[lane]
+        self.free_count += len(gone)
 
     def accept(self, step: Planned, accepted: Sequence[int], finished: Sequence[bool], limit: int) -> None:
         self.steps.remove(step)
+        self.launched(step)
         self.submit()
         claim = self.budget(limit)
         settled, moved = [], []
@@ -339,6 +353,7 @@ class Model(Starting):
         self.serial -= 1
         self.named_last = None
         self.due = []
+        self.launched(step)
         rows = [row for entry in step.entries if (row := self.tenant(entry))]
         for row, entry in zip(rows, [e for e in step.entries if self.tenant(e)], strict=True):
             row.confirmed = min(row.confirmed, entry.before)
@@ -347,6 +362,6 @@ class Model(Starting):
     def snapshots_are_true(self) -> None:
         """What holders keep is what the tokens of the row that it came from say."""
         for one in self.kept.values():
-            if one.register in self.slot and one.register not in self.phase:
+            if one.register in self.slot and not self.named(one.register):
                 for states in self.content.values():
                     assert states[self.slot[one.register]] == one.truth, f"{one} holds another state"

@@ -40,6 +40,7 @@ class Operations(Tiering):
         snaps = self.attempt(faults, lambda: self.mem.publish(rows, strict=strict))
         if snaps is not REFUSED:
             used = [snap.register for snap in snaps if snap]
+            model.promise(tenants, bounds)
             self.note_snaps(snaps, model.publish(tenants, bounds, used, ended=False))
 
     def drop(self, d: Digits) -> None:
@@ -65,6 +66,14 @@ class Operations(Tiering):
     # Everything else
 
     def submit(self, d: Digits) -> None:
+        if self.flights and not self.in_gap and d(2):
+            self.tell_launched()
+            return
+        if d(20) == 1:
+            step = d.pick(*self.settled, *[flight.step for flight in self.flights[:-1]], foreign().step)
+            current = [flight.step for flight in self.flights]
+            self.attempt({ms.InvalidArgument if step in current else ms.StaleHandle}, lambda: self.mem.submit(step))
+            return
         if self.attempt(set(), self.mem.submit) is not REFUSED:
             self.model.submit()
 
@@ -111,6 +120,8 @@ class Operations(Tiering):
         with self.lower.waiting() if self.lower else nullcontext():
             if self.attempt(set(), self.mem.reset) is REFUSED:
                 return
+        self.asked.clear()
+        self.model.discard()
         if self.model.below:
             self.model.below.clear()
         self.model.reset()

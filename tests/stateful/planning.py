@@ -9,6 +9,14 @@ from tests.stateful.memory import RUBBISH
 from tests.stateful.settings import Digits
 
 NO_LIMIT = 2**31 - 1
+# What may come between a plan and its forward.
+GAP = (
+    "admit", "admit", "admit", "leave", "leave", "leave", "publish", "publish", "drop", "drop", "fork", "cancel",
+    "settle", "settle", "arrived", "submit", "submit", "lengthen", "read_slots", "read_slots", "shortfall", "ask",
+    "audit", "snapshot", "check", "scrub_null", "sleep", "wake", "reset", "poll", "prefetch", "match", "talk", "hush",
+    "forget_states", "forget_pages", "forget_all", "ready", "unfetch", "work", "thin", "flush", "empty_host",
+    "push_down",
+)  # fmt: skip
 Handles = list[Any]
 
 
@@ -17,6 +25,7 @@ class Planning(Machine):
 
     admit: Callable[[Digits], None]
     settle: Callable[[Digits], None]
+    wake: Callable[[Digits], None]
 
     def bad_row(self, d: Digits) -> Any:
         """A handle of another manager, of a row given up, or none at all."""
@@ -128,8 +137,32 @@ class Planning(Machine):
         self._same("parity", (step.parity, step.window), (planned.record, window))
         self.look()  # before the forward: zeros and copies are done, and nothing else
         if run:
+            self._gap(d)
+            if flight not in self.flights:  # cancelled, or everything was reset
+                return None
             self._forward(flight, d)
+            if d(4) == 1:
+                self.look()
+                self.tell_launched()
         return flight
+
+    def _gap(self, d: Digits) -> None:
+        """Whatever a scheduler does between a plan and the forward."""
+        flight, self.in_gap = self.flights[-1], True
+        for _ in range(d.pick(0, 0, 0, 1, 2, 3, 5)):
+            if flight in self.flights:
+                getattr(self, d.pick(*GAP))(d)
+                self.look()
+        if self.asleep:
+            self.wake(d)
+        self.in_gap = False
+
+    def tell_launched(self) -> None:
+        """Says that the newest step's forward has been launched."""
+        flight = self.flights[-1]
+        if self.attempt(set(), lambda: self.mem.submit(flight.step)) is not REFUSED:
+            self.model.launched(flight.planned)
+            self.model.submit()
 
     def _spoil(self, d: Digits, handles: Handles, counts: list[int], window: bool) -> tuple[Handles, list[int], Any]:
         """Now and then something is wrong with a batch."""

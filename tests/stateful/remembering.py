@@ -64,7 +64,7 @@ class Remembering(Asking):
         if self.lower and d(3):
             self.work(d)
             self.poll(d)
-        return not tenant.finished
+        return rows[0] in self.handles and not tenant.finished
 
     def publish_told(self, d: Digits, rows: Handles) -> None:
         """To the cache; turns of sessions too, and without a cache they alone may say their tokens."""
@@ -73,6 +73,7 @@ class Remembering(Asking):
         snaps = self.attempt(faults, lambda: self.mem.publish(rows, tokens=tokens))
         if snaps is not REFUSED:
             tenants = [self.handles[row] for row in rows]
+            self.model.promise(tenants, [tenant.confirmed for tenant in tenants])
             kept = self.model.keep(tenants, [tenant.confirmed for tenant in tenants], texts, ended=False)
             self.note_snaps(snaps, kept)
 

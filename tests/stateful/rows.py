@@ -124,11 +124,9 @@ class Tenants(Ledger):
     def arrive(self, rows: Sequence[Row], states: Sequence[History], texts: Sequence[tuple[int, ...]]) -> None:
         """States of so many tokens are in the live slots."""
         for row, state, text in zip(rows, states, texts, strict=True):
-            length = state[0]
-            self.known[row.live] = row.confirmed = length
-            row.truth, row.text = {length: state}, text
-            self.record_write("label", row.live, length)
-        self.submit()
+            row.confirmed = state[0]
+            row.truth, row.text = {state[0]: state}, text
+        self.record_labels([(row.live, state[0]) for row, state in zip(rows, states, strict=True)])
 
     # Snapshots
 

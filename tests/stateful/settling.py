@@ -33,6 +33,8 @@ class Settling(Planning):
     def settle(self, d: Digits) -> None:
         """The oldest step; a speculative one is accepted."""
         wrong = d(30)
+        if self.in_gap and len(self.flights) < 2:  # the results of the newest step are not there
+            return
         if not self.flights and wrong > 1:
             self.plan(d)
             return
@@ -107,7 +109,9 @@ class Settling(Planning):
         """
         how = d(4)
         flight = self.flights[-1] if self.flights and not self.model.due else None
-        if how or not flight:
+        if self.in_gap:
+            flight = self.flights[-1]
+        elif how or not flight:
             flight = self.plan(d, window=self.settings.speculation and d(2) == 1, run=False)
             if flight and how == 2 and len(self.flights) > 1:
                 self.settle(d)
@@ -131,8 +135,11 @@ class Settling(Planning):
         elif publish and any(entry.row and entry.row.talk for entry in entries):
             faults = {ms.InvalidArgument}
         call = lambda: self.mem.cancel(flight.step, publish=publish, tokens=tokens)  # noqa: E731
+        promised = model.promised and flight.planned is model.open
+        if promised:
+            faults.add(ms.InvalidArgument)
         snaps = self.attempt(faults, call)
-        if snaps is REFUSED and self.asleep:
+        if snaps is REFUSED and (self.asleep or promised):  # its forward runs
             return
         if snaps is REFUSED:  # it has no forward, so that it must go
             publish, tokens, texts = False, None, None

@@ -12,13 +12,16 @@ Key = tuple[Hashable, tuple[int, ...]]
 
 @dataclass(eq=False)
 class Item:
-    """A record under its key. fetched: it came from storage; stored: storage has it, or is being given it."""
+    """A record under its key. fetched: it came from storage; stored: storage has it, or is being given it; filled: its
+    bytes are there, or on their way.
+    """
 
     key: Key
     record: int
     pins: int = 0
     fetched: bool = False
     stored: bool = False
+    filled: bool = True
 
 
 class Shelf:

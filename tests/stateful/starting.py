@@ -80,7 +80,6 @@ class Starting(Talking):
             brought.append(start.hit)
             ids += fresh
             pages += start.hit.pages[had - start.hit.first :] if fresh else []
-        self.submit()
         self.below.bring(registers, brought, ids, pages)
         for start in promoted:
             assert start.hit and start.found and start.prompt

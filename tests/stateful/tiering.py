@@ -3,10 +3,12 @@
 from collections.abc import Hashable
 from typing import Any
 
+import pytest
+
 import memstate as ms
 from tests.stateful.cache import Text
 from tests.stateful.fetches import Fetched
-from tests.stateful.machine import REFUSED
+from tests.stateful.machine import REFUSED, Faults
 from tests.stateful.prompting import NO_TOKENS, SALTS, STEMS, spelled
 from tests.stateful.remembering import Remembering
 from tests.stateful.settings import Digits
@@ -134,15 +136,24 @@ class Tiering(Remembering):
     def flush(self, d: Digits) -> None:
         if self.lower and self.model.below and self.mem.tiers:
             with self.lower.waiting():
-                flushed = self.attempt(set(), self.mem.tiers.flush)
+                flushed = self.attempt(self._waiting_faults(), self.mem.tiers.flush)
             if flushed is not REFUSED:
                 self.model.below.flush()
 
     def empty_host(self, d: Digits) -> None:
         if self.lower and self.model.below and self.mem.tiers and d(2):
+            faults = self._waiting_faults()
+            if faults:
+                with pytest.raises(ms.InvalidArgument):
+                    self.mem.tiers.clear()
+                return
             with self.lower.waiting():
                 self.mem.tiers.clear()
             self.model.below.clear()
+
+    def _waiting_faults(self) -> Faults:
+        """Host memory is not emptied, and nothing is brought down whole, while records wait for a forward."""
+        return {ms.InvalidArgument} if self.model.waits else set()
 
     def push_down(self, d: Digits) -> None:
         """Leaves the device, or host memory as well, without some of what they have."""

@@ -97,12 +97,12 @@ class SlotAllocator:
         n = self._valid_count(n)
         held = sum(group.left for group in self._groups)
         self.confirm(n)
-        coming = self._withheld()[0]
-        if n > self.free - coming + held:
-            raise OutOfSlots(n, max(0, self.free - coming + held))
+        there = max(0, self.free - self._withheld()[0])
+        if n > there + held:
+            raise OutOfSlots(n, there + held)
         for group in self._groups:
-            if n > self.free - coming:
-                group.give_back(n - self.free + coming)
+            if n > there:
+                there += group.give_back(n - there)
         return self._claim(n)
 
     def _claim(self, n: int) -> Tensor:
@@ -233,10 +233,11 @@ class ClaimGroup:
         self._next += n
         return self._ids[self._next - n : self._next]
 
-    def give_back(self, most: int | None = None) -> None:
-        """Returns what was not handed out to the bitmap, or the last `most` of it. Syncs: no."""
+    def give_back(self, most: int | None = None) -> int:
+        """Returns what was not handed out to the bitmap, or the last `most` of it; says how many that were. Syncs: no."""
         n = self.left if most is None else min(most, self.left)
         if n:
             end = self._ids.numel() - n
             self._allocator.release(self._ids[end:])
             self._ids = self._ids[:end]
+        return n

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from memstate.arguments import shown
 from memstate.commands import CommandBuffer
 from memstate.errors import InvalidArgument
 from memstate.holders import Snapshot
@@ -510,7 +511,7 @@ class PrefixCache:
         """The nodes as plain data, parents first."""
         return [
             {
-                "salt": None if salt is None else repr(salt),
+                "salt": None if salt is None else shown(salt),
                 "start": node.end - len(node.key) // self._unit,
                 "end": node.end,
                 "register": node.snapshot.register if node.snapshot else 0,

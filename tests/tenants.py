@@ -17,7 +17,7 @@ from memstate.prefix.policies import Lru, LruPages
 from memstate.storage import Storage
 from memstate.tiers import Fetch, Prefetch, Tiers
 
-PAGE, EVERY, PAGES = 4, 8, 40
+PAGE, EVERY, PAGES = 4, 8, 60
 STATE = ms.StateLayout((ms.Plane("state", (2,), torch.int64),), layers=1)
 KV = ms.StateLayout((ms.Plane("kv", (PAGE, 2), torch.int64),), layers=1)
 T = [7 * i % 100 for i in range(64)]  # what everybody sends
@@ -54,15 +54,15 @@ class House:
         usual |= {"pages": PAGES, "page_size": PAGE, "pages_per_row": 12}
         self.mem = ms.StateManager(STATE, slots=slots, backend="reference", **(usual | settings))  # type: ignore[arg-type]
         self.tenants: dict[ms.Row, Hashable] = {}
-        self._numbers: dict[object, int] = {}
+        self._numbers: dict[tuple[type, Hashable], int] = {}
 
     def number(self, salt: Hashable) -> int:
-        """A tenant's, whatever else equals its salt."""
-        return self._numbers.setdefault(repr(salt), 1000 * (len(self._numbers) + 1))
+        """A tenant's."""
+        return self._numbers.setdefault((type(salt), salt), 1000 * (len(self._numbers) + 1))
 
     def start(self, tokens: Sequence[int], salt: Hashable, **more: Any) -> ms.Row:
         """Admits a prompt, or with tokens=None what has none."""
-        (row,) = self.mem.admit([ms.Request(f"of {salt!r}", tokens=tokens, salt=salt, **more)])
+        (row,) = self.mem.admit([ms.Request("turn", tokens=tokens, salt=salt, **more)])
         self.tenants[row] = salt
         return row
 

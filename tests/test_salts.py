@@ -199,7 +199,7 @@ def test_a_turn_of_another_salt_that_is_refused_changes_nothing(mine: Hashable, 
 
 @two_tenants
 def test_a_session_under_another_salt_finds_only_that_one_s_cache(mine: Hashable, other: Hashable) -> None:
-    """Beside what sessions keep there is the cache: another salt's, under the session of one that left nothing there."""
+    """Beside what a session keeps there is the cache, which may be longer."""
     house = House()
     house.turn(8, mine)
     session = house.mem.open_session("talk")

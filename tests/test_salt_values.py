@@ -99,7 +99,7 @@ def test_equal_salts_are_one_whoever_made_them() -> None:
 
 
 DOORS: dict[str, Callable[[House, Any], object]] = {
-    "admit": lambda house, salt: house.mem.admit([ms.Request(0, tokens=T[:9]), ms.Request(1, tokens=T, salt=salt)]),
+    "admit": lambda house, salt: house.mem.admit([ms.Request(0, tokens=T[:9]), ms.Request(1, tokens=T[:9], salt=salt)]),
     "admit without tokens": lambda house, salt: house.mem.admit([ms.Request(1, salt=salt)]),
     "match": lambda house, salt: house.mem.match(T, salt),
     "prefetch": lambda house, salt: house.mem.prefetch(T, salt),

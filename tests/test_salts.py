@@ -8,8 +8,8 @@ from collections.abc import Hashable
 import pytest
 
 import memstate as ms
-from memstate.prefix.policies import ReturnRate
-from memstate.prefix.tree import Tree
+from memstate.prefix.policies import Lru, LruPages, ReturnRate
+from memstate.prefix.tree import Node, Tree
 from memstate.tokens import BYTES, encode
 from tests.tenants import NOTHING, PAGE, House, T, two_tenants
 
@@ -206,6 +206,34 @@ def test_a_session_under_another_salt_finds_only_that_one_s_cache(mine: Hashable
     assert house.turn(12, other, session=session) == 0
     assert house.turn(16, mine, session=session) == 8
     assert house.found(17, other) == (0, 12, 0, 0), "its KV, and no state"
+
+
+class Noting(Lru):
+    """Remembers the ends of states that were superseded, in pages."""
+
+    def reset(self) -> None:
+        super().reset()
+        self.noted: list[int] = []
+
+    def superseded(self, node: Node) -> None:
+        super().superseded(node)
+        self.noted.append(node.end)
+
+
+@two_tenants
+def test_a_turn_supersedes_what_its_own_salt_left(mine: Hashable, other: Hashable) -> None:
+    """A state of a turn that was aborted is the session's newest, until a later turn has a longer one."""
+    for salt, noted in ((other, []), (mine, [2])):
+        policy = Noting()
+        house = House(prefix=ms.Prefix(policy, LruPages()))
+        session = house.mem.open_session("talk")
+        row = house.start(T[:12], mine, session=session)
+        house.run(row, 9)
+        house.mem.publish([row], tokens=[T[:8]])
+        house.mem.abort([row])
+        assert policy.noted == []
+        house.turn(16, salt, session=session)
+        assert policy.noted == noted
 
 
 @two_tenants

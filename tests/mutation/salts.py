@@ -81,6 +81,11 @@ STARTED = [
 
 ASKED = [
     Mutant(
+        "salt: a turn supersedes what another one's left", "lost snapshot", SESSIONS,
+        "            session.own.clear()  # nothing", "            pass  # nothing",
+        f"{DEVICE}a_turn_supersedes_what_its_own_salt_left{TWO}",
+    ),
+    Mutant(
         "salt: match looks under none", "stale byte", ENGINE,
         "self._match(encode(tokens), require_salt(salt), session)", "self._match(encode(tokens), None, session)",
         f"{DEVICE}match_finds_what_its_own_salt_has{ONE}",

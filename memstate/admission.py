@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memstate.arguments import counts, hashable, is_count, sequence
+from memstate.arguments import counts, is_count, require_salt, sequence
 from memstate.commands import CommandBuffer
 from memstate.errors import InvalidArgument, OutOfPages, OutOfRows, OutOfSlots
 from memstate.holders import Snapshot
@@ -22,7 +22,6 @@ from memstate.registers import Longs
 from memstate.requests import Request, RequestTable, Row, Rows
 from memstate.sessions import Conversation, Resumption, Sessions
 from memstate.tiers import Fetch
-from memstate.tiers.keys import encode as stable
 from memstate.tokens import BYTES, encode
 from memstate.wants import Wants
 
@@ -191,9 +190,7 @@ class Admission:
                 f"request {request.id!r}: length={request.length!r} and want={request.want!r} must be whole numbers "
                 f"from 0 on, want a multiple of page_size={self._pages.page_size}"
             )
-        hashable("salt", request.salt)
-        if self._promotions is not None:
-            stable(request.salt)  # what is found below the device must be found by other processes
+        require_salt(request.salt)
         if not isinstance(request.fetch, Fetch | None):
             raise InvalidArgument(f"request {request.id!r}: fetch={request.fetch!r} is not what prefetch() returned")
         start = Start(request, length, key, wants=[request.want] if request.want else [])

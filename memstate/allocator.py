@@ -234,7 +234,7 @@ class ClaimGroup:
         return self._ids[self._next - n : self._next]
 
     def give_back(self, most: int | None = None) -> int:
-        """Returns what was not handed out to the bitmap, or the last `most` of it; says how many that were. Syncs: no."""
+        """Returns what was not handed out to the bitmap, or the last `most` of it, and says how many slots. Syncs: no."""
         n = self.left if most is None else min(most, self.left)
         if n:
             end = self._ids.numel() - n

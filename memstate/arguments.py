@@ -1,6 +1,9 @@
-"""Arguments at the door: sequences, flags, and whole numbers that fit the device's int32 columns, or a named error."""
+"""Arguments at the door: sequences, flags, salts, and whole numbers that fit the device's int32 columns, or a named
+error.
+"""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from types import NoneType
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -9,6 +12,9 @@ import numpy.typing as npt
 from memstate.errors import InvalidArgument
 
 INT32_MAX = 2**31 - 1
+PLAIN = frozenset((NoneType, str, bytes, int))  # types of salts whose values are equal only where their types are
+NESTED = 8  # tuples in tuples of a salt
+SHOWN = 200  # characters of a value in a message
 
 
 def is_count(n: object) -> TypeGuard[int]:
@@ -36,6 +42,36 @@ def hashable(what: str, name: Any) -> Any:
     except TypeError as error:
         raise InvalidArgument(f"{what} {name!r}: {error}; expected something hashable, such as a text") from error
     return name
+
+
+def require_salt(salt: Any) -> Hashable:
+    """The salt itself: None, str, bytes, int, or a tuple of these, of exactly these types.
+
+    Two such values are equal in Python only where they are the same value of the same type, so that they may be looked
+    up as they are; 1, True and 1.0 would be one key. Each also means the same in every other process. Raises:
+    InvalidArgument.
+    """
+    if type(salt) not in PLAIN and not _is_salt(salt, NESTED):
+        raise InvalidArgument(
+            f"salt {shown(salt)} of {type(salt).__name__}: expected None, str, bytes, int, or a tuple of these nested"
+            f" at most {NESTED} deep, of exactly these types, because 1, True and 1.0 are equal: give str(salt), say"
+        )
+    return salt  # type: ignore[no-any-return]
+
+
+def _is_salt(value: Any, deep: int) -> bool:
+    return type(value) in PLAIN or (
+        type(value) is tuple and deep > 0 and all(_is_salt(part, deep - 1) for part in value)
+    )
+
+
+def shown(value: Any) -> str:
+    """A value for people: its beginning where it is long, its type where it cannot be shown."""
+    try:
+        text = repr(value)
+    except Exception:  # as of a number of more digits than Python prints
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}.."
 
 
 def sequence(what: str, values: Any, such_as: str) -> Sequence[Any]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from memstate import audit
 from memstate.admission import Admission, Fork
 from memstate.allocator import SlotAllocator
-from memstate.arguments import counts, hashable, is_count, sequence
+from memstate.arguments import counts, is_count, require_salt, sequence
 from memstate.commands import Action, CommandBuffer
 from memstate.endings import Endings
 from memstate.errors import Asleep, ConfigurationError, InvalidArgument, MemstateError
@@ -46,7 +46,6 @@ from memstate.stepping import Stepping
 from memstate.steps import Step, StepLog
 from memstate.storage import Storage
 from memstate.tiers import Fetch, TierManager, Tiers
-from memstate.tiers.keys import encode as stable
 from memstate.tokens import BYTES, Tokens, encode
 from memstate.tracking import Redirect, Tracking
 from memstate.tracking.mirror import Mirror
@@ -450,13 +449,11 @@ class StateManager:
         Syncs: no. Raises: InvalidArgument, StaleHandle, ConfigurationError without a prefix cache.
         """
         self._enter()
-        found, kept = self._match(encode(tokens), hashable("salt", salt), session)
+        found, kept = self._match(encode(tokens), require_salt(salt), session)
         return found.instead(kept) if kept >= found.length and kept else found
 
     def _match(self, key: bytes, salt: Hashable, session: Session | None) -> tuple[Match, int]:
         """What cache and host memory have, and what a session keeps."""
-        if self.tiers is not None:
-            stable(salt)
         if self.prefix is None:
             raise ConfigurationError("there is no prefix cache: build the manager with prefix=ms.Prefix()")
         most = max(0, len(key) // BYTES - 1)
@@ -478,7 +475,7 @@ class StateManager:
         if self.tiers is None:
             raise ConfigurationError("there is no storage to fetch from: build the manager with tiers=ms.Tiers(...)")
         key = encode(tokens)
-        found, kept = self._match(key, hashable("salt", salt), session)
+        found, kept = self._match(key, require_salt(salt), session)
         own = found.host_length if self.tiers.settings.group is None else 0  # of which other ranks know nothing
         return self.tiers.prefetch(key, salt, found, max(kept, found.length, own))
 

@@ -41,8 +41,9 @@ class Request:
     want: one more length, besides the multiples of `every`, at which a snapshot is due (0 = none).
     A snapshot says what length it stands for, not of which tokens: whoever gives `resume` and `tokens` vouches for it.
     tokens: the whole prompt, for the prefix cache or a session to find what is computed already; in one dimension, any
-    sequence of whole numbers. salt: equal tokens under different salts never match. session: the conversation that this
-    is the next turn of. fetch: the prefetch that was begun for it; several ranks start from what they agreed on.
+    sequence of whole numbers. salt: equal tokens under different salts never match; None, str, bytes, int or a tuple of
+    these, of exactly these types. session: the conversation that this is the next turn of. fetch: the prefetch that was
+    begun for it; several ranks start from what they agreed on.
     """
 
     id: Hashable

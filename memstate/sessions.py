@@ -121,6 +121,8 @@ class Sessions:
         first = PER_ROW * row
         self._commands.move(range(first, first + len(resumption.registers)), resumption.registers)
         self._empty(session)
+        if salt != session.salt:
+            session.own.clear()  # nothing under this salt replaces what was left under another
         session.row, session.start, session.tokens, session.salt = row, start, key[: start * BYTES], salt
         self.by_row[row] = session
 

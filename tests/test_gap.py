@@ -258,7 +258,7 @@ def test_B1_ids_in_hand_do_not_hang_on_a_release_that_waits(backend: Backend) ->
 
 def test_a_check_in_the_gap_keeps_the_count(backend: Backend) -> None:
     mem = manager(backend, slots=3)
-    a, b = mem.admit([ms.Request("a"), ms.Request("b")])
+    a, _ = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.plan([a])
     mem.abort([a])
     mem.check()

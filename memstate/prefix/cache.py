@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
+from memstate.arguments import shown
 from memstate.commands import CommandBuffer
 from memstate.errors import InvalidArgument
 from memstate.holders import Snapshot
@@ -506,7 +507,7 @@ class PrefixCache:
         """The nodes as plain data, parents first."""
         return [
             {
-                "salt": None if salt is None else repr(salt),
+                "salt": None if salt is None else shown(salt),
                 "start": node.end - len(node.key) // self._unit,
                 "end": node.end,
                 "register": node.snapshot.register if node.snapshot else 0,

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 
 from memstate import split
+from memstate.arguments import require_salt
 from memstate.errors import InvalidArgument
 from memstate.layout import StateLayout
 from memstate.tiers.records import DIGEST_BYTES, VERSION, require_digest
@@ -34,9 +35,9 @@ class Keys:
     def of(self, key: bytes, salt: Hashable, known: Sequence[bytes] = ()) -> list[bytes]:
         """The digest of every whole page of a prefix, 32 bytes each.
 
-        key: tokens as `memstate.tokens.encode` gives them; those past the last whole page do not count. salt: None,
-        bool, int, str, bytes, or a tuple of such: only prefixes of one salt share digests. known: digests of the first
-        pages, from an earlier call for the same tokens and salt, which are not computed anew. Raises: InvalidArgument.
+        key: tokens as `memstate.tokens.encode` gives them; those past the last whole page do not count. salt: as
+        `require_salt` says: only prefixes of one salt share digests. known: digests of the first pages, from an earlier
+        call for the same tokens and salt, which are not computed anew. Raises: InvalidArgument.
         """
         page = self._page
         whole = len(key) // page
@@ -64,31 +65,30 @@ def fingerprint(
     if split.whole("rank", rank, least=0) >= ranks:
         raise InvalidArgument(f"rank {rank}: expected 0 to {ranks - 1}")
     parts = ("memstate", VERSION, sys.byteorder, model, _planes(state), _planes(kv), page_tokens, int(rank), ranks)
-    return blake2b(encode(parts), digest_size=DIGEST_BYTES).digest()
+    return blake2b(_encode(parts), digest_size=DIGEST_BYTES).digest()
 
 
 def encode(salt: Hashable) -> bytes:
-    """A salt as bytes that mean the same in every process, and that no other salt has.
-
-    Each value carries its type and its size; salts that are equal in Python are equal here, True and 1 among them.
-    Raises: InvalidArgument.
+    """A salt as bytes that mean the same in every process, and that no other salt has: each value carries its type and
+    its size. Raises: InvalidArgument.
     """
-    match salt:
+    return _encode(require_salt(salt))
+
+
+def _encode(value: Hashable) -> bytes:
+    match value:
         case None:
             return b"n"
         case int():
-            salt = int(salt)
-            return _sized(b"i", int.to_bytes(salt, salt.bit_length() // 8 + 1, "little", signed=True))
+            value = int(value)
+            return _sized(b"i", int.to_bytes(value, value.bit_length() // 8 + 1, "little", signed=True))
         case str():
-            return _sized(b"s", str.encode(salt, "utf-8", "surrogatepass"))
+            return _sized(b"s", str.encode(value, "utf-8", "surrogatepass"))
         case bytes():
-            return _sized(b"y", salt)
+            return _sized(b"y", value)
         case tuple():
-            return _sized(b"t", b"".join(map(encode, salt)))
-    raise InvalidArgument(
-        f"salt {salt!r} of {type(salt).__name__}: storage outlives the process, so a salt must mean the same in the"
-        " next one: use None, bool, int, str, bytes, or a tuple of these"
-    )
+            return _sized(b"t", b"".join(map(_encode, value)))
+    raise InvalidArgument(f"{value!r} of {type(value).__name__}: expected None, int, str, bytes, or a tuple of these")
 
 
 def _sized(tag: bytes, data: bytes) -> bytes:

@@ -255,14 +255,6 @@ MUTANTS = [
         "tests/test_tiers_writes.py::test_prompts_that_part_within_a_node_keep_their_keys",
     ),
     Mutant(
-        "salt left out",
-        "stale label",
-        "memstate/tiers/digests.py",
-        "tree.salt(node), known)",
-        "None, known)",
-        "tests/test_tiers_sessions.py::test_sessions_of_other_salts_do_not_mix",
-    ),
-    Mutant(
         "stored before KV",
         "lost update",
         "memstate/tiers/manager.py",

@@ -11,7 +11,7 @@ OWNERS = [
 CACHED = [
     "prefix_tree", "prefix_ranking", "prefix_cache", "prefix_room", "prefix_wants", "prefix_cow", "prefix_refusals",
     "prefix_arrivals", "prefix_identical", "sessions", "session_aborts", "session_pages", "session_walks",
-    "session_refusals", "audit_owners", "tokens",
+    "session_refusals", "audit_owners", "tokens", "salts",
 ]  # fmt: skip
 PREFIX = [PROGRAMS, "prefix_gaps", *CACHED]
 DEVICE = ["ownership", "plan_kernel", "accept", "lazy", "redirect", "shared_pool", "mutant_gaps"]
@@ -22,7 +22,7 @@ HOST = [
         "bytes", "counts", "dense", "doors", "faults", "gaps", "hits", "late", "life", "refusals", "sessions",
         "storage", "writes",
     )
-]  # fmt: skip
+] + ["salts_below"]  # fmt: skip
 BYTES = ["copy", "storage", "given_memory", "sleep", "layout"]
 
 NEAR = {
@@ -50,7 +50,10 @@ NEAR = {
     **{f"memstate/prefix/policies/{name}.py": PREFIX for name in ("lru", "greedy_dual", "return_rate")},
     **{f"memstate/tiers/{name}.py": PREFETCH for name in ("prefetch", "fetch", "offers", "claim", "rounds", "reading")},
     **{f"memstate/tiers/{name}.py": HOST for name in ("host", "manager", "stowing", "transfers", "digests")},
-    "memstate/promotion.py": HOST,
+    **{f"memstate/{name}.py": HOST for name in ("promotion", "tiers/promises")},
+    "memstate/arguments.py": ["salt_values", "refusals", "misuse", "prefix_refusals", "tiers_gaps"],
+    "memstate/tiers/keys.py": ["tier_keys", "salt_values", "salts_below", "tiers_gaps"],
+    "memstate/tiers/handover.py": ["resplit", "salts_below"],
     **{f"memstate/tiers/{name}.py": PREFETCH for name in ("background", "host_cache", "host_pool")},
     **dict.fromkeys((f"memstate/{name}.py" for name in ("layout", "memory", "regions", "storage")), BYTES),
 }

@@ -94,6 +94,8 @@ class Talking(Keeping):
             self.prune(talk.lease.entry)
         self.record_moves([(row.live + k, one.register) for k, one in enumerate(start.moved)])
         self._empty(talk)
+        if start.salt != talk.salt:
+            talk.own.clear()
         talk.row, row.talk = row, talk
         talk.start, talk.text, talk.salt = start.length, start.prompt[: start.length], start.salt
 

@@ -23,6 +23,7 @@ HOST = [
         "storage", "writes",
     )
 ]  # fmt: skip
+FILES = ["file_store", "file_faults", "file_room", "file_foreign", "file_cleaning"]
 BYTES = ["copy", "storage", "given_memory", "sleep", "layout"]
 
 NEAR = {
@@ -52,6 +53,7 @@ NEAR = {
     **{f"memstate/tiers/{name}.py": HOST for name in ("host", "manager", "stowing", "transfers", "digests")},
     "memstate/promotion.py": HOST,
     **{f"memstate/tiers/{name}.py": PREFETCH for name in ("background", "host_cache", "host_pool")},
+    **{f"memstate/tiers/stores/{name}.py": FILES for name in ("base", "file", "folder", "opening")},
     **dict.fromkeys((f"memstate/{name}.py" for name in ("layout", "memory", "regions", "storage")), BYTES),
 }
 

@@ -90,7 +90,7 @@ class FileStore:
         """
         self.folder.clean()
 
-    def _each(self, work: Callable[..., Outcome], absent: Outcome, whats: Iterable[tuple[Any, ...]]) -> list[Outcome]:
+    def _each(self, work: Callable[..., Outcome], absent: Outcome, items: Iterable[tuple[Any, ...]]) -> list[Outcome]:
         """What becomes of each name; what the system refuses is counted, and the next name has its turn.
 
         absent: what it is where nothing is there; only MISSING is no fault.
@@ -98,7 +98,7 @@ class FileStore:
         outcomes: list[Outcome] = []
         root: int | None = None
         try:
-            for what in whats:
+            for what in items:
                 try:
                     root = self.folder.root() if root is None else root
                     outcomes.append(work(root, *what))

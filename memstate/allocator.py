@@ -234,7 +234,7 @@ class ClaimGroup:
         return self._ids[self._next - n : self._next]
 
     def give_back(self, most: int | None = None) -> int:
-        """Returns what was not handed out to the bitmap, or the last `most` of it, and says how many slots. Syncs: no."""
+        """Gives what was not handed out back to the bitmap, or the last `most` of it; returns how many. Syncs: no."""
         n = self.left if most is None else min(most, self.left)
         if n:
             end = self._ids.numel() - n

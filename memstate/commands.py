@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.errors import EmptyRegister, InvalidArgument, OutOfSlots, RegisterInUse
-from memstate.kernels.tables import REGISTERS_PER_ROW, ZERO_SOURCE, Registers
+from memstate.kernels.tables import REGISTERS_PER_ROW, ZERO_SOURCE
 from memstate.ledger import Ledger
 from memstate.packet import CLAIMS, DATA, FEW, MOVES, RELEASES, WRITES, Packet
 from memstate.registers import Ints, Longs, RegisterFile
@@ -38,13 +38,13 @@ class DataMover(Protocol):
 class Action(NamedTuple):
     """Work on the device that has its place among packets.
 
-    run: does it. forget: gives back what it would have used, where it is never run. owners: carries out on registers of
-    the host what it does to owners. released: slots that it makes free.
+    run: does it. forget: gives back what it would have used, where it is never run. owners: carries out what it does to
+    owners on another register file. released: slots that it makes free.
     """
 
     run: Callable[[], None]
     forget: Callable[[], None] | None = None
-    owners: Callable[[Registers], None] | None = None
+    owners: Callable[[RegisterFile], None] | None = None
     released: int = 0
 
 

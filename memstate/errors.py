@@ -13,6 +13,14 @@ class ConfigurationError(MemstateError, ValueError):
     """Settings that do not work together, refused at construction with the reason."""
 
 
+class UnsafeFolder(ConfigurationError):
+    """A folder for records that somebody else could change, or that is a link; nothing was written there."""
+
+    def __init__(self, path: str, why: str, mode: int, owner: int) -> None:
+        self.path, self.why, self.mode, self.owner = path, why, mode, owner
+        super().__init__(f"file store in {path}: mode {mode:#o}, owner {owner}, is {why}")
+
+
 class LayoutMismatch(MemstateError, ValueError):
     """A tensor or a plane does not have the shape, dtype or strides that the layout says."""
 

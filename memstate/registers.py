@@ -82,17 +82,15 @@ class RegisterFile:
         for mirror in (self.held, self.labels, self.tracked, self.want, self.source):
             mirror[:] = 0
 
-    def on_host(self) -> Registers:
-        """A copy of everything here in host memory, to try changes on. Syncs: yes."""
-        cells = self.cells.cpu().clone()
-        starts = [column.storage_offset() - self.cells.storage_offset() for column in self.table[:6]]
-        slots, labels, tracked, want, source, generation = (
-            cells[start : start + column.numel()] for start, column in zip(starts, self.table[:6], strict=True)
+    def on_host(self) -> "RegisterFile":
+        """A copy in host memory, without the mirror, to try changes on. Syncs: yes."""
+        file = RegisterFile(
+            SlotAllocator(self.allocator.capacity, Backend("reference")), self.rows, self.holders, self.pages_per_row
         )
-        bitmap, counters = self.allocator.bitmap.cpu().clone(), self.allocator.counters.cpu().clone()
-        return Registers(
-            slots, labels, tracked, want, source, generation, cells, bitmap, counters, self.allocator.capacity
-        )
+        file.cells.copy_(self.cells)
+        file.allocator.bitmap.copy_(self.allocator.bitmap)
+        file.allocator.counters.copy_(self.allocator.counters)
+        return file
 
     def ownership(self, packet: Tensor) -> None:
         """Carries out a packet's ownership phases in one launch. Syncs: no."""

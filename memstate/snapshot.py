@@ -13,8 +13,7 @@ import torch
 
 from memstate.commands import Action
 from memstate.errors import InvalidArgument
-from memstate.kernels.reference import registers as reference
-from memstate.kernels.tables import AUDIT_FREE, Registers
+from memstate.kernels.tables import AUDIT_FREE
 from memstate.packet import Packet
 from memstate.registers import RegisterFile
 
@@ -86,14 +85,10 @@ def take(
     knows. more: the other fields of a picture.
     """
     file.backend.counts.syncs += 1
-    if waiting:
-        table = _behind(file, waiting)
-        owners = torch.empty(file.allocator.capacity + 1, dtype=torch.int32)
-        reference.audit(table, owners)
-    else:
-        table, owners = file.table, file.owners()
+    read = _behind(file, waiting) if waiting else file
+    owners = read.owners()
     status = owners.cpu().numpy()
-    slots, labels = table.slots.tolist(), table.labels.tolist()
+    slots, labels = read.table.slots.tolist(), read.table.labels.tolist()
     in_hand = [int(slot) for group in file.allocator.open_groups for slot in group.held.tolist()]
     filled = [register for register, slot in enumerate(slots) if slot]
     return Picture(
@@ -110,12 +105,12 @@ def take(
     )
 
 
-def _behind(file: RegisterFile, waiting: Sequence[Packet | Action]) -> Registers:
+def _behind(file: RegisterFile, waiting: Sequence[Packet | Action]) -> RegisterFile:
     """The register file in host memory, once these changes have been carried out."""
     copied = file.on_host()
     for entry in waiting:
         if isinstance(entry, Packet):
-            reference.ownership(copied, torch.from_numpy(entry.encode()))
+            copied.ownership(torch.from_numpy(entry.encode()))
         elif entry.owners:
             entry.owners(copied)
     return copied

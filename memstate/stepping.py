@@ -17,12 +17,11 @@ from torch import Tensor
 from memstate.arguments import INT32_MAX, counts, flags, sequence
 from memstate.commands import Action, CommandBuffer
 from memstate.errors import InvalidArgument
-from memstate.kernels.reference import tracking as reference
-from memstate.kernels.tables import REGISTERS_PER_ROW, Entry, Registers, StepRecord, Strategy
+from memstate.kernels.tables import REGISTERS_PER_ROW, Entry, StepRecord, Strategy
 from memstate.page_table import PageTable
 from memstate.prefix import PrefixCache
 from memstate.publisher import Publisher
-from memstate.registers import Longs
+from memstate.registers import Longs, RegisterFile
 from memstate.requests import RequestTable, Row
 from memstate.steps import Step, StepLog
 from memstate.storage import Storage
@@ -248,9 +247,9 @@ class Stepping:
         def release() -> None:
             self._file.settle(step.record, self._commands.ring.send(said) if said is not None else None)
 
-        def owners(registers: Registers) -> None:
+        def owners(file: RegisterFile) -> None:
             record = StepRecord(*(column.cpu() for column in step.record))
-            reference.settle(registers, record, torch.from_numpy(said) if said is not None else None)
+            file.settle(record, torch.from_numpy(said) if said is not None else None)
 
         free = self._file.allocator.free
         with self._commands.noting("settle"):

@@ -2,10 +2,13 @@
 
 import os
 import random
+import re
 import sys
 import traceback
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +26,30 @@ def record(seed: int, size: int = 100) -> Bytes:
     return np.frombuffer(bytearray(random.Random(seed).randbytes(size)), np.uint8)
 
 
-def put(store: FileStore, name: str, data: Bytes) -> Outcome:
-    return store.put([name], [data])[0]
+def key(word: str) -> str:
+    """A name that records get; one that is one already stays."""
+    return (
+        word
+        if re.fullmatch(r"(state|kv)-[0-9a-f]{64}", word)
+        else f"kv-{blake2b(word.encode(), digest_size=32).hexdigest()}"
+    )
 
 
-def get(store: FileStore, name: str, size: int = 100) -> tuple[Outcome, Bytes]:
+def keys(words: Iterable[str]) -> list[str]:
+    return [key(word) for word in words]
+
+
+def put(store: FileStore, word: str, data: Bytes) -> Outcome:
+    return store.put([key(word)], [data])[0]
+
+
+def get(store: FileStore, word: str, size: int = 100) -> tuple[Outcome, Bytes]:
     buffer = np.full(size, 0x5A, np.uint8)
-    return store.get([name], [buffer])[0], buffer
+    return store.get([key(word)], [buffer])[0], buffer
 
 
-def holds(store: FileStore, name: str, data: Bytes) -> bool:
-    outcome, found = get(store, name, data.size)
+def holds(store: FileStore, word: str, data: Bytes) -> bool:
+    outcome, found = get(store, word, data.size)
     return outcome is DONE and found.tobytes() == data.tobytes()
 
 
@@ -41,8 +57,13 @@ def files(store: FileStore) -> list[Path]:
     return sorted(path for path in store.folder.path.rglob("*") if not path.is_dir())
 
 
-def place(store: FileStore, name: str) -> Path:
-    return Path(store.folder.paths([name])[0])
+def place(store: FileStore, word: str) -> Path:
+    return store.folder.path / shard(word) / key(word)
+
+
+def shard(word: str) -> str:
+    """The folder of a record."""
+    return f"records-{zlib.crc32(key(word).encode()) % 256:02x}"
 
 
 def in_child(work: Callable[[], object]) -> int:

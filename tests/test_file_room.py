@@ -16,6 +16,8 @@ from tests.file_case import (
     files,
     holds,
     in_child,
+    key,
+    keys,
     place,
     put,
     record,
@@ -25,7 +27,7 @@ from tests.file_case import (
 
 def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     store = FileStore(tmp_path, capacity=3200)
-    names = [f"n{n}" for n in range(32)]
+    names = keys([f"n{n}" for n in range(32)])
     order = random.Random(7).sample(range(32), 32)
     assert store.put(names, [record(n) for n in range(32)]) == [DONE] * 32
     assert store.evicted == 0
@@ -42,7 +44,7 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
 def test_no_more_go_than_must(tmp_path: Path) -> None:
     """Also where all were last used at the same time."""
     store = FileStore(tmp_path, capacity=3200)
-    names = [f"n{n}" for n in range(32)]
+    names = keys([f"n{n}" for n in range(32)])
     store.put(names, [record(n) for n in range(32)])
     for name in names:
         os.utime(place(store, name), (OLD, OLD))
@@ -56,7 +58,7 @@ def test_the_capacity_is_never_exceeded(capacity: int, tmp_path: Path) -> None:
     for n in range(100):
         size = chance.choice([1, 40, 100])
         name = f"{size}-{chance.randrange(50)}"
-        assert put(store, name, record(n, size)) is DONE and store.exists([name]) == [True]
+        assert put(store, name, record(n, size)) is DONE and store.exists(keys([name])) == [True]
         assert sum(path.stat().st_size for path in files(store)) <= capacity
     assert store.evicted > 0 and not store.faults
 
@@ -64,10 +66,8 @@ def test_the_capacity_is_never_exceeded(capacity: int, tmp_path: Path) -> None:
 def test_a_full_store_is_looked_through_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for every record: once for a sixteenth of the capacity, however long it goes on."""
     store, looks = FileStore(tmp_path, capacity=64 * 100), []
-    real = store.folder._clean
-    monkeypatch.setattr(
-        store.folder, "_clean", lambda wanted: (looks.append(store.folder._room.locked()), real(wanted))
-    )
+    real = store.folder._look
+    monkeypatch.setattr(store.folder, "_look", lambda: (looks.append(store.folder._cleaning), real())[1])
     for n in range(400):
         put(store, f"n{n}", record(n))
     assert 400 // 5 <= len(looks) <= 400 // 4 + 1
@@ -76,10 +76,10 @@ def test_a_full_store_is_looked_through_now_and_then(tmp_path: Path, monkeypatch
 
 def test_a_record_beyond_the_capacity_costs_nobody_his_place(tmp_path: Path) -> None:
     store = FileStore(tmp_path, capacity=250)
-    assert store.put(["a", "big", "b"], [record(0), record(1, 251), record(2)]) == [DONE, FAILED, DONE]
+    assert store.put(keys(["a", "big", "b"]), [record(0), record(1, 251), record(2)]) == [DONE, FAILED, DONE]
     assert store.faults == {"EFBIG": 1} and store.evicted == 0
     assert put(store, "exact", record(3, 250)) is DONE
-    assert store.exists(["a", "b", "exact"]) == [False, False, True]
+    assert store.exists(keys(["a", "b", "exact"])) == [False, False, True]
 
 
 def test_refused_writes_take_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_refused_writes_take_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyP
         refuse(patch, "write", errno.ENOSPC, lambda *_: True)
         for n in range(100):
             assert put(store, f"n{n}", record(n)) is FAILED
-    assert store.put([f"n{n}" for n in range(31)], [record(n) for n in range(31)]) == [DONE] * 31
+    assert store.put(keys([f"n{n}" for n in range(31)]), [record(n) for n in range(31)]) == [DONE] * 31
     assert store.evicted == 0 and holds(store, "a", record(0))
 
 
@@ -98,9 +98,9 @@ def test_what_another_process_wrote_counts(tmp_path: Path) -> None:
     one = FileStore(tmp_path, capacity=3200)
     put(one, "first", record(0))
     other = FileStore(tmp_path, capacity=3200)
-    other.put([f"n{n}" for n in range(31)], [record(n) for n in range(31)])
+    other.put(keys([f"n{n}" for n in range(31)]), [record(n) for n in range(31)])
     assert one.evicted == other.evicted == 0
-    one.put(["x", "y", "z"], [record(1), record(2), record(3)])
+    one.put(keys(["x", "y", "z"]), [record(1), record(2), record(3)])
     assert one.evicted >= 3 and sum(path.stat().st_size for path in files(one)) <= 3200
 
 
@@ -125,7 +125,7 @@ def test_two_processes_keep_the_capacity_together(tmp_path: Path) -> None:
 def test_two_that_clean_at_once_delete_no_more_than_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second has looked before the first deletes, and deletes after it."""
     big, one, other = (FileStore(tmp_path, capacity) for capacity in (None, 3200, 3200))
-    names = [f"n{n}" for n in range(64)]
+    names = keys([f"n{n}" for n in range(64)])
     big.put(names, [record(n) for n in range(64)])
     for n, name in enumerate(names):
         os.utime(place(big, name), (OLD, OLD + n))
@@ -138,12 +138,12 @@ def test_two_that_clean_at_once_delete_no_more_than_one(tmp_path: Path, monkeypa
 
 def test_what_cannot_be_deleted_does_not_stop_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FileStore(tmp_path, capacity=3200)
-    names = [f"n{n}" for n in range(32)]
+    names = keys([f"n{n}" for n in range(32)])
     store.put(names, [record(n) for n in range(32)])
     for n, name in enumerate(names):
         os.utime(place(store, name), (OLD, OLD + n))
     with monkeypatch.context() as patch:
-        refuse(patch, "unlink", errno.EPERM, lambda path: path.endswith("n0"))
+        refuse(patch, "unlink", errno.EPERM, lambda path: path == key("n0"))
         assert put(store, "new", record(99)) is DONE
     assert store.faults == {"EPERM": 1} and store.exists(names[:4]) == [True, False, False, True]
 
@@ -159,7 +159,7 @@ def test_what_is_not_the_stores_is_never_deleted(tmp_path: Path) -> None:
         os.utime(path, (OLD, OLD))
     (shard / "link").symlink_to(tmp_path / "notes")
     put(store, "b", record(1))
-    assert store.exists(["a", "b"]) == [False, True] and store.evicted == 1
+    assert store.exists(keys(["a", "b"])) == [False, True] and store.evicted == 1
     assert all(path.exists() for path in [*foreign, shard / "link"]) and not store.faults
 
 
@@ -167,7 +167,7 @@ def test_what_is_not_the_stores_is_never_deleted(tmp_path: Path) -> None:
 def test_what_the_dead_left_is_deleted(capacity: int | None, tmp_path: Path) -> None:
     first = FileStore(tmp_path)
     put(first, "a", record(0))
-    left = [Path(first.folder.temporary(str(place(first, name).parent))) for name in ("a", "b")]
+    left = [place(first, word).parent / first.folder.temporary() for word in ("a", "b")]
     for path in left:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(bytes(5000))
@@ -179,4 +179,4 @@ def test_what_the_dead_left_is_deleted(capacity: int | None, tmp_path: Path) -> 
     assert not left[0].exists() and left[1].exists()  # somebody may be writing the other
     os.utime(left[1], (OLD, OLD))
     first.clean()
-    assert not left[1].exists() and first.exists(["a", "c", "d"]) == [True] * 3
+    assert not left[1].exists() and first.exists(keys(["a", "c", "d"])) == [True] * 3

@@ -4,7 +4,7 @@ import os
 import random
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,9 +12,9 @@ import torch
 
 from memstate import Plane, StateLayout
 from memstate.errors import InvalidArgument
-from memstate.tiers.records import FLAWS, RecordFormat
+from memstate.tiers.records import FLAWS, Kind, RecordFormat
 from memstate.tiers.stores.file import FileStore
-from tests.file_case import DAMAGED, DONE, FAILED, MISSING, OLD, files, get, holds, place, put, record
+from tests.file_case import DAMAGED, DONE, FAILED, MISSING, OLD, files, get, holds, key, keys, place, put, record
 
 FORM = RecordFormat("kv", StateLayout((Plane("k", (3,), torch.int8), Plane("v", (17,), torch.int8)), 1), bytes(32))
 KEY = bytes(range(32))
@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> FileStore:
 
 @pytest.mark.parametrize("size", [0, 1, 15, 4096, 1 << 20])
 def test_what_was_put_comes_back(size: int, store: FileStore, tmp_path: Path) -> None:
-    names, data = [f"kv-{n}" for n in range(5)], [record(n, size) for n in range(5)]
+    names, data = keys([f"kv-{n}" for n in range(5)]), [record(n, size) for n in range(5)]
     assert store.exists(names) == [False] * 5
     assert store.put(names[:3], data[:3]) == [DONE] * 3
     assert store.exists(names) == [True] * 3 + [False] * 2
@@ -65,9 +65,9 @@ def test_a_use_is_noted_once_a_minute(store: FileStore) -> None:
 
 
 def test_a_discarded_record_can_be_written_again(store: FileStore) -> None:
-    store.put(["a", "b"], [record(0), record(1)])
-    store.discard(["a", "nothing"])
-    assert store.exists(["a", "b"]) == [False, True]
+    store.put(keys(["a", "b"]), [record(0), record(1)])
+    store.discard(keys(["a", "nothing"]))
+    assert store.exists(keys(["a", "b"])) == [False, True]
     assert put(store, "a", record(2)) is DONE and holds(store, "a", record(2)) and not store.faults
 
 
@@ -86,24 +86,46 @@ def test_nobody_else_may_read(mask: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "a/b", "..", ".", ".hidden", "a.tmp", "/etc/passwd", "a" * 101, "a\n", "a\0", "ä", "a b", "\\", b"a", None],
+    [
+        *(
+            "",
+            "a/b",
+            "..",
+            ".",
+            ".hidden",
+            "a.tmp",
+            "/etc/passwd",
+            "a" * 101,
+            "a\n",
+            "a\0",
+            "ä",
+            "a b",
+            "\\",
+            b"a",
+            None,
+        ),
+        *("a", "id_rsa", "kv-", "0" * 64, f"kv-{'0' * 63}", f"kv-{'0' * 65}", f"kv-{'A' * 64}", f"kv-{'0' * 64}\n"),
+        *(f"other-{'0' * 64}", f"state-{'g' * 64}", f"/kv-{'0' * 64}", f"kv-{'0' * 64}".encode()),
+    ],
 )
-def test_names_that_could_be_paths_are_refused(name: Any, store: FileStore) -> None:
+def test_names_that_no_record_gets_are_refused(name: Any, store: FileStore) -> None:
     before = files(store)
     for call in (
-        lambda: store.exists(["a", name]),
-        lambda: store.get(["a", name], [record(0), record(1)]),
-        lambda: store.put(["a", name], [record(0), record(1)]),
-        lambda: store.discard(["a", name]),
+        lambda: store.exists([key("a"), name]),
+        lambda: store.get([key("a"), name], [record(0), record(1)]),
+        lambda: store.put([key("a"), name], [record(0), record(1)]),
+        lambda: store.discard([key("a"), name]),
     ):
         with pytest.raises(InvalidArgument, match="expected a name"):
             call()
     assert files(store) == before
 
 
-def test_the_longest_name_is_a_file(store: FileStore) -> None:
-    name = "Z" * 98 + "-_"
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_what_formats_call_records_is_a_file(kind: Kind, store: FileStore) -> None:
+    name = RecordFormat(kind, FORM.layout, bytes(32)).name(KEY)
     assert put(store, name, record(0)) is DONE and holds(store, name, record(0))
+    assert [path.name for path in files(store)] == [name]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +134,7 @@ def test_the_longest_name_is_a_file(store: FileStore) -> None:
 def test_buffers_that_are_no_bytes_are_refused(buffers: list[Any], store: FileStore) -> None:
     for call in (store.get, store.put):
         with pytest.raises(InvalidArgument):
-            call(["a"], buffers)
+            call(keys(["a"]), buffers)
     assert not files(store)
 
 
@@ -128,7 +150,7 @@ def test_durable_flushes_before_and_after_the_name(
     store, calls = FileStore(tmp_path, durable=durable), []
     for name in ("write", "fsync", "replace"):
         real = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *a, real=real, name=name: (calls.append(name), real(*a))[1])
+        monkeypatch.setattr(os, name, lambda *a, real=real, name=name, **k: (calls.append(name), real(*a, **k))[1])
     put(store, "a", record(0))
     put(store, "a", record(0))
     folder = ["fsync"] * durable
@@ -157,7 +179,7 @@ def test_b67_every_damaged_byte_of_a_file_is_found(store: FileStore) -> None:
         place(store, name).write_bytes(damaged)
         outcome, found = get(store, name, FORM.nbytes)
         assert outcome is DONE and FORM.flaw(found, KEY, 64) in FLAWS
-    store.discard([name])
+    store.discard(keys([name]))
     assert put(store, name, whole) is DONE
     assert FORM.flaw(get(store, name, FORM.nbytes)[1], KEY, 64) == ""
 
@@ -170,8 +192,8 @@ def test_links_are_never_followed(store: FileStore, tmp_path: Path) -> None:
     put(store, "b", record(1, size))
     place(store, "a").parent.mkdir(exist_ok=True)
     place(store, "a").symlink_to(secret)
-    assert store.exists(["a"]) == [False]
-    outcomes = store.get(["a", "b"], [np.empty(size, np.uint8), np.empty(size, np.uint8)])
+    assert store.exists(keys(["a"])) == [False]
+    outcomes = store.get(keys(["a", "b"]), [np.empty(size, np.uint8), np.empty(size, np.uint8)])
     assert outcomes == [FAILED, DONE] and store.faults == {"ELOOP": 1}
     assert put(store, "a", record(0, size)) is DONE and holds(store, "a", record(0, size))
     assert secret.read_bytes() == bytes(size) and not place(store, "a").is_symlink()
@@ -180,13 +202,14 @@ def test_links_are_never_followed(store: FileStore, tmp_path: Path) -> None:
 def test_a_pipe_is_not_waited_for(store: FileStore) -> None:
     place(store, "a").parent.mkdir(exist_ok=True)
     os.mkfifo(place(store, "a"))
-    assert store.exists(["a"]) == [False]
-    assert get(store, "a")[0] is DAMAGED and get(store, "a")[0] is MISSING
+    assert store.exists(keys(["a"])) == [False]
+    assert get(store, "a", 0)[0] is FAILED and store.faults == {"ENXIO": 1}  # of no bytes, as a pipe has them
+    assert put(store, "a", record(0)) is DONE and holds(store, "a", record(0))
 
 
 def test_a_folder_in_the_place_of_a_record(store: FileStore) -> None:
     place(store, "a").mkdir(parents=True)
-    assert store.exists(["a"]) == [False]
+    assert store.exists(keys(["a"])) == [False]
     for _ in range(3):
         before = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
         assert get(store, "a", place(store, "a").stat().st_size)[0] is FAILED

@@ -23,6 +23,7 @@ HOST = [
         "storage", "writes",
     )
 ] + ["salts_below"]  # fmt: skip
+FILES = ["file_store", "file_faults", "file_room", "file_foreign", "file_cleaning"]
 BYTES = ["copy", "storage", "given_memory", "sleep", "layout"]
 
 NEAR = {
@@ -55,6 +56,7 @@ NEAR = {
     "memstate/tiers/keys.py": ["tier_keys", "salt_values", "salts_below", "tiers_gaps"],
     "memstate/tiers/handover.py": ["resplit", "salts_below"],
     **{f"memstate/tiers/{name}.py": PREFETCH for name in ("background", "host_cache", "host_pool")},
+    **{f"memstate/tiers/stores/{name}.py": FILES for name in ("base", "file", "folder", "opening")},
     **dict.fromkeys((f"memstate/{name}.py" for name in ("layout", "memory", "regions", "storage")), BYTES),
 }
 

@@ -1,4 +1,6 @@
-"""Mutants of prefetch: what is truncated, what ranks agree on, and what is given back when it comes to nothing."""
+"""Mutants of prefetch: what is truncated, what ranks agree on, and what is given back when it comes to nothing; and of
+files: what is foreign, and what a clean-up may delete.
+"""
 
 from tests.mutation.mutant import Mutant
 
@@ -7,6 +9,8 @@ PREFETCH, FETCH, OFFERS, CLAIM, ROUNDS, READING, BACKGROUND, HOST_CACHE, HOST_PO
     for name in ("prefetch", "fetch", "offers", "claim", "rounds", "reading", "background", "host_cache", "host_pool")
 )
 ONE, STOPS, RANKS = (f"tests/test_prefetch{name}.py::test_" for name in ("", "_stops", "_ranks"))
+OPENING, FOLDER, FILE, BASE = (f"memstate/tiers/stores/{name}.py" for name in ("opening", "folder", "file", "base"))
+FOREIGN, CLEANING = (f"tests/test_file_{name}.py::test_" for name in ("foreign", "cleaning"))
 TRUNCATED = f"{ONE}B55_a_hit_is_truncated_to_the_pages_that_host_memory_has[500-0-496]"
 AGREED = f"{RANKS}B63_ranks_agree_on_a_length_that_all_of_them_have[states0-512]"
 
@@ -169,4 +173,190 @@ REVOKED = [
     ),
 ]  # fmt: skip
 
-MUTANTS = [*TRUNCATION, *AGREEMENT, *REVOKED]
+FOREIGNERS = [
+    Mutant(
+        "a link to a folder is cleaned up", "double owner", OPENING,
+        '("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC")',
+        '("O_NONBLOCK", "O_CLOEXEC")',
+        f"{FOREIGN}a_link_to_a_folder_is_not_cleaned[folder]",
+    ),
+    Mutant(
+        "the folder may become a link", "stale byte", OPENING,
+        "os.O_RDONLY | FLAGS | getattr(",
+        "os.O_RDONLY | FLAGS & ~os.O_NOFOLLOW | getattr(",
+        f"{FOREIGN}a_folder_that_becomes_a_link[folder]",
+    ),
+    Mutant(
+        "a record that is a link is followed", "stale byte", OPENING,
+        "READ = os.O_RDONLY | FLAGS",
+        "READ = os.O_RDONLY | FLAGS & ~os.O_NOFOLLOW",
+        f"{FOREIGN}a_record_that_is_a_link[file]",
+    ),
+    Mutant(
+        "a link counts as a record that is there", "stale byte", FILE,
+        "follow_symlinks=False)\n        except FileNotFoundError:\n            return False",
+        "follow_symlinks=True)\n        except FileNotFoundError:\n            return False",
+        f"{FOREIGN}a_record_that_is_a_link[file]",
+    ),
+    Mutant(
+        "a temporary file that is there is written to", "double owner", OPENING,
+        "os.O_CREAT | os.O_EXCL | FLAGS",
+        "os.O_CREAT | FLAGS",
+        f"{FOREIGN}a_temporary_file_that_is_a_link[file]",
+    ),
+    Mutant(
+        "nobody asks who owns a folder", "double owner", OPENING,
+        "if not shared and found.st_uid != os.geteuid():",
+        "if False:",
+        f"{FOREIGN}a_folder_of_another_user_is_refused",
+    ),
+    Mutant(
+        "a folder that a group may write to is taken", "double owner", OPENING,
+        "stat.S_IWGRP | stat.S_IWOTH",
+        "stat.S_IWOTH",
+        f"{FOREIGN}a_folder_that_others_may_write_to_is_refused[0o720]",
+    ),
+    Mutant(
+        "a folder that all may write to is taken", "double owner", OPENING,
+        "stat.S_IWGRP | stat.S_IWOTH",
+        "stat.S_IWGRP",
+        f"{FOREIGN}a_folder_that_others_may_write_to_is_refused[0o702]",
+    ),
+    Mutant(
+        "a shard is not looked at", "double owner", OPENING,
+        "if flaw(os.fstat(descriptor), shared):",
+        "if at is None and flaw(os.fstat(descriptor), shared):",
+        f"{FOREIGN}a_folder_that_others_may_write_to_since[shard-0o777]",
+    ),
+    Mutant(
+        "the folder is looked at when the store is made alone", "double owner", OPENING,
+        "if flaw(os.fstat(descriptor), shared):",
+        "if at is not None and flaw(os.fstat(descriptor), shared):",
+        f"{FOREIGN}a_folder_that_others_may_write_to_since[folder-0o777]",
+    ),
+    Mutant(
+        "a new folder has what the umask leaves", "leak", OPENING,
+        "            os.fchmod(descriptor, PRIVATE)\n",
+        "            pass\n",
+        f"{FOREIGN}what_is_made_is_for_this_user_alone[False-0o177]",
+    ),
+    Mutant(
+        "folders on the way are for all", "leak", FOLDER,
+        "missing.mkdir(PRIVATE, exist_ok=True)",
+        "missing.mkdir(exist_ok=True)",
+        f"{FOREIGN}folders_on_the_way_are_for_this_user_alone",
+    ),
+    Mutant(
+        "a file of another user is a record", "stale byte", OPENING,
+        "stat.S_ISREG(found.st_mode) and (shared or found.st_uid == os.geteuid())",
+        "stat.S_ISREG(found.st_mode)",
+        f"{FOREIGN}a_record_of_another_user",
+    ),
+    Mutant(
+        "a pipe is a record of no bytes", "stale byte", FILE,
+        "            require_record(found, self.folder.shared)\n",
+        "",
+        f"{FOREIGN}what_is_no_file_is_no_record[pipe]",
+    ),
+    Mutant(
+        "a foreign name counts as a record", "double owner", FOLDER,
+        "RECORD.fullmatch(entry.name) and",
+        'entry.name[0] != "." and',
+        f"{FOREIGN}foreign_names_are_left_alone[id_rsa]",
+    ),
+    Mutant(
+        "a name that is too long counts as a record", "double owner", BASE,
+        '[0-9a-f]{64}")',
+        '[0-9a-f]{64,}")',
+        f"{FOREIGN}foreign_names_are_left_alone[kv-8928aae63c84d87ea098564d1e03ad813f107add474e56aedd286349c0c03ea40]",
+    ),
+    Mutant(
+        "a record in a wrong shard counts", "double owner", FOLDER,
+        " and shard_of(entry.name) == shard",
+        "",
+        f"{FOREIGN}a_record_in_a_shard_of_others_is_foreign",
+    ),
+    Mutant(
+        "a name that begins as a temporary one is deleted", "double owner", FOLDER,
+        "TEMPORARY.fullmatch(entry.name)",
+        "TEMPORARY.match(entry.name)",
+        f"{FOREIGN}foreign_names_are_left_alone[.1-0123456789abcdef.tmp.bak]",
+    ),
+    Mutant(
+        "a time of use is noted for a foreign file", "double owner", FILE,
+        " and found.st_nlink == 1",
+        "",
+        f"{FOREIGN}a_second_name_of_a_foreign_file",
+    ),
+    Mutant(
+        "a shard stays open after a clean-up", "leak", FOLDER,
+        "                finally:\n                    shut(descriptor)\n",
+        "                finally:\n                    pass\n",
+        f"{FOREIGN}nothing_stays_open",
+    ),
+]  # fmt: skip
+
+CLEAN_UPS = [
+    Mutant(
+        "a clean-up looks under the lock", "lost update", FOLDER,
+        "            times, sizes = self._look()\n",
+        "            with self._room:\n                times, sizes = self._look()\n",
+        f"{CLEANING}no_lock_is_held_while_the_system_works[None]",
+    ),
+    Mutant(
+        "a record written during a clean-up is deleted", "lost update", FOLDER,
+        "            if name in self._fresh:\n                return 0\n",
+        "",
+        f"{CLEANING}a_record_written_during_a_clean_up_stays",
+    ),
+    Mutant(
+        "a record used during a clean-up is deleted", "lost update", FOLDER,
+        " and found.st_mtime_ns <= until_ns:\n                os.unlink",
+        ":\n                os.unlink",
+        f"{CLEANING}a_record_used_during_a_clean_up_stays",
+    ),
+    Mutant(
+        "who writes what is leaving does not wait", "lost update", FOLDER,
+        "name != self._leaving and ",
+        "",
+        f"{CLEANING}who_writes_what_is_leaving_waits",
+    ),
+    Mutant(
+        "who has no room does not wait", "wrong count", FOLDER,
+        "(not self._cleaning or self._has_room(nbytes)))",
+        "True)",
+        f"{CLEANING}who_has_no_room_waits_for_who_makes_it",
+    ),
+    Mutant(
+        "all wait for a clean-up", "lost update", FOLDER,
+        "(not self._cleaning or self._has_room(nbytes)))",
+        "not self._cleaning)",
+        f"{CLEANING}who_has_no_room_waits_for_who_makes_it",
+    ),
+    Mutant(
+        "a record that is met is counted twice", "wrong count", FOLDER,
+        "(self.capacity is None or entry.name in self._fresh)",
+        "self.capacity is None",
+        f"{CLEANING}others_go_on_while_the_folder_is_looked_through[6400-0]",
+    ),
+    Mutant(
+        "a record written beside a look is not counted", "wrong count", FOLDER,
+        "met + sum(self._fresh.values())",
+        "met",
+        f"{CLEANING}a_record_written_by_two_at_a_time_is_counted_as_it_is",
+    ),
+    Mutant(
+        "a record being written when a look begins is not counted", "wrong count", FOLDER,
+        "dict(self._writing)",
+        "{}",
+        f"{CLEANING}a_record_written_by_two_at_a_time_is_counted_as_it_is",
+    ),
+    Mutant(
+        "two clean up at once", "wrong count", FOLDER,
+        "            self._room.wait_for(lambda: not self._cleaning)\n",
+        "",
+        f"{CLEANING}two_clean_ups_follow_each_other",
+    ),
+]  # fmt: skip
+
+MUTANTS = [*TRUNCATION, *AGREEMENT, *REVOKED, *FOREIGNERS, *CLEAN_UPS]

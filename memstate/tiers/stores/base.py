@@ -15,6 +15,7 @@ from memstate.errors import InvalidArgument
 
 Bytes = NDArray[np.uint8]
 NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")  # neither a dot nor a slash: never a path, never a temporary file
+RECORD = re.compile(r"(?:state|kv)-[0-9a-f]{64}")  # what records are called, see `RecordFormat.name`
 
 
 def require_names(names: Sequence[str]) -> None:
@@ -22,6 +23,13 @@ def require_names(names: Sequence[str]) -> None:
     for name in names:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise InvalidArgument(f"record {name!r}: expected a name of 1 to 100 letters, digits, - and _")
+
+
+def require_records(names: Sequence[str]) -> None:
+    """Raises: InvalidArgument for what is no name that a record gets."""
+    for name in names:
+        if not isinstance(name, str) or not RECORD.fullmatch(name):
+            raise InvalidArgument(f"record {name!r}: expected a name of state- or kv- and 64 hexadecimal digits")
 
 
 def require_buffers(names: Sequence[str], buffers: Sequence[Bytes], written: bool) -> None:
@@ -51,7 +59,8 @@ class Store(Protocol):
     """Records by name. Every method is called by several threads at once, may take long and may raise OSError: then
     nothing is known of the whole batch. What a batch does for one name it does whatever becomes of the others.
 
-    Names are ASCII letters, digits, `-` and `_`, at most 100 of them. A record is written whole or not at all: no
+    Names are ASCII letters, digits, `-` and `_`, at most 100 of them; those of `RecordFormat.name`, `state-` or `kv-`
+    and 64 hexadecimal digits, are all that a store has to take. A record is written whole or not at all: no
     reader ever sees half of one under its name. Writing a name that is there may keep the old record or the new one:
     equal names mean equal bytes. Records may go at any time.
     """

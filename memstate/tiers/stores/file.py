@@ -4,33 +4,39 @@ A crash loses at most the records that were being written.
 """
 
 import os
-import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from torch import Tensor
 
 from memstate.layout import format_bytes
-from memstate.tiers.stores.base import Bytes, Outcome, require_buffers
-from memstate.tiers.stores.folder import CREATE, FLAGS, Folder
+from memstate.tiers.stores.base import Bytes, Outcome, require_buffers, require_records
+from memstate.tiers.stores.folder import Folder
+from memstate.tiers.stores.opening import CREATE, FILE_MODE, READ, is_record, require_record, shut
 
 FRESH_S = 60.0  # a use is noted at most once in this time, so that reading writes next to nothing
 
 
 class FileStore:
-    """A `Store` in a folder, which is made where it is missing; any number of processes may share it.
+    """A `Store` in a folder, which is made where it is missing; any number of processes of one user may use it.
 
-    path: of the folder; a leading `~` is the user's home. capacity: bytes of records, None is no limit; beyond it the
-    least recently used go. Each further process that writes at the same time may exceed it by a sixteenth. durable:
-    what was put survives a power cut, for two flushes a record; without, the last records may be missing after one, or
-    damaged, which a reader notices. A process that dies loses nothing that was put, either way. Raises:
-    ConfigurationError where the folder cannot be made or written; InvalidArgument.
+    path: of the folder; a leading `~` is the user's home, its last part is no link. capacity: bytes of records, None
+    is no limit; beyond it the least recently used go. Each further process that writes at the same time may exceed it
+    by a sixteenth. durable: what was put survives a power cut, for two flushes a record; without, the last records may
+    be missing after one, or damaged, which a reader notices. A process that dies loses nothing that was put, either
+    way. shared: takes a folder, and records, that others own or may write; whoever writes there can read, delete and
+    make up states, and nothing can notice. Names are those of `RecordFormat.name`; whatever else lies in the folder is
+    left alone. Raises: UnsafeFolder where others could write; ConfigurationError where the folder cannot be made or
+    written; InvalidArgument.
     """
 
-    def __init__(self, path: str | os.PathLike[str], capacity: int | None = None, durable: bool = False) -> None:
-        self.folder, self.durable = Folder(path, capacity), durable
+    def __init__(
+        self, path: str | os.PathLike[str], capacity: int | None = None, durable: bool = False, shared: bool = False
+    ) -> None:
+        self.folder, self.durable = Folder(path, capacity, shared), durable
 
     def __repr__(self) -> str:
         size = self.folder.capacity
@@ -55,30 +61,27 @@ class FileStore:
 
     def exists(self, names: Sequence[str]) -> list[bool]:
         """Whether each record is there; False where that cannot be said, which `faults` counts."""
-        return [self._guarded(self._exists, path) is Outcome.DONE for path in self.folder.paths(names)]
+        require_records(names)
+        return [outcome is Outcome.DONE for outcome in self._each(self._exists, Outcome.MISSING, zip(names))]
 
     def get(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
         """Reads each record into its buffer; one of another size is deleted, because it can never become right.
 
         Raises: InvalidArgument; nothing was read.
         """
-        require_buffers(names, buffers, written=True)
-        pairs = zip(self.folder.paths(names), (buffer.data for buffer in buffers), strict=True)
-        return [self._guarded(self._get, path, view) for path, view in pairs]
+        return self._each(self._get, Outcome.MISSING, _pairs(names, buffers, written=True))
 
     def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        """Writes each record that is not there yet; one of another size is replaced.
+        """Writes each record that is not there yet; one of another size, or what lies in its place, is replaced.
 
         Raises: InvalidArgument; nothing was written.
         """
-        require_buffers(names, buffers, written=False)
-        pairs = zip(self.folder.paths(names), (buffer.data for buffer in buffers), strict=True)
-        return [self._guarded(self._put, path, view) for path, view in pairs]
+        return self._each(self._put, Outcome.FAILED, _pairs(names, buffers, written=False))
 
     def discard(self, names: Sequence[str]) -> None:
         """Deletes records whose contents turned out to be wrong, so that they can be written again."""
-        for path in self.folder.paths(names):
-            self._guarded(self._discard, path)
+        require_records(names)
+        self._each(self._discard, Outcome.MISSING, zip(names))
 
     def clean(self) -> None:
         """Deletes what dead processes left, and the least recently used records beyond the capacity.
@@ -87,94 +90,138 @@ class FileStore:
         """
         self.folder.clean()
 
-    def _guarded(self, work: Callable[..., Outcome], *what: object) -> Outcome:
-        """What becomes of one name; what the system refuses is counted, and the next name has its turn."""
+    def _each(self, work: Callable[..., Outcome], absent: Outcome, items: Iterable[tuple[Any, ...]]) -> list[Outcome]:
+        """What becomes of each name; what the system refuses is counted, and the next name has its turn.
+
+        absent: what it is where nothing is there; only MISSING is no fault.
+        """
+        outcomes: list[Outcome] = []
+        root: int | None = None
         try:
-            return work(*what)
-        except OSError as error:
-            self.folder.fault(error)
-            return Outcome.FAILED
+            for what in items:
+                try:
+                    root = self.folder.root() if root is None else root
+                    outcomes.append(work(root, *what))
+                except FileNotFoundError as error:
+                    outcomes.append(absent)
+                    if absent is not Outcome.MISSING:
+                        self.folder.fault(error)
+                except OSError as error:
+                    outcomes.append(Outcome.FAILED)
+                    self.folder.fault(error)
+        finally:
+            if root is not None:
+                shut(root)
+        return outcomes
 
-    def _exists(self, path: str) -> Outcome:
-        with suppress(FileNotFoundError):
-            if stat.S_ISREG(os.lstat(path).st_mode):
-                return Outcome.DONE
-        return Outcome.MISSING
+    def _exists(self, root: int, name: str) -> Outcome:
+        shard = self.folder.shard(root, name)
+        try:
+            found = os.stat(name, dir_fd=shard, follow_symlinks=False)
+        finally:
+            shut(shard)
+        return Outcome.DONE if is_record(found, self.folder.shared) else Outcome.MISSING
 
-    def _discard(self, path: str) -> Outcome:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+    def _discard(self, root: int, name: str) -> Outcome:
+        shard = self.folder.shard(root, name)
+        try:
+            os.unlink(name, dir_fd=shard)
+        finally:
+            shut(shard)
         return Outcome.DONE
 
-    def _get(self, path: str, view: memoryview) -> Outcome:
+    def _get(self, root: int, name: str, view: memoryview) -> Outcome:
+        shard = self.folder.shard(root, name)
         try:
-            file = open(path, "rb", buffering=0, opener=_no_link)  # noqa: SIM115
-        except FileNotFoundError:
-            return Outcome.MISSING
-        with file:
-            found = os.fstat(file.fileno())
+            whole = self._read(shard, name, view)
+            if not whole:
+                with suppress(OSError):  # gone; or replaced just now, and then a sound record is lost
+                    os.unlink(name, dir_fd=shard)
+        finally:
+            shut(shard)
+        return Outcome.DONE if whole else Outcome.DAMAGED
+
+    def _read(self, shard: int, name: str, view: memoryview) -> bool:
+        """Whether a record came whole."""
+        file = os.open(name, READ, dir_fd=shard)
+        try:
+            found = os.fstat(file)
+            require_record(found, self.folder.shared)
             whole = found.st_size == len(view)
             while whole and view:
-                count = file.readinto(view)
+                count = os.readv(file, [view])
                 whole, view = bool(count), view[count:]  # nothing more: it has been cut since its size was asked
-        if not whole:
-            with suppress(OSError):  # gone, or a folder; or replaced just now, and then a sound record is lost
-                os.unlink(path)
-            return Outcome.DAMAGED
-        self._note_use(path, found)
-        return Outcome.DONE
+            if whole:
+                _note_use(file, found)
+        finally:
+            shut(file)
+        return whole
 
-    def _note_use(self, path: str, found: os.stat_result) -> None:
-        if abs(time.time() - found.st_mtime) > FRESH_S:
-            with suppress(OSError):  # evicted meanwhile, or not ours to change: it has been found all the same
-                os.utime(path, follow_symlinks=False)
-
-    def _put(self, path: str, view: memoryview) -> Outcome:
-        with suppress(FileNotFoundError):
-            found = os.lstat(path)
-            if stat.S_ISREG(found.st_mode) and found.st_size == len(view):
-                self._note_use(path, found)
-                return Outcome.DONE
-        self.folder.take(len(view))
-        self._write(path, view)
-        return Outcome.DONE
-
-    def _write(self, path: str, view: memoryview) -> None:
-        shard = os.path.dirname(path)
-        temporary = self.folder.temporary(shard)
+    def _put(self, root: int, name: str, view: memoryview) -> Outcome:
+        shard = self._shard(root, name)
         try:
-            descriptor = os.open(temporary, CREATE, 0o600)
-        except FileNotFoundError:
-            with suppress(FileExistsError):  # another process was faster
-                os.mkdir(shard, 0o700)  # not its parents: where a disk is no longer mounted nothing is to be written
+            if not self._is_there(shard, name, len(view)):
+                try:
+                    self.folder.take(name, len(view))
+                    self._write(shard, name, view)
+                finally:
+                    self.folder.wrote(name)
+        finally:
+            shut(shard)
+        return Outcome.DONE
+
+    def _shard(self, root: int, name: str) -> int:
+        """Where a record will be written."""
+        with suppress(FileNotFoundError):
+            return self.folder.shard(root, name)
+        shard = self.folder.make_shard(root, name)
+        try:
             if self.durable:
-                _sync(os.path.dirname(shard))
-            descriptor = os.open(temporary, CREATE, 0o600)
+                os.fsync(root)
+        except BaseException:
+            shut(shard)
+            raise
+        return shard
+
+    def _is_there(self, shard: int, name: str, size: int) -> bool:
+        try:
+            found = os.stat(name, dir_fd=shard, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        there = is_record(found, self.folder.shared) and found.st_size == size
+        if there:
+            _note_use(name, found, dir_fd=shard, follow_symlinks=False)
+        return there
+
+    def _write(self, shard: int, name: str, view: memoryview) -> None:
+        temporary = self.folder.temporary()
+        file = os.open(temporary, CREATE, FILE_MODE, dir_fd=shard)
         try:
             try:
                 while view:
-                    view = view[os.write(descriptor, view) :]
+                    view = view[os.write(file, view) :]
                 if self.durable:
-                    os.fsync(descriptor)
+                    os.fsync(file)
             finally:
-                os.close(descriptor)
-            os.replace(temporary, path)
+                os.close(file)
+            os.replace(temporary, name, src_dir_fd=shard, dst_dir_fd=shard)
         except BaseException:
             with suppress(OSError):
-                os.unlink(temporary)
+                os.unlink(temporary, dir_fd=shard)
             raise
         if self.durable:
-            _sync(shard)
+            os.fsync(shard)
 
 
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | FLAGS)
+def _pairs(names: Sequence[str], buffers: Sequence[Bytes], written: bool) -> Iterable[tuple[str, memoryview]]:
+    """Names with the memory of their buffers. Raises: InvalidArgument."""
+    require_records(names)
+    require_buffers(names, buffers, written)
+    return zip(names, (buffer.data for buffer in buffers), strict=True)
 
 
-def _sync(folder: str) -> None:
-    """Makes the names in a folder outlast a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _note_use(file: int | str, found: os.stat_result, **where: Any) -> None:
+    """Sets the time of use; of a file with a second name, which may be another's, nothing is changed."""
+    if abs(time.time() - found.st_mtime) > FRESH_S and found.st_nlink == 1:
+        with suppress(OSError):  # evicted meanwhile, or not ours to change: it has been found all the same
+            os.utime(file, **where)

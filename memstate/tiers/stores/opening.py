@@ -1,0 +1,101 @@
+"""Opening folders and files that nobody else may swap: relative to a descriptor, and no link is followed.
+
+    path given by the user ─▶ folder ─▶ records-7f ─▶ a record          every arrow is one open without links
+
+Links are allowed in front of the last part of the user's path only. Knows no name of a record and no outcome.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from memstate.errors import ConfigurationError, UnsafeFolder
+
+PRIVATE, FILE_MODE = 0o700, 0o600
+SHARED = "say shared=True, and who writes there can make up states"
+WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+DESCRIPTORS = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW") and hasattr(os, "geteuid")
+
+# Where the system has them: no link is followed, no pipe waited for, no child process inherits the file.
+FLAGS: int = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))
+FOLDER: int = os.O_RDONLY | FLAGS | getattr(os, "O_DIRECTORY", 0)
+READ = os.O_RDONLY | FLAGS
+CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS  # never a file that is there already
+
+
+def open_folder(path: str, shared: bool, at: int | None = None) -> int:
+    """A descriptor of a folder; at: of the folder that it lies in. Raises: OSError, EPERM for one that is not safe."""
+    descriptor = os.open(path, FOLDER, dir_fd=at)
+    try:
+        if flaw(os.fstat(descriptor), shared):
+            raise OSError(errno.EPERM, f"{path}: a folder of another user, or one that others may write to")
+    except BaseException:
+        shut(descriptor)
+        raise
+    return descriptor
+
+
+def make_folder(path: str, shared: bool, at: int | None = None) -> int:
+    """Makes a folder for this user alone, whatever the umask, or takes the one that is there; its descriptor."""
+    made = False
+    with suppress(FileExistsError):
+        os.mkdir(path, PRIVATE, dir_fd=at)
+        made = True
+    descriptor = open_folder(path, shared, at)
+    if made and stat.S_IMODE(os.fstat(descriptor).st_mode) != PRIVATE:  # the umask took something, or a group came
+        with suppress(OSError):
+            os.fchmod(descriptor, PRIVATE)
+    return descriptor
+
+
+@contextmanager
+def explained(path: str, shared: bool, at: int | None = None, inside: str = "") -> Iterator[None]:
+    """Says in words why a folder is not opened. inside: the path of `at`. Raises: UnsafeFolder."""
+    try:
+        yield
+    except OSError as error:
+        found = None
+        with suppress(OSError):
+            found = os.stat(path, dir_fd=at, follow_symlinks=False)
+        if found is None or not (why := flaw(found, shared)):
+            raise
+        raise UnsafeFolder(os.path.join(inside, path), why, stat.S_IMODE(found.st_mode), found.st_uid) from error
+
+
+def require_descriptors() -> None:
+    """Raises: ConfigurationError on a system that cannot open a file relative to a folder."""
+    if not DESCRIPTORS:
+        raise ConfigurationError("file store: this system cannot open files relative to a folder, Linux and macOS can")
+
+
+def flaw(found: os.stat_result, shared: bool) -> str:
+    """Why something is no folder to keep records in, and what to do; nothing where it is one."""
+    if stat.S_ISLNK(found.st_mode):
+        return "a link, which is not followed: name the folder that it leads to, or take the link away"
+    if not stat.S_ISDIR(found.st_mode):
+        return "no folder: name another, or take it away"
+    if not shared and found.st_uid != os.geteuid():
+        return f"another user's than this process's, {os.geteuid()}: name a folder of your own, chown it, or {SHARED}"
+    if not shared and found.st_mode & WRITABLE_BY_OTHERS:
+        return f"a folder that others may write to: chmod go-w, name another, or {SHARED}"
+    return ""
+
+
+def is_record(found: os.stat_result, shared: bool) -> bool:
+    """Whether what lies under the name of a record is a file that this user wrote."""
+    return stat.S_ISREG(found.st_mode) and (shared or found.st_uid == os.geteuid())
+
+
+def require_record(found: os.stat_result, shared: bool) -> None:
+    """Raises: OSError for a pipe, a device, a folder or another user's file in the place of a record."""
+    if not is_record(found, shared):
+        kinds = {stat.S_IFREG: errno.EPERM, stat.S_IFDIR: errno.EISDIR}
+        raise OSError(kinds.get(stat.S_IFMT(found.st_mode), errno.ENXIO), "no record of this user")
+
+
+def shut(descriptor: int) -> None:
+    """Closes what was only read: then a refusal means nothing, and the descriptor is gone all the same."""
+    with suppress(OSError):
+        os.close(descriptor)

@@ -532,7 +532,7 @@ class StateManager:
         Syncs: yes. Raises: InvalidArgument, Asleep (nothing changed).
         """
         self._enter()
-        held = self.allocator.capacity - self.allocator.free
+        held = self.allocator.capacity - self.allocator.free + self.commands.withheld[0]  # until a forward is launched
         if held and not keep:
             raise InvalidArgument(
                 f"{held} slots are held: their states would be lost; use keep=True, or end them first"

@@ -91,7 +91,7 @@ class Operations(Tiering):
         if self.settings.memory == "fenced":
             return
         keep = d(3) != 1
-        faults: Faults = {ms.InvalidArgument} if not keep and self.model.held else set()
+        faults: Faults = {ms.InvalidArgument} if not keep and (self.model.held or self.model.waits) else set()
         if self.attempt(faults, lambda: self.mem.sleep(keep)) is REFUSED:
             return
         self.model.submit()

@@ -1,7 +1,9 @@
 """Everything that goes wrong on purpose, drawn from a seed: retractions, forwards that never run, claims that fail."""
 
 import random
+from collections.abc import Sequence
 
+from memstate.demo.work import Work
 from memstate.engine import NO_LIMIT
 
 RETRACTED = 0.005  # per running request and step
@@ -9,6 +11,9 @@ RETRACTED_AT_PAGE_END = 0.02  # the better moment: there a state can be kept eve
 CANCELLED = 0.006  # per step
 ABORTED_AT_ONCE = 0.3  # of the requests that are aborted within their prompt
 RETRACTIONS_EACH = 2  # at random, so that a long prompt gets through in the end
+MEDDLED = 0.2  # per step
+BETWEEN = ("retract", "retract", "admit", "publish", "submit", "read_slots", "audit", "poll")
+TOLD = 0.3  # per step
 
 
 class Chance:
@@ -20,6 +25,7 @@ class Chance:
     def __init__(self, seed: int, fail_claims: float) -> None:
         self._events = random.Random(f"events {seed}")
         self._claims = random.Random(f"claims {seed}")
+        self._gaps = random.Random(f"gaps {seed}")
         self.fail_claims = fail_claims
 
     def gap(self, mean: float) -> int:
@@ -38,6 +44,20 @@ class Chance:
     def cancels(self) -> bool:
         """Whether the forward of the step just planned never runs."""
         return self._events.random() < CANCELLED
+
+    def calls_between(self) -> list[str]:
+        """What is called between the plan of a step and its forward."""
+        meddled = self._gaps.random() < MEDDLED
+        return self._gaps.choices(BETWEEN, k=self._gaps.randint(1, 4)) if meddled else []
+
+    def retracts_one(self, works: Sequence[Work]) -> list[Work]:
+        """One of those that may be retracted, if there are any."""
+        able = [work for work in works if work.retractions < RETRACTIONS_EACH]
+        return self._gaps.sample(able, min(1, len(able)))
+
+    def tells(self) -> bool:
+        """Whether the manager is told that a forward has been launched."""
+        return self._gaps.random() < TOLD
 
     def claims_allowed(self, at_most: int) -> int:
         """Optional claims that a step of `at_most` rows may make: the first that fails stops."""

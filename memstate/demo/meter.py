@@ -71,8 +71,8 @@ class Meter:
     admissions that started with some; read_cached: from a state that stays cached. gave_way: what was given up because
     else nobody could go on. refused: requests that had to wait, by what ran out, and extensions refused. ended:
     requests by how they ended, retractions and cancelled ones included, which come back. session_turns: the same of
-    turns of sessions, aborted ones in more detail. held: sums by kind over `looks`. decode: what each
-    decode step asked for.
+    turns of sessions, aborted ones in more detail. between: calls between a plan and its forward. held: sums by kind
+    over `looks`. decode: what each decode step asked for.
     """
 
     generated_tokens: int = 0
@@ -89,6 +89,7 @@ class Meter:
     gave_way: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
     session_turns: Counter[str] = field(default_factory=Counter)
+    between: Counter[str] = field(default_factory=Counter)
     held: Counter[str] = field(default_factory=Counter)
     looks: int = 0
     slots_held_mean_sum: float = 0.0

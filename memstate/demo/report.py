@@ -181,6 +181,7 @@ class DemoReport:
             "admissions": m.admissions,
             "resumed": m.resumed,
             "ended": dict(m.ended),
+            "between_plan_and_forward": dict(m.between),
             "session_turns": dict(m.session_turns),
             "refused": dict(m.refused),
             "gave_way": dict(m.gave_way),

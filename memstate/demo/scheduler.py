@@ -3,6 +3,8 @@
     with overlap       plan(t+1) forward(t+1)   read results(t)   settle(t)   ends, publications   plan(t+2) ..
     without            plan(t)   forward(t)     read results(t)   settle(t)   ends, publications   plan(t+1) ..
 
+Now and then requests are retracted, admitted and published between a plan and its forward, as a scheduler in a thread
+of its own would.
 Knows tokens, rows and counts; never a slot.
 """
 
@@ -45,6 +47,7 @@ class Scheduler:
         self.transcripts: dict[int, Transcript] = {}
         self._arrivals: list[tuple[int, Work]] = []
         self._clock = self._done = 0
+        self._between = False  # a step is planned, and its forward not launched
         self._flight: Flight | None = None
 
     def run(self, conversations: Sequence[Conversation]) -> dict[int, Transcript]:
@@ -102,10 +105,13 @@ class Scheduler:
         if self.chance.cancels():
             self._cancel(step, batch)
             return None
-        results = self.stepper.run(batch.inputs, self.engine.slots(step))
+        self.witness.look()
         for entry in batch.entries:
             entry.work.folded = entry.after
-        self.witness.look()
+        self._meddle()
+        results = self.stepper.run(batch.inputs, self.engine.slots(step))
+        if self.config.sabotage or self.chance.tells():
+            self.mem.submit(step)
         self.meter.look(self.mem, (work.handle for work in self.running))
         begin = self.gauge.begin()
         self.mem.poll()
@@ -113,6 +119,27 @@ class Scheduler:
         self.meter.steps += 1
         self.meter.mixed_steps += not batch.decode_only
         return Flight(step, results, batch.entries, batch.decode_only, asked)
+
+    def _meddle(self) -> None:
+        """Calls that come between a plan and its forward."""
+        self._between = True
+        for call in self.chance.calls_between():
+            self.meter.between[call] += 1
+            if call == "retract":
+                self._retract(self.chance.retracts_one(self.running), "between plan and forward")
+            elif call == "admit" and not self.config.sabotage:  # which reads slots that may have to wait
+                self.running += self.admission.admit(self.running)
+            elif call == "publish":
+                self._publish_due()
+            elif call == "submit":
+                self.mem.submit()
+            elif call == "read_slots":
+                self.mem.read_slots([work.handle for work in self.running])
+            elif call == "audit":
+                self.mem.audit().raise_if_leaking()
+            elif call == "poll":
+                self.mem.poll()
+        self._between = False
 
     def _with_pages(self) -> list[tuple[Work, int]]:
         """Who goes on with how many tokens, all with KV pages: what is cached makes way first, then the youngest."""
@@ -234,7 +261,7 @@ class Scheduler:
             self._send_back(entry.work, "cancelled")
 
     def _see(self, work: Work, why: str) -> None:
-        if work.begun:
+        if work.begun and not self._between:  # else the forward has still to write it
             self.witness.see_live(work.conversation.number, work.handle, why)
 
     def _send_back(self, work: Work, why: str) -> None:

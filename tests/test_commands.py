@@ -6,6 +6,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from memstate import MemstateError
+from memstate.commands import Action
 from memstate.kernels.dispatch import Backend
 from tests.command_bench import CAPACITY, ROWS, USABLE, Bench, perform
 from tests.scan import scan_registers
@@ -171,3 +172,61 @@ def test_B36c_the_last_value_written_to_a_cell_wins_also_within_one_call(bench: 
     bench.buffer.write([cell, cell], [7, 8])
     bench.buffer.submit()
     assert bench.file.table.want.tolist() == [0, 8, 6]
+
+
+def test_G1_the_first_change_of_a_fenced_register_waits_and_all_behind_it(bench: Bench) -> None:
+    for register in (3, 6, 9):
+        bench.fill(register, float(register), register)
+    buffer, table = bench.buffer, bench.file.table
+    buffer.fence(np.array([3]))
+    sent = buffer.packets
+    buffer.release([6])
+    buffer.release([3])
+    buffer.claim([6])
+    buffer.submit()
+    assert table.slots.tolist()[6] == 0 and table.slots.tolist()[3] != 0, "only what is in front of the fence was sent"
+    assert buffer.packets - sent == 1 and buffer.withheld == (1, 1) and len(buffer.waiting) == 1
+    assert bench.allocator.free == CAPACITY - 2
+    buffer.submit()
+    assert buffer.packets - sent == 1 and table.slots.tolist()[3] != 0
+    buffer.lift()
+    buffer.submit()
+    assert buffer.packets - sent == 2 and not buffer.waiting
+    scan_registers(bench.file)
+    bench.allocator.check()
+
+
+@pytest.mark.parametrize("change", ["move from", "copy from", "copy to", "release", "label"])
+def test_G1_every_change_of_a_fenced_register_waits(bench: Bench, change: str) -> None:
+    for register in (3, 6):
+        bench.fill(register, float(register), register)
+    buffer = bench.buffer
+    before = bench.file.table.slots.tolist(), bench.file.table.labels.tolist(), bench.content(3), bench.content(6)
+    buffer.fence(np.array([3]))
+    {
+        "move from": lambda: buffer.move([9], [3]),
+        "copy from": lambda: buffer.copy([6], [3]),
+        "copy to": lambda: buffer.copy([3], [6]),
+        "release": lambda: buffer.release([3]),
+        "label": lambda: buffer.label([3], [7]),
+    }[change]()
+    buffer.submit()
+    assert (*[column.tolist() for column in bench.file.table[:2]], bench.content(3), bench.content(6)) == before
+    assert buffer.waiting
+    done: list[int] = []
+    buffer.then(Action(lambda: done.append(1)))
+    assert not done
+    buffer.lift()
+    buffer.submit()
+    assert done == [1] and not buffer.pending
+    scan_registers(bench.file)
+
+
+def test_what_is_discarded_gives_back_what_it_would_have_used(bench: Bench) -> None:
+    bench.fill(3, 1.0, 1)
+    bench.buffer.fence(np.array([3]))
+    bench.buffer.release([3])
+    done: list[str] = []
+    bench.buffer.then(Action(lambda: done.append("run"), forget=lambda: done.append("forgotten")))
+    bench.buffer.discard()
+    assert done == ["forgotten"] and not bench.buffer.pending and not bench.buffer.fencing

@@ -389,3 +389,65 @@ def test_a_fork_that_copies_a_page_is_refused_while_changes_wait(backend: Backen
     mem.submit(step)
     assert len(mem.fork(b, ["c"]).page_copies) == 1
     scan(mem)
+
+
+@pytest.mark.parametrize("name", ["ping-pong", "lazy", "redirect"])
+def test_a_snapshot_published_in_the_gap_is_used_behind_the_forward(backend: Backend, name: str) -> None:
+    """The step writes it (ping-pong, lazy), or reads it (redirect): whoever is given its slot comes later."""
+    mem = manager(backend, name, slots=9, direct_hits=False)
+    (a,) = mem.admit([ms.Request("a")])
+    step = mem.plan([a], 4)
+    if name == "redirect":  # the snapshot of a boundary is the slot that the step behind it reads
+        forward(mem, step, 4.0)
+        mem.settle(step)
+        step = mem.plan([a], 1)
+    (snapshot,) = mem.publish([a])
+    assert snapshot and snapshot.length == 4
+    (b,) = mem.admit([ms.Request("b", resume=snapshot)])
+    mem.drop([snapshot])
+    mem.submit()
+    (c,) = mem.admit([ms.Request("c")])  # gets the slot that the snapshot had
+    mem.submit()
+    forward(mem, step, 4.0 if name != "redirect" else 1.0)
+    following = mem.plan([a, b, c])
+    told = [5.0 if name == "redirect" else 4.0, 4.0, 0.0]
+    assert [value(mem, slot) if slot else 0.0 for slot in following.read.tolist()] == told
+    mem.settle(step)
+    mem.settle(following)
+    scan(mem)
+
+
+def test_states_sleep_with_their_bytes_while_a_slot_waits_for_a_forward(backend: Backend) -> None:
+    mem = manager(backend)
+    (a,) = mem.admit([ms.Request("a")])
+    step = mem.plan([a])
+    mem.abort([a])
+    assert mem.free_slots == 4
+    with pytest.raises(ms.InvalidArgument, match="1 slots are held"):
+        mem.sleep(keep=False)
+    mem.sleep()
+    mem.wake()
+    forward(mem, step)
+    mem.settle(step)
+    mem.sleep(keep=False)
+    mem.wake()
+    scan(mem)
+
+
+def test_kv_that_the_forward_has_still_to_write_does_not_go_down() -> None:
+    """x completes a page in the step in flight and offers it to the cache; y has a state of the same tokens, which is
+    filed under x's page and then evicted.
+    """
+    at = Tiered(plain(), "none", prefix=ms.Prefix())
+    x, y = at.admit(ms.Request("x", tokens=[*ONE, 1]), ms.Request("y", tokens=[*ONE, 1]))
+    at.run([x, y], 4, publish=False)
+    at.run([y], 4, publish=False)
+    step = at.step([x], 4, run=False)
+    at.publish([x])
+    at.mem.release([y], tokens=[at.text[y][:8]])
+    assert at.mem.match([*ONE, 1]).length == 8
+    assert at.cache.evict_states(1) == 1
+    assert at.tiers.refused == 1 and not len(at.mem.tiers.host.states)  # type: ignore[union-attr]
+    at.mem.settle(step)
+    at.mem.abort([x])
+    scan(at.mem)

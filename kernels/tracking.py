@@ -57,7 +57,7 @@ def claim_needed(need, bitmap_ptr, counters_ptr, words, limit, CHUNK: tl.constex
     wanted = need.to(tl.int32)
     total = tl.sum(wanted, 0)
     budget = tl.load(counters_ptr + FREE) - tl.load(counters_ptr + RESERVE)
-    all_loaded()  # or a late warp finds rows labelled and slots spent, and claims for others, or not at all
+    all_loaded()  # or a late warp finds rows labelled and slots spent, and claims for others
     granted = tl.maximum(tl.minimum(tl.minimum(budget, limit), total), 0)
     rank = tl.where(need, tl.cumsum(wanted, 0) - wanted, BIG)
     slot, _, taken = take_lowest(bitmap_ptr, words, 0, granted, rank, CHUNK)

@@ -26,8 +26,11 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 import memstate as ms
+from memstate.allocator import SlotAllocator
+from memstate.commands import CommandBuffer
 from memstate.kernels.dispatch import OPS, Backend
 from memstate.kernels.tables import COUNTERS, PlaneMap
+from memstate.registers import RegisterFile
 from tests import op_launches, register_cases
 from tests.addresses import LOAD, STORE, Bytes, Launch, Limits, Log, Stray, spans
 from tests.mutants import MUTANTS, OUTSIDE, mutated
@@ -342,6 +345,19 @@ def test_warps_may_hold_the_same_lanes(op: str, variant: str, warps: int) -> Non
     for seed in range(SCHEDULES):
         problem = wrong(alone(op, variant, seed), seed, [], warps=warps)
         assert not problem, f"{op} {variant}, arguments and schedule of seed {seed}:\n{problem}"
+
+
+def test_a_label_that_is_written_is_copied_behind_a_barrier() -> None:
+    """In one packet: what the first lane writes, another reads."""
+    file = RegisterFile(SlotAllocator(8, Backend("interpreter")), rows=3, holders=0)
+    commands = CommandBuffer(file)
+    commands.claim([3, 6, 9])
+    commands.submit()
+    commands.write(file.address("labels", np.array([9, 3])), [2, 7])
+    commands.copy([6], [3])
+    with interleaved(stock) as log:
+        commands.submit()
+    assert file.table.labels[[3, 6, 9]].tolist() == [7, 7, 2] and log.conflicts() == []
 
 
 def test_launches_hold_every_lane_in_one_warp(generator: torch.Generator) -> None:

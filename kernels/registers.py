@@ -91,17 +91,19 @@ def _move(packet_ptr, slots_ptr, labels_ptr, counters_ptr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def release_registers(slots_ptr, labels_ptr, bitmap_ptr, register, slot, capacity):
+def release_registers(slots_ptr, labels_ptr, bitmap_ptr, register, mask, capacity):
     """Empties registers and frees their slots; returns which became free, were free already, were no slots at all.
 
-    slot: what the registers hold, 0 for those that stay as they are; every warp has loaded it.
+    Holds the barrier between all that its caller has loaded and all that its caller stores.
     """
-    tl.store(slots_ptr + register, 0, mask=slot != 0)
-    tl.store(labels_ptr + register, 0, mask=slot != 0)
+    slot = tl.load(slots_ptr + register, mask=mask, other=0)
+    all_loaded()  # or a late warp finds registers empty, and counts fewer releases
+    tl.store(slots_ptr + register, 0, mask=mask & (slot != 0))
+    tl.store(labels_ptr + register, 0, mask=mask & (slot != 0))
     valid = (slot > 0) & (slot <= capacity)
     double = give_back(bitmap_ptr, tl.where(valid, slot, 0), valid)
     stray = (slot != 0) & (valid == 0)
-    return valid & (double == 0), double, stray
+    return valid & (double == 0), double, stray, slot
 
 
 @triton.jit
@@ -115,9 +117,7 @@ def _release_phase(packet_ptr, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, 
     for start in range(0, n, BLOCK):
         index = start + tl.arange(0, BLOCK)
         register = tl.load(registers + index, mask=index < n, other=0)
-        slot = tl.load(slots_ptr + register, mask=index < n, other=0)
-        all_loaded()  # or a late warp finds registers empty, and counts fewer releases
-        good, double, stray = release_registers(slots_ptr, labels_ptr, bitmap_ptr, register, slot, capacity)
+        good, double, stray, slot = release_registers(slots_ptr, labels_ptr, bitmap_ptr, register, index < n, capacity)
         released += tl.sum(good.to(tl.int32), 0)
         doubles += tl.sum(double.to(tl.int32), 0)
         strays += tl.sum(stray.to(tl.int32), 0)

@@ -46,7 +46,7 @@ def test_barriers_stand_between_what_phases_write_and_read() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
-        "claim": 2, "ownership": 8, "audit": 2, "settle": 1,
+        "claim": 2, "ownership": 8, "audit": 2, "settle": 2,
         "plan[none]": 1, "plan[redirect]": 2, "accept[none]": 1, "accept[redirect]": 2,
     }  # fmt: skip
 

@@ -79,7 +79,7 @@ OWNED = [
     ),
     Mutant(
         "release leaves the slot in its register", "double owner", REGISTERS,
-        "    tl.store(slots_ptr + register, 0, mask=slot != 0)\n", "", PACKETS,
+        "    tl.store(slots_ptr + register, 0, mask=mask & (slot != 0))\n", "", PACKETS,
     ),
     Mutant(
         "release of a register frees nothing", "leak", REGISTERS,
@@ -152,7 +152,7 @@ TRACKED = [
     ),
     Mutant(
         "settle releases the newest lane too", "lost snapshot", TRACKING,
-        "lane_b, mask=same & (label_b < top)", "lane_b, mask=same & (label_b <= top)", SETTLES,
+        "lane_b, same & (label_b < top), capacity", "lane_b, same & (label_b <= top), capacity", SETTLES,
     ),
     Mutant(
         "accept of a row that is another's", "stale label", SPECULATION,
@@ -193,8 +193,8 @@ WARPED = [
     ),
     Mutant(
         "registers are emptied before all warps have them", "missing barrier", REGISTERS,
-        "        all_loaded()  # or a late warp finds registers empty, and counts fewer releases\n", "",
-        LATE.format("ownership-"),
+        "    all_loaded()  # or a late warp finds registers empty, and counts fewer releases\n", "",
+        LATE.format("settle-many"),
     ),
     Mutant(
         "no barrier between writes and labels of copies", "missing barrier", REGISTERS,
@@ -211,12 +211,6 @@ WARPED = [
         "labels move on before all warps have them", "missing barrier", TRACKING,
         "    if STRATEGY == NONE:\n        all_loaded()  # or a late warp takes the new label for the old one\n", "",
         LATE.format("plan-none"),
-    ),
-    Mutant(
-        "lanes are emptied before all warps have them", "missing barrier", TRACKING,
-        "    all_loaded()  # or a late warp misses the label by which a lane is superseded, and counts fewer "
-        "releases\n", "",
-        LATE.format("settle-many"),
     ),
     Mutant(
         "accept moves labels on before all warps have them", "missing barrier", SPECULATION,

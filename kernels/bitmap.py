@@ -1,8 +1,7 @@
 """Claim and release on a bitmap of free slots (bit set = free), lowest slot first. Knows no register and no plane.
 
 The n lowest free slots are found by popcount, prefix sum and rank-select inside one program, so the answer is a
-function of
-the bitmap alone: no claim is ever decided by a race between atomics.
+function of the bitmap alone: no claim is ever decided by a race between atomics.
 """
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.doors import check_columns, check_count
 from memstate.kernels.tables import Count
+from memstate.kernels.warps import LANES, all_loaded, warps_for
 
 if not __name__.startswith("memstate."):
     raise ImportError("import memstate.kernels.bitmap, not kernels.bitmap: a second copy would duplicate every kernel")
@@ -56,8 +56,9 @@ def nth_set_bit(word, n):
 def take_lowest(bitmap_ptr, words, start, n, rank, CHUNK: tl.constexpr):
     """Clears the n lowest free bits from word `start` on; lanes with rank < n learn the slot of that rank, others 0.
 
-    Returns (slots, the chunk where the scan ended, slots found). Every word is read once and by one thread, so nothing
-    inside needs a barrier; whoever reads the bitmap next does.
+    Returns (slots, the chunk where the scan ended, slots found). n is the same in every warp: it hangs on nothing that
+    was loaded without a barrier behind it. Where n > 0 a barrier has been passed before anything is stored; whoever
+    reads the bitmap next needs another.
     """
     slot = rank * 0
     taken = n * 0
@@ -66,6 +67,7 @@ def take_lowest(bitmap_ptr, words, start, n, rank, CHUNK: tl.constexpr):
     while more:
         index = at + tl.arange(0, CHUNK)
         word = tl.load(bitmap_ptr + index, mask=index < words, other=0)
+        all_loaded()  # or a late warp counts words that have lost their bits, and leaves the loop at another time
         free = popcount(word)
         through = tl.cumsum(free, 0)
         total = tl.sum(free, 0)
@@ -93,7 +95,9 @@ def take_lowest(bitmap_ptr, words, start, n, rank, CHUNK: tl.constexpr):
 
 @triton.jit
 def bump(counters_ptr, cell: tl.constexpr, by):
-    """Adds to one counter. Only one program of one launch at a time writes counters."""
+    """Adds to one counter. Only one program of one launch at a time writes counters, and one thread of it: what others
+    load is not used.
+    """
     tl.store(counters_ptr + cell, tl.load(counters_ptr + cell) + by)
 
 
@@ -162,9 +166,11 @@ def _release(bitmap_ptr, ids_ptr, counters_ptr, n, capacity, BLOCK: tl.constexpr
     book_releases(counters_ptr, released, doubles, strays, lowest_double, lowest_stray)
 
 
-def chunk_words(words: int) -> int:
-    """Bitmap words that one step of the scan reads: the whole bitmap where it is small."""
-    return min(256, max(32, triton.next_power_of_2(words)))
+def chunk_words(words: int, warps: int) -> int:
+    """Bitmap words that one step of the scan reads: the whole bitmap where it is small, and one or more for each thread
+    (of 16 warps of 64 every other: 1024 words would spill, and the barrier behind the loads is enough).
+    """
+    return max(min(LANES * warps, 512), min(256, triton.next_power_of_2(words)))
 
 
 def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
@@ -177,7 +183,10 @@ def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
     out = torch.empty(n, dtype=torch.int32, device=bitmap.device)
     words = bitmap.numel()
     block = min(1024, max(32, triton.next_power_of_2(n)))
-    _claim[(1,)](bitmap, out, counters, words, n, BLOCK=block, CHUNK=chunk_words(words))
+    warps = warps_for(block)
+    _claim[(1,)](
+        bitmap, out, counters, words, n, BLOCK=block, CHUNK=chunk_words(words, warps), num_warps=warps
+    )  # fmt: skip
     return out
 
 
@@ -190,19 +199,30 @@ def release(bitmap: Tensor, ids: Tensor, capacity: int, counters: Tensor) -> Non
     """
     check_columns(bitmap.device, None, ids=ids)
     block = min(1024, max(32, triton.next_power_of_2(ids.numel())))
-    _release[(1,)](bitmap, ids, counters, ids.numel(), capacity, BLOCK=block)
+    _release[(1,)](bitmap, ids, counters, ids.numel(), capacity, BLOCK=block, num_warps=warps_for(block))
+
+
+def sized(name: str, block: int) -> str:
+    """A compile case of `block` lanes, by its name at 256."""
+    return name if block == 256 else f"{name} {block}"
 
 
 def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead; none moves plane bytes."""
+    """The launches to compile ahead, from the smallest; none moves plane bytes."""
     pointers = {"bitmap_ptr": "*i32", "counters_ptr": "*i32"}
     return [
-        CompileCase(
-            "claim", _claim, pointers | {"out_ptr": "*i32", "words": "i32", "n": "i32"}, {"BLOCK": 256, "CHUNK": 256},
-            ("bitmap_ptr", "out_ptr", "counters_ptr"), 4, (),
-        ),
-        CompileCase(
-            "release", _release, pointers | {"ids_ptr": "*i32", "n": "i32", "capacity": "i32"}, {"BLOCK": 256},
-            ("bitmap_ptr", "ids_ptr", "counters_ptr"), 4, (),
-        ),
+        case
+        for block in (32, 256, 1024)
+        for warps in [warps_for(block)]
+        for case in (
+            CompileCase(
+                sized("claim", block), _claim, pointers | {"out_ptr": "*i32", "words": "i32", "n": "i32"},
+                {"BLOCK": block, "CHUNK": chunk_words(256, warps)}, ("bitmap_ptr", "out_ptr", "counters_ptr"),
+                warps, (),
+            ),
+            CompileCase(
+                sized("release", block), _release, pointers | {"ids_ptr": "*i32", "n": "i32", "capacity": "i32"},
+                {"BLOCK": block}, ("bitmap_ptr", "ids_ptr", "counters_ptr"), warps, (),
+            ),
+        )
     ]  # fmt: skip

@@ -2,10 +2,11 @@
 
 A packet's phases run in one program and speak to each other through memory:
 
-    moves | releases | claims | writes, labels of copies
-          ^ barrier  ^ barrier ^ barrier
+    moves | releases | claims | writes | labels of copies
+          ^ barrier  ^ barrier ^ barrier ^ barrier
 
-The host guarantees that no register is named twice within a phase and none by an earlier phase after a later one.
+The host guarantees that no register is named twice within a phase and none by an earlier phase after a later one. Two
+lanes of a phase therefore never meet; two warps that hold the same lane could, and a barrier keeps them apart.
 """
 
 import triton
@@ -27,6 +28,7 @@ from memstate.kernels.bitmap import (
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.doors import INT32, check_columns
 from memstate.kernels.tables import AUDIT_FREE, Count, Registers, Section
+from memstate.kernels.warps import all_loaded, warps_for
 
 if not __name__.startswith("memstate."):
     raise ImportError(
@@ -42,6 +44,7 @@ WRITES = tl.constexpr(int(Section.WRITES))
 DATA = tl.constexpr(int(Section.DATA))
 IS_FREE = tl.constexpr(AUDIT_FREE)
 BLOCK_ENTRIES = 256
+BLOCK_AUDIT = 1024
 
 
 @triton.jit
@@ -75,6 +78,7 @@ def _move(packet_ptr, slots_ptr, labels_ptr, counters_ptr, BLOCK: tl.constexpr):
         slot = tl.load(slots_ptr + source, mask=index < n, other=0)
         label = tl.load(labels_ptr + source, mask=index < n, other=0)
         full = (slot != 0) & (tl.load(slots_ptr + target, mask=index < n, other=0) != 0)
+        all_loaded()  # or a late warp finds the source empty and the target full
         go = (slot != 0) & (full == 0)
         tl.store(slots_ptr + target, slot, mask=go)
         tl.store(labels_ptr + target, label, mask=go)
@@ -88,8 +92,12 @@ def _move(packet_ptr, slots_ptr, labels_ptr, counters_ptr, BLOCK: tl.constexpr):
 
 @triton.jit
 def release_registers(slots_ptr, labels_ptr, bitmap_ptr, register, mask, capacity):
-    """Empties registers and frees their slots; returns which became free, were free already, were no slots at all."""
+    """Empties registers and frees their slots; returns which became free, were free already, were no slots at all.
+
+    Holds the barrier between all that its caller has loaded and all that its caller stores.
+    """
     slot = tl.load(slots_ptr + register, mask=mask, other=0)
+    all_loaded()  # or a late warp finds registers empty, and counts fewer releases
     tl.store(slots_ptr + register, 0, mask=mask & (slot != 0))
     tl.store(labels_ptr + register, 0, mask=mask & (slot != 0))
     valid = (slot > 0) & (slot <= capacity)
@@ -136,7 +144,7 @@ def _claim_phase(
         need = ((index < n) & (full == 0)).to(tl.int32)
         wanted = tl.sum(need, 0)
         rank = tl.where(need != 0, tl.cumsum(need, 0) - need, BIG)
-        slot, at, taken = take_lowest(bitmap_ptr, words, at, wanted, rank, CHUNK)
+        slot, at, taken = take_lowest(bitmap_ptr, words, at, wanted, rank, CHUNK)  # its barrier: `full` is known to all
         tl.store(slots_ptr + register, slot, mask=(need != 0) & (slot != 0))
         tl.store(labels_ptr + register, 0, mask=(need != 0) & (slot != 0))
         claimed += taken
@@ -161,6 +169,7 @@ def _write_phase(packet_ptr, slots_ptr, labels_ptr, cells_ptr, BLOCK: tl.constex
         index = start + tl.arange(0, BLOCK)
         address = tl.load(addresses + index, mask=index < n, other=0)
         tl.store(cells_ptr + address, tl.load(values + index, mask=index < n, other=0), mask=index < n)
+    phase_barrier()
     n, targets = _section(packet_ptr, DATA)
     sources = _second_column(targets, n)
     for start in range(0, n, BLOCK):  # a copied state stands for what its source stands for
@@ -222,11 +231,11 @@ def ownership(registers: Registers, packet: Tensor) -> None:
     packet: int32, layout in `memstate.kernels.tables`. A move onto a full register and a claim into one change nothing
     and are counted; releasing an empty register does nothing. Changes: registers, bitmap, counters. Syncs: no.
     """
-    words = registers.bitmap.numel()
+    words, warps = registers.bitmap.numel(), warps_for(BLOCK_ENTRIES)
     _ownership[(1,)](
         packet, registers.slots, registers.labels, registers.cells, registers.bitmap, registers.counters,
         words, registers.capacity,
-        BLOCK=BLOCK_ENTRIES, CHUNK=chunk_words(words),
+        BLOCK=BLOCK_ENTRIES, CHUNK=chunk_words(words, warps), num_warps=warps,
     )  # fmt: skip
 
 
@@ -248,7 +257,8 @@ def audit(registers: Registers, out: Tensor) -> None:
     """
     check_columns(registers.cells.device, registers.capacity + 1, INT32, out=out)
     _audit[(1,)](
-        registers.slots, registers.bitmap, out, registers.slots.numel(), registers.capacity, BLOCK=1024
+        registers.slots, registers.bitmap, out, registers.slots.numel(), registers.capacity,
+        BLOCK=BLOCK_AUDIT, num_warps=warps_for(BLOCK_AUDIT),
     )  # fmt: skip
 
 
@@ -258,7 +268,7 @@ def compile_cases() -> list[CompileCase]:
     return [
         CompileCase(
             "ownership", _ownership, {"packet_ptr": "*i32"} | columns | {"words": "i32", "capacity": "i32"},
-            {"BLOCK": BLOCK_ENTRIES, "CHUNK": 256}, ("packet_ptr", *columns), 4, (),
+            {"BLOCK": BLOCK_ENTRIES, "CHUNK": 256}, ("packet_ptr", *columns), warps_for(BLOCK_ENTRIES), (),
         ),
         CompileCase(
             "resolve", _resolve,
@@ -268,6 +278,6 @@ def compile_cases() -> list[CompileCase]:
         CompileCase(
             "audit", _audit,
             {"slots_ptr": "*i32", "bitmap_ptr": "*i32", "out_ptr": "*i32", "n": "i32", "capacity": "i32"},
-            {"BLOCK": 1024}, ("slots_ptr", "bitmap_ptr", "out_ptr"), 4, (),
+            {"BLOCK": BLOCK_AUDIT}, ("slots_ptr", "bitmap_ptr", "out_ptr"), warps_for(BLOCK_AUDIT), (),
         ),
     ]  # fmt: skip

@@ -10,17 +10,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.bitmap import chunk_words
+from memstate.kernels.bitmap import chunk_words, sized
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.doors import check_accept
 from memstate.kernels.tables import Outcome, Registers, Rules, StepRecord, Strategy
-from memstate.kernels.tracking import claim_needed, known_row, shape, take_lane
+from memstate.kernels.tracking import SIZES, claim_needed, known_row, shape, take_lane
+from memstate.kernels.warps import all_loaded, warps_for
 
 if not __name__.startswith("memstate."):
     raise ImportError(
         "import memstate.kernels.speculation, not kernels.speculation: a second copy would duplicate every kernel"
     )
 
+NONE = tl.constexpr(int(Strategy.NONE))
 PING_PONG = tl.constexpr(int(Strategy.PING_PONG))
 LAZY = tl.constexpr(int(Strategy.LAZY))
 REDIRECT = tl.constexpr(int(Strategy.REDIRECT))
@@ -82,6 +84,8 @@ def _accept(
             LANES, IN_PLACE, CHUNK,
         )  # fmt: skip
 
+    if STRATEGY == NONE:
+        all_loaded()  # or a late warp takes the new label for the old one; otherwise `claim_needed` holds the barrier
     tl.store(labels_ptr + live, after, mask=real)
     tl.store(source_ptr + row, 0, mask=real & (source > 0))
     tl.store(write_ptr + index, tl.where(real, write, 0), mask=inside)
@@ -116,12 +120,12 @@ def accept(
         registers.bitmap, registers.counters, accepted.numel(),
         registers.generation.numel(), words,
         rules.every, limit, STRATEGY=int(rules.strategy), LANES=rules.lanes, IN_PLACE=rules.in_place,
-        BLOCK=block, CHUNK=chunk_words(words), num_warps=warps,
+        BLOCK=block, CHUNK=chunk_words(words, warps), num_warps=warps,
     )  # fmt: skip
 
 
 def compile_cases() -> list[CompileCase]:
-    """Every strategy at 256 rows; none moves plane bytes."""
+    """Every strategy from the smallest batch on; none moves plane bytes."""
     pointers = (
         "given_ptr", "rows_ptr", "tokens_ptr", "write_ptr", "snapshot_ptr", "after_ptr", "step_generation_ptr",
         "accepted_ptr", "crossed_ptr", "slots_ptr", "labels_ptr", "tracked_ptr", "want_ptr", "source_ptr",
@@ -131,8 +135,13 @@ def compile_cases() -> list[CompileCase]:
     variants = {"none": (0, 0, False), "ping-pong": (1, 1, False), "lazy": (2, 2, True), "redirect": (3, 1, False)}
     return [
         CompileCase(
-            f"accept[{name}]", _accept, dict.fromkeys(pointers, "*i32") | scalars,
-            {"STRATEGY": code, "LANES": lanes, "IN_PLACE": in_place, "BLOCK": 256, "CHUNK": 256}, pointers, 4, (),
+            sized(f"accept[{name}]", block), _accept, dict.fromkeys(pointers, "*i32") | scalars,
+            {
+                "STRATEGY": code, "LANES": lanes, "IN_PLACE": in_place,
+                "BLOCK": block, "CHUNK": chunk_words(256, warps_for(block)),
+            },
+            pointers, warps_for(block), (),
         )
         for name, (code, lanes, in_place) in variants.items()
+        for block in SIZES[name]
     ]  # fmt: skip

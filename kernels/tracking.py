@@ -17,12 +17,14 @@ from memstate.kernels.bitmap import (
     book_releases,
     bump,
     chunk_words,
+    sized,
     take_lowest,
 )
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.doors import check_plan, check_settle
 from memstate.kernels.registers import release_registers
 from memstate.kernels.tables import Count, Entry, Registers, Rules, StepRecord, Strategy
+from memstate.kernels.warps import all_loaded, warps_for
 
 if not __name__.startswith("memstate."):
     raise ImportError(
@@ -31,6 +33,7 @@ if not __name__.startswith("memstate."):
 
 RESERVE = tl.constexpr(int(Count.RESERVE))
 DEGRADED = tl.constexpr(int(Count.DEGRADED))
+NONE = tl.constexpr(int(Strategy.NONE))
 PING_PONG = tl.constexpr(int(Strategy.PING_PONG))
 LAZY = tl.constexpr(int(Strategy.LAZY))
 REDIRECT = tl.constexpr(int(Strategy.REDIRECT))
@@ -47,10 +50,14 @@ def known_row(row, table_rows):
 
 @triton.jit
 def claim_needed(need, bitmap_ptr, counters_ptr, words, limit, CHUNK: tl.constexpr):
-    """One free slot for each lane in need, in batch order up to the budget; 0 for the rest, who are counted."""
+    """One free slot for each lane in need, in batch order up to the budget; 0 for the rest, who are counted.
+
+    Holds the barrier between all that its caller has loaded and all that its caller stores.
+    """
     wanted = need.to(tl.int32)
     total = tl.sum(wanted, 0)
     budget = tl.load(counters_ptr + FREE) - tl.load(counters_ptr + RESERVE)
+    all_loaded()  # or a late warp finds rows labelled and slots spent, and claims for others
     granted = tl.maximum(tl.minimum(tl.minimum(budget, limit), total), 0)
     rank = tl.where(need, tl.cumsum(wanted, 0) - wanted, BIG)
     slot, _, taken = take_lowest(bitmap_ptr, words, 0, granted, rank, CHUNK)
@@ -140,6 +147,8 @@ def _plan(
             LANES, IN_PLACE, CHUNK,
         )  # fmt: skip
 
+    if STRATEGY == NONE:
+        all_loaded()  # or a late warp takes the new label for the old one
     if STRATEGY == WINDOW:
         after = length
     else:
@@ -190,9 +199,9 @@ def _settle(
 
 
 def shape(batch: int) -> tuple[int, int]:
-    """Lanes of the one program and its warps: two rows a thread up to 1024, so that nothing spills."""
+    """Lanes of the one program and its warps: two rows a thread up to 1024."""
     block = max(32, triton.next_power_of_2(batch))
-    return block, min(16, max(4, block // 64))
+    return block, warps_for(block)
 
 
 def plan(
@@ -219,7 +228,7 @@ def plan(
         registers.generation, registers.bitmap, registers.counters, *record, rows.numel(),
         registers.generation.numel(), words, rules.every, limit,
         STRATEGY=int(rules.strategy), LANES=rules.lanes, IN_PLACE=rules.in_place,
-        BLOCK=block, CHUNK=chunk_words(words), num_warps=warps,
+        BLOCK=block, CHUNK=chunk_words(words, warps), num_warps=warps,
     )  # fmt: skip
 
 
@@ -240,8 +249,11 @@ def settle(registers: Registers, record: StepRecord, results: Tensor | None) -> 
     )  # fmt: skip
 
 
+SIZES = {"none": (32, 256), "ping-pong": (32, 256), "lazy": (32, 256, 512), "redirect": (32, 256), "window": (32, 256)}
+
+
 def compile_cases() -> list[CompileCase]:
-    """Every strategy at 256 rows; none moves plane bytes."""
+    """Every strategy from the smallest batch on; none moves plane bytes."""
     columns = (
         "slots_ptr",
         "labels_ptr",
@@ -261,18 +273,26 @@ def compile_cases() -> list[CompileCase]:
     }  # fmt: skip
     cases = [
         CompileCase(
-            f"plan[{name}]", _plan, dict.fromkeys(pointers, "*i32") | scalars,
-            {"STRATEGY": code, "LANES": lanes, "IN_PLACE": in_place, "BLOCK": 256, "CHUNK": 256}, pointers, 4, (),
+            sized(f"plan[{name}]", block), _plan, dict.fromkeys(pointers, "*i32") | scalars,
+            {
+                "STRATEGY": code, "LANES": lanes, "IN_PLACE": in_place,
+                "BLOCK": block, "CHUNK": chunk_words(256, warps_for(block)),
+            },
+            pointers, warps_for(block), (),
         )
         for name, (code, lanes, in_place) in variants.items()
+        for block in SIZES[name]
     ]  # fmt: skip
     settle_pointers = (
         "rows_ptr", "after_ptr", "step_generation_ptr", "results_ptr", "slots_ptr", "labels_ptr", "generation_ptr",
         "bitmap_ptr", "counters_ptr",
     )  # fmt: skip
-    settle_case = CompileCase(
-        "settle", _settle,
-        dict.fromkeys(settle_pointers, "*i32") | dict.fromkeys(("batch", "table_rows", "capacity"), "i32"),
-        {"ANY_ENDED": True, "BLOCK": 256}, settle_pointers, 4, (),
-    )  # fmt: skip
-    return [*cases, settle_case]
+    settles = [
+        CompileCase(
+            sized("settle", block), _settle,
+            dict.fromkeys(settle_pointers, "*i32") | dict.fromkeys(("batch", "table_rows", "capacity"), "i32"),
+            {"ANY_ENDED": True, "BLOCK": block}, settle_pointers, warps_for(block), (),
+        )
+        for block in (32, 256, 1024)
+    ]  # fmt: skip
+    return [*cases, *settles]

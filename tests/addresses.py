@@ -94,10 +94,11 @@ class Limits:
 class Launch:
     """What the programs of one launch touch, every access checked before it is carried out."""
 
-    def __init__(self, kernel: str, arguments: Mapping[str, Tensor], limits: Limits) -> None:
-        self.kernel, self.programs = kernel, 0
+    def __init__(self, kernel: str, arguments: Mapping[str, Tensor], limits: Limits, warps: int = 4) -> None:
+        self.kernel, self.programs, self.warps = kernel, 0, warps
         self.named = dict(arguments) | {f"what it reaches [{i}]": tensor for i, tensor in enumerate(limits.reach)}
         self.accesses: list[Access] = []
+        self.parted: list[str] = []  # programs whose warps came to different barriers or atomics, and to how many
         self._allowed, self._null = Spans(self.named.values()), Spans(limits.null)
         self._changes = self._allowed if limits.changes is None else Spans(limits.changes)
 
@@ -144,8 +145,11 @@ class Launch:
         return np.intersect1d(self.shared(), self.touched(LOAD, STORE))
 
     def conflicts(self) -> list[str]:
-        """Who is in whose way, and where: programs that share bytes, and lanes that share them between two barriers."""
-        found = self._tell(self.contested(), self.accesses, "")
+        """Who is in whose way, and where: programs that share bytes, and lanes that share them between two barriers.
+        Warps of a program that went different ways.
+        """
+        found = [f"{self.kernel}: barriers and atomics of the warps of {program} differ" for program in self.parted]
+        found += self._tell(self.contested(), self.accesses, "")
         for program, phase in sorted({(access.program, access.phase) for access in self.accesses}):
             between = [a for a in self.accesses if (a.program, a.phase) == (program, phase)]
             # The same lane of two blocks of one size is taken for the same thread, and scalars for one thread's.

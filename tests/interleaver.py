@@ -6,6 +6,12 @@ Triton; others stand in their place meanwhile, and let `tests.addresses` look at
 
 An access is one step here, of all lanes of a program, and everyone sees it at once. On a GPU lanes and caches have
 orders of their own: a launch that has no conflicts does not depend on those either.
+
+A program can be several warps that all hold the same lanes, each a thread of its own: what Triton makes of a tensor of
+fewer lanes than threads. Every warp loads for itself, when it gets there, and decides by what it found. A word is
+stored by one of them, a draw says which; a single value by the first, as Triton has it. An atomic is carried out by one
+too, and the others wait for what it returned. They meet at barriers of the source and nowhere else: sums and the like
+cross warps where lanes are spread over them, but not where they are copies.
 """
 
 import inspect
@@ -69,7 +75,8 @@ class Program(threading.Thread):
     def __init__(self, index: tuple[int, ...], body: Callable[[], object]) -> None:
         super().__init__(daemon=True)
         self.index, self.body, self.error = index, body, None
-        self.phase = 0
+        self.phase = self.atomics = 0
+        self.waits: Callable[[], bool] | None = None
         self.done = self.abandoned = False
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
 
@@ -82,6 +89,17 @@ class Program(threading.Thread):
             self.error = error
         self.done = True
         self._back.release()
+
+    @property
+    def ready(self) -> bool:
+        return not self.done and not (self.waits and self.waits())
+
+    def wait(self, waits: Callable[[], bool]) -> None:
+        """Goes on once that is false."""
+        if waits():
+            self.waits = waits
+            self.pause()
+            self.waits = None
 
     def pause(self) -> None:
         self._back.release()
@@ -96,11 +114,17 @@ class Program(threading.Thread):
 
 
 class Session:
-    """Launches under one chooser. shared: the bytes before whose accesses programs pause; None for all bytes."""
+    """Launches under one chooser. shared: the bytes before whose accesses programs pause; None for all bytes.
 
-    def __init__(self, chooser: Chooser, limits: Limits, shared: Bytes | None) -> None:
+    warps: of each program, which all hold the same lanes; draw: a seed for which of them stores a word.
+    """
+
+    def __init__(self, chooser: Chooser, limits: Limits, shared: Bytes | None, warps: int, draw: int) -> None:
         self.log, self._chooser, self._limits, self._shared = Log(), chooser, limits, shared
+        self.warps, self._draw = warps, random.Random(draw)
+        self._owners: dict[object, int] = {}  # a word, or program and number of an atomic -> the warp that changes it
         self._programs: list[Program] = []
+        self._returned: dict[tuple[int, int], Any] = {}  # program and number of an atomic -> what it returned
         self._running = 0
 
     def access(self, kind: str, pointers: Any, mask: Any, size: int) -> None:
@@ -111,36 +135,80 @@ class Session:
             lane = lane[np.broadcast_to(np.asarray(mask, bool), np.shape(pointers)).ravel()]
         if len(lane):
             program = self._programs[self._running]
-            access = Access(self._running, kind, at[lane], size, lane, len(at), program.phase)
+            access = Access(self._running // self.warps, kind, at[lane], size, lane, len(at), program.phase)
             if self._shared is None or np.isin(access.bytes(), self._shared).any():
                 program.pause()
             self.log.launches[-1].add(access)
 
+    def own(self, pointers: Any, mask: Any) -> Any:
+        """The mask of a store, as far as it is the running warp's: of words as drawn, of a single value the first's."""
+        if self.warps == 1:
+            return mask
+        at, warp = np.asarray(pointers), self._running % self.warps
+        own = np.broadcast_to(True if mask is None else np.asarray(mask, bool), at.shape).copy()
+        if at.size > 1:
+            own[own] = [self._owner(word) == warp for word in at[own].tolist()]
+        return own if at.size > 1 or warp == 0 else np.zeros_like(own)
+
+    def _owner(self, of: object) -> int:
+        if of not in self._owners:
+            self._owners[of] = self._draw.randrange(self.warps)
+        return self._owners[of]
+
+    def atomic(self, pointers: Any, mask: Any, size: int, carry_out: Callable[[], Any]) -> Any:
+        """What an atomic returns: to all warps what it returned to the one that the draw lets carry it out."""
+        program, key = (
+            self._programs[self._running],
+            (self._running // self.warps, self._programs[self._running].atomics),
+        )
+        program.atomics += 1
+        if self._owner(key) == self._running % self.warps:
+            self.access(ATOMIC, pointers, mask, size)
+            self._returned[key] = carry_out()
+        program.wait(lambda: key not in self._returned)
+        return self._returned[key]
+
     def barrier(self) -> None:
-        """Where the threads of a program wait for each other; programs never do."""
-        self._programs[self._running].phase += 1
+        """Where the warps of a program wait for each other, those that have ended excepted; programs never do."""
+        program, first = self._programs[self._running], self._running // self.warps * self.warps
+        program.phase += 1
+        others = self._programs[first : first + self.warps]
+        program.wait(lambda: any(other.phase < program.phase and not other.done for other in others))
 
     def launch(self, kernel: str, arguments: Mapping[str, Any]) -> None:
         plain = {name: getattr(value, "base", value) for name, value in arguments.items()}  # `triton.reinterpret`
         tensors = {name: value for name, value in plain.items() if isinstance(value, torch.Tensor)}
-        self.log.launches.append(Launch(kernel, tensors, self._limits))
+        self.log.launches.append(Launch(kernel, tensors, self._limits, arguments.get("num_warps", 4)))
+        self._returned, self._owners = {}, {}
 
     def run(self, programs: list[Program]) -> None:
-        """Brings every program to its first access, then lets the chosen ones go on until all have ended."""
-        self._programs, self.log.launches[-1].programs = programs, len(programs)
+        """Brings every program to its first access, then lets the chosen ones go on until all have ended.
+
+        Those that wait for others that do not come are abandoned; on a GPU they hang.
+        """
+        self._programs, self.log.launches[-1].programs = programs, len(programs) // self.warps
         for program in programs:
             program.start()
         try:
             for number in range(len(programs)):
                 self._go_on(number)
-            while ready := [number for number, program in enumerate(programs) if not program.done]:
+            while ready := [number for number, program in enumerate(programs) if program.ready]:
                 self._go_on(self._chooser(ready))
+            self._look_for_parted()
         finally:
             for program in programs:
                 program.abandoned = True
                 if not program.done:
                     program.go_on()
                 program.join()
+
+    def _look_for_parted(self) -> None:
+        for first in range(0, len(self._programs), self.warps):
+            warps = self._programs[first : first + self.warps]
+            passed = [(warp.phase, warp.atomics, warp.done) for warp in warps]
+            if len(set(passed)) > 1 or not warps[0].done:
+                told = ", ".join(f"{barriers} and {atomics}" for barriers, atomics, _ in passed)
+                self.log.launches[-1].parted.append(f"program {first // self.warps} ({told})")
 
     def _go_on(self, number: int) -> None:
         self._running = number
@@ -158,16 +226,22 @@ class Body:
         self._function, self._session, self._programs = function, session, list[Program]()
 
     def __call__(self, **arguments: Any) -> None:
-        builder = interpreter.interpreter_builder
-        self._programs.append(Program(builder.grid_idx, lambda: self._function(**arguments)))
-        if len(self._programs) == prod(builder.grid_dim):
+        builder, warps = interpreter.interpreter_builder, self._session.warps
+        self._programs += [Program(builder.grid_idx, lambda: self._function(**arguments)) for _ in range(warps)]
+        if len(self._programs) == warps * prod(builder.grid_dim):
             self._session.run(self._programs)
 
 
 @contextmanager
-def interleaved(chooser: Chooser, limits: Limits | None = None, shared: Bytes | None = None) -> Iterator[Log]:
-    """Runs the launches inside in the chooser's order, every access checked; what a program raises is raised."""
-    session = Session(chooser, limits or Limits(), shared)
+def interleaved(
+    chooser: Chooser, limits: Limits | None = None, shared: Bytes | None = None, warps: int = 1, draw: int = 0
+) -> Iterator[Log]:
+    """Runs the launches inside in the chooser's order, every access checked; what a program raises is raised.
+
+    warps: of each program, which hold the same lanes; the chooser is asked which warp goes on. draw: a number that says
+    which of them stores what. Where they go different ways, that is a conflict.
+    """
+    session = Session(chooser, limits or Limits(), shared, warps, draw)
     native, executor, builder = interpreter._interpreter, interpreter.GridExecutor, interpreter.InterpreterBuilder
     call, barrier = executor.__call__, builder.create_barrier
 
@@ -176,16 +250,19 @@ def interleaved(chooser: Chooser, limits: Limits | None = None, shared: Bytes | 
         return native.load(pointers, mask, other, dtype)
 
     def store(pointers: Any, value: Any, mask: Any) -> Any:
+        mask = session.own(pointers, mask)
         session.access(STORE, pointers, mask, value.itemsize)
         return native.store(pointers, value, mask)
 
     def atomic_rmw(operation: Any, pointers: Any, value: Any, mask: Any, order: Any) -> Any:
-        session.access(ATOMIC, pointers, mask, value.itemsize)
-        return native.atomic_rmw(operation, pointers, value, mask, order)
+        return session.atomic(
+            pointers, mask, value.itemsize, lambda: native.atomic_rmw(operation, pointers, value, mask, order)
+        )
 
     def atomic_cas(pointers: Any, expected: Any, value: Any, order: Any) -> Any:
-        session.access(ATOMIC, pointers, None, value.itemsize)
-        return native.atomic_cas(pointers, expected, value, order)
+        return session.atomic(
+            pointers, None, value.itemsize, lambda: native.atomic_cas(pointers, expected, value, order)
+        )
 
     def interleave(launch: Any, *args: Any, **kwargs: Any) -> None:
         session.launch(launch.fn.__name__, dict(zip(launch.arg_names, args, strict=False)) | kwargs)

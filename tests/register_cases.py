@@ -72,8 +72,8 @@ def beyond(make: Maker, rows: Sequence[int]) -> list[int]:
     return [row if row > 0 else make.one(0, row, 2**31 - 1) for row in rows]
 
 
-def plan(make: Maker) -> Case:
-    variant, batch = make.one(*VARIANTS), make.one(0, 1, 5, 33)
+def plan(make: Maker, variant: str | None = None) -> Case:
+    variant, batch = variant or make.one(*VARIANTS), make.one(0, 1, 5, 33)
     strategy, lanes, in_place = VARIANTS[variant]
     file = RandomFile(make.rng, REFERENCE, batch, lanes)
     table, (rows, tokens) = file.file.table, random_batch(make.rng, file, batch)
@@ -85,9 +85,14 @@ def plan(make: Maker) -> Case:
     return Case("plan", arguments, Limits(changes=[*table[:8], table.counters, *record]), times=2)
 
 
-def settle(make: Maker) -> Case:
-    batch = make.one(0, 1, 5, 33)
+def settle(make: Maker, how: str = "") -> Case:
+    """how: `many` for a batch of rows whose lanes are of different age, so that one of two goes."""
+    batch = 30 if how else make.one(0, 1, 5, 33)
     file = RandomFile(make.rng, REFERENCE, batch, 2)
+    if how:
+        live = torch.arange(3, 3 * file.rows + 3, 3)
+        for register, label in ((live, 9), (live + 1, 1), (live + 2, 2)):
+            file.file.table.labels[register] = label * (file.file.table.slots[register] > 0).int()
     table, rows = file.file.table, beyond(make, random_batch(make.rng, file, batch)[0])
     labels, generation = table.labels.tolist(), table.generation.tolist()
     live = [row if 0 < row < len(generation) else 0 for row in rows]
@@ -101,8 +106,9 @@ def settle(make: Maker) -> Case:
     return Case("settle", {"registers": table, "record": record, "results": results}, Limits(changes=changes), times=2)
 
 
-def accept(make: Maker) -> Case:
-    case = test_accept.Case(REFERENCE, make.rng.getrandbits(30), make.one(*VARIANTS), make.one(0, 1, 5, 33))
+def accept(make: Maker, variant: str | None = None) -> Case:
+    variant, batch = variant or make.one(*VARIANTS), make.one(0, 1, 5, 33)
+    case = test_accept.Case(REFERENCE, make.rng.getrandbits(30), variant, batch)
     outcome = Outcome(*(make.empty(len(case.accepted), dtype=torch.int32) for _ in Outcome._fields))
     record = StepRecord(*(make.ints(column.tolist()) for column in case.record))
     arguments = {

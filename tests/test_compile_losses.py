@@ -37,7 +37,7 @@ class Loss(NamedTuple):
 LOSSES = {
     "barrier": Loss(  # of all three the one that the number of all barriers does not tell: the compiler puts its own
         "registers", "ownership", "    phase_barrier()\n    _claim_phase(", "    _claim_phase(",
-        "source_barriers 3, recorded 4: a barrier of the source was lost", None,
+        "source_barriers 7, recorded 8: a barrier of the source was lost", None,
     ),
     "alignment": Loss(
         "copy", "copy_slots",

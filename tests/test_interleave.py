@@ -26,12 +26,16 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 import memstate as ms
+from memstate.allocator import SlotAllocator
+from memstate.commands import CommandBuffer
 from memstate.kernels.dispatch import OPS, Backend
 from memstate.kernels.tables import COUNTERS, PlaneMap
-from tests import op_launches
+from memstate.registers import RegisterFile
+from tests import op_launches, register_cases
 from tests.addresses import LOAD, STORE, Bytes, Launch, Limits, Log, Stray, spans
 from tests.mutants import MUTANTS, OUTSIDE, mutated
 from tests.planes import MAKERS, Loop, every_strategy
+from tests.test_plan_kernel import VARIANTS
 
 try:  # it replaces parts of Triton, and tries at once whether they are what it takes them for
     from tests import interleaver
@@ -50,6 +54,7 @@ from tests.op_cases import CASES
 
 PROOF = bool(os.environ.get("MEMSTATE_PROOF"))
 SCHEDULES = 1000 if PROOF else 20
+PARTED = "_take: barriers and atomics of the warps of program 0 ({}) differ"
 SEEDS = 200  # within which a defect that was put there must show
 COUNTER = torch.zeros(1, dtype=torch.int32)
 ONE_PROGRAM = {"claim", "release", "ownership", "audit", "plan", "settle", "accept"}
@@ -82,6 +87,26 @@ def _look(out_ptr, in_ptr, n):
     program = tl.program_id(0)
     tl.atomic_add(in_ptr, 1, mask=program == 0)
     tl.store(out_ptr + program, tl.load(in_ptr, mask=program != 0, other=n))
+
+
+@triton.jit
+def _double(x_ptr, BARRIER: tl.constexpr):
+    lane = tl.arange(0, 2)
+    found = tl.load(x_ptr + lane)
+    if BARRIER:
+        tl.debug_barrier()
+    tl.store(x_ptr + lane, found + tl.max(found, 0))
+
+
+@triton.jit
+def _take(x_ptr, BARRIER: tl.constexpr):
+    """Empties a cell that is full, and waits for everybody then."""
+    found = tl.load(x_ptr)
+    if BARRIER:
+        tl.debug_barrier()
+    tl.store(x_ptr, 0)
+    if found > 0:
+        tl.debug_barrier()
 
 
 @triton.jit
@@ -208,14 +233,14 @@ def test_spans_are_the_bytes_that_elements_view() -> None:
 # -- the kernels -------------------------------------------------------------------------------------------------
 
 
-def wrong(case: Case, seed: int, logs: list[Log], module: ModuleType | None = None) -> str:
-    """What is wrong with a run under the schedule of a seed, or nothing.
+def wrong(case: Case, seed: int, logs: list[Log], module: ModuleType | None = None, warps: int = 1) -> str:
+    """What is wrong with a run under the schedule of a seed, or nothing; `warps` of a program hold the same lanes.
 
     The bytes are those of the reference, or of the stock order where they are computed.
     """
     expected = case.run(case.module("memstate.kernels.reference" if case.exact else "memstate.kernels"))
     try:
-        with interleaved(Seeded(seed), case.limits) as log:
+        with interleaved(Seeded(seed), case.limits, warps=warps, draw=seed) as log:
             found = case.run(module or case.module())
     except Stray as stray:
         return str(stray)
@@ -267,6 +292,82 @@ def test_no_program_sees_what_another_one_does(op: str, generator: torch.Generat
             return None, log
 
         assert len(every_outcome(run)) == 1, f"arguments of seed {seed}"
+
+
+# -- warps that hold the same lanes -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("barrier", "outcomes"), [(True, {2}), (False, {2, 3})])
+def test_a_late_warp_reads_what_another_has_stored(barrier: bool, outcomes: set[int]) -> None:
+    """Every order of two warps: each adds the largest word to both, and stores those that are its own."""
+    x = torch.empty(2, dtype=torch.int32)
+    found = set()
+
+    def run(draw: int, chooser: Chooser) -> list[int]:
+        x.fill_(1)
+        with interleaved(chooser, warps=2, draw=draw) as log:
+            _double[(1,)](x, BARRIER=barrier)
+        assert log.conflicts() == []
+        return x.tolist()
+
+    for draw in range(8):
+        for result in every_order(partial(run, draw)):
+            found |= set(result)
+    assert found == outcomes
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+def test_warps_that_part_are_told(barrier: bool) -> None:
+    """One comes to a barrier and the other does not: the first has emptied the cell meanwhile."""
+    cell, told = torch.empty(1, dtype=torch.int32), set()
+    for seed in range(20):
+        cell.fill_(1)
+        with interleaved(Seeded(seed), warps=2, draw=seed) as log:
+            _take[(1,)](cell, BARRIER=barrier)
+        told |= set(log.conflicts())
+    assert told == (set() if barrier else {PARTED.format("1 and 0, 0 and 0")})
+
+
+ALONE = [(op, "") for op in sorted(ONE_PROGRAM - {"plan", "accept"})]
+ALONE += [("settle", "many"), *((op, variant) for op in ("plan", "accept") for variant in VARIANTS)]
+
+
+def alone(op: str, variant: str, seed: int) -> Case:
+    """A launch of one program, of a strategy where one is named."""
+    make = Maker(seed)
+    return getattr(register_cases, op)(make, variant) if variant else CASES[op](make)
+
+
+@pytest.mark.parametrize("warps", [2, 3, 4] if PROOF else [4])
+@pytest.mark.parametrize(("op", "variant"), ALONE)
+def test_warps_may_hold_the_same_lanes(op: str, variant: str, warps: int) -> None:
+    """No launch gives them the same; the barriers alone are enough."""
+    for seed in range(SCHEDULES):
+        problem = wrong(alone(op, variant, seed), seed, [], warps=warps)
+        assert not problem, f"{op} {variant}, arguments and schedule of seed {seed}:\n{problem}"
+
+
+def test_a_label_that_is_written_is_copied_behind_a_barrier() -> None:
+    """In one packet: what the first lane writes, another reads."""
+    file = RegisterFile(SlotAllocator(8, Backend("interpreter")), rows=3, holders=0)
+    commands = CommandBuffer(file)
+    commands.claim([3, 6, 9])
+    commands.submit()
+    commands.write(file.address("labels", np.array([9, 3])), [2, 7])
+    commands.copy([6], [3])
+    with interleaved(stock) as log:
+        commands.submit()
+    assert file.table.labels[[3, 6, 9]].tolist() == [7, 7, 2] and log.conflicts() == []
+
+
+def test_launches_hold_every_lane_in_one_warp(generator: torch.Generator) -> None:
+    """As they are launched: 32 threads a warp, and no tensor has fewer lanes."""
+    for op in sorted(ONE_PROGRAM):
+        logs: list[Log] = []
+        for seed in range(generator.initial_seed(), generator.initial_seed() + 5):
+            wrong(CASES[op](Maker(seed)), seed, logs)
+        for launch in (launch for log in logs for launch in log.launches):
+            assert {a.lanes for a in launch.accesses if 1 < a.lanes < 32 * launch.warps} == set(), launch.kernel
 
 
 def two_programs(op: str, make: Maker) -> Case:

@@ -24,7 +24,8 @@ COUNT_BARRIERS = """
 import json
 from memstate.compiling import compile_cases
 from memstate.kernels.catalog import all_cases
-cases = [case for case in all_cases() if case.name in ("claim", "ownership", "audit")]
+names = ("claim", "ownership", "audit", "settle", "plan[none]", "plan[redirect]", "accept[none]", "accept[redirect]")
+cases = [case for case in all_cases() if case.name in names]
 print(json.dumps({report.kernel: report.source_barriers for report in compile_cases(cases, ("sm_90",))}))
 """
 
@@ -44,7 +45,10 @@ def test_barriers_stand_between_what_phases_write_and_read() -> None:
     command = [sys.executable, "-c", COUNT_BARRIERS]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"claim": 1, "ownership": 4, "audit": 2}
+    assert json.loads(done.stdout) == {
+        "claim": 2, "ownership": 8, "audit": 2, "settle": 2,
+        "plan[none]": 1, "plan[redirect]": 2, "accept[none]": 1, "accept[redirect]": 2,
+    }  # fmt: skip
 
 
 def test_settle_skips_steps_that_meant_nothing(backend: Backend) -> None:

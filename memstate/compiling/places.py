@@ -22,12 +22,13 @@ def source_barriers(text: str, folders: Sequence[Path]) -> int:
     found, line = 0, ""
     for statement in text.splitlines():
         if place := PLACE.match(statement):
-            line = _line(place[1], int(place[2]), folders)
+            line = source_line(place[1], int(place[2]), folders)
         elif BARRIER.match(statement):
             found += "debug_barrier" in line
     return found
 
 
-def _line(name: str, number: int, folders: Sequence[Path]) -> str:
+def source_line(name: str, number: int, folders: Sequence[Path]) -> str:
+    """A line of a file, by the name and number that a compiled text gives; empty where no folder has the file."""
     path = next((folder / name for folder in folders if (folder / name).exists()), None)
     return linecache.getline(str(path), number) if path else ""

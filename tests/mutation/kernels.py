@@ -6,6 +6,7 @@ BITMAP, REGISTERS, TRACKING = "kernels/bitmap.py", "kernels/registers.py", "kern
 SPECULATION, COPY, SLOTS = "kernels/speculation.py", "kernels/copy.py", "kernels/slots.py"
 GATHER, SCATTER, CONV = "kernels/gather.py", "kernels/scatter.py", "kernels/conv.py"
 DELTA, SELECTIVE = "kernels/gated_delta.py", "kernels/selective.py"
+WARPS = "kernels/warps.py"
 PACK, INT8 = "kernels/pack.py", "kernels/pack_int8.py"
 
 BARRIERS = "tests/test_mutant_gaps.py::test_barriers_stand_between_what_phases_write_and_read"
@@ -13,6 +14,8 @@ CLAIMS = "tests/test_bitmap.py::test_B2_claim_takes_the_lowest_free_slots[interp
 PACKETS = "tests/test_ownership.py::test_ownership_follows_the_model_on_random_packets[interpreter-900-250-400-3-1.0]"
 PLANS = "tests/test_plan_kernel.py::test_plan_is_the_rule_for_every_row[interpreter-257-{}]"
 SETTLES = "tests/test_plan_kernel.py::test_settle_releases_what_is_superseded_and_real[interpreter-257]"
+LATE = "tests/test_interleave.py::test_warps_may_hold_the_same_lanes[{}-4]"
+LAUNCHES = "tests/test_warps.py::test_no_launch_has_more_warps_than_lanes"
 ACCEPTS = "tests/test_accept.py::test_G2_kernel_and_reference_accept_alike[interpreter-257-{}]"
 
 CLAIMED = [
@@ -173,6 +176,62 @@ TRACKED = [
         "accept keeps all that was drafted", "stale byte", SPECULATION,
         "accepted = tl.minimum(given, tl.load(tokens_ptr + index, mask=inside, other=0))",
         "accepted = tl.load(tokens_ptr + index, mask=inside, other=0)", ACCEPTS.format("none"),
+    ),
+]  # fmt: skip
+
+WARPED = [
+    Mutant(
+        "words of a claim change before all warps have them", "missing barrier", BITMAP,
+        "        all_loaded()  # or a late warp counts words that have lost their bits, and leaves the loop at another "
+        "time\n",
+        "", LATE.format("claim-"),
+    ),
+    Mutant(
+        "registers move before all warps have them", "missing barrier", REGISTERS,
+        "        all_loaded()  # or a late warp finds the source empty and the target full\n", "",
+        LATE.format("ownership-"),
+    ),
+    Mutant(
+        "registers are emptied before all warps have them", "missing barrier", REGISTERS,
+        "    all_loaded()  # or a late warp finds registers empty, and counts fewer releases\n", "",
+        LATE.format("settle-many"),
+    ),
+    Mutant(
+        "no barrier between writes and labels of copies", "missing barrier", REGISTERS,
+        "    phase_barrier()\n    n, targets = _section(packet_ptr, DATA)\n",
+        "    n, targets = _section(packet_ptr, DATA)\n",
+        "tests/test_interleave.py::test_a_label_that_is_written_is_copied_behind_a_barrier",
+    ),
+    Mutant(
+        "rows change before all warps have them", "missing barrier", TRACKING,
+        "    all_loaded()  # or a late warp finds rows labelled and slots spent, and claims for others\n",
+        "", LATE.format("plan-redirect"),
+    ),
+    Mutant(
+        "labels move on before all warps have them", "missing barrier", TRACKING,
+        "    if STRATEGY == NONE:\n        all_loaded()  # or a late warp takes the new label for the old one\n", "",
+        LATE.format("plan-none"),
+    ),
+    Mutant(
+        "accept moves labels on before all warps have them", "missing barrier", SPECULATION,
+        "    if STRATEGY == NONE:\n        all_loaded()", "    if STRATEGY == NONE:\n        pass",
+        LATE.format("accept-none"),
+    ),
+    Mutant(
+        "four warps for 32 lanes", "lost update", WARPS,
+        "max(1, lanes // LANES))\n    if warps * 32 > lanes:", "max(4, lanes // LANES))\n    if lanes < 32:", LAUNCHES,
+    ),
+    Mutant(
+        "fewer words than warps hold", "lost update", BITMAP,
+        "max(min(LANES * warps, 512), ", "max(32, ", LAUNCHES,
+    ),
+    Mutant(
+        "claim with Triton's own number of warps", "lost update", BITMAP,
+        "CHUNK=chunk_words(words, warps), num_warps=warps\n", "CHUNK=chunk_words(words, warps)\n", LAUNCHES,
+    ),
+    Mutant(
+        "release with Triton's own number of warps", "lost update", BITMAP,
+        "BLOCK=block, num_warps=warps_for(block))", "BLOCK=block)", LAUNCHES,
     ),
 ]  # fmt: skip
 
@@ -346,4 +405,4 @@ DECODED = [
     ),
 ]  # fmt: skip
 
-MUTANTS = [*CLAIMED, *OWNED, *TRACKED, *MOVED, *PACKED, *DECODED]
+MUTANTS = [*CLAIMED, *OWNED, *TRACKED, *WARPED, *MOVED, *PACKED, *DECODED]

@@ -14,7 +14,7 @@ CACHED = [
     "session_refusals", "audit_owners", "tokens", "salts",
 ]  # fmt: skip
 PREFIX = [PROGRAMS, "prefix_gaps", *CACHED]
-DEVICE = ["ownership", "plan_kernel", "accept", "lazy", "redirect", "shared_pool", "mutant_gaps"]
+DEVICE = ["ownership", "plan_kernel", "accept", "lazy", "redirect", "shared_pool", "warps", "mutant_gaps"]
 PREFETCH = ["prefetch", "prefetch_stops", "prefetch_ranks", "prefetch_random"]
 HOST = [
     f"tiers_{name}"
@@ -30,7 +30,8 @@ NEAR = {
     "kernels/bitmap.py": [*DEVICE, "bitmap", "allocator"],
     "kernels/registers.py": [*DEVICE, "commands"],
     "kernels/tracking.py": DEVICE,
-    "kernels/speculation.py": ["accept", "accepted"],
+    "kernels/speculation.py": ["accept", "accepted", "mutant_gaps"],
+    "kernels/warps.py": ["warps"],
     "kernels/copy.py": ["copy", "storage", "given_memory"],
     "kernels/slots.py": ["conv", "gated_delta", "selective", "doors"],
     "kernels/gather.py": ["gather", "storage"],

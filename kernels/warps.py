@@ -1,0 +1,33 @@
+"""How many warps a program gets that speaks to itself through memory. Knows no kernel.
+
+Triton deals the lanes of a tensor out over the threads of a program. Where there are more threads than lanes, several
+warps hold the same lane: each loads it when it gets there, and one stores it. A warp that is late reads what another
+has stored, decides otherwise and enters a loop alone. So there are never more warps than lanes / 32; and a barrier
+stands between loads that decide something and the first store to the same words, however lanes are dealt out.
+"""
+
+import triton
+import triton.language as tl
+
+if not __name__.startswith("memstate."):
+    raise ImportError("import memstate.kernels.warps, not kernels.warps: a second copy would duplicate every kernel")
+
+LANES = 64  # of a warp at least: what the widest one has; 32 threads take two each
+MOST = 16
+
+
+def warps_for(lanes: int) -> int:
+    """Warps of a program whose tensors have `lanes` lanes or more: no lane is in two of them.
+
+    Raises: ValueError below 32 lanes, of which even one warp would hold copies.
+    """
+    warps = min(MOST, max(1, lanes // LANES))
+    if warps * 32 > lanes:
+        raise ValueError(f"{lanes} lanes: expected 32 or more, one for each thread of a warp")
+    return warps
+
+
+@triton.jit
+def all_loaded():
+    """Stands behind the loads that decide something: every warp has them before one stores to the same words."""
+    tl.debug_barrier()

@@ -10,7 +10,7 @@ from tests.mutation.catalogue import MUTANTS
 from tests.mutation.mutant import CATEGORIES, Mutant
 from tests.mutation.near import near
 from tests.mutation.runner import Runner, Stale, Tree
-from tests.mutation.table import PAGE, Line, page, stale
+from tests.mutation.table import PAGE, Line, kept, page, row, stale
 
 LIMIT = 60.0  # seconds for one test
 
@@ -114,7 +114,10 @@ def test_a_copy_has_the_library_its_kernels_and_its_tests(runner: Runner) -> Non
 def test_pages_that_differ_from_the_catalogue_are_told(sandbox: Runner) -> None:
     mutants = [MUTATED["killed"], EQUIVALENT]
     verdicts = [sandbox.killer(mutant, LIMIT) for mutant in mutants]
-    text = page([Line(mutant, verdict, verdict) for mutant, verdict in zip(mutants, verdicts, strict=True)])
+    lines = [Line(mutant, verdict, verdict) for mutant, verdict in zip(mutants, verdicts, strict=True)]
+    text = page(mutants, {line.mutant.name: row(line) for line in lines})
+    assert kept(text, mutants[1:]) == {mutants[1].name: row(lines[1])}
+    assert kept(text, [mutants[0]._replace(killer="tests/test_other.py::test_it")]) == {}
     assert "2 mutants; the tests near notice 1." in text
     assert "| half and one | wrong count | `memstate/half.py` | `tests/test_half.py::test_half` | killed | 1: " in text
     assert stale(text, mutants) == []

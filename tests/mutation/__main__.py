@@ -1,6 +1,7 @@
 """The long run: every mutant against the tests near it, and docs/mutants.md.
 
 python -m tests.mutation            runs, and writes the page
+python -m tests.mutation --new      runs those that the page does not list so, and keeps the rows of the others
 python -m tests.mutation --check    says whether the page lists the mutants that there are
 python -m tests.mutation WORD ..    runs the mutants with a word in their name or file, and prints what became of them
 """
@@ -15,7 +16,7 @@ from tests.mutation.catalogue import MUTANTS
 from tests.mutation.mutant import Mutant
 from tests.mutation.near import near
 from tests.mutation.runner import Runner
-from tests.mutation.table import NOTICED, PAGE, Line, page, stale
+from tests.mutation.table import NOTICED, PAGE, Line, kept, page, row, stale
 
 WORKERS = 2
 LIMIT = 90.0  # seconds of a run
@@ -53,13 +54,16 @@ def main(arguments: Sequence[str]) -> int:
         lines = stale(PAGE.read_text() if PAGE.exists() else "", MUTANTS)
         print("\n".join([*lines, "run: python -m tests.mutation"] if lines else [f"{PAGE.name} is as it should be"]))
         return bool(lines)
-    chosen = [m for m in MUTANTS if not arguments or any(word in f"{m.name} {m.file}" for word in arguments)]
+    rows = kept(PAGE.read_text(), MUTANTS) if list(arguments) == ["--new"] else {}
+    words = [] if rows else arguments
+    chosen = [m for m in MUTANTS if not words or any(word in f"{m.name} {m.file}" for word in words)]
+    chosen = [mutant for mutant in chosen if mutant.name not in rows]
     if not chosen:
         print(f"no mutant has one of {', '.join(arguments)} in its name or file: {len(MUTANTS)} are there")
         return 2
     lines = run(chosen, lambda text: print(text, flush=True))
-    if not arguments:
-        PAGE.write_text(page(lines))
+    if not words:
+        PAGE.write_text(page(MUTANTS, rows | {line.mutant.name: row(line) for line in lines}))
     alive = [line.mutant.name for line in lines if line.one.fate not in ("killed", line.mutant.fate)]
     unseen = [line.mutant.name for line in lines if line.near.fate not in NOTICED]
     print(f"{len(lines)} mutants, {len(alive)} of them alive", *alive, sep="\n  ")

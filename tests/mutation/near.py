@@ -6,7 +6,7 @@ PROGRAMS = "stateful.py::test_random_programs_follow_the_rules"
 OWNERS = [
     "allocator", "groups", "shared_pool", "ownership", "commands", "counts", "audit", PROGRAMS, "tracking",
     "tracking_ends", "redirect", "lazy", "fork", "arrivals", "in_place", "speculation", "accepted", "pages", "requests",
-    "shortfall", "mutant_gaps", "prefix_gaps",
+    "shortfall", "mutant_gaps", "prefix_gaps", "gap",
 ]  # fmt: skip
 CACHED = [
     "prefix_tree", "prefix_ranking", "prefix_cache", "prefix_room", "prefix_wants", "prefix_cow", "prefix_refusals",
@@ -22,7 +22,7 @@ HOST = [
         "bytes", "counts", "dense", "doors", "faults", "gaps", "hits", "late", "life", "refusals", "sessions",
         "storage", "writes",
     )
-] + ["salts_below"]  # fmt: skip
+] + ["salts_below", "gap"]  # fmt: skip
 FILES = ["file_store", "file_faults", "file_room", "file_foreign", "file_cleaning"]
 BYTES = ["copy", "storage", "given_memory", "sleep", "layout"]
 
@@ -53,6 +53,7 @@ NEAR = {
     **{f"memstate/tiers/{name}.py": PREFETCH for name in ("prefetch", "fetch", "offers", "claim", "rounds", "reading")},
     **{f"memstate/tiers/{name}.py": HOST for name in ("host", "manager", "stowing", "transfers", "digests")},
     **{f"memstate/{name}.py": HOST for name in ("promotion", "tiers/promises")},
+    "memstate/snapshot.py": ["audit", "audit_owners", "gap"],
     "memstate/arguments.py": ["salt_values", "refusals", "misuse", "prefix_refusals", "tiers_gaps"],
     "memstate/tiers/keys.py": ["tier_keys", "salt_values", "salts_below", "tiers_gaps"],
     "memstate/tiers/handover.py": ["resplit", "salts_below"],

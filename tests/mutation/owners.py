@@ -2,7 +2,8 @@
 
 from tests.mutation.mutant import Mutant
 
-ALLOCATOR, COMMANDS, UPLOAD = "memstate/allocator.py", "memstate/commands.py", "memstate/upload.py"
+ALLOCATOR, UPLOAD = "memstate/allocator.py", "memstate/upload.py"
+COMMANDS, PACKET = "memstate/commands.py", "memstate/packet.py"
 STEPS, STEPPING = "memstate/steps.py", "memstate/stepping.py"
 HOLDERS, PUBLISHER, ADMISSION = "memstate/holders.py", "memstate/publisher.py", "memstate/admission.py"
 ENDINGS = "memstate/endings.py"
@@ -40,36 +41,143 @@ FREE = [
     ),
 ]  # fmt: skip
 
+GAP = "tests/test_gap.py::test_"
+FENCED = "tests/test_commands.py::test_G1_the_first_change_of_a_fenced_register_waits_and_all_behind_it[reference]"
+GIVEN_UP = GAP + "G1_a_row_given_up_in_the_gap_keeps_its_slot_until_the_forward[reference-redirect-"
+IN_ORDER = GAP + "G1_what_waits_is_sent_once_the_forward_is_in_order[reference-"
+USED = GAP + "a_snapshot_published_in_the_gap_is_used_behind_the_forward[reference-"
+
+# Between the plan of a step and its forward.
+ORDERED = [
+    Mutant(
+        "recording sends what conflicts", "double owner", COMMANDS,
+        "            self._queue.append(packet := Packet(self.registers))\n        if self._waits",
+        "            self._send_up_to(0)\n            packet = self._last()\n        if self._waits",
+        GIVEN_UP + "nothing]",
+    ),
+    Mutant(
+        "nothing waits for a forward", "double owner", COMMANDS,
+        "self._fenced[registers] = self.fencing = True", "self.fencing = True", GIVEN_UP + "submit]",
+    ),
+    Mutant(
+        "what a forward reads may change owners", "stale byte", STEPPING,
+        "sources[sources > 0]]", "sources[:0]]",
+        GAP + "G1_a_cached_state_that_a_first_step_reads_is_dropped_behind_it[reference-redirect]",
+    ),
+    Mutant(
+        "what a forward writes may change owners", "double owner", STEPPING,
+        "named = [rows * PER_ROW, ", "named = [rows[:0], ", GIVEN_UP + "submit]",
+    ),
+    Mutant(
+        "the snapshot of a step may change owners before its forward", "stale byte", STEPPING,
+        "            label = before if self._mirror.tracking.reads_old_slot else after\n",
+        "            label = before - 1\n", USED + "ping-pong]",
+    ),
+    Mutant(
+        "the state at a boundary may change owners before it is read", "stale byte", STEPPING,
+        "            label = before if self._mirror.tracking.reads_old_slot else after\n",
+        "            label = after\n", USED + "redirect]",
+    ),
+    Mutant(
+        "a copy does not wait for what it reads", "stale byte", COMMANDS,
+        " or (sources is not None and fenced[sources].any())", "",
+        "tests/test_commands.py::test_G1_every_change_of_a_fenced_register_waits[reference-copy from]",
+    ),
+    Mutant(
+        "what is recorded behind a change that waits is sent", "double owner", COMMANDS,
+        "        rest = len(self._queue) - at\n", "        rest = 0\n",
+        GAP + "B31_an_arrival_in_the_gap_waits_with_what_is_before_it[reference-submit]",
+    ),
+    Mutant(
+        "all of a packet waits", "wrong count", COMMANDS, "first.split(operations)", "first.split(0)", FENCED,
+    ),
+    Mutant(
+        "all of a packet is sent", "double owner", COMMANDS,
+        "first.split(operations)", "first.split(len(first.operations))", FENCED,
+    ),
+    Mutant(
+        "slots are read back before they may be used", "double owner", COMMANDS,
+        "        if self._waits is None:\n            self.submit()\n            action.run()\n",
+        "        if self.submit() is None:\n            action.run()\n",
+        GAP + "B31_an_arrival_in_the_gap_waits_with_what_is_before_it[reference-nothing]",
+    ),
+    Mutant(
+        "a plan does not say that the forward before it is in order", "leak", STEPPING,
+        "        self._close(self.open)\n", "", IN_ORDER + "plan]",
+    ),
+    Mutant(
+        "a settled step still keeps its slots", "leak", STEPPING,
+        "        self._close(step)\n        same = self._same_request(step)\n        dead",
+        "        self._uncopied = None\n        same = self._same_request(step)\n        dead", IN_ORDER + "settle]",
+    ),
+    Mutant(
+        "any step that is settled ends the wait", "double owner", STEPPING,
+        "if step is None or step is not self.open:", "if step is None or self.open is None:",
+        GAP + "G1_an_older_step_that_is_settled_says_nothing_of_the_newest[reference]",
+    ),
+    Mutant(
+        "ids in hand hang on releases that wait", "wrong count", ALLOCATOR,
+        "self.free - self._withheld()[0]", "self.free",
+        GAP + "B1_ids_in_hand_do_not_hang_on_a_release_that_waits[reference]",
+    ),
+    Mutant(
+        "a check forgets what waits", "wrong count", ALLOCATOR,
+        " + released - claimed", "", GAP + "a_check_in_the_gap_keeps_the_count[reference]",
+    ),
+    Mutant(
+        "an audit looks at what waits as if it were lost", "wrong count", "memstate/snapshot.py",
+        "_behind(file, waiting) if waiting else file", "file", GIVEN_UP + "audit]",
+    ),
+    Mutant(
+        "a step is cancelled although its state was published", "stale byte", STEPPING,
+        "if self._promised and step is self.open:", "if False:",
+        GAP + "a_step_is_not_cancelled_once_what_it_computes_was_published[reference]",
+    ),
+    Mutant(
+        "a page is copied while changes wait", "stale byte", ADMISSION,
+        "if partial and self._commands.waiting:", "if False:",
+        GAP + "a_fork_that_copies_a_page_is_refused_while_changes_wait[reference]",
+    ),
+    Mutant(
+        "slots that wait lose their bytes", "stale byte", "memstate/engine.py",
+        " + self.commands.withheld[0]", "",
+        GAP + "states_sleep_with_their_bytes_while_a_slot_waits_for_a_forward[reference]",
+    ),
+    Mutant(
+        "a reset forgets what waits without giving anything back", "leak", COMMANDS,
+        "                entry.forget()\n", "                pass\n",
+        "tests/test_commands.py::test_what_is_discarded_gives_back_what_it_would_have_used[reference]",
+    ),
+]  # fmt: skip
+
 RECORDED = [
     Mutant(
-        "a register twice in one phase", "lost update", COMMANDS,
-        "any(self._latest[r] >= phase or", "any(self._latest[r] > phase or",
+        "a register twice in one phase", "lost update", PACKET,
+        "any(latest[r] >= phase or", "any(latest[r] > phase or",
         "tests/test_commands.py::test_B36c_chains_of_moves[reference]",
     ),
     Mutant(
-        "one of many registers twice in one phase", "lost update", COMMANDS,
-        "(self._latest[regs] >= phase).any()", "(self._latest[regs] > phase).any()", MANY,
+        "one of many registers twice in one phase", "lost update", PACKET,
+        "(latest[registers] >= phase).any()", "(latest[registers] > phase).any()", MANY,
     ),
     Mutant(
-        "a release of many overtakes the copy that reads them", "stale byte", COMMANDS,
-        " or (phase < DATA and self._reads[regs].any())", "", MANY,
+        "a release of many overtakes the copy that reads them", "stale byte", PACKET,
+        " or reads[registers].any())", ")", MANY,
     ),
     Mutant(
         "a release overtakes a move", "lost update", COMMANDS,
-        "        self._order(np.concatenate([to, of]), MOVES)\n", "",
+        "packet = self._packet_for(regs := np.concatenate([to, of]), MOVES)",
+        "packet, regs = self._last(), np.concatenate([to, of])",
         "tests/test_commands.py::test_B36c_chains_of_moves[reference]",
     ),
     Mutant(
-        "a release overtakes the copy that reads the register", "stale byte", COMMANDS,
-        "            self._reads[of] = True\n", "",
+        "a release overtakes the copy that reads the register", "stale byte", PACKET,
+        "            self.reads[second[second != ZERO_SOURCE]] = True\n", "            pass\n",
         "tests/test_commands.py::test_B36c_copy_from_a_node_evict_it_and_reuse_its_slot[reference]",
     ),
     Mutant(
-        "the first value written to a cell wins", "lost update", COMMANDS,
-        "_, newest = np.unique(first[::-1], return_index=True)\n"
-        "                first, second = first[::-1][newest], second[::-1][newest]",
-        "_, newest = np.unique(first, return_index=True)\n"
-        "                first, second = first[newest], second[newest]",
+        "the first value written to a cell wins", "lost update", PACKET,
+        "values[::-1][newest]", "values[np.unique(cells, return_index=True)[1]]",
         "tests/test_commands.py::test_B36c_the_last_value_written_to_a_cell_wins_also_within_one_call[reference]",
     ),
     Mutant(
@@ -161,18 +269,19 @@ STEPPED = [
     ),
     Mutant(
         "in place: the copy after the forward is made again", "wrong count", STEPPING,
-        "(step, due), self._uncopied = self._uncopied, None", "step, due = self._uncopied",
+        "(of, due), self._uncopied = self._uncopied, None", "of, due = self._uncopied",
         "tests/test_in_place.py::test_B36_a_snapshot_costs_one_copy[reference-in turn-ping-pong]",
     ),
     Mutant(
         "in place: the snapshot is taken from another slot", "stale byte", STEPPING,
-        "self._storage.copy(step.snapshot, step.write,", "self._storage.copy(step.snapshot, step.snapshot,",
+        "self._storage.copy(of.snapshot, of.write,", "self._storage.copy(of.snapshot, of.snapshot,",
         "tests/test_in_place.py::test_B36_a_snapshot_costs_one_copy[reference-in turn-ping-pong]",
     ),
     Mutant(
         "in place: the snapshot is copied a step late", "stale byte", STEPPING,
-        "        self.copy_snapshots()\n        before, after", "        before, after",
-        "tests/test_in_place.py::test_B26_also_before_anything_is_settled[reference]",
+        "        self._close(step)\n        same = self._same_request(step)\n        dead",
+        "        same = self._same_request(step)\n        dead",
+        "tests/test_gap.py::test_a_snapshot_of_an_in_place_engine_is_copied_behind_the_forward[reference-lazy]",
     ),
 ]  # fmt: skip
 
@@ -239,12 +348,13 @@ KEPT = [
     ),
     Mutant(
         "a state arrives without its label", "stale label", ADMISSION,
-        '        self._commands.write(self._file.address("labels", live), tokens)\n', "",
+        "self._commands.label(live, tokens)", "self._file.labels[live] = tokens",
         "tests/test_arrivals.py::test_redirect_keeps_what_arrived_at_a_boundary[reference]",
     ),
     Mutant(
-        "a release overtakes the label that arrived", "stale label", ADMISSION,
-        "        self._commands.submit()  # a later change of owners may not overtake the label\n", "",
+        "a release overtakes the label that arrived", "stale label", COMMANDS,
+        "self._packet_for(regs, DATA).add(WRITES, cells, content, regs)",
+        "self._last().add(WRITES, cells, content, None)",
         "tests/test_arrivals.py::test_B36c_an_arrival_given_up_at_once_leaves_no_label[reference]",
     ),
     Mutant(
@@ -332,4 +442,4 @@ MIRRORED = [
     ),
 ]  # fmt: skip
 
-MUTANTS = [*FREE, *RECORDED, *STEPPED, *KEPT, *MIRRORED]
+MUTANTS = [*FREE, *ORDERED, *RECORDED, *STEPPED, *KEPT, *MIRRORED]

@@ -69,12 +69,13 @@ STARTED = [
     ),
     Mutant(
         "salt: a turn goes on wherever its tokens do", "stale byte", SESSIONS,
-        "        if salt != session.salt:\n", "        if salt is session:\n",
+        "if salt != session.salt:\n            return", "if salt is session:\n            return",
         f"{DEVICE}a_turn_after_an_abort_goes_on_under_its_own_salt{TWO}",
     ),
     Mutant(
         "salt: only a session that has one asks for it", "stale byte", SESSIONS,
-        "        if salt != session.salt:\n", "        if session.salt is not None and salt != session.salt:\n",
+        "if salt != session.salt:\n            return",
+        "if session.salt is not None and salt != session.salt:\n            return",
         f"{DEVICE}an_edited_history_goes_on_under_its_own_salt{OTHER}",
     ),
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """docs/mutants.md: which tests notice which mutant. Made by `python -m tests.mutation`, compared by `--check`."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tests.mutation.mutant import CATEGORIES, Mutant
@@ -29,16 +29,22 @@ class Line(NamedTuple):
     near: Verdict
 
 
-def page(lines: Sequence[Line]) -> str:
-    """The page, in the order of the catalogue."""
+def page(mutants: Sequence[Mutant], rows: Mapping[str, str]) -> str:
+    """The page, in the order of the catalogue. rows: of each mutant, by its name."""
     parts = [HEAD, "| category | what goes wrong | mutants |\n| --- | --- | --- |"]
-    counts = {name: sum(line.mutant.category == name for line in lines) for name in CATEGORIES}
+    counts = {name: sum(mutant.category == name for mutant in mutants) for name in CATEGORIES}
     parts[1] += "".join(f"\n| {name} | {why} | {counts[name]} |" for name, why in CATEGORIES.items())
-    killed = sum(line.near.fate in NOTICED for line in lines)
-    parts.append(f"\n{len(lines)} mutants; the tests near notice {killed}.\n")
+    unseen = sum(rows[mutant.name].endswith("| survived |") for mutant in mutants)
+    parts.append(f"\n{len(mutants)} mutants; the tests near notice {len(mutants) - unseen}.\n")
     parts.append("| mutant | category | file | killed by | fails | near |\n| --- | --- | --- | --- | --- | --- |")
-    parts += [row(line) for line in lines]
+    parts += [rows[mutant.name] for mutant in mutants]
     return "\n".join(parts) + "\n"
+
+
+def kept(text: str, mutants: Sequence[Mutant]) -> dict[str, str]:
+    """Rows of a page, by name, of mutants that are in the catalogue as they are there."""
+    wanted = {(mutant.name, mutant.category, mutant.file, one_line(mutant.killer)) for mutant in mutants}
+    return {found[0][0]: line for line in text.splitlines() if (found := CELL.findall(line)) and found[0] in wanted}
 
 
 def row(line: Line) -> str:

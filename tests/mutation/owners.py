@@ -86,7 +86,7 @@ ORDERED = [
     Mutant(
         "what is recorded behind a change that waits is sent", "double owner", COMMANDS,
         "        rest = len(self._queue) - at\n", "        rest = 0\n",
-        GAP + "B31_an_arrival_in_the_gap_waits_with_what_is_before_it[reference-submit]",
+        GIVEN_UP + "submit]",
     ),
     Mutant(
         "all of a packet waits", "wrong count", COMMANDS, "first.split(operations)", "first.split(0)", FENCED,

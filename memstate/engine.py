@@ -556,7 +556,8 @@ class StateManager:
 
     def reset(self) -> None:
         """Everything free, every register, column and page zero, every handle stale; the bytes stay. Host memory is
-        empty, storage stays. Syncs: no, but for tiers.
+        empty, storage stays. No forward of a step planned before may be launched from here on. Syncs: no, but for
+        tiers.
         """
         self._enter()
         self.commands.discard()

@@ -83,7 +83,8 @@ class Stats:
     they add up to `capacity` (slots in hand apart).
     snapshots, degraded: boundaries with and without one, since the start. published, dropped, refused: published
     snapshots; refused for want of a holder register. copied_bytes, zeroed_bytes: moved by memstate's own launches.
-    uploads, launches, syncs, upload_waits: counts. prefix: the prefix cache, where there is one.
+    packets: of recorded changes, sent: at most one a scheduler step where no two of them conflict. uploads, launches,
+    syncs, upload_waits: counts. prefix: the prefix cache, where there is one.
     """
 
     capacity: int

@@ -31,6 +31,7 @@ from memstate.errors import (
     OutOfSlots,
     RegisterInUse,
     StaleHandle,
+    UnsafeFolder,
 )
 from memstate.holders import Snapshot
 from memstate.kernels.dispatch import Backend
@@ -99,6 +100,7 @@ __all__ = [
     "TierStats",
     "Tiers",
     "Tracking",
+    "UnsafeFolder",
     "policies",
     "presets",
     "warm_up",

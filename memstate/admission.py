@@ -373,8 +373,8 @@ class Admission:
         partial = self._pages.count(length) - kept
         if partial and self._commands.waiting:
             raise InvalidArgument(
-                f"row {index}: a page that it has filled in part is copied at once, and {len(self._commands.waiting)} "
-                "packets of changes wait for the newest step's forward: launch it, say so with submit(step), then fork"
+                f"row {index}: a page that it has filled in part is copied at once, and changes of owners wait for the "
+                "newest step's forward: launch it, say so with submit(step), then fork"
             )
         moved = self._direct_hits and not self._file.source[index]
         if moved and not (self._publisher.holders.free or (self._cache and self._cache.evictable_states)):

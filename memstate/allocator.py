@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memstate.arguments import is_count
-from memstate.errors import DeviceFault, DoubleRelease, InvalidArgument, OutOfSlots
+from memstate.errors import ConfigurationError, DeviceFault, DoubleRelease, InvalidArgument, OutOfSlots
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import COUNTERS, Count
 
@@ -76,9 +76,12 @@ class SlotAllocator:
         """Makes a recorder send before the bitmap or the device's count is asked.
 
         recorder: held weakly: what nobody else keeps has nothing recorded, and its planes are memory that may not wait
-        for a garbage collection.
+        for a garbage collection. Raises: ConfigurationError for a second one: neither would know what the other has
+        recorded.
         """
-        self._recorders.append(ref(recorder))
+        if any(reference() is not None for reference in self._recorders):
+            raise ConfigurationError("an allocator takes one command buffer, and this one has one already")
+        self._recorders = [ref(recorder)]
 
     def confirm(self, n: int) -> None:
         """Makes the host's count certain where n slots hang on releases of ids in hand. Syncs: only then."""
@@ -97,9 +100,10 @@ class SlotAllocator:
         n = self._valid_count(n)
         held = sum(group.left for group in self._groups)
         self.confirm(n)
-        there = max(0, self.free - self._withheld()[0])
+        coming = self._withheld()[0]
+        there = max(0, self.free - coming)
         if n > there + held:
-            raise OutOfSlots(n, there + held)
+            raise OutOfSlots(n, there + held, waiting=coming)
         for group in self._groups:
             if n > there:
                 there += group.give_back(n - there)

@@ -3,6 +3,7 @@ error.
 """
 
 from collections.abc import Hashable, Sequence
+from itertools import chain
 from types import NoneType
 from typing import Any, TypeGuard
 
@@ -14,6 +15,7 @@ from memstate.errors import InvalidArgument
 INT32_MAX = 2**31 - 1
 PLAIN = frozenset((NoneType, str, bytes, int))  # types of salts whose values are equal only where their types are
 NESTED = 8  # tuples in tuples of a salt
+PARTS = 1000  # of a salt, tuples included
 SHOWN = 200  # characters of a value in a message
 
 
@@ -51,18 +53,30 @@ def require_salt(salt: Any) -> Hashable:
     up as they are; 1, True and 1.0 would be one key. Each also means the same in every other process. Raises:
     InvalidArgument.
     """
-    if type(salt) not in PLAIN and not _is_salt(salt, NESTED):
+    if type(salt) not in PLAIN and not _is_salt(salt):
         raise InvalidArgument(
             f"salt {shown(salt)} of {type(salt).__name__}: expected None, str, bytes, int, or a tuple of these nested"
-            f" at most {NESTED} deep, of exactly these types, because 1, True and 1.0 are equal: give str(salt), say"
+            f" at most {NESTED} deep and of at most {PARTS} parts, of exactly these types, because 1, True and 1.0 are"
+            " equal; give the tenant's name, as a text"
         )
     return salt  # type: ignore[no-any-return]
 
 
-def _is_salt(value: Any, deep: int) -> bool:
-    return type(value) in PLAIN or (
-        type(value) is tuple and deep > 0 and all(_is_salt(part, deep - 1) for part in value)
-    )
+def _is_salt(salt: Any) -> bool:
+    """Level by level, so that tuples that share parts cost no more than their parts."""
+    left, level = PARTS, iter((salt,))
+    for _ in range(NESTED + 1):
+        tuples = []
+        for part in level:
+            left -= 1
+            if left < 0 or (type(part) is not tuple and type(part) not in PLAIN):
+                return False
+            if type(part) is tuple:
+                tuples.append(part)
+        if not tuples:
+            return True
+        level = chain.from_iterable(tuples)
+    return False
 
 
 def shown(value: Any) -> str:

@@ -93,6 +93,11 @@ class CommandBuffer:
         self.fencing, self._waits = False, None
 
     @property
+    def acts(self) -> bool:
+        """Whether there is more than changes of owners to send: somebody waits for it."""
+        return any(isinstance(entry, Action) for entry in self._queue)
+
+    @property
     def waiting(self) -> list[Packet | Action]:
         """What a submit would not send, in order."""
         if self._waits is None:
@@ -344,11 +349,11 @@ class CommandBuffer:
 
     def discard(self) -> None:
         """Forgets what is recorded: only for a reset, which makes everything free on both sides."""
-        for entry in self._queue:
+        forgotten, self._queue = self._queue, []
+        self.lift()
+        for entry in reversed(forgotten):  # what comes later may stand on what comes before
             if isinstance(entry, Action) and entry.forget:
                 entry.forget()
-        self._queue = []
-        self.lift()
 
     def _distinct(self, registers: Indices, operation: str) -> Longs:
         regs = self._known(registers, operation)

@@ -36,7 +36,7 @@ from memstate.promotion import Promotions
 from memstate.publisher import Publisher
 from memstate.readback import Readback
 from memstate.regions import BufferInfo
-from memstate.registers import RegisterFile
+from memstate.registers import Longs, RegisterFile
 from memstate.requests import Request, RequestTable, Row, Rows, Session
 from memstate.sessions import Sessions
 from memstate.settings import validate_kinds, validate_sizes, validate_tracking
@@ -189,7 +189,9 @@ class StateManager:
 
     @property
     def free_slots(self) -> int:
-        """Slots that can be claimed now."""
+        """Slots that requests can be given now; those whose release waits for a forward are not there for
+        `pool.claim` yet.
+        """
         return self.allocator.free
 
     @property
@@ -307,9 +309,9 @@ class StateManager:
 
         rows: the batch; None and finished rows are padding. tokens: of each row in this step: 1 in decode, the chunk in
         prefill, the drafted tokens of a window.
-        limit: optional claims (for snapshots) that this step may make. Launch the forward before the next plan. Any
-        other call may come in between: what would change the owner of a slot that this step names is recorded, and
-        sent behind the forward by the next plan, by this step's settle, or by `submit(step)`.
+        limit: optional claims (for snapshots) that this step may make.
+        Launch the forward before the next plan. Any other call may come before the forward: what would change the owner
+        of a slot that this step names is recorded, and sent behind the forward by the next plan or `submit(step)`.
         window: a speculative step. Its forward reads `step.read` and stores no state in a slot, but the states after
         each of its tokens in windows of the caller's, which `accept` chooses from.
         Syncs: no. Raises: StaleHandle, InvalidArgument (also when an older step must be settled first); nothing changed
@@ -357,8 +359,9 @@ class StateManager:
         the step before it had ended: release them first, or ask to publish.
 
         tokens: as for `release`, one per entry of the batch. Returns the snapshots, entry by entry, if asked to
-        publish. Syncs: no. Raises: StaleHandle, InvalidArgument (also where what the step computes has been published
-        or released since its plan), ConfigurationError; nothing changed then.
+        publish. Syncs: no. Raises: StaleHandle, InvalidArgument (also where something that the step computes has been
+        handed out since its plan, or `submit(step)` said that its forward was launched), ConfigurationError; nothing
+        changed then.
         """
         self._enter()
         current = self.stepping.current(step)
@@ -395,8 +398,10 @@ class StateManager:
             known = np.minimum(known, counts("publish", publish, len(numbers)))
         if keys is None:
             self.endings.require_sessions_told(numbers)
-        self.stepping.promise(numbers, known)
-        return self.endings.end(numbers, known, keys)
+        before, told = self.stepping.lengths_before(numbers), self._told(numbers, known, keys)
+        snapshots = self.endings.end(numbers, known, keys)
+        self.stepping.promise(numbers, told or [snap.length if snap else 0 for snap in snapshots], before)
+        return snapshots
 
     def abort(self, rows: Sequence[Row]) -> None:
         """Ends requests at once, whatever is in flight, and publishes nothing; a session goes back to where the turn
@@ -427,8 +432,18 @@ class StateManager:
         if strict:
             bounds = known if keys is None else np.minimum(known, [len(key) // BYTES for key in keys])
             self.publisher.require_answers(numbers, bounds)
-        self.stepping.promise(numbers, known)
-        return self.endings.publish(numbers, known, keys)
+        before, told = self.stepping.lengths_before(numbers), self._told(numbers, known, keys)
+        snapshots = self.endings.publish(numbers, known, keys)
+        self.stepping.promise(numbers, told or [snap.length if snap else 0 for snap in snapshots], before)
+        return snapshots
+
+    def _told(self, rows: Longs, known: NDArray[np.integer], keys: Sequence[bytes] | None) -> list[int] | None:
+        """Tokens of each row that the cache or a session is about to rely on; None where handles say it."""
+        if keys is None:
+            return None
+        lengths = [min(n, len(key) // BYTES) for n, key in zip(known.tolist(), keys, strict=True)]
+        turns = self.sessions.by_row
+        return [n if row in turns else self.pages.floor(n) for row, n in zip(rows.tolist(), lengths, strict=True)]
 
     def drop(self, snapshots: Sequence[Snapshot]) -> None:
         """Gives up snapshots: their slots and pages are free again, at once or when the first step of a row that
@@ -535,7 +550,8 @@ class StateManager:
         held = self.allocator.capacity - self.allocator.free + self.commands.withheld[0]  # until a forward is launched
         if held and not keep:
             raise InvalidArgument(
-                f"{held} slots are held: their states would be lost; use keep=True, or end them first"
+                f"{held} slots are held: their states would be lost; use keep=True, or end them first, and settle the "
+                "newest step, whose forward may still need them"
             )
         self.commands.submit()
         if self.tiers is not None:
@@ -610,14 +626,14 @@ class StateManager:
 
     def audit(self) -> audit.AuditReport:
         """Looks for leaked and doubly owned slots, by name, also while requests run. Syncs: yes, after submitting what
-        is recorded.
+        does not wait for a forward; what waits counts as carried out.
         """
         picture, names = self._look()
         return audit.audit(picture, names)
 
     def snapshot(self) -> Picture:
         """Who owns which slot now, and all that the host knows, as plain data for audits, drawings and files. Syncs:
-        yes, after submitting what is recorded.
+        yes, after submitting what does not wait for a forward; what waits counts as carried out.
         """
         return self._look()[0]
 
@@ -666,8 +682,8 @@ class StateManager:
         return "snapshot", self.holders.name(register)
 
     def check(self) -> None:
-        """Submits what is recorded and raises the first fault that the device counted. Syncs: yes. Raises: DeviceFault,
-        DoubleRelease.
+        """Submits what does not wait for a forward, and raises the first fault that the device counted. Syncs: yes.
+        Raises: DeviceFault, DoubleRelease.
         """
         self._enter()
         self.commands.submit()

@@ -34,14 +34,16 @@ class OutOfSlots(MemstateError):
     """Back-pressure: not enough free slots; nothing was claimed."""
 
     def __init__(
-        self, requested: int, free: int, evictable: int = 0, capacity: int | None = None, in_sessions: int = 0
-    ) -> None:
+        self, requested: int, free: int, evictable: int = 0, capacity: int | None = None, in_sessions: int = 0,
+        waiting: int = 0,
+    ) -> None:  # fmt: skip
         self.requested, self.free, self.evictable, self.capacity = requested, free, evictable, capacity
-        self.in_sessions = in_sessions
+        self.in_sessions, self.waiting = in_sessions, waiting
         wait = (
             "drop snapshots or wait for a request to end" if evictable else "wait for a request to end, or retract one"
         )
         wait += f"; idle sessions hold {in_sessions}: close_session" if in_sessions else ""
+        wait += f"; {waiting} come free behind the newest step's forward: submit(step)" if waiting else ""
         hint = _never(capacity is not None and requested > capacity, f"there are {capacity}", wait)
         super().__init__(f"{requested} slots requested, {free} free, {evictable} evictable: {hint}")
 

@@ -48,7 +48,7 @@ class Stepping:
         self._pages, self._mirror, self._publisher, self._wants = pages, mirror, publisher, wants
         self._log, self._storage, self._copied = log, storage, copied
         self.open: Step | None = None  # whose forward may not be launched yet
-        self._promised: list[int] = []  # its rows of which more was published than they had before it
+        self._promised: list[int] = []  # its rows of which something that it computes was handed out
         self._uncopied: tuple[Step, int] | None = None  # whose snapshots are copied behind its forward
 
     def reset(self) -> None:
@@ -61,17 +61,26 @@ class Stepping:
         self._log.require(step, newest=True)
         self._close(step)
 
-    def promise(self, rows: Longs, known: Longs) -> None:
-        """Notes that states and KV of rows are handed out, up to `known` tokens: where that is more than the open step
-        began with, its forward must run.
-        """
-        if self.open is not None:
-            before = dict(zip(self.open.numbers.tolist(), self.open.before.tolist(), strict=True))
-            pairs = zip(rows.tolist(), known.tolist(), strict=True)
-            self._promised += [row for row, length in pairs if row and length > before.get(row, length)]
+    def lengths_before(self, rows: Longs) -> list[int]:
+        """Tokens that rows had before the open step, a number beyond all lengths for those that are not in it."""
+        if self.open is None:
+            return [INT32_MAX] * len(rows)
+        running = np.where(self._same_request(self.open), self.open.numbers, 0)
+        before = dict(zip(running.tolist(), self.open.before.tolist(), strict=True))
+        return [before.get(row, INT32_MAX) if row else INT32_MAX for row in rows.tolist()]
 
-    def _close(self, step: Step | None) -> None:
-        """The forward of the open step is in order: what waited may follow it, and the copies of its snapshots do."""
+    def promise(self, rows: Longs, lengths: Sequence[int], before: Sequence[int]) -> None:
+        """Notes that states and KV of rows were handed out up to these lengths: where that is more than the rows had
+        before the open step, its forward must run.
+        """
+        pairs = zip(rows.tolist(), lengths, before, strict=True)
+        self._promised += [row for row, length, had in pairs if length > had]
+
+    def _close(self, step: Step | None, send: bool = False) -> None:
+        """The forward of the open step is in order: what waited may follow it, and the copies of its snapshots do.
+
+        send: what somebody waits for, such as slots to be read back; no other call may come that sends.
+        """
         if step is None or step is not self.open:
             return
         self.open, self._promised = None, []
@@ -79,6 +88,8 @@ class Stepping:
         if self._uncopied is not None:
             (of, due), self._uncopied = self._uncopied, None
             self._storage.copy(of.snapshot, of.write, planes=self._copied, due=due)
+        if send and self._commands.acts:
+            self._commands.submit()
 
     def batch(self, rows: Sequence[Row | None], tokens: int | Sequence[int]) -> tuple[Longs, Longs]:
         """Row numbers and tokens of a batch, 0 for padding. Raises: StaleHandle, InvalidArgument."""
@@ -187,7 +198,7 @@ class Stepping:
         if step.window:
             raise InvalidArgument(f"step {step.serial} is speculative: accept(step, accepted, windows) settles it")
         self._log.take(step)
-        self._close(step)
+        self._close(step, send=True)
         same = self._same_request(step)
         dead = same & self._table.finished[step.numbers]  # ended by the step before: what is real was settled with that
         same &= ~dead
@@ -276,12 +287,15 @@ class Stepping:
         self._log.require(step)
         if self._promised and step is self.open:
             raise InvalidArgument(
-                f"step {step.serial}: what it computes for rows {sorted(set(self._promised))} has been published or "
-                "released since its plan, so that its forward must run: settle it instead"
+                f"step {step.serial}: what it computes for rows {sorted(set(self._promised))} was handed out since its "
+                "plan: run its forward and settle it; where it cannot run, drop those snapshots, clear the prefix "
+                "cache, abort the rows, then settle it"
             )
+        if step is not self.open and step is self._log.unsettled[-1]:
+            raise InvalidArgument(f"step {step.serial}: submit(step) said that its forward was launched: settle it")
         self._log.take(step, newest=True)
         self._uncopied = None
-        self._close(step)
+        self._close(step, send=True)
         entries = np.flatnonzero(self._same_request(step)).tolist()
         rows = step.numbers[entries]
         self._table.confirmed[rows] = np.minimum(self._table.confirmed[rows], step.before[entries])

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from memstate import MemstateError
-from memstate.commands import Action
+from memstate import ConfigurationError, MemstateError
+from memstate.commands import Action, CommandBuffer
 from memstate.kernels.dispatch import Backend
+from memstate.registers import RegisterFile
 from tests.command_bench import CAPACITY, ROWS, USABLE, Bench, perform
 from tests.scan import scan_registers
 
@@ -230,3 +231,9 @@ def test_what_is_discarded_gives_back_what_it_would_have_used(bench: Bench) -> N
     bench.buffer.then(Action(lambda: done.append("run"), forget=lambda: done.append("forgotten")))
     bench.buffer.discard()
     assert done == ["forgotten"] and not bench.buffer.pending and not bench.buffer.fencing
+
+
+def test_an_allocator_takes_one_command_buffer(bench: Bench) -> None:
+    """Two would not know of each other what is recorded."""
+    with pytest.raises(ConfigurationError, match="has one already"):
+        CommandBuffer(RegisterFile(bench.allocator, ROWS, 2))

@@ -450,3 +450,19 @@ def test_a_folder_that_appears_while_it_is_made(tmp_path: Path, monkeypatch: pyt
         patch.setattr(os, "mkdir", mkdir)
         assert put(store, "a", record(0)) is DONE
     assert holds(store, "a", record(0)) and not store.faults
+
+
+@pytest.mark.parametrize("shared", ["false", "0", 1, None])
+def test_shared_is_true_or_false(tmp_path: Path, shared: object) -> None:
+    with pytest.raises(ConfigurationError, match="expected True or False"):
+        FileStore(tmp_path / "records", shared=shared)  # type: ignore[arg-type]
+
+
+def test_a_relative_path_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name / "records").mkdir(parents=True, mode=0o700)
+    monkeypatch.chdir(tmp_path / "here")
+    store = FileStore("records")
+    monkeypatch.chdir(tmp_path / "there")
+    assert store.folder.path == tmp_path / "here" / "records"
+    assert not list((tmp_path / "there" / "records").iterdir())

@@ -118,7 +118,7 @@ def test_pages_that_differ_from_the_catalogue_are_told(sandbox: Runner) -> None:
     text = page(mutants, {line.mutant.name: row(line) for line in lines})
     assert kept(text, mutants[1:]) == {mutants[1].name: row(lines[1])}
     assert kept(text, [mutants[0]._replace(killer="tests/test_other.py::test_it")]) == {}
-    assert "2 mutants; the tests near notice 1." in text
+    assert "2 mutants; of 2 that the tests near were run on, they notice 1." in text
     assert "| half and one | wrong count | `memstate/half.py` | `tests/test_half.py::test_half` | killed | 1: " in text
     assert stale(text, mutants) == []
     assert stale(text, mutants[::-1]) == ["the order is not that of the catalogue"]

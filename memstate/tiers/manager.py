@@ -145,9 +145,9 @@ class TierManager:
 
     def _require_in_order(self, operation: str) -> None:
         """Raises: InvalidArgument while records wait to be filled, or to come up."""
-        if waiting := self._commands.waiting:
+        if self._commands.waiting:
             raise InvalidArgument(
-                f"{operation}: {len(waiting)} packets of changes wait for the newest step's forward: launch it, then "
+                f"{operation}: changes of owners wait for the newest step's forward: launch it, then "
                 "say so with submit(step), settle it, or plan the next step"
             )
 
@@ -289,6 +289,7 @@ class TierManager:
         """
         if self._closed:
             return
+        self._require_in_order("close")
         self.flush()
         self.clear()
         self._closed, self._cache.below = True, None

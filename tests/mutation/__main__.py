@@ -2,6 +2,7 @@
 
 python -m tests.mutation            runs, and writes the page
 python -m tests.mutation --new      runs those that the page does not list so, and keeps the rows of the others
+python -m tests.mutation --quick    the same without the tests near, for a page that the next long run completes
 python -m tests.mutation --check    says whether the page lists the mutants that there are
 python -m tests.mutation WORD ..    runs the mutants with a word in their name or file, and prints what became of them
 """
@@ -16,14 +17,14 @@ from tests.mutation.catalogue import MUTANTS
 from tests.mutation.mutant import Mutant
 from tests.mutation.near import near
 from tests.mutation.runner import Runner
-from tests.mutation.table import NOTICED, PAGE, Line, kept, page, row, stale
+from tests.mutation.table import NOTICED, PAGE, UNTRIED, Line, kept, page, row, stale
 
 WORKERS = 2
 LIMIT = 90.0  # seconds of a run
 
 
-def run(mutants: Sequence[Mutant], say: Callable[[str], None] = print) -> list[Line]:
-    """Tries every mutant against its killer, and against the tests near it. Raises: Stale."""
+def run(mutants: Sequence[Mutant], say: Callable[[str], None] = print, quick: bool = False) -> list[Line]:
+    """Tries every mutant against its killer, and unless `quick` against the tests near it. Raises: Stale."""
     began = time.monotonic()
     found: list[Line] = []
     idle: SimpleQueue[Runner] = SimpleQueue()
@@ -31,7 +32,8 @@ def run(mutants: Sequence[Mutant], say: Callable[[str], None] = print) -> list[L
     def one(mutant: Mutant) -> Line:
         runner = idle.get()
         try:
-            line = Line(mutant, runner.killer(mutant, LIMIT), runner.run(mutant, near(mutant), LIMIT))
+            one = runner.killer(mutant, LIMIT)
+            line = Line(mutant, one, UNTRIED if quick else runner.run(mutant, near(mutant), LIMIT))
         finally:
             idle.put(runner)
         found.append(line)
@@ -54,18 +56,19 @@ def main(arguments: Sequence[str]) -> int:
         lines = stale(PAGE.read_text() if PAGE.exists() else "", MUTANTS)
         print("\n".join([*lines, "run: python -m tests.mutation"] if lines else [f"{PAGE.name} is as it should be"]))
         return bool(lines)
-    rows = kept(PAGE.read_text(), MUTANTS) if list(arguments) == ["--new"] else {}
+    quick = list(arguments) == ["--quick"]
+    rows = kept(PAGE.read_text(), MUTANTS) if quick or list(arguments) == ["--new"] else {}
     words = [] if rows else arguments
     chosen = [m for m in MUTANTS if not words or any(word in f"{m.name} {m.file}" for word in words)]
     chosen = [mutant for mutant in chosen if mutant.name not in rows]
     if not chosen:
         print(f"no mutant has one of {', '.join(arguments)} in its name or file: {len(MUTANTS)} are there")
         return 2
-    lines = run(chosen, lambda text: print(text, flush=True))
+    lines = run(chosen, lambda text: print(text, flush=True), quick)
     if not words:
         PAGE.write_text(page(MUTANTS, rows | {line.mutant.name: row(line) for line in lines}))
     alive = [line.mutant.name for line in lines if line.one.fate not in ("killed", line.mutant.fate)]
-    unseen = [line.mutant.name for line in lines if line.near.fate not in NOTICED]
+    unseen = [line.mutant.name for line in lines if line.near.fate not in (*NOTICED, UNTRIED.fate)]
     print(f"{len(lines)} mutants, {len(alive)} of them alive", *alive, sep="\n  ")
     print(f"{len(unseen)} of them not noticed by the tests near", *unseen, sep="\n  ")
     return bool(alive or unseen)

@@ -107,8 +107,23 @@ ORDERED = [
     ),
     Mutant(
         "a settled step still keeps its slots", "leak", STEPPING,
-        "        self._close(step)\n        same = self._same_request(step)\n        dead",
+        "        self._close(step, send=True)\n        same = self._same_request(step)\n        dead",
         "        self._uncopied = None\n        same = self._same_request(step)\n        dead", IN_ORDER + "settle]",
+    ),
+    Mutant(
+        "what is asked for waits for another plan", "leak", STEPPING,
+        "if send and self._commands.acts:", "if False:",
+        GAP + "what_is_asked_for_comes_without_another_plan[reference-settle-overlap]",
+    ),
+    Mutant(
+        "a reset forgets first what comes first", "leak", COMMANDS,
+        "for entry in reversed(forgotten):", "for entry in forgotten:",
+        GAP + "a_reset_forgets_what_waits_the_last_first",
+    ),
+    Mutant(
+        "whoever takes a row of a step hands out what is the step's", "wrong count", STEPPING,
+        "running = np.where(self._same_request(self.open), self.open.numbers, 0)", "running = self.open.numbers",
+        GAP + "a_step_is_cancelled_beside_others_that_take_its_row[reference]",
     ),
     Mutant(
         "any step that is settled ends the wait", "double owner", STEPPING,
@@ -117,7 +132,7 @@ ORDERED = [
     ),
     Mutant(
         "ids in hand hang on releases that wait", "wrong count", ALLOCATOR,
-        "self.free - self._withheld()[0]", "self.free",
+        "there = max(0, self.free - coming)", "there = self.free",
         GAP + "B1_ids_in_hand_do_not_hang_on_a_release_that_waits[reference]",
     ),
     Mutant(
@@ -279,7 +294,7 @@ STEPPED = [
     ),
     Mutant(
         "in place: the snapshot is copied a step late", "stale byte", STEPPING,
-        "        self._close(step)\n        same = self._same_request(step)\n        dead",
+        "        self._close(step, send=True)\n        same = self._same_request(step)\n        dead",
         "        same = self._same_request(step)\n        dead",
         "tests/test_gap.py::test_a_snapshot_of_an_in_place_engine_is_copied_behind_the_forward[reference-lazy]",
     ),

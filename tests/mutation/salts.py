@@ -298,17 +298,20 @@ MEANT = [
     ),
     Mutant(
         "salt: True is 1 within a tuple", "stale byte", ARGUMENTS,
-        "return type(value) in PLAIN or (", "return isinstance(value, tuple(PLAIN)) or (",
+        "(type(part) is not tuple and type(part) not in PLAIN)",
+        "(type(part) is not tuple and not isinstance(part, tuple(PLAIN)))",
         f"{VALUES}what_is_no_salt_is_refused[within-admit]",
     ),
     Mutant(
         "salt: a named tuple is a tuple", "stale byte", ARGUMENTS,
-        "type(value) is tuple and", "isinstance(value, tuple) and",
+        "(type(part) is not tuple and type(part) not in PLAIN)",
+        "(not isinstance(part, tuple) and type(part) not in PLAIN)",
         f"{VALUES}what_is_no_salt_is_refused[named tuple-admit]",
     ),
     Mutant(
         "salt: nested without an end", "stale label", ARGUMENTS,
-        "deep > 0 and", "deep > -99 and", f"{VALUES}what_is_no_salt_is_refused[too deep-admit]",
+        "for _ in range(NESTED + 1):", "for _ in range(99 * NESTED):",
+        f"{VALUES}what_is_no_salt_is_refused[too deep-admit]",
     ),
     Mutant(
         "salt: numbers and texts have one encoding", "stale label", KEYS,

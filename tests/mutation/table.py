@@ -9,6 +9,7 @@ from tests.mutation.runner import ROOT, Verdict
 
 PAGE = ROOT / "docs" / "mutants.md"
 NOTICED = ("killed", "crashed", "timed out")  # fates of a run that say that somebody saw it
+UNTRIED = Verdict("not run", [], 0, 0.0, "")  # of the tests near, where only the one test was
 NAMED = 3  # failing tests that the table names
 HEAD = """# Mutants
 
@@ -34,8 +35,13 @@ def page(mutants: Sequence[Mutant], rows: Mapping[str, str]) -> str:
     parts = [HEAD, "| category | what goes wrong | mutants |\n| --- | --- | --- |"]
     counts = {name: sum(mutant.category == name for mutant in mutants) for name in CATEGORIES}
     parts[1] += "".join(f"\n| {name} | {why} | {counts[name]} |" for name, why in CATEGORIES.items())
-    unseen = sum(rows[mutant.name].endswith("| survived |") for mutant in mutants)
-    parts.append(f"\n{len(mutants)} mutants; the tests near notice {len(mutants) - unseen}.\n")
+    unseen, untried = (
+        sum(rows[mutant.name].endswith(f"| {fate} |") for mutant in mutants) for fate in ("survived", UNTRIED.fate)
+    )
+    tried = len(mutants) - untried
+    parts.append(
+        f"\n{len(mutants)} mutants; of {tried} that the tests near were run on, they notice {tried - unseen}.\n"
+    )
     parts.append("| mutant | category | file | killed by | fails | near |\n| --- | --- | --- | --- | --- | --- |")
     parts += [rows[mutant.name] for mutant in mutants]
     return "\n".join(parts) + "\n"
@@ -44,7 +50,8 @@ def page(mutants: Sequence[Mutant], rows: Mapping[str, str]) -> str:
 def kept(text: str, mutants: Sequence[Mutant]) -> dict[str, str]:
     """Rows of a page, by name, of mutants that are in the catalogue as they are there."""
     wanted = {(mutant.name, mutant.category, mutant.file, one_line(mutant.killer)) for mutant in mutants}
-    return {found[0][0]: line for line in text.splitlines() if (found := CELL.findall(line)) and found[0] in wanted}
+    tried = [line for line in text.splitlines() if not line.endswith(f"| {UNTRIED.fate} |")]
+    return {found[0][0]: line for line in tried if (found := CELL.findall(line)) and found[0] in wanted}
 
 
 def row(line: Line) -> str:

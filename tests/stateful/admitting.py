@@ -195,7 +195,9 @@ class Admitting(Prompting):
         if how in ("keys", "key", "told keys"):
             bounds = [min(b, key) for b, key in zip(bounds, [given] * 9 if how == "key" else given, strict=False)]
         used = None if how in ("release", "abort") else [snap.register for snap in snaps if snap]
-        if used is not None or texts is not None:
-            model.promise(tenants, bounds)
+        if texts is not None:
+            model.promise(tenants, model.told(tenants, bounds, texts))
+        elif used is not None:
+            model.promise(tenants, [snap.length if snap else 0 for snap in snaps])
         self.note_snaps(snaps, model.end(tenants, used, bounds, texts))
         self.forget_rows(rows)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tests.stateful.cache import Text
 from tests.stateful.fetching import Below
 from tests.stateful.history import fold
 from tests.stateful.ledger import Later
@@ -64,7 +65,7 @@ class Model(Starting):
             self.generation[number] += 1
             self.record_write("generation", number, self.generation[number])
 
-    def launched(self, step: Planned | None) -> None:
+    def launched(self, step: Planned | None, send: bool = False) -> None:
         """The forward of the open step is in order; snapshots of planes that kernels update in one slot are copied."""
         if step is None or step is not self.open:
             return
@@ -74,11 +75,18 @@ class Model(Starting):
             self.copy_content(to, of, self.settings.copied)
             self.copied += self.settings.slot_bytes(self.settings.copied)
         self.due = []
+        if send and any(isinstance(entry, Later) for entry in self.queue):
+            self.submit()
 
     def promise(self, rows: Sequence[Row], bounds: Sequence[int]) -> None:
         """States and KV of rows are handed out up to these lengths."""
-        before = {entry.row: entry.before for entry in self.open.entries} if self.open else {}
+        before = {entry.row: entry.before for entry in self.open.entries if self.tenant(entry)} if self.open else {}
         self.promised |= any(bound > before.get(row, bound) for row, bound in zip(rows, bounds, strict=True))
+
+    def told(self, rows: Sequence[Row], bounds: Sequence[int], keys: Sequence[Text]) -> list[int]:
+        """What cache and sessions rely on: whole pages, or all of a turn."""
+        lengths = [min(bound, len(key)) for bound, key in zip(bounds, keys, strict=True)]
+        return [n if row.talk else self.floor(n) for row, n in zip(rows, lengths, strict=True)]
 
     # Boundaries
 
@@ -267,7 +275,7 @@ class Model(Starting):
 
     def settle(self, step: Planned, finished: Sequence[bool]) -> None:
         self.steps.remove(step)
-        self.launched(step)
+        self.launched(step, send=True)
         settled = []
         for entry, over in zip(step.entries, finished, strict=True):
             row = self.tenant(entry)
@@ -353,7 +361,7 @@ class Model(Starting):
         self.serial -= 1
         self.named_last = None
         self.due = []
-        self.launched(step)
+        self.launched(step, send=True)
         rows = [row for entry in step.entries if (row := self.tenant(entry))]
         for row, entry in zip(rows, [e for e in step.entries if self.tenant(e)], strict=True):
             row.confirmed = min(row.confirmed, entry.before)

@@ -40,7 +40,7 @@ class Operations(Tiering):
         snaps = self.attempt(faults, lambda: self.mem.publish(rows, strict=strict))
         if snaps is not REFUSED:
             used = [snap.register for snap in snaps if snap]
-            model.promise(tenants, bounds)
+            model.promise(tenants, [snap.length if snap else 0 for snap in snaps])
             self.note_snaps(snaps, model.publish(tenants, bounds, used, ended=False))
 
     def drop(self, d: Digits) -> None:

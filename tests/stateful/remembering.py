@@ -73,7 +73,8 @@ class Remembering(Asking):
         snaps = self.attempt(faults, lambda: self.mem.publish(rows, tokens=tokens))
         if snaps is not REFUSED:
             tenants = [self.handles[row] for row in rows]
-            self.model.promise(tenants, [tenant.confirmed for tenant in tenants])
+            bounds = [tenant.confirmed for tenant in tenants]
+            self.model.promise(tenants, self.model.told(tenants, bounds, texts))
             kept = self.model.keep(tenants, [tenant.confirmed for tenant in tenants], texts, ended=False)
             self.note_snaps(snaps, kept)
 

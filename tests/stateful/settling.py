@@ -135,7 +135,7 @@ class Settling(Planning):
         elif publish and any(entry.row and entry.row.talk for entry in entries):
             faults = {ms.InvalidArgument}
         call = lambda: self.mem.cancel(flight.step, publish=publish, tokens=tokens)  # noqa: E731
-        promised = model.promised and flight.planned is model.open
+        promised = model.promised or flight.planned is not model.open  # its forward must run, or has been launched
         if promised:
             faults.add(ms.InvalidArgument)
         snaps = self.attempt(faults, call)

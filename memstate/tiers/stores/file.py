@@ -23,6 +23,8 @@ FRESH_S = 60.0  # a use is noted at most once in this time, so that reading writ
 class FileStore:
     """A `Store` in a folder, which is made where it is missing; any number of processes of one user may use it.
 
+    A process that was forked from one that used the store makes a store of its own.
+
     path: of the folder; a leading `~` is the user's home, its last part is no link. capacity: bytes of records, None
     is no limit; beyond it the least recently used go. Each further process that writes at the same time may exceed it
     by a sixteenth. durable: what was put survives a power cut, for two flushes a record; without, the last records may
@@ -72,7 +74,8 @@ class FileStore:
         return self._each(self._get, Outcome.MISSING, _pairs(names, buffers, written=True))
 
     def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        """Writes each record that is not there yet; one of another size, or what lies in its place, is replaced.
+        """Writes each record that is not there yet; one of another size, or what lies in its place, is replaced. Fails
+        where that is a folder.
 
         Raises: InvalidArgument; nothing was written.
         """

@@ -51,7 +51,10 @@ class Folder:
 
     def __init__(self, path: str | os.PathLike[str], capacity: int | None, shared: bool = False) -> None:
         require_descriptors()
-        self.path, self._text = (expanded := _expanded(path)), str(expanded)
+        if not isinstance(shared, bool):
+            raise ConfigurationError(f"shared={shared!r}: expected True or False")
+        self.path = _expanded(path).absolute()  # whatever becomes of the working directory
+        self._text = str(self.path)
         self.capacity = None if capacity is None else split.whole("capacity", capacity)
         self.shared = shared
         self.faults: Counter[str] = Counter()

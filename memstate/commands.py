@@ -94,7 +94,7 @@ class CommandBuffer:
 
     @property
     def acts(self) -> bool:
-        """Whether there is more than changes of owners to send: somebody waits for it."""
+        """Whether more than changes of owners is queued: answers and bytes that a caller waits for."""
         return any(isinstance(entry, Action) for entry in self._queue)
 
     @property

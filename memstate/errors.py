@@ -14,7 +14,7 @@ class ConfigurationError(MemstateError, ValueError):
 
 
 class UnsafeFolder(ConfigurationError):
-    """A folder for records that somebody else could change, or that is a link; nothing was written there."""
+    """A folder for records that other users could change, or that is a link; nothing was written there."""
 
     def __init__(self, path: str, why: str, mode: int, owner: int) -> None:
         self.path, self.why, self.mode, self.owner = path, why, mode, owner

@@ -79,7 +79,7 @@ class Stepping:
     def _close(self, step: Step | None, send: bool = False) -> None:
         """The forward of the open step is in order: what waited may follow it, and the copies of its snapshots do.
 
-        send: what somebody waits for, such as slots to be read back; no other call may come that sends.
+        send: at once, where a caller waits for something of it, such as slots to be read back: no plan may follow.
         """
         if step is None or step is not self.open:
             return

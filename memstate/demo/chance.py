@@ -51,7 +51,7 @@ class Chance:
         return self._gaps.choices(BETWEEN, k=self._gaps.randint(1, 4)) if meddled else []
 
     def retracts_one(self, works: Sequence[Work]) -> list[Work]:
-        """One of those that may be retracted, if there are any."""
+        """At most one request that may be retracted."""
         able = [work for work in works if work.retractions < RETRACTIONS_EACH]
         return self._gaps.sample(able, min(1, len(able)))
 

@@ -85,9 +85,7 @@ class Stepping:
             return
         self.open, self._promised = None, []
         self._commands.lift()
-        if self._uncopied is not None:
-            (of, due), self._uncopied = self._uncopied, None
-            self._storage.copy(of.snapshot, of.write, planes=self._copied, due=due)
+        self._copy_snapshots()
         if send and self._commands.acts:
             self._commands.submit()
 
@@ -177,6 +175,12 @@ class Stepping:
             self._storage.copy(step.write, step.read, planes=self._copied, due=moved)
         if taken and not self._mirror.tracking.reads_old_slot:
             self._uncopied = (step, taken)
+
+    def _copy_snapshots(self) -> None:
+        """Copies the snapshots of a step whose forward is in order, where its kernels could not write them."""
+        if self._uncopied is not None:
+            (of, due), self._uncopied = self._uncopied, None
+            self._storage.copy(of.snapshot, of.write, planes=self._copied, due=due)
 
     def _named(self, rows: Longs, sources: Longs, before: Longs, after: Longs, taken: int) -> Longs:
         """Registers with the slots that a step reads, writes and snapshots, after its plan.

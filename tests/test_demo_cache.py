@@ -70,7 +70,7 @@ def test_turns_of_sessions_end_in_every_way() -> None:
     cancelled; resumed after all of that.
     """
     turns: Counter[str] = Counter()
-    for seed, strategy in enumerate(STRATEGIES * 2):
+    for seed, strategy in enumerate(STRATEGIES * 2, 40):
         report = small(strategy=strategy, seed=seed, sessions=EVERYBODY, requests=14, overlap=seed % 3 > 0)
         assert report.ok and report.meter.session_hit_tokens, report.failure()
         assert report.meter.session_turns.total() == report.meter.admissions  # everyone's

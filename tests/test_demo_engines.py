@@ -133,7 +133,8 @@ def test_a_planted_leak_is_named(engine: str, strategy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "missing"), [("redirect", "_copy_around"), ("ping-pong", "copy_snapshots"), ("lazy", "copy_snapshots")]
+    ("strategy", "missing"),
+    [("redirect", "_copy_around"), ("ping-pong", "_copy_snapshots"), ("lazy", "_copy_snapshots")],
 )
 def test_in_place_engines_depend_on_the_copies(monkeypatch: pytest.MonkeyPatch, strategy: str, missing: str) -> None:
     monkeypatch.setattr(Stepping, missing, lambda self, *_: None)

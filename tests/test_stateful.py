@@ -22,6 +22,7 @@ from memstate import (
     commands,
     engine,
     holders,
+    packet,
     pages,
     promotion,
     publisher,
@@ -146,11 +147,15 @@ def free_count_is_off_by_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def record_order_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(commands.CommandBuffer, "_order", lambda self, given, phase: None)
+    patch.setattr(packet.Packet, "late", lambda self, registers, phase, sources=None: False)
+
+
+def nothing_waits_for_a_forward(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(commands.CommandBuffer, "fence", lambda self, given: None)
 
 
 def snapshots_are_not_copied(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(stepping.Stepping, "copy_snapshots", lambda self: setattr(self, "_uncopied", None))
+    patch.setattr(stepping.Stepping, "_copy_snapshots", lambda self: setattr(self, "_uncopied", None))
 
 
 def shared_pages_have_one_holder(patch: pytest.MonkeyPatch) -> None:
@@ -336,6 +341,7 @@ BREAKS: dict[Break, tuple[str, bool]] = {
     release_forgets_one: ("none", False),
     free_count_is_off_by_one: ("lazy", True),
     record_order_is_ignored: ("redirect", True),
+    nothing_waits_for_a_forward: ("redirect", True),
     snapshots_are_not_copied: ("ping-pong", False),
     shared_pages_have_one_holder: ("redirect", False),
     limit_is_ignored: ("redirect", True),

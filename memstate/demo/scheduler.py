@@ -128,7 +128,9 @@ class Scheduler:
             if call == "retract":
                 self._retract(self.chance.retracts_one(self.running), "between plan and forward")
             elif call == "admit" and not self.config.sabotage:  # which reads slots that may have to wait
-                self.running += self.admission.admit(self.running)
+                admitted = self.admission.admit(self.running)
+                self.running += admitted
+                self._break_off(admitted)
             elif call == "publish":
                 self._publish_due()
             elif call == "submit":

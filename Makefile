@@ -59,23 +59,23 @@ format: $(STAMP) ## format, and fix what the linter can fix
 compile: $(STAMP) ## compile every kernel for every target, without a GPU
 	$(BIN)/memstate compile $(ARGS)
 
-compile-matrix: $(STAMP) ## compile with the oldest, the installed and the newest Triton, compare with tests/compiled
-	$(BIN)/python -m tests.compile_matrix $(ARGS)
+compile-matrix: $(STAMP) ## compile with the oldest, the installed and the newest Triton, compare with tests/proof/compiled
+	$(BIN)/python -m tests.proof.compile_matrix $(ARGS)
 
 docs: $(STAMP) ## write the pages that are made from the code
-	$(BIN)/python -m memstate.support > docs/strategies.md.new && mv docs/strategies.md.new docs/strategies.md
+	$(BIN)/python -m memstate.cli.support > docs/strategies.md.new && mv docs/strategies.md.new docs/strategies.md
 
 proof: $(STAMP) ## the long proofs: 1000 schedules for each kernel, every mutant against many tests; about an hour
-	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) tests/test_interleave.py
-	$(TEST_ENV) $(BIN)/python -m tests.mutation
+	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) tests/kernels/test_interleave.py
+	$(TEST_ENV) $(BIN)/python -m tests.proof.mutation
 
 soak: $(STAMP) ## a million random operations on the reference, 20 000 on the interpreter; about half an hour
-	$(TEST_ENV) $(BIN)/python -m tests.stateful --backend reference --operations 1000000 --workers $(WORKERS) $(ARGS)
-	$(TEST_ENV) $(BIN)/python -m tests.stateful --backend interpreter --operations 20000 --workers $(WORKERS) $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m tests.proof.stateful --backend reference --operations 1000000 --workers $(WORKERS) $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m tests.proof.stateful --backend interpreter --operations 20000 --workers $(WORKERS) $(ARGS)
 
 # Installs nothing: the machine's own Python, with the checkout on its path.
 gpu-proof: ## prove on a GPU, with the machine's own Python, what only a GPU shows; results in OUT=dir
-	@PYTHONPATH="$(CURDIR)" $(PROOF_PYTHON) -m tests.gpu_proof --out "$(OUT)" $(ARGS)
+	@PYTHONPATH="$(CURDIR)" $(PROOF_PYTHON) -m tests.proof.gpu_proof --out "$(OUT)" $(ARGS)
 
 clean: ## remove .venv and everything built
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

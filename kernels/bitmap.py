@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from memstate.kernels.catalog import CompileCase
-from memstate.kernels.doors import check_columns, check_count
+from memstate.kernels.checks import check_columns, check_count
 from memstate.kernels.tables import Count
 from memstate.kernels.warps import LANES, all_loaded, warps_for
 

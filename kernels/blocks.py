@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from memstate.kernels.checks import Blocks, blocks_of, check_memory, check_tensors, is_dense
 from memstate.kernels.decode_inputs import ACCESS_BYTES
-from memstate.kernels.doors import Blocks, blocks_of, check_memory, check_tensors, is_dense
 
 if not __name__.startswith("memstate."):
     raise ImportError("import memstate.kernels.blocks, not kernels.blocks: a second copy would duplicate it")

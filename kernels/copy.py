@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from memstate.kernels.catalog import CompileCase
-from memstate.kernels.doors import check_columns
+from memstate.kernels.checks import check_columns
 from memstate.kernels.tables import ZERO_SOURCE, PlaneMap, Section
 from memstate.kernels.tuned import CopyConfig, copy_launch
 

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from memstate.kernels.doors import Blocks, check_distinct, check_memory, is_dense
+from memstate.kernels.checks import Blocks, check_distinct, check_memory, is_dense
 
 if not __name__.startswith("memstate."):
     raise ImportError(

@@ -26,7 +26,7 @@ from memstate.kernels.bitmap import (
     take_lowest,
 )
 from memstate.kernels.catalog import CompileCase
-from memstate.kernels.doors import INT32, check_columns
+from memstate.kernels.checks import INT32, check_columns
 from memstate.kernels.tables import AUDIT_FREE, Count, Registers, Section
 from memstate.kernels.warps import all_loaded, warps_for
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from memstate.kernels.bitmap import chunk_words, sized
 from memstate.kernels.catalog import CompileCase
-from memstate.kernels.doors import check_accept
+from memstate.kernels.checks import check_accept
 from memstate.kernels.tables import Outcome, Registers, Rules, StepRecord, Strategy
 from memstate.kernels.tracking import SIZES, claim_needed, known_row, shape, take_lane
 from memstate.kernels.warps import all_loaded, warps_for

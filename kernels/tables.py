@@ -49,7 +49,7 @@ class Section(IntEnum):
 
 
 class Strategy(IntEnum):
-    """Tracking strategies as the kernels know them; the rules are in `memstate.tracking`."""
+    """Tracking strategies as the kernels know them; the rules are in `memstate.requests.tracking`."""
 
     NONE = 0
     PING_PONG = 1

@@ -21,7 +21,7 @@ from memstate.kernels.bitmap import (
     take_lowest,
 )
 from memstate.kernels.catalog import CompileCase
-from memstate.kernels.doors import check_plan, check_settle
+from memstate.kernels.checks import check_plan, check_settle
 from memstate.kernels.registers import release_registers
 from memstate.kernels.tables import Count, Entry, Registers, Rules, StepRecord, Strategy
 from memstate.kernels.warps import all_loaded, warps_for

@@ -10,11 +10,10 @@ except ModuleNotFoundError as error:
         "clone with symbolic links enabled (git config core.symlinks true) or install a wheel"
     ) from error
 
-from memstate import presets
-from memstate.admission import Fork
-from memstate.allocator import ClaimGroup, SlotAllocator
-from memstate.audit import AuditReport
-from memstate.engine import StateManager
+from memstate.engine.admission import Fork
+from memstate.engine.manager import StateManager
+from memstate.engine.pool import StatePool
+from memstate.engine.warmup import warm_up
 from memstate.errors import (
     AgreementLost,
     Asleep,
@@ -33,20 +32,21 @@ from memstate.errors import (
     StaleHandle,
     UnsafeFolder,
 )
-from memstate.holders import Snapshot
 from memstate.kernels.dispatch import Backend
-from memstate.layout import Plane, StateLayout
-from memstate.pool import StatePool
 from memstate.prefix import Match, Prefix, policies
-from memstate.readback import Readback
-from memstate.requests import Request, Row, Rows, Session
-from memstate.split import Owned, Part
+from memstate.requests.snapshots import Snapshot
+from memstate.requests.steps import Step
+from memstate.requests.table import Request, Row, Rows, Session
+from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
+from memstate.slots.allocator import ClaimGroup, SlotAllocator
+from memstate.slots.audit import AuditReport
+from memstate.slots.readback import Readback
+from memstate.state import presets
+from memstate.state.layout import Plane, StateLayout
+from memstate.state.planes import Storage
+from memstate.state.sharding import Owned, Part
 from memstate.stats import PrefetchStats, PrefixStats, Stats, TierStats
-from memstate.steps import Step
-from memstate.storage import Storage
 from memstate.tiers import Fetch, FileStore, Mooncake, MooncakeStore, Prefetch, Tiers
-from memstate.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
-from memstate.warmup import warm_up
 
 __all__ = [
     "AgreementLost",

@@ -1,5 +1,5 @@
 """`python -m memstate`: the command line."""
 
-from memstate.cli import main
+from memstate.cli.app import main
 
 main()

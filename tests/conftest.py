@@ -12,7 +12,7 @@ if not CUDA:
 import pytest  # noqa: E402
 
 from memstate.kernels.dispatch import Backend  # noqa: E402
-from tests.poison import Freed, fresh_memory  # noqa: E402
+from tests.support.poison import Freed, fresh_memory  # noqa: E402
 
 KERNEL_BACKEND = pytest.param("cuda", marks=pytest.mark.gpu) if CUDA else "interpreter"
 

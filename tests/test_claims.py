@@ -14,8 +14,8 @@ from memstate.kernels.dispatch import OPS
 LIBRARY = Path(__file__).parent.parent / "memstate"
 
 # Which module may ask the backend for which operation. claim, ownership, plan and accept hand out slots.
-ALLOCATOR, REGISTERS, STORAGE, MODEL = ("allocator",), ("registers",), ("storage",), ("demo.mixers", "bench.forward")
-PACKING = ("tiers.packing",)
+ALLOCATOR, REGISTERS, STORAGE = ("slots.allocator",), ("slots.registers",), ("state.planes",)
+MODEL, PACKING = ("cli.demo.mixers", "cli.bench.forward"), ("tiers.host.packing",)
 CALLERS = {
     "claim": ALLOCATOR,
     "release": ALLOCATOR,
@@ -41,13 +41,13 @@ CALLERS = {
     "unpack_int8": PACKING,
 }
 BITMAP_OWNERS = (*ALLOCATOR, *REGISTERS)  # bits and counts could also be changed by hand
-OWNERSHIP = ("upload", "allocator", "registers", "packet", "commands")  # these know no plane
+OWNERSHIP = tuple(f"slots.{name}" for name in ("upload", "allocator", "registers", "packet", "commands"))  # no plane
 
 Rule = Callable[[str, ast.Module], list[str]]
 
 
 def library() -> dict[str, ast.Module]:
-    """Every module of the library but the kernels, by name: `tracking.base` for memstate/tracking/base.py."""
+    """Every module of the library but the kernels, by name: `tiers.keys` for memstate/tiers/keys.py."""
     paths = {path.relative_to(LIBRARY): path for path in sorted(LIBRARY.rglob("*.py"))}
     return {
         ".".join(short.with_suffix("").parts): ast.parse(path.read_text())
@@ -131,14 +131,14 @@ def test_every_operation_has_a_caller() -> None:
         (launches, "engine", "_plan[(1,)](rows)"),
         (launches, "engine", "self.kernels.plan[grid](rows)"),
         (claims, "engine", "ids = self.pool.backend.claim(bitmap, 1, 9, counters)"),
-        (claims, "storage", "backend.ownership(registers, packet)"),
+        (claims, "state.planes", "backend.ownership(registers, packet)"),
         (claims, "engine", "b = self._backend\nb.claim(bitmap, 1, 9, counters)"),
         (claims, "engine", "a, b = 1, backend\nb.claim(bitmap, 1, 9, counters)"),
         (claims, "engine", "Backend('cuda').plan()"),
         (claims, "engine", "getattr(self.backend, name)(bitmap)"),
         (claims, "engine", "self.allocator.bitmap[0] = 0"),
-        (planes, "allocator", "def claim(self, plane_map): ..."),
-        (planes, "commands", "self.planes = {}"),
+        (planes, "slots.allocator", "def claim(self, plane_map): ..."),
+        (planes, "slots.commands", "self.planes = {}"),
     ],
 )
 def test_rule_finds_a_violation(rule: Rule, name: str, source: str) -> None:
@@ -149,7 +149,7 @@ def test_rule_finds_a_violation(rule: Rule, name: str, source: str) -> None:
     ("rule", "name", "source"),
     [
         (launches, "engine", "Counter[str]()\nhandlers['a']\nnames = dict[str, int]()"),
-        (claims, "allocator", "self.backend.claim(self.bitmap, n, 9, self.counters)"),
+        (claims, "slots.allocator", "self.backend.claim(self.bitmap, n, 9, self.counters)"),
         (claims, "engine", "self.allocator.claim(3)\nself.file.plan(rows)"),
     ],
 )

@@ -16,34 +16,26 @@ from memstate.kernels.dispatch import OPS
 
 ROOT = Path(__file__).parent.parent
 
-# A module imports from its own line and from the lines above. A name stands for a file or for a folder under memstate/.
+# Every folder of memstate/ is one layer: its modules import from their own folder and from those above it in this list.
+# BASE stands for the files errors, checks, tokens and stats; PACKAGE for memstate/__init__.py.
+BASE, PACKAGE = "errors checks tokens stats", "memstate"
 LAYERS = (
     ("kernels",),
-    ("errors", "arguments", "split", "layout", "stats", "tokens"),
-    ("presets",),
-    ("upload", "allocator", "registers", "ledger", "packet", "commands", "regions", "memory", "storage"),
-    ("pool",),
-    ("pages", "page_table", "holders", "requests", "steps", "tracking", "publisher", "settings"),
+    (BASE,),
+    ("state", "slots"),
+    ("requests",),
     ("prefix",),
-    ("sessions", "wants"),
     ("tiers",),
-    ("promotion",),
-    ("readback", "windows", "admission", "stepping", "endings"),
-    ("snapshot",),
-    ("audit", "metrics", "viz"),
     ("engine",),
-    ("warmup",),
-    ("",),  # memstate/__init__.py: what `import memstate` offers; only what follows may import it
-    ("planner", "integrations"),
-    ("support", "bench", "compiling", "demo", "traces", "replay", "tuning"),
+    ("viz",),
+    (PACKAGE,),
+    ("integrations",),
     ("cli", "__main__"),
 )
-RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+RANK = {name: rank for rank, names in enumerate(LAYERS) for folder in names for name in folder.split()}
 
-# Slots and planes do not know each other: one allocator can serve two storages.
-OWNERSHIP = ("upload", "allocator", "registers", "packet", "commands")
-NO_PLANE = ("split", "layout", "presets", "regions", "memory", "storage", "pool")
-VIEWS = {"audit": ("snapshot",), "metrics": ("snapshot",), "viz": ("snapshot", "layout")}  # and the data they read
+APART = {"state": "slots", "slots": "state"}  # one allocator can serve the planes of two models
+VIEWS = {"viz": ("viz.", "slots.inspect.", "state.layout.", "errors.")}  # plain data, and nothing else
 MARKUP = "viz.html"  # strings of plain data: a repr of any layer may load it, so it imports nothing of the library
 
 OPEN_KERNEL_MODULES = ("dispatch", "tables", "catalog", "tuned")  # the others are reached through a Backend
@@ -52,7 +44,7 @@ Rule = Callable[[str, ast.Module], list[str]]
 
 
 def module_name(path: Path) -> str:
-    """`tracking.base` for memstate/tracking/base.py, `tracking` for its __init__, "" for memstate/__init__.py."""
+    """`tiers.keys` for memstate/tiers/keys.py, `tiers` for its __init__, "" for memstate/__init__.py."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     parts = parts if parts[0] == "kernels" else parts[1:]
     return ".".join(part for part in parts if part != "__init__")
@@ -78,14 +70,14 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 
 def layer(target: str) -> str:
-    """The entry of LAYERS that a dotted name belongs to; what the package itself offers belongs to the package."""
+    """The folder, or the file beside the folders, that a dotted name belongs to."""
     name = f"{target}.".split(".")[1]
-    return name if name in RANK else ""
+    return name if name in RANK else PACKAGE
 
 
 def direction(name: str, tree: ast.Module) -> list[str]:
-    """Imports that go from left to right, or to a module that this one must not know."""
-    own, found = name.split(".")[0], []
+    """Imports of a layer below in the list, or of one that this one must not know."""
+    own, found = name.split(".")[0] or PACKAGE, []
     if own not in RANK:
         return [f"{name}: not in LAYERS; say where it goes"]
     for target in imported(tree):
@@ -93,15 +85,15 @@ def direction(name: str, tree: ast.Module) -> list[str]:
             found.append(f"{name}: relative import of {target}")
         if target.split(".")[0] != "memstate":
             continue
-        other = layer(target)
-        if RANK[other] > RANK[own] and not f"{target}.".startswith(f"memstate.{MARKUP}."):
-            found.append(f"{name} imports {target}, which is above it")
-        if own in VIEWS and other not in (own, "errors", *VIEWS[own]):
+        other, short = layer(target), f"{target}.".removeprefix("memstate.")
+        if RANK[other] > RANK[own] and not short.startswith(f"{MARKUP}."):
+            found.append(f"{name} imports {target}, which is a layer above it")
+        if own in VIEWS and not short.startswith(VIEWS[own]):
             found.append(f"{name} imports {target}; a view reads plain data and nothing else")
         if name == MARKUP:
             found.append(f"{name} imports {target}; it is loaded from every layer")
-        if (own in OWNERSHIP and other in NO_PLANE) or (own in ("regions", "memory", "storage") and other in OWNERSHIP):
-            found.append(f"{name} imports {target}: slots and planes do not know each other")
+        if other == APART.get(own):
+            found.append(f"{name} imports {target}: slots and the bytes in them do not know each other")
     return found
 
 
@@ -156,27 +148,29 @@ def test_no_import_cycles() -> None:
 @pytest.mark.parametrize(
     ("rule", "name", "source"),
     [
-        (direction, "storage", "from memstate.engine import StateManager"),
-        (direction, "requests", "def f():\n    import memstate.engine"),
-        (direction, "pool", "from memstate import StateManager"),
-        (direction, "pool", "import memstate"),
-        (direction, "pool", "from .storage import Storage"),
+        (direction, "state.planes", "from memstate.engine.manager import StateManager"),
+        (direction, "requests.table", "def f():\n    import memstate.engine.manager"),
+        (direction, "engine.pool", "from memstate import StateManager"),
+        (direction, "engine.pool", "import memstate"),
+        (direction, "engine.pool", "from .planes import Storage"),
         (direction, "nowhere", "import torch"),
-        (direction, "allocator", "from memstate.storage import Storage"),
-        (direction, "commands", "from memstate import layout"),
-        (direction, "storage", "import memstate.allocator"),
-        (direction, "audit", "from memstate.registers import RegisterFile"),
-        (direction, "audit", "from memstate.layout import StateLayout"),
-        (direction, "viz.strips", "from memstate.storage import Storage"),
+        (direction, "nowhere.planes", "import torch"),
+        (direction, "slots.allocator", "from memstate.state.planes import Storage"),
+        (direction, "slots.commands", "from memstate.state import layout"),
+        (direction, "state.planes", "import memstate.slots.allocator"),
+        (direction, "prefix.cache", "from memstate.tiers.keys import Keys"),
+        (direction, "engine.manager", "from memstate.viz import strips"),
+        (direction, "viz.strips", "from memstate.state.planes import Storage"),
+        (direction, "viz.strips", "from memstate.slots.registers import RegisterFile"),
         (direction, "viz.html", "from memstate.errors import InvalidArgument"),
-        (direction, "layout", "from memstate.viz import slot"),
+        (direction, "state.layout", "from memstate.viz import slot"),
         (kernel_direction, "kernels.copy", "from memstate.errors import OutOfSlots"),
         (kernel_direction, "kernels.copy", "import memstate"),
         (kernel_direction, "kernels.reference.copy", "from memstate.kernels.copy import copy_slots"),
         (kernel_direction, "kernels.reference.copy", "import triton.language as tl"),
-        (past_the_dispatcher, "engine", "from memstate.kernels.bitmap import claim"),
-        (past_the_dispatcher, "engine", "from memstate.kernels import bitmap"),
-        (past_the_dispatcher, "engine", "import_module('memstate.kernels.reference.bitmap')"),
+        (past_the_dispatcher, "engine.manager", "from memstate.kernels.bitmap import claim"),
+        (past_the_dispatcher, "engine.manager", "from memstate.kernels import bitmap"),
+        (past_the_dispatcher, "engine.manager", "import_module('memstate.kernels.reference.bitmap')"),
     ],
 )
 def test_rule_finds_a_violation(rule: Rule, name: str, source: str) -> None:
@@ -186,10 +180,11 @@ def test_rule_finds_a_violation(rule: Rule, name: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "name", "source"),
     [
-        (direction, "engine", "from memstate.tracking.base import Tracking\nfrom memstate import audit"),
-        (direction, "cli", "import memstate as ms\nfrom memstate import StateManager"),
-        (direction, "viz.strips", "from memstate.layout import StateLayout\nfrom memstate.viz.touch import blocks"),
-        (direction, "layout", "def f():\n    from memstate.viz import html"),
+        (direction, "engine.manager", "from memstate.requests.table import Row\nfrom memstate.slots import audit"),
+        (direction, "engine.manager", "from memstate.engine.pool import StatePool"),
+        (direction, "cli.app", "import memstate as ms\nfrom memstate import StateManager"),
+        (direction, "viz.strips", "from memstate.state.layout import StateLayout\nfrom memstate.viz.touch import x"),
+        (direction, "state.layout", "def f():\n    from memstate.viz import html"),
         (kernel_direction, "kernels.copy", "from memstate.kernels import tables\nimport triton"),
     ],
 )

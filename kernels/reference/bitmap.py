@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memstate.kernels.doors import check_columns, check_count
+from memstate.kernels.checks import check_columns, check_count
 from memstate.kernels.reference.host import Ints, on_host
 from memstate.kernels.tables import Count
 

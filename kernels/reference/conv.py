@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from memstate.kernels.checks import Blocks, check_apart, check_columns, check_sizes, check_tensors
 from memstate.kernels.decode_inputs import FLOATS, check, check_slots
-from memstate.kernels.doors import Blocks, check_apart, check_columns, check_sizes, check_tensors
 from memstate.kernels.reference.slots import row_slots
 
 if not __name__.startswith("memstate."):

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from memstate.kernels.doors import check_columns
+from memstate.kernels.checks import check_columns
 from memstate.kernels.reference.host import Ints, on_host
 from memstate.kernels.reference.registers import column
 from memstate.kernels.tables import ZERO_SOURCE, PlaneMap, Section

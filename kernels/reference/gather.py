@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from memstate.kernels.blocks import as_bytes, check_beside, check_plane
-from memstate.kernels.doors import blocks_of, check_apart, check_columns
+from memstate.kernels.checks import blocks_of, check_apart, check_columns
 
 if not __name__.startswith("memstate."):
     raise ImportError("import memstate.kernels.reference.gather, not kernels.reference.gather: it would be there twice")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from memstate.kernels.doors import INT32, blocks_of, check_apart, check_columns, check_memory, check_tensors
+from memstate.kernels.checks import INT32, blocks_of, check_apart, check_columns, check_memory, check_tensors
 from memstate.kernels.tables import RecordMap
 
 if not __name__.startswith("memstate."):

@@ -3,7 +3,7 @@
 import numpy as np
 from torch import Tensor
 
-from memstate.kernels.doors import INT32, check_columns
+from memstate.kernels.checks import INT32, check_columns
 from memstate.kernels.reference.bitmap import give_back, note_offenders, take_lowest
 from memstate.kernels.reference.host import Ints, on_host
 from memstate.kernels.tables import AUDIT_FREE, Count, Registers, Section

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from memstate.kernels.blocks import as_bytes, check_beside, check_plane
-from memstate.kernels.doors import (
+from memstate.kernels.checks import (
     blocks_of,
     check_apart,
     check_columns,

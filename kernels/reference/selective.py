@@ -5,8 +5,8 @@ from einops import rearrange, repeat
 from torch import Tensor
 from torch.nn import functional as F
 
+from memstate.kernels.checks import check_apart, check_columns, check_sizes, check_tensors
 from memstate.kernels.decode_inputs import check, check_address, check_state, check_window
-from memstate.kernels.doors import check_apart, check_columns, check_sizes, check_tensors
 from memstate.kernels.reference.slots import row_slots
 
 if not __name__.startswith("memstate."):

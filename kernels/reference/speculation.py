@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from memstate.kernels.doors import check_accept
+from memstate.kernels.checks import check_accept
 from memstate.kernels.reference.host import on_host
 from memstate.kernels.reference.tracking import Claims, choose_lane
 from memstate.kernels.tables import Outcome, Registers, Rules, StepRecord, Strategy

@@ -4,7 +4,7 @@ path.
 
 from torch import Tensor
 
-from memstate.kernels.doors import check_plan, check_settle
+from memstate.kernels.checks import check_plan, check_settle
 from memstate.kernels.reference.bitmap import give_back, take_lowest
 from memstate.kernels.reference.host import Ints, on_host
 from memstate.kernels.tables import Count, Entry, Registers, Rules, StepRecord, Strategy

@@ -13,16 +13,16 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
-from memstate.arguments import shown
-from memstate.commands import CommandBuffer
+from memstate.checks import shown
 from memstate.errors import InvalidArgument
-from memstate.holders import Snapshot
-from memstate.page_table import PageTable
 from memstate.prefix.match import Match
 from memstate.prefix.policies import Place
 from memstate.prefix.settings import Prefix
 from memstate.prefix.tree import Node, Tree
-from memstate.publisher import Publisher
+from memstate.requests.page_table import PageTable
+from memstate.requests.publisher import Publisher
+from memstate.requests.snapshots import Snapshot
+from memstate.slots.commands import CommandBuffer
 from memstate.stats import PrefixStats
 from memstate.tokens import BYTES
 

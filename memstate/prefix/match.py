@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field, replace
 
-from memstate.holders import Snapshot
 from memstate.prefix.tree import Found
+from memstate.requests.snapshots import Snapshot
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from memstate.arguments import is_count
+from memstate.checks import is_count
 from memstate.errors import ConfigurationError
 from memstate.prefix.policies import LruPages, PagePolicy, ReturnRate, StatePolicy
 

@@ -3,16 +3,16 @@
 from typing import NamedTuple
 
 from memstate.errors import ConfigurationError
-from memstate.page_table import PageTable
-from memstate.storage import Storage
-from memstate.tiers.host import Depot
-from memstate.tiers.host_cache import HostCache
-from memstate.tiers.host_pool import HostPool
+from memstate.requests.page_table import PageTable
+from memstate.state.planes import Storage
+from memstate.tiers.host.cache import HostCache
+from memstate.tiers.host.packing import Packing
+from memstate.tiers.host.pool import HostPool
+from memstate.tiers.host.tier import Depot
+from memstate.tiers.host.transfers import Transfers
 from memstate.tiers.keys import fingerprint
-from memstate.tiers.packing import Packing
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.settings import Tiers
-from memstate.tiers.transfers import Transfers
 
 
 class Depots(NamedTuple):

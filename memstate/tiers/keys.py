@@ -9,10 +9,10 @@ import sys
 from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 
-from memstate import split
-from memstate.arguments import require_salt
+from memstate.checks import require_salt
 from memstate.errors import InvalidArgument
-from memstate.layout import StateLayout
+from memstate.state import sharding as split
+from memstate.state.layout import StateLayout
 from memstate.tiers.records import DIGEST_BYTES, VERSION, require_digest
 from memstate.tokens import BYTES
 

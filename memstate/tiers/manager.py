@@ -7,27 +7,27 @@ from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from weakref import WeakSet
 
-from memstate.arguments import is_count
-from memstate.commands import CommandBuffer
+from memstate.checks import is_count
 from memstate.errors import ConfigurationError, InvalidArgument
-from memstate.holders import Snapshot
-from memstate.page_table import PageTable
 from memstate.prefix import Match, PrefixCache
 from memstate.prefix.tree import Node
+from memstate.requests.page_table import PageTable
+from memstate.requests.snapshots import Snapshot
+from memstate.slots.commands import CommandBuffer
+from memstate.state.planes import Storage
 from memstate.stats import TierStats
-from memstate.storage import Storage
-from memstate.tiers.agreement import Alone, Ranks
 from memstate.tiers.building import build
 from memstate.tiers.digests import Digests
-from memstate.tiers.fetch import Fetch
-from memstate.tiers.host import Hit, Host
-from memstate.tiers.host_cache import Entry
+from memstate.tiers.host.cache import Entry
+from memstate.tiers.host.tier import Hit, Host
 from memstate.tiers.keys import Keys
-from memstate.tiers.prefetch import Prefetcher
-from memstate.tiers.promises import Promises
+from memstate.tiers.prefetch.agreed import Promises
+from memstate.tiers.prefetch.agreement import Alone, Ranks
+from memstate.tiers.prefetch.fetch import Fetch
+from memstate.tiers.prefetch.prefetcher import Prefetcher
 from memstate.tiers.settings import Tiers
 from memstate.tiers.stores.base import NoStore
-from memstate.tiers.stowing import Shelf, Stowing
+from memstate.tiers.writeback import Shelf, Stowing
 from memstate.tokens import BYTES
 
 SECOND_HIT = 2

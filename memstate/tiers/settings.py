@@ -6,10 +6,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from memstate.arguments import INT32_MAX, is_count
+from memstate.checks import INT32_MAX, is_count
 from memstate.errors import ConfigurationError
-from memstate.storage import Storage
-from memstate.tiers.prefetch_settings import Prefetch
+from memstate.state.planes import Storage
+from memstate.tiers.prefetch.settings import Prefetch
 from memstate.tiers.stores.base import Store
 
 Write = Literal["through", "selective", "back"]

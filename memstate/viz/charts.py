@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from memstate.layout import StateLayout, format_bytes
+from memstate.state.layout import StateLayout, format_bytes
 from memstate.viz import given
 from memstate.viz.given import Layouts
 

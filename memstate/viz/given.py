@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from memstate.errors import InvalidArgument
-from memstate.layout import StateLayout
-from memstate.snapshot import Picture
+from memstate.slots.inspect import Picture
+from memstate.state.layout import StateLayout
 
 Layouts = StateLayout | Mapping[str, StateLayout]
 Pictures = Picture | Sequence[Picture]

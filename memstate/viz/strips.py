@@ -5,7 +5,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from memstate.errors import InvalidArgument
-from memstate.layout import StateLayout, format_bytes
+from memstate.state.layout import StateLayout, format_bytes
 from memstate.viz import given
 from memstate.viz.given import Layouts
 from memstate.viz.touch import blocks, shares, touched

@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from memstate.errors import InvalidArgument
-from memstate.snapshot import Picture
+from memstate.slots.inspect import Picture
 from memstate.viz import given
 from memstate.viz.given import Pictures
 

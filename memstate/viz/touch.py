@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memstate.layout import StateLayout
+from memstate.state.layout import StateLayout
 from memstate.viz import given
 
 

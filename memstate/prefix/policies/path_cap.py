@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import chain
 
-from memstate.arguments import is_count
+from memstate.checks import is_count
 from memstate.errors import ConfigurationError
 from memstate.prefix.policies.base import PagePolicy, Place, StatePolicy
 from memstate.prefix.tree import Node

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from memstate import split
 from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.state import sharding as split
 from memstate.tiers.stores.base import RECORD
 from memstate.tiers.stores.opening import (
     CREATE,

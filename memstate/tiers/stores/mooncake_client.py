@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from memstate.errors import ConfigurationError
-from memstate.layout import format_bytes
+from memstate.state.layout import format_bytes
 
 EXTRA = "memstate[mooncake]"
 LIBRARIES = ("libibverbs1", "librdmacm1", "libnuma1", "libcurl4", "liburing2")  # Debian's names

@@ -1,0 +1,11 @@
+"""Benchmarks. `launches` counts what the library asks of a device and is exact on every machine; `host`, `prefix`
+and `tiers` are host time, whose ratios mean something on any; `alloc`, `track` and `copy` are device time and need a
+GPU.
+"""
+
+from memstate.cli.bench.entry import Entry
+from memstate.cli.bench.launches import by_unit, launches
+from memstate.cli.bench.suite import NAMES, NEED_DEVICE, by_entry, run
+from memstate.cli.bench.task import PEERS, Outcome
+
+__all__ = ["NAMES", "NEED_DEVICE", "PEERS", "Entry", "Outcome", "by_entry", "by_unit", "launches", "run"]

@@ -1,0 +1,47 @@
+"""`python -m memstate.cli.bench NAME... [--peer NAME] [--toy] [--json PATH]`: the benchmarks where no command line is
+installed. The file is written behind every benchmark, so that what was measured survives a later failure.
+"""
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+
+def main() -> int:
+    """Returns 1 where something was wrong and therefore not measured, 2 for bad input."""
+    parser = argparse.ArgumentParser("python -m memstate.cli.bench")
+    parser.add_argument("names", nargs="+")
+    parser.add_argument("--peer")
+    parser.add_argument("--toy", action="store_true")
+    parser.add_argument("--json")
+    given = parser.parse_args()
+    import torch
+
+    on_gpu = torch.cuda.is_available() and not given.toy
+    if given.toy:
+        os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are imported
+    from memstate.cli.bench import NAMES, Outcome, run
+    from memstate.errors import InvalidArgument
+
+    def keep(outcome: Outcome) -> None:
+        if given.json:
+            text = json.dumps([asdict(entry) for entry in outcome.entries], indent=1)
+            Path(given.json).write_text(text + "\n", encoding="utf-8")
+
+    names = list(NAMES) if given.names == ["all"] else given.names
+    try:
+        outcome = run(names, "auto", "cuda" if on_gpu else "cpu", given.toy, given.peer, found=keep)
+    except InvalidArgument as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"{len(outcome.entries)} entries")
+    for line in outcome.wrong:
+        print(f"not measured, because it is wrong: {line}", file=sys.stderr)
+    return 1 if outcome.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""Slots claimed, given back, and changing owners by packets: device time for 1, 64 and 256 of them.
+
+The pool is in the middle of its life: half of the slots are held, the free ones lie scattered.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memstate.cli.bench.clock import Clock
+from memstate.cli.bench.entry import Entry
+from memstate.cli.bench.naive import FreeList
+from memstate.cli.bench.task import Setting, Task, differing
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import HEADER_INTS, REGISTERS_PER_ROW, Section
+from memstate.slots.allocator import SlotAllocator
+from memstate.slots.registers import RegisterFile
+
+SIZES, TOY_SIZES = (1, 64, 256), (3,)
+# Releases of ids in hand stay unconfirmed while a graph is captured: so many must be free beside them.
+CAPACITY, TOY_CAPACITY = 16384, 256
+CELL_COLUMNS = ("generation", "want", "tracked", "source")  # what an admission writes for every row
+
+
+def packet(
+    claims: Sequence[int] = (), releases: Sequence[int] = (), cells: Sequence[int] = (), value: int = 0
+) -> np.ndarray:
+    """A command packet of `memstate.kernels.tables`: releases first, then claims, then cells, `value` in each."""
+    columns: dict[Section, tuple[Sequence[int], ...]] = {
+        Section.MOVES: ((), ()), Section.RELEASES: (releases,), Section.CLAIMS: (claims,),
+        Section.WRITES: (cells, [value] * len(cells)), Section.DATA: ((), ()), Section.BATCH: ((), ()),
+    }  # fmt: skip
+    header, parts, at = np.zeros(HEADER_INTS, np.int32), [], HEADER_INTS
+    for section, lists in columns.items():
+        header[section], header[HEADER_INTS // 2 + section] = len(lists[0]), at
+        for values in lists:
+            padded = np.zeros(-(-len(values) // 4) * 4, np.int32)
+            padded[: len(values)] = values
+            parts.append(padded)
+            at += len(padded)
+    return np.concatenate([header, *parts])
+
+
+class _Slots:
+    """Allocator and register file of one backend; twins made with one `held` are equal."""
+
+    def __init__(self, backend: Backend, capacity: int, held: Tensor, rows: int) -> None:
+        self.allocator = SlotAllocator(capacity, backend)
+        self.file = RegisterFile(self.allocator, rows, 0)
+        ids = self.allocator.claim(capacity)
+        self.allocator.release(ids[~held.to(ids.device)])
+        self.allocator.check()
+
+    def send(self, packet: np.ndarray) -> Tensor:
+        return torch.from_numpy(packet).to(self.file.cells.device)
+
+    def wrong(self, twin: "_Slots") -> str:
+        """What differs in owners, free slots or cells."""
+        names = ("owners and free slots", "register cells")
+        pairs = ((self.file.owners(), twin.file.owners()), (self.file.cells, twin.file.cells))
+        return differing((name, *pair) for name, pair in zip(names, pairs, strict=True))
+
+
+def _claims(setting: Setting, size: int, mine: _Slots, twin: _Slots) -> Task:
+    case, allocator = f"R={size}", mine.allocator
+    held: list[Tensor] = []
+
+    def claim() -> None:
+        held.append(allocator.claim(size))
+
+    def give_back() -> None:
+        while held:
+            allocator.release(held.pop())
+
+    def undo() -> None:
+        give_back()
+        allocator.check()  # or a later claim would wait for the device
+
+    def both() -> None:
+        allocator.release(allocator.claim(size))
+
+    def check() -> str:
+        ours, theirs = mine.allocator.claim(size), twin.allocator.claim(size)
+        found = differing([("ids", ours, theirs)]) or mine.wrong(twin)
+        mine.allocator.release(ours)
+        twin.allocator.release(theirs)
+        found = found or mine.wrong(twin)
+        for slots in (mine, twin):
+            slots.allocator.check()
+        return found
+
+    def measure(clock: Clock) -> list[Entry]:
+        peer = FreeList(allocator.capacity // 2, mine.file.cells.device)
+        taken: list[Tensor] = []
+        alone = clock.alone(claim, undo)
+        undo()
+        released = clock.alone(give_back, claim)
+        allocator.check()
+        in_graph = clock.in_graph(both)
+        allocator.check()
+        return [
+            Entry("claim", setting.case(case), alone * 1e6, "us"),
+            setting.entry(
+                "release", case, released * 1e6, "us", "torch-free-list",
+                lambda: clock.alone(lambda: peer.release(taken.pop()), lambda: taken.append(peer.claim(size))) * 1e6,
+            ),
+            Entry("claim and release", setting.case(f"{case}, in a graph"), in_graph * 1e6, "us"),
+        ]  # fmt: skip
+
+    return Task(f"claim, {case}", check, measure)
+
+
+def _ownership(setting: Setting, size: int, mine: _Slots, twin: _Slots) -> Task:
+    """What an admission of so many rows sends: a claim each, and cells; then their release."""
+    case = f"R={size}"
+    rows = np.arange(1, size + 1)
+    registers = (rows * REGISTERS_PER_ROW).tolist()
+    cells = np.concatenate([mine.file.address(column, rows) for column in CELL_COLUMNS]).tolist()
+    admitting, ending = packet(claims=registers, cells=cells, value=7), packet(releases=registers, cells=cells)
+    admit, end = (partial(mine.file.ownership, mine.send(one)) for one in (admitting, ending))
+
+    def both() -> None:
+        admit()
+        end()
+
+    def check() -> str:
+        found = ""
+        for one in (admitting, ending):
+            for slots in (mine, twin):
+                slots.file.ownership(slots.send(one))
+            found = found or mine.wrong(twin)
+        return found
+
+    def measure(clock: Clock) -> list[Entry]:
+        claims = clock.alone(admit, end)  # the first one ends what holds nothing, and releases nothing
+        end()
+        releases = clock.alone(end, admit)
+        in_graph = clock.in_graph(both)
+        mine.allocator.check()
+        times = {"claims": claims, "releases": releases, "claims and releases, in a graph": in_graph}
+        return [
+            Entry("ownership", setting.case(f"{case}, {name}"), seconds * 1e6, "us") for name, seconds in times.items()
+        ]
+
+    return Task(f"ownership, {case}", check, measure)
+
+
+def tasks(setting: Setting) -> Iterator[Task]:
+    """Claims, releases and packets of ownership changes."""
+    capacity = TOY_CAPACITY if setting.toy else CAPACITY
+    sizes = TOY_SIZES if setting.toy else SIZES
+    held = torch.rand(capacity) < 0.5
+    held[: capacity // 4] = False  # enough are free in any case
+    backends = (setting.make_backend(), setting.reference())
+    mine, twin = (_Slots(backend, capacity, held, max(sizes)) for backend in backends)
+    for size in sizes:
+        yield _claims(setting, size, mine, twin)
+        yield _ownership(setting, size, mine, twin)

@@ -1,0 +1,88 @@
+"""Runs benchmarks by name. An entry exists only where its check was green in the same run."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from memstate.cli.bench import (
+    alloc,
+    copy,
+    decode,
+    host,
+    prefix,
+    tiers_costs,
+    tiers_moves,
+    tiers_stores,
+    tiers_transfers,
+    track,
+)
+from memstate.cli.bench.clock import Clock, ToyClock
+from memstate.cli.bench.entry import Entry
+from memstate.cli.bench.launches import launches
+from memstate.cli.bench.task import Outcome, Progress, Setting, Task, carry_out
+from memstate.errors import InvalidArgument
+
+COURSES: dict[str, tuple[Callable[[Setting], Iterator[Task]], ...]] = {
+    "host": (host.tasks,),
+    "alloc": (alloc.tasks,),
+    "track": (track.tasks, decode.tasks),
+    "copy": (copy.tasks,),
+    "prefix": (prefix.tasks,),
+    "tiers": (tiers_stores.tasks, tiers_transfers.tasks, tiers_moves.tasks, tiers_costs.tasks),
+}
+NEED_DEVICE = ("alloc", "track", "copy")  # timed there; elsewhere at toy sizes only
+NAMES = ("launches", *COURSES)
+
+
+def run(
+    names: Sequence[str],
+    backend: str = "auto",
+    device: str = "cpu",
+    toy: bool = False,
+    peer: str | None = None,
+    progress: Progress | None = None,
+    found: Callable[[Outcome], None] | None = None,
+) -> Outcome:
+    """Runs benchmarks one after the other; each of its measurements follows a check of what it measures.
+
+    toy: sizes that an interpreter can carry, timed by the clock of the process; their cases say so. peer: the only one
+    to compare with. found: told the outcome so far behind every benchmark. Syncs: yes. Raises: InvalidArgument for
+    unknown names and peers, and for timed ones without a GPU.
+    """
+    unknown = [name for name in names if name not in NAMES]
+    if unknown or not names:
+        raise InvalidArgument(f"bench {', '.join(unknown) or 'nothing'}: expected {', '.join(NAMES)}")
+    on_gpu = torch.device(device).type == "cuda"
+    timed = [name for name in names if name in NEED_DEVICE]
+    if timed and not (toy or on_gpu):
+        raise InvalidArgument(f"bench {', '.join(timed)}: device time needs a GPU; --toy goes through it at toy sizes")
+    setting = Setting(backend, torch.device(device), toy, peer)
+    clock: Clock = setting.clock() if timed else ToyClock()  # the others have timers of their own
+    outcome = Outcome()
+    for name in names:
+        if name == "launches":
+            outcome.entries += launches(backend, device, progress)
+        for course in COURSES.get(name, ()):
+            carry_out(course(setting), clock, outcome, progress)
+            if on_gpu:
+                torch.cuda.empty_cache()  # what fits is asked of the driver
+        if found:
+            found(outcome)
+    return outcome
+
+
+def by_entry(entries: Sequence[Entry]) -> tuple[tuple[str, ...], list[list[str]]]:
+    """Entries as a table for people: headings and rows."""
+    columns = ("op", "case", "value", "unit", "peer", "peer value", "ratio")
+    rows = [
+        [
+            entry.op, entry.case, _number(entry.value), entry.unit, entry.peer or "", _number(entry.peer_value),
+            _number(entry.ratio),
+        ]
+        for entry in entries
+    ]  # fmt: skip
+    return columns, rows
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else str(value) if isinstance(value, int) else f"{value:.4g}"

@@ -1,0 +1,126 @@
+"""What a timed benchmark is made of: a check and, only where it finds nothing, a measurement."""
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from memstate.cli.bench.clock import Clock, DeviceClock, ToyClock
+from memstate.cli.bench.entry import Entry
+from memstate.errors import InvalidArgument
+from memstate.kernels.dispatch import Backend
+
+PEERS = {
+    "device-copy": "torch's own copy_ (or zero_) of as many bytes in one piece, in the same session",
+    "torch-indexing": "t[:, dst] = t[:, src], index_select, index_copy_ and index_fill_, plane by plane",
+    "torch-free-list": "a tensor of free slots: claim slices it, release concatenates",
+    "row-by-row": "ownership kept request by request in torch tensors: memstate.cli.bench.naive",
+    "nothing-due": "the same step of the same strategy with no row at a boundary",
+    "sglang": "SGLang's prefix cache for hybrid models with its default core, in Rust, where it is installed",
+    "sglang-python": "the same with its core in Python",
+    "memory-copy": "numpy's copyto of the same bytes in host memory, in turns",
+    "pinned-copy": "torch's copy_ of the same bytes in one piece between device and pinned host memory, in turns",
+    "plain-file": "files of the same bytes in the same folder: one write or read each, in turns",
+    "plain-hash": "one hash or checksum of the same bytes in one piece, in turns",
+}
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how large. toy: sizes that an interpreter can carry. peer: the only one compared with, None for all."""
+
+    backend: str
+    device: torch.device
+    toy: bool
+    peer: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.peer is not None and self.peer not in PEERS:
+            raise InvalidArgument(f"peer {self.peer!r}: expected one of {', '.join(PEERS)}")
+
+    def make_backend(self) -> Backend:
+        """What carries out the operations that are timed."""
+        return Backend(self.backend, self.device)
+
+    def reference(self) -> Backend:
+        """What the results are compared with."""
+        return Backend("reference", self.device)
+
+    def clock(self) -> Clock:
+        """What measures here."""
+        return ToyClock() if self.toy else DeviceClock(self.device)
+
+    def case(self, text: str) -> str:
+        """The name of a case, which at toy sizes says so."""
+        return f"toy {text}" if self.toy else text
+
+    def wants(self, peer: str) -> bool:
+        """Whether a peer is to be measured."""
+        return self.peer in (None, peer)
+
+    def entry(
+        self, op: str, case: str, value: float, unit: str, peer: str, peer_value: Callable[[], float]
+    ) -> Entry:  # fmt: skip
+        """A value beside a peer's, measured only where that peer is wanted."""
+        alone = Entry(op, self.case(case), value, unit)
+        if not self.wants(peer):
+            return alone
+        try:
+            other = peer_value()
+        except Exception as error:  # a peer that cannot run here takes nothing from what was measured
+            print(f"{op}, {case}: peer {peer} {_raised(error)}", file=sys.stderr)
+            return alone
+        return Entry(op, self.case(case), value, unit, peer, other, value / other)
+
+
+@dataclass(frozen=True)
+class Task:
+    """check: what is wrong, empty if nothing; it runs first. measure: the entries."""
+
+    name: str
+    check: Callable[[], str]
+    measure: Callable[[Clock], list[Entry]]
+
+
+@dataclass
+class Outcome:
+    """Entries, and what was not measured because it is wrong."""
+
+    entries: list[Entry] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+def carry_out(tasks: Iterable[Task], clock: Clock, outcome: Outcome, progress: Progress | None = None) -> None:
+    """Checks and measures one task after the other; one that raises is wrong as well. Changes: outcome."""
+    done = 0
+    name = "the first task"
+    try:
+        for task in tasks:
+            name = task.name
+            _carry_out(task, clock, outcome)
+            name, done = f"the task behind {name}", done + 1
+            if progress:
+                progress(done, done + 1)  # what is left is not known: tasks are made one by one
+    except Exception as error:  # where a task is made: there is no going on
+        outcome.wrong.append(f"{name}: {_raised(error)}")
+
+
+def _carry_out(task: Task, clock: Clock, outcome: Outcome) -> None:
+    try:
+        if why := task.check():
+            outcome.wrong.append(f"{task.name}: {why}")
+        else:
+            outcome.entries += task.measure(clock)
+    except Exception as error:  # of whatever kind the device's libraries raise: the next task may still run
+        outcome.wrong.append(f"{task.name}: {_raised(error)}")
+
+
+def _raised(error: Exception) -> str:
+    return f"raises {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def differing(pairs: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> str:
+    """The names of tensors that are not the same, bit for bit; empty if all are. Syncs: yes."""
+    return ", ".join(name for name, a, b in pairs if not torch.equal(a, b))

@@ -1,0 +1,120 @@
+"""Throughput between slots of the device and records of host memory, beside one plain copy of the same bytes.
+
+out: packed into staging, copied to the host. in: copied to staging, unpacked. On a GPU the peer is its copy engine; on
+a CPU, where a copy stands in for the engine and the reference for the kernels, the figures say little of one.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memstate.cli.bench.clock import Clock
+from memstate.cli.bench.entry import Entry
+from memstate.cli.bench.task import Setting, Task, differing
+from memstate.cli.bench.tiers_turns import Side, Turns, cases, sized
+from memstate.state.layout import Plane, StateLayout
+from memstate.state.planes import Storage
+from memstate.tiers.host.packing import Packing
+from memstate.tiers.host.pool import HostPool
+from memstate.tiers.host.transfers import Transfers
+from memstate.tiers.records import RecordFormat
+
+LAYERS, TOY_LAYERS = 16, 4
+STAGING, GROUPS = 2, 4  # the defaults of `Tiers`
+
+
+def layout_of(nbytes: int, layers: int) -> StateLayout:
+    """A state of so many bytes, a sixteenth of it convolution."""
+    part = nbytes // layers // 16
+    planes = (Plane("conv", (part // 2,), torch.bfloat16), Plane("ssm", (15, part // 4), torch.float32))
+    return StateLayout(planes, layers)
+
+
+class _Ways:
+    """States in slots, records for them in host memory, and what moves between."""
+
+    def __init__(self, turns: Turns, records: int, nbytes: int) -> None:
+        setting = self.setting = turns.setting
+        self.turns, self.case, self.total = turns, sized(records, nbytes), records * nbytes
+        layout = layout_of(nbytes, TOY_LAYERS if setting.toy else LAYERS)
+        self.storage = Storage(layout, records, setting.make_backend())
+        form = RecordFormat("state", layout, bytes(32))
+        on_gpu = setting.device.type == "cuda"
+        self.pool = HostPool(records, form.nbytes, pinned=on_gpu)
+        self.records = self.pool.claim(records)
+        self.bodies = self.pool.memory[:, form.header_bytes :]
+        packing = Packing(self.storage)
+        self.transfers = Transfers(self.storage, packing, self.pool, form.header_bytes, STAGING, GROUPS)
+        slots = torch.cat([torch.zeros(1, dtype=torch.int32), torch.randperm(records, dtype=torch.int32) + 1])
+        self.slots, self.registers = slots.to(self.storage.device), list(range(1, records + 1))
+
+    def out(self) -> None:
+        self.transfers.out(self.slots, self.registers, self.records).synchronize()
+
+    def into(self) -> None:
+        self.transfers.into(self.slots, self.registers, self.records).synchronize()
+
+    def end(self) -> None:
+        self.transfers.end(self.records)
+
+    def states(self) -> Tensor:
+        """What the records should hold, put together plane by plane: uint8 `register byte`."""
+        slots = self.slots[1:].long()
+        parts = [
+            plane[layer][slots].flatten(1).contiguous().view(torch.uint8)
+            for layer in range(self.storage.layout.layers)
+            for plane in self.storage.planes.values()
+        ]
+        return torch.cat(parts, 1)
+
+    def check(self) -> str:
+        """Records must be the states, and the states come back into slots that hold something else by then."""
+        for arena in self.storage.arenas:
+            arena.random_(0, 256)
+        self.storage.scrub_null()
+        states = self.states()
+        self.out()
+        self.end()
+        found = differing([("records", self.bodies, states.cpu())])
+        for arena in self.storage.arenas:
+            arena.bitwise_not_()
+        self.into()
+        self.end()
+        self.storage.scrub_null()
+        return found or differing([("states", self.states(), states)])
+
+    def measure(self, clock: Clock) -> list[Entry]:
+        host, device = self._plain()
+        sides = {
+            "out": (Side(self.out, self.end), partial(self._copy, host, device)),
+            "in": (Side(self.into, self.end), partial(self._copy, device, host)),
+        }
+        peer = "pinned-copy" if self.setting.device.type == "cuda" else "memory-copy"
+        return [
+            entry
+            for way, (ours, plain) in sides.items()
+            for entry in self.turns.rates(f"transfer {way}", self.case, self.total, ours, {peer: Side(plain)})
+        ]
+
+    def _plain(self) -> tuple[Tensor, Tensor]:
+        on_gpu = self.setting.device.type == "cuda"
+        host = torch.empty(self.total, dtype=torch.uint8, pin_memory=on_gpu).random_(0, 256)
+        return host, torch.empty(self.total, dtype=torch.uint8, device=self.setting.device).random_(0, 256)
+
+    def _copy(self, to: Tensor, of: Tensor) -> None:
+        if to.device == of.device:
+            np.copyto(to.numpy(), of.numpy())
+        else:
+            to.copy_(of, non_blocking=True)
+            torch.cuda.synchronize(self.setting.device)
+
+
+def tasks(setting: Setting) -> Iterator[Task]:
+    """Batches of states out of slots and into them."""
+    turns = Turns(setting)
+    for records, nbytes in cases(setting):
+        ways = _Ways(turns, records, nbytes)
+        yield Task(f"transfers, {ways.case}", ways.check, ways.measure)

@@ -1,0 +1,89 @@
+"""One block of memory as an engine allocates it: states and KV pages side by side, between bytes that are nobody's.
+
+    layer-major   layer [index [plane gap] ..]     the attention layer last; each layer has its own record
+    slot-major    index [layer [plane gap] ..]     slot i and page i lie in one record
+
+Knows no slot's owner. Index 0 of everything is null, as memstate wants it.
+"""
+
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from memstate.state.layout import MOVE_BYTES, Plane, StateLayout
+
+GAP = MOVE_BYTES  # bytes between two blocks: a move that is one lane too long is seen
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a plane of one layer lies, in bytes: that of index i at offset + i * stride, for i up to `highest`."""
+
+    plane: Plane
+    highest: int
+    offset: int
+    stride: int
+
+    def tensor(self, memory: Tensor) -> Tensor:
+        """It as `index ...`."""
+        size, shape = self.plane.dtype.itemsize, self.plane.shape
+        inner = torch.empty(shape, device="meta").stride()
+        strides = (self.stride // size, *inner)
+        return memory.view(self.plane.dtype).as_strided((self.highest + 1, *shape), strides, self.offset // size)
+
+    def blocks(self, memory: Tensor) -> Tensor:
+        """Its bytes as `index byte`."""
+        return memory.as_strided((self.highest + 1, self.plane.nbytes), (self.stride, 1), self.offset)
+
+
+class Arena:
+    """A uint8 tensor for `slots` states and `pages` KV pages; its bytes outside of both follow a pattern.
+
+    states: its order says how blocks follow each other.
+    """
+
+    def __init__(self, states: StateLayout, slots: int, kv: StateLayout, pages: int, device: torch.device) -> None:
+        layers = [[(plane, slots) for plane in states.planes] for _ in range(states.layers)]
+        layers += [[(plane, pages) for plane in kv.planes] for _ in range(kv.layers)]
+        self.places: list[Place] = []
+        end = GAP
+        for record in layers if states.order == "layer_major" else [list(chain(*layers))]:
+            stride, at = sum(_room(plane) for plane, _ in record), end
+            for plane, highest in record:
+                self.places.append(Place(plane, highest, at, stride))
+                at += _room(plane)
+            end += stride * (1 + max(highest for _, highest in record))
+        self.memory = _pattern(end).to(device)
+        self.states, self.kv = self._of(states), self._of(kv)
+
+    def _of(self, layout: StateLayout) -> dict[str, list[Tensor]]:
+        """Plane name -> `index ...` of each layer."""
+        return {
+            plane.name: [place.tensor(self.memory) for place in self.places if place.plane is plane]
+            for plane in layout.planes
+        }
+
+    def foreign(self) -> Tensor:
+        """Which bytes belong to no slot and no page: bool `byte`."""
+        outside = torch.ones_like(self.memory)
+        for place in self.places:
+            place.blocks(outside).zero_()
+        return outside.bool()
+
+    def changed(self) -> list[int]:
+        """Offsets of bytes that are nobody's and no longer what they were. Syncs: yes."""
+        wrong = (self.memory != _pattern(len(self.memory)).to(self.memory.device)) & self.foreign()
+        changed: list[int] = wrong.nonzero().flatten().tolist()
+        return changed
+
+
+def _room(plane: Plane) -> int:
+    """Bytes of a block and of the gap behind it."""
+    return -(-plane.nbytes // MOVE_BYTES) * MOVE_BYTES + GAP
+
+
+def _pattern(count: int) -> Tensor:
+    """Bytes that differ from their neighbours, from zero bytes and from each other a gap or a stride away, mostly."""
+    return (torch.arange(count) * 167 % 255 + 1).to(torch.uint8)

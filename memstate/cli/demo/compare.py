@@ -1,0 +1,82 @@
+"""Compares a cached run with the uncached one: token by token, logits and states byte by byte."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from memstate.cli.demo.corpus import Conversation
+from memstate.cli.demo.transcript import Sighting, Transcript
+from memstate.cli.demo.uncached import Uncached
+
+
+@dataclass
+class Comparison:
+    """What was compared and what differed.
+
+    tokens, logits, states: how many of each were compared, logits by position. differences: the first few, in words.
+    """
+
+    tokens: int = 0
+    logits: int = 0
+    states: int = 0
+    wrong_tokens: int = 0
+    wrong_logits: int = 0
+    wrong_states: int = 0
+    differences: list[str] = field(default_factory=list)
+
+    @property
+    def identical(self) -> bool:
+        """Whether nothing differed, and something was compared at all."""
+        return not (self.wrong_tokens or self.wrong_logits or self.wrong_states) and bool(self.tokens)
+
+    def note(self, what: str) -> None:
+        """Keeps a difference in words, the first ten."""
+        if len(self.differences) < 10:
+            self.differences.append(what)
+
+
+def compare(
+    conversations: Sequence[Conversation],
+    cached: Mapping[int, Transcript],
+    sightings: Sequence[Sighting],
+    uncached: Uncached,
+    progress: Callable[[int], None],
+) -> Comparison:
+    """Runs every conversation alone and uncached and compares. Syncs: yes.
+
+    sightings: states the cached run held; the uncached one keeps its own at the same lengths. progress: called with
+    requests done.
+    """
+    out, done = Comparison(), 0
+    for conversation in conversations:
+        seen = [sighting for sighting in sightings if sighting.conversation == conversation.number]
+        alone = uncached.answer(conversation, [sighting.length for sighting in seen])
+        _compare_tokens(out, conversation.number, cached[conversation.number], alone)
+        _compare_logits(out, conversation.number, cached[conversation.number], alone)
+        for sighting in seen:
+            out.states += 1
+            if alone.states.get(sighting.length) != sighting.data:
+                out.wrong_states += 1
+                out.note(f"conversation {conversation.number}: {sighting.what} at {sighting.length} tokens differs")
+        done += len(conversation.turns)
+        progress(done)
+    return out
+
+
+def _compare_tokens(out: Comparison, number: int, cached: Transcript, alone: Transcript) -> None:
+    for turn, (given, expected) in enumerate(zip(cached.answers, alone.answers, strict=True)):
+        wrong = sum(a != b for a, b in zip(given, expected, strict=False)) + abs(len(given) - len(expected))
+        out.tokens += max(len(given), len(expected))
+        out.wrong_tokens += wrong
+        if wrong:
+            out.note(f"conversation {number}, turn {turn}: {wrong} of {max(len(given), len(expected))} tokens differ")
+
+
+def _compare_logits(out: Comparison, number: int, cached: Transcript, alone: Transcript) -> None:
+    positions = sorted(cached.logits.keys() | alone.logits.keys())
+    given, expected = ({at: row.tobytes() for at, row in run.logits.items()} for run in (cached, alone))
+    wrong = [at for at in positions if given.get(at) != expected.get(at)]
+    out.logits += len(positions)
+    out.wrong_logits += len(wrong)
+    if wrong:
+        where = f"{len(wrong)} of {len(positions)} positions, first after {wrong[0]} tokens"
+        out.note(f"conversation {number}: logits differ at {where}")

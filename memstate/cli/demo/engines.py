@@ -1,0 +1,130 @@
+"""Whose memory it is and what the forward's kernels are told of slots: three kinds of decode engine.
+
+own        memstate allocates; the kernels read one slot and write another and a snapshot
+in-place   memstate allocates; the kernels know one slot a row, as foreign ones do, and memstate copies around them
+arena      the engine allocates one block of memory for states and KV pages; the kernels are those of `own`
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from memstate.cli.demo.arena import Arena
+from memstate.cli.demo.config import ENGINES as NAMES
+from memstate.cli.demo.config import STRATEGIES, DemoConfig
+from memstate.cli.demo.mixers import state_layout
+from memstate.cli.demo.model import HybridModel, Memory, Slots
+from memstate.cli.demo.tiers import tiers_of
+from memstate.engine.manager import StateManager
+from memstate.engine.warmup import warm_up
+from memstate.errors import InvalidArgument
+from memstate.kernels.dispatch import Backend
+from memstate.prefix import Prefix
+from memstate.requests.steps import Step
+from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
+from memstate.state.layout import StateLayout
+from memstate.state.planes import Storage
+from memstate.tiers import Store
+
+TRACKING: dict[str, type[Tracking]] = dict(zip(STRATEGIES, (NoTracking, PingPong, LazyPingPong, Redirect), strict=True))
+Given = Mapping[str, Sequence[Tensor]] | None
+
+
+class Engine:
+    """`own`: a manager, a model, and the memory that both work on, poisoned where nothing was written yet.
+
+    pages: KV pages in all; pages_per_row: of the longest request. Raises: InvalidArgument where not one request fits.
+    """
+
+    in_place = False
+
+    def __init__(self, config: DemoConfig, pages: int, pages_per_row: int, store: Store | None = None) -> None:
+        size = config.size
+        tracking = TRACKING[config.strategy](every=config.track_every)
+        _require_fit(config, tracking, pages, pages_per_row)
+        states, kv = state_layout(size, config.model, config.order), size.page_layout(config.page_size)
+        given_states, given_kv = self.allocate(config, states, kv, pages)
+        try:
+            backend = Backend(config.backend, config.device)  # what a run counts is the manager's own
+            self.kv = Storage.from_tensors(kv, given_kv, backend) if given_kv else Storage(kv, pages, backend)
+            self.mem = StateManager(
+                states, slots=config.slots, max_requests=config.batch - 1, max_batch=config.batch, tracking=tracking,
+                device=config.device, backend=config.backend, pages=pages, page_size=config.page_size,
+                pages_per_row=pages_per_row, overlap=config.overlap, in_place=self.in_place, tensors=given_states,
+                prefix=Prefix(), tiers=tiers_of(config, store, self.kv),
+            )  # fmt: skip
+        except ValueError as error:
+            raise InvalidArgument(str(error)) from error
+        self.model = HybridModel(size, config.seed, Backend(self.mem.backend.name, config.device), config.model)
+        warm_up(self.mem)
+        for storage in (self.mem.storage, self.kv):
+            for layer in (layer for plane in storage.planes.values() for layer in plane):
+                layer[1:] = float("nan")  # whatever reads fresh memory shows
+        self.memory = memory_of(self.mem.planes, self.kv, self.mem.page_table)
+
+    def allocate(self, config: DemoConfig, states: StateLayout, kv: StateLayout, pages: int) -> tuple[Given, Given]:
+        """The engine's memory for states and pages, None where memstate allocates."""
+        return None, None
+
+    def slots(self, step: Step) -> Slots:
+        """What the forward's kernels are told of a step. Syncs: no."""
+        return Slots(step.rows, step.tokens, step.read, step.write, step.snapshot)
+
+    @property
+    def foreign_bytes(self) -> int:
+        """Bytes of the engine's memory that are neither state nor page."""
+        return 0
+
+    def foreign_changed(self) -> list[int]:
+        """Offsets of those that somebody wrote to. Syncs: yes."""
+        return []
+
+
+class InPlace(Engine):
+    """Kernels that update the one slot they are told, and take no other; rubbish in the null slot, as they leave it."""
+
+    in_place = True
+
+    def __init__(self, config: DemoConfig, pages: int, pages_per_row: int, store: Store | None = None) -> None:
+        super().__init__(config, pages, pages_per_row, store)
+        self._nowhere = torch.zeros(config.batch, dtype=torch.int32, device=self.mem.backend.device)
+        for plane in self.mem.planes.values():
+            plane[:, 0] = float("nan")
+
+    def slots(self, step: Step) -> Slots:
+        return Slots(step.rows, step.tokens, step.write, step.write, self._nowhere)
+
+
+class InArena(Engine):
+    """One block of memory, with the engine's own strides and its own bytes in between."""
+
+    def allocate(self, config: DemoConfig, states: StateLayout, kv: StateLayout, pages: int) -> tuple[Given, Given]:
+        self.arena = Arena(states, config.slots, kv, pages, torch.device(config.device))
+        return self.arena.states, self.arena.kv
+
+    @property
+    def foreign_bytes(self) -> int:
+        return int(self.arena.foreign().sum())
+
+    def foreign_changed(self) -> list[int]:
+        return self.arena.changed()
+
+
+ENGINES: dict[str, type[Engine]] = dict(zip(NAMES, (Engine, InPlace, InArena), strict=True))
+
+
+def memory_of(planes: Mapping[str, Tensor | Sequence[Tensor]], kv: Storage, page_table: Tensor) -> Memory:
+    """Planes and pages as the model takes them."""
+    return Memory(planes["conv"], planes["ssm"], kv.planes["key"][0], kv.planes["value"][0], page_table)
+
+
+def _require_fit(config: DemoConfig, tracking: Tracking, pages: int, pages_per_row: int) -> None:
+    """Raises: InvalidArgument where not one request would fit."""
+    if pages < pages_per_row:
+        raise InvalidArgument(
+            f"pages {pages}: the longest conversation alone needs {pages_per_row} pages of {config.page_size} tokens"
+        )
+    needed = 1 + tracking.lanes_at_admission(config.overlap)
+    if config.slots < needed:
+        raise InvalidArgument(f"slots {config.slots}: one request under {config.strategy} needs {needed}")

@@ -1,0 +1,132 @@
+"""Figures of a running decode loop, sampled from the host's mirror and the backend's counts."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from memstate.engine.manager import StateManager
+from memstate.kernels.dispatch import Counts
+from memstate.requests.table import Row
+
+OWNERSHIP = ("ownership", "run_data")
+COPY = "copy_slots"
+
+
+class Asked(NamedTuple):
+    """What a stretch of the loop asked of the device: launches of steps (plan, settle), copies around a forward,
+    launches of the ownership changes that the scheduler had recorded, and synchronisations.
+    """
+
+    step: int = 0
+    copies: int = 0
+    ownership: int = 0
+    syncs: int = 0
+
+    @property
+    def launches(self) -> int:
+        """What steps cost, without ownership changes."""
+        return self.step + self.copies
+
+    @classmethod
+    def so_far(cls, counts: Counts) -> "Asked":
+        """Everything since the start."""
+        ownership = sum(counts.launches[op] for op in OWNERSHIP)
+        copies = counts.launches[COPY]
+        return cls(counts.total_launches - ownership - copies, copies, ownership, counts.syncs)
+
+    def plus(self, begin: "Asked", end: "Asked") -> "Asked":
+        """With what was asked from `begin` to `end` added."""
+        return Asked(*(mine + b - a for mine, a, b in zip(self, begin, end, strict=True)))
+
+
+NOTHING = Asked()
+
+
+class Gauge:
+    """Measures plan and settle. Copies of a snapshot count wherever they are carried out: a submit between two
+    measurements may do it.
+    """
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+        self._copies = counts.launches[COPY]
+
+    def begin(self) -> Asked:
+        """Where a measurement starts."""
+        return Asked.so_far(self._counts)._replace(copies=self._copies)
+
+    def end(self, begin: Asked, before: Asked = NOTHING) -> Asked:
+        """What was asked since `begin`, added to what was asked before."""
+        now = Asked.so_far(self._counts)
+        self._copies = now.copies
+        return before.plus(begin, now)
+
+
+@dataclass
+class Meter:
+    """What a run did; slots and tokens unless said otherwise.
+
+    prefix_hit_tokens: that admissions started with; session_hit_tokens: those of them that a session had kept. resumed:
+    admissions that started with some; read_cached: from a state that stays cached. gave_way: what was given up because
+    else nobody could go on. refused: requests that had to wait, by what ran out, and extensions refused. ended:
+    requests by how they ended, retractions and cancelled ones included, which come back. session_turns: the same of
+    turns of sessions, aborted ones in more detail. between: calls between a plan and its forward. held: sums by kind
+    over `looks`. decode: what each decode step asked for.
+    """
+
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    session_hit_tokens: int = 0
+    resumed: int = 0
+    read_cached: int = 0
+    admissions: int = 0
+    steps: int = 0
+    mixed_steps: int = 0
+    dead_entries: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    gave_way: Counter[str] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=Counter)
+    session_turns: Counter[str] = field(default_factory=Counter)
+    between: Counter[str] = field(default_factory=Counter)
+    held: Counter[str] = field(default_factory=Counter)
+    looks: int = 0
+    slots_held_mean_sum: float = 0.0
+    slots_held_looks: int = 0
+    slots_held_peak: int = 0
+    decode: list[Asked] = field(default_factory=list)
+
+    def look(self, mem: StateManager, rows: Iterable[Row]) -> None:
+        """Samples what is held now. Syncs: no."""
+        held = [mem.slots_held(row) for row in rows]
+        if held:
+            self.slots_held_peak = max(self.slots_held_peak, *held)
+            self.slots_held_mean_sum += sum(held) / len(held)
+            self.slots_held_looks += 1
+        stats = mem.stats()
+        self.held.update(
+            live=stats.held_by_live, lane=stats.held_by_lanes, holder=stats.held_by_snapshots + stats.held_by_sessions
+        )
+        self.held["cached"] += stats.prefix.states if stats.prefix else 0
+        self.held["session"] += sum(len(session.kept) for session in mem.sessions.opened.values())
+        self.looks += 1
+
+    @property
+    def slots_held_mean(self) -> float:
+        """Slots per running request, the mean over all looks at running requests."""
+        return self.slots_held_mean_sum / max(1, self.slots_held_looks)
+
+    def per_decode_step(self, what: str) -> dict[str, float]:
+        """Mean and maximum of a figure of `Asked` over all decode steps."""
+        return mean_and_max([getattr(asked, what) for asked in self.decode])
+
+    @property
+    def slots_held_by_kind(self) -> dict[str, float]:
+        """Slots per kind of owner, the mean over all looks; holders once more as what they are."""
+        return {kind: self.held[kind] / max(1, self.looks) for kind in ("live", "lane", "holder", "cached", "session")}
+
+
+def mean_and_max(values: list[int]) -> dict[str, float]:
+    """Mean and maximum; zeros of nothing."""
+    return {"mean": sum(values) / max(1, len(values)), "max": max(values, default=0)}

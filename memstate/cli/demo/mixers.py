@@ -1,0 +1,157 @@
+"""The recurrent layers of the demo's model: projections around two kernels, whose states live in slots.
+
+    gdn      q k v   conv   gated delta rule with one decay a head; all heads share q and k
+    kda      q k v   conv   gated delta rule with one decay a key channel
+    mamba2   x B C   conv   selective state update; a slot holds the conv window as `channel tap-1`
+
+Knows no slot's owner: it reads, writes and snapshots where it is told.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from memstate.cli.demo.arithmetic import gate, linear, rms_norm, unit_norm
+from memstate.cli.demo.sizes import ModelSize
+from memstate.cli.demo.weights import Weights
+from memstate.kernels.dispatch import Backend
+from memstate.state.layout import Order, Plane, StateLayout
+
+Where = tuple[Tensor, Tensor, Tensor, Tensor]  # read, write, snapshot, tokens: int32 `batch`
+
+
+class Mixer(ABC):
+    """One recurrent layer with its weights."""
+
+    def __init__(self, size: ModelSize, weights: Weights, backend: Backend) -> None:
+        self.size, self.backend = size, backend
+        channels, inner = self.channels(size), size.heads * size.value
+        self.inward = weights.matrix(size.width, channels)
+        self.taps = weights.draw(channels, size.taps, scale=0.6)
+        self.bias = weights.draw(channels, scale=0.1)
+        self.rates = weights.matrix(size.width, self.rate_count(size))
+        self.gate = weights.matrix(size.width, inner)
+        self.outward = weights.matrix(inner, size.width)
+
+    @staticmethod
+    @abstractmethod
+    def channels(size: ModelSize) -> int:
+        """Channels of the conv: all inputs of the recurrence that it mixes."""
+
+    @staticmethod
+    @abstractmethod
+    def rate_count(size: ModelSize) -> int:
+        """Numbers a token that say how fast the state forgets and learns."""
+
+    @classmethod
+    def shapes(cls, size: ModelSize) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of the planes conv and ssm, per slot and layer."""
+        return (size.taps - 1, cls.channels(size)), (size.heads, size.key, size.value)
+
+    @staticmethod
+    def window(conv: Tensor) -> Tensor:
+        """The plane conv of a layer as `slot tap-1 channel`."""
+        return conv
+
+    @abstractmethod
+    def advance(self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor) -> None:
+        """Runs the recurrence over what the conv mixed; fills out `batch token head value`. Changes: ssm."""
+
+    def __call__(self, x: Tensor, where: Where, conv: Tensor, ssm: Tensor) -> Tensor:
+        """x `batch token width`, normalised, through conv and recurrence. Changes: both planes. Syncs: no."""
+        mixed = linear(x, self.inward)
+        seen = torch.empty_like(mixed)
+        self.backend.conv_step(mixed, self.taps, self.bias, self.window(conv), *where, None, seen)
+        out = x.new_empty(*x.shape[:2], self.size.heads, self.size.value)
+        self.advance(seen, linear(x, self.rates), ssm, where, out)
+        return linear(rms_norm(out).flatten(2) * gate(linear(x, self.gate)), self.outward)
+
+
+class GatedDelta(Mixer):
+    """Formula and source: `memstate.kernels.gated_delta`."""
+
+    @staticmethod
+    def channels(size: ModelSize) -> int:
+        return 2 * size.key + size.heads * size.value
+
+    @staticmethod
+    def rate_count(size: ModelSize) -> int:
+        return 2 * size.heads
+
+    def advance(self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor) -> None:
+        s = self.size
+        q, k, v = mixed.split((s.key, s.key, s.heads * s.value), -1)
+        forget, learn = rates.split(s.heads, -1)
+        self.backend.gated_delta_step(
+            unit_norm(q).unsqueeze(2), unit_norm(k).unsqueeze(2), v.unflatten(-1, (s.heads, s.value)).contiguous(),
+            -0.1 * gate(forget), gate(learn), ssm, *where, 1.0, out,
+        )  # fmt: skip
+
+
+class KimiDelta(Mixer):
+    """The gated delta rule with one decay a key channel: `memstate.kernels.gated_delta`."""
+
+    @staticmethod
+    def channels(size: ModelSize) -> int:
+        return size.heads * (2 * size.key + size.value)
+
+    @staticmethod
+    def rate_count(size: ModelSize) -> int:
+        return size.heads * (size.key + 1)
+
+    def advance(self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor) -> None:
+        s = self.size
+        q, k, v = (
+            part.unflatten(-1, (s.heads, -1))
+            for part in mixed.split((s.heads * s.key, s.heads * s.key, s.heads * s.value), -1)
+        )
+        forget, learn = rates.split((s.heads * s.key, s.heads), -1)
+        decay = -0.1 * gate(forget.unflatten(-1, (s.heads, s.key)))
+        self.backend.gated_delta_step(
+            unit_norm(q), unit_norm(k), v.contiguous(), decay, gate(learn), ssm, *where, 1.0, out
+        )
+
+
+class Mamba2(Mixer):
+    """Formula and source: `memstate.kernels.selective`; one step, decay and skip a head, B and C shared by all."""
+
+    def __init__(self, size: ModelSize, weights: Weights, backend: Backend) -> None:
+        super().__init__(size, weights, backend)
+        self.decay = -(0.1 + weights.draw(size.heads, scale=0.2).abs())
+        self.skip = weights.draw(size.heads, scale=1.0)
+        self.rate_bias = weights.draw(size.heads, scale=0.5) - 2.0  # of a softplus: steps around an eighth
+
+    @staticmethod
+    def channels(size: ModelSize) -> int:
+        return size.heads * size.value + 2 * size.key
+
+    @staticmethod
+    def rate_count(size: ModelSize) -> int:
+        return size.heads
+
+    @classmethod
+    def shapes(cls, size: ModelSize) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (cls.channels(size), size.taps - 1), (size.heads, size.value, size.key)
+
+    @staticmethod
+    def window(conv: Tensor) -> Tensor:
+        return conv.transpose(1, 2)
+
+    def advance(self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor) -> None:
+        s = self.size
+        x, b, c = mixed.split((s.heads * s.value, s.key, s.key), -1)
+        self.backend.selective_step(
+            x.unflatten(-1, (s.heads, s.value)).contiguous(), rates, self.decay, unit_norm(b).unsqueeze(2),
+            unit_norm(c).unsqueeze(2), ssm, *where, d=self.skip, dt_bias=self.rate_bias, softplus=True, out=out,
+        )  # fmt: skip
+
+
+MIXERS: dict[str, type[Mixer]] = {"gdn": GatedDelta, "mamba2": Mamba2, "kda": KimiDelta}
+
+
+def state_layout(size: ModelSize, model: str = "gdn", order: Order = "layer_major") -> StateLayout:
+    """What one slot holds: the conv windows and the recurrent states of all recurrent layers."""
+    conv, ssm = MIXERS[model].shapes(size)
+    planes = (Plane("conv", conv, torch.float32), Plane("ssm", ssm, torch.float32))
+    return StateLayout(planes, size.recurrent_layers, order)

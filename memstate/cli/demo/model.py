@@ -1,0 +1,108 @@
+"""A small hybrid language model over bytes: three recurrent layers to one attention layer, fixed random weights.
+
+Knows no slot's owner, no scheduler and no cache: it reads and writes whatever slots and pages it is given, and the
+same object runs the cached loop and the uncached one.
+
+    recurrent   see `memstate.cli.demo.mixers`; states live in slots: read -> write, snapshot
+    attention   keys and values live in pages, addressed through a page table; page 0 is never read
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from memstate.cli.demo.arithmetic import attend, linear, rms_norm
+from memstate.cli.demo.mixers import MIXERS
+from memstate.cli.demo.sizes import ModelSize
+from memstate.cli.demo.weights import Weights
+from memstate.kernels.dispatch import Backend
+
+VOCABULARY = 256  # bytes
+
+
+class Slots(NamedTuple):
+    """Where a step's states and pages lie: int32 `batch` each, 0 for padding; rows index the page table."""
+
+    rows: Tensor
+    tokens: Tensor
+    read: Tensor
+    write: Tensor
+    snapshot: Tensor
+
+
+class Memory(NamedTuple):
+    """The bytes the model works on: planes `layer slot ...` or `slot ...` of each layer, pages `page token head dim`,
+    page table `row page`.
+    """
+
+    conv: Tensor | Sequence[Tensor]
+    ssm: Tensor | Sequence[Tensor]
+    key: Tensor
+    value: Tensor
+    page_table: Tensor
+
+
+class HybridModel:
+    """Fixed random weights from a seed; `forward` is the whole model.
+
+    backend: runs the kernels of the recurrent layers; the model's own, so that its launches are counted apart from the
+    library's. mixer: the kind of its recurrent layers.
+    """
+
+    def __init__(self, size: ModelSize, seed: int, backend: Backend, mixer: str = "gdn") -> None:
+        self.size, self.backend, self.mixer = size, backend, mixer
+        s, weights = size, Weights(seed, backend.device)
+        self.embedding = weights.draw(VOCABULARY, s.width, scale=1.0)
+        self.recurrent = [MIXERS[mixer](s, weights, backend) for _ in range(s.recurrent_layers)]
+        self.attention = {
+            "inward": weights.matrix(s.width, 3 * s.heads * s.value),
+            "outward": weights.matrix(s.heads * s.value, s.width),
+        }
+        self.mlp = [
+            {"up": weights.matrix(s.width, s.hidden), "down": weights.matrix(s.hidden, s.width)}
+            for _ in range(s.recurrent_layers + 1)
+        ]
+        self.head = weights.matrix(s.width, VOCABULARY, gain=1.5)
+
+    def forward(self, tokens: Tensor, start: Tensor, slots: Slots, memory: Memory) -> Tensor:
+        """Logits `batch vocabulary` after the last real token of each row; padded rows give numbers nobody reads.
+
+        tokens: int64 `batch token`; start: int64 `batch`, tokens already folded into the row's state. Changes: planes
+        at `write` and `snapshot`, the row's pages at start .. start + tokens. Syncs: no; capturable.
+        """
+        x = self.embedding[tokens]
+        where = (slots.read, slots.write, slots.snapshot, slots.tokens)
+        for layer, (mixer, mlp) in enumerate(zip(self.recurrent, self.mlp, strict=False)):
+            x = x + mixer(rms_norm(x), where, memory.conv[layer], memory.ssm[layer])
+            x = x + _mlp(rms_norm(x), mlp)
+        x = x + self._attend(rms_norm(x), start, slots, memory)
+        x = x + _mlp(rms_norm(x), self.mlp[-1])
+        last = (slots.tokens.long() - 1).clamp(min=0)
+        x = x.gather(1, last[:, None, None].expand(-1, 1, x.shape[2])).squeeze(1)
+        return linear(rms_norm(x), self.head)
+
+    def _attend(self, x: Tensor, start: Tensor, slots: Slots, memory: Memory) -> Tensor:
+        """x `batch token width` over all pages that a row may have; what is not yet written is masked."""
+        s, (_, steps, _) = self.size, x.shape
+        q, k, v = linear(x, self.attention["inward"]).unflatten(-1, (3, s.heads, s.value)).unbind(2)
+        pages = memory.page_table[slots.rows.long()].long()
+        page_size, at = memory.key.shape[1], torch.arange(steps, device=x.device)
+        position = start[:, None] + at
+        real = at < slots.tokens[:, None]
+        page = pages.gather(1, (position // page_size).clamp(max=pages.shape[1] - 1))
+        page = torch.where(real, page, 0)
+        offset = position % page_size
+        memory.key[page, offset] = k
+        memory.value[page, offset] = v
+
+        keys, values = (plane[pages].flatten(1, 2).transpose(1, 2) for plane in (memory.key, memory.value))
+        written = (pages > 0).repeat_interleave(page_size, 1)[:, None]
+        visible = (torch.arange(keys.shape[2], device=x.device) <= position[:, :, None]) & written & real[:, :, None]
+        mixed = attend(q.transpose(1, 2), keys, values, visible[:, None]).transpose(1, 2)
+        return linear(mixed.flatten(2), self.attention["outward"])
+
+
+def _mlp(x: Tensor, w: dict[str, Tensor]) -> Tensor:
+    return linear(linear(x, w["up"]).clamp(min=0.0).square(), w["down"])

@@ -1,0 +1,162 @@
+"""Puts a demo run together: the same work cached and uncached, the comparison, the audit."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from memstate.cli.demo.admission import Admission
+from memstate.cli.demo.answers import longest_context
+from memstate.cli.demo.chance import Chance
+from memstate.cli.demo.compare import compare
+from memstate.cli.demo.config import DemoConfig
+from memstate.cli.demo.corpus import Conversation, first_requests, from_docstrings, from_file
+from memstate.cli.demo.engines import ENGINES
+from memstate.cli.demo.meter import Meter
+from memstate.cli.demo.report import DemoReport
+from memstate.cli.demo.sabotage import Sabotage
+from memstate.cli.demo.scheduler import Scheduler
+from memstate.cli.demo.stepper import Stepper
+from memstate.cli.demo.streams import Streams
+from memstate.cli.demo.tiers import storage_of
+from memstate.cli.demo.transcript import Witness
+from memstate.cli.demo.uncached import Uncached
+from memstate.engine.manager import StateManager
+from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.requests.table import Request
+from memstate.slots.audit import AuditReport
+from memstate.tiers import Store
+
+REQUESTS = 20
+Progress = Callable[[int, int], None]
+
+
+def run(config: DemoConfig, progress: Progress | None = None) -> DemoReport:
+    """Runs the decode loop, then every conversation alone and uncached, and compares; audits in between and after.
+
+    progress: called with (done, total) requests, both runs counted. Syncs: yes. Raises: InvalidArgument for settings
+    that cannot work.
+    """
+    with _one_thread(), torch.inference_mode(), storage_of(config) as store:
+        return _run(config, store, progress or (lambda done, total: None))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Tensors this small gain nothing from threads, and on a busy machine waiting for each other costs tenfold."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _run(config: DemoConfig, store: Store | None, report: Progress) -> DemoReport:
+    conversations = _conversations(config)
+    requests = sum(len(conversation.turns) for conversation in conversations)
+    pages_per_row = _pages_per_row(config, conversations)
+    pages = config.pages if config.pages is not None else 2 * pages_per_row
+    engine = ENGINES[config.engine](config, pages, pages_per_row, store)
+    mem = engine.mem
+    uncached = Uncached(engine.model, config.chunk, pages_per_row, config.page_size, config.seed)
+
+    witness, meter = Witness(mem), Meter()
+    streams = Streams(mem, config.sessions)
+    sabotage = Sabotage(config.sabotage, mem, uncached.state_after) if config.sabotage else None
+    admission = Admission(config, mem, streams, meter, witness, sabotage)
+    audits: list[AuditReport] = []
+
+    def step_done(done: int) -> None:
+        report(done, 2 * requests)
+        if done in (requests // 3, 2 * requests // 3):
+            audits.append(mem.audit())  # while requests run: no false alarm allowed
+
+    scheduler = Scheduler(
+        config, engine, Stepper(engine.model, engine.memory, config.batch, config.chunk), admission,
+        Chance(config.seed, config.fail_claims), meter, witness, step_done,
+    )  # fmt: skip
+    started = time.perf_counter()
+    transcripts = scheduler.run(conversations)
+    witness.look_now()
+    if config.snapshot is not None:
+        mem.snapshot().save(config.snapshot)
+    if mem.tiers is not None:
+        mem.tiers.flush()
+    stats = mem.stats()
+    audits.append(mem.audit())
+    admission.cache.clear()
+    empty = mem.stats()  # nobody is left to own anything
+    planted = _plant_leak(mem) if config.plant_leak else None
+    last = mem.audit()
+    if mem.tiers is not None:
+        mem.tiers.close()
+    between = time.perf_counter()
+    comparison = compare(
+        conversations, transcripts, witness.sightings, uncached, lambda done: report(requests + done, 2 * requests)
+    )
+    answers = [answer for _, transcript in sorted(transcripts.items()) for answer in transcript.answers]
+    meter.generated_tokens = sum(map(len, answers))
+    unclean = next((audit for audit in audits if not audit.clean), None)
+    assert stats.prefix is not None
+    return DemoReport(
+        config=config,
+        backend=mem.backend.name,
+        requests=requests,
+        conversations=len(conversations),
+        meter=meter,
+        comparison=comparison,
+        answers=answers,
+        distinct_tokens=len({token for answer in answers for token in answer}),
+        snapshots_taken=stats.snapshots,
+        snapshots_degraded=stats.degraded,
+        snapshots_published=stats.published,
+        snapshots_dropped=stats.dropped,
+        snapshots_unseen=witness.missed,
+        prefix=stats.prefix,
+        tiers=stats.tiers,
+        copied_bytes=stats.copied_bytes,
+        snapshot_bytes_copied=stats.copied_bytes - _copied_by_hits(mem, meter),
+        leaked=sorted({*last.leaked}),
+        double_owned=sorted({*last.double_owned, *last.owned_but_free}),
+        leaked_pages=empty.pages - empty.pages_free,
+        leaked_rows=empty.rows_used,
+        leak_named=last.lost,
+        astray=[*last.foreign, *last.unexpected],
+        audits_running_clean=unclean is None,
+        audit_text=str(unclean or last),
+        foreign_bytes=engine.foreign_bytes,
+        foreign_changed=engine.foreign_changed(),
+        strikes=sabotage.strikes if sabotage else 0,
+        strikes_at_sessions=sabotage.strikes_at_sessions if sabotage else 0,
+        planted=planted,
+        timings={"cached": between - started, "uncached": time.perf_counter() - between},
+    )
+
+
+def _conversations(config: DemoConfig) -> list[Conversation]:
+    if config.input is None:
+        return from_docstrings(config.requests or REQUESTS, config.seed)
+    given = from_file(config.input)
+    return first_requests(given, config.requests) if config.requests else given
+
+
+def _pages_per_row(config: DemoConfig, conversations: Sequence[Conversation]) -> int:
+    longest = max(longest_context(conversation, config.page_size) for conversation in conversations)
+    return -(-longest // config.page_size)
+
+
+def _copied_by_hits(mem: StateManager, meter: Meter) -> int:
+    """Bytes that copies from cached states moved; nothing where the first step reads them directly."""
+    return 0 if mem.direct_hits else meter.read_cached * mem.storage.memory.whole.slot_bytes
+
+
+def _plant_leak(mem: StateManager) -> int:
+    """Admits a request and empties its register by hand; returns the slot that is nobody's then. Syncs: yes."""
+    (row,) = mem.admit([Request("planted leak")])
+    mem.submit()
+    register = REGISTERS_PER_ROW * row.index
+    slot = int(mem.registers.table.slots[register])
+    mem.registers.table.slots[register] = 0
+    return slot

@@ -1,0 +1,302 @@
+"""The decode loop: continuous batching over one manager, with overlap, chunked prefill and things that go wrong.
+
+    with overlap       plan(t+1) forward(t+1)   read results(t)   settle(t)   ends, publications   plan(t+2) ..
+    without            plan(t)   forward(t)     read results(t)   settle(t)   ends, publications   plan(t+1) ..
+
+Now and then requests are retracted, admitted and published between a plan and its forward, as a scheduler in a thread
+of its own would.
+Knows tokens, rows and counts; never a slot.
+"""
+
+from collections.abc import Callable, Sequence
+
+from memstate.cli.demo.admission import Admission
+from memstate.cli.demo.answers import rule_for
+from memstate.cli.demo.batching import Batch, assemble
+from memstate.cli.demo.chance import Chance
+from memstate.cli.demo.config import DemoConfig
+from memstate.cli.demo.corpus import Conversation
+from memstate.cli.demo.engines import Engine
+from memstate.cli.demo.meter import Gauge, Meter
+from memstate.cli.demo.stepper import Stepper
+from memstate.cli.demo.transcript import Transcript, Witness
+from memstate.cli.demo.work import Flight, Work
+from memstate.errors import OutOfPages
+from memstate.requests.snapshots import Snapshot
+from memstate.requests.steps import Step
+
+ARRIVAL_GAP = 4.0  # steps between the first turns of conversations
+REPLY_GAP = 6.0  # steps from an answer to the next turn
+
+
+class Scheduler:
+    """Runs all turns of all conversations through one manager.
+
+    engine: its manager has `max_requests` below the batch, so that there is always padding. stepper: the forward on the
+    engine's memory. admission: who gets a row. progress: called with the number of requests done.
+    """
+
+    def __init__(
+        self, config: DemoConfig, engine: Engine, stepper: Stepper, admission: Admission, chance: Chance,
+        meter: Meter, witness: Witness, progress: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        self.config, self.engine, self.mem, self.stepper = config, engine, engine.mem, stepper
+        self.admission, self.chance, self.gauge = admission, chance, Gauge(engine.mem.backend.counts)
+        self.meter, self.witness, self.streams, self.progress = meter, witness, admission.streams, progress
+        self.running: list[Work] = []
+        self.transcripts: dict[int, Transcript] = {}
+        self._arrivals: list[tuple[int, Work]] = []
+        self._clock = self._done = 0
+        self._between = False  # a step is planned, and its forward not launched
+        self._flight: Flight | None = None
+
+    def run(self, conversations: Sequence[Conversation]) -> dict[int, Transcript]:
+        """Works until every turn has ended; returns what came out by conversation. Syncs: yes, for results."""
+        at = 0
+        for conversation in conversations:
+            self.transcripts[conversation.number] = Transcript()
+            self._arrive(at, conversation, 0, list(conversation.system))
+            at += self.chance.gap(ARRIVAL_GAP)
+        while self._arrivals or self.admission.waiting or self.running:
+            self._iterate()
+        if self._flight:  # a last step that was dead
+            self._collect(self._flight)
+            self._flight = None
+        return self.transcripts
+
+    def _arrive(self, at: int, conversation: Conversation, turn: int, tokens: list[int]) -> None:
+        tokens = tokens + list(conversation.turns[turn])
+        rule = rule_for(self.config.seed, conversation.number, turn, len(tokens), self.config.page_size)
+        self._arrivals.append((at, Work(conversation, turn, tokens, rule)))
+
+    def _iterate(self) -> None:
+        self._clock += 1
+        self.admission.waiting += [work for at, work in self._arrivals if at <= self._clock]
+        self._arrivals = [(at, work) for at, work in self._arrivals if at > self._clock]
+        self._retract_at_random()
+        admitted = self.admission.admit(self.running)
+        self.running += admitted
+        self._break_off(admitted)
+        self._publish_due()
+        flight = self._launch()
+        if flight is None:
+            self.mem.poll()
+            self._nap()
+        if self.config.overlap:
+            flight, self._flight = self._flight, flight
+        if flight:
+            self._collect(flight)
+        self.meter.look(self.mem, (work.handle for work in self.running))
+
+    def _nap(self) -> None:
+        """Waits for storage where nobody runs and the first in the queue waits for it."""
+        if self.admission.waiting and not self.running:
+            self.admission.fetches.nap()
+
+    def _launch(self) -> Flight | None:
+        """Plans and submits a step for everyone not known to be finished."""
+        going = self._with_pages()
+        if not going:
+            return None
+        batch = assemble(self.config, going)
+        begin = self.gauge.begin()
+        step = self.mem.plan(batch.rows, batch.counts, limit=self.chance.claims_allowed(len(going)))
+        asked = self.gauge.end(begin)
+        if self.chance.cancels():
+            self._cancel(step, batch)
+            return None
+        self.witness.look()
+        for entry in batch.entries:
+            entry.work.folded = entry.after
+        self._meddle()
+        results = self.stepper.run(batch.inputs, self.engine.slots(step))
+        if self.config.sabotage or self.chance.tells():
+            self.mem.submit(step)
+        self.meter.look(self.mem, (work.handle for work in self.running))
+        begin = self.gauge.begin()
+        self.mem.poll()
+        asked = self.gauge.end(begin, asked)
+        self.meter.steps += 1
+        self.meter.mixed_steps += not batch.decode_only
+        return Flight(step, results, batch.entries, batch.decode_only, asked)
+
+    def _meddle(self) -> None:
+        """Calls that come between a plan and its forward."""
+        self._between = True
+        for call in self.chance.calls_between():
+            self.meter.between[call] += 1
+            if call == "retract":
+                self._retract(self.chance.retracts_one(self.running), "between plan and forward")
+            elif call == "admit" and not self.config.sabotage:  # which reads slots that may have to wait
+                admitted = self.admission.admit(self.running)
+                self.running += admitted
+                self._break_off(admitted)
+            elif call == "publish":
+                self._publish_due()
+            elif call == "submit":
+                self.mem.submit()
+            elif call == "read_slots":
+                self.mem.read_slots([work.handle for work in self.running])
+            elif call == "audit":
+                self.mem.audit().raise_if_leaking()
+            elif call == "poll":
+                self.mem.poll()
+        self._between = False
+
+    def _with_pages(self) -> list[tuple[Work, int]]:
+        """Who goes on with how many tokens, all with KV pages: what is cached makes way first, then the youngest."""
+        while True:
+            going = [(work, self._tokens_next(work)) for work in self.running if not work.sure_to_end]
+            if not going:
+                return []
+            try:
+                self.mem.extend([work.handle for work, _ in going], [work.folded + n for work, n in going])
+                return going
+            except OutOfPages:
+                self.meter.refused["pages to go on"] += 1
+                self._make_way()
+
+    def _tokens_next(self, work: Work) -> int:
+        known = max(1, len(work.tokens) - work.folded)  # or the one sampled token that is on its way
+        return min(known, self.config.chunk, self.mem.next_boundary(work.handle) - work.folded)
+
+    def _make_way(self) -> None:
+        """The youngest request makes way; what is kept for later does where a request runs alone."""
+        alone = len(self.running) == 1
+        if alone and self.streams.give_up_idle(self.running):
+            self.meter.gave_way["session closed"] += 1
+            return
+        self._retract([self.running[-1]], "pages ran out")
+        while alone and self.admission.give_way(self.running):
+            pass
+
+    def _collect(self, flight: Flight) -> None:
+        """Reads a step's results, settles it and ends who is done."""
+        sampled, logits = flight.results.read()
+        finished = [False] * self.config.batch
+        broken_off = []
+        for entry in flight.entries:
+            work = entry.work
+            if not (entry.current and entry.samples) or not work.rule.cap:
+                continue
+            work.tokens.append(sampled[entry.place])
+            self.transcripts[work.conversation.number].logits[entry.after] = logits[entry.place].copy()
+            finished[entry.place] = work.rule.ends(len(work.answer), work.tokens[-1])
+            if not finished[entry.place] and len(work.answer) == work.rule.abort_after:
+                broken_off.append(work)
+        begin = self.gauge.begin()
+        self.mem.settle(flight.step, finished)
+        asked = self.gauge.end(begin, flight.asked)
+        if flight.decode_only:
+            self.meter.decode.append(asked)
+        done = [entry.work for entry in flight.entries if entry.current and finished[entry.place]]
+        if done:
+            self._finish(done)
+        for work in broken_off:
+            self._abort(work)
+
+    def _publish_due(self) -> None:
+        """Gives whole pages of running requests to the cache once they are confirmed, and snapshots with them."""
+        page, due = self.config.page_size, []
+        for work in self.running:
+            confirmed = self.mem.confirmed(work.handle)
+            whole = confirmed // page * page
+            if whole > work.published:
+                due.append(work)
+                if confirmed > whole:  # Redirect has the snapshot one step after the boundary; later it never will
+                    work.published = whole
+        if due:
+            self._watch(due, self.mem.publish([work.handle for work in due], tokens=[work.tokens for work in due]))
+
+    def _watch(self, works: Sequence[Work], snapshots: Sequence[Snapshot | None]) -> None:
+        for work, snapshot in zip(works, snapshots, strict=True):
+            if snapshot:
+                self.witness.watch(work.conversation.number, snapshot, "snapshot")
+
+    def _retract_at_random(self) -> None:
+        page_ends = [self.mem.confirmed(work.handle) % self.config.page_size == 0 for work in self.running]
+        unlucky = [
+            work
+            for work, end in zip(self.running, page_ends, strict=True)
+            if self.chance.retracts(work.retractions, end)
+        ]
+        if unlucky:
+            self._retract(unlucky, "at random")
+
+    def _break_off(self, admitted: Sequence[Work]) -> None:
+        """Aborts those whose user gives up while the prompt is still being read, some of them before any step."""
+        at_once = [work for work in admitted if work.rule.abort_prompt and self.chance.aborts_at_once()]
+        for work in list(self.running):
+            if work in at_once or (work.rule.abort_prompt and work.folded >= work.rule.abort_prompt):
+                self._abort(work)
+
+    def _finish(self, works: Sequence[Work]) -> None:
+        for work in works:
+            self._see(work, "finished")
+            self.meter.dead_entries += self.mem.length(work.handle) > self.mem.confirmed(work.handle)
+        rows, tokens = [work.handle for work in works], [work.tokens for work in works]
+        self._watch(works, self.mem.release(rows, tokens=tokens))
+        for work in works:
+            self._end(work, "finished")
+
+    def _abort(self, work: Work) -> None:
+        self._see(work, "aborted")
+        self.mem.abort([work.handle])
+        self._end(work, "aborted")
+
+    def _retract(self, works: Sequence[Work], why: str) -> None:
+        for work in works:
+            self._see(work, "retracted")
+        rows, tokens = [work.handle for work in works], [work.tokens for work in works]
+        self._watch(works, self.mem.retract(rows, tokens=tokens))
+        for work in works:
+            self._send_back(work, f"retracted, {why}")
+
+    def _cancel(self, step: Step, batch: Batch) -> None:
+        """The rows of a step that never ran are gone; their requests start over from what was kept."""
+        tokens: list[list[int] | None] = [None] * self.config.batch
+        for entry in batch.entries:
+            tokens[entry.place] = entry.work.tokens
+        snapshots = self.mem.cancel(step, tokens=tokens)
+        self._watch([entry.work for entry in batch.entries], [snapshots[entry.place] for entry in batch.entries])
+        for entry in batch.entries:
+            self._send_back(entry.work, "cancelled")
+
+    def _see(self, work: Work, why: str) -> None:
+        if work.begun and not self._between:  # else the forward has still to write it
+            self.witness.see_live(work.conversation.number, work.handle, why)
+
+    def _send_back(self, work: Work, why: str) -> None:
+        work.retractions += 1
+        self._leave(work, why)
+        self.admission.waiting.insert(0, work)
+
+    def _end(self, work: Work, how: str) -> None:
+        """Notes the answer and lets the next turn arrive."""
+        conversation, turn = work.conversation, work.turn + 1
+        transcript = self.transcripts[conversation.number]
+        transcript.answers.append(work.answer)
+        transcript.tokens = work.tokens
+        self._leave(work, how)
+        if turn < len(conversation.turns):
+            self._arrive(self._clock + self.chance.gap(REPLY_GAP), conversation, turn, work.tokens)
+        else:
+            self.streams.close(work)
+        self._done += 1
+        self.progress(self._done)
+
+    def _leave(self, work: Work, how: str) -> None:
+        self.meter.ended[how] += 1
+        if self.streams.of(work):
+            self._note_turn(work, how)
+        work.stop()
+        self.running.remove(work)
+
+    def _note_turn(self, work: Work, how: str) -> None:
+        """Counts a turn of a session that ended, and has the states seen that the session keeps."""
+        aborted = "turn" if work.begun else "turn before any step"
+        which = "first" if work.turn == 0 else "later"
+        self.meter.session_turns[f"{how}, {which} {aborted}" if how == "aborted" else how] += 1
+        self.streams.rest(work)
+        for snapshot in self.streams.kept(work):
+            self.witness.watch(work.conversation.number, snapshot, "state of a session")

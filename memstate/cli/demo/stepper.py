@@ -1,0 +1,123 @@
+"""A forward pass and a sampled token a row for a padded batch: called on a CPU, replayed as a CUDA graph on a GPU.
+
+Knows no request. A step's first input token may be the token the step before sampled, which then never leaves the
+device: that is what lets the next step start before the results of the last are known.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from memstate.cli.demo.model import VOCABULARY, HybridModel, Memory, Slots
+
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass
+class Inputs:
+    """What the rows of one step fold in, filled from the host.
+
+    tokens: `batch token` byte values; start: `batch` tokens folded before; fed: `batch`, whether the first token is
+    the one sampled for this row a step ago; noise: `batch vocabulary`, added to the logits before the argmax.
+    """
+
+    batch: int
+    width: int
+    tokens: npt.NDArray[np.int64] = field(init=False)
+    start: npt.NDArray[np.int64] = field(init=False)
+    fed: npt.NDArray[np.int64] = field(init=False)
+    noise: Logits = field(init=False)
+    packed: npt.NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.packed = np.zeros((self.batch, self.width + 2), np.int64)
+        self.tokens, self.start, self.fed = self.packed[:, :-2], self.packed[:, -2], self.packed[:, -1]
+        self.noise = np.zeros((self.batch, VOCABULARY), np.float32)
+
+
+class Results:
+    """Sampled tokens and logits of one step, on their way to the host."""
+
+    def __init__(self, sampled: Tensor, logits: Tensor) -> None:
+        self._sampled, self._logits = (self._copy(x) for x in (sampled, logits))  # the next step overwrites them
+        self._event = torch.cuda.Event() if sampled.is_cuda else None
+        if self._event:
+            self._event.record()
+
+    def _copy(self, x: Tensor) -> Tensor:
+        copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+        return copy.copy_(x, non_blocking=True)
+
+    def read(self) -> tuple[list[int], Logits]:
+        """Tokens `batch` and logits `batch vocabulary`. Syncs: yes, on this step alone."""
+        if self._event:
+            self._event.synchronize()
+        return self._sampled.tolist(), self._logits.numpy()
+
+
+class Stepper:
+    """Runs steps of two shapes, `batch chunk` and `batch 1`, of one model on one memory.
+
+    On CUDA each pair of a shape and a step record is captured once: the record's tensors are part of the graph, so
+    they must be the same ones every time (the manager alternates between two records). Warm-up runs on null rows and
+    touches no state.
+    """
+
+    def __init__(self, model: HybridModel, memory: Memory, batch: int, chunk: int) -> None:
+        self.model, self.memory, self.batch = model, memory, batch
+        self.device = memory.page_table.device
+        self.widths = (1, chunk)
+        self._packed = {width: self._zeros(batch, width + 2, dtype=torch.int64) for width in self.widths}
+        self._noise = self._zeros(batch, VOCABULARY, dtype=torch.float32)
+        self._logits = self._zeros(batch, VOCABULARY, dtype=torch.float32)
+        self._sampled = self._zeros(batch, dtype=torch.int64)
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        if self.device.type == "cuda":
+            self._warm_up()
+
+    def _zeros(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
+    def run(self, inputs: Inputs, slots: Slots) -> Results:
+        """Submits one step. Changes: the memory, at the slots and pages of real rows. Syncs: no."""
+        self._upload(inputs.packed, self._packed[inputs.width])
+        self._upload(inputs.noise, self._noise)
+        if self.device.type == "cuda":
+            self._graph(inputs.width, slots).replay()
+        else:
+            self._body(inputs.width, slots)
+        return Results(self._sampled, self._logits)
+
+    def _upload(self, values: npt.NDArray[np.generic], to: Tensor) -> None:
+        """The pinned copy is fresh each time: torch frees it only after the transfer has run."""
+        source = torch.from_numpy(values)
+        to.copy_(source.pin_memory() if to.is_cuda else source, non_blocking=True)
+
+    def _body(self, width: int, slots: Slots) -> None:
+        packed = self._packed[width]
+        first = torch.where(packed[:, -1] > 0, self._sampled, packed[:, 0])
+        tokens = torch.cat((first[:, None], packed[:, 1:width]), 1)
+        logits = self.model.forward(tokens, packed[:, -2], slots, self.memory)
+        self._logits.copy_(logits)
+        self._sampled.copy_((logits + self._noise).argmax(-1))
+
+    def _graph(self, width: int, slots: Slots) -> torch.cuda.CUDAGraph:
+        key = (width, slots.read.data_ptr())
+        if key not in self._graphs:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):  # records, runs nothing
+                self._body(width, slots)
+            self._graphs[key] = graph
+        return self._graphs[key]
+
+    def _warm_up(self) -> None:
+        """Compiles every kernel before the first capture, on a side stream as capturing demands."""
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            for width in self.widths:
+                self._body(width, Slots(*(self._zeros(self.batch, dtype=torch.int32) for _ in Slots._fields)))
+        torch.cuda.current_stream(self.device).wait_stream(side)

@@ -1,0 +1,91 @@
+"""What a run leaves behind to be compared: tokens, logits, and the bytes of states. Knows no model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from memstate.cli.demo.stepper import Logits
+from memstate.engine.manager import StateManager
+from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.requests.snapshots import Snapshot
+from memstate.requests.table import Row
+
+
+@dataclass
+class Transcript:
+    """What came out of one conversation: its whole token stream, the answers in it, logits and states by position.
+
+    logits: after so many tokens, where a token was sampled; states: bytes of a state that stands for so many tokens.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    answers: list[list[int]] = field(default_factory=list)
+    logits: dict[int, Logits] = field(default_factory=dict)
+    states: dict[int, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """The bytes of a state that the manager held, and the token length it stood for according to its label."""
+
+    conversation: int
+    length: int
+    what: str
+    data: bytes
+
+
+class Witness:
+    """Reads states back while the manager runs, from where the device's own registers say they are.
+
+    A published snapshot is read after the plan that submits its move, so that looking submits nothing of its own.
+    Attributes: missed, snapshots given up before that.
+    """
+
+    def __init__(self, mem: StateManager) -> None:
+        self.mem = mem
+        self.sightings: list[Sighting] = []
+        self.missed = 0
+        self._waiting: list[tuple[int, Snapshot, str]] = []
+
+    def watch(self, conversation: int, snapshot: Snapshot, what: str) -> None:
+        """Notes a snapshot just published or kept by a conversation."""
+        self._waiting.append((conversation, snapshot, what))
+
+    def look(self) -> None:
+        """Reads the snapshots noted since, unless they are gone; their moves must have been submitted. Syncs: yes,
+        where there are any.
+        """
+        for conversation, snapshot, what in self._waiting:
+            if self.mem.holders.kept.get(snapshot.register) == snapshot:
+                self._see(conversation, snapshot.register, what)
+            else:
+                self.missed += 1
+        self._waiting.clear()
+
+    def look_now(self) -> None:
+        """Like `look` at any time: submits first what is recorded. Syncs: yes, where there are any."""
+        if self._waiting:
+            self.mem.submit()
+            self.look()
+
+    def see_live(self, conversation: int, row: Row, why: str) -> None:
+        """Reads the live state of a row about to end, a dead step's included. Syncs: yes."""
+        self._see(conversation, REGISTERS_PER_ROW * row.index, f"live state when {why}")
+
+    def _see(self, conversation: int, register: int, what: str) -> None:
+        slot, length = slot_and_label(self.mem, register)
+        self.sightings.append(Sighting(conversation, length, what, state_bytes(self.mem.planes, slot)))
+
+
+def slot_and_label(mem: StateManager, register: int) -> tuple[int, int]:
+    """What a register holds on the device, once what was recorded is submitted. Syncs: yes."""
+    table = mem.registers.table
+    return int(table.slots[register]), int(table.labels[register])
+
+
+def state_bytes(planes: Mapping[str, Tensor | Sequence[Tensor]], slot: int) -> bytes:
+    """Every byte of one slot, padding left out. Syncs: yes."""
+    parts = [layer[slot].reshape(-1).view(torch.uint8) for plane in planes.values() for layer in plane]
+    return torch.cat(parts).cpu().numpy().tobytes()

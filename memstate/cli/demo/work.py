@@ -1,0 +1,104 @@
+"""One request: a turn of a conversation, from its arrival to its end."""
+
+from dataclasses import dataclass, field
+
+from memstate.cli.demo.answers import AnswerRule
+from memstate.cli.demo.corpus import Conversation
+from memstate.cli.demo.meter import Asked
+from memstate.cli.demo.stepper import Results
+from memstate.requests.steps import Step
+from memstate.requests.table import Row
+from memstate.tiers import Fetch
+
+
+@dataclass(eq=False)
+class Work:
+    """A request and how far it has come.
+
+    tokens: everything known of the conversation so far, `prompt` of it given. folded: tokens folded into the state by
+    the steps planned so far; equal to len(tokens) while a sampled token is still on its way. resumed: length the row
+    started from. published: whole pages, in tokens, that the cache was offered with all there is of them.
+    fetch: what is on its way from storage while it waits. waited_for: what there was too little of since it last
+    arrived.
+    """
+
+    conversation: Conversation
+    turn: int
+    tokens: list[int]
+    rule: AnswerRule
+    prompt: int = field(init=False)
+    row: Row | None = None
+    place: int = -1
+    folded: int = 0
+    resumed: int = 0
+    published: int = 0
+    retractions: int = 0
+    fetch: Fetch | None = None
+    waited_for: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.prompt = len(self.tokens)
+
+    @property
+    def name(self) -> str:
+        """As audits show it."""
+        return f"{self.conversation.number}.{self.turn}"
+
+    @property
+    def answer(self) -> list[int]:
+        """Tokens generated so far."""
+        return self.tokens[self.prompt :]
+
+    @property
+    def handle(self) -> Row:
+        """The row of a running request."""
+        assert self.row is not None  # only running requests are asked
+        return self.row
+
+    @property
+    def sure_to_end(self) -> bool:
+        """Whether the token on its way is the last one allowed, so that no step is planned for what follows."""
+        return self.folded >= len(self.tokens) and len(self.tokens) + 1 - self.prompt >= self.rule.limit
+
+    @property
+    def begun(self) -> bool:
+        """Whether a step has run since the row was taken: before that the device may not know of it."""
+        return self.folded > self.resumed
+
+    def start(self, row: Row, place: int, resumed: int, page_size: int) -> None:
+        """Takes a row and a place in the batch, from a state of `resumed` tokens on."""
+        self.row, self.place, self.fetch = row, place, None
+        self.folded = self.resumed = resumed
+        self.published = resumed // page_size * page_size
+
+    def stop(self) -> None:
+        """Gives row and place up; the known tokens stay."""
+        self.row, self.place = None, -1
+        self.waited_for.clear()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A request's part of a step: the row it had then, its length after, whether the step samples its next token."""
+
+    work: Work
+    row: Row
+    place: int
+    after: int
+    samples: bool
+
+    @property
+    def current(self) -> bool:
+        """Whether the request still runs in the row it had then."""
+        return self.work.row is self.row
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A step whose forward is submitted and whose results are not read."""
+
+    step: Step
+    results: Results
+    entries: list[Entry]
+    decode_only: bool
+    asked: Asked

@@ -1,0 +1,188 @@
+"""What each tracking strategy does with each feature, found out by trying: the table of docs/strategies.md.
+
+Every cell is a manager that is built and driven through its boundaries on the reference backend. Only counts are read
+here; that the bytes are right is what the tests of the cells show.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from memstate.engine.manager import StateManager
+from memstate.errors import ConfigurationError
+from memstate.requests.table import Request, Row
+from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
+from memstate.state.layout import Plane, StateLayout
+
+EVERY = 4
+STRATEGIES: tuple[Tracking, ...] = (NoTracking(EVERY), PingPong(EVERY), LazyPingPong(EVERY), Redirect(EVERY))
+LAYOUT = StateLayout((Plane("ssm", (4,), torch.float32),), layers=2)  # as many bytes as the ring: a copy is 32
+RING = StateLayout((*LAYOUT.planes, Plane("ring", (4,), torch.float32, rewritten_each_step=False)), layers=2)
+
+
+class Use:
+    """A manager driven as a feature asks; `most`: slots that one row was seen to hold."""
+
+    def __init__(self, mem: StateManager) -> None:
+        self.mem = mem
+        self.most = 0
+
+    def step(self, *rows: Row, tokens: int | Sequence[int] = 1) -> None:
+        """Plans and settles; with overlap the settle comes one plan late."""
+        self.mem.plan(rows, tokens)
+        self.look(*rows)
+        self.settle(int(self.mem.overlap))
+
+    def look(self, *rows: Row) -> None:
+        """Notes how many slots rows hold."""
+        self.most = max(self.most, *map(self.mem.slots_held, rows))
+
+    def decode(self, row: Row, until: int) -> None:
+        """Single tokens up to a length."""
+        while self.mem.length(row) < until:
+            self.step(row)
+
+    def settle(self, but: int = 0) -> None:
+        """Settles all steps but the newest so many."""
+        while len(self.mem.log.unsettled) > but:
+            self.mem.settle(self.mem.log.unsettled[0])
+
+
+def _decode(use: Use) -> None:
+    (row,) = use.mem.admit([Request("a")])
+    use.decode(row, 3 * EVERY + 1)
+
+
+def _speculate(use: Use) -> None:
+    (row,) = use.mem.admit([Request("a")])
+    window = {"ssm": torch.zeros(LAYOUT.layers, 1, 3, 4)}
+    while use.mem.length(row) < 3 * EVERY + 1:
+        use.mem.accept(use.mem.plan([row], 3, window=True), [2], window)
+        use.look(row)
+
+
+def _mixed(use: Use) -> None:
+    decoding, filling = use.mem.admit([Request("decode"), Request("prefill")])
+    for _ in range(3):
+        chunk = use.mem.next_boundary(filling) - use.mem.length(filling)
+        use.step(decoding, filling, tokens=[1, chunk])
+    use.decode(filling, 3 * EVERY + 1)
+
+
+def _sessions(use: Use) -> None:
+    (row,) = use.mem.admit([Request("turn 0")])
+    for turn in range(1, 4):
+        use.decode(row, use.mem.length(row) + EVERY)
+        use.settle()
+        (snapshot,) = use.mem.release([row], publish=True)
+        assert snapshot is not None  # the turn ends at a boundary
+        (row,) = use.mem.admit([Request(f"turn {turn}", resume=snapshot)])
+        use.mem.drop([snapshot])
+
+
+def _preallocated(use: Use) -> None:
+    row, arriving = use.mem.admit([Request("a"), Request("arriving")])
+    use.step(row)
+    use.mem.arrived([arriving], [EVERY - 1])
+    use.decode(arriving, 3 * EVERY + 1)
+
+
+def _fork(use: Use) -> None:
+    (row,) = use.mem.admit([Request("a")])
+    use.decode(row, EVERY - 1)
+    use.settle()
+    rows = (row, *use.mem.fork(row, ["b", "c"]).rows)
+    for each in rows:
+        use.decode(each, 2 * EVERY + 1)
+
+
+class Feature(NamedTuple):
+    """Two rows of the table: in turn, each step settled before the next is planned, and overlapped.
+
+    settings: of the manager. drive: uses the feature across boundaries. means: a sentence for the reader.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    drive: Callable[[Use], None]
+    means: str
+
+
+FEATURES = (
+    Feature("decode", {}, _decode, "one token a step"),
+    Feature("speculation", {"speculation": True}, _speculate, "windows of three tokens, of which two are accepted"),
+    Feature("mixed batches", {}, _mixed, "prefill chunks beside decoding rows"),
+    Feature("sessions", {}, _sessions, "three turns, each going on from the snapshot that the last one left"),
+    Feature("preallocated rows", {"preallocated": 1}, _preallocated, "a state from elsewhere"),
+    Feature("in-place kernels", {"in_place": True}, _decode, "a forward that updates one slot"),
+    Feature("planes written in part", {"layout": RING}, _decode, "a ring of inputs with a cursor beside a whole plane"),
+    Feature("forks", {}, _fork, "three continuations of one state"),
+)
+
+
+class Cell(NamedTuple):
+    """One strategy with one feature.
+
+    refused: the reason, if it cannot be. most: slots that one request was seen to hold. snapshots: taken; copies: of
+    states, or of their planes written in part, that memstate made for them, or for hits and forks.
+    """
+
+    refused: str
+    most: int = 0
+    snapshots: int = 0
+    copies: int = 0
+
+    def __str__(self) -> str:
+        if self.refused:
+            return f"no: {self.refused}"
+        slots = f"{self.most} slot{'s' if self.most > 1 else ''}"
+        return f"{slots}, {self.copies} cop{'ies' if self.copies > 1 else 'y'}" if self.copies else slots
+
+
+def cell(tracking: Tracking, feature: Feature, overlap: bool) -> Cell:
+    """Builds a manager for this strategy and feature, and drives it. Syncs: no."""
+    settings: dict[str, Any] = {
+        "layout": LAYOUT,
+        "slots": 12,
+        "max_requests": 3,
+        "backend": "reference",
+        "overlap": overlap,
+    } | feature.settings
+    try:
+        mem = StateManager(settings.pop("layout"), tracking=tracking, **settings)
+    except ConfigurationError as error:
+        return Cell(str(error))
+    use = Use(mem)
+    feature.drive(use)
+    use.settle()
+    mem.submit()
+    stats = mem.stats()
+    return Cell("", use.most, stats.snapshots, stats.copied_bytes // LAYOUT.bytes_per_slot)
+
+
+def page() -> str:
+    """docs/strategies.md as Markdown."""
+    lines = [
+        "# What works with what",
+        "",
+        "Made by `make docs`: every cell is a manager that was built and driven across three boundaries, or refused at",
+        "construction with this reason. *In turn*: each step is settled before the next is planned; *overlapped*: the",
+        "next step is planned first. A cell says how many slots one request was seen to hold, and how many states",
+        "memstate copied, for snapshots, hits and forks together; without a figure it copied none.",
+        "",
+        f"| | | {' | '.join(type(tracking).__name__ for tracking in STRATEGIES)} |",
+        f"| --- | --- |{' --- |' * len(STRATEGIES)}",
+    ]
+    for feature in FEATURES:
+        for overlap in (False, True):
+            cells = [cell(tracking, feature, overlap) for tracking in STRATEGIES]
+            same = cells[0].refused and len({c.refused for c in cells}) == 1
+            shown = [str(c) for c in cells[:1]] + ["as left"] * (len(cells) - 1) if same else [str(c) for c in cells]
+            name = "" if overlap else f"**{feature.name}**: {feature.means}"
+            lines.append(f"| {name} | {'overlapped' if overlap else 'in turn'} | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,233 @@
+"""Made-up traces: conversations, questions to a few long prompts, agents. Lengths and times are drawn, ids follow.
+
+A text is a name and a length, and no name has two lengths, so that two blocks hold the same tokens exactly if they are
+cut from the same texts at the same places. Knows no file and no cache.
+"""
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate, count, islice
+from typing import Final
+
+from memstate.cli.traces.form import BLOCK, TraceRequest
+from memstate.errors import InvalidArgument
+
+Text = tuple[int, int]  # its name and its tokens
+Context = tuple[Text, ...]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A log-normal distribution, cut off at both ends: half of what is drawn lies below the median."""
+
+    median: float
+    sigma: float
+    least: float
+    most: float
+
+
+# Every kind.
+CONTEXT: Final = 131072  # the longest input: whoever would pass it ends there
+FIRST_TOKEN_MS: Final = 300.0  # from a request to the first token of its answer
+TOKEN_MS: Final = 20.0  # from one token of an answer to the next: nobody goes on before the answer is there
+
+# chat: people who read, think and go on.
+CHAT_GAP_MS: Final = 1000.0  # mean time between two new conversations
+CHAT_SYSTEM: Final = 700  # the one system prompt: a whole block that all share, and the beginning of another
+CHAT_OPENING: Final = Spread(1500, 1.4, 8, 65536)  # the first message: often a pasted document, sometimes a book
+CHAT_MESSAGE: Final = Spread(120, 1.3, 2, 16384)  # later messages: a line, rarely pages
+CHAT_ANSWER: Final = Spread(350, 0.7, 1, 2000)  # answers: half of them above 350 tokens, as people see them
+CHAT_MORE: Final = 0.7  # the chance of another turn: 3.3 turns on average
+CHAT_THINK_MS: Final = Spread(25_000, 1.0, 1000, 1_800_000)  # from the end of an answer to the next message
+
+# shared-prompt: one program for each of a few prompts, one request for each thing asked.
+SHARED_GAP_MS: Final = 250.0  # mean time between two requests
+SHARED_PROMPTS: Final = 20  # system prompts there are
+SHARED_ZIPF: Final = 1.0  # the prompt of rank r is chosen in proportion to r ** -SHARED_ZIPF
+SHARED_PROMPT: Final = Spread(4000, 0.5, 1100, 16384)  # a system prompt: instructions and worked examples
+SHARED_QUESTION: Final = Spread(250, 1.1, 4, 8192)  # what is asked below it
+SHARED_ANSWER: Final = Spread(150, 0.9, 1, 2000)  # answers: mostly short and of a fixed form
+
+# agent: programs that call tools in bursts, hand parts of a task to branches, and now and then ask a person.
+AGENT_GAP_MS: Final = 8000.0  # mean time between two new tasks
+AGENT_PREAMBLE: Final = 3500  # the tools that all agents are told of: six whole blocks, and the beginning of another
+AGENT_TASK: Final = Spread(500, 1.0, 16, 16384)  # what a person asks for, at the beginning and after a burst
+AGENT_CALL: Final = Spread(90, 0.8, 8, 2000)  # what the model generates: a call, rarely a file to write
+AGENT_RESULT: Final = Spread(400, 1.4, 4, 16384)  # what a tool gives back: a line, or a whole file
+AGENT_TOOL_MS: Final = Spread(1200, 0.9, 50, 60_000)  # how long a tool runs
+AGENT_MORE_CALLS: Final = 0.88  # the chance of another call in a burst: 8.3 requests on average
+AGENT_FORK: Final = 0.08  # the chance that a call starts branches: each goes on from the same context
+AGENT_BRANCHES: Final = (2, 4)  # how many branches start together, at least and at most
+AGENT_BRIEF: Final = Spread(150, 0.6, 16, 2048)  # what tells a branch its part
+AGENT_MORE_IN_BRANCH: Final = 0.6  # the chance of another call in a branch: 2.5 requests on average
+AGENT_REPORT: Final = Spread(300, 0.6, 16, 2048)  # what a branch leaves in the context that it came from
+AGENT_MORE_BURSTS: Final = 0.45  # the chance that the person goes on after a burst: 1.8 bursts on average
+AGENT_PAUSE_MS: Final = Spread(45_000, 0.8, 2000, 1_800_000)  # how long the person takes for that
+
+
+@dataclass(frozen=True)
+class _Turn:
+    at: float
+    context: Context
+    answer: int
+
+
+class Numbering:
+    """Gives ids to blocks in the order in which they are first seen, from 0 on.
+
+    Equal ids mean equal texts cut at equal places with equal blocks before, and the other way round: a block that is
+    partly filled has another id than the same block filled.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[int, tuple[tuple[int, int], ...]], int] = {}
+
+    def ids(self, context: Context) -> tuple[int, ...]:
+        """An id for each block of 512 tokens of the texts in a row, the last of them perhaps shorter. Syncs: no."""
+        found: list[int] = []
+        block: list[tuple[int, int]] = []  # each from where on: room and length say how far
+        room = BLOCK
+        for name, length in context:
+            done = 0
+            while done < length:
+                end = min(length, done + room)
+                block.append((name, done))
+                room -= end - done
+                done = end
+                if not room:
+                    found.append(self._number(found, block))
+                    block, room = [], BLOCK
+        return (*found, self._number(found, block)) if block else tuple(found)
+
+    def _number(self, before: list[int], block: list[tuple[int, int]]) -> int:
+        return self._ids.setdefault((before[-1] if before else -1, tuple(block)), len(self._ids))
+
+
+class _Draw:
+    """All that is random, from one seed; texts that were never seen before."""
+
+    def __init__(self, kind: str, seed: int) -> None:
+        self.random = random.Random(f"memstate trace {kind} {seed}")
+        self._names = count()
+
+    def amount(self, spread: Spread) -> float:
+        drawn = self.random.lognormvariate(math.log(spread.median), spread.sigma)
+        return min(spread.most, max(spread.least, drawn))
+
+    def text(self, length: Spread | int) -> Text:
+        return next(self._names), length if isinstance(length, int) else round(self.amount(length))
+
+    def chance(self, share: float) -> bool:
+        return self.random.random() < share
+
+    def arrivals(self, gap: float) -> Iterator[float]:
+        """Times of a Poisson process, the first of them 0."""
+        at = 0.0
+        while True:
+            yield at
+            at += self.random.expovariate(1 / gap)
+
+
+def make(kind: str, requests: int, seed: int) -> list[TraceRequest]:
+    """The first requests of a trace that has no end, by time; the same ones for the same kind and seed.
+
+    kind: one of KINDS. So a longer trace of the same seed begins with the shorter one. Ids count up from 0 as they
+    first appear. The beginning is colder than the rest: sessions start at 0, and none was under way before. Syncs: no.
+    Raises: InvalidArgument for an unknown kind, for fewer requests than 1, for a seed that is no whole number.
+    """
+    if kind not in _SESSIONS:
+        raise InvalidArgument(f"kind={kind!r}: expected one of {', '.join(KINDS)}")
+    if type(requests) is not int or requests < 1:
+        raise InvalidArgument(f"requests={requests!r}: expected a whole number from 1 on")
+    if type(seed) is not int:
+        raise InvalidArgument(f"seed={seed!r}: expected a whole number")
+    numbering, sessions = Numbering(), _SESSIONS[kind]
+    turns = islice(_by_time(sessions(_Draw(kind, seed))), requests)
+    return [
+        TraceRequest(int(turn.at), _tokens(turn.context), turn.answer, numbering.ids(turn.context)) for turn in turns
+    ]
+
+
+def _by_time(sessions: Iterator[list[_Turn]]) -> Iterator[_Turn]:
+    """Turns of sessions that begin one after the other: a turn is due once no later session can come before it."""
+    waiting: list[tuple[float, int, _Turn]] = []
+    tickets = count()
+    for session in sessions:
+        while waiting and waiting[0][0] <= session[0].at:
+            yield heapq.heappop(waiting)[2]
+        for turn in session:
+            heapq.heappush(waiting, (turn.at, next(tickets), turn))
+
+
+def _tokens(context: Context) -> int:
+    return sum(length for _, length in context)
+
+
+def _answered(draw: _Draw, turns: list[_Turn], context: Context, at: float, answer: Spread) -> tuple[Context, float]:
+    """Adds a turn; the context with its answer, and when that is there."""
+    text = draw.text(answer)
+    turns.append(_Turn(at, context, text[1]))
+    return (*context, text), at + FIRST_TOKEN_MS + TOKEN_MS * text[1]
+
+
+def _chat(draw: _Draw) -> Iterator[list[_Turn]]:
+    system = draw.text(CHAT_SYSTEM)
+    for start in draw.arrivals(CHAT_GAP_MS):
+        turns: list[_Turn] = []
+        context: Context = (system, draw.text(CHAT_OPENING))
+        at = start
+        while _tokens(context) <= CONTEXT:
+            context, at = _answered(draw, turns, context, at, CHAT_ANSWER)
+            if not draw.chance(CHAT_MORE):
+                break
+            context, at = (*context, draw.text(CHAT_MESSAGE)), at + draw.amount(CHAT_THINK_MS)
+        yield turns
+
+
+def _shared_prompt(draw: _Draw) -> Iterator[list[_Turn]]:
+    prompts = [draw.text(SHARED_PROMPT) for _ in range(SHARED_PROMPTS)]
+    weights = list(accumulate(rank**-SHARED_ZIPF for rank in range(1, SHARED_PROMPTS + 1)))
+    for start in draw.arrivals(SHARED_GAP_MS):
+        (prompt,) = draw.random.choices(prompts, cum_weights=weights)
+        turns: list[_Turn] = []
+        _answered(draw, turns, (prompt, draw.text(SHARED_QUESTION)), start, SHARED_ANSWER)
+        yield turns
+
+
+def _agent(draw: _Draw) -> Iterator[list[_Turn]]:
+    preamble = draw.text(AGENT_PREAMBLE)
+    for start in draw.arrivals(AGENT_GAP_MS):
+        turns: list[_Turn] = []
+        context, at = _burst(draw, turns, (preamble, draw.text(AGENT_TASK)), start, AGENT_MORE_CALLS, AGENT_FORK)
+        while draw.chance(AGENT_MORE_BURSTS):
+            context, at = (*context, draw.text(AGENT_TASK)), at + draw.amount(AGENT_PAUSE_MS)
+            context, at = _burst(draw, turns, context, at, AGENT_MORE_CALLS, AGENT_FORK)
+        yield turns
+
+
+def _burst(
+    draw: _Draw, turns: list[_Turn], context: Context, at: float, more: float, fork: float
+) -> tuple[Context, float]:
+    """Adds the turns of calls one after the other, and of the branches that some of them start at once."""
+    while _tokens(context) <= CONTEXT:
+        context, at = _answered(draw, turns, context, at, AGENT_CALL)
+        if not draw.chance(more):
+            break
+        if draw.chance(fork):
+            briefs = [draw.text(AGENT_BRIEF) for _ in range(draw.random.randint(*AGENT_BRANCHES))]
+            ends = [_burst(draw, turns, (*context, brief), at, AGENT_MORE_IN_BRANCH, 0.0)[1] for brief in briefs]
+            context, at = (*context, *(draw.text(AGENT_REPORT) for _ in ends)), max(ends)
+        else:
+            context, at = (*context, draw.text(AGENT_RESULT)), at + draw.amount(AGENT_TOOL_MS)
+    return context, at
+
+
+_SESSIONS: Final[dict[str, Callable[[_Draw], Iterator[list[_Turn]]]]] = {
+    "chat": _chat,
+    "shared-prompt": _shared_prompt,
+    "agent": _agent,
+}
+KINDS: Final = tuple(_SESSIONS)

@@ -1,0 +1,91 @@
+"""Whether copies under a configuration are those of the reference, byte for byte. Times nothing."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import HEADER_INTS, ZERO_SOURCE, Section
+from memstate.kernels.tuned import CopyConfig, trying
+from memstate.state.layout import StateLayout
+from memstate.state.planes import Storage
+
+SLOTS = 9
+CANARY = 64  # bytes before and behind every arena
+
+Operation = Callable[[Storage], None]
+
+
+class _Bytes:
+    """A storage in memory full of random bytes, with canaries around every arena; the null slot is random as well."""
+
+    def __init__(self, layout: StateLayout, backend: Backend, seed: int) -> None:
+        self.memory: list[Tensor] = []
+        self._device = backend.device
+        self.storage = Storage(layout, SLOTS, backend, self._allocate)
+        generator = torch.Generator(backend.device).manual_seed(seed)
+        for whole in self.memory:
+            whole.random_(0, 256, generator=generator)
+
+    def _allocate(self, nbytes: int) -> Tensor:
+        self.memory.append(torch.empty(nbytes + 2 * CANARY, dtype=torch.uint8, device=self._device))
+        return self.memory[-1][CANARY : CANARY + nbytes]
+
+
+def wrong(config: CopyConfig, layout: StateLayout, backend: Backend, seed: int) -> str:
+    """What a configuration makes wrong on fresh random bytes; empty where everything is as in the reference.
+
+    Whatever the launch raises is an answer too, because a configuration may be more than a device can carry.
+    Syncs: yes, off the CPU.
+    """
+    tried = _Bytes(layout, backend, seed)
+    expected = _Bytes(layout, Backend("reference", backend.device), seed)
+    for name, operation in _operations(config.entries, backend.device).items():
+        operation(expected.storage)
+        try:
+            with trying(config):
+                operation(tried.storage)
+            pairs = zip(tried.memory, expected.memory, strict=True)
+            differ = sum(int((one != other).sum()) for one, other in pairs)
+        except Exception as error:  # Triton and the driver raise whatever they raise
+            return f"{name} raises {type(error).__name__}: {' '.join(str(error).split())}"
+        if differ:
+            total = sum(whole.numel() for whole in tried.memory)
+            return f"{name}: {differ} of {total} bytes differ from the reference, seed {seed}"
+    return ""
+
+
+def _operations(entries: int, device: torch.device) -> dict[str, Operation]:
+    """Copies, zeros and a packet over three chunks of entries, due at the ends of chunks, with ids that name no slot.
+
+    Chunks of 16 entries, the least there are, leave room for what stands behind the first one.
+    """
+    n = 2 * entries + 3
+    ends = (0, entries - 1, entries, n - 1)
+    dst, src = [0] * n, [1 + at % SLOTS for at in range(n)]
+    dst[1:5], src[1:5] = [-1, SLOTS + 1, 5, 4], [3, 3, 5, SLOTS + 1]  # unknown, to itself, from nowhere
+    for at, to, of in zip(ends, (1, 2, 3, 4), (6, 7, 8, 9), strict=True):
+        dst[at], src[at] = to, of
+    ids = [0] * n
+    ids[1:3] = [-3, SLOTS + 1]
+    for at, slot in zip(ends, (2, 6, 0, 5), strict=True):
+        ids[at] = slot
+
+    registers = [0, 3, 8, 0, 9, 7]  # 1 to 5, the third empty
+    to_registers, of_registers = [0] * n, [2] * n
+    for at, to, of in zip(ends, (1, 5, 3, 4), (2, ZERO_SOURCE, 2, ZERO_SOURCE), strict=True):
+        to_registers[at], of_registers[at] = to, of
+    padding = [0] * (-n % 4)
+    header = [0] * HEADER_INTS
+    header[Section.DATA], header[HEADER_INTS // 2 + Section.DATA] = n, HEADER_INTS
+    packet = [*header, *to_registers, *padding, *of_registers, *padding]
+
+    def on_device(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    return {
+        "copy_slots": lambda storage: storage.copy(on_device(dst), on_device(src)),
+        "zero_slots": lambda storage: storage.zero(on_device(ids)),
+        "run_data": lambda storage: storage.run_data(on_device(registers), on_device(packet)),
+    }

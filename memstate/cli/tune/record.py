@@ -1,0 +1,132 @@
+"""What a sweep leaves behind: a document for people and scripts, and the file that launches look into."""
+
+import json
+import os
+import re
+import tempfile
+from contextlib import suppress
+from dataclasses import asdict, astuple, fields
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from memstate.cli.tune.trials import Outcome, Trial
+from memstate.errors import InvalidArgument
+from memstate.kernels import tuned
+from memstate.kernels.tuned import CopyConfig
+
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def document(outcome: Outcome) -> dict[str, Any]:
+    """The content of a file, and beside it every trial and what was excluded, with the reason."""
+    return contents(outcome) | {
+        "trials": [_entry(trial) | {"why": trial.why, "details": trial.details} for trial in outcome.trials],
+        "excluded": [{"config": asdict(trial.config), "why": trial.why} for trial in outcome.excluded],
+    }
+
+
+def contents(outcome: Outcome) -> dict[str, Any]:
+    """What `memstate.kernels.tuned` reads: an entry for the best configuration of each kernel and key."""
+    return {
+        "format": tuned.FORMAT,
+        "device": outcome.device,
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": versions(),
+        "timed": outcome.timed,
+        "yardstick": outcome.yardstick,
+        "entries": [_entry(trial) for trial in outcome.best],
+    }
+
+
+def require_folder(folder: Path | None = None) -> None:
+    """Refuses a folder that `store` could not write to, without making it; folder: where (default: the user's).
+
+    Raises: InvalidArgument, saying how to choose another.
+    """
+    folder = folder or tuned.user_folder()
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
+        raise InvalidArgument(
+            f"nothing can be stored in {folder}: {there} is no folder that can be written to;"
+            " MEMSTATE_TUNED names another, --dry-run stores nothing"
+        )
+
+
+def store(outcome: Outcome, folder: Path | None = None) -> Path:
+    """Writes the file of the device whole or not at all, and has this process look into it.
+
+    folder: where (default: the user's). Entries of the file that was there stay where this sweep has none for their key
+    and they were made alike: timed or not, with the same versions. Raises: InvalidArgument where nothing is left to
+    store; OSError.
+    """
+    new = contents(outcome)
+    if not new["entries"]:
+        raise InvalidArgument(f"nothing to store for {outcome.device}: every configuration is excluded")
+    folder = folder or tuned.user_folder()
+    path = folder / tuned.file_name(outcome.device)
+    new["entries"] += _kept(path, new)
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=folder, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(new, file, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        tuned.read(Path(name))  # nothing is put there that a launch would refuse
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+    tuned.forget()
+    return path
+
+
+def versions() -> dict[str, str]:
+    """What compiled and ran the kernels, as far as it is known."""
+    found = {}
+    for package in ("torch", "triton"):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    with suppress(OSError):
+        if number := re.search(r"\b\d{3}\.\d+(\.\d+)?\b", DRIVER.read_text(encoding="utf-8")):
+            found["driver"] = number[0]
+    return found
+
+
+def table(outcome: Outcome, stored: str | None) -> tuple[tuple[str, tuple[str, ...]], list[list[str]]]:
+    """The same for people: title and headings, and a row per trial, the best first and the excluded last."""
+    how = "timed" if outcome.timed else "NOT timed (no GPU): ranked by compiled code, launches keep their defaults"
+    where = f"stored in {stored}" if stored else "nothing stored"
+    headings = ("kernel", *(field.name for field in fields(CopyConfig)), "value", "unit", "note")
+
+    def place(trial: Trial) -> tuple[bool, bool, float]:
+        return trial not in outcome.best, trial.value is None, (trial.value or 0) * (-1 if outcome.timed else 1)
+
+    rows = []
+    for trial in sorted(outcome.trials, key=place):
+        value = "" if trial.value is None else f"{trial.value:.4g}"
+        note = trial.why or ("best" if trial in outcome.best else "")
+        rows.append([trial.kernel, *map(str, astuple(trial.config)), value, trial.unit, note])
+    return (f"{outcome.device}, {how}; {where}", headings), rows
+
+
+def _kept(path: Path, new: dict[str, Any]) -> list[dict[str, Any]]:
+    try:
+        old = tuned.read(path)
+    except ValueError:  # not there, or of no use to a launch either
+        return []
+    alike = all(old[name] == new[name] for name in ("device", "timed", "versions"))
+    replaced = {(entry["kernel"], entry["key"]) for entry in new["entries"]}
+    return [entry for entry in old["entries"] if alike and (entry["kernel"], entry["key"]) not in replaced]
+
+
+def _entry(trial: Trial) -> dict[str, Any]:
+    return {
+        "kernel": trial.kernel, "key": trial.key, "config": asdict(trial.config),
+        "value": trial.value, "unit": trial.unit, "checked": trial.checked,
+    }  # fmt: skip

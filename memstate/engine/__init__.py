@@ -1,0 +1,1 @@
+"""What a decode loop calls: the manager, and what it orchestrates."""

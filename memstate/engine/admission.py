@@ -1,0 +1,423 @@
+"""New rows: for requests, for more continuations of a running one, for states that arrive from elsewhere. All of what
+is needed, or nothing. Knows no step.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from memstate.checks import counts, is_count, require_salt, sequence
+from memstate.errors import InvalidArgument, OutOfPages, OutOfRows, OutOfSlots
+from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.prefix import Match, PrefixCache
+from memstate.prefix.cache import Lease
+from memstate.prefix.sessions import Conversation, Resumption, Sessions
+from memstate.requests.boundaries import Wants
+from memstate.requests.page_table import PageTable
+from memstate.requests.publisher import Publisher
+from memstate.requests.snapshots import Snapshot
+from memstate.requests.table import Request, RequestTable, Row, Rows
+from memstate.slots.commands import CommandBuffer
+from memstate.slots.registers import Longs
+from memstate.tiers import Fetch
+from memstate.tiers.load import Promotion, Promotions
+from memstate.tokens import BYTES, encode
+
+PER_ROW = REGISTERS_PER_ROW
+NOTHING = Resumption(0, [], [])
+
+
+class Fork(NamedTuple):
+    """More continuations of a row.
+
+    rows: the new ones. page_copies: (new page, page whose contents it needs) for the page that the row has filled in
+    part; the caller copies the KV.
+    """
+
+    rows: Rows
+    page_copies: list[tuple[int, int]]
+
+
+@dataclass
+class Start:
+    """Where a request starts from: a snapshot to read or copy, registers of its session to move, or zeros.
+
+    tokens: pages are taken for. shared: pages that it has at once. promotion: a longer state below the device, which
+    becomes the match once there is room. taken: the snapshot itself becomes the row's state.
+    """
+
+    request: Request
+    tokens: int
+    key: bytes | None = None
+    snapshot: Snapshot | None = None
+    session: Conversation | None = None
+    resumption: Resumption = NOTHING
+    match: Match | None = None
+    lease: Lease | None = None
+    promotion: Promotion | None = None
+    shared: Sequence[int] = ()
+    wants: list[int] = field(default_factory=list)
+    taken: bool = False
+
+    @property
+    def length(self) -> int:
+        """Tokens that the row starts with."""
+        return self.snapshot.length if self.snapshot else self.resumption.length
+
+
+class Admission:
+    """Gives requests their rows, slots and pages.
+
+    lanes: that a row holds from its admission on. direct_hits: the first step reads a snapshot instead of a copy of it.
+    snapshots: the strategy takes some. promotions: hits below the device, where there is anything.
+    """
+
+    def __init__(
+        self, commands: CommandBuffer, table: RequestTable, pages: PageTable, publisher: Publisher,
+        cache: PrefixCache | None, sessions: Sessions, wants: Wants, lanes: int, direct_hits: bool,
+        snapshots: bool, promotions: Promotions | None = None,
+    ) -> None:  # fmt: skip
+        self._commands, self._file, self._table = commands, commands.registers, table
+        self._pages, self._publisher, self._cache = pages, publisher, cache
+        self._sessions, self._wants = sessions, wants
+        self._per_request, self._direct_hits, self._snapshots = 1 + lanes, direct_hits, snapshots
+        self._promotions = promotions
+
+    def admit(self, requests: Sequence[Request]) -> Rows:
+        """See `StateManager.admit`."""
+        given = sequence("requests", requests, "admit([request])")
+        if self._promotions is not None:
+            starts = self._starts_of(given, promote=True)
+            if any(start.promotion for start in starts):
+                self._promotions.require_awake()
+                try:
+                    return self._admit(starts)
+                except (OutOfSlots, OutOfPages, OutOfRows):
+                    pass  # nothing changed; without what lies below the device there may be room
+        return self._admit(self._starts_of(given, promote=False))
+
+    def _starts_of(self, requests: Sequence[Request], promote: bool) -> list[Start]:
+        starts = [self._start_of(request, promote) for request in requests]
+        self._publisher.holders.require(start.request.resume for start in starts if start.request.resume is not None)
+        running = [start.session.handle for start in starts if start.session]
+        if len(set(running)) != len(running):
+            raise InvalidArgument(f"a session is named twice in {running}: one turn at a time")
+        return starts
+
+    def _admit(self, starts: Sequence[Start]) -> Rows:
+        """Rows for all of them, or for none."""
+        fresh = [max(0, self._pages.count(start.tokens) - len(start.shared)) for start in starts]
+        promotions = [start.promotion for start in starts if start.promotion]
+        try:
+            self._hold(starts)
+            back = [self._sessions.surplus(start.session, start.resumption) for start in starts if start.session]
+            slots = sum(max(0, self._per_request - len(start.resumption.registers)) for start in starts)
+            slots, pages = slots - sum(of for of, _ in back), sum(fresh) - sum(of for _, of in back)
+            if promotions and self._promotions is not None:
+                more = self._promotions.needs(promotions)
+                slots, pages = slots + more[0], pages + more[1]
+                self._require_holders(more[0])
+            self._require(len(starts), pages, slots - self._take_over(starts, slots))
+        except BaseException:
+            self._undo(starts)
+            raise
+        for start in starts:
+            if start.session is not None:
+                self._sessions.give_up(start.session, NOTHING if start.taken else start.resumption)
+        if promotions:
+            try:
+                self._promote(starts, promotions)
+            except BaseException:  # of a policy of somebody's
+                self._undo(starts)
+                raise
+        if self._promotions is not None:
+            self._promotions.begun([start.request.fetch for start in starts])
+        return self._carry_out(starts, fresh)
+
+    def _promote(self, starts: Sequence[Start], promotions: Sequence[Promotion]) -> None:
+        """Brings up what lies below the device: from there on it is a match like any other."""
+        assert self._promotions is not None and self._cache is not None
+        self._cache.evict_states(self._promotions.needs(promotions)[0] - self._publisher.holders.free)
+        self._cache.planted(self._promotions.bring(promotions))
+        for start in starts:
+            if start.promotion is not None and start.key is not None:
+                promotion, start.promotion = start.promotion, None
+                start.match = self._cache.match(start.key, start.request.salt, len(start.key) // BYTES - 1)
+                start.snapshot, start.shared = start.match.snapshot, self._cache.pages(start.match)
+                self._promotions.let_go([promotion])
+                self._hold([start])
+                if start.taken and start.snapshot:
+                    start.resumption = Resumption(start.snapshot.length, [start.snapshot.register], [])
+
+    def _require_holders(self, n: int) -> None:
+        """Holders for states from below, beside those that the requests are about to read. Raises: OutOfSlots."""
+        assert self._cache is not None
+        free, evictable = self._publisher.holders.free, self._cache.evictable_states
+        if n > free + evictable:
+            raise OutOfSlots(n, free, evictable)
+
+    def _carry_out(self, starts: Sequence[Start], fresh: Sequence[int]) -> Rows:
+        """Gives rows what there is enough of."""
+        rows = self._table.take([start.request.id for start in starts])
+        self._pages.start(rows, [start.shared for start in starts], fresh)
+        self._move(rows, starts)
+        self._claim(rows, [len(start.resumption.registers) for start in starts])
+        read = [start.snapshot.register if start.snapshot and not start.taken else 0 for start in starts]
+        source = np.array(read, np.int64)
+        length = np.array([start.length for start in starts], np.int64)
+        self._start(rows, source, length, [start.wants for start in starts])
+        for row, start in zip(rows.tolist(), starts, strict=True):
+            if self._cache is None:
+                continue
+            if start.lease is None:
+                self._cache.come(row, start.request.salt, start.key)
+                continue
+            self._cache.leases[row] = start.lease
+            self._cache.unpin(start.lease)
+            self._cache.use(start.lease)
+        return Rows.of((self._table.handle(row) for row in rows.tolist()), self._table)
+
+    def _start_of(self, request: Request, promote: bool) -> Start:
+        if not isinstance(request, Request):
+            raise InvalidArgument(f"{request!r} is no Request: admit([Request(id, ...), ...])")
+        key = None if request.tokens is None else encode(request.tokens)
+        known = 0 if key is None else len(key) // BYTES
+        length = known if request.length is None else request.length
+        if not (is_count(length) and is_count(request.want)) or request.want % self._pages.page_size:
+            raise InvalidArgument(
+                f"request {request.id!r}: length={request.length!r} and want={request.want!r} must be whole numbers "
+                f"from 0 on, want a multiple of page_size={self._pages.page_size}"
+            )
+        require_salt(request.salt)
+        if not isinstance(request.fetch, Fetch | None):
+            raise InvalidArgument(f"request {request.id!r}: fetch={request.fetch!r} is not what prefetch() returned")
+        start = Start(request, length, key, wants=[request.want] if request.want else [])
+        if request.resume is not None:
+            self._resume(start, request.resume)
+        elif key is not None:
+            self._look(start, key, promote)
+        elif request.session is not None:
+            raise InvalidArgument(f"request {request.id!r}: a turn of a session needs tokens, to see where it goes on")
+        return start
+
+    def _resume(self, start: Start, snapshot: Snapshot) -> None:
+        request = start.request
+        if request.session is not None:
+            raise InvalidArgument(f"request {request.id!r}: resume a snapshot or a session, not both")
+        if self._cache is not None:
+            self._cache.require_foreign([snapshot])
+        start.snapshot = snapshot
+        start.shared = snapshot.pages if isinstance(snapshot, Snapshot) else ()
+
+    def _look(self, start: Start, key: bytes, promote: bool) -> None:
+        """Finds the longest state for a prompt: its session's, one of the cache, or one below the device."""
+        request, known = start.request, len(key) // BYTES
+        if not known:
+            raise InvalidArgument(f"request {request.id!r}: no tokens; a prompt has at least one")
+        if request.session is not None:
+            start.session = self._sessions.get(request.session)
+            start.resumption = self._sessions.look(start.session, key, request.salt)
+        if self._cache is not None:
+            start.match = match = self._cache.match(key, request.salt, known - 1)
+            if promote and self._promotions is not None:
+                start.promotion = self._promotions.look(
+                    key, request.salt, match, start.resumption.length, request.fetch
+                )
+            if start.promotion:
+                start.resumption, start.shared = NOTHING, [0] * self._pages.count(start.promotion.hit.length)
+                return
+            if match.length > start.resumption.length:
+                start.resumption, start.snapshot = NOTHING, match.snapshot
+        if start.resumption.length:
+            start.shared = start.resumption.pages
+        elif start.match is not None:
+            start.shared = self._cache.pages(start.match) if self._cache else ()
+
+    def _hold(self, starts: Sequence[Start]) -> None:
+        """Keeps what was matched while room is made for the rest, and says what more snapshots are wanted."""
+        if self._cache is None:
+            return
+        for start in starts:
+            if start.promotion is not None and self._promotions is not None:
+                self._promotions.hold([start.promotion])
+            if start.match is None or start.key is None or start.promotion is not None:
+                continue
+            kept = start.session.lease if start.session else None
+            if start.resumption.length:
+                start.match = start.match.instead(start.resumption.length)
+            if kept is not None and start.resumption.length:  # the row has the session's pages
+                start.lease = self._cache.suspend(kept, start.length, start.match, start.request.salt)
+            else:
+                start.lease = self._cache.hold(start.match, start.request.salt)
+                if kept is not None:
+                    self._cache.tree.unlease(kept.node)
+            start.lease.key = start.key
+            if start.session is not None:
+                start.lease.own = start.session.own
+            wants = self._cache.wants(start.lease, start.match.tokens) if self._snapshots else ()
+            start.wants = sorted(want for want in {*start.wants, *wants} if want > start.length)
+
+    def _undo(self, starts: Sequence[Start]) -> None:
+        for start in starts:
+            if start.promotion is not None and self._promotions is not None:
+                self._promotions.let_go([start.promotion])
+            if start.lease is None or self._cache is None:
+                continue
+            if start.session is not None and start.session.lease is not None:
+                self._cache.restore(start.session.lease)
+            self._cache.unpin(start.lease)
+            self._cache.let_go(start.lease)
+
+    def _take_over(self, starts: Sequence[Start], slots: int) -> int:
+        """Where slots are short, requests take the cached states that they matched instead of reading them: a slot each
+        that need not be found. Returns how many do.
+        """
+        if self._cache is None:
+            return 0
+        short, taken = slots - self._file.allocator.free - self._cache.evictable_states, 0
+        alone = self._promotions.alone([start.promotion for start in starts]) if self._promotions else []
+        for start in starts:
+            if taken < short and start.promotion in alone and start.promotion is not None:
+                start.taken, taken = True, taken + 1
+            elif taken < short and start.snapshot and start.lease and self._cache.take_over(start.lease):
+                start.taken, taken = True, taken + 1
+                start.resumption = Resumption(start.snapshot.length, [start.snapshot.register], [])
+        return taken
+
+    def _require(self, rows: int, pages: int, slots: int) -> None:
+        """Makes room in the cache where that helps.
+
+        Raises: OutOfRows, OutOfPages, OutOfSlots where there is not that much; nothing changed then.
+        """
+        if rows > self._table.free:
+            raise OutOfRows(rows, self._table.free, self._table.rows)
+        allocator, cache = self._file.allocator, self._cache
+        allocator.confirm(slots)
+        missing = pages - self._pages.allocator.free
+        of_slots = cache.evictable_states if cache else 0
+        if missing > 0 and not (cache and cache.can_evict(missing)):
+            self._pages.require_free(pages)
+        if slots > allocator.free + of_slots:
+            evictable = self._publisher.holders.evictable - self._sessions.held
+            raise OutOfSlots(slots, allocator.free, evictable, allocator.capacity, self._sessions.held)
+        if cache:
+            cache.evict_pages(missing)
+            cache.evict_states(slots - allocator.free)
+            self._pages.require_free(pages)  # a policy that offers less than there is costs nobody more than that
+            if slots > allocator.free:
+                raise OutOfSlots(slots, allocator.free, 0, allocator.capacity)
+
+    def _claim(self, rows: Longs, moved: Sequence[int]) -> None:
+        """Claims the registers that new rows begin with, but for those that something is about to be moved to."""
+        registers = [
+            PER_ROW * row + part
+            for row, have in zip(rows.tolist(), moved, strict=True)
+            for part in range(have, self._per_request)
+        ]
+        self._commands.claim(registers)
+
+    def _move(self, rows: Longs, starts: Sequence[Start]) -> None:
+        """Moves what sessions kept, and states that are taken over, to new rows."""
+        for row, start in zip(rows.tolist(), starts, strict=True):
+            if start.taken and start.lease is not None and self._cache is not None:
+                self._commands.move([PER_ROW * row], start.resumption.registers)
+                self._cache.taken(start.lease)
+            if start.session is not None and start.key is not None:
+                turn, left = NOTHING if start.taken else start.resumption, start.session.lease
+                if left is not None and self._cache is not None:
+                    self._cache.forsake(left)
+                self._sessions.begin(start.session, row, turn, start.length, start.key, start.request.salt)
+                if turn.length and start.lease is not None and self._cache is not None:
+                    self._cache.shorten(start.lease, turn.length)
+
+    def _start(self, rows: Longs, source: Longs, length: Longs, wants: Sequence[Sequence[int]]) -> None:
+        """Fills the columns of new rows, and their states: zeros, a copy, or a note to read the source once; a state
+        that was moved there stays.
+
+        source: register of the state to continue from, 0 = none. length: tokens that the row starts with.
+        """
+        file, live, hit = self._file, rows * PER_ROW, source > 0
+        file.tracked[rows] = length
+        file.source[rows] = source if self._direct_hits else 0
+        self._table.confirmed[rows] = length
+        self._wants.start(rows, wants)
+        for column, values in (
+            ("generation", self._table.generation[rows]),
+            ("tracked", length),
+            ("source", file.source[rows]),
+        ):
+            self._commands.write(file.address(column, rows), values)
+        self._commands.zero(live[~hit & (length == 0)])
+        if self._direct_hits:
+            for row, register in zip(rows[hit].tolist(), source[hit].tolist(), strict=True):
+                self._publisher.pin(row, register)
+        elif hit.any():
+            self._commands.copy(live[hit], source[hit])
+
+    def fork(self, row: Row, ids: Sequence[Hashable]) -> Fork:
+        """See `StateManager.fork`."""
+        index = self._table.index(row)
+        sequence("request ids", ids, "fork(row, ['second', 'third'])")
+        if self._table.unsettled[index] or self._table.finished[index]:
+            raise InvalidArgument(
+                f"row {index} is {'finished' if self._table.finished[index] else 'in an unsettled step'}: fork rows "
+                "that run and whose last step is settled"
+            )
+        if not ids:
+            return Fork(Rows.of((), self._table), [])
+        source = int(self._file.origins(np.array([index]))[0])
+        length = int(self._file.labels[source])
+        kept = self._pages.count(self._pages.floor(length))
+        partial = self._pages.count(length) - kept
+        if partial and self._commands.waiting:
+            raise InvalidArgument(
+                f"row {index}: a page that it has filled in part is copied at once, and changes of owners wait for the "
+                "newest step's forward: launch it, say so with submit(step), then fork"
+            )
+        moved = self._direct_hits and not self._file.source[index]
+        if moved and not (self._publisher.holders.free or (self._cache and self._cache.evictable_states)):
+            raise InvalidArgument("no holder is free for the state that the rows share: drop a snapshot first")
+        self._require(len(ids), partial * len(ids), self._per_request * len(ids) + moved)
+        snapshot = self._share_live(index, length) if moved else None
+        shared = self._pages.of(index)
+        rows = self._table.take(ids)
+        self._claim(rows, [0] * len(ids))
+        self._pages.start(rows, [shared[:kept]] * len(ids), [partial] * len(ids))
+        source = snapshot.register if snapshot else source
+        n = np.ones(len(ids), np.int64)
+        self._start(rows, source * n, length * n, [()] * len(ids))
+        if self._cache is not None:
+            self._cache.fork(index, rows.tolist(), length)
+        if snapshot:
+            self._publisher.holders.drop(snapshot)  # for good once every row has made its first step
+        copies = [(self._pages.of(new)[kept], shared[kept]) for new in rows.tolist()] if partial else []
+        return Fork(Rows.of((self._table.handle(new) for new in rows.tolist()), self._table), copies)
+
+    def _share_live(self, row: int, length: int) -> Snapshot:
+        """Moves a row's state to a holder, from which the row itself reads it in its next step."""
+        if not self._publisher.holders.free and self._cache is not None:
+            self._cache.evict_states(1)
+        snapshot = self._publisher.hold(PER_ROW * row, length)
+        self._commands.claim([PER_ROW * row])
+        self._file.source[row] = snapshot.register
+        self._commands.write(self._file.address("source", np.array([row])), [snapshot.register])
+        self._publisher.pin(row, snapshot.register)
+        return snapshot
+
+    def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
+        """See `StateManager.arrived`."""
+        numbers = self._table.indices(rows)
+        tokens = counts("lengths", lengths, len(numbers))
+        live = numbers * PER_ROW
+        begun = self._file.labels[live].astype(bool) | self._file.source[numbers].astype(bool)
+        busy = self._table.unsettled[numbers].astype(bool) | self._table.finished[numbers]
+        if (begun | busy).any() or (tokens < 1).any():
+            raise InvalidArgument(
+                f"rows {numbers.tolist()} with lengths {tokens.tolist()}: a state arrives in a row that has folded no "
+                "token, is in no step and not finished, and stands for at least 1"
+            )
+        self._pages.require_room(numbers, tokens)
+        self._table.confirmed[numbers] = tokens
+        self._commands.label(live, tokens)

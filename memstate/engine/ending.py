@@ -1,0 +1,126 @@
+"""What rows leave behind: snapshots to handles or to the prefix cache, turns to their sessions, the rest to be free.
+Orchestrates; decides nothing.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from memstate.checks import sequence
+from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.prefix import PrefixCache
+from memstate.prefix.cache import Offer
+from memstate.prefix.sessions import Sessions
+from memstate.requests.boundaries import Wants
+from memstate.requests.page_table import PageTable
+from memstate.requests.publisher import Publisher
+from memstate.requests.snapshots import Snapshot
+from memstate.requests.table import RequestTable
+from memstate.slots.commands import CommandBuffer
+from memstate.slots.registers import Longs
+from memstate.tokens import BYTES, Tokens, encode
+
+PER_ROW = REGISTERS_PER_ROW
+
+
+class Endings:
+    """Publishes, and ends rows."""
+
+    def __init__(
+        self, commands: CommandBuffer, table: RequestTable, pages: PageTable, publisher: Publisher,
+        cache: PrefixCache | None, sessions: Sessions, wants: Wants,
+    ) -> None:  # fmt: skip
+        self._commands, self._file, self._table = commands, commands.registers, table
+        self._pages, self._publisher, self._cache = pages, publisher, cache
+        self._sessions, self._wants = sessions, wants
+
+    def keys(self, tokens: Sequence[Tokens | None] | None, rows: Longs) -> list[bytes] | None:
+        """The tokens of each row as keys; entries of row 0 need none. Raises: InvalidArgument, ConfigurationError."""
+        if tokens is None:
+            return None
+        if len(sequence("token sequences", tokens, "tokens=[[1, 2, 3]], one per row")) != len(rows):
+            raise InvalidArgument(f"tokens of {len(tokens)} rows, expected {len(rows)}: one sequence per row")
+        if self._cache is None and not all(row in self._sessions.by_row for row in rows.tolist() if row):
+            raise ConfigurationError(
+                "tokens are for a prefix cache: build the manager with prefix=ms.Prefix(), or publish without tokens"
+            )
+        keys = []
+        for row, given in zip(rows.tolist(), tokens, strict=True):
+            if row and given is None:
+                raise InvalidArgument(
+                    f"row {row}: tokens are None; all that is known of the request, or no tokens= at all"
+                )
+            keys.append(encode(given) if row and given is not None else b"")
+            if row:
+                self._require_continued(row, keys[-1])
+        return keys
+
+    def _require_continued(self, row: int, key: bytes) -> None:
+        """A state filed under tokens that are not its own would be wrong for whoever finds it."""
+        lease = self._cache.leases.get(row) if self._cache is not None else None
+        if lease and not (key.startswith(lease.key) or lease.key.startswith(key)):
+            raise InvalidArgument(
+                f"row {row} (request {self._table.ids[row]!r}): the tokens are not those of its prompt: hand over "
+                "all of them, from the first on"
+            )
+        if row in self._sessions.by_row:
+            self._sessions.require_continued(row, key)
+
+    def publish(
+        self, rows: Longs, known: Longs, keys: Sequence[bytes] | None, ended: bool = False
+    ) -> list[Snapshot | None]:
+        """Moves the newest snapshot within `known` tokens out of each row: to the prefix cache, where its tokens are
+        given, or to a handle.
+        """
+        if keys is None:
+            return self._publisher.publish(rows, known, ended)
+        if self._cache is None:
+            return [None] * len(rows)
+        known = np.minimum(known, [len(key) // BYTES for key in keys])
+        return self._cache.insert(
+            [self._offer(row, n, key, ended) for row, n, key in zip(rows.tolist(), known.tolist(), keys, strict=True)]
+        )
+
+    def _offer(self, row: int, known: int, key: bytes, ended: bool) -> Offer:
+        assert self._cache is not None
+        length = self._pages.floor(known)
+        kept = ended and row in self._sessions.by_row  # its states go to the session
+        answer = None if kept else self._publisher.answer(row, length, ended)
+        pages = self._pages.of(row)[: length // self._pages.page_size]
+        label = int(self._file.labels[answer]) if answer is not None else 0
+        return Offer(self._cache.leases[row], key[: length * BYTES], pages, answer, label, ended)
+
+    def require_sessions_told(self, rows: Longs) -> None:
+        """Raises: InvalidArgument where a turn of a session is to be kept and its tokens are not given."""
+        turns = [row for row in rows.tolist() if row in self._sessions.by_row]
+        if turns:
+            raise InvalidArgument(f"rows {turns} are turns of sessions: give tokens=[...], so that the next turn fits")
+
+    def end(self, rows: Longs, known: Longs | None, keys: Sequence[bytes] | None) -> list[Snapshot | None]:
+        """Ends rows, with what is known to be real of each; None: nothing is kept, and turns are aborted."""
+        snapshots: list[Snapshot | None] = [None] * len(rows)
+        if known is not None:
+            snapshots = self.publish(rows, known, keys, ended=True)
+        self._publisher.unpin(rows)
+        for at, row in enumerate(rows.tolist()):
+            if row in self._sessions.by_row:
+                real = int((self._table.confirmed[rows] if known is None else known)[at])
+                self._end_turn(row, real, keys[at] if keys is not None else None)
+        self._commands.release((rows[:, None] * PER_ROW + np.arange(PER_ROW)).reshape(-1))
+        if self._cache is not None:
+            self._cache.end(rows.tolist())
+        self._pages.end(rows)
+        self._wants.end(rows)
+        self._table.give_back(rows)
+        file = self._file
+        file.tracked[rows] = file.want[rows] = file.source[rows] = 0
+        for column in ("tracked", "want", "source"):
+            self._commands.write(file.address(column, rows), [0] * len(rows))
+        self._commands.write(file.address("generation", rows), self._table.generation[rows])
+        return snapshots
+
+    def _end_turn(self, row: int, known: int, key: bytes | None) -> None:
+        lease = self._cache.leases.get(row) if self._cache is not None else None
+        if self._sessions.end(row, known, key, lease, self._cache) and self._cache is not None:
+            del self._cache.leases[row]

@@ -1,0 +1,706 @@
+"""StateManager: what a decode loop sees. Orchestrates; decides nothing that a strategy, an allocator or the device
+decides.
+
+admit -> plan -> (your forward) -> settle | accept -> ... -> release | abort | retract
+              `-> cancel                      `-> publish -> (your index) -> admit(resume=...) | drop
+                                                        `-> prefix cache -> admit(tokens=...)
+                                                             `-> host memory, storage -> prefetch -> poll ..
+"""
+
+import threading
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memstate.checks import counts, is_count, require_salt, sequence
+from memstate.engine.admission import Admission, Fork
+from memstate.engine.ending import Endings
+from memstate.engine.pool import StatePool
+from memstate.engine.settings import validate_kinds, validate_sizes, validate_tracking
+from memstate.engine.stepping import Stepping
+from memstate.errors import Asleep, ConfigurationError, InvalidArgument, MemstateError
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.prefix import Match, Prefix, PrefixCache
+from memstate.prefix.sessions import Sessions
+from memstate.requests.boundaries import Wants
+from memstate.requests.page_table import PageTable
+from memstate.requests.publisher import Publisher
+from memstate.requests.snapshots import Snapshot
+from memstate.requests.steps import Step, StepLog
+from memstate.requests.table import Request, RequestTable, Row, Rows, Session
+from memstate.requests.tracking import Redirect, Tracking
+from memstate.requests.tracking.mirror import Mirror
+from memstate.slots import audit
+from memstate.slots.allocator import SlotAllocator
+from memstate.slots.commands import Action, CommandBuffer
+from memstate.slots.inspect import Picture, take
+from memstate.slots.journal import Ledger
+from memstate.slots.readback import Readback
+from memstate.slots.registers import Longs, RegisterFile
+from memstate.state.layout import StateLayout
+from memstate.state.planes import Storage
+from memstate.state.regions import BufferInfo
+from memstate.stats import Stats
+from memstate.tiers import Fetch, TierManager, Tiers
+from memstate.tiers.load import Promotions
+from memstate.tokens import BYTES, Tokens, encode
+
+NO_LIMIT = 2**31 - 1
+PER_ROW = REGISTERS_PER_ROW
+
+
+class StateManager:
+    """Owns the states of all requests: their slots, their snapshots and the page ids of their KV.
+
+    layout: what one state is made of. slots: states that fit. max_requests: rows; preallocated: more rows, for requests
+    whose state is still arriving. max_batch: entries of the largest batch (default: rows). tracking: the snapshot
+    strategy. device, backend: where the states live and what carries out the kernels ("auto", "reference",
+    "interpreter", "cuda"). holders: snapshots that can be kept (default: as many as slots, and with a prefix cache one
+    a row more). pages, page_size, pages_per_row: KV page ids, tokens a page, width of the page table. overlap: the next
+    plan comes before the last settle. reserve: slots that snapshots at boundaries leave free for admissions. prefix:
+    settings of a prefix cache, for requests with tokens; what is cached gives way to requests. tiers: settings of host
+    memory and storage below it, which then want a `poll` an iteration. in_place: the forward's
+    kernels update one slot, `step.write`, and memstate copies what snapshots need before and after it. speculation:
+    steps may be windows (without overlap). direct_hits: the first step reads a resumed snapshot instead of a copy of it
+    (default: with Redirect, unless in_place). tensors: the planes, where the engine has allocated them (see
+    `Storage.from_tensors`). ledger: how many of the last changes of owners `ledger.changes` remembers. debug: check
+    threads and overlapping copies.
+    Attributes: planes and page_table for the forward; storage for the bytes of slots (gather, scatter); pool for slots
+    in hand; backend, whose counts `stats` shows: a forward's kernels take another `Backend`, or are counted there too.
+    Raises: ConfigurationError, InvalidArgument; LayoutMismatch for tensors that do not fit.
+    """
+
+    def __init__(
+        self,
+        layout: StateLayout,
+        *,
+        slots: int,
+        max_requests: int,
+        tracking: Tracking | None = None,
+        device: torch.device | str = "cpu",
+        backend: str = "auto",
+        max_batch: int | None = None,
+        preallocated: int = 0,
+        holders: int | None = None,
+        pages: int = 0,
+        page_size: int = 1,
+        pages_per_row: int = 0,
+        overlap: bool = True,
+        reserve: int = 0,
+        prefix: Prefix | None = None,
+        tiers: Tiers | None = None,
+        in_place: bool = False,
+        speculation: bool = False,
+        direct_hits: bool | None = None,
+        tensors: Mapping[str, Tensor | Sequence[Tensor]] | None = None,
+        ledger: int = 0,
+        debug: bool = False,
+    ) -> None:
+        self.tracking = tracking if tracking is not None else Redirect()
+        self.layout, self.overlap, self.in_place, self.speculation = layout, overlap, in_place, speculation
+        self.direct_hits = isinstance(self.tracking, Redirect) and not in_place if direct_hits is None else direct_hits
+        if not isinstance(prefix, Prefix | None) or not is_count(ledger):
+            raise ConfigurationError(
+                f"prefix={prefix!r}, ledger={ledger!r}: expected Prefix(...) or None, and a number of changes from 0 on"
+            )
+        if not isinstance(tiers, Tiers | None) or (tiers is not None and prefix is None):
+            raise ConfigurationError(f"tiers={type(tiers)}, prefix={prefix!r}: Tiers(...) go below prefix=ms.Prefix()")
+        validate_kinds(
+            layout, overlap=overlap, in_place=in_place, speculation=speculation, direct_hits=direct_hits, debug=debug
+        )
+        validate_sizes(slots, max_requests, preallocated, max_batch, holders, pages, page_size, pages_per_row)
+        validate_tracking(self.tracking, slots, page_size, bool(overlap), speculation)
+        try:
+            self.backend = Backend(backend, device)
+        except (ValueError, TypeError, RuntimeError) as error:  # torch's own word on a device it does not know
+            raise ConfigurationError(str(error)) from error
+        self.allocator = SlotAllocator(slots, self.backend, reserve)
+        if tensors is None:
+            self.storage = Storage(layout, slots, self.backend)
+        else:
+            self.storage = Storage.from_tensors(layout, tensors, self.backend, slots)
+        self.pool = StatePool(self.allocator, self.storage, debug=debug)
+        self.table = RequestTable(max_requests + preallocated)
+        spare = self.table.rows if prefix else 0  # else one given up and taken again in a step would cost a submit
+        self.registers = RegisterFile(
+            self.allocator, self.table.rows, slots + spare if holders is None else holders, pages_per_row
+        )
+        self.commands = CommandBuffer(self.registers, self.pool.run_data)
+        self.pages = PageTable(pages, page_size, self.commands)
+        self.mirror = Mirror(self.registers, self.tracking, overlap)
+        self.publisher = Publisher(self.commands, self.pages, self.mirror)
+        self.holders = self.publisher.holders
+        self.prefix = PrefixCache(prefix, self.commands, self.pages, self.publisher) if prefix else None
+        copied = tuple(plane.name for plane in layout.planes if in_place or not plane.rewritten_each_step)
+        self.tiers: TierManager | None = None
+        promotions: Promotions | None = None
+        if self.prefix is not None and tiers is not None:
+            if copied:  # the plan reads whole states itself, before any layer
+                tiers = replace(tiers, layerwise=False)
+            self.tiers = TierManager(tiers, self.storage, self.prefix, self.commands, self.pages)
+            promotions = Promotions(self.tiers, self.prefix, self.pages)
+        self.sessions = Sessions(self.commands, self.pages, self.holders, self.mirror.lanes)
+        self.wants = Wants(self.commands, self.tracking.reads_old_slot)
+        self.log = StepLog(max_batch or self.table.rows, int(overlap), self.backend.device, speculation)
+        self.stepping = Stepping(
+            self.commands,
+            self.table,
+            self.pages,
+            self.mirror,
+            self.publisher,
+            self.wants,
+            self.log,
+            self.storage,
+            copied,
+        )
+        self.admission = Admission(
+            self.commands, self.table, self.pages, self.publisher, self.prefix, self.sessions, self.wants,
+            self.tracking.lanes_at_admission(overlap), self.direct_hits, self.mirror.lanes > 0, promotions,
+        )  # fmt: skip
+        self.endings = Endings(
+            self.commands, self.table, self.pages, self.publisher, self.prefix, self.sessions, self.wants
+        )
+        self.ledger = self.commands.ledger = Ledger(ledger, self.registers, self.owner) if ledger else None
+        self._thread = threading.get_ident() if debug else None
+
+    def __repr__(self) -> str:
+        requests = self.table.rows - self.table.free
+        slots = f"{self.free_slots} of {self.allocator.capacity} slots free"
+        return f"StateManager({slots}, {requests} requests, {self.tracking})"
+
+    @property
+    def planes(self) -> Mapping[str, Any]:
+        """Plane name -> tensor `layer slot ...`, or a tuple of `slot ...` per layer where an engine gave them so: in
+        both cases planes[name][layer] is one layer. Raises: Asleep; the tensors themselves may not be read then either.
+        """
+        self.storage.memory.require_awake("planes")
+        return self.storage.planes
+
+    @property
+    def page_table(self) -> Tensor:
+        """KV pages of each row: int32 `row page`; 0 = none."""
+        return self.registers.page_table
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that requests can be given now; those whose release waits for a forward are not there for
+        `pool.claim` yet.
+        """
+        return self.allocator.free
+
+    @property
+    def free_pages(self) -> int:
+        """KV pages that can be claimed now."""
+        return self.pages.allocator.free
+
+    def length(self, row: Row) -> int:
+        """Tokens folded into the row's state by the steps planned so far. Raises: StaleHandle."""
+        return int(self.mirror.lengths(np.array([self.table.index(row)]))[0])
+
+    def confirmed(self, row: Row) -> int:
+        """Tokens up to which the row is known to be real. Raises: StaleHandle."""
+        return int(self.table.confirmed[self.table.index(row)])
+
+    def next_boundary(self, row: Row) -> int:
+        """The next length at which a snapshot is due; a prefill chunk must not go beyond it. Raises: StaleHandle."""
+        index, length = self.table.index(row), self.length(row)
+        following = (length // self.tracking.every + 1) * self.tracking.every
+        want = self.wants.after(index, length)
+        return want if length < want < following else following
+
+    def slots_held(self, row: Row) -> int:
+        """Slots that the row's registers hold. Raises: StaleHandle."""
+        first = PER_ROW * self.table.index(row)
+        return int(self.registers.held[first : first + PER_ROW].sum())
+
+    def admit(self, requests: Sequence[Request]) -> Rows:
+        """Gives every request a row, its slots and its pages, or gives none anything. Fresh states are zeroed with the
+        next submit. Syncs: no.
+
+        Raises: OutOfSlots, OutOfRows, OutOfPages (back-pressure), StaleHandle, InvalidArgument; nothing changed then.
+        """
+        self._enter()
+        return self.admission.admit(requests)
+
+    def fork(self, row: Row, ids: Sequence[Hashable]) -> Fork:
+        """Makes more requests go on from a running row's state, as for several samples of one prompt.
+
+        With direct_hits (Redirect) nothing is copied: all of them, and the row itself, read one slot in their next step
+        and write their own. Otherwise the state is copied with the next submit. KV pages are shared as far as they are
+        full; the result says which page contents the caller copies. What all of them read is no snapshot of anyone: a
+        row given up before its next step answers with an older one.
+        Syncs: no. Raises: OutOfSlots, OutOfRows, OutOfPages (back-pressure), StaleHandle, InvalidArgument (also while a
+        step of the row is unsettled, or where a page is to be copied while changes wait for a forward); nothing changed
+        then.
+        """
+        self._enter()
+        return self.admission.fork(row, ids)
+
+    def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
+        """Says that states computed elsewhere have been written to the live slots of fresh rows (see `read_slots`) and
+        what lengths in tokens they stand for. Under Redirect one that arrives at a boundary becomes a snapshot, as if
+        it had been computed here; elsewhere the next boundary is the first.
+        Syncs: no. Raises: StaleHandle, InvalidArgument; nothing changed then.
+        """
+        self._enter()
+        self.admission.arrived(rows, lengths)
+
+    def read_slots(self, handles: Sequence[Row | Snapshot]) -> Readback:
+        """Asks the device which slots hold these rows' states and snapshots, for RDMA or debugging: one upload, one
+        launch, one copy back, ready a step later.
+
+        Where a change recorded before waits for a forward, the question waits with it, so that no id is known before
+        its slot may be used. Syncs: no; `Readback.wait` does. Raises: StaleHandle, InvalidArgument.
+        """
+        self._enter()
+        sequence("rows and snapshots", handles, "[row, snapshot]")
+        rows = [0 if isinstance(handle, Snapshot) else self.table.index(handle) for handle in handles]
+        self.holders.require(handle for handle in handles if isinstance(handle, Snapshot))
+        origins = self.registers.origins(np.array(rows, np.int64)).tolist()
+        registers = [
+            handle.register if isinstance(handle, Snapshot) else origin
+            for handle, origin in zip(handles, origins, strict=True)
+        ]
+        found = Readback(len(registers), self.backend)
+
+        def resolve() -> None:
+            sent = self.commands.ring.send(np.asarray(registers, np.int32))
+            found.begin(self.registers.resolve(sent))
+
+        self.commands.then(Action(resolve))
+        return found
+
+    def shortfall(self, rows: Sequence[Row | None], tokens: int | Sequence[int] = 1, *, window: bool = False) -> int:
+        """Slots that snapshots due in the next plan of these rows (or, at most, in the accept of a window) would lack:
+        drop as many snapshots first to have all of them. Syncs: no. Raises: StaleHandle, InvalidArgument.
+        """
+        self._enter()
+        numbers, tokens_of = self.stepping.batch(rows, tokens)
+        return self.stepping.shortfall(numbers, tokens_of, window)
+
+    def extend(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
+        """Takes KV pages so that row i can hold lengths[i] tokens, for all rows or for none. Syncs: no.
+
+        Raises: OutOfPages (back-pressure), StaleHandle, InvalidArgument; nothing changed then.
+        """
+        self._enter()
+        numbers = self.table.indices(rows)
+        tokens = counts("lengths", lengths, len(numbers)).tolist()
+        if self.prefix is not None:
+            self.prefix.make_room(self.pages.missing(numbers, tokens))
+        self.pages.extend(numbers, tokens)
+
+    def plan(
+        self,
+        rows: Sequence[Row | None],
+        tokens: int | Sequence[int] = 1,
+        *,
+        limit: int = NO_LIMIT,
+        window: bool = False,
+    ) -> Step:
+        """Decides which slots the next step reads, writes and snapshots: one launch, after a submit of what was
+        recorded.
+
+        rows: the batch; None and finished rows are padding. tokens: of each row in this step: 1 in decode, the chunk in
+        prefill, the drafted tokens of a window.
+        limit: optional claims (for snapshots) that this step may make.
+        Launch the forward before the next plan. Any other call may come before the forward: what would change the owner
+        of a slot that this step names is recorded, and sent behind the forward by the next plan or `submit(step)`.
+        window: a speculative step. Its forward reads `step.read` and stores no state in a slot, but the states after
+        each of its tokens in windows of the caller's, which `accept` chooses from.
+        Syncs: no. Raises: StaleHandle, InvalidArgument (also when an older step must be settled first); nothing changed
+        then.
+        """
+        self._enter()
+        if window and not self.speculation:
+            raise InvalidArgument("plan(window=True) needs a manager with speculation=True")
+        step = self.stepping.plan(rows, tokens, _limit(limit), window, self.prefix)
+        if self.tiers is not None:
+            self.tiers.host.planned(step.numbers, step.before, step.after)
+        return step
+
+    def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None = None) -> None:
+        """Says that the results of a step are known, and which of its entries they ended; finished rows are padding
+        from now on.
+
+        finished: one per entry of the batch; None = nobody. Steps are settled in the order they were planned; at most
+        one launch, none where no slot can become free. Syncs: no. Raises: StaleHandle for a step settled before,
+        InvalidArgument.
+        """
+        self._enter()
+        self.stepping.settle(step, finished)
+
+    def accept(
+        self, step: Step, accepted: Sequence[int], windows: Mapping[str, Tensor],
+        finished: Sequence[bool] | NDArray[np.bool_] | None = None, *, limit: int = NO_LIMIT,
+    ) -> None:  # fmt: skip
+        """Says how many tokens of each window are real, keeps the states after them, and settles the step.
+
+        accepted: per entry, 0 = none: that row stays where it was. windows: for every plane, `layer batch step ...`,
+        the states after each token; or for a plane of conv inputs `layer batch tap-1+step channel`, every input once.
+        Where a window crosses a boundary, the state there becomes a snapshot, if the strategy finds a slot for it.
+        finished: as for `settle`; a row that ends within its window is accepted up to its end.
+        One upload, one launch, one more for each plane, one where lanes can go. Syncs: no. Raises: StaleHandle,
+        InvalidArgument; nothing changed then.
+        """
+        self._enter()
+        self.stepping.accept(step, accepted, windows, finished, _limit(limit))
+
+    def cancel(
+        self, step: Step, *, publish: bool = False, tokens: Sequence[Tokens | None] | None = None
+    ) -> list[Snapshot | None]:
+        """Gives up a planned step whose forward never ran: its rows are aborted as they were before it, also those that
+        the step before it had ended: release them first, or ask to publish.
+
+        tokens: as for `release`, one per entry of the batch. Returns the snapshots, entry by entry, if asked to
+        publish. Syncs: no. Raises: StaleHandle, InvalidArgument (also where something that the step computes has been
+        handed out since its plan, or `submit(step)` said that its forward was launched), ConfigurationError; nothing
+        changed then.
+        """
+        self._enter()
+        current = self.stepping.current(step)
+        keys = self.endings.keys(tokens, current)
+        keep = publish or keys is not None
+        if keep and keys is None:
+            self.endings.require_sessions_told(current)
+        entries, rows = self.stepping.cancel(step)
+        known = self.table.confirmed[rows] if keep else None
+        ended = self.endings.end(rows, known, [keys[entry] for entry in entries] if keys is not None else None)
+        snapshots: list[Snapshot | None] = [None] * len(step.numbers)
+        for entry, snap in zip(entries, ended, strict=True):
+            snapshots[entry] = snap
+        return snapshots
+
+    def release(
+        self, rows: Sequence[Row], publish: bool | Sequence[int] = False, *, tokens: Sequence[Tokens] | None = None
+    ) -> list[Snapshot | None]:
+        """Ends requests: their newest real snapshots are published if asked, everything else is given back. Syncs: no.
+
+        publish: False, True, or the key length of each row (tokens whose KV may be shared), which bounds the snapshot's
+        length. tokens: all that is known of each request, prompt and answer; with them KV and snapshot go to the prefix
+        cache, and a turn of a session to the session (without them it is aborted). Returns one snapshot a row, None
+        where there is none; what the cache has is the cache's to drop. Raises: StaleHandle, InvalidArgument,
+        ConfigurationError; nothing changed then.
+        """
+        self._enter()
+        numbers = self.table.indices(rows)
+        keys = self.endings.keys(tokens, numbers)
+        if publish is False and keys is None:
+            return self.endings.end(numbers, None, None)
+        known = self.table.confirmed[numbers]
+        if not isinstance(publish, bool):
+            known = np.minimum(known, counts("publish", publish, len(numbers)))
+        if keys is None:
+            self.endings.require_sessions_told(numbers)
+        before, told = self.stepping.lengths_before(numbers), self._told(numbers, known, keys)
+        snapshots = self.endings.end(numbers, known, keys)
+        self.stepping.promise(numbers, told or [snap.length if snap else 0 for snap in snapshots], before)
+        return snapshots
+
+    def abort(self, rows: Sequence[Row]) -> None:
+        """Ends requests at once, whatever is in flight, and publishes nothing; a session goes back to where the turn
+        began, as far as a register still has that state. Syncs: no. Raises: StaleHandle, InvalidArgument.
+        """
+        self.release(rows)
+
+    def retract(self, rows: Sequence[Row], *, tokens: Sequence[Tokens] | None = None) -> list[Snapshot | None]:
+        """Ends requests that will come back, and keeps the newest real snapshot of each. tokens: as for `release`.
+        Syncs: no. Raises: StaleHandle, InvalidArgument, ConfigurationError.
+        """
+        return self.release(rows, publish=True, tokens=tokens)
+
+    def publish(
+        self, rows: Sequence[Row], *, tokens: Sequence[Tokens] | None = None, strict: bool = False
+    ) -> list[Snapshot | None]:
+        """Moves the newest real snapshot out of each running row's lanes; the row goes on with another slot. Syncs: no.
+
+        tokens: all that is known of each request, prompt and answer; with them KV and snapshot go to the prefix cache.
+        Returns one snapshot a row, None where there is none or no holder is free; strict: raise InvalidArgument then,
+        and publish nothing. A snapshot keeps its slot until it is dropped, however many requests resumed from it.
+        Raises: StaleHandle, InvalidArgument, ConfigurationError; nothing changed then.
+        """
+        self._enter()
+        numbers = self.table.indices(rows)
+        keys = self.endings.keys(tokens, numbers)
+        known = self.table.confirmed[numbers]
+        if strict:
+            bounds = known if keys is None else np.minimum(known, [len(key) // BYTES for key in keys])
+            self.publisher.require_answers(numbers, bounds)
+        before, told = self.stepping.lengths_before(numbers), self._told(numbers, known, keys)
+        snapshots = self.endings.publish(numbers, known, keys)
+        self.stepping.promise(numbers, told or [snap.length if snap else 0 for snap in snapshots], before)
+        return snapshots
+
+    def _told(self, rows: Longs, known: NDArray[np.integer], keys: Sequence[bytes] | None) -> list[int] | None:
+        """Tokens of each row that the cache or a session is about to rely on; None where handles say it."""
+        if keys is None:
+            return None
+        lengths = [min(n, len(key) // BYTES) for n, key in zip(known.tolist(), keys, strict=True)]
+        turns = self.sessions.by_row
+        return [n if row in turns else self.pages.floor(n) for row, n in zip(rows.tolist(), lengths, strict=True)]
+
+    def drop(self, snapshots: Sequence[Snapshot]) -> None:
+        """Gives up snapshots: their slots and pages are free again, at once or when the first step of a row that
+        resumes from one is planned.
+
+        Syncs: no. Raises: StaleHandle, InvalidArgument (also for what the prefix cache has); nothing changed then.
+        """
+        self._enter()
+        if self.prefix is not None:
+            self.prefix.require_foreign(sequence("snapshots", snapshots, "[snapshot]"))
+        self.publisher.drop(snapshots)
+
+    def match(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Match:
+        """What the prefix cache has for a prompt, and why it is not more: lengths by state and by KV, and what host
+        memory would add. Changes nothing.
+
+        session: whose next turn it is; what it keeps counts too. A request computes its last token in any case.
+        Syncs: no. Raises: InvalidArgument, StaleHandle, ConfigurationError without a prefix cache.
+        """
+        self._enter()
+        found, kept = self._match(encode(tokens), require_salt(salt), session)
+        return found.instead(kept) if kept >= found.length and kept else found
+
+    def _match(self, key: bytes, salt: Hashable, session: Session | None) -> tuple[Match, int]:
+        """What cache and host memory have, and what a session keeps."""
+        if self.prefix is None:
+            raise ConfigurationError("there is no prefix cache: build the manager with prefix=ms.Prefix()")
+        most = max(0, len(key) // BYTES - 1)
+        found = self.prefix.match(key, salt, most)
+        kept = self.sessions.look(self.sessions.get(session), key, salt).length if session is not None else 0
+        if self.tiers is not None and (hit := self.tiers.look(key, salt, found, max(kept, found.length), most)):
+            found = replace(found, host_length=hit.length)
+        return found, kept
+
+    def prefetch(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Fetch:
+        """Begins to bring what storage has for a prompt to host memory, where the next `match` and `admit` find it.
+        Ask for it when a request arrives, `poll` every iteration, and admit the request once `fetch.done`, or once
+        `mem.tiers.ready(fetch)` says that it has waited long enough.
+
+        salt, session: as the request's. Syncs: no. Raises: InvalidArgument, StaleHandle, ConfigurationError without a
+        storage.
+        """
+        self._enter()
+        if self.tiers is None:
+            raise ConfigurationError("there is no storage to fetch from: build the manager with tiers=ms.Tiers(...)")
+        key = encode(tokens)
+        found, kept = self._match(key, require_salt(salt), session)
+        own = found.host_length if self.tiers.settings.group is None else 0  # of which other ranks know nothing
+        return self.tiers.prefetch(key, salt, found, max(kept, found.length, own))
+
+    def poll(self) -> None:
+        """Moves on what goes in the background between device, host memory and storage: once an iteration of the loop,
+        also while no request runs. Syncs: no; with several ranks it waits for those that are late. Raises:
+        AgreementLost.
+        """
+        self._enter()
+        if self.tiers is not None:
+            self.tiers.poll()
+
+    def close(self) -> None:
+        """Brings what is cached to storage, where there is one, closes it, and ends the threads of the tiers; only they
+        need it, and requests go on without them. Syncs: yes. Raises: Asleep; InvalidArgument while something waits for
+        the newest step's forward; nothing changed then.
+        """
+        if self.tiers is not None:
+            self.tiers.close()
+
+    def open_session(self, name: Hashable) -> Session:
+        """A conversation whose states and pages stay between its turns: `Request(session=...)`. Syncs: no."""
+        self._enter()
+        return self.sessions.open(name)
+
+    def close_session(self, session: Session) -> None:
+        """Gives back what a session holds. Syncs: no. Raises: StaleHandle, InvalidArgument (a turn of it runs)."""
+        self._enter()
+        if (lease := self.sessions.close(session)) and self.prefix is not None:
+            self.prefix.let_go(lease)
+
+    def scrub_null(self) -> None:
+        """Zeroes slot 0, where kernels that are not memstate's may have left rubbish. Syncs: no."""
+        self._enter()
+        self.storage.scrub_null()
+
+    def submit(self, step: Step | None = None) -> None:
+        """Sends what is recorded now instead of with the next plan: for each packet one upload, at most two launches.
+
+        step: the newest one, whose forward has been launched: all is sent, behind the snapshot copies of an in-place
+        engine. Without it, the first change of a slot that the newest step names waits for the forward, and what was
+        recorded after it. Syncs: no. Raises: StaleHandle, InvalidArgument; nothing changed then.
+        """
+        self._enter()
+        if step is not None:
+            self.stepping.launched(step)
+        self.commands.submit()
+
+    def sleep(self, keep: bool = True) -> None:
+        """Releases the memory of the states, and keeps who owns what. Until `wake` lengths, counts and `stats` answer;
+        everything else raises Asleep.
+
+        keep: keep the bytes in host memory; otherwise no request and no snapshot may hold a slot.
+        Syncs: yes. Raises: InvalidArgument, Asleep (nothing changed).
+        """
+        self._enter()
+        held = self.allocator.capacity - self.allocator.free + self.commands.withheld[0]  # until a forward is launched
+        if held and not keep:
+            raise InvalidArgument(
+                f"{held} slots are held: their states would be lost; use keep=True, or end them first, and settle the "
+                "newest step, whose forward may still need them"
+            )
+        self.commands.submit()
+        if self.tiers is not None:
+            self.tiers.settle()
+        self.storage.sleep(keep=keep)
+
+    def wake(self) -> None:
+        """Takes the memory back, with the bytes that were kept, at addresses that may have moved: CUDA graphs that hold
+        addresses of planes are captured anew. Syncs: yes. Raises: InvalidArgument unless asleep; Asleep, LayoutMismatch
+        where an engine's memory is not back as it was.
+        """
+        self._require_thread()
+        self.storage.wake()
+
+    def buffer_infos(self) -> list[BufferInfo]:
+        """Base address, slot stride and length of every plane and layer, in bytes, to register for RDMA. Syncs: no."""
+        return self.storage.buffer_infos()
+
+    def reset(self) -> None:
+        """Everything free, every register, column and page zero, every handle stale; the bytes stay. Host memory is
+        empty, storage stays. No forward of a step planned before may be launched from here on. Syncs: no, but for
+        tiers.
+        """
+        self._enter()
+        self.commands.discard()
+        if self.tiers is not None:
+            self.tiers.clear()
+        self.allocator.reset()
+        self.registers.reset()
+        self.table.reset()
+        self.commands.write(self.registers.address("generation", np.arange(self.table.rows + 1)), self.table.generation)
+        self.publisher.reset()
+        self.wants.reset()
+        self.sessions.reset()
+        if self.prefix is not None:
+            self.prefix.reset()
+        self.pages.reset()
+        self.stepping.reset()
+
+    def stats(self) -> Stats:
+        """Figures from the host's mirror. Syncs: no."""
+        held, rows_end = self.registers.held, self.registers.first_holder
+        live = int(held[:rows_end:PER_ROW].sum())
+        asked, traffic = self.backend.counts, self.storage.traffic
+        return Stats(
+            capacity=self.allocator.capacity,
+            free=self.allocator.free,
+            held_by_live=live,
+            held_by_lanes=int(held[:rows_end].sum()) - live,
+            held_by_snapshots=int(held[rows_end:].sum()) - self.sessions.held,
+            held_by_sessions=self.sessions.held,
+            rows=self.table.rows,
+            rows_used=self.table.rows - self.table.free,
+            pages=self.pages.allocator.pages,
+            pages_free=self.pages.allocator.free,
+            snapshots=self.mirror.snapshots,
+            degraded=self.mirror.degraded,
+            published=self.publisher.published,
+            dropped=self.publisher.dropped,
+            refused=self.publisher.refused + self.sessions.refused,
+            copied_bytes=traffic.copied,
+            zeroed_bytes=traffic.zeroed,
+            packets=self.commands.packets,
+            uploads=asked.uploads,
+            upload_bytes=asked.upload_bytes,
+            upload_waits=self.commands.ring.waits,
+            launches=asked.total_launches,
+            syncs=asked.syncs,
+            prefix=self.prefix.stats() if self.prefix is not None else None,
+            tiers=self.tiers.stats() if self.tiers is not None else None,
+        )
+
+    def audit(self) -> audit.AuditReport:
+        """Looks for leaked and doubly owned slots, by name, also while requests run. Syncs: yes, after submitting what
+        does not wait for a forward; what waits counts as carried out.
+        """
+        picture, names = self._look()
+        return audit.audit(picture, names)
+
+    def snapshot(self) -> Picture:
+        """Who owns which slot now, and all that the host knows, as plain data for audits, drawings and files. Syncs:
+        yes, after submitting what does not wait for a forward; what waits counts as carried out.
+        """
+        return self._look()[0]
+
+    def _look(self) -> tuple[Picture, dict[int, tuple[str, str]]]:
+        self._enter()
+        self.commands.submit()
+        names = self.owners()
+        tags = {
+            register: f"@{self.registers.labels[register]}"
+            if register >= self.registers.first_holder
+            else str(self.table.ids[register // PER_ROW])
+            for register in names
+        }
+        rows = [
+            {
+                "row": row,
+                "id": str(self.table.ids[row]),
+                "length": int(self.mirror.lengths(np.array([row]))[0]),
+                "confirmed": int(self.table.confirmed[row]),
+                "finished": bool(self.table.finished[row]),
+                "unsettled": int(self.table.unsettled[row]),
+            }
+            for row in np.flatnonzero(self.table.used).tolist()
+        ]
+        taken = take(
+            self.registers, names, tags, rows=rows, prefix=self.prefix.picture() if self.prefix else [],
+            sessions=self.sessions.picture(), changes=list(map(str, self.ledger.changes)) if self.ledger else [],
+            stats=asdict(self.stats()), waiting=self.commands.waiting,
+        )  # fmt: skip
+        return taken, names
+
+    def owners(self) -> dict[int, tuple[str, str]]:
+        """Who has the registers that hold a slot, as (kind, name). Syncs: no."""
+        return {register: self.owner(register) for register in np.flatnonzero(self.registers.held).tolist()}
+
+    def owner(self, register: int) -> tuple[str, str]:
+        """Who has a register, as (kind, name): a row by its request, a session by its id. Syncs: no."""
+        if register < self.registers.first_holder:
+            row, part = divmod(register, PER_ROW)
+            what = ("live", "lane 0", "lane 1")[part]
+            return what.split()[0], f"row {row} (request {self.table.ids[row]!r}) {what}"
+        if self.prefix is not None and (node := self.prefix.nodes.get(register)):
+            return "cached", f"cached prefix of {node.end * self.pages.page_size} tokens in register {register}"
+        if name := self.sessions.owner(register):
+            return "session", name
+        return "snapshot", self.holders.name(register)
+
+    def check(self) -> None:
+        """Submits what does not wait for a forward, and raises the first fault that the device counted. Syncs: yes.
+        Raises: DeviceFault, DoubleRelease.
+        """
+        self._enter()
+        self.commands.submit()
+        self.pool.check()
+
+    def _enter(self) -> None:
+        self._require_thread()
+        if self.storage.asleep:
+            raise Asleep()
+
+    def _require_thread(self) -> None:
+        if self._thread is not None and self._thread != threading.get_ident():
+            raise MemstateError(f"a manager is driven by one thread ({self._thread}), this is {threading.get_ident()}")
+
+
+def _limit(limit: int) -> int:
+    """As an argument that kernels take: a plain integer that fits 32 bits."""
+    if not isinstance(limit, int | np.integer) or isinstance(limit, bool):
+        raise InvalidArgument(f"limit={limit!r}: expected a whole number of claims")
+    return max(0, min(int(limit), NO_LIMIT))

@@ -1,0 +1,306 @@
+"""Steps: planned, their results told, or given up. Orchestrates mirror, registers and storage; decides nothing itself.
+
+plain         plan  forward  [copies of an in-place engine]  settle
+speculative   plan  forward into a window                    accept: labels, lanes, then the window's bytes
+
+A step is open from its plan until its forward is known to be launched: until the next plan, its own settle, accept or
+cancel, or a submit that names it. While it is open, no slot that it names changes owners.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memstate.checks import INT32_MAX, counts, flags, sequence
+from memstate.errors import InvalidArgument
+from memstate.kernels.tables import REGISTERS_PER_ROW, Entry, StepRecord, Strategy
+from memstate.prefix import PrefixCache
+from memstate.requests.boundaries import Wants
+from memstate.requests.page_table import PageTable
+from memstate.requests.publisher import Publisher
+from memstate.requests.steps import Step, StepLog
+from memstate.requests.table import RequestTable, Row
+from memstate.requests.tracking.mirror import Mirror
+from memstate.slots.commands import Action, CommandBuffer
+from memstate.slots.registers import Longs, RegisterFile
+from memstate.state.planes import Storage
+from memstate.state.windows import require as require_windows
+from memstate.state.windows import scatter as scatter_windows
+
+PER_ROW = REGISTERS_PER_ROW
+
+
+class Stepping:
+    """Plans, settles, accepts and cancels.
+
+    copied: planes that a forward updates in place, in one slot: they are copied where a step reads one slot and writes
+    another, and where a snapshot is due.
+    """
+
+    def __init__(
+        self, commands: CommandBuffer, table: RequestTable, pages: PageTable, mirror: Mirror, publisher: Publisher,
+        wants: Wants, log: StepLog, storage: Storage, copied: tuple[str, ...],
+    ) -> None:  # fmt: skip
+        self._commands, self._file, self._table = commands, commands.registers, table
+        self._pages, self._mirror, self._publisher, self._wants = pages, mirror, publisher, wants
+        self._log, self._storage, self._copied = log, storage, copied
+        self.open: Step | None = None  # whose forward may not be launched yet
+        self._promised: list[int] = []  # its rows of which something that it computes was handed out
+        self._uncopied: tuple[Step, int] | None = None  # whose snapshots are copied behind its forward
+
+    def reset(self) -> None:
+        """Forgets every step."""
+        self.open, self._uncopied, self._promised = None, None, []
+        self._log.forget()
+
+    def launched(self, step: Step) -> None:
+        """Says that the forward of the newest step has been launched. Raises: StaleHandle, InvalidArgument."""
+        self._log.require(step, newest=True)
+        self._close(step)
+
+    def lengths_before(self, rows: Longs) -> list[int]:
+        """Tokens that rows had before the open step, a number beyond all lengths for those that are not in it."""
+        if self.open is None:
+            return [INT32_MAX] * len(rows)
+        running = np.where(self._same_request(self.open), self.open.numbers, 0)
+        before = dict(zip(running.tolist(), self.open.before.tolist(), strict=True))
+        return [before.get(row, INT32_MAX) if row else INT32_MAX for row in rows.tolist()]
+
+    def promise(self, rows: Longs, lengths: Sequence[int], before: Sequence[int]) -> None:
+        """Notes that states and KV of rows were handed out up to these lengths: where that is more than the rows had
+        before the open step, its forward must run.
+        """
+        pairs = zip(rows.tolist(), lengths, before, strict=True)
+        self._promised += [row for row, length, had in pairs if length > had]
+
+    def _close(self, step: Step | None, send: bool = False) -> None:
+        """The forward of the open step is in order: what waited may follow it, and the copies of its snapshots do.
+
+        send: at once, where a caller waits for something of it, such as slots to be read back: no plan may follow.
+        """
+        if step is None or step is not self.open:
+            return
+        self.open, self._promised = None, []
+        self._commands.lift()
+        self._copy_snapshots()
+        if send and self._commands.acts:
+            self._commands.submit()
+
+    def batch(self, rows: Sequence[Row | None], tokens: int | Sequence[int]) -> tuple[Longs, Longs]:
+        """Row numbers and tokens of a batch, 0 for padding. Raises: StaleHandle, InvalidArgument."""
+        numbers = np.array(
+            [0 if row is None else self._table.index(row) for row in sequence("rows", rows, "[row]")], np.int64
+        )
+        numbers[self._table.finished[numbers]] = 0
+        return numbers, counts("tokens", tokens, len(numbers)) * (numbers > 0)
+
+    def shortfall(self, numbers: Longs, tokens: Longs, window: bool) -> int:
+        """See `StateManager.shortfall`."""
+        rows, allocator = numbers[numbers > 0], self._file.allocator
+        self._wants.advance(rows, self._mirror.lengths(rows))
+        wanted = self._mirror.claims(rows, tokens[numbers > 0], window)
+        return max(0, wanted + allocator.reserve - allocator.free) if wanted else 0
+
+    def plan(
+        self, rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, window: bool,
+        cache: PrefixCache | None,
+    ) -> Step:  # fmt: skip
+        """See `StateManager.plan`. cache: gives up states for the snapshots that are due, where it is set to."""
+        self._log.require_room()
+        numbers, tokens_of = self.batch(rows, tokens)
+        if len(numbers) > self._log.max_batch:
+            raise InvalidArgument(f"a batch of {len(numbers)}, the limit is max_batch={self._log.max_batch}")
+        real = np.flatnonzero(numbers)
+        distinct = numbers[real]
+        self._require_plannable(distinct, tokens_of[real], window)
+        self._close(self.open)
+        self._wants.advance(distinct, self._mirror.lengths(distinct))
+        allocator = self._file.allocator
+        if cache and cache.settings.evict and allocator.free - allocator.reserve < len(distinct):
+            cache.evict_states(min(limit, self.shortfall(numbers, tokens_of, window)))
+
+        before, after = np.zeros_like(numbers), np.zeros_like(numbers)
+        batch = None if self._commands.pending else self._log.repeated(numbers, tokens_of)
+        sent = batch or self._commands.submit_batch(numbers.astype(np.int32), tokens_of.astype(np.int32))
+        sources = self._file.source[distinct].astype(np.int64)
+        direct = int((sources > 0).sum())
+        taken = self._mirror.snapshots
+        if window:
+            before[real] = after[real] = self._mirror.lengths(distinct)
+        else:
+            with self._commands.noting("plan"):
+                before[real], after[real] = self._mirror.plan(distinct, tokens_of[real], limit)
+        taken = self._mirror.snapshots - taken
+        record = self._log.next_record(len(rows))
+        rules = self._mirror.rules._replace(strategy=Strategy.WINDOW) if window else self._mirror.rules
+        self._file.plan(*sent, record, rules, limit)
+        known = distinct[self._table.unsettled[distinct] == 0]
+        self._table.unsettled[distinct] += 1
+        step = self.open = self._log.add(
+            record, numbers, tokens_of, before, after, self._table.generation[numbers], window
+        )
+        self._commands.fence(self._named(distinct, sources, before[real], after[real], taken))
+        if not window:
+            self._table.confirmed[known] = self._file.labels[known * PER_ROW]
+            self._publisher.unpin(numbers)
+            self._copy_around(step, direct, taken)
+        return step
+
+    def _require_plannable(self, rows: Longs, tokens: Longs, window: bool) -> None:
+        if np.unique(rows).size != rows.size:
+            raise InvalidArgument(f"a row is named twice in the batch {rows.tolist()}")
+        if (tokens < 1).any():
+            raise InvalidArgument(f"tokens {tokens.tolist()}: a row in the batch needs at least 1, padding is None")
+        after = self._mirror.lengths(rows) + tokens
+        if (after > INT32_MAX).any():
+            raise InvalidArgument(f"lengths {after.tolist()} after this step: a label holds {INT32_MAX} tokens at most")
+        if not window:
+            self._mirror.require_within_boundary(rows, tokens)
+            if self._mirror.lanes:
+                self._wants.require_within(rows, after - tokens, after)
+        self._pages.require_room(rows, after)
+
+    def _copy_around(self, step: Step, direct: int, taken: int) -> None:
+        """Copies what in-place kernels need before the forward, and notes what they need after it.
+
+        direct: entries that read another register's slot. taken: snapshots of this step.
+        """
+        if not self._copied:
+            return
+        moved = direct + (taken if self._mirror.tracking.reads_old_slot else 0)
+        if moved:
+            self._storage.copy(step.write, step.read, planes=self._copied, due=moved)
+        if taken and not self._mirror.tracking.reads_old_slot:
+            self._uncopied = (step, taken)
+
+    def _copy_snapshots(self) -> None:
+        """Copies the snapshots of a step whose forward is in order, where its kernels could not write them."""
+        if self._uncopied is not None:
+            (of, due), self._uncopied = self._uncopied, None
+            self._storage.copy(of.snapshot, of.write, planes=self._copied, due=due)
+
+    def _named(self, rows: Longs, sources: Longs, before: Longs, after: Longs, taken: int) -> Longs:
+        """Registers with the slots that a step reads, writes and snapshots, after its plan.
+
+        sources: registers that rows read instead of their own, 0 = none. taken: snapshots of this step.
+        """
+        named = [rows * PER_ROW, sources[sources > 0]]
+        if taken:
+            label = before if self._mirror.tracking.reads_old_slot else after
+            for lane in range(1, 1 + self._mirror.lanes):
+                registers = rows * PER_ROW + lane
+                named.append(registers[self._file.held[registers] & (self._file.labels[registers] == label)])
+        return np.concatenate(named)
+
+    def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None) -> None:
+        """See `StateManager.settle`."""
+        self._log.require(step)
+        over = flags("finished", finished, len(step.numbers))
+        if step.window:
+            raise InvalidArgument(f"step {step.serial} is speculative: accept(step, accepted, windows) settles it")
+        self._log.take(step)
+        self._close(step, send=True)
+        same = self._same_request(step)
+        dead = same & self._table.finished[step.numbers]  # ended by the step before: what is real was settled with that
+        same &= ~dead
+        rows, ended = step.numbers[same], over[same]
+        known = np.where(ended, step.after[same], self._file.labels[rows * PER_ROW])
+        self._table.unsettled[step.numbers[same | dead]] -= 1
+        self._table.confirmed[rows] = known
+        self._table.finished[rows] |= ended
+        results = np.where(dead, Entry.DEAD, np.where(over & same, Entry.ENDED, Entry.ALIVE)).astype(np.int32)
+        self._release_lanes(step, rows, known, results)
+
+    def accept(
+        self, step: Step, accepted: Sequence[int], windows: Mapping[str, Tensor],
+        finished: Sequence[bool] | NDArray[np.bool_] | None, limit: int,
+    ) -> None:  # fmt: skip
+        """See `StateManager.accept`."""
+        self._log.require(step)
+        over = flags("finished", finished, len(step.numbers))
+        if not step.window:
+            raise InvalidArgument(f"step {step.serial} is not speculative: settle(step) ends it")
+        given = counts("accepted", accepted, len(step.numbers))
+        if (given > step.tokens_of).any():
+            raise InvalidArgument(f"accepted {given.tolist()} of windows of {step.tokens_of.tolist()} tokens")
+        if not isinstance(windows, Mapping):
+            raise InvalidArgument(f"windows={windows!r}: expected a mapping, plane name -> tensor")
+        windows = dict(windows)
+        require_windows(self._storage, windows, len(step.numbers), int(step.tokens_of.max(initial=0)))
+        self._log.take(step)
+        self._close(step)
+        same = self._same_request(step)
+        rows, real = step.numbers[same], given[same]
+        self._commands.submit()  # what was recorded before comes first
+        moved = rows[real > 0]
+        with self._commands.noting("accept"):
+            _, after = self._mirror.accept(moved, real[real > 0], limit)
+        step.after[np.flatnonzero(same)[real > 0]] = after
+        outcome = self._log.outcome(len(step.numbers))
+        sent = self._commands.ring.send(given.astype(np.int32))
+        self._file.accept(sent, step.record, outcome, self._mirror.rules, limit)
+        scatter_windows(self._storage, windows, step.write, outcome.accepted, step.snapshot, outcome.crossed)
+        known = self._mirror.lengths(rows)
+        self._table.unsettled[rows] -= 1
+        self._table.confirmed[rows] = known
+        self._table.finished[rows] |= over[same]
+        self._publisher.unpin(moved)
+        self._release_lanes(step, rows, known, np.full(len(given), Entry.ALIVE, np.int32))
+
+    def _release_lanes(self, step: Step, rows: Longs, known: Longs, results: NDArray[np.int32]) -> None:
+        """Lets go of lanes that newer snapshots supersede, where the strategy does that at settle.
+
+        None of them is a slot that the open step names: its snapshot has the largest label of its row.
+        """
+        if not (self._mirror.tracking.releases_at_settle and self._mirror.superseding(rows)):
+            return
+        said = results if results.any() else None
+
+        def release() -> None:
+            self._file.settle(step.record, self._commands.ring.send(said) if said is not None else None)
+
+        def owners(file: RegisterFile) -> None:
+            record = StepRecord(*(column.cpu() for column in step.record))
+            file.settle(record, torch.from_numpy(said) if said is not None else None)
+
+        free = self._file.allocator.free
+        with self._commands.noting("settle"):
+            self._mirror.settle(rows, known)
+        self._commands.then(Action(release, owners=owners, released=self._file.allocator.free - free))
+
+    def _same_request(self, step: Step) -> NDArray[np.bool_]:
+        """Which entries of a step still belong to the request they were planned for."""
+        now = self._table.generation[step.numbers]
+        same: NDArray[np.bool_] = (step.numbers > 0) & (now == step.generation) & self._table.used[step.numbers]
+        return same
+
+    def current(self, step: Step) -> Longs:
+        """The rows of a step's entries, 0 for padding and for those that have another tenant since. Raises:
+        StaleHandle, InvalidArgument.
+        """
+        self._log.require(step)
+        return np.where(self._same_request(step), step.numbers, 0)
+
+    def cancel(self, step: Step) -> tuple[list[int], Longs]:
+        """Gives up the newest step; returns its entries that still run and their rows, which are known to be real up to
+        where they were before it. Raises: StaleHandle, InvalidArgument.
+        """
+        self._log.require(step)
+        if self._promised and step is self.open:
+            raise InvalidArgument(
+                f"step {step.serial}: what it computes for rows {sorted(set(self._promised))} was handed out since its "
+                "plan: run its forward and settle it; where it cannot run, drop those snapshots, clear the prefix "
+                "cache, abort the rows, then settle it"
+            )
+        if step is not self.open and step is self._log.unsettled[-1]:
+            raise InvalidArgument(f"step {step.serial}: submit(step) said that its forward was launched: settle it")
+        self._log.take(step, newest=True)
+        self._uncopied = None
+        self._close(step, send=True)
+        entries = np.flatnonzero(self._same_request(step)).tolist()
+        rows = step.numbers[entries]
+        self._table.confirmed[rows] = np.minimum(self._table.confirmed[rows], step.before[entries])
+        return entries, rows

@@ -1,0 +1,58 @@
+"""Compiles what serving will launch before it serves. Launches everything once on nothing, and changes nothing."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memstate.engine.manager import NO_LIMIT, StateManager
+from memstate.kernels.tables import HEADER_INTS, Strategy
+
+
+def warm_up(mem: StateManager) -> int:
+    """Launches every kernel of the manager on an empty packet and null rows, for every batch size that compiles anew.
+
+    Call it between steps, before CUDA graphs are captured. Returns the number of launches. Syncs: no.
+    """
+    mem.submit()
+    before = mem.backend.counts.total_launches
+    header = np.zeros(HEADER_INTS, np.int32)
+    header[HEADER_INTS // 2 :] = HEADER_INTS
+    packet = mem.commands.ring.send(header)
+    mem.registers.ownership(packet)
+    mem.pool.run_data(mem.registers.table.slots, packet, copied=0, zeroed=0)
+    batch = mem.log.max_batch
+    _plan_and_settle(mem, batch)
+    while batch > 1:  # a batch is compiled for the next power of two
+        batch = (batch + 1) // 2
+        _plan_and_settle(mem, batch)
+    nothing = torch.zeros(1, dtype=torch.int32, device=mem.backend.device)
+    mem.registers.resolve(nothing)
+    mem.registers.owners()
+    mem.pool.copy(nothing, nothing, due=0)
+    if mem.speculation:
+        _scatter(mem, nothing)
+    return mem.backend.counts.total_launches - before
+
+
+def _plan_and_settle(mem: StateManager, batch: int) -> None:
+    rows = torch.zeros(batch, dtype=torch.int32, device=mem.backend.device)
+    record = mem.log.next_record(batch)  # the next plan overwrites it
+    rules = mem.mirror.rules
+    mem.registers.plan(rows, rows, record, rules, NO_LIMIT)
+    if mem.speculation:
+        mem.registers.plan(rows, rows, record, rules._replace(strategy=Strategy.WINDOW), NO_LIMIT)
+        mem.registers.accept(rows, record, mem.log.outcome(batch), rules, NO_LIMIT)
+    if mem.tracking.releases_at_settle:
+        mem.registers.settle(record, None)
+        mem.registers.settle(record, rows)
+
+
+def _scatter(mem: StateManager, nothing: Tensor) -> None:
+    """Windows of every plane in the forms that a caller may keep them, of one step and one entry that is padding."""
+    layers, device, columns = mem.layout.layers, mem.backend.device, (nothing,) * 4
+    for plane in mem.layout.planes:
+        states = torch.zeros((layers, 1, 1, *plane.shape), dtype=plane.dtype, device=device)
+        mem.storage.scatter_accepted(plane.name, states, *columns)
+        for taps, channels in {plane.shape, plane.shape[::-1]} if len(plane.shape) == 2 else ():
+            inputs = torch.zeros((layers, 1, taps + 1, channels), dtype=plane.dtype, device=device)
+            mem.storage.scatter_inputs(plane.name, inputs, *columns)

@@ -1,0 +1,1 @@
+"""Rows of requests: their pages, steps, published snapshots and tracking strategies."""

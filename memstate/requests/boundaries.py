@@ -1,0 +1,73 @@
+"""Lengths besides the multiples of `every` at which a row's snapshot is due. The register file has one cell a row for
+them; this keeps the rest and moves the next one in. Knows no slot.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from memstate.errors import InvalidArgument
+from memstate.slots.commands import CommandBuffer
+from memstate.slots.registers import Longs
+
+
+class Wants:
+    """The lengths still to come, by row.
+
+    reads_old_slot: the boundary is found before the step that leaves it (Redirect), not by the step that reaches it.
+    """
+
+    def __init__(self, commands: CommandBuffer, reads_old_slot: bool) -> None:
+        self._commands, self._file = commands, commands.registers
+        self._reached = int(not reads_old_slot)
+        self._coming: dict[int, list[int]] = {}
+
+    def reset(self) -> None:
+        """Forgets all of them."""
+        self._coming = {}
+
+    def start(self, rows: Longs, lengths: Sequence[Sequence[int]]) -> None:
+        """Notes what new rows want, in ascending order; rows that want nothing are told so."""
+        self._file.want[rows] = [wanted[0] if wanted else 0 for wanted in lengths]
+        self._commands.write(self._file.address("want", rows), self._file.want[rows])
+        for row, wanted in zip(rows.tolist(), lengths, strict=True):
+            if len(wanted) > 1:
+                self._coming[row] = list(wanted[1:])
+
+    def end(self, rows: Longs) -> None:
+        """Forgets rows that have ended."""
+        for row in self._coming.keys() & set(rows.tolist()):
+            del self._coming[row]
+
+    def advance(self, rows: Longs, lengths: Longs) -> None:
+        """Moves the next length in, for rows that have left theirs behind."""
+        if not self._coming:
+            return
+        moved = []
+        for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
+            coming = self._coming.get(row)
+            while coming and self._file.want[row] < length + self._reached:
+                self._file.want[row] = coming.pop(0)
+                moved.append(row)
+            if coming is not None and not coming:
+                del self._coming[row]
+        if moved:
+            which = np.unique(moved)
+            self._commands.write(self._file.address("want", which), self._file.want[which])
+
+    def require_within(self, rows: Longs, before: Longs, after: Longs) -> None:
+        """Raises: InvalidArgument where a step would go beyond a length that a row still wants."""
+        if not self._coming:
+            return
+        for row, length, reach in zip(rows.tolist(), before.tolist(), after.tolist(), strict=True):
+            wanted = self.after(row, length)
+            if wanted and reach > wanted:
+                raise InvalidArgument(
+                    f"row {row}: a chunk from {length} to {reach} crosses {wanted}, where a snapshot is due: end it at "
+                    "next_boundary(row)"
+                )
+
+    def after(self, row: int, length: int) -> int:
+        """The next length beyond this one that the row wants, 0 for none."""
+        wanted = [int(self._file.want[row]), *self._coming.get(row, ())]
+        return next((want for want in wanted if want > length), 0)

@@ -1,0 +1,125 @@
+"""The KV pages of rows: host page ids, and the device's page table by way of the command buffer. Knows no slot and no
+plane.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from memstate.errors import InvalidArgument, OutOfPages
+from memstate.requests.pages import PageAllocator
+from memstate.slots.commands import CommandBuffer
+from memstate.slots.registers import Longs
+
+
+class PageTable:
+    """Gives rows their pages. With `pages=0` the caller manages KV elsewhere: every request needs 0 pages.
+
+    pages: in all. page_size: tokens a page.
+    """
+
+    def __init__(self, pages: int, page_size: int, commands: CommandBuffer) -> None:
+        self.allocator = PageAllocator(pages)
+        self.page_size = page_size
+        self._commands = commands
+        self._width = commands.registers.pages_per_row
+        self._rows: list[list[int]] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Every page free, no row with pages; the device's table is the register file's to zero."""
+        self.allocator.reset()
+        self._rows = [[] for _ in range(self._commands.registers.rows + 1)]
+
+    def count(self, length: int) -> int:
+        """Pages that `length` tokens need. Raises: InvalidArgument where a row is too narrow."""
+        if not self.allocator.pages:
+            return 0
+        count = -(-int(length) // self.page_size)
+        if count > self._width:
+            raise InvalidArgument(f"{length} tokens need {count} pages, a row has {self._width}: raise pages_per_row")
+        return count
+
+    def floor(self, length: int) -> int:
+        """The longest length up to `length` that fills whole pages: what a snapshot can share."""
+        return length // self.page_size * self.page_size
+
+    def require_free(self, n: int) -> None:
+        """Raises: OutOfPages where fewer than n pages are free."""
+        if n > self.allocator.free:
+            raise OutOfPages(n, self.allocator.free, self.allocator.pages)
+
+    def start(self, rows: Longs, shared: Sequence[Sequence[int]], fresh: Sequence[int]) -> None:
+        """Fills rows that have no pages: first those shared with a snapshot, then new ones. Raises: OutOfPages (nothing
+        changed).
+        """
+        self.require_free(sum(fresh))
+        for row, prefix, n in zip(rows.tolist(), shared, fresh, strict=True):
+            self.allocator.share(prefix)
+            self._rows[row] = [*prefix, *self.allocator.claim(n)]
+        self._write([(row, 0, self._rows[row]) for row in rows.tolist()])
+
+    def missing(self, rows: Longs, lengths: Sequence[int]) -> int:
+        """Pages that rows lack for their lengths, beyond those that are free. Raises: InvalidArgument."""
+        needed = sum(
+            max(0, self.count(length) - len(self._rows[row]))
+            for row, length in zip(rows.tolist(), lengths, strict=True)
+        )
+        return max(0, needed - self.allocator.free)
+
+    def extend(self, rows: Longs, lengths: Sequence[int]) -> None:
+        """Gives each row pages for its length, or none to any. Raises: OutOfPages, InvalidArgument."""
+        needed = [
+            max(0, self.count(length) - len(self._rows[row]))
+            for row, length in zip(rows.tolist(), lengths, strict=True)
+        ]
+        self.require_free(sum(needed))
+        added = []
+        for row, n in zip(rows.tolist(), needed, strict=True):
+            pages = self.allocator.claim(n)
+            added.append((row, len(self._rows[row]), pages))
+            self._rows[row] += pages
+        self._write([entry for entry in added if entry[2]])
+
+    def end(self, rows: Longs) -> None:
+        """Gives back the pages of rows."""
+        self._write([(row, 0, [0] * len(self._rows[row])) for row in rows.tolist()])
+        for row in rows.tolist():
+            self.allocator.release(self._rows[row])
+            self._rows[row] = []
+
+    def of(self, row: int) -> list[int]:
+        """The row's pages, in order."""
+        return list(self._rows[row])
+
+    def share(self, row: int, length: int) -> list[int]:
+        """The row's pages for its first `length` tokens, with one more holder."""
+        pages = self._rows[row][: length // self.page_size] if self.allocator.pages else []
+        self.allocator.share(pages)
+        return pages
+
+    def own_partial(self, row: int, length: int) -> bool:
+        """Whether a row could go on writing behind its first `length` tokens: a page filled in part that a snapshot
+        shares since, filled further, may not be written again.
+        """
+        page = length // self.page_size
+        partial = self.allocator.pages and length % self.page_size
+        return not partial or self.allocator.holders[self._rows[row][page]] == 1
+
+    def require_room(self, rows: Longs, lengths: Longs) -> None:
+        """Raises: InvalidArgument for the first row whose pages do not reach to its length."""
+        if not self.allocator.pages:
+            return
+        for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
+            room = len(self._rows[row]) * self.page_size
+            if length > room:
+                raise InvalidArgument(
+                    f"row {row}: {length} tokens, pages for {room}: call extend([row], [length]) first"
+                )
+
+    def _write(self, added: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+        """Notes pages in the device's table: (row, first column, pages) each."""
+        cells = [np.arange(len(pages)) + (row * self._width + at) for row, at, pages in added]
+        if cells:
+            index = self._commands.registers.address("pages", np.concatenate(cells))
+            self._commands.write(index, np.concatenate([np.asarray(pages, np.int64) for _, _, pages in added]))

@@ -1,0 +1,151 @@
+"""Steps that are planned and not yet settled: two records, taken in turn. Knows no slot id.
+
+record 0   plan(0) ............ settle(0)   plan(2) ............ settle(2)
+record 1             plan(1) ............ settle(1)   plan(3) ..
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memstate.errors import InvalidArgument, StaleHandle
+from memstate.kernels.tables import Outcome, StepRecord
+from memstate.slots.registers import Ints, Longs
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One planned step: which slot each entry of the batch reads, writes and snapshots; 0 everywhere marks padding.
+
+    rows, tokens, read, write, snapshot: int32 `batch` on the device, at addresses that alternate between two records
+    (capture a CUDA graph for each). numbers, tokens_of, before, after: the same rows, tokens and their lengths on the
+    host. window: a speculative step, whose tokens count when they are accepted; until then `after` is `before`.
+    """
+
+    serial: int
+    record: StepRecord = field(repr=False)
+    numbers: Longs
+    tokens_of: Longs
+    before: Longs
+    after: Longs
+    generation: Ints = field(repr=False)
+    window: bool = False
+
+    @property
+    def parity(self) -> int:
+        """Which of the two records this step uses."""
+        return self.serial % 2
+
+    @property
+    def rows(self) -> Tensor:
+        """Row of each entry: int32 `batch`."""
+        return self.record.rows
+
+    @property
+    def tokens(self) -> Tensor:
+        """Tokens of each entry in this step: int32 `batch`."""
+        return self.record.tokens
+
+    @property
+    def read(self) -> Tensor:
+        """Slot that holds each entry's state before the step: int32 `batch`."""
+        return self.record.read
+
+    @property
+    def write(self) -> Tensor:
+        """Slot for each entry's state after the step: int32 `batch`."""
+        return self.record.write
+
+    @property
+    def snapshot(self) -> Tensor:
+        """Slot for a second copy of the state after the step, 0 = none: int32 `batch`."""
+        return self.record.snapshot
+
+
+class StepLog:
+    """The unsettled steps of a manager, oldest first.
+
+    depth: steps that may be unsettled when the next is planned: 1 with overlap, 0 without. speculation: whether there
+    are speculative ones.
+    """
+
+    def __init__(self, max_batch: int, depth: int, device: torch.device, speculation: bool = False) -> None:
+        self.max_batch, self.depth = max_batch, depth
+        # columns on 256-byte boundaries, so that every slice of a batch starts aligned
+        width = -(-max_batch // 64) * 64
+        store = torch.zeros(2, len(StepRecord._fields), width, dtype=torch.int32, device=device)
+        self._columns = [StepRecord(*store[parity]) for parity in range(2)]
+        self._outcome = Outcome(*torch.zeros(2, width if speculation else 0, dtype=torch.int32, device=device))
+        self._planned: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+        self._serial = 0
+        self.unsettled: list[Step] = []
+
+    def require_room(self) -> None:
+        """Raises: InvalidArgument when a step has to be settled before the next is planned."""
+        if len(self.unsettled) > self.depth:
+            raise InvalidArgument(
+                f"{len(self.unsettled)} steps are unsettled, the limit before a plan is {self.depth}: "
+                f"settle step {self.unsettled[0].serial} first"
+            )
+
+    def next_record(self, batch: int) -> StepRecord:
+        """The record that the next plan of `batch` entries writes."""
+        return StepRecord(*(column[:batch] for column in self._columns[self._serial % 2]))
+
+    def outcome(self, batch: int) -> Outcome:
+        """Where the accept of a batch says what came of it; one speculative step is in flight at most."""
+        return Outcome(*(column[:batch] for column in self._outcome))
+
+    def repeated(self, rows: Longs, tokens: Longs) -> tuple[Tensor, Tensor] | None:
+        """The device copies of these rows and tokens where the step before had the same batch."""
+        same = (
+            self._planned is not None
+            and np.array_equal(self._planned[0], rows)
+            and np.array_equal(self._planned[1], tokens)
+        )
+        if not same:
+            return None
+        before = self._columns[(self._serial - 1) % 2]
+        return before.rows[: len(rows)], before.tokens[: len(rows)]
+
+    def add(
+        self, record: StepRecord, rows: Longs, tokens: Longs, before: Longs, after: Longs, generation: Ints,
+        window: bool = False,
+    ) -> Step:  # fmt: skip
+        """Notes a planned step."""
+        step = Step(self._serial, record, rows, tokens, before, after, generation, window)
+        self._serial += 1
+        self._planned = (rows.copy(), tokens.copy())
+        self.unsettled.append(step)
+        return step
+
+    def require(self, step: Step, newest: bool = False) -> None:
+        """Raises: StaleHandle for a step settled before, InvalidArgument for what is none, or not the newest."""
+        if not isinstance(step, Step):
+            raise InvalidArgument(f"{step!r} is no step: use what plan() returned")
+        if step not in self.unsettled:
+            raise StaleHandle(f"step {step.serial}", step.serial, self._serial)
+        if newest and step is not self.unsettled[-1]:
+            raise InvalidArgument(f"step {step.serial}: expected the newest, step {self.unsettled[-1].serial}")
+
+    def take(self, step: Step, newest: bool = False) -> Step:
+        """Removes an unsettled step, the oldest, or the newest for a cancel. Raises: StaleHandle, InvalidArgument."""
+        self.require(step)
+        expected = self.unsettled[-1 if newest else 0]
+        if step is not expected:
+            raise InvalidArgument(
+                f"step {step.serial}: step {expected.serial} comes first ({'newest' if newest else 'oldest'} unsettled)"
+            )
+        self.unsettled.remove(step)
+        if newest:  # its record is free again, the other one may still be waited for
+            self._serial -= 1
+            self._planned = None
+        return step
+
+    def forget(self) -> None:
+        """The next plan uploads its batch again, and no step is unsettled."""
+        self._planned = None
+        self.unsettled = []

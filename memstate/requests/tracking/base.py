@@ -1,0 +1,95 @@
+"""What every tracking strategy answers, and the host's view of one row that it decides on. Knows no device."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memstate.checks import is_count
+from memstate.errors import ConfigurationError
+from memstate.kernels.tables import REGISTERS_PER_ROW, Strategy
+from memstate.slots.registers import Longs, RegisterFile
+
+Claim = Callable[[], bool]  # takes one optional slot if the budget allows
+
+
+@dataclass(frozen=True)
+class Tracking(ABC):
+    """A strategy: settings for the kernels, and the same rules on the host's mirror, where they keep the counts exact.
+
+    every: tokens between boundaries.
+    """
+
+    every: int = 256
+
+    strategy: ClassVar[Strategy]
+    reads_old_slot: ClassVar[bool] = False  # the boundary is found before the step (Redirect), not after it
+    releases_at_settle: ClassVar[bool] = False
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the only lane is overwritten when no slot is left for another."""
+        return False
+
+    @abstractmethod
+    def lanes(self, overlap: bool) -> int:
+        """Lane registers that a row may fill."""
+
+    @abstractmethod
+    def lanes_at_admission(self, overlap: bool) -> int:
+        """Lanes that are filled when a request is admitted; with live these are its slots."""
+
+    def most_slots(self, overlap: bool) -> int:
+        """Slots that one request holds at most, live included."""
+        return 1 + self.lanes(overlap)
+
+    def needs_claim(self, file: RegisterFile, row: int, length: int, lanes: int, window: bool = False) -> bool:
+        """Whether a snapshot of a row at a boundary takes another slot; `length` is that before the step, and with
+        `window` the boundary lies inside it.
+        """
+        return False
+
+    def boundary(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: Claim) -> bool:
+        """Applies the rule for a row at a boundary to the mirror; returns whether a snapshot is taken."""
+        return False
+
+    def accept(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: Claim) -> bool:
+        """Applies the rule for a window of which the tokens up to `after` are real; returns whether a snapshot is
+        taken.
+        """
+        return False
+
+    def settle(self, file: RegisterFile, row: int, known: int) -> int:
+        """Applies settle to the mirror, `known` being the length up to which the row is real; returns the slots
+        released.
+        """
+        return 0
+
+    def validate(self, page_size: int, overlap: bool) -> None:
+        """Raises: ConfigurationError where the settings cannot work."""
+        if not is_count(self.every) or self.every < 1:
+            raise ConfigurationError(f"every={self.every!r}: a boundary needs a whole number of tokens, at least 1")
+        if self.every % page_size:
+            raise ConfigurationError(
+                f"every={self.every} is no multiple of page_size={page_size}: a snapshot could not share whole KV pages"
+            )
+
+
+def last_boundary(tracking: Tracking, file: RegisterFile, row: int, length: int, reach: int) -> int:
+    """The largest boundary in length + 1 .. reach, 0 for none."""
+    marks = (reach // tracking.every * tracking.every, int(file.want[row]))
+    return max((mark for mark in marks if length < mark <= reach), default=0)
+
+
+def lane_registers(row: int, lanes: int) -> list[int]:
+    """Lane registers of a row."""
+    return [REGISTERS_PER_ROW * row + 1 + lane for lane in range(lanes)]
+
+
+def due(tracking: Tracking, file: RegisterFile, rows: Longs, lengths: Longs) -> NDArray[np.bool_]:
+    """Which of `rows` are at a boundary at `lengths`: a multiple of `every`, or the row's `want`."""
+    at: NDArray[np.bool_] = (lengths % tracking.every == 0) | (lengths == file.want[rows])
+    return at

@@ -1,0 +1,131 @@
+"""Plan and settle on the host's mirror: the same rules as the kernels, on the lengths the host knows, so that its
+counts stay exact.
+
+Whole batches are numpy; Python runs once for each row at a boundary only.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memstate.errors import InvalidArgument
+from memstate.kernels.tables import REGISTERS_PER_ROW, Rules
+from memstate.requests.tracking.base import Claim, Tracking, due
+from memstate.slots.registers import Longs, RegisterFile
+
+
+class Mirror:
+    """Keeps the mirror of a register file in step with plan and settle of one strategy."""
+
+    def __init__(self, file: RegisterFile, tracking: Tracking, overlap: bool) -> None:
+        self.file, self.tracking = file, tracking
+        self.lanes = tracking.lanes(overlap)
+        self.rules = Rules(int(tracking.strategy), self.lanes, int(tracking.every), tracking.in_place)
+        self.snapshots = 0  # taken since the start
+        self.degraded = 0  # optional claims refused since the start
+
+    def plan(self, rows: Longs, tokens: Longs, limit: int) -> tuple[Longs, Longs]:
+        """Plans distinct rows that hold a state; returns their lengths before and after the step."""
+        file, tracking = self.file, self.tracking
+        length = self.lengths(rows)
+        after = length + tokens
+        claim = self._claims(len(rows), limit)
+        if self.lanes:
+            for i in self._due(rows, length, after):
+                self.snapshots += tracking.boundary(
+                    file, int(rows[i]), int(length[i]), int(after[i]), self.lanes, claim
+                )
+        file.labels[rows * REGISTERS_PER_ROW] = after
+        file.source[rows] = 0
+        return length, after
+
+    def accept(self, rows: Longs, accepted: Longs, limit: int) -> tuple[Longs, Longs]:
+        """Moves distinct rows on by what was accepted of their windows; returns their lengths before and after."""
+        file = self.file
+        length = self.lengths(rows)
+        after = length + accepted
+        claim = self._claims(len(rows), limit)
+        if self.lanes:
+            for i in self._crossed(rows, length, after):
+                self.snapshots += self.tracking.accept(
+                    file, int(rows[i]), int(length[i]), int(after[i]), self.lanes, claim
+                )
+        file.labels[rows * REGISTERS_PER_ROW] = after
+        file.source[rows] = 0
+        return length, after
+
+    def _claims(self, rows: int, limit: int) -> Claim:
+        """Takes one optional slot after the other, as far as the budget of a plan goes."""
+        allocator = self.file.allocator
+        allocator.confirm(allocator.reserve + rows)
+        budget = max(0, min(allocator.free - allocator.reserve, limit))
+
+        def claim() -> bool:
+            nonlocal budget
+            if budget < 1:
+                self.degraded += 1
+                return False
+            budget -= 1
+            allocator.free -= 1
+            return True
+
+        return claim
+
+    def _due(self, rows: Longs, length: Longs, after: Longs) -> Longs:
+        return np.flatnonzero(due(self.tracking, self.file, rows, length if self.tracking.reads_old_slot else after))
+
+    def _crossed(self, rows: Longs, length: Longs, after: Longs) -> Longs:
+        """Rows that a window takes from, to or across a boundary."""
+        every, want = self.tracking.every, self.file.want[rows]
+        crossed = (length // every != after // every) | (length % every == 0) | ((length <= want) & (want <= after))
+        return np.flatnonzero(crossed)
+
+    def claims(self, rows: Longs, tokens: Longs, window: bool) -> int:
+        """Optional claims that the next plan of these rows would make with slots to spare; for a window, that its
+        accept would make at most.
+        """
+        if not self.lanes:
+            return 0
+        length = self.lengths(rows)
+        at = (self._crossed if window else self._due)(rows, length, length + tokens).tolist()
+        return sum(self.tracking.needs_claim(self.file, int(rows[i]), int(length[i]), self.lanes, window) for i in at)
+
+    def require_within_boundary(self, rows: Longs, tokens: Longs) -> None:
+        """Raises: InvalidArgument where a step of `tokens` crosses a boundary: its snapshot would be lost."""
+        file, every = self.file, self.tracking.every
+        length = self.lengths(rows)
+        after = length + tokens
+        if self.lanes:
+            want = file.want[rows]
+            crossed = (after > (length // every + 1) * every) | ((length < want) & (want < after))
+            for i in np.flatnonzero(crossed)[:1]:
+                raise InvalidArgument(
+                    f"row {rows[i]}: a chunk from {length[i]} to {after[i]} crosses a boundary "
+                    f"(every={every}, want={want[i]}): end it at next_boundary(row)"
+                )
+
+    def lengths(self, rows: Longs) -> Longs:
+        """Tokens folded into the states of rows."""
+        return self.file.labels[self.file.origins(rows)].astype(np.int64)
+
+    def superseding(self, rows: Longs) -> bool:
+        """Whether a settle of these rows could release a lane: one lane alone supersedes nothing."""
+        return bool(self._both(rows).any())
+
+    def _both(self, rows: Longs) -> NDArray[np.bool_]:
+        lane = rows * REGISTERS_PER_ROW + 1
+        both: NDArray[np.bool_] = self.file.held[lane] & self.file.held[lane + 1]
+        return both
+
+    def settle(self, rows: Longs, known: Longs) -> None:
+        """Settles rows of which lengths up to `known` are real."""
+        for i in np.flatnonzero(self._both(rows)):
+            self.file.allocator.free += self.tracking.settle(self.file, int(rows[i]), int(known[i]))
+
+    def answer(self, row: int, known: int, ended: bool) -> int | None:
+        """The register that stands for the most tokens in 1..known: a lane, or live too when the row has ended."""
+        first = REGISTERS_PER_ROW * row
+        candidates: Sequence[int] = range(first if ended else first + 1, first + 1 + self.lanes)
+        valid = [r for r in candidates if self.file.held[r] and 1 <= self.file.labels[r] <= known]
+        return max(valid, key=lambda r: int(self.file.labels[r]), default=None)

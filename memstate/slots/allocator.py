@@ -1,0 +1,247 @@
+"""Free slots: a bitmap on the device, an exact count on the host. Knows no plane, no request and no bytes.
+
+Two ways to own a slot: in hand (`claim` returns ids, `release` takes them back) or in a register
+(`memstate.slots.registers`). Both change the same bitmap and the same count.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+from weakref import ReferenceType, ref
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memstate.checks import is_count
+from memstate.errors import ConfigurationError, DeviceFault, DoubleRelease, InvalidArgument, OutOfSlots
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import COUNTERS, Count
+
+FAULTS = (Count.DOUBLE_RELEASE, Count.OUT_OF_RANGE, Count.CLAIM_FULL, Count.CLAIM_SHORT, Count.MOVE_FULL)
+
+
+class Recorder(Protocol):
+    """Records changes of owners that are sent later: a command buffer."""
+
+    def submit(self) -> None:
+        """Sends what may be sent now."""
+
+    @property
+    def withheld(self) -> tuple[int, int]:
+        """Slots that changes which may not be sent yet release and claim."""
+        ...
+
+
+class SlotAllocator:
+    """Hands out slot ids 1..capacity, lowest first; slot 0 is the null slot and never handed out.
+
+    capacity: slots. reserve: slots that optional claims (snapshots at a boundary) leave free.
+    Raises: InvalidArgument.
+    """
+
+    def __init__(self, capacity: int, backend: Backend, reserve: int = 0) -> None:
+        if not is_count(capacity) or capacity < 1:
+            raise InvalidArgument(f"slots={capacity!r}: expected a whole number of at least 1")
+        if not is_count(reserve) or reserve > capacity:
+            raise InvalidArgument(f"reserve {reserve}: expected 0..{capacity} slots")
+        self.capacity, self.reserve, self.backend = int(capacity), int(reserve), backend
+        self.bitmap = torch.empty((capacity + 32) // 32, dtype=torch.int32, device=backend.device)
+        self.counters = torch.empty(COUNTERS, dtype=torch.int32, device=backend.device)
+        self._groups: list[ClaimGroup] = []
+        self._recorders: list[ReferenceType[Recorder]] = []
+        self.reset()
+
+    def __repr__(self) -> str:
+        return f"SlotAllocator({self.free} of {self.capacity} slots free)"
+
+    def reset(self) -> None:
+        """Makes every slot free and voids open groups. Syncs: no."""
+        words = np.full(self.bitmap.numel(), -1, np.int32)
+        words[0] &= ~1  # slot 0
+        tail = (self.capacity + 1) % 32
+        if tail:
+            words[-1] &= (1 << tail) - 1
+        counters = np.zeros(COUNTERS, np.int32)
+        counters[Count.FREE], counters[Count.RESERVE] = self.capacity, self.reserve
+        self.bitmap.copy_(torch.from_numpy(words))
+        self.counters.copy_(torch.from_numpy(counters))
+        self.free = self.capacity
+        self._unverified = 0  # slots that ids in hand gave back, not yet confirmed by the device
+        for group in self._groups:
+            group.void = True
+        self._groups = []
+
+    def send_before_use(self, recorder: Recorder) -> None:
+        """Makes a recorder send before the bitmap or the device's count is asked.
+
+        recorder: held weakly: what nobody else keeps has nothing recorded, and its planes are memory that may not wait
+        for a garbage collection. Raises: ConfigurationError for a second one: neither would know what the other has
+        recorded.
+        """
+        if any(reference() is not None for reference in self._recorders):
+            raise ConfigurationError("an allocator takes one command buffer, and this one has one already")
+        self._recorders = [ref(recorder)]
+
+    def confirm(self, n: int) -> None:
+        """Makes the host's count certain where n slots hang on releases of ids in hand. Syncs: only then."""
+        if self._unverified and n > self.free - self._unverified:
+            self._reconcile()
+
+    def claim(self, n: int) -> Tensor:
+        """Claims the n lowest free slots: int32 `n`, ascending, the caller's own tensor.
+
+        Inside a claim group, slots that open groups still hold are used when the bitmap alone cannot serve. Slots whose
+        release waits for a forward are not free yet.
+        Syncs: only where the answer hangs on releases of ids in hand that the device has not confirmed; at most once in
+        `capacity` claims.
+        Raises: OutOfSlots (nothing changed), InvalidArgument.
+        """
+        n = self._valid_count(n)
+        held = sum(group.left for group in self._groups)
+        self.confirm(n)
+        coming = self._withheld()[0]
+        there = max(0, self.free - coming)
+        if n > there + held:
+            raise OutOfSlots(n, there + held, waiting=coming)
+        for group in self._groups:
+            if n > there:
+                there += group.give_back(n - there)
+        return self._claim(n)
+
+    def _claim(self, n: int) -> Tensor:
+        if n == 0:
+            return torch.empty(0, dtype=torch.int32, device=self.backend.device)
+        self._submit_recorded()
+        self.free -= n
+        ids: Tensor = self.backend.claim(self.bitmap, n, self.counters)
+        return ids
+
+    def _submit_recorded(self) -> None:
+        """What was recorded before comes first, on the device as in the host's count."""
+        for reference in self._recorders:
+            if recorder := reference():
+                recorder.submit()
+
+    def _withheld(self) -> tuple[int, int]:
+        """Slots that will be released and claimed by what waits for a forward."""
+        pairs = [recorder.withheld for reference in self._recorders if (recorder := reference())]
+        return sum(released for released, _ in pairs), sum(claimed for _, claimed in pairs)
+
+    def release(self, ids: Tensor | Sequence[int]) -> None:
+        """Takes slots back. 0 and negative ids are ignored; a double or unknown id is counted on the device and raised
+        by `check()`.
+
+        ids: integers in any shape, on any device. The host's count is exact while releases are valid; `check()`
+        reconciles it.
+        Syncs: no, for ids on this device. Raises: InvalidArgument for ids that are no integers.
+        """
+        try:
+            ids = torch.as_tensor(ids)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InvalidArgument(f"slot ids {ids!r}: expected integers") from error
+        if ids.numel() == 0:
+            return
+        if ids.dtype not in (torch.int32, torch.int64):
+            if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype is torch.bool:
+                raise InvalidArgument(
+                    f"slot ids of dtype {ids.dtype}: expected integers, such as the tensor that claim() returned"
+                )
+            ids = ids.to(torch.int64)
+        ids = ids.reshape(-1).contiguous()
+        if ids.device != self.bitmap.device:  # with its index, which the backend's may lack
+            self.backend.counts.uploads += 1
+            ids = ids.to(self.bitmap.device)
+        self.free += ids.numel()
+        self._unverified += ids.numel()
+        self.backend.release(self.bitmap, ids, self.capacity, self.counters)
+
+    def _reconcile(self) -> list[int]:
+        """Reads the device's counters; the host's count of ids in hand was a promise until then."""
+        self._submit_recorded()
+        self.backend.counts.syncs += 1
+        counters: list[int] = self.counters.tolist()
+        released, claimed = self._withheld()
+        self.free = counters[Count.FREE] + released - claimed
+        self._unverified = 0
+        return counters
+
+    @contextmanager
+    def group(self, n: int) -> "Iterator[ClaimGroup]":
+        """Claims n slots in one launch, to be handed out one by one; what is left goes back at the end, also after an
+        exception.
+
+        Raises: OutOfSlots, InvalidArgument.
+        """
+        group = ClaimGroup(self, self.claim(n))
+        self._groups.append(group)
+        try:
+            yield group
+        finally:
+            group.give_back()
+            self._groups = [g for g in self._groups if g is not group]
+
+    @property
+    def open_groups(self) -> "tuple[ClaimGroup, ...]":
+        """Groups that may still hold slots; an audit counts these as owned."""
+        return tuple(self._groups)
+
+    def check(self) -> None:
+        """Compares the device's counters with the host's count, corrects the latter and raises the first fault once.
+        Syncs: yes.
+
+        Raises: DoubleRelease, DeviceFault.
+        """
+        counters = self._reconcile()
+        kind, offender = counters[Count.OFFENDER_KIND], counters[Count.OFFENDER]
+        kind = kind or next((fault for fault in FAULTS if counters[fault]), 0)
+        if kind:
+            self.counters[list(FAULTS)] = 0
+            self.counters[Count.OFFENDER : Count.OFFENDER_KIND + 1] = 0
+            error = DoubleRelease if kind == Count.DOUBLE_RELEASE else DeviceFault
+            names = {Count(f).name.lower(): counters[f] for f in FAULTS if counters[f]}
+            raise error(Count(kind).name.lower().replace("_", " "), counters[kind], offender, names)
+
+    @staticmethod
+    def _valid_count(n: int) -> int:
+        if not is_count(n):
+            raise InvalidArgument(f"claim({n!r}): expected a number of slots, 0 or more")
+        return int(n)
+
+
+class ClaimGroup:
+    """Slots claimed up front by `SlotAllocator.group`."""
+
+    def __init__(self, allocator: SlotAllocator, ids: Tensor) -> None:
+        self._allocator, self._ids = allocator, ids
+        self._next = 0
+        self.void = False
+
+    @property
+    def left(self) -> int:
+        """Slots not handed out yet."""
+        return 0 if self.void else self._ids.numel() - self._next
+
+    @property
+    def held(self) -> Tensor:
+        """The ids not handed out yet: int32 `left`, a view for audits."""
+        return self._ids[self._next :] if not self.void else self._ids[:0]
+
+    def claim(self, n: int) -> Tensor:
+        """The next n slots of the group: int32 `n`. Syncs: no. Raises: OutOfSlots when the group has fewer,
+        InvalidArgument.
+        """
+        n = SlotAllocator._valid_count(n)
+        if n > self.left:
+            raise OutOfSlots(n, self.left)
+        self._next += n
+        return self._ids[self._next - n : self._next]
+
+    def give_back(self, most: int | None = None) -> int:
+        """Gives what was not handed out back to the bitmap, or the last `most` of it; returns how many. Syncs: no."""
+        n = self.left if most is None else min(most, self.left)
+        if n:
+            end = self._ids.numel() - n
+            self._allocator.release(self._ids[end:])
+            self._ids = self._ids[:end]
+        return n

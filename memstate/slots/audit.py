@@ -1,0 +1,95 @@
+"""Finds slots without an owner and slots with two, by name. Reads only a `Picture`; touches no device."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from memstate.errors import LeakFound
+from memstate.slots.inspect import Picture
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What an audit found; every slot is free, held by exactly one register, in an open claim group, or listed here.
+
+    leaked: slots that are neither free nor owned. double_owned: slot -> its owners. owned_but_free: slot -> owner,
+    while the bitmap says free.
+    unexpected: registers that hold a slot while the host believes them empty: nobody will release it.
+    foreign: registers that hold no slot of this pool. lost: registers the host knows as held that read empty.
+    """
+
+    capacity: int
+    free: int
+    owned_by_kind: dict[str, int]
+    leaked: list[int] = field(default_factory=list)
+    double_owned: dict[int, list[str]] = field(default_factory=dict)
+    owned_but_free: dict[int, str] = field(default_factory=dict)
+    foreign: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    null_slot_free: bool = False
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing was found."""
+        return not (
+            self.leaked
+            or self.double_owned
+            or self.owned_but_free
+            or self.foreign
+            or self.lost
+            or self.unexpected
+            or self.null_slot_free
+        )
+
+    def raise_if_leaking(self) -> None:
+        """Raises: LeakFound with everything that was found."""
+        if not self.clean:
+            raise LeakFound(str(self))
+
+    def __str__(self) -> str:
+        lines = [f"{self.capacity} slots: {self.free} free, owned: {self.owned_by_kind or 'none'}"]
+        lines += [f"slot {slot} leaked: not free and nobody's" for slot in self.leaked]
+        lines += [
+            f"slot {slot} has {len(owners)} owners: {', '.join(owners)}" for slot, owners in self.double_owned.items()
+        ]
+        lines += [f"slot {slot} is marked free and owned by {owner}" for slot, owner in self.owned_but_free.items()]
+        lines += [f"{owner} holds a slot that this pool does not have" for owner in self.foreign]
+        lines += [f"{owner} should hold a slot and reads empty" for owner in self.lost]
+        lines += [f"{owner} holds a slot that the host knows nothing of" for owner in self.unexpected]
+        lines += ["the null slot is marked free"] if self.null_slot_free else []
+        return "\n".join(lines)
+
+
+def audit(picture: Picture, expected: dict[int, tuple[str, str]] | None = None) -> AuditReport:
+    """Judges a picture.
+
+    expected: register -> (kind, owner) of the registers that the host knows as held; those that read empty are named as
+    lost.
+    """
+    by_slot: dict[int, list[str]] = {}
+    foreign = []
+    for register, owner in picture.names.items():
+        slot = picture.slots[register]
+        if 0 < slot <= picture.capacity:
+            by_slot.setdefault(slot, []).append(owner)
+        else:
+            foreign.append(owner)
+    for slot in picture.in_hand:
+        by_slot.setdefault(slot, []).append("open claim group")
+    kinds = Counter(picture.kinds.values()) + Counter({"group": len(picture.in_hand)})
+    slots = range(1, picture.capacity + 1)
+    in_hand = set(picture.in_hand)
+    return AuditReport(
+        capacity=picture.capacity,
+        free=sum(picture.free[1:]),
+        owned_by_kind=dict(kinds),
+        leaked=[s for s in slots if not picture.free[s] and not picture.owners[s] and s not in in_hand],
+        double_owned={s: owners for s, owners in sorted(by_slot.items()) if len(owners) > 1},
+        owned_but_free={s: owners[0] for s, owners in sorted(by_slot.items()) if picture.free[s]},
+        foreign=foreign,
+        lost=[owner for register, (_, owner) in (expected or {}).items() if not picture.slots[register]],
+        unexpected=[
+            owner for register, owner in picture.names.items() if expected is not None and register not in expected
+        ],
+        null_slot_free=picture.free[0],
+    )

@@ -1,0 +1,393 @@
+"""The command buffer: ownership changes recorded on the host and sent together. Knows no plane.
+
+recording   never sends:   move, release, claim ..   ->   [ packet | packet | action | packet ]   in the order of record
+sending     for each packet one asynchronous upload, one ownership launch and, where bytes are due, one data launch
+
+A packet runs its phases in the order move, release, claim, write, data. An operation that this order would carry out
+too early begins another packet, so the order of record is always the order of effect.
+
+Between the plan of a step and its forward, the slots that the step names are fenced: the first change of a register
+that holds one waits for the forward, and so does everything recorded after it. `submit` sends what comes before.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+from weakref import WeakMethod
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memstate.errors import EmptyRegister, InvalidArgument, OutOfSlots, RegisterInUse
+from memstate.kernels.tables import REGISTERS_PER_ROW, ZERO_SOURCE
+from memstate.slots.journal import Ledger
+from memstate.slots.packet import CLAIMS, DATA, FEW, MOVES, RELEASES, WRITES, Packet
+from memstate.slots.registers import Ints, Longs, RegisterFile
+from memstate.slots.upload import UploadRing
+
+Indices = Sequence[int] | NDArray[np.integer]
+
+
+class DataMover(Protocol):
+    """Carries out the data section of a packet over the planes that the caller has."""
+
+    def __call__(self, slots: Tensor, packet: Tensor, *, copied: int, zeroed: int) -> None: ...
+
+
+class Action(NamedTuple):
+    """Work on the device that has its place among packets.
+
+    run: does it. forget: gives back what it would have used, where it is never run. owners: carries out what it does to
+    owners on another register file. released: slots that it makes free.
+    """
+
+    run: Callable[[], None]
+    forget: Callable[[], None] | None = None
+    owners: Callable[[RegisterFile], None] | None = None
+    released: int = 0
+
+
+class CommandBuffer:
+    """Records moves, releases, claims, cell writes, zeros and copies on registers.
+
+    run_data: moves the bytes (a pool does); None for a register file without planes.
+    """
+
+    def __init__(self, registers: RegisterFile, run_data: DataMover | None = None) -> None:
+        self.registers = registers
+        self.ring = UploadRing(registers.backend)
+        self.packets = 0  # sent since the start
+        self.ledger: Ledger | None = None
+        registers.allocator.send_before_use(self)
+        self._run_data = run_data
+        self._first: list[WeakMethod[Callable[[Packet | None], None]]] = []
+        self._queue: list[Packet | Action] = []  # in the order of record; operations go to the last packet
+        self._fenced = np.zeros(registers.count, bool)  # registers with a slot that a forward not yet launched uses
+        self.fencing = False  # whether there is such a forward
+        self._waits: tuple[int, int] | None = None  # what waits for it: from this entry, and this operation in it, on
+
+    def before_packet(self, call: Callable[[Packet | None], None]) -> None:
+        """Makes `call`, a bound method held weakly, come before each packet, with the packet, and before a submit that
+        has none.
+        """
+        self._first.append(WeakMethod(call))
+
+    def _prepare(self, packet: Packet | None) -> None:
+        for method in self._first:
+            if call := method():
+                call(packet)
+
+    # The fence
+
+    def fence(self, registers: Longs) -> None:
+        """Says that a forward not yet launched uses the slots in these registers: changes of them wait for `lift`. Only
+        where nothing is recorded.
+        """
+        self._fenced.fill(False)
+        self._fenced[registers] = self.fencing = True
+
+    def lift(self) -> None:
+        """Says that the forward has been launched, or never will be: what waited goes with the next submit."""
+        self._fenced.fill(False)
+        self.fencing, self._waits = False, None
+
+    @property
+    def acts(self) -> bool:
+        """Whether more than changes of owners is queued: answers and bytes that a caller waits for."""
+        return any(isinstance(entry, Action) for entry in self._queue)
+
+    @property
+    def waiting(self) -> list[Packet | Action]:
+        """What a submit would not send, in order."""
+        if self._waits is None:
+            return []
+        at, operations = self._waits
+        first, *rest = self._queue[at:]
+        return [first.tail(operations) if isinstance(first, Packet) else first, *rest]
+
+    @property
+    def withheld(self) -> tuple[int, int]:
+        """Slots that what waits for a forward releases and claims."""
+        released = claimed = 0
+        for entry in self.waiting:
+            if isinstance(entry, Packet):
+                released += entry.size(RELEASES)
+                claimed += entry.size(CLAIMS)
+            else:
+                released += entry.released
+        return released, claimed
+
+    # Recording
+
+    def named(self, registers: Indices) -> bool:
+        """Whether something is recorded and not sent that changes one of these registers, or reads its state."""
+        regs = self._known(registers, "named")
+        return any(isinstance(entry, Packet) and entry.names(regs) for entry in self._queue)
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is recorded and not sent."""
+        return bool(self._queue)
+
+    def move(self, targets: Indices, sources: Indices) -> None:
+        """Moves slot and label from each source register to its target; the sources read (0, 0) after.
+
+        Raises: RegisterInUse, EmptyRegister, InvalidArgument; nothing recorded then.
+        """
+        to, of = self._distinct(targets, "move"), self._distinct(sources, "move")
+        if len(to) != len(of):
+            raise InvalidArgument(f"move: {len(to)} targets for {len(of)} sources")
+        if not to.size:
+            return
+        if _overlap(to, of):
+            raise InvalidArgument("move: a register is target and source at once; record the moves one after the other")
+        self._require_empty("move", to)
+        self._require_held("move", of)
+        packet = self._packet_for(regs := np.concatenate([to, of]), MOVES)
+        r = self.registers
+        r.held[to], r.labels[to] = True, r.labels[of]
+        r.held[of], r.labels[of] = False, 0
+        packet.add(MOVES, to, of, regs)
+        self._note("move", to, of)
+
+    def release(self, registers: Indices) -> int:
+        """Empties registers and frees their slots; empty ones are skipped. Returns the number of slots that become
+        free.
+
+        Raises: InvalidArgument; nothing recorded then.
+        """
+        regs = self._distinct(registers, "release")
+        regs = regs[self.registers.held[regs]]
+        if not regs.size:
+            return 0
+        packet = self._packet_for(regs, RELEASES)
+        self._note("release", regs)
+        self.registers.held[regs] = False
+        self.registers.labels[regs] = 0
+        self.registers.allocator.free += len(regs)
+        packet.add(RELEASES, regs, regs, regs)
+        return len(regs)
+
+    def claim(self, registers: Indices) -> None:
+        """Fills empty registers with the lowest free slots, in the order given.
+
+        Raises: OutOfSlots, RegisterInUse, InvalidArgument; nothing recorded then.
+        """
+        regs = self._distinct(registers, "claim")
+        self._require_empty("claim", regs)
+        self.registers.allocator.confirm(len(regs))
+        if len(regs) > self.registers.allocator.free:
+            raise OutOfSlots(len(regs), self.registers.allocator.free)
+        if not regs.size:
+            return
+        packet = self._packet_for(regs, CLAIMS)
+        self.registers.held[regs] = True
+        self.registers.labels[regs] = 0
+        self.registers.allocator.free -= len(regs)
+        packet.add(CLAIMS, regs, regs, regs)
+        self._note("claim", regs)
+
+    def write(self, addresses: Indices, values: Indices) -> None:
+        """Sets cells of the register file's columns; the last value recorded for a cell wins."""
+        cells, content = self._cells(addresses, values)
+        if cells.size:
+            self._last().add(WRITES, cells, content, None)
+
+    def label(self, registers: Indices, lengths: Indices) -> None:
+        """Says what the states in registers stand for: they have come from elsewhere. Raises: EmptyRegister,
+        InvalidArgument; nothing recorded then.
+        """
+        regs = self._distinct(registers, "label")
+        self._require_held("label", regs)
+        cells, content = self._cells(self.registers.address("labels", regs), lengths)
+        if regs.size:
+            self._packet_for(regs, DATA).add(WRITES, cells, content, regs)  # no later change of owners overtakes it
+            self.registers.labels[regs] = content
+
+    def _cells(self, addresses: Indices, values: Indices) -> tuple[Longs, Longs]:
+        cells, content = np.asarray(addresses, np.int64), np.asarray(values, np.int64)
+        if content.shape not in ((), cells.shape):
+            raise InvalidArgument(f"write: {content.size} values for {cells.size} cells")
+        content = np.broadcast_to(content, cells.shape)
+        size = self.registers.cells.numel()
+        if cells.size and (cells.min() < 0 or cells.max() >= size or abs(content).max() > 2**31 - 1):
+            raise InvalidArgument(
+                f"write: cells {cells.min()}..{cells.max()} of {size}, values {content.tolist()}: expected int32"
+            )
+        return cells, content
+
+    def zero(self, registers: Indices) -> None:
+        """Zeroes the states in registers. Raises: EmptyRegister, InvalidArgument; nothing recorded then."""
+        self._data(self._distinct(registers, "zero"), None)
+
+    def copy(self, targets: Indices, sources: Indices) -> None:
+        """Copies states, and what they stand for, between registers. Raises: EmptyRegister, InvalidArgument; nothing
+        recorded then.
+        """
+        of, to = self._known(sources, "copy"), self._distinct(targets, "copy")
+        if len(to) != len(of):
+            raise InvalidArgument(f"copy: {len(to)} targets for {len(of)} sources")
+        if _overlap(to, of):
+            raise InvalidArgument(
+                "copy: a register is target and source at once; record the copies one after the other"
+            )
+        self._require_held("copy", of)
+        self._data(to, of)
+
+    def _data(self, to: Longs, of: Longs | None) -> None:
+        self._require_held("zero" if of is None else "copy", to)
+        if not to.size:
+            return
+        packet = self._packet_for(to, DATA, of)
+        if of is not None:
+            self.registers.labels[to] = self.registers.labels[of]
+        packet.add(DATA, to, np.full(len(to), ZERO_SOURCE, np.int64) if of is None else of, to)
+
+    def _note(self, what: str, registers: Longs, sources: Longs | None = None) -> None:
+        if self.ledger is not None:
+            self.ledger.note(what, self._number, registers.tolist(), None if sources is None else sources.tolist())
+
+    @contextmanager
+    def noting(self, what: str) -> Iterator[None]:
+        """Notes in the ledger, where there is one, what a launch other than a packet's changes inside."""
+        before = self.registers.held.copy() if self.ledger is not None else None
+        yield
+        if self.ledger is not None and before is not None:
+            self.ledger.look(what, self._number - 1, before)
+
+    @property
+    def _number(self) -> int:
+        """Of the packet that is being recorded, if all that is in front of it is sent whole."""
+        return self.packets + max(1, sum(isinstance(entry, Packet) for entry in self._queue))
+
+    def _last(self) -> Packet:
+        """The packet that is being recorded."""
+        if self._queue and isinstance(last := self._queue[-1], Packet):
+            return last
+        self._queue.append(packet := Packet(self.registers))
+        return packet
+
+    def _packet_for(self, regs: Longs, phase: int, sources: Longs | None = None) -> Packet:
+        """The packet for a change of registers: another one where the order of phases would carry it out too early.
+
+        sources: registers that a copy reads. Notes it where this is the first change that waits for a forward.
+        """
+        packet = self._last()
+        if packet.late(regs, phase, sources):
+            self._queue.append(packet := Packet(self.registers))
+        if self._waits is None:
+            fenced = self._fenced
+            if fenced[regs].any() or (sources is not None and fenced[sources].any()):
+                self._waits = len(self._queue) - 1, len(packet.operations)
+        return packet
+
+    # Sending
+
+    def submit(self) -> None:
+        """Sends what is recorded, up to what waits for a forward: for each packet one upload and at most two launches.
+        Syncs: no.
+        """
+        if not self._queue:
+            self._prepare(None)
+        if self._waits is None:
+            self._send_up_to(0)
+            return
+        at, operations = self._waits
+        if operations:
+            first = self._queue[at]
+            assert isinstance(first, Packet)  # an action waits as a whole
+            self._queue[at : at + 1] = first.split(operations)
+            at += 1
+        rest = len(self._queue) - at
+        self._waits = None
+        try:
+            self._send_up_to(rest)
+        finally:
+            self._waits = len(self._queue) - rest, 0
+
+    def submit_batch(self, rows: Ints, tokens: Ints) -> tuple[Tensor, Tensor]:
+        """Sends everything recorded, with rows and tokens of the next plan, int32 `n`, in the last packet's upload;
+        returns them as device tensors that are valid until the next upload. Only where nothing waits. Syncs: no.
+        """
+        last = self._last()
+        self._send_up_to(1)
+        sent = self._send(last, (rows, tokens))
+        self._queue.clear()
+        start, padded = last.batch_at, (len(rows) + 3) // 4 * 4
+        return sent[start : start + len(rows)], sent[start + padded : start + padded + len(rows)]
+
+    def then(self, action: Action) -> None:
+        """Carries out an action behind everything recorded so far: at once, after a submit, or behind the forward that
+        something of it waits for.
+        """
+        if self._waits is None:
+            self.submit()
+            action.run()
+        else:
+            self._queue.append(action)
+
+    def _send_up_to(self, left: int) -> None:
+        """Sends from the front of the queue until so many entries are left."""
+        while len(self._queue) > left:
+            entry = self._queue.pop(0)
+            if isinstance(entry, Packet):
+                self._send(entry)
+            else:
+                entry.run()
+
+    def _send(self, packet: Packet, batch: tuple[Ints, Ints] | None = None) -> Tensor:
+        self._prepare(packet)
+        sent = self.ring.send(packet.encode(batch))
+        if packet.operations:
+            self.packets += 1
+            self.registers.ownership(sent)
+            copied, zeroed = packet.moved
+            if copied + zeroed and self._run_data:
+                self._run_data(self.registers.table.slots, sent, copied=copied, zeroed=zeroed)
+        return sent
+
+    def discard(self) -> None:
+        """Forgets what is recorded: only for a reset, which makes everything free on both sides."""
+        forgotten, self._queue = self._queue, []
+        self.lift()
+        for entry in reversed(forgotten):  # what comes later may stand on what comes before
+            if isinstance(entry, Action) and entry.forget:
+                entry.forget()
+
+    def _distinct(self, registers: Indices, operation: str) -> Longs:
+        regs = self._known(registers, operation)
+        if len(set(regs.tolist())) != regs.size:
+            raise InvalidArgument(f"{operation}: a register is named twice in {regs.tolist()}")
+        return regs
+
+    def _known(self, registers: Indices, operation: str) -> Longs:
+        given = np.asarray(registers)
+        if given.size and given.dtype.kind not in "iu":
+            raise InvalidArgument(f"{operation}: registers {registers!r}, expected integers")
+        regs = given.astype(np.int64)
+        least, most = _range(regs)
+        if regs.size and not (least >= REGISTERS_PER_ROW and most < self.registers.count):
+            raise InvalidArgument(
+                f"{operation}: registers {least}..{most}, expected {REGISTERS_PER_ROW}..{self.registers.count - 1}"
+            )
+        return regs
+
+    def _require_empty(self, operation: str, regs: Longs) -> None:
+        if self.registers.held[regs].any():
+            raise RegisterInUse(operation, int(regs[self.registers.held[regs]][0]))
+
+    def _require_held(self, operation: str, regs: Longs) -> None:
+        if not self.registers.held[regs].all():
+            raise EmptyRegister(operation, int(regs[~self.registers.held[regs]][0]))
+
+
+def _overlap(one: Longs, other: Longs) -> bool:
+    return not set(one.tolist()).isdisjoint(other.tolist())
+
+
+def _range(regs: Longs) -> tuple[int, int]:
+    if regs.size > FEW:
+        return int(regs.min()), int(regs.max())
+    listed = regs.tolist()
+    return min(listed, default=0), max(listed, default=0)

@@ -1,0 +1,116 @@
+"""A picture of who owns what, as plain data: taken once, looked at as often as wanted, also without a device, also by
+another process. Reads all layers.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from memstate.errors import InvalidArgument
+from memstate.kernels.tables import AUDIT_FREE
+from memstate.slots.commands import Action
+from memstate.slots.packet import Packet
+from memstate.slots.registers import RegisterFile
+
+FORMAT = "memstate picture 1"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Every slot's owners at one moment, and what the manager knew.
+
+    owners: registers that hold each slot, `slot`. free: whether the bitmap says free, `slot`. slots, labels:
+    `register`.
+    names: who owns a register, for the registers that are filled; tags: the same in a few letters, where there is such.
+    in_hand: slots held by open claim groups.
+    rows: requests with their lengths. prefix: nodes of the prefix cache, parents first: pages from `start` to `end`,
+    the register of the state or 0, and whether there was one. sessions: open ones. changes: the ledger's, oldest first.
+    stats: figures by name.
+    """
+
+    capacity: int
+    owners: list[int]
+    free: list[bool]
+    slots: list[int]
+    labels: list[int]
+    names: dict[int, str]
+    kinds: dict[int, str]
+    in_hand: list[int] = field(default_factory=list)
+    tags: dict[int, str] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    prefix: list[dict[str, Any]] = field(default_factory=list)
+    sessions: list[dict[str, Any]] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    stats: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, path: Path | str) -> None:
+        """Writes the picture as JSON. Raises: OSError."""
+        Path(path).write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Picture":
+        """Reads a picture that `save` wrote. Raises: InvalidArgument for anything else, OSError."""
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise InvalidArgument(f"{path}: not a picture ({error})") from error
+        names = {each.name for each in fields(cls)}
+        if not isinstance(found, dict) or found.pop("format", None) != FORMAT or found.keys() != names:
+            raise InvalidArgument(f"{path}: not a picture; expected what Picture.save() wrote, format {FORMAT!r}")
+        for each in fields(cls):
+            kind = {"capacity": int, "stats": dict, "names": dict, "kinds": dict, "tags": dict}.get(each.name, list)
+            if not isinstance(found[each.name], kind):
+                raise InvalidArgument(f"{path}: not a picture; {each.name} is no {kind.__name__}")
+        try:
+            for keyed in ("names", "kinds", "tags"):
+                found[keyed] = {int(register): text for register, text in found[keyed].items()}
+        except ValueError as error:
+            raise InvalidArgument(f"{path}: not a picture ({error})") from error
+        return cls(**found)
+
+
+def take(
+    file: RegisterFile, name: dict[int, tuple[str, str]], tags: dict[int, str] | None = None,
+    waiting: Sequence[Packet | Action] = (), **more: Any,
+) -> Picture:  # fmt: skip
+    """Reads bitmap, registers and the device's audit back in one go. Syncs: yes, three small copies after one launch.
+
+    name: register -> (kind, owner) for every register that has an owner by name. tags: register -> a short name.
+    waiting: changes that wait for a forward: they are carried out on a copy, so that the picture is of what the host
+    knows. more: the other fields of a picture.
+    """
+    file.backend.counts.syncs += 1
+    read = _behind(file, waiting) if waiting else file
+    owners = read.owners()
+    status = owners.cpu().numpy()
+    slots, labels = read.table.slots.tolist(), read.table.labels.tolist()
+    in_hand = [int(slot) for group in file.allocator.open_groups for slot in group.held.tolist()]
+    filled = [register for register, slot in enumerate(slots) if slot]
+    return Picture(
+        capacity=file.allocator.capacity,
+        owners=(status & (AUDIT_FREE - 1)).tolist(),
+        free=((status & AUDIT_FREE) != 0).tolist(),
+        slots=slots,
+        labels=labels,
+        names={register: name.get(register, ("unknown", f"register {register}"))[1] for register in filled},
+        kinds={register: name.get(register, ("unknown", ""))[0] for register in filled},
+        in_hand=np.unique(in_hand).tolist() if in_hand else [],
+        tags={register: tag for register, tag in (tags or {}).items() if slots[register]},
+        **more,
+    )
+
+
+def _behind(file: RegisterFile, waiting: Sequence[Packet | Action]) -> RegisterFile:
+    """The register file in host memory, once these changes have been carried out."""
+    copied = file.on_host()
+    for entry in waiting:
+        if isinstance(entry, Packet):
+            copied.ownership(torch.from_numpy(entry.encode()))
+        elif entry.owners:
+            entry.owners(copied)
+    return copied

@@ -1,0 +1,66 @@
+"""The last changes of owners, for when something has gone wrong: a ring that costs nothing unless it is asked for."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from weakref import WeakMethod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memstate.slots.registers import RegisterFile
+
+Owner = Callable[[int], tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One register's change of owner, as the host recorded it; the device carries it out with packet `submit`.
+
+    what: `claim`, `release`, `move` (to `register`, from `source`), or `plan`, `accept`, `settle` for those of a
+    launch: a lane claimed at a boundary, or superseded. owner: who had the register then. label: tokens that its state
+    stood for.
+    """
+
+    serial: int
+    submit: int
+    what: str
+    register: int
+    owner: str
+    label: int
+    source: int = 0
+    source_owner: str = ""
+
+    def __str__(self) -> str:
+        of = f" from {self.source_owner}" if self.source else ""
+        return f"#{self.serial} (packet {self.submit}) {self.what}: {self.owner}{of}, {self.label} tokens"
+
+
+class Ledger:
+    """Keeps the last changes.
+
+    size: how many. owner: says who has a register; a bound method, held weakly.
+    """
+
+    def __init__(self, size: int, registers: RegisterFile, owner: Owner) -> None:
+        self.changes: deque[Change] = deque(maxlen=size)
+        self._file, self._owner_now = registers, WeakMethod(owner)
+        self._serial = 0
+
+    def note(self, what: str, submit: int, registers: Iterable[int], sources: Iterable[int] | None = None) -> None:
+        """Notes a change that the command buffer records; before a release, after a claim or a move."""
+        given = list(registers)
+        for register, source in zip(given, sources if sources is not None else [0] * len(given), strict=True):
+            of = self._owner(source) if source else ""
+            label = int(self._file.labels[register])
+            self._serial += 1
+            owner = self._owner(register)
+            self.changes.append(Change(self._serial, submit, what, register, owner, label, source, of))
+
+    def _owner(self, register: int) -> str:
+        owner = self._owner_now()
+        return owner(register)[1] if owner else f"register {register}"
+
+    def look(self, what: str, submit: int, before: NDArray[np.bool_]) -> None:
+        """Notes what a launch changed: registers that are held now and were not, or the other way round."""
+        self.note(what, submit, np.flatnonzero(before != self._file.held).tolist())

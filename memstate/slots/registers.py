@@ -1,0 +1,121 @@
+"""The register file: where slot ids live, and the launches that change them. Knows no plane and no request.
+
+    cells   [ slots | labels | tracked | want | source | generation | page table ]    one int32 arena, 256-byte columns
+
+Registers of row r are 3r (live), 3r+1 and 3r+2 (lanes); row 0 is null; holder registers (snapshots kept for later)
+follow the rows. The host mirrors which registers are held and their labels, by the same rules and without asking.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import REGISTERS_PER_ROW, Outcome, Registers, Rules, StepRecord
+from memstate.slots.allocator import SlotAllocator
+
+ALIGN = 64  # int32 per 256 bytes
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
+
+
+class RegisterFile:
+    """Registers, request columns and the page table on the device, with the host's mirror.
+
+    rows: request rows without the null row. holders: registers for snapshots. pages_per_row: width of the page table.
+    """
+
+    def __init__(self, allocator: SlotAllocator, rows: int, holders: int, pages_per_row: int = 0) -> None:
+        self.allocator, self.rows, self.holders, self.pages_per_row = allocator, rows, holders, pages_per_row
+        self.backend: Backend = allocator.backend
+        self.first_holder = REGISTERS_PER_ROW * (rows + 1)
+        self.count = self.first_holder + holders
+        sizes = [self.count, self.count, *[rows + 1] * 4, (rows + 1) * pages_per_row]
+        starts = np.cumsum([0] + [-(-size // ALIGN) * ALIGN for size in sizes])
+        self.cells = torch.zeros(int(starts[-1]), dtype=torch.int32, device=self.backend.device)
+        columns = [self.cells[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+        slots, labels, tracked, want, source, generation, pages = columns
+        self.table = Registers(
+            slots, labels, tracked, want, source, generation,
+            self.cells, allocator.bitmap, allocator.counters, allocator.capacity,
+        )  # fmt: skip
+        self.page_table = pages.view(rows + 1, pages_per_row)
+        self._starts = {
+            name: int(start) for name, start in zip((*Registers._fields[:6], "pages"), starts, strict=False)
+        }
+        self.held = np.zeros(self.count, bool)
+        self.labels: Ints = np.zeros(self.count, np.int32)
+        self.tracked: Ints = np.zeros(rows + 1, np.int32)
+        self.want: Ints = np.zeros(rows + 1, np.int32)
+        self.source: Ints = np.zeros(rows + 1, np.int32)
+
+    @property
+    def nbytes(self) -> int:
+        """Device bytes of bookkeeping, bitmap included, page tables apart."""
+        return 4 * (
+            self.cells.numel()
+            - self.page_table.numel()
+            + self.allocator.bitmap.numel()
+            + self.allocator.counters.numel()
+        )
+
+    def address(self, column: str, index: Longs) -> Longs:
+        """Cell numbers of a column ("labels", "tracked", "want", "source", "generation"; "pages" with flat row-major
+        index).
+        """
+        return index + self._starts[column]
+
+    def origins(self, rows: Longs) -> Longs:
+        """The register that holds each row's state: its live one, or before its first step the snapshot it reads."""
+        source = self.source[rows].astype(np.int64)
+        return np.where(source > 0, source, rows * REGISTERS_PER_ROW)
+
+    def reset(self) -> None:
+        """Empties every register and column but the generations, mirror included. Syncs: no. The bitmap is the
+        allocator's to reset.
+        """
+        start = self._starts["generation"]
+        kept = self.cells[start : start + self.rows + 1].clone()
+        self.cells.zero_()
+        self.cells[start : start + self.rows + 1] = kept
+        for mirror in (self.held, self.labels, self.tracked, self.want, self.source):
+            mirror[:] = 0
+
+    def on_host(self) -> "RegisterFile":
+        """A copy in host memory, without the mirror, to try changes on. Syncs: yes."""
+        file = RegisterFile(
+            SlotAllocator(self.allocator.capacity, Backend("reference")), self.rows, self.holders, self.pages_per_row
+        )
+        file.cells.copy_(self.cells)
+        file.allocator.bitmap.copy_(self.allocator.bitmap)
+        file.allocator.counters.copy_(self.allocator.counters)
+        return file
+
+    def ownership(self, packet: Tensor) -> None:
+        """Carries out a packet's ownership phases in one launch. Syncs: no."""
+        self.backend.ownership(self.table, packet)
+
+    def plan(self, rows: Tensor, tokens: Tensor, record: StepRecord, rules: Rules, limit: int) -> None:
+        """Fills a step record in one launch; see `memstate.kernels.tracking.plan`. Syncs: no."""
+        self.backend.plan(self.table, rows, tokens, record, rules, limit)
+
+    def accept(self, accepted: Tensor, record: StepRecord, outcome: Outcome, rules: Rules, limit: int) -> None:
+        """Moves a speculative step on in one launch; see `memstate.kernels.speculation.accept`. Syncs: no."""
+        self.backend.accept(self.table, accepted, record, outcome, rules, limit)
+
+    def settle(self, record: StepRecord, results: Tensor | None) -> None:
+        """Releases superseded lanes in one launch; see `memstate.kernels.tracking.settle`. Syncs: no."""
+        self.backend.settle(self.table, record, results)
+
+    def resolve(self, registers: Tensor) -> Tensor:
+        """Slots of registers, on the device: int32 `n`. Syncs: no."""
+        out = torch.empty_like(registers)
+        self.backend.resolve(self.table, registers, out)
+        return out
+
+    def owners(self) -> Tensor:
+        """Owners of every slot, as `memstate.kernels.registers.audit` counts them: int32 `capacity+1`. Syncs: no."""
+        out = torch.empty(self.allocator.capacity + 1, dtype=torch.int32, device=self.backend.device)
+        self.backend.audit(self.table, out)
+        return out

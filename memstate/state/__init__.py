@@ -1,0 +1,1 @@
+"""What a slot is, and where its bytes are. Knows no free slot and no owner."""

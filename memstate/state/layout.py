@@ -1,0 +1,247 @@
+"""What one slot consists of and where its bytes lie, as arithmetic on byte offsets. Knows no memory and no device.
+
+    layer_major   one arena per plane   layer slot [block .. pad]         a plane of one layer is one dense tensor
+    slot_major    one arena in all      slot layer plane [block .. pad]   a slot, and each of its layers, is one run
+
+A block is one plane of one layer of one slot, padded to `alignment`, so that 16 bytes can move at a time everywhere.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import prod
+from types import EllipsisType
+from typing import Literal, NamedTuple, get_args
+
+import torch
+
+from memstate.errors import InvalidArgument
+from memstate.state import sharding as split
+from memstate.state.sharding import Owned, Part
+
+Order = Literal["layer_major", "slot_major"]
+MOVE_BYTES = 16  # what one lane of a kernel moves
+
+
+@dataclass(frozen=True, repr=False)
+class Plane:
+    """One named tensor of the state.
+
+    shape: elements per slot and layer; () is one element, a zero makes the plane empty. rewritten_each_step: whether a
+    step computes every element anew; a plane that is written in part must be copied where a step reads one slot and
+    writes another. parts: what tensor parallelism cuts along `axis`, in the order of memory; without parts every rank
+    holds the whole plane.
+    Raises: InvalidArgument.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    rewritten_each_step: bool = True
+    parts: tuple[Part, ...] = ()
+    axis: int = 0
+
+    def __post_init__(self) -> None:
+        split.require_name("plane", self.name)
+        object.__setattr__(self, "shape", _shape(self.name, self.shape))
+        object.__setattr__(self, "parts", split.items(f"plane {self.name}: parts", self.parts, Part))
+        if not isinstance(self.dtype, torch.dtype):
+            raise InvalidArgument(f"plane {self.name}: dtype {self.dtype!r}, expected a torch.dtype")
+        split.require_fit(f"plane {self.name}", self.parts, self.shape, self.axis)
+        object.__setattr__(self, "axis", int(self.axis))
+
+    @property
+    def elements(self) -> int:
+        """Elements per slot and layer."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes per slot and layer, without padding."""
+        return self.elements * self.dtype.itemsize
+
+    def shard(self, ranks: int) -> "Plane":
+        """The plane of one of `ranks` ranks; what a rank holds of it, `owned` says. Raises: InvalidArgument."""
+        parts = split.shard(f"plane {self.name}", self.parts, ranks)
+        if not parts:
+            return self
+        size = sum(part.length for part in parts)
+        return replace(self, parts=parts, shape=(*self.shape[: self.axis], size, *self.shape[self.axis + 1 :]))
+
+    def slices(self) -> dict[str, slice]:
+        """Where each part lies along `axis`, by name; nothing for a plane without parts."""
+        return split.slices(self.parts)
+
+    def owned(self, ranks: int, rank: int) -> list[Owned]:
+        """Which slices along `axis` of this plane rank `rank` of `ranks` holds, and where in `shard(ranks)` they lie.
+
+        A plane without parts is one entry with the plane's name and all of it. Raises: InvalidArgument.
+        """
+        found = split.owned(f"plane {self.name}", self.parts, ranks, rank)
+        return found or [Owned(self.name, slice(None), slice(None))]
+
+    def index(self, along: slice) -> tuple[EllipsisType | slice, ...]:
+        """The index that takes a slice along `axis` out of a tensor that ends in the axes of this plane."""
+        if not self.shape:
+            return (...,)
+        return (..., along, *[slice(None)] * (len(self.shape) - self.axis - 1))
+
+    def __repr__(self) -> str:
+        sizes, dtype = ",".join(map(str, self.shape)), str(self.dtype).removeprefix("torch.")
+        parts = " | ".join(f"{part.name} {part.units}*{part.size}" for part in self.parts)
+        return (
+            f"Plane({self.name}[{sizes}] {dtype}, {f'{parts}, ' if parts else ''}{format_bytes(self.nbytes)} per layer)"
+        )
+
+
+class Placement(NamedTuple):
+    """Where the blocks of one plane start, in bytes: arena[offset + layer * layer_stride + slot * slot_stride]."""
+
+    arena: int
+    offset: int
+    layer_stride: int
+    slot_stride: int
+
+
+class PlaneRow(NamedTuple):
+    """One plane as a line of a table: bytes of one layer of one slot, and the `Placement` of these blocks.
+
+    In slot_major `offset` and `layer_stride` are bytes from the start of a slot.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    payload: int
+    padding: int
+    arena: int
+    offset: int
+    layer_stride: int
+    slot_stride: int
+
+
+class Run(NamedTuple):
+    """Bytes that lie in one piece in every slot: arena[offset + slot * slot_stride], nbytes long."""
+
+    arena: int
+    offset: int
+    slot_stride: int
+    nbytes: int
+
+
+@dataclass(frozen=True, repr=False)
+class StateLayout:
+    """The planes of a state, its layers and their physical order.
+
+    layers: how many layers hold state; every plane is there once per layer. alignment: every block starts and ends at
+    a multiple of this many bytes from the start of its arena. Raises: InvalidArgument.
+    """
+
+    planes: tuple[Plane, ...]
+    layers: int
+    order: Order = "layer_major"
+    alignment: int = MOVE_BYTES
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "planes", split.items("planes", self.planes, Plane))
+        names = [plane.name for plane in self.planes]
+        if not names or len(set(names)) != len(names):
+            raise InvalidArgument(f"planes {names}: expected one or more, each name once")
+        object.__setattr__(self, "layers", split.whole("layers", self.layers))
+        if self.order not in get_args(Order):
+            raise InvalidArgument(f"order {self.order!r}: expected {' or '.join(get_args(Order))}")
+        if not split.is_whole(self.alignment) or self.alignment < MOVE_BYTES or self.alignment % MOVE_BYTES:
+            raise InvalidArgument(f"alignment {self.alignment!r} bytes: expected a multiple of {MOVE_BYTES}")
+        object.__setattr__(self, "alignment", int(self.alignment))
+
+    def block_bytes(self, plane: Plane) -> int:
+        """Bytes of a plane per slot and layer, padding included."""
+        return -(-plane.nbytes // self.alignment) * self.alignment
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of a slot over all layers and planes, padding included."""
+        return self.layers * sum(map(self.block_bytes, self.planes))
+
+    @property
+    def payload_bytes_per_slot(self) -> int:
+        """Bytes of a slot over all layers and planes, padding left out."""
+        return self.layers * sum(plane.nbytes for plane in self.planes)
+
+    def arena_bytes(self, slots: int) -> tuple[int, ...]:
+        """Size of each arena in bytes for `slots` slots and the null slot. Raises: InvalidArgument."""
+        slots = split.whole("slots", slots, least=0)
+        if self.order == "slot_major":
+            return ((slots + 1) * self.bytes_per_slot,)
+        return tuple(self.layers * (slots + 1) * self.block_bytes(plane) for plane in self.planes)
+
+    def placements(self, slots: int) -> tuple[Placement, ...]:
+        """Where each plane lies in the arenas for `slots` slots and the null slot. Raises: InvalidArgument."""
+        slots = split.whole("slots", slots, least=0)
+        blocks = [self.block_bytes(plane) for plane in self.planes]
+        if self.order == "layer_major":
+            return tuple(Placement(i, 0, (slots + 1) * block, block) for i, block in enumerate(blocks))
+        return tuple(Placement(0, sum(blocks[:i]), sum(blocks), self.bytes_per_slot) for i in range(len(blocks)))
+
+    def table(self, slots: int = 1) -> list[PlaneRow]:
+        """Where a slot has its bytes, a row per plane; `slots` decides layer_stride only. Raises: InvalidArgument."""
+        return [
+            PlaneRow(plane.name, plane.shape, plane.dtype, plane.nbytes, self.block_bytes(plane) - plane.nbytes, *place)
+            for plane, place in zip(self.planes, self.placements(slots), strict=True)
+        ]
+
+    def shard(self, ranks: int) -> "StateLayout":
+        """The layout that one of `ranks` tensor-parallel ranks holds; `Plane.owned` says which bytes are whose.
+
+        Raises: InvalidArgument for a part whose units and the ranks do not divide each other.
+        """
+        return replace(self, planes=tuple(plane.shard(ranks) for plane in self.planes))
+
+    def part(self, plane: str, name: str) -> slice:
+        """Where a part of a plane lies along the plane's axis. Raises: InvalidArgument."""
+        found = {(holder.name, part): place for holder in self.planes for part, place in holder.slices().items()}
+        if (plane, name) not in found:
+            raise InvalidArgument(f"part {plane}.{name}: there are {', '.join(map('.'.join, found)) or 'none'}")
+        return found[plane, name]
+
+    def runs(self, slots: int) -> tuple[Run, ...]:
+        """The longest runs of bytes that make up a slot, with every block once in them. Raises: InvalidArgument."""
+        slots = split.whole("slots", slots, least=0)
+        if self.order == "slot_major":
+            whole = (Run(0, 0, self.bytes_per_slot, self.bytes_per_slot),)
+            return whole if self.bytes_per_slot else ()
+        return tuple(
+            Run(place.arena, layer * place.layer_stride, place.slot_stride, place.slot_stride)
+            for place in self.placements(slots)
+            for layer in range(self.layers)
+            if place.slot_stride
+        )
+
+    def _repr_html_(self) -> str:
+        from memstate.viz import html  # only where somebody looks
+
+        rows = [(p.name, f"{list(p.shape)} {str(p.dtype)[6:]}", p.nbytes, self.block_bytes(p)) for p in self.planes]
+        return html.slot(repr(self), [html.Block(*row[:3], padding=row[3] - row[2]) for row in rows])
+
+    def __repr__(self) -> str:
+        padding = self.bytes_per_slot - self.payload_bytes_per_slot
+        planes = ", ".join(plane.name for plane in self.planes)
+        return (
+            f"StateLayout({planes} x {self.layers} layers, {self.order}, {format_bytes(self.bytes_per_slot)} per slot"
+            f" with {format_bytes(padding)} padding)"
+        )
+
+
+def _shape(plane: str, shape: Iterable[int]) -> tuple[int, ...]:
+    """The sizes as ints. Raises: InvalidArgument with the plane's name."""
+    sizes = tuple(shape) if isinstance(shape, Iterable) else (None,)
+    if not all(split.is_whole(size) and size >= 0 for size in sizes):
+        raise InvalidArgument(f"plane {plane}: shape {shape!r}, expected sizes of 0 or more")
+    return tuple(int(size) for size in sizes)
+
+
+def format_bytes(count: int) -> str:
+    """A byte count for people, in binary units: 73.69 MiB."""
+    size, unit = float(count), 0
+    while abs(size) >= 1024 and unit < 4:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.2f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}" if unit else f"{count} B"

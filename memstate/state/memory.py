@@ -1,0 +1,190 @@
+"""The memory of the states: the tile tables of its planes, and its sleep. Moves no slot.
+
+A span is what lies in one piece in every slot: a block of a region, or several that touch.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from math import gcd
+from typing import NamedTuple, Protocol
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from memstate.errors import Asleep, InvalidArgument, LayoutMismatch
+from memstate.kernels.tables import TILE_BYTES, PlaneMap
+from memstate.state.layout import MOVE_BYTES
+from memstate.state.regions import Region
+
+
+class Span(NamedTuple):
+    """Bytes in one piece in every slot; `start` counts from the first byte of `blocks`, whose address may change."""
+
+    blocks: Tensor
+    start: int
+    slot_stride: int
+    nbytes: int
+
+    @property
+    def address(self) -> int:
+        """Where slot 0 lies now."""
+        return self.blocks.data_ptr() + self.start
+
+
+class Addresses(Protocol):
+    """A table of addresses on the device that can be filled again when they have moved."""
+
+    def require_alignment(self) -> None:
+        """Raises: LayoutMismatch where addresses have moved to such that the launches would not fit any more."""
+
+    def fill(self) -> None:
+        """Writes the addresses of now into the table."""
+
+
+class PlaneTable:
+    """The tile table of some regions, on `device`, which can be filled again in place when addresses have moved."""
+
+    def __init__(self, regions: Sequence[Region], device: torch.device) -> None:
+        self.spans = _spans(regions)
+        sizes = [size for span in self.spans for size in (span.address, span.slot_stride, span.nbytes)]
+        tiles = torch.tensor(self._tiles(), dtype=torch.int64).reshape(-1, 3).to(device)
+        self.map = PlaneMap(tiles, tuple(region.blocks for region in regions), gcd(MOVE_BYTES, *sizes))
+        self.slot_bytes = sum(region.blocks.shape[0] * region.blocks.shape[2] for region in regions)
+
+    def require_alignment(self) -> None:
+        """Raises: LayoutMismatch where addresses have moved to such that the launches would not fit any more."""
+        for span in self.spans:
+            if span.address % self.map.unit:
+                raise LayoutMismatch(
+                    f"memory came back at address {span.address:#x}, expected a multiple of {self.map.unit} bytes"
+                )
+
+    def fill(self) -> None:
+        """Writes the addresses of now into the table. Syncs: yes, off the CPU."""
+        self.map.tiles.copy_(torch.tensor(self._tiles(), dtype=torch.int64).reshape(-1, 3))
+
+    def _tiles(self) -> list[tuple[int, int, int]]:
+        return [
+            (span.address + at, span.slot_stride, min(TILE_BYTES, span.nbytes - at))
+            for span in self.spans
+            for at in range(0, span.nbytes, TILE_BYTES)
+        ]
+
+
+class Memory:
+    """The regions of a storage on `device`; `owned` are the arenas whose memory is memstate's to release.
+
+    Addresses change between `sleep` and `wake` alone. Tensors and tables stay the same objects, so that whoever holds
+    one, such as a captured graph of copies, needs to know nothing of it.
+    """
+
+    def __init__(self, regions: tuple[Region, ...], owned: tuple[Tensor, ...], device: torch.device) -> None:
+        self.regions, self.asleep = regions, False
+        self._owned = owned
+        self._kept: list[Tensor] | None = None
+        self._sizes: list[int] = []
+        self._names = frozenset(region.plane.name for region in regions)
+        self.whole = PlaneTable(regions, device)
+        self._tables = {self._names: self.whole}
+        self._followers: WeakSet[Addresses] = WeakSet()
+
+    def require_awake(self, operation: str) -> None:
+        """Raises: Asleep, between `sleep` and `wake`."""
+        if self.asleep:
+            raise Asleep(operation)
+
+    def table(self, names: Collection[str]) -> PlaneTable:
+        """The table of some planes, made once for each set of names. Raises: InvalidArgument, Asleep."""
+        self.require_awake("planes")
+        key = frozenset(names)
+        if key not in self._tables:
+            if not key or not key <= self._names:
+                raise InvalidArgument(f"planes {sorted(key)}: expected one or more of {sorted(self._names)}")
+            chosen = [region for region in self.regions if region.plane.name in key]
+            self._tables[key] = PlaneTable(chosen, self.whole.map.tiles.device)
+        return self._tables[key]
+
+    def follow(self, table: Addresses) -> None:
+        """Has another table filled again by `wake`, as long as somebody uses it."""
+        self._followers.add(table)
+
+    def of(self, name: str) -> list[Region]:
+        """The regions of a plane. Raises: InvalidArgument."""
+        if name not in self._names:
+            raise InvalidArgument(f"no plane {name!r}, expected one of {sorted(self._names)}")
+        return [region for region in self.regions if region.plane.name == name]
+
+    def sleep(self, keep: bool) -> None:
+        """See `memstate.state.planes.Storage.sleep`."""
+        self.require_awake("sleep")
+        fixed = [arena.nbytes for arena in self._owned if not arena.untyped_storage().resizable()]
+        if fixed:
+            raise InvalidArgument(
+                f"sleep: arenas of {fixed} bytes cannot be released: numpy shares them since somebody called .numpy() "
+                "on a plane; copy planes to look at them"
+            )
+        self._kept = [block.to("cpu", copy=True) for block in self._layers()] if keep else None
+        device = self.whole.map.tiles.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # launches of any stream may still use what is released
+        self._sizes = [region.blocks.untyped_storage().nbytes() for region in self.regions]
+        for arena in self._owned:
+            arena.untyped_storage().resize_(0)
+        self.asleep = True
+
+    def wake(self) -> None:
+        """See `memstate.state.planes.Storage.wake`."""
+        if not self.asleep:
+            raise InvalidArgument("wake: the states are awake already")
+        for arena in self._owned:
+            arena.untyped_storage().resize_(arena.nbytes)
+        for region, size in zip(self.regions, self._sizes, strict=True):
+            have = region.blocks.untyped_storage().nbytes()
+            if have < size:
+                why = f"the memory of {region} is {have} of {size} bytes: bring the engine's tensors back first"
+                raise Asleep("wake", why)
+        tables = [*self._tables.values(), *self._followers]
+        for table in tables:
+            table.require_alignment()
+        for table in tables:
+            table.fill()
+        self.asleep = False
+        if self._kept is None:
+            self.scrub_null()
+            return
+        for block, kept in zip(self._layers(), self._kept, strict=True):
+            block.copy_(kept)
+        self._kept = None
+
+    def scrub_null(self) -> None:
+        """Zeroes slot 0 of every region. Raises: Asleep."""
+        self.require_awake("scrub_null")
+        for region in self.regions:
+            region.blocks[:, 0].zero_()
+
+    def _layers(self) -> Iterator[Tensor]:
+        """Every layer of every plane, uint8 `slot byte`."""
+        return (block for region in self.regions for block in region.blocks)
+
+
+def _spans(regions: Sequence[Region]) -> list[Span]:
+    """The longest spans; blocks that touch are joined within a storage only, because storages may move apart."""
+    blocks = [
+        Span(region.blocks, layer * region.blocks.stride(0), region.blocks.stride(1), region.blocks.shape[2])
+        for region in regions
+        if region.blocks.shape[2]
+        for layer in range(len(region.blocks))
+    ]
+    joined: list[Span] = []
+    for span in sorted(blocks, key=_place):
+        if joined:
+            storage, stride, address = _place(joined[-1])
+            if _place(span) == (storage, stride, address + joined[-1].nbytes):
+                joined[-1] = joined[-1]._replace(nbytes=joined[-1].nbytes + span.nbytes)
+                continue
+        joined.append(span)
+    return joined
+
+
+def _place(span: Span) -> tuple[int, int, int]:
+    return span.blocks.untyped_storage().data_ptr(), span.slot_stride, span.address

@@ -1,0 +1,306 @@
+"""The bytes of all slots, and the operations that move them. Knows no free slot and no owner."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memstate.checks import is_count
+from memstate.errors import InvalidArgument
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import PlaneMap
+from memstate.kernels.tuned import copy_launch
+from memstate.state.layout import StateLayout, format_bytes
+from memstate.state.memory import Memory
+from memstate.state.regions import BufferInfo, Region, adopt, allocated, buffer_infos, carve, require_apart
+
+
+@dataclass
+class Traffic:
+    """Bytes that copies and zeros of slots moved, padding included, as far as the host knows; `uncounted`: calls that
+    did not say.
+    """
+
+    copied: int = 0
+    zeroed: int = 0
+    uncounted: int = 0
+
+
+class Storage:
+    """The planes of `slots` slots and of the null slot.
+
+    allocate: gives uint8 arenas of the byte counts asked for, where memory comes from elsewhere; one call per arena,
+    in the order of `layout.arena_bytes`. Contents start undefined except in the null slot, which is zero.
+    Raises: InvalidArgument; LayoutMismatch for arenas that do not fit.
+    """
+
+    def __init__(
+        self, layout: StateLayout, slots: int, backend: Backend, allocate: Callable[[int], Tensor] | None = None
+    ) -> None:
+        _require_backend(backend)
+        if not is_count(slots) or slots < 1:
+            raise InvalidArgument(f"slots={slots!r}: at least 1 slot is needed")
+        self.arenas = allocated(layout, slots, backend.device, allocate)
+        regions = carve(layout, slots, self.arenas)
+        if allocate:
+            require_apart(buffer_infos(regions))
+        # Any, because readers know whether an engine gave one tensor or one per layer: both are planes[name][layer]
+        self.planes: dict[str, Any] = {region.plane.name: region.tensor for region in regions}
+        self._set_up(layout, slots, backend, regions, () if allocate else self.arenas)
+
+    @classmethod
+    def from_tensors(
+        cls, layout: StateLayout, tensors: Mapping[str, Tensor | Sequence[Tensor]], backend: Backend,
+        slots: int | None = None,
+    ) -> "Storage":  # fmt: skip
+        """The planes in memory that an engine has allocated, as wide and as far apart as it likes.
+
+        tensors: plane name -> `layer slot ...`, or a sequence of `slot ...`, one per layer. Slot 0 is the null slot,
+        and becomes zero, so that n slots need n + 1 entries; slots: refuse any other n. The layout says names, shapes,
+        dtypes and layers; its order and alignment mean nothing here. Only the bytes of the planes are ever touched:
+        what lies between two blocks is somebody else's.
+
+        Checked: names, layers, shape, dtype, device, the same number of slots everywhere, each layer of each slot
+        contiguous, and that no two of them share a byte (exact, from addresses and strides). Not checked: that nobody
+        else's tensors lie in between. Launches move 16 bytes a lane if all addresses, strides and lengths are multiples
+        of 16, and 8, 4, 2 or 1 otherwise, see `plane_map.unit`.
+        Changes: slot 0. Syncs: no. Raises: LayoutMismatch with the plane, the layer and the numbers.
+        """
+        _require_backend(backend)
+        regions = adopt(layout, tensors, backend.device, slots)
+        storage = cls.__new__(cls)
+        storage.arenas = ()
+        storage.planes = {name: one if isinstance(one, Tensor) else tuple(one) for name, one in tensors.items()}
+        storage._set_up(layout, regions[0].tensor.shape[1] - 1, backend, regions, ())
+        return storage
+
+    def _set_up(
+        self, layout: StateLayout, slots: int, backend: Backend, regions: tuple[Region, ...], owned: tuple[Tensor, ...]
+    ) -> None:
+        self.layout, self.slots, self.backend = layout, slots, backend
+        self.traffic = Traffic()
+        self.memory = Memory(regions, owned, backend.device)
+        self.plane_map = self.memory.whole.map
+        self.device = self.plane_map.tiles.device  # with its index, which the backend's may lack
+        if backend.name != "reference":  # a tuned file that cannot be read is found here, not in the first launch
+            copy_launch(self.device, self.plane_map.unit, len(self.plane_map.tiles))
+        self.scrub_null()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the states, null slot and padding included."""
+        return sum(region.blocks.numel() for region in self.memory.regions)
+
+    @property
+    def table_nbytes(self) -> int:
+        """Bytes of the tile table: 24 a tile, the same for any number of slots."""
+        return self.plane_map.tiles.nbytes
+
+    def only(self, names: Collection[str]) -> PlaneMap:
+        """Where the bytes of some planes lie; made once for each set of names.
+
+        Syncs: the first time, off the CPU. Raises: InvalidArgument for unknown names, or for none; Asleep.
+        """
+        return self.memory.table(names).map
+
+    def buffer_infos(self) -> list[BufferInfo]:
+        """Where every plane and layer lies, for whoever reads slots past this class, such as RDMA. Syncs: no.
+
+        Raises: Asleep.
+        """
+        self.memory.require_awake("buffer_infos")
+        return buffer_infos(self.memory.regions)
+
+    def copy(
+        self,
+        dst: Tensor,
+        src: Tensor,
+        *,
+        planes: Collection[str] | None = None,
+        checked: bool = False,
+        due: int | None = None,
+    ) -> None:
+        """Copies slots src[i] to dst[i] in one launch; see `memstate.kernels.copy.copy_slots`.
+
+        dst, src: int32 or int64 `n` on the storage's device. planes: names of those to copy (default: all), whose bytes
+        alone move and count. due: entries that are not skipped, where the caller knows. checked: refuse overlapping
+        sets and unknown ids first.
+        Syncs: only if checked. Raises: InvalidArgument, Asleep, nothing moved then.
+        """
+        self.memory.require_awake("copy")
+        table = self.memory.whole if planes is None else self.memory.table(planes)
+        self._require_ids("dst", dst)
+        self._require_ids("src", src)
+        if dst.numel() != src.numel():
+            raise InvalidArgument(f"copy: {dst.numel()} destinations for {src.numel()} sources")
+        if checked:
+            self.backend.counts.syncs += 2
+            check_disjoint(dst.tolist(), src.tolist(), self.slots)
+        if dst.numel():
+            self.backend.copy_slots(table.map, dst, src)
+            self._count(table.slot_bytes, copied=due)
+
+    def zero(self, ids: Tensor, *, due: int | None = None) -> None:
+        """Zeroes slots over all planes and layers in one launch; ids outside 1..slots are skipped.
+
+        ids: int32 or int64 `n` on the storage's device. due: entries that are not skipped, where the caller knows.
+        Syncs: no. Raises: InvalidArgument, Asleep, nothing moved then.
+        """
+        self.memory.require_awake("zero")
+        self._require_ids("ids", ids)
+        if ids.numel():
+            self.backend.zero_slots(self.plane_map, ids)
+            self._count(self.memory.whole.slot_bytes, zeroed=due)
+
+    def run_data(self, slots: Tensor, packet: Tensor, *, copied: int | None = None, zeroed: int | None = None) -> None:
+        """Carries out the data section of a command packet in one launch; see `memstate.kernels.copy.run_data`.
+
+        slots: int32 `register`. packet: int32. copied, zeroed: slots that will be, where the caller knows. Syncs: no.
+        Raises: Asleep, nothing moved then.
+        """
+        self.memory.require_awake("run_data")
+        self.backend.run_data(self.plane_map, slots, packet)
+        self._count(self.memory.whole.slot_bytes, copied=copied, zeroed=zeroed)
+
+    def gather(self, name: str, slots: Tensor, out: Tensor | None = None) -> Tensor:
+        """Slots of a plane side by side, `layer batch ...`; zeros for ids outside 1..slots.
+
+        slots: int32 or int64 `batch`. out: where to, contiguous (default: new memory). One launch, or one per layer
+        where an engine's tensors hold one layer each. Syncs: no. Raises: InvalidArgument, Asleep; ValueError as
+        `memstate.kernels.gather.gather_slots`.
+        """
+        regions = self._regions("gather", name)
+        self._require_ids("slots", slots)
+        plane = regions[0].plane
+        if out is None:
+            shape = (self.layout.layers, slots.numel(), *plane.shape)
+            out = torch.empty(shape, dtype=plane.dtype, device=self.device)
+        for region, part in self._beside(regions, "out", out):
+            self.backend.gather_slots(region.tensor, slots, part)
+        return out
+
+    def scatter(self, name: str, slots: Tensor, batch: Tensor) -> None:
+        """Copies a batch to slots of a plane; entries with an id outside 1..slots are skipped.
+
+        slots: int32 or int64 `batch`, distinct. batch: `layer batch ...`, contiguous. Changes: the plane. Launches,
+        Syncs, Raises: as `gather`.
+        """
+        regions = self._regions("scatter", name)
+        self._require_ids("slots", slots)
+        for region, part in self._beside(regions, "batch", batch):
+            self.backend.scatter_slots(region.tensor, slots, part)
+
+    def scatter_accepted(
+        self, name: str, window: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
+    ) -> None:
+        """Keeps the states after `accepted` and after `crossed` tokens of a speculative step; see
+        `memstate.kernels.scatter.scatter_accepted`.
+
+        window: `layer batch step ...`, contiguous. write, accepted, snapshot, crossed: int32 or int64 `batch`.
+        Changes: the plane. Launches, Syncs, Raises: as `gather`.
+        """
+        regions = self._regions("scatter_accepted", name)
+        for region, part in self._beside(regions, "window", window):
+            self.backend.scatter_accepted(region.tensor, part, write, accepted, snapshot, crossed)
+
+    def scatter_inputs(
+        self, name: str, inputs: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
+    ) -> None:
+        """Keeps the convolution windows after `accepted` and after `crossed` tokens of a speculative step; see
+        `memstate.kernels.scatter.scatter_inputs`.
+
+        inputs: `layer batch tap-1+step channel`, contiguous; the plane is `tap-1 channel` if its last size is that many
+        channels, and `channel tap-1` otherwise. The rest as `scatter_accepted`.
+        """
+        regions = self._regions("scatter_inputs", name)
+        for region, part in self._beside(regions, "inputs", inputs):
+            plane = region.tensor
+            if plane.dim() == part.dim() == 4 and plane.shape[3] != part.shape[3]:
+                plane = plane.transpose(2, 3)
+            self.backend.scatter_inputs(plane, part, write, accepted, snapshot, crossed)
+
+    def scrub_null(self) -> None:
+        """Zeroes slot 0, where foreign kernels may leave rubbish; one small device operation per tensor. Syncs: no.
+
+        Raises: Asleep.
+        """
+        self.memory.scrub_null()
+
+    def sleep(self, *, keep: bool = True) -> None:
+        """Releases the memory of the states until `wake`; the tensors stay, and must not be read meanwhile.
+
+        keep: keep the bytes in host memory; otherwise contents are undefined after `wake`, except the zero null slot.
+        Memory that an engine or `allocate` gave is its giver's to release, after this call. On a GPU, released memory
+        is with torch's allocator: `torch.cuda.empty_cache()` hands it on. Syncs: yes. Raises: Asleep if asleep already.
+        """
+        self.memory.sleep(keep)
+        self.backend.counts.syncs += 1
+
+    def wake(self) -> None:
+        """Brings the states back where `sleep` released them: the same tensors, at addresses that may have moved.
+
+        A giver's memory must be back in its tensors before. CUDA graphs that hold addresses of planes must be captured
+        anew; those of copies and zeros find the new ones. Syncs: yes. Raises: InvalidArgument if awake; Asleep,
+        LayoutMismatch (still asleep then) where memory is missing, or came back with a worse alignment.
+        """
+        self.memory.wake()
+        self.backend.counts.syncs += 1
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the memory of the states is released; every operation on slots raises Asleep then."""
+        return self.memory.asleep
+
+    def _regions(self, operation: str, name: str) -> list[Region]:
+        self.memory.require_awake(operation)
+        return self.memory.of(name)
+
+    def _beside(self, regions: Sequence[Region], what: str, tensor: Tensor) -> list[tuple[Region, Tensor]]:
+        """Each region with its layers of a tensor `layer ...`."""
+        if tensor.dim() < 1 or len(tensor) != self.layout.layers:
+            raise InvalidArgument(f"{what}: {tuple(tensor.shape)}, expected {self.layout.layers} layers first")
+        return [(region, tensor[region.first : region.first + len(region.tensor)]) for region in regions]
+
+    def _count(self, slot_bytes: int, copied: int | None = None, zeroed: int | None = None) -> None:
+        self.traffic.uncounted += copied is None and zeroed is None
+        self.traffic.copied += (copied or 0) * slot_bytes
+        self.traffic.zeroed += (zeroed or 0) * slot_bytes
+
+    def _require_ids(self, name: str, ids: Tensor) -> None:
+        if not isinstance(ids, Tensor):
+            raise InvalidArgument(f"{name}={ids!r}: expected a tensor of slot ids on {self.device}")
+        if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1 or not ids.is_contiguous():
+            raise InvalidArgument(
+                f"{name}: {ids.dtype} {tuple(ids.shape)} with strides {ids.stride()},"
+                " expected a contiguous vector of int32 or int64 slot ids"
+            )
+        if ids.device != self.device:
+            raise InvalidArgument(f"{name}: ids on {ids.device}, the storage is on {self.device}: move them first")
+
+    def __repr__(self) -> str:
+        return f"Storage({self.slots} slots + null, {format_bytes(self.nbytes)}, {self.layout.order}, {self.device})"
+
+
+def _require_backend(backend: Backend) -> None:
+    if not isinstance(backend, Backend):
+        raise InvalidArgument(f"backend={backend!r}: expected a Backend, such as memstate.Backend('auto', device)")
+
+
+def check_disjoint(dst: Sequence[int], src: Sequence[int], slots: int) -> None:
+    """Refuses copies whose result would depend on their order; entries that a copy skips do not count.
+
+    dst, src: slot ids, entry by entry. slots: the highest id there is. Raises: InvalidArgument naming the ids.
+    """
+    unknown = sorted({slot for slot in (*dst, *src) if slot > slots})
+    if unknown:
+        raise InvalidArgument(f"copy: ids {unknown} name no slot, the highest is {slots}")
+    due = [(to, of) for to, of in zip(dst, src, strict=True) if to > 0 and of > 0 and to != of]
+    twice = sorted(slot for slot, times in Counter(to for to, _ in due).items() if times > 1)
+    if twice:
+        raise InvalidArgument(f"copy: slots {twice} are destinations more than once: chance would pick the last writer")
+    both = sorted({to for to, _ in due} & {of for _, of in due})
+    if both:
+        raise InvalidArgument(f"copy: slots {both} are source and destination at once: copy in two calls")

@@ -1,0 +1,219 @@
+"""Layouts of known models: a preset for each of these checkpoints, and `from_config` for every other configuration.
+
+A preset takes the keywords of `from_config`: ssm_dtype (torch.float32), conv_dtype (torch.bfloat16), order
+("layer_major"), ranks (1), the tensor-parallel ranks of which the layout is one, and conv_order: "channel_first" for
+windows of `channel (width-1)`, "width_first" for `(width-1) channel` (default: as engines of the model have them, which
+is width first for Kimi Linear and channel first for the others). No preset waits for a device, and each raises
+InvalidArgument for ranks that do not divide its heads.
+"""
+
+from typing import Any, Final, TypedDict, Unpack
+
+import torch
+
+from memstate.state.layout import Order, StateLayout
+from memstate.state.presets.config import READERS, from_config
+from memstate.state.presets.families import ConvOrder
+from memstate.state.presets.layers import state_layers
+
+__all__ = [
+    "CHECKPOINTS",
+    "READERS",
+    "ConvOrder",
+    "Options",
+    "bamba",
+    "codestral_mamba",
+    "falcon_h1",
+    "falcon_mamba",
+    "from_config",
+    "granite_hybrid",
+    "kimi_linear",
+    "lfm2",
+    "mamba",
+    "nemotron_h",
+    "qwen3_5",
+    "qwen3_next",
+    "state_layers",
+]
+
+
+class Options(TypedDict, total=False):
+    """The keywords of a preset; `from_config` has their defaults."""
+
+    ssm_dtype: torch.dtype
+    conv_dtype: torch.dtype
+    order: Order
+    ranks: int
+    conv_order: ConvOrder | None
+
+
+_GRANITE_ATTENTION: Final = (5, 15, 25, 35)
+_KIMI_ATTENTION: Final = (4, 8, 12, 16, 20, 24, 27)  # from 1; the last layer is one, which the class default misses
+
+# The fields that decide the state, as config.json of the named checkpoint has them. Few are the defaults of the class.
+CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
+    "qwen3_next": {  # Qwen/Qwen3-Next-80B-A3B-Instruct
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 48,
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+    },
+    "qwen3_5": {  # Qwen/Qwen3.5-27B, its text model; the class has 32 layers and 32 value heads
+        "model_type": "qwen3_5_text",
+        "num_hidden_layers": 64,
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 48,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+    },
+    "nemotron_h": {  # nvidia/Nemotron-H-8B-Base-8K; the class has one state layer unless it is given a pattern
+        "model_type": "nemotron_h",
+        "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+        "mamba_num_heads": 128,
+        "mamba_head_dim": 64,
+        "n_groups": 8,
+        "ssm_state_size": 128,
+        "conv_kernel": 4,
+    },
+    "falcon_h1": {  # the defaults of the class at full width: d_ssm = expand * hidden_size, where the class says 1024
+        "model_type": "falcon_h1",
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "mamba_d_ssm": 8192,
+        "mamba_n_heads": 128,
+        "mamba_d_head": 64,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 256,
+        "mamba_d_conv": 4,
+    },
+    "granite_hybrid": {  # ibm-granite/granite-4.0-h-micro; the class has 128 heads and a state of 256
+        "model_type": "granitemoehybrid",
+        "num_hidden_layers": 40,
+        "layer_types": ["attention" if layer in _GRANITE_ATTENTION else "mamba" for layer in range(40)],
+        "hidden_size": 2048,
+        "mamba_expand": 2,
+        "mamba_n_heads": 64,
+        "mamba_d_head": 64,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 128,
+        "mamba_d_conv": 4,
+    },
+    "kimi_linear": {  # moonshotai/Kimi-Linear-48B-A3B-Instruct
+        "model_type": "kimi_linear",
+        "num_hidden_layers": 27,
+        "linear_attn_config": {
+            "full_attn_layers": list(_KIMI_ATTENTION),
+            "kda_layers": [layer for layer in range(1, 28) if layer not in _KIMI_ATTENTION],
+            "num_heads": 32,
+            "head_dim": 128,
+            "short_conv_kernel_size": 4,
+        },
+    },
+    "lfm2": {  # LiquidAI/LFM2-1.2B; the class has 32 layers of 2560 channels
+        "model_type": "lfm2",
+        "num_hidden_layers": 16,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        "hidden_size": 2048,
+        "conv_L_cache": 3,
+    },
+    "falcon_mamba": {  # tiiuae/falcon-mamba-7b, whose expand of 16 is not what its channels are
+        "model_type": "falcon_mamba",
+        "num_hidden_layers": 64,
+        "hidden_size": 4096,
+        "expand": 16,
+        "intermediate_size": 8192,
+        "state_size": 16,
+        "conv_kernel": 4,
+    },
+    "bamba": {  # ibm-ai-platform/Bamba-9B-v1; the class has a state of 256 and no attention
+        "model_type": "bamba",
+        "num_hidden_layers": 32,
+        "attn_layer_indices": [9, 18, 27],
+        "hidden_size": 4096,
+        "mamba_expand": 2,
+        "mamba_n_heads": 128,
+        "mamba_d_head": 64,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 128,
+        "mamba_d_conv": 4,
+    },
+    "codestral_mamba": {  # mistralai/Mamba-Codestral-7B-v0.1, the defaults of Mamba2Config
+        "model_type": "mamba2",
+        "num_hidden_layers": 64,
+        "hidden_size": 4096,
+        "num_heads": 128,
+        "head_dim": 64,
+        "n_groups": 8,
+        "state_size": 128,
+        "conv_kernel": 4,
+    },
+    "mamba": {  # state-spaces/mamba-2.8b-hf; the class is the smallest one
+        "model_type": "mamba",
+        "num_hidden_layers": 64,
+        "hidden_size": 2560,
+        "expand": 2,
+        "state_size": 16,
+        "conv_kernel": 4,
+    },
+}
+
+
+def qwen3_next(**options: Unpack[Options]) -> StateLayout:
+    """Qwen3-Next-80B-A3B: Gated DeltaNet in 36 of 48 layers."""
+    return from_config(CHECKPOINTS["qwen3_next"], **options)
+
+
+def qwen3_5(**options: Unpack[Options]) -> StateLayout:
+    """Qwen3.5-27B: Gated DeltaNet in 48 of 64 layers."""
+    return from_config(CHECKPOINTS["qwen3_5"], **options)
+
+
+def nemotron_h(**options: Unpack[Options]) -> StateLayout:
+    """Nemotron-H-8B: Mamba-2 in 24 of 52 layers."""
+    return from_config(CHECKPOINTS["nemotron_h"], **options)
+
+
+def falcon_h1(**options: Unpack[Options]) -> StateLayout:
+    """A Falcon-H1 of the class's size: Mamba-2 beside attention in all 32 layers."""
+    return from_config(CHECKPOINTS["falcon_h1"], **options)
+
+
+def granite_hybrid(**options: Unpack[Options]) -> StateLayout:
+    """Granite-4.0-H-Micro: Mamba-2 in 36 of 40 layers."""
+    return from_config(CHECKPOINTS["granite_hybrid"], **options)
+
+
+def kimi_linear(**options: Unpack[Options]) -> StateLayout:
+    """Kimi-Linear-48B-A3B: Kimi Delta Attention in 20 of 27 layers."""
+    return from_config(CHECKPOINTS["kimi_linear"], **options)
+
+
+def lfm2(**options: Unpack[Options]) -> StateLayout:
+    """LFM2-1.2B: short convolutions in 10 of 16 layers, and no ssm plane."""
+    return from_config(CHECKPOINTS["lfm2"], **options)
+
+
+def falcon_mamba(**options: Unpack[Options]) -> StateLayout:
+    """Falcon-Mamba-7B: Mamba in all 64 layers."""
+    return from_config(CHECKPOINTS["falcon_mamba"], **options)
+
+
+def bamba(**options: Unpack[Options]) -> StateLayout:
+    """Bamba-9B: Mamba-2 in 29 of 32 layers."""
+    return from_config(CHECKPOINTS["bamba"], **options)
+
+
+def codestral_mamba(**options: Unpack[Options]) -> StateLayout:
+    """Mamba-Codestral-7B: Mamba-2 in all 64 layers."""
+    return from_config(CHECKPOINTS["codestral_mamba"], **options)
+
+
+def mamba(**options: Unpack[Options]) -> StateLayout:
+    """Mamba-2.8B: Mamba in all 64 layers."""
+    return from_config(CHECKPOINTS["mamba"], **options)

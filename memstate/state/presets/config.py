@@ -1,0 +1,148 @@
+"""What the fields of a configuration mean, model type by model type. Knows names of fields; imports no transformers.
+
+A configuration is an object with attributes, or a config.json as a dict, written before or after transformers 5.0. A
+field that is missing is an error, never a default: the layout of a model that nobody has is worse than none.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Final
+
+import torch
+
+from memstate.errors import InvalidArgument
+from memstate.state.layout import Order, StateLayout
+from memstate.state.presets.families import ConvOrder, DeltaRule, Family, Mamba, Mamba2, ShortConv, ordered
+from memstate.state.presets.fields import Fields
+from memstate.state.presets.layers import state_layers
+
+NESTED = 4  # configurations of text models inside one another; real ones have one
+
+
+def _delta_rule(fields: Fields) -> Family:
+    fields.require_multiple("linear_num_value_heads", "linear_num_key_heads")
+    return DeltaRule(
+        key_heads=fields.number("linear_num_key_heads"),
+        value_heads=fields.number("linear_num_value_heads"),
+        key=fields.number("linear_key_head_dim"),
+        value=fields.number("linear_value_head_dim"),
+        width=fields.number("linear_conv_kernel_dim"),
+    )
+
+
+def _kimi(fields: Fields) -> Family:
+    # The class has fields of its own for what the checkpoint keeps in a nested dict.
+    heads = fields.number("linear_num_heads", "linear_attn_config.num_heads")
+    dim = fields.number("linear_head_dim", "linear_attn_config.head_dim")
+    width = fields.number("linear_conv_kernel_dim", "linear_attn_config.short_conv_kernel_size")
+    return DeltaRule(heads, heads, dim, dim, width, width_first=True)
+
+
+def _mamba2(
+    heads: str, dim: str, groups: str, state: str, width: str, *, wide: Sequence[tuple[str, ...]] = ()
+) -> Callable[[Fields], Family]:
+    """A reader for the five names that a model has for the same five dimensions.
+
+    wide: what the heads make up together as a product of fields, where the class insists on it; of several the first
+    that is there. Nemotron-H has heads that are not expand * hidden_size, and its class does not mind.
+    """
+
+    def read(fields: Fields) -> Family:
+        count, fixed = fields.number(heads), fields.get(dim) not in (None, "auto")
+        fields.require_multiple(heads, groups)
+        there = [names for names in wide if all(fields.get(name) is not None for name in names)]
+        names = there[0] if there else ()
+        channels = prod(fields.number(name) for name in names)
+        size = fields.number(dim) if fixed or not names else channels // count
+        if names and count * size != channels:
+            raise fields.refused(heads, dim, *names, expected=f"heads of one size that make up {channels} channels")
+        return Mamba2(count, size, fields.number(groups), fields.number(state), fields.number(width))
+
+    return read
+
+
+def _mamba(fields: Fields) -> Family:
+    # intermediate_size wins: Falcon-Mamba-7B has expand 16, and twice its hidden size in channels.
+    wide = fields.get("intermediate_size") is not None
+    channels = fields.number("intermediate_size") if wide else fields.number("expand") * fields.number("hidden_size")
+    return Mamba(channels, fields.number("state_size"), fields.number("conv_kernel"))
+
+
+def _jamba(fields: Fields) -> Family:
+    channels = fields.number("mamba_expand") * fields.number("hidden_size")  # intermediate_size is that of the MLP
+    return Mamba(channels, fields.number("mamba_d_state"), fields.number("mamba_d_conv"))
+
+
+def _short_conv(fields: Fields) -> Family:
+    return ShortConv(fields.number("hidden_size"), fields.number("conv_L_cache"))
+
+
+_EXPANDED: Final = ("mamba_expand", "hidden_size")
+
+
+def _hybrid_mamba2(*wide: tuple[str, ...]) -> Callable[[Fields], Family]:
+    names = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
+    return _mamba2(*names, wide=wide)
+
+
+READERS: Final[Mapping[str, Callable[[Fields], Family]]] = {
+    "qwen3_next": _delta_rule,
+    "qwen3_5_text": _delta_rule,
+    "qwen3_5_moe_text": _delta_rule,
+    "olmo_hybrid": _delta_rule,
+    "kimi_linear": _kimi,
+    "nemotron_h": _mamba2("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel"),
+    "falcon_h1": _hybrid_mamba2(("mamba_d_ssm",), _EXPANDED),
+    "bamba": _hybrid_mamba2(_EXPANDED),
+    "granitemoehybrid": _hybrid_mamba2(_EXPANDED),
+    "zamba2": _mamba2(
+        "n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_d_state", "mamba_d_conv", wide=[_EXPANDED]
+    ),
+    "mamba2": _mamba2(
+        "num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", wide=[("expand", "hidden_size")]
+    ),
+    "mamba": _mamba,
+    "falcon_mamba": _mamba,
+    "jamba": _jamba,
+    "lfm2": _short_conv,
+    "lfm2_moe": _short_conv,
+}
+
+
+def from_config(
+    config: object,
+    *,
+    ssm_dtype: torch.dtype = torch.float32,
+    conv_dtype: torch.dtype = torch.bfloat16,
+    order: Order = "layer_major",
+    ranks: int = 1,
+    conv_order: ConvOrder | None = None,
+) -> StateLayout:
+    """The layout of one of `ranks` ranks for a configuration object of transformers, or for a config.json as a dict.
+
+    A configuration of several models stands for its text model. conv_order: how windows lie in memory, "channel_first"
+    or "width_first" (default: as engines of the model have them). Syncs: no.
+    Raises: InvalidArgument for a type that is not known, for fields that are missing or contradict each other, and for
+    ranks that do not divide.
+    """
+    fields = Fields(config)
+    for _ in range(NESTED):
+        if (text := fields.get("text_config")) is None or _known(fields):
+            break
+        fields = Fields(text)
+    if not _known(fields):
+        raise InvalidArgument(
+            f"model_type {fields.get('model_type')!r}: the known ones are {', '.join(sorted(READERS))}"
+        )
+    layers = state_layers(fields.config)
+    if not layers:
+        raise InvalidArgument(f"{fields.get('model_type')}: no layer of this configuration holds state")
+    planes = READERS[fields.get("model_type")](fields).planes(ssm_dtype, conv_dtype)
+    if conv_order is not None:
+        planes = ordered(planes, conv_order)
+    return StateLayout(planes, layers, order).shard(ranks)
+
+
+def _known(fields: Fields) -> bool:
+    kind = fields.get("model_type")
+    return isinstance(kind, str) and kind in READERS

@@ -1,0 +1,61 @@
+"""The fields of a configuration: reading them, and refusing what contradicts itself. Knows no model.
+
+A configuration is an object with attributes, or a config.json as a dict.
+"""
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+from memstate.errors import InvalidArgument
+from memstate.state.sharding import is_whole
+
+
+class Fields:
+    """The fields of a configuration, which is an object with attributes or a dict; a dot leads into a nested one.
+
+    Raises: InvalidArgument for what is neither, such as the name of a model.
+    """
+
+    def __init__(self, config: object) -> None:
+        if config is None or isinstance(config, str | bytes | int | float | list | tuple | PathLike | type):
+            raise InvalidArgument(f"{config!r}: expected a configuration object or a dict")
+        self.config = config
+
+    def get(self, path: str) -> Any:
+        """A field, None if it is not there."""
+        value: Any = self.config
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+        return value
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a field, even one that says None."""
+        return name in self.config if isinstance(self.config, Mapping) else hasattr(self.config, name)
+
+    def number(self, *paths: str, least: int = 1) -> int:
+        """The first of these fields that is a number of `least` or more. Raises: InvalidArgument."""
+        for path in paths:
+            value = self.get(path)
+            if is_whole(value) and value >= least:
+                return int(value)
+        raise self.refused(*paths, expected=f"a number of {least} or more")
+
+    def numbers(self, path: str, known: range) -> list[int]:
+        """A field that lists some of the numbers `known`, each once. Raises: InvalidArgument."""
+        values = self.get(path)
+        if not isinstance(values, list | tuple) or not all(is_whole(value) and int(value) in known for value in values):
+            raise self.refused(path, expected=f"a list of numbers from {known.start} to {known.stop - 1}")
+        if len(set(values)) != len(values):
+            raise self.refused(path, expected="each number once")
+        return [int(value) for value in values]
+
+    def require_multiple(self, many: str, few: str) -> None:
+        """Refuses a number that is no multiple of another. Raises: InvalidArgument."""
+        if self.number(many) % self.number(few):
+            raise self.refused(many, few, expected="the first to be a multiple of the second")
+
+    def refused(self, *paths: str, expected: str) -> InvalidArgument:
+        """The error that shows these fields and says what was expected of them."""
+        found = ", ".join(f"{path} = {self.get(path)!r}" for path in paths)
+        return InvalidArgument(f"{self.get('model_type')} with {found}: expected {expected}")

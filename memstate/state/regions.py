@@ -1,0 +1,201 @@
+"""Where the bytes of planes lie: in arenas of memstate's own, or in tensors that an engine gives. Moves no slot.
+
+region   some layers of one plane in one tensor: all of them, or a single one where an engine allocates by layer
+block    one layer of one slot of a region; what lies between two blocks is somebody else's
+span     bytes that lie in one piece in every slot: a block, or several that touch
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memstate.errors import LayoutMismatch
+from memstate.state.layout import MOVE_BYTES, Plane, StateLayout
+
+
+class Region(NamedTuple):
+    """Layers of a plane in one tensor, from layer `first` on.
+
+    tensor: `layer slot ...`. blocks: its bytes, uint8 `layer slot byte`, in memstate's own arenas with their padding.
+    """
+
+    plane: Plane
+    first: int
+    tensor: Tensor
+    blocks: Tensor
+
+    def __repr__(self) -> str:
+        return _where(self.plane, self.first, self.first + len(self.tensor) - 1)
+
+
+@dataclass(frozen=True)
+class BufferInfo:
+    """Where the blocks of one plane and layer lie, in bytes: that of slot s at address + s * slot_stride.
+
+    nbytes: of a block, padding left out. slots: the highest slot there is.
+    """
+
+    plane: str
+    layer: int
+    address: int
+    slot_stride: int
+    nbytes: int
+    slots: int
+
+
+def allocated(
+    layout: StateLayout, slots: int, device: torch.device, allocate: Callable[[int], Tensor] | None
+) -> tuple[Tensor, ...]:
+    """Arenas for `slots` slots and the null slot. Raises: LayoutMismatch for one that does not fit."""
+    arenas = []
+    for nbytes in layout.arena_bytes(slots):
+        arena = allocate(nbytes) if allocate else torch.empty(nbytes, dtype=torch.uint8, device=device)
+        fits = arena.dtype == torch.uint8 and arena.shape == (nbytes,) and arena.is_contiguous()
+        if not fits or arena.device.type != device.type:
+            raise LayoutMismatch(
+                f"arena {arena.dtype} {tuple(arena.shape)} with strides {arena.stride()} on {arena.device},"
+                f" expected {nbytes} contiguous bytes of uint8 on {device}"
+            )
+        if arena.data_ptr() % MOVE_BYTES or arena.storage_offset() % MOVE_BYTES:
+            raise LayoutMismatch(f"arena at address {arena.data_ptr():#x}: expected a multiple of {MOVE_BYTES} bytes")
+        arenas.append(arena)
+    return tuple(arenas)
+
+
+def carve(layout: StateLayout, slots: int, arenas: Sequence[Tensor]) -> tuple[Region, ...]:
+    """The planes in arenas of `layout.arena_bytes(slots)`, uint8, as the layout places them."""
+    regions = []
+    for plane, place in zip(layout.planes, layout.placements(slots), strict=True):
+        arena, size = arenas[place.arena], plane.dtype.itemsize  # 1, 2, 4, 8 or 16: divides every stride and offset
+        start = arena.storage_offset() + place.offset
+        outer = (layout.layers, slots + 1)
+        inner = [prod(plane.shape[axis + 1 :]) for axis in range(len(plane.shape))]
+        strides = (place.layer_stride // size, place.slot_stride // size, *inner)
+        tensor = arena.view(plane.dtype).as_strided((*outer, *plane.shape), strides, start // size)
+        steps = (place.layer_stride, place.slot_stride, 1)
+        blocks = arena.as_strided((*outer, layout.block_bytes(plane)), steps, start)
+        regions.append(Region(plane, 0, tensor, blocks))
+    return tuple(regions)
+
+
+def adopt(
+    layout: StateLayout, tensors: Mapping[str, Tensor | Sequence[Tensor]], device: torch.device, slots: int | None
+) -> tuple[Region, ...]:
+    """The planes in an engine's tensors; see `Storage.from_tensors` for what is asked of them.
+
+    Raises: LayoutMismatch naming the plane, the layer and the numbers.
+    """
+    if not isinstance(tensors, Mapping):
+        raise LayoutMismatch(f"tensors of type {type(tensors).__name__}: expected a mapping, plane name -> tensor(s)")
+    names = [plane.name for plane in layout.planes]
+    if set(tensors) != set(names):
+        raise LayoutMismatch(f"tensors of planes {sorted(tensors)}: the layout has {sorted(names)}")
+    regions: list[Region] = []
+    for plane in layout.planes:
+        given = tensors[plane.name]
+        stacked = isinstance(given, Tensor)
+        if not stacked and not (isinstance(given, Sequence) and all(isinstance(one, Tensor) for one in given)):
+            raise LayoutMismatch(
+                f"plane {plane.name}: {type(given).__name__}, expected a tensor `layer slot ...` or one per layer"
+            )
+        if not stacked and len(given) != layout.layers:
+            raise LayoutMismatch(f"plane {plane.name}: tensors of {len(given)} layers, the layout has {layout.layers}")
+        for layer, one in enumerate([given] if isinstance(given, Tensor) else given):
+            layers = layout.layers if stacked else 1
+            tensor = one if stacked else one.unsqueeze(0)
+            _require_fit(_where(plane, layer, layer + layers - 1), plane, layers, tensor, device)
+            regions.append(Region(plane, layer, tensor, _as_bytes(tensor, plane.nbytes)))
+    first = regions[0]
+    for region in regions:
+        if region.tensor.shape[1] != first.tensor.shape[1] or region.tensor.device != first.tensor.device:
+            raise LayoutMismatch(
+                f"{region}: {region.tensor.shape[1]} slots with the null slot on {region.tensor.device},"
+                f" {first} has {first.tensor.shape[1]} on {first.tensor.device}"
+            )
+    if slots is not None and first.tensor.shape[1] != slots + 1:
+        raise LayoutMismatch(
+            f"{first}: {first.tensor.shape[1]} entries along the slot axis, expected {slots + 1}: the null slot and"
+            f" {slots} slots"
+        )
+    require_apart(buffer_infos(regions))
+    return tuple(regions)
+
+
+def buffer_infos(regions: Sequence[Region]) -> list[BufferInfo]:
+    """Where every plane and layer lies, padding left out; planes without bytes are left out."""
+    return [
+        BufferInfo(
+            region.plane.name, region.first + layer, region.blocks.data_ptr() + layer * region.blocks.stride(0),
+            region.blocks.stride(1), region.plane.nbytes, region.blocks.shape[1] - 1,
+        )
+        for region in regions
+        if region.plane.nbytes
+        for layer in range(len(region.blocks))
+    ]  # fmt: skip
+
+
+def _as_bytes(tensor: Tensor, nbytes: int) -> Tensor:
+    """The blocks of a tensor `layer slot ...` as uint8 `layer slot byte`; nothing is copied."""
+    size = tensor.element_size()
+    shape, strides = (*tensor.shape[:2], nbytes), (tensor.stride(0) * size, tensor.stride(1) * size, 1)
+    view = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return view.set_(tensor.untyped_storage(), tensor.storage_offset() * size, shape, strides)
+
+
+def _where(plane: Plane, first: int, last: int) -> str:
+    return f"plane {plane.name}, layer {first}" if first == last else f"plane {plane.name}, layers {first} to {last}"
+
+
+def _require_fit(where: str, plane: Plane, layers: int, tensor: Tensor, device: torch.device) -> None:
+    shape = (layers, *tensor.shape[1:2], *plane.shape)
+    if tensor.shape != shape or tensor.dtype != plane.dtype:
+        raise LayoutMismatch(
+            f"{where}: {tensor.dtype} {tuple(tensor.shape)}, expected {plane.dtype}"
+            f" `layer slot ...` = ({layers}, slots, {', '.join(map(str, plane.shape))})"
+        )
+    if tensor.device.type != device.type or device.index not in (None, tensor.device.index):
+        raise LayoutMismatch(f"{where}: on {tensor.device}, expected {device}")
+    if tensor.shape[1] < 2:
+        raise LayoutMismatch(f"{where}: {tensor.shape[1]} slots, expected the null slot and at least one more")
+    if not tensor[0, 0].is_contiguous():
+        raise LayoutMismatch(
+            f"{where}: {tuple(tensor.shape)} with strides {tensor.stride()}, expected contiguous layers of slots"
+        )
+
+
+def require_apart(infos: Sequence[BufferInfo]) -> None:
+    """Raises: LayoutMismatch where two blocks share a byte; exact, whatever the strides."""
+    for info in infos:
+        if info.slot_stride < info.nbytes:
+            raise LayoutMismatch(
+                f"plane {info.plane}, layer {info.layer}: slots of {info.nbytes} bytes, {info.slot_stride} bytes apart"
+            )
+    ordered = sorted(infos, key=lambda info: info.address)
+    for number, info in enumerate(ordered):
+        end = info.address + info.slots * info.slot_stride + info.nbytes
+        for other in ordered[number + 1 :]:
+            if other.address >= end:
+                break
+            if _overlap(info, other):
+                raise LayoutMismatch(
+                    f"plane {info.plane}, layer {info.layer} and plane {other.plane}, layer {other.layer} share bytes:"
+                    f" {info.nbytes} from {info.address:#x} every {info.slot_stride},"
+                    f" {other.nbytes} from {other.address:#x} every {other.slot_stride}"
+                )
+
+
+def _overlap(low: BufferInfo, high: BufferInfo) -> bool:
+    """Whether a block of one shares a byte with a block of the other; `high` does not start below `low`."""
+    ahead, slots = high.address - low.address, low.slots + 1
+    if low.slot_stride == high.slot_stride:
+        turns, rest = divmod(ahead, low.slot_stride)  # slot 0 of high lies `rest` behind slot `turns` of low
+        before = low.slot_stride - rest  # and this much before the next one
+        return (turns < slots and rest < low.nbytes) or (turns + 1 < slots and before < high.nbytes)
+    starts = np.arange(slots, dtype=np.int64) * low.slot_stride - ahead  # of low's blocks, from the first of high
+    last = np.minimum((starts + low.nbytes - 1) // high.slot_stride, slots - 1)  # of high's that start before the end
+    return bool(((last >= 0) & (last * high.slot_stride + high.nbytes > starts)).any())

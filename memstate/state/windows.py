@@ -1,0 +1,64 @@
+"""The bytes of speculative steps: which state of a window becomes a row's, and which a snapshot. Knows no row.
+
+states   layer batch step ...              the state after each of the step's tokens
+inputs   layer batch tap-1+step channel    for a convolution: every input once; the state after a tokens is a : a+tap-1
+"""
+
+from torch import Tensor
+
+from memstate.errors import InvalidArgument
+from memstate.state.layout import Plane
+from memstate.state.planes import Storage
+
+
+def require(storage: Storage, windows: dict[str, Tensor], batch: int, tokens: int) -> None:
+    """Raises: InvalidArgument unless there is one fitting window a plane, for `batch` entries of up to `tokens`."""
+    planes = {plane.name: plane for plane in storage.layout.planes}
+    if set(windows) != set(planes):
+        raise InvalidArgument(f"windows of planes {sorted(windows)}: every plane needs one, {sorted(planes)}")
+    for name, window in windows.items():
+        plane = planes[name]
+        if not isinstance(window, Tensor) or window.device != storage.device:
+            where = window.device if isinstance(window, Tensor) else repr(window)
+            raise InvalidArgument(f"window of plane {name} on {where}: expected a tensor on {storage.device}")
+        held = (storage.layout.layers, batch)
+        if _is_states(plane, window):
+            fits = window.shape[:2] == held and window.shape[2] >= tokens and window.shape[3:] == plane.shape
+        else:
+            taps, channels = taps_and_channels(plane, window)
+            fits = window.shape[:2] == held and window.shape[2] >= taps + tokens and window.shape[3] == channels
+        if not fits or window.dtype != plane.dtype or not window.is_contiguous():
+            raise InvalidArgument(
+                f"window of plane {name}: {window.dtype} {tuple(window.shape)} with strides {window.stride()}; "
+                f"expected contiguous {plane.dtype}, {(*held, tokens, *plane.shape)} or more steps, or the inputs of "
+                "a convolution, `layer batch tap-1+step channel`"
+            )
+
+
+def scatter(
+    storage: Storage, windows: dict[str, Tensor], write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
+) -> None:
+    """Copies what was accepted into slots, one launch a plane. write, accepted, snapshot, crossed: int32 `batch`;
+    `accepted` tokens to `write`, and up to the boundary inside, `crossed`, to `snapshot`. Changes: planes. Syncs: no.
+    """
+    for plane in storage.layout.planes:
+        window = windows[plane.name]
+        if _is_states(plane, window):
+            storage.scatter_accepted(plane.name, window, write, accepted, snapshot, crossed)
+        else:
+            storage.scatter_inputs(plane.name, window, write, accepted, snapshot, crossed)
+
+
+def _is_states(plane: Plane, window: Tensor) -> bool:
+    return window.dim() == 3 + len(plane.shape)
+
+
+def taps_and_channels(plane: Plane, window: Tensor) -> tuple[int, int]:
+    """How a plane of conv inputs is laid out: the taps it keeps and its channels. Raises: InvalidArgument."""
+    if len(plane.shape) != 2 or window.dim() != 4:
+        raise InvalidArgument(
+            f"window of plane {plane.name}: {tuple(window.shape)} for a state of {plane.shape}: expected one more axis "
+            "for the step, or for a convolution `layer batch tap-1+step channel`"
+        )
+    first, second = plane.shape
+    return (first, second) if window.shape[3] == second else (second, first)

@@ -1,0 +1,1 @@
+"""Records across another tensor-parallel split."""

@@ -1,0 +1,258 @@
+"""A prompt's records handed over to the ranks of another split, from store to store. Knows no device, no host cache."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import NamedTuple, TypeVar
+
+import torch
+
+from memstate.errors import InvalidArgument
+from memstate.state import sharding as split
+from memstate.state.layout import StateLayout
+from memstate.tiers.handover.resplit import Resplit
+from memstate.tiers.keys import Keys, fingerprint
+from memstate.tiers.records import FLAWS, Kind, RecordFormat
+from memstate.tiers.stores.base import Bytes, Outcome, Store
+from memstate.tokens import BYTES, Tokens, encode
+
+T = TypeVar("T")
+ASKED = 256  # records that a store is asked about at a time
+
+
+@dataclass
+class Handed:
+    """What came of handing a prompt over.
+
+    length: tokens from which the target rank can start now, 0 for none. written: records. present: records that the
+    target had already. faults: of records, by word: `missing`, where other ranks, or pages after it, make it look as if
+    it should be there; `damaged` and `failed` of stores; the flaws of `memstate.tiers.records`.
+    """
+
+    length: int = 0
+    written: int = 0
+    present: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+
+
+class Prompt(NamedTuple):
+    """The digests of a prompt's pages: those of the target rank, and those of each source rank."""
+
+    own: list[bytes]
+    theirs: Mapping[int, list[bytes]]
+
+
+class HandOver:
+    """Brings prompts to rank `rank` of `to_ranks`, out of what `ranks` ranks of the same model keep in a store.
+
+    state, kv: layouts of the whole model as records have them, None where there are none; model, page_tokens: as the
+    managers on both sides have them. source and target may be one store. batch: KV pages on their way at a time.
+    For one thread at a time, which waits for the stores. Raises: as `Resplit`; OSError where a store refuses memory.
+    """
+
+    def __init__(
+        self, model: str, state: StateLayout | None, kv: StateLayout | None, page_tokens: int, *,
+        source: Store, ranks: int, target: Store, to_ranks: int, rank: int, batch: int = 8,
+    ) -> None:  # fmt: skip
+        splits = {kind: Resplit(layout, ranks, to_ranks) for kind, layout in (("state", state), ("kv", kv)) if layout}
+        if not splits:
+            raise InvalidArgument("state=None, kv=None: there is nothing to hand over")
+
+        def keys(of: int, count: int) -> Keys:
+            cut = [layout.shard(count) if layout else None for layout in (state, kv)]
+            return Keys(fingerprint(model, cut[0], cut[1], page_tokens, of, count), page_tokens)
+
+        self.page_tokens = split.whole("page_tokens", page_tokens)
+        self._theirs = {of: keys(of, ranks) for each in splits.values() for of in each.sources(rank)}
+        self._own = keys(rank, to_ranks)
+        stores, batch = (source, target), split.whole("batch", batch)
+        kv_split, state_split = splits.get("kv"), splits.get("state")
+        self._state = _Carrier("state", state_split, rank, self._own, self._theirs, *stores, 1) if state_split else None
+        self._kv = _Carrier("kv", kv_split, rank, self._own, self._theirs, *stores, batch) if kv_split else None
+
+    def run(self, tokens: Tokens, salt: Hashable = None, most: int | None = None) -> Handed:
+        """Brings the deepest state of a prompt that can be had, and all KV before it; without states, KV as far as it
+        reaches.
+
+        tokens, salt: of the prompt, whole pages of which count. most: tokens that are of use; by default all but the
+        last, because the prompt itself computes that one in any case, for the logits after it; all of them where
+        longer prompts will go on from there. Ranks that start alike run again with the least of their lengths, until
+        it is the same. What a source rank lacks is not written, and no state without its KV. Raises: InvalidArgument.
+        """
+        key = encode(tokens)
+        most = max(0, len(key) // BYTES - 1) if most is None else split.whole("most", most, least=0)
+        key = key[: most * BYTES]
+        prompt = Prompt(self._own.of(key, salt), {of: keys.of(key, salt) for of, keys in self._theirs.items()})
+        handed, state, done = Handed(), None, 0
+        reach = len(prompt.own) if self._kv is None else self._kv.reach(prompt, handed)
+        for end in self._ends(prompt, reach, handed):
+            if end > reach:  # a page before it did not come
+                continue
+            if self._state and not (state := self._state.prepare(prompt, [end - 1], handed)).usable:
+                continue
+            done = reach = self._bring(prompt, done, end, handed)
+            if done < end:
+                continue
+            if self._state is None or (state and self._state.finish(prompt, state, handed)):
+                handed.length = end * self.page_tokens
+            break  # a target that takes no state takes no other
+        return handed
+
+    def _ends(self, prompt: Prompt, reach: int, handed: Handed) -> Sequence[int]:
+        """Ends of pages where a request could start, the deepest first."""
+        if self._state is None:
+            return range(reach, 0, -1)
+        lacking = self._state.lacking(prompt, range(reach))
+        _count(handed, ["missing"] * sum(count for count in lacking if count < self._state.ranks))
+        return [page + 1 for page in range(reach)[::-1] if not lacking[page]]
+
+    def _bring(self, prompt: Prompt, done: int, end: int, handed: Handed) -> int:
+        """Brings the KV of pages done .. end-1 in order; the page after the last one that the target has then."""
+        while self._kv is not None and done < end:
+            pages = range(done, min(end, done + self._kv.room))
+            came = self._kv.finish(prompt, self._kv.prepare(prompt, pages, handed), handed)
+            done += came
+            if came < len(pages):
+                return done
+        return max(done, end)
+
+
+class Ready(NamedTuple):
+    """Of some pages those that the target has, and those whose records wait to be written."""
+
+    pages: Sequence[int]
+    here: set[int]
+    built: list[int]
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is anything."""
+        return bool(self.here or self.built)
+
+
+class _Carrier:
+    """Moves records of one kind. room: records at a time. ranks: sources that each of them is made of."""
+
+    def __init__(
+        self, kind: Kind, resplit: Resplit, rank: int, own: Keys, theirs: Mapping[int, Keys], source: Store,
+        target: Store, room: int,
+    ) -> None:  # fmt: skip
+        self._resplit, self._rank, self._page_tokens, self.room = resplit, rank, own.page_tokens, room
+        self._source, self._target, self._sources = source, target, resplit.sources(rank)
+        self._form = RecordFormat(kind, resplit.layout.shard(resplit.to_ranks), own.fingerprint)
+        layout = resplit.layout.shard(resplit.ranks)
+        self._forms = [RecordFormat(kind, layout, theirs[of].fingerprint) for of in self._sources]
+        self.ranks = len(self._sources)
+        self._read = [_memory(source, room, form.nbytes) for form in self._forms]
+        self._out = _memory(target, room, self._form.nbytes)
+
+    def lacking(self, prompt: Prompt, pages: Sequence[int]) -> list[int]:
+        """How many of the source ranks have no record of each page; 0 where the target has one."""
+        there = self._exist(self._target, self._form, prompt.own, pages)
+        rest = [page for page, has in zip(pages, there, strict=True) if not has]
+        found = [self._exist(self._source, *each, rest) for each in self._of_sources(prompt)]
+        lack = {page: self.ranks - sum(has) for page, *has in zip(rest, *found, strict=True)}
+        return [lack.get(page, 0) for page in pages]
+
+    def reach(self, prompt: Prompt, handed: Handed) -> int:
+        """The first page that some source rank lacks, or the number of them."""
+        pages = range(len(prompt.own))
+        for at in range(0, len(pages), ASKED):
+            for page, lack in zip(pages[at:], self.lacking(prompt, pages[at : at + ASKED]), strict=False):
+                if lack:
+                    _count(handed, ["missing"] * lack)
+                    return page
+        return len(pages)
+
+    def prepare(self, prompt: Prompt, pages: Sequence[int], handed: Handed) -> Ready:
+        """Builds the records of up to `room` pages, in order, up to the first that cannot be had."""
+        found = self._present(prompt, pages, handed)
+        here = {page for page, flaw in found.items() if not flaw}
+        sure = takewhile(lambda page: found.get(page) != "failed", pages)  # writing over it could end either way
+        rest = [page for page in sure if page not in here]
+        return Ready(pages, here, rest[: self._build(prompt, rest, handed)])
+
+    def finish(self, prompt: Prompt, ready: Ready, handed: Handed) -> int:
+        """Writes what was built; how many of the pages, from the first on, the target has then."""
+        names = self._names(self._form, prompt.own, ready.built)
+        outcomes = _asked(self._target.put, Outcome.FAILED, names, self._out[: len(names)])
+        done = {page for page, outcome in zip(ready.built, outcomes, strict=True) if outcome == Outcome.DONE}
+        handed.written += len(done)
+        handed.present += len(ready.here)
+        _count(handed, ["failed"] * (len(names) - len(done)))
+        return len(list(takewhile((done | ready.here).__contains__, ready.pages)))
+
+    def _present(self, prompt: Prompt, pages: Sequence[int], handed: Handed) -> dict[int, str]:
+        """What is wrong with the records that the target has; those that are not what they should be are deleted."""
+        there = self._exist(self._target, self._form, prompt.own, pages)
+        pages = [page for page, has in zip(pages, there, strict=True) if has]
+        flaws = self._get(self._target, self._form, prompt.own, pages, self._out)
+        _count(handed, [flaw for flaw in flaws if flaw != "missing"])  # gone since: no fault of its own
+        found = dict(zip(pages, flaws, strict=True))
+        wrong = [page for page, flaw in found.items() if flaw not in ("", "missing", "failed")]
+        if read := [page for page in wrong if found[page] in FLAWS]:
+            with suppress(OSError):
+                self._target.discard(self._names(self._form, prompt.own, read))
+        still = self._exist(self._target, self._form, prompt.own, wrong)
+        found |= {page: "failed" for page, has in zip(wrong, still, strict=True) if has}
+        return found
+
+    def _build(self, prompt: Prompt, pages: Sequence[int], handed: Handed) -> int:
+        """Fills records of the target; how many of the pages, from the first on, could be had."""
+        good = len(pages)
+        for (form, keys), rows in zip(self._of_sources(prompt), self._read, strict=True):
+            flaws = self._get(self._source, form, keys, pages[:good], rows)
+            _count(handed, flaws)
+            good = [*map(bool, flaws), True].index(True)
+        header = self._forms[0].header_bytes
+        for row, page in enumerate(pages[:good]):
+            bodies = {of: rows[row][header:] for of, rows in zip(self._sources, self._read, strict=True)}
+            self._resplit.body(self._rank, bodies, self._out[row][self._form.header_bytes :])
+            self._form.seal(self._out[row], prompt.own[page], (page + 1) * self._page_tokens)
+        return good
+
+    def _of_sources(self, prompt: Prompt) -> list[tuple[RecordFormat, list[bytes]]]:
+        return [(form, prompt.theirs[of]) for form, of in zip(self._forms, self._sources, strict=True)]
+
+    def _names(self, form: RecordFormat, keys: Sequence[bytes], pages: Sequence[int]) -> list[str]:
+        return [form.name(keys[page]) for page in pages]
+
+    def _exist(self, store: Store, form: RecordFormat, keys: Sequence[bytes], pages: Sequence[int]) -> list[bool]:
+        parts = (pages[at : at + ASKED] for at in range(0, len(pages), ASKED))
+        return [has for part in parts for has in _asked(store.exists, False, self._names(form, keys, part))]
+
+    def _get(
+        self, store: Store, form: RecordFormat, keys: Sequence[bytes], pages: Sequence[int], rows: Sequence[Bytes]
+    ) -> list[str]:
+        """Reads records into rows; what is wrong with each."""
+        outcomes = _asked(store.get, Outcome.FAILED, self._names(form, keys, pages), rows[: len(pages)])
+        return [
+            form.flaw(row, keys[page], (page + 1) * self._page_tokens)
+            if outcome == Outcome.DONE
+            else outcome.name.lower()
+            for page, row, outcome in zip(pages, rows, outcomes, strict=False)
+        ]
+
+
+def _asked(call: Callable[..., list[T]], unknown: T, names: Sequence[str], *buffers: Sequence[Bytes]) -> list[T]:
+    """What a store answers, name by name; `unknown` where it cannot."""
+    if not names:
+        return []
+    try:
+        answers = call(names, *buffers)
+    except OSError:
+        answers = []
+    return answers if len(answers) == len(names) else [unknown] * len(names)
+
+
+def _count(handed: Handed, flaws: Sequence[str]) -> None:
+    handed.faults.update(flaw for flaw in flaws if flaw)
+
+
+def _memory(store: Store, records: int, nbytes: int) -> list[Bytes]:
+    """Records that a store can read and write."""
+    memory = torch.zeros((records, nbytes), dtype=torch.uint8)
+    store.register(memory)
+    return list(memory.numpy())

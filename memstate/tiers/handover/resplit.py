@@ -1,0 +1,187 @@
+"""Records across another tensor-parallel split: out of bodies of some ranks the body of a rank that cuts heads
+otherwise. Knows no store and no key.
+
+rank 0 of 2   heads 0 1 | group 0  ─┬─▶  rank 0 of 4   head 0 | group 0     a target rank reads what it needs of as few
+                                    └─▶  rank 1 of 4   head 1 | group 0     ranks as can be, of replicas the lowest
+rank 1 of 2   heads 2 3 | group 1  ──▶ ..
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from einops import rearrange
+
+from memstate.errors import InvalidArgument, LayoutMismatch
+from memstate.state import sharding as split
+from memstate.state.layout import MOVE_BYTES, Plane, StateLayout
+from memstate.state.sharding import Owned
+from memstate.tiers.stores.base import Bytes
+
+
+class Move(NamedTuple):
+    """Elements `taken` along the axis of a plane of source rank `source` become the elements `given` of the target."""
+
+    plane: int
+    source: int
+    taken: slice
+    given: slice
+
+
+class Resplit:
+    """What ranks of one split hold, cut for the ranks of another: bytes are moved, none is computed.
+
+    layout: of the whole model's states, or of its KV pages, in any order; `layout.shard` says how both sides cut it.
+    Planes without parts are whole on every rank. A body is one slot of a rank in slot order, aligned to 16: what a
+    record has behind its header. An int8 plane `x` goes with its scales `x.scale`, where both are cut alike.
+    Raises: InvalidArgument for ranks that neither divide the units of a part nor are divided by them; LayoutMismatch
+    for scales that ranks would not hold with their values.
+    """
+
+    def __init__(self, layout: StateLayout, ranks: int, to_ranks: int) -> None:
+        self.layout = replace(layout, order="slot_major", alignment=MOVE_BYTES)
+        _require_scales(self.layout)
+        self.ranks, self.to_ranks = split.whole("ranks", ranks), split.whole("to_ranks", to_ranks)
+        self._from, self._to = self.layout.shard(self.ranks), self.layout.shard(self.to_ranks)
+        self._held = [[_held(plane, self.ranks, rank) for plane in layout.planes] for rank in range(self.ranks)]
+        wanted = [[_held(plane, self.to_ranks, rank) for plane in layout.planes] for rank in range(self.to_ranks)]
+        self._sources = [self._fewest(planes) for planes in wanted]
+        self._moves = [self._cut(*each) for each in zip(wanted, self._sources, strict=True)]
+
+    def __repr__(self) -> str:
+        planes = ", ".join(plane.name for plane in self.layout.planes)
+        return f"Resplit({planes} x {self.layout.layers} layers, {self.ranks} -> {self.to_ranks} ranks)"
+
+    def sources(self, rank: int) -> list[int]:
+        """The source ranks whose bodies make up that of a target rank: as few as can be, and the lowest of those.
+
+        Raises: InvalidArgument.
+        """
+        return list(self._sources[self._require_rank(rank)])
+
+    def body(self, rank: int, bodies: Mapping[int, Bytes], out: Bytes) -> None:
+        """Writes the body of a target rank, padding zero.
+
+        bodies: of each of `sources(rank)`; bodies and out: uint8 `byte`, contiguous, no memory in common. Changes: out.
+        Syncs: no. Raises: InvalidArgument; nothing was written.
+        """
+        sources = self._sources[self._require_rank(rank)]
+        for source in sources:
+            if source not in bodies:
+                raise InvalidArgument(f"bodies of ranks {sorted(bodies)}: rank {rank} also needs that of {source}")
+            _require_body(f"body of rank {source}", bodies[source], self._from)
+            if np.may_share_memory(bodies[source], out):
+                raise InvalidArgument(f"out shares memory with the body of rank {source}: expected memory of its own")
+        _require_body("out", out, self._to)
+        if not out.flags.writeable:
+            raise InvalidArgument("out is read-only: expected memory that can be written")
+        held, planes = {source: _planes(self._from, bodies[source]) for source in sources}, _planes(self._to, out)
+        for move in self._moves[rank]:
+            planes[move.plane][:, :, move.given] = held[move.source][move.plane][:, :, move.taken]
+        for _, padding in _blocks(self._to, out):
+            padding[:] = 0
+
+    def _fewest(self, wanted: Sequence[Sequence[Owned]]) -> list[int]:
+        """Each piece that is wanted lies on neighbouring ranks. From the last such run on, its lowest rank is taken
+        unless one taken before is in the run: no choice has fewer ranks, and none of as few has lower ones.
+        """
+        runs: list[range] = []
+        for number, parts in enumerate(wanted):
+            for place, want in enumerate(parts):
+                holders: dict[tuple[int, int], list[int]] = {}
+                for rank, planes in enumerate(self._held):
+                    whole = planes[number][place].whole
+                    if whole.start < want.whole.stop and want.whole.start < whole.stop:
+                        holders.setdefault((whole.start, whole.stop), []).append(rank)
+                runs += [range(ranks[0], ranks[-1] + 1) for ranks in holders.values()]
+        taken: list[int] = []
+        for run in sorted(runs, key=lambda run: run.start, reverse=True):
+            if not taken or taken[-1] not in run:
+                taken.append(run.start)
+        return taken[::-1]
+
+    def _cut(self, wanted: Sequence[Sequence[Owned]], sources: Sequence[int]) -> list[Move]:
+        """What is wanted, piece by piece, from the lowest of the sources that has it."""
+        moves = []
+        for number, parts in enumerate(wanted):
+            for place, want in enumerate(parts):
+                at, offset = want.whole.start, want.local.start - want.whole.start
+                for source in sources:  # the higher the rank, the further along the axis
+                    have = self._held[source][number][place]
+                    if have.whole.start <= at < min(have.whole.stop, want.whole.stop):
+                        end, back = min(have.whole.stop, want.whole.stop), have.local.start - have.whole.start
+                        moves.append(
+                            Move(number, source, slice(at + back, end + back), slice(at + offset, end + offset))
+                        )
+                        at = end
+                assert at == want.whole.stop, f"{want} is on none of the ranks {sources}"
+        return moves
+
+    def _require_rank(self, rank: int) -> int:
+        if not split.is_whole(rank) or not 0 <= rank < self.to_ranks:
+            raise InvalidArgument(f"rank {rank!r}: expected 0 to {self.to_ranks - 1}, of the target")
+        return int(rank)
+
+
+def _held(plane: Plane, ranks: int, rank: int) -> list[Owned]:
+    """What a rank holds of a plane, in elements along its axis."""
+    length = plane.shape[plane.axis] if plane.shape else 1
+    return [
+        owned if plane.parts else Owned(owned.part, slice(0, length), slice(0, length))
+        for owned in plane.owned(ranks, rank)
+    ]
+
+
+def _blocks(layout: StateLayout, body: Bytes) -> list[tuple[Bytes, Bytes]]:
+    """Of each plane of a body its bytes, `layer byte`, and its padding."""
+    layers = rearrange(body, "(layer byte) -> layer byte", layer=layout.layers)
+    rows = [(layers[:, row.offset :], row.payload, row.payload + row.padding) for row in layout.table()]
+    return [(block[:, :payload], block[:, payload:end]) for block, payload, end in rows]
+
+
+def _planes(layout: StateLayout, body: Bytes) -> list[Bytes]:
+    """Views of the planes of a body, `layer outer along byte`: `along` is the axis that is cut."""
+    views = []
+    for plane, (block, _) in zip(layout.planes, _blocks(layout, body), strict=True):
+        outer, along = prod(plane.shape[: plane.axis]), plane.shape[plane.axis] if plane.shape else 1
+        inner = prod(plane.shape[plane.axis + 1 :]) * plane.dtype.itemsize
+        views.append(
+            rearrange(block, "layer (outer along byte) -> layer outer along byte", outer=outer, along=along, byte=inner)
+        )
+    return views
+
+
+def _require_body(what: str, body: Bytes, layout: StateLayout) -> None:
+    """Raises: InvalidArgument."""
+    size = layout.bytes_per_slot
+    if body.dtype != np.uint8 or body.shape != (size,) or not body.flags.c_contiguous:
+        raise InvalidArgument(
+            f"{what}: {body.dtype} {body.shape}, expected {size} contiguous bytes, without the header"
+        )
+
+
+def _require_scales(layout: StateLayout) -> None:
+    """Refuses scales that ranks would not hold with their values: a value means nothing without its own.
+
+    Scales are of the shape of the values, but for the axis along which these share one, which is 1. Raises:
+    LayoutMismatch.
+    """
+    planes = {plane.name: plane for plane in layout.planes}
+    for values in layout.planes:
+        scales = planes.get(f"{values.name}.scale")
+        if scales is None or values.dtype != torch.int8:
+            continue
+        shape, axis = values.shape, values.axis
+        same = [
+            (*shape[:shared], 1, *shape[shared + 1 :]) == scales.shape and (not values.parts or scales.axis == axis)
+            for shared in range(len(shape))
+        ]
+        if not any(same) or scales.parts != values.parts:
+            raise LayoutMismatch(
+                f"{values!r} on axis {axis} with {scales!r} on axis {scales.axis}: ranks cut values and their scales"
+                " alike only where no scale is of values of two heads; give both the same parts, or hand over records"
+                " without int8"
+            )

@@ -1,0 +1,199 @@
+"""Slots and records: where the bytes of a slot lie in a record, and the launches that move them. Knows no key, no pool.
+
+    header   what belongs to the record's owner
+    body     a slot of the same layout in slot-major order: layer by layer, plane by plane, each padded to 16 bytes
+
+A record is the same wherever it is: beside the planes, in host memory, in storage. Padding is never written, so that it
+stays zero where memory starts as zeros.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import gcd
+
+import torch
+from torch import Tensor
+
+from memstate.checks import is_count
+from memstate.errors import InvalidArgument, LayoutMismatch
+from memstate.kernels.tables import TILE_BYTES, Piece, RecordMap, ScaledMap
+from memstate.state.layout import MOVE_BYTES, Plane, StateLayout, format_bytes
+from memstate.state.planes import Storage
+from memstate.state.regions import Region
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class RecordTable:
+    """The tile table of some regions and of the body of a record, which can be filled again in place."""
+
+    def __init__(self, regions: Sequence[Region], layout: StateLayout, device: torch.device) -> None:
+        self._blocks = tuple(region.blocks for region in regions)
+        pieces = _pieces(regions, layout)
+        self.unit = gcd(MOVE_BYTES, *(size for tile in self._tiles(pieces) for size in tile))
+        tiles = torch.tensor(self._tiles(pieces), dtype=torch.int64).reshape(-1, 4).to(device)
+        self.map = RecordMap(tiles, self._blocks, pieces, layout.bytes_per_slot, self.unit)
+
+    def require_alignment(self) -> None:
+        """Raises: LayoutMismatch where addresses have moved to such that the launches would not fit any more."""
+        _require_alignment((address for address, *_ in self._tiles(self.map.pieces)), self.unit)
+
+    def fill(self) -> None:
+        """Writes the addresses of now into the table. Syncs: yes, off the CPU."""
+        self.map.tiles.copy_(torch.tensor(self._tiles(self.map.pieces), dtype=torch.int64).reshape(-1, 4))
+
+    def _tiles(self, pieces: Sequence[Piece]) -> list[tuple[int, int, int, int]]:
+        places = [(block.data_ptr(), block.stride(0), block.stride(1)) for block in self._blocks]
+        return [
+            (places[block][0] + layer * places[block][1] + start, places[block][2], length, offset)
+            for block, layer, start, length, offset in pieces
+        ]
+
+
+class ScaledTable:
+    """The table of a plane that records hold as int8, which can be filled again in place."""
+
+    def __init__(self, regions: Sequence[Region], axis: int, layout: StateLayout, device: torch.device) -> None:
+        self._tensors = tuple(region.tensor for region in regions)
+        rows = {row.name: row for row in layout.table()}
+        values, scales = (rows[name] for name in (regions[0].plane.name, scales_of(regions[0].plane.name)))
+        layers = self._layers()
+        self.map = ScaledMap(
+            torch.tensor(layers, dtype=torch.int64).to(device), self._tensors, axis, values.offset, scales.offset,
+            values.layer_stride, layout.bytes_per_slot, gcd(MOVE_BYTES, *(size for layer in layers for size in layer)),
+        )  # fmt: skip
+
+    def require_alignment(self) -> None:
+        """Raises: LayoutMismatch where addresses have moved to such that the launches would not fit any more."""
+        _require_alignment((address for address, _ in self._layers()), self.map.unit)
+
+    def fill(self) -> None:
+        """Writes the addresses of now into the table. Syncs: yes, off the CPU."""
+        self.map.layers.copy_(torch.tensor(self._layers(), dtype=torch.int64))
+
+    def _layers(self) -> list[tuple[int, int]]:
+        return [
+            (layer.data_ptr(), layer.stride(0) * layer.element_size()) for tensor in self._tensors for layer in tensor
+        ]
+
+
+class Packing:
+    """Moves slots of a storage to and from records.
+
+    int8: planes of float32, bfloat16 or float16 that records hold as int8, and the axis of each over which all values
+    share a scale; what is left of the shape are heads and key channels. That is axis 2 of `head key value` (the gated
+    delta rule: qwen3_next, qwen3_5, kimi_linear) and axis 1 of `head dim state` (Mamba-2, whose B is the key and whose
+    x is the value: nemotron_h, falcon_h1, granite_hybrid, bamba, codestral_mamba). The body has `ssm` as int8 and
+    `ssm.scale` as float32 then; how exact that is, `memstate.kernels.pack_int8.pack_int8` says.
+    layout: the body of a record, as one slot of it. nbytes: bytes of a body. layers: of the layout.
+    Raises: Asleep; InvalidArgument for a plane that there is not, of another dtype, without elements, or an axis that
+    it has not.
+    """
+
+    def __init__(self, storage: Storage, int8: Mapping[str, int] | None = None) -> None:
+        storage.memory.require_awake("packing")
+        self._memory, self.backend, self.device = storage.memory, storage.backend, storage.device
+        int8 = dict(int8 or {})
+        self.layout = in_records(storage.layout, int8)
+        self.nbytes, self.layers = self.layout.bytes_per_slot, self.layout.layers
+        exact = [region for region in self._memory.regions if region.plane.name not in int8]
+        self._table = RecordTable(exact, self.layout, self.device)
+        self._scaled = [ScaledTable(self._memory.of(name), int8[name], self.layout, self.device) for name in int8]
+        self._memory.follow(self._table)
+        for table in self._scaled:
+            self._memory.follow(table)
+        layer_bytes = self.nbytes // self.layers
+        offsets = [piece.offset for piece in self._table.map.pieces]
+        self._starts = [bisect_left(offsets, layer * layer_bytes) for layer in range(self.layers)]
+        self._starts.append(len(offsets))
+
+    def tiles_of(self, first_layer: int, last_layer: int) -> tuple[int, int]:
+        """The first tile of a group of layers, the last included, and how many there are. Raises: InvalidArgument."""
+        if not 0 <= first_layer <= last_layer < self.layers:
+            raise InvalidArgument(f"layers {first_layer} to {last_layer}: expected from 0 to {self.layers - 1}")
+        first = self._starts[first_layer]
+        return first, self._starts[last_layer + 1] - first
+
+    def pack(
+        self, slots: Tensor | None, index: Tensor, places: Tensor, out: Tensor, layers: tuple[int, int] | None = None
+    ) -> None:
+        """Copies slots into the bodies of records; see `memstate.kernels.pack.pack_slots`.
+
+        layers: the first and the last of a group (default: all). One launch, and one more for each plane of int8.
+        Changes: out. Syncs: no. Raises: InvalidArgument, Asleep, ValueError; nothing moved then.
+        """
+        (first, last), tiles = self._require("pack", layers)
+        if self._starts[-1] or not self._scaled:
+            self.backend.pack_slots(self._table.map, slots, index, places, out, *tiles)
+        for table in self._scaled:
+            self.backend.pack_int8(table.map, slots, index, places, out, first, last + 1 - first)
+
+    def unpack(
+        self, slots: Tensor | None, index: Tensor, places: Tensor, source: Tensor, layers: tuple[int, int] | None = None
+    ) -> None:
+        """Copies the bodies of records into slots; see `memstate.kernels.pack.unpack_slots`.
+
+        layers: the first and the last of a group (default: all). Launches as `pack`. Changes: the planes. Syncs: no.
+        Raises: as `pack`; nothing moved then.
+        """
+        (first, last), tiles = self._require("unpack", layers)
+        if self._starts[-1] or not self._scaled:
+            self.backend.unpack_slots(self._table.map, slots, index, places, source, *tiles)
+        for table in self._scaled:
+            self.backend.unpack_int8(table.map, slots, index, places, source, first, last + 1 - first)
+
+    def _require(self, operation: str, layers: tuple[int, int] | None) -> tuple[tuple[int, int], tuple[int, int]]:
+        self._memory.require_awake(operation)
+        group = layers or (0, self.layers - 1)
+        return group, self.tiles_of(*group)
+
+    def __repr__(self) -> str:
+        planes = ", ".join(plane.name for plane in self.layout.planes)
+        return f"Packing({planes} x {self.layers} layers, {format_bytes(self.nbytes)} a record)"
+
+
+def scales_of(plane: str) -> str:
+    """The name of the plane in a record that holds the scales of a plane."""
+    return f"{plane}.scale"
+
+
+def in_records(layout: StateLayout, int8: Mapping[str, int]) -> StateLayout:
+    """The layout of a body. Raises: InvalidArgument for a plane that cannot be held as int8."""
+    planes: list[Plane] = []
+    if missing := sorted(int8.keys() - {plane.name for plane in layout.planes}):
+        raise InvalidArgument(f"int8: no planes {missing} in {[plane.name for plane in layout.planes]}")
+    for plane in layout.planes:
+        if plane.name not in int8:
+            planes.append(plane)
+            continue
+        axis, shape = int8[plane.name], plane.shape
+        if plane.dtype not in FLOATS or not plane.elements or not (is_count(axis) and axis < len(shape)):
+            raise InvalidArgument(
+                f"int8: axis {axis!r} of {plane}: expected elements of float32, bfloat16 or float16, and one of its "
+                f"{len(shape)} axes, from 0"
+            )
+        shared = (*shape[:axis], 1, *shape[axis + 1 :])  # the 1 tells records of one axis from those of another
+        parts = plane.parts if axis != plane.axis else ()
+        scale = Plane(scales_of(plane.name), shared, torch.float32, parts=parts, axis=plane.axis if parts else 0)
+        planes += [replace(plane, dtype=torch.int8), scale]
+    return replace(layout, planes=tuple(planes), order="slot_major", alignment=MOVE_BYTES)
+
+
+def _require_alignment(addresses: Iterable[int], unit: int) -> None:
+    for address in addresses:
+        if address % unit:
+            raise LayoutMismatch(f"memory came back at address {address:#x}, expected a multiple of {unit} bytes")
+
+
+def _pieces(regions: Sequence[Region], layout: StateLayout) -> tuple[Piece, ...]:
+    """Tiles of at most TILE_BYTES, in the order of the body: layer by layer, plane by plane."""
+    rows = {row.name: row for row in layout.table()}
+    pieces = []
+    for number, region in enumerate(regions):
+        row = rows[region.plane.name]
+        for layer in range(len(region.blocks)):
+            offset = row.offset + (region.first + layer) * row.layer_stride
+            for start in range(0, row.payload, TILE_BYTES):
+                pieces.append(Piece(number, layer, start, min(TILE_BYTES, row.payload - start), offset + start))
+    return tuple(sorted(pieces, key=lambda piece: piece.offset))

@@ -1,0 +1,124 @@
+"""Records in host memory, one contiguous run of bytes each, and who may use which. Knows no key and no device.
+
+free -> claimed -> released -> free
+                       `-> waits here as long as a transfer or a thread still uses its bytes
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+from weakref import finalize
+
+import torch
+from torch import Tensor
+
+from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.state.layout import format_bytes
+from memstate.tiers.stores.base import Bytes
+
+
+class HostPool:
+    """Records 0..records-1 of `nbytes` bytes.
+
+    pinned: page-locked, so that a device copies from and to it by itself. device: where they are, if not in host
+    memory.
+    """
+
+    def __init__(self, records: int, nbytes: int, pinned: bool = False, device: torch.device | str = "cpu") -> None:
+        if records < 0 or nbytes < 1:
+            raise InvalidArgument(f"records={records} of {nbytes} bytes: expected 0 or more of at least 1 byte")
+        self.records, self.nbytes = records, nbytes
+        try:
+            self.memory = torch.zeros((records, nbytes), dtype=torch.uint8, device=device)
+        except RuntimeError as error:  # what torch raises for want of memory, on any device
+            raise ConfigurationError(
+                f"{records} records of {nbytes} bytes are {format_bytes(records * nbytes)}, which {device} has not: "
+                "ask for less with host_slots, host_pages, host_bytes, host_ratio or dense_slots"
+            ) from error
+        if pinned and self.memory.numel():
+            self._lock()
+        self._bytes: Bytes | None = self.memory.numpy() if self.memory.device.type == "cpu" else None
+        self._free = list(range(records))
+        self._claimed = bytearray(records)
+        self._users: Counter[int] = Counter()
+        self._waiting: set[int] = set()  # released while in use
+
+    def _lock(self) -> None:
+        """Page-locks the memory as long as this pool is there. torch's own pinned memory is rounded up to a power of
+        two, which would waste up to half of it.
+        """
+        runtime: Any = torch.cuda.cudart()
+        code = int(runtime.cudaHostRegister(self.memory.data_ptr(), self.memory.nbytes, 0))
+        if code:
+            raise ConfigurationError(
+                f"{format_bytes(self.memory.nbytes)} of host memory cannot be page-locked (CUDA error {code}): ask for "
+                "less"
+            )
+        finalize(self, runtime.cudaHostUnregister, self.memory.data_ptr())
+
+    def __repr__(self) -> str:
+        return f"HostPool({self.free} of {self.records} records free, {self.nbytes} bytes each)"
+
+    @property
+    def free(self) -> int:
+        """Records that can be claimed now."""
+        return len(self._free)
+
+    @property
+    def waiting(self) -> int:
+        """Records that are released and still in use: they will be free."""
+        return len(self._waiting)
+
+    def buffer(self, record: int) -> Bytes:
+        """The bytes of a record in host memory, uint8 `byte`."""
+        assert self._bytes is not None, "these records are on a device"
+        buffer: Bytes = self._bytes[record]
+        return buffer
+
+    def record(self, record: int) -> Tensor:
+        """The bytes of a record as a tensor, uint8 `byte`."""
+        return self.memory[record]
+
+    def claim(self, n: int) -> list[int]:
+        """The n lowest free records. Raises: InvalidArgument where there are fewer; nothing changed."""
+        if not 0 <= n <= self.free:
+            raise InvalidArgument(f"claim of {n} host records, {self.free} of {self.records} are free")
+        records = [heapq.heappop(self._free) for _ in range(n)]
+        for record in records:
+            self._claimed[record] = 1
+        return records
+
+    def release(self, records: Sequence[int]) -> None:
+        """Gives records back; those in use are free with the end of their last use. Raises: InvalidArgument."""
+        if len(set(records)) != len(records) or not all(0 <= r < self.records and self._claimed[r] for r in records):
+            raise InvalidArgument(f"release of host records {list(records)}: not claimed, or named twice")
+        for record in records:
+            self._claimed[record] = 0
+            if self._users[record]:
+                self._waiting.add(record)
+            else:
+                self._give(record)
+
+    def use(self, records: Iterable[int]) -> None:
+        """Says that something reads or writes records from now on."""
+        self._users.update(records)
+
+    def unuse(self, records: Iterable[int]) -> None:
+        """Ends one use of each record."""
+        for record in records:
+            self._users[record] -= 1
+            assert self._users[record] >= 0, f"record {record} is used by nobody"
+            if not self._users[record]:
+                self._give(record)
+
+    def in_use(self, record: int) -> bool:
+        """Whether something reads or writes a record."""
+        return self._users[record] > 0
+
+    def _give(self, record: int) -> None:
+        del self._users[record]
+        if self._claimed[record]:
+            return
+        self._waiting.discard(record)
+        heapq.heappush(self._free, record)

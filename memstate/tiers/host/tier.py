@@ -1,0 +1,373 @@
+"""The tier below the slots: what is there by key, what goes there and what comes back. Knows no row.
+
+device   node of the prefix cache    state in a register      pages
+           | keep (evicted, or written through)     ^ bring: a hit that reaches further than the tree's
+below    dense records of states, on the device too, where there are any
+         host records of states and of KV pages           all by the digest of the tokens up to where they stand
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from memstate.prefix import Match
+from memstate.prefix.tree import Node, Tree
+from memstate.requests.page_table import PageTable
+from memstate.slots.commands import Action, CommandBuffer
+from memstate.slots.packet import Packet
+from memstate.slots.registers import Longs
+from memstate.tiers.digests import Digests
+from memstate.tiers.host.cache import Entry, HostCache
+from memstate.tiers.host.transfers import Ticket, Transfers
+
+
+class Depot(NamedTuple):
+    """Records of one kind in one place, and the way there and back."""
+
+    cache: HostCache
+    transfers: Transfers
+
+
+@dataclass(frozen=True)
+class Hit:
+    """What lies below the tree of a prompt.
+
+    length: tokens up to the state. state: its entry, in `depot`. pages: entries of KV pages from page `first` on; those
+    before are on the device. keys: of all its pages.
+    """
+
+    length: int
+    depot: Depot
+    state: Entry
+    first: int
+    pages: Sequence[Entry]
+    keys: Sequence[bytes] = ()
+
+
+class Part(NamedTuple):
+    """Records of one depot on their way."""
+
+    depot: Depot
+    entries: list[Entry]
+    ticket: Ticket
+
+
+@dataclass
+class Load:
+    """States and pages on their way to slots.
+
+    registers: the states'. packets: sent before. awaited: the stream of the steps waits for all of it.
+    """
+
+    parts: list[Part]
+    registers: list[int]
+    packets: int
+    awaited: bool = False
+
+
+class Host:
+    """States and KV pages in host memory, and states in dense records on the device.
+
+    kv: None where KV is the caller's. layerwise: the caller waits for layers itself, with `wait_layer`.
+    """
+
+    def __init__(
+        self, tree: Tree, digests: Digests, commands: CommandBuffer, pages: PageTable, states: Depot, kv: Depot | None,
+        dense: Depot | None, layerwise: bool,
+    ) -> None:  # fmt: skip
+        self.tree, self._digests = tree, digests
+        self._of_states, self._of_kv, self._dense = states, kv, dense
+        self.states, self.kv = states.cache, kv.cache if kv else None
+        self.dense = dense.cache if dense else None
+        self._commands, self._slots = commands, commands.registers.table.slots
+        self._pages_of, self._page_size, self._layerwise = pages.of, pages.page_size, layerwise
+        self.loads: list[Load] = []
+        self.backups: list[list[Part]] = []
+        self.refused = 0  # states that found no room here
+        self._unwritten: set[int] = set()  # KV pages that the newest step's forward completes
+        commands.before_packet(self.await_loads)
+
+    def planned(self, rows: Longs, before: Longs, after: Longs) -> None:
+        """Notes the KV pages that a step completes: until its forward is launched they hold other bytes.
+
+        rows, before, after: of its entries, with their lengths; row 0 is padding.
+        """
+        if self.kv is not None:
+            first, end = before // self._page_size, after // self._page_size
+            whole = np.flatnonzero(end > first).tolist()
+            self._unwritten = {page for i in whole for page in self._pages_of(int(rows[i]))[first[i] : end[i]]}
+
+    def look(self, key: bytes, salt: Hashable, match: Match, unit: int) -> Hit | None:
+        """A state that stands for more of a prompt than the tree's, with all KV in between; None where is none.
+
+        key: what of the prompt may be hit. unit: bytes of a key that one page takes.
+        """
+        depots = [depot for depot in (self._dense, self._of_states) if depot and len(depot.cache)]
+        if not depots or len(key) // unit * self._page_size <= match.length:
+            return None
+        digests = self.digests(key, salt, match)
+        first = match.kv_length // self._page_size
+        pages: list[Entry] = []
+        for digest in digests[first:] if self.kv is not None else ():
+            if (entry := self._pages.get(digest)) is None:
+                break
+            pages.append(entry)
+        reach = first + len(pages) if self.kv is not None else len(digests)
+        for end in range(reach, match.length // self._page_size, -1):
+            for depot in depots:
+                if (state := depot.cache.get(digests[end - 1])) is not None:
+                    length, rest = end * self._page_size, pages[: max(0, end - first)]
+                    return Hit(length, depot, state, min(first, end), rest, digests[:end])
+        return None
+
+    def _touch(self, digests: Sequence[bytes]) -> None:
+        """Notes a use of the state at the end of these pages, and of their KV."""
+        for cache in (self.dense, self.states):
+            if cache is not None:
+                cache.touch(digests[-1:])
+        if self.kv is not None:
+            self.kv.touch(digests)
+
+    def digests(self, key: bytes, salt: Hashable, match: Match) -> list[bytes]:
+        """Those of a prompt's whole pages."""
+        return self._digests.of_prompt(self.tree, key, salt, match.found)
+
+    def has(self, node: Node) -> bool:
+        """Whether a node's state and all KV up to it are in host memory."""
+        digests = self._digests.of_node(self.tree, node)
+        return digests[-1] in self.states and (self.kv is None or all(digest in self.kv for digest in digests))
+
+    def promise(self, length: int, keys: Sequence[bytes], first: int) -> Hit | None:
+        """A hit of so many tokens in host memory, where KV before page `first` is on the device."""
+        if (state := self.states.get(keys[-1])) is None:
+            return None
+        kv = self.kv
+        pages = [entry for key in keys[first:] if kv is not None and (entry := kv.get(key)) is not None]
+        if kv is not None and len(pages) < len(keys) - first:
+            return None
+        return Hit(length, self._of_states, state, first, pages, keys)
+
+    def pin(self, hits: Sequence[Hit]) -> None:
+        """Keeps what was found until `unpin`."""
+        for hit in hits:
+            hit.depot.cache.pin(hit.state)
+            for entry in hit.pages:
+                self._pages.pin(entry)
+
+    def unpin(self, hits: Sequence[Hit]) -> None:
+        """Ends `pin`."""
+        for hit in hits:
+            hit.depot.cache.unpin(hit.state)
+            for entry in hit.pages:
+                self._pages.unpin(entry)
+
+    @property
+    def _pages(self) -> HostCache:
+        assert self.kv is not None  # whoever has an entry of a page has it from there
+        return self.kv
+
+    def keep(self, nodes: Sequence[Node]) -> None:
+        """Copies states of nodes, and KV up to them, down, as far as there is room and they are not there; what is on
+        the device may change owners right behind. Syncs: no.
+        """
+        dense: list[tuple[int, Entry]] = []  # register or page, and where it goes
+        states: list[tuple[int, Entry]] = []
+        pages: list[tuple[int, Entry]] = []
+        for node in nodes:
+            if node.snapshot is None:
+                continue
+            digests, length = self._digests.of_node(self.tree, node), node.end * self._page_size
+            if self.dense is not None:
+                self._file(self.dense, digests[-1], length, node.snapshot.register, dense)
+            kept = self._keep_pages(node, digests, pages)
+            kept = kept and self._file(self.states, digests[-1], length, node.snapshot.register, states)
+            self.refused += not kept
+            self._touch(digests)
+        self._send(dense, states, pages)
+
+    @staticmethod
+    def _file(cache: HostCache, key: bytes, length: int, of: int, due: list[tuple[int, Entry]]) -> bool:
+        """Files a record that is to be filled from `of`, unless the key is there; returns whether it is then."""
+        if key in cache:
+            return True
+        if not (record := cache.take(1)):
+            return False
+        due.append((of, cache.add(key, record[0], length)))
+        cache.pin(due[-1][1])  # or the next of these nodes could take the record before it is filled
+        return True
+
+    def _keep_pages(self, node: Node, digests: Sequence[bytes], due: list[tuple[int, Entry]]) -> bool:
+        """Files the KV pages up to a node that are not here; returns whether all of them are then. Not those that a
+        forward has still to write.
+        """
+        if self.kv is None:
+            return True
+        present = [entry for digest in digests if (entry := self.kv.get(digest)) is not None]
+        missing = [at for at, digest in enumerate(digests) if digest not in self.kv]
+        of = self.tree.pages_to(node) if missing else []
+        if self._commands.fencing and not self._unwritten.isdisjoint(of[at] for at in missing):
+            return False
+        with self._pinned(self.kv, present):
+            records = self.kv.take(len(missing))
+        if len(records) < len(missing):
+            return False
+        for at, record in zip(missing, records, strict=True):
+            due.append((of[at], self.kv.add(digests[at], record, (at + 1) * self._page_size)))
+            self.kv.pin(due[-1][1])
+        return True
+
+    @staticmethod
+    @contextmanager
+    def _pinned(cache: HostCache, entries: Sequence[Entry]) -> Iterator[None]:
+        for entry in entries:
+            cache.pin(entry)
+        yield
+        for entry in entries:
+            cache.unpin(entry)
+
+    def _send(
+        self, dense: list[tuple[int, Entry]], states: list[tuple[int, Entry]], pages: list[tuple[int, Entry]]
+    ) -> None:
+        """Fills records that `keep` has filed, behind what is recorded of their registers. Pages do not wait for a
+        forward: they may be given to others at once.
+        """
+        registers = {register for register, _ in dense + states}
+        named = bool(registers) and self._commands.named(sorted(registers))
+        if named and pages and self._commands.waiting:
+            self._send([], [], pages)
+            pages = []
+        due = [(depot, of) for depot, of in
+               ((self._dense, dense), (self._of_states, states), (self._of_kv, pages)) if depot and of]  # fmt: skip
+        fill = Action(lambda: self._fill(due, registers), forget=lambda: self._end_filling(due, []))
+        if named:
+            self._commands.then(fill)
+        elif due:
+            fill.run()
+
+    def _fill(self, due: Sequence[tuple[Depot, list[tuple[int, Entry]]]], registers: set[int]) -> None:
+        parts: list[Part] = []
+        try:
+            for load in self.loads:  # what comes up may not go down before it is there
+                if not load.awaited and not registers.isdisjoint(load.registers):
+                    self._await(load)
+            for depot, records in due:
+                parts.append(self._out(depot, None if depot is self._of_kv else self._slots, records))
+        finally:
+            self.backups += [parts] if parts else []
+            self._end_filling(due, parts)
+
+    @staticmethod
+    def _end_filling(due: Sequence[tuple[Depot, list[tuple[int, Entry]]]], parts: Sequence[Part]) -> None:
+        for depot, records in due:
+            sent = any(part.depot is depot for part in parts)
+            for _, entry in records:
+                depot.cache.unpin(entry)
+                if not sent:  # nothing may be found that was never filled
+                    depot.cache.drop(entry)
+
+    @staticmethod
+    def _out(depot: Depot, slots: Tensor | None, due: Sequence[tuple[int, Entry]]) -> Part:
+        entries = [entry for _, entry in due]
+        ticket = depot.transfers.out(slots, [of for of, _ in due], [entry.record for entry in entries])
+        return Part(depot, entries, ticket)
+
+    def bring(self, states: Sequence[tuple[int, Hit]], pages: Sequence[tuple[int, Entry]]) -> None:
+        """Copies states of hits to registers, and pages to page ids, behind what is recorded so far. Nothing reads them
+        before `await_loads` or `wait_layer`. Syncs: no.
+        """
+        for _, hit in states:
+            self._touch(hit.keys)
+        due: list[tuple[Depot, Sequence[tuple[int, Entry]]]] = []
+        for depot in (self._dense, self._of_states):
+            own = [(register, hit.state) for register, hit in states if hit.depot is depot]
+            due += [(depot, own)] if depot and own else []
+        due += [(self._of_kv, pages)] if pages and self._of_kv is not None else []
+        for depot, records in due:
+            for _, entry in records:
+                depot.cache.pin(entry)
+
+        def begin() -> None:
+            parts = [
+                self._into(depot, None if depot is self._of_kv else self._slots, records) for depot, records in due
+            ]
+            self.loads.append(Load(parts, [register for register, _ in states], self._commands.packets))
+
+        def forget() -> None:
+            for depot, records in due:
+                for _, entry in records:
+                    depot.cache.unpin(entry)
+
+        self._commands.then(Action(begin, forget))
+
+    @staticmethod
+    def _into(depot: Depot, slots: Tensor | None, due: Sequence[tuple[int, Entry]]) -> Part:
+        entries = [entry for _, entry in due]
+        records = [entry.record for entry in entries]
+        return Part(depot, entries, depot.transfers.into(slots, [to for to, _ in due], records))
+
+    def await_loads(self, packet: Packet | None) -> None:
+        """Before a packet: makes the stream wait for states on their way, unless the caller waits for layers and this
+        first packet behind them does not touch them. Syncs: no.
+        """
+        for load in self.loads:
+            if load.awaited:
+                continue
+            untouched = packet is None or not packet.names(np.asarray(load.registers, np.int64))
+            if not (self._layerwise and load.packets == self._commands.packets and untouched):
+                self._await(load)
+
+    @staticmethod
+    def _await(load: Load) -> None:
+        load.awaited = True
+        for part in load.parts:
+            part.ticket.wait()
+
+    def wait_layer(self, kind: str, layer: int) -> None:
+        """Makes the current stream wait for what is on its way to one layer. Syncs: no."""
+        for load in self.loads:
+            for part in load.parts if not load.awaited else ():
+                if (part.depot is self._of_kv) == (kind == "kv"):
+                    part.ticket.wait(layer)
+
+    def advance(self) -> list[Entry]:
+        """Looks after transfers that are done; returns entries whose bytes are in host memory now, KV before states.
+        Syncs: no.
+        """
+        for load in [load for load in self.loads if all(part.ticket.done for part in load.parts)]:
+            self.loads.remove(load)
+            for depot, entries, _ in load.parts:
+                depot.transfers.end([entry.record for entry in entries])
+                for entry in entries:
+                    depot.cache.unpin(entry)
+        arrived: list[Entry] = []
+        while self.backups and all(part.ticket.done for part in self.backups[0]):
+            for depot, entries, _ in reversed(self.backups.pop(0)):
+                depot.transfers.end([entry.record for entry in entries])
+                arrived += entries if depot is not self._dense else []
+        return arrived
+
+    @property
+    def staging_bytes(self) -> int:
+        """Device bytes between slots and host memory."""
+        depots = [depot for depot in (self._of_states, self._of_kv) if depot]
+        return sum(depot.transfers.staging_bytes for depot in depots)
+
+    @property
+    def moved(self) -> tuple[int, int, int, int]:
+        """States out and in, pages out and in, between device and host since the start."""
+        states, kv = self._of_states.transfers, self._of_kv.transfers if self._of_kv else None
+        return states.moved_out, states.moved_in, kv.moved_out if kv else 0, kv.moved_in if kv else 0
+
+    def synchronize(self) -> None:
+        """Waits for every transfer. Syncs: yes."""
+        for load in self.loads:
+            self._await(load)
+            for part in load.parts:
+                part.ticket.synchronize()
+        for backup in self.backups:
+            for part in backup:
+                part.ticket.synchronize()

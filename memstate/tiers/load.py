@@ -1,0 +1,111 @@
+"""Hits below the device: what bringing them up takes, and bringing them up before rows start from them. Knows no row.
+
+A state that comes up becomes a cached one, so that all requests that found it share its way; from there on they start
+as from any other.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from memstate.prefix import Match, PrefixCache
+from memstate.prefix.tree import Node
+from memstate.requests.page_table import PageTable
+from memstate.tiers.host.cache import Entry
+from memstate.tiers.host.tier import Hit
+from memstate.tiers.manager import TierManager
+from memstate.tiers.prefetch.fetch import Fetch
+from memstate.tokens import BYTES
+
+
+@dataclass(eq=False)
+class Promotion:
+    """A hit of one request. match: what the device has. held: it is kept until it is let go."""
+
+    key: bytes
+    salt: Hashable
+    match: Match
+    hit: Hit
+    held: bool = False
+
+    @property
+    def head(self) -> bytes:
+        """The tokens that the state stands for."""
+        return self.key[: self.hit.length * BYTES]
+
+
+class Promotions:
+    """Finds hits, keeps them while room is made, and brings them up."""
+
+    def __init__(self, tiers: TierManager, cache: PrefixCache, pages: PageTable) -> None:
+        self._tiers, self._cache, self._page_size = tiers, cache, pages.page_size
+
+    def require_awake(self) -> None:
+        """Raises: Asleep, where what comes up has nowhere to go."""
+        self._tiers.require_awake("admit")
+
+    def look(self, key: bytes, salt: Hashable, match: Match, known: int, fetch: Fetch | None) -> Promotion | None:
+        """A hit that reaches further than the device's match and `known` tokens that are known elsewhere. At least a
+        prompt's last token is left to compute. Several ranks take what they have agreed on with `fetch`, or nothing.
+        Raises: InvalidArgument.
+        """
+        known = max(known, match.length)
+        if self._tiers.promises is None:
+            hit = self._tiers.look(key, salt, match, known, len(key) // BYTES - 1)
+        else:
+            hit = self._tiers.promises.get(fetch, key, salt, match, known)
+        return Promotion(key, salt, match, hit) if hit else None
+
+    def begun(self, fetches: Sequence[Fetch | None]) -> None:
+        """The requests of these prefetches have their rows."""
+        promises = self._tiers.promises
+        for fetch in fetches:
+            if fetch is not None and promises is not None:
+                promises.forget(fetch)
+
+    def hold(self, promotions: Sequence[Promotion]) -> None:
+        """Keeps what was found, here and on the device, until `let_go`."""
+        for promotion in promotions:
+            promotion.held = True
+            self._tiers.host.pin([promotion.hit])
+            if promotion.match.found is not None:
+                self._cache.tree.lease(promotion.match.found.reach)
+
+    def let_go(self, promotions: Sequence[Promotion]) -> None:
+        """Ends `hold`, where there was one."""
+        for promotion in promotions:
+            if promotion.held:
+                promotion.held = False
+                self._tiers.host.unpin([promotion.hit])
+                if promotion.match.found is not None:
+                    self._cache.tree.unlease(promotion.match.found.reach)
+
+    def alone(self, promotions: Sequence[Promotion | None]) -> list[Promotion]:
+        """Those whose states nobody else among them starts from."""
+        users = Counter(promotion.hit.state.key for promotion in promotions if promotion)
+        return [promotion for promotion in promotions if promotion and users[promotion.hit.state.key] == 1]
+
+    def needs(self, promotions: Sequence[Promotion]) -> tuple[int, int]:
+        """Slots and pages that bringing these up takes, each state and page once."""
+        states = {promotion.hit.state.key for promotion in promotions}
+        pages = {entry.key for promotion in promotions for entry in promotion.hit.pages}
+        return len(states), len(pages)
+
+    def bring(self, promotions: Sequence[Promotion]) -> list[tuple[Node, bool]]:
+        """Makes what was found cached states of the device, whose bytes are on their way. The policies do not know yet
+        of these nodes, nor of the KV that has come with some. Only where there is room, and everything is awake.
+        """
+        nodes: list[tuple[Node, bool]] = []
+        states: list[tuple[int, Hit]] = []
+        pages: list[tuple[int, Entry]] = []
+        distinct = {promotion.hit.state.key: promotion for promotion in promotions}
+        for promotion in sorted(distinct.values(), key=lambda each: each.hit.length):
+            hit = promotion.hit
+            node, had, fresh = self._cache.plant(promotion.head, promotion.salt, hit.length)
+            assert node.snapshot is not None
+            nodes.append((node, had * self._page_size < hit.length))
+            states.append((node.snapshot.register, hit))
+            pages += zip(fresh, hit.pages[had - hit.first :], strict=bool(fresh))
+        self._tiers.host.bring(states, pages)
+        self._tiers.note([(promotion.hit, promotion.match.length) for promotion in promotions])
+        return nodes

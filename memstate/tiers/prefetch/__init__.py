@@ -1,0 +1,1 @@
+"""From storage into host memory while a request waits, agreed on between ranks."""

@@ -1,0 +1,86 @@
+"""What threads do for prefetches, and the host records that they write to meanwhile. Decides nothing."""
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Executor, Future, wait
+from typing import Any
+
+from memstate.tiers.host.cache import HostCache
+from memstate.tiers.prefetch.fetch import Fetch, Op
+from memstate.tiers.prefetch.reading import Answer, Piece, Question, ask, read
+from memstate.tiers.records import RecordFormat
+from memstate.tiers.stores.base import Store
+
+Kind = tuple[HostCache | None, RecordFormat | None]
+
+
+class Background:
+    """What has been handed to an executor and has not been looked at since. One thread hands out and looks.
+
+    kv, states: host memory and records of either kind. chunk: records that the store is asked for at a time.
+    """
+
+    def __init__(self, executor: Executor, store: Store, kv: Kind, states: Kind, chunk: int, page_size: int) -> None:
+        self._executor, self._store, self._kv, self._states = executor, store, kv, states
+        self._chunk, self._page_size = chunk, page_size
+        self._running: set[Op] = set()
+        self._ended: queue.SimpleQueue[Op] = queue.SimpleQueue()  # filled by any thread
+
+    def ask(self, fetch: Fetch, question: Question) -> None:
+        """Begins to ask storage, unless there is nothing to ask."""
+        if question.pages or question.ends:
+            self._submit(Op(fetch), ask, self._store, self._kv[1], self._states[1], question, self._chunk, fetch.over)
+        else:
+            fetch.answer = Answer()
+
+    def read(self, fetch: Fetch) -> None:
+        """Begins to read what a prefetch has claimed records for."""
+        if fetch.claim.state is not None:  # first: without it the pages are of no use
+            self._read(fetch, self._states, [(fetch.end - 1, fetch.claim.state)], [])
+        pages = list(fetch.claim.records.items())
+        for at in range(0, len(pages), self._chunk):
+            part = pages[at : at + self._chunk]
+            self._read(fetch, self._kv, part, [page for page, _ in part])
+
+    def _read(self, fetch: Fetch, kind: Kind, wanted: Sequence[tuple[int, int]], pages: list[int]) -> None:
+        cache, form = kind
+        assert cache is not None and form is not None, "what was claimed has a cache and a format"
+        pieces = [Piece(fetch.keys[page], (page + 1) * self._page_size, record) for page, record in wanted]
+        op = Op(fetch, pool=cache.pool, records=[record for _, record in wanted], pages=pages)
+        self._submit(op, read, self._store, form, cache.pool.buffer, pieces, fetch.over)
+
+    def _submit(self, op: Op, work: Callable[..., Any], *arguments: Any) -> None:
+        """The records of the operation are in use from now until `collect` has come upon its end."""
+        if op.pool:
+            op.pool.use(op.records)
+        try:
+            op.future = self._executor.submit(work, *arguments)
+        except RuntimeError as error:  # the executor has been shut down
+            op.future = Future()
+            op.future.set_exception(error)
+        op.fetch.ops.add(op)
+        self._running.add(op)
+        op.future.add_done_callback(lambda _: self._ended.put(op))
+
+    def collect(self) -> Iterator[tuple[Op, Any, BaseException | None]]:
+        """What has ended, in whatever order, of prefetches that still want to know: with its result, or its error."""
+        while not self._ended.empty():
+            op = self._ended.get()
+            self._running.remove(op)
+            op.fetch.ops.remove(op)
+            if op.pool:
+                op.pool.unuse(op.records)
+            if op.fetch.over.is_set():
+                continue
+            error = CancelledError() if op.future.cancelled() else op.future.exception()
+            yield op, None if error else op.future.result(), error
+
+    def drop(self, fetch: Fetch) -> None:
+        """Nobody wants to know what is still found for a prefetch: what has not begun never will."""
+        fetch.over.set()
+        for op in list(fetch.ops):
+            op.future.cancel()
+
+    def wait(self) -> None:
+        """Syncs: until everything has ended that was handed out."""
+        wait([op.future for op in self._running if not op.future.cancelled()])

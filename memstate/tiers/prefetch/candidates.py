@@ -1,0 +1,81 @@
+"""What one rank could have of a prompt: by what storage and host memory hold, and by the host memory that there is."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from memstate.tiers.host.cache import HostCache
+from memstate.tiers.prefetch.fetch import Bits, End, Fetch, Hits, deepest
+from memstate.tiers.prefetch.reading import Answer, Question
+
+
+class Offer(NamedTuple):
+    """ends: that can be had, with host memory claimed for the last. most: pages up to the last with memory enough."""
+
+    ends: Bits
+    most: int
+
+
+class Offers:
+    """Makes offers, for prefetches that must gain `threshold` tokens."""
+
+    def __init__(
+        self, kv: HostCache | None, states: HostCache | None, page_size: int, threshold: int, ranks: int
+    ) -> None:
+        self._kv, self._states, self._page_size = kv, states, page_size
+        self._threshold, self._ranks = threshold, ranks
+
+    def question(self, fetch: Fetch) -> Question:
+        """What storage has to be asked: for pages and states that are nowhere else."""
+        keys, kv, states = fetch.keys, self._kv, self._states
+        pages = [page for page in range(fetch.kv_pages, fetch.pages) if kv is not None and keys[page] not in kv]
+        gaining = range(self._first(fetch, self._threshold), fetch.pages + 1)
+        ends = [end for end in gaining if states is not None and keys[end - 1] not in states]
+        return Question(keys, pages, ends)
+
+    def offer(self, fetch: Fetch, asked: Sequence[int], answer: Answer) -> Offer:
+        """Claims host memory for the deepest end that there is memory for. Changes: fetch.hits, fetch.claim."""
+        hits = fetch.hits = self._hits(fetch, asked, answer)
+        most = deepest(hits.ends)
+        ends = self._claim(fetch, hits, most) if most else hits.ends
+        if not deepest(ends):
+            fetch.claim.give_back()
+            fetch.blame(End.NO_ROOM if most else End.MISSED, "")
+        return Offer(ends, most)
+
+    def _hits(self, fetch: Fetch, asked: Sequence[int], answer: Answer) -> Hits:
+        keys, pages = fetch.keys, np.arange(fetch.pages)
+        kv, states = self._kv, self._states
+        here = (pages < fetch.kv_pages) | np.array([kv is None or key in kv for key in keys])
+        stated = np.array([states is None or key in states for key in keys])
+        reached, able = here.copy(), stated.copy()
+        reached[list(asked[: answer.found])] = True
+        able[[end - 1 for end in answer.ends]] = True
+        able &= np.logical_and.accumulate(reached) & (pages + 1 >= self._first(fetch, 1))
+        return Hits(here, stated, able & (pages + 1 >= self._first(fetch, self._threshold)), able)
+
+    def _first(self, fetch: Fetch, least: int) -> int:
+        """The first page end that gains so many tokens, and one at least."""
+        return -(-(fetch.covered + max(least, 1)) // self._page_size)
+
+    def _claim(self, fetch: Fetch, hits: Hits, most: int) -> Bits:
+        kv, states, claim = self._kv, self._states, fetch.claim
+        stated = np.flatnonzero(hits.able & hits.states) + 1
+        claim.pin(range(fetch.kv_pages, most), stated[stated <= most].tolist())
+        ends = hits.cut(kv.room() if kv is not None else 0, states is None or states.room() > 0)
+        if self._reads_state(hits, ends) and not claim.take_state():
+            ends &= hits.states
+        if not claim.take(hits.missing(deepest(ends))) and kv is not None:
+            # Some of what could be evicted is being copied: what is free has to do, and nothing more is evicted.
+            ends &= hits.cut(max(0, kv.pool.free - kv.reserve), True)
+            claim.take(hits.missing(deepest(ends)))
+            if self._reads_state(hits, ends) and claim.state is None and not claim.take_state():
+                ends &= hits.states
+        claim.keep(deepest(ends), self._reads_state(hits, ends))
+        return ends
+
+    def _reads_state(self, hits: Hits, ends: Bits) -> bool:
+        """Whether a state has to be read; with several ranks it may be that of an end before the last one."""
+        end = deepest(ends)
+        return end > 0 and bool((ends & ~hits.states)[end - 1 if self._ranks == 1 else 0 :].any())

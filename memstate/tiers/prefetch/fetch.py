@@ -1,0 +1,190 @@
+"""One prefetch: what it is after, how far it is, and what of it could be used. Knows no thread and no other prefetch.
+
+ASKING --- storage has answered ---> OFFERED --- all ranks agree on a length ---> READING
+   |            host memory is claimed  |  on none: everything is given back        |  read, stopped, or beyond
+   v                                    v                                           v  hope
+  DONE <------------------------------ DONE <---- all ranks agree on what came --- ARRIVED
+"""
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from threading import Event
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memstate.tiers.host.pool import HostPool
+from memstate.tiers.prefetch.reading import Answer, Question
+from memstate.tiers.prefetch.reservation import Claim
+
+Bits = NDArray[np.bool_]
+
+
+class Phase(IntEnum):
+    """How far a prefetch is."""
+
+    ASKING = 0
+    OFFERED = 1
+    READING = 2
+    ARRIVED = 3
+    DONE = 4
+
+
+class End(StrEnum):
+    """How a prefetch ended on this rank; `length` is the same on all."""
+
+    COMPLETE = "complete"  # all that was agreed on
+    PARTIAL = "partial"  # some of it
+    SHORT = "short"  # too little was missing to begin with
+    LIMITED = "limited"  # others were after too many tokens
+    MISSED = "missed"  # storage has too little, or what it had was not what it should be
+    NO_ROOM = "no_room"  # host memory has too little
+    STOPPED = "stopped"  # before anything that could be used had come
+    FAILED = "failed"  # storage does not work
+    DISAGREED = "disagreed"  # another rank could not
+    CANCELLED = "cancelled"
+    LOST = "lost"  # the ranks no longer agree on anything
+
+
+class Hits(NamedTuple):
+    """What could be had, by page.
+
+    here: its KV need not be read. states: the state at its end need not be read. ends: a request could start at its
+    end, once the rest is read. able: the same, also where it gains less than the threshold.
+    """
+
+    here: Bits
+    states: Bits
+    ends: Bits
+    able: Bits
+
+    def cut(self, room: int, state_room: bool) -> Bits:
+        """The ends that host memory has room for. room: pages."""
+        ends = self.ends & (np.cumsum(~self.here) <= room)
+        return ends if state_room else ends & self.states
+
+    def missing(self, end: int) -> list[int]:
+        """Pages up to an end that have to be read."""
+        pages: list[int] = np.flatnonzero(~self.here[:end]).tolist()
+        return pages
+
+
+def deepest(ends: Bits) -> int:
+    """Pages up to the last end, 0 where there is none."""
+    at = np.flatnonzero(ends)
+    return int(at[-1]) + 1 if at.size else 0
+
+
+@dataclass(eq=False)
+class Op:
+    """Something that a thread does for a prefetch. pages: read by it; none for a question or the state."""
+
+    fetch: "Fetch"
+    future: "Future[Any]" = field(default_factory=Future)
+    pool: HostPool | None = None
+    records: list[int] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+
+
+class Fetch:
+    """A handle on a prefetch.
+
+    tokens, keys: what it is after; shorter once host memory, or another rank, has less. covered: tokens that the
+    request could start from without it. began: seconds, by the prefetcher's clock.
+    done, length: whether it is over, and the tokens that a request can start from then, from device and host memory,
+    unless they are evicted before. outcome: how it ended; why: what went wrong first, if anything did.
+    """
+
+    def __init__(
+        self, number: int, tokens: int, keys: list[bytes], covered: int, kv_pages: int, claim: Claim, began: float
+    ) -> None:
+        self.number, self.pages = number, len(keys)  # bits of a vote, whatever it is after
+        self.tokens, self.keys, self.covered, self.kv_pages = tokens, keys, covered, kv_pages
+        self.claim, self.began = claim, began
+        self.phase, self.length, self.why = Phase.ASKING, covered, ""
+        self.outcome: End | None = None
+        self.missing, self.reserved = tokens - covered, 0  # tokens: to begin with; of the limit
+        self.stop = False  # this rank wants it stopped
+        self.over = Event()  # threads need not go on
+        self.vote: Bits | None = None
+        self.round = 0  # the last in which the ranks were asked about it
+        self.ops: set[Op] = set()
+        self.answer: Answer | None = None
+        self.reason: End | None = None  # of this rank, for having nothing
+        self.question: Question
+        self.hits: Hits
+        self._arrived: Bits
+        self._targets: Bits  # ends whose states are in host memory
+        self._run = self._bad = 0  # pages: arrived without a gap; the first that will not come
+        self._state: bool | None = None  # whether the state at the end has arrived; None: it may still
+
+    def __repr__(self) -> str:
+        how = self.outcome or self.phase.name.lower()
+        return f"Fetch({self.covered}..{self.tokens} tokens, {how}, {self.length} usable)"
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over."""
+        return self.phase is Phase.DONE
+
+    @property
+    def end(self) -> int:
+        """Pages that it is after."""
+        return len(self.keys)
+
+    def narrow(self, end: int, page_size: int) -> None:
+        """It is after fewer pages from now on."""
+        self.tokens, self.keys = end * page_size, self.keys[:end]
+
+    def offer(self, ends: Bits) -> None:
+        """Says what this rank could have."""
+        self.phase, self.vote = Phase.OFFERED, ends
+
+    def blame(self, reason: End, why: str) -> None:
+        """Notes why this rank has less than it might; the first time counts."""
+        self.reason, self.why = self.reason or reason, self.why or why
+
+    def begin(self) -> None:
+        """All ranks go for the same end."""
+        self.phase, self.vote = Phase.READING, None
+        self._arrived, self._bad = self.hits.here.copy(), self.end
+        self._state = None if self.claim.state is not None else True
+        self._targets = self.hits.able[: self.end] & self.hits.states[: self.end]
+        self._advance()
+
+    def note_pages(self, pages: list[int], arrived: int) -> None:
+        """Pages have been read, the first so many of them well."""
+        self._arrived[pages[:arrived]] = True
+        if arrived < len(pages):
+            self._bad = min(self._bad, pages[arrived])
+        self._advance()
+
+    def note_state(self, arrived: bool) -> None:
+        """The state has been read, or not."""
+        self._state = arrived
+
+    def _advance(self) -> None:
+        while self._run < self.end and self._arrived[self._run]:
+            self._run += 1
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether what is still being read cannot help: all has come, or what comes before it will not."""
+        goal = deepest(self._reachable(self._bad, self._state is not False))
+        return self._run >= goal and not (goal == self.end and self._state is None)
+
+    def usable(self) -> Bits:
+        """Page ends that a request could start from with what has arrived: bool `page`."""
+        ends = np.zeros(self.pages, bool)
+        reach = self._reachable(self._run, self._state is True)
+        ends[: reach.size] = reach
+        return ends
+
+    def _reachable(self, run: int, state: bool) -> Bits:
+        """Ends up to a page, where the state is in host memory; the last one's is what is read."""
+        ends = self._targets[:run].copy()
+        if run == self.end:
+            ends[-1:] = state
+        return ends

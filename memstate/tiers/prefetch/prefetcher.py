@@ -1,0 +1,273 @@
+"""Prefetch: what storage has of a prompt is brought into host memory while its request waits.
+
+One thread drives it, which never waits for storage: others ask and read, and what they found is looked at in `poll`.
+It promises nothing, it only fills host memory; whoever starts a request looks at what is there then. Knows no device.
+Two prefetches of one prefix read it twice, and the second result goes back.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+
+from memstate.checks import is_count
+from memstate.errors import AgreementLost, ConfigurationError, InvalidArgument
+from memstate.stats import PrefetchStats
+from memstate.tiers.host.cache import HostCache
+from memstate.tiers.prefetch.agreement import Agreement
+from memstate.tiers.prefetch.background import Background
+from memstate.tiers.prefetch.candidates import Offers
+from memstate.tiers.prefetch.fetch import End, Fetch, Op, Phase, deepest
+from memstate.tiers.prefetch.reading import Answer, Question, Read
+from memstate.tiers.prefetch.reservation import Claim
+from memstate.tiers.prefetch.settings import Prefetch
+from memstate.tiers.prefetch.votes import MOST_PAGES, Round
+from memstate.tiers.records import RecordFormat
+from memstate.tiers.stores.base import Store
+
+
+class Prefetcher:
+    """Prefetches in flight.
+
+    kv, states: host memory for either kind; no KV where it is the caller's alone, no states where KV alone is enough.
+    executor: its threads call the store; at most as many prefetches proceed at once. clock: seconds. With several ranks
+    all of them start, poll, ask and cancel in the same order.
+    Raises: ConfigurationError.
+    """
+
+    def __init__(
+        self,
+        kv: HostCache | None,
+        states: HostCache | None,
+        kv_format: RecordFormat | None,
+        state_format: RecordFormat | None,
+        store: Store,
+        settings: Prefetch,
+        page_size: int,
+        agreement: Agreement,
+        executor: Executor,
+        clock: Callable[[], float],
+        ended: Callable[[Fetch], None] | None = None,
+    ) -> None:
+        if kv is None and states is None:
+            raise ConfigurationError("a prefetch needs host memory: for states, for KV pages or for both")
+        for what, cache, form in (("kv", kv, kv_format), ("states", states, state_format)):
+            given, expected = None if cache is None else cache.pool.nbytes, None if form is None else form.nbytes
+            if given != expected:
+                raise ConfigurationError(f"{what}: host records of {given} bytes for a format of {expected}")
+        if not is_count(page_size) or page_size < 1:
+            raise ConfigurationError(f"page_size={page_size!r}: expected at least 1 token")
+        self._kv, self._states, self._settings, self._page_size = kv, states, settings, page_size
+        self._ended = ended
+        self._agreement, self._clock = agreement, clock
+        kinds = (kv, kv_format), (states, state_format)
+        self._background = Background(executor, store, *kinds, settings.chunk, page_size)
+        self._offers = Offers(kv, states, page_size, settings.threshold, agreement.ranks)
+        self._fetches: list[Fetch] = []  # in flight, in order of start
+        self._round: Round | None = None
+        self._lost = False
+        self._count: Counter[str] = Counter()
+        self._flaws: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"Prefetcher({len(self._fetches)} in flight, {self.in_flight_tokens} tokens)"
+
+    @property
+    def in_flight_tokens(self) -> int:
+        """Tokens that prefetches are after."""
+        return sum(fetch.reserved for fetch in self._fetches)
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Host records that prefetches have claimed and not filed yet: for states and for KV pages."""
+        claims = [fetch.claim for fetch in self._fetches]
+        return sum(claim.state is not None for claim in claims), sum(len(claim.records) for claim in claims)
+
+    def stats(self) -> PrefetchStats:
+        """Figures since the start. Syncs: no."""
+        return PrefetchStats(
+            in_flight=len(self._fetches), in_flight_tokens=self.in_flight_tokens, flaws=dict(self._flaws), **self._count
+        )
+
+    def start(self, tokens: int, keys: Sequence[bytes], *, covered: int, kv_pages: int) -> Fetch:
+        """Begins to look for what storage has of a prompt.
+
+        tokens: that may be hit. keys: digests of its whole pages. covered: tokens that the request could start from
+        now, the same on every rank; what is missing decides whether it is worth it, and within the limit. kv_pages:
+        leading pages whose KV is on the device, and stays there.
+        Syncs: no. Raises: InvalidArgument.
+        """
+        if not all(map(is_count, (tokens, covered, kv_pages))):
+            raise InvalidArgument(f"tokens={tokens}, covered={covered}, kv_pages={kv_pages}: expected numbers from 0")
+        most = tokens // self._page_size
+        own = list(keys[: most if self._agreement.ranks == 1 else min(most, MOST_PAGES)])
+        fetch = Fetch(
+            self._count["started"], len(own) * self._page_size, own, covered, min(kv_pages, len(own)),
+            Claim(self._kv, self._states, own), self._clock(),
+        )  # fmt: skip
+        self._count["started"] += 1
+        limit = self._settings.limit
+        if fetch.missing < max(self._settings.threshold, 1):
+            self._end(fetch, End.SHORT)
+        elif limit is not None and self.in_flight_tokens + fetch.missing > limit:
+            self._end(fetch, End.LIMITED)
+        elif self._lost:
+            self._end(fetch, End.LOST)
+        else:
+            fetch.reserved = fetch.missing
+            self._fetches.append(fetch)
+            fetch.question = self._offers.question(fetch)
+            self._background.ask(fetch, fetch.question)
+        return fetch
+
+    def poll(self) -> None:
+        """Goes on with every prefetch as far as it can, once an iteration of the scheduler.
+
+        Syncs: only for a rank that has not polled as often as this one. Raises: AgreementLost, once; every prefetch is
+        over then.
+        """
+        try:
+            self._collect()
+            if self._round is not None:
+                self._conclude(self._round)
+            self._advance()
+            if self._agreement.ranks > 1:
+                if self._fetches:
+                    self._count["rounds"] += 1
+                    self._round = Round(self._agreement, self._fetches, self._count["rounds"])
+                return
+            while asked := [fetch for fetch in self._fetches if fetch.vote is not None or fetch.stop]:
+                self._conclude(Round(self._agreement, asked, 0))
+                self._advance()
+        except AgreementLost:
+            self._lost, self._round = True, None
+            for fetch in list(self._fetches):
+                self._end(fetch, End.LOST)
+            raise
+
+    def ready(self, fetch: Fetch) -> bool:
+        """Whether the request may start as far as its prefetch is concerned; says so to the prefetch, which stops where
+        the settings want it. With several ranks that takes a poll or two.
+
+        Syncs: no. Raises: AgreementLost.
+        """
+        late = self._clock() - fetch.began >= self._settings.patience(-(-fetch.missing // self._page_size))
+        stop = self._settings.stop == "best_effort" or (self._settings.stop == "timeout" and late)
+        fetch.stop = fetch.stop or (stop and not fetch.done)
+        if self._agreement.ranks == 1 and not fetch.done:
+            self.poll()
+        return fetch.done
+
+    def cancel(self, fetch: Fetch) -> None:
+        """Ends a prefetch at once, as its request has ended. Records being read into are free after that. Syncs:
+        no.
+        """
+        if not fetch.done:
+            self._end(fetch, End.CANCELLED)
+            self._collect()
+
+    def close(self) -> None:
+        """Cancels everything, on this rank alone. Syncs: waits for the calls of the store that have begun."""
+        for fetch in list(self._fetches):
+            self._end(fetch, End.CANCELLED)
+        self._background.wait()
+        self._collect()
+
+    # -- what threads have found ----------------------------------------------------------------------
+
+    def _collect(self) -> None:
+        for op, result, error in self._background.collect():
+            if error:
+                self._count["failures"] += 1
+                op.fetch.blame(End.FAILED, repr(error))
+            if op.pool:
+                self._note(op, result or Read(0, ""))
+            else:
+                op.fetch.answer = result or Answer()
+
+    def _note(self, op: Op, found: Read) -> None:
+        self._count["read"] += found.arrived
+        if found.flaw:
+            self._flaws[found.flaw] += 1
+            op.fetch.blame(End.FAILED if found.flaw == "failed" else End.MISSED, found.flaw)
+        if op.pages:
+            op.fetch.note_pages(op.pages, found.arrived)
+        else:
+            op.fetch.note_state(found.arrived == 1)
+
+    def _offer(self, fetch: Fetch, question: Question, answer: Answer) -> None:
+        ends, most = self._offers.offer(fetch, question.pages, answer)
+        if end := deepest(ends):
+            self._count["truncated"] += end < most
+            self._count["truncated_tokens"] += (most - end) * self._page_size
+        fetch.offer(ends)
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def _read(self, fetch: Fetch, end: int) -> None:
+        """All ranks go for an end: the rest goes back, and threads begin to read."""
+        fetch.narrow(end, self._page_size)
+        fetch.claim.keep(end, not fetch.hits.states[end - 1])
+        fetch.reserved = fetch.tokens - fetch.covered
+        fetch.begin()
+        self._background.read(fetch)
+
+    def _arrive(self, fetch: Fetch) -> None:
+        """Nothing more is waited for."""
+        self._background.drop(fetch)
+        fetch.phase, fetch.vote = Phase.ARRIVED, fetch.usable()
+
+    # -- deciding -------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """What this rank knows by itself."""
+        for fetch in self._fetches:
+            if fetch.phase is Phase.ASKING and fetch.answer is not None:
+                self._offer(fetch, fetch.question, fetch.answer)
+            if fetch.phase is Phase.READING and fetch.hopeless:
+                self._arrive(fetch)
+
+    def _conclude(self, agreed: Round) -> None:
+        """What all ranks know."""
+        self._round = None
+        self._count["waits"] += not agreed.done
+        for fetch, phase, ends, stop in agreed.verdicts():
+            if fetch.done:  # cancelled since
+                continue
+            fetch.stop = fetch.stop or stop
+            if phase is Phase.ARRIVED and ends is not None:
+                self._file(fetch, deepest(ends))
+            elif stop and phase < Phase.READING:
+                self._end(fetch, fetch.reason or End.STOPPED)
+            elif stop and fetch.phase is Phase.READING:
+                self._arrive(fetch)
+            elif phase is Phase.OFFERED and ends is not None:
+                if end := deepest(ends):
+                    self._read(fetch, end)
+                else:
+                    self._end(fetch, fetch.reason or End.DISAGREED)
+
+    def _file(self, fetch: Fetch, end: int) -> None:
+        """Puts what all ranks have into host memory; what goes further, or has no state, goes back: the caches of the
+        ranks stay alike.
+        """
+        whole = end == fetch.end
+        read_pages = sum(page < end for page in fetch.claim.records)
+        read_state = int(whole and fetch.claim.state is not None)
+        self._count.update(tokens=max(0, end * self._page_size - fetch.covered), pages=read_pages, states=read_state)
+        fetch.claim.file(end, self._page_size, state=whole)
+        fetch.length = max(fetch.covered, end * self._page_size)
+        if end:
+            self._end(fetch, End.COMPLETE if whole else End.PARTIAL)
+        else:
+            self._end(fetch, fetch.reason or (End.STOPPED if fetch.stop else End.DISAGREED))
+
+    def _end(self, fetch: Fetch, outcome: End) -> None:
+        """The one way out: everything goes back that is not in a cache by now."""
+        self._background.drop(fetch)
+        fetch.claim.give_back()
+        fetch.phase, fetch.outcome = Phase.DONE, outcome
+        self._count[outcome.value] += 1
+        if fetch in self._fetches:
+            self._fetches.remove(fetch)
+        if self._ended is not None:
+            self._ended(fetch)

@@ -1,0 +1,88 @@
+"""Rounds of agreement over prefetches: what each rank would have, and whether it wants an end. Knows no host memory."""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from memstate.errors import AgreementLost
+from memstate.tiers.prefetch.agreement import Agreement, Exchange, Words, pack, unpack
+from memstate.tiers.prefetch.fetch import Bits, Fetch, Phase
+
+ALL = -1  # every bit, which agrees with anything
+WORDS = 4096  # of every exchange between ranks: of unequal sizes gloo ends the process
+HEADER = 2  # words of a round, and of each prefetch in it
+MOST_PAGES = (WORDS - 2 * HEADER) * 64
+
+
+class Verdict(NamedTuple):
+    """What the ranks say of a prefetch in the phase in which they were asked.
+
+    ends: what all of them could have, None while some do not know yet. stop: one of them wants an end.
+    """
+
+    fetch: Fetch
+    phase: Phase
+    ends: Bits | None
+    stop: bool
+
+
+class Round:
+    """One exchange: a check that all ranks ask about the same prefetches, then of each whether this rank knows, whether
+    it wants to go on, and the ends it could have.
+
+    fetches: in order of start. number: of the round.
+    """
+
+    def __init__(self, agreement: Agreement, fetches: Sequence[Fetch], number: int) -> None:
+        chosen = list(fetches) if agreement.ranks == 1 else _fitting(fetches)
+        self._asked = [(fetch, fetch.phase) for fetch in chosen]
+        self._check = zlib.crc32(np.array([(f.number, f.pages, f.covered) for f in chosen], np.int64).tobytes())
+        words = [np.array([self._check, ~self._check], np.int64)]
+        for fetch in chosen:
+            fetch.round = number
+            words.append(self._words(fetch))
+        sent = np.concatenate(words)
+        self._exchange: Exchange = agreement.exchange(
+            np.pad(sent, (0, WORDS - sent.size if agreement.ranks > 1 else 0))
+        )
+
+    @staticmethod
+    def _words(fetch: Fetch) -> Words:
+        bits = np.zeros(fetch.pages, bool) if fetch.vote is None else fetch.vote
+        flags = np.array([0 if fetch.vote is None else ALL, 0 if fetch.stop else ALL], np.int64)
+        return np.concatenate([flags, pack(bits)])
+
+    @property
+    def done(self) -> bool:
+        """Whether `verdicts` would not wait."""
+        return self._exchange.done
+
+    def verdicts(self) -> Iterator[Verdict]:
+        """What came out, in the order of the prefetches. Syncs: waits for the slowest rank. Raises: AgreementLost."""
+        words = self._exchange.result()
+        if words[0] != self._check or words[1] != ~self._check:
+            raise AgreementLost("they started or cancelled different prefetches")
+        return self._verdicts(words[HEADER:])
+
+    def _verdicts(self, words: Words) -> Iterator[Verdict]:
+        for fetch, phase in self._asked:
+            ends = unpack(words[HEADER : _size(fetch)], fetch.pages) if words[0] else None
+            yield Verdict(fetch, phase, ends, stop=not words[1])
+            words = words[_size(fetch) :]
+
+
+def _size(fetch: Fetch) -> int:
+    return HEADER + -(-fetch.pages // 64)
+
+
+def _fitting(fetches: Sequence[Fetch]) -> list[Fetch]:
+    """As many as fit, in the same order; those that have not been asked about for longest."""
+    chosen, room = set(), WORDS - HEADER
+    for fetch in sorted(fetches, key=lambda fetch: fetch.round):
+        room -= _size(fetch)
+        if room < 0:
+            break
+        chosen.add(fetch)
+    return [fetch for fetch in fetches if fetch in chosen]

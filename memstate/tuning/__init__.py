@@ -1,6 +1,0 @@
-"""Finds launch configurations: each is checked against the reference, then timed, or ranked by what it compiles to."""
-
-from memstate.tuning.record import document, require_folder, store, table
-from memstate.tuning.trials import KERNELS, Outcome, Trial, sweep
-
-__all__ = ["KERNELS", "Outcome", "Trial", "document", "require_folder", "store", "sweep", "table"]

@@ -1,0 +1,450 @@
+"""`bench tiers`: what it measures beside whom, exact counts, what is not measured; the page on running with tiers."""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import fields
+from functools import lru_cache, partial
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import memstate
+from memstate.cli import app as cli
+from memstate.cli.bench import (
+    NAMES,
+    NEED_DEVICE,
+    PEERS,
+    Entry,
+    Outcome,
+    run,
+    tiers_costs,
+    tiers_mooncake,
+    tiers_moves,
+    tiers_stores,
+    tiers_turns,
+)
+from memstate.cli.bench.clock import ToyClock
+from memstate.cli.bench.task import Setting, Task
+from memstate.cli.bench.tiers_turns import KIB, MIB, Side, Turns
+from memstate.kernels.dispatch import Backend
+from memstate.state import presets
+from memstate.stats import PrefetchStats, TierStats
+from memstate.tiers import FileStore, HandOver, Prefetch, Tiers
+from memstate.tiers import Outcome as Became
+from memstate.tiers.host.packing import Packing, in_records
+from memstate.tiers.host.tier import Host
+from memstate.tiers.keys import Keys, fingerprint
+from memstate.tiers.prefetch.fetch import End
+from memstate.tiers.records import FLAWS, RecordFormat
+from memstate.tokens import encode
+from tests.support.mooncake_server import missing
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+UNITS = ("launches", "uploads", "syncs", "copies", "bytes")
+OPS = {"file put", "file get", "transfer out", "transfer in", "evict", "bring", "name", "seal", "flaw"}
+MOONCAKE = {"mooncake put", "mooncake get"}
+TOYS = [f"toy {tiers_turns.sized(*case)}" for case in tiers_turns.TOY_CASES]
+
+
+@pytest.fixture
+def no_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client cannot be loaded."""
+    monkeypatch.setitem(sys.modules, "mooncake.store", None)
+
+
+def toy(peer: str | None = None) -> Outcome:
+    return run(["tiers"], "reference", toy=True, peer=peer)
+
+
+def setting(backend: str = "reference", peer: str | None = None) -> Setting:
+    return Setting(backend, CPU, True, peer)
+
+
+# -- what is measured ------------------------------------------------------------------------------
+
+
+def test_it_is_offered_and_needs_no_device() -> None:
+    assert "tiers" in NAMES and "tiers" not in NEED_DEVICE
+    assert {name.value for name in cli.BenchName} == {"all", *NAMES}
+
+
+def test_every_operation_is_measured_beside_a_plain_copy(no_mooncake: None) -> None:
+    outcome = toy()
+    assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == OPS
+    found = {(entry.op, entry.case, entry.unit, entry.peer): entry for entry in outcome.entries}
+    assert len(found) == len(outcome.entries)
+    for case in TOYS:
+        for op in ("file put", "file get"):
+            assert {(op, case, "bytes/s", peer) for peer in ("memory-copy", "plain-file")} <= set(found)
+        for op in ("transfer out", "transfer in"):
+            assert (op, case, "bytes/s", "memory-copy") in found
+    for entry in outcome.entries:
+        assert entry.case.startswith("toy ")
+        if entry.op in ("evict", "bring"):
+            assert entry.unit in UNITS and entry.peer is None
+            continue
+        assert entry.value > 0 and entry.peer in PEERS
+        assert entry.ratio == entry.value / (entry.peer_value or 0)
+    rates = {entry.unit for entry in outcome.entries if entry.op not in ("evict", "bring")}
+    assert rates == {"bytes/s", "host us/page", "host us/MiB"}
+
+
+def test_a_full_run_says_nothing_of_toys(no_mooncake: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    small: dict[Any, dict[str, Any]] = {
+        tiers_turns: {"CASES": ((2, 64 * KIB),), "ROUNDS": 1, "COLD": 8},
+        tiers_costs: {"RECORDS": (64 * KIB,), "PROMPT": 3},
+    }
+    for module, values in small.items():
+        for name, value in values.items():
+            monkeypatch.setattr(module, name, value)
+    outcome = run(["tiers"], "reference")
+    assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == OPS
+    cases = {"2 x 64 KiB", "1 x 64 KiB", "R=1", "R=8", "16 tokens a page", "64 tokens a page"}
+    assert {entry.case for entry in outcome.entries} == cases
+
+
+def test_only_the_peer_that_was_asked_for_is_measured(no_mooncake: None) -> None:
+    entries = toy("plain-file").entries
+    assert {entry.peer for entry in entries if entry.op in ("file put", "file get")} == {"plain-file"}
+    assert {entry.peer for entry in entries if not entry.op.startswith("file ")} == {None}
+
+
+@lru_cache
+def counted(backend: str, device: str) -> dict[tuple[str, str, str], float]:
+    """Counts by operation, case and unit, which do not change from run to run."""
+    entries: list[Entry] = []
+    for task in tiers_moves.tasks(Setting(backend, torch.device(device), True)):
+        assert task.check() == ""
+        entries += task.measure(ToyClock())
+    return {(entry.op, entry.case, entry.unit): entry.value for entry in entries}
+
+
+@pytest.mark.parametrize("size", tiers_moves.SIZES)
+def test_moves_ask_of_the_device_what_staging_and_groups_of_layers_say(size: int, backend: Backend) -> None:
+    """Two states fit the staging buffer, and eleven pages; layers of states come up in four groups, pages whole;
+    neighbours are copied together where they are copied whole.
+    """
+    found = counted(backend.name, str(backend.device))
+    pages = size * tiers_moves.PAGES
+    states_a_time, pages_a_time = 2, 2 * tiers_moves.STATE.bytes_per_slot // tiers_moves.KV.bytes_per_slot
+    sends = -(-size // states_a_time) + -(-pages // pages_a_time)
+    unpacks = 4 * -(-size // states_a_time) + -(-pages // pages_a_time)
+    moved = size * tiers_moves.STATE.bytes_per_slot + pages * tiers_moves.KV.bytes_per_slot
+    expected = {
+        "evict": {"launches": sends + 1, "uploads": sends + 1, "copies": sends},  # one packet gives up the slots
+        "bring": {"launches": unpacks + 2, "uploads": sends + 2, "copies": 4 * size + -(-pages // pages_a_time)},
+    }
+    for op, counts in expected.items():
+        assert {unit: found[op, f"toy R={size}", unit] for unit in UNITS} == counts | {"syncs": 0, "bytes": moved}, op
+
+
+# -- who takes turns -------------------------------------------------------------------------------
+
+
+def turns_of(monkeypatch: pytest.MonkeyPatch, rounds: int, peer: str | None = None) -> Turns:
+    monkeypatch.setattr(tiers_turns, "TOY_ROUNDS", rounds)
+    return Turns(setting(peer=peer))
+
+
+def test_each_side_has_a_call_in_every_round_and_is_first_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that stands still but in the calls; the first round does not count, nor does what comes behind."""
+    now, calls = [0.0], list[str]()
+    monkeypatch.setattr(tiers_turns, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    takes = {"ours": [9.0, 2.0, 4.0, 100.0], "memory-copy": [9.0, 1.0, 1.0, 1.0]}
+
+    def act(name: str) -> None:
+        calls.append(name)
+        now[0] += takes[name].pop(0)
+
+    def undo() -> None:
+        now[0] += 1000
+
+    sides = {name: Side(partial(act, name), undo) for name in takes}
+    (entry,) = turns_of(monkeypatch, 3).rates("op", "case", 8, sides.pop("ours"), sides)
+    assert calls == ["ours", "memory-copy", "memory-copy", "ours"] * 2
+    assert entry == Entry("op", "toy case", 2.0, "bytes/s", "memory-copy", 8.0, 0.25)
+
+
+def test_a_peer_that_fails_leaves_and_ours_that_fails_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise OSError("no\nroom")
+
+    fine = Side(lambda: None)
+    turns = turns_of(monkeypatch, 2)
+    found = turns.rates("op", "case", 8, fine, {"plain-file": Side(fails), "memory-copy": fine})
+    assert [entry.peer for entry in found] == ["memory-copy"]
+    assert capsys.readouterr().err == "op, case: peer plain-file raises OSError: no room\n"
+    assert [entry.peer for entry in turns.rates("op", "case", 8, fine, {"plain-file": Side(fails)})] == [None]
+    with pytest.raises(OSError, match="no\nroom"):
+        turns.rates("op", "case", 8, Side(fails), {"memory-copy": fine})
+    assert turns_of(monkeypatch, 1, "plain-hash").rates("op", "case", 8, fine, {"memory-copy": fine})[0].peer is None
+
+
+def test_caches_are_cold_before_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers_turns, "COLD", 16)
+    turns = Turns(Setting("reference", CPU, False))
+    turns._cold[:] = 7
+    seen = list[int]()
+    turns._seconds(Side(lambda: seen.append(int(turns._cold.min()))))
+    assert turns._cold.nbytes == 16 and seen == [1]
+    assert tiers_turns.COLD == 16 and Turns(setting())._cold.nbytes == 0
+
+
+def test_units_are_of_the_bytes_and_pages_that_were_moved(no_mooncake: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock by which every call takes a millisecond."""
+    now = count()
+    monkeypatch.setattr(tiers_turns, "time", SimpleNamespace(perf_counter=lambda: next(now) / 1000))
+    found = {(entry.op, entry.case): entry for entry in toy().entries if entry.unit not in UNITS}
+    expected = {("name", "toy 16 tokens a page"): 1000 / tiers_costs.TOY_PROMPT, ("seal", "toy 1 x 4 KiB"): 256e3}
+    expected |= {("flaw", "toy 1 x 4 KiB"): 256e3, ("file put", "toy 3 x 4 KiB"): 12288e3}
+    expected |= {("transfer in", "toy 3 x 4 KiB"): 12288e3, ("transfer out", "toy 1 x 4 KiB"): 4096e3}
+    assert {key: found[key].value for key in expected} == pytest.approx(expected)
+    assert all(entry.ratio == pytest.approx(1) for entry in found.values())
+
+
+def test_nothing_is_left_behind(no_mooncake: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    seen = set[str]()
+    for task in tiers_stores.tasks(setting()):
+        (folder,) = tmp_path.iterdir()
+        assert task.check() == "" and task.measure(ToyClock())
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        assert files == []
+        seen.add(task.name)
+    assert seen == {f"file, {case.removeprefix('toy ')}" for case in TOYS} and list(tmp_path.iterdir()) == []
+
+
+# -- Mooncake --------------------------------------------------------------------------------------
+
+
+def stored(task: Task) -> list[Entry]:
+    assert task.check() == ""
+    return task.measure(ToyClock())
+
+
+def test_mooncake_is_measured_over_loopback() -> None:
+    if why := missing():
+        pytest.skip(f"Mooncake: {why}")
+    entries = [entry for task in tiers_stores.tasks(setting()) if "mooncake" in task.name for entry in stored(task)]
+    found = {(entry.op, entry.case, entry.peer) for entry in entries}
+    assert found == {(op, case, "memory-copy") for op in MOONCAKE for case in TOYS}
+    assert tiers_mooncake.LOG_LEVEL not in os.environ
+
+
+def test_without_its_client_one_line_says_so(no_mooncake: None, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = toy()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tiers: measured without mooncake: ") and "pip install 'memstate[mooncake]'" in line
+    assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == OPS
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("PATIENCE_S", -1.0, "mooncake_master on port "),
+        ("HOLD", "raise SystemExit(3)", "no process could give 1048576 bytes to the store at 127.0.0.1:"),
+    ],
+)
+def test_processes_that_do_not_start_are_told_and_ended(
+    name: str, value: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why := missing():
+        pytest.skip(f"Mooncake: {why}")
+    started = list[subprocess.Popen[Any]]()
+
+    def note(*given: Any, true: Any = subprocess.Popen, **more: Any) -> Any:
+        started.append(true(*given, **more))
+        return started[-1]
+
+    monkeypatch.setattr(tiers_mooncake, name, value)
+    monkeypatch.setattr(tiers_mooncake, "subprocess", SimpleNamespace(Popen=note, DEVNULL=subprocess.DEVNULL, PIPE=-1))
+    with pytest.raises(tiers_mooncake.Unavailable, match=says), tiers_mooncake.loopback(MIB):
+        pytest.fail("there is a store")
+    assert started and all(process.poll() is not None for process in started)
+
+
+# -- what is wrong is not measured -----------------------------------------------------------------
+
+
+def _lost(true: Any, store: FileStore, names: Any, buffers: Any) -> Any:
+    """The last record is not written, and nobody is told."""
+    return [*true(store, names[:-1], buffers[:-1]), Became.DONE]
+
+
+def _failed(true: Any, store: FileStore, names: Any, buffers: Any) -> Any:
+    return [Became.FAILED] * len(names)
+
+
+def _bit(true: Any, store: FileStore, names: Any, buffers: Any) -> Any:
+    outcomes = true(store, names, buffers)
+    buffers[-1][-1] ^= 1
+    return outcomes
+
+
+def _kept(true: Any, store: FileStore, names: Any) -> None:
+    true(store, names[1:])
+
+
+def _no_layer(
+    true: Any, packing: Packing, slots: Any, index: Any, places: Any, records: Any, layers: Any = None
+) -> None:
+    true(packing, slots, index, places, records, (0, packing.layers - 2) if layers is None else layers)
+
+
+def _first_group(
+    true: Any, packing: Packing, slots: Any, index: Any, places: Any, records: Any, layers: Any = None
+) -> None:
+    if layers is None or layers[0] == 0:
+        true(packing, slots, index, places, records, layers)
+
+
+def _unchained(true: Any, keys: Keys, key: bytes, salt: Any, known: Any = ()) -> list[bytes]:
+    unit = 8 * keys.page_tokens
+    return [true(keys, key[at : at + unit], salt)[0] for at in range(0, len(key), unit)]
+
+
+def _blind(true: Any, form: RecordFormat, buffer: Any, key: bytes, length: int) -> str:
+    return ""
+
+
+def _unsealed(true: Any, form: RecordFormat, buffer: Any, key: bytes, length: int) -> None:
+    buffer[: form.header_bytes] = 0
+
+
+def _forgets(true: Any, host: Host, nodes: Any) -> list[Any]:
+    return true(host, nodes[:-1])  # type: ignore[no-any-return]
+
+
+FILES = {f"file, {tiers_turns.sized(*case)}" for case in tiers_turns.TOY_CASES}
+WAYS = {f"transfers, {tiers_turns.sized(*case)}" for case in tiers_turns.TOY_CASES}
+NAMED = {f"name, {page} tokens a page" for page in tiers_costs.PAGE_SIZES}
+SEALED = {"seal and flaw, 1 x 4 KiB"}
+MOVED = {f"evict and bring, R={size}" for size in tiers_moves.SIZES}
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "fault", "lost"),
+    [
+        (FileStore, "put", _lost, FILES),
+        (FileStore, "put", _failed, FILES),
+        (FileStore, "get", _bit, FILES),
+        (FileStore, "discard", _kept, FILES),
+        (Packing, "pack", _no_layer, WAYS | MOVED),
+        (Packing, "unpack", _first_group, WAYS | MOVED),
+        (Keys, "of", _unchained, NAMED),
+        (RecordFormat, "flaw", _blind, SEALED),
+        (RecordFormat, "seal", _unsealed, SEALED),
+        (Host, "keep", _forgets, MOVED),
+    ],
+)
+def test_checks_find_what_is_wrong_and_it_has_no_entry(
+    owner: type, name: str, fault: Callable[..., Any], lost: set[str], no_mooncake: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    true = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *given: fault(true, *given))
+    outcome = toy("sglang")  # which is none of its peers
+    assert {line.split(": ")[0] for line in outcome.wrong} == lost
+    ops = {"file, ": "file ", "trans": "transfer ", "name,": "name", "seal ": "seal", "evict": "evict"}
+    gone = {ops[each[:5] if each[:5] in ops else each[:6]] for each in lost}
+    assert gone and not any(entry.op.startswith(each) for entry in outcome.entries for each in gone)
+
+
+# -- the page on running with tiers ----------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "tiers.md").read_text()
+
+
+def test_the_loop_of_the_page_runs_and_prints_what_it_says(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(import .*?)```\s*```text\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) == 1
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment.pop("TRITON_INTERPRET", None)  # as a reader would run it
+    done = subprocess.run(
+        [sys.executable, "-c", blocks[0][0]],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == blocks[0][1]
+
+
+def test_the_page_hands_over_what_another_split_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = re.findall(r"```python\n(whole = .*?)```", PAGE, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    prompt = list(range(9))
+    found: dict[str, Any] = {"ms": memstate, "torch": torch, "FileStore": FileStore, "HandOver": HandOver}
+    found["prompt"] = prompt
+    exec(block, found)
+    assert found["length"] == 0  # nobody has written
+    form = found["whole"].shard(4)
+    for rank in range(2):  # those that rank 0 of 2 is made of
+        mark = fingerprint("model", form, None, 4, rank, 4)
+        record, key = RecordFormat("state", form, mark), Keys(mark, 4).of(encode(prompt), None)[1]
+        body = np.zeros(record.nbytes, np.uint8)
+        record.seal(body, key, 8)
+        assert found["old"].put([record.name(key)], [body]) == [Became.DONE]
+    exec(block, found)
+    assert found["length"] == 8
+    found["prompt"] = prompt[:8]
+    exec(block, found)
+    assert found["length"] == 0 and found["move"].run(prompt[:8], most=8).length == 8
+
+
+@pytest.mark.parametrize("of", [TierStats, PrefetchStats])
+def test_the_page_explains_every_counter(of: Any) -> None:
+    cells = "\n".join(line.split(" | ")[0] for line in PAGE.splitlines() if line.startswith("| `"))
+    assert [field.name for field in fields(of) if f"`{field.name}`" not in cells and field.name != "prefetch"] == []
+
+
+def test_the_page_names_every_end_flaw_and_setting() -> None:
+    fenced = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+    named = set(re.findall(r"`([^`\n]+)`", fenced.sub("", PAGE)))
+    ends = {field.name for field in fields(PrefetchStats)} & {end.value for end in End}
+    assert ends == {end.value for end in End} <= named  # a counter for each, so each is explained above
+    assert {*FLAWS, "missing", "damaged", "failed", "unwanted"} <= named
+    for word in ("through", "selective", "back", "best_effort", "wait_complete", "timeout"):
+        assert f'"{word}"' in named
+    words = " ".join([*named, *fenced.findall(PAGE)])
+    for setting in (*fields(Tiers), *fields(Prefetch)):
+        assert setting.name in ("executor", "clock") or re.search(rf"\b{setting.name}\b", words), setting.name
+
+
+def test_links_of_the_page_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)]+)\)", PAGE)
+    assert {"record-format.md", "mooncake.md"} <= {link.partition("#")[0] for link in links}
+    for link in links:
+        path, _, anchor = link.partition("#")
+        text = (ROOT / "docs" / (path or "tiers.md")).read_text()
+        headings = [
+            re.sub(r"[^a-z0-9 -]", "", line.lstrip("# ").lower()) for line in text.splitlines() if line[:1] == "#"
+        ]
+        assert not anchor or anchor in [heading.replace(" ", "-") for heading in headings], link
+
+
+def test_sizes_of_the_page_are_those_of_the_presets() -> None:
+    rows = re.findall(r"^\| ([\w.-]+)[^|]* \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", PAGE, re.MULTILINE)
+    made = {
+        "Qwen3-Next-80B-A3B": (presets.qwen3_next, 2), "Qwen3.5-27B": (presets.qwen3_5, 2),
+        "Nemotron-H": (presets.nemotron_h, 1), "Falcon-H1": (presets.falcon_h1, 1),
+        "Granite-4": (presets.granite_hybrid, 1), "Kimi-Linear-48B": (presets.kimi_linear, 2),
+    }  # fmt: skip
+    assert {name for name, *_ in rows} == set(made)
+    for name, *said in rows:
+        preset, axis = made[name]
+        exact, short = preset(), preset(ssm_dtype=torch.bfloat16)
+        dense = in_records(exact, {"ssm": axis})
+        assert [float(each) for each in said] == [
+            pytest.approx(layout.bytes_per_slot / MIB, abs=0.006) for layout in (exact, short, dense)
+        ]

@@ -1,0 +1,397 @@
+"""The timed benchmarks at toy sizes: what they measure, what they refuse to measure, and how a device is timed."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memstate.cli.bench import (
+    NEED_DEVICE,
+    PEERS,
+    Entry,
+    Outcome,
+    alloc,
+    by_entry,
+    clock,
+    copy,
+    decode,
+    host,
+    run,
+    track,
+)
+from memstate.cli.bench.clock import IN_GRAPH, DeviceClock, ToyClock
+from memstate.cli.bench.naive import FreeList, RowByRow
+from memstate.cli.bench.task import Setting, Task, carry_out
+from memstate.cli.tune.timing import RUNS, WARM_UPS
+from memstate.engine.manager import StateManager
+from memstate.errors import InvalidArgument
+from memstate.kernels import bitmap, conv, gated_delta, gather, registers, scatter, speculation, tracking
+from memstate.kernels import copy as copy_kernel
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="interpreted kernels, at toy sizes")
+OPS = {
+    "host": {"admit", "plan", "settle", "publish", "release"},
+    "alloc": {"claim", "release", "claim and release", "ownership"},
+    "track": {"plan", "settle", "step", "accept", "window and accept", "forward", "decode step"},
+    "copy": {"copy", "gather", "scatter", "zero"},
+}
+MOVING = {"copy", "gather", "scatter", "zero"}
+
+
+@lru_cache
+def toy(name: str, peer: str | None = None) -> Outcome:
+    """Run once: what is looked at here does not change from run to run."""
+    return run([name], "auto", toy=True, peer=peer)
+
+
+def findings(course: Callable[[Setting], Iterator[Task]], names: set[str]) -> dict[str, str]:
+    """What the checks of some tasks say; nothing is measured."""
+    return {task.name: task.check() for task in course(Setting("auto", CPU, True)) if task.name in names}
+
+
+@on_cpu
+@pytest.mark.parametrize("name", OPS)
+def test_every_operation_is_checked_measured_and_marked_as_a_toy(name: str) -> None:
+    outcome = toy(name)
+    entries = outcome.entries
+    assert outcome.wrong == [] and {entry.op for entry in entries} == OPS[name]
+    assert len({(entry.op, entry.case, entry.unit) for entry in entries}) == len(entries)
+    for entry in entries:
+        assert entry.case.startswith("toy ") and entry.value > 0, entry
+        assert entry.unit in ("us", "host us", "bytes", "bytes/s")
+        if entry.peer:
+            assert entry.peer in PEERS and entry.ratio == pytest.approx(entry.value / (entry.peer_value or 0))
+    assert by_entry(entries)[1][0][:2] == [entries[0].op, entries[0].case]
+
+
+@on_cpu
+def test_copies_say_bytes_rate_and_share_of_a_plain_copy() -> None:
+    found = {(entry.op, entry.case, entry.unit): entry for entry in toy("copy").entries}
+    slot, plane = copy.TOY.bytes_per_slot, copy.TOY.layers * copy.TOY.planes[1].nbytes
+    for op, nbytes, factor in (("copy", slot, 2), ("gather", plane, 2), ("scatter", plane, 2), ("zero", slot, 1)):
+        for due in copy.TOY_DUE:
+            case = f"toy {due} slots"
+            assert found[op, case, "bytes"].value == factor * due * nbytes
+            rate, time = found[op, case, "bytes/s"], found[op, case, "us"]
+            assert rate.value == pytest.approx(factor * due * nbytes / time.value * 1e6)
+            assert (rate.peer, time.peer) == ("device-copy", "torch-indexing")
+    assert {"toy nothing due", "toy nothing due, in a graph"} <= {case for op, case, _ in found if op == "copy"}
+
+
+@on_cpu
+def test_a_boundary_stands_beside_the_same_step_without_one() -> None:
+    """Only strategies whose kernels write a second state move more bytes at a boundary."""
+    entries = toy("track").entries
+    for name in ("ping-pong", "lazy", "redirect"):
+        due = [entry for entry in entries if f" {name}, all due" in entry.case and entry.unit == "us"]
+        assert {"plan", "step", "accept", "forward", "decode step"} <= {entry.op for entry in due}
+        assert all(entry.peer == "nothing-due" for entry in due if entry.op != "settle")
+    assert {entry.case for entry in entries if entry.op == "settle"} == {"toy R=2 lazy, all due"}
+    assert not any(" none, all due" in entry.case for entry in entries)
+
+
+@on_cpu
+def test_only_the_peer_that_was_asked_for_is_measured() -> None:
+    assert {entry.peer for entry in toy("copy", "device-copy").entries} == {None, "device-copy"}
+    with pytest.raises(InvalidArgument, match="peer 'nobody': expected one of device-copy, "):
+        run(["copy"], toy=True, peer="nobody")
+
+
+@pytest.mark.parametrize("name", NEED_DEVICE)
+def test_device_time_is_not_taken_on_a_cpu(name: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"bench {name}: device time needs a GPU; --toy"):
+        run([name], device="cpu")
+
+
+def test_unknown_benchmarks_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="bench everything: expected launches, host, alloc, track, copy"):
+        run(["copy", "everything"], toy=True)
+    with pytest.raises(InvalidArgument, match="bench nothing"):
+        run([], toy=True)
+
+
+# -- what is wrong is not measured -----------------------------------------------------------------
+
+
+def _skip_last(true: Any, planes: Any, dst: Any, src: Any) -> None:
+    true(planes, *(column.clone().index_fill_(0, column.nonzero()[-1:, 0], 0) for column in (dst, src)))
+
+
+def _idle(true: Any, planes: Any, dst: Any, src: Any) -> None:
+    planes.blocks[0][0, 1, 0] += 1
+
+
+def _ones(true: Any, planes: Any, ids: Any) -> None:
+    true(planes, ids)
+    planes.blocks[0][:, int(ids.max())] = 1
+
+
+def _nothing(true: Any, *given: Any) -> None:
+    pass
+
+
+def _backwards(true: Any, words: Any, n: int, counters: Any) -> Any:
+    return true(words, n, counters).flip(0)
+
+
+def _forget(true: Any, table: Any, packet: Any) -> None:
+    packet = packet.clone()
+    packet[3] = max(0, int(packet[3]) - 1)  # the last cell
+    true(table, packet)
+
+
+def _no_snapshot(true: Any, table: Any, rows: Any, tokens: Any, record: Any, rules: Any, limit: int) -> None:
+    true(table, rows, tokens, record, rules, limit)
+    record.snapshot.zero_()
+
+
+def _nudge(true: Any, *given: Any) -> Any:
+    out = true(*given)
+    given[5].mul_(1.001)  # states
+    return out
+
+
+def _nudge_window(true: Any, *given: Any) -> Any:
+    out = true(*given)
+    given[3].mul_(1.1)  # windows
+    return out
+
+
+def _twice_the_first(true: Any, plane: Any, slots: Any, batch: Any) -> None:
+    true(plane, slots[:1].expand_as(slots).contiguous(), batch)
+
+
+@on_cpu
+@pytest.mark.parametrize(
+    ("course", "module", "op", "fault", "lost"),
+    [
+        (copy.tasks, copy_kernel, "copy_slots", _skip_last, {"copy, 1 slots", "copy, 2 slots"}),
+        (copy.tasks, copy_kernel, "copy_slots", _idle, {"copy, nothing due"}),
+        (copy.tasks, copy_kernel, "zero_slots", _ones, {"zero, 1 slots"}),
+        (copy.tasks, gather, "gather_slots", _twice_the_first, {"gather, 2 slots"}),
+        (copy.tasks, scatter, "scatter_slots", _twice_the_first, {"scatter, 2 slots"}),
+        (alloc.tasks, bitmap, "claim", _backwards, {"claim, R=3"}),
+        (alloc.tasks, registers, "ownership", _forget, {"ownership, R=3"}),
+        (track.tasks, tracking, "plan", _no_snapshot, {"plan and settle, R=2 lazy", "plan and settle, R=2 ping-pong"}),
+        (track.tasks, tracking, "settle", _nothing, {"plan and settle, R=2 lazy"}),
+        (track.tasks, speculation, "accept", _nothing, {"accept, R=2 none", "accept, R=2 redirect"}),
+        (decode.tasks, tracking, "plan", _no_snapshot, {"decode, R=2 lazy, all due"}),
+        (decode.tasks, gated_delta, "gated_delta_step", _nudge, {"decode, R=2 none, nothing due"}),
+        (decode.tasks, conv, "conv_step", _nudge_window, {"decode, R=2 redirect, all due"}),
+    ],
+)
+def test_checks_find_a_wrong_operation(
+    course: Any, module: Any, op: str, fault: Callable[..., Any], lost: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert findings(course, lost) == dict.fromkeys(lost, "")
+    true = getattr(module, op)
+    monkeypatch.setattr(module, op, lambda *given: fault(true, *given))
+    found = findings(course, lost)
+    assert set(found) == lost and all(found.values()), found
+
+
+@on_cpu
+def test_a_wrong_operation_has_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = copy_kernel.copy_slots
+    monkeypatch.setattr(copy_kernel, "copy_slots", lambda *given: _skip_last(true, *given))
+    outcome = run(["copy"], "auto", toy=True, peer="nothing-due")
+    assert [line.split(": ")[0] for line in outcome.wrong] == ["copy, 1 slots", "copy, 2 slots"]
+    assert {entry.op for entry in outcome.entries} == MOVING
+    assert {entry.case for entry in outcome.entries if entry.op == "copy"} == {
+        "toy nothing due",
+        "toy nothing due, in a graph",
+    }
+
+
+@on_cpu
+def test_host_times_need_requests_that_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StateManager, "drop", lambda mem, snapshots: None)
+    outcome = run(["host"], "auto", toy=True)
+    assert outcome.entries == [] and len(outcome.wrong) == len(host.STRATEGIES) * len(host.TOY_SIZES)
+    assert "slots free" in outcome.wrong[0]
+
+
+def test_a_failing_check_is_told_and_the_next_task_runs() -> None:
+    good = Entry("a", "b", 1.0, "us")
+
+    def raises() -> str:
+        raise RuntimeError("out of\nmemory")
+
+    def tasks() -> Iterator[Task]:
+        yield Task("bad", lambda: "broken", lambda clock: [good])
+        yield Task("raises", raises, lambda clock: [good])
+        yield Task("good", lambda: "", lambda clock: [good])
+        raises()
+
+    outcome, calls = Outcome(), []
+    carry_out(tasks(), ToyClock(), outcome, lambda *at: calls.append(at))
+    told = "raises RuntimeError: out of memory"
+    assert outcome.wrong == ["bad: broken", f"raises: {told}", f"the task behind good: {told}"]
+    assert (outcome.entries, len(calls)) == ([good], 3)
+
+
+def test_the_program_without_a_command_line_writes_json(tmp_path: Path) -> None:
+    """In a process in which neither typer nor rich can be imported."""
+    target = tmp_path / "bench.json"
+    code = (
+        "import sys, runpy; sys.modules.update(typer=None, rich=None)\n"
+        f"sys.argv = ['bench', 'copy', '--toy', '--peer', 'device-copy', '--json', {str(target)!r}]\n"
+        "runpy.run_module('memstate.cli.bench', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(target.read_text())[0]) == {"op", "case", "value", "unit", "peer", "peer_value", "ratio"}
+
+
+# -- peers -----------------------------------------------------------------------------------------
+
+
+class Launches(TorchDispatchMode):
+    """Torch operations that change a tensor or make one with contents."""
+
+    COUNTED = ("copy_", "fill_", "zero_", "index_fill_", "cat", "clone", "index_select", "stack")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        name = func.overloadpacket.__name__
+        self.seen[name] += name in self.COUNTED
+        return func(*args, **(kwargs or {}))
+
+
+def counted(act: Callable[[], object]) -> int:
+    with Launches() as launches:
+        act()
+    return launches.seen.total()
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_the_stand_in_costs_what_it_says_and_loses_nothing(size: int) -> None:
+    naive, rows = RowByRow(size, 5 * size, 2, CPU), list(range(1, size + 1))
+    assert counted(lambda: naive.admit(rows)) + 1 == 2 * size + 5  # and an upload
+    held = torch.cat([naive.live[rows], naive.lanes[rows].flatten()])
+    assert sorted(held.tolist()) == list(range(1, 3 * size + 1))
+    assert counted(lambda: naive.step(rows)) + 1 == 4
+    assert counted(lambda: naive.step(rows)) + 1 == 4 + 3 * size
+    assert naive.snapshot[rows].tolist() == naive.lanes[rows, 0].tolist()
+    newest, kept = naive.lanes[rows, 0].tolist(), []
+    assert counted(lambda: kept.extend(naive.publish(rows))) == 3 * size
+    assert [int(slot) for slot in kept] == newest
+    assert counted(lambda: naive.release(rows)) == 2 * size
+    naive.drop(kept)
+    assert sorted(naive.list.free.tolist()) == list(range(1, 5 * size + 1))
+
+
+def test_a_free_list_gives_slots_back() -> None:
+    peer = FreeList(4, CPU)
+    taken = peer.claim(3)
+    peer.release(taken)
+    assert sorted(peer.free.tolist()) == [1, 2, 3, 4]
+
+
+def test_what_fits_is_what_is_measured() -> None:
+    slot = 100
+    assert copy.fitting((1, 16, 64), slot, 10**9) == (1, 16, 64)
+    assert copy.fitting((1, 16, 64), slot, int(copy.OVERHEAD * 16 * slot / 0.75) + 1) == (1, 16)
+    assert copy.fitting((1, 16, 64), slot, 0) == (1,)
+
+
+# -- a device's clock ------------------------------------------------------------------------------
+
+
+class Graph:
+    """Stands in for a CUDA graph: repeats what was called while it was open."""
+
+    open: "Graph | None" = None
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def replay(self) -> None:
+        happened.append("replay")
+
+
+class Capture:
+    """Stands in for torch.cuda.graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def __enter__(self) -> None:
+        happened.append("capture")
+
+    def __exit__(self, *error: object) -> None:
+        happened.append("captured")
+
+
+happened: list[str] = []
+
+
+@pytest.fixture
+def device_clock(monkeypatch: pytest.MonkeyPatch) -> DeviceClock:
+    """A clock of a device that is not there: every run takes 20 microseconds."""
+    happened.clear()
+
+    class Watch:
+        def __init__(self, device: torch.device) -> None: ...
+
+        def __call__(self, act: Callable[[], object], *, warm: bool) -> float:
+            happened.append("warm" if warm else "cold")
+            act()
+            return 20e-6
+
+    monkeypatch.setattr(clock, "DeviceStopwatch", Watch)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", Capture)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: happened.append("wait"))
+    return DeviceClock(CPU)
+
+
+def test_a_call_alone_is_cold_and_what_undoes_it_is_not_timed(device_clock: DeviceClock) -> None:
+    seconds = device_clock.alone(lambda: happened.append("act"), lambda: happened.append("undo"))
+    assert seconds == 20e-6 and happened == ["undo", "cold", "act"] * (WARM_UPS + RUNS)
+
+
+def test_a_graph_holds_many_calls_and_gives_the_time_of_one(device_clock: DeviceClock) -> None:
+    assert device_clock.in_graph(lambda: happened.append("act")) == pytest.approx(20e-6 / IN_GRAPH)
+    captured = ["act", "warm", "act", "wait", "capture", *["act"] * IN_GRAPH, "captured"]
+    assert happened == captured + ["warm", "replay"] * (WARM_UPS + RUNS)
+
+
+def test_a_graph_of_long_calls_holds_few_of_them(device_clock: DeviceClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "GRAPH_SECONDS", 50e-6)
+    assert device_clock.in_graph(lambda: happened.append("act")) == pytest.approx(20e-6 / 2)
+    assert happened[4:8] == ["capture", "act", "act", "captured"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="times calls on a CUDA device")
+def test_a_device_times_calls_alone_and_in_a_graph() -> None:
+    device = torch.device("cuda")
+    cell = torch.zeros(1, device=device)
+    timer = DeviceClock(device)
+    assert timer.alone(lambda: cell.add_(1)) > 0 and timer.in_graph(lambda: cell.add_(1)) > 0
+    assert cell.item() == WARM_UPS + RUNS + 1 + 2 * IN_GRAPH * (WARM_UPS + RUNS)  # a warm run is made twice
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="times launches on a CUDA device")
+@pytest.mark.parametrize("name", ["alloc", "track"])
+def test_small_benchmarks_run_on_a_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At toy sizes, with the device's clock: whatever a graph cannot capture shows here."""
+    device = torch.device("cuda")
+    monkeypatch.setattr(Setting, "clock", lambda setting: DeviceClock(device))
+    outcome = run([name], "cuda", "cuda", toy=True)
+    assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == OPS[name]

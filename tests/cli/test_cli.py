@@ -1,0 +1,149 @@
+"""The command line: JSON contract, one clear line on bad input, exit status."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from memstate.cli import app as cli
+from memstate.cli import compile as compiling
+from memstate.cli import tune as tuning
+from memstate.cli.demo import config
+from memstate.errors import InvalidArgument
+
+ROOT = Path(__file__).parents[2]
+DEMO_KEYS = """strategy backend requests generated_tokens identical_to_uncached leaked_slots double_owned_slots
+    prefix_hit_tokens storage_hit_tokens host_hit_tokens prompt_tokens distinct_tokens logits_identical
+    states_identical slots_held_mean slots_held_peak slots_held_by_kind snapshots_taken snapshot_bytes_copied
+    device_launches_per_decode_step host_syncs_per_decode_step"""
+
+
+def memstate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`memstate ...` in a process of its own, not interpreted unless it chooses to be."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "memstate", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_bench_launches_writes_json_to_stdout_and_nothing_else() -> None:
+    done = memstate("bench", "launches", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    entries = json.loads(done.stdout)
+    assert {"op", "case", "value", "unit", "peer", "peer_value", "ratio"} == set(entries[0])
+    assert {e["op"] for e in entries} == {"admit", "publish", "release", "step", "plan", "settle", "copy", "hit"}
+    assert {"R=1", "R=64", "R=256"} <= {e["case"] for e in entries}
+    assert {e["unit"] for e in entries} == {"launches", "uploads", "syncs", "bytes"}
+
+
+def test_demo_writes_the_keys_of_the_contract(tmp_path: Path) -> None:
+    target = tmp_path / "demo.json"
+    done = memstate("demo", "--requests", "3", "--strategy", "lazy", "--backend", "reference", "--json", str(target))
+    assert done.returncode == 0, done.stderr
+    report = json.loads(target.read_text())
+    assert set(DEMO_KEYS.split()) <= set(report)
+    assert report["identical_to_uncached"] and report["logits_identical"] and report["states_identical"]
+    assert (report["strategy"], report["backend"], report["leaked_slots"]) == ("lazy", "reference", 0)
+    assert set(report["device_launches_per_decode_step"]) == {"mean", "max"}
+    assert "identical" in done.stdout  # the table goes to stdout when JSON goes to a file
+
+
+def test_tune_stores_what_it_writes_unless_told_not_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path))
+    done = memstate("tune", "--model", "lfm2", "--limit", "1", "--json", "-")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert {"device", "timed", "entries", "trials", "excluded", "stored"} <= set(report)
+    assert set(report["entries"][0]) == {"kernel", "key", "config", "value", "unit", "checked"}
+    assert list(tmp_path.iterdir()) == [Path(report["stored"])]
+    stored = json.loads(Path(report["stored"]).read_text())
+    assert stored == {name: report[name] for name in stored}
+
+    again = memstate("tune", "--model", "mamba", "--limit", "1", "--dry-run", "--json", str(tmp_path / "report.json"))
+    assert again.returncode == 0 and "nothing stored" in again.stdout, again.stderr
+    assert json.loads(Path(report["stored"]).read_text()) == stored
+
+
+def test_tune_shows_what_it_cannot_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path))
+    (tmp_path / "sm-90.json").mkdir()  # where the file of a target that is not there would be
+    (tmp_path / "cpu.json").mkdir()
+    done = memstate("tune", "--model", "lfm2", "--limit", "1", "--json", "-")
+    assert done.returncode == 2 and "nothing stored" in done.stderr and "MEMSTATE_TUNED names the folder" in done.stderr
+    report = json.loads(done.stdout)
+    assert report["stored"] is None and len(report["entries"]) == 1
+
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path / "file"))
+    monkeypatch.setattr(tuning, "sweep", lambda *given, **more: pytest.fail("the work began"))
+    done = CliRunner().invoke(cli.app, ["tune"])
+    assert done.exit_code == 2 and not done.stdout
+
+
+def test_help_says_where_tune_stores_and_that_ranks_change_nothing() -> None:
+    text = " ".join(CliRunner().invoke(cli.app, ["tune", "--help"]).stdout.split())
+    assert "stored in $MEMSTATE_TUNED" in text and "without a GPU, is stored to be looked at and changes none" in text
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    done = memstate("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"memstate {version('memstate')}\n", "")
+
+
+def test_a_target_named_twice_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    def compile_all(targets: list[str], progress: object) -> None:
+        seen.append(targets)
+        raise InvalidArgument("enough")
+
+    monkeypatch.setattr(compiling, "compile_all", compile_all)
+    assert CliRunner().invoke(cli.app, ["compile", "--targets", "sm_90, sm_80,sm_90"]).exit_code == 2
+    assert seen == [["sm_90", "sm_80"]]
+
+
+def test_flags_take_no_value_in_the_help() -> None:
+    for command, flag in (("demo", "--plant-leak"), ("tune", "--dry-run")):
+        (line,) = [
+            each for each in CliRunner().invoke(cli.app, [command, "--help"]).stdout.splitlines() if flag in each
+        ]
+        assert "bool" not in line.lower()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("demo", "--strategy", "sometimes"), "sometimes"),
+        (("demo", "--backend", "tpu"), "tpu"),
+        (("demo", "--slots", "0"), "slots"),
+        (("demo", "--fail-claims", "2"), "fail-claims"),
+        (("demo", "--input", "no-such-file.jsonl"), "no-such-file.jsonl"),
+        (("compile", "--targets", "sm_9"), "sm_9"),
+        (("bench", "nothing"), "nothing"),
+        (("tune", "--kernels", "copy,ssm"), "kernels ssm: expected copy"),
+        (("tune", "--model", "gpt-2"), "model 'gpt-2': expected one of qwen3_next"),
+        (("tune", "--target", "sm_9"), "target 'sm_9': expected one of sm_80"),
+        (("tune", "--limit", "0"), "limit 0"),
+        (("bench", "launches", "--json", "no/such/folder/x.json"), "no/such/folder/x.json"),
+        (("tune", "--dry-run", "--json", ""), "'--json': '': expected a path"),
+        # said before the work, and so before what is wrong with the work
+        (("compile", "--targets", "sm_9", "--json", "tests"), "'tests': is a directory"),
+        (("demo", "--input", "no-such-file.jsonl", "--json", "no/x.json"), "'no/x.json': no is no directory"),
+        (("tune", "--model", "gpt-2", "--json", "x" * 300 + "/y"), "File name too long"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_a_non_zero_status(arguments: tuple[str, ...], says: str) -> None:
+    done = memstate(*arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_demo_offers_every_model_layout_and_engine() -> None:
+    assert tuple(name.value for name in cli.ModelName) == config.MODELS
+    assert tuple(name.value for name in cli.LayoutName) == tuple(config.LAYOUTS)
+    assert tuple(name.value for name in cli.EngineName) == config.ENGINES

@@ -1,0 +1,194 @@
+"""`memstate trace` and `memstate replay`: what they write, and one clear line for what they cannot do."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from memstate.cli import app as cli
+from memstate.cli import replay as replaying
+from memstate.cli.replay import NAMES, Replayed
+from memstate.cli.traces import TraceRequest, form
+from memstate.cli.traces.make import KINDS, make
+
+ROOT = Path(__file__).parents[2]
+CONTRACT = """requests block_hit_rate ideal_hit_rate policy states pages us_per_match us_per_insert evicted_states
+    leaked_slots misses_by_reason"""
+
+
+class Done(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+Call = Callable[..., Done]
+
+
+@pytest.fixture
+def memstate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """`memstate ...` as the program's entry point, in this process."""
+
+    def call(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["memstate", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        return Done(int(left.value.code or 0), *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Conversations of at most 40 blocks."""
+    path = tmp_path / "talks.jsonl"
+    form.write(path, [one for one in make("chat", 60, 1) if len(one.hash_ids) <= 40])
+    return path
+
+
+def untimed(report: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in report.items() if not name.startswith("us_")}
+
+
+# -- what they do ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_trace_writes_what_replay_reads(kind: str, name: str, memstate: Call, tmp_path: Path) -> None:
+    path = tmp_path / name
+    assert memstate("trace", kind, "--out", path, "--requests", "25", "--seed", "4") == Done(0, "", "")
+    assert form.read(path) == make(kind, 25, 4)
+    assert (path.read_bytes()[:2] == b"\x1f\x8b") == name.endswith(".gz")
+    done = memstate("replay", path, "--states", "3", "--pages", "600", "--json", "-")
+    assert done.status == 0 and json.loads(done.out)["requests"] == 25
+
+
+def test_trace_makes_ten_thousand_requests_unless_told_otherwise(memstate: Call, tmp_path: Path) -> None:
+    assert memstate("trace", "shared-prompt", "--out", tmp_path / "a.jsonl.gz").status == 0
+    with gzip.open(tmp_path / "a.jsonl.gz") as file:
+        lines = file.readlines()
+    first = TraceRequest(**{**json.loads(lines[0]), "hash_ids": tuple(json.loads(lines[0])["hash_ids"])})
+    assert len(lines) == 10_000 and [first] == make("shared-prompt", 1, 0)
+
+
+def test_replay_writes_json_to_stdout_and_nothing_else(trace: Path) -> None:
+    """As a program of its own."""
+    command = [sys.executable, "-m", "memstate", "replay", str(trace), "--states", "4", "--json", "-"]
+    done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert set(report) == {field.name for field in fields(Replayed)} and set(CONTRACT.split()) <= set(report)
+    requests = form.read(trace)
+    assert (report["policy"], report["states"], report["pages"]) == ("return-rate", 4, 50_000)
+    assert (report["requests"], report["leaked_slots"]) == (len(requests), 0)
+    asked = sum(len(one.hash_ids) for one in requests)
+    assert report["block_hit_rate"] * asked + sum(report["misses_by_reason"].values()) == pytest.approx(asked)
+    assert untimed(report) == untimed(asdict(replaying.replay(requests, 4, 50_000, "return-rate")))
+
+
+def test_options_reach_the_replay(trace: Path, memstate: Call, tmp_path: Path) -> None:
+    target = tmp_path / "out.json"
+    given = ("--states", "2", "--pages", "45", "--policy", "greedy-dual", "--from", "0.5", "--limit", "30")
+    done = memstate("replay", trace, *given, "--json", target)
+    assert done.status == 0 and done.err == ""
+    expected = asdict(replaying.replay(form.read(trace, 30), 2, 45, "greedy-dual", 0.5))
+    assert untimed(json.loads(target.read_text())) == untimed(expected)
+    assert "greedy-dual" in done.out and f"{expected['block_hit_rate']:.3f}" in done.out  # the table is shown as well
+    assert "talks.jsonl: block hit rate, 45 pages, 15 requests" in done.out
+
+
+def test_several_policies_and_sizes_are_a_list_and_a_table(trace: Path, memstate: Call) -> None:
+    done = memstate("replay", trace, "--states", "2, 6,2", "--policy", "lru,clairvoyant", "--json", "-")
+    found = [(one["policy"], one["states"]) for one in json.loads(done.out)]
+    assert found == [("lru", 2), ("lru", 6), ("clairvoyant", 2), ("clairvoyant", 6)]
+    done = memstate("replay", trace, "--states", "2", "--policy", "all", "--json", "-")
+    assert [one["policy"] for one in json.loads(done.out)] == list(NAMES)
+    shown = memstate("replay", trace, "--states", "2,6", "--policy", "all")
+    assert shown.status == 0 and shown.err == "" and "room for everything" in shown.out
+    assert all(policy in shown.out for policy in NAMES)
+
+
+# -- what they refuse ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("no-such-file.jsonl",), "'no-such-file.jsonl': No such file"),
+        (("{folder}",), "Is a directory"),
+        (("{trace}", "--policy", "fifo"), "policy 'fifo': expected lru, "),
+        (("{trace}", "--policy", "lru,all"), "policy 'all': expected lru, "),
+        (("{trace}", "--policy", ""), "nothing to replay"),
+        (("{trace}", "--states", "0"), "states 0, pages 50000: expected at least 1 of each"),
+        (("{trace}", "--states", "4,-1"), "states -1, "),
+        (("{trace}", "--states", "many"), "--states 'many': expected whole numbers"),
+        (("{trace}", "--states", "1.5"), "--states '1.5': expected whole numbers"),
+        (("{trace}", "--states", ","), "nothing to replay"),
+        (("{trace}", "--pages", "2"), "pages 2: the longest request has "),
+        (("{trace}", "--pages", "0"), "pages 0: expected at least 1 of each"),
+        (("{trace}", "--pages", "few"), "'--pages'"),
+        (("{trace}", "--from", "1.0"), "from 1.0: expected a fraction from 0 to below 1"),
+        (("{trace}", "--from", "-0.5"), "from -0.5: "),
+        (("{trace}", "--from", "nan"), "from nan: "),
+        (("{trace}", "--from", "half"), "'--from'"),
+        (("{trace}", "--limit", "0"), "limit=0: expected a whole number from 1 on"),
+        (("{trace}", "--limit", "x"), "'--limit'"),
+        (("{broken}",), "'{broken}', line 2: hash_ids missing"),
+        (("{empty}",), "no request in 0 lines"),
+        (("{trace}", "--json", "no/such/x.json"), "'no/such/x.json': no/such is no directory"),
+        (("no-such-file.jsonl", "--json", ""), "'--json': '': expected a path"),  # before the work
+        ((), "Missing argument"),
+    ],
+)
+def test_replay_refuses_in_one_line(
+    arguments: tuple[str, ...], says: str, memstate: Call, trace: Path, tmp_path: Path
+) -> None:
+    broken, empty = tmp_path / "broken.jsonl", tmp_path / "empty.jsonl"
+    first = trace.read_text().splitlines()[0]
+    broken.write_text(f'{first}\n{{"timestamp": 0, "input_length": 1, "output_length": 1}}\n')
+    empty.touch()
+    names = {"trace": trace, "folder": tmp_path, "broken": broken, "empty": empty}
+    done = memstate("replay", *(each.format(**names) for each in arguments))
+    assert (done.status, done.out) == (2, "")
+    assert says.format(**names) in done.err and len(done.err.splitlines()) == 1, done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("novel", "--out", "{out}"), "'novel'"),
+        (("chat",), "'--out'"),
+        (("chat", "--out", "{out}", "--requests", "0"), "requests=0: expected a whole number from 1 on"),
+        (("chat", "--out", "{out}", "--requests", "few"), "'--requests'"),
+        (("chat", "--out", "{out}", "--seed", "x"), "'--seed'"),
+        (("chat", "--out", "no/such/a.jsonl"), "'no/such' is no directory"),
+        (("chat", "--out", "{folder}", "--requests", "1"), "is no file"),
+    ],
+)
+def test_trace_refuses_in_one_line_and_writes_nothing(
+    arguments: tuple[str, ...], says: str, memstate: Call, tmp_path: Path
+) -> None:
+    done = memstate("trace", *(each.format(out=tmp_path / "a.jsonl", folder=tmp_path) for each in arguments))
+    assert (done.status, done.out) == (2, "")
+    assert says in done.err and len(done.err.splitlines()) == 1, done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_refused_is_refused_before_the_work(
+    memstate: Call, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replaying, "replay", lambda *given: pytest.fail("it began"))
+    for wrong in (("--policy", "lru,fifo"), ("--states", "4,0"), ("--from", "1")):
+        assert memstate("replay", trace, *wrong).status == 2
+
+
+def test_kinds_of_the_command_line_are_those_that_are_made() -> None:
+    assert tuple(kind.value for kind in cli.TraceKind) == KINDS

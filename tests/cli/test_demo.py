@@ -1,0 +1,197 @@
+"""The decode loop as a whole: identical to uncached, nothing leaked, and a comparison that can fail."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memstate.cli.demo import DemoConfig, DemoReport, run
+from memstate.cli.demo.config import STRATEGIES
+from memstate.errors import InvalidArgument
+from memstate.kernels.dispatch import Backend
+from tests.support.demo_talks import TINY, write_talks
+
+TRACKED = STRATEGIES[1:]
+MOST_SLOTS = {"none": 1, "ping-pong": 3, "lazy": 3, "redirect": 2}
+
+
+def tiny(backend: Backend, **settings: Any) -> DemoReport:
+    """A short run of a small model with a tight pool, on the backend under test."""
+    given = {"requests": 6, "slots": 7, "track_every": 8, "size": TINY}
+    return run(DemoConfig(backend=backend.name, device=str(backend.device), **given | settings))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_identical_to_uncached_with_failing_claims(backend: Backend, strategy: str, overlap: bool) -> None:
+    report = tiny(backend, strategy=strategy, overlap=overlap, fail_claims=0.3, sessions=1)
+    assert report.ok, report.failure()
+    found = report.to_json()
+    assert found["identical_to_uncached"] and found["logits_identical"] and found["states_identical"]
+    assert (found["leaked_slots"], found["double_owned_slots"], found["leaked_pages"]) == (0, 0, 0)
+    assert (found["strategy"], found["backend"]) == (strategy, backend.name)
+    assert found["compared"]["logits"] == found["generated_tokens"] > 20
+    assert found["compared"]["states"] >= found["requests"] == 6
+    assert found["sessions"] == 1 < found["conversations"] and found["session_hit_tokens"] > 0
+    assert found["slots_held_peak"] <= MOST_SLOTS[strategy]
+    assert found["snapshot_bytes_copied"] == 0  # written in the same pass, or not at all
+    assert found["host_syncs_per_decode_step"] == {"mean": 0, "max": 0}
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_B36_every_strategy_generates_what_no_tracking_generates() -> None:
+    answers = {}
+    for strategy in STRATEGIES:
+        for overlap in (True, False):
+            config = DemoConfig(strategy=strategy, overlap=overlap, backend="reference", requests=10, size=TINY)
+            answers[strategy, overlap] = run(config).answers
+    assert all(given == answers["none", False] for given in answers.values())
+    assert sum(map(len, answers["none", False])) > 50
+
+
+@pytest.fixture(scope="module")
+def default_run() -> DemoReport:
+    """What `memstate demo --backend reference` does."""
+    return run(DemoConfig(backend="reference"))
+
+
+def test_a_default_run_shows_everything(default_run: DemoReport) -> None:
+    report = default_run
+    assert report.ok, report.failure()
+    found = report.to_json()
+    assert found["distinct_tokens"] >= 100
+    assert 0 < found["prefix_hit_tokens"] < found["prompt_tokens"]
+    assert found["host_hit_tokens"] == found["storage_hit_tokens"] == 0
+    assert found["snapshots_taken"] > 20 and found["snapshots_dropped"] > 0 and found["resumed"] > 5
+    assert found["cached_states_evicted"] > 0 and found["cached_pages_evicted"] > 0  # the cache is under pressure
+    assert found["snapshots_unseen"] < found["snapshots_published"] / 2 < found["compared"]["states"]
+    assert (found["sessions"], found["session_hit_tokens"], found["session_turns"]) == (0, 0, {})
+    ended = found["ended"]
+    assert ended["finished"] + ended["aborted"] == found["requests"]
+    assert ended["aborted"] > 0 and ended["retracted, at random"] + ended.get("cancelled", 0) > 0
+    assert found["refused"]["rows"] > 0
+    assert found["dead_entries"] > 0 and found["decode_steps"] > 0 and found["mixed_steps"] > 0
+    assert found["slots_held_peak"] == 2  # Redirect
+
+
+def test_a_decode_step_costs_a_plan_and_what_changes_hands(default_run: DemoReport) -> None:
+    """Redirect: a plan each, and at most an ownership and a data launch where owners changed."""
+    assert {asked.step for asked in default_run.meter.decode} == {1}
+    assert {0, 1} <= {asked.ownership for asked in default_run.meter.decode} <= {0, 1, 2}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_decode_step_is_a_plan_and_at_most_a_settle(strategy: str) -> None:
+    report = run(DemoConfig(strategy=strategy, backend="reference", size=TINY))
+    assert {asked.step for asked in report.meter.decode} <= {1, 2}
+    assert {asked.syncs for asked in report.meter.decode} == {0}
+
+
+def test_the_table_says_what_the_json_says(default_run: DemoReport) -> None:
+    table = dict(default_run.table())
+    assert table["identical to uncached"] == "yes"
+    assert table["generated"].startswith(f"{default_run.meter.generated_tokens} tokens")
+    assert default_run.failure() == ""
+
+
+def test_a_run_repeats(default_run: DemoReport) -> None:
+    again = run(DemoConfig(backend="reference"))
+    first, second = default_run.to_json(), again.to_json()
+    first.pop("seconds"), second.pop("seconds")
+    assert first == second
+    assert again.answers == default_run.answers
+
+
+@pytest.mark.parametrize("kind", ["swap", "stale"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_sabotage_is_noticed(tmp_path: Path, strategy: str, kind: str) -> None:
+    talks = write_talks(tmp_path / "talks.jsonl", [20, 31, 40, 24, 52, 17, 36, 45, 28, 60])
+    report = run(DemoConfig(strategy=strategy, backend="reference", input=talks, sabotage=kind, size=TINY))
+    assert report.strikes > 0
+    assert not report.to_json()["identical_to_uncached"]
+    assert report.comparison.wrong_logits > 0 and report.comparison.differences
+    assert report.ok and report.failure() == ""  # failing is what it must do
+
+
+@pytest.mark.parametrize("kind", ["swap", "stale"])
+def test_sabotage_is_noticed_on_every_backend(backend: Backend, kind: str) -> None:
+    report = tiny(backend, sabotage=kind)
+    assert report.ok and report.strikes and not report.identical, report.failure()
+
+
+def test_sabotage_that_finds_nothing_to_strike_fails(tmp_path: Path) -> None:
+    path = tmp_path / "short.jsonl"
+    path.write_text('{"turns": ["?"]}')
+    report = run(DemoConfig(backend="reference", input=path, sabotage="swap", size=TINY, page_size=64, track_every=64))
+    assert not report.ok and "no snapshot was resumed" in report.failure()
+
+
+def test_sabotage_that_goes_unnoticed_fails(default_run: DemoReport) -> None:
+    config = dataclasses.replace(default_run.config, sabotage="stale")
+    blind = dataclasses.replace(default_run, config=config, strikes=1)
+    assert not blind.ok and "unnoticed" in blind.failure()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_planted_leak_is_named_and_nothing_else(strategy: str) -> None:
+    report = run(DemoConfig(strategy=strategy, backend="reference", requests=4, plant_leak=True, sessions=1, size=TINY))
+    assert report.planted and report.leaked == [report.planted]
+    assert report.ok and report.identical, report.failure()
+    assert f"slot {report.planted} leaked" in report.audit_text and "planted leak" in report.audit_text
+    assert report.to_json()["leak_named"] == ["row 1 (request 'planted leak') live"]
+
+
+def test_a_leak_that_was_not_planted_fails(default_run: DemoReport) -> None:
+    leaking = dataclasses.replace(default_run, leaked=[3])
+    assert not leaking.ok and "leaked slots [3]" in leaking.failure()
+    unnamed = dataclasses.replace(default_run, planted=4)
+    assert not unnamed.ok and "planted a leak of slot 4" in unnamed.failure()
+    owner = "row 1 (request 'planted leak') live"
+    planted = dataclasses.replace(default_run, planted=4, leaked=[4], leak_named=[owner])
+    assert planted.ok and planted.failure() == ""
+    for names in ([], [owner, "cached prefix of 8 tokens in register 40"], ["row 1 (request 'planted leak') lane 0"]):
+        other = dataclasses.replace(planted, leak_named=names)
+        assert not other.ok and "one live register of the planted request" in other.failure()
+    lost = dataclasses.replace(default_run, leak_named=["row 2 (request '0.0') live"])
+    assert not lost.ok and "(request '0.0') live" in lost.failure() and "expected nobody" in lost.failure()
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [({"leaked_pages": 3}, "3 KV pages"), ({"leaked_rows": 2}, "2 rows"), ({"astray": ["x"]}, "['x']")],
+)
+def test_what_else_may_be_left_behind_fails_too(default_run: DemoReport, found: dict[str, Any], says: str) -> None:
+    report = dataclasses.replace(default_run, **found)
+    assert not report.ok and says in report.failure()
+
+
+def test_progress_counts_both_runs() -> None:
+    seen: list[tuple[int, int]] = []
+    report = run(DemoConfig(backend="reference", requests=4, size=TINY), lambda done, total: seen.append((done, total)))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert {total for _, total in seen} == {2 * report.requests} and seen[-1] == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"strategy": "sometimes"}, "strategy 'sometimes': expected none, ping-pong, lazy, redirect"),
+        ({"sabotage": "burn"}, "sabotage 'burn'"),
+        ({"slots": 0}, "slots 0: expected a whole number of at least 1"),
+        ({"requests": 0}, "requests 0"),
+        ({"sessions": -1}, "sessions -1: expected a whole number of at least 0"),
+        ({"track_every": 12}, "track-every 12 is no multiple of page-size 8"),
+        ({"page_size": 0}, "page-size 0"),
+        ({"fail_claims": 1.5}, "fail-claims 1.5"),
+        ({"pages": 3}, "pages 3: the longest conversation alone needs"),
+        ({"slots": 2, "strategy": "ping-pong"}, "slots 2: one request under ping-pong needs 3"),
+        ({"backend": "tpu"}, "backend 'tpu'"),
+        ({"input": Path("missing.jsonl")}, "missing.jsonl"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_line(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument) as error:
+        run(DemoConfig(**{"backend": "reference"} | settings))
+    assert says in str(error.value) and "\n" not in str(error.value)

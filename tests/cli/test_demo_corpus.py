@@ -1,0 +1,160 @@
+"""Where the demo's conversations come from, and how its answers end."""
+
+import inspect
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memstate.cli.demo.answers import STOP_BYTES, AnswerRule, longest_context, noise, rule_for
+from memstate.cli.demo.chance import Chance
+from memstate.cli.demo.corpus import LONGEST, Conversation, first_requests, from_docstrings, from_file
+from memstate.cli.demo.model import VOCABULARY
+from memstate.engine.manager import NO_LIMIT
+from memstate.errors import InvalidArgument
+
+
+@pytest.mark.parametrize("requests", [1, 2, 7, 40])
+def test_docstring_conversations_have_as_many_turns_as_asked(requests: int) -> None:
+    conversations = from_docstrings(requests, 0)
+    assert sum(len(conversation.turns) for conversation in conversations) == requests
+    assert [conversation.number for conversation in conversations] == list(range(len(conversations)))
+    assert all(conversation.system and all(conversation.turns) for conversation in conversations)
+
+
+def test_docstring_conversations_depend_on_the_seed_alone() -> None:
+    assert from_docstrings(30, 5) == from_docstrings(30, 5)
+    assert from_docstrings(30, 5) != from_docstrings(30, 6)
+
+
+def test_system_prompts_are_shared_and_lengths_vary() -> None:
+    conversations = from_docstrings(60, 0)
+    systems = Counter(conversation.system for conversation in conversations)
+    assert len(systems) == 3 and min(systems.values()) > 1
+    assert len({conversation.prompt_bytes % 8 for conversation in conversations}) > 4
+    assert max(len(conversation.turns) for conversation in conversations) > 2
+
+
+def test_the_text_is_real() -> None:
+    for conversation in from_docstrings(10, 0):
+        assert b"Python" in conversation.system
+        assert all(b"?" in turn[:40] or turn[:1].isalpha() for turn in conversation.turns)
+
+
+def test_a_python_without_docstrings_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspect, "getdoc", lambda thing: None)
+    with pytest.raises(InvalidArgument, match="--input"):
+        from_docstrings(3, 0)
+
+
+def test_input_file_gives_its_conversations(tmp_path: Path) -> None:
+    path = tmp_path / "talk.jsonl"
+    path.write_text('{"system": "Be brief.", "turns": ["Hé?", "More."]}\n\n{"turns": ["Alone"]}\n', encoding="utf-8")
+    assert from_file(path) == [
+        Conversation(0, b"Be brief.", ("Hé?".encode(), b"More.")),
+        Conversation(1, b"", (b"Alone",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"turns": ["a"]}\n{"turns": [}', "line 2: not JSON"),
+        ('["a"]', "line 1: expected an object"),
+        ('{"system": 3, "turns": ["a"]}', 'line 1: "system" must be a text'),
+        ('\n\n{"system": "a"}', 'line 3: "turns" must be a list'),
+        ('{"turns": []}', 'line 1: "turns" must be a list'),
+        ('{"turns": ["a", ""]}', 'line 1: "turns" must be a list'),
+        ('{"turns": ["a", 7]}', 'line 1: "turns" must be a list'),
+        ("\n \n", "no conversation in it"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, content: str, says: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(content)
+    with pytest.raises(InvalidArgument) as error:
+        from_file(path)
+    assert says in str(error.value) and str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 100_000,
+        '{"turns": [' + "9" * 10_000 + "]}",
+        r'{"turns": ["\ud800 x"]}',
+        '{"turns": ["' + "x" * (LONGEST + 1) + '"]}',
+    ],
+    ids=["deep", "long number", "half a surrogate pair", "too long"],
+)
+def test_what_python_or_the_model_cannot_take_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "talks.jsonl"
+    path.write_text('{"turns": ["fine"]}\n' + line + "\n")
+    with pytest.raises(InvalidArgument, match=r"talks\.jsonl, line 2: "):
+        from_file(path)
+
+
+def test_other_line_ends_may_stand_in_a_text_and_a_byte_order_mark_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "talks.jsonl"
+    path.write_text('\ufeff{"turns": ["one\u2028line\u0085still"]}\r\n', encoding="utf-8")
+    assert from_file(path) == [Conversation(0, b"", ("one\u2028line\u0085still".encode(),))]
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bytes.jsonl"
+    path.write_bytes(b"\xff\xfe\x00")
+    for bad in (path, tmp_path / "none.jsonl", tmp_path):
+        with pytest.raises(InvalidArgument, match="input "):
+            from_file(bad)
+
+
+def test_requests_cut_a_file_short() -> None:
+    given = [
+        Conversation(0, b"", (b"a", b"b")),
+        Conversation(1, b"", (b"c", b"d", b"e")),
+        Conversation(2, b"", (b"f",)),
+    ]
+    assert first_requests(given, 3) == [given[0], Conversation(1, b"", (b"c",))]
+    assert first_requests(given, 2) == [given[0]]
+    assert first_requests(given, 100) == given
+
+
+def test_answers_end_with_a_stop_byte_or_at_their_limit() -> None:
+    rule, stop, other = AnswerRule(limit=5), min(STOP_BYTES), max(STOP_BYTES) + 1
+    assert [rule.ends(1, stop), rule.ends(1, other), rule.ends(5, other)] == [True, False, True]
+    assert [AnswerRule(5).cap, AnswerRule(5, abort_after=3).cap, AnswerRule(5, abort_prompt=2).cap] == [5, 3, 0]
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 8, 16])
+def test_answers_fit_the_context_and_end_on_a_page(page_size: int) -> None:
+    conversation = Conversation(0, b"s" * 13, (b"t" * 5,) * 200)
+    total, kinds = len(conversation.system), Counter[str]()
+    for turn in range(200):
+        total += 5
+        rule = rule_for(0, 0, turn, total, page_size)
+        assert rule == rule_for(0, 0, turn, total, page_size)
+        assert (total + rule.limit - 1) % page_size == 0
+        assert rule.abort_prompt < total and rule.abort_after < rule.limit
+        kinds["prompt" if rule.abort_prompt else "answer" if rule.abort_after else "none"] += 1
+        total += rule.limit
+    assert total <= longest_context(conversation, page_size)
+    assert kinds["prompt"] > 2 and kinds["answer"] > 5 and kinds["none"] > 140
+
+
+def test_noise_depends_on_seed_conversation_and_position_only() -> None:
+    first = noise(1, 2, 3)
+    assert first.shape == (VOCABULARY,) and first.dtype == np.float32
+    assert np.array_equal(first, noise(1, 2, 3))
+    assert not any(np.array_equal(first, other) for other in (noise(0, 2, 3), noise(1, 3, 3), noise(1, 2, 4)))
+    many = np.concatenate([noise(9, 0, at) for at in range(200)])
+    assert abs(many.mean() - 0.5772) < 0.02  # Euler's constant, the mean of Gumbel noise
+
+
+def test_claims_fail_with_their_probability_and_the_first_failure_stops() -> None:
+    assert Chance(0, 0.0).claims_allowed(4) == NO_LIMIT
+    assert {Chance(0, 1.0).claims_allowed(4) for _ in range(20)} == {0}
+    chance = Chance(0, 0.3)
+    allowed = Counter(chance.claims_allowed(2) for _ in range(4000))
+    assert set(allowed) == {0, 1, 2}
+    assert abs(allowed[0] / 4000 - 0.3) < 0.03 and abs(allowed[2] / 4000 - 0.49) < 0.03

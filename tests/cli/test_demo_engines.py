@@ -1,0 +1,240 @@
+"""The decode loop as three kinds of engine, with three kinds of layers, in both layouts: identical and leak-free each.
+
+The whole matrix has 144 combinations; here every pair of settings meets, the rest alternates.
+"""
+
+import dataclasses
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from memstate.cli.demo import DemoConfig, DemoReport, run
+from memstate.cli.demo.arena import GAP, Arena
+from memstate.cli.demo.config import ENGINES as NAMES
+from memstate.cli.demo.config import LAYOUTS, MODELS, STRATEGIES
+from memstate.cli.demo.engines import ENGINES, InArena
+from memstate.cli.demo.mixers import state_layout
+from memstate.engine.stepping import Stepping
+from memstate.errors import InvalidArgument
+from memstate.kernels.dispatch import Backend
+from memstate.requests.steps import Step
+from tests.support.demo_talks import TINY, write_talks
+
+every_model = pytest.mark.parametrize("model", MODELS)
+
+
+def small(**settings: Any) -> DemoReport:
+    """A short run of a small model with a tight pool."""
+    return run(
+        DemoConfig(**{"backend": "reference", "requests": 6, "slots": 7, "track_every": 8, "size": TINY} | settings)
+    )
+
+
+def require_as_it_must_be(report: DemoReport) -> None:
+    """Identical, nobody leaks, and what was copied for snapshots is what the engine needs."""
+    found = report.to_json()
+    assert report.ok and report.identical, report.failure()
+    assert (found["leaked_slots"], found["double_owned_slots"]) == (0, 0)
+    config = report.config
+    assert (found["model"], found["layout"], found["engine"]) == (config.model, config.layout, config.engine)
+    slot = state_layout(config.size, config.model).bytes_per_slot
+    copied, most = found["snapshot_bytes_copied"], found["snapshots_taken"] * slot
+    if config.engine != "in-place":
+        assert copied == 0  # written in the same pass
+    elif config.strategy in ("none", "redirect"):
+        assert copied == most  # before the forward, whether or not it runs
+    else:
+        assert 0 < copied <= most and copied % slot == 0  # behind the forward, unless that never ran
+    assert (found["foreign_bytes"] > 0) == (config.engine == "arena") and found["foreign_bytes_changed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "model", "engine", "layout", "overlap"),
+    [
+        (*chosen, tuple(LAYOUTS)[sum(at) % 2], bool(sum(at) // 2 % 2))
+        for chosen, at in zip(product(STRATEGIES, MODELS, NAMES), product(range(4), range(3), range(3)), strict=True)
+    ],
+)
+def test_every_engine_is_identical_to_uncached(
+    strategy: str, model: str, engine: str, layout: str, overlap: bool
+) -> None:
+    report = small(
+        strategy=strategy, model=model, engine=engine, layout=layout, overlap=overlap, fail_claims=0.3, track_every=16
+    )
+    require_as_it_must_be(report)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("gdn", {"engine": "in-place", "strategy": "lazy", "layout": "slot-major"}),
+        ("mamba2", {"engine": "in-place", "strategy": "redirect", "fail_claims": 0.3}),
+        ("kda", {"engine": "arena", "strategy": "ping-pong", "layout": "slot-major", "overlap": False}),
+        ("mamba2", {"engine": "arena", "strategy": "redirect", "sabotage": "stale"}),
+        ("kda", {"engine": "in-place", "strategy": "redirect", "plant_leak": True, "requests": 2}),
+    ],
+    ids=str,
+)
+def test_engines_on_every_backend(tmp_path: Path, backend: Backend, model: str, settings: dict[str, Any]) -> None:
+    talks = write_talks(tmp_path / "talks.jsonl", [17, 20])
+    given = {"input": talks, "requests": 3, "backend": backend.name, "device": str(backend.device)}
+    report = small(model=model, **given | settings)
+    assert report.backend == backend.name
+    if report.config.sabotage:
+        assert report.ok and report.strikes and not report.identical, report.failure()
+    elif report.config.plant_leak:
+        assert report.ok and report.planted and report.leaked == [report.planted], report.failure()
+    else:
+        require_as_it_must_be(report)
+        assert report.meter.resumed
+
+
+@every_model
+def test_answers_depend_on_the_model_alone(model: str) -> None:
+    answers = [
+        small(model=model, engine=engine, layout=layout, strategy=strategy).answers
+        for engine, layout, strategy in zip(
+            NAMES, ["slot-major", "layer-major", "slot-major"], STRATEGIES, strict=False
+        )
+    ]
+    assert answers[0] == answers[1] == answers[2]
+    others = {name: small(model=name).answers for name in MODELS if name != model}
+    assert all(answers[0] != other for other in others.values())
+
+
+@every_model
+def test_generated_tokens_are_varied(model: str) -> None:
+    report = run(DemoConfig(backend="reference", model=model, engine="arena"))
+    require_as_it_must_be(report)
+    found = report.to_json()
+    assert found["distinct_tokens"] >= 100 and found["generated_tokens"] > 200
+    assert found["resumed"] > 5 and found["snapshots_taken"] > 20 and found["dead_entries"] > 0
+
+
+@pytest.mark.parametrize("kind", ["swap", "stale"])
+@pytest.mark.parametrize("engine", NAMES[1:])
+@pytest.mark.parametrize("model", MODELS[1:])
+def test_sabotage_is_noticed(tmp_path: Path, model: str, engine: str, kind: str) -> None:
+    talks = write_talks(tmp_path / "talks.jsonl", [20, 31, 40, 24, 52, 17])
+    report = small(model=model, engine=engine, input=talks, requests=None, slots=12, sabotage=kind)
+    assert report.strikes > 0 and report.comparison.wrong_logits > 0
+    assert report.ok and report.failure() == ""  # failing is what it must do
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("engine", NAMES[1:])
+def test_a_planted_leak_is_named(engine: str, strategy: str) -> None:
+    report = small(engine=engine, strategy=strategy, requests=3, plant_leak=True, model="mamba2")
+    assert report.planted and report.leaked == [report.planted]
+    assert report.ok and report.identical, report.failure()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "missing"),
+    [("redirect", "_copy_around"), ("ping-pong", "_copy_snapshots"), ("lazy", "_copy_snapshots")],
+)
+def test_in_place_engines_depend_on_the_copies(monkeypatch: pytest.MonkeyPatch, strategy: str, missing: str) -> None:
+    monkeypatch.setattr(Stepping, missing, lambda self, *_: None)
+    assert small(engine="own", strategy=strategy).ok
+    report = small(engine="in-place", strategy=strategy)
+    assert not report.ok and "not identical to the uncached run" in report.failure()
+
+
+def test_in_place_kernels_are_told_one_slot_a_row() -> None:
+    engine = ENGINES["in-place"](DemoConfig(backend="reference", size=TINY), 40, 20)
+    step = Step(0, engine.mem.log.next_record(4), *[torch.zeros(4).numpy()] * 5)
+    slots = engine.slots(step)
+    assert slots.read is slots.write is step.write and not slots.snapshot.any()
+    assert engine.mem.in_place and not engine.mem.direct_hits
+    assert all(torch.isnan(plane[:, 0]).all() for plane in engine.mem.planes.values())
+
+
+def test_in_place_steps_launch_a_copy_where_a_snapshot_is_taken() -> None:
+    eager = small(engine="in-place", strategy="ping-pong", requests=12, track_every=16)
+    assert {asked.step for asked in eager.meter.decode} == {1} and {asked.syncs for asked in eager.meter.decode} == {0}
+    assert {asked.copies for asked in eager.meter.decode} == {0, 1}
+    assert eager.to_json()["device_launches_per_decode_step"]["max"] == 2
+    own = small(engine="own", strategy="ping-pong", requests=12, track_every=16)
+    assert {asked.copies for asked in own.meter.decode} == {0} and own.answers == eager.answers
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("engine", NAMES)
+def test_planes_lie_as_the_layout_says(layout: str, engine: str) -> None:
+    config = DemoConfig(backend="reference", layout=layout, engine=engine, model="mamba2")
+    made = ENGINES[engine](config, 40, 20)
+    conv, ssm = made.mem.planes["conv"], made.mem.planes["ssm"]
+    slot = 4 * conv[0].stride(0)
+    assert (slot > made.mem.layout.bytes_per_slot // 2) == (layout == "slot-major")
+    assert (conv[0].stride(0) == ssm[0].stride(0)) == (layout == "slot-major" or engine == "arena")
+    storages = {one.untyped_storage().data_ptr() for one in (*conv, *ssm, made.memory.key, made.memory.value)}
+    assert len(storages) == (1 if engine == "arena" else 4 - (layout == "slot-major"))
+
+
+def arena(order: str) -> Arena:
+    states = state_layout(TINY, "mamba2", LAYOUTS[order])
+    return Arena(states, 5, TINY.page_layout(3), 7, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("order", LAYOUTS)
+def test_an_arena_tells_its_own_bytes_from_states_and_pages(order: str) -> None:
+    made = arena(order)
+    whole, foreign = made.memory, made.foreign()
+    taken = torch.zeros(len(whole), dtype=torch.int64)
+    for place in made.places:
+        for index in range(place.highest + 1):
+            start = place.offset + index * place.stride
+            taken[start : start + place.plane.nbytes] += 1
+            assert foreign[start - GAP : start].all() and foreign[start + place.plane.nbytes :][:GAP].all()
+    assert taken.max() == 1 and torch.equal(taken == 0, foreign)
+    assert {place.highest for place in made.places} == {5, 7} and made.changed() == []
+
+    for tensors in (made.states, made.kv):
+        for one in (layer for plane in tensors.values() for layer in plane):
+            one.fill_(float("nan"))
+    assert made.changed() == []
+    whole[~foreign] ^= 0xFF
+    assert made.changed() == []
+    for offset in (0, int(foreign.nonzero()[len(whole) % 97]), len(whole) - 1):
+        whole[offset] ^= 1
+        assert made.changed() == [offset]
+        whole[offset] ^= 1
+
+
+def test_a_byte_between_states_and_pages_that_changes_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slots(self: InArena, step: Step) -> Any:
+        self.arena.memory[3] = 0
+        return super(InArena, self).slots(step)
+
+    monkeypatch.setattr(InArena, "slots", slots)
+    report = small(engine="arena", requests=2)
+    assert report.identical and not report.ok
+    assert report.to_json()["foreign_bytes_changed"] == 1
+    says = f"1 of {report.foreign_bytes} bytes between states and pages changed, the first at offset 3 of the engine's"
+    assert says in report.failure()
+
+
+def test_the_table_says_what_ran() -> None:
+    report = small(model="kda", layout="slot-major", engine="arena", requests=2)
+    table = dict(report.table())
+    assert table["model, layout, engine"] == "kda, slot-major, arena"
+    assert table["foreign bytes, changed"] == f"{report.foreign_bytes}, 0"
+    own = dataclasses.replace(report, foreign_bytes=0)
+    assert "foreign bytes, changed" not in dict(own.table())
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"model": "rwkv"}, "model 'rwkv': expected gdn, mamba2, kda"),
+        ({"layout": "layer_major"}, "layout 'layer_major': expected layer-major, slot-major"),
+        ({"engine": "theirs"}, "engine 'theirs': expected own, in-place, arena"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_line(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument) as error:
+        small(**settings)
+    assert str(error.value) == says

@@ -1,0 +1,232 @@
+"""What a scheduler step costs: counted launches are real, nothing else reaches the device, and nothing waits for it."""
+
+import pytest
+import torch
+
+from memstate import (
+    LazyPingPong,
+    NoTracking,
+    PingPong,
+    Plane,
+    Redirect,
+    Request,
+    Rows,
+    SlotAllocator,
+    StateLayout,
+    StateManager,
+)
+from memstate.kernels.dispatch import OPS, Backend
+from tests.support.scan import scan
+from tests.support.watch import Watch, real_launches
+
+LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=1)
+STRATEGIES = [NoTracking(every=4), PingPong(every=4), LazyPingPong(every=4), Redirect(every=4)]
+names = pytest.mark.parametrize("tracking", STRATEGIES, ids=lambda t: type(t).__name__)
+
+
+@pytest.fixture
+def poison() -> None:
+    """Not here, where whatever reaches the device is counted."""
+
+
+def manager(backend: Backend, tracking, rows: int, **more) -> StateManager:  # type: ignore[no-untyped-def]
+    return StateManager(
+        LAYOUT,
+        slots=5 * rows + 4,
+        max_requests=3 * rows,
+        tracking=tracking,
+        device=backend.device,
+        backend=backend.name,
+        pages=12 * rows,
+        page_size=4,
+        pages_per_row=8,
+        **more,
+    )
+
+
+def running(mem: StateManager, n: int) -> Rows:
+    """Requests with a snapshot behind them: a prefill to the first boundary and a decode step, all submitted."""
+    rows = mem.admit([Request(i, length=8) for i in range(n)])
+    for tokens in (4, 1):
+        mem.settle(mem.plan(rows, tokens))
+    mem.submit()
+    if mem.backend.device.type == "cuda":
+        torch.cuda.synchronize()  # no upload is still on its way: a full ring would be waited for
+    mem.backend.counts.reset()
+    return rows
+
+
+def cost(mem: StateManager) -> tuple[int, dict[str, int], int]:
+    counts = mem.backend.counts
+    return counts.uploads, dict(counts.launches), counts.syncs
+
+
+@pytest.mark.parametrize(
+    ("tracking", "n"), [*((t, 1) for t in STRATEGIES), (PingPong(every=4), 256), (Redirect(every=4), 256)], ids=repr
+)
+def test_any_mix_is_one_upload_and_two_launches(backend: Backend, tracking, n: int) -> None:  # type: ignore[no-untyped-def]
+    """Publishes, releases, aborts, retractions, admissions into the freed rows, a hit and pages: one batch."""
+    mem = manager(backend, tracking, n)
+    rows = running(mem, n)
+    snapshots = mem.publish(rows[: n // 4])
+    snapshots += mem.release(rows[n // 4 : n // 2], publish=True)
+    mem.abort(rows[n // 2 : 3 * n // 4])
+    snapshots += mem.retract(rows[3 * n // 4 :])
+    kept = [snapshot for snapshot in snapshots if snapshot]
+    more = mem.admit([Request(f"new {i}", length=12, want=8) for i in range(n - n // 4)])
+    mem.admit([Request("back", length=12, resume=kept[-1])] if kept else [Request("fresh")])
+    mem.extend(more[: n // 2], [16] * (n // 2))
+    mem.submit()
+    assert cost(mem) == (1, {"ownership": 1, "run_data": 1}, 0)
+    mem.submit()
+    assert cost(mem) == (1, {"ownership": 1, "run_data": 1}, 0)  # nothing left
+    scan(mem)
+    mem.check()
+
+
+@pytest.mark.parametrize("n", [1, 32])
+@names
+def test_the_batch_of_the_next_plan_travels_along(backend: Backend, tracking, n: int) -> None:  # type: ignore[no-untyped-def]
+    mem = manager(backend, tracking, n)
+    rows = running(mem, n)
+    mem.release(rows[: n // 2], publish=True)
+    more = mem.admit([Request(f"new {i}", length=4) for i in range(n)])
+    mem.plan([*rows[n // 2 :], *more][: mem.log.max_batch], 1)
+    assert cost(mem) == (1, {"ownership": 1, "run_data": 1, "plan": 1}, 0)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_hits_cost_the_same_for_one_and_for_many(backend: Backend, direct: bool) -> None:
+    seen = []
+    for n in (1, 32):
+        mem = manager(backend, Redirect(every=4), n, direct_hits=direct)
+        snapshots = mem.release(running(mem, n), publish=True)
+        assert None not in snapshots
+        rows = mem.admit([Request(i, length=8, resume=snapshot) for i, snapshot in enumerate(snapshots)])
+        step = mem.plan(rows, 1)
+        assert (step.before == 4).all()
+        seen.append(cost(mem))
+    assert seen[0] == seen[1]
+    assert seen[0] == (1, {"ownership": 1, "plan": 1} | ({} if direct else {"run_data": 1}), 0)
+
+
+def test_a_copy_that_is_submitted_orders_nothing_any_more(backend: Backend) -> None:
+    """Dropping the source of a copy splits the buffer that holds the copy, and no later one."""
+    mem = manager(backend, Redirect(every=4), 2, direct_hits=False)
+    snapshots = mem.release(running(mem, 2), publish=True)
+    rows = mem.admit([Request(i, length=8, resume=snapshot) for i, snapshot in enumerate(snapshots)])
+    mem.submit()
+    mem.backend.counts.reset()
+    mem.admit([Request("new", length=4)])
+    mem.drop([snapshot for snapshot in snapshots if snapshot])
+    mem.abort(rows)
+    mem.submit()
+    assert cost(mem) == (1, {"ownership": 1, "run_data": 1}, 0)
+    scan(mem)
+
+
+@names
+def test_a_decode_step_is_one_plan_and_at_most_one_settle(backend: Backend, tracking) -> None:  # type: ignore[no-untyped-def]
+    """Off the boundaries, at them, with finished rows: never a copy, never a wait, one upload at most for each."""
+    mem = manager(backend, tracking, 4)
+    rows = running(mem, 4)
+    batch = [*rows, None]
+    for at in range(9):
+        mem.backend.counts.reset()
+        step = mem.plan(batch, 1) if at < 8 else None
+        uploads, launches, syncs = cost(mem)
+        assert (launches, syncs) == ({"plan": 1} if step else {}, 0)
+        assert uploads == (at == 0)  # the same batch as before is on the device already
+        if step is None:
+            break
+        mem.extend(rows, [mem.length(row) + 4 for row in rows])
+        mem.submit()
+        mem.backend.counts.reset()
+        mem.settle(step, [at == 7, False, False, False, False])
+        uploads, launches, syncs = cost(mem)
+        assert set(launches) <= {"settle"}
+        assert (launches.get("settle", 0) <= 1, uploads <= 1, syncs) == (True, True, 0)
+    scan(mem)
+
+
+def test_B4_nothing_to_do_costs_nothing(backend: Backend) -> None:
+    mem = manager(backend, Redirect(every=4), 2)
+    rows = mem.admit([Request(i, length=4) for i in range(2)])
+    mem.settle(mem.plan(rows, 1))
+    mem.submit()
+    mem.backend.counts.reset()
+    assert mem.publish(rows) == [None, None]
+    assert mem.publish([]) == mem.release([]) == mem.retract([]) == []
+    assert tuple(mem.admit([])) == ()
+    mem.abort([])
+    mem.drop([])
+    mem.extend(rows, [4, 4])  # pages that they have
+    mem.extend([], [])
+    mem.submit()
+    assert cost(mem) == (0, {}, 0)
+
+
+def busy(mem: StateManager) -> None:
+    """Everything a decode loop does, with hits, snapshots, retraction, a cancelled step and slots in hand."""
+    rows = mem.admit([Request(i, length=8) for i in range(4)])
+    for tokens in (4, 1, 1, 1, 1, 1):
+        mem.extend(rows, [mem.length(row) + 4 for row in rows])
+        mem.settle(mem.plan([*rows, None], tokens))
+    published = [snapshot for snapshot in mem.publish(rows) if snapshot]
+    step = mem.plan([*rows, None], 1)
+    mem.settle(step, [True, False, False, False, False])
+    kept = [s for s in mem.retract(rows[:2]) if s] + published
+    again = mem.admit([Request("again", length=12, resume=kept[0]), Request("new", length=4)] if kept else [])
+    mem.cancel(mem.plan([*again, *rows[2:]], 1))
+    mem.drop(kept)
+    mem.pool.release(mem.pool.claim(1))
+    mem.submit()
+
+
+@names
+def test_counted_launches_are_the_launches(backend: Backend, tracking, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    mem = manager(backend, tracking, 4)
+    with real_launches(monkeypatch) as seen:
+        busy(mem)
+    assert len(seen) == (0 if backend.name == "reference" else mem.backend.counts.total_launches)
+    assert mem.backend.counts.total_launches > 10
+
+
+@names
+def test_nothing_but_launches_and_uploads_reaches_the_device(backend: Backend, tracking) -> None:  # type: ignore[no-untyped-def]
+    mem = manager(backend, tracking, 4)
+    busy(mem)  # what is made once is made
+    mem.reset()
+    mem.submit()
+    watch = Watch()
+    for op in OPS:
+        setattr(mem.backend, op, watch.outside(getattr(mem.backend, op)))
+    mem.commands.ring.send = watch.outside(mem.commands.ring.send)  # type: ignore[method-assign,assignment]
+    with watch:
+        busy(mem)
+    assert dict(watch.seen) == {}
+
+
+def test_B9_handing_out_what_a_group_holds_reaches_no_device(backend: Backend) -> None:
+    allocator = SlotAllocator(8, backend)
+    watch = Watch()
+    with allocator.group(6) as group, watch:
+        ids = [group.claim(2), group.claim(1)]
+    assert [slot for each in ids for slot in each.tolist()] == [1, 2, 3]
+    assert dict(watch.seen) == {}
+
+
+def test_the_watch_sees_an_operation(backend: Backend) -> None:
+    watch = Watch()
+    with watch:
+        torch.empty(4, device=backend.device)[:2].view(2).fill_(1)
+        watch.outside(lambda: torch.zeros(3, device=backend.device))()
+    assert dict(watch.seen) == {"fill_": 1}
+
+
+@names
+def test_nothing_in_a_decode_loop_waits_for_the_device(backend: Backend, tracking) -> None:  # type: ignore[no-untyped-def]
+    mem = manager(backend, tracking, 4)
+    busy(mem)
+    assert (mem.backend.counts.syncs, mem.stats().upload_waits) == (0, 0)
+    scan(mem)

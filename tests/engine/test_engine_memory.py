@@ -1,0 +1,168 @@
+"""A manager in an engine's memory: an arena of states and KV, whose other bytes never change; sleep and wake."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from tests.support.loops import InPlacePlanes
+from tests.support.planes import LAYOUT, MAKERS, I, Loop, every_strategy
+from tests.support.scan import scan
+
+SLOTS = 10
+RUBBISH = 0xA5
+
+
+class Arena:
+    """One block of bytes: for every slot its planes, layer by layer, between bytes that are the engine's KV."""
+
+    def __init__(self, device: torch.device, per_layer: bool) -> None:
+        gap, sizes = 48, [-(-plane.nbytes // 16) * 16 for plane in LAYOUT.planes]
+        stride = LAYOUT.layers * (sum(sizes) + gap * len(sizes))
+        self.bytes = torch.full(((SLOTS + 1) * stride + gap,), RUBBISH, dtype=torch.uint8, device=device)
+        self.tensors: dict[str, torch.Tensor | Sequence[torch.Tensor]] = {}
+        self.mine = torch.zeros(self.bytes.shape, dtype=torch.bool, device=device)
+        at = gap
+        for plane, size in zip(LAYOUT.planes, sizes, strict=True):
+            start, item = at // plane.dtype.itemsize, plane.dtype.itemsize
+            shape = (LAYOUT.layers, SLOTS + 1, *plane.shape)
+            strides = (stride // LAYOUT.layers // item, stride // item, 1)
+            whole = self.bytes.view(plane.dtype).as_strided(shape, strides, start)
+            self.tensors[plane.name] = list(whole) if per_layer else whole
+            owned = self.mine.as_strided((*shape[:2], plane.nbytes), (stride // LAYOUT.layers, stride, 1), at)
+            owned[:] = True
+            at += size + gap
+
+    def check(self) -> None:
+        """Nobody wrote where the engine's other bytes are."""
+        assert bool((self.bytes[~self.mine] == RUBBISH).all())
+
+
+def loop_in(arena: Arena, backend: Backend, tracking: ms.Tracking, **settings: object) -> Loop:
+    loop = Loop(backend, tracking, slots=SLOTS, tensors=arena.tensors, **settings)
+    if settings.get("in_place"):
+        loop.planes = InPlacePlanes(loop.mem)
+    return loop
+
+
+@every_strategy
+@pytest.mark.parametrize("in_place", [False, True])
+def test_B39_a_manager_in_an_arena_touches_its_planes_only(backend: Backend, name: str, in_place: bool) -> None:
+    arena = Arena(backend.device, per_layer=False)
+    loop = loop_in(arena, backend, MAKERS[name](), in_place=in_place)
+    assert loop.mem.planes["long"].data_ptr() == arena.tensors["long"].data_ptr()  # type: ignore[union-attr]
+    rng = random.Random(len(name))
+    running: list[ms.Row] = []
+    for _ in range(20):
+        if len(running) < 2:
+            running += loop.admit()
+        loop.advance([*running, None])
+        for row in running:
+            assert loop.holds(loop.slot(row), row, loop.mem.length(row))
+        if rng.random() < 0.3:
+            row = running.pop()
+            for snapshot in loop.mem.release([row], publish=True):
+                if snapshot:
+                    assert loop.holds(loop.node(snapshot), row, snapshot.length)
+                    loop.mem.drop([snapshot])
+    scan(loop.mem)
+    arena.check()
+
+
+def test_tensors_of_single_layers_serve_as_well(backend: Backend) -> None:
+    arena = Arena(backend.device, per_layer=True)
+    mem = ms.StateManager(
+        LAYOUT, slots=SLOTS, max_requests=2, tracking=ms.PingPong(I), backend=backend.name, device=backend.device,
+        in_place=True, tensors=arena.tensors,
+    )  # fmt: skip
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    for t in range(1, I + 1):
+        step = mem.plan(rows)
+        for layers in mem.planes.values():
+            for layer, plane in enumerate(layers):
+                plane[step.write.long()] = 10 * layer + t
+        mem.settle(step)
+    snapshots = mem.publish(rows)
+    mem.submit()
+    for snapshot in snapshots:
+        assert snapshot and snapshot.length == I
+        slot = int(mem.registers.table.slots[snapshot.register])
+        for layers in mem.planes.values():
+            assert [set(plane[slot].tolist()) for plane in layers] == [{I}, {10 + I}]
+    arena.check()
+
+
+def test_memory_of_another_size_is_refused(backend: Backend) -> None:
+    arena = Arena(backend.device, per_layer=False)
+    with pytest.raises(ms.LayoutMismatch, match=r"11 entries .* expected 12"):
+        ms.StateManager(
+            LAYOUT, slots=SLOTS + 1, max_requests=2, backend=backend.name, device=backend.device, tensors=arena.tensors
+        )
+    with pytest.raises(ms.LayoutMismatch, match="short"):
+        ms.StateManager(
+            LAYOUT, slots=SLOTS, max_requests=2, backend=backend.name, device=backend.device,
+            tensors={"long": arena.tensors["long"]},
+        )  # fmt: skip
+
+
+@every_strategy
+def test_sleep_keeps_who_owns_what_and_the_bytes(backend: Backend, name: str) -> None:
+    loop = Loop(backend, MAKERS[name]())
+    rows = loop.admit(ms.Request("a"), ms.Request("b"))
+    loop.advance(rows, I + 1)
+    kept = [snapshot for snapshot in loop.mem.publish(rows) if snapshot]
+    loop.mem.submit()
+    before, infos = scan(loop.mem), loop.mem.buffer_infos()
+    loop.mem.sleep()
+    assert all(arena.untyped_storage().nbytes() == 0 for arena in loop.mem.storage.arenas)
+    stats = loop.mem.stats()
+    for call in (
+        lambda: loop.mem.plan(rows),
+        lambda: loop.mem.admit([ms.Request("c")]),
+        lambda: loop.mem.abort(rows),
+        lambda: loop.mem.drop(kept),
+        lambda: loop.mem.read_slots(rows),
+        lambda: loop.mem.fork(rows[0], ["c"]),
+        loop.mem.submit,
+        loop.mem.sleep,
+        loop.mem.scrub_null,
+        loop.mem.reset,
+        loop.mem.audit,
+    ):
+        with pytest.raises(ms.Asleep, match="wake"):
+            call()
+    assert loop.mem.stats() == stats
+    loop.mem.wake()
+    with pytest.raises(ms.InvalidArgument):
+        loop.mem.wake()
+    after = scan(loop.mem)
+    assert (after.free, after.slots, after.labels) == (before.free, before.slots, before.labels)
+    assert [replace(info, address=0) for info in infos] == [
+        replace(info, address=0) for info in loop.mem.buffer_infos()
+    ]
+    for row in rows:
+        assert loop.holds(loop.slot(row), row, I + 1)
+    loop.advance(rows, I)
+    for row in rows:
+        assert loop.holds(loop.slot(row), row, 2 * I + 1)
+
+
+def test_sleep_that_would_lose_a_state_is_refused(backend: Backend) -> None:
+    loop = Loop(backend, ms.Redirect(I))
+    (row,) = loop.admit()
+    loop.advance([row], 2)
+    with pytest.raises(ms.InvalidArgument, match="1 slots are held"):
+        loop.mem.sleep(keep=False)
+    assert loop.holds(loop.slot(row), row, 2)
+    loop.mem.abort([row])
+    loop.mem.sleep(keep=False)
+    loop.mem.wake()
+    loop.planes.poison(range(1, 17))
+    (row,) = loop.admit()
+    loop.advance([row], 2)
+    assert loop.holds(loop.slot(row), row, 2)
+    scan(loop.mem)

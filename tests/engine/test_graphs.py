@@ -1,0 +1,259 @@
+"""Forwards captured as CUDA graphs, two a batch size: the bits of eager forwards, whatever slots the steps name.
+
+Plan and settle run eagerly between replays, and fill the records that the graphs read. A twin manager takes the same
+calls and runs its forwards eagerly.
+"""
+
+import random
+from collections import deque
+from importlib import import_module
+
+import pytest
+import torch
+from torch import Tensor
+
+import memstate as ms
+from memstate.kernels.dispatch import OPS, Backend
+from tests.support.decode_case import same_bits
+
+CUDA = torch.cuda.is_available()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="CUDA graphs need a CUDA device")]
+
+BATCHES = (1, 2, 3, 64, 256)
+STEPS = 100
+WIDTH = 2  # most tokens of an entry in one step
+LAYERS, HEADS, DIM, STATE, TAPS = 2, 2, 32, 16, 4
+LAYOUT = ms.StateLayout(
+    planes=(
+        ms.Plane("conv", (TAPS - 1, HEADS * DIM), torch.bfloat16),
+        ms.Plane("delta", (HEADS, STATE, DIM), torch.float32),
+        ms.Plane("ssm", (HEADS, DIM, STATE), torch.float32),
+    ),
+    layers=LAYERS,
+)
+TRACKING = [ms.LazyPingPong(4), ms.Redirect(4)]
+
+
+@pytest.fixture
+def backend() -> Backend:
+    """The compiled kernels alone: nothing else can be captured."""
+    return Backend("cuda", torch.device("cuda"))
+
+
+class Inputs:
+    """What a forward reads besides states, at fixed addresses: `batch token ...` each, and weights."""
+
+    def __init__(self, batch: int, device: torch.device, generator: torch.Generator) -> None:
+        self._generator = generator
+        shapes = {
+            "x": (HEADS * DIM,), "q": (1, STATE), "k": (1, STATE), "v": (HEADS, DIM), "decay": (HEADS,),
+            "beta": (HEADS,), "u": (HEADS, DIM), "dt": (HEADS,), "b": (1, STATE), "c": (1, STATE),
+        }  # fmt: skip
+        wide = ("decay", "beta", "dt")
+        self.named = {
+            name: torch.zeros(
+                batch, WIDTH, *shape, dtype=torch.float32 if name in wide else torch.bfloat16, device=device
+            )
+            for name, shape in shapes.items()
+        }
+        self.weight = torch.randn(HEADS * DIM, TAPS, generator=generator).to(device, torch.bfloat16)
+        self.a = -torch.rand(HEADS, generator=generator).to(device)
+
+    def draw(self) -> None:
+        """New values in place. Keys have a norm below 1, decays are negative and gates in 0..1: states stay bounded."""
+        for name, tensor in self.named.items():
+            values = torch.rand(tensor.shape, generator=self._generator)
+            values = values - 0.5 if name in ("x", "v", "u", "c", "q") else -values if name == "decay" else values
+            tensor.copy_(values * STATE**-0.5 if name in ("k", "q") else values)
+
+
+class Forward:
+    """Three kinds of recurrent layer on the planes of one manager, eager or as graphs."""
+
+    def __init__(self, mem: ms.StateManager, backend: Backend, inputs: Inputs) -> None:
+        self.mem, self.backend, self.inputs = mem, backend, inputs
+        named = inputs.named
+        self.out = {name: torch.stack([named[name]] * LAYERS).fill_(torch.nan) for name in ("x", "v", "u")}
+        self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+
+    def eager(self, step: ms.Step) -> None:
+        """Allocates nothing, so that a graph owns no memory."""
+        batch = len(step.numbers)
+        i = {name: tensor[:batch] for name, tensor in self.inputs.named.items()}
+        where = {"read": step.read, "write": step.write, "snapshot": step.snapshot, "tokens": step.tokens}
+        for layer in range(LAYERS):
+            conv, delta, ssm = (self.mem.planes[name][layer] for name in ("conv", "delta", "ssm"))
+            out = {name: tensor[layer, :batch] for name, tensor in self.out.items()}
+            self.backend.conv_step(i["x"], self.inputs.weight, None, conv, **where, out=out["x"])
+            self.backend.gated_delta_step(i["q"], i["k"], i["v"], i["decay"], i["beta"], delta, **where, out=out["v"])
+            self.backend.selective_step(
+                i["u"], i["dt"], self.inputs.a, i["b"], i["c"], ssm, **where, softplus=True, out=out["u"]
+            )
+
+    def replay(self, step: ms.Step, of: ms.Step | None = None) -> None:
+        """The graph of this batch size and record, captured before its first replay; or that of another step."""
+        key = (len((of or step).numbers), (of or step).parity)
+        if key not in self.graphs:
+            self.graphs[key] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graphs[key]):  # refuses whatever waits for the device, and runs nothing
+                self.eager(of or step)
+        self.graphs[key].replay()
+
+
+def build(tracking: ms.Tracking, batch: int, backend: Backend, inputs: Inputs) -> Forward:
+    """A manager in rubbish, warmed up, and its forward."""
+    mem = ms.StateManager(
+        LAYOUT, slots=4 * batch + 8, max_requests=batch + 1, max_batch=batch, tracking=tracking,
+        backend=backend.name, device=backend.device,
+    )  # fmt: skip
+    for block in mem.storage.plane_map.blocks:
+        block[:, 1:].fill_(0xFF)
+    ms.warm_up(mem)
+    forward = Forward(mem, backend, inputs)
+    side = torch.cuda.Stream()  # compiles the forward, for every batch size at once
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step = mem.plan([None])
+        forward.eager(step)
+        mem.settle(step)
+    torch.cuda.current_stream().wait_stream(side)
+    return forward
+
+
+class Twins:
+    """A manager whose forwards are replayed, and one whose forwards are eager, under the same calls."""
+
+    def __init__(self, tracking: ms.Tracking, batch: int, backend: Backend, generator: torch.Generator) -> None:
+        self.inputs = Inputs(batch, backend.device, generator)
+        self.replayed, self.eager = (build(tracking, batch, backend, self.inputs) for _ in range(2))
+        self.batch = batch
+        self.random = random.Random(int(torch.randint(2**31, (), generator=generator)))
+        self.rows = [list(mem.admit([ms.Request(i) for i in range(batch)])) for mem in self.managers]
+        self.flying: list[deque[ms.Step]] = [deque(), deque()]
+
+    @property
+    def managers(self) -> tuple[ms.StateManager, ms.StateManager]:
+        return self.replayed.mem, self.eager.mem
+
+    def turn_over(self, name: int) -> None:
+        """Admits a request in the place of another, which ends while its step flies: slots change hands."""
+        i = self.random.randrange(self.batch)
+        for mem, rows in zip(self.managers, self.rows, strict=True):
+            ended, (rows[i],) = rows[i], mem.admit([ms.Request(("new", name))])
+            mem.submit()  # or the slot that is released would be the one that is claimed
+            mem.abort([ended])
+
+    def plan(self, padding: bool) -> list[ms.Step]:
+        """The same batch for both, in a new order and with gaps; or padding alone."""
+        order = self.random.sample(range(self.batch), self.batch)
+        chosen = [None if padding or self.random.random() < 0.2 else i for i in order]
+        most = [self.random.randint(1, WIDTH) for _ in chosen]
+        steps = []
+        for mem, rows, flying in zip(self.managers, self.rows, self.flying, strict=True):
+            batch = [None if i is None else rows[i] for i in chosen]
+            room = [mem.next_boundary(row) - mem.length(row) if row else 0 for row in batch]
+            steps.append(mem.plan(batch, [min(pair) for pair in zip(room, most, strict=True)]))
+            flying.append(steps[-1])
+        return steps
+
+    def settle(self) -> None:
+        for mem, flying in zip(self.managers, self.flying, strict=True):
+            if len(flying) > 1:
+                mem.settle(flying.popleft())
+
+    def same(self) -> bool:
+        """Whether outputs and all bytes of all slots are the same."""
+        blocks = zip(*(mem.storage.plane_map.blocks for mem in self.managers), strict=True)
+        outs = zip(self.replayed.out.values(), self.eager.out.values(), strict=True)
+        return all(same_bits(a, b) for a, b in (*blocks, *outs))
+
+
+def check_changed_only(before: list[Tensor], mem: ms.StateManager, step: ms.Step) -> None:
+    """No byte differs outside the slots that the step writes; what it writes is no rubbish."""
+    written = torch.cat([step.write, step.snapshot]).unique().long()
+    written = written[written > 0]
+    for was, now in zip(before, mem.storage.plane_map.blocks, strict=True):
+        now = now.clone()
+        now[:, written] = was[:, written]
+        assert torch.equal(was, now)
+    assert all(plane[:, written].isfinite().all() for plane in mem.planes.values())
+
+
+def compiled() -> dict[str, int]:
+    """How many versions of each kernel this process has compiled or loaded."""
+    found = {}
+    for module in set(OPS.values()):
+        for name, kernel in vars(import_module(f"memstate.kernels.{module}")).items():
+            if hasattr(kernel, "device_caches"):
+                found[f"{module}.{name}"] = sum(len(caches[0]) for caches in kernel.device_caches.values())
+    return found
+
+
+@pytest.mark.parametrize("tracking", TRACKING, ids=repr)
+@pytest.mark.parametrize("batch", BATCHES)
+def test_replays_have_the_bits_of_eager_forwards(
+    backend: Backend, generator: torch.Generator, tracking: ms.Tracking, batch: int
+) -> None:
+    """100 steps of changing slots on two graphs, every tenth of padding alone; nothing is compiled after warm-up."""
+    twins = Twins(tracking, batch, backend, generator)
+    mem = twins.replayed.mem
+    versions, launched = compiled(), backend.counts.total_launches
+    assert versions["conv._conv_step"] and versions["tracking._plan"]
+    seen = set()
+    for t in range(STEPS):
+        if t % 3 == 2:
+            twins.turn_over(t)
+        replayed, eager = twins.plan(padding=t % 10 == 9)
+        seen |= set(replayed.write.tolist())
+        twins.inputs.draw()
+        before = [block.clone() for block in mem.storage.plane_map.blocks]
+        twins.replayed.replay(replayed)
+        twins.eager.eager(eager)
+        assert torch.equal(replayed.write, eager.write) and torch.equal(replayed.snapshot, eager.snapshot)
+        assert twins.same(), f"step {t}"
+        check_changed_only(before, mem, replayed)
+        assert not any(out[:, :batch][:, replayed.write == 0].any() for out in twins.replayed.out.values())
+        twins.settle()
+    assert len(seen - {0}) > batch  # slots changed hands
+    assert set(twins.replayed.graphs) == {(batch, 0), (batch, 1)}
+    per_forward = 3 * LAYERS
+    assert backend.counts.total_launches - launched == (STEPS + 2) * per_forward  # replays launch nothing one by one
+    assert mem.backend.counts.launches["plan"] >= STEPS  # planned one by one, outside the graphs
+    assert compiled() == versions
+    for manager in twins.managers:
+        manager.audit().raise_if_leaking()
+        manager.check()
+
+
+def test_one_manager_replays_graphs_of_every_batch_size(backend: Backend, generator: torch.Generator) -> None:
+    """Ten graphs that share the two records, in any order; all but the last rows are padding in the larger ones."""
+    inputs = Inputs(max(BATCHES), backend.device, generator)
+    replayed, eager = (build(ms.Redirect(4), max(BATCHES), backend, inputs) for _ in range(2))
+    versions = compiled()
+    rows = [forward.mem.admit([ms.Request(i) for i in range(2)]) for forward in (replayed, eager)]
+    for batch in (*BATCHES, *reversed(BATCHES), *BATCHES):
+        inputs.draw()
+        for forward, mine, run in ((replayed, rows[0], replayed.replay), (eager, rows[1], eager.eager)):
+            real = list(mine[: min(batch, 2)])
+            step = forward.mem.plan([*[None] * (batch - len(real)), *real])
+            run(step)
+            forward.mem.settle(step)
+        for a, b in zip(replayed.mem.storage.plane_map.blocks, eager.mem.storage.plane_map.blocks, strict=True):
+            assert torch.equal(a, b)
+        assert all(same_bits(replayed.out[name][:, :batch], eager.out[name][:, :batch]) for name in eager.out)
+    assert set(replayed.graphs) == {(batch, parity) for batch in BATCHES for parity in (0, 1)}
+    assert compiled() == versions
+
+
+def test_the_graph_of_the_other_record_is_noticed(backend: Backend, generator: torch.Generator) -> None:
+    """Planted: a loop that captures one graph instead of two repeats the slots of the step before."""
+    twins = Twins(ms.LazyPingPong(4), 3, backend, generator)
+    first = None
+    for _ in range(6):
+        replayed, eager = twins.plan(padding=False)
+        twins.inputs.draw()
+        twins.replayed.replay(replayed, of=first)
+        twins.eager.eager(eager)
+        first = first or replayed
+        twins.settle()
+    assert not twins.same()

@@ -1,0 +1,156 @@
+"""What a salt may be: values that never meet in the cache or in digests, and values that no door lets in."""
+
+from collections import namedtuple
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from enum import Enum, IntEnum, StrEnum
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pytest
+
+import memstate as ms
+from memstate.checks import NESTED, require_salt, shown
+from memstate.tiers.keys import Keys, encode
+from tests.support.tenants import NOTHING, PAGE, House, T
+from tests.support.virtual import MemoryStore
+from tests.tiers.test_resplit import TOKENS, Model
+
+HUGE = 10**5000  # of more digits than Python prints
+
+
+def nested(depth: int, value: Hashable = 1) -> Hashable:
+    for _ in range(depth):
+        value = (value,)
+    return value
+
+
+ALIKE: list[Hashable] = [
+    None, 0, 1, -1, 255, 256, 2**64, HUGE, -HUGE, "", "0", "1", "None", "True", "1.0", "é", "e\u0301", "\ud800", "\0",
+    "\ud83d\ude00", "\U0001f600", "a" * 10**5, "a" * 10**5 + "b", b"", b"0", b"1", b"\0", b"None", (), ((),), (1,),
+    ("1",), (b"1",), ((1,),), (None,), (1, 1), ("1", 1), ("a", "b"), ("ab",), (("a",), "b"), ("a", ("b",)),
+    (b"a", "b"), (1, 2), (12,), nested(NESTED),
+]  # fmt: skip
+
+
+class Odd(str):
+    """Equals everything."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return hash("a")
+
+
+class Silent:
+    """Has no text."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@dataclass(frozen=True)
+class Tenant:
+    name: str
+
+
+Number = IntEnum("Number", "ONE")
+Word = StrEnum("Word", "ONE")
+Colour = Enum("Colour", "RED")
+Pair = namedtuple("Pair", "left right")
+ODD: dict[str, Any] = {
+    "bool": True, "float": 1.0, "minus zero": -0.0, "nan": float("nan"), "complex": 1 + 0j, "fraction": Fraction(1),
+    "numpy integer": np.int64(1), "numpy text": np.str_("a"), "numpy float": np.float64(1), "int enum": Number.ONE,
+    "str enum": Word.ONE, "enum": Colour.RED, "named tuple": Pair(1, 2), "odd text": Odd("a"), "dataclass": Tenant("a"),
+    "uuid": UUID(int=1), "frozenset": frozenset((1,)), "object": object(), "type": int, "no text": Silent(),
+    "list": ["a"], "bytearray": bytearray(b"a"), "within": ("a", True), "within within": ("a", (1, 1.0)),
+    "huge within": (HUGE, True), "too deep": nested(NESTED + 1), "far too deep": nested(10**5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tiers", [None, {}], ids=["alone", "tiers"])
+def test_salts_that_look_alike_do_not_meet(tiers: dict[str, object] | None) -> None:
+    house = House(tiers=tiers, slots=64)
+    for salt in ALIKE:
+        assert house.found(5, salt) == NOTHING and house.turn(4, salt) == 0
+    assert [house.starts(5, salt) for salt in ALIKE] == [4] * len(ALIKE)
+    house.idle()
+
+
+def test_salts_that_look_alike_have_other_digests() -> None:
+    keys, key = Keys(bytes(32), PAGE), ms.tokens.encode(T[:4])
+    assert len({encode(salt) for salt in ALIKE}) == len({keys.of(key, salt)[0] for salt in ALIKE}) == len(ALIKE)
+
+
+def test_salts_are_told_apart_by_python_too() -> None:
+    """Which is why they may be keys as they are."""
+    assert len(set(ALIKE)) == len(ALIKE) and all(require_salt(salt) is salt for salt in ALIKE)
+
+
+def test_equal_salts_are_one_whoever_made_them() -> None:
+    house = House(tiers={})
+    house.turn(8, ("ten", (1, b"ant")))
+    again = ("".join(["t", "en"]), (int("1"), bytes(bytearray(b"ant"))))
+    assert house.found(9, again) == (8, 8, 8, 0) and encode(again) == encode(("ten", (1, b"ant")))
+
+
+DOORS: dict[str, Callable[[House, Any], object]] = {
+    "admit": lambda house, salt: house.mem.admit([ms.Request(0, tokens=T[:9]), ms.Request(1, tokens=T[:9], salt=salt)]),
+    "admit without tokens": lambda house, salt: house.mem.admit([ms.Request(1, salt=salt)]),
+    "match": lambda house, salt: house.mem.match(T, salt),
+    "prefetch": lambda house, salt: house.mem.prefetch(T, salt),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("odd", ODD)
+def test_what_is_no_salt_is_refused(door: str, odd: str) -> None:
+    for tiers in (None, {"storage": MemoryStore()}) if door != "prefetch" else ({"storage": MemoryStore()},):
+        house = House(tiers=tiers)
+        house.turn(8, 1)
+        before = house.mem.stats(), house.mem.prefix.picture()  # type: ignore[union-attr]
+        with pytest.raises(ms.InvalidArgument, match=r"^salt .* of .*: expected None, str, bytes, int, or a tuple"):
+            DOORS[door](house, ODD[odd])
+        assert (house.mem.stats(), house.mem.prefix.picture()) == before  # type: ignore[union-attr]
+        house.idle()
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_what_is_no_salt_has_no_digest(odd: str, tmp_path: Path) -> None:
+    model, store = Model(), MemoryStore()
+    hand_over = model.hand_over(store, 1, store, 1, 0)
+    for call in (lambda: Keys(bytes(32), PAGE).of(b"", ODD[odd]), lambda: hand_over.run(TOKENS, ODD[odd])):
+        with pytest.raises(ms.InvalidArgument, match="expected None, str, bytes, int, or a tuple"):
+            call()
+
+
+def test_the_refusal_names_the_salt_and_says_what_to_give() -> None:
+    with pytest.raises(ms.InvalidArgument, match=r"^salt True of bool: .* 1, True and 1\.0 are equal; give the tenant"):
+        require_salt(True)
+
+
+def test_values_are_shown_as_far_as_they_can_be() -> None:
+    assert [shown(value) for value in ("a", Silent(), HUGE)] == ["'a'", "<Silent>", "<int>"]
+    assert shown("x" * 10**6) == "'" + "x" * 199 + ".."
+
+
+def test_a_picture_shows_every_salt() -> None:
+    house = House()
+    for salt in (None, "a", HUGE, "x" * 10**6):
+        house.turn(4, salt)
+    assert {node["salt"] for node in house.mem.snapshot().prefix} == {None, "'a'", "<int>", "'" + "x" * 199 + ".."}
+
+
+def test_parts_of_a_salt_are_counted_not_followed_for_ever() -> None:
+    """Tuples that share their parts are looked at part by part, up to a limit."""
+    assert require_salt(tuple(range(999))) == tuple(range(999))
+    shared: tuple[object, ...] = ("x",) * 10
+    for _ in range(7):
+        shared = (shared,) * 10
+    for salt in (tuple(range(1000)), shared):
+        with pytest.raises(ms.InvalidArgument, match="at most 1000 parts"):
+            require_salt(salt)

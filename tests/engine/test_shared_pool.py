@@ -1,0 +1,119 @@
+"""One pool, two ways to own a slot, in hand and in a register: neither may stumble over what the other recorded."""
+
+import pytest
+import torch
+
+import memstate as ms
+from memstate import OutOfSlots, Plane, Redirect, Request, StateLayout, StateManager
+from memstate.kernels.dispatch import Backend
+from tests.support.scan import scan
+
+LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=1)
+
+
+@pytest.fixture
+def mem(backend: Backend) -> StateManager:
+    return StateManager(
+        LAYOUT, slots=4, max_requests=6, tracking=Redirect(every=4), device=backend.device, backend=backend.name
+    )
+
+
+def requests(n: int) -> list[Request]:
+    return [Request(f"r{i}") for i in range(n)]
+
+
+def test_B1_a_claim_in_hand_can_use_what_a_recorded_release_frees(mem: StateManager) -> None:
+    """The release is counted when it is recorded, so the slots it promises must be there."""
+    rows = mem.admit(requests(4))
+    mem.submit()
+    mem.release(rows)
+    ids = mem.pool.claim(2).tolist()
+    assert sorted(ids) == [1, 2]
+    scan(mem, ids)
+    mem.check()
+
+
+def test_B1_a_claim_in_hand_does_not_take_what_is_recorded_for_a_row(mem: StateManager) -> None:
+    mem.admit(requests(3))
+    ids = mem.pool.claim(1).tolist()
+    with pytest.raises(OutOfSlots):
+        mem.pool.claim(1)
+    scan(mem, ids)
+    mem.check()
+
+
+def test_B9_a_group_among_recorded_commands(mem: StateManager) -> None:
+    rows = mem.admit(requests(3))
+    with mem.allocator.group(1) as group:
+        mem.release(rows[:1])
+        ids = group.claim(1).tolist() + mem.allocator.claim(1).tolist()
+        assert 0 not in ids
+        scan(mem, ids)
+    scan(mem, ids)
+    mem.check()
+
+
+def test_B5_checking_with_commands_recorded_keeps_the_count(mem: StateManager) -> None:
+    mem.admit(requests(3))
+    mem.pool.check()
+    assert mem.free_slots == 1
+    with pytest.raises(OutOfSlots):
+        mem.admit(requests(2))
+    scan(mem)
+    mem.check()
+
+
+def test_B5_a_claim_that_reconciles_keeps_what_is_recorded(mem: StateManager) -> None:
+    """The claim has to ask the device for the count, which does not know yet of the rows just admitted."""
+    ids = mem.pool.claim(2)
+    mem.pool.release(ids[:1])
+    mem.pool.release(ids[:1])
+    mem.admit(requests(2))
+    with pytest.raises(OutOfSlots):
+        mem.pool.claim(2)
+    mine = ids[1:].tolist() + mem.pool.claim(1).tolist()
+    scan(mem, mine)
+
+
+@pytest.mark.parametrize("phantom", [[0], [-1, -5], [99, 98]], ids=["null", "negative", "unknown"])
+def test_B6_ids_that_free_nothing_make_no_room_for_an_admission(mem: StateManager, phantom: list[int]) -> None:
+    mem.pool.release(phantom)
+    with pytest.raises(OutOfSlots):
+        mem.admit(requests(5))
+    rows = mem.admit(requests(4))
+    assert len(scan(mem).slots) == len(rows)
+
+
+def test_B5_a_double_release_makes_no_room_for_a_snapshot(mem: StateManager) -> None:
+    """Full pool, a boundary, a phantom free slot: the host must not believe in a snapshot that the device refused."""
+    ids = mem.pool.claim(1)
+    mem.pool.release(ids)
+    mem.pool.release(ids)
+    rows = mem.admit(requests(4))
+    for tokens in (4, 1):
+        mem.settle(mem.plan(rows, tokens))
+    snapshots = mem.release(rows[:1], publish=True) + mem.release(rows[1:])
+    mem.submit()
+    assert snapshots[0] is None or int(mem.registers.table.slots[snapshots[0].register]) != 0
+    assert mem.audit().clean
+    with pytest.raises(ms.DoubleRelease):
+        mem.check()
+    scan(mem)
+
+
+def test_B5_the_reserve_counts_real_slots(backend: Backend) -> None:
+    """Three slots are reserved; phantom ones must not count towards them on one side only."""
+    mem = StateManager(
+        LAYOUT,
+        slots=4,
+        max_requests=2,
+        tracking=Redirect(every=4),
+        device=backend.device,
+        backend=backend.name,
+        reserve=3,
+    )
+    mem.pool.release([0, 0, 0])
+    rows = mem.admit(requests(1))
+    for tokens in (4, 1):
+        mem.settle(mem.plan(rows, tokens))
+    scan(mem)

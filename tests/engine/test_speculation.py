@@ -1,0 +1,296 @@
+"""Speculative steps: what is accepted of a window becomes the state, and a boundary inside leaves its snapshot."""
+
+import random
+
+import pytest
+import torch
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from tests.support.loops import WINDOW, Speculator
+from tests.support.planes import MAKERS, I, every_snapshot, every_strategy
+from tests.support.scan import scan
+
+
+@every_strategy
+def test_B41_the_accepted_state_is_the_row_s(backend: Backend, name: str) -> None:
+    loop = Speculator(backend, MAKERS[name]())
+    a, b = (loop.admit(ms.Request(x))[0] for x in "ab")
+    loop.window([a, None, b], [1, 0, 5])
+    step = loop.window([a, None, b], [3, 0, 0])  # nothing accepted: b stays where it was
+    assert step.after.tolist() == [4, 0, 5]
+    assert (loop.mem.length(a), loop.mem.length(b)) == (loop.mem.confirmed(a), loop.mem.confirmed(b)) == (4, 5)
+    for row in (a, b):
+        assert loop.holds(loop.slot(row), row, loop.mem.length(row))
+    assert not loop.planes.touched([s for s in scan(loop.mem).free if s > 12])
+    loop.advance([a, b])  # plain steps and windows follow each other
+    loop.window([a, b], [6, 6])
+    for row in (a, b):
+        assert loop.holds(loop.slot(row), row, loop.mem.length(row))
+    scan(loop.mem)
+
+
+@every_snapshot
+@pytest.mark.parametrize(
+    ("start", "accepted", "stands_for"), [(2, 4, 4), (2, 1, None), (4, 1, 4), (3, 6, 8), (3, 1, 4)]
+)
+def test_B33_a_boundary_inside_the_window_leaves_its_state(
+    backend: Backend, name: str, start: int, accepted: int, stands_for: int | None
+) -> None:
+    loop = Speculator(backend, MAKERS[name]())
+    (row,) = loop.admit()
+    loop.window([row], [start])
+    loop.window([row], [accepted])
+    if name == "redirect" and stands_for == start + accepted:  # at its very end it is the next step's, free
+        loop.window([row], [1])
+    (snapshot,) = loop.mem.publish([row])
+    assert (snapshot and snapshot.length) == stands_for
+    if snapshot:
+        assert loop.holds(loop.node(snapshot), row, snapshot.length)
+    assert loop.holds(loop.slot(row), row, loop.mem.length(row))
+    scan(loop.mem)
+
+
+@every_snapshot
+def test_B29a_a_wanted_length_inside_the_window_is_kept_exactly(backend: Backend, name: str) -> None:
+    loop = Speculator(backend, type(MAKERS[name]())(256))
+    (row,) = loop.admit(ms.Request("a", want=5))
+    loop.window([row], [3])
+    loop.window([row], [4])
+    (snapshot,) = loop.mem.publish([row])
+    assert snapshot and snapshot.length == 5 and loop.holds(loop.node(snapshot), row, 5)
+
+
+def test_redirect_in_a_window_from_a_boundary_copies_nothing(backend: Backend) -> None:
+    loop = Speculator(backend, ms.Redirect(I))
+    (row,) = loop.admit()
+    loop.window([row], [4])
+    old = loop.slot(row)
+    loop.window([row], [2])
+    assert loop.slot(row, 1) == old and loop.label(row, 1) == 4  # the slot that was read is the snapshot
+    assert loop.holds(old, row, 4) and loop.holds(loop.slot(row), row, 6)
+
+
+@every_snapshot
+def test_without_a_slot_to_spare_the_window_still_counts(backend: Backend, name: str) -> None:
+    loop = Speculator(backend, MAKERS[name]())
+    (row,) = loop.admit()
+    loop.window([row], [6], limit=0)
+    loop.window([row], [6], limit=0)
+    assert loop.holds(loop.slot(row), row, 12)
+    scan(loop.mem)
+
+
+def test_B23_lazy_goes_back_to_one_lane_with_the_window(backend: Backend) -> None:
+    loop = Speculator(backend, ms.LazyPingPong(I))
+    (row,) = loop.admit()
+    for _ in range(4):
+        loop.window([row], [5])
+        assert loop.mem.slots_held(row) == 2
+    assert max(loop.labels(row)) == 20 and loop.holds(loop.slot(row), row, 20)
+
+
+@every_strategy
+def test_a_row_that_ends_within_its_window_publishes_what_is_real(backend: Backend, name: str) -> None:
+    loop = Speculator(backend, MAKERS[name]())
+    a, b = (loop.admit(ms.Request(x))[0] for x in "ab")
+    loop.window([a, b], [6, 3], [True, False])
+    assert not loop.mem.plan([a, None]).numbers.any()  # finished rows are padding
+    loop.mem.cancel(loop.mem.log.unsettled[0])
+    (snapshot,) = loop.mem.release([a], publish=True)
+    if name != "none" or snapshot:
+        assert snapshot and snapshot.length in (4, 6) and loop.holds(loop.node(snapshot), a, snapshot.length)
+    scan(loop.mem)
+
+
+@every_strategy
+@pytest.mark.parametrize("how", ["abort", "cancel"])
+def test_B29_a_window_given_up_leaves_nothing(backend: Backend, name: str, how: str) -> None:
+    loop = Speculator(backend, MAKERS[name]())
+    (row,) = loop.admit()
+    loop.window([row], [3])
+    step = loop.mem.plan([row, None], 2, window=True)
+    if how == "cancel":
+        loop.mem.cancel(step)
+    else:
+        loop.mem.abort([row])
+        (tenant,) = loop.admit()  # in the same row
+        slots = [loop.slot(tenant, part) for part in range(3)]
+        scan(loop.mem)
+        windows = {
+            plane.name: torch.zeros((2, 2, 2, *plane.shape), dtype=plane.dtype, device=backend.device)
+            for plane in loop.mem.layout.planes
+        }
+        loop.mem.accept(step, [2, 0], windows)  # the row is another request's
+        assert loop.mem.length(tenant) == 0 and slots[1:] == [loop.slot(tenant, part) for part in (1, 2)]
+        loop.advance([tenant, None], 2)
+        assert loop.holds(loop.slot(tenant), tenant, 2)
+        loop.mem.abort([tenant])
+    loop.mem.audit().raise_if_leaking()
+    assert loop.mem.free_slots == 16
+
+
+def test_a_window_may_be_the_first_step_after_a_hit(backend: Backend) -> None:
+    for tracking in (ms.Redirect(I), ms.PingPong(I)):
+        loop = Speculator(backend, tracking)
+        (row,) = loop.admit()
+        loop.window([row], [4])
+        (snapshot,) = loop.mem.release([row], publish=True)
+        assert snapshot is not None
+        (again,) = loop.admit(ms.Request("again", resume=snapshot))
+        loop.fed[again] = loop.fed[row][:4]
+        loop.mem.drop([snapshot])
+        loop.window([again], [0])
+        assert loop.mem.length(again) == 4
+        loop.window([again], [5])
+        loop.mem.submit()
+        assert loop.mem.free_slots + loop.mem.slots_held(again) == 16  # what was read directly went with its reader
+        assert loop.holds(loop.slot(again), again, 9)
+        assert loop.mem.publish([again])[0].length == 8  # type: ignore[union-attr]
+        loop.mem.abort([again])
+        scan(loop.mem)
+        assert loop.mem.free_slots == 15  # all but the last snapshot
+
+
+@pytest.mark.parametrize("name", ["lazy", "redirect"])
+def test_B36c_what_was_recorded_before_accept_comes_first(backend: Backend, name: str) -> None:
+    """The last slot goes to the request that was admitted meanwhile, on the host and on the device."""
+    loop = Speculator(backend, MAKERS[name](), slots=4 if name == "lazy" else 2, rows=2)
+    (row,) = loop.admit()
+    step = loop.mem.plan([row], 5, window=True)
+    windows = {
+        plane.name: torch.zeros((2, 1, 5, *plane.shape), dtype=plane.dtype, device=backend.device)
+        for plane in loop.mem.layout.planes
+    }
+    loop.admit(ms.Request("meanwhile"))
+    loop.mem.accept(step, [5], windows)
+    assert loop.mem.free_slots == 0 and (name == "lazy" or loop.mem.stats().degraded == 1)
+    scan(loop.mem)
+
+
+@every_strategy
+@pytest.mark.parametrize("seed", range(3))
+def test_B33_random_windows_and_steps(backend: Backend, name: str, seed: int) -> None:
+    """Tight slots, claims that fail, ends, publications: states and snapshots stand for what was really fed."""
+    rng = random.Random(seed)
+    rows_held: list[ms.Row] = []
+    loop = Speculator(backend, MAKERS[name](), slots=9, rows=3, max_batch=4)
+    snapshots: list[tuple[ms.Snapshot, tuple[int, ...]]] = []
+    for _ in range(25):
+        while len(rows_held) < 3 and rng.random() < 0.8:
+            try:
+                rows_held += loop.admit(ms.Request("x", want=rng.choice((0, 3, 7))))
+            except ms.OutOfSlots:
+                break
+        batch = rng.sample([*rows_held, None], rng.randint(1, len(rows_held) + 1))
+        width = rng.randint(1, WINDOW)
+        over = [rng.random() < 0.1 for _ in batch]
+        accepted = [rng.randint(0, width) if row else 0 for row in batch]
+        before = {row: loop.mem.length(row) for row in rows_held}
+        missing = loop.mem.shortfall(batch, width, window=True)
+        free = loop.mem.free_slots
+        loop.window(batch, accepted, over, width, limit=rng.choice((0, 1, 99)))
+        assert free - loop.mem.free_slots + missing <= len(batch)
+        for row, n in zip(batch, accepted, strict=True):
+            if row:
+                assert loop.mem.length(row) == before[row] + n and loop.holds(loop.slot(row), row, before[row] + n)
+        ended = [row for row, is_over in zip(batch, over, strict=True) if row and is_over]
+        for row in rows_held if rng.random() < 0.4 else ended:
+            made = loop.mem.release([row], publish=True) if row in ended else loop.mem.publish([row])
+            for snapshot in made:
+                if snapshot:
+                    snapshots.append((snapshot, tuple(loop.fed[row][: snapshot.length])))
+        rows_held = [row for row in rows_held if row not in ended]
+        loop.mem.submit()
+        assert not loop.planes.wrong({loop.node(snapshot): fed for snapshot, fed in snapshots})
+        scan(loop.mem)
+        while len(snapshots) > 2:
+            loop.mem.drop([snapshots.pop(0)[0]])
+    assert name == "none" or loop.mem.stats().snapshots > 2
+
+
+def test_what_a_step_of_windows_asks_of_the_device(backend: Backend) -> None:
+    loop = Speculator(backend, ms.PingPong(I))
+    (row,) = loop.admit()
+    loop.window([row], [1])
+    counts = loop.mem.backend.counts
+    counts.reset()
+    loop.window([row], [5])
+    assert dict(counts.launches) == {"plan": 1, "accept": 1, "scatter_accepted": 2}  # two planes
+    assert (counts.uploads, counts.syncs) == (1, 0)  # the batch repeats; only `accepted` goes up
+
+
+def conv_manager(backend: Backend, order: str) -> ms.StateManager:
+    shape = (3, 5) if order == "tap channel" else (5, 3)
+    planes = (ms.Plane("conv", shape, torch.bfloat16), ms.Plane("ssm", (2, 4), torch.float32))
+    return ms.StateManager(
+        ms.StateLayout(planes, 2), slots=4, max_requests=2, tracking=ms.PingPong(I), backend=backend.name,
+        device=backend.device, overlap=False, speculation=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ["tap channel", "channel tap"])
+def test_B41_conv_inputs_are_stored_once(backend: Backend, generator: torch.Generator, order: str) -> None:
+    mem = conv_manager(backend, order)
+    (row,) = mem.admit([ms.Request("a")])
+    ssm = torch.randn((2, 2, 6, 2, 4), generator=generator).to(backend.device)
+    conv = torch.randn((2, 2, 3 + 6, 5), generator=generator).to(torch.bfloat16).to(backend.device)
+    step = mem.plan([None, row], [0, 6], window=True)
+    mem.accept(step, [0, 5], {"conv": conv, "ssm": ssm})
+    write, kept = int(step.write[1]), int(step.snapshot[1])
+    assert write and kept and step.after.tolist() == [0, 5]
+    for slot, n in ((write, 5), (kept, 4)):
+        window = mem.planes["conv"][:, slot]
+        window = window if order == "tap channel" else window.transpose(1, 2)
+        assert torch.equal(window, conv[:, 1, n : n + 3])
+        assert torch.equal(mem.planes["ssm"][:, slot], ssm[:, 1, n - 1])
+
+
+def test_conv_inputs_that_do_not_reach_are_refused(backend: Backend) -> None:
+    mem = conv_manager(backend, "channel tap")
+    (row,) = mem.admit([ms.Request("a")])
+    step = mem.plan([row], 4, window=True)
+    ssm = torch.zeros((2, 1, 4, 2, 4), device=backend.device)
+    for shape in ((2, 1, 6, 5), (2, 1, 7, 6), (2, 2, 7, 5), (1, 1, 7, 5), (2, 1, 7)):
+        conv = torch.zeros(shape, dtype=torch.bfloat16, device=backend.device)
+        with pytest.raises(ms.InvalidArgument, match="conv"):
+            mem.accept(step, [4], {"conv": conv, "ssm": ssm})
+    mem.accept(step, [4], {"conv": torch.ones((2, 1, 7, 5), dtype=torch.bfloat16, device=backend.device), "ssm": ssm})
+    assert mem.length(row) == 4
+
+
+def test_misuse_of_windows_is_named_and_changes_nothing(backend: Backend) -> None:
+    loop = Speculator(backend, ms.Redirect(I))
+    (row,) = loop.admit()
+    plain = ms.StateManager(loop.mem.layout, slots=2, max_requests=1, backend=backend.name, device=backend.device)
+    with pytest.raises(ms.InvalidArgument, match="speculation=True"):
+        plain.plan([None], window=True)
+    with pytest.raises(ms.ConfigurationError, match="overlap=False"):
+        ms.StateManager(loop.mem.layout, slots=2, max_requests=1, speculation=True)
+    step = loop.mem.plan([row], 3, window=True)
+    good = {
+        plane.name: torch.zeros((2, 1, 3, *plane.shape), dtype=plane.dtype, device=backend.device)
+        for plane in loop.mem.layout.planes
+    }
+    for accepted, windows, match in (
+        ([4], good, "accepted"),
+        ([1, 1], good, "accepted"),
+        ([1], {"long": good["long"]}, "every plane"),
+        ([1], good | {"other": good["long"]}, "every plane"),
+        ([1], good | {"long": good["long"][:, :, :2]}, "long"),
+        ([1], good | {"long": good["long"].int()}, "long"),
+        ([1], good | {"long": good["long"][0]}, "long"),
+        ([1], good | {"long": good["long"].repeat(1, 2, 1, 1)}, "long"),
+    ):
+        with pytest.raises(ms.InvalidArgument, match=match):
+            loop.mem.accept(step, accepted, windows)
+    with pytest.raises(ms.InvalidArgument, match="accept"):
+        loop.mem.settle(step)
+    loop.mem.accept(step, [2], good)
+    with pytest.raises(ms.StaleHandle):
+        loop.mem.accept(step, [2], good)
+    other = loop.mem.plan([row])
+    with pytest.raises(ms.InvalidArgument, match="settle"):
+        loop.mem.accept(other, [1], good)
+    loop.mem.settle(other)
+    assert loop.mem.length(row) == 3

@@ -1,0 +1,275 @@
+"""Copy, zero and the data section: every byte of poisoned memory accounted for, on every layout."""
+
+import json
+import mmap
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import HEADER_INTS, TILE_BYTES, ZERO_SOURCE, PlaneMap, Section
+from memstate.state.layout import Plane, StateLayout
+from memstate.state.planes import Storage
+
+CANARY = 64  # bytes before and behind every arena
+LAYOUTS = {
+    "fp32 and bf16, odd shapes": [Plane("conv", (3, 5), torch.bfloat16), Plane("ssm", (2, 3, 5), torch.float32)],
+    "fp16, width first": [Plane("conv", (3, 9), torch.float16), Plane("ssm", (2, 2, 2), torch.float16)],
+    "fp16, channels first": [Plane("conv", (9, 3), torch.float16), Plane("ssm", (2, 2, 2), torch.float16)],
+    "int8 and fp8": [
+        Plane("conv", (7,), torch.int8),
+        Plane("ssm", (5, 5), torch.float8_e4m3fn),
+        Plane("scale", (5,), torch.float32),
+    ],
+    "empty ssm": [Plane("conv", (4, 2), torch.bfloat16), Plane("ssm", (0,), torch.float32)],
+    "no conv": [Plane("ssm", (3, 3), torch.float32)],
+    "two convs": [
+        Plane("conv_q", (3, 4), torch.bfloat16),
+        Plane("conv_k", (3, 6), torch.bfloat16),
+        Plane("ssm", (4,), torch.float32),
+    ],
+    "several tiles": [Plane("conv", (3,), torch.int8), Plane("ssm", (TILE_BYTES // 4 + 9,), torch.float32)],
+}
+ORDERS = ("layer_major", "slot_major")
+SMALL = [Plane("conv", (3, 3), torch.bfloat16), Plane("ssm", (2, 3), torch.float32)]
+
+
+class Poisoned:
+    """A storage in memory full of random bytes, with canaries around every arena, and what its memory should become."""
+
+    def __init__(self, layout: StateLayout, slots: int, backend: Backend, generator: torch.Generator) -> None:
+        self.memory: list[Tensor] = []
+        self.layout, self.slots, self.device = layout, slots, backend.device
+        self.storage = Storage(layout, slots, backend, self._allocate)
+        for whole in self.memory:
+            whole.copy_(torch.randint(0, 256, whole.shape, dtype=torch.uint8, generator=generator))
+        self.expected = [whole.to("cpu", copy=True) for whole in self.memory]
+
+    def _allocate(self, nbytes: int) -> Tensor:
+        self.memory.append(torch.empty(nbytes + 2 * CANARY, dtype=torch.uint8, device=self.device))
+        return self.memory[-1][CANARY : CANARY + nbytes]
+
+    def expect(self, dst: int, src: int | None) -> None:
+        """Slot dst will hold what slot src holds, or zeros. Written from the two orders alone."""
+        for whole, size in zip(self.expected, self.layout.arena_bytes(self.slots), strict=True):
+            layers = self.layout.layers if self.layout.order == "layer_major" else 1
+            blocks = whole[CANARY : CANARY + size].view(layers, self.slots + 1, size // layers // (self.slots + 1))
+            blocks[:, dst] = 0 if src is None else blocks[:, src]
+
+    def check(self) -> None:
+        for whole, expected in zip(self.memory, self.expected, strict=True):
+            assert torch.equal(whole.cpu(), expected)
+
+    def ids(self, slots: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.tensor(slots, dtype=dtype, device=self.device)
+
+
+def packet_of(entries: list[tuple[int, int]], device: torch.device) -> Tensor:
+    """A command packet whose data section stands behind a section of moves."""
+    moves = [11, 0, 0, 0, 12, 0, 0, 0]
+    padding = [0] * (-len(entries) % 4)
+    header = [0] * HEADER_INTS
+    header[Section.MOVES], header[8 + Section.MOVES] = 1, HEADER_INTS
+    header[Section.DATA], header[8 + Section.DATA] = len(entries), HEADER_INTS + len(moves)
+    columns = [e[0] for e in entries] + padding + [e[1] for e in entries] + padding
+    return torch.tensor(header + moves + columns, dtype=torch.int32, device=device)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("planes", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_B37_copies_and_zeros_are_exact_for_every_layout(backend, generator, planes, order):
+    poisoned = Poisoned(StateLayout(planes, 2, order), 6, backend, generator)
+    backend.copy_slots(poisoned.storage.plane_map, poisoned.ids([5, 1]), poisoned.ids([2, 6]))
+    poisoned.expect(5, 2)
+    poisoned.expect(1, 6)
+    poisoned.check()
+    backend.zero_slots(poisoned.storage.plane_map, poisoned.ids([3, 5]))
+    poisoned.expect(3, None)
+    poisoned.expect(5, None)
+    poisoned.check()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits", "patterns"),
+    [
+        (torch.float32, torch.int32, [0x7F800001, 0x7FC12345, -0x7FFFFF, -0x80000000]),
+        (torch.bfloat16, torch.int16, [0x7F81, 0x7FFF, -0x7F, -0x8000]),
+        (torch.float16, torch.int16, [0x7C01, 0x7E55, -0x3FF, -0x8000]),
+        (torch.float8_e4m3fn, torch.int8, [0x7F, -1, -128, 1]),
+    ],
+)
+def test_B37_nan_payloads_and_signed_zeros_survive(backend, dtype, bits, patterns):
+    storage = Storage(StateLayout([Plane("ssm", (4,), dtype)], 1), 2, backend)
+    payload = torch.tensor(patterns, dtype=bits, device=backend.device)
+    storage.planes["ssm"].view(bits)[0, 1] = payload
+    storage.copy(torch.tensor([2], device=backend.device), torch.tensor([1], device=backend.device))
+    assert torch.equal(storage.planes["ssm"].view(bits)[0, 2], payload)
+
+
+def vast(nbytes: int, device: torch.device) -> Tensor:
+    """Address space of which only touched pages become memory; on a GPU, memory."""
+    if device.type != "cpu":
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+    no_reserve = 0x4000
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
+    return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_B38_offsets_beyond_2_31_elements_are_right(backend, order):
+    slots, layers = 2**28 + 8, 2
+    layout = StateLayout([Plane("ssm", (16,), torch.int8)], layers, order)
+    storage = Storage(layout, slots, backend, lambda nbytes: vast(nbytes, backend.device))
+    plane = storage.planes["ssm"]
+    far, near = 2**28 + 3, 3  # 2^32 bytes apart in a layer: the same slot to 32-bit arithmetic
+    for layer in range(layers):
+        plane[layer, near] = 1 + layer
+        plane[layer, 5] = 7 + layer
+    storage.copy(torch.tensor([far], device=backend.device), torch.tensor([5], device=backend.device))
+    assert plane[:, far, 0].tolist() == [7, 8] and plane[:, near, 15].tolist() == [1, 2]
+    storage.copy(torch.tensor([6], device=backend.device), torch.tensor([far], device=backend.device))
+    assert plane[:, 6, 15].tolist() == [7, 8]
+    storage.zero(torch.tensor([far], device=backend.device))
+    assert (
+        plane[:, far].count_nonzero() == 0
+        and plane[:, near, 0].tolist() == [1, 2]
+        and plane[:, 6, 0].tolist() == [7, 8]
+    )
+
+
+def test_B38_slot_strides_beyond_2_31_elements_are_right(backend):
+    stride = 2**32 + 16  # slot 1 is 16 bytes from slot 0 to 32-bit arithmetic
+    memory = vast(2 * stride + 16, backend.device)
+    blocks = memory.as_strided((1, 3, 16), (16, stride, 1))
+    tiles = torch.tensor([[memory.data_ptr(), stride, 16]], dtype=torch.int64, device=backend.device)
+    planes = PlaneMap(tiles, (blocks,))
+    memory[:48] = 1
+    blocks[0, 1] = 7
+    backend.copy_slots(planes, torch.tensor([2], device=backend.device), torch.tensor([1], device=backend.device))
+    assert blocks[0, 2].tolist() == [7] * 16
+    backend.zero_slots(planes, torch.tensor([1], device=backend.device))
+    assert blocks[0, 1].tolist() == [0] * 16 and memory[:48].tolist() == [1] * 48
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("n", [1, 257])
+def test_B39_everything_due(backend, generator, order, n):
+    poisoned = Poisoned(StateLayout(SMALL, 1, order), 2 * n, backend, generator)
+    shuffled = (torch.randperm(2 * n, generator=generator) + 1).tolist()
+    dst, src = shuffled[:n], shuffled[n:]
+    backend.copy_slots(poisoned.storage.plane_map, poisoned.ids(dst), poisoned.ids(src, torch.int64))
+    for to, of in zip(dst, src, strict=True):
+        poisoned.expect(to, of)
+    poisoned.check()
+    backend.zero_slots(poisoned.storage.plane_map, poisoned.ids(dst))
+    for slot in dst:
+        poisoned.expect(slot, None)
+    poisoned.check()
+
+
+@pytest.mark.parametrize("n", [0, 1, 257])
+def test_B39_nothing_due(backend, generator, n):
+    poisoned = Poisoned(StateLayout(SMALL, 1), 5, backend, generator)
+    backend.copy_slots(poisoned.storage.plane_map, poisoned.ids([0] * n), poisoned.ids([3] * n))
+    backend.zero_slots(poisoned.storage.plane_map, poisoned.ids([0] * n))
+    backend.run_data(poisoned.storage.plane_map, poisoned.ids([0, 4, 5]), packet_of([(0, 1)] * n, backend.device))
+    poisoned.check()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_B39_few_due_among_thousands(backend, generator, order):
+    poisoned = Poisoned(StateLayout(SMALL, 2, order), 30, backend, generator)
+    n = 5000
+    dst, src = [0] * n, [1] * n
+    for at, to in zip((0, 255, 256, 257, 511, 2049, 4863, 4864, 4999), range(2, 11), strict=True):
+        dst[at], src[at] = to, to + 20
+        poisoned.expect(to, to + 20)
+    backend.copy_slots(poisoned.storage.plane_map, poisoned.ids(dst), poisoned.ids(src))
+    poisoned.check()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_B40_null_negative_unknown_and_identical_ids_move_nothing(backend, generator, order):
+    poisoned = Poisoned(StateLayout(SMALL, 2, order), 6, backend, generator)
+    dst = [0, 1, -1, 2, 3, 7, 4, 2**31 - 1, 5]
+    src = [1, 0, 2, -5, 3, 4, 7, 6, 6]
+    backend.copy_slots(poisoned.storage.plane_map, poisoned.ids(dst), poisoned.ids(src))
+    poisoned.expect(5, 6)
+    poisoned.check()
+    backend.zero_slots(poisoned.storage.plane_map, poisoned.ids([0, -3, 7, 2**40, 2**32 + 1, 2], torch.int64))
+    poisoned.expect(2, None)
+    poisoned.check()
+
+
+def test_B40_one_source_may_serve_many_destinations(backend, generator):
+    poisoned = Poisoned(StateLayout(SMALL, 2), 6, backend, generator)
+    backend.copy_slots(poisoned.storage.plane_map, poisoned.ids([1, 2, 3]), poisoned.ids([6, 6, 6]))
+    for to in (1, 2, 3):
+        poisoned.expect(to, 6)
+    poisoned.check()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_B40_a_packet_names_registers_and_skips_empty_ones(backend, generator, order):
+    poisoned = Poisoned(StateLayout(SMALL, 2, order), 8, backend, generator)
+    slots = poisoned.ids([1, 5, 6, 0, 7, 5, 2, 99])  # what register 0 says must not matter
+    entries = [
+        (1, 2),  # slot 6 to slot 5
+        (3, 2),  # empty destination
+        (4, 3),  # empty source
+        (1, 5),  # both hold slot 5
+        (0, 4),  # the null row
+        (4, 0),
+        (-2, 4),
+        (4, -2),
+        (6, ZERO_SOURCE),  # slot 2
+        (3, ZERO_SOURCE),
+        (7, 4),  # a register that holds no slot of this storage
+    ]
+    backend.run_data(poisoned.storage.plane_map, slots, packet_of(entries, backend.device))
+    poisoned.expect(5, 6)
+    poisoned.expect(2, None)
+    poisoned.check()
+
+
+@pytest.mark.parametrize("n", [1, 2, 257])
+def test_B39_a_packet_of_copies_and_zeros(backend, generator, n):
+    poisoned = Poisoned(StateLayout(SMALL, 1), 2 * n, backend, generator)
+    held = [0, *(torch.randperm(2 * n, generator=generator) + 1).tolist()]
+    entries = [(i, ZERO_SOURCE if i % 3 == 2 else i + n) for i in range(1, n + 1)]
+    backend.run_data(poisoned.storage.plane_map, poisoned.ids(held), packet_of(entries, backend.device))
+    for to, of in entries:
+        poisoned.expect(held[to], None if of == ZERO_SOURCE else held[of])
+    poisoned.check()
+    assert backend.counts.launches == {"run_data": 1}
+
+
+def test_narrow_words_compile_as_wide_as_they_may_be():
+    """`memstate compile` asks for 16 bytes and leaves them out; where kernels are interpreted, none compiles."""
+    program = (
+        "import json\n"
+        "from memstate.cli.compile.build import build\n"
+        "from memstate.kernels.copy import compile_cases\n"
+        "cases = [(unit, case) for unit in (16, 8, 4, 2, 1) for case in compile_cases(unit)[:1]]\n"
+        "made = [(unit, build(case, target)) for unit, case in cases for target in ('sm_90', 'gfx942')]\n"
+        "print(json.dumps([(unit, one.narrowest_bulk_access_bits, one.spill_bytes) for unit, one in made]))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[unit, 8 * unit, 0] for unit in (16, 8, 4, 2, 1) for _ in range(2)]
+
+
+def test_B37_the_reference_moves_the_same_bytes(backend, generator):
+    results = []
+    for one in (backend, Backend("reference", backend.device)):
+        same = torch.Generator().manual_seed(generator.initial_seed())
+        poisoned = Poisoned(StateLayout(LAYOUTS["int8 and fp8"], 2), 9, one, same)
+        one.copy_slots(poisoned.storage.plane_map, poisoned.ids([1, 2, 0]), poisoned.ids([8, 9, 7]))
+        one.zero_slots(poisoned.storage.plane_map, poisoned.ids([4]))
+        results.append(torch.cat([whole.cpu() for whole in poisoned.memory]))
+    assert torch.equal(*results)

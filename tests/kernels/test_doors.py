@@ -1,0 +1,444 @@
+"""What ops refuse before anything moves, and which ids and rows mean nothing: kernel and reference alike."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from memstate.kernels.checks import Blocks, check_distinct
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import COUNTERS, Outcome, PlaneMap, Registers, Rules, StepRecord, Strategy
+from tests.kernels import test_conv, test_gated_delta, test_selective
+from tests.kernels.test_plan_kernel import copy_of, same
+from tests.support.decode_case import Case, Row, same_bits
+
+BUILDERS: dict[str, Callable[..., Case]] = {
+    "conv_step": test_conv.build,
+    "gated_delta_step": test_gated_delta.build,
+    "selective_step": test_selective.build,
+}
+SIZES = {
+    "conv_step": {"channels": 8},
+    "gated_delta_step": {"dims": (2, 1, 4, 4)},
+    "selective_step": {"dims": (2, 1, 4, 4)},
+}
+TWO = [Row(1, 1, tokens=2), Row(2, 3, tokens=2)]
+
+each_step = pytest.mark.parametrize("op", BUILDERS)
+
+
+def build(op: str, backend: Backend, generator: torch.Generator, rows: list[Row] = TWO, tokens: int = 2) -> Case:
+    return BUILDERS[op](backend, generator, rows=rows, tokens=tokens, **SIZES[op])
+
+
+def run(case: Case, backend: Backend, **changed: Any) -> Tensor:
+    out: Tensor = getattr(backend, case.op)(**(case.arguments() | changed))
+    return out
+
+
+def window_of(case: Case) -> Tensor:
+    batch, tokens = case.inputs[case.like].shape[:2]
+    state = case.memory.state
+    steps = (state.shape[1] + tokens, *state.shape[2:]) if case.op == "conv_step" else (tokens, *state.shape[1:])
+    return state.new_zeros(batch, *steps)
+
+
+def refused(case: Case, backend: Backend, match: str, **changed: Any) -> None:
+    """The call is refused with words that match, and no byte of the state changes."""
+    with pytest.raises(ValueError, match=match):
+        run(case, backend, **changed)
+    case.memory.check_changed_only(set())
+
+
+def column(values: list[int], device: torch.device, dtype: torch.dtype = torch.int32) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=device)
+
+
+# -- slots of decode steps ---------------------------------------------------------------------------------------------
+
+
+@each_step
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_slots_beyond_the_last_are_null(
+    backend: Backend, generator: torch.Generator, op: str, dtype: torch.dtype
+) -> None:
+    """The state is the first four slots of more: what lies behind is neither read nor written."""
+    beyond = 2**31 - 1 if dtype is torch.int32 else 2**32 + 1
+    ids = {"read": [1, 4, beyond, 2, 1], "write": [2, 3, 1, 4, beyond], "snapshot": [4, beyond, 0, 3, 0]}
+    nulls = {name: [slot if slot < 4 else 0 for slot in slots] for name, slots in ids.items()}
+    case = build(op, backend, generator, [Row(1, 1, tokens=2), *[Row(2, 2, tokens=2)] * 4])
+    outs, memories = [], []
+    for slots in (ids, nulls):
+        twin = case.twin()
+        twin.memory.state = twin.memory.state[:4]
+        outs.append(run(twin, backend, **{name: column(s, backend.device, dtype) for name, s in slots.items()}))
+        twin.memory.check_changed_only({1, 2, 3})
+        memories.append(twin.memory.whole)
+    assert same_bits(*outs) and same_bits(*memories)
+    assert bool(outs[0][:3].isfinite().all()) and not outs[0][3:].any()
+
+
+@each_step
+def test_a_state_without_slots_is_all_null(backend: Backend, generator: torch.Generator, op: str) -> None:
+    case = build(op, backend, generator)
+    for state in (case.memory.state[:0], torch.empty_like(case.memory.state[:0])):
+        assert not run(case, backend, state=state).any()
+    case.memory.check_changed_only(set())
+
+
+@each_step
+@pytest.mark.parametrize(("tokens", "meant"), [(2**32 + 1, 2), (1 - 2**32, 0), (-(2**63), 0)])
+def test_token_counts_of_64_bits(
+    backend: Backend, generator: torch.Generator, op: str, tokens: int, meant: int
+) -> None:
+    case = build(op, backend, generator, [Row(1, 2, tokens=2)])
+    strange, plain = case.twin(), case.twin()
+    out = run(strange, backend, tokens=column([tokens], backend.device, torch.int64))
+    assert same_bits(out, run(plain, backend, tokens=column([meant], backend.device)))
+    assert same_bits(strange.memory.whole, plain.memory.whole)
+
+
+@each_step
+def test_no_graph_is_built(backend: Backend, generator: torch.Generator, op: str) -> None:
+    case = build(op, backend, generator)
+    learnt = {name: t.requires_grad_() for name, t in case.arguments().items() if name in case.inputs}
+    assert not run(case, backend, **learnt).requires_grad
+    assert not case.memory.state.requires_grad and case.memory.state.grad_fn is None
+
+
+# -- tensors of decode steps -------------------------------------------------------------------------------------------
+
+
+@each_step
+def test_tensors_that_are_none_are_named(backend: Backend, generator: torch.Generator, op: str) -> None:
+    case = build(op, backend, generator)
+    optional = ("bias", "d", "z", "dt_bias")
+    given = [name for name, value in case.arguments().items() if isinstance(value, Tensor)]
+    assert len(given) > 6
+    for name in given:
+        refused(case, backend, rf"^{name}: expected a tensor.*list", **{name: [1, 2]})
+        if name not in optional:
+            refused(case, backend, rf"^{name}: expected a tensor.*NoneType", **{name: None})
+
+
+@each_step
+def test_tensors_elsewhere_are_named(backend: Backend, generator: torch.Generator, op: str) -> None:
+    case = build(op, backend, generator)
+    spare = {"out": torch.empty_like(case.inputs[case.like]), "window": window_of(case)}
+    for name, value in (case.arguments() | spare).items():
+        if isinstance(value, Tensor) and name != "state":
+            refused(case, backend, rf"^{name}: .*on {backend.device.type}.*meta", **{name: value.to("meta")})
+
+
+@each_step
+def test_negated_views_are_named(backend: Backend, generator: torch.Generator, op: str) -> None:
+    """Their memory holds other values than they have."""
+    case = build(op, backend, generator)
+    for name, value in case.arguments().items():
+        if isinstance(value, Tensor) and value.is_floating_point():
+            refused(case, backend, rf"^{name}: a negated", **{name: torch._neg_view(value)})
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "value"),
+    [
+        ("gated_delta_step", "scale", "2"),
+        ("gated_delta_step", "scale", torch.ones(())),
+        ("selective_step", "softplus", "no"),
+        ("selective_step", "softplus", None),
+        ("conv_step", "activation", "relu"),
+    ],
+)
+def test_settings_are_named(backend: Backend, generator: torch.Generator, op: str, name: str, value: object) -> None:
+    refused(build(op, backend, generator), backend, rf"^{name}\b", **{name: value})
+
+
+def test_columns_may_be_of_64_bits_and_the_error_says_so(backend: Backend, generator: torch.Generator) -> None:
+    case = build("conv_step", backend, generator)
+    refused(case, backend, "^read: .*int32 or int64", read=torch.zeros(2, device=backend.device))
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes", "name"),
+    [
+        ("gated_delta_step", (2, 1, 4, 0), "value"),
+        ("gated_delta_step", (2, 1, 0, 4), "key"),
+        ("gated_delta_step", (0, 1, 4, 4), "head"),
+        ("selective_step", (2, 1, 4, 0), "state"),
+        ("selective_step", (2, 1, 0, 4), "dim"),
+        ("selective_step", (0, 1, 4, 4), "head"),
+        ("conv_step", (0,), "channel"),
+    ],
+)
+def test_sizes_of_nothing_are_named(backend: Backend, op: str, sizes: tuple[int, ...], name: str) -> None:
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(shape, device=backend.device)
+
+    if op == "conv_step":
+        given = {"x": zeros(2, 1, 0), "weight": zeros(0, 3), "bias": None, "state": zeros(3, 2, 0)}
+    else:
+        head, group, left, right = sizes
+        wide, shared = zeros(2, 1, head, left), zeros(2, 1, group, right)
+        given = {"x": wide, "dt": zeros(2, 1, head), "a": zeros(head), "b": shared, "c": shared}
+        if op == "gated_delta_step":
+            wide, shared = zeros(2, 1, head, right), zeros(2, 1, group, left)
+            given = {"q": shared, "k": shared, "v": wide, "decay": zeros(2, 1, head), "beta": zeros(2, 1, head)}
+        given["state"] = zeros(3, head, left, right)
+    rows = dict.fromkeys(("read", "write", "snapshot", "tokens"), column([1, 2], backend.device))
+    with pytest.raises(ValueError, match=rf"^{name}: expected a size of at least 1, got 0"):
+        getattr(backend, op)(**given, **rows)
+
+
+# -- memory that is shared ---------------------------------------------------------------------------------------------
+
+
+def half_shared(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The tensor, and one of its shape and dtype that begins in the middle of it."""
+    step = tensor.numel() // 2 // 8 * 8
+    memory = tensor.new_zeros(tensor.numel() + step)
+    memory[: tensor.numel()] = tensor.flatten()
+    return memory[: tensor.numel()].view(tensor.shape), memory[step:].view(tensor.shape)
+
+
+@each_step
+def test_output_in_an_input_is_refused(backend: Backend, generator: torch.Generator, op: str) -> None:
+    case = build(op, backend, generator)
+    arguments = case.arguments()
+    like = case.inputs[case.like]
+    refused(case, backend, rf"^out: bytes 0x.* {case.like} at 0x", out=arguments[case.like])
+    whole, late = half_shared(like)
+    for given, out in ((whole, late), (late, whole)):
+        refused(case, backend, rf"^out: .*\b{case.like}\b", **{case.like: given}, out=out)
+    ints = torch.zeros(like.numel() + 16, dtype=like.dtype, device=like.device)  # beneath the column of slots
+    rows = ints[like.numel() - 1 :].view(torch.int32)[:2]
+    refused(case, backend, r"^out: .*\bread\b", out=ints[: like.numel()].view(like.shape), read=rows)
+    assert run(case.twin(), backend, out=ints[: like.numel()].view(like.shape)).isfinite().all()
+
+
+@each_step
+def test_windows_and_outputs_in_the_state_are_refused(backend: Backend, generator: torch.Generator, op: str) -> None:
+    """Also in its last slot and where it is padded; beside the slots they lie well."""
+    case = build(op, backend, generator)
+    state, out, window = case.memory.state, torch.zeros_like(case.inputs[case.like]), window_of(case)
+    elements = case.memory.whole[: case.memory.whole.numel() // 4 * 4].view(torch.float32)
+    start = (state.data_ptr() - elements.data_ptr()) // 4
+    last = start + 7 * state.stride(0)
+    for at in (start, start + state.stride(0), last):
+        refused(case, backend, r"^out: .*\bstate\b", out=elements[at : at + out.numel()].view(out.shape))
+    inside = elements[start : start + window.numel()].view(window.shape)
+    refused(case, backend, r"^window: .*\bstate\b", window=inside)
+    refused(case, backend, r"^(out|window): .*\b(out|window)\b", out=out, window=half_in(window, out))
+    first = case.memory.twin()
+    roomy = torch.zeros(4, 2 * state[0].numel() + out.numel() + 16, device=state.device)
+    slots = roomy.as_strided((4, *state.shape[1:]), (roomy.stride(0), *state.stride()[1:]))
+    slots.copy_(state[:4])
+    beside = roomy[1, state[0].numel() :][: out.numel()].view(out.shape)
+    assert same_bits(run(case, backend, state=slots, out=beside), run(case, backend, state=first.state))
+
+
+def half_in(window: Tensor, out: Tensor) -> Tensor:
+    """A window whose last byte is the first of `out`: `out` moves into its memory."""
+    memory = window.new_zeros(window.numel() + out.numel())
+    out.set_(memory.untyped_storage(), window.numel() - 4, out.shape, out.stride())
+    return memory[: window.numel()].view(window.shape)
+
+
+@each_step
+def test_states_whose_slots_share_bytes_are_refused(backend: Backend, generator: torch.Generator, op: str) -> None:
+    case = build(op, backend, generator)
+    state, size = case.memory.state, case.memory.payload // 4
+    for stride in (0, size - 4):
+        shared = state.as_strided(state.shape, (stride, *state.stride()[1:]))
+        refused(case, backend, r"^state: slots share bytes", state=shared)
+    packed = torch.zeros(4, *state.shape[1:], device=backend.device)
+    run(case, backend, state=packed)  # one behind the other is apart
+    run(case, backend, state=packed[:1].as_strided(state[:1].shape, (0, *packed.stride()[1:])))  # one slot, any stride
+
+
+@pytest.mark.parametrize("op", ["gather_slots", "scatter_slots", "scatter_accepted", "scatter_inputs"])
+def test_planes_whose_slots_share_bytes_are_read_and_not_written(backend: Backend, op: str) -> None:
+    device = backend.device
+    plane = torch.arange(16.0, device=device).view(1, 1, 4, 4)
+    shared = plane.expand(2, 3, 4, 4)
+    ids = column([2, 1], device)
+    if op == "gather_slots":
+        out = torch.empty(2, 2, 4, 4, device=device)
+        backend.gather_slots(shared, ids, out)
+        assert same_bits(out, plane.expand(2, 2, 4, 4))
+        return
+    tail = {"scatter_slots": (4, 4), "scatter_accepted": (1, 4, 4), "scatter_inputs": (5, 4)}[op]
+    columns = [ids] if op == "scatter_slots" else [ids] * 4
+    source = torch.zeros(2, 2, *tail, device=device)
+    arguments = (shared, columns[0], source) if op == "scatter_slots" else (shared, source, *columns)
+    with pytest.raises(ValueError, match=r"^plane: slots share bytes"):
+        getattr(backend, op)(*arguments)
+    assert plane.flatten().tolist() == list(range(16))
+
+
+def test_what_is_gathered_or_scattered_lies_outside_of_the_plane(backend: Backend) -> None:
+    memory = torch.arange(64.0, device=backend.device)
+    plane, ids = memory.view(2, 4, 8), column([1, 2], backend.device)
+    for batch in (memory[:32].view(2, 2, 8), memory[-32:].view(2, 2, 8)):
+        with pytest.raises(ValueError, match=r"^out: bytes 0x.* plane"):
+            backend.gather_slots(plane, ids, batch)
+        with pytest.raises(ValueError, match=r"^batch: bytes 0x.* plane"):
+            backend.scatter_slots(plane, ids, batch)
+    assert memory.tolist() == list(range(64))
+    early = memory.as_strided((2, 2, 8), (32, 8, 1))  # two slots of each layer: behind them is room
+    gap = memory[16:32].view(2, 1, 8)
+    backend.gather_slots(early, ids[:1], gap)
+    assert gap.flatten().tolist() == [*range(8, 16), *range(40, 48)]
+
+
+def test_shared_bytes_are_found_exactly(generator: torch.Generator) -> None:
+    """Against sets of bytes: planes of one and two axes, packed, apart, interleaved and overlapping."""
+    rng, found = random.Random(generator.initial_seed()), {True: 0, False: 0}
+    for _ in range(3000):
+        axes = tuple((rng.randint(1, 4), rng.randint(0, 14)) for _ in range(rng.randint(1, 2)))
+        blocks = Blocks(1000, rng.randint(0, 5), axes)
+        starts = [0]
+        for count, stride in axes:
+            starts = [start + i * stride for start in starts for i in range(count)]
+        each = [set(range(1000 + start, 1000 + start + blocks.size)) for start in starts]
+        union = set().union(*each)
+        shared = len(union) < sum(map(len, each))
+        start = rng.randint(995, 1060)
+        end = start + rng.randint(0, 9)
+        assert blocks.meets(start, end) == bool(union & set(range(start, end))), (blocks, start, end)
+        try:
+            check_distinct("plane", blocks)
+        except ValueError:
+            assert shared, blocks
+        else:
+            assert not shared, blocks
+        found[shared] += 1
+    assert min(found.values()) > 300
+
+
+# -- claims, releases, plans -------------------------------------------------------------------------------------------
+
+
+class Desk:
+    """Six rows and a holder with slots, a plane of their bytes, and the arguments of every op on them."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend, device = backend, backend.device
+        cells = torch.zeros(80, dtype=torch.int32, device=device)
+        slots, labels, *columns = cells[:24], cells[24:48], *(cells[48 + 8 * i : 55 + 8 * i] for i in range(4))
+        slots[3::3], labels[3::3] = column([1, 2, 3, 4, 5, 6, 20], device), 4
+        bitmap, counters = column([0xFFF << 8], device), torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+        counters[0] = 12
+        self.table = Registers(slots, labels, *columns, cells, bitmap, counters, 20)
+        self.bytes = torch.arange(21 * 16, dtype=torch.int64).to(torch.uint8).view(1, 21, 16).to(device)
+        tiles = torch.tensor([[self.bytes.data_ptr(), 16, 16]], dtype=torch.int64, device=device)
+        self.planes = PlaneMap(tiles, (self.bytes,))
+
+    def ints(self, *values: int) -> Tensor:
+        return column(list(values), self.backend.device)
+
+    def record(self, rows: Tensor) -> StepRecord:
+        fresh = (torch.zeros_like(rows) for _ in StepRecord._fields[2:])
+        return StepRecord(rows, torch.full_like(rows, 2), *fresh)
+
+    def arguments(self, op: str) -> dict[str, Any]:
+        rows, ids, table = self.ints(1, 2, 3), self.ints(2, 3, 5), self.table
+        rules, outcome = Rules(Strategy.LAZY, 2, 6, False), Outcome(self.ints(0, 0, 0), self.ints(0, 0, 0))
+        return {
+            "claim": {"bitmap": table.bitmap, "n": 2, "counters": table.counters},
+            "release": {"bitmap": table.bitmap, "ids": ids, "capacity": 20, "counters": table.counters},
+            "resolve": {"registers": table, "wanted": rows, "out": ids},
+            "audit": {"registers": table, "out": torch.zeros(21, dtype=torch.int32, device=ids.device)},
+            "copy_slots": {"planes": self.planes, "dst": rows, "src": ids},
+            "zero_slots": {"planes": self.planes, "ids": ids},
+            "plan": {
+                "registers": table, "rows": rows, "tokens": ids, "record": self.record(rows.clone()), "rules": rules,
+                "limit": 9,
+            },
+            "settle": {"registers": table, "record": self.record(rows), "results": self.ints(0, 1, 2)},
+            "accept": {
+                "registers": table, "accepted": self.ints(1, 1, 2), "record": self.record(rows), "outcome": outcome,
+                "rules": rules, "limit": 9,
+            },
+        }[op]  # fmt: skip
+
+
+COLUMNS = {
+    "release": ["ids"],
+    "zero_slots": ["ids"],
+    "copy_slots": ["dst", "src"],
+    "resolve": ["wanted", "out"],
+    "audit": ["out"],
+    "plan": ["rows", "tokens", *(f"record.{name}" for name in StepRecord._fields)],
+    "settle": ["record.rows", "record.after", "record.generation", "results"],
+    "accept": ["accepted", *(f"record.{name}" for name in StepRecord._fields), "outcome.accepted", "outcome.crossed"],
+}
+SPOILED: dict[str, Callable[[Tensor], Any]] = {
+    "2-D": lambda t: t.view(-1, 1),
+    "0-D": lambda t: t[0],
+    "floats": lambda t: t.float(),
+    "every other one": lambda t: t.repeat_interleave(2)[::2],
+    "elsewhere": lambda t: t.to("meta"),
+    "shorter": lambda t: t[:-1],
+    "longer": lambda t: torch.cat([t, t]),
+    "a list": lambda t: t.tolist(),
+    "64 bits": lambda t: t.long(),
+}
+SINGLE = ("release", "zero_slots")  # of one column, which may have any length
+WIDE = (*SINGLE, "copy_slots")  # may be of 64 bits
+
+
+@pytest.mark.parametrize("how", SPOILED)
+@pytest.mark.parametrize("op", COLUMNS)
+def test_columns_that_do_not_fit_are_named_and_change_nothing(backend: Backend, op: str, how: str) -> None:
+    if (how in ("shorter", "longer") and op in SINGLE) or (how == "64 bits" and op in WIDE):
+        return
+    for path in COLUMNS[op]:
+        desk = Desk(backend)
+        arguments, before, plane = desk.arguments(op), copy_of(desk.table), desk.bytes.clone()
+        name, _, field = path.partition(".")
+        if field:
+            spoiled = SPOILED[how](getattr(arguments[name], field))
+            arguments[name] = arguments[name]._replace(**{field: spoiled})
+        else:
+            arguments[name] = SPOILED[how](arguments[name])
+        # Of two lengths that differ either may be the one that is named.
+        with pytest.raises(
+            ValueError, match=r"^\w+: expected" if how in ("shorter", "longer") else rf"^{field or name}: exp"
+        ):
+            getattr(backend, op)(**arguments)
+        assert same(before, desk.table) and torch.equal(plane, desk.bytes)
+
+
+@pytest.mark.parametrize("op", ["claim", *COLUMNS])
+def test_what_fits_runs(backend: Backend, op: str) -> None:
+    getattr(backend, op)(**Desk(backend).arguments(op))
+
+
+def test_fewer_than_no_slots_cannot_be_claimed(backend: Backend) -> None:
+    desk = Desk(backend)
+    before = copy_of(desk.table)
+    with pytest.raises(ValueError, match=r"^n: .* got -1"):
+        backend.claim(desk.table.bitmap, -1, desk.table.counters)
+    assert same(before, desk.table)
+
+
+@pytest.mark.parametrize("op", ["plan", "settle", "accept"])
+@pytest.mark.parametrize("beyond", [7, 2**30, 2**31 - 1, -1, -(2**31)])
+def test_rows_outside_of_the_table_are_padding(backend: Backend, op: str, beyond: int) -> None:
+    """Beside a row that is real: everything is as with row 0 in their place."""
+    results: list[list[Tensor]] = []
+    for row in (beyond, 0):
+        desk = Desk(backend)
+        arguments, rows = desk.arguments(op), desk.ints(1, row, 2)
+        if op == "plan":
+            arguments["rows"] = rows
+        else:
+            arguments["record"] = desk.record(rows)
+        getattr(backend, op)(**arguments)
+        found = [*arguments["record"], *arguments.get("outcome", ())]
+        results.append([desk.table.cells, desk.table.bitmap, desk.table.counters, *found])
+    for left, right in zip(*results, strict=True):
+        assert torch.equal(torch.where(left == beyond, 0, left), right)

@@ -1,0 +1,271 @@
+"""Gathering slots into a batch: every byte of poisoned memory accounted for, on every kind of plane."""
+
+from collections.abc import Callable
+from math import prod
+
+import pytest
+import torch
+from torch import Tensor
+
+from memstate.kernels import blocks
+from memstate.kernels.dispatch import Backend
+from memstate.state.layout import Order, Plane, StateLayout
+from memstate.state.planes import Storage
+from tests.support.decode_case import far_apart
+
+GUARD = 48  # bytes before and behind; a multiple of 16 that is no power of two
+LAYERS, SLOTS = 2, 6  # with the null slot
+ORDERS: tuple[Order, ...] = ("layer_major", "slot_major")
+KINDS = [
+    (torch.float32, (2, 4, 2)),
+    (torch.float32, (3, 5)),
+    (torch.bfloat16, (3, 8)),
+    (torch.float16, (3, 5)),
+    (torch.float8_e4m3fn, (16,)),
+    (torch.float8_e5m2, (3, 3)),
+    (torch.int8, (7,)),
+    (torch.bool, (1,)),
+    (torch.int64, ()),
+    (torch.complex64, (3,)),
+    (torch.complex128, (2,)),
+    (torch.float32, (blocks.LANES + 8,)),  # two tiles of 16-byte lanes
+    (torch.int8, (2 * blocks.LANES + 1,)),  # three tiles of bytes
+]
+# Element strides of engines' own tensors: layer, slot, and where the first slot starts; all of `layer slot 4`.
+STRIDES = [(400, 16, 4), (16, 40, 0), (43, 7, 1), (7, 15, 3), (400, 18, 2)]
+# Half of what 32 bits count, and a little: in words of 4 bytes, of which 16 move, and in bytes.
+FAR = [(torch.float32, 2**30 + 4), (torch.int8, 2**30 + 3)]
+
+
+def random_bytes(nbytes: int, generator: torch.Generator) -> Tensor:
+    """Bytes of which every second word is a NaN, quiet or signalling, read as fp32, bf16 or fp16."""
+    whole = torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=generator)
+    whole[3::8] = 0x7F
+    whole[2::8] |= 0x80
+    return whole
+
+
+class Poisoned:
+    """A tensor in random bytes, and what all of these bytes should become."""
+
+    def __init__(self, whole: Tensor, tensor: Tensor, generator: torch.Generator) -> None:
+        whole.copy_(random_bytes(whole.numel(), generator))
+        self.whole, self.tensor = whole, tensor
+        self.expected = whole.cpu().clone()
+
+    def block(self, *index: int) -> slice:
+        """Where the bytes of tensor[index] lie, whose elements are dense."""
+        at = sum(i * stride for i, stride in zip(index, self.tensor.stride(), strict=False))
+        size = self.tensor.element_size()
+        start = self.tensor.data_ptr() - self.whole.data_ptr() + at * size
+        return slice(start, start + prod(self.tensor.shape[len(index) :]) * size)
+
+    def check(self) -> None:
+        different = torch.nonzero(self.whole.cpu() != self.expected).flatten()
+        assert not different.numel(), f"{different.numel()} bytes differ, the first at {different[:8].tolist()}"
+
+
+def stored(
+    backend: Backend, generator: torch.Generator, kind: tuple[torch.dtype, tuple[int, ...]], order: Order
+) -> Poisoned:
+    """A plane of a storage, which has another plane beside it."""
+    dtype, shape = kind
+    memory: list[Tensor] = []
+
+    def allocate(nbytes: int) -> Tensor:
+        memory.append(torch.empty(nbytes + 2 * GUARD, dtype=torch.uint8, device=backend.device))
+        return memory[-1][GUARD : GUARD + nbytes]
+
+    layout = StateLayout((Plane("state", shape, dtype), Plane("other", (5,), torch.int8)), LAYERS, order)
+    plane = Storage(layout, SLOTS - 1, backend, allocate).planes["state"]
+    return Poisoned(memory[0], plane, generator)
+
+
+def strided(
+    backend: Backend,
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int = 0,
+) -> Poisoned:
+    """A tensor of any strides, in elements."""
+    size = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    nbytes = 2 * GUARD + -(-(offset + size) * dtype.itemsize // 16) * 16
+    whole = torch.empty(nbytes, dtype=torch.uint8, device=backend.device)
+    return Poisoned(
+        whole, whole[GUARD:].view(dtype).as_strided(shape, strides, GUARD // dtype.itemsize + offset), generator
+    )
+
+
+def dense(
+    backend: Backend, generator: torch.Generator, dtype: torch.dtype, shape: tuple[int, ...], offset: int = 0
+) -> Poisoned:
+    """A contiguous tensor."""
+    strides = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    return strided(backend, generator, dtype, shape, strides, offset)
+
+
+def ids(backend: Backend, slots: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
+    """Slots or counts among cells that would be due if they were read."""
+    whole = torch.tensor([1] * 300 + slots + [1] * 300, dtype=dtype, device=backend.device)
+    return whole[300 : 300 + len(slots)]
+
+
+def run(
+    backend: Backend,
+    generator: torch.Generator,
+    plane: Poisoned,
+    slots: list[int],
+    dtype: torch.dtype = torch.int32,
+    offset: int = 0,
+) -> None:
+    """Gathers slots, `offset` elements into aligned memory, and checks every byte."""
+    layers, count, *inner = plane.tensor.shape
+    out = dense(backend, generator, plane.tensor.dtype, (layers, len(slots), *inner), offset)
+    backend.gather_slots(plane.tensor, ids(backend, slots, dtype), out.tensor)
+    for layer in range(layers):
+        for entry, slot in enumerate(slots):
+            there = 0 < slot < count
+            out.expected[out.block(layer, entry)] = plane.expected[plane.block(layer, slot)] if there else 0
+    out.check()
+    plane.check()
+    assert backend.counts.launches == {"gather_slots": 1}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_B37_slots_are_gathered_bit_for_bit(
+    backend: Backend, generator: torch.Generator, kind: tuple[torch.dtype, tuple[int, ...]], order: Order
+) -> None:
+    run(backend, generator, stored(backend, generator, kind, order), [3, 0, 5, -1, 3])
+
+
+@pytest.mark.parametrize("strides", STRIDES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8])
+def test_B37_planes_of_any_strides(
+    backend: Backend, generator: torch.Generator, dtype: torch.dtype, strides: tuple[int, int, int]
+) -> None:
+    *outer, offset = strides
+    plane = strided(backend, generator, dtype, (LAYERS, SLOTS, 4), (*outer, 1), offset)
+    run(backend, generator, plane, [5, 0, 1])
+
+
+@pytest.mark.parametrize("offset", [1, 2, 4])
+def test_B37_batches_at_any_address(backend: Backend, generator: torch.Generator, offset: int) -> None:
+    run(backend, generator, stored(backend, generator, (torch.int16, (8,)), "layer_major"), [2, 0, 5], offset=offset)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "strides", "offset", "words"),
+    [
+        (torch.float32, (2, 3, 4), (12, 4, 1), 0, (4, 4)),
+        (torch.bool, (2, 3, 16), (48, 16, 1), 0, (4, 4)),
+        (torch.complex128, (2, 3, 1), (3, 1, 1), 0, (4, 4)),
+        (torch.bfloat16, (2, 3, 4), (12, 4, 1), 0, (4, 2)),
+        (torch.float32, (2, 3, 4), (12, 4, 1), 2, (4, 2)),
+        (torch.float32, (2, 3, 4), (13, 4, 1), 0, (4, 1)),
+        (torch.float16, (2, 3, 3), (24, 8, 1), 0, (2, 1)),
+        (torch.int8, (2, 3, 16), (48, 16, 1), 5, (1, 1)),
+        (torch.float32, (1, 3, 4), (7, 4, 1), 0, (4, 4)),  # one layer or slot: the stride is never used
+        (torch.float32, (3, 1, 4), (4, 7, 1), 0, (4, 4)),
+    ],
+)
+def test_B37_words_are_the_widest_that_fit(
+    backend: Backend,
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int,
+    words: tuple[int, int],
+) -> None:
+    cut = blocks.cut(strided(backend, generator, dtype, shape, strides, offset).tensor)
+    assert (cut.word_bytes, cut.unit_words) == words and cut.word.itemsize == cut.word_bytes
+
+
+@pytest.mark.parametrize("far", ["slots", "layers"])
+@pytest.mark.parametrize(("dtype", "stride"), FAR)
+def test_B38_offsets_beyond_2_31_elements(
+    backend: Backend, generator: torch.Generator, far: str, dtype: torch.dtype, stride: int
+) -> None:
+    """Two strides are more than 2^31 elements, and as many words: close to the start in 32 bits."""
+    plane = far_apart(3, torch.zeros(3, 4, dtype=dtype, device=backend.device), stride)
+    plane = plane.transpose(0, 1) if far == "slots" else plane
+    plane[2, 2] = torch.randint(1, 99, (4,), generator=generator)
+    out = torch.full((3, 2, 4), 7, dtype=dtype, device=backend.device)
+    backend.gather_slots(plane, ids(backend, [1, 2]), out)
+    assert torch.equal(out[2, 1], plane[2, 2]) and bool(out[2, 1].all())
+    assert not out[:2].any() and not out[2, 0].any()
+
+
+@pytest.mark.parametrize("null", [0, -1, SLOTS, 2**31 - 1])
+@pytest.mark.parametrize("batch", [1, 17])
+def test_B39_a_batch_of_padding_is_zeros(backend: Backend, generator: torch.Generator, null: int, batch: int) -> None:
+    run(backend, generator, stored(backend, generator, (torch.float32, (4,)), "slot_major"), [null] * batch)
+
+
+@pytest.mark.parametrize("slots", [[4], [1, 2, 3, 4, 5, 0, 5, 4, 3, 2, 1, 1, 1, -7, 6, 2, 5]], ids=len)
+def test_B39_batches_of_1_and_17(backend: Backend, generator: torch.Generator, slots: list[int]) -> None:
+    run(backend, generator, stored(backend, generator, (torch.bfloat16, (3, 5)), "layer_major"), slots)
+
+
+def test_B39_ids_of_64_bits_are_not_cut(backend: Backend, generator: torch.Generator) -> None:
+    slots = [2**32 + 1, 2, 2**40, -(2**32) + 3]
+    run(backend, generator, stored(backend, generator, (torch.float32, (4,)), "layer_major"), slots, torch.int64)
+
+
+@pytest.mark.parametrize(("shape", "batch"), [((2, 6, 0), 3), ((0, 6, 4), 3), ((2, 6, 4), 0), ((2, 0, 0), 1)])
+def test_B39_nothing_to_gather_launches_nothing(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int], batch: int
+) -> None:
+    monkeypatch.setattr("memstate.kernels.gather._gather_slots", None)
+    plane = torch.zeros(shape, device=backend.device)
+    backend.gather_slots(plane, ids(backend, [1] * batch), plane.new_empty(shape[0], batch, shape[2]))
+
+
+def test_B39_a_plane_without_slots_gives_zeros(backend: Backend, generator: torch.Generator) -> None:
+    run(backend, generator, strided(backend, generator, torch.float32, (2, 1, 4), (4, 4, 1)), [0, 1])
+
+
+def test_nothing_is_allocated(backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    if backend.name == "reference":
+        return  # makes views
+    plane, slots = stored(backend, generator, (torch.float32, (4,)), "layer_major"), ids(backend, [2])
+    out = torch.empty(LAYERS, 1, 4, device=backend.device)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("allocated")
+
+    for name in ("empty", "empty_like", "zeros", "zeros_like", "tensor"):
+        monkeypatch.setattr(torch, name, refuse)
+    backend.gather_slots(plane.tensor, slots, out)
+    plane.check()
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("plane", lambda t: t[0, :, 0, 0]),
+        ("plane", lambda t: t.transpose(2, 3)),
+        ("plane", lambda t: t[..., ::2]),
+        ("slots", lambda t: t.short()),
+        ("slots", lambda t: t[None]),
+        ("slots", lambda t: t.repeat_interleave(2)[::2]),
+        ("slots", lambda t: t.to("meta")),
+        ("out", lambda t: t[:, :1].contiguous()),
+        ("out", lambda t: t.half()),
+        ("out", lambda t: t.to("meta")),
+        ("out", lambda t: t.transpose(0, 1).contiguous().transpose(0, 1)),
+    ],
+)
+def test_misfits_are_named_and_change_nothing(
+    backend: Backend, generator: torch.Generator, name: str, spoil: Callable[[Tensor], Tensor]
+) -> None:
+    plane = stored(backend, generator, (torch.float32, (2, 4)), "layer_major")
+    out = dense(backend, generator, torch.float32, (LAYERS, 3, 2, 4))
+    arguments = {"plane": plane.tensor, "slots": ids(backend, [1, 2, 3]), "out": out.tensor}
+    with pytest.raises(ValueError, match=rf"\b{name}\b"):
+        backend.gather_slots(**(arguments | {name: spoil(arguments[name])}))
+    plane.check()
+    out.check()

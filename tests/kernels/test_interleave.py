@@ -1,0 +1,504 @@
+"""No kernel depends on the order of its programs, or touches a byte that is none of its business.
+
+Every operation runs under random schedules, with random arguments each time: 20 of them, or 1000 with MEMSTATE_PROOF=1.
+What is looked for is put into kernels on purpose as well, and must be found.
+"""
+
+import os
+import random
+import re
+from functools import partial
+from importlib import import_module
+from itertools import pairwise
+from math import comb
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="without Triton there are no kernels")
+
+import triton
+import triton.language as tl
+from triton.runtime import interpreter
+
+import memstate as ms
+from memstate.kernels.dispatch import OPS, Backend
+from memstate.kernels.tables import COUNTERS, PlaneMap
+from memstate.slots.allocator import SlotAllocator
+from memstate.slots.commands import CommandBuffer
+from memstate.slots.registers import RegisterFile
+from tests.kernels.test_plan_kernel import VARIANTS
+from tests.proof.mutants import MUTANTS, OUTSIDE, mutated
+from tests.support import op_launches, register_cases
+from tests.support.addresses import LOAD, STORE, Bytes, Launch, Limits, Log, Stray, spans
+from tests.support.planes import MAKERS, Loop, every_strategy
+
+try:  # it replaces parts of Triton, and tries at once whether they are what it takes them for
+    from tests.proof import interleaver
+
+    MISFIT = interleaver.misfit()
+except ImportError as error:
+    MISFIT = f"Triton {triton.__version__}: {error}"
+if MISFIT and triton.knobs.runtime.interpret and triton.__version__.startswith(("3.6.", "3.7.", "3.9.")):
+    raise AssertionError(f"the interpreter of this version is known to fit: {MISFIT}")
+if MISFIT:
+    pytest.skip(f"programs cannot be interleaved here: {MISFIT}", allow_module_level=True)
+
+from tests.proof.interleaver import Chooser, Seeded, every_order, every_outcome, interleaved, stock
+from tests.support.op_case import Case, Maker
+from tests.support.op_cases import CASES
+
+PROOF = bool(os.environ.get("MEMSTATE_PROOF"))
+SCHEDULES = 1000 if PROOF else 20
+PARTED = "_take: barriers and atomics of the warps of program 0 ({}) differ"
+SEEDS = 200  # within which a defect that was put there must show
+COUNTER = torch.zeros(1, dtype=torch.int32)
+ONE_PROGRAM = {"claim", "release", "ownership", "audit", "plan", "settle", "accept"}
+
+LONG = {"conv_step", "gated_delta_step", "selective_step", "gather_slots"}  # half a minute each in all sizes
+
+each_op = pytest.mark.parametrize("op", OPS)
+
+
+# -- toys with known answers ------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _count(counter_ptr, ATOMIC: tl.constexpr):
+    if ATOMIC:
+        tl.atomic_add(counter_ptr, 1)
+    else:
+        tl.store(counter_ptr, tl.load(counter_ptr) + 1)
+
+
+@triton.jit
+def _put(out_ptr, stride, BLOCK: tl.constexpr):
+    lane = tl.arange(0, BLOCK)
+    tl.store(out_ptr + tl.program_id(0) * stride + lane, lane)
+
+
+@triton.jit
+def _look(out_ptr, in_ptr, n):
+    """Program 0 updates in_ptr[0] atomically, which the others read as it is."""
+    program = tl.program_id(0)
+    tl.atomic_add(in_ptr, 1, mask=program == 0)
+    tl.store(out_ptr + program, tl.load(in_ptr, mask=program != 0, other=n))
+
+
+@triton.jit
+def _double(x_ptr, BARRIER: tl.constexpr):
+    lane = tl.arange(0, 2)
+    found = tl.load(x_ptr + lane)
+    if BARRIER:
+        tl.debug_barrier()
+    tl.store(x_ptr + lane, found + tl.max(found, 0))
+
+
+@triton.jit
+def _take(x_ptr, BARRIER: tl.constexpr):
+    """Empties a cell that is full, and waits for everybody then."""
+    found = tl.load(x_ptr)
+    if BARRIER:
+        tl.debug_barrier()
+    tl.store(x_ptr, 0)
+    if found > 0:
+        tl.debug_barrier()
+
+
+@triton.jit
+def _turn(x_ptr, BARRIER: tl.constexpr, BLOCK: tl.constexpr):
+    """Lane i stores what lane i + 1 reads."""
+    lane = tl.arange(0, BLOCK)
+    tl.store(x_ptr + lane, lane)
+    if BARRIER:
+        tl.debug_barrier()
+    found = tl.load(x_ptr + (lane + 1) % BLOCK)
+    if BARRIER:
+        tl.debug_barrier()
+    tl.store(x_ptr + lane, found)
+
+
+def counted(programs: int, atomic: bool, chooser: Chooser, shared: Bytes | None = None) -> tuple[int, Log]:
+    """What comes out where every program adds 1."""
+    COUNTER.zero_()
+    with interleaved(chooser, shared=shared) as log:
+        _count[(programs,)](COUNTER, ATOMIC=atomic)
+    return int(COUNTER), log
+
+
+@pytest.mark.parametrize(("programs", "schedules", "right"), [(2, 6, 2), (3, 90, 6)])
+def test_every_schedule_of_a_lost_update(programs: int, schedules: int, right: int) -> None:
+    """There are (2p)! / 2^p orders of p loads and p stores; the p! that take program after program lose nothing."""
+    found = [result for result, _ in every_order(partial(counted, programs, False))]
+    assert (len(found), found.count(programs), min(found), max(found)) == (schedules, right, 1, programs)
+    assert sorted(every_outcome(partial(counted, programs, False))) == sorted(found)
+    assert [result for result, _ in every_order(partial(counted, programs, True))] == [programs] * right
+
+
+def test_a_lost_update_shows_in_many_schedules_and_never_in_the_stock_order() -> None:
+    assert {counted(3, False, stock)[0] for _ in range(5)} == {3}
+    found = [counted(3, False, Seeded(seed))[0] for seed in range(SEEDS)]
+    assert set(found) == {1, 2, 3} and found.count(3) < SEEDS // 2
+    assert {counted(3, True, Seeded(seed))[0] for seed in range(SEEDS)} == {3}
+
+
+def test_conflicts_are_seen_in_the_stock_order_too() -> None:
+    """What no result shows: a race is one wherever the programs happen to meet."""
+    (conflict,) = counted(3, False, stock)[1].conflicts()
+    who = ", ".join(f"program {program} {kind}" for program in range(3) for kind in (LOAD, STORE))
+    assert conflict == f"_count: bytes up to counter_ptr +3 of 4: {who}"
+    assert counted(3, True, stock)[1].conflicts() == []
+
+
+@pytest.mark.parametrize(("stride", "contested"), [(4, 0), (3, 4), (0, 16)])
+def test_two_programs_that_store_the_same_are_in_conflict(stride: int, contested: int) -> None:
+    out = torch.full((8,), -1, dtype=torch.int32)
+    with interleaved(stock) as log:
+        _put[(2,)](out, stride, BLOCK=4)
+    assert len(log.launches[0].contested()) == contested
+    found = "_put: bytes up to out_ptr +15 of 32: program 0 stores, program 1 stores"
+    assert log.conflicts() == [found][:contested]
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+def test_lanes_that_share_bytes_need_a_barrier(barrier: bool) -> None:
+    with interleaved(stock) as log:
+        _turn[(1,)](torch.empty(4, dtype=torch.int32), BARRIER=barrier, BLOCK=4)
+    who = "program 0 loads, program 0 stores, by several lanes without a barrier between"
+    assert log.conflicts() == ([] if barrier else [f"_turn: bytes up to x_ptr +15 of 16: {who}"])
+
+
+def test_an_atomic_does_not_excuse_a_plain_load() -> None:
+    out, cell = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    found = set()
+    for seed in range(20):
+        cell.zero_()
+        with interleaved(Seeded(seed)) as log:
+            _look[(2,)](out, cell, 7)
+        assert log.conflicts() == ["_look: bytes up to in_ptr +3 of 4: program 0 updates, program 1 loads"]
+        found.add(tuple(out.tolist()))
+    assert found == {(7, 0), (7, 1)}
+
+
+def test_addresses_are_checked_to_the_byte() -> None:
+    """Before anything is stored: in a gap between columns, in a null slot, in what may not change."""
+    whole = torch.zeros(4, 6, dtype=torch.int32)
+    columns = whole[:, :4]
+    for out, limits, found in (
+        (columns[0], Limits(), f"program 1 stores 4 bytes at out_ptr .16 of 16, {OUTSIDE}"),
+        (columns, Limits(), f"program 1 stores 4 bytes at out_ptr .16 of 88, {OUTSIDE}"),
+        (whole, Limits(null=[whole[0, :1]]), "program 0 stores 4 bytes at out_ptr .0 of 96, in a null slot"),
+        (whole, Limits(changes=[whole[0]]), "program 1 stores 4 bytes at out_ptr .24 of 96, which .* may not change"),
+    ):
+        whole.zero_()
+        with pytest.raises(Stray, match=f"^_put: {found}"), interleaved(stock, limits):
+            _put[(2,)](out, 3, BLOCK=4)
+        assert not whole[0, 4:].any() and not whole[1:].any()
+    with interleaved(stock, Limits(reach=[whole])):
+        _put[(2,)](columns[0], 3, BLOCK=4)  # reached by an address
+
+
+def test_an_interpreter_of_another_kind_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accesses that pass by unseen, and ones that reach memory by other ways than those known."""
+    builder, native = interpreter.InterpreterBuilder, interpreter._interpreter
+
+    def unseen(_: object, at: Any, value: Any, mask: Any, *cache: object) -> None:
+        native.store(at.data, value.data, mask.data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(builder, "create_masked_store", unseen)
+        assert re.search(r"expected .*'stores'.*, saw [^s]*'loads'[^s]*'loads'[^s]*'updates'", interleaver.misfit())
+    with monkeypatch.context() as patched:
+        patched.setattr(builder, "create_masked_load", lambda *_: interpreter._interpreter.load_fast())
+        assert re.search(r"AttributeError: .*'load_fast'", interleaver.misfit())
+    assert interleaver.misfit() == ""
+
+
+def test_spans_are_the_bytes_that_elements_view() -> None:
+    generator = random.Random(3)
+    for _ in range(50):
+        shape = [generator.randint(0, 3) for _ in range(3)]
+        strides = [generator.choice((0, 1, 2, 3, 4, 12)) for _ in range(3)]
+        view = torch.zeros(64, dtype=torch.int16).as_strided(shape, strides, generator.randint(0, 5))
+        expected = {p + byte for p in (view[i].data_ptr() for i in np.ndindex(*shape)) for byte in (0, 1)}
+        ranges = spans(view).tolist()
+        assert {at for start, end in ranges for at in range(start, end)} == expected
+        assert all(end < start for (_, end), (start, _) in pairwise(ranges))
+
+
+# -- the kernels -------------------------------------------------------------------------------------------------
+
+
+def wrong(case: Case, seed: int, logs: list[Log], module: ModuleType | None = None, warps: int = 1) -> str:
+    """What is wrong with a run under the schedule of a seed, or nothing; `warps` of a program hold the same lanes.
+
+    The bytes are those of the reference, or of the stock order where they are computed.
+    """
+    expected = case.run(case.module("memstate.kernels.reference" if case.exact else "memstate.kernels"))
+    try:
+        with interleaved(Seeded(seed), case.limits, warps=warps, draw=seed) as log:
+            found = case.run(module or case.module())
+    except Stray as stray:
+        return str(stray)
+    logs.append(log)
+    pairs = zip(expected, found, strict=True)
+    differing = [f"{int((a != b).sum())} other bytes of {a.numel()}" for a, b in pairs if not torch.equal(a, b)]
+    return "\n".join(log.conflicts() + differing)
+
+
+def test_every_operation_has_launches() -> None:
+    assert list(CASES) == list(OPS), (
+        "register_cases.py and byte_cases.py of tests/support make a launch of every operation"
+    )
+
+
+@each_op
+def test_no_schedule_changes_a_byte_or_touches_a_wrong_one(op: str, generator: torch.Generator) -> None:
+    logs: list[Log] = []
+    for seed in range(generator.initial_seed(), generator.initial_seed() + SCHEDULES):
+        problem = wrong(CASES[op](Maker(seed)), seed, logs)
+        assert not problem, f"{op}, arguments and schedule of seed {seed}:\n{problem}"
+    launches = [launch for log in logs for launch in log.launches]
+    assert any(launch.touched(STORE).size for launch in launches)
+    assert {launch.programs for launch in launches} == {1} if op in ONE_PROGRAM else any(map(mixed, launches))
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if PROOF or op not in LONG])
+def test_launches_of_other_sizes_stay_in_their_tensors(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that say what Triton specialises: columns and inputs that start anywhere, padding throughout."""
+    monkeypatch.setattr(op_launches, "SIZES", (1, 2, 3, 16, 33, 256) if PROOF else (1, 33))
+    with interleaved(stock) as log:
+        getattr(op_launches, op)(getattr(import_module(f"memstate.kernels.{OPS[op]}"), op))
+    assert log.launches and log.conflicts() == []
+
+
+def mixed(launch: Launch) -> bool:
+    """Whether a program went on after another one had begun."""
+    order = [access.program for access in launch.accesses]
+    return order != sorted(order)
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op not in ONE_PROGRAM])
+def test_no_program_sees_what_another_one_does(op: str, generator: torch.Generator) -> None:
+    """Nobody touches a byte that another program changes, with atomics or without: all schedules are the same."""
+    for seed in range(generator.initial_seed(), generator.initial_seed() + 3):
+        case = CASES[op](Maker(seed))
+
+        def run(chooser: Chooser, shared: Bytes, case: Case = case) -> tuple[None, Log]:
+            with interleaved(chooser, case.limits, shared) as log:
+                case.run(case.module())
+            return None, log
+
+        assert len(every_outcome(run)) == 1, f"arguments of seed {seed}"
+
+
+# -- warps that hold the same lanes -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("barrier", "outcomes"), [(True, {2}), (False, {2, 3})])
+def test_a_late_warp_reads_what_another_has_stored(barrier: bool, outcomes: set[int]) -> None:
+    """Every order of two warps: each adds the largest word to both, and stores those that are its own."""
+    x = torch.empty(2, dtype=torch.int32)
+    found = set()
+
+    def run(draw: int, chooser: Chooser) -> list[int]:
+        x.fill_(1)
+        with interleaved(chooser, warps=2, draw=draw) as log:
+            _double[(1,)](x, BARRIER=barrier)
+        assert log.conflicts() == []
+        return x.tolist()
+
+    for draw in range(8):
+        for result in every_order(partial(run, draw)):
+            found |= set(result)
+    assert found == outcomes
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+def test_warps_that_part_are_told(barrier: bool) -> None:
+    """One comes to a barrier and the other does not: the first has emptied the cell meanwhile."""
+    cell, told = torch.empty(1, dtype=torch.int32), set()
+    for seed in range(20):
+        cell.fill_(1)
+        with interleaved(Seeded(seed), warps=2, draw=seed) as log:
+            _take[(1,)](cell, BARRIER=barrier)
+        told |= set(log.conflicts())
+    assert told == (set() if barrier else {PARTED.format("1 and 0, 0 and 0")})
+
+
+ALONE = [(op, "") for op in sorted(ONE_PROGRAM - {"plan", "accept"})]
+ALONE += [("settle", "many"), *((op, variant) for op in ("plan", "accept") for variant in VARIANTS)]
+
+
+def alone(op: str, variant: str, seed: int) -> Case:
+    """A launch of one program, of a strategy where one is named."""
+    make = Maker(seed)
+    return getattr(register_cases, op)(make, variant) if variant else CASES[op](make)
+
+
+@pytest.mark.parametrize("warps", [2, 3, 4] if PROOF else [4])
+@pytest.mark.parametrize(("op", "variant"), ALONE)
+def test_warps_may_hold_the_same_lanes(op: str, variant: str, warps: int) -> None:
+    """No launch gives them the same; the barriers alone are enough."""
+    for seed in range(SCHEDULES):
+        problem = wrong(alone(op, variant, seed), seed, [], warps=warps)
+        assert not problem, f"{op} {variant}, arguments and schedule of seed {seed}:\n{problem}"
+
+
+def test_a_label_that_is_written_is_copied_behind_a_barrier() -> None:
+    """In one packet: what the first lane writes, another reads."""
+    file = RegisterFile(SlotAllocator(8, Backend("interpreter")), rows=3, holders=0)
+    commands = CommandBuffer(file)
+    commands.claim([3, 6, 9])
+    commands.submit()
+    commands.write(file.address("labels", np.array([9, 3])), [2, 7])
+    commands.copy([6], [3])
+    with interleaved(stock) as log:
+        commands.submit()
+    assert file.table.labels[[3, 6, 9]].tolist() == [7, 7, 2] and log.conflicts() == []
+
+
+def test_launches_hold_every_lane_in_one_warp(generator: torch.Generator) -> None:
+    """As they are launched: 32 threads a warp, and no tensor has fewer lanes."""
+    for op in sorted(ONE_PROGRAM):
+        logs: list[Log] = []
+        for seed in range(generator.initial_seed(), generator.initial_seed() + 5):
+            wrong(CASES[op](Maker(seed)), seed, logs)
+        for launch in (launch for log in logs for launch in log.launches):
+            assert {a.lanes for a in launch.accesses if 1 < a.lanes < 32 * launch.warps} == set(), launch.kernel
+
+
+def two_programs(op: str, make: Maker) -> Case:
+    """Two layers, one slot: a program each, with as few accesses as there can be."""
+    plane = make.plane(16, dtype=torch.uint8)
+    tiles = make.empty(2, 3, dtype=torch.int64)
+    tiles.copy_(torch.tensor([(plane[layer, 0].data_ptr(), plane.stride(1), 16) for layer in range(2)]))
+    arguments = {
+        "gather_slots": {"plane": plane, "slots": make.ints([3]), "out": make.empty(2, 1, 16, dtype=torch.uint8)},
+        "scatter_slots": {"plane": plane, "slots": make.ints([3]), "batch": make.empty(2, 1, 16, dtype=torch.uint8)},
+        "zero_slots": {"planes": PlaneMap(tiles, (plane,)), "ids": make.ints([5])},
+    }
+    return Case(op, arguments[op], Limits(reach=[plane], null=[plane[:, 0]]))
+
+
+@pytest.mark.parametrize(("op", "accesses"), [("gather_slots", 3), ("scatter_slots", 3), ("zero_slots", 5)])
+def test_every_schedule_of_two_programs(op: str, accesses: int, generator: torch.Generator) -> None:
+    """All orders of all their loads and stores, whatever they touch."""
+    case = two_programs(op, Maker(generator.initial_seed()))
+    expected = case.run(case.module("memstate.kernels.reference"))
+
+    def run(chooser: Chooser) -> list[int]:
+        with interleaved(chooser, case.limits) as log:
+            found = case.run(case.module())
+        assert all(map(torch.equal, expected, found))
+        return [program for program, _ in log.order()]
+
+    orders = [tuple(order) for order in every_order(run)]
+    assert len(set(orders)) == len(orders) == comb(2 * accesses, accesses)
+
+
+def test_a_seed_is_a_schedule() -> None:
+    """The same one again for the same seed, others for others."""
+    case = CASES["gated_delta_step"](Maker(5))
+
+    def order(seed: int) -> tuple[tuple[int, str], ...]:
+        with interleaved(Seeded(seed), case.limits) as log:
+            case.run(case.module())
+        return tuple(log.order())
+
+    assert order(1) == order(1) and len({order(seed) for seed in range(10)}) == 10
+
+
+# -- what is wrong on purpose ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_kernel_with_a_defect_is_found_out(name: str, tmp_path: Path, generator: torch.Generator) -> None:
+    mutant, found = MUTANTS[name], set()
+    module = mutated(mutant.op, tmp_path, (mutant.old, mutant.new))
+    for seed in range(generator.initial_seed(), generator.initial_seed() + SEEDS):
+        problem = wrong(CASES[mutant.op](Maker(seed)), seed, [], module)
+        if re.search(mutant.found, problem):
+            return
+        found.add(problem)
+    raise AssertionError(f"{name}: expected {mutant.found!r}, found {found}")
+
+
+PROGRAMS_SHARE = ("for start in range(0, n, BLOCK)", "for start in range(tl.program_id(0) * BLOCK, n, 2 * BLOCK)")
+NOT_ATOMIC = (
+    'old = tl.atomic_or(bitmap_ptr + slot // 32, tl.full(slot.shape, 1, tl.int32) << bit, mask=valid, sem="relaxed")',
+    "old = tl.load(bitmap_ptr + slot // 32, mask=valid, other=0)\n"
+    "    tl.store(bitmap_ptr + slot // 32, old | (1 << bit), mask=valid)",
+)
+
+
+@pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "not atomic"])
+def test_a_release_that_is_not_atomic_loses_slots(atomic: bool, tmp_path: Path) -> None:
+    """Were several programs to release, the bitmap would be safe by its atomics; the counters would not."""
+    module = mutated("release", tmp_path, PROGRAMS_SHARE, *([] if atomic else [NOT_ATOMIC]))
+    ids = torch.tensor([3, 5], dtype=torch.int32)
+    bitmap, counters = torch.zeros(1, dtype=torch.int32), torch.zeros(COUNTERS, dtype=torch.int32)
+    only_the_bitmap = Launch("bitmap", {}, Limits(reach=[bitmap])).allowed()
+
+    def run(chooser: Chooser) -> tuple[int, Log]:
+        bitmap.zero_()
+        counters.zero_()
+        with interleaved(chooser, shared=only_the_bitmap) as log:
+            module._release[(2,)](bitmap, ids, counters, 2, 31, BLOCK=1)
+        return int(bitmap), log
+
+    both = (1 << 3) + (1 << 5)
+    assert run(stock)[0] == both
+    found = [result for result, _ in every_order(run)]
+    assert sorted(found) == [both, both] if atomic else sorted(found) == [1 << 3] * 2 + [1 << 5] * 2 + [both] * 2
+    places = {conflict.split()[4] for conflict in run(stock)[1].conflicts()}
+    assert places == {"counters_ptr"} if atomic else "bitmap_ptr" in places
+
+
+# -- launch after launch -----------------------------------------------------------------------------------------
+
+
+@every_strategy
+def test_a_manager_serves_alike_under_every_schedule(name: str, generator: torch.Generator) -> None:
+    """Admission, steps that overlap, hits and releases: every launch stays in its tensors, and two of one order too.
+
+    plan(t+1) runs before settle(t), and must leave alone what that one reads of its step.
+    """
+    seed, served = generator.initial_seed(), {}
+    for kernels in ("reference", "interpreter"):
+        loop = Loop(Backend(kernels), MAKERS[name](), overlap=True)
+        blocks = loop.mem.storage.plane_map.blocks
+        with interleaved(Seeded(seed), Limits(reach=blocks, null=[block[:, 0] for block in blocks])) as log:
+            serve(loop)
+        table = loop.mem.registers.table
+        served[kernels] = [*table[:5], table.bitmap, table.counters, *(block[:, 1:] for block in blocks)]
+    assert all(map(torch.equal, *served.values()))
+    assert log.conflicts() == []
+    kernels = [launch.kernel for launch in log.launches]
+    assert {"_ownership", "_plan", "_move"} <= set(kernels) and ("_settle" in kernels) == (name == "lazy")
+    for at in (at for at, kernel in enumerate(kernels) if kernel == "_settle"):
+        settle, plans = log.launches[at], [launch for launch in log.launches[:at] if launch.kernel == "_plan"]
+        step = Launch("step", {}, Limits(reach=[settle.named[f"{part}_ptr"] for part in STEP])).allowed()
+        read = np.intersect1d(settle.touched(LOAD), step)
+        assert read.size and np.isin(read, plans[-2].touched(STORE)).all()
+        assert not np.isin(read, plans[-1].touched(STORE)).any()
+
+
+STEP = ("rows", "after", "step_generation")  # what settle reads of the step whose results are known
+
+
+def serve(loop: Loop) -> None:
+    rows = loop.admit(*[ms.Request(i) for i in range(2)])
+    flying = [loop.step([*rows, None])]
+    for _ in range(9):
+        flying.append(loop.step([*rows, None]))
+        loop.mem.settle(flying.pop(0))
+    loop.mem.settle(flying.pop(0), [True, False, False])
+    kept = [snap for snap in loop.mem.release(rows, publish=True) if snap]
+    for request in [ms.Request("hit", length=kept[0].length + 4, resume=kept[0]) if kept else ms.Request("again")]:
+        loop.advance(loop.admit(request))
+    loop.mem.submit()

@@ -1,0 +1,188 @@
+"""The ownership launch, register resolution and the audit's count, against plain dictionaries and sets."""
+
+import random
+
+import pytest
+import torch
+
+from memstate import DeviceFault, SlotAllocator
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import AUDIT_FREE, Count
+from memstate.slots.registers import RegisterFile
+from tests.support.packets import Device, Model, Packet
+from tests.support.scan import scan_registers
+
+KINDS = (Count.DOUBLE_RELEASE, Count.OUT_OF_RANGE, Count.CLAIM_FULL, Count.CLAIM_SHORT, Count.MOVE_FULL)
+
+
+def random_packet(model: Model, rng: random.Random, share: float) -> Packet:
+    """Entries without regard to what registers hold; each is named once within a phase, as the host promises."""
+
+    def some(most: int) -> list[int]:
+        return rng.sample(range(3, model.count), int(share * rng.random() * most))
+
+    moved = some(model.count - 3)
+    half = len(moved) // 2
+    targets = some(model.count // 2)
+    sources = [register for register in range(3, model.count) if register not in set(targets)]
+    cells = rng.sample(range(len(model.columns)), int(share * len(model.columns)))
+    return Packet(
+        moves=list(zip(moved[:half], moved[half : 2 * half], strict=True)),
+        releases=some(model.count - 3),
+        claims=some(model.count - 3),
+        writes=[(cell, rng.randint(-(2**31), 2**31 - 1)) for cell in cells],
+        data=[(target, rng.choice((-1, rng.choice(sources)))) for target in targets],
+    )
+
+
+@pytest.mark.parametrize(
+    ("capacity", "rows", "holders", "packets", "share"),
+    [
+        (5, 2, 3, 12, 1.0),
+        (33, 8, 10, 8, 0.8),
+        (900, 250, 400, 3, 1.0),
+        (1500, 250, 400, 3, 1.0),
+        (40_000, 4, 20, 3, 1.0),
+    ],
+)
+def test_ownership_follows_the_model_on_random_packets(
+    backend: Backend, generator: torch.Generator, capacity: int, rows: int, holders: int, packets: int, share: float
+) -> None:
+    """Up to several blocks of 256 entries in every section, full and empty registers, more claims than slots."""
+    rng = random.Random(generator.initial_seed())
+    model = Model(capacity, 3 * (rows + 1) + holders, rows)
+    model.populate(rng, 0.5)
+    device = Device(model, backend)
+    for _ in range(packets):
+        packet = random_packet(model, rng, share)
+        model.run(packet)
+        device.run(packet)
+        device.check(model)
+
+
+@pytest.mark.parametrize("n", [255, 256, 257, 600])
+def test_ownership_carries_all_sections_across_blocks(backend: Backend, n: int) -> None:
+    """Chains over the phases: claims of what moves emptied and releases freed, copies to what claims filled."""
+    model = Model(2 * n + 40, 3 + 3 * n, 1)
+    for k in range(n):
+        model.slots[3 + k], model.labels[3 + k] = 2 * k + 1, k + 1
+        model.free.remove(2 * k + 1)
+    model.counts[Count.FREE] = len(model.free)
+    device = Device(model, backend)
+    packet = Packet(
+        moves=[(3 + n + k, 3 + k) for k in range(n)],
+        releases=[3 + n + k for k in range(0, n, 2)],
+        claims=[3 + k for k in reversed(range(n))] + [3 + 2 * n + k for k in range(n)],
+        data=[(3 + k, 3 + n + k) for k in range(n)],
+    )
+    model.run(packet)
+    device.run(packet)
+    device.check(model)
+    assert model.counts[Count.CLAIM_SHORT] == max(0, 2 * n - (2 * n + 40 - n + (n + 1) // 2))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name.lower())
+@pytest.mark.parametrize("n", [1, 300])
+def test_G1_faults_on_the_device_are_counted_and_change_nothing_else(backend: Backend, kind: Count, n: int) -> None:
+    model = Model(700, 3 + 3 * n + 6, 1)
+    packet = {
+        Count.DOUBLE_RELEASE: Packet(releases=list(range(3, 3 + n))),
+        Count.OUT_OF_RANGE: Packet(releases=list(range(3, 3 + n))),
+        Count.CLAIM_FULL: Packet(claims=list(range(3, 3 + n))),
+        Count.CLAIM_SHORT: Packet(claims=list(range(3 + n, 3 + 2 * n))),
+        Count.MOVE_FULL: Packet(moves=[(3 + k, 3 + n + k) for k in range(n)]),
+    }[kind]
+    for register in range(3, 3 + 2 * n):
+        model.slots[register], model.labels[register] = register, 9
+        model.free.discard(register)
+    if kind == Count.DOUBLE_RELEASE:
+        model.free |= set(range(3, 3 + n))
+    if kind == Count.OUT_OF_RANGE:
+        model.slots[3 : 3 + n] = [701 + k for k in range(n)]
+    if kind == Count.CLAIM_SHORT:
+        model.slots[3 + n : 3 + 2 * n] = model.labels[3 + n : 3 + 2 * n] = [0] * n
+        model.free = set()
+    model.counts[Count.FREE] = len(model.free)
+    device = Device(model, backend)
+    model.run(packet)
+    device.run(packet)
+    device.check(model)
+    assert {k: model.counts[k] for k in KINDS} == dict.fromkeys(KINDS, 0) | {kind: n}
+
+
+def test_G1_a_negative_slot_in_a_register_is_out_of_range(backend: Backend) -> None:
+    """No operation writes one; whoever did is counted, on every backend alike."""
+    model = Model(40, 12, 1)
+    model.slots[3:6] = [-3, -(2**31), 41]
+    device = Device(model, backend)
+    packet = Packet(releases=[3, 4, 5])
+    model.run(packet)
+    device.run(packet)
+    device.check(model)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name.lower())
+def test_G1_check_raises_what_the_device_counted(backend: Backend, kind: Count) -> None:
+    """Once, by name, with the register or slot at fault; the host's count is the device's afterwards."""
+    allocator = SlotAllocator(3, backend)
+    file = RegisterFile(allocator, rows=3, holders=2)
+    file.ownership(Packet(claims=[3, 6]).pack(backend.device))
+    offender = {Count.DOUBLE_RELEASE: 1, Count.OUT_OF_RANGE: 9, Count.CLAIM_SHORT: 12}.get(kind, 3)
+    if kind == Count.OUT_OF_RANGE:
+        file.table.slots[3] = 9
+    packets = {
+        Count.DOUBLE_RELEASE: Packet(releases=[3, 12]),
+        Count.OUT_OF_RANGE: Packet(releases=[3]),
+        Count.CLAIM_FULL: Packet(claims=[3]),
+        Count.CLAIM_SHORT: Packet(claims=[9, 12]),
+        Count.MOVE_FULL: Packet(moves=[(3, 6)]),
+    }
+    if kind == Count.DOUBLE_RELEASE:
+        file.table.slots[12] = 1
+    file.ownership(packets[kind].pack(backend.device))
+    with pytest.raises(DeviceFault, match=kind.name.lower().replace("_", " ")) as found:
+        allocator.check()
+    assert (found.value.count, found.value.offender) == (1, offender)
+    allocator.check()
+    held = [register for register, slot in enumerate(file.table.slots.tolist()) if slot]
+    file.held[held] = True  # the packets were made by hand: the mirror follows
+    in_hand = [1] if kind == Count.OUT_OF_RANGE else []
+    scan_registers(file, in_hand)
+
+
+def test_an_empty_packet_changes_nothing(backend: Backend) -> None:
+    model = Model(40, 30, 4)
+    model.populate(random.Random(1), 0.5)
+    device = Device(model, backend)
+    device.run(Packet())
+    device.check(model)
+
+
+@pytest.mark.parametrize("n", [1, 256, 700])
+def test_resolve_gives_slots_and_zero_for_everything_else(backend: Backend, generator: torch.Generator, n: int) -> None:
+    rng = random.Random(generator.initial_seed())
+    model = Model(500, 300, 20)
+    model.populate(rng, 0.6)
+    wanted = [rng.choice((0, -1, -(2**31), 300, 2**31 - 1, rng.randint(3, 299))) for _ in range(n)]
+    out = torch.full((n + 4,), -7, dtype=torch.int32, device=backend.device)
+    registers = torch.tensor(wanted, dtype=torch.int32, device=backend.device)
+    backend.resolve(Device(model, backend).table, registers, out[:n])
+    expected = [model.slots[r] if 0 < r < 300 else 0 for r in wanted]
+    assert out.tolist() == expected + [-7] * 4
+
+
+@pytest.mark.parametrize("capacity", [1, 31, 32, 33, 1023, 1024, 2500])
+def test_audit_counts_owners_and_free_bits(backend: Backend, generator: torch.Generator, capacity: int) -> None:
+    rng = random.Random(generator.initial_seed())
+    model = Model(capacity, 1100, 20)
+    model.populate(rng, 0.5)
+    for register in rng.sample(range(1100), 60):  # planted: shared, unknown and negative slots, also in the null row
+        model.slots[register] = rng.choice((0, 1, capacity, capacity + 1, -1, 2**31 - 1, rng.randint(1, capacity)))
+    device = Device(model, backend)
+    out = torch.full((capacity + 1 + 8,), -7, dtype=torch.int32, device=backend.device)
+    backend.audit(device.table, out[: capacity + 1])
+    expected = [AUDIT_FREE * (slot in model.free) for slot in range(capacity + 1)]
+    for slot in model.slots:
+        if slot:
+            expected[slot if 0 < slot <= capacity else 0] += 1
+    assert out.tolist() == expected + [-7] * 8

@@ -1,0 +1,435 @@
+"""Slots to records and back, tile by tile: every byte of poisoned memory accounted for."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from memstate.kernels import pack
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import Piece, RecordMap
+from tests.conftest import CUDA
+from tests.kernels.test_copy import vast
+
+GUARD = 48  # bytes before and behind everything; a multiple of 16 that is no power of two
+SLOTS, RECORDS, LAYERS = 7, 6, 3  # slots with the null slot
+OPS = ("pack_slots", "unpack_slots")
+UNITS = (16, 8, 4, 2, 1)
+
+each_op = pytest.mark.parametrize("op", OPS)
+
+
+@dataclass
+class Memory:
+    """Planes and records in random bytes, and what all of these bytes should become.
+
+    The addresses of tiles come from offsets into one allocation, as do the bytes that are expected to move.
+    """
+
+    backend: Backend
+    generator: torch.Generator
+    unit: int = 16
+    sizes: tuple[int, ...] = (5 * 16, 3)  # of the planes in units
+    tile: int = 4  # in units
+    gap: int = 32  # between bodies
+    host: bool = False  # records in memory of the host
+    pieces: list[Piece] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        device, unit = self.backend.device, self.unit
+        self.bytes = [size * unit for size in self.sizes]
+        # Odd distances between slots, layers and planes, in units; slots of a plane lie inside of their layer.
+        self.slot_strides = [size + unit * (3 + plane) for plane, size in enumerate(self.bytes)]
+        self.layer_strides = [SLOTS * stride + 5 * unit for stride in self.slot_strides]
+        self.starts, at = [], GUARD
+        for stride in self.layer_strides:
+            self.starts.append(at)
+            at += LAYERS * stride + unit
+        self.planes = self._random(at + GUARD, device)
+        blocks, body = [], 0
+        for start, size, *strides in zip(self.starts, self.bytes, self.layer_strides, self.slot_strides, strict=True):
+            blocks.append(self.planes.as_strided((LAYERS, SLOTS, size), (*strides, 1), start))
+        for layer in range(LAYERS):
+            for plane, size in enumerate(self.bytes):
+                for byte in range(0, size, self.tile * unit):
+                    self.pieces.append(Piece(plane, layer, byte, min(self.tile * unit, size - byte), body + byte))
+                body += -(-size // 16) * 16
+        self.stride = body + self.gap
+        self.whole = self._random(2 * GUARD + RECORDS * self.stride, torch.device("cpu") if self.host else device)
+        if self.host and device.type == "cuda":
+            self.whole = self.whole.pin_memory()
+        self.held = self.whole[GUARD:].as_strided((RECORDS, body), (self.stride, 1))
+        tiles = [
+            (self.planes.data_ptr() + self.at(piece, 0), self.slot_strides[piece.block], piece.length, piece.offset)
+            for piece in self.pieces
+        ]
+        table = torch.tensor(tiles, dtype=torch.int64).to(device)
+        self.records = RecordMap(table, tuple(blocks), tuple(self.pieces), body, unit)
+        self.expected = [self.planes.cpu().clone(), self.whole.cpu().clone()]
+
+    def _random(self, nbytes: int, device: torch.device) -> Tensor:
+        return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=self.generator).to(device)
+
+    def at(self, piece: Piece, slot: int) -> int:
+        """Where a tile lies in `planes`."""
+        start, layer, step = (of[piece.block] for of in (self.starts, self.layer_strides, self.slot_strides))
+        return start + piece.layer * layer + slot * step + piece.start
+
+    def ints(self, values: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.backend.device)
+
+    def expect(self, op: str, place: int, slot: int, first: int = 0, count: int | None = None) -> None:
+        """These tiles of a slot, 0 for zeros, go to a record, or come from it."""
+        planes, whole = self.expected
+        for piece in self.pieces[first : None if count is None else first + count]:
+            start, at = GUARD + place * self.stride + piece.offset, self.at(piece, slot)
+            record, block = whole[start : start + piece.length], planes[at : at + piece.length]
+            if op == "unpack_slots":
+                block[:] = record
+            else:
+                record[:] = block if slot else 0
+
+    def run(self, op: str, slots: Tensor | None, index: Tensor, places: Tensor, *tiles: int) -> None:
+        first, count = tiles or (0, len(self.pieces))
+        getattr(self.backend, op)(self.records, slots, index, places, self.held, first, count)
+
+    def check(self) -> None:
+        torch.testing.assert_close([self.planes.cpu(), self.whole.cpu()], self.expected, rtol=0, atol=0)
+
+
+@each_op
+@pytest.mark.parametrize(("unit", "host"), [*((unit, False) for unit in UNITS), (16, True)])
+def test_b66_bytes_of_every_width_move(backend: Backend, generator: torch.Generator, op: str, unit: int, host: bool):
+    memory = Memory(backend, generator, unit, host=host)
+    memory.run(op, None, memory.ints([4, 6, 1]), memory.ints([5, 0, 2]))
+    for place, slot in ((5, 4), (0, 6), (2, 1)):
+        memory.expect(op, place, slot)
+    memory.check()
+    assert backend.counts.launches == {op: 1}
+
+
+@each_op
+def test_b66_slots_in_registers(backend: Backend, generator: torch.Generator, op: str) -> None:
+    """Register 0 holds none, whatever stands there; neither does one that is not, is empty or holds no slot."""
+    memory = Memory(backend, generator)
+    slots = memory.ints([3, 5, 0, 2, SLOTS, -4, 6])
+    index = [1, 0, 2, 3, -1, 4, 5, 7, 6, 2**31 - 1]
+    places = [4, 1, 0, 2, -1, 6, -7, RECORDS, 3, 5]
+    memory.run(op, slots, memory.ints(index), memory.ints(places))
+    found = {4: 5, 1: 0, 0: 0, 2: 2, 3: 6, 5: 0}
+    for place, slot in found.items():
+        if slot or op == "pack_slots":
+            memory.expect(op, place, slot)
+    memory.check()
+
+
+@each_op
+def test_b66_ids_that_are_none_and_places_that_are_not(backend: Backend, generator: torch.Generator, op: str) -> None:
+    memory = Memory(backend, generator)
+    index = [0, -3, SLOTS, 2**31 - 1, 1, 2, 3, 4]
+    places = [0, 1, 2, 3, -1, RECORDS, 2**31 - 1, -(2**31)]
+    memory.run(op, None, memory.ints(index), memory.ints(places))
+    if op == "pack_slots":
+        for place in range(4):
+            memory.expect(op, place, 0)
+    memory.check()
+
+
+@each_op
+@pytest.mark.parametrize("registers", [False, True])
+def test_b66_columns_of_64_bits_are_not_cut(
+    backend: Backend, generator: torch.Generator, op: str, registers: bool
+) -> None:
+    memory = Memory(backend, generator)
+    slots = memory.ints([0, 5, 3]) if registers else None
+    index, places = [2**32 + 1, 2, 1, -(2**32) + 2], [0, 2**32 + 1, 3, 4]
+    memory.run(op, slots, memory.ints(index, torch.int64), memory.ints(places, torch.int64))
+    memory.expect(op, 3, 5 if registers else 1)
+    if op == "pack_slots":
+        memory.expect(op, 0, 0)
+        memory.expect(op, 4, 0)
+    memory.check()
+
+
+@each_op
+@pytest.mark.parametrize("due", [[], [0], [299], [0, 255, 256, 257, 299]], ids=len)
+def test_B39_few_due_among_hundreds(backend: Backend, generator: torch.Generator, op: str, due: list[int]) -> None:
+    memory = Memory(backend, generator, sizes=(5,))
+    index, places = [1] * 300, [-1] * 300
+    for place, at in enumerate(due):
+        index[at], places[at] = 6 - place, place
+        memory.expect(op, place, 6 - place)
+    memory.run(op, None, memory.ints(index), memory.ints(places))
+    memory.check()
+
+
+def test_b66_a_slot_may_go_to_many_records_and_a_record_to_many_slots(
+    backend: Backend, generator: torch.Generator
+) -> None:
+    memory = Memory(backend, generator)
+    memory.run("pack_slots", None, memory.ints([2, 2, 5, 2]), memory.ints([0, 3, 1, 5]))
+    for place in (0, 3, 5):
+        memory.expect("pack_slots", place, 2)
+    memory.expect("pack_slots", 1, 5)
+    memory.check()
+    memory.run("unpack_slots", None, memory.ints([1, 3, 6]), memory.ints([4, 4, 4]))
+    for slot in (1, 3, 6):
+        memory.expect("unpack_slots", 4, slot)
+    memory.check()
+
+
+@each_op
+def test_b66_ranges_of_tiles(backend: Backend, generator: torch.Generator, op: str) -> None:
+    """One, none, the last, and all one range after another."""
+    memory = Memory(backend, generator)
+    total, index, places = len(memory.pieces), memory.ints([4, 0, 2]), memory.ints([1, 3, 0])
+    for first, count in ((3, 1), (5, 0), (total, 0), (total - 1, 1), (0, 2), (2, total - 2)):
+        memory.run(op, None, index, places, first, count)
+        for place, slot in ((1, 4), (3, 0), (0, 2)):
+            if slot or op == "pack_slots":
+                memory.expect(op, place, slot, first, count)
+        memory.check()
+
+
+@each_op
+def test_B38_records_beyond_2_31_bytes(backend: Backend, op: str) -> None:
+    """Bodies 2**32 + 16 bytes apart: to 32-bit arithmetic record 1 lies 16 bytes behind record 0."""
+    stride = 2**32 + 16
+    far = vast(stride + 32, backend.device)
+    held = far.as_strided((2, 16), (stride, 1))
+    plane = torch.arange(48, dtype=torch.uint8, device=backend.device).view(1, 3, 16)
+    tiles = torch.tensor([[plane.data_ptr(), 16, 16, 0]], dtype=torch.int64, device=backend.device)
+    records = RecordMap(tiles, (plane,), (Piece(0, 0, 0, 16, 0),), 16)
+    far[:48] = 99
+    held[1] = 7
+    column = torch.tensor([1], device=backend.device)
+    getattr(backend, op)(records, None, column + 1, column, held, 0, 1)
+    assert far[:48].tolist() == [99] * 48
+    assert held[1].tolist() == (list(range(32, 48)) if op == "pack_slots" else [7] * 16)
+    assert plane[0, 2].tolist() == held[1].tolist() and plane[0, :2].flatten().tolist() == list(range(32))
+
+
+@each_op
+def test_B38_slots_beyond_2_31_bytes(backend: Backend, op: str) -> None:
+    stride = 2**32 + 16
+    far = vast(2 * stride + 16, backend.device)
+    plane = far.as_strided((1, 3, 16), (16, stride, 1))
+    tiles = torch.tensor([[far.data_ptr(), stride, 16, 0]], dtype=torch.int64, device=backend.device)
+    records = RecordMap(tiles, (plane,), (Piece(0, 0, 0, 16, 0),), 16)
+    far[:48] = 99
+    plane[0, 2] = 7
+    held = torch.arange(16, dtype=torch.uint8, device=backend.device).view(1, 16)
+    column = torch.tensor([2], device=backend.device)
+    getattr(backend, op)(records, None, column, column - 2, held, 0, 1)
+    assert far[:48].tolist() == [99] * 48
+    assert plane[0, 2].tolist() == held[0].tolist() == ([7] * 16 if op == "pack_slots" else list(range(16)))
+
+
+@each_op
+@pytest.mark.parametrize("what", ["entries", "tiles", "records", "planes"])
+def test_B39_nothing_to_move_launches_nothing(
+    backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, op: str, what: str
+) -> None:
+    monkeypatch.setattr(pack, "_move_records", None)
+    memory = Memory(backend, generator)
+    column = memory.ints([] if what == "entries" else [1])
+    if what == "records":
+        memory.held = memory.held[:0]
+    if what == "planes":
+        memory.records = RecordMap(memory.records.tiles[:0], (), (), 0)
+        memory.held, memory.pieces = memory.held[:, :0], []
+    memory.run(op, None, column, column, 0, 0 if what == "tiles" else len(memory.pieces))
+    memory.check()
+
+
+def test_a_kernel_that_reaches_into_host_memory_has_few_programs() -> None:
+    cuda, other, cpu = torch.device("cuda", 0), torch.device("cuda", 1), torch.device("cpu")
+    for tuned, planes, held, expected in (
+        (528, cuda, cuda, 528),
+        (528, cuda, cpu, pack.HOST_PROGRAMS),
+        (16, cuda, cpu, 16),
+        (528, other, cpu, 32),
+        (2, cpu, cpu, 2),
+        (64, cpu, cpu, 64),
+    ):
+        assert pack.programs_of(tuned, planes, held) == expected
+
+
+@each_op
+def test_the_launch_has_as_many_programs_as_that_says(
+    backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, op: str
+) -> None:
+    if backend.name == "reference":
+        return
+    asked, grids, kernel = [], [], pack._move_records
+    monkeypatch.setattr(pack, "programs_of", lambda *arguments: asked.append(arguments) or 3)
+
+    class Watched:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            grids.append(grid)
+            return kernel[grid]
+
+    monkeypatch.setattr(pack, "_move_records", Watched())
+    memory = Memory(backend, generator, host=True)
+    memory.run(op, None, memory.ints([2]), memory.ints([3]))
+    memory.expect(op, 3, 2)
+    memory.check()
+    assert grids == [(3,)] and [devices for _, *devices in asked] == [[memory.planes.device, memory.whole.device]]
+
+
+@each_op
+def test_nothing_is_allocated(
+    backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, op: str
+) -> None:
+    if backend.name == "reference":
+        return  # makes views
+    memory = Memory(backend, generator)
+    index, places = memory.ints([2]), memory.ints([3])
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("allocated")
+
+    for name in ("empty", "empty_like", "zeros", "zeros_like", "tensor"):
+        monkeypatch.setattr(torch, name, refuse)
+    memory.run(op, None, index, places)
+    monkeypatch.undo()
+    memory.expect(op, 3, 2)
+    memory.check()
+
+
+# -- doors -------------------------------------------------------------------------------------------------------------
+
+
+def spread(held: Tensor) -> Tensor:
+    """The same bytes twice as far apart."""
+    return held.new_empty(len(held), 2 * held.shape[1])[:, ::2]
+
+
+def shifted(held: Tensor, stride: int = 1) -> Tensor:
+    """Records from one byte behind a multiple of 16 on, or that many bytes more than that apart."""
+    start, step = (1, 0) if stride == 1 else (0, stride)
+    length = held.shape[1] + step
+    whole = held.new_empty(16 + len(held) * (length + 16))
+    return whole.as_strided(held.shape, (length // 16 * 16 + step, 1), start)
+
+
+@each_op
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("slots", lambda t: t.long()),
+        ("slots", lambda t: t.tolist()),
+        ("slots", lambda t: t[None]),
+        ("slots", lambda t: t.repeat_interleave(2)[::2]),
+        ("slots", lambda t: t.to("meta")),
+        ("index", lambda t: t.short()),
+        ("index", lambda t: t.view(-1, 1)),
+        ("index", lambda t: None),
+        ("places", lambda t: t[:-1]),
+        ("places", lambda t: t.float()),
+        ("places", lambda t: t.repeat_interleave(2)[::2]),
+        ("places", lambda t: t.to("meta")),
+        ("held", lambda t: t.view(torch.int8)),
+        ("held", lambda t: t[0]),
+        ("held", lambda t: t[:, :-16]),
+        ("held", lambda t: torch.cat([t, t], 1)),
+        ("held", lambda t: t.tolist()),
+        ("held", lambda t: t.to("meta")),
+        ("held", spread),
+        ("held", shifted),
+        ("held", lambda t: shifted(t, 8)),
+        ("first", lambda _: -1),
+        ("first", lambda _: 3),
+        ("count", lambda _: -1),
+        ("count", lambda _: 10**6),
+    ],
+)
+def test_misfits_are_named_and_change_nothing(
+    backend: Backend, generator: torch.Generator, op: str, name: str, spoil: Callable[[Any], Any]
+) -> None:
+    memory = Memory(backend, generator)
+    held = "out" if op == "pack_slots" else "source"
+    arguments = {
+        "slots": memory.ints([0, 4, 2]), "index": memory.ints([1, 2]), "places": memory.ints([0, 3]),
+        "held": memory.held, "first": 0, "count": len(memory.pieces),
+    }  # fmt: skip
+    arguments[name] = spoil(arguments[name])
+    arguments[held] = arguments.pop("held")
+    expected = {"held": held, "first": "tiles", "count": "tiles"}.get(name, name)
+    with pytest.raises(ValueError, match=rf"^{expected}\b"):
+        getattr(backend, op)(records=memory.records, **arguments)
+    memory.check()
+
+
+@each_op
+def test_records_lie_outside_of_planes_and_columns(backend: Backend, generator: torch.Generator, op: str) -> None:
+    memory = Memory(backend, generator, sizes=(4,), tile=4)
+    name, nbytes = "out" if op == "pack_slots" else "source", memory.records.nbytes
+    room = torch.zeros(4 * nbytes, dtype=torch.uint8, device=backend.device)
+    places = room[:4].view(torch.int32)
+    with pytest.raises(ValueError, match=rf"^places: bytes 0x.* {name}"):
+        getattr(backend, op)(memory.records, None, memory.ints([2]), places, room.view(4, nbytes), 0, 1)
+    for start in (GUARD, GUARD + 16 * 30):
+        inside = memory.planes.as_strided((1, nbytes), (nbytes, 1), start)
+        with pytest.raises(ValueError, match=rf"^{name}: record 0 shares bytes"):
+            getattr(backend, op)(memory.records, None, memory.ints([2]), memory.ints([0]), inside, 0, 1)
+    memory.check()
+
+
+def test_records_of_which_two_share_bytes_are_read_and_not_written(
+    backend: Backend, generator: torch.Generator
+) -> None:
+    memory = Memory(backend, generator)
+    memory.held = memory.held.as_strided((2, memory.records.nbytes), (memory.records.nbytes - 16, 1))
+    index, places = memory.ints([3, 4]), memory.ints([0, 1])
+    with pytest.raises(ValueError, match=r"^out: records of \d+ bytes lie \d+ bytes apart"):
+        memory.run("pack_slots", None, index, places)
+    memory.check()
+    memory.held = memory.held.as_strided((RECORDS, memory.records.nbytes), (0, 1))
+    memory.run("unpack_slots", None, index, places)
+    for slot in (3, 4):
+        memory.expect("unpack_slots", 0, slot)
+    memory.check()
+
+
+def test_records_in_gaps_between_slots_are_fine(backend: Backend) -> None:
+    memory = torch.arange(128, dtype=torch.uint8, device=backend.device)
+    plane, gaps = memory.as_strided((1, 4, 16), (16, 32, 1)), memory.as_strided((4, 16), (32, 1), 16)
+    tiles = torch.tensor([[plane.data_ptr(), 32, 16, 0]], dtype=torch.int64, device=backend.device)
+    column = torch.tensor([3], device=backend.device)
+    backend.pack_slots(RecordMap(tiles, (plane,), (Piece(0, 0, 0, 16, 0),), 16), None, column, column - 3, gaps, 0, 1)
+    assert memory.tolist() == [*range(16), *range(96, 112), *range(32, 128)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="on a CPU all memory is the host's")
+@each_op
+def test_host_memory_that_is_not_pinned_is_refused(backend: Backend, generator: torch.Generator, op: str) -> None:
+    memory = Memory(backend, generator)
+    memory.held = memory.held.cpu()
+    with pytest.raises(ValueError, match=r"host memory .* pin_memory"):
+        memory.run(op, None, memory.ints([1]), memory.ints([1]))
+    memory.check()
+
+
+def test_narrow_words_compile_as_wide_as_they_may_be() -> None:
+    """As for copies: `memstate compile` asks for 16 bytes and leaves the others out."""
+    program = (
+        "import json\n"
+        "from memstate.cli.compile.build import build\n"
+        "from memstate.kernels.pack import compile_cases\n"
+        "cases = [(unit, case) for unit in (16, 8, 4, 2, 1) for case in compile_cases(unit)[::2]]\n"
+        "made = [(unit, build(case, target)) for unit, case in cases for target in ('sm_90', 'gfx942')]\n"
+        "print(json.dumps([(unit, one.narrowest_bulk_access_bits, one.spill_bytes) for unit, one in made]))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[unit, 8 * unit, 0] for unit in (16, 8, 4, 2, 1) for _ in range(4)]

@@ -1,0 +1,381 @@
+"""Planes as int8 in records, against a statement in float64: exact scales, values to half a step, no other byte."""
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memstate.kernels import pack_int8
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import ScaledMap
+from tests.kernels.test_copy import vast
+from tests.support.decode_case import GUARD, rubbish
+
+LAYERS, SLOTS, RECORDS = 2, 5, 4  # slots with the null slot
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+OPS = ("pack_int8", "unpack_int8")
+# Shapes and the axis that shares a scale: `head key value`, `head dim state`, `channel state`, one number; columns that
+# are longer than a block, one behind the other and side by side, and more columns than a block has.
+SHAPES = [
+    ((2, 3, 5), 2), ((2, 16, 32), 2), ((2, 7, 16), 1), ((6, 4), 1), ((3,), 0), ((3, 1), 1), ((1, 1100), 1),
+    ((130, 3), 0), ((70, 70), 0), ((300, 16), 1),
+]  # fmt: skip
+HALF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # of a number: rounding to a dtype
+DENSE = {torch.float32: 2.0**-150, torch.bfloat16: 2.0**-134, torch.float16: 2.0**-25}  # half of the smallest number
+
+each_op = pytest.mark.parametrize("op", OPS)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
+each_shape = pytest.mark.parametrize(("shape", "axis"), SHAPES)
+
+
+class Memory:
+    """A plane whose slots lie apart and records with canaries, in bytes that are NaN as floats."""
+
+    def __init__(
+        self, backend: Backend, generator: torch.Generator, shape: tuple[int, ...] = (2, 3, 5), axis: int = 2,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:  # fmt: skip
+        self.backend, self.shape, self.axis, device = backend, shape, axis, backend.device
+        self.size, self.columns = prod(shape), prod(shape) // shape[axis]
+        slot = -(-self.size * dtype.itemsize // 16) * 16 + GUARD
+        self.planes = rubbish(GUARD + LAYERS * SLOTS * slot, device, generator)
+        strides = (SLOTS * slot // dtype.itemsize, slot // dtype.itemsize, *torch.empty(shape).stride())
+        self.tensor = self.planes[GUARD:].view(dtype).as_strided((LAYERS, SLOTS, *shape), strides)
+        for at in range(1, SLOTS):
+            self.fill(at, self.random(generator))
+        # A body: 16 bytes of another plane, the values, 32 bytes of a third one, the scales.
+        self.scales = 16 + -(-self.size // 16) * 16 + 32
+        self.layer_bytes = self.scales + -(-4 * self.columns // 16) * 16
+        self.nbytes = LAYERS * self.layer_bytes
+        self.whole = rubbish(2 * GUARD + RECORDS * (self.nbytes + GUARD), device, generator)
+        self.held = self.whole[GUARD:].as_strided((RECORDS, self.nbytes), (self.nbytes + GUARD, 1))
+        table = [(layer.data_ptr(), slot) for layer in self.tensor]
+        self.map = ScaledMap(
+            torch.tensor(table, dtype=torch.int64).to(device), (self.tensor,), axis, 16, self.scales, self.layer_bytes,
+            self.nbytes,
+        )  # fmt: skip
+        self.before = [self.planes.clone(), self.whole.clone()]
+
+    def random(self, generator: torch.Generator) -> Tensor:
+        """Columns of very different sizes, `layer ...`."""
+        each = [1 if axis == self.axis else size for axis, size in enumerate(self.shape)]
+        x = torch.randn(LAYERS, *self.shape, generator=generator)
+        return x * 10.0 ** (torch.rand(LAYERS, *each, generator=generator) * 6 - 4)
+
+    def fill(self, slot: int, values: Tensor) -> None:
+        self.tensor[:, slot] = values.to(self.tensor)
+
+    def ints(self, *values: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.backend.device)
+
+    def run(
+        self, op: str, slots: Tensor | None, index: Tensor, places: Tensor, first: int = 0, n: int = LAYERS
+    ) -> None:
+        getattr(self.backend, op)(self.map, slots, index, places, self.held, first, n)
+
+    def record(self, place: int, layer: int) -> tuple[Tensor, Tensor]:
+        """Bytes of the values, and of the scales, in the record."""
+        body = self.held[place, layer * self.layer_bytes :]
+        return body[16 : 16 + self.size], body[self.scales : self.scales + 4 * self.columns]
+
+    def numbers(self, place: int, layer: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Values, and scales as wide."""
+        values, scales = (part.cpu().clone() for part in self.record(place, layer))
+        shape = [1 if axis == self.axis else size for axis, size in enumerate(self.shape)]
+        return values.view(torch.int8).double().view(self.shape).numpy(), scales.view(torch.float32).double().view(
+            shape
+        ).numpy()
+
+    def plane(self, layer: int, slot: int) -> NDArray[np.float64]:
+        return self.tensor[layer, slot].double().cpu().numpy()
+
+    def check_packed(self, place: int, slot: int, layers: range = range(LAYERS)) -> None:
+        """A record has the scales and values of a slot; from here on they are what was there before."""
+        for layer in layers:
+            x = self.plane(layer, slot) if slot else np.zeros(self.shape)
+            values, scale = self.numbers(place, layer)
+            stated = np.abs(x).max(self.axis, keepdims=True) / 127
+            assert np.array_equal(scale, stated.astype(np.float32).astype(np.float64))  # exactly
+            exact = x / np.where(scale > 0, scale, 1)
+            far = np.abs(exact - np.floor(exact) - 0.5) > 2**-16  # where float32 cannot round to the other side
+            assert np.array_equal(values[far], np.rint(exact)[far])
+            assert (np.abs(x - values * scale) <= scale * (0.5 + 2**-17)).all()
+            self._take(self.whole, self.record(place, layer), 1)
+
+    def check_unpacked(self, place: int, slot: int, was: Tensor | None = None, layers: range = range(LAYERS)) -> None:
+        """A slot has what a record says, exactly, and what had been packed, to half a step; as before from here on."""
+        for layer in layers:
+            values, scale = self.numbers(place, layer)
+            stated = torch.from_numpy(values * scale).float().to(self.tensor.dtype)  # exact in float64
+            found = self.tensor[layer, slot].cpu()
+            assert torch.equal(found, stated)
+            if was is not None:
+                x, y = was[layer].double().cpu().numpy(), found.double().numpy()
+                bound = scale * (0.5 + 2**-16) + np.abs(values * scale) * HALF[found.dtype] + DENSE[found.dtype]
+                assert (np.abs(x - y) <= bound).all()
+            self._take(self.planes, (self.tensor[layer, slot],), 0)
+
+    def _take(self, whole: Tensor, parts: tuple[Tensor, ...], which: int) -> None:
+        for part in parts:
+            start = part.data_ptr() - whole.data_ptr()
+            self.before[which][start : start + part.nbytes] = whole[start : start + part.nbytes]
+
+    def check_rest(self) -> None:
+        """Whatever has not been looked at is as before."""
+        assert torch.equal(self.planes, self.before[0]) and torch.equal(self.whole, self.before[1])
+
+
+@each_dtype
+@each_shape
+def test_b66_int8_is_within_half_a_step(
+    backend: Backend, generator: torch.Generator, shape: tuple[int, ...], axis: int, dtype: torch.dtype
+) -> None:
+    memory = Memory(backend, generator, shape, axis, dtype)
+    was = memory.tensor[:, 3].clone()
+    memory.run("pack_int8", None, memory.ints(3, 1), memory.ints(0, 2))
+    memory.check_packed(0, 3)
+    memory.check_packed(2, 1)
+    memory.check_rest()
+    memory.run("unpack_int8", None, memory.ints(4, 1), memory.ints(0, 2))
+    memory.check_unpacked(0, 4, was)
+    memory.check_unpacked(2, 1)
+    memory.check_rest()
+    assert backend.counts.launches == {"pack_int8": 1, "unpack_int8": 1}
+
+
+@each_dtype
+def test_b66_any_bytes_unpack_to_value_times_scale(
+    backend: Backend, generator: torch.Generator, dtype: torch.dtype
+) -> None:
+    """Every value from -128 on, and scales of all sizes that the dtype has."""
+    memory = Memory(backend, generator, (2, 256), 1, dtype)
+    for layer in range(LAYERS):
+        values, scales = memory.record(1, layer)
+        values.copy_(torch.randperm(512, generator=generator).to(torch.uint8))
+        scales.copy_((torch.rand(2, generator=generator) * 2.0 ** torch.tensor([-18.0, 8.0])).view(torch.uint8))
+    memory.before[1] = memory.whole.clone()
+    memory.run("unpack_int8", None, memory.ints(2), memory.ints(1))
+    memory.check_unpacked(1, 2)
+    memory.check_rest()
+
+
+def test_b66_halves_go_to_the_even_value(backend: Backend, generator: torch.Generator) -> None:
+    memory = Memory(backend, generator, (1, 8), 1)
+    memory.fill(2, torch.tensor([127, 0.5, 1.5, 2.5, -0.5, -1.5, 126.5, -2.5]).expand(LAYERS, 1, 8))
+    memory.run("pack_int8", None, memory.ints(2), memory.ints(1))
+    values, scale = memory.numbers(1, 1)
+    assert values.tolist() == [[127, 0, 2, 2, 0, -2, 126, -2]] and scale.tolist() == [[1]]
+
+
+def test_b66_the_smallest_and_the_largest_numbers(backend: Backend, generator: torch.Generator) -> None:
+    """A scale has all its digits, 127 times it are finite; zeros have none, and come back as 0."""
+    least, most = 2.0**-149, float(np.finfo(np.float32).max)
+    x = torch.tensor(
+        [[0.0, -0.0, 0.0], [least, 0, -least], [190 * least, -95 * least, 0], [2.0**-126, 2.0**-127, least],
+         [2.0**-119, 2.0**-126, -(2.0**-127)], [most, -most, 1], [most / 2, 3.0, -most]], dtype=torch.float32,
+    )  # fmt: skip
+    memory = Memory(backend, generator, (7, 3), 1)
+    memory.fill(1, x.expand(LAYERS, 7, 3))
+    memory.run("pack_int8", None, memory.ints(1), memory.ints(3))
+    values, scale = memory.numbers(3, 0)
+    assert values[0].tolist() == [0, 0, 0]
+    assert scale.flatten().tolist()[:4] == [0, 2.0**-126, 2.0**-126, 2.0**-126]
+    assert scale[4, 0] == np.float32(2.0**-119) / np.float32(127)
+    assert values[5].tolist() == [127, -127, 0]
+    memory.run("unpack_int8", None, memory.ints(2), memory.ints(3))
+    found = memory.plane(0, 2)
+    assert np.isfinite(found).all() and (np.abs(found - x.double().numpy()) <= scale * (0.5 + 2**-16)).all()
+    assert not np.signbit(found[0]).any()
+
+
+@each_dtype
+@pytest.mark.parametrize("axis", [0, 1])
+def test_what_is_no_number_comes_back_as_none(
+    backend: Backend, generator: torch.Generator, dtype: torch.dtype, axis: int
+) -> None:
+    """All that shares a scale with an infinity or a NaN, and nothing else."""
+    memory = Memory(backend, generator, (4, 4), axis, dtype)
+    x = memory.random(generator)
+    clean = x.clone()
+    columns = x if axis == 1 else x.transpose(1, 2)
+    columns[0, 0, 1], columns[0, 2, 3], columns[1, 3, 0] = torch.inf, torch.nan, -torch.inf
+    memory.fill(2, x)
+    memory.fill(3, clean)
+    memory.run("pack_int8", None, memory.ints(2, 3), memory.ints(0, 1))
+    memory.run("unpack_int8", None, memory.ints(1, 4), memory.ints(0, 1))
+    for layer, bad in ((0, [0, 2]), (1, [3])):
+        values, scale = memory.numbers(0, layer)
+        right, wrong = memory.plane(layer, 4), memory.plane(layer, 1)
+        if axis == 0:
+            values, scale, right, wrong = values.T, scale.T, right.T, wrong.T
+        assert np.isnan(scale[bad]).all() and not values[bad].any() and np.isnan(wrong[bad]).all()
+        rest = [column for column in range(4) if column not in bad]
+        assert np.isfinite(wrong[rest]).all() and np.array_equal(wrong[rest], right[rest])
+
+
+def test_kernel_and_reference_store_the_same_bits(generator: torch.Generator, backend: Backend) -> None:
+    """Also the scales that are NaN."""
+    found = []
+    for one in (backend, Backend("reference", backend.device)):
+        same = torch.Generator().manual_seed(generator.initial_seed())
+        memory = Memory(one, same, (70, 70), 0, torch.float16)
+        memory.tensor[0, 2, 7, 5] = torch.nan
+        memory.run("pack_int8", None, memory.ints(2, 0, 4), memory.ints(1, 2, 0))
+        memory.run("unpack_int8", None, memory.ints(3, 1), memory.ints(0, 2))
+        found.append(torch.cat([memory.planes.cpu(), memory.whole.cpu()]))
+    assert torch.equal(*found)
+
+
+@each_op
+def test_b66_registers_padding_and_places(backend: Backend, generator: torch.Generator, op: str) -> None:
+    memory = Memory(backend, generator)
+    memory.run("pack_int8", None, memory.ints(1, 2, 3, 4), memory.ints(0, 1, 2, 3))
+    for place in range(4):
+        memory.check_packed(place, place + 1)
+    slots = memory.ints(3, 2, 0, SLOTS, -4, 4)
+    index = memory.ints(1, 0, 2, 3, -1, 2**31 - 1, 5, 5)
+    places = memory.ints(3, 0, -1, 1, RECORDS, -7, 2, 2**31 - 1)
+    memory.run(op, slots, index, places)
+    for place, slot in ((3, 2), (0, 0), (1, 0), (2, 4)):
+        if op == "pack_int8":
+            memory.check_packed(place, slot)
+        elif slot:
+            memory.check_unpacked(place, slot)
+    memory.check_rest()
+
+
+@each_op
+@pytest.mark.parametrize("registers", [False, True])
+def test_b66_columns_of_64_bits_are_not_cut(
+    backend: Backend, generator: torch.Generator, op: str, registers: bool
+) -> None:
+    memory = Memory(backend, generator)
+    memory.run("pack_int8", None, memory.ints(4), memory.ints(3))
+    memory.check_packed(3, 4)
+    slots = memory.ints(0, 2, 3) if registers else None
+    index, places = (2**32 + 1, 2, 1, -(2**32) + 2), (0, 2**32 + 1, 3, 2)
+    memory.run(op, slots, memory.ints(*index, dtype=torch.int64), memory.ints(*places, dtype=torch.int64))
+    if op == "unpack_int8":
+        memory.check_unpacked(3, 2 if registers else 1)
+    else:
+        memory.check_packed(3, 2 if registers else 1)
+        memory.check_packed(0, 0)
+        memory.check_packed(2, 0)
+    memory.check_rest()
+
+
+def test_b66_groups_of_layers(backend: Backend, generator: torch.Generator) -> None:
+    memory = Memory(backend, generator)
+    for layer in (1, 0):
+        memory.run("pack_int8", None, memory.ints(2, 3), memory.ints(1, 0), layer, 1)
+        for place, slot in ((1, 2), (0, 3)):
+            memory.check_packed(place, slot, range(layer, layer + 1))
+        memory.check_rest()
+        memory.run("unpack_int8", None, memory.ints(4), memory.ints(1), layer, 1)
+        memory.check_unpacked(1, 4, memory.tensor[:, 2], range(layer, layer + 1))
+        memory.check_rest()
+
+
+@each_op
+def test_B38_slots_and_records_beyond_2_31_bytes(backend: Backend, op: str) -> None:
+    stride = 2**32 + 16
+    planes, records = vast(2 * stride + 16, backend.device), vast(stride + 32, backend.device)
+    plane = planes.view(torch.float32).as_strided((1, 3, 1, 4), (4, stride // 4, 4, 1))
+    held = records.as_strided((2, 32), (stride, 1))
+    planes[:48], records[:48] = 0xFF, 0xFF
+    plane[0, 2, 0] = torch.tensor([1.0, 2, 3, -127], device=backend.device)
+    held[1] = 0
+    held[1, :4] = 7
+    held[1, 16:20] = torch.tensor([2.0]).view(torch.uint8).to(backend.device)
+    table = torch.tensor([[planes.data_ptr(), stride]], dtype=torch.int64, device=backend.device)
+    column = torch.tensor([1], device=backend.device)
+    getattr(backend, op)(ScaledMap(table, (plane,), 1, 0, 16, 32, 32), None, column + 1, column, held, 0, 1)
+    assert planes[:48].tolist() == records[:48].tolist() == [0xFF] * 48
+    values, scale = held[1, :4].view(torch.int8).tolist(), held[1, 16:20].clone().view(torch.float32).tolist()
+    if op == "pack_int8":
+        assert values == [1, 2, 3, -127] and scale == [1.0]
+    else:
+        assert plane[0, 2, 0].tolist() == [14.0] * 4 and values == [7] * 4
+
+
+@each_op
+@pytest.mark.parametrize("what", ["entries", "layers", "records"])
+def test_B39_nothing_to_move_launches_nothing(
+    backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, op: str, what: str
+) -> None:
+    monkeypatch.setattr(pack_int8, "_move_int8", None)
+    memory = Memory(backend, generator)
+    column = memory.ints(*([] if what == "entries" else [1]))
+    if what == "records":
+        memory.held = memory.held[:0]
+    memory.run(op, None, column, column, 0, 0 if what == "layers" else LAYERS)
+    memory.check_rest()
+
+
+@each_op
+def test_the_launch_has_few_programs_where_it_reaches_into_host_memory(
+    backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, op: str
+) -> None:
+    if backend.name == "reference":
+        return
+    asked: list[Any] = []
+    grids: list[Any] = []
+    kernel = pack_int8._move_int8
+    monkeypatch.setattr(pack_int8, "programs_of", lambda *arguments: asked.append(arguments) or 3)
+
+    class Watched:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            grids.append(grid)
+            return kernel[grid]
+
+    monkeypatch.setattr(pack_int8, "_move_int8", Watched())
+    memory = Memory(backend, generator)
+    memory.run("pack_int8", None, memory.ints(2), memory.ints(3))
+    memory.check_packed(3, 2)
+    assert grids == [(3,)] and [devices for _, *devices in asked] == [[memory.planes.device, memory.whole.device]]
+
+
+@each_op
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("slots", lambda t: t.long()),
+        ("index", lambda t: t.view(-1, 1)),
+        ("places", lambda t: t[:-1]),
+        ("held", lambda t: t.view(torch.int8)),
+        ("held", lambda t: t[:, 16:]),
+        ("held", lambda t: t.as_strided(t.shape, (t.stride(0) + 8, 1))),
+        ("first", lambda _: -1),
+        ("count", lambda _: 3),
+        ("planes", lambda t: t._replace(tensors=(t.tensors[0].int(),))),
+    ],
+)
+def test_misfits_are_named_and_change_nothing(
+    backend: Backend, generator: torch.Generator, op: str, name: str, spoil: Callable[[Any], Any]
+) -> None:
+    memory = Memory(backend, generator)
+    held = "out" if op == "pack_int8" else "source"
+    arguments = {
+        "planes": memory.map, "slots": memory.ints(0, 4, 2), "index": memory.ints(1, 2), "places": memory.ints(0, 3),
+        "held": memory.held, "first": 0, "count": 2,
+    }  # fmt: skip
+    arguments[name] = spoil(arguments[name])
+    arguments[held] = arguments.pop("held")
+    expected = {"held": held, "first": "layers", "count": "layers"}.get(name, name)
+    with pytest.raises(ValueError, match=rf"^{expected}\b"):
+        getattr(backend, op)(**arguments)
+    memory.check_rest()
+
+
+@each_op
+def test_records_lie_outside_of_the_plane(backend: Backend, generator: torch.Generator, op: str) -> None:
+    memory = Memory(backend, generator)
+    memory.held = memory.planes.as_strided((1, memory.nbytes), (memory.nbytes, 1), GUARD)
+    with pytest.raises(ValueError, match=r"^(out|source): record 0 shares bytes with a plane"):
+        memory.run(op, None, memory.ints(2), memory.ints(0))
+    memory.check_rest()

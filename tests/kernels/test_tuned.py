@@ -1,0 +1,362 @@
+"""Launch configurations: which one a launch takes, what a file must be, and the same bytes under all of them."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, astuple
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import pytest
+import torch
+
+from memstate.kernels import copy, tuned
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tuned import CopyConfig, copy_key, copy_launch, trying
+from memstate.state.layout import Plane, StateLayout
+from memstate.state.planes import Storage
+from tests.kernels.test_copy import LAYOUTS, Poisoned, packet_of
+
+ROOT = Path(__file__).parents[2]
+DEVICE = torch.zeros(0, device="cuda" if torch.cuda.is_available() else "cpu").device
+NAME = tuned.device_name(DEVICE)
+ODD = CopyConfig(entries=16, lanes=256, warps=2, programs_per_sm=3)
+UNIT, TILES = 16, 5
+KEY = copy_key(UNIT, TILES)
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Path]]:
+    """Empty folders for shipped files and for the user's, and a process that has read none."""
+    shipped, user = tmp_path / "shipped", tmp_path / "user"
+    shipped.mkdir()
+    user.mkdir()
+    monkeypatch.setattr(tuned, "SHIPPED", shipped)
+    monkeypatch.setenv("MEMSTATE_TUNED", str(user))
+    tuned.forget()
+    yield shipped, user
+    tuned.forget()
+
+
+def record(config: CopyConfig = ODD, key: str = KEY, **changes: Any) -> dict[str, Any]:
+    """What a file of this device says."""
+    entry = {
+        "kernel": "copy",
+        "key": key,
+        "config": asdict(config),
+        "value": 1.5e12,
+        "unit": "bytes/s",
+        "checked": True,
+    }
+    whole = {"format": 1, "device": NAME, "date": "2026-01-31", "versions": {}, "timed": True, "entries": [entry]}
+    return whole | changes
+
+
+def write(folder: Path, content: dict[str, Any], device: str = NAME) -> Path:
+    path = folder / tuned.file_name(device)
+    path.write_text(json.dumps(content))
+    tuned.forget()
+    return path
+
+
+def taken(tiles: int = TILES, unit: int = UNIT) -> CopyConfig:
+    """The configuration that a launch here takes."""
+    return copy_launch(DEVICE, unit, tiles).config
+
+
+# -- which configuration ---------------------------------------------------------------------------
+
+
+def test_without_a_file_the_defaults_hold() -> None:
+    assert copy_launch(DEVICE, UNIT, TILES) == (tuned.programs(DEVICE), CopyConfig())
+    assert astuple(CopyConfig()) == (256, 4096, 4, 4)
+
+
+def test_a_timed_file_of_this_device_is_taken(folders: tuple[Path, Path]) -> None:
+    write(folders[1], record())
+    assert copy_launch(DEVICE, UNIT, TILES) == (3 * tuned.multiprocessors(DEVICE), ODD)
+
+
+def test_planes_of_another_size_or_width_keep_the_defaults(folders: tuple[Path, Path]) -> None:
+    write(folders[1], record())
+    assert [taken(tiles) == ODD for tiles in (4, 5, 8, 9)] == [False, True, True, False]
+    assert taken(unit=8) == CopyConfig()
+
+
+@pytest.mark.parametrize(
+    ("tiles", "rounded"), [(0, 1), (1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (2376, 4096), (4097, 8192)]
+)
+def test_keys_round_tiles_up_to_a_power_of_two(tiles: int, rounded: int) -> None:
+    assert copy_key(8, tiles) == f"unit=8,tiles={rounded}"
+
+
+def test_the_users_file_goes_before_the_shipped_one_key_by_key(folders: tuple[Path, Path]) -> None:
+    shipped, user = folders
+    both = record(CopyConfig(warps=8))
+    both["entries"] += record(CopyConfig(warps=2), copy_key(UNIT, 64))["entries"]
+    write(shipped, both)
+    assert taken() == CopyConfig(warps=8)
+    write(user, record())
+    assert (taken(), taken(64), taken(65)) == (ODD, CopyConfig(warps=2), CopyConfig())
+
+
+def test_nothing_that_was_not_timed_changes_a_launch(folders: tuple[Path, Path]) -> None:
+    for folder in folders:
+        write(folder, record(timed=False))
+    assert taken() == CopyConfig()
+    write(folders[0], record())
+    assert taken() == ODD  # nor does it hide what was
+
+
+def test_files_of_other_devices_are_not_read(folders: tuple[Path, Path]) -> None:
+    for other in ("NVIDIA H200 NVL", "another"):
+        write(folders[1], record(device=other), other)
+    (folders[1] / "broken.json").write_text("{")
+    assert taken() == CopyConfig()
+
+
+def test_a_file_that_was_renamed_is_refused(folders: tuple[Path, Path]) -> None:
+    path = write(folders[1], record(device="NVIDIA H200"))
+    with pytest.raises(ValueError, match=r"measured on 'NVIDIA H200', this is '.*': remove") as error:
+        taken()
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("device", "name"), [("NVIDIA H200", "nvidia-h200.json"), ("cpu", "cpu.json"), ("../A (b)", "a-b.json")]
+)
+def test_files_are_named_after_the_device(device: str, name: str) -> None:
+    assert tuned.file_name(device) == name
+
+
+def test_the_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    assert tuned.user_folder() == tmp_path / "user"
+    monkeypatch.setenv("MEMSTATE_TUNED", "")
+    assert tuned.user_folder() == tmp_path / "xdg" / "memstate" / "tuned"
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert tuned.user_folder() == tmp_path / ".config" / "memstate" / "tuned"
+
+
+def test_files_are_read_once(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(folders[1], record())
+    reads = []
+    monkeypatch.setattr(
+        tuned, "configurations", lambda *given, real=tuned.configurations: reads.append(given) or real(*given)
+    )
+    assert [taken(), taken(6), taken()] == [ODD] * 3
+    assert reads == [(path, NAME)]
+    before = copy_launch.cache_info().hits
+    path.unlink()
+    assert taken() == ODD and copy_launch.cache_info().hits == before + 1
+
+
+# -- what a file must be ---------------------------------------------------------------------------
+
+
+def entry_with(**changes: Any) -> dict[str, Any]:
+    content = record()
+    content["entries"][0] |= changes
+    return content
+
+
+def config_with(**changes: Any) -> dict[str, Any]:
+    return entry_with(config=asdict(ODD) | changes)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (record(format=2), "format 2, expected 1: run `memstate tune` again"),
+        ([], r"\[\], expected an object with format, device"),
+        (record(extra=1), "has .*extra.*; expected format, .* and no other"),
+        ({k: v for k, v in record().items() if k != "timed"}, "expected .*timed"),
+        (record(timed=1), "timed 1, expected bool"),
+        (record(entries={}), "entries {}, expected list"),
+        (record(entries=[3]), "entry 0: 3, expected an object"),
+        (entry_with(kernel="ssm"), "ssm, unit=16,tiles=8: kernel 'ssm', expected copy"),
+        (entry_with(key="tiles=8"), "copy, tiles=8: expected each key once, such as unit=16,tiles=4096"),
+        (entry_with(key="unit=3,tiles=8"), "copy, unit=3,tiles=8: expected each key"),
+        (record(entries=2 * record()["entries"]), "copy, unit=16,tiles=8: expected each key once"),
+        (entry_with(checked=False), "copy, unit=16,tiles=8: not checked"),
+        (entry_with(value="fast"), "value 'fast', expected float"),
+        (entry_with(note=""), "entry 0: has .*note"),
+        (config_with(lanes=300), "copy, unit=16,tiles=8: lanes 300: expected a power of two from 128 to 16384"),
+        (config_with(lanes=64), "lanes 64: expected a power of two from 128"),
+        (config_with(entries=8), "entries 8: expected a power of two from 16 to 4096"),
+        (config_with(warps=32), "warps 32: expected a power of two from 1 to 16"),
+        (config_with(programs_per_sm=0), "programs_per_sm 0: expected a whole number from 1 to 32"),
+        (config_with(programs_per_sm=33), "programs_per_sm 33: expected"),
+        (config_with(warps=4.0), "warps 4.0, expected int"),
+        (config_with(warps=True), "warps True, expected int"),
+        (config_with(stages=3), "copy, unit=16,tiles=8: has .*stages.*; expected entries, lanes, warps"),
+        (entry_with(config={"lanes": 4096}), "has lanes; expected entries, lanes, warps, programs_per_sm"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_refused_with_its_name(
+    folders: tuple[Path, Path], content: Any, says: str
+) -> None:
+    path = write(folders[1], content)
+    with pytest.raises(ValueError, match=says) as error:
+        taken()
+    assert str(error.value).startswith(f"{path}: ")
+
+
+def test_a_file_that_is_no_json_is_refused(folders: tuple[Path, Path]) -> None:
+    path = write(folders[0], {})
+    path.write_text("{")
+    with pytest.raises(ValueError, match=f"{path}: Expecting"):
+        taken()
+
+
+def test_a_file_that_is_nested_too_deeply_is_refused(folders: tuple[Path, Path]) -> None:
+    path = write(folders[0], {})
+    path.write_text("[" * 200_000)
+    with pytest.raises(ValueError, match=f"{path}: .*recursion"):
+        taken()
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(folders: tuple[Path, Path]) -> None:
+    path = write(folders[1], record())
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert taken() == ODD
+
+
+def test_a_folder_that_cannot_be_looked_into_is_named(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMSTATE_TUNED", str(folders[1] / ("x" * 300)))
+    tuned.forget()
+    with pytest.raises(ValueError, match=r"xxx/.*: File name too long: MEMSTATE_TUNED names the folder"):
+        taken()
+
+
+@pytest.mark.parametrize("changes", [{"lanes": 4000}, {"warps": True}, {"entries": 2.0}, {"programs_per_sm": -1}])
+def test_a_configuration_that_cannot_be_meant_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(changes))} .*: expected a"):
+        CopyConfig(**changes)
+
+
+# -- what is launched ------------------------------------------------------------------------------
+
+
+class Launches:
+    """Stands in for the kernel: notes how it is launched, and launches it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[tuple[int, ...]] = []
+        self._kernel = copy._move
+        monkeypatch.setattr(copy, "_move", self)
+
+    def __getitem__(self, grid: tuple[int]) -> Any:
+        def launch(*args: Any, **given: Any) -> None:
+            self.seen.append((grid[0], given["ENTRIES"], given["LANES"], given["num_warps"]))
+            self._kernel[grid](*args, **given)
+
+        return launch
+
+
+def test_launches_take_the_configuration_of_the_file(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches = Launches(monkeypatch)
+    layout = StateLayout([Plane("ssm", (40,), torch.float32)], layers=TILES)
+    storage = Storage(layout, 3, Backend("auto", DEVICE))
+    assert storage.plane_map.tiles.shape[0] == TILES
+    ids = torch.ones(1, dtype=torch.int32, device=DEVICE)
+
+    storage.copy(ids + 1, ids)
+    write(folders[1], record())
+    storage.copy(ids + 1, ids)
+    storage.zero(ids)
+    storage.run_data(ids.repeat(3), packet_of([(1, 2)], DEVICE))
+    with trying(CopyConfig(lanes=512)):
+        storage.zero(ids)
+    (folders[1] / tuned.file_name(NAME)).unlink()
+    tuned.forget()
+    storage.zero(ids)
+
+    processors = tuned.multiprocessors(DEVICE)
+    default, odd = (tuned.programs(DEVICE), 256, 4096, 4), (3 * processors, 16, 256, 2)
+    assert launches.seen == [default, odd, odd, odd, (4 * processors, 256, 512, 4), default]
+
+
+def test_a_trial_ends_with_an_error_as_well(folders: tuple[Path, Path]) -> None:
+    with pytest.raises(RuntimeError), trying(ODD), trying(CopyConfig(warps=8)):
+        assert taken() == CopyConfig(warps=8)
+        raise RuntimeError
+    assert taken() == CopyConfig()
+    write(folders[1], record(CopyConfig(warps=2)))
+    with trying(ODD):
+        assert taken() == ODD  # whatever the files say
+    assert taken() == CopyConfig(warps=2)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CopyConfig(programs_per_sm=1),
+        CopyConfig(programs_per_sm=3),
+        CopyConfig(entries=16),
+        CopyConfig(lanes=256),
+        CopyConfig(entries=512, lanes=8192, warps=8),
+        CopyConfig(entries=16, lanes=128, warps=1, programs_per_sm=7),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("planes", ["several tiles", "int8 and fp8"])
+def test_bytes_are_the_same_under_every_configuration(
+    generator: torch.Generator, config: CopyConfig, planes: str
+) -> None:
+    backend = Backend("auto", DEVICE)
+    poisoned = Poisoned(StateLayout(LAYOUTS[planes], 1), 9, backend, generator)
+    n = 35  # of which more than one chunk is due
+    dst, src = [0] * n, [7] * n
+    for at, to, of in ((0, 3, 9), (15, 1, 7), (16, 4, 8), (34, 2, 9)):
+        dst[at], src[at] = to, of
+        poisoned.expect(to, of)
+    with trying(config):
+        poisoned.storage.copy(poisoned.ids(dst), poisoned.ids(src))
+        poisoned.check()
+        poisoned.storage.zero(poisoned.ids([*dst[:20], -1, 10]))
+        for slot in (3, 1, 4):
+            poisoned.expect(slot, None)
+        poisoned.check()
+        poisoned.storage.run_data(poisoned.ids([0, 5, 6, 8]), packet_of([(1, 3)] + [(0, 0)] * 20 + [(2, -1)], DEVICE))
+        poisoned.expect(5, 8)
+        poisoned.expect(6, None)
+        poisoned.check()
+
+
+# -- what is installed -----------------------------------------------------------------------------
+
+
+def test_the_wheel_has_files_of_devices_and_finds_them(tmp_path: Path) -> None:
+    project, out, installed = (tmp_path / name for name in ("project", "out", "installed"))
+    shutil.copytree(
+        ROOT / "memstate", project / "memstate", symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    shutil.copytree(ROOT / "kernels", project / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(ROOT / name, project)
+    folder = project / "kernels" / "tuned"
+    folder.mkdir(exist_ok=True)
+    write(folder, record(device="cpu"), "cpu")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(project)]
+    done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    (wheel,) = out.glob("*.whl")
+    ZipFile(wheel).extractall(installed)
+    code = (
+        "import torch; from memstate.kernels import tuned\n"
+        f"print(tuned.__file__); print(tuned.copy_launch(torch.device('cpu'), {UNIT}, {TILES}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=installed, capture_output=True, text=True, check=False)
+    place, launch = done.stdout.splitlines() or [done.stderr, ""]
+    assert place == str(installed / "memstate" / "kernels" / "tuned.py")
+    assert launch == f"CopyLaunch(programs=3, config={ODD})"

@@ -1,0 +1,108 @@
+"""How many warps a program gets that speaks to itself: every lane is in one of them, whatever the batch.
+
+What goes wrong where a lane is in several is in test_interleave.py; what the compiler makes of the barriers in
+test_compile_barriers.py.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="without Triton there are no kernels")
+
+import triton
+from triton.runtime import interpreter
+
+from memstate.kernels import bitmap, registers, speculation, tracking
+from memstate.kernels.bitmap import chunk_words
+from memstate.kernels.catalog import all_cases
+from memstate.kernels.tables import HEADER_INTS, Outcome, Rules, StepRecord, Strategy
+from memstate.kernels.warps import MOST, warps_for
+from tests.support import op_launches
+from tests.support.op_launches import ints
+
+if not triton.knobs.runtime.interpret:
+    pytest.skip("launches are seen where kernels are interpreted", allow_module_level=True)
+
+BATCHES = (*range(130), *(2**k + near for k in range(8, 13) for near in (-1, 0, 1)))
+CAPACITIES = (1, 1000, 2000, 5000, 100_000)  # bitmaps of one word, of as many as a block, of more than a chunk
+KERNELS = Path(bitmap.__file__).parent
+ONE_PROGRAM = {"_claim", "_release", "_ownership", "_audit", "_plan", "_settle", "_accept"}
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """Kernels that would be launched with one program, and the constants and options of each; none is."""
+    found: list[tuple[str, dict[str, Any]]] = []
+
+    def note(launch: Any, *_: Any, **given: Any) -> None:
+        if math.prod(launch.grid) == 1:
+            found.append((launch.fn.__name__, given))
+
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", note)
+    yield found
+
+
+def launch_all() -> None:
+    """Every kernel of one program, for batches and pools of all sizes."""
+    for capacity in CAPACITIES:
+        file = op_launches.registers(capacity)
+        registers.ownership(file, ints(HEADER_INTS))
+        registers.audit(file, ints(capacity + 1))
+    for batch, capacity in product(BATCHES, CAPACITIES):
+        file, rows = op_launches.registers(capacity), ints(batch)
+        record = StepRecord(*(ints(batch) for _ in StepRecord._fields))
+        rules = Rules(Strategy.LAZY, 2, 4, True)
+        bitmap.claim(file.bitmap, batch, file.counters)
+        bitmap.release(file.bitmap, rows, capacity, file.counters)
+        tracking.plan(file, rows, rows.clone(), record, rules, 1)
+        tracking.settle(file, record, None)
+        speculation.accept(file, rows, record, Outcome(ints(batch), ints(batch)), rules, 1)
+
+
+def test_no_launch_has_more_warps_than_lanes(launched: list[tuple[str, dict[str, Any]]]) -> None:
+    launch_all()
+    sources = "".join(path.read_text() for path in KERNELS.glob("*.py"))
+    assert {name for name, _ in launched} == ONE_PROGRAM == set(re.findall(r"(\w+)\[\(1,\)\]", sources))
+    for name, given in launched:
+        lanes = [given[size] for size in ("BLOCK", "CHUNK") if size in given]
+        warps = given.get("num_warps", 4)  # what Triton gives
+        assert warps * 32 <= min(lanes), (name, given)
+        assert warps == 1 or warps * 64 <= given["BLOCK"], (name, given)
+
+
+def test_no_compile_case_has_more_warps_than_lanes() -> None:
+    """Those of one program, among them the smallest launch there is."""
+    seen: dict[str, set[int]] = {}
+    for case in (case for case in all_cases() if case.kernel.fn.__name__ in ONE_PROGRAM):
+        lanes = [case.constexprs[size] for size in ("BLOCK", "CHUNK") if size in case.constexprs]
+        assert case.num_warps * 32 <= min(lanes), case.name
+        seen.setdefault(case.kernel.fn.__name__, set()).add(case.constexprs["BLOCK"])
+    assert set(seen) == ONE_PROGRAM
+    assert all(32 in blocks for name, blocks in seen.items() if name not in ("_ownership", "_audit"))
+
+
+@pytest.mark.parametrize(("lanes", "warps"), [(32, 1), (64, 1), (127, 1), (128, 2), (256, 4), (1024, 16), (4096, MOST)])
+def test_warps_of_a_number_of_lanes(lanes: int, warps: int) -> None:
+    assert warps_for(lanes) == warps
+    for words in (1, 2, 32, 33, 300, 10**6):
+        assert warps * 32 <= chunk_words(words, warps) <= 1024
+
+
+@pytest.mark.parametrize("lanes", [0, 1, 31])
+def test_a_warp_has_32_lanes(lanes: int) -> None:
+    with pytest.raises(ValueError, match=f"{lanes} lanes: expected 32 or more"):
+        warps_for(lanes)
+
+
+def test_a_claim_of_every_size_is_the_lowest_slots() -> None:
+    """Blocks and chunks of every shape that a launch can have."""
+    for n in (1, 32, 65, 130, 300, 600, 1100):
+        free = torch.full((40,), -1, dtype=torch.int32)
+        assert bitmap.claim(free, n, torch.zeros(16, dtype=torch.int32)).tolist() == list(range(n))

@@ -1,0 +1,450 @@
+"""Policies of the prefix cache by hand: who goes first after what happened. Trees are real, the cache is left out."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from memstate.prefix.policies import FlopAware, GreedyDual, Lru, LruPages, PathCap, Place, ReturnRate, StatePolicy, gain
+from memstate.prefix.policies.foresight import NEVER, Foresight, ForesightPages, Future
+from memstate.prefix.policies.learning import AGES, EDGES, OLDEST, PRIOR, SHRINKAGE, WIDTHS, ReturnRates
+from memstate.prefix.tree import Node, Tree
+from memstate.requests.snapshots import Snapshot
+from memstate.tokens import BYTES, encode
+
+
+class Forest:
+    """A tree of one page a block, with states by name, told to a policy as the cache tells it."""
+
+    def __init__(self, policy: StatePolicy) -> None:
+        self.policy, self.tree = policy, Tree(BYTES)
+        self.named: dict[str, Node] = {}
+
+    def add(self, name: str, *blocks: int, kind: str = "prompt") -> Node:
+        node, _ = self.tree.insert(encode(blocks), list(blocks), None)
+        node.snapshot = Snapshot(len(self.named), 0, len(blocks))
+        self.named[name] = node
+        self.policy.added(node, kind)
+        return node
+
+    def use(self, name: str) -> None:
+        self.named[name].uses += 1
+        self.policy.used(self.named[name])
+
+    def drop(self, name: str) -> None:
+        self.named[name].snapshot, self.named[name].evicted = None, True
+        self.policy.dropped(self.named.pop(name))
+
+    def order(self) -> str:
+        """Names, the first to go first."""
+        names = {node: name for name, node in self.named.items()}
+        return " ".join(names[node] for node in self.policy.victims())
+
+
+A, B, C, D = (10, 11, 12, 13), (10, 11, 12, 13, 14, 15, 16, 17, 18, 19), (20, 21), (30,)  # B goes on from A
+
+
+# -- by recency ------------------------------------------------------------------------------------
+
+
+def test_a_use_refreshes_what_was_used_and_not_what_leads_to_it() -> None:
+    forest = Forest(Lru())
+    for name, blocks in (("a", A), ("b", B), ("c", C)):
+        forest.add(name, *blocks)
+    assert forest.order() == "a b c"
+    forest.use("b")
+    assert forest.order() == "a c b"
+    forest.use("a")
+    forest.policy.superseded(forest.named["b"])
+    assert forest.order() == "b c a"
+    forest.drop("c")
+    assert forest.order() == "b a"
+    forest.policy.reset()
+    assert list(forest.policy.victims()) == []
+
+
+def test_pages_of_an_inner_run_are_as_recent_as_what_was_below_it() -> None:
+    tree, policy = Tree(BYTES), LruPages()
+    (short, _), (long, _), (other, _) = (tree.insert(encode(key), list(key), None) for key in (C, A, D))
+    for node in (short, long, other):
+        policy.leaf(node)
+    assert list(policy.victims()) == [short, long, other]
+    policy.used(short)
+    assert list(policy.victims()) == [long, other, short]
+    long.snapshot = Snapshot(1, 0, 4)
+    below, _ = tree.insert(encode(B), list(B), None)
+    policy.dropped(long)
+    policy.leaf(below)
+    policy.used(below)
+    assert list(policy.victims()) == [other, short, below]
+    policy.dropped(below)
+    policy.leaf(long)
+    assert list(policy.victims()) == [other, short, long]
+    below.evicted = True
+    assert policy.keeps(below) and not LruPages(tombstones=False).keeps(below)
+    assert LruPages(tombstones=False).keeps(long)
+
+
+# -- by what they save -----------------------------------------------------------------------------
+
+
+def test_the_gain_of_a_state_goes_back_to_the_next_one_above() -> None:
+    forest = Forest(Lru())
+    a, b = forest.add("a", *A), forest.add("b", *B)
+    assert (gain(a), gain(b)) == (4, 6)
+    forest.drop("a")
+    assert gain(b) == 10
+
+
+def test_greedy_dual_by_hand() -> None:
+    """value = clock + (1 + uses) x gain; the clock is the value of the last that went."""
+    forest = Forest(GreedyDual())
+    forest.add("a", *A)  # 4
+    forest.add("c", *C)  # 2
+    forest.add("b", *B)  # 6
+    assert forest.order() == "c a b"
+    forest.use("a")  # 2 x 4
+    assert forest.order() == "c b a"
+    forest.drop("c")  # the clock is 2 from now on
+    forest.add("d", *D)  # 2 + 1
+    forest.use("d")  # 2 + 2 x 1
+    forest.add("e", 40, 41, 42, 43, 44)  # 2 + 5
+    assert forest.order() == "d b e a"
+    forest.use("d")  # 2 + 3
+    forest.use("d")  # 2 + 4: as much as b, and placed later
+    assert forest.order() == "b d e a"
+    forest.policy.superseded(forest.named["e"])  # the clock alone
+    assert forest.order() == "e b d a"
+    forest.drop("a")  # not the least: the clock stays
+    forest.add("f", 50, 51, 52)  # 2 + 3
+    assert forest.order() == "e f b d"
+    forest.drop("e")  # the clock is 2, as it was
+    forest.drop("f")  # 5
+    forest.add("g", 60)  # 5 + 1
+    assert forest.order() == "b d g"
+
+
+def test_flop_aware_by_hand() -> None:
+    """(last use - oldest) / span + alpha x saved / most saved; what two continuations share goes last."""
+    orders = {0.0: "a c b d", 0.5: "a c d b", 1.5: "c a d b", 5.0: "d c a b"}
+    # last used at 1..4, so recency 0, 1/3, 2/3, 1; saved 4, 2, 6, 1 of 6
+    for alpha, order in orders.items():
+        forest = Forest(FlopAware(alpha))
+        for name, blocks in (("a", A), ("c", C), ("b", B), ("d", D)):
+            forest.add(name, *blocks)
+        by_hand = {
+            name: recency / 3 + alpha * saved / 6
+            for name, recency, saved in (("a", 0, 4), ("c", 1, 2), ("b", 2, 6), ("d", 3, 1))
+        }
+        assert order == " ".join(sorted(by_hand, key=by_hand.__getitem__))
+        assert forest.order() == order, alpha
+
+
+def test_flop_aware_keeps_what_two_share_and_gives_up_what_was_left_behind() -> None:
+    forest = Forest(FlopAware(0.0))
+    forest.add("a", *A)
+    forest.add("c", *C)
+    forest.add("b", *B)
+    assert forest.order() == "a c b"  # one continuation is nobody's reason to stay
+    forest.add("x", *A, 99)
+    assert forest.order() == "c b x a"
+    forest.use("c")
+    forest.policy.superseded(forest.named["x"])
+    assert forest.order() == "x b c a"
+    assert list(FlopAware().victims()) == []
+
+
+def test_flop_aware_takes_compute_from_a_function() -> None:
+    """Attention makes long prompts cost more than in proportion: from 4 to 10 pages 84, from 0 to 7 pages 49."""
+    long = (40, 41, 42, 43, 44, 45, 46)
+    for flops, order in ((lambda start, end: end**2 - start**2, "c l b"), (lambda start, end: end - start, "c b l")):
+        forest = Forest(FlopAware(1000.0, flops))
+        for name, blocks in (("b", B), ("l", long), ("c", C)):
+            forest.add(name, *blocks)
+        above, _ = forest.tree.insert(encode(A), list(A), None)
+        above.snapshot = Snapshot(9, 0, 4)
+        assert forest.order() == order
+
+
+# -- a cap -----------------------------------------------------------------------------------------
+
+
+def talk(forest: Forest, turns: int) -> None:
+    for turn in range(1, turns + 1):
+        forest.add(f"t{turn}", *range(100, 100 + turn))
+
+
+def test_beyond_the_cap_goes_what_fewest_used_and_of_equals_the_shortest() -> None:
+    forest = Forest(PathCap(2, Lru()))
+    forest.add("c", *C)
+    talk(forest, 2)
+    assert forest.order() == "c t1 t2"  # two are allowed
+    talk_on = Forest(PathCap(2, Lru()))
+    talk_on.add("c", *C)
+    talk(talk_on, 2)
+    talk_on.use("t1")
+    talk_on.add("t3", 100, 101, 102)
+    assert talk_on.order() == "t2 c t1 t3"  # t1 was used once
+    forest.add("t3", 100, 101, 102)
+    assert forest.order() == "t1 c t2 t3"
+    forest.add("t4", 100, 101, 102, 103)
+    assert forest.order() == "t1 t2 c t3 t4"  # in the order in which they came to be too many
+    forest.use("t1")
+    assert forest.order() == "t2 c t3 t4 t1"  # what is used again is not too much
+    forest.drop("t2")
+    assert forest.order() == "c t3 t4 t1"
+
+
+def test_a_state_where_prompts_part_is_nobodys_past() -> None:
+    forest = Forest(PathCap(1, Lru()))
+    forest.add("a", *A)
+    forest.add("x", *A, 90)
+    assert forest.order() == "a x"
+    forest = Forest(PathCap(1, Lru()))
+    forest.add("c", *C)
+    forest.add("a", *A)
+    forest.add("x", *A, 90)
+    assert forest.order() == "a c x"
+    forest.use("a")
+    forest.tree.insert(encode((*A, 91)), [1, 2, 3, 4, 5], None)
+    forest.add("y", *A, 90, 92)
+    assert forest.order() == "x c a y"  # a has two continuations and does not count
+
+
+def test_the_cap_hands_on_all_that_it_hears() -> None:
+    heard: list[tuple[str, Any]] = []
+
+    class Recorder(Lru):
+        remembers = True
+
+        def pages(self) -> LruPages:
+            return LruPages(tombstones=False)
+
+        def admits(self, place: Place) -> bool:
+            heard.append(("admits", place))
+            return place.end == 3
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda policy, *given: heard.append((name, given))
+
+    names = ("added", "used", "dropped", "superseded", "asked", "forgotten")
+    for name in names:
+        setattr(Recorder, name, note(name))
+    cap, node = PathCap(3, Recorder()), Node(None, b"", [], 0)
+    for name, given in (
+        ("added", (node, "end")), ("used", (node,)), ("superseded", (node,)), ("asked", (node, 4)),
+        ("dropped", (node,)), ("forgotten", (node,)),
+    ):  # fmt: skip
+        getattr(cap, name)(*given)
+        assert heard[-1] == (name, given)
+    assert cap.admits(Place(3, 0, "again")) and not cap.admits(Place(2, 0, "prompt"))
+    pages = cap.pages()
+    assert cap.remembers and isinstance(pages, LruPages) and not pages.tombstones
+
+
+@pytest.mark.parametrize(
+    ("policy", "kinds"),
+    [
+        (Lru(), {"boundary", "prompt", "junction", "end"}),
+        (GreedyDual(), {"boundary", "prompt", "junction", "end"}),
+        (FlopAware(), {"boundary", "prompt", "junction", "end"}),
+        (PathCap(3, Lru()), {"boundary", "prompt", "junction", "end"}),
+        (ReturnRate(), {"boundary", "prompt", "junction", "end", "again"}),
+    ],
+    ids=["lru", "greedy-dual", "flop-aware", "path-cap", "return-rate"],
+)
+def test_which_kinds_of_states_are_admitted(policy: StatePolicy, kinds: set[str]) -> None:
+    every = ("boundary", "prompt", "junction", "end", "again")
+    assert {kind for kind in every if policy.admits(Place(4, 1, kind))} == kinds
+
+
+# -- the clairvoyant -------------------------------------------------------------------------------
+
+REQUESTS = [[1, 2, 3], [4], [1, 2, 5], [4, 6], [1, 2, 3, 7], [8]]  # known of them: none, none, 2, 4, 3, none
+
+
+def test_the_future_knows_where_known_parts_will_end() -> None:
+    future = Future(REQUESTS)
+    table = {2: [2, 2, *[NEVER] * 4], 4: [3, 3, 3, *[NEVER] * 3], 3: [4, 4, 4, 4, NEVER, NEVER]}
+    table |= dict.fromkeys((1, 5, 7, 8, 99), [NEVER] * 6)
+    wanted = [[2, 3], [1], [], [], [], []]
+    for future.now in range(6):
+        assert {block: future.next(block) for block in table} == {
+            block: row[future.now] for block, row in table.items()
+        }
+        assert future.wanted() == wanted[future.now]
+    node, _ = Tree(BYTES).insert(encode([1, 2, 3]), [1, 2, 3], None)
+    assert future.end(node) == 3
+
+
+def test_the_clairvoyant_keeps_what_is_needed_soonest_and_nothing_that_never_is() -> None:
+    future = Future(REQUESTS)
+    forest = Forest(Foresight(future))
+    assert [forest.policy.admits(Place(n, 0, "prompt")) for n in (1, 2, 3)] == [False, True, True]
+    forest.add("three", 1, 2, 3)  # at 4
+    forest.add("two", 1, 2)  # at 2
+    future.now = 1
+    forest.add("four", 4)  # at 3
+    assert forest.order() == "three four two"
+    future.now = 2
+    forest.use("two")  # never again
+    assert forest.order() == "two three four"
+    assert not forest.policy.admits(Place(2, 0, "prompt"))
+    future.now = 3
+    forest.use("four")  # nor that one, which was told later
+    assert forest.order() == "two four three"
+    forest.drop("two")
+    assert forest.order() == "four three"
+
+
+def test_the_clairvoyant_gives_up_pages_that_are_needed_latest() -> None:
+    future, tree = Future(REQUESTS), Tree(BYTES)
+    policy = ForesightPages(future)
+    nodes = {name: tree.insert(encode(key), key, None)[0] for name, key in (("3", [1, 2, 3]), ("4", [4]), ("8", [8]))}
+    for node in nodes.values():
+        policy.leaf(node)
+    names = {node: name for name, node in nodes.items()}
+
+    def order() -> str:
+        return " ".join(names[node] for node in policy.victims())
+
+    assert order() == "8 3 4"  # never, at 4, at 3
+    future.now = 3
+    policy.used(nodes["4"])
+    assert order() == "8 4 3"
+    policy.dropped(nodes["8"])
+    policy.used(nodes["8"])  # no leaf: nothing to place
+    assert order() == "4 3"
+
+
+# -- learned rates ---------------------------------------------------------------------------------
+
+
+def taught(rates: ReturnRates, kind: int, returns: float, n: int = 400, age: int = 0, growth: int = 0) -> None:
+    """n states reach an age, of which a share is asked for then; those that are not reach the ages behind it too."""
+    for at in range(n):
+        back = at < returns * n
+        for reached in range(age + 1 if back else AGES):
+            rates.enter(kind, reached, growth)
+        if back:
+            rates.asked(kind, age, growth)
+
+
+def index(rates: ReturnRates, kind: int, age: int) -> float:
+    """The rate of a growth that nothing was seen of: nothing but the kind and the age count."""
+    return rates.rate(kind, age, 1)
+
+
+def test_ages_are_octaves() -> None:
+    assert EDGES[:8] == [0, 1, 2, 4, 8, 16, 32, 64] and sorted(set(EDGES)) == EDGES and EDGES[-1] < OLDEST
+    assert len(WIDTHS) == AGES == len(EDGES) and sum(WIDTHS[:-1]) == EDGES[-1]
+
+
+def test_before_anything_is_known_rates_fall_with_age_as_for_the_least_recently_used() -> None:
+    rates = ReturnRates(3, 2, 4)
+    first = [rates.rate(0, age, 0) for age in range(AGES)]
+    assert first[0] == pytest.approx(PRIOR / (1 - PRIOR / 2))
+    assert all(rate == pytest.approx(first[0] / width) for rate, width in zip(first, WIDTHS, strict=True))
+    assert {rates.rate(kind, 5, growth) for kind in range(3) for growth in range(4)} == {first[5]}
+
+
+def test_hazards_are_what_was_counted() -> None:
+    """Of those that reach an age a share returns in it: chance / requests held, half of the width for who returns."""
+    for age, share in ((0, 0.5), (3, 0.25), (7, 0.9)):
+        rates = ReturnRates(2, 2, 2)
+        taught(rates, 0, share, 40_000, age)
+        before = index(rates, 0, age)
+        rates.update()
+        learned = share / (WIDTHS[age] * (1 - share / 2))
+        assert index(rates, 0, age) == pytest.approx(learned, rel=0.01) != before
+    assert index(rates, 0, 0) == pytest.approx(
+        0.9 / (64 + 64 * 0.55), rel=0.01
+    )  # waiting pays: 64 requests, then age 7
+
+
+def test_a_kind_that_returns_soon_is_worth_more_than_one_that_never_does() -> None:
+    rates = ReturnRates(2, 2, 2)
+    taught(rates, 0, 0.6)
+    taught(rates, 1, 0.0)
+    rates.update()
+    assert index(rates, 0, 0) > 10 * index(rates, 1, 0) > 0
+    assert index(rates, 0, 0) > 10 * index(rates, 0, 8)  # whoever has not come by then does not come
+    assert all(index(rates, 1, age) < index(ReturnRates(2, 2, 2), 1, age) for age in range(AGES))
+
+
+def test_a_kind_that_knows_little_takes_the_figures_of_all_that_lend_theirs() -> None:
+    fresh = index(ReturnRates(4, 3, 2), 2, 0)
+    for teacher, changes in ((0, True), (1, True), (3, False)):
+        rates = ReturnRates(4, 3, 2)
+        taught(rates, teacher, 0.8)
+        rates.update()
+        assert (index(rates, 2, 0) == pytest.approx(fresh)) is not changes
+        if changes:
+            assert index(rates, 2, 0) == pytest.approx(index(rates, 3, 0)) and index(rates, 2, 0) > 2 * fresh
+    own = ReturnRates(4, 3, 2)
+    taught(own, 0, 0.8, 4000)
+    taught(own, 2, 0.0, 4000)
+    own.update()
+    assert index(own, 2, 0) < 0.05 * index(own, 0, 0)  # its own figures outweigh what is lent
+
+
+def test_what_goes_far_beyond_the_state_returns_as_it_was_seen_to() -> None:
+    rates = ReturnRates(1, 1, 3)
+    for _ in range(2):  # how many are expected is counted by what was concluded before
+        rates.fade(0.0)
+        for growth, share in ((0, 0.1), (2, 0.7)):
+            taught(rates, 0, share, 2000, growth=growth)
+        rates.update()
+    low, unknown, high = (rates.rate(0, 0, growth) for growth in range(3))
+    assert low == pytest.approx(unknown * 0.1 / 0.4, rel=0.05) and high == pytest.approx(unknown * 0.7 / 0.4, rel=0.05)
+
+
+def test_conclusions_are_drawn_when_told_and_fade_when_told() -> None:
+    rates, fresh = ReturnRates(2, 2, 2), index(ReturnRates(2, 2, 2), 0, 0)
+    taught(rates, 0, 0.9)
+    assert index(rates, 0, 0) == fresh
+    rates.update()
+    learned = index(rates, 0, 0)
+    rates.fade(0.5)
+    assert index(rates, 0, 0) == learned
+    rates.update()
+    assert fresh < index(rates, 0, 0) < learned
+    rates.fade(0.0)
+    rates.update()
+    assert index(rates, 0, 0) == fresh
+
+
+def test_what_has_faded_is_overturned_sooner() -> None:
+    found = {}
+    for by in (1.0, 0.05):
+        rates = ReturnRates(1, 1, 2)
+        taught(rates, 0, 0.0, 2000)
+        rates.fade(by)
+        taught(rates, 0, 0.8, 200)
+        rates.update()
+        found[by] = index(rates, 0, 0)
+    assert found[0.05] > 3 * found[1.0]
+
+
+def test_rates_are_the_best_over_all_horizons() -> None:
+    """Against all horizons, one after the other, with the chances that were counted."""
+    draw, rates, n = random.Random("horizons"), ReturnRates(1, 1, 2), 20_000
+    chances, left = [draw.choice((0.02, 0.1, 0.5)) for _ in range(10)], n
+    for age, chance in enumerate(chances):
+        back = round(left * chance)
+        for at in range(left):
+            rates.enter(0, age, 0)
+            if at < back:
+                rates.asked(0, age, 0)
+        left -= back
+    rates.update()
+    hazards = [(chance, width) for chance, width in zip(chances, WIDTHS, strict=False)]
+    for age in range(10):
+        best, waited, alive = 0.0, 0.0, 1.0
+        for chance, width in hazards[age:]:
+            waited += alive * (chance * width / 2 + (1 - chance) * width)
+            alive *= 1 - chance
+            best = max(best, (1 - alive) / waited)
+        assert index(rates, 0, age) == pytest.approx(best, rel=0.05), age
+    assert n > SHRINKAGE * 100  # or what was counted would not outweigh what is assumed

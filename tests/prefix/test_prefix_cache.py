@@ -1,0 +1,206 @@
+"""What the prefix cache keeps, finds and gives up, down to the bytes. Pages of 4 tokens; snapshots where requests ask.
+
+A request of whole pages that ends with its prompt leaves one state, at the end: `turn(T[:8])`.
+"""
+
+from collections.abc import Hashable
+
+import pytest
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate.prefix.policies import Lru, LruPages
+from tests.support.planes import every_snapshot, every_strategy
+from tests.support.serving import Server
+
+T = [7 * n % 50 for n in range(60)]
+SIZES = {"every": 64, "slots": 12, "rows": 2, "pages": 24}
+
+
+def server(backend: Backend, name: str = "redirect", tombstones: bool = True, **more: object) -> Server:
+    prefix = ms.Prefix(states=Lru(), pages=LruPages(tombstones=tombstones))
+    return Server(backend, name, **(SIZES | {"prefix": prefix} | more))  # type: ignore[arg-type]
+
+
+def found(at: Server, tokens: list[int], salt: Hashable = None) -> tuple[int, int, dict[str, int], str]:
+    match = at.mem.match(tokens, salt)
+    assert sum(match.lost.values()) + match.length == match.tokens == len(tokens)
+    assert (match.snapshot.length if match.snapshot else 0) == match.length <= match.evicted_length <= match.kv_length
+    return match.length, match.kv_length, {why: n for why, n in match.lost.items() if n}, match.reason
+
+
+@every_strategy
+@pytest.mark.parametrize("together", [True, False], ids=["in one call", "in two"])
+def test_B42_of_the_same_key_inserted_twice_one_state_stays(name: str, together: bool, backend: Backend) -> None:
+    at = server(backend, name)
+    rows = at.admit(ms.Request("a", tokens=T[:8]), ms.Request("b", tokens=T[:8]))
+    at.run(rows, publish=False)
+    first = at.slot(3 * rows[0].index)
+    for ended in [rows] if together else [rows[:1], rows[1:]]:
+        at.end(ended)
+    at.look(idle=True)
+    (state,) = at.states().values()
+    assert (state.length, at.slot(state.register)) == (8, first)
+    figures = at.mem.stats().prefix
+    assert figures and (figures.inserted, figures.duplicates, figures.nodes, figures.pages) == (1, 1, 1, 2)
+    assert (at.mem.free_slots, at.mem.free_pages) == (12 - 1, 24 - 2)
+    at.empty()
+
+
+@every_snapshot
+def test_B42_a_running_row_gives_up_the_state_that_is_there_already(name: str, backend: Backend) -> None:
+    at = server(backend, name)
+    one, other = at.admit(ms.Request("a", tokens=T[:8]), ms.Request("b", tokens=T[:8]))
+    for _ in range(2):
+        at.run([one, other], publish=False)
+    (state,), free, held = at.publish([one]), at.mem.free_slots, at.mem.slots_held(other)
+    assert state and at.publish([other]) == [state]
+    assert (at.mem.free_slots, at.mem.slots_held(other)) == (free + 1, held - 1)
+    at.look()
+    at.run([one, other])
+    at.end([one, other])
+    assert at.mem.stats().prefix.duplicates == 1  # type: ignore[union-attr]
+    at.empty()
+
+
+def test_B43_a_state_is_never_split(backend: Backend) -> None:
+    at = server(backend, "none")
+    assert at.turn(T[:16]) == 0
+    slot = at.slot(at.states()[16].register)
+    assert at.turn([*T[:8], *[99] * 4]) == 0  # parts from it in the middle
+    at.look(idle=True)
+    assert found(at, [*T[:8], 1, 2])[:2] == (0, 8) and found(at, [*T[:16], 1])[:2] == (16, 16)
+    assert at.slot(at.states_by_prefix()[tuple(T[:16])].register) == slot and at.cache.tree.nodes == 3
+    assert at.turn([*T[:16], 1]) == 16
+    at.empty()
+
+
+@every_strategy
+def test_B44_a_tombstone_is_revived(name: str, backend: Backend) -> None:
+    at = server(backend, name)
+    at.turn(T[:8])
+    assert at.cache.evict_states(1) == 1 and at.mem.free_slots == 12
+    assert found(at, T[:9]) == (0, 8, {"no_sharing": 1, "evicted": 8}, "evicted")
+    at.look(idle=True)
+    pages = sorted(page for _, node in at.cache.tree.walk() for page in node.pages)
+    assert at.turn(T[:8]) == 0  # whose junction is at 4: it could not have gone on from all of it
+    assert found(at, T[:9]) == (8, 8, {"no_sharing": 1}, "no_sharing")
+    assert sorted(page for _, node in at.cache.tree.walk() for page in node.pages) == pages
+    assert set(at.states()) == ({8} if name == "none" else {4, 8}) and at.mem.free_pages == 22
+    assert at.turn(T[:9]) == 8
+    at.empty()
+
+
+def test_B45_an_inner_node_without_its_state_keeps_its_kv(backend: Backend) -> None:
+    at = server(backend)
+    assert [at.turn(T[:8]), at.turn(T[:16])] == [0, 8]
+    assert at.cache.evict_states(1) == 1  # the one that was used before the other came
+    at.look(idle=True)
+    assert found(at, T[:9]) == (0, 8, {"no_sharing": 1, "evicted": 8}, "evicted")
+    assert found(at, T[:17]) == (16, 16, {"no_sharing": 1}, "no_sharing")
+    assert at.mem.free_pages == 24 - 4 and at.turn(T[:17]) == 16
+    at.empty()
+
+
+def test_B45_a_leaf_that_loses_its_kv_loses_its_state(backend: Backend) -> None:
+    at = server(backend)
+    at.turn(T[:8])
+    at.turn(T[:16])
+    assert at.cache.evict_pages(1) == 2  # both pages of the leaf, whose parent stays
+    at.look(idle=True)
+    assert found(at, T[:17])[:2] == (8, 8) and at.mem.free_slots == 11
+    assert at.cache.evict_pages(9) == 2 and not at.cache.tree.roots and at.mem.free_slots == 12
+    at.empty()
+
+
+def test_B45_a_leaf_without_a_state_goes_and_what_led_to_it_too(backend: Backend) -> None:
+    at = server(backend, tombstones=False)
+    for end in (8, 16, 24):
+        at.turn(T[:end])
+    assert at.cache.evict_states(2) == 2  # 8 and 16: tombstones that 24 still needs
+    assert found(at, T[:25])[:2] == (24, 24) and at.mem.free_pages == 24 - 6
+    at.look(idle=True)
+    assert at.cache.evict_states(1) == 1
+    assert at.mem.free_pages == 24 and not at.cache.tree.roots
+    at.empty()
+
+
+def test_B45_only_what_nobody_uses_goes_up_the_path(backend: Backend) -> None:
+    at = server(backend, tombstones=False)
+    at.turn(T[:8])
+    at.turn(T[:16])
+    assert at.turn(T[:9]) == 8  # used last
+    assert at.cache.evict_states(1) == 1
+    assert found(at, T[:17])[:2] == (8, 8) and at.mem.free_pages == 24 - 2
+    at.turn(T[:16])
+    row = at.start([*T[:8], 1])
+    assert at.mem.length(row) == 8
+    at.run([row])
+    assert at.cache.evict_states(2) == 2
+    assert found(at, T[:17])[:2] == (0, 8)  # the row's lease keeps its pages, though nobody can go on from them
+    at.look()
+    at.mem.abort([row])
+    assert at.mem.free_pages == 24
+    at.empty()
+
+
+@pytest.mark.parametrize("tombstones", [True, False])
+def test_B45_kv_that_never_had_a_state_is_kept(tombstones: bool, backend: Backend) -> None:
+    at = server(backend, "none", tombstones)
+    at.turn(T[:9])
+    assert found(at, T[:20]) == (0, 8, {"no_sharing": 12, "no_snapshot": 8}, "no_snapshot")
+    assert at.cache.evict_states(5) == 0 and at.mem.free_pages == 22
+    assert at.cache.evict_pages(5) == 2
+    at.empty()
+
+
+def test_B47_the_deepest_state_and_why_it_is_not_deeper(backend: Backend) -> None:
+    at = server(backend, "none")
+    prompt = [*T[:15], *[99] * 5]
+    assert found(at, prompt) == (0, 0, {"no_sharing": 20}, "no_sharing")
+    assert [at.turn(T[:4]), at.turn(T[:8]), at.turn(T[:14])] == [0, 4, 8]  # the last leaves KV alone
+    assert found(at, prompt) == (8, 12, {"no_sharing": 8, "no_snapshot": 4}, "no_snapshot")
+    assert str(at.mem.match(prompt)) == "8 of 20 tokens by state, 12 by KV (8 no sharing, 4 no snapshot)"
+    assert at.turn(T[:5]) == 4 and at.cache.evict_states(1) == 1
+    assert found(at, prompt) == (4, 12, {"no_sharing": 8, "evicted": 4, "no_snapshot": 4}, "evicted")
+    assert at.cache.evict_states(1) == 1
+    assert found(at, prompt) == (0, 12, {"no_sharing": 8, "evicted": 8, "no_snapshot": 4}, "evicted")
+    before = at.mem.stats()
+    for length in range(1, 16):  # the last token is computed in any case, and pages are whole
+        assert found(at, T[:length])[:2] == (0, min(12, (length - 1) // 4 * 4))
+    assert at.mem.stats() == before
+    at.empty()
+
+
+def test_B48_a_hit_refreshes_only_the_state_it_uses(backend: Backend) -> None:
+    at = server(backend)
+    for end in (4, 8, 12):
+        at.turn(T[:end])
+    at.turn([99] * 8)
+    assert at.turn(T[:13]) == 12  # used: 12, and not 4 and 8 on the way to it
+    for tokens in (T[:5], T[:9]):
+        at.mem.match(tokens)  # a look is no use
+    assert at.cache.evict_states(3) == 3
+    assert set(at.states_by_prefix()) == {tuple(T[:12])}
+    at.look(idle=True)
+    at.empty()
+
+
+@every_strategy
+def test_B53_equal_tokens_under_different_salts_never_match(name: str, backend: Backend) -> None:
+    at = server(backend, name)
+    assert at.turn(T[:8], salt="a") == 0
+    for salt in ("b", None, "", ("a",), 1):
+        assert found(at, T[:9], salt) == (0, 0, {"no_sharing": 9}, "no_sharing")
+    assert at.turn(T[:16], salt="b") == 0
+    row = at.start([*T[:8], 5, 6], salt="b")  # KV of its own salt, and no state there
+    assert (at.mem.length(row), at.mem.next_boundary(row)) == (0, 64 if name == "none" else 8)
+    at.prefill(row)
+    at.run([row])
+    assert found(at, T[:9], "a")[:2] == (8, 8) and found(at, T[:17], "a")[:2] == (8, 8)
+    assert found(at, [*T[:8], 1], "b")[0] == (0 if name == "none" else 8)  # the junction's
+    at.mem.retract([row], tokens=[at.text[row]])
+    assert at.turn([*T[:8], 5, 6], salt="a") == 8
+    assert {salt for salt, _ in at.cache.tree.walk()} == {"a", "b"}
+    at.look(idle=True)
+    at.empty()

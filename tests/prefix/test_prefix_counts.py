@@ -1,0 +1,222 @@
+"""What a scheduler step with a prefix cache costs: one submit and one upload for everything, and no wait."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+import memstate as ms
+from memstate.kernels.dispatch import OPS, Backend
+from memstate.prefix.policies import Lru, LruPages
+from tests.support.scan import scan_registers
+from tests.support.watch import Watch, real_launches
+
+LAYOUT = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=1)
+KINDS = {
+    "none": (ms.NoTracking(8), False),
+    "ping-pong": (ms.PingPong(8), False),
+    "lazy": (ms.LazyPingPong(8), False),
+    "redirect, read": (ms.Redirect(8), True),
+    "redirect, copied": (ms.Redirect(8), False),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture
+def poison() -> None:
+    """Not here, where whatever reaches the device is counted."""
+
+
+def prompt(n: int, length: int = 14) -> list[int]:
+    return [1000 * n + i for i in range(length)]
+
+
+def manager(backend: Backend, kind: str, n: int, **more: object) -> ms.StateManager:
+    tracking, direct = KINDS[kind]
+    return ms.StateManager(
+        LAYOUT,
+        slots=20 * n,
+        max_requests=24 * n,
+        tracking=tracking,
+        device=backend.device,
+        backend=backend.name,
+        pages=40 * n,
+        page_size=4,
+        pages_per_row=40 * n,
+        prefix=ms.Prefix(states=Lru(), pages=LruPages()),
+        direct_hits=direct,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def text(mem: ms.StateManager, row: ms.Row, first: int) -> list[int]:
+    return prompt(first, mem.length(row) + 1)
+
+
+def prefilled(mem: ms.StateManager, numbers: range, length: int = 14) -> ms.Rows:
+    """Requests that have computed their prompts, with snapshots on the way."""
+    rows = mem.admit([ms.Request(n, tokens=prompt(n, length)) for n in numbers])
+    while mem.length(rows[0]) < length:
+        mem.extend(rows, [20] * len(rows))
+        mem.settle(mem.plan(rows, [min(mem.next_boundary(row), length) - mem.length(row) for row in rows]))
+    return rows
+
+
+@pytest.mark.parametrize("n", [1, 12])
+@every_kind
+def test_any_mix_with_a_cache_is_one_submit(kind: str, n: int, backend: Backend) -> None:
+    """Ends of all sorts with publication, looks, hits, insertions, evictions of states and pages, a plan."""
+    mem = manager(backend, kind, n)
+    assert mem.prefix
+    length = 12 if kind == "none" else 14  # a state at the end is all that there is
+    for numbers in (range(n), range(n, 2 * n)):
+        mem.release(prefilled(mem, numbers, length), tokens=[prompt(i, 12) for i in numbers])
+    rows = prefilled(mem, range(2 * n, 6 * n), length)
+    keys = [text(mem, row, 2 * n + i) for i, row in enumerate(rows)]
+    mem.submit()
+    if backend.device.type == "cuda":
+        torch.cuda.synchronize()
+    before, submits = mem.stats().prefix, mem.commands.packets
+    mem.backend.counts.reset()
+
+    per_request = 1 + mem.tracking.lanes_at_admission(True)
+    mem.publish(rows[:n], tokens=keys[:n])
+    mem.release(rows[n : 2 * n], tokens=keys[n : 2 * n])
+    mem.retract(rows[2 * n : 3 * n], tokens=keys[2 * n : 3 * n])
+    mem.abort(rows[3 * n :])
+    going = [number for number in range(6 * n) if mem.match(prompt(number)).length]
+    hits = [ms.Request(f"again {number}", tokens=prompt(number)) for number in going[-2 * n :]]
+    fresh = max(1, mem.free_slots // per_request - len(hits) + 1)
+    new = mem.admit(hits + [ms.Request(f"new {i}", tokens=prompt(100 + i, 2)) for i in range(fresh)])
+    mem.extend(new[-1:], [4 * (mem.free_pages + 3)])
+    batch = [*rows[:n], *new]
+    mem.plan(batch, [min(mem.next_boundary(row) - mem.length(row), 2) for row in batch])
+
+    after = mem.stats().prefix
+    assert before and after and mem.commands.packets - submits == 1
+    counts = mem.backend.counts
+    assert (counts.uploads, counts.syncs) == (1, 0)
+    assert dict(counts.launches) == {"ownership": 1, "run_data": 1, "plan": 1}
+    assert after.inserted > before.inserted and len(hits) == 2 * n
+    assert after.hit_tokens - before.hit_tokens == 12 * 2 * n
+    assert after.evicted_states > before.evicted_states and after.evicted_pages > before.evicted_pages
+    assert scan_registers(mem.registers).problems == []
+    mem.audit().raise_if_leaking()
+    mem.check()
+
+
+@every_kind
+def test_hits_cost_the_same_for_one_and_for_many(kind: str, backend: Backend) -> None:
+    seen = []
+    for n in (1, 16):
+        mem = manager(backend, kind, n, overlap=False)
+        rows = prefilled(mem, range(n))
+        mem.release(rows, tokens=[prompt(i, 14) for i in range(n)])
+        again = [ms.Request(i, tokens=prompt(i, 20)) for i in range(n)]
+        if kind == "none":  # its states are those of ends
+            rows = mem.admit(again)
+            while mem.length(rows[0]) < 16:
+                mem.settle(mem.plan(rows, 4))
+            mem.release(rows, tokens=[prompt(i, 16) for i in range(n)])
+        mem.submit()
+        mem.backend.counts.reset()
+        rows = mem.admit(again)
+        step = mem.plan(rows, 1)
+        assert (step.before == (16 if kind == "none" else 12)).all()
+        counts = mem.backend.counts
+        seen.append((counts.uploads, counts.syncs, dict(counts.launches)))
+    data = {} if kind == "redirect, read" else {"run_data": 1}
+    assert seen == [(1, 0, {"ownership": 1, "plan": 1} | data)] * 2
+
+
+@every_kind
+def test_a_plan_that_evicts_costs_one_submit(kind: str, backend: Backend) -> None:
+    """And one that evicts nothing costs none."""
+    mem = manager(backend, kind, 4)
+    assert mem.prefix
+    rows = prefilled(mem, range(4))
+    mem.release(rows, tokens=[prompt(i) for i in range(4)])
+    rows = mem.admit([ms.Request(i, tokens=prompt(50 + i, 3)) for i in range(4)])
+    mem.extend(rows, [40] * 4)
+    mem.settle(mem.plan(rows, 7))
+    held = mem.pool.claim(mem.free_slots)
+    spent = Counter[str]()
+    for _ in range(12):
+        mem.submit()
+        mem.backend.counts.reset()
+        before, cached = mem.commands.packets, mem.stats().prefix.evicted_states  # type: ignore[union-attr]
+        step = mem.plan(rows, 1)
+        counts, evicted = mem.backend.counts, mem.stats().prefix.evicted_states - cached  # type: ignore[union-attr]
+        spent["states"] += evicted
+        assert mem.commands.packets - before == bool(evicted) and counts.syncs == 0 and counts.uploads <= 1
+        assert dict(counts.launches) == {"plan": 1} | ({"ownership": 1} if evicted else {})
+        mem.settle(step)
+    assert spent["states"] == (0 if kind in ("none", "ping-pong") else 4)
+    mem.pool.release(held)
+    mem.abort(rows)
+    mem.prefix.clear()
+    mem.audit().raise_if_leaking()
+    assert mem.free_slots == mem.stats().capacity
+
+
+def busy(mem: ms.StateManager) -> None:
+    """A turn of everything: hits, insertions, duplicates, evictions, ends of all sorts."""
+    assert mem.prefix
+    rows = prefilled(mem, range(4))
+    keys = [text(mem, row, n) for n, row in enumerate(rows)]
+    mem.publish(rows, tokens=keys)
+    mem.settle(mem.plan([*rows, None], 1))
+    mem.release(rows[:2], tokens=keys[:2])
+    mem.retract(rows[2:3], tokens=keys[2:3])
+    rows = [rows[3], *mem.admit([ms.Request(n, tokens=prompt(n, 20)) for n in (0, 1, 7)])]
+    mem.match(prompt(3))
+    mem.settle(mem.plan(rows, 1))
+    mem.prefix.evict_states(1)
+    mem.prefix.evict_pages(2)
+    mem.cancel(mem.plan(rows[1:], 1), tokens=[prompt(n, 20) for n in (0, 1, 7)])
+    mem.abort(rows[:1])
+    mem.prefix.clear()
+    mem.submit()
+
+
+@every_kind
+def test_nothing_but_launches_and_uploads_reaches_the_device(kind: str, backend: Backend) -> None:
+    mem = manager(backend, kind, 4)
+    busy(mem)  # what is made once is made
+    watch = Watch()
+    for op in OPS:
+        setattr(mem.backend, op, watch.outside(getattr(mem.backend, op)))
+    mem.commands.ring.send = watch.outside(mem.commands.ring.send)  # type: ignore[method-assign,assignment]
+    with watch:
+        busy(mem)
+    assert dict(watch.seen) == {}
+    assert (mem.backend.counts.syncs, mem.stats().upload_waits, mem.free_slots) == (0, 0, 80)
+
+
+def test_counted_launches_are_the_launches(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    mem = manager(backend, "redirect, copied", 4)
+    with real_launches(monkeypatch) as seen:
+        busy(mem)
+    assert len(seen) == (0 if backend.name == "reference" else mem.backend.counts.total_launches)
+    assert mem.backend.counts.total_launches > 10
+
+
+@every_kind
+def test_looks_and_what_finds_nothing_to_do_cost_nothing(kind: str, backend: Backend) -> None:
+    mem = manager(backend, kind, 2)
+    assert mem.prefix
+    rows = prefilled(mem, range(2))
+    mem.publish(rows, tokens=[prompt(n) for n in range(2)])
+    mem.submit()
+    mem.backend.counts.reset()
+    submits = mem.commands.packets
+    for n in range(3):
+        mem.match(prompt(n))
+    mem.prefix.evict_states(0)
+    mem.prefix.evict_pages(0)
+    mem.prefix.make_room(0)
+    mem.publish([], tokens=[])
+    mem.release([], tokens=[])
+    mem.stats(), mem.owners(), repr(mem.prefix)
+    mem.submit()
+    assert mem.commands.packets == submits and not mem.backend.counts.launches and not mem.backend.counts.uploads

@@ -1,0 +1,214 @@
+"""Hits: a state is read directly or copied, is nobody's prey meanwhile, and stays what it was. Refusals change nothing.
+
+Pages of 4 tokens; every prompt of whole pages leaves one state, at its end.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate.prefix.policies import Lru, LruPages
+from tests.support.serving import Server, prefix_of
+
+X, Y, Z, W = ([100 * n + i for i in range(8)] for n in range(1, 5))
+hits = pytest.mark.parametrize(
+    ("name", "direct"),
+    [("redirect", True), ("redirect", False), ("ping-pong", False), ("lazy", False), ("none", False)],
+    ids=["redirect, read", "redirect, copied", "ping-pong", "lazy", "none"],
+)
+
+
+def server(
+    backend: Backend, name: str, direct: bool, states: Sequence[list[int]], spare: int = 0, **more: Any
+) -> Server:
+    """A pool that is full of these states, oldest first, but for `spare` slots."""
+    settings = {"every": 64, "rows": 4, "pages": 30, "prefix": ms.Prefix(states=Lru(), pages=LruPages())} | more
+    at = Server(backend, name, direct_hits=direct, slots=len(states) + spare, overlap=False, **settings)
+    for tokens in states:
+        row = at.start(tokens)
+        at.prefill(row, publish=False)
+        at.end([row])
+    at.look(idle=True)
+    return at
+
+
+def per_request(name: str) -> int:
+    return 2 if name in ("ping-pong", "lazy") else 1
+
+
+def everything(at: Server) -> list[Any]:
+    """What a refusal may not change."""
+    at.look()
+    tree = [
+        (salt, prefix_of(node), node.snapshot, node.leases, node.evicted, node.uses)
+        for salt, node in at.cache.tree.walk()
+    ]
+    table = at.mem.registers.table
+    pins = {register: at.mem.holders._pins[register] for register in at.mem.holders.pinned}
+    return [
+        at.mem.stats().prefix, at.mem.free_slots, at.mem.table.free, list(at.mem.pages.allocator.holders),
+        table.cells.tolist(), table.bitmap.tolist(), tree, pins, list(at.cache.leases),
+    ]  # fmt: skip
+
+
+@hits
+def test_B50_the_source_of_a_hit_is_not_evicted_for_it(name: str, direct: bool, backend: Backend) -> None:
+    needs = per_request(name)
+    at = server(backend, name, direct, [X, Y, Z, W][: 2 + needs], spare=0 if needs == 1 else 1)
+    row = at.start([*X, 5, 6])  # X is the oldest
+    assert at.mem.length(row) == 8
+    kept = (X, Z) if needs == 1 else (X, Z, W)
+    assert set(at.states_by_prefix()) == {tuple(tokens) for tokens in kept}  # exactly what was missing went
+    for _ in range(3):
+        at.run([row], publish=False)
+        at.look()
+    at.mem.abort([row])
+    assert at.turn([*X, 7], publish=False) == 8
+    at.empty()
+
+
+@hits
+def test_B50_several_rows_read_one_state(name: str, direct: bool, backend: Backend) -> None:
+    at = server(backend, name, direct, [X], spare=6)
+    rows = at.admit(*(ms.Request(n, tokens=[*X, n]) for n in range(3)))
+    assert [at.mem.length(row) for row in rows] == [8, 8, 8]
+    at.run([rows[0], None, rows[2]], publish=False)
+    at.look()
+    at.run([rows[1], rows[0]], publish=False)
+    at.look()
+    assert (
+        len({at.slot(3 * row.index) for row in rows} | {at.slot(snap.register) for snap in at.states().values()}) == 4
+    )
+    at.mem.abort(rows)
+    at.empty()
+
+
+@hits
+def test_B50_what_a_first_step_is_to_read_cannot_go(name: str, direct: bool, backend: Backend) -> None:
+    at = server(backend, name, direct, [X, Y], spare=3)
+    row, other = at.admit(ms.Request("a", tokens=[*X, 1]), ms.Request("b", tokens=[9] * 5))
+    at.cache.clear()
+    assert set(at.states_by_prefix()) == ({tuple(X)} if direct else set())
+    assert at.cache.evictable_states == 0
+    if not direct:  # the copy was recorded first; whoever gets the slot writes over it behind the copy
+        assert set(at.mem.match([*X, 1]).lost) and at.mem.match([*X, 1]).evicted_length == 8
+    at.run([other], publish=False)
+    at.look()
+    at.run([row, other], publish=False)
+    assert at.cache.evictable_states == len(at.states_by_prefix())
+    at.cache.clear()
+    at.look()
+    at.mem.abort([row, other])
+    at.empty()
+
+
+def test_B50_a_row_given_up_before_its_first_step_lets_go(backend: Backend) -> None:
+    at = server(backend, "redirect", True, [X, Y], spare=2)
+    row, other = at.admit(ms.Request("a", tokens=[*X, 1]), ms.Request("b", tokens=[*X, 2]))
+    at.mem.abort([row])
+    assert at.cache.evict_states(9) == 1 and list(at.mem.holders.pinned)  # Y alone
+    at.mem.retract([other], tokens=[[*X, 2]])
+    assert not at.mem.holders.pinned and at.cache.evictable_states == 1
+    at.look(idle=True)
+    row = at.start([*X, 3])
+    at.mem.cancel(at.step([row], run=False))
+    assert not at.mem.holders.pinned
+    at.look(idle=True)
+    assert at.turn([*X, 4], publish=False) == 8
+    at.empty()
+
+
+def test_B50_a_fork_of_a_hit_reads_the_same_state(backend: Backend) -> None:
+    at = server(backend, "redirect", True, [X, Y], spare=3)
+    row = at.start([*X, 1])
+    (new,) = at.mem.fork(row, ["second"]).rows
+    at.text[new] = list(at.text[row])
+    assert at.cache.evict_states(9) == 1 and set(at.states_by_prefix()) == {tuple(X)}
+    at.run([row], publish=False)
+    assert at.cache.evict_states(9) == 0
+    at.run([new], publish=False)
+    assert at.text[new] == at.text[row] and at.cache.evict_states(9) == 1
+    at.look()
+    at.mem.abort([row])
+    at.look()
+    at.mem.abort([new])
+    at.empty()
+
+
+REFUSALS: dict[str, tuple[type[ms.MemstateError], list[list[int]]]] = {
+    "rows": (ms.OutOfRows, [[*X, 1], [*Y, 2], [*X, 3], [*Z, 3], [4], [5]]),
+    "slots": (ms.OutOfSlots, [[*X, 1], [*Y, 2], [*Z, 3], [4], [5]]),
+    "pages": (ms.OutOfPages, [[*X, *range(40)], [*Y, *range(33)]]),
+}
+
+
+@hits
+@pytest.mark.parametrize("what", REFUSALS)
+def test_B50_a_refusal_gives_pin_and_lease_and_slot_back(what: str, name: str, direct: bool, backend: Backend) -> None:
+    """Nothing is evicted either, where that could not have been enough."""
+    error, prompts = REFUSALS[what]
+    spare = 2 * per_request(name)  # for one more than the row that runs
+    at = server(backend, name, direct, [X, Y, Z], spare=spare, pages=24, rows=6)
+    running = at.start([*Z, 5])
+    at.run([running], publish=False)
+    before = everything(at)
+    for _ in range(2):
+        with pytest.raises(error) as caught:
+            at.mem.admit([ms.Request(n, tokens=tokens) for n, tokens in enumerate(prompts)])
+        assert everything(at) == before
+    free = {"rows": 5, "slots": per_request(name), "pages": 24 - 6 - 1}[what]
+    assert caught.value.requested > caught.value.free == free  # type: ignore[attr-defined]
+    assert not at.mem.holders.pinned and at.cache.evictable_states == 3
+    row = at.start(prompts[0])  # one of them alone fits
+    assert at.mem.length(row) == 8
+    at.run([row, running], publish=False)
+    at.look()
+    at.mem.abort([row, running])
+    at.empty()
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["read", "copied"])
+def test_B46_a_pinned_state_is_never_evicted_and_pins_balance(direct: bool, backend: Backend) -> None:
+    at = server(backend, "redirect", direct, [X, Y], spare=1)
+    row = at.start([*X, 1])
+    pinned = at.states_by_prefix()[tuple(X)].register if direct else None
+    assert list(at.mem.holders.pinned) == ([pinned] if direct else [])
+    for bad in ([row, row], [ms.Row(row.index, row.generation - 1)], ["row"]):
+        with pytest.raises(ms.MemstateError):
+            at.mem.plan(bad)  # type: ignore[arg-type]
+        assert list(at.mem.holders.pinned) == ([pinned] if direct else [])
+    with pytest.raises(ms.OutOfSlots) as caught:  # what is read cannot be evicted
+        at.mem.admit([ms.Request(n, tokens=[n]) for n in range(2 if direct else 3)])
+    assert caught.value.evictable == (1 if direct else 2)
+    for snap in at.states_by_prefix().values():
+        with pytest.raises(ms.InvalidArgument, match="the prefix cache's"):
+            at.mem.drop([snap])
+    assert len(at.states_by_prefix()) == 2
+    at.run([row], publish=False)
+    assert not at.mem.holders.pinned and at.cache.evictable_states == 2
+    at.look()
+    other = at.start([7])  # takes the slot of Y, which nobody used
+    assert set(at.states_by_prefix()) == {tuple(X)}
+    at.mem.abort([row, other])
+    at.empty()
+
+
+def test_B46_a_snapshot_of_the_caller_and_one_of_the_cache_do_not_mix(backend: Backend) -> None:
+    """A request that resumes from a handle has no lease, and what it leaves may be the cache's all the same."""
+    at = server(backend, "redirect", True, [Y], spare=3)
+    row = at.start(X)
+    at.prefill(row, publish=False)
+    (mine,) = at.mem.release([row], publish=True)
+    assert mine and mine.length == 8 and set(at.states_by_prefix()) == {tuple(Y)}
+    at.look(idle=False)
+    row = at.admit(ms.Request("b", tokens=[*X, 1], resume=mine))[0]
+    assert at.mem.length(row) == 8 and at.mem.stats().prefix.lookups == 2  # type: ignore[union-attr]
+    at.mem.drop([mine])
+    at.run([row])
+    at.look()
+    at.end([row])
+    assert at.mem.match([*X, 1]).kv_length == 8
+    at.empty()

@@ -1,0 +1,228 @@
+"""What broken copies of the prefix cache, of sessions and of the ledger showed that no other test looks at."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import memstate as ms
+from memstate.engine.pool import StatePool
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import Registers
+from memstate.prefix.policies import GreedyDual, Lru, LruPages, ReturnRate
+from memstate.prefix.policies.return_rate import UPDATE
+from memstate.prefix.tree import Node, Tree
+from memstate.requests.snapshots import Snapshot
+from memstate.slots.allocator import SlotAllocator
+from memstate.slots.commands import CommandBuffer
+from memstate.slots.journal import Change
+from memstate.slots.registers import RegisterFile
+from memstate.state.planes import Storage
+from memstate.tokens import encode
+from tests.support.command_bench import require_unordered
+from tests.support.scan import scan_registers
+from tests.support.serving import Server
+
+T = [7 * n % 50 for n in range(60)]
+PAGE = 8  # bytes of a page of one token
+
+
+def server(backend: Backend, **more: object) -> Server:
+    prefix = ms.Prefix(states=Lru(), pages=LruPages())
+    return Server(backend, **({"every": 64, "slots": 12, "rows": 2, "pages": 24, "prefix": prefix} | more))  # type: ignore[arg-type]
+
+
+def test_a_use_refreshes_nothing_that_leads_to_it(backend: Backend) -> None:
+    at = server(backend)
+    for end in (4, 8, 12):
+        at.turn(T[:end])
+    other = [99] * 8
+    at.turn(other)  # used after 4 and 8, and before 12 is used again
+    assert at.turn(T[:13]) == 12
+    assert at.cache.evict_states(2) == 2
+    assert set(at.states_by_prefix()) == {tuple(T[:12]), tuple(other)}
+    at.empty()
+
+
+@pytest.mark.parametrize("call", ["publish", "release", "retract", "cancel"])
+def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -> None:
+    """A state would be found under what it does not stand for."""
+    at = server(backend)
+    row = at.start(T[:9])
+    at.run([row], publish=False)
+    others = ([*T[:5], 99, *T[6:12]], T[4:9], [99, *T[:9]])
+    step = at.step([row], run=False) if call == "cancel" else None
+    before = (at.mem.stats(), at.mem.length(row))
+    for wrong in others:
+        with pytest.raises(ms.InvalidArgument, match="not those of its prompt"):
+            if step:
+                at.mem.cancel(step, tokens=[wrong])
+            else:
+                getattr(at.mem, call)([row], tokens=[wrong])
+        assert (at.mem.stats(), at.mem.length(row)) == before and at.mem.table.alive(row)
+    if step:
+        at.mem.cancel(step, tokens=[T[:9]])
+    else:
+        at.end([row])  # all of them, and what came after
+    assert at.mem.match(T[:9]).kv_length == 8
+    at.empty()
+
+
+def test_one_page_that_a_handle_has_too_is_no_room(backend: Backend) -> None:
+    at = server(backend, pages=8)
+    row = at.start(T[:8])
+    at.prefill(row, publish=False)
+    at.publish([row])
+    (handle,) = at.mem.release([row], publish=True)  # has the two pages of the tree
+    before = (at.mem.stats(), at.cache.tree.total_pages)
+    with pytest.raises(ms.OutOfPages):
+        at.mem.admit([ms.Request("b", length=28)])  # seven pages, six are free
+    assert (at.mem.stats(), at.cache.tree.total_pages) == before
+    assert handle
+    at.mem.drop([handle])
+    (row,) = at.mem.admit([ms.Request("b", length=28)])
+    at.mem.abort([row])
+    at.empty()
+
+
+# -- policies, on nodes alone -----------------------------------------------------------------------
+
+
+class Prompts:
+    """Prompts that share nothing, each of so many pages, and a tree for them."""
+
+    def __init__(self) -> None:
+        self.tree, self.serial = Tree(PAGE), 0
+
+    def __call__(self, pages: int, above: Node | None = None) -> Node:
+        """A new node with a state that no policy knows of; above: what it goes on from."""
+        self.serial += 1
+        key = b"".join(step.key for step in reversed(list(above.path()))) if above else b""
+        key += encode([1000 * self.serial + i for i in range(pages)])
+        node, _ = self.tree.insert(key, [], None)
+        node.snapshot = Snapshot(self.serial, 0, node.end)
+        return node
+
+
+def test_greedy_dual_lets_worth_fade() -> None:
+    """What comes later is worth more by what the last one that went was worth: else old worth never goes."""
+    policy, prompt = GreedyDual(), Prompts()
+    old, small, middling = prompt(10), prompt(4), prompt(5)
+    for node in (old, small, middling):
+        policy.added(node, "prompt")
+    assert list(policy.victims()) == [small, middling, old]
+    policy.dropped(small)
+    new = prompt(7)
+    policy.added(new, "prompt")  # 4 + 7 pages
+    assert list(policy.victims()) == [middling, old, new]
+    policy.dropped(new)  # not because it was the least: no time has passed
+    other = prompt(6)
+    policy.added(other, "prompt")  # 4 + 6: as much as the old one, which was there first
+    assert list(policy.victims()) == [middling, old, other]
+    middling.uses = 1
+    policy.used(middling)  # 4 + 2 x 5
+    policy.superseded(old)
+    assert list(policy.victims()) == [old, other, middling]
+
+
+@pytest.mark.parametrize("returning", ["junction", "prompt"])
+def test_return_rates_are_learned_by_kind(returning: str) -> None:
+    """Of two kinds one always comes back and the other never does: before that is known, the older one goes first."""
+    policy, prompt = ReturnRate(), Prompts()
+    never = "prompt" if returning == "junction" else "junction"
+
+    def order() -> list[str]:
+        pair = {prompt(9): returning, prompt(9): never}
+        for node, kind in pair.items():
+            policy.added(node, kind)
+        return [pair[node] for node in policy.victims() if node in pair]
+
+    assert order() == [returning, never]
+    due: Node | None = None
+    for _ in range(UPDATE + 1):
+        policy.asked(due or prompt.tree.root(None), 12)
+        due = prompt(9)
+        policy.added(due, returning)
+        policy.added(prompt(9), never)
+    assert order() == [never, returning]
+
+
+def test_a_state_inherits_the_requests_of_those_given_up_below_it() -> None:
+    """Two of the same length and age; what goes on from one of them was given up, and will be asked for there."""
+    policy, prompt = ReturnRate(), Prompts()
+    first, second = prompt(9), prompt(9)
+    below = [prompt(2, first), prompt(2, first)]
+    for node in (first, second, *below):
+        policy.added(node, "prompt")
+    assert policy.value(first.worth) == pytest.approx(policy.value(second.worth))
+    for node in below:
+        policy.dropped(node)
+        node.snapshot = None
+    assert list(policy.victims()) == [second, first]
+    assert policy.value(first.worth) == pytest.approx(3 * policy.value(second.worth))
+    for node in below:
+        policy.added(node, "prompt")  # it serves itself again
+    assert policy.value(first.worth) == pytest.approx(policy.value(second.worth))
+
+
+# -- what is recorded -------------------------------------------------------------------------------
+
+
+def test_the_ledger_names_every_change_of_owners(backend: Backend) -> None:
+    at = server(backend, ledger=50, direct_hits=False, overlap=False)
+    ledger = at.mem.ledger
+    assert ledger
+    row = at.start(T[:8])
+    live = 3 * row.index
+    at.prefill(row, publish=False)
+    at.end([row])
+    (kept,) = at.states().values()
+    at.cache.evict_states(1)
+    changes: list[Change] = list(ledger.changes)
+    assert [change.serial for change in changes] == list(range(1, len(changes) + 1))
+    told = [(change.what, change.register, change.source, change.label) for change in changes]
+    assert told == [("claim", live, 0, 0), ("move", kept.register, live, 8), ("release", kept.register, 0, 8)]
+    assert changes[0].owner == changes[1].source_owner == f"row {row.index} (request 'of 8') live"
+    assert str(kept.register) in changes[2].owner
+    assert [change.submit for change in changes] == [1, 2, 2] and at.mem.commands.packets == 1  # the next packet
+    for n in range(60):
+        at.mem.abort([at.start([n])])
+    assert len(ledger.changes) == 50 and ledger.changes[-1].serial == 3 + 2 * 60
+    at.empty()
+
+
+def test_the_order_of_record_is_kept_for_many_registers_too(backend: Backend) -> None:
+    """More than a loop looks at: moves of what was moved, and copies of what is given up and taken again."""
+    n, layout = 12, ms.StateLayout((ms.Plane("s", (4,), torch.float32),), layers=1)
+    allocator, storage = SlotAllocator(3 * n, backend), Storage(layout, 3 * n, backend)
+    file = RegisterFile(allocator, n, 3 * n)
+    buffer, carry_out = CommandBuffer(file, StatePool(allocator, storage).run_data), backend.ownership
+
+    def guarded(table: Registers, packet: Tensor) -> None:
+        require_unordered(packet.tolist())
+        carry_out(table, packet)
+
+    backend.ownership = guarded  # type: ignore[attr-defined]
+    one, two, three = (np.arange(n) + file.first_holder + i * n for i in range(3))
+    buffer.claim(one)
+    buffer.submit()
+    slots = file.table.slots[one].long()
+    storage.planes["s"][0, slots] = torch.arange(n, dtype=torch.float32, device=backend.device)[:, None]
+    file.table.labels[one] = torch.arange(10, 10 + n, dtype=torch.int32, device=backend.device)
+    file.labels[one] = np.arange(10, 10 + n)
+
+    buffer.move(two, one)
+    buffer.move(one, two[::-1])  # in the other order
+    buffer.claim(three)
+    buffer.copy(three, one)
+    buffer.release(one)
+    buffer.claim(two)
+    buffer.zero(two)  # in the slots that were released
+    buffer.submit()
+
+    expected = np.arange(n)[::-1]
+    assert scan_registers(file).problems == []
+    assert file.table.labels[three].tolist() == file.labels[three].tolist() == (expected + 10).tolist()
+    assert storage.planes["s"][0, file.table.slots[three].long(), 0].tolist() == expected.tolist()
+    assert not storage.planes["s"][0, file.table.slots[two].long()].any()
+    assert not file.held[one].any() and allocator.free == n

@@ -1,0 +1,185 @@
+"""Doors of the prefix cache: what isolates, what is refused by name, what is bounded, and whom the ledger names."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import memstate as ms
+from memstate.prefix.policies import FlopAware, Lru, PathCap, Place, ReturnRate
+from memstate.slots.inspect import Picture
+
+LAYOUT = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), 1)
+T = list(range(16))
+
+
+def manager(**settings: Any) -> ms.StateManager:
+    sizes = {"slots": 8, "max_requests": 3, "pages": 40, "page_size": 4, "pages_per_row": 12}
+    given = sizes | {"tracking": ms.Redirect(8), "prefix": ms.Prefix(states=Lru()), "backend": "reference"} | settings
+    return ms.StateManager(LAYOUT, **given)  # type: ignore[arg-type]
+
+
+def run(mem: ms.StateManager, row: ms.Row, tokens: list[int]) -> None:
+    """Prefill to the end of the tokens, and a boundary at their end confirmed."""
+    mem.extend([row], [len(tokens)])
+    while (done := mem.length(row)) < len(tokens):
+        mem.settle(mem.plan([row], min(mem.next_boundary(row), len(tokens)) - done))
+
+
+def test_B53_rows_without_tokens_and_their_forks_leave_what_they_have_under_their_salt() -> None:
+    mem = manager()
+    (row,) = mem.admit([ms.Request("a", salt="tenant")])
+    run(mem, row, T)
+    fork = mem.fork(row, ["b"]).rows[0]
+    run(mem, fork, [*T, *T[:4]])
+    mem.release([row, fork], tokens=[T, [*T, *T[:4]]])
+    assert [mem.match([*T, 1], salt).length for salt in ("tenant", None)] == [8, 0]  # 16 went to the fork
+    assert [mem.match([*T, *T], salt).length for salt in ("tenant", None)] == [20, 0]
+
+
+def test_B53_a_resumed_handle_goes_on_under_the_salt_of_its_request() -> None:
+    mem = manager()
+    (row,) = mem.admit([ms.Request("a")])
+    run(mem, row, T)
+    (kept,) = mem.release([row], publish=True)
+    (row,) = mem.admit([ms.Request("b", resume=kept, tokens=[*T, *T], salt="tenant")])
+    run(mem, row, [*T, *T])
+    mem.release([row], tokens=[[*T, *T]])
+    assert [mem.match([*T, *T, 1], salt).length for salt in ("tenant", None)] == [32, 0]
+
+
+class Moody(Lru):
+    """A policy of somebody's, with a fault."""
+
+    raises = ""
+
+    def admits(self, place: Place) -> bool:
+        if self.raises == "admits":
+            raise RuntimeError("admits")
+        return super().admits(place)
+
+    def added(self, node: Any, kind: str) -> None:
+        super().added(node, kind)
+        if self.raises == "added":
+            raise RuntimeError("added")
+
+
+@pytest.mark.parametrize("where", ["admits", "added"])
+def test_G1_a_policy_that_raises_leaves_nothing_half_done(where: str) -> None:
+    policy = Moody()
+    mem = manager(prefix=ms.Prefix(states=policy))
+    (row,) = mem.admit([ms.Request("a", tokens=T)])
+    run(mem, row, T)
+    mem.release([row], tokens=[T])
+    (row,) = mem.admit([ms.Request("b", tokens=[*T[:12], 1, 2, 3, 4])])
+    run(mem, row, [*T[:12], 1, 2, 3, 4])
+    policy.raises = where
+    with pytest.raises(RuntimeError):
+        if where == "admits":
+            mem.admit([ms.Request("c", tokens=[*T, *T])])
+        else:
+            mem.publish([row], tokens=[[*T[:12], 1, 2, 3, 4]])
+    policy.raises = ""
+    mem.release([row], tokens=[[*T[:12], 1, 2, 3, 4]])
+    assert mem.prefix is not None and not mem.holders.pinned
+    mem.prefix.clear()
+    mem.audit().raise_if_leaking()
+    assert (mem.free_slots, mem.free_pages, mem.prefix.tree.leased_pages) == (8, 40, 0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PathCap(0, Lru()),
+        lambda: PathCap(True, Lru()),
+        lambda: PathCap(3, "lru"),  # type: ignore[arg-type]
+        lambda: FlopAware(float("nan")),
+        lambda: FlopAware(-1.0),
+        lambda: FlopAware(1.0, "linear"),  # type: ignore[arg-type]
+        lambda: ms.Prefix(states=Lru),  # type: ignore[arg-type]
+        lambda: ms.Prefix(most_states=-1),
+        lambda: manager(prefix=True),
+        lambda: manager(prefix=Lru()),
+        lambda: manager(ledger=-1),
+        lambda: manager(ledger=1.5),
+    ],
+)
+def test_G1_settings_that_cannot_be_meant_are_refused_at_construction(make: Callable[[], object]) -> None:
+    with pytest.raises(ms.ConfigurationError):
+        make()
+
+
+def test_a_policy_within_two_others_is_noticed() -> None:
+    shared = Lru()
+    first = manager(prefix=ms.Prefix(states=PathCap(2, shared)))
+    with pytest.raises(ms.ConfigurationError, match="another manager"):
+        manager(prefix=ms.Prefix(states=PathCap(3, shared)))
+    assert first.free_slots == 8
+
+
+def test_the_default_policy_keeps_no_tokens_of_what_it_forgot() -> None:
+    policy = ReturnRate()
+    mem = manager(prefix=ms.Prefix(states=policy))
+    assert mem.prefix is not None
+    for at in range(60):
+        tokens = [100 * at + n for n in range(32)]
+        (row,) = mem.admit([ms.Request(at, tokens=tokens)])
+        run(mem, row, tokens)
+        mem.release([row], tokens=[tokens])
+    kept = {id(spot.node): len(spot.node.key) for _, spot, _ in policy._log}
+    tree = mem.prefix.tree
+    assert tree.hollow_pages <= 40 and len(policy._log) >= 60
+    assert sum(kept.values()) <= (tree.total_pages + tree.hollow_pages) * tree.page
+
+
+def test_the_ledger_names_cached_prefixes_also_when_they_go() -> None:
+    mem = manager(ledger=50)
+    (row,) = mem.admit([ms.Request("a", tokens=T)])
+    run(mem, row, T)
+    mem.release([row], tokens=[T])
+    assert mem.prefix is not None and mem.ledger is not None
+    mem.prefix.clear()
+    gone = [change.owner for change in mem.ledger.changes if change.what == "release"]
+    assert gone[-1].startswith("cached prefix of 16 tokens")
+
+
+def test_refusals_name_idle_sessions() -> None:
+    mem = manager(slots=2, prefix=None)
+    for name in "ab":
+        session = mem.open_session(name)
+        (row,) = mem.admit([ms.Request(name, tokens=T[:6], session=session)])
+        run(mem, row, T[:6])
+        mem.release([row], tokens=[T[:6]])
+    assert mem.stats().held_by_sessions == 2 and mem.stats().held_by_snapshots == 0
+    with pytest.raises(ms.OutOfSlots, match="idle sessions hold 2: close_session") as refusal:
+        mem.admit([ms.Request("c")])
+    assert refusal.value.in_sessions == 2 and refusal.value.evictable == 0
+    with pytest.raises(ms.OutOfPages, match="waiting cannot help"):
+        mem.pages.require_free(41)
+
+
+def test_match_counts_what_a_session_keeps() -> None:
+    mem = manager()
+    session = mem.open_session("chat")
+    (row,) = mem.admit([ms.Request("a", tokens=T[:14], session=session)])
+    run(mem, row, T[:14])
+    mem.release([row], tokens=[T[:14]])
+    assert mem.match([*T, 1]).length < mem.match([*T, 1], session=session).length == 14
+
+
+@pytest.mark.parametrize(
+    "change", [{"names": []}, {"tags": 5}, {"names": {"x": "y"}}, {"capacity": "x"}, {"owners": None}, {"rows": 3}]
+)
+def test_G1_files_that_are_no_pictures_are_refused(change: dict[str, object], tmp_path: Path) -> None:
+    path = tmp_path / "owners.json"
+    manager().snapshot().save(path)
+    assert Picture.load(path).capacity == 8
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | change), encoding="utf-8")
+    with pytest.raises(ms.InvalidArgument, match="not a picture"):
+        Picture.load(path)
+    path.write_text("[" * 100_000, encoding="utf-8")
+    with pytest.raises(ms.InvalidArgument, match="not a picture"):
+        Picture.load(path)

@@ -1,0 +1,144 @@
+"""Where the cache cannot give what a request lacks, it gives nothing, and the request has taken nothing."""
+
+from collections.abc import Iterator
+
+import pytest
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate.prefix.policies import Lru, LruPages
+from memstate.prefix.policies.names import POLICIES
+from memstate.prefix.tree import Node
+from tests.support.serving import Server
+
+T = list(range(100, 116))
+
+
+def server(backend: Backend, policy: Lru | None = None, **more: object) -> Server:
+    prefix = ms.Prefix(states=policy or Lru(), pages=LruPages())
+    return Server(backend, **({"every": 64, "slots": 6, "rows": 3, "pages": 8, "prefix": prefix} | more))  # type: ignore[arg-type]
+
+
+def figures(at: Server) -> tuple[object, ...]:
+    at.look()
+    return at.mem.stats().prefix, at.mem.free_slots, at.mem.free_pages, at.mem.table.free, len(at.cache.leases)
+
+
+def test_pages_that_a_handle_has_too_are_no_room(backend: Backend) -> None:
+    at = server(backend)
+    row = at.start(T[:8])
+    at.prefill(row, publish=False)
+    at.publish([row])  # KV for the cache, whose two pages
+    (handle,) = at.mem.release([row], publish=True)  # the caller's handle has as well
+    assert handle and handle.pages and at.cache.tree.total_pages == 2
+    before = figures(at)
+    with pytest.raises(ms.OutOfPages):
+        at.mem.admit([ms.Request("b", length=32)])
+    assert figures(at) == before
+
+
+def test_pages_of_a_row_that_published_a_shorter_key_are_no_room(backend: Backend) -> None:
+    at = server(backend, pages=6)
+    row = at.start(T[:16])
+    at.prefill(row, publish=False)
+    at.publish([row])
+    at.mem.publish([row], tokens=[T[:4]])
+    before = figures(at)
+    with pytest.raises(ms.OutOfPages):
+        at.mem.admit([ms.Request("b", length=20)])
+    assert figures(at) == before
+
+
+class Mean(Lru):
+    """Offers nothing."""
+
+    def victims(self) -> Iterator[Node]:
+        return iter(())
+
+
+def test_a_policy_that_offers_nothing_costs_a_request_nothing(backend: Backend) -> None:
+    at = server(backend, Mean(), slots=1)
+    at.turn(T[:8])
+    before = figures(at)
+    with pytest.raises(ms.OutOfSlots):
+        at.mem.admit([ms.Request("b", tokens=[1, 2])])
+    assert figures(at) == before
+
+
+def test_the_settings_of_one_manager_are_no_other_managers(backend: Backend) -> None:
+    prefix = ms.Prefix(states=Lru(), pages=LruPages())
+    at = server(backend, slots=1, prefix=prefix)
+    at.turn(T[:8])
+    with pytest.raises(ms.ConfigurationError):
+        server(backend, slots=1, prefix=prefix)
+    assert at.turn(T[8:12]) == 0
+
+
+def test_settings_that_cannot_be_meant_are_refused() -> None:
+    for wrong in (
+        {"states": LruPages()}, {"states": "lru"}, {"pages": Lru()}, {"most_states": -1}, {"most_states": 1.5},
+        {"most_states": True}, {"evict": 1},
+    ):  # fmt: skip
+        with pytest.raises(ms.ConfigurationError):
+            ms.Prefix(**wrong)  # type: ignore[arg-type]
+
+
+def test_what_needs_a_cache_says_so_where_there_is_none(backend: Backend) -> None:
+    at = Server(backend, prefix=False)
+    with pytest.raises(ms.ConfigurationError, match="prefix=ms"):
+        at.mem.match(T)
+    row = at.start(T[:5])  # tokens alone are no harm
+    for call in (
+        lambda: at.mem.publish([row], tokens=[T]),
+        lambda: at.mem.release([row], tokens=[T]),
+        lambda: at.mem.retract([row], tokens=[T]),
+    ):
+        with pytest.raises(ms.ConfigurationError, match="prefix=ms"):
+            call()
+    step = at.step([row], run=False)
+    with pytest.raises(ms.ConfigurationError, match="prefix=ms"):
+        at.mem.cancel(step, tokens=[T])
+    at.mem.settle(step)
+    at.mem.abort([row])
+    at.mem.audit().raise_if_leaking()
+    assert at.mem.stats().prefix is None and at.mem.free_slots == 16
+
+
+def test_a_salt_or_a_snapshot_that_cannot_be_meant_changes_nothing(backend: Backend) -> None:
+    at = server(backend)
+    at.turn(T[:8])
+    (cached,) = at.states().values()
+    before = figures(at)
+    for call in (
+        lambda: at.mem.match(T, salt=["a"]),
+        lambda: at.mem.admit([ms.Request("a", tokens=T[:9]), ms.Request("b", tokens=T, salt=["a"])]),
+        lambda: at.mem.drop([cached]),
+        lambda: at.mem.admit([ms.Request("a", tokens=T[:9]), ms.Request("b", tokens=T, length=-1)]),
+        lambda: at.mem.admit([ms.Request("a", tokens=T[:9]), ms.Request("b", tokens=T, want=3)]),
+        lambda: at.mem.admit([ms.Request("a", tokens=T[:9]), ms.Request("b", length=4 * 41)]),  # wider than a row
+    ):
+        with pytest.raises(ms.InvalidArgument):
+            call()
+        assert figures(at) == before and not at.mem.holders.pinned
+    at.empty()
+
+
+def of_pages(name: str) -> ms.Prefix:
+    states, pages = POLICIES[name]
+    return ms.Prefix(states=states(), pages=pages() if pages else None)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_request_can_have_every_page_and_every_slot(policy: str, backend: Backend) -> None:
+    """Also those of nodes that become leaves while leaves are given up."""
+    at = Server(backend, "none", prefix=of_pages(policy), slots=3, rows=1, pages=10)
+    start, *others = ([100 * n + i for i in range(8)] for n in range(4))
+    for tokens in ([*start, *others[0]], [*start, *others[1]], others[2][:4]):  # two states below KV alone
+        assert at.turn(tokens, publish=False) == 0
+    assert (at.mem.free_slots, at.mem.free_pages, at.cache.tree.nodes) == (0, 3, 4)
+    row = at.start(range(500, 537))  # ten pages
+    assert (at.mem.free_slots, at.mem.free_pages, at.cache.evictable_pages) == (2, 0, 0)
+    at.run([row])
+    at.look()
+    at.mem.abort([row])
+    at.empty()

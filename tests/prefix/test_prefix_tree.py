@@ -1,0 +1,233 @@
+"""The radix tree alone, beside dictionaries of every single prefix.
+
+A hollow node is remembered, and its KV is gone.
+"""
+
+from collections.abc import Hashable
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memstate.prefix.tree import Node, Tree
+from memstate.requests.snapshots import Snapshot
+from memstate.tokens import encode
+
+UNIT = 16  # bytes of a page of two tokens
+PAGES = [encode(page) for page in ((0, 0), (0, 1), (1, 0))]  # two of them agree in half
+Prefix = tuple[Hashable, bytes]
+
+
+def below(node: Node) -> bytes:
+    return b"".join(step.key for step in reversed(list(node.path())))
+
+
+class Naive:
+    """A tree, and beside it the page of every single prefix, the prefixes with a state, and those that had one."""
+
+    def __init__(self) -> None:
+        self.tree = Tree(UNIT)
+        self.pages: dict[Prefix, int] = {}
+        self.hollow: set[Prefix] = set()
+        self.states: dict[Prefix, Snapshot] = {}
+        self.evicted: set[Prefix] = set()
+        self.leases: list[Node] = []
+        self.next = count(1)
+
+    def prefixes(self, key: bytes, salt: Hashable) -> list[Prefix]:
+        """Shortest first."""
+        return [(salt, key[:end]) for end in range(UNIT, len(key) + 1, UNIT)]
+
+    def insert(self, key: bytes, salt: Hashable, at: int) -> Node:
+        """at: where a second look begins, as an insert with a state in the middle does it."""
+        mine = [next(self.next) for _ in range(len(key) // UNIT)]
+        there = [prefix in self.pages for prefix in self.prefixes(key, salt)]
+        start = self.tree.insert(key[: at * UNIT], mine[:at], salt)[0] if 0 < at < len(mine) else None
+        node, had = self.tree.insert(key, mine, salt, start)
+        assert had == max(sum(there), at if start else 0) and there == sorted(there, reverse=True)
+        for prefix, page in zip(self.prefixes(key, salt), mine, strict=True):
+            self.pages.setdefault(prefix, page)
+            self.hollow.discard(prefix)
+        assert below(node) == key and node.end == len(key) // UNIT
+        assert self.tree.pages_to(node) == [self.pages[prefix] for prefix in self.prefixes(key, salt)]
+        return node
+
+    def give(self, node: Node, salt: Hashable) -> None:
+        where = (salt, below(node))
+        node.snapshot = self.states[where] = Snapshot(len(self.states), next(self.next), node.end)
+        node.evicted = False
+        self.evicted.discard(where)
+
+    def evict(self, node: Node, salt: Hashable) -> None:
+        if node.snapshot:
+            where = (salt, below(node))
+            del self.states[where]
+            self.evicted.add(where)
+            node.snapshot, node.evicted = None, True
+
+    def empty(self, node: Node, salt: Hashable, at: int) -> None:
+        """Takes KV from the end of a node below which there is none."""
+        if node.carriers or node.leases or node.hollow:
+            return
+        self.evict(node, salt)
+        size = len(node.pages)
+        gone = self.prefixes(below(node), salt)[-(1 + at % size) :]
+        assert self.tree.hollow(node, len(gone)) == [self.pages.pop(prefix) for prefix in gone]
+        assert (node.hollow, node.pages, len(node.key) // UNIT) == (True, [], len(gone))
+        self.hollow |= set(gone)
+
+    def remove(self, node: Node, salt: Hashable) -> None:
+        if node.children or node.leases:
+            return
+        key = below(node)
+        for prefix in self.prefixes(key, salt)[-(len(node.key) // UNIT) :]:
+            self.pages.pop(prefix, None)
+            self.hollow.discard(prefix)
+        self.states.pop((salt, key), None)
+        self.evicted.discard((salt, key))
+        self.tree.remove(node)
+
+    def check(self) -> None:
+        tree, nodes = self.tree, list(self.tree.walk())
+        assert len(nodes) == tree.nodes == len({id(node) for _, node in nodes})
+        assert tree.total_pages == len(self.pages) == sum(len(node.pages) for _, node in nodes)
+        assert tree.hollow_pages == len(self.hollow)
+        assert set(tree.roots) == {salt for salt, _ in [*self.pages, *self.hollow]}  # empty roots vanish
+        for memory in (0, len(self.hollow) // 2, len(self.hollow)):
+            node = tree.forgettable(memory)
+            assert (node is None) == (len(self.hollow) <= memory) and (node is None or not node.children)
+            assert node is None or node.hollow
+        seen, hollow = {}, set[Prefix]()
+        for salt, node in nodes:
+            key, size = below(node), len(node.key) // UNIT
+            assert node.key and len(node.pages) == (0 if node.hollow else size) and node.end * UNIT == len(key)
+            assert node.carriers == sum(not child.hollow for child in node.children.values())
+            assert all(child.parent is node and first == child.key[:UNIT] for first, child in node.children.items())
+            seen |= dict(zip(self.prefixes(key, salt)[-size:], node.pages, strict=not node.hollow))
+            hollow |= set(self.prefixes(key, salt)[-size:] if node.hollow else ())
+            assert node.snapshot is self.states.get((salt, key))
+            assert node.evicted == ((salt, key) in self.evicted)
+            assert node.leases == sum(node in lease.path() for lease in self.leases)
+        assert seen == self.pages and hollow == self.hollow
+        leased = {id(step): len(step.pages) for lease in self.leases for step in lease.path()}
+        assert tree.leased_pages == sum(leased.values())
+
+    def find(self, key: bytes, salt: Hashable) -> None:
+        found, prefixes = self.tree.find(key, salt), self.prefixes(key, salt)
+        there = [prefix for prefix in prefixes if prefix in self.pages]
+        known = [prefix for prefix in prefixes if prefix in self.pages or prefix in self.hollow]
+        stated = [prefix for prefix in there if prefix in self.states]
+        reach = len(stated[-1][1]) if stated else 0
+        gone = [prefix for prefix in there if prefix in self.evicted and len(prefix[1]) > reach]
+        assert found.kv == len(there) and found.inside <= len(found.node.key)
+        assert (found.stated.snapshot if found.stated else None) == (self.states[stated[-1]] if stated else None)
+        assert (below(found.evicted) if found.evicted else None) == (gone[-1][1] if gone else None)
+        for node, prefix in ((found.node, known), (found.reach, there)):  # the node that the last of them lies in
+            path = below(node)
+            assert path.startswith(prefix[-1][1] if prefix else b"") and not (path and not prefix)
+            assert len(path) - len(node.key) < len(prefix[-1][1] if prefix else b" ")
+        assert key.startswith(below(found.known)) and found.known in (found.node, found.node.parent)
+
+
+ACTIONS = ["insert", "insert", "insert", "state", "evict", "empty", "empty", "remove", "lease", "unlease"]
+CALLS = st.tuples(
+    st.sampled_from(ACTIONS), st.lists(st.sampled_from(PAGES), min_size=1, max_size=6), st.sampled_from("ab"),
+    st.integers(0, 5),
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(CALLS, max_size=40))
+def test_the_tree_is_a_dictionary_of_prefixes(calls: list[tuple[str, list[bytes], str, int]]) -> None:
+    naive = Naive()
+    for action, pages, salt, at in calls:
+        key = b"".join(pages)
+        node = naive.tree.find(key, salt).node
+        if action == "insert":
+            naive.insert(key, salt, at)
+        elif action == "state":
+            naive.give(naive.insert(key, salt, 0), salt)
+        elif action == "lease":
+            naive.leases.append(naive.insert(key, salt, at))
+            naive.tree.lease(naive.leases[-1])
+        elif action == "unlease" and naive.leases:
+            naive.tree.unlease(naive.leases.pop(at % len(naive.leases)))
+        elif action == "evict" and not node.is_root:
+            naive.evict(node, salt)
+        elif action == "empty" and not node.is_root:
+            naive.empty(node, salt, at)
+        elif action == "remove" and not node.is_root:
+            naive.remove(node, salt)
+        naive.check()
+        for cut in (0, 1, 8, 15):  # a page filled in part is no page
+            naive.find(key[: len(key) - cut], salt)
+    for lease in naive.leases:
+        naive.tree.unlease(lease)
+    naive.leases = []
+    while node := naive.tree.forgettable(0):  # children before their parents
+        naive.remove(node, next(salt for salt, other in naive.tree.walk() if other is node))
+        naive.check()
+    while leaves := [(salt, node) for salt, node in naive.tree.walk() if not node.children]:
+        naive.remove(leaves[0][1], leaves[0][0])
+        naive.check()
+    assert not naive.tree.roots and not naive.tree.nodes and not naive.tree.total_pages
+
+
+def key_of(*pages: int) -> bytes:
+    return b"".join(encode([page, page]) for page in pages)
+
+
+def test_a_prompt_computed_bit_by_bit_is_one_node() -> None:
+    tree = Tree(UNIT)
+    first, _ = tree.insert(key_of(1), [1], None)
+    tree.lease(first)
+    for n in range(2, 6):
+        node, had = tree.insert(key_of(*range(1, n + 1)), list(range(1, n + 1)), None)
+        assert node is first and had == n - 1
+    assert (tree.nodes, tree.total_pages, tree.leased_pages) == (1, 5, 5)
+    assert tree.pages_to(first) == [1, 2, 3, 4, 5]
+    tree.unlease(first)
+    assert tree.leased_pages == 0
+
+
+@pytest.mark.parametrize("why", ["state", "evicted", "children"])
+def test_a_node_at_whose_end_something_happened_stays_as_long_as_it_is(why: str) -> None:
+    tree = Tree(UNIT)
+    node, _ = tree.insert(key_of(1, 2), [1, 2], None)
+    if why == "state":
+        node.snapshot = Snapshot(1, 1, 4)
+    elif why == "evicted":
+        node.evicted = True
+    else:
+        tree.insert(key_of(1, 2, 9), [1, 2, 9], None)
+        node = next(iter(tree.roots[None].children.values()))
+        tree.insert(key_of(1, 2, 8), [1, 2, 8], None)  # splits at 2, where the first key ended
+        node = next(iter(tree.roots[None].children.values()))
+    longer, had = tree.insert(key_of(1, 2, 3), [1, 2, 3], None)
+    assert had == 2 and longer is not node and longer.parent is node and node.end == 2 and longer.pages == [3]
+
+
+def test_B43_the_upper_part_of_a_split_node_has_no_state_and_the_lower_one_keeps_it() -> None:
+    tree = Tree(UNIT)
+    node, _ = tree.insert(key_of(1, 2, 3, 4), [1, 2, 3, 4], "salt")
+    snapshot = node.snapshot = Snapshot(7, 1, 8)
+    node.uses = 3
+    tree.lease(node)
+    other, had = tree.insert(key_of(1, 2, 5), [11, 12, 13], "salt")
+    upper = node.parent
+    assert had == 2 and upper is not None and upper is other.parent and not upper.is_root
+    assert (upper.snapshot, upper.evicted, upper.uses, upper.leases, upper.pages) == (None, False, 0, 1, [1, 2])
+    assert (node.snapshot, node.uses, node.leases, node.pages, node.end) == (snapshot, 3, 1, [3, 4], 4)
+    assert (other.pages, other.leases, tree.leased_pages, tree.nodes) == ([13], 0, 4, 3)
+    found = tree.find(key_of(1, 2, 3, 4, 9), "salt")
+    assert found.stated is node and tree.pages_to(node) == [1, 2, 3, 4]
+    assert tree.find(key_of(1, 2, 3), "salt").stated is None
+
+
+def test_a_tree_without_pages_counts_lengths_alone() -> None:
+    tree = Tree(UNIT)
+    node, _ = tree.insert(key_of(1, 2, 3), [], None)
+    other, had = tree.insert(key_of(1, 2, 4, 5), [], None)
+    assert (had, other.end, node.end, tree.nodes, tree.total_pages) == (2, 4, 3, 3, 5)
+    assert tree.pages_to(other) == tree.pages_to(node) == []

@@ -1,0 +1,201 @@
+"""Snapshots that a request asks for itself: where KV reached and no state did, and at the end of its prompt.
+
+Pages of 4 tokens. `boundaries` are the lengths at which a prefill without any limit stops.
+"""
+
+import pytest
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate.prefix.policies import Lru, LruPages, Place
+from tests.support.planes import both_orders, every_snapshot
+from tests.support.serving import Server
+
+T = [7 * n % 50 for n in range(60)]
+
+
+def server(backend: Backend, name: str, policy: Lru | None = None, **more: object) -> Server:
+    prefix = ms.Prefix(states=policy or Lru(), pages=LruPages())
+    return Server(backend, name, **({"every": 64, "slots": 14, "rows": 2, "prefix": prefix} | more))  # type: ignore[arg-type]
+
+
+def kv_of(at: Server, tokens: list[int]) -> None:
+    """Leaves the KV of whole pages, and no state."""
+    row = at.start(tokens)
+    at.prefill(row, publish=False)
+    at.publish([row])
+    at.mem.abort([row])
+    at.cache.evict_states(99)
+    for _, node in at.cache.tree.walk():
+        node.evicted = False  # as if there had never been one
+
+
+def boundaries(at: Server, row: ms.Row) -> list[int]:
+    """Prefills, publishing after each step, and one token more; returns where the steps of the prompt ended."""
+    prompt, seen = len(at.text[row]), []
+    while at.mem.length(row) < prompt:
+        at.run([row])
+        seen.append(at.mem.length(row))
+        at.look()
+    at.run([row])
+    at.look()
+    return seen
+
+
+@every_snapshot
+@pytest.mark.parametrize("in_place", [False, True], ids=["", "in place"])
+def test_B49_the_second_of_three_requests_leaves_what_the_third_goes_on_from(
+    name: str, in_place: bool, backend: Backend
+) -> None:
+    at = server(backend, name, in_place=in_place)
+    shared, tails = T[:10], [[200 + n] * 9 for n in range(3)]
+    assert at.turn([*shared, *tails[0]], goal=2, most=6) == 0
+    assert not any(tokens == tuple(T[:8]) for tokens in at.states_by_prefix())
+    match = at.mem.match([*shared, *tails[1]])
+    assert (match.length, match.kv_length, match.reason) == (0, 8, "no_snapshot")
+    row = at.start([*shared, *tails[1]])
+    assert (at.mem.length(row), at.mem.next_boundary(row)) == (0, 8)
+    at.prefill(row, most=6)
+    at.run([row])
+    assert tuple(T[:8]) in at.states_by_prefix()
+    third = at.start([*shared, *tails[2]])
+    assert at.mem.length(third) == 8  # and nothing was computed twice since
+    at.prefill(third, most=6)
+    at.look()
+    at.end([row, third])
+    assert at.turn([*shared, *tails[1]]) == 16 and at.turn([*shared, *tails[2]]) == 16
+    figures = at.mem.stats().prefix
+    assert figures and figures.lost_no_snapshot == 8
+    at.empty()
+
+
+CASES = {  # every, tokens whose KV is there, prompt: where its prefill stops, and the states that it leaves
+    "both": (64, 9, 22, [8, 20, 22], [8, 20]),
+    "both, chunks at multiples": (8, 13, 22, [8, 12, 16, 20, 22], [8, 12, 16, 20]),
+    "the junction on a multiple": (8, 9, 22, [8, 16, 20, 22], [8, 16, 20]),
+    "the prompt's end on a multiple": (8, 13, 16, [8, 12, 16], [8, 12, 16]),
+    "both on multiples": (8, 9, 17, [8, 16, 17], [8, 16]),
+    "junction and prompt's end in one": (64, 13, 15, [12, 15], [12]),
+    "all three in one": (4, 13, 14, [4, 8, 12, 14], [4, 8, 12]),
+    "neighbours": (64, 9, 13, [8, 12, 13], [8, 12]),
+    "the prompt ends at its end": (64, 9, 12, [8, 12], [8, 12]),
+    "shorter than a page": (64, 0, 3, [3], []),
+}
+
+
+@both_orders
+@every_snapshot
+def test_B49_junction_and_prompt_end_are_both_taken(name: str, overlap: bool, backend: Backend) -> None:
+    for case in CASES if backend.name == "reference" else ("both", "all three in one"):
+        every, kv, length, stops, states = CASES[case]
+        at = server(backend, name, every=every, overlap=overlap)
+        if kv:
+            kv_of(at, T[:kv])
+            assert not at.states() and at.mem.match(T[:length]).kv_length == kv // 4 * 4
+        row = at.start(T[:length])
+        assert (case, boundaries(at, row)) == (case, stops)
+        assert (case, sorted(at.states())) == (case, states)
+        at.end([row])
+        at.empty()
+
+
+@every_snapshot
+def test_B49_a_snapshot_is_asked_for_once(name: str, backend: Backend) -> None:
+    """What is there already when its length comes: the same state is taken, found to be there, and given back."""
+    at = server(backend, name)
+    kv_of(at, T[:9])
+    rows = at.admit(ms.Request("a", tokens=T[:13]), ms.Request("b", tokens=T[:14]))
+    for _ in range(4):
+        at.run(rows)
+    assert sorted(at.states()) == [8, 12]
+    figures = at.mem.stats().prefix
+    assert figures and (figures.inserted, figures.duplicates) == (2 + 1, 2)  # one was the KV's
+    at.end(rows)
+    assert at.turn(T[:13]) == 12  # nothing is due any more
+    at.empty()
+
+
+def test_B49_a_want_of_the_request_is_one_more(backend: Backend) -> None:
+    at = server(backend, "redirect")
+    kv_of(at, T[:9])
+    (row,) = at.admit(ms.Request("a", tokens=T[:22], want=16))
+    assert boundaries(at, row) == [8, 16, 20, 22] and sorted(at.states()) == [8, 16, 20]
+    (same,) = at.admit(ms.Request("b", tokens=[*T[:20], 1, 2], want=20))
+    assert at.mem.length(same) == 20 and boundaries(at, same) == [22]
+    at.end([row, same])
+    at.empty()
+
+
+@every_snapshot
+def test_B49_a_chunk_beyond_what_is_wanted_is_refused(name: str, backend: Backend) -> None:
+    at = server(backend, name)
+    kv_of(at, T[:9])
+    row = at.start(T[:22])
+    for start, wanted in ((0, 8), (8, 20)):
+        assert (at.mem.length(row), at.mem.next_boundary(row)) == (start, wanted)
+        for n in (wanted - start + 1, 22 - start):
+            with pytest.raises(ms.InvalidArgument, match="next_boundary"):
+                at.mem.plan([row], n)
+        assert at.mem.length(row) == start
+        at.look()
+        at.run([row])
+    at.prefill(row)
+    at.look()
+    at.end([row])
+    at.empty()
+
+
+def test_a_strategy_without_snapshots_takes_any_chunk(backend: Backend) -> None:
+    at = server(backend, "none")
+    kv_of(at, T[:9])
+    for tokens in (T[:22], [*T[30:50], 1, 2]):  # with a junction, and without
+        row = at.start(tokens)
+        assert at.mem.next_boundary(row) == 64
+        at.mem.settle(at.mem.plan([row], 22))
+        at.mem.abort([row])
+
+
+class Picky(Lru):
+    """Keeps one kind of states."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.places = kind, list[Place]()
+
+    def admits(self, place: Place) -> bool:
+        self.places.append(place)
+        return place.kind == self.kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "stops", "states"),
+    [
+        ("prompt", [16, 20, 22], [20]),
+        ("junction", [12, 16, 22], [12]),
+        ("boundary", [16, 22], [16]),
+        ("end", [16, 22], [24]),
+    ],
+)
+def test_only_what_the_policy_would_keep_is_asked_for_and_kept(
+    kind: str, stops: list[int], states: list[int], backend: Backend
+) -> None:
+    policy = Picky(kind)
+    at = server(backend, "redirect", policy, every=16)
+    row = at.start(T[:13])
+    at.run([row])
+    at.publish([row])
+    at.mem.abort([row])
+    at.cache.evict_states(9)
+    policy.places.clear()
+    row = at.start(T[:22])
+    assert policy.places[:2] == [Place(3, 0, "junction"), Place(5, 0, "prompt")]
+    assert boundaries(at, row) == stops
+    at.run([row])
+    assert at.mem.length(row) == 24
+    at.end([row])
+    at.look(idle=True)
+    assert sorted(at.states()) == states
+    assert {place.kind for place in policy.places[2:]} == {kind, "boundary", "end"}
+    declined = at.mem.stats().prefix.declined  # type: ignore[union-attr]
+    assert declined == sum(place.kind != kind for place in policy.places[2:]) > 0
+    at.empty()

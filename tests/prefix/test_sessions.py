@@ -1,0 +1,236 @@
+"""Sessions: what a turn leaves to the next, and what that one goes on from. I = 4, pages of 2 tokens."""
+
+from collections.abc import Callable
+
+import pytest
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import Count
+from tests.prefix.test_session_pages import TEXT, Talks
+from tests.support.planes import both_orders, every_strategy
+
+with_and_without_cache = pytest.mark.parametrize("cache", [False, True], ids=["alone", "cache"])
+
+
+def row_holds_nothing(mem: ms.StateManager, index: int) -> bool:
+    """Whether a row's registers, labels, columns and pages are all 0, on the device and in the mirror."""
+    mem.submit()
+    file, first = mem.registers, 3 * index
+    cells = [file.table.slots[first : first + 3], file.table.labels[first : first + 3], mem.page_table[index]]
+    columns = [getattr(of, name)[index] for of in (file, file.table) for name in ("tracked", "want", "source")]
+    mirror = [file.held[first : first + 3], file.labels[first : first + 3]]
+    return not any(bool(cell.any()) for cell in [*cells, *columns, *mirror]) and not mem.pages.of(index)
+
+
+def counts(talks: Talks) -> tuple[int, ...]:
+    """What is free."""
+    return talks.mem.free_slots, talks.mem.free_pages, talks.mem.table.free, talks.mem.holders.free
+
+
+@every_strategy
+@both_orders
+@with_and_without_cache
+def test_B69_a_turn_that_ends_moves_everything_to_the_session(
+    backend: Backend, name: str, overlap: bool, cache: bool
+) -> None:
+    talks = Talks(backend, name, overlap, cache)
+    mem, session = talks.mem, talks.mem.open_session("a")
+    row = talks.turn(TEXT[:9], session, want=6)
+    talks.run(row, TEXT[:9])
+    held = sorted((talks.label(row, part), talks.slot(row, part)) for part in range(3) if talks.label(row, part))
+    pages = mem.pages.of(row.index)
+    talks.end(row)
+    lanes = {"none": [], "ping-pong": [8, 6] if overlap else [8]}.get(name, [8])
+    assert row_holds_nothing(mem, row.index) and talks.kept(session) == [9, *lanes]
+    talk = mem.sessions.opened[session]
+    assert sorted((snap.length, talks.node(snap)) for snap in talk.kept) == held and talk.pages == pages
+    assert mem.free_slots == 24 - len(held) and mem.audit().owned_by_kind == {"session": len(held)}
+    assert set(mem.owners().values()) == {("session", f"session 'a' ({n} tokens)") for n, _ in held}
+    talks.look()
+    assert talks.all_free()
+
+
+@every_strategy
+@with_and_without_cache
+def test_B69_a_dead_step_in_flight_leaves_the_newest_answer(backend: Backend, name: str, cache: bool) -> None:
+    """To 11, and a dead step to 12, a boundary; then to 12, and a dead step that Redirect finds a boundary behind."""
+    talks = Talks(backend, name, cache=cache)
+    session = talks.mem.open_session("a")
+    for length, kept in ((11, [10] if cache else [8]), (12, [12])):
+        row = talks.turn(TEXT[:length], session)
+        talks.run(row, TEXT[:length], dead=True)
+        if length == 12:  # results before the release; the first time after it
+            talks.land()
+        talks.end(row)
+        talks.look()
+        assert row_holds_nothing(talks.mem, row.index)
+        assert talks.kept(session)[:1] == ([] if name == "none" else kept)
+    row = talks.turn(TEXT, session)
+    assert talks.mem.length(row) == (0 if name == "none" else 12)
+    talks.run(row, TEXT)
+    talks.end(row)
+    assert talks.all_free()
+
+
+@every_strategy
+@both_orders
+@with_and_without_cache
+def test_B73_the_next_turn_goes_on_where_the_last_one_ended(
+    backend: Backend, name: str, overlap: bool, cache: bool
+) -> None:
+    """By moves alone: no byte is copied or zeroed, no slot changes, and pages stay."""
+    talks = Talks(backend, name, overlap, cache)
+    mem, session = talks.mem, talks.mem.open_session("a")
+    assert talks.whole(TEXT[:7], session) == 0
+    moved, spent = mem.stats(), mem.backend.counts.launches.copy()
+    pages, slots = mem.sessions.opened[session].pages, [talks.node(s) for s in mem.sessions.opened[session].kept]
+    row = talks.turn(TEXT[:12], session)
+    mem.submit()
+    assert mem.length(row) == mem.confirmed(row) == 7 and mem.pages.of(row.index)[:4] == pages
+    assert [talks.slot(row, part) for part in range(len(slots))] == slots
+    now = mem.stats()
+    assert (now.copied_bytes, now.zeroed_bytes) == (moved.copied_bytes, moved.zeroed_bytes)
+    assert (mem.backend.counts.launches - spent) == {"ownership": 1}
+    talks.run(row, TEXT[:12])
+    talks.end(row)
+    assert talks.whole(TEXT, session) == 12
+    assert talks.all_free()
+
+
+@every_strategy
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ([*TEXT[:8], 50, 51], {"none": 0, "ping-pong": 8, "lazy": 8, "redirect": 8}),
+        ([*TEXT[:6], 50, 51], {"none": 0, "ping-pong": 4, "lazy": 0, "redirect": 0}),
+        ([50, *TEXT[1:]], {"none": 0, "ping-pong": 0, "lazy": 0, "redirect": 0}),
+        (TEXT[:9], {"none": 0, "ping-pong": 8, "lazy": 8, "redirect": 8}),  # its last token is computed in any case
+        (TEXT[:8], {"none": 0, "ping-pong": 4, "lazy": 0, "redirect": 0}),
+        (TEXT[:10], dict.fromkeys(["none", "ping-pong", "lazy", "redirect"], 9)),
+    ],
+    ids=["after 8", "after 6", "at once", "nothing new", "shorter", "not at all"],
+)
+def test_B73_an_edited_history_goes_on_from_an_older_state(
+    backend: Backend, name: str, text: list[int], expected: dict[str, int]
+) -> None:
+    """What is longer than the two have in common is given up; KV that the tree has of it does not help."""
+    talks = Talks(backend, name)
+    session = talks.mem.open_session("a")
+    talks.whole(TEXT[:9], session)
+    assert talks.whole(text, session) == expected[name]
+    assert talks.whole([*text, 60], session) == len(text)
+    assert talks.all_free()
+
+
+@every_strategy
+@pytest.mark.parametrize("longer", [True, False])
+def test_B73_the_longer_of_session_and_cache_is_gone_on_from(backend: Backend, name: str, longer: bool) -> None:
+    talks = Talks(backend, name)
+    mem, session = talks.mem, talks.mem.open_session("a")
+    talks.whole(TEXT[:5], session)
+    held = len(talks.kept(session))
+    talks.whole(TEXT[: 8 if longer else 4])  # somebody else's, released into the cache
+    assert mem.match(TEXT).length == (8 if longer else 4)
+    free = mem.free_slots
+    row = talks.turn(TEXT, session)
+    assert mem.length(row) == (8 if longer else 5)
+    assert mem.free_slots == free + held - mem.slots_held(row)  # moved or given back: the session has none of them
+    talks.look()
+    talks.run(row, TEXT)
+    talks.end(row)
+    talks.look()
+    assert talks.all_free()
+
+
+@every_strategy
+@with_and_without_cache
+def test_B73_equal_tokens_under_another_salt_are_not_gone_on_from(backend: Backend, name: str, cache: bool) -> None:
+    talks = Talks(backend, name, cache=cache)
+    session = talks.mem.open_session("a")
+    talks.whole(TEXT[:8], session)
+    row = talks.turn(TEXT, session, salt="other")
+    assert talks.mem.length(row) == 0
+    talks.run(row, TEXT)
+    tokens = talks.end(row)
+    talks.look()
+    assert talks.mem.length(talks.turn([*tokens, 1], session, salt="other")) == 15
+    talks.mem.abort([row for row in talks.fed if talks.mem.table.alive(row)])
+    assert talks.all_free()
+
+
+@both_orders
+@with_and_without_cache
+def test_B73_two_turns_at_once_are_refused(backend: Backend, overlap: bool, cache: bool) -> None:
+    talks = Talks(backend, "redirect", overlap, cache)
+    mem, session = talks.mem, talks.mem.open_session("a")
+    talks.whole(TEXT[:5], session)
+
+    def refused(*requests: ms.Request) -> None:
+        before = (*counts(talks), talks.kept(session), mem.commands.pending)
+        with pytest.raises(ms.InvalidArgument, match="one turn at a time"):
+            mem.admit(requests)
+        assert before == (*counts(talks), talks.kept(session), mem.commands.pending)
+        talks.look()
+
+    turn, other = ms.Request("turn", tokens=TEXT, session=session), ms.Request("other", tokens=TEXT)
+    refused(turn, other, ms.Request("second", tokens=TEXT[:9], session=session))
+    row = talks.turn(TEXT, session)
+    refused(turn)
+    refused(other, turn)
+    talks.run(row, TEXT)
+    refused(turn)
+    talks.end(row)
+    assert talks.whole([*TEXT, 1], session) == 15
+    assert talks.all_free()
+
+
+@every_strategy
+@both_orders
+def test_B72_a_session_can_be_closed_whenever_no_turn_runs(backend: Backend, name: str, overlap: bool) -> None:
+    """Before its first turn, with all it can hold, with what a dead step left, with nothing: it gives back that."""
+    talks = Talks(backend, name, overlap)
+    mem = talks.mem
+    for turns in ([], [7], [7, 9], [3], [1]):
+        session = mem.open_session("a")
+        for length in turns:
+            row = talks.turn(TEXT[:length], session)
+            with pytest.raises(ms.InvalidArgument, match="a turn running"):
+                mem.close_session(session)
+            talks.run(row, TEXT[:length], dead=overlap and length != 9)
+            talks.end(row)
+        free, held = mem.free_slots, len(talks.kept(session))
+        mem.close_session(session)
+        assert mem.free_slots == free + held
+        for again in (lambda: mem.close_session(session), lambda: talks.turn(TEXT, session)):  # noqa: B023
+            with pytest.raises(ms.StaleHandle):
+                again()
+        talks.look()
+        assert talks.count(Count.DOUBLE_RELEASE) == talks.count(Count.OUT_OF_RANGE) == 0
+    assert talks.all_free()
+
+
+REFUSED: dict[str, Callable[[ms.StateManager, ms.Session, ms.Snapshot], object]] = {
+    "no tokens": lambda mem, session, snap: mem.admit([ms.Request("a", session=session)]),
+    "no token": lambda mem, session, snap: mem.admit([ms.Request("a", tokens=[], session=session)]),
+    "a state as well": lambda mem, session, snap: mem.admit(
+        [ms.Request("a", tokens=TEXT, session=session, resume=snap)]
+    ),
+    "a name": lambda mem, session, snap: mem.admit([ms.Request("a", tokens=TEXT, session="a")]),  # type: ignore[arg-type]
+    "a row": lambda mem, session, snap: mem.close_session(ms.Row(1, 1)),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_G1_misuse_is_refused_and_changes_nothing(backend: Backend, case: str) -> None:
+    talks = Talks(backend, "ping-pong", cache=False)
+    session = talks.mem.open_session("a")
+    talks.whole(TEXT[:9], session)
+    row = talks.turn(TEXT[:5])
+    talks.run(row, TEXT[:5])
+    (snap,) = talks.mem.publish([row], strict=True)
+    before = (*counts(talks), talks.kept(session))
+    with pytest.raises(ms.InvalidArgument):
+        REFUSED[case](talks.mem, session, snap)
+    assert before == (*counts(talks), talks.kept(session))
+    talks.look()

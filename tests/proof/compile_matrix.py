@@ -1,0 +1,227 @@
+"""What the compiler made of every kernel, under several versions of Triton, compared with what was recorded.
+
+    python -m tests.proof.compile_matrix              the oldest version supported, the installed one and the newest
+    python -m tests.proof.compile_matrix 3.8.0        another one
+    python -m tests.proof.compile_matrix --record     writes tests/proof/compiled/triton-<version>.json for each
+
+A version that is not the installed one is installed into build/triton/<version> and compiles from there.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import triton
+
+from memstate.cli.compile import TARGETS, KernelReport, compile_elsewhere
+from memstate.cli.compile.provenance import WIDE_BITS
+from memstate.errors import CompileFailed
+
+ROOT = Path(__file__).parents[2]
+RECORDS = ROOT / "tests" / "compiled"
+TRITONS = ROOT / "build" / "triton"
+INSTALLED: str = triton.__version__
+VERSIONS = ("3.6.0", "installed", "newest")
+
+# Figures as recorded -> how much of a difference is none, what fewer mean, what more mean. Compiling again gives the
+# same registers too; but hardware deals them out by eight, so that less is no reason to ask about a change to a kernel.
+FIGURES = {
+    "registers": (8, "fewer", "more"),
+    "spill_bytes": (0, "spills less", "spills more"),
+    "shared_bytes": (0, "less shared memory", "more shared memory"),
+    "narrowest_bulk_access_bits": (0, "width was lost", "it became wider"),
+    "barriers": (0, "a barrier was lost", "a new barrier"),
+    "source_barriers": (0, "a barrier of the source was lost", "a new barrier in the source"),
+}
+
+# (Triton, kernel, target, "spill_bytes" or "narrowest_bulk_access_bits") -> why it is accepted that this kernel spills,
+# or moves planes in narrow pieces, there and nowhere else. One that is no longer so has to go.
+EXCEPTIONS: dict[tuple[str, str, str, str], str] = {}
+
+Figures = dict[str, int | None]
+Record = dict[tuple[str, str], Figures]  # (kernel, target) -> figures
+
+
+def figures(reports: Iterable[KernelReport]) -> Record:
+    """What is recorded of the reports, sorted by kernel and then as the targets are."""
+    ordered = sorted(reports, key=lambda report: (report.kernel, list(TARGETS).index(report.target)))
+    return {(report.kernel, report.target): {name: getattr(report, name) for name in FIGURES} for report in ordered}
+
+
+def path_of(version: str) -> Path:
+    """The record of a version of Triton."""
+    return RECORDS / f"triton-{version}.json"
+
+
+def text_of(record: Record) -> str:
+    """One line per kernel and target, so that a difference between files is a difference between kernels."""
+    rows = [json.dumps({"kernel": kernel, "target": target} | row) for (kernel, target), row in record.items()]
+    return "[\n" + ",\n".join(rows) + "\n]\n"
+
+
+def read(version: str) -> Record | None:
+    """What was recorded for a version of Triton, None if nothing was."""
+    if not path_of(version).exists():
+        return None
+    rows = json.loads(path_of(version).read_text())
+    return {(row.pop("kernel"), row.pop("target")): row for row in rows}
+
+
+def differences(version: str, recorded: Record, found: Record) -> list[str]:
+    """A line for each figure that is not as recorded, and for each kernel that is in one of the two only."""
+    lines = []
+    for key in dict.fromkeys((*recorded, *found)):
+        place = f"Triton {version}: {key[0]} on {key[1]}"
+        if key not in found:
+            lines.append(f"{place}: recorded, but there is no such kernel any more")
+        elif key not in recorded:
+            lines.append(f"{place}: a new kernel, which is not recorded")
+        else:
+            lines += [f"{place}: {line}" for line in _changes(recorded[key], found[key])]
+    return lines
+
+
+def _changes(recorded: Figures, found: Figures) -> Iterable[str]:
+    for name, (tolerance, fewer, more) in FIGURES.items():
+        before, now = recorded.get(name), found[name]
+        if before is None or now is None:
+            if before is not now:
+                yield f"{name} {_text(now)}, recorded {_text(before)}"
+        elif abs(now - before) > tolerance:
+            yield f"{name} {now}, recorded {before}: {fewer if now < before else more}"
+
+
+def _text(figure: int | None) -> str:
+    return "none" if figure is None else str(figure)
+
+
+def faults(
+    version: str,
+    reports: Iterable[KernelReport],
+    exceptions: Mapping[tuple[str, str, str, str], str] = EXCEPTIONS,
+) -> list[str]:
+    """A line for each kernel that spills or moves planes in narrow pieces, whatever is recorded, unless excepted."""
+    lines, unused = [], {key for key in exceptions if key[0] == version}
+    for report in reports:
+        bits = report.narrowest_bulk_access_bits
+        bad = {"spill_bytes": report.spill_bytes} if report.spill_bytes else {}
+        if (bits is not None and bits < WIDE_BITS) or not (report.ok or bad):
+            bad["narrowest_bulk_access_bits"] = bits
+        for name, figure in bad.items():
+            key = (version, report.kernel, report.target, name)
+            unused.discard(key)
+            if key not in exceptions:
+                allowed = 0 if name == "spill_bytes" else WIDE_BITS
+                lines.append(
+                    f"Triton {version}: {report.kernel} on {report.target}: {name} {_text(figure)}, must be {allowed}"
+                )
+    return lines + [
+        f"Triton {version}: {key[1]} on {key[2]}: {key[3]} is as it must be; remove it from EXCEPTIONS"
+        for key in sorted(unused)
+    ]
+
+
+def advice(version: str) -> str:
+    """What to do about differences that are meant."""
+    return f"If this is meant: python -m tests.proof.compile_matrix {version} --record"
+
+
+def newest() -> str:
+    """The newest version that pip finds."""
+    said = _pip("index", "versions", "triton", failing="ask for the newest Triton")
+    match = re.search(r"^triton \((\S+)\)", said, re.MULTILINE)
+    if match is None:
+        raise SystemExit(f"pip does not say which Triton is the newest: {said.strip()!r}; name the versions to try")
+    return match[1]
+
+
+def folder_of(version: str) -> Path | None:
+    """The folder from which to import that version, made if it is missing; None for the installed one."""
+    if version == INSTALLED:
+        return None
+    folder = TRITONS / version
+    if not folder.exists():
+        print(f"installing Triton {version} into {folder}", file=sys.stderr)
+        TRITONS.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=TRITONS) as part:  # a half of one never gets the name
+            target = Path(part) / version
+            _pip(
+                "install", "--target", str(target), "--no-deps", "--only-binary", ":all:", f"triton=={version}",
+                failing=f"install Triton {version}",
+            )  # fmt: skip
+            target.rename(folder)
+    return folder
+
+
+def _pip(*arguments: str, failing: str) -> str:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = done.stderr.strip().rpartition("\n")[2] or f"exit status {done.returncode}"
+        raise SystemExit(f"cannot {failing}: {reason}")
+    return done.stdout
+
+
+def progress(version: str) -> Callable[[int, int], None]:
+    """Shows how far a version is: in place on a terminal, otherwise four times."""
+
+    terminal = sys.stderr.isatty()
+
+    def show(done: int, total: int) -> None:
+        text = f"Triton {version}: {done} of {total} compiled"
+        if terminal:
+            print(f"\r{text}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        elif done * 4 // total > (done - 1) * 4 // total:
+            print(text, file=sys.stderr)
+
+    return show
+
+
+def check(version: str, record: bool) -> list[str]:
+    """Compiles everything with one version: what is not as it must be, or not as recorded.
+
+    record: what comes out is the record from now on, and what had been recorded is compared no more.
+    """
+    try:
+        reports = compile_elsewhere(tuple(TARGETS), progress(version), folder_of(version))
+    except CompileFailed as failure:
+        return [f"Triton {version}: {failure}"]
+    found, lines = figures(reports), faults(version, reports)
+    if record:
+        RECORDS.mkdir(exist_ok=True)
+        path_of(version).write_text(text_of(found))
+        return lines
+    recorded = read(version)
+    if recorded is None:
+        return [*lines, f"Triton {version}: nothing is recorded. {advice(version)}"]
+    changed = differences(version, recorded, found)
+    return [*lines, *changed, advice(version)] if changed else lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints a line for every difference; 0 if there is none."""
+    parser = argparse.ArgumentParser(prog="python -m tests.proof.compile_matrix", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "versions", nargs="*", default=VERSIONS, metavar="VERSION",
+        help=f"a version of Triton, `installed` or `newest`; without any: {' '.join(VERSIONS)}",
+    )  # fmt: skip
+    parser.add_argument("--record", action="store_true", help="write what comes out into tests/proof/compiled")
+    given = parser.parse_args(arguments)
+
+    names = {"installed": lambda: INSTALLED, "newest": newest}
+    versions = dict.fromkeys(names[version]() if version in names else version for version in given.versions)
+    bad = 0
+    for version in versions:
+        lines = check(version, given.record)
+        bad += bool(lines)
+        print("\n".join(lines) or f"Triton {version}: {'recorded' if given.record else 'as recorded'}", flush=True)
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""The same launch gives the same bits every time, and a row's bits do not depend on who is beside it.
+
+Repeated: every decode kernel, claims and plans, from the same memory. Neighbours: a large batch of a model's layer, and
+the same rows alone, in small batches and in another order.
+"""
+
+from tests.proof.gpu.machine import Machine, Result, choose_backend, main
+
+if __name__ == "__main__":
+    choose_backend()
+
+from collections.abc import Callable
+from copy import copy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import memstate as ms
+from memstate.cli.bench.copy import TOY
+from memstate.cli.bench.forward import Forward
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import StepRecord
+from memstate.state.presets import qwen3_next
+from tests.kernels import test_conv, test_gated_delta, test_selective
+from tests.support.decode_case import Case, check_rows_alone, same_bits
+
+TIMES, TOY_TIMES = 100, 2
+BATCH, TOY_BATCH = 256, 4
+PER_ROW = ("x", "q", "k", "v", "decay", "beta", "mixed", "out")  # of a forward's tensors
+
+CASES: dict[str, Callable[..., Case]] = {
+    "gated delta": test_gated_delta.build,
+    "gated delta, bf16": partial(test_gated_delta.build, state=torch.bfloat16, inputs=torch.bfloat16),
+    "kda": partial(test_gated_delta.build, per_key=True),
+    "mamba2": partial(test_selective.build, kind="mamba2"),
+    "mamba1": partial(test_selective.build, kind="mamba1"),
+    "conv": test_conv.build,
+    "conv, channel major": partial(test_conv.build, channel_major=True),
+}
+
+
+def repeated(case: Case, backend: Backend, times: int) -> str:
+    """A step on copies of the same memory."""
+    first = case.twin()
+    out = first.step(backend)
+    for turn in range(1, times):
+        other = case.twin()
+        if not same_bits(other.step(backend), out) or not torch.equal(other.memory.whole, first.memory.whole):
+            return f"launch {turn} of {times} differs from the first"
+    return ""
+
+
+def repeated_plans(machine: Machine, tracking: ms.Tracking, batch: int, times: int) -> str:
+    """A plan of rows that are all due, from the same registers; slots are claimed where the strategy claims."""
+    layout = ms.StateLayout((ms.Plane("s", (4,), torch.float32),), 1)
+    mem = ms.StateManager(
+        layout, slots=4 * batch, max_requests=batch, tracking=tracking, backend=machine.backend, device=machine.device
+    )
+    rows = mem.admit([ms.Request(i) for i in range(batch)])
+    mem.settle(mem.plan(rows))
+    step = mem.plan(rows)  # fills lanes, and the record that is planned again
+    device = (mem.registers.cells, mem.allocator.bitmap, mem.allocator.counters)
+    before = [tensor.clone() for tensor in device]
+    numbers, tokens = step.rows.clone(), step.tokens.clone()
+    expected: list[Tensor] = []
+    for turn in range(times):
+        for tensor, was in zip(device, before, strict=True):
+            tensor.copy_(was)
+        mem.registers.plan(numbers, tokens, step.record, mem.mirror.rules, 2**31 - 1)
+        found = [tensor.clone() for tensor in (*device, *step.record)]
+        expected = expected or found
+        if not all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)):
+            return f"plan {turn} of {times} differs from the first"
+    return ""
+
+
+def repeated_claims(machine: Machine, times: int) -> str:
+    """Claims of scattered slots, given back every time."""
+    capacity = 64 if machine.toy else 8192
+    allocator = ms.SlotAllocator(capacity, Backend(machine.backend, machine.device))
+    ids = allocator.claim(capacity)
+    allocator.release(ids[torch.rand(capacity, device=ids.device) < 0.5])
+    allocator.check()
+    expected: list[int] = []
+    for turn in range(times):
+        given = allocator.claim(min(allocator.free, 300))
+        expected = expected or given.tolist()
+        if given.tolist() != expected:
+            return f"claim {turn} of {times} differs from the first"
+        allocator.release(given)
+        allocator.check()
+    return ""
+
+
+def rows_of(forward: Forward, chosen: Tensor, planes: dict[str, Tensor]) -> Forward:
+    """The same layer for some of the rows, on other planes."""
+    part = copy(forward)
+    part.planes = planes
+    for name in PER_ROW:
+        setattr(part, name, getattr(forward, name)[chosen].contiguous())
+    return part
+
+
+def beside_others(machine: Machine) -> list[str]:
+    """One layer of a model: every row writes its own slot, every third a snapshot as well."""
+    batch = TOY_BATCH if machine.toy else BATCH
+    layout = ms.StateLayout(TOY.planes if machine.toy else qwen3_next().planes, 1)
+    storage = ms.Storage(layout, 3 * batch, Backend("reference", machine.device))
+    for plane in storage.planes.values():
+        plane.normal_()
+    storage.scrub_null()
+    before = {name: plane.clone() for name, plane in storage.planes.items()}
+    forward = Forward(Backend(machine.backend, machine.device), storage.planes, batch)
+    row = torch.arange(batch, dtype=torch.int32, device=machine.device)
+    zero = torch.zeros_like(row)
+    columns = {"read": row + 1, "write": batch + row + 1, "tokens": zero + 1}
+    columns["snapshot"] = torch.where(row % 3 == 0, 2 * batch + row + 1, zero)
+    record = StepRecord(rows=row + 1, after=zero + 1, generation=zero, **columns)
+    forward(record)
+    order = torch.randperm(batch, device=machine.device)
+    parts = {"one row": order[:1], "another": order[-1:], "seven rows": order[:7], "half": order[: batch // 2]}
+    failures = []
+    for name, chosen in (parts | {"all in another order": order}).items():
+        planes = {plane: tensor.clone() for plane, tensor in before.items()}
+        part = rows_of(forward, chosen, planes)
+        some = StepRecord(*(column[chosen].contiguous() for column in record))
+        part(some)
+        same = all(same_bits(getattr(part, at), getattr(forward, at)[chosen]) for at in ("mixed", "out"))
+        written = torch.cat([some.write, some.snapshot[some.snapshot > 0]]).long()
+        same &= all(same_bits(planes[at][:, written], storage.planes[at][:, written]) for at in planes)
+        kept = torch.ones(3 * batch + 1, dtype=torch.bool, device=machine.device)
+        kept[written] = False
+        same &= all(same_bits(planes[at][:, kept], before[at][:, kept]) for at in planes)
+        failures += [] if same else [f"{name}: bits differ from those in a batch of {batch}"]
+    return failures
+
+
+def prove(machine: Machine, result: Result) -> None:
+    """Everything, with fresh random inputs."""
+    times = TOY_TIMES if machine.toy else TIMES
+    failures: list[str] = result["failures"]
+    failures += beside_others(machine)
+    backend, generator = Backend(machine.backend, machine.device), torch.Generator().manual_seed(torch.seed() % 2**31)
+    result |= {"seed": generator.initial_seed(), "times": times, "repeated": []}
+
+    def note(name: str, wrong: str) -> None:
+        result["repeated"].append(name)
+        if wrong:
+            failures.append(f"{name}: {wrong}")
+
+    for name, build in CASES.items():
+        case: Any = build(backend, generator)
+        note(name, repeated(case, backend, times))
+        try:
+            check_rows_alone(case, backend)
+        except AssertionError:
+            note(f"{name}, rows alone", "bits differ from those in the batch")
+    batch = TOY_BATCH if machine.toy else BATCH
+    for tracking in (ms.NoTracking(1), ms.PingPong(1), ms.LazyPingPong(1), ms.Redirect(1)):
+        note(f"plan, {type(tracking).__name__}", repeated_plans(machine, tracking, batch, times))
+    note("claims", repeated_claims(machine, times))
+
+
+if __name__ == "__main__":
+    main(prove)

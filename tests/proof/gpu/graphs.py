@@ -1,0 +1,141 @@
+"""Decode steps replayed as CUDA graphs, and the same steps run eagerly: the same bits, whatever slots a step names.
+
+Two managers take the same calls. One replays a graph for each batch size and step record, captured at its first use;
+the other runs its forward anew every time. Requests end, come back from snapshots and are replaced in between, and
+every tenth step is padding alone.
+"""
+
+from tests.proof.gpu.machine import Machine, Result, choose_backend, main
+
+if __name__ == "__main__":
+    choose_backend()
+
+import random
+from collections import deque
+from typing import Any
+
+import torch
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from tests.engine.test_graphs import LAYOUT, WIDTH, Forward, Inputs
+from tests.support.decode_case import same_bits
+
+EVERY = 4
+STRATEGIES = (ms.NoTracking(EVERY), ms.PingPong(EVERY), ms.LazyPingPong(EVERY), ms.Redirect(EVERY))
+BATCHES, TOY_BATCHES = (1, 7, 64, 256), (2,)
+REPLAYS, TOY_REPLAYS = 250, 5  # of each strategy and batch size: 1000 a strategy
+
+
+class Side:
+    """A manager, its rows, and how its forward runs."""
+
+    def __init__(self, machine: Machine, tracking: ms.Tracking, batch: int, inputs: Inputs, replays: bool) -> None:
+        self.machine, self.replays = machine, replays
+        self.mem = ms.StateManager(
+            LAYOUT, slots=5 * batch + 8, max_requests=batch + 1, max_batch=batch, tracking=tracking,
+            backend=machine.backend, device=machine.device,
+        )  # fmt: skip
+        for block in self.mem.storage.plane_map.blocks:
+            block[:, 1:].fill_(0xFF)  # NaN, should anybody read it
+        self.forward = Forward(self.mem, Backend(machine.backend, machine.device), inputs)
+        self.captured: dict[int, Any] = {}
+        self.flying: deque[ms.Step] = deque()
+        self.rows = list(self.mem.admit([ms.Request(i) for i in range(batch)]))
+        ms.warm_up(self.mem)
+        for _ in range(2):  # compiles the forward for this batch, on nothing
+            step = self.mem.plan([None] * batch)
+            self.forward.eager(step)
+            self.mem.settle(step)
+        machine.wait()
+
+    def run(self, step: ms.Step) -> None:
+        if not self.replays:
+            self.forward.eager(step)
+            return
+        if step.parity not in self.captured:
+            self.captured[step.parity] = self.machine.capture(lambda: self.forward.eager(step))
+        self.captured[step.parity]()
+
+    def turn_over(self, at: int, name: str, resume: bool) -> None:
+        """Ends a request, and admits another in its place, from its snapshot if it has one."""
+        (snap,) = self.mem.release([self.rows[at]], publish=resume)
+        (self.rows[at],) = self.mem.admit([ms.Request(name, resume=snap)])
+        if snap:
+            self.mem.drop([snap])
+
+    def plan(self, chosen: list[int | None], most: list[int]) -> ms.Step:
+        batch = [None if at is None else self.rows[at] for at in chosen]
+        room = [self.mem.next_boundary(row) - self.mem.length(row) if row else 0 for row in batch]
+        step = self.mem.plan(batch, [min(pair) for pair in zip(room, most, strict=True)])
+        self.flying.append(step)
+        return step
+
+    def settle(self) -> None:
+        if len(self.flying) > 1:
+            self.mem.settle(self.flying.popleft())
+
+
+def differing(a: Side, b: Side) -> list[str]:
+    """What of outputs, bytes of all slots and step records is not the same, bit for bit."""
+    blocks = zip(a.mem.storage.plane_map.blocks, b.mem.storage.plane_map.blocks, strict=True)
+    pairs = {f"block {number}": pair for number, pair in enumerate(blocks)}
+    pairs |= {f"output {name}": (a.forward.out[name], b.forward.out[name]) for name in a.forward.out}
+    pairs |= {
+        name: (getattr(a.flying[-1].record, name), getattr(b.flying[-1].record, name))
+        for name in ("read", "write", "snapshot", "tokens", "after")
+    }
+    return [name for name, pair in pairs.items() if not same_bits(*pair)]
+
+
+def course(machine: Machine, tracking: ms.Tracking, batch: int, seed: int, replays: int) -> tuple[int, int, str]:
+    """Steps made, slots seen, and the first thing that went wrong."""
+    inputs = Inputs(batch, machine.device, torch.Generator().manual_seed(seed))
+    sides = [Side(machine, tracking, batch, inputs, replayed) for replayed in (True, False)]
+    rng, seen = random.Random(seed), set()
+    for t in range(replays):
+        if t % 3 == 2:
+            at, resume = rng.randrange(batch), rng.random() < 0.5
+            for side in sides:
+                side.turn_over(at, f"new {t}", resume)
+        order = rng.sample(range(batch), batch)
+        padding = t % 10 == 4
+        chosen = [None if padding or (batch > 1 and rng.random() < 0.2) else at for at in order]
+        most = [rng.randint(1, WIDTH) for _ in chosen]
+        steps = [side.plan(chosen, most) for side in sides]
+        inputs.draw()
+        for side, step in zip(sides, steps, strict=True):
+            side.run(step)
+        if wrong := differing(*sides):
+            return t, len(seen), f"step {t}: {', '.join(wrong)} differ"
+        if t % 5 == 0:
+            seen |= set(steps[0].write.tolist()) - {0}
+        for side in sides:
+            side.settle()
+        if machine.hurry and t >= 40:
+            replays = t + 1
+            break
+    for side in sides:
+        side.mem.check()
+        side.mem.audit().raise_if_leaking()
+    return replays, len(seen), ""
+
+
+def prove(machine: Machine, result: Result) -> None:
+    """Every strategy with every batch size."""
+    result |= {"replays": {}, "slots_seen": {}}
+    for tracking in STRATEGIES[3:] if machine.toy else STRATEGIES:
+        for batch in TOY_BATCHES if machine.toy else BATCHES:
+            seed = random.SystemRandom().randrange(2**31)
+            name = f"{type(tracking).__name__}, batch {batch}"
+            made, seen, wrong = course(machine, tracking, batch, seed, TOY_REPLAYS if machine.toy else REPLAYS)
+            result["replays"][name], result["slots_seen"][name] = made, seen
+            asked = TOY_REPLAYS if machine.toy else REPLAYS
+            wrong = wrong or (f"{made} of {asked} replays: time was up" if made < asked else "")
+            if wrong:
+                result["failures"].append(f"{name}, seed {seed}: {wrong}")
+            machine.keep(result)
+
+
+if __name__ == "__main__":
+    main(prove)

@@ -1,0 +1,100 @@
+"""compute-sanitizer over every operation: memory accesses, races in shared memory, reads of what nobody wrote.
+
+Its tools run at the same time, each over `tests.proof.gpu.touch` in a process of its own. A tool that is not there, or
+does not know the device, is said to be so and fails nothing. Where others' kernels are complained about, such as those
+of the framework, that is noted; a complaint that names a kernel of ours is a failure.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.proof.gpu.machine import Machine, Result, choose_backend, main
+
+if __name__ == "__main__":
+    choose_backend()
+
+from tests.proof.gpu import touch
+
+ROOT = Path(__file__).parents[3]
+TOOLS = ("memcheck", "racecheck", "initcheck")
+SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: .*?(\d+) (?:error|hazard)")
+REFUSED = re.compile(r"(?i)device not supported|not supported on|unable to (?:load|find|open)|failed to initiali[sz]e")
+NAMES = re.compile(r"^def (_\w+)\(", re.MULTILINE)
+MARGIN = 5.0  # seconds before the limit at which the tools are ended
+
+
+def kernel_names() -> set[str]:
+    """Our functions that a complaint may name: those compiled for a device."""
+    found = set()
+    for path in (ROOT / "kernels").glob("*.py"):
+        found |= set(NAMES.findall(path.read_text(encoding="utf-8")))
+    return found
+
+
+def verdict(log: str, finished: bool, ours: set[str]) -> tuple[str, str]:
+    """What a tool's output means: a word of ok, failed, unavailable, unfinished; and why."""
+    complaints = [line for line in log.splitlines() if line.startswith("=========")]
+    blamed = [line for line in complaints if re.search(r"\bat (?:0x\w+ in )?(\w+)", line)]
+    mine = [line for line in blamed if any(re.search(rf"\b{name}\b", line) for name in ours)]
+    counted = [int(number) for number in SUMMARY.findall(log)]
+    if mine:
+        return "failed", mine[0].strip("= ")
+    if REFUSED.search(log) and '"touched"' not in log:
+        return "unavailable", next(line for line in log.splitlines() if REFUSED.search(line)).strip("= ")
+    if not finished:
+        return "unfinished", "ended at the limit; nothing of ours named so far"
+    if '"failures": []' not in log:
+        return "failed", "the operations did not run through"
+    if not counted:
+        return "unavailable", "no summary in its output"
+    others = f"{counted[-1]} complaints about kernels of others" if counted[-1] else "no complaint"
+    return "ok", others
+
+
+def prove(machine: Machine, result: Result) -> None:
+    """The tools side by side."""
+    tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    if machine.toy:  # goes through what would be checked
+        result["unavailable"] = "a CPU has no use for compute-sanitizer"
+        touch.prove(machine, result)
+        return
+    if tool is None:
+        result["unavailable"] = "no compute-sanitizer here"
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        running = {}
+        for name in TOOLS:
+            environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # or blocks are larger than asked for
+            log = Path(folder, name).open("w")  # noqa: SIM115
+            command = [tool, "--tool", name, sys.executable, "-m", "tests.proof.gpu.touch"]
+            running[name] = (
+                subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT), log
+            )  # fmt: skip
+        ours = kernel_names()
+        for name, (process, log) in running.items():
+            try:
+                process.wait(max(1.0, machine.left - MARGIN))
+                finished = True
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                finished = False
+            log.close()
+            text = Path(folder, name).read_text(errors="replace")
+            word, why = verdict(text, finished, ours)
+            result[name] = f"{word}: {why}"
+            print(f"== {name}: {word}: {why}\n{text[-8000:]}", flush=True)
+            if word in ("failed", "unfinished"):
+                result["failures"].append(f"{name}: {why}")
+        said = [str(result[name]) for name in TOOLS]
+        if all(text.startswith("unavailable") for text in said):
+            result["unavailable"] = said[0]
+
+
+if __name__ == "__main__":
+    main(prove)

@@ -1,0 +1,131 @@
+"""Copies, gathers and transfers on a second stream beside decode, and the same on one stream: the same bytes.
+
+    main    plan forward  plan forward  plan forward publish ..      drop    wait for the lane, then free the slots
+    lane                    cold slots -> batch -> host -> slots       snapshots -> batch -> host
+
+The lane works on slots that decode leaves alone: cold ones, held in hand, and published snapshots, which main gives up
+only behind an event of the lane.
+"""
+
+from tests.proof.gpu.machine import Lane, Machine, Result, choose_backend, main
+
+if __name__ == "__main__":
+    choose_backend()
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import memstate as ms
+from memstate.cli.bench.copy import TOY
+from memstate.cli.bench.forward import Forward
+from memstate.state.presets import qwen3_next
+
+EVERY = 4
+STEPS, TOY_STEPS = 60, 6
+ROWS, TOY_ROWS = 16, 2
+LAYERS = 2  # 64 MiB a batch, of which a run keeps 74 in pinned memory
+AGE = 2  # publications before a snapshot is dropped
+
+
+class Run:
+    """One decode loop from a seed, with a lane beside it or on its own stream. `kept` is what both must agree in."""
+
+    def __init__(self, machine: Machine, seed: int, beside: bool) -> None:
+        self.machine, self.lane = machine, Lane(machine, beside)
+        torch.manual_seed(seed)  # of all devices
+        rows = TOY_ROWS if machine.toy else ROWS
+        layout = TOY if machine.toy else ms.StateLayout(qwen3_next().planes, LAYERS)
+        self.mem = ms.StateManager(
+            layout, slots=8 * rows, max_requests=rows, tracking=ms.Redirect(EVERY), backend=machine.backend,
+            device=machine.device,
+        )  # fmt: skip
+        for plane in self.mem.planes.values():
+            plane.normal_()
+        self.mem.scrub_null()
+        self.rows = list(self.mem.admit([ms.Request(i) for i in range(rows)]))
+        self.cold = self.mem.allocator.claim(2 * rows)
+        self.forward = Forward(self.mem.backend, self.mem.planes, rows)
+        self.batches = [torch.empty_like(self.mem.planes["ssm"][:, :rows]) for _ in range(2)]
+        self.host: list[Tensor] = []
+        self.outs: list[Tensor] = []
+        self.published: list[tuple[list[ms.Snapshot], torch.cuda.Event | None]] = []
+        self.alive: list[Tensor] = []  # tensors of the lane, which the allocator must not give away meanwhile
+
+    def to_host(self, batch: Tensor) -> Tensor:
+        target = torch.empty(batch.shape, dtype=batch.dtype, pin_memory=not self.machine.toy)
+        return target.copy_(batch, non_blocking=True)
+
+    def move_cold(self, turn: int) -> None:
+        """Half of the cold slots to a batch, through host memory, to the other half; then whole slots back."""
+        half = len(self.cold) // 2
+        of, to = (self.cold[:half], self.cold[half:])[:: 1 if turn % 2 == 0 else -1]
+        storage = self.mem.storage
+        with self.lane:
+            storage.gather("ssm", of, out=self.batches[0])
+            self.host.append(self.to_host(self.batches[0]))
+            self.batches[1].copy_(self.host[-1], non_blocking=True)
+            storage.scatter("ssm", to, self.batches[1])
+            storage.copy(of, to, due=half) if turn % 3 == 0 else storage.zero(of[:1], due=1)
+
+    def publish(self) -> None:
+        """Snapshots leave their rows and are read by the lane; old ones are given up behind its event."""
+        snapshots = [snap for snap in self.mem.publish(self.rows) if snap]
+        slots = self.mem.read_slots(snapshots).wait()
+        ids = torch.from_numpy(np.ascontiguousarray(slots)).to(self.machine.device)
+        self.alive.append(ids)
+        self.lane.after_main()
+        with self.lane:
+            self.alive.append(self.mem.storage.gather("ssm", ids))
+            self.host.append(self.to_host(self.alive[-1]))
+        self.published.append((snapshots, self.lane.mark()))
+        if len(self.published) > AGE:
+            old, mark = self.published.pop(0)
+            self.lane.main_after(mark)
+            self.mem.drop(old)
+
+    def go(self, steps: int) -> dict[str, Tensor]:
+        """Decodes; returns everything that was computed or moved, by name."""
+        mem = self.mem
+        self.lane.after_main()  # the cold slots are claimed, and the batches are there
+        for t in range(1, steps + 1):
+            step = mem.plan(self.rows)
+            self.move_cold(t)
+            self.forward(step.record)
+            self.outs.append(self.forward.out.clone())
+            mem.settle(step)
+            if t % EVERY == 1 and t > 1:
+                self.publish()
+        self.machine.wait()
+        mem.check()
+        live = mem.registers.table.slots[[3 * row.index for row in self.rows]]
+        owned = {"cold": self.cold, "live": live}
+        found = {f"host {number}": tensor for number, tensor in enumerate(self.host)}
+        found |= {f"output {number}": tensor for number, tensor in enumerate(self.outs)}
+        found |= {
+            f"{name} {what}": plane[:, ids.long()] for what, ids in owned.items() for name, plane in mem.planes.items()
+        }
+        return found | {"owners": mem.registers.owners()}
+
+
+def differing(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
+    """Names of what is not the same, bit for bit."""
+    names = list(a.keys() ^ b.keys())
+
+    def same(x: Tensor, y: Tensor) -> bool:
+        return x.shape == y.shape and torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8))
+
+    return names + [name for name in a.keys() & b.keys() if not same(a[name], b[name])]
+
+
+def prove(machine: Machine, result: Result) -> None:
+    """Two streams against one, from the same seed."""
+    seed, steps = torch.seed() % 2**31, TOY_STEPS if machine.toy else STEPS
+    one, two = (Run(machine, seed, beside).go(steps) for beside in (False, True))
+    result |= {"seed": seed, "steps": steps, "compared": len(one)}
+    if wrong := differing(one, two):
+        result["failures"].append(f"seed {seed}: {len(wrong)} of {len(one)} differ: {', '.join(sorted(wrong)[:8])}")
+
+
+if __name__ == "__main__":
+    main(prove)

@@ -1,0 +1,105 @@
+"""Every operation once, small, on memory that was written before: what a checker of memory accesses looks at.
+
+Nothing is compared here but ends: the checker watches the accesses.
+"""
+
+from tests.proof.gpu.machine import Machine, Result, choose_backend, main
+
+if __name__ == "__main__":
+    choose_backend()
+
+import torch
+
+import memstate as ms
+from memstate.kernels.dispatch import OPS, Backend
+from memstate.state.planes import Storage
+from memstate.tiers.host.packing import Packing
+from tests.kernels import test_conv, test_gated_delta, test_selective
+
+LAYOUT = ms.StateLayout((ms.Plane("conv", (3, 40), torch.bfloat16), ms.Plane("ssm", (2, 16, 8), torch.float32)), 2)
+
+
+def decode(machine: Machine) -> Backend:
+    """The decode kernels in guarded, poisoned memory."""
+    backend, generator = Backend(machine.backend, machine.device), torch.Generator().manual_seed(torch.seed() % 2**31)
+    sizes = {"dims": (2, 1, 16, 16)}
+    for case in (
+        test_gated_delta.build(backend, generator, **sizes),
+        test_gated_delta.build(backend, generator, per_key=True, dims=(2, 2, 16, 24)),
+        test_selective.build(backend, generator, "mamba2", **sizes),
+        test_selective.build(backend, generator, "mamba1", dims=(1, 1, 24, 16)),
+        test_conv.build(backend, generator, channels=40),
+        test_conv.build(backend, generator, channels=40, channel_major=True),
+    ):
+        case.step(backend)
+    return backend
+
+
+def hold(machine: Machine) -> Backend:
+    """Slots to records and back, as they are and with a plane as int8."""
+    backend = Backend(machine.backend, machine.device)
+    storage = Storage(LAYOUT, 3, backend)
+    for arena in storage.arenas:
+        arena.random_(0, 256)
+    storage.planes["ssm"].normal_()
+    ids = torch.tensor([1, 2], dtype=torch.int32, device=machine.device)
+    for int8 in ({}, {"ssm": 2}):
+        packing = Packing(storage, int8)
+        records = torch.zeros(2, packing.nbytes, dtype=torch.uint8, device=machine.device)
+        packing.pack(None, ids, ids - 1, records)
+        packing.unpack(None, ids + 1, ids - 1, records)
+    return backend
+
+
+def serve(machine: Machine, tracking: ms.Tracking, speculation: bool) -> Backend:
+    """Requests that begin, step over boundaries, are published, come back and end; bytes are copied and gathered."""
+    mem = ms.StateManager(
+        LAYOUT, slots=24, max_requests=5, tracking=tracking, backend=machine.backend, device=machine.device,
+        overlap=not speculation, speculation=speculation, in_place=not speculation,
+    )  # fmt: skip
+    for arena in mem.storage.arenas:
+        arena.random_(0, 256)
+    mem.scrub_null()
+    rows = mem.admit([ms.Request(i) for i in range(3)])
+    for _ in range(3):
+        if speculation:
+            windows = {
+                plane.name: torch.zeros((2, 4, 2, *plane.shape), dtype=plane.dtype, device=machine.device)
+                for plane in LAYOUT.planes
+            }
+            windows["conv"] = torch.zeros((2, 4, 5, 40), dtype=torch.bfloat16, device=machine.device)
+            step = mem.plan([*rows, None], 2, window=True)
+            mem.accept(step, [1, 2, 0, 0], windows)
+        else:
+            mem.settle(mem.plan([*rows, None]))
+    kept = [snap for snap in mem.publish(rows) if snap]
+    if kept:
+        again = mem.admit([ms.Request("again", resume=kept[0])])
+        if not speculation:
+            mem.settle(mem.plan(again))
+    mem.read_slots(rows).wait()
+    ids = mem.pool.claim(2)
+    mem.storage.scatter("ssm", ids, mem.storage.gather("ssm", ids))
+    mem.pool.copy(ids[:1], ids[1:])
+    mem.pool.release(ids)
+    mem.release(rows)
+    mem.audit().raise_if_leaking()
+    mem.check()
+    return mem.backend
+
+
+def prove(machine: Machine, result: Result) -> None:
+    """All of it; an operation that nobody launched is a failure."""
+    backends = [decode(machine), hold(machine)]
+    for tracking in (ms.NoTracking(2), ms.PingPong(2), ms.LazyPingPong(2), ms.Redirect(2)):
+        for speculation in (False, True):
+            backends.append(serve(machine, tracking, speculation))
+    launched = {op for backend in backends for op in backend.counts.launches}
+    machine.wait()
+    result["touched"] = sorted(launched)
+    if missing := sorted(set(OPS) - launched):
+        result["failures"].append(f"never launched: {', '.join(missing)}")
+
+
+if __name__ == "__main__":
+    main(prove)

@@ -1,0 +1,81 @@
+"""One prefetch of the model: what it is after, and how far it is. Knows no host memory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tests.proof.stateful.hosting import Job
+from tests.proof.stateful.shelves import Item, Key
+
+
+@dataclass(eq=False)
+class Fetched:
+    """One prefetch. Pages count from 0, ends (of so many pages) from 1.
+
+    here, stated, able, ends: pages and ends that need not be read, ends that could be had, and those worth it. pages,
+    state: records that are filled. run: pages that have come without a gap; bad: the first that will not.
+    """
+
+    keys: list[Key]
+    covered: int
+    kv_pages: int
+    began: float
+    tokens: int
+    size: int
+    phase: str = "ASKING"
+    outcome: str | None = None
+    length: int = 0
+    reserved: int = 0
+    stop: bool = False
+    over: bool = False
+    reason: str = ""
+    asked: Sequence[int] = ()
+    answer: tuple[int, Sequence[int]] | None = None
+    here: set[int] = field(default_factory=set)
+    stated: set[int] = field(default_factory=set)
+    able: set[int] = field(default_factory=set)
+    vote: set[int] | None = None
+    pinned: list[tuple[int, Item]] = field(default_factory=list)  # with the first end that needs it
+    pages: dict[int, int] = field(default_factory=dict)
+    state: int | None = None
+    arrived: set[int] = field(default_factory=set)
+    bad: int = 0
+    come: bool | None = None  # the state
+    jobs: list[Job] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.missing, self.length = self.tokens - self.covered, self.covered
+
+    @property
+    def done(self) -> bool:
+        return self.phase == "DONE"
+
+    @property
+    def end(self) -> int:
+        return len(self.keys)
+
+    @property
+    def run(self) -> int:
+        run = 0
+        while run < self.end and run in self.arrived:
+            run += 1
+        return run
+
+    def narrow(self, end: int) -> None:
+        self.keys, self.tokens = self.keys[:end], end * self.size
+
+    def blame(self, reason: str) -> None:
+        self.reason = self.reason or reason
+
+    def missing_up_to(self, end: int) -> list[int]:
+        return [page for page in range(end) if page not in self.here]
+
+    def reachable(self, run: int, state: bool) -> set[int]:
+        ends = {end for end in self.able & self.stated if end <= min(run, self.end)}
+        if run == self.end:
+            ends = ends | {run} if state else ends - {run}
+        return ends
+
+    @property
+    def hopeless(self) -> bool:
+        goal = max(self.reachable(self.bad, self.come is not False), default=0)
+        return self.run >= goal and not (goal == self.end and self.come is None)

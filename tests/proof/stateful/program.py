@@ -1,0 +1,135 @@
+"""A program: the numbers of its settings and operations. Made at random, run, shrunk, printed so that it can be pasted.
+
+run(Program(settings=17, operations=(("admit", 1), ("plan", 0))), backend)
+"""
+
+import random
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from memstate.kernels.dispatch import Backend
+from tests.proof.stateful.operations import BELOW, OPERATIONS, Operations
+from tests.proof.stateful.settings import Settings
+
+LARGEST = 2**128
+
+
+@dataclass(frozen=True)
+class Program:
+    """settings: the number they are drawn from; strategy, overlap, tiered: given instead of drawn. operations: name and
+    number each.
+    """
+
+    settings: int
+    operations: tuple[tuple[str, int], ...]
+    strategy: str | None = None
+    overlap: bool | None = None
+    tiered: bool | None = None
+
+    @classmethod
+    def random(
+        cls, seed: object, length: int, strategy: str | None = None, overlap: bool | None = None,
+        tiered: bool | None = None,
+    ) -> "Program":  # fmt: skip
+        """The same for the same seed."""
+        chance = random.Random(f"{seed}")
+        settings = chance.randrange(LARGEST)
+        shares = OPERATIONS | (BELOW if Settings.draw(settings, strategy, overlap, tiered).tiered else {})
+        names = chance.choices(list(shares), list(shares.values()), k=length)
+        numbers = [chance.randrange(LARGEST) for _ in names]
+        return cls(settings, tuple(zip(names, numbers, strict=True)), strategy, overlap, tiered)
+
+    def drawn(self) -> Settings:
+        return Settings.draw(self.settings, self.strategy, self.overlap, self.tiered)
+
+
+class Difference(AssertionError):
+    """A program after which the manager and its model differ, or something was raised that should not be."""
+
+    def __init__(self, program: Program, at: int, why: str) -> None:
+        self.program, self.at, self.why = program, at, why
+        super().__init__(f"{program}\n# {program.drawn()}\n# operation {at}: {why}")
+
+
+def run(program: Program, backend: Backend) -> Operations:
+    """Runs a program to its end. Raises: Difference."""
+    at = -1
+    try:
+        machine = Operations(program.drawn(), Backend(backend.name, backend.device))
+        for name, number in program.operations:
+            at += 1
+            machine.run(name, number)
+        at += 1
+        machine.close()
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        why = f"{type(error).__name__}: {error} ({place.name}, line {place.lineno})"
+        raise Difference(program, at, why) from error
+    return machine
+
+
+def difference(program: Program, backend: Backend) -> Difference | None:
+    try:
+        run(program, backend)
+    except Difference as found:
+        return found
+    return None
+
+
+def shrunk(found: Difference, backend: Backend, tries: int = 1500) -> Difference:
+    """A shorter program, with smaller numbers, that still ends in a difference."""
+    best = replace_operations(found, found.program.operations[: found.at + 1])
+    best = difference(best, backend) or found
+    left = tries
+    progress = True
+    while progress and left > 0:
+        progress = False
+        for program in _simpler(best.program):
+            left -= 1
+            if left < 0:
+                break
+            if again := difference(program, backend):
+                best, progress = again, True
+                break
+    return best
+
+
+def replace_operations(found: Difference, operations: tuple[tuple[str, int], ...]) -> Program:
+    return replace(found.program, operations=operations)
+
+
+def _simpler(program: Program) -> Iterator[Program]:
+    """Fewer operations, then smaller numbers, then simpler settings."""
+    operations = program.operations
+    size = len(operations) // 2
+    while size:
+        for start in range(0, len(operations), size):
+            yield replace(program, operations=operations[:start] + operations[start + size :])
+        size //= 2
+    for i, (name, number) in enumerate(operations):
+        for smaller in _smaller(number):
+            yield replace(program, operations=(*operations[:i], (name, smaller), *operations[i + 1 :]))
+    for smaller in _smaller(program.settings):
+        yield replace(program, settings=smaller)
+
+
+def _smaller(number: int) -> list[int]:
+    """Without its highest bits, which are the last decisions."""
+    bits = number.bit_length()
+    kept = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 64, bits - 2, bits - 1)
+    return sorted({number % 2**keep for keep in kept if 0 <= keep < bits} - {number})
+
+
+def work(seed: int, programs: int, length: int, name: str, device: str, shrink: bool) -> tuple[int, str]:
+    """Calls made on managers by the programs of some seeds, and the first difference, for a process of its own."""
+    torch.set_num_threads(1)
+    backend, calls = Backend(name, device), 0
+    for one in range(seed, seed + programs):
+        try:
+            calls += run(Program.random(one, length), backend).calls
+        except Difference as found:
+            return calls, f"seed {one}: {shrunk(found, backend) if shrink else found}"
+    return calls, ""

@@ -1,0 +1,217 @@
+"""What a manager can be built with, drawn from the digits of one number. Small sizes, so that everything runs out."""
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+
+import memstate as ms
+from memstate.state.planes import Storage
+from memstate.tiers import Prefetch, Store, Tiers
+
+
+class Digits:
+    """A number taken apart, lowest digit first; 0 and what comes after the last digit mean the simplest choice."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self, choices: int) -> int:
+        self.left, digit = divmod(self.left, max(1, choices))
+        return digit
+
+    def pick(self, *choices):  # type: ignore[no-untyped-def] # one of them, whatever they are
+        return choices[self(len(choices))]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One configuration. memory: "own", "fenced" (its arenas cut out of larger blocks), "tensor" or "layers" (given);
+    gap: bytes between the blocks of given memory; parts: "fold" alone or with "conv", "conv turned" and "ring".
+    """
+
+    strategy: str = "none"
+    every: int = 4
+    overlap: bool = False
+    speculation: bool = False
+    in_place: bool = False
+    direct_hits: bool | None = None
+    lane_count: int | None = None
+    overwrite: bool = True
+    slots: int = 4
+    rows: int = 2
+    preallocated: int = 0
+    max_batch: int | None = None
+    holders: int | None = None
+    reserve: int = 0
+    page_size: int = 1
+    pages: int = 0
+    pages_per_row: int = 0
+    parts: tuple[str, ...] = ("fold",)
+    wide: int = 2
+    layers: int = 1
+    order: str = "layer_major"
+    memory: str = "own"
+    interleaved: bool = False
+    gap: int = 16
+    debug: bool = False
+    prefix: bool = False
+    tombstones: bool = True
+    most_states: int | None = None
+    evict: bool = True
+    tiered: bool = False
+    write: str = "through"
+    host_slots: int = 0
+    host_pages: int = 0
+    host_reserve: float = 0.0
+    dense_slots: int = 0
+    staging: int = 2
+    layer_groups: int = 4
+    layerwise: bool = False
+    load_threshold: int = 1
+    storing: bool = False
+    stop: str = "wait_complete"
+    timeout: float = 1.0
+    timeout_per_page: float = 0.5
+    fetch_threshold: int = 1
+    fetch_limit: int | None = None
+    chunk: int = 32
+
+    @classmethod
+    def draw(
+        cls, number: int, strategy: str | None = None, overlap: bool | None = None, tiered: bool | None = None
+    ) -> "Settings":
+        """Settings that work together; whatever is given stays."""
+        d = Digits(number)
+        name = strategy or d.pick("none", "ping-pong", "lazy", "redirect")
+        every = d.pick(4, 2, 3, 1, 6)
+        speculation = d(5) in (1, 2) and not overlap
+        late = (bool(d(2)) if overlap is None else overlap) and not speculation
+        lane_count = d.pick(None, 2) if late else d.pick(None, 1, 2)
+        rows = d.pick(2, 3, 4, 5, 5, 1)
+        most = 1 + {"none": 0, "ping-pong": 2, "lazy": 2, "redirect": 1}[name]
+        least = {"none": 1, "ping-pong": 1 + (lane_count or 1 + late), "lazy": 2, "redirect": 1}[name]
+        page_size = d.pick(*[n for n in (1, 2, 3) if every % n == 0])
+        prefix = d(3) > 0 or bool(tiered)
+        more = most * rows // 2 + 4 + 6 * prefix
+        pages_per_row = d.pick(0, 24 // page_size, 10)
+        chosen = cls(
+            name, every, late, speculation, d(4) == 1, d.pick(None, True, False),
+            lane_count if name == "ping-pong" else None, d(2) == 0,
+            slots=max(least, least * rows // 2) + d(more), rows=rows,
+            preallocated=d(3) if d(2) else 0,
+            max_batch=d.pick(None, rows + 3, rows, None, None, 1), holders=d.pick(None, 1, 2, 0, 3, 5),
+            reserve=d.pick(0, 0, 1, 2) if least > 1 else d(2), page_size=page_size,
+            pages=(6 + pages_per_row * (d(2 * rows) + 2 * prefix)) if pages_per_row else 0, pages_per_row=pages_per_row,
+            parts=("fold", *d.pick((), ("conv",), ("ring",), ("conv turned", "ring"))),
+            wide=d.pick(2, 3), layers=1 + d(2), order=d.pick("layer_major", "slot_major"),
+            memory=d.pick("own", "fenced", "tensor", "layers"), interleaved=d(2) == 1, gap=d.pick(16, 8, 24, 40),
+            debug=d(3) == 1, prefix=prefix, tombstones=d(3) < 2,
+            most_states=d.pick(None, None, None, 2, 1, 0), evict=d(4) < 3,
+        )  # fmt: skip
+        some = bool(d(2)) if tiered is None else tiered
+        return replace(chosen, tiered=True, **cls._below(d, chosen)) if prefix and some else chosen
+
+    @staticmethod
+    def _below(d: Digits, chosen: "Settings") -> dict[str, Any]:
+        """Tiers, small enough to be full most of the time. Not layerwise where memstate itself copies a state for a
+        step, before its forward can wait for layers.
+        """
+        slots, pages = d.pick(3, 1, 2, 4, 6, 9), d.pick(8, 4, 12, 24, 2, 40)
+        return {
+            "pages": min(chosen.pages, d.pick(999, 999, 999, 20, 30)), "write": d.pick("through", "selective", "back"),
+            "host_slots": slots,
+            "host_pages": pages if chosen.pages else 0, "host_reserve": d.pick(0.0, 0.3, 0.5),
+            "dense_slots": d.pick(0, 0, 0, 1, 3),
+            "staging": d.pick(2, 0, 1), "layer_groups": d.pick(4, 1, 2), "layerwise": d(3) == 1 and not chosen.copied,
+            "load_threshold": d.pick(1, 1, 1, 3, 0), "storing": d(4) > 0,
+            "stop": d.pick("wait_complete", "best_effort", "timeout"), "timeout": float(d(3)),
+            "timeout_per_page": d.pick(0.5, 0.0), "fetch_threshold": d.pick(1, 1, 4, 0, 7),
+            "fetch_limit": d.pick(None, None, None, 30, 12), "chunk": d.pick(32, 1, 1, 2),
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        told = [f for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"Settings({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in told)})"
+
+    @property
+    def row_count(self) -> int:
+        return self.rows + self.preallocated
+
+    @property
+    def holder_count(self) -> int:
+        return self.slots + self.prefix * self.row_count if self.holders is None else self.holders
+
+    @property
+    def cache(self) -> ms.Prefix | None:
+        """A new one: policies remember what they have seen."""
+        if not self.prefix:
+            return None
+        return ms.Prefix(ms.prefix.Lru(), ms.prefix.LruPages(self.tombstones), self.most_states, self.evict)
+
+    def tiers(self, kv: Storage | None, store: Store, executor: Executor, clock: Callable[[], float]) -> Tiers | None:
+        if not self.tiered:
+            return None
+        fetch = Prefetch(
+            self.fetch_threshold,
+            self.fetch_limit,
+            self.stop,
+            self.timeout,
+            self.timeout_per_page,
+            self.chunk,  # type: ignore[arg-type]
+        )
+        return Tiers(
+            "model", host_slots=self.host_slots, host_pages=self.host_pages or None, reserve=self.host_reserve, kv=kv,
+            dense_slots=self.dense_slots,
+            write=self.write, storage=store if self.storing else None, prefetch=fetch, staging=self.staging,  # type: ignore[arg-type]
+            load_threshold=self.load_threshold, layer_groups=self.layer_groups, layerwise=self.layerwise,
+            executor=executor, clock=clock,
+        )  # fmt: skip
+
+    @property
+    def direct(self) -> bool:
+        return self.strategy == "redirect" and not self.in_place if self.direct_hits is None else self.direct_hits
+
+    @property
+    def lanes(self) -> int:
+        pair = self.lane_count or (2 if self.overlap else 1)
+        return {"none": 0, "ping-pong": pair, "lazy": 2, "redirect": 1}[self.strategy]
+
+    @property
+    def lanes_at_admission(self) -> int:
+        return {"none": 0, "ping-pong": self.lanes, "lazy": 1, "redirect": 0}[self.strategy]
+
+    @property
+    def tracking(self) -> ms.Tracking:
+        if self.strategy == "ping-pong":
+            return ms.PingPong(self.every, lane_count=self.lane_count)
+        if self.strategy == "lazy":
+            return ms.LazyPingPong(self.every, overwrite=self.overwrite)
+        return {"none": ms.NoTracking, "redirect": ms.Redirect}[self.strategy](self.every)
+
+    @property
+    def layout(self) -> ms.StateLayout:
+        shapes = {
+            "fold": ms.Plane("fold", (self.wide,), torch.int64),
+            "conv": ms.Plane("conv", (2, 3), torch.int32),
+            "conv turned": ms.Plane("conv turned", (3, 2), torch.int32),
+            "ring": ms.Plane("ring", (3,), torch.int16, rewritten_each_step=False),
+        }
+        return ms.StateLayout(tuple(shapes[part] for part in self.parts), self.layers, self.order)  # type: ignore[arg-type]
+
+    @property
+    def copied(self) -> frozenset[str]:
+        """Planes that a forward updates in one slot."""
+        return frozenset(part for part in self.parts if self.in_place or part == "ring")
+
+    def block_bytes(self, part: str) -> int:
+        """Bytes of one plane of one layer, without padding."""
+        return {"fold": 8 * self.wide, "conv": 24, "conv turned": 24, "ring": 6}[part]
+
+    def slot_bytes(self, parts: frozenset[str] | None = None) -> int:
+        """Bytes that a copy of a slot moves; memstate's own blocks are padded to 16."""
+        unit = 16 if self.memory in ("own", "fenced") else 1
+        named = [part for part in self.parts if parts is None or part in parts]
+        return self.layers * sum(-(-self.block_bytes(part) // unit) * unit for part in named)

@@ -1,0 +1,83 @@
+"""Tokens accepted together, as after a speculative window, and memory that is never what a fresh slot should hold."""
+
+import pytest
+import torch
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from tests.support.scan import scan
+
+LAYOUT = ms.StateLayout(planes=(ms.Plane("ssm", (4,), torch.float32),), layers=2)
+TRACKED = [ms.PingPong(256), ms.LazyPingPong(256), ms.Redirect(256)]
+
+
+def manager(backend: Backend, tracking: ms.Tracking) -> ms.StateManager:
+    mem = ms.StateManager(
+        LAYOUT, slots=6, max_requests=2, tracking=tracking, backend=backend.name, device=backend.device
+    )
+    mem.planes["ssm"].fill_(torch.nan)
+    return mem
+
+
+def fold(mem: ms.StateManager, row: ms.Row, tokens: int) -> None:
+    """Folds tokens into a state that counts them, in steps that end at the boundaries inside."""
+    end = mem.length(row) + tokens
+    while mem.length(row) < end:
+        n = min(end, mem.next_boundary(row)) - mem.length(row)
+        step = mem.plan([row, None], [n, 0])
+        real = step.write > 0
+        for state in mem.planes["ssm"]:
+            state[step.write[real].long()] = state[step.read[real].long()] + n
+            kept = step.snapshot > 0
+            state[step.snapshot[kept].long()] = state[step.write[kept].long()]
+        mem.settle(step)
+
+
+@pytest.mark.parametrize("tracking", TRACKED, ids=repr)
+@pytest.mark.parametrize(("before", "accepted", "stands_for"), [(250, 8, 256), (250, 5, None), (256, 1, 256)])
+def test_B33_accepted_tokens_that_cross_a_multiple_leave_a_snapshot_of_it(
+    backend: Backend, tracking: ms.Tracking, before: int, accepted: int, stands_for: int | None
+) -> None:
+    mem = manager(backend, tracking)
+    (row,) = mem.admit([ms.Request("a")])
+    fold(mem, row, before)
+    taken = mem.stats().snapshots
+    fold(mem, row, accepted)
+    if before == 256 and not isinstance(tracking, ms.Redirect):
+        assert mem.stats().snapshots == taken == 1  # at 256 already: 256 -> 257 is no boundary
+    (snapshot,) = mem.publish([row])
+    mem.submit()
+    assert (snapshot and snapshot.length) == stands_for
+    if snapshot:
+        slot = mem.registers.table.slots[snapshot.register].long()
+        assert (mem.planes["ssm"][:, slot] == stands_for).all()
+    scan(mem)
+
+
+@pytest.mark.parametrize("tracking", TRACKED, ids=repr)
+def test_B33_accepted_tokens_are_not_folded_across_a_multiple_unseen(backend: Backend, tracking: ms.Tracking) -> None:
+    mem = manager(backend, tracking)
+    (row,) = mem.admit([ms.Request("a")])
+    fold(mem, row, 250)
+    with pytest.raises(ms.InvalidArgument, match="crosses a boundary"):
+        mem.plan([row], 8)
+    assert mem.length(row) == 250
+
+
+@pytest.mark.parametrize("tracking", [ms.NoTracking(4), ms.PingPong(4), ms.LazyPingPong(4), ms.Redirect(4)], ids=repr)
+def test_G4_no_answer_depends_on_fresh_or_freed_memory(backend: Backend, tracking: ms.Tracking) -> None:
+    mem = manager(backend, tracking)
+    for turn in range(3):
+        (row,) = mem.admit([ms.Request(turn)])
+        fold(mem, row, 8)
+        live = mem.registers.table.slots[3 * row.index].long()
+        assert (mem.planes["ssm"][:, live] == 8).all()
+        (snapshot,) = mem.release([row], publish=True)
+        assert snapshot is not None and snapshot.length == 8
+        mem.submit()
+        slot = mem.registers.table.slots[snapshot.register].long()
+        assert (mem.planes["ssm"][:, slot] == 8).all()
+        mem.drop([snapshot])
+        mem.submit()
+        mem.planes["ssm"].fill_(torch.nan)  # everything is free, and rubbish
+    scan(mem)

@@ -1,0 +1,176 @@
+"""Forks: one state, many continuations, nothing copied where kernels read one slot and write another."""
+
+import pytest
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from tests.support.planes import MAKERS, I, Loop, every_strategy
+from tests.support.scan import scan
+
+
+def forked(loop: Loop, row: ms.Row, *names: str) -> ms.Fork:
+    fork = loop.mem.fork(row, names)
+    for new in fork.rows:
+        loop.fed[new] = list(loop.fed[row])
+    return fork
+
+
+@every_strategy
+@pytest.mark.parametrize("length", [0, 3, I])
+def test_continuations_go_their_own_ways(backend: Backend, name: str, length: int) -> None:
+    loop = Loop(backend, MAKERS[name]())
+    (row,) = loop.admit()
+    loop.advance([row], length)
+    others = forked(loop, row, "b", "c").rows
+    rows = [row, *others]
+    assert [loop.mem.length(r) for r in rows] == [loop.mem.confirmed(r) for r in rows] == [length] * 3
+    loop.advance([others[1]])  # not all at once
+    loop.advance([row, others[0]])
+    loop.advance(rows, I)
+    for r in rows:
+        assert loop.holds(loop.slot(r), r, length + 1 + I)
+    assert len({tuple(loop.fed[r]) for r in rows}) == 3
+    for r, snapshot in zip(rows, loop.mem.publish(rows), strict=True):
+        if snapshot:
+            assert loop.holds(loop.node(snapshot), r, snapshot.length)
+            loop.mem.drop([snapshot])
+    assert name != "redirect" or loop.mem.stats().copied_bytes == 0
+    scan(loop.mem)
+    loop.mem.abort(rows)
+    scan(loop.mem)
+    assert loop.mem.free_slots == 16
+
+
+def test_the_shared_state_goes_with_its_last_reader(backend: Backend) -> None:
+    loop = Loop(backend, ms.Redirect(I), slots=5)
+    (row,) = loop.admit()
+    loop.advance([row], 2)
+    first, second = forked(loop, row, "b", "c").rows
+    assert loop.mem.free_slots == 1  # three to write, one to read
+    loop.mem.abort([first])
+    loop.advance([row])
+    loop.mem.submit()
+    assert loop.mem.free_slots == 2
+    loop.advance([second])
+    loop.mem.submit()
+    assert loop.mem.free_slots == 3 and loop.holds(loop.slot(second), second, 3)
+    scan(loop.mem)
+
+
+def test_the_row_itself_may_be_the_last_to_step(backend: Backend) -> None:
+    loop = Loop(backend, ms.Redirect(I), slots=5)
+    (row,) = loop.admit()
+    loop.advance([row], 2)
+    others = forked(loop, row, "b", "c").rows
+    loop.advance(others)
+    (filler,) = loop.admit(ms.Request("d"))
+    loop.advance([filler], 2)
+    loop.advance([row])
+    for r in (row, *others):
+        assert loop.holds(loop.slot(r), r, 3)
+    scan(loop.mem)
+
+
+def test_the_slot_for_the_row_itself_counts(backend: Backend) -> None:
+    loop = Loop(backend, ms.Redirect(I), slots=3)
+    (row,) = loop.admit()
+    loop.advance([row], 2)
+    with pytest.raises(ms.OutOfSlots) as refusal:
+        loop.mem.fork(row, ["b", "c"])
+    assert (refusal.value.requested, refusal.value.free) == (3, 2)
+    loop.advance([row])
+    assert loop.holds(loop.slot(row), row, 3) and loop.mem.slots_held(row) == 1 and loop.mem.table.free == 3
+    scan(loop.mem)
+
+
+def test_a_fork_of_a_fork_before_its_first_step(backend: Backend) -> None:
+    loop = Loop(backend, ms.Redirect(I))
+    (row,) = loop.admit()
+    loop.advance([row], 2)
+    (child,) = forked(loop, row, "b").rows
+    (grandchild,) = forked(loop, child, "c").rows
+    loop.advance([row, child, grandchild])
+    for r in (row, child, grandchild):
+        assert loop.holds(loop.slot(r), r, 3)
+    loop.mem.submit()
+    assert loop.mem.free_slots == 13
+    scan(loop.mem)
+
+
+@every_strategy
+def test_full_pages_are_shared_and_the_rest_is_named(backend: Backend, name: str) -> None:
+    loop = Loop(backend, MAKERS[name](), pages=12, page_size=2, pages_per_row=6)
+    (row,) = loop.admit(ms.Request("a", length=5))
+    loop.advance([row], 5)
+    fork = forked(loop, row, "b", "c")
+    loop.mem.submit()
+    table = loop.mem.page_table
+    mine = table[row.index, :3].tolist()
+    for new, (to, of) in zip(fork.rows, fork.page_copies, strict=True):
+        theirs = table[new.index, :3].tolist()
+        assert theirs[:2] == mine[:2] and theirs[2] == to != mine[2] == of
+    assert len({to for to, _ in fork.page_copies}) == 2 and loop.mem.free_pages == 12 - 3 - 2
+    loop.mem.abort([row])
+    assert loop.mem.free_pages == 12 - 4
+    loop.mem.abort(fork.rows)
+    scan(loop.mem)
+    assert loop.mem.free_pages == 12
+
+
+@every_strategy
+def test_B17_a_fork_is_made_whole_or_not_at_all(backend: Backend, name: str) -> None:
+    loop = Loop(backend, MAKERS[name](), slots=9, rows=3, pages=4, page_size=2, pages_per_row=2)
+    (row,) = loop.admit(ms.Request("a", length=3))
+    loop.advance([row], 3)
+    before = (loop.mem.free_slots, loop.mem.free_pages, loop.mem.table.free)
+    with pytest.raises(ms.OutOfRows):
+        loop.mem.fork(row, ["b", "c", "d"])
+    taken = loop.mem.pages.allocator.claim(2)
+    with pytest.raises(ms.OutOfPages):
+        loop.mem.fork(row, ["b"])
+    loop.mem.pages.allocator.release(taken)
+    group = loop.mem.allocator.claim(loop.mem.free_slots)
+    with pytest.raises(ms.OutOfSlots):
+        loop.mem.fork(row, ["b"])
+    loop.mem.allocator.release(group)
+    with pytest.raises(ms.InvalidArgument, match="sequence"):
+        loop.mem.fork(row, "ab")
+    step = loop.step([row])
+    with pytest.raises(ms.InvalidArgument, match="unsettled"):
+        loop.mem.fork(row, ["b"])
+    loop.mem.settle(step, [True])
+    with pytest.raises(ms.InvalidArgument, match="finished"):
+        loop.mem.fork(row, ["b"])
+    loop.mem.abort([row])
+    with pytest.raises(ms.StaleHandle):
+        loop.mem.fork(row, ["b"])
+    loop.mem.allocator.check()
+    scan(loop.mem)
+    assert before[1] + 2 == loop.mem.free_pages and loop.mem.free_slots == 9
+
+
+def test_forking_nobody_is_nothing(backend: Backend) -> None:
+    loop = Loop(backend, ms.Redirect(I))
+    (row,) = loop.admit()
+    loop.advance([row], 2)
+    assert loop.mem.fork(row, []) == ((), []) and loop.mem.slots_held(row) == 1
+
+
+def test_without_a_holder_a_fork_is_refused_before_it_begins(backend: Backend) -> None:
+    loop = Loop(backend, ms.Redirect(I), holders=0)
+    (row,) = loop.admit()
+    loop.advance([row], 2)
+    with pytest.raises(ms.InvalidArgument, match="holder"):
+        loop.mem.fork(row, ["b"])
+    assert loop.mem.free_slots == 15 and loop.mem.table.free == 3
+    loop.advance([row])
+    assert loop.holds(loop.slot(row), row, 3)
+    scan(loop.mem)
+
+
+def test_a_fork_of_nobody_needs_no_slot(backend: Backend) -> None:
+    loop = Loop(backend, ms.Redirect(I), slots=1)
+    (row,) = loop.admit()
+    loop.advance([row], 2)
+    assert loop.mem.fork(row, []) == (loop.mem.admit([]), [])
+    scan(loop.mem)

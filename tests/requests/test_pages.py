@@ -1,0 +1,222 @@
+"""KV pages: lowest page first, shared by count, all or nothing, and the device's table in step with the host."""
+
+import random
+from contextlib import suppress
+
+import pytest
+import torch
+
+from memstate import (
+    InvalidArgument,
+    OutOfPages,
+    OutOfRows,
+    OutOfSlots,
+    Plane,
+    Redirect,
+    Request,
+    Snapshot,
+    StateLayout,
+    StateManager,
+)
+from memstate.kernels.dispatch import Backend
+from memstate.requests.pages import PageAllocator
+from tests.support.scan import scan
+
+LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=1)
+
+
+def manager(backend: Backend, pages: int = 10) -> StateManager:
+    return StateManager(
+        LAYOUT,
+        slots=6,
+        max_requests=4,
+        tracking=Redirect(every=4),
+        device=backend.device,
+        backend=backend.name,
+        pages=pages,
+        page_size=4,
+        pages_per_row=5,
+    )
+
+
+def table(mem: StateManager) -> list[list[int]]:
+    mem.submit()
+    rows: list[list[int]] = mem.page_table.tolist()
+    return [[page for page in row if page] for row in rows[1:]]
+
+
+def published(mem: StateManager, name: str, length: int, room: int) -> Snapshot:
+    """A snapshot at `length` tokens of a request that has pages for `room`."""
+    (row,) = mem.admit([Request(name, length=room)])
+    for _ in range(length // 4):
+        mem.settle(mem.plan([row], 4))
+    (snapshot,) = mem.release([row], publish=True)
+    assert snapshot is not None
+    assert snapshot.length == length
+    return snapshot
+
+
+def test_pages_are_1_to_n_lowest_first() -> None:
+    pages = PageAllocator(5)
+    assert pages.claim(3) == [1, 2, 3]
+    pages.release([2, 1])
+    assert pages.claim(0) == []
+    assert (pages.claim(3), pages.free) == ([1, 2, 4], 1)
+    with pytest.raises(OutOfPages) as refused:
+        pages.claim(2)
+    assert (refused.value.requested, refused.value.free, refused.value.pages) == (2, 1, 5)
+    assert pages.claim(1) == [5]
+
+
+def test_a_shared_page_is_free_with_its_last_holder() -> None:
+    pages = PageAllocator(3)
+    first = pages.claim(2)
+    pages.share(first)
+    pages.share(first[:1])
+    pages.release(first)
+    assert pages.free == 1
+    pages.release(first)
+    assert pages.free == 2
+    assert pages.claim(2) == [2, 3]
+    pages.release([1])
+    assert pages.free == 1
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        lambda p: p.claim(-1),
+        lambda p: p.release([3]),
+        lambda p: p.release([0]),
+        lambda p: p.release([1, 9]),
+        lambda p: p.release([-1]),
+        lambda p: p.release([1, 2, 1]),
+        lambda p: p.share([1, 3]),
+        lambda p: p.share([0]),
+        lambda p: p.share([4]),
+    ],
+    ids=[
+        "negative",
+        "free",
+        "null",
+        "unknown",
+        "negative page",
+        "twice in one call",
+        "free share",
+        "null share",
+        "above",
+    ],
+)
+def test_G1_misuse_of_pages_raises_and_changes_nothing(misuse) -> None:  # type: ignore[no-untyped-def]
+    pages = PageAllocator(3)
+    pages.claim(2)
+    before = (pages.free, list(pages.holders))
+    with pytest.raises(InvalidArgument):
+        misuse(pages)
+    assert (pages.free, list(pages.holders)) == before
+    assert pages.claim(1) == [3]
+
+
+def test_a_row_has_pages_for_the_length_asked(backend: Backend) -> None:
+    mem = manager(backend)
+    rows = mem.admit([Request("a", length=9), Request("b", length=0), Request("c", length=4)])
+    assert table(mem) == [[1, 2, 3], [], [4], []]
+    mem.extend([rows[1], rows[0]], [5, 13])
+    assert table(mem) == [[1, 2, 3, 7], [5, 6], [4], []]
+    mem.extend(rows, [0, 8, 4])  # nothing shrinks
+    assert mem.free_pages == 3
+    scan(mem)
+
+
+def test_B17_extending_is_all_or_nothing(backend: Backend) -> None:
+    mem = manager(backend, pages=5)
+    rows = mem.admit([Request("a", length=8), Request("b", length=4)])
+    before = table(mem)
+    for lengths, error in (([12, 12], OutOfPages), ([12, 21], InvalidArgument), ([12], InvalidArgument)):
+        with pytest.raises(error):
+            mem.extend(rows, lengths)
+        assert (table(mem), mem.free_pages) == (before, 2)
+    with pytest.raises(InvalidArgument):
+        mem.extend([rows[0], rows[0]], [12, 12])
+    mem.extend(rows, [12, 8])
+    assert mem.free_pages == 0
+    scan(mem)
+
+
+def test_a_step_beyond_the_pages_is_refused(backend: Backend) -> None:
+    mem = manager(backend)
+    rows = mem.admit([Request("a", length=4), Request("b", length=8)])
+    mem.settle(mem.plan(rows, 4))
+    with pytest.raises(InvalidArgument, match="extend"):
+        mem.plan(rows, 1)
+    mem.extend(rows[:1], [5])
+    step = mem.plan(rows, 1)
+    assert step.after.tolist() == [5, 5]
+    scan(mem)
+
+
+def test_a_snapshot_keeps_the_pages_of_its_tokens(backend: Backend) -> None:
+    mem = manager(backend)
+    snapshot = published(mem, "a", length=8, room=17)
+    assert (snapshot.pages, mem.free_pages) == ((1, 2), 8)
+    rows = mem.admit([Request("b", length=12, resume=snapshot), Request("c", length=4, resume=snapshot)])
+    assert table(mem)[:2] == [[1, 2, 3], [1, 2]]
+    mem.drop([snapshot])
+    mem.abort(rows[:1])
+    assert mem.free_pages == 8
+    scan(mem)
+    mem.abort(rows[1:])
+    assert mem.free_pages == 10
+    scan(mem)
+
+
+def test_the_pages_of_a_row_reused_are_its_own(backend: Backend) -> None:
+    """Long before, short after: nothing of the old row's pages may be read behind the new ones."""
+    mem = manager(backend)
+    rows = mem.admit([Request("long", length=20), Request("other", length=8)])
+    mem.release(rows[:1])
+    mem.admit([Request("short", length=4)])
+    assert table(mem)[:2] == [[1], [6, 7]]
+    scan(mem)
+
+
+def test_without_pages_every_request_needs_none(backend: Backend) -> None:
+    mem = StateManager(LAYOUT, slots=2, max_requests=2, device=backend.device, backend=backend.name)
+    (row,) = mem.admit([Request("a", length=10**6)])
+    mem.extend([row], [10**7])
+    assert (mem.free_pages, mem.page_table.numel()) == (0, 0)
+    mem.settle(mem.plan([row], 256))
+    (snapshot,) = mem.release([row], publish=True)
+    assert snapshot is not None
+    assert snapshot.pages == ()
+    scan(mem)
+
+
+def test_pages_follow_the_model_under_random_use(backend: Backend, generator: torch.Generator) -> None:
+    rng = random.Random(generator.initial_seed())
+    mem = manager(backend, pages=12)
+    rows, snapshots = [], []
+    for turn in range(60 if backend.name == "reference" else 25):
+        kind = rng.choice(("admit", "admit", "extend", "step", "end", "publish", "drop"))
+        with suppress(OutOfPages, OutOfRows, OutOfSlots):
+            if kind == "admit":
+                resume = rng.choice([None, *snapshots])
+                rows += mem.admit([Request(turn, length=rng.randint(0, 20), resume=resume)])
+            elif kind == "extend" and rows:
+                mem.extend(rows, [rng.randint(0, 20) for _ in rows])
+            elif kind == "step" and rows:
+                ready = [row for row in rows if mem.length(row) + 4 <= 20]
+                mem.extend(ready, [mem.length(row) + 4 for row in ready])
+                mem.settle(mem.plan(ready, 4))
+            elif kind == "end" and rows:
+                snapshots += [s for s in mem.release([rows.pop(rng.randrange(len(rows)))], publish=True) if s]
+            elif kind == "publish" and rows:
+                snapshots += [s for s in mem.publish(rows) if s]
+            elif kind == "drop" and snapshots:
+                mem.drop([snapshots.pop(rng.randrange(len(snapshots)))])
+        scan(mem)
+    mem.abort(rows)
+    mem.drop(snapshots)
+    scan(mem)
+    assert (mem.free_pages, mem.free_slots) == (12, 6)
+    mem.check()

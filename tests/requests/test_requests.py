@@ -1,0 +1,273 @@
+"""The request table: rows, generations, padding rows, pages, and admissions that happen whole or not at all."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import memstate as ms
+from memstate import InvalidArgument, MemstateError, Redirect, Request, Row, StaleHandle, StateManager
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import Rules, StepRecord, Strategy
+from memstate.slots.commands import CommandBuffer
+from memstate.slots.registers import RegisterFile
+from tests.support.command_bench import recorded
+from tests.support.scan import scan, scan_registers
+
+LAYOUT = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=2)
+
+
+def manager(backend: Backend, **settings) -> StateManager:  # type: ignore[no-untyped-def]
+    """Four slots, three rows, pages; every byte of every state is NaN before anything is admitted."""
+    given = {"slots": 4, "max_requests": 3, "tracking": Redirect(every=4)} | settings
+    paged = {"pages": 8, "page_size": 4, "pages_per_row": 4}
+    mem = StateManager(LAYOUT, device=backend.device, backend=backend.name, **(paged | given))
+    for arena in mem.storage.arenas:
+        arena.fill_(0xFF)
+    mem.storage.scrub_null()
+    return mem
+
+
+def named(n: int, length: int = 0, **more: int) -> list[Request]:
+    return [Request(f"r{i}", length=length, **more) for i in range(n)]
+
+
+def picture(mem: StateManager) -> tuple[object, ...]:
+    """Everything that a refused call must leave alone, what is recorded included."""
+    file = mem.registers
+    device = (file.cells.tolist(), mem.allocator.bitmap.tolist(), mem.allocator.counters.tolist())
+    host = (file.held.tolist(), file.labels.tolist(), file.tracked.tolist(), file.want.tolist(), file.source.tolist())
+    table = (mem.table.used.tolist(), mem.table.generation.tolist(), mem.table.confirmed.tolist(), list(mem.table.ids))
+    numbers = (mem.free_slots, mem.free_pages, mem.table.free, mem.holders.free, mem.holders.evictable)
+    return device, host, table, numbers, recorded(mem.commands), dataclasses.asdict(mem.stats())
+
+
+@pytest.mark.parametrize("preallocated", [0, 2])
+def test_B12_a_table_of_n_has_rows_1_to_n(backend: Backend, preallocated: int) -> None:
+    mem = manager(backend, slots=9, preallocated=preallocated)
+    rows = mem.admit(named(3 + preallocated))
+    assert [row.index for row in rows] == list(range(1, 4 + preallocated))
+    before = picture(mem)
+    with pytest.raises(ms.OutOfRows) as refused:
+        mem.admit(named(1))
+    assert (refused.value.requested, refused.value.free, refused.value.rows) == (1, 0, 3 + preallocated)
+    assert picture(mem) == before
+    mem.abort([rows[1]])
+    assert [row.index for row in mem.admit(named(1))] == [2]
+
+
+@pytest.mark.parametrize(
+    "tracking", [ms.NoTracking(every=4), ms.PingPong(every=4), ms.LazyPingPong(every=4), Redirect(every=4)]
+)
+def test_B12a_the_null_row_stays_zero_through_every_table(backend: Backend, tracking) -> None:  # type: ignore[no-untyped-def]
+    """Row 0 -> register -> slot -> bytes and row 0 -> page, after batches with padding and of nothing but padding."""
+    mem = manager(backend, slots=9, preallocated=1, tracking=tracking)
+    rows = mem.admit(named(2, length=16, want=8))
+    for batch, tokens in (([None, rows[0], None, rows[1]], 4), ([None, None], 1), ([None, rows[0], rows[1]], 1)):
+        step = mem.plan(batch, tokens)
+        padded = [i for i, row in enumerate(batch) if row is None]
+        for column in (step.rows, step.tokens, step.read, step.write, step.snapshot):
+            assert [column.tolist()[i] for i in padded] == [0] * len(padded)
+        mem.settle(step)
+    mem.submit()
+    file = mem.registers
+    chain = torch.tensor([0, -1, 1, 2], dtype=torch.int32, device=backend.device)
+    for _ in range(3):
+        chain = file.resolve(chain) * (chain < 3)
+        assert chain.tolist() == [0, 0, 0, 0]
+    assert mem.page_table[0].tolist() == [0] * 4
+    assert [int(column[0]) for column in file.table[:6]] == [0] * 6
+    assert all(not plane[:, 0].any() for plane in mem.planes.values())
+    scan(mem)
+
+
+def test_B10_B12a_reset_zeroes_everything_preallocated_rows_too(backend: Backend) -> None:
+    mem = manager(backend, slots=9, preallocated=2)
+    rows = mem.admit(named(5, length=4, want=4))
+    mem.settle(mem.plan(rows, 4))
+    snapshots = mem.release(rows[:1], publish=True)
+    step = mem.plan([None])
+    with mem.allocator.group(2) as group:
+        mem.reset()
+        assert group.left == 0
+    assert scan(mem).free == list(range(1, 10))
+    assert (mem.free_pages, mem.table.free, mem.holders.free) == (8, 5, 9)
+    stale = [lambda: mem.settle(step), lambda: mem.drop(snapshots), lambda: mem.length(rows[2])]
+    for use in [*stale, lambda: mem.admit([Request("late", resume=snapshots[0])])]:
+        with pytest.raises(StaleHandle):
+            use()
+    cells = mem.registers.cells.tolist()
+    generation = mem.registers.table.generation.tolist()
+    assert sorted(cell for cell in cells if cell) == sorted(g for g in generation if g)
+    assert not mem.page_table.any()
+
+
+def test_B13_tables_are_sized_by_rows_not_by_slots(backend: Backend) -> None:
+    """64 rows over 8 slots: the registers of row 64 take a slot, and a plan finds it there."""
+    allocator = ms.SlotAllocator(8, backend)
+    file = RegisterFile(allocator, rows=64, holders=0)
+    buffer = CommandBuffer(file)
+    buffer.claim([3 * 64, 3 * 64 + 1, 3 * 64 + 2, 3])
+    buffer.write(file.address("tracked", np.array([64])), [0])
+    sent = buffer.submit_batch(np.array([64, 0], np.int32), np.array([3, 0], np.int32))
+    record = StepRecord(*torch.full((7, 2), -1, dtype=torch.int32, device=backend.device))
+    file.plan(*sent, record, Rules(Strategy.NONE, 0, 256, False), 8)
+    assert [column.tolist() for column in record[:5]] == [[64, 0], [3, 0], [1, 0], [1, 0], [0, 0]]
+    file.labels[3 * 64] = 3
+    assert scan_registers(file).labels[3 * 64] == 3
+    mem = manager(backend, slots=8, max_requests=64, pages=0, page_size=1, pages_per_row=0)
+    assert mem.table.take([f"r{i}" for i in range(64)]).tolist() == list(range(1, 65))
+
+
+SHORT = {
+    "slots": (ms.OutOfSlots, {"slots": 2}, {}),
+    "slots for the lanes": (ms.OutOfSlots, {"slots": 8, "tracking": ms.PingPong(every=4)}, {}),
+    "rows": (ms.OutOfRows, {"max_requests": 2}, {}),
+    "pages": (ms.OutOfPages, {"pages": 5}, {}),
+    "width of a row": (InvalidArgument, {}, {"length": 17}),
+    "a length": (InvalidArgument, {}, {"length": -1}),
+    "a want": (InvalidArgument, {}, {"want": -4}),
+    "a want on a page": (InvalidArgument, {}, {"want": 6}),
+    "a want that fits": (MemstateError, {}, {"want": 2**31}),
+    "a want that is a number": (MemstateError, {}, {"want": "8"}),
+    "a length that is a number": (MemstateError, {}, {"length": "8"}),
+    "a snapshot": (MemstateError, {}, {"resume": 3}),
+    "a snapshot of this manager": (StaleHandle, {}, {"resume": ms.Snapshot(10**6, 1, 4, ())}),
+    "a snapshot that was published": (StaleHandle, {}, {"resume": ms.Snapshot(13, 1, 4, ())}),
+}
+
+
+@pytest.mark.parametrize("missing", SHORT)
+def test_B17_an_admission_that_lacks_something_changes_nothing(backend: Backend, missing: str) -> None:
+    """Two good requests and one that asks for too much, or for what cannot be: none of them gets anything."""
+    error, settings, asked = SHORT[missing]
+    mem = manager(backend, **settings)
+    before = picture(mem)
+    with pytest.raises(error):
+        mem.admit([*named(2, length=8), Request("last", **({"length": 8} | asked))])
+    assert picture(mem) == before
+    scan(mem)
+    assert len(mem.admit(named(2, length=8))) == 2  # the good ones alone can be had
+    scan(mem)
+
+
+@pytest.mark.parametrize("what", [None, "r0", 3, object], ids=str)
+def test_B17_something_that_is_no_request(backend: Backend, what: object) -> None:
+    mem = manager(backend)
+    before = picture(mem)
+    with pytest.raises(InvalidArgument):
+        mem.admit([*named(1), what])  # type: ignore[list-item]
+    assert picture(mem) == before
+
+
+def test_B19_a_row_reused_makes_old_handles_stale(backend: Backend) -> None:
+    mem = manager(backend)
+    (old,) = mem.admit(named(1, length=8))
+    mem.settle(mem.plan([old], 4))
+    mem.release([old])
+    (new,) = mem.admit(named(1, length=8))
+    assert (new.index, new.generation) == (old.index, old.generation + 1)
+    before = picture(mem)
+    uses = [mem.length, mem.confirmed, mem.next_boundary, mem.slots_held]
+    uses += [lambda row, f=f: f([row]) for f in (mem.plan, mem.release, mem.abort, mem.retract, mem.publish)]
+    uses += [
+        lambda row: mem.extend([row], [8]),
+        lambda row: mem.plan([new, None, row]),
+        lambda row: mem.release([new, row]),
+    ]
+    for use in uses:
+        with pytest.raises(StaleHandle) as refused:
+            use(old)
+        assert (refused.value.generation, refused.value.now) == (old.generation, new.generation)
+    assert picture(mem) == before
+    scan(mem)
+
+
+def test_B19_a_row_released_and_not_reused_is_stale_as_well(backend: Backend) -> None:
+    mem = manager(backend)
+    rows = mem.admit(named(2))
+    mem.release(rows[:1])
+    assert rows.any_alive
+    with pytest.raises(StaleHandle):
+        mem.length(rows[0])
+    with pytest.raises(StaleHandle):
+        mem.release(rows)
+    assert scan(mem).slots == {6: 2}
+
+
+def test_B19_reset_never_lowers_a_generation(backend: Backend) -> None:
+    mem = manager(backend)
+    seen: set[Row] = set()
+    for _ in range(3):
+        rows = mem.admit(named(3))
+        assert not seen & set(rows)
+        seen |= set(rows)
+        mem.reset()
+        assert not rows.any_alive
+        for row in seen:
+            with pytest.raises(StaleHandle):
+                mem.length(row)
+        scan(mem)
+
+
+@pytest.mark.parametrize("row", [Row(4, 1), Row(999, 1), Row(-1, 1), Row(-3, 1), Row(0, 1)], ids=repr)
+def test_B19_a_handle_of_another_table_raises(backend: Backend, row: Row) -> None:
+    mem = manager(backend)
+    mem.admit(named(3))
+    before = picture(mem)
+    for use in (mem.length, lambda r: mem.plan([r]), lambda r: mem.release([r])):
+        with pytest.raises(MemstateError):
+            use(row)
+    assert picture(mem) == before
+
+
+@pytest.mark.parametrize("row", [0, -1, 1, "r0", (1, 1)], ids=repr)
+def test_G1_a_row_that_is_no_handle_raises(backend: Backend, row: object) -> None:
+    mem = manager(backend)
+    mem.admit(named(2))
+    before = picture(mem)
+    for use in (mem.length, lambda r: mem.plan([r]), lambda r: mem.release([r])):
+        with pytest.raises(InvalidArgument):
+            use(row)
+    assert picture(mem) == before
+
+
+def test_B20_a_fresh_state_is_zero_and_a_resumed_one_is_the_snapshots(backend: Backend) -> None:
+    """The slots are full of NaN: what is not zeroed or copied whole would show."""
+    mem = manager(backend, direct_hits=False)
+    (row,) = mem.admit(named(1, length=8))
+    step = mem.plan([row], 4)
+    assert not mem.planes["s"][:, int(step.read[0])].any()
+    mem.planes["s"][:, int(step.write[0])] = 7.0
+    mem.settle(step)
+    (snapshot,) = mem.release([row], publish=True)
+    rows = mem.admit([Request("hit", length=8, resume=snapshot), Request("fresh", length=8)])
+    step = mem.plan(rows, 1)
+    hit, fresh = (mem.planes["s"][:, slot] for slot in step.read.tolist())
+    assert (hit == 7.0).all()
+    assert not fresh.any()
+    scan(mem)
+
+
+def test_B19_handles_of_another_manager_are_stale(backend: Backend) -> None:
+    def manager() -> ms.StateManager:
+        return ms.StateManager(
+            ms.StateLayout(planes=(ms.Plane("ssm", (4,), torch.float32),), layers=1),
+            slots=4, max_requests=2, tracking=ms.Redirect(2), backend=backend.name, device=backend.device,
+        )  # fmt: skip
+
+    mine, other = manager(), manager()
+    rows, others = mine.admit([ms.Request("a")]), other.admit([ms.Request("a")])
+    for mem, batch in ((mine, rows), (other, others)):
+        mem.settle(mem.plan(batch, 2))
+    (snapshot,), (foreign,) = mine.release(rows, publish=True), other.release(others, publish=True)
+    assert snapshot != foreign
+    for misuse in (
+        lambda: mine.drop([foreign]),
+        lambda: mine.admit([ms.Request("b", resume=foreign)]),
+        lambda: mine.plan(others),
+    ):
+        with pytest.raises(ms.StaleHandle):
+            misuse()
+    mine.drop([snapshot])

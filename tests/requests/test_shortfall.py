@@ -1,0 +1,62 @@
+"""The host predicts what a boundary will claim: drop that many snapshots and none goes without."""
+
+import pytest
+import torch
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from tests.support.scan import scan
+
+LAYOUT = ms.StateLayout(planes=(ms.Plane("ssm", (2, 4), torch.float32),), layers=1)
+EVERY = 4
+
+
+def crowded(backend: Backend, tracking: ms.Tracking, slots: int) -> tuple[ms.StateManager, ms.Rows]:
+    """Two running requests one step before both claim, and snapshots in the slots that no admission can use."""
+    mem = ms.StateManager(
+        LAYOUT, slots=slots, max_requests=8, tracking=tracking, backend=backend.name, device=backend.device
+    )
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    for _ in range(EVERY if isinstance(tracking, ms.Redirect) else 2 * EVERY - 1):
+        mem.settle(mem.plan(rows))
+    while True:
+        try:
+            ending = mem.admit([ms.Request("filler")])
+        except ms.OutOfSlots:
+            return mem, rows
+        mem.settle(mem.plan(ending))
+        mem.release(ending, publish=True)
+
+
+@pytest.mark.parametrize("tracking", [ms.LazyPingPong(EVERY), ms.Redirect(EVERY)], ids=repr)
+def test_B24_dropping_the_shortfall_lets_every_boundary_proceed(backend: Backend, tracking: ms.Tracking) -> None:
+    mem, rows = crowded(backend, tracking, 9)
+    lacking = mem.shortfall(rows)
+    assert lacking == 2 - mem.free_slots > 0
+    kept = list(mem.holders.kept.values())
+    mem.drop(kept[:lacking])
+    assert mem.shortfall(rows) == 0
+    before = mem.stats()
+    mem.settle(mem.plan(rows))
+    after = mem.stats()
+    assert (after.snapshots - before.snapshots, after.degraded) == (2, 0)
+    assert len(mem.holders.kept) == len(kept) - lacking
+    scan(mem)
+    mem.check()
+
+
+@pytest.mark.parametrize("tracking", [ms.LazyPingPong(EVERY, overwrite=False), ms.Redirect(EVERY)], ids=repr)
+def test_B24_what_was_not_dropped_goes_without(backend: Backend, tracking: ms.Tracking) -> None:
+    mem, rows = crowded(backend, tracking, 9)
+    lacking, before = mem.shortfall(rows), mem.stats()
+    mem.settle(mem.plan(rows))
+    after = mem.stats()
+    assert (after.degraded, after.snapshots - before.snapshots) == (lacking, 2 - lacking)
+    scan(mem)
+
+
+@pytest.mark.parametrize("tracking", [ms.NoTracking(EVERY), ms.PingPong(EVERY)], ids=repr)
+def test_B24_nothing_is_lacking_where_nothing_is_claimed(backend: Backend, tracking: ms.Tracking) -> None:
+    mem, rows = crowded(backend, tracking, 9)
+    assert mem.shortfall(rows) == 0
+    assert mem.shortfall([None, *rows], [0, 1, 1]) == 0

@@ -1,0 +1,216 @@
+"""When a snapshot is taken, what it holds and what it costs, strategy by strategy. Lengths from 0, I = 4."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import Count
+from tests.support.planes import LAYOUT, MAKERS, I, Loop, both_orders, every_snapshot, every_strategy
+from tests.support.scan import scan
+
+ADMISSION = {"none": (1, 1), "ping-pong": (3, 2), "lazy": (2, 2), "redirect": (1, 1)}  # with overlap, in turn
+AT_MOST = {"none": 1, "ping-pong": 3, "lazy": 3, "redirect": 2}
+
+
+@every_strategy
+def test_B14_padding_touches_no_slot(name: str, backend: Backend) -> None:
+    loop = Loop(backend, MAKERS[name](), slots=9)
+    (row,) = loop.admit()
+    loop.advance([None, row, None], 3)
+    arenas = [block[:, 1:].clone() for block in loop.mem.storage.plane_map.blocks]
+    table = loop.mem.registers.table
+    state = [table.cells.clone(), table.bitmap.clone(), table.counters.clone()]
+    step = loop.step([None, None, None, None])
+    assert step.read.tolist() == step.write.tolist() == step.snapshot.tolist() == [0] * 4
+    loop.mem.settle(step)
+    assert all(
+        torch.equal(block[:, 1:], old) for block, old in zip(loop.mem.storage.plane_map.blocks, arenas, strict=True)
+    )
+    assert all(
+        torch.equal(now, old) for now, old in zip((table.cells, table.bitmap, table.counters), state, strict=True)
+    )
+    mixed = loop.step([None, row, None])
+    for column in (mixed.read, mixed.write, mixed.snapshot, mixed.rows, mixed.record.after):
+        assert column.tolist()[::2] == [0, 0]
+    assert mixed.write.tolist()[1] == loop.slot(row)
+
+
+@every_strategy
+def test_B15_a_request_of_one_token_is_no_padding(name: str, backend: Backend) -> None:
+    loop = Loop(backend, MAKERS[name](), overlap=False, pages=4, page_size=1, pages_per_row=2)
+    (row,) = loop.admit(ms.Request("short", length=1))
+    step = loop.step([None, row])
+    assert step.rows.tolist() == [0, row.index] and step.write.tolist() == [0, loop.slot(row)]
+    assert (loop.mem.length(row), loop.label(row)) == (1, 1)
+    loop.mem.settle(step, [False, True])
+    (snap,) = loop.mem.release([row], publish=True)
+    assert snap and snap.length == 1 and loop.holds(loop.node(snap), row, 1)
+
+
+@every_strategy
+def test_B18_chunks_of_a_prefill_keep_slots_and_claim_nothing(name: str, backend: Backend) -> None:
+    loop = Loop(backend, type(MAKERS[name]())(every=16), slots=6)
+    (row,) = loop.admit()
+    loop.mem.submit()
+    slots, free = [loop.slot(row, part) for part in range(3)], loop.mem.free_slots
+    claimed, length = loop.count(Count.CLAIMED), 0
+    for chunk in (5, 1, 6, 3):
+        step = loop.step([row], chunk)
+        length += chunk
+        assert step.read.tolist() == step.write.tolist() == [slots[0]] and step.snapshot.tolist() == [0]
+        assert [loop.slot(row, part) for part in range(3)] == slots and loop.labels(row) == [0, 0]
+        assert loop.mem.length(row) == loop.mem.confirmed(row) == length and loop.holds(slots[0], row, length)
+        loop.mem.settle(step)
+    assert (loop.mem.free_slots, loop.count(Count.CLAIMED)) == (free, claimed)
+    scan(loop.mem)
+
+
+@every_strategy
+@pytest.mark.parametrize("direct", [False, True], ids=["copied", "read directly"])
+def test_B20_a_fresh_state_is_zero_and_a_resumed_one_is_not_zeroed(name: str, direct: bool, backend: Backend) -> None:
+    loop = Loop(backend, MAKERS[name](), overlap=False, direct_hits=direct)
+    (row,) = loop.admit()
+    loop.mem.submit()
+    assert loop.holds(loop.slot(row), row, 0)
+    zeroed = loop.mem.stats().zeroed_bytes
+    assert zeroed == LAYOUT.bytes_per_slot  # lanes are written whole before they are read
+    loop.advance([row], 5)
+    (snap,) = loop.mem.retract([row])
+    assert snap
+    (again,) = loop.admit(ms.Request("again", resume=snap))
+    loop.fed[again] = loop.fed[row][: snap.length]
+    step = loop.step([again])
+    assert loop.holds(loop.slot(again), again, snap.length + 1) and loop.holds(loop.node(snap), again, snap.length)
+    assert (step.read.tolist() == [loop.node(snap)]) == direct
+    stats = loop.mem.stats()
+    assert (stats.zeroed_bytes, stats.copied_bytes) == (zeroed, 0 if direct else LAYOUT.bytes_per_slot)
+
+
+@both_orders
+@every_strategy
+def test_B21_slots_held_after_admission_and_at_most(name: str, overlap: bool, backend: Backend) -> None:
+    loop = Loop(backend, MAKERS[name](), rows=2, slots=12, overlap=overlap)
+    rows = loop.admit(ms.Request("a"), ms.Request("b"))
+    expected = ADMISSION[name][not overlap]
+    assert [loop.mem.slots_held(row) for row in rows] == [expected] * 2 and loop.mem.free_slots == 12 - 2 * expected
+    most = [expected]
+    unsettled: list[ms.Step] = []
+    for _ in range(4 * I):
+        unsettled.append(loop.step(rows))
+        most.append(max(loop.mem.slots_held(row) for row in rows))
+        assert sum(slot > 0 for slot in scan(loop.mem).slots.values()) == 12 - loop.mem.free_slots
+        if len(unsettled) > overlap:
+            loop.mem.settle(unsettled.pop(0))
+    assert max(most) == (AT_MOST[name] if overlap or name != "ping-pong" else 2)
+
+
+def test_B21_what_each_strategy_costs(backend: Backend) -> None:
+    """Slots, bytes, launches and synchronisations over the same schedule."""
+    held: dict[str, list[int]] = {name: [] for name in MAKERS}
+    for name, maker in MAKERS.items():
+        loop = Loop(backend, maker(), rows=2, slots=12)
+        rows = loop.admit(ms.Request("a"), ms.Request("b"))
+        last = loop.step(rows)
+        counts = loop.mem.backend.counts
+        counts.reset()
+        settles = 0
+        for t in range(2, 6 * I):
+            step = loop.step(rows)
+            assert counts.launches == {"plan": t - 1} | ({"settle": settles} if settles else {})
+            both = any(all(loop.slot(row, lane) for lane in (1, 2)) for row in rows)
+            held[name].append(12 - loop.mem.free_slots)
+            loop.mem.settle(last)
+            settles += name == "lazy" and both
+            last = step
+        assert (counts.syncs, counts.uploads) == (0, 0) and counts.launches["settle"] == settles
+        assert loop.mem.stats().copied_bytes == 0
+        assert loop.mem.stats().snapshots == (0 if name == "none" else 10)
+    mean = {name: sum(slots) / len(slots) for name, slots in held.items()}
+    assert mean["none"] < mean["redirect"] < mean["lazy"] < mean["ping-pong"]
+    assert max(held["redirect"]) == 4 and max(held["lazy"]) == max(held["ping-pong"]) == 6
+
+
+def test_B22_ping_pong_alternates_and_touches_lanes_at_boundaries_only(backend: Backend) -> None:
+    loop = Loop(backend, ms.PingPong(I))
+    (row,) = loop.admit()
+    loop.mem.submit()
+    lanes = [loop.slot(row, 1), loop.slot(row, 2)]
+    for length, lane in ((4, 0), (8, 1), (12, 0), (16, 1)):  # label 0 first, then the smaller label
+        before = [block[:, lanes].clone() for block in loop.mem.storage.plane_map.blocks]
+        loop.advance([row], 3)
+        assert all(
+            torch.equal(block[:, lanes], old)
+            for block, old in zip(loop.mem.storage.plane_map.blocks, before, strict=True)
+        )
+        step = loop.step([row])
+        assert step.snapshot.tolist() == [lanes[lane]] and loop.labels(row)[lane] == length
+        assert loop.holds(lanes[lane], row, length) and loop.holds(loop.slot(row), row, length)
+        other = [block[:, 1 - lane] for block in before]
+        blocks = loop.mem.storage.plane_map.blocks
+        assert all(torch.equal(block[:, lanes[1 - lane]], old) for block, old in zip(blocks, other, strict=True))
+        loop.mem.settle(step)
+    assert [loop.slot(row, 1), loop.slot(row, 2)] == lanes
+
+
+@every_snapshot
+def test_B29a_a_wanted_length_is_a_boundary_once(name: str, backend: Backend) -> None:
+    loop = Loop(backend, MAKERS[name]())
+    (row,) = loop.admit(ms.Request("junction", want=6))
+    taken = []
+    for length in range(1, 10):
+        assert loop.mem.next_boundary(row) == next(n for n in (4, 6, 8, 12) if n >= length)
+        loop.advance([row])
+        (snap,) = loop.mem.publish([row])
+        if snap:
+            taken.append(snap.length)
+            assert loop.holds(loop.node(snap), row, snap.length)
+    assert taken == [4, 6, 8] and loop.mem.stats().snapshots == 3
+    assert loop.mem.stats().copied_bytes == 0
+
+
+def test_B36_every_strategy_computes_the_same_states(backend: Backend) -> None:
+    states = []
+    for maker in MAKERS.values():
+        loop = Loop(backend, maker(), slots=7, rows=3)
+        rows = loop.admit(ms.Request("a"), ms.Request("b"))
+        for t in range(14):
+            loop.mem.settle(loop.step([rows[0], None, rows[1]] if t % 3 else [rows[1]]))
+        states.append([plane[:, [loop.slot(row) for row in rows]] for plane in loop.mem.planes.values()])
+    for state in states[1:]:
+        assert all(torch.equal(*planes) for planes in zip(state, states[0], strict=True))
+
+
+CONFIGURATIONS: dict[str, tuple[Callable[[], ms.Tracking], dict[str, int]]] = {
+    "every=6 is no multiple of page_size=4": (lambda: ms.Redirect(6), {"page_size": 4, "pages": 8, "pages_per_row": 4}),
+    "every=0": (lambda: ms.PingPong(0), {}),
+    "every=-4": (lambda: ms.NoTracking(-4), {}),
+    "every=2.5": (lambda: ms.Redirect(2.5), {}),  # type: ignore[arg-type]
+    "one lane with overlap": (lambda: ms.PingPong(I, lane_count=1), {"overlap": True}),
+    "lane_count=3": (lambda: ms.PingPong(I, lane_count=3), {}),
+    "lane_count=0": (lambda: ms.PingPong(I, lane_count=0), {"overlap": False}),
+    "depth": (lambda: ms.LazyPingPong(I), {"overlap": 2}),
+    "expected NoTracking": (lambda: "redirect", {}),  # type: ignore[return-value, dict-item]
+    "max_requests=0": (lambda: ms.Redirect(I), {"rows": 0}),
+    "preallocated=-1": (lambda: ms.Redirect(I), {"preallocated": -1}),
+    "max_batch=0": (lambda: ms.Redirect(I), {"max_batch": 0}),
+    "holders=-1": (lambda: ms.Redirect(I), {"holders": -1}),
+    "page_size=0": (lambda: ms.Redirect(I), {"page_size": 0}),
+    "give all three": (lambda: ms.Redirect(I), {"pages": 8}),
+}
+
+
+@pytest.mark.parametrize("reason", CONFIGURATIONS)
+def test_B35_what_cannot_work_is_refused_at_construction(reason: str, backend: Backend) -> None:
+    maker, settings = CONFIGURATIONS[reason]
+    with pytest.raises(ms.ConfigurationError, match=reason):
+        Loop(backend, maker(), **settings)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("tracking", [ms.PingPong(I, lane_count=2), *[maker() for maker in MAKERS.values()]], ids=repr)
+def test_B35_what_works_is_accepted(tracking: ms.Tracking, overlap: bool, backend: Backend) -> None:
+    loop = Loop(backend, tracking, overlap=overlap)
+    assert loop.mem.slots_held(loop.admit()[0]) <= tracking.most_slots(overlap)

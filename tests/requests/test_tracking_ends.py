@@ -1,0 +1,269 @@
+"""How requests end and what they leave: overlap, dead steps, abort, retract, publish, cancel. Lengths from 0, I = 4."""
+
+import pytest
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import Count
+from tests.support.planes import MAKERS, I, Loop, both_orders, every_snapshot, every_strategy
+from tests.support.scan import scan
+
+
+def all_free(loop: Loop) -> bool:
+    """Whether every slot and page is free and nothing is held anywhere, by an independent scan."""
+    found = scan(loop.mem)
+    loop.mem.audit().raise_if_leaking()
+    loop.mem.check()
+    return found.slots == {} and len(found.free) == loop.mem.free_slots == loop.mem.stats().capacity
+
+
+@every_snapshot
+def test_B26_overlap_loses_nothing_and_overwrites_nothing_published(name: str, backend: Backend) -> None:
+    loop = Loop(backend, MAKERS[name](), rows=2, slots=16)
+    rows = loop.admit(ms.Request("a"), ms.Request("b"))
+    kept: list[tuple[ms.Snapshot, ms.Row]] = []
+    last = loop.step(rows)
+    for _ in range(4 * I):
+        step = loop.step(rows)  # before the results of the last are known
+        loop.mem.settle(last)
+        kept += [(snap, row) for snap, row in zip(loop.mem.publish(rows), rows, strict=True) if snap]
+        last = step
+        scan(loop.mem)
+    loop.mem.settle(last)
+    assert sorted(snap.length for snap, _ in kept) == [4, 4, 8, 8, 12, 12, 16, 16]
+    assert all(loop.holds(loop.node(snap), row, snap.length) for snap, row in kept)
+    loop.mem.release(rows)
+    loop.mem.drop([snap for snap, _ in kept])
+    assert all_free(loop)
+
+
+@every_snapshot
+def test_B27_a_dead_step_at_a_boundary_leaves_the_older_snapshot(name: str, backend: Backend) -> None:
+    loop = Loop(backend, MAKERS[name]())
+    (row,) = loop.admit()
+    loop.advance([row], 6)
+    last = loop.step([row])  # to 7
+    dead = loop.step([row])  # to 8, a boundary, and nobody's
+    assert name == "redirect" or 8 in loop.labels(row)
+    loop.mem.settle(last, [True])
+    assert loop.mem.confirmed(row) == 7
+    (snap,) = loop.mem.release([row], publish=True)
+    assert snap and snap.length == 4 and loop.holds(loop.node(snap), row, 4)
+    assert loop.mem.free_slots == loop.mem.stats().capacity - 1
+    loop.mem.settle(dead)
+    assert loop.holds(loop.node(snap), row, 4)
+    loop.mem.drop([snap])
+    assert all_free(loop)
+
+
+@every_snapshot
+def test_B27_a_dead_step_behind_a_boundary_leaves_the_newer_snapshot(name: str, backend: Backend) -> None:
+    loop = Loop(backend, MAKERS[name]())
+    (row,) = loop.admit()
+    loop.advance([row], 7)
+    last, dead = loop.step([row]), loop.step([row])  # to 8, and to 9, which Redirect writes elsewhere
+    loop.mem.settle(last, [True])
+    (snap,) = loop.mem.release([row], publish=True)
+    assert snap and snap.length == 8 and loop.holds(loop.node(snap), row, 8)
+    loop.mem.settle(dead)
+    loop.mem.drop([snap])
+    assert all_free(loop)
+
+
+@every_strategy
+def test_B27_a_dead_step_stays_dead_when_its_results_come_before_the_release(name: str, backend: Backend) -> None:
+    """A loop that releases after its last settle gets what a loop that releases at once gets."""
+    loop = Loop(backend, MAKERS[name]())
+    (row,) = loop.admit()
+    loop.advance([row], 6)
+    last, dead = loop.step([row]), loop.step([row])  # to 7, and to 8
+    loop.mem.settle(last, [True])
+    held = loop.mem.slots_held(row)
+    loop.mem.settle(dead)
+    assert loop.mem.confirmed(row) == 7 and loop.mem.slots_held(row) == held
+    (snap,) = loop.mem.release([row], publish=True)
+    assert (snap and snap.length) == (None if name == "none" else 4)
+    if snap:
+        assert loop.holds(loop.node(snap), row, 4)
+        loop.mem.drop([snap])
+    assert all_free(loop)
+
+
+@every_strategy
+def test_B28_a_request_that_ends_before_a_boundary_publishes_nothing(name: str, backend: Backend) -> None:
+    loop = Loop(backend, MAKERS[name]())
+    (row,) = loop.admit()
+    loop.advance([row], 2)
+    last, _ = loop.step([row]), loop.step([row])  # to 3, and a dead one
+    loop.mem.settle(last, [True])
+    assert loop.mem.release([row], publish=True) == [None]
+    assert all_free(loop)
+
+
+@every_strategy
+def test_B28_nothing_shorter_than_a_page_is_published(name: str, backend: Backend) -> None:
+    loop = Loop(backend, MAKERS[name](), overlap=False, pages=6, page_size=I, pages_per_row=3)
+    (row,) = loop.admit(ms.Request("short", length=3))
+    loop.advance([row], 3)
+    assert loop.mem.publish([row]) == [None] and loop.mem.release([row], publish=True) == [None]
+    assert all_free(loop) and loop.mem.free_pages == 6
+
+
+@every_strategy
+@both_orders
+@pytest.mark.parametrize("how", ["abort", "retract"])
+def test_B29_a_request_can_end_at_any_point(name: str, overlap: bool, how: str, backend: Backend) -> None:
+    """Before the first submit, after every plan and every settle: all of it comes back, and starts clean again."""
+    loop = Loop(backend, MAKERS[name](), slots=8, rows=2, overlap=overlap, pages=14, page_size=2, pages_per_row=6)
+    order = ["plan", *["plan", "settle"] * 9] if overlap else ["plan", "settle"] * 9
+    for point in range(len(order) + 1) if backend.name == "reference" else (0, 9, 16):
+        row, other = loop.admit(ms.Request("first", length=12, want=6), ms.Request("second", length=2))
+        flying: list[ms.Step] = []
+        for event in order[:point]:
+            if event == "plan":
+                flying.append(loop.step([None, row]))
+            else:
+                loop.mem.settle(flying.pop(0))
+        known = loop.mem.confirmed(row)
+        (snap,) = loop.mem.retract([row]) if how == "retract" else loop.mem.abort([row]) or [None]
+        for step in flying:
+            loop.mem.settle(step)
+        with pytest.raises(ms.StaleHandle):
+            loop.mem.plan([row])
+        if snap:
+            assert 0 < snap.length <= known and loop.holds(loop.node(snap), row, snap.length)
+        (again,) = loop.admit(ms.Request("again", length=12, resume=snap))
+        assert again.index == row.index and again.generation > row.generation
+        loop.fed[again] = loop.fed[row][: snap.length if snap else 0]
+        assert loop.mem.length(again) == loop.mem.confirmed(again) == len(loop.fed[again])
+        loop.mem.settle(loop.step([other, again]))
+        assert loop.holds(loop.slot(again), again, len(loop.fed[again])) and loop.labels(again) == [0, 0]
+        loop.mem.abort([again, other])
+        loop.mem.drop([snap] if snap else [])
+        assert all_free(loop) and loop.mem.free_pages == 14
+
+
+@every_snapshot
+def test_B31_the_cache_gets_the_tracked_slot_and_the_row_goes_on_with_another(name: str, backend: Backend) -> None:
+    loop = Loop(backend, MAKERS[name]())
+    (row,) = loop.admit()
+    with pytest.raises(ms.InvalidArgument):
+        loop.mem.publish([row], strict=True)
+    loop.advance([row], 5)
+    lane = loop.labels(row).index(4) + 1
+    tracked = loop.slot(row, lane)
+    (snap,) = loop.mem.publish([row], strict=True)
+    assert snap and loop.node(snap) == tracked and loop.slot(row, lane) == 0
+    with pytest.raises(ms.InvalidArgument):
+        loop.mem.publish([row], strict=True)
+    assert loop.mem.publish([row]) == [None]
+    loop.advance([row], 4)
+    assert 8 in loop.labels(row) and tracked not in [loop.slot(row, part) for part in range(3)]
+    assert loop.holds(tracked, row, 4) and loop.holds(loop.slot(row), row, 9)
+    scan(loop.mem)
+
+
+def test_B31_a_row_that_gave_away_its_live_state_is_gone(backend: Backend) -> None:
+    """NoTracking can give its state at the end only, and only one that is real."""
+    loop = Loop(backend, ms.NoTracking(I))
+    real, late = loop.admit(ms.Request("real"), ms.Request("late"))
+    loop.advance([real, late], 4)
+    with pytest.raises(ms.InvalidArgument):
+        loop.mem.publish([real], strict=True)
+    last, dead = loop.step([real, late]), loop.step([late])
+    loop.mem.settle(last, [True, True])
+    live = loop.slot(real)
+    snap, nothing = loop.mem.release([real, late], publish=True)
+    assert nothing is None and snap and snap.length == 5 and loop.node(snap) == live and loop.holds(live, real, 5)
+    loop.mem.settle(dead)
+    loop.mem.drop([snap])
+    assert all_free(loop)
+
+
+@both_orders
+@pytest.mark.parametrize(("name", "expected"), [("ping-pong", 4), ("lazy", None), ("redirect", None), ("none", None)])
+def test_B34_a_key_shorter_than_the_newest_snapshot(
+    name: str, expected: int | None, overlap: bool, backend: Backend
+) -> None:
+    tracking = ms.PingPong(I, lane_count=2) if name == "ping-pong" else MAKERS[name]()
+    loop = Loop(backend, tracking, overlap=overlap)
+    (row,) = loop.admit()
+    loop.advance([row], 10)
+    (snap,) = loop.mem.release([row], publish=[6])
+    assert (snap and snap.length) == expected
+    if snap:
+        assert loop.holds(loop.node(snap), row, 4)
+        loop.mem.drop([snap])
+    assert all_free(loop)
+
+
+@every_strategy
+def test_B36b_a_late_settle_changes_nothing_for_a_new_tenant(name: str, backend: Backend) -> None:
+    loop = Loop(backend, MAKERS[name](), rows=1)
+    (row,) = loop.admit()
+    loop.advance([row], 6)
+    last, dead = loop.step([row]), loop.step([row])  # to 7, and to 8 with a snapshot
+    loop.mem.settle(last, [True])
+    loop.mem.abort([row])
+    (tenant,) = loop.admit(ms.Request("tenant"))
+    assert tenant.index == row.index
+    other = loop.step([tenant], 4)  # its own snapshot at 4, or its first boundary
+    assert loop.mem.confirmed(tenant) == 4
+    table = loop.mem.registers.table
+    before = [table.cells.clone(), table.bitmap.clone(), table.counters.clone()]
+    loop.mem.settle(dead, [True])
+    assert [t.tolist() for t in (table.cells, table.bitmap, table.counters)] == [t.tolist() for t in before]
+    assert loop.mem.confirmed(tenant) == 4 and loop.mem.length(tenant) == 4
+    loop.mem.settle(other)
+    loop.advance([tenant], 2)
+    assert loop.mem.length(tenant) == 6 and loop.holds(loop.slot(tenant), tenant, 6)
+
+
+@both_orders
+@every_strategy
+@pytest.mark.parametrize("length", [6, 7, 8])
+def test_B36b_a_cancelled_step_leaves_no_label(name: str, length: int, overlap: bool, backend: Backend) -> None:
+    """The step from `length` never runs; what stood for `length` or less is still worth publishing."""
+    loop = Loop(backend, MAKERS[name](), overlap=overlap)
+    row, other = loop.admit(ms.Request("a"), ms.Request("b"))
+    loop.advance([row, other], 2)
+    loop.advance([row], length - 2)
+    snap, padding, second = loop.mem.cancel(loop.step([row, None, other], run=False), publish=True)
+    assert padding is None and second is None  # its live state says 3, and only 2 tokens were ever folded
+    assert snap is None or loop.holds(loop.node(snap), row, snap.length)
+    kept = None if name == "none" else 8 if length == 8 else 4
+    if name == "ping-pong" and not overlap and length == 7:
+        kept = None  # its only lane was to be overwritten
+    assert (snap and snap.length) == kept
+    for handle in (row, other):
+        with pytest.raises(ms.StaleHandle):
+            loop.mem.length(handle)
+    loop.mem.drop([snap] if snap else [])
+    assert all_free(loop) and not any(loop.mem.registers.table.labels.tolist())
+
+
+@every_snapshot
+def test_B36b_cancel_in_flight_publishes_what_the_step_before_made_real(name: str, backend: Backend) -> None:
+    loop = Loop(backend, MAKERS[name]())
+    (row,) = loop.admit()
+    loop.advance([row], 7)
+    last = loop.step([row])  # to 8
+    (snap,) = loop.mem.cancel(loop.step([row], run=False), publish=True)
+    assert snap and snap.length == 8 and loop.holds(loop.node(snap), row, 8)
+    loop.mem.settle(last, [True])  # its row is gone
+    loop.mem.drop([snap])
+    assert all_free(loop) and loop.count(Count.DOUBLE_RELEASE) == 0
+
+
+def test_B36b_a_cancel_leaves_the_step_before_it_settleable(backend: Backend) -> None:
+    """The step planned after a cancelled one must not take the record of the step that is still open."""
+    loop = Loop(backend, ms.LazyPingPong(I))
+    row, other = loop.admit(ms.Request("a"), ms.Request("b"))
+    loop.advance([row], 7)
+    boundary = loop.step([row])  # to 8: two lanes until it is settled
+    loop.mem.cancel(loop.step([other], run=False))
+    behind = loop.step([None, row])
+    assert boundary.rows.data_ptr() != behind.rows.data_ptr() and boundary.rows.tolist() == [row.index]
+    loop.mem.settle(boundary)
+    assert loop.mem.slots_held(row) == 2 and sorted(loop.labels(row)) == [0, 8]
+    scan(loop.mem)

@@ -1,0 +1,243 @@
+"""SlotAllocator: slots in hand. What it hands out, what it refuses, what it counts, and what misuse cannot break."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from memstate import DeviceFault, DoubleRelease, InvalidArgument, MemstateError, OutOfSlots, SlotAllocator
+from memstate.kernels.dispatch import Backend
+from tests.support.scan import scan_bitmap
+
+SIZES = (1, 31, 32, 33, 63, 64, 1000)
+
+
+def picture(allocator: SlotAllocator) -> tuple[object, ...]:
+    """Everything a refused call must leave alone."""
+    counts = allocator.backend.counts
+    return allocator.bitmap.tolist(), allocator.counters.tolist(), allocator.free, dict(counts.launches), counts.uploads
+
+
+@pytest.mark.parametrize("capacity", SIZES)
+def test_B1_capacity_slots_and_not_one_more(backend: Backend, capacity: int) -> None:
+    allocator = SlotAllocator(capacity, backend)
+    ids = [*allocator.claim(capacity // 2).tolist(), *allocator.claim(capacity - capacity // 2).tolist()]
+    assert ids == list(range(1, capacity + 1))
+    before = picture(allocator)
+    with pytest.raises(OutOfSlots) as refused:
+        allocator.claim(1)
+    assert (refused.value.requested, refused.value.free) == (1, 0)
+    assert picture(allocator) == before
+    scan_bitmap(allocator, ids)
+
+
+def test_B1_a_claim_is_served_whole_or_not_at_all(backend: Backend) -> None:
+    allocator = SlotAllocator(10, backend)
+    ids = allocator.claim(4).tolist()
+    before = picture(allocator)
+    with pytest.raises(OutOfSlots, match=r"7 slots requested, 6 free"):
+        allocator.claim(7)
+    assert picture(allocator) == before
+    scan_bitmap(allocator, ids)
+
+
+@pytest.mark.parametrize("capacity", [32, 1000])
+def test_B2_B11_lowest_free_slots_whatever_was_released_in_which_order(
+    backend: Backend, generator: torch.Generator, capacity: int
+) -> None:
+    rng = random.Random(generator.initial_seed())
+    allocator = SlotAllocator(capacity, backend)
+    held = allocator.claim(capacity).tolist()
+    rng.shuffle(held)
+    free = sorted(held[: capacity // 2])
+    for start in range(0, capacity // 2, 7):
+        allocator.release(held[start : min(start + 7, capacity // 2)])
+    assert allocator.claim(5).tolist() == free[:5]
+    assert allocator.claim(len(free) - 5).tolist() == free[5:]
+    scan_bitmap(allocator, range(1, capacity + 1))
+
+
+def test_B3_claim_of_nothing_launches_nothing(backend: Backend) -> None:
+    allocator = SlotAllocator(4, backend)
+    ids = allocator.claim(0)
+    assert (ids.tolist(), ids.dtype, ids.device.type) == ([], torch.int32, backend.device.type)
+    with allocator.group(0) as group:
+        assert group.claim(0).tolist() == []
+    assert backend.counts.total_launches == backend.counts.uploads == backend.counts.syncs == 0
+
+
+@pytest.mark.parametrize("n", [-1, 1.0, 2.5, True, None, "3", [1], np.float32(2), torch.tensor(2.0)], ids=repr)
+def test_B3_a_count_that_is_none_raises(backend: Backend, n: object) -> None:
+    allocator = SlotAllocator(4, backend)
+    before = picture(allocator)
+    with pytest.raises(InvalidArgument):
+        allocator.claim(n)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument), allocator.group(n):  # type: ignore[arg-type]
+        pass
+    assert picture(allocator) == before
+
+
+@pytest.mark.parametrize("arguments", [(0,), (-1,), (2.5,), (True,), (4, 5), (4, -1)], ids=repr)
+def test_G1_a_pool_that_cannot_be_is_refused(backend: Backend, arguments: tuple[int, ...]) -> None:
+    capacity, *reserve = arguments
+    with pytest.raises(InvalidArgument):
+        SlotAllocator(capacity, backend, *reserve)
+
+
+@pytest.mark.parametrize("nothing", [[], (), torch.tensor([]), torch.empty(0, dtype=torch.int32)], ids=repr)
+def test_B4_releasing_nothing_does_nothing(backend: Backend, nothing: object) -> None:
+    allocator = SlotAllocator(4, backend)
+    before = picture(allocator)
+    allocator.release(nothing)  # type: ignore[arg-type]
+    assert picture(allocator) == before
+
+
+@pytest.mark.parametrize("capacity", SIZES)
+def test_B4_released_slots_come_back_once_each(backend: Backend, capacity: int) -> None:
+    allocator = SlotAllocator(capacity, backend)
+    allocator.release(allocator.claim(capacity).flip(0))
+    scan_bitmap(allocator, [])
+    assert allocator.claim(capacity).tolist() == list(range(1, capacity + 1))
+    allocator.check()
+
+
+def test_B5_double_release_in_one_call(backend: Backend) -> None:
+    allocator = SlotAllocator(40, backend)
+    ids = allocator.claim(35)
+    allocator.release(torch.cat([ids[33:35], ids[33:34], ids[33:34]]))
+    with pytest.raises(DoubleRelease) as found:
+        allocator.check()
+    assert (found.value.count, found.value.offender) == (2, 34)
+    scan_bitmap(allocator, ids[:33].tolist())
+
+
+def test_B5_double_release_in_two_calls(backend: Backend) -> None:
+    allocator = SlotAllocator(40, backend)
+    ids = allocator.claim(35)
+    for _ in range(3):
+        allocator.release(ids[4:6])
+    with pytest.raises(DoubleRelease) as found:
+        allocator.check()
+    assert (found.value.count, found.value.offender) == (4, 5)
+    allocator.check()  # told once
+    allocator.release([6, 99])
+    with pytest.raises(DoubleRelease) as found:
+        allocator.check()
+    assert (found.value.count, found.value.offender) == (1, 6)
+    assert found.value.counts == {"double_release": 1, "out_of_range": 1}
+    scan_bitmap(allocator, [slot for slot in range(1, 36) if slot not in (5, 6)])
+
+
+def test_B5_the_count_stays_safe_before_anyone_checks(backend: Backend) -> None:
+    """The host believed in three free slots, the device has one: a claim must find that out, not hand out slot 0."""
+    allocator = SlotAllocator(3, backend)
+    ids = allocator.claim(3)
+    for _ in range(3):
+        allocator.release(ids[:1])
+    with pytest.raises(OutOfSlots):
+        allocator.claim(2)
+    assert allocator.claim(1).tolist() == [1]
+    with pytest.raises(OutOfSlots):
+        allocator.claim(1)
+    scan_bitmap(allocator, [1, 2, 3])
+
+
+@pytest.mark.parametrize("ids", [[0], [-1], [0, 0, -7, -(2**31)], torch.tensor([-(2**60)])], ids=repr)
+def test_B6_null_and_negative_ids_are_no_slots(backend: Backend, ids: object) -> None:
+    allocator = SlotAllocator(3, backend)
+    held = allocator.claim(3).tolist()
+    allocator.release(ids)  # type: ignore[arg-type]
+    with pytest.raises(OutOfSlots):
+        allocator.claim(1)
+    assert allocator.free == 0
+    allocator.check()  # no fault either
+    scan_bitmap(allocator, held)
+
+
+def test_B6_ids_above_capacity_are_counted(backend: Backend) -> None:
+    allocator = SlotAllocator(33, backend)
+    held = allocator.claim(2)
+    allocator.release([34, 63, 64, 2**31 - 1])
+    allocator.release(torch.tensor([2**40, 2]))
+    with pytest.raises(DeviceFault, match="out of range") as found:
+        allocator.check()
+    assert (found.value.count, found.value.offender) == (5, 34)
+    scan_bitmap(allocator, held[:1].tolist())
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda ids: ids.to(torch.int64),
+        lambda ids: ids.to(torch.uint8),
+        lambda ids: ids.to(torch.int16),
+        lambda ids: ids.cpu(),
+        lambda ids: ids.cpu().numpy(),
+        lambda ids: ids.tolist(),
+        lambda ids: tuple(ids.tolist()),
+        lambda ids: ids.view(2, 3).t(),
+        lambda ids: torch.stack([ids, ids * 0], 1)[:, 0],
+    ],
+    ids=["int64", "uint8", "int16", "cpu", "numpy", "list", "tuple", "transposed", "strided"],
+)
+def test_B7_ids_in_any_integer_form_are_understood(backend: Backend, form) -> None:  # type: ignore[no-untyped-def]
+    allocator = SlotAllocator(7, backend)
+    ids = allocator.claim(7)
+    allocator.release(form(ids[:6]))
+    allocator.check()
+    assert scan_bitmap(allocator, [7]).free == [1, 2, 3, 4, 5, 6]
+
+
+def test_B7_a_single_id_works(backend: Backend) -> None:
+    allocator = SlotAllocator(7, backend)
+    allocator.release(allocator.claim(3)[1])
+    assert scan_bitmap(allocator, [1, 3]).free == [2, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    "ids", [[1.0], torch.tensor([1.0]), torch.tensor([True]), torch.tensor([1j]), "12", None, [2**70]], ids=repr
+)
+def test_B7_ids_that_are_none_raise(backend: Backend, ids: object) -> None:
+    allocator = SlotAllocator(7, backend)
+    allocator.claim(3)
+    before = picture(allocator)
+    with pytest.raises(MemstateError):
+        allocator.release(ids)  # type: ignore[arg-type]
+    assert picture(allocator) == before
+
+
+def test_B7_ids_already_on_the_device_are_not_uploaded(backend: Backend) -> None:
+    allocator = SlotAllocator(7, backend)
+    allocator.release(allocator.claim(3))
+    assert backend.counts.uploads == 0
+
+
+def test_B8_what_is_handed_out_is_the_callers_own(backend: Backend) -> None:
+    allocator = SlotAllocator(9, backend)
+    first, second = allocator.claim(3), allocator.claim(3)
+    first.fill_(9)
+    assert second.tolist() == [4, 5, 6]
+    with allocator.group(3) as group:
+        one, two = group.claim(1), group.claim(1)
+        one.fill_(0)
+        assert two.tolist() == [8]
+    scan_bitmap(allocator, [1, 2, 3, 4, 5, 6, 7, 8])
+
+
+def test_B10_reset_makes_everything_free(backend: Backend) -> None:
+    allocator = SlotAllocator(33, backend, reserve=3)
+    ids = allocator.claim(20)
+    allocator.release([*ids.tolist(), 5, 99])
+    allocator.reset()
+    allocator.check()  # old faults are gone as well
+    assert scan_bitmap(allocator, []).free == list(range(1, 34))
+    assert allocator.claim(33).tolist() == list(range(1, 34))
+
+
+def test_G1_a_short_claim_on_the_device_is_a_fault_that_check_raises(backend: Backend) -> None:
+    """The host's count prevents it; a caller of the operation who asks for too much must not go unnoticed."""
+    allocator = SlotAllocator(3, backend)
+    assert backend.claim(allocator.bitmap, 5, allocator.counters).tolist() == [1, 2, 3, 0, 0]
+    with pytest.raises(DeviceFault, match="claim short"):
+        allocator.check()

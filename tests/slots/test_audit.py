@@ -1,0 +1,242 @@
+"""The audit names what is wrong and nothing else, while requests run; an independent scan of the tensors agrees."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from memstate import (
+    AuditReport,
+    LazyPingPong,
+    LeakFound,
+    NoTracking,
+    PingPong,
+    Plane,
+    Redirect,
+    Request,
+    StateLayout,
+    StateManager,
+)
+from memstate.kernels.dispatch import Backend
+from memstate.slots.inspect import take
+from tests.support.scan import scan, scan_registers
+
+LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=1)
+TRACKINGS = [NoTracking(every=4), PingPong(every=4), LazyPingPong(every=4), Redirect(every=4)]
+
+
+def manager(backend: Backend, slots: int = 20, **more) -> StateManager:  # type: ignore[no-untyped-def]
+    where = {"device": backend.device, "backend": backend.name}
+    return StateManager(LAYOUT, slots=slots, max_requests=4, **({"tracking": Redirect(every=4)} | where | more))
+
+
+def busy(mem: StateManager) -> None:
+    """Alice in row 1 and Carol in row 3, each with a snapshot, Carol's published; row 2 is free again."""
+    rows = mem.admit([Request("alice"), Request("bob"), Request("carol")])
+    for tokens in (4, 1):
+        mem.settle(mem.plan(rows, tokens))
+    mem.publish(rows[2:])
+    mem.release(rows[1:2])
+    mem.submit()
+
+
+def problems(mem: StateManager) -> list[str]:
+    return scan_registers(mem.registers, assert_clean=False).problems
+
+
+def nothing_but(report: AuditReport, **found: object) -> None:
+    """The report names what is given and nothing else."""
+    empty = {"leaked": [], "double_owned": {}, "owned_but_free": {}, "foreign": [], "lost": [], "null_slot_free": False}
+    assert {name: getattr(report, name) for name in empty} == empty | found
+    assert report.clean is (not found)
+    if found:
+        with pytest.raises(LeakFound):
+            report.raise_if_leaking()
+    else:
+        report.raise_if_leaking()
+
+
+@pytest.mark.parametrize("tracking", TRACKINGS, ids=lambda t: type(t).__name__)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_B77_no_false_alarm_at_any_moment(backend: Backend, tracking, overlap: bool) -> None:  # type: ignore[no-untyped-def]
+    """After every call of a loop with steps in flight, recorded commands, pinned snapshots and dropped ones."""
+    mem = manager(backend, tracking=tracking, overlap=overlap)
+
+    def look(value: object = None) -> object:
+        nothing_but(mem.audit())
+        scan(mem)
+        return value
+
+    rows = look(mem.admit([Request("a", want=6), Request("b")]))
+    unsettled = []
+    for tokens in (4, 1, 1, 1, 1):
+        unsettled.append(look(mem.plan([*rows, None], tokens)))  # type: ignore[misc]
+        if len(unsettled) > int(overlap):
+            look(mem.settle(unsettled.pop(0)))  # type: ignore[arg-type]
+    kept = [s for s in look(mem.publish(rows)) if s]  # type: ignore[attr-defined,arg-type]
+    again = look(mem.admit([Request("c", resume=kept[0])])) if kept else []
+    look(mem.drop(kept[:1]))
+    for step in unsettled:
+        look(mem.settle(step, [True, False, False]))  # type: ignore[arg-type]
+    if again:
+        look(mem.cancel(mem.plan(again, 1)))  # type: ignore[arg-type]
+    look(mem.retract(rows))  # type: ignore[arg-type]
+    look(mem.reset())
+
+
+def test_B77_open_groups_are_no_leaks(backend: Backend) -> None:
+    mem = manager(backend)
+    busy(mem)
+    with mem.allocator.group(3), mem.allocator.group(2) as inner:
+        report = mem.audit()
+        nothing_but(report)
+        assert report.owned_by_kind["group"] == 5
+        inner.give_back()
+        nothing_but(mem.audit())
+        mem.reset()
+        nothing_but(mem.audit())
+    nothing_but(mem.audit())
+
+
+def test_the_audit_says_who_owns_what(backend: Backend) -> None:
+    mem = manager(backend)
+    busy(mem)
+    report = mem.audit()
+    nothing_but(report)
+    assert report.owned_by_kind == {"live": 2, "lane": 1, "snapshot": 1}
+    assert (report.capacity, report.free) == (20, 16)
+
+
+@pytest.mark.parametrize("position", ["first", "last"])
+def test_B75_a_slot_taken_by_hand_and_dropped_is_named(backend: Backend, position: str) -> None:
+    mem = manager(backend, slots=65)
+    busy(mem)
+    ids = mem.pool.claim(1 if position == "first" else mem.free_slots).tolist()
+    mem.pool.release(ids[:-1])
+    report = mem.audit()
+    nothing_but(report, leaked=ids[-1:])
+    assert f"slot {ids[-1]} leaked" in str(report)
+    assert problems(mem) == [f"slot {ids[-1]} leaked"]
+
+
+def test_B75_an_emptied_register_is_named_with_its_slot(backend: Backend) -> None:
+    """What `memstate demo --plant-leak` does."""
+    mem = manager(backend)
+    busy(mem)
+    slot = int(mem.registers.table.slots[3])
+    mem.registers.table.slots[3] = 0
+    report = mem.audit()
+    nothing_but(report, leaked=[slot], lost=["row 1 (request 'alice') live"])
+    assert f"slot {slot} leaked" in problems(mem)
+
+
+def test_B76_a_slot_in_two_registers_is_named_with_both_owners(backend: Backend) -> None:
+    """Carol's slot is planted in a lane of Alice's: what was there is a leak, and both names stand in the report."""
+    mem = manager(backend)
+    busy(mem)
+    slots = mem.registers.table.slots
+    lane, live = int(slots[4]), int(slots[9])
+    slots[4] = live
+    nothing_but(
+        mem.audit(),
+        leaked=[lane],
+        double_owned={live: ["row 1 (request 'alice') lane 0", "row 3 (request 'carol') live"]},
+    )
+    assert f"slot {live} has 2 owners: register 4, register 9" in problems(mem)
+
+
+def test_B76_a_row_and_a_snapshot(backend: Backend) -> None:
+    mem = manager(backend)
+    busy(mem)
+    slots = mem.registers.table.slots
+    holder = mem.registers.first_holder
+    shared, gone = int(slots[holder]), int(slots[3])
+    slots[3] = shared
+    owners = ["row 1 (request 'alice') live", f"snapshot {holder} of 4 tokens"]
+    nothing_but(mem.audit(), leaked=[gone], double_owned={shared: owners})
+
+
+def test_B76_a_register_that_the_host_believes_empty(backend: Backend) -> None:
+    mem = manager(backend)
+    busy(mem)
+    slots = mem.registers.table.slots
+    slots[13] = slots[3]
+    nothing_but(mem.audit(), double_owned={int(slots[3]): ["row 1 (request 'alice') live", "register 13"]})
+
+
+def test_G3_a_slot_where_the_host_believes_there_is_none_is_lost_to_everyone(backend: Backend) -> None:
+    """One owner, so neither leaked nor shared; but nobody will ever release it: the report may not be clean."""
+    mem = manager(backend)
+    busy(mem)
+    mem.registers.table.slots[13] = mem.pool.claim(1)[0]
+    assert any("register 13" in problem for problem in problems(mem))
+    report = mem.audit()
+    assert not report.clean
+    assert "register 13" in str(report)
+
+
+def test_a_group_and_a_register(backend: Backend) -> None:
+    mem = manager(backend)
+    busy(mem)
+    with mem.allocator.group(2) as group:
+        slot = int(group.held[0])
+        gone = int(mem.registers.table.slots[3])
+        mem.registers.table.slots[3] = slot
+        nothing_but(
+            mem.audit(), leaked=[gone], double_owned={slot: ["row 1 (request 'alice') live", "open claim group"]}
+        )
+        mem.registers.table.slots[3] = gone
+
+
+PLANTED: dict[str, tuple[Callable[[StateManager], None], dict[str, object]]] = {
+    "owned and free": (
+        lambda mem: mem.pool.release([1]),
+        {"owned_but_free": {1: "row 1 (request 'alice') lane 0"}},
+    ),
+    "beyond the pool": (
+        lambda mem: mem.registers.table.slots[3:4].fill_(21),
+        {"foreign": ["row 1 (request 'alice') live"], "leaked": [4]},
+    ),
+    "negative": (
+        lambda mem: mem.registers.table.slots[3:4].fill_(-1),
+        {"foreign": ["row 1 (request 'alice') live"], "leaked": [4]},
+    ),
+    "null slot free": (lambda mem: mem.allocator.bitmap[:1].bitwise_or_(1), {"null_slot_free": True}),
+}
+
+
+@pytest.mark.parametrize("case", PLANTED)
+def test_other_faults_are_named_too(backend: Backend, case: str) -> None:
+    plant, found = PLANTED[case]
+    mem = manager(backend)
+    busy(mem)
+    assert mem.registers.table.slots[3:5].tolist() == [4, 1]
+    plant(mem)
+    nothing_but(mem.audit(), **found)
+    assert problems(mem) != []
+
+
+def test_reference_and_kernel_see_the_same_picture(backend: Backend) -> None:
+    """Everything planted at once, read by both."""
+    pictures = []
+    for name, device in ((backend.name, backend.device), ("reference", torch.device("cpu"))):
+        mem = manager(Backend(name, device))
+        busy(mem)
+        mem.pool.claim(3)
+        slots = mem.registers.table.slots
+        slots[13], slots[14], slots[12], slots[1] = int(slots[3]), 21, -5, 2
+        mem.pool.release([1])
+        pictures.append((take(mem.registers, {}), str(mem.audit())))
+    assert pictures[0] == pictures[1]
+
+
+def test_an_audit_is_one_launch_after_one_submit(backend: Backend) -> None:
+    mem = manager(backend)
+    mem.admit([Request("a")])
+    mem.backend.counts.reset()
+    mem.audit()
+    counts = mem.backend.counts
+    assert (dict(counts.launches), counts.syncs) == ({"ownership": 1, "run_data": 1, "audit": 1}, 1)
+    mem.audit()
+    assert counts.launches["audit"] == 2
+    assert counts.total_launches == 4

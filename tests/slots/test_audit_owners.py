@@ -1,0 +1,203 @@
+"""Audits beside a prefix cache and sessions: every owner has a name, a leak has none."""
+
+import pytest
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from tests.prefix.test_session_pages import TEXT, Talks
+from tests.slots.test_audit import nothing_but
+from tests.support.planes import both_orders, every_snapshot, every_strategy
+from tests.support.scan import scan_registers
+
+OTHER = [70 + token for token in TEXT]
+
+
+def busy(backend: Backend, name: str = "redirect") -> tuple[Talks, ms.Row, ms.Session]:
+    """A row that runs, a cached state of 8 tokens, and idle sessions `a`, of 9 tokens, and ('b', 1), of 3."""
+    talks = Talks(backend, name)
+    first, second = talks.mem.open_session("a"), talks.mem.open_session(("b", 1))
+    talks.whole([50 + token for token in TEXT[:9]], first)
+    talks.whole([90, 91, 92], second)
+    talks.whole(TEXT[:8])
+    row = talks.turn(TEXT)
+    talks.run(row, TEXT[:9])
+    talks.mem.submit()
+    return talks, row, first
+
+
+@every_strategy
+def test_B74_slots_of_idle_sessions_are_owned_by_name(backend: Backend, name: str) -> None:
+    talks, row, session = busy(backend, name)
+    mem = talks.mem
+    lanes = {"none": 0, "ping-pong": 2}.get(name, 1)
+    first = ["session 'a' (9 tokens)", "session 'a' (8 tokens)", "session 'a' (4 tokens)"][: 1 + lanes]
+    second = ["session ('b', 1) (3 tokens)", "session ('b', 1) (2 tokens)"][: 1 + min(lanes, 1)]
+    kinds = mem.audit().owned_by_kind
+    assert (kinds["session"], kinds["cached"]) == (len(first + second), 1)
+    sessions = [owner for kind, owner in mem.owners().values() if kind == "session"]
+    assert sorted(sessions) == sorted(first + second)
+    assert [owner for kind, owner in mem.owners().values() if kind == "cached"] == [
+        f"cached prefix of 8 tokens in register {next(iter(mem.prefix.nodes))}"
+    ]
+    turn = talks.turn([50 + token for token in TEXT], session)
+    kinds = mem.audit().owned_by_kind
+    assert kinds["session"] == len(second) and kinds["live"] == 2
+    assert mem.owners()[3 * turn.index] == ("live", f"row {turn.index} (request 'talk') live")
+    mem.abort([turn, row])
+    mem.close_session(session)
+    assert mem.audit().owned_by_kind == {"session": len(second), "cached": 1}
+    assert str(mem.audit()).startswith(f"24 slots: {23 - len(second)} free, owned: ")
+
+
+@every_strategy
+@both_orders
+def test_B74_a_turn_leaves_nothing_of_the_turns_before_it(backend: Backend, name: str, overlap: bool) -> None:
+    """Without publications a conversation holds what one row holds, however long it gets."""
+    talks = Talks(backend, name, overlap)
+    session = talks.mem.open_session("a")
+    text: list[int] = []
+    for turn in range(5):
+        text += [turn, 1, 2, 3, 4][: 3 + turn % 3]
+        talks.whole(text, session)
+        held = 24 - talks.mem.free_slots
+        assert held == len(talks.kept(session)) <= talks.mem.tracking.most_slots(overlap)
+        assert talks.kept(session)[0] == len(text)
+        assert len(talks.mem.sessions.opened[session].pages) == (len(text) + 1) // 2 == 80 - talks.mem.free_pages
+    assert talks.all_free()
+
+
+@every_snapshot
+def test_B74_a_newer_turn_supersedes_the_conversations_older_snapshots(backend: Backend, name: str) -> None:
+    """They go before those of others, though these are older; but not what somebody else has gone on from."""
+    talks = Talks(backend, name, prefix=ms.Prefix(states=ms.policies.Lru()))
+    mem, session = talks.mem, talks.mem.open_session("a")
+    others = [OTHER, [90 + token for token in TEXT]]
+    for other in others:
+        talks.whole(other[:8])  # older than what follows
+    talks.whole(TEXT[:13], session, publish=True)
+    assert sorted(snap.length for node in mem.prefix.nodes.values() if (snap := node.snapshot)) == [4, 8, 8, 8, 12]
+    mem.abort([talks.turn([*TEXT[:8], 60])])  # which goes on from 8
+    talks.whole(TEXT, session)
+    assert mem.prefix.evict_states(2) == 2
+    assert [mem.match([*text, 1]).length for text in (*others, TEXT, TEXT[:7])] == [8, 8, 8, 0]
+    assert talks.all_free()
+
+
+def aborted(backend: Backend) -> tuple[Talks, ms.Session]:
+    """A session that is back at 8 tokens, after a turn from 9 to 13 that left a cached state of 12 and was aborted."""
+    talks = Talks(backend, "ping-pong", prefix=ms.Prefix(states=ms.policies.Lru()))
+    session = talks.mem.open_session("a")
+    talks.whole(OTHER[:8])
+    talks.whole(TEXT[:9], session)
+    row = talks.turn(TEXT[:13], session)
+    talks.run(row, TEXT[:13])
+    talks.mem.publish([row], tokens=[TEXT[:13]])
+    talks.mem.abort([row])
+    assert talks.kept(session) == [8] and talks.mem.match(TEXT).length == 12
+    return talks, session
+
+
+def test_B74_a_session_that_went_back_supersedes_nothing_longer(backend: Backend) -> None:
+    talks, _ = aborted(backend)
+    assert talks.mem.prefix.evict_states(1) == 1
+    assert (talks.mem.match(TEXT).length, talks.mem.match(OTHER).length) == (12, 0)
+
+
+def test_B74_turns_that_go_on_from_the_cache_supersede_too(backend: Backend) -> None:
+    """With a step in flight and its snapshots published, a turn may leave the session itself with nothing."""
+    talks = Talks(backend, "redirect", prefix=ms.Prefix(states=ms.policies.Lru()))
+    session = talks.mem.open_session("a")
+    talks.whole(OTHER[:8])
+    assert talks.whole(TEXT[:9], session, publish=True, dead=True) == 0
+    assert talks.kept(session) == [] and talks.whole(TEXT[:14], session, publish=True, dead=True) == 8
+    assert talks.kept(session) == [14] and len(talks.mem.prefix.nodes) == 4  # 4, 8, 12 are its own
+    assert talks.mem.prefix.evict_states(3) == 3 and talks.mem.match(OTHER).length == 8
+
+
+def test_B74_an_aborted_turn_keeps_no_pages_from_being_evicted(backend: Backend) -> None:
+    """The session shares the pages of 8 tokens, and keeps those of 12."""
+    talks, session = aborted(backend)
+    assert len(talks.mem.sessions.opened[session].pages) == 4
+    assert talks.mem.prefix.tree.leased_pages == 4 and talks.mem.prefix.evictable_pages == 4 + 2
+
+
+def registers(talks: Talks, row: ms.Row, session: ms.Session) -> dict[str, tuple[int, str]]:
+    """A register of each kind of owner, and its name."""
+    kept, cached = talks.mem.sessions.opened[session].kept[0].register, next(iter(talks.mem.prefix.nodes))
+    return {
+        "row": (3 * row.index, f"row {row.index} (request 'talk') live"),
+        "cached": (cached, f"cached prefix of 8 tokens in register {cached}"),
+        "session": (kept, "session 'a' (9 tokens)"),
+    }
+
+
+@pytest.mark.parametrize("owner", ["row", "cached", "session"])
+def test_B75_what_is_emptied_or_taken_by_hand_is_named_and_nothing_else(backend: Backend, owner: str) -> None:
+    talks, row, session = busy(backend)
+    nothing_but(talks.mem.audit())
+    register, name = registers(talks, row, session)[owner]
+    slots = talks.mem.registers.table.slots
+    taken, held = int(talks.mem.pool.claim(1)[0]), int(slots[register])
+    nothing_but(talks.mem.audit(), leaked=[taken])
+    slots[register] = 0
+    nothing_but(talks.mem.audit(), leaked=sorted([taken, held]), lost=[name])
+    slots[register] = held
+    talks.mem.pool.release([taken])
+    nothing_but(talks.mem.audit())
+    talks.look()
+
+
+@pytest.mark.parametrize("pair", [("row", "cached"), ("row", "session"), ("session", "cached"), ("cached", "row")])
+def test_B76_a_slot_planted_in_two_registers_is_named_with_both(backend: Backend, pair: tuple[str, str]) -> None:
+    """The first one's slot is planted with the second; what that had is a leak."""
+    talks, row, session = busy(backend)
+    (one, one_name), (other, other_name) = (registers(talks, row, session)[owner] for owner in pair)
+    slots = talks.mem.registers.table.slots
+    planted, gone = int(slots[one]), int(slots[other])
+    slots[other] = planted
+    names = [name for _, name in sorted([(one, one_name), (other, other_name)])]
+    report = talks.mem.audit()
+    nothing_but(report, leaked=[gone], double_owned={planted: names})
+    assert f"slot {planted} has 2 owners: {names[0]}, {names[1]}" in str(report)
+    slots[other] = gone
+    talks.look()
+
+
+@every_strategy
+@both_orders
+def test_B77_whatever_is_under_way_is_no_leak(backend: Backend, name: str, overlap: bool) -> None:
+    """After every call: requests that run, unsettled steps, groups, cached states, pins, sessions, turns."""
+    talks = Talks(backend, name, overlap)
+    mem, session = talks.mem, talks.mem.open_session("a")
+    kinds: set[str] = set()
+
+    def look(value: object = None) -> object:
+        report = mem.audit()
+        nothing_but(report)
+        assert scan_registers(mem.registers).problems == [] and "unknown" not in report.owned_by_kind
+        assert sum(report.owned_by_kind.values()) + report.free == report.capacity
+        kinds.update(report.owned_by_kind)
+        return value
+
+    look(talks.whole(TEXT[:9], session))
+    with mem.allocator.group(2):
+        reader = talks.turn(TEXT[:4])
+        talks.run(reader, TEXT[:4])
+        look(talks.end(reader))
+        (reader,) = look(mem.admit([ms.Request("reader", tokens=TEXT)]))  # type: ignore[misc]
+        look(mem.prefix.evict_states(5))  # under Redirect the reader's is pinned
+        turn = look(talks.turn(TEXT, session))
+        talks.fed[reader] = TEXT[: mem.length(reader)]
+        rows = [turn, reader]
+        for _ in range(4):
+            step = look(talks.feed(rows, [[TEXT[mem.length(row)]] for row in rows]))
+            look(None if overlap else mem.settle(step))
+            look(mem.settle(step) if overlap else None)
+            look(mem.publish(rows, tokens=[talks.fed[row] for row in rows]))
+    step = talks.feed(rows, [[TEXT[mem.length(row)]] for row in rows])
+    look(mem.release([turn], tokens=[talks.known(turn)]))
+    look(mem.abort([reader]))
+    look(mem.settle(step))
+    look(mem.close_session(session))
+    assert kinds == {"live", "lane", "cached", "session", "group"} - ({"lane"} if name == "none" else set())
+    assert talks.all_free()

@@ -1,0 +1,239 @@
+"""The command buffer: the order of record is the order of effect, whatever it does with phases and early submits."""
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from memstate import ConfigurationError, MemstateError
+from memstate.kernels.dispatch import Backend
+from memstate.slots.commands import Action, CommandBuffer
+from memstate.slots.registers import RegisterFile
+from tests.support.command_bench import CAPACITY, ROWS, USABLE, Bench, perform
+from tests.support.scan import scan_registers
+
+
+@pytest.fixture
+def bench(backend: Backend) -> Bench:
+    return Bench(backend)
+
+
+class Oracle:
+    """What registers hold, one operation after the other: register -> (content, label); content None is undefined."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, tuple[float | None, int]] = {}
+        self.cells = dict.fromkeys(range(3 * (ROWS + 1)), 0)
+
+    def refuses(self, operation: str, to: list[int], of: list[int]) -> bool:
+        held = self.held
+        if operation == "write":
+            return False
+        twice = len(set(to)) != len(to)
+        if operation == "claim":
+            return twice or any(r in held for r in to) or len(to) > CAPACITY - len(held)
+        if operation == "release":
+            return twice
+        if operation == "zero":
+            return twice or any(r not in held for r in to)
+        unequal = len(to) != len(of) or bool(set(to) & set(of))
+        if operation == "copy":
+            return twice or unequal or any(r not in held for r in [*to, *of])
+        return (
+            twice or unequal or len(set(of)) != len(of) or any(r in held for r in to) or any(r not in held for r in of)
+        )
+
+    def apply(self, operation: str, to: list[int], of: list[int]) -> None:
+        held = self.held
+        if operation == "claim":
+            held.update(dict.fromkeys(to, (None, 0)))
+        if operation == "release":
+            for register in to:
+                held.pop(register, None)
+        if operation == "zero":
+            held.update({register: (0.0, held[register][1]) for register in to})
+        if operation == "copy":
+            held.update({target: held[source] for target, source in zip(to, of, strict=True)})
+        if operation == "move":
+            held.update({target: held.pop(source) for target, source in zip(to, of, strict=True)})
+        if operation == "write":
+            self.cells.update((register - 3, value) for register, value in zip(to, of, strict=False))
+
+
+# Targets and sources in pairs; operations on targets alone leave the sources out.
+pairs = st.lists(
+    st.tuples(st.sampled_from(USABLE), st.sampled_from(USABLE)), max_size=2, unique_by=(lambda p: p[0], lambda p: p[1])
+)
+kinds = st.sampled_from(["claim", "claim", "release", "zero", "copy", "copy", "move", "move", "write"])
+scripts = st.lists(st.tuples(kinds, pairs), max_size=20)
+
+
+def test_B36c_order_of_record_is_order_of_effect(backend: Backend) -> None:
+    """Registers, labels, bytes and counts are those of doing one thing after the other, the host knows them at every
+    moment, and what is refused leaves no trace."""
+
+    quick = backend.name == "reference"  # elsewhere a failure is not worth the time it takes to make it small
+
+    @given(start=st.sets(st.sampled_from(USABLE), max_size=5), script=scripts, early=st.sets(st.integers(0, 19)))
+    @settings(
+        max_examples=150 if quick else 25, deadline=None, phases=set(Phase) - (set() if quick else {Phase.shrink})
+    )
+    def run(start: set[int], script: list[tuple[str, list[tuple[int, int]]]], early: set[int]) -> None:
+        bench, oracle = Bench(Backend(backend.name, backend.device)), Oracle()
+        for register in sorted(start):
+            bench.fill(register, float(register), 10 * register)
+            oracle.held[register] = (float(register), 10 * register)
+        for at, (operation, named) in enumerate(script):
+            step(bench, oracle, operation, [to for to, _ in named], [of for _, of in named])
+            if at in early:
+                bench.buffer.submit()
+        bench.buffer.submit()
+        scan_registers(bench.file)
+        expected = {r: content for r, (content, _) in oracle.held.items() if content is not None}
+        assert {r: bench.content(r) for r in expected} == expected
+        table = bench.file.table
+        columns = [cell for column in (table.tracked, table.want, table.source) for cell in column.tolist()]
+        assert columns == list(oracle.cells.values())
+        bench.allocator.check()
+
+    run()
+
+
+def step(bench: Bench, oracle: Oracle, operation: str, to: list[int], of: list[int]) -> None:
+    """Records one operation and compares what the host believes; a refused one must raise and leave no trace."""
+    if oracle.refuses(operation, to, of):
+        before = bench.picture()
+        with pytest.raises(MemstateError):
+            perform(bench, operation, to, of)
+        assert bench.picture() == before
+    else:
+        perform(bench, operation, to, of)
+        oracle.apply(operation, to, of)
+    file = bench.file
+    assert {r for r in range(file.count) if file.held[r]} == set(oracle.held)
+    assert {r: int(file.labels[r]) for r in oracle.held} == {r: label for r, (_, label) in oracle.held.items()}
+    assert bench.allocator.free == CAPACITY - len(oracle.held)
+
+
+def test_B36c_publish_a_lane_claim_its_replacement_and_abort_the_row_in_one_go(bench: Bench) -> None:
+    bench.fill(3, 1.0, 9)
+    bench.fill(4, 2.0, 8)
+    bench.buffer.move([9], [4])
+    bench.buffer.claim([4])
+    bench.buffer.release([3, 4, 5])
+    bench.buffer.submit()
+    assert scan_registers(bench.file).labels == {9: 8}
+    assert bench.content(9) == 2.0
+
+
+def test_B36c_copy_from_a_node_evict_it_and_reuse_its_slot(bench: Bench) -> None:
+    """The evicted slot is claimed and zeroed by the same buffer: the copy must have read it before."""
+    bench.fill(9, 7.0, 512)
+    bench.buffer.claim([3])
+    bench.buffer.copy([3], [9])
+    bench.buffer.release([9])
+    bench.buffer.claim(USABLE[1:6])
+    bench.buffer.zero(USABLE[1:6])
+    bench.buffer.submit()
+    assert (bench.content(3), scan_registers(bench.file).labels[3]) == (7.0, 512)
+
+
+def test_B36c_copies_of_copies_and_a_swap_through_a_third(bench: Bench) -> None:
+    bench.fill(3, 1.0, 1)
+    bench.fill(6, 2.0, 2)
+    bench.buffer.claim([9, 10])
+    bench.buffer.copy([9], [3])
+    bench.buffer.copy([3], [6])
+    bench.buffer.copy([6], [9])
+    bench.buffer.copy([10], [6])
+    bench.buffer.submit()
+    assert [bench.content(r) for r in (3, 6, 9, 10)] == [2.0, 1.0, 1.0, 1.0]
+    assert scan_registers(bench.file).labels == {3: 2, 6: 1, 9: 1, 10: 1}
+
+
+def test_B36c_chains_of_moves(bench: Bench) -> None:
+    bench.fill(3, 1.0, 1)
+    bench.buffer.move([4], [3])
+    bench.buffer.move([9], [4])
+    bench.buffer.claim([3])
+    bench.buffer.move([10, 4], [9, 3])
+    bench.buffer.submit()
+    found = scan_registers(bench.file)
+    assert found.labels == {10: 1, 4: 0}
+    assert bench.content(10) == 1.0
+
+
+def test_B36c_the_last_value_written_to_a_cell_wins_also_within_one_call(bench: Bench) -> None:
+    cell = int(bench.file.address("want", np.int64(1)))
+    bench.buffer.write([cell, cell], [1, 2])
+    bench.buffer.write([cell], [3])
+    bench.buffer.write([cell, cell, cell + 1], [4, 5, 6])
+    bench.buffer.submit()
+    assert bench.file.table.want.tolist() == [0, 5, 6]
+    bench.buffer.write([cell, cell], [7, 8])
+    bench.buffer.submit()
+    assert bench.file.table.want.tolist() == [0, 8, 6]
+
+
+def test_G1_the_first_change_of_a_fenced_register_waits_and_all_behind_it(bench: Bench) -> None:
+    for register in (3, 6, 9):
+        bench.fill(register, float(register), register)
+    buffer, table = bench.buffer, bench.file.table
+    buffer.fence(np.array([3]))
+    sent = buffer.packets
+    buffer.release([6])
+    buffer.release([3])
+    buffer.claim([6])
+    buffer.submit()
+    assert table.slots.tolist()[6] == 0 and table.slots.tolist()[3] != 0, "only what is in front of the fence was sent"
+    assert buffer.packets - sent == 1 and buffer.withheld == (1, 1) and len(buffer.waiting) == 1
+    assert bench.allocator.free == CAPACITY - 2
+    buffer.submit()
+    assert buffer.packets - sent == 1 and table.slots.tolist()[3] != 0
+    buffer.lift()
+    buffer.submit()
+    assert buffer.packets - sent == 2 and not buffer.waiting
+    scan_registers(bench.file)
+    bench.allocator.check()
+
+
+@pytest.mark.parametrize("change", ["move from", "copy from", "copy to", "release", "label"])
+def test_G1_every_change_of_a_fenced_register_waits(bench: Bench, change: str) -> None:
+    for register in (3, 6):
+        bench.fill(register, float(register), register)
+    buffer = bench.buffer
+    before = bench.file.table.slots.tolist(), bench.file.table.labels.tolist(), bench.content(3), bench.content(6)
+    buffer.fence(np.array([3]))
+    {
+        "move from": lambda: buffer.move([9], [3]),
+        "copy from": lambda: buffer.copy([6], [3]),
+        "copy to": lambda: buffer.copy([3], [6]),
+        "release": lambda: buffer.release([3]),
+        "label": lambda: buffer.label([3], [7]),
+    }[change]()
+    buffer.submit()
+    assert (*[column.tolist() for column in bench.file.table[:2]], bench.content(3), bench.content(6)) == before
+    assert buffer.waiting
+    done: list[int] = []
+    buffer.then(Action(lambda: done.append(1)))
+    assert not done
+    buffer.lift()
+    buffer.submit()
+    assert done == [1] and not buffer.pending
+    scan_registers(bench.file)
+
+
+def test_what_is_discarded_gives_back_what_it_would_have_used(bench: Bench) -> None:
+    bench.fill(3, 1.0, 1)
+    bench.buffer.fence(np.array([3]))
+    bench.buffer.release([3])
+    done: list[str] = []
+    bench.buffer.then(Action(lambda: done.append("run"), forget=lambda: done.append("forgotten")))
+    bench.buffer.discard()
+    assert done == ["forgotten"] and not bench.buffer.pending and not bench.buffer.fencing
+
+
+def test_an_allocator_takes_one_command_buffer(bench: Bench) -> None:
+    """Two would not know of each other what is recorded."""
+    with pytest.raises(ConfigurationError, match="has one already"):
+        CommandBuffer(RegisterFile(bench.allocator, ROWS, 2))

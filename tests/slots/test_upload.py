@@ -1,0 +1,158 @@
+"""The upload ring on a stream that lags behind: a host buffer is not touched before the copy out of it has happened."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import memstate.slots.upload
+from memstate.kernels.dispatch import Backend
+from memstate.slots.upload import RING, UploadRing
+
+
+class LaggingStream:
+    """Copies happen when the stream gets to them, out of what the host buffer holds then."""
+
+    def __init__(self) -> None:
+        self.queue: list[tuple[torch.Tensor, list[int]]] = []
+        self.done = self.queued = self.waits = 0
+
+    def advance(self, until: int) -> None:
+        while self.done < until:
+            buffer, sent = self.queue.pop(0)
+            assert buffer.tolist() == sent, "a buffer was overwritten while its copy was in flight"
+            self.done += 1
+
+
+class Target:
+    """A device buffer, or a part of one."""
+
+    def __init__(self, ints: int, stream: LaggingStream) -> None:
+        self.ints, self.stream = ints, stream
+
+    def numel(self) -> int:
+        return self.ints
+
+    def __getitem__(self, part: slice) -> "Target":
+        assert part.stop <= self.ints
+        return Target(part.stop, self.stream)
+
+    def copy_(self, buffer: torch.Tensor, non_blocking: bool = False) -> None:
+        assert non_blocking, "a blocking copy waits for the device"
+        assert buffer.numel() == self.ints
+        self.stream.queue.append((buffer, buffer.tolist()))
+        self.stream.queued += 1
+
+
+class FakeTorch:
+    """What the ring asks of torch, answered without a device: pinned memory, device memory, events."""
+
+    int32 = torch.int32
+
+    def __init__(self, stream: LaggingStream) -> None:
+        self.pinned: list[bool] = []
+        fake = self
+
+        class Event:
+            def record(self) -> None:
+                self.at = stream.queued
+
+            def query(self) -> bool:
+                return stream.done >= self.at
+
+            def synchronize(self) -> None:
+                stream.waits += not self.query()
+                stream.advance(self.at)
+
+        class Cuda:
+            pass
+
+        Cuda.Event = Event  # type: ignore[attr-defined]
+        self.cuda = Cuda
+
+        def empty(ints: int, dtype: torch.dtype, pin_memory: bool | None = None, device: object = None) -> object:
+            if device is not None:
+                return Target(ints, stream)
+            fake.pinned.append(bool(pin_memory))
+            return torch.full((ints,), -1, dtype=dtype)
+
+        self.empty = empty
+
+
+@pytest.fixture
+def stream() -> LaggingStream:
+    return LaggingStream()
+
+
+@pytest.fixture
+def ring(stream: LaggingStream, monkeypatch: pytest.MonkeyPatch) -> UploadRing:
+    fake = FakeTorch(stream)
+    monkeypatch.setattr(memstate.slots.upload, "torch", fake)
+    backend = Backend("reference", "cpu")
+    backend.device = torch.device("cuda")
+    ring = UploadRing(backend, ints=8)
+    assert all(fake.pinned)
+    return ring
+
+
+def packet(size: int, value: int) -> np.ndarray:
+    return np.full(size, value, np.int32)
+
+
+def test_a_full_ring_waits_for_its_oldest_copy_and_counts_it(ring: UploadRing, stream: LaggingStream) -> None:
+    for value in range(RING):
+        ring.send(packet(8, value))
+    assert (ring.waits, stream.done) == (0, 0)
+    ring.send(packet(8, 99))
+    assert (ring.waits, stream.waits, stream.done) == (1, 1, 1)
+    assert ring._backend.counts.syncs == 1
+    stream.advance(stream.queued)
+
+
+def test_a_stream_that_keeps_up_is_never_waited_for(ring: UploadRing, stream: LaggingStream) -> None:
+    for value in range(40):
+        ring.send(packet(1 + value % 8, value))
+        stream.advance(max(0, stream.queued - RING + 1))
+    assert (ring.waits, stream.waits, ring._backend.counts.syncs) == (0, 0, 0)
+
+
+def test_growth_leaves_copies_in_flight_alone(ring: UploadRing, stream: LaggingStream) -> None:
+    for value, size in enumerate((8, 3, 9, 8, 40, 8, 8, 8, 200)):
+        ring.send(packet(size, value))
+    stream.advance(stream.queued)
+    assert stream.done == 9
+
+
+@pytest.mark.parametrize("turn", range(8))
+def test_no_packet_is_lost_on_a_stream_of_any_speed(
+    ring: UploadRing, stream: LaggingStream, generator: torch.Generator, turn: int
+) -> None:
+    """Random sizes, now and then larger than all before, on a stream that stalls and catches up at random."""
+    rng = random.Random(generator.initial_seed() + turn)
+    total = 0
+    for value in range(60):
+        size = rng.choice((1, 4, 8, 8, 8, rng.randint(1, 2 ** rng.randint(1, 9))))
+        ring.send(packet(size, value))
+        total += size
+        stream.advance(min(stream.queued, stream.done + rng.choice((0, 0, 1, 2, 8))))
+    stream.advance(stream.queued)
+    counts = ring._backend.counts
+    assert (stream.done, counts.uploads, counts.upload_bytes) == (60, 60, 4 * total)
+    assert ring.waits == stream.waits == counts.syncs
+
+
+def test_packets_arrive_whole_and_are_counted(backend: Backend) -> None:
+    ring = UploadRing(backend, ints=4)
+    sizes = (1, 4, 5, 3, 100, 0, 100, 7)
+    for value, size in enumerate(sizes):
+        sent = packet(size, value)
+        sent[: size // 2] = -(2**31)
+        arrived = ring.send(sent)
+        assert arrived.tolist() == sent.tolist()
+        assert (arrived.device.type, arrived.dtype) == (backend.device.type, torch.int32)
+        sent[:] = 5  # the caller's array is the caller's again
+        assert 5 not in arrived.tolist()[size // 2 :] or value == 5
+    assert backend.counts.uploads == len(sizes)
+    assert backend.counts.upload_bytes == 4 * sum(sizes)
+    assert ring.waits == 0

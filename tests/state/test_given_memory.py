@@ -1,0 +1,271 @@
+"""Planes in an engine's memory: every foreign byte stays, every bad tensor is refused, whatever the strides."""
+
+import ctypes
+
+import pytest
+import torch
+from torch import Tensor
+
+from memstate.errors import InvalidArgument, LayoutMismatch
+from memstate.state.layout import Plane, StateLayout
+from memstate.state.planes import Storage
+from memstate.state.regions import BufferInfo, _overlap, require_apart
+from tests.kernels.test_copy import LAYOUTS, SMALL, packet_of, vast
+from tests.support.given import FORMS, Engine
+
+each_form = pytest.mark.parametrize("form", FORMS)
+MIXED = StateLayout([Plane("conv", (3, 4), torch.bfloat16), Plane("ssm", (2, 3), torch.float32)], 3)
+
+
+@each_form
+@pytest.mark.parametrize("planes", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_B37_copies_and_zeros_are_exact_in_given_memory(backend, generator, planes, form):
+    engine = Engine(StateLayout(planes, 2), 5, backend, generator, form, unit=4)
+    storage = engine.storage()
+    storage.copy(engine.ids(5, 1, 0), engine.ids(2, 4, 3))
+    engine.expect(5, 2)
+    engine.expect(1, 4)
+    engine.check()
+    storage.zero(engine.ids(3, 0))
+    engine.expect(3, None)
+    engine.check()
+    storage.run_data(engine.ids(0, 1, 5, 2), packet_of([(1, 2), (3, -1)], backend.device))
+    engine.expect(1, 5)
+    engine.expect(2, None)
+    engine.check()
+
+
+@each_form
+@pytest.mark.parametrize("unit", [16, 8, 4, 2, 1])
+def test_B37_words_are_as_wide_as_addresses_strides_and_lengths_allow(backend, generator, form, unit):
+    planes = [Plane("a", (unit * 3,), torch.int8), Plane("b", (5 * unit,), torch.uint8), Plane("c", (0,), torch.int8)]
+    engine = Engine(StateLayout(planes, 2), 3, backend, generator, form, unit=unit)
+    storage = engine.storage()
+    assert storage.plane_map.unit == unit
+    assert all(value % unit == 0 for tile in storage.plane_map.tiles.tolist() for value in tile)
+    storage.copy(engine.ids(3, 2), engine.ids(1, 0))
+    engine.expect(3, 1)
+    storage.zero(engine.ids(2))
+    engine.expect(2, None)
+    engine.check()
+
+
+@pytest.mark.parametrize("spoilt", ["address", "stride", "length"])
+def test_B37_one_odd_number_makes_the_words_narrow(backend, spoilt):
+    plane = Plane("a", (48 if spoilt != "length" else 44,), torch.int8)
+    memory = torch.zeros(16 + 4 * 80, dtype=torch.uint8, device=backend.device)
+    start, stride = 4 if spoilt == "address" else 0, 76 if spoilt == "stride" else 80
+    one = memory.view(torch.int8).as_strided((1, 4, *plane.shape), (0, stride, 1), start)
+    for tensors in ({"a": one}, {"a": [one[0]]}):
+        storage = Storage.from_tensors(StateLayout([plane], 1), tensors, backend)
+        assert (storage.plane_map.unit, storage.slots) == (4, 3)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2]
+)
+def test_B37_every_bit_pattern_survives(backend, dtype):
+    """Blocks of 256 bytes that count: among them are signed zeros and NaNs of every dtype, and their payloads."""
+    layout = StateLayout([Plane("ssm", (256 // dtype.itemsize,), dtype)], 2)
+    layers = [torch.zeros(3, 256, dtype=torch.uint8, device=backend.device) for _ in range(2)]
+    storage = Storage.from_tensors(layout, {"ssm": [layer.view(dtype) for layer in layers]}, backend)
+    pattern = torch.arange(256, dtype=torch.uint8, device=backend.device)
+    for layer in layers:
+        layer[1] = pattern
+    storage.copy(torch.tensor([2], device=backend.device), torch.tensor([1], device=backend.device))
+    assert all(torch.equal(layer[2], pattern) and torch.equal(layer[1], pattern) for layer in layers)
+
+
+def test_B38_slots_beyond_2_31_bytes_are_right(backend):
+    stride = 2**31 + 16
+    memory = vast(3 * stride + 64, backend.device)
+    for start, unit in ((0, 16), (3, 1)):
+        plane = memory.as_strided((1, 4, 32), (0, stride, 1), start).view(torch.int8)
+        storage = Storage.from_tensors(StateLayout([Plane("a", (32,), torch.int8)], 1), {"a": plane}, backend)
+        assert storage.plane_map.unit == unit
+        plane[0, 1], plane[0, 2] = 7, 9
+        storage.copy(torch.tensor([3], device=backend.device), torch.tensor([1], device=backend.device))
+        storage.zero(torch.tensor([2], device=backend.device))
+        assert [set(plane[0, slot].tolist()) for slot in range(4)] == [{0}, {7}, {0}, {7}]
+
+
+@each_form
+def test_planes_are_the_engines_own_tensors(backend, generator, form):
+    engine = Engine(MIXED, 4, backend, generator, form)
+    storage = engine.storage()
+    for plane in MIXED.planes:
+        given, seen = engine.tensors[plane.name], storage.planes[plane.name]
+        assert seen is given if isinstance(given, Tensor) else tuple(map(id, seen)) == tuple(map(id, given))
+        assert seen[2].shape == (5, *plane.shape) and seen[2].data_ptr() == given[2].data_ptr()
+    assert storage.nbytes == 5 * MIXED.payload_bytes_per_slot and storage.slots == 4
+    engine.check()  # making a storage zeroes slot 0 and touches nothing else
+
+
+def test_blocks_that_touch_are_one_run_within_one_allocation(backend):
+    """A slot that lies in one piece is one tile; neighbours by chance may move apart, and stay two."""
+    planes = [Plane("a", (16,), torch.int8), Plane("b", (4,), torch.float32)]
+    memory = torch.zeros(3 * 64, dtype=torch.uint8, device=backend.device)
+    a = [memory.view(torch.int8).as_strided((3, 16), (64, 1), at) for at in (0, 32)]
+    b = [memory.view(torch.float32).as_strided((3, 4), (16, 1), at // 4) for at in (16, 48)]
+    whole = Storage.from_tensors(StateLayout(planes, 2), {"a": a, "b": b}, backend)
+    assert whole.plane_map.tiles.tolist() == [[memory.data_ptr(), 64, 64]]
+    assert [tile[2] for tile in whole.only(["b"]).tiles.tolist()] == [16, 16]
+    if backend.device.type == "cpu":
+        raw = bytearray(3 * 32)
+        one = torch.frombuffer(raw, dtype=torch.int8).as_strided((1, 3, 16), (0, 32, 1))
+        two = torch.frombuffer(raw, dtype=torch.float32, offset=16).as_strided((1, 3, 4), (0, 8, 1))
+        apart = Storage.from_tensors(StateLayout(planes, 1), {"a": one, "b": two}, backend)
+        assert [tile[2] for tile in apart.plane_map.tiles.tolist()] == [16, 16]
+
+
+@each_form
+def test_some_planes_are_copied_alone_and_counted_exactly(backend, generator, form):
+    engine = Engine(MIXED, 4, backend, generator, form)
+    storage = engine.storage()
+    storage.copy(engine.ids(1, 2), engine.ids(3, 0), planes=["conv"], due=1)
+    engine.expect(1, 3, ("conv",))
+    engine.check()
+    assert storage.traffic.copied == 3 * 24 and storage.traffic.uncounted == 0
+    storage.copy(engine.ids(2), engine.ids(4), planes=("ssm", "conv"), due=1)
+    engine.expect(2, 4)
+    engine.check()
+    assert storage.traffic.copied == 3 * 24 + MIXED.payload_bytes_per_slot
+    assert storage.only({"conv"}) is storage.only(["conv"]) and storage.only(["ssm", "conv"]) is storage.plane_map
+
+
+@each_form
+def test_buffer_infos_say_where_every_slot_lies(backend, generator, form):
+    layout = StateLayout([*MIXED.planes, Plane("none", (0, 3), torch.float32)], 3)
+    engine = Engine(layout, 4, backend, generator, form)
+    infos = engine.storage().buffer_infos()
+    assert sorted((info.plane, info.layer) for info in infos) == [(n, i) for n in ("conv", "ssm") for i in range(3)]
+    for info in infos:
+        memory, offset, stride = engine.places[info.plane, info.layer]
+        assert info.address == engine.memory[memory].data_ptr() + offset
+        assert (info.slot_stride, info.nbytes, info.slots) == (stride, engine.plane[info.plane].nbytes, 4)
+        for slot in range(5) if backend.device.type == "cpu" else ():
+            found = ctypes.string_at(info.address + slot * info.slot_stride, info.nbytes)
+            assert found == bytes(engine.bytes_of(info.plane, info.layer, slot).tolist())
+
+
+@each_form
+def test_slots_are_gathered_and_scattered_layer_by_layer(backend, generator, form):
+    engine = Engine(MIXED, 5, backend, generator, form)
+    storage = engine.storage()
+    ids = [4, 0, 1, 4, 9]
+    for plane in MIXED.planes:
+        batch = storage.gather(plane.name, engine.ids(*ids))
+        assert batch.shape == (3, 5, *plane.shape) and batch.dtype == plane.dtype
+        for layer in range(3):
+            for entry, slot in enumerate(ids):
+                want = engine.bytes_of(plane.name, layer, slot if slot < 6 else 0)
+                assert torch.equal(batch[layer, entry].reshape(-1).view(torch.uint8).cpu(), want)
+        assert backend.counts.launches["gather_slots"] == (1 if form == "pages" else 3)
+        backend.counts.reset()
+        storage.scatter(plane.name, engine.ids(2, 0, 3, -1, 7), batch)
+        engine.expect(2, 4, (plane.name,))
+        engine.expect(3, 1, (plane.name,))
+        engine.check()
+
+
+@each_form
+@pytest.mark.parametrize("shape", [(2, 5), (5, 2)], ids=["tap channel", "channel tap"])
+def test_speculative_steps_keep_what_was_accepted(backend, generator, form, shape):
+    planes = [Plane("conv", shape, torch.bfloat16), Plane("ssm", (3,), torch.float32)]
+    engine = Engine(StateLayout(planes, 2), 5, backend, generator, form)
+    storage = engine.storage()
+    device = backend.device
+    inputs = torch.randn(2, 3, 2 + 4, 5, generator=generator).to(device, torch.bfloat16)
+    window = torch.randn(2, 3, 4, 3, generator=generator).to(device)
+    columns = [engine.ids(*column) for column in ([1, 2, 0], [4, 0, 2], [3, 0, 5], [2, 0, 1])]
+    storage.scatter_inputs("conv", inputs, *columns)
+    storage.scatter_accepted("ssm", window, *columns)
+    for slot, entry, count in ((1, 0, 4), (3, 0, 2), (5, 2, 1)):
+        for layer in range(2):
+            taps = inputs[layer, entry, count : count + 2]
+            taps = taps if shape == (2, 5) else taps.T.contiguous()
+            engine.bytes_of("conv", layer, slot).copy_(taps.reshape(-1).view(torch.uint8))
+            engine.bytes_of("ssm", layer, slot).copy_(window[layer, entry, count - 1].view(torch.uint8))
+    engine.check()
+    for call in (storage.scatter_inputs, storage.scatter_accepted):
+        with pytest.raises(InvalidArgument, match="expected 2 layers first"):
+            call("ssm", window[:1], *columns)
+
+
+def spoil(layers: list[Tensor], layer: int, one: Tensor) -> list[Tensor]:
+    return [*layers[:layer], one, *layers[layer + 1 :]]
+
+
+BAD = {
+    r"tensors of planes \['conv'\].*\['conv', 'ssm'\]": lambda c, s: {"conv": c},
+    r"tensors of planes \['conv', 'ssm', 'x'\]": lambda c, s: {"conv": c, "ssm": s, "x": s},
+    "plane ssm: tensors of 2 layers, the layout has 3": lambda c, s: {"conv": c, "ssm": s[:2]},
+    r"plane ssm, layers 0 to 2: .* \(2, 5, 2, 3\), expected": lambda c, s: {"conv": c, "ssm": torch.stack(s[:2])},
+    r"plane ssm, layer 1: .* \(1, 5, 3, 2\), expected": lambda c, s: {"conv": c, "ssm": spoil(s, 1, s[1].mT)},
+    r"plane ssm, layer 0: .* \(1,\), expected": lambda c, s: {"conv": c, "ssm": spoil(s, 0, s[0][0, 0, 0])},
+    r"plane conv, layer 2: torch.float16 .* torch.bfloat16": lambda c, s: {"conv": spoil(c, 2, c[2].half()), "ssm": s},
+    "plane conv, layer 0: on meta": lambda c, s: {"conv": spoil(c, 0, c[0].to("meta")), "ssm": s},
+    r"plane ssm, layer 2: .* with strides \(\d+, 6, 1, 2\)": lambda c, s: {
+        "conv": c, "ssm": spoil(s, 2, s[2].mT.contiguous().mT),
+    },
+    "plane conv, layer 0: 1 slots": lambda c, s: {"conv": [one[:1] for one in c], "ssm": [one[:1] for one in s]},
+    "plane ssm, layer 1: 4 slots with the null slot on .*, plane conv, layer 0 has 5": lambda c, s: {
+        "conv": c, "ssm": spoil(s, 1, s[1][:4]),
+    },
+    "plane ssm, layer 0: slots of 24 bytes, 0 bytes apart": lambda c, s: {
+        "conv": c, "ssm": spoil(s, 0, s[0][:1].expand(5, 2, 3)),
+    },
+    "plane ssm, layer 1 and plane ssm, layer 2 share bytes: 24 from 0x": lambda c, s: {
+        "conv": c, "ssm": spoil(s, 2, s[1]),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("named", BAD)
+def test_tensors_that_do_not_fit_are_refused_and_stay_as_they_were(backend, named):
+    layers = range(3)
+    conv = [torch.ones(5, 3, 4, dtype=torch.bfloat16, device=backend.device) for _ in layers]
+    ssm = [torch.ones(5, 2, 3, device=backend.device) for _ in layers]
+    with pytest.raises(LayoutMismatch, match=named):
+        Storage.from_tensors(MIXED, BAD[named](conv, ssm), backend)
+    assert all(bool((one == 1).all()) for one in (*conv, *ssm))
+    Storage.from_tensors(MIXED, {"conv": conv, "ssm": ssm}, backend)
+
+
+def test_names_that_no_plane_has_are_refused(backend):
+    storage = Storage(StateLayout(SMALL, 1), 3, backend)
+    some = torch.tensor([1], device=backend.device)
+    for call in (
+        lambda: storage.only([]),
+        lambda: storage.copy(some, some, planes=["conv", "kv"]),
+        lambda: storage.gather("kv", some),
+        lambda: storage.scatter("kv", some, some),
+        lambda: storage.scatter_accepted("kv", some, some, some, some, some),
+        lambda: storage.scatter_inputs("kv", some, some, some, some, some),
+    ):
+        with pytest.raises(InvalidArgument, match=r"expected one .*\['conv', 'ssm'\]"):
+            call()
+    assert backend.counts.launches == {}
+
+
+def test_overlap_is_exact_for_any_strides(generator):
+    """Against the bytes themselves; a third of the pairs overlaps."""
+    outcomes = []
+    for _ in range(1500):
+        count, address, same, gap, wide, other = torch.randint(0, 24, (6,), generator=generator).tolist()
+        count, wide, other = 1 + count % 5, 1 + wide % 8, 1 + other % 8
+        strides = (wide + gap, wide + gap if same % 2 and other <= wide + gap else other + same)
+        low = BufferInfo("a", 0, 1000, strides[0], wide, count)
+        high = BufferInfo("b", 0, 1000 + address, strides[1], other, count)
+        used = [
+            {info.address + slot * info.slot_stride + at for slot in range(count + 1) for at in range(info.nbytes)}
+            for info in (low, high)
+        ]
+        assert _overlap(low, high) == bool(used[0] & used[1]), (low, high)
+        outcomes.append(bool(used[0] & used[1]))
+        if outcomes[-1]:
+            with pytest.raises(LayoutMismatch, match="plane a, layer 0 and plane b, layer 0 share bytes"):
+                require_apart([low, high])
+        else:
+            require_apart([high, low])
+    assert 0.1 < sum(outcomes) / len(outcomes) < 0.9

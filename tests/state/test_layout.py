@@ -1,0 +1,208 @@
+"""Layouts are arithmetic: sizes against a published table, and every byte of every arena in one block at most."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memstate.errors import InvalidArgument
+from memstate.state.layout import Plane, StateLayout, format_bytes
+from memstate.state.sharding import Part
+
+SMALL = StateLayout([Plane("a", (1,), torch.int8)], 1)
+MIB = 1024 * 1024
+DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn, torch.complex128, torch.bool)
+
+planes = st.builds(
+    lambda shape, dtype: (tuple(shape), dtype),
+    st.lists(st.integers(0, 5), max_size=3),
+    st.sampled_from(DTYPES),
+)
+layouts = st.builds(
+    lambda kinds, layers, order, alignment: StateLayout(
+        [Plane(f"p{i}", shape, dtype) for i, (shape, dtype) in enumerate(kinds)], layers, order, alignment
+    ),
+    st.lists(planes, min_size=1, max_size=4),
+    st.integers(1, 3),
+    st.sampled_from(["layer_major", "slot_major"]),
+    st.sampled_from([16, 48, 64]),
+)
+
+
+@pytest.mark.parametrize(
+    ("layers", "conv", "ssm", "fp32", "bf16"),
+    [
+        (36, (8192, 3), (32, 128, 128), 73.69, 37.69),
+        (24, (10240, 3), (128, 64, 128), 97.41, 49.41),
+        (32, (8704, 3), (128, 64, 256), 257.59, 129.59),
+        (64, (8192, 3), (8192, 16), 35.00, 19.00),
+        (10, (2048, 2), (0,), 0.08, 0.08),
+    ],
+)
+def test_bytes_per_slot_of_known_models(layers, conv, ssm, fp32, bf16):
+    for dtype, expected in ((torch.float32, fp32), (torch.bfloat16, bf16)):
+        for order in ("layer_major", "slot_major"):
+            layout = StateLayout([Plane("conv", conv, torch.bfloat16), Plane("ssm", ssm, dtype)], layers, order)
+            assert layout.bytes_per_slot / MIB == pytest.approx(expected, abs=0.005)
+            assert layout.bytes_per_slot == layout.payload_bytes_per_slot
+
+
+@given(layouts, st.integers(1, 4))
+def test_B37_blocks_are_aligned_disjoint_and_inside_their_arena(layout, slots):
+    sizes = layout.arena_bytes(slots)
+    assert sum(sizes) == (slots + 1) * layout.bytes_per_slot
+    owners = [bytearray(size) for size in sizes]
+    for plane, place in zip(layout.planes, layout.placements(slots), strict=True):
+        block = layout.block_bytes(plane)
+        assert plane.nbytes <= block < plane.nbytes + layout.alignment
+        for layer in range(layout.layers):
+            for slot in range(slots + 1):
+                start = place.offset + layer * place.layer_stride + slot * place.slot_stride
+                assert start % layout.alignment == 0 and start + block <= sizes[place.arena]
+                for byte in range(start, start + block):
+                    owners[place.arena][byte] += 1
+    assert all(byte == 1 for arena in owners for byte in arena)
+
+
+@given(layouts, st.integers(1, 4))
+def test_B37_runs_hold_exactly_the_blocks_of_a_slot(layout, slots):
+    for slot in range(slots + 1):
+        moved = sorted(
+            (run.arena, byte)
+            for run in layout.runs(slots)
+            for byte in range(run.offset + slot * run.slot_stride, run.offset + slot * run.slot_stride + run.nbytes)
+        )
+        owned = sorted(
+            (place.arena, place.offset + layer * place.layer_stride + slot * place.slot_stride + byte)
+            for plane, place in zip(layout.planes, layout.placements(slots), strict=True)
+            for layer in range(layout.layers)
+            for byte in range(layout.block_bytes(plane))
+        )
+        assert moved == owned
+
+
+@given(layouts, st.integers(1, 4))
+def test_the_table_accounts_for_every_byte_of_a_slot(layout, slots):
+    rows = layout.table(slots)
+    for plane, place, row in zip(layout.planes, layout.placements(slots), rows, strict=True):
+        assert row[:4] == (plane.name, plane.shape, plane.dtype, torch.empty(plane.shape, dtype=plane.dtype).nbytes)
+        assert 0 <= row.padding < layout.alignment and row[5:] == place
+    assert layout.layers * sum(row.payload for row in rows) == layout.payload_bytes_per_slot
+    assert layout.layers * sum(row.payload + row.padding for row in rows) == layout.bytes_per_slot
+    if layout.order == "slot_major":
+        end = 0
+        for start, size in sorted(
+            (row.offset + layer * row.layer_stride, row.payload + row.padding)
+            for row in rows
+            for layer in range(layout.layers)
+        ):
+            assert start == end
+            end += size
+        assert end == layout.bytes_per_slot
+
+
+def test_a_row_of_the_table_by_hand():
+    layout = StateLayout([Plane("conv", (3, 5), torch.bfloat16), Plane("ssm", (2, 4), torch.float32)], 3, "slot_major")
+    conv, ssm = layout.table()
+    assert conv._asdict() == {
+        "name": "conv",
+        "shape": (3, 5),
+        "dtype": torch.bfloat16,
+        "payload": 30,
+        "padding": 2,
+        "arena": 0,
+        "offset": 0,
+        "layer_stride": 64,
+        "slot_stride": 192,
+    }
+    assert (ssm.payload, ssm.padding, ssm.offset, ssm.layer_stride, ssm.slot_stride) == (32, 0, 32, 64, 192)
+    assert dataclasses.replace(layout, order="layer_major").table(4)[1][5:] == (1, 0, 5 * 32, 32)
+
+
+def test_slot_major_keeps_a_slot_in_one_run():
+    layout = StateLayout([Plane("conv", (3, 5), torch.bfloat16), Plane("ssm", (2, 4), torch.float32)], 3, "slot_major")
+    assert [(run.offset, run.nbytes) for run in layout.runs(7)] == [(0, 3 * (32 + 32))]
+
+
+def test_numbers_of_numpy_become_ints():
+    plane = Plane(
+        "ssm", np.array([2, 4]), torch.float32, parts=[Part("head", np.int32(4), np.int64(1))], axis=np.int8(1)
+    )
+    layout = StateLayout([plane], np.int64(2), alignment=np.int32(32))
+    plain = Plane("ssm", (2, 4), torch.float32, parts=[Part("head", 4)], axis=1)
+    assert layout == StateLayout([plain], 2, alignment=32) and plane.owned(np.int64(2), np.int8(1)) == plain.owned(2, 1)
+    assert repr(layout) == repr(StateLayout([plain], 2, alignment=32))
+    sizes = (*plane.shape, plane.axis, plane.parts[0].units, plane.parts[0].size, layout.layers, layout.alignment)
+    assert {type(size) for size in (*sizes, *layout.arena_bytes(np.int16(300)))} == {int}
+    assert layout.arena_bytes(np.int16(300)) == (2 * 301 * 32,)
+
+
+def test_layouts_are_values():
+    plane = Plane("ssm", [2, 3], torch.float32)
+    assert plane == Plane("ssm", (2, 3), torch.float32) and plane.rewritten_each_step
+    cut = Plane("ssm", (2, 3), torch.float32, parts=[Part("head", 2)])
+    assert cut == Plane("ssm", (2, 3), torch.float32, parts=(Part("head", 2),)) != plane and len({cut, plane}) == 2
+    layout = StateLayout([plane], 2)
+    assert layout == StateLayout((plane,), 2) and hash(layout) == hash(StateLayout((plane,), 2))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        layout.layers = 3  # type: ignore[misc]
+
+
+def test_reprs_are_one_line_with_units():
+    conv = Plane("conv", (3, 5), torch.bfloat16)
+    ssm = Plane("ssm", (32, 128, 128), torch.float32)
+    assert repr(conv) == "Plane(conv[3,5] bfloat16, 30 B per layer)"
+    assert repr(ssm) == "Plane(ssm[32,128,128] float32, 2.00 MiB per layer)"
+    cut = Plane("conv", (3, 44), torch.bfloat16, parts=[Part("x", 8, 4), Part("B", 4, 3)], axis=1)
+    assert repr(cut) == "Plane(conv[3,44] bfloat16, x 8*4 | B 4*3, 264 B per layer)"
+    assert (
+        repr(StateLayout([conv, ssm], 2))
+        == "StateLayout(conv, ssm x 2 layers, layer_major, 4.00 MiB per slot with 4 B padding)"
+    )
+    assert format_bytes(3 * 1024**5) == "3072.00 TiB"
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Plane("", (1,), torch.float32), "name"),
+        (lambda: Plane("ssm", (1, -2), torch.float32), "shape"),
+        (lambda: Plane("ssm", (1.5,), torch.float32), "shape"),
+        (lambda: Plane("ssm", (1,), "float32"), "dtype"),
+        (lambda: StateLayout([], 1), "planes"),
+        (lambda: StateLayout([Plane("a", (1,), torch.int8)] * 2, 1), "once"),
+        (lambda: StateLayout([Plane("a", (1,), torch.int8)], 0), "layers"),
+        (lambda: StateLayout([Plane("a", (1,), torch.int8)], 1, "row_major"), "order"),
+        (lambda: StateLayout([Plane("a", (1,), torch.int8)], 1, alignment=8), "alignment"),
+        (lambda: StateLayout([Plane("a", (1,), torch.int8)], 1, alignment=24), "alignment"),
+        (lambda: StateLayout([Plane("a", (1,), torch.int8)], 1, alignment="16"), "alignment '16'"),
+        (lambda: StateLayout([Plane("a", (1,), torch.int8)], 1, alignment=None), "alignment None"),
+        (lambda: StateLayout([Plane("a", (1,), torch.int8)], 1, alignment=16.0), "alignment 16.0"),
+        (lambda: StateLayout([Plane("a", (1,), torch.int8)], True), "layers True"),
+        (lambda: StateLayout(Plane("a", (1,), torch.int8), 1), "planes Plane.*: expected a sequence of Plane"),
+        (lambda: StateLayout("ab", 1), "planes 'ab': expected a sequence"),
+        (lambda: StateLayout(None, 1), "planes None: expected a sequence"),
+        (lambda: StateLayout([("a", (1,))], 1), "expected a sequence of Plane"),
+        (lambda: Plane(5, (1,), torch.int8), "a plane needs a name, a text; got 5"),
+        (lambda: Plane(b"x", (1,), torch.int8), "a plane needs a name, a text; got b'x'"),
+        (lambda: Plane("a", 5, torch.int8), "plane a: shape 5"),
+        (lambda: Plane("a", (True,), torch.int8), "shape"),
+        (
+            lambda: Plane("a", (1,), torch.int8, parts=Part("x", 1)),
+            "plane a: parts Part.*: expected a sequence of Part",
+        ),
+        (lambda: Plane("a", (1,), torch.int8, parts=("x",)), "plane a: parts .*: expected a sequence of Part"),
+        *(
+            (lambda layout=layout, ask=ask, slots=slots: getattr(layout, ask)(slots), f"slots {slots!r}: expected 0 or")
+            for layout in (SMALL, dataclasses.replace(SMALL, order="slot_major"))
+            for ask in ("arena_bytes", "placements", "table", "runs")
+            for slots in (-5, 1.5, True, None)
+        ),
+    ],
+)
+def test_impossible_layouts_are_refused_by_name(build, message):
+    with pytest.raises(InvalidArgument, match=message):
+        build()

@@ -1,0 +1,403 @@
+"""Presets against a table of known models, to the byte, and against the configuration classes of transformers."""
+
+import copy
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from memstate.errors import InvalidArgument
+from memstate.state import presets
+from memstate.state.layout import Plane, StateLayout
+from memstate.state.planes import Storage
+from memstate.state.presets import from_config, state_layers
+
+ORDERS = ("layer_major", "slot_major")
+Shape = tuple[int, ...]
+
+
+class Known(NamedTuple):
+    """Layers that hold state, the window (bf16) and the state of one, and MiB per slot with fp32 and bf16 state."""
+
+    layers: int
+    conv: Shape
+    ssm: Shape | None
+    fp32: str
+    bf16: str
+    shards: dict[int, tuple[Shape, Shape | None]]  # by ranks; a group that ranks outnumber is on several of them
+
+
+KNOWN = {
+    "qwen3_next": Known(
+        36, (8192, 3), (32, 128, 128), "73.69", "37.69",
+        {2: ((4096, 3), (16, 128, 128)), 4: ((2048, 3), (8, 128, 128)), 8: ((1024, 3), (4, 128, 128)),
+         32: ((384, 3), (1, 128, 128))},
+    ),
+    "qwen3_5": Known(
+        48, (10240, 3), (48, 128, 128), "146.81", "74.81",
+        {2: ((5120, 3), (24, 128, 128)), 4: ((2560, 3), (12, 128, 128)), 8: ((1280, 3), (6, 128, 128))},
+    ),
+    "nemotron_h": Known(
+        24, (10240, 3), (128, 64, 128), "97.41", "49.41",
+        {2: ((5120, 3), (64, 64, 128)), 4: ((2560, 3), (32, 64, 128)), 8: ((1280, 3), (16, 64, 128)),
+         16: ((768, 3), (8, 64, 128))},
+    ),
+    "falcon_h1": Known(
+        32, (8704, 3), (128, 64, 256), "257.59", "129.59",
+        {2: ((4608, 3), (64, 64, 256)), 4: ((2560, 3), (32, 64, 256)), 8: ((1536, 3), (16, 64, 256))},
+    ),
+    "granite_hybrid": Known(
+        36, (4352, 3), (64, 64, 128), "72.90", "36.90",
+        {2: ((2304, 3), (32, 64, 128)), 4: ((1280, 3), (16, 64, 128)), 8: ((768, 3), (8, 64, 128))},
+    ),
+    "kimi_linear": Known(
+        20, (3, 12288), (32, 128, 128), "41.41", "21.41",
+        {2: ((3, 6144), (16, 128, 128)), 4: ((3, 3072), (8, 128, 128)), 8: ((3, 1536), (4, 128, 128))},
+    ),
+    "lfm2": Known(
+        10, (2048, 2), None, "0.08", "0.08",
+        {2: ((1024, 2), None), 4: ((512, 2), None), 8: ((256, 2), None)},
+    ),
+    "falcon_mamba": Known(
+        64, (8192, 3), (8192, 16), "35.00", "19.00",
+        {2: ((4096, 3), (4096, 16)), 4: ((2048, 3), (2048, 16)), 8: ((1024, 3), (1024, 16))},
+    ),
+    "bamba": Known(
+        29, (8448, 3), (128, 64, 128), "117.40", "59.40",
+        {2: ((4352, 3), (64, 64, 128)), 4: ((2304, 3), (32, 64, 128)), 8: ((1280, 3), (16, 64, 128))},
+    ),
+    "codestral_mamba": Known(
+        64, (10240, 3), (128, 64, 128), "259.75", "131.75",
+        {2: ((5120, 3), (64, 64, 128)), 4: ((2560, 3), (32, 64, 128)), 8: ((1280, 3), (16, 64, 128))},
+    ),
+    "mamba": Known(
+        64, (5120, 3), (5120, 16), "21.88", "11.88",
+        {2: ((2560, 3), (2560, 16)), 4: ((1280, 3), (1280, 16)), 8: ((640, 3), (640, 16))},
+    ),
+}  # fmt: skip
+
+
+def size(shape: Shape | None, itemsize: int) -> int:
+    return 0 if shape is None else torch.Size(shape).numel() * itemsize
+
+
+def preset(name: str, **options) -> StateLayout:
+    return getattr(presets, name)(**options)
+
+
+def transformers_config(fields: dict):
+    """The configuration object that transformers makes of the fields of a config.json."""
+    from transformers import AutoConfig
+
+    fields = copy.deepcopy(fields)
+    return AutoConfig.for_model(fields.pop("model_type"), **fields)
+
+
+def shapes(layout: StateLayout) -> tuple[Shape, Shape | None]:
+    found = {plane.name: plane.shape for plane in layout.planes}
+    assert set(found) <= {"conv", "ssm"}
+    return found["conv"], found.get("ssm")
+
+
+def test_every_preset_is_in_the_table():
+    assert set(KNOWN) == set(presets.CHECKPOINTS)
+    assert set(KNOWN) | {"from_config", "state_layers"} == {name for name in presets.__all__ if name.islower()}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", KNOWN)
+def test_bytes_per_slot_are_those_of_the_table(name, order):
+    known, fields = KNOWN[name], presets.CHECKPOINTS[name]
+    for dtype, mib in ((torch.float32, known.fp32), (torch.bfloat16, known.bf16)):
+        expected = known.layers * (size(known.conv, 2) + size(known.ssm, dtype.itemsize))
+        assert f"{expected / 2**20:.2f}" == mib
+        for source in (fields, transformers_config(fields)):
+            layout = from_config(source, ssm_dtype=dtype, order=order)
+            assert layout == preset(name, ssm_dtype=dtype, order=order)
+            assert (layout.layers, shapes(layout)) == (known.layers, (known.conv, known.ssm))
+            assert layout.bytes_per_slot == layout.payload_bytes_per_slot == expected
+            assert sum(layout.arena_bytes(512)) == 513 * expected
+    assert {plane.name: plane.dtype for plane in preset(name).planes}["conv"] == torch.bfloat16
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_storage_of_one_layer_allocates_exactly_the_arithmetic(name, order, backend):
+    layout = replace(preset(name, order=order), layers=1)
+    storage = Storage(layout, 2, backend)
+    assert tuple(arena.untyped_storage().nbytes() for arena in storage.arenas) == layout.arena_bytes(2)
+    one = size(KNOWN[name].conv, 2) + size(KNOWN[name].ssm, 4)
+    assert storage.nbytes == 3 * one and storage.nbytes * KNOWN[name].layers == 3 * preset(name).bytes_per_slot
+    assert {name: tuple(view.shape[2:]) for name, view in storage.planes.items()} == {
+        plane.name: plane.shape for plane in layout.planes
+    }
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_rank_holds_what_an_engine_gives_it(name):
+    for ranks, expected in KNOWN[name].shards.items():
+        layout = preset(name, ranks=ranks)
+        assert layout == preset(name).shard(ranks)
+        assert (layout.layers, shapes(layout)) == (KNOWN[name].layers, expected)
+
+
+def test_windows_say_where_their_parts_are():
+    assert presets.qwen3_next().part("conv", "v") == slice(4096, 8192)
+    assert presets.kimi_linear().part("conv", "k") == slice(4096, 8192) and presets.kimi_linear().planes[0].axis == 1
+    nemotron = presets.nemotron_h()
+    assert nemotron.planes[0].slices() == {"x": slice(0, 8192), "B": slice(8192, 9216), "C": slice(9216, 10240)}
+    assert nemotron.part("ssm", "head") == slice(0, 128) and nemotron.shard(8).part("conv", "C") == slice(1152, 1280)
+
+
+def test_dtypes_and_order_are_the_callers():
+    layout = presets.qwen3_next(ssm_dtype=torch.float16, conv_dtype=torch.float32, order="slot_major")
+    assert [plane.dtype for plane in layout.planes] == [torch.float32, torch.float16] and layout.order == "slot_major"
+    with pytest.raises(TypeError, match="rank"):
+        presets.qwen3_next(rank=8)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_written_configuration_gives_the_same_layout(name):
+    config = transformers_config(presets.CHECKPOINTS[name])
+    for read in (config.to_dict(), SimpleNamespace(**config.to_dict()), {"model_type": "two", "text_config": config}):
+        assert from_config(read) == preset(name)
+
+
+# Types without a preset, at the defaults of their class unless fields are given: layers, window, state.
+OTHERS = (
+    ({"model_type": "qwen3_5"}, 24, (8192, 3), (32, 128, 128)),
+    ({"model_type": "qwen3_5_moe"}, 30, (8192, 3), (32, 128, 128)),
+    ({"model_type": "qwen3_5_moe_text"}, 30, (8192, 3), (32, 128, 128)),
+    ({"model_type": "olmo_hybrid"}, 24, (11520, 3), (30, 96, 192)),
+    ({"model_type": "falcon_h1", "mamba_d_ssm": None}, 32, (8704, 3), (128, 64, 256)),
+    ({"model_type": "falcon_h1"}, 32, (1536, 3), (128, 8, 256)),
+    ({"model_type": "kimi_linear"}, 21, (3, 12288), (32, 128, 128)),
+    ({"model_type": "zamba2", "n_mamba_heads": 80}, 54, (5248, 3), (80, 64, 64)),
+    ({"model_type": "jamba"}, 28, (8192, 3), (8192, 16)),
+    (
+        {"model_type": "lfm2_moe", "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
+        2,
+        (2048, 2),
+        None,
+    ),
+    ({"model_type": "mamba", "conv_kernel": 1}, 32, (1536, 0), (1536, 16)),
+    ({"model_type": "nemotron_h"}, 1, (10240, 3), (128, 64, 128)),
+)
+
+
+@pytest.mark.parametrize(("fields", "layers", "conv", "ssm"), OTHERS, ids=lambda value: str(value)[:40])
+def test_other_types_by_their_classes(fields, layers, conv, ssm):
+    layout = from_config(transformers_config(fields))
+    assert (layout.layers, shapes(layout)) == (layers, (conv, ssm))
+
+
+def test_every_known_type_is_tried_with_its_class():
+    tried = {fields["model_type"] for fields in presets.CHECKPOINTS.values()} | {
+        entry[0]["model_type"] for entry in OTHERS
+    }
+    assert set(presets.READERS) <= tried
+
+
+@pytest.mark.parametrize(
+    ("fields", "layers"),
+    [
+        ({"layer_types": ["linear_attention", "full_attention", "mamba", "hybrid", "conv", "moe"]}, 4),
+        ({"layers_block_type": ["mamba", "attention", "mamba"]}, 2),
+        ({"layer_types": None, "hybrid_override_pattern": "M-M*ME"}, 3),
+        ({"linear_attn_config": {"kda_layers": [1, 2, 4]}}, 3),
+        ({"num_hidden_layers": 8, "attn_layer_indices": [3, 7]}, 6),
+        ({"num_hidden_layers": 8, "full_attn_idxs": []}, 8),
+        ({"num_hidden_layers": 9, "full_attention_interval": 4}, 7),
+        ({"model_type": "falcon_h1", "num_hidden_layers": 5, "layers_block_type": ["full_attention"] * 5}, 5),
+    ],
+)
+def test_state_layers_are_counted_from_whatever_list_there_is(fields, layers):
+    assert state_layers(fields) == state_layers(SimpleNamespace(**fields)) == layers
+
+
+def test_a_head_size_that_is_not_given_follows_from_the_width():
+    fields = presets.CHECKPOINTS["granite_hybrid"]
+    assert from_config({**fields, "mamba_d_head": "auto"}) == presets.granite_hybrid()
+    fields = {name: value for name, value in presets.CHECKPOINTS["falcon_h1"].items() if name != "mamba_d_head"}
+    assert from_config(fields) == presets.falcon_h1()
+    assert from_config({**fields, "mamba_d_ssm": None, "mamba_expand": 2}) == presets.falcon_h1()
+
+
+class SelfNested:
+    """A configuration whose text model is itself."""
+
+    model_type = "two"
+
+    @property
+    def text_config(self):
+        return self
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "llama"}, "model_type 'llama': the known ones are bamba, .*, qwen3_next, zamba2"),
+        (object(), "model_type None: the known ones are"),
+        ({"model_type": ["qwen3_next"]}, r"model_type \['qwen3_next'\]: the known ones are"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "'Qwen/.*': expected a configuration object or a dict"),
+        (None, "None: expected a configuration object or a dict"),
+        ([presets.CHECKPOINTS["lfm2"]], "expected a configuration object or a dict"),
+        (Path("config.json"), r"config.json'\): expected a configuration object or a dict"),
+        (SimpleNamespace, "expected a configuration object or a dict"),
+        ({"model_type": "two", "text_config": "qwen3_next"}, "'qwen3_next': expected a configuration object or a dict"),
+        (SelfNested(), "model_type 'two': the known ones are"),
+        (
+            {"model_type": "qwen3_next", "num_hidden_layers": 48},
+            "qwen3_next without layer_types, .*full_attention_inte",
+        ),
+        ({"model_type": "mamba"}, "mamba with num_hidden_layers = None"),
+        ({**presets.CHECKPOINTS["lfm2"], "conv_L_cache": 0}, "lfm2 with conv_L_cache = 0: expected a number"),
+        ({**presets.CHECKPOINTS["lfm2"], "hidden_size": True}, "lfm2 with hidden_size = True"),
+        ({**presets.CHECKPOINTS["lfm2"], "layer_types": ["full_attention"] * 16}, "no layer of this configuration"),
+        (
+            {"model_type": "kimi_linear", "layer_types": ["linear_attention"]},
+            "linear_num_heads = None, linear_attn_config.num_heads = None",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(config, message):
+    with pytest.raises(InvalidArgument, match=message):
+        from_config(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        # which layers
+        ("granite_hybrid", {"num_hidden_layers": 39}, "num_hidden_layers = 39: expected the 40 that layer_types"),
+        ("nemotron_h", {"num_hidden_layers": 53}, "num_hidden_layers = 53: expected the 52 that hybrid_override_pat"),
+        ("falcon_h1", {"layers_block_type": ["hybrid"] * 31}, "num_hidden_layers = 32: expected the 31 that layers_b"),
+        ("lfm2", {"layer_types": []}, "num_hidden_layers = 16: expected the 0 that layer_types"),
+        ("lfm2", {"layer_types": "conv"}, "num_hidden_layers = 16: expected the 4"),
+        ("lfm2", {"layer_types": [1] * 16}, "layer_types = .*: expected a list with the kind of each layer"),
+        (
+            "lfm2",
+            {"num_hidden_layers": 4},
+            r"full_attn_idxs = \[2, 5, .*: .* from 0 to 3, because num_hidden_layers = 4",
+        ),
+        ("lfm2", {"full_attn_idxs": 6}, "full_attn_idxs = 6: expected a list of numbers from 0 to 15"),
+        ("lfm2", {"full_attn_idxs": [2, 2]}, r"full_attn_idxs = \[2, 2\]: expected each number once"),
+        ("bamba", {"attn_layer_indices": [9, 32]}, r"attn_layer_indices = \[9, 32\]: expected .* from 0 to 31"),
+        ("nemotron_h", {"hybrid_override_pattern": 7}, "hybrid_override_pattern = 7: expected a text"),
+        ("kimi_linear", {"linear_attn_config": {"kda_layers": 20}}, "kda_layers = 20: expected a list"),
+        ("kimi_linear", {"num_hidden_layers": 20}, r"kda_layers = \[1, .*: expected a list of numbers from 1 to 20"),
+        (
+            "kimi_linear",
+            {"linear_attn_config": {"kda_layers": [1, 2, 3], "full_attn_layers": [3, 4]}},
+            r"layers \[3\] in one of the two",
+        ),
+        ("qwen3_next", {"full_attention_interval": 0}, "full_attention_interval = 0"),
+        # which dimensions
+        ("qwen3_next", {"linear_num_value_heads": 24}, "linear_num_value_heads = 24, linear_num_key_heads = 16"),
+        ("nemotron_h", {"n_groups": 3}, "mamba_num_heads = 128, n_groups = 3: expected the first to be a multiple"),
+        (
+            "falcon_h1",
+            {"mamba_d_ssm": 8193},
+            "mamba_n_heads = 128, mamba_d_head = 64, mamba_d_ssm = 8193: .* 8193 chan",
+        ),
+        ("falcon_h1", {"mamba_d_ssm": 1000, "mamba_d_head": "auto"}, "mamba_d_ssm = 1000: expected heads of one size"),
+        ("granite_hybrid", {"mamba_d_head": None, "hidden_size": 2047}, "mamba_expand = 2, hidden_size = 2047"),
+        ("bamba", {"mamba_d_head": 32}, "mamba_d_head = 32, mamba_expand = 2, hidden_size = 4096: .* 8192 channels"),
+        ("codestral_mamba", {"expand": 3}, "num_heads = 128, head_dim = 64, expand = 3, hidden_size = 4096"),
+        ("bamba", {"mamba_d_head": None, "hidden_size": None}, "mamba_d_head = None: expected a number of 1 or more"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_by_its_fields(name, changes, message):
+    from_config(presets.CHECKPOINTS[name])
+    with pytest.raises(InvalidArgument, match=message):
+        from_config({**presets.CHECKPOINTS[name], **changes})
+
+
+@pytest.mark.parametrize("kind", ["bamba", "jamba"])
+def test_lists_of_layers_that_a_class_derives_are_derived_from_what_it_writes(kind):
+    config = transformers_config({"model_type": kind})
+    written = config.to_dict()
+    assert not {"layer_types", "layers_block_type"} & set(written)
+    assert from_config(written) == from_config(config)
+    if kind == "bamba":
+        with pytest.raises(InvalidArgument, match="bamba without layer_types"):
+            from_config({name: value for name, value in written.items() if name != "attn_layer_indices"})
+    else:
+        assert state_layers({**written, "num_hidden_layers": 13, "attn_layer_period": 4, "attn_layer_offset": 0}) == 9
+        with pytest.raises(InvalidArgument, match="attn_layer_offset = 8, attn_layer_period = 8"):
+            from_config({**written, "attn_layer_offset": 8})
+
+
+def test_numbers_of_numpy_are_numbers():
+    fields = {
+        name: np.int64(value) if isinstance(value, int) else value
+        for name, value in presets.CHECKPOINTS["lfm2"].items()
+    }
+    fields["full_attn_idxs"] = [np.int32(layer) for layer in fields["full_attn_idxs"]]
+    layout = from_config(fields, ranks=np.int64(2))
+    assert layout == presets.lfm2(ranks=2) and type(layout.layers) is type(layout.planes[0].shape[0]) is int
+    kimi = copy.deepcopy(presets.CHECKPOINTS["kimi_linear"])
+    del kimi["num_hidden_layers"]  # the range of layers has no end then
+    kimi["linear_attn_config"]["kda_layers"] = list(np.array(kimi["linear_attn_config"]["kda_layers"]))
+    assert from_config(kimi) == presets.kimi_linear()
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_windows_lie_the_way_that_is_asked_for(name):
+    usual = preset(name)
+    usually = "width_first" if name == "kimi_linear" else "channel_first"
+    for conv_order, axis in (("channel_first", 0), ("width_first", 1)):
+        layout = preset(name, conv_order=conv_order)
+        assert (layout == usual) == (conv_order == usually)
+        assert layout.bytes_per_slot == usual.bytes_per_slot
+        conv = layout.planes[0]
+        assert conv.axis == axis and conv.slices() == usual.planes[0].slices() and layout.planes[1:] == usual.planes[1:]
+        channels = sum(part.length for part in conv.parts)
+        assert conv.shape[axis] == channels and sorted(conv.shape) == sorted(usual.planes[0].shape)
+        for ranks, (window, _) in KNOWN[name].shards.items():
+            turned = window if conv_order == usually else window[::-1]
+            assert shapes(preset(name, conv_order=conv_order, ranks=ranks))[0] == turned
+            cut = conv.owned(ranks, ranks - 1)[-1]
+            assert usual.planes[0].owned(ranks, ranks - 1)[-1] == cut
+            view = torch.empty(2, 3, *conv.shape)[conv.index(cut.whole)]
+            assert view.shape[2 + axis] == cut.whole.stop - cut.whole.start
+    with pytest.raises(InvalidArgument, match="conv_order 'channel_last': expected channel_first or width_first"):
+        preset(name, conv_order="channel_last")
+
+
+def test_ranks_that_do_not_divide_are_refused_with_the_part():
+    with pytest.raises(InvalidArgument, match="plane conv: part q has 16 units of 128 for 3 ranks"):
+        presets.qwen3_next(ranks=3)
+    with pytest.raises(InvalidArgument, match="plane conv: ranks 0"):
+        presets.lfm2(ranks=0)
+
+
+@pytest.mark.parametrize(
+    "name", ["nemotron_h", "qwen3_5", "granite_hybrid", "kimi_linear", "falcon_h1", "bamba", "mamba"]
+)
+def test_the_defaults_of_a_class_are_not_its_checkpoint(name):
+    default = transformers_config({"model_type": presets.CHECKPOINTS[name]["model_type"]})
+    assert from_config(default) != preset(name)
+
+
+def test_presets_need_no_transformers():
+    code = (
+        "import sys; sys.modules['transformers'] = None\nimport memstate as ms\nprint(ms.presets.qwen3_next(ranks=8))"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = "StateLayout(conv, ssm x 36 layers, layer_major, 9.21 MiB per slot with 0 B padding)"
+    assert done.stdout.strip() == expected
+
+
+def test_B37_a_model_without_ssm_can_be_given_an_empty_plane():
+    layout = presets.lfm2()
+    padded = replace(layout, planes=(*layout.planes, Plane("ssm", (0,), torch.float32)))
+    assert padded.bytes_per_slot == layout.bytes_per_slot and padded.shard(4).planes[1].shape == (0,)

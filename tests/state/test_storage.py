@@ -1,0 +1,302 @@
+"""Storage: exact bytes, views that share no byte, zeroing, checks at the door, and no temporaries."""
+
+import ctypes
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from memstate.errors import InvalidArgument, LayoutMismatch
+from memstate.kernels.tables import HEADER_INTS, TILE_BYTES, Section
+from memstate.state.layout import Plane, StateLayout
+from memstate.state.planes import Storage, check_disjoint
+
+ORDERS = ("layer_major", "slot_major")
+
+
+def hybrid(order: str, layers: int = 2) -> StateLayout:
+    planes = (
+        Plane("conv", (3, 5), torch.bfloat16),
+        Plane("ssm", (2, 3, 3), torch.float32),
+        Plane("none", (0, 4), torch.float32),
+    )
+    return StateLayout(planes, layers, order)
+
+
+def ids(backend, *slots: int) -> torch.Tensor:
+    return torch.tensor(slots, dtype=torch.int32, device=backend.device)
+
+
+class Allocations(TorchDispatchMode):
+    """Bytes of every fresh tensor storage that torch operations return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+        self._kept: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        known = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs, self._kept))}
+        for tensor in _tensors(result):
+            if tensor.untyped_storage().data_ptr() not in known:
+                self._kept.append(tensor)
+                self.sizes.append(tensor.untyped_storage().nbytes())
+        return result
+
+
+def _tensors(tree) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_nbytes_is_what_was_allocated(backend, order):
+    layout = hybrid(order)
+    with Allocations() as allocations:
+        storage = Storage(layout, 9, backend)
+    assert storage.nbytes == 10 * layout.bytes_per_slot
+    assert storage.nbytes == sum(arena.untyped_storage().nbytes() for arena in storage.arenas)
+    assert storage.table_nbytes == storage.plane_map.tiles.untyped_storage().nbytes()
+    seen = sum(allocations.sizes) - storage.nbytes
+    assert seen == (0 if backend.device.type == "cpu" else storage.table_nbytes)  # a host tensor is not dispatched
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_B37_views_share_no_byte_and_have_the_shape_of_the_plane(backend, order):
+    layout = hybrid(order)
+    storage = Storage(layout, 4, backend)
+    for arena in storage.arenas:
+        arena.fill_(0)
+    for plane in layout.planes:
+        view = storage.planes[plane.name]
+        assert view.shape == (2, 5, *plane.shape) and view.dtype == plane.dtype
+        view.view(torch.uint8).add_(1)
+    total = sum(int(arena.to(torch.int64).sum()) for arena in storage.arenas)
+    assert total == 5 * layout.payload_bytes_per_slot
+    assert max(int(arena.max()) for arena in storage.arenas if arena.numel()) == 1
+
+
+def test_a_plane_of_one_layer_is_dense_in_layer_major(backend):
+    storage = Storage(StateLayout([Plane("ssm", (2, 4), torch.float32)], 3), 4, backend)
+    assert storage.planes["ssm"].is_contiguous()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_tiles_are_multiples_of_16_and_at_most_one_unit_of_work(backend, order):
+    layout = StateLayout(
+        [Plane("ssm", (TILE_BYTES // 2 + 5,), torch.float32), Plane("conv", (3,), torch.int8)], 2, order
+    )
+    storage = Storage(layout, 2, backend)
+    table = storage.plane_map.tiles.tolist()
+    assert all(value % 16 == 0 for tile in table for value in tile)
+    assert all(0 < length <= TILE_BYTES for _, _, length in table)
+    assert sum(length for _, _, length in table) == layout.bytes_per_slot
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.int8, torch.float8_e5m2, torch.bool, torch.complex128]
+)
+def test_B37_any_dtype_and_a_scalar_plane(backend, order, dtype):
+    storage = Storage(StateLayout([Plane("one", (), dtype), Plane("few", (3,), dtype)], 2, order), 3, backend)
+    storage.zero(ids(backend, 1, 2, 3))
+    storage.planes["one"][1, 2] = 1
+    storage.copy(ids(backend, 3), ids(backend, 2))
+    assert storage.planes["one"].shape == (2, 4) and bool(storage.planes["one"][1, 3].to(torch.bool))
+    assert not bool(storage.planes["few"].view(torch.uint8).any())
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_layout_without_any_byte_works(backend, order):
+    storage = Storage(StateLayout([Plane("none", (0,), torch.float32)], 2, order), 3, backend)
+    storage.copy(ids(backend, 1), ids(backend, 2))
+    storage.zero(ids(backend, 1, 2))
+    assert storage.nbytes == 0 and storage.planes["none"].shape == (2, 4, 0)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_B20_a_zeroed_slot_is_zero_in_every_plane_and_its_neighbours_keep_every_byte(backend, order, generator):
+    storage = Storage(hybrid(order), 5, backend)
+    for arena in storage.arenas:
+        arena.copy_(torch.randint(1, 256, arena.shape, dtype=torch.uint8, generator=generator))
+    before = {name: plane.clone() for name, plane in storage.planes.items()}
+    storage.zero(ids(backend, 4, 0, 2, -1, 6))
+    for name, plane in storage.planes.items():
+        assert not bool(plane[:, [2, 4]].view(torch.uint8).any())
+        rest = [0, 1, 3, 5]
+        assert torch.equal(plane[:, rest].view(torch.uint8), before[name][:, rest].view(torch.uint8))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_B16_the_null_slot_starts_zero_and_is_scrubbed_alone(backend, order):
+    storage = Storage(hybrid(order), 3, backend)
+    assert not any(bool(plane[:, 0].view(torch.uint8).any()) for plane in storage.planes.values())
+    for arena in storage.arenas:
+        arena.fill_(7)
+    storage.scrub_null()
+    for plane in storage.planes.values():
+        assert not bool(plane[:, 0].view(torch.uint8).any())
+        assert bool((plane[:, 1:].view(torch.uint8) == 7).all())
+
+
+def test_B40_operations_are_one_launch_each_and_none_for_nothing(backend):
+    storage = Storage(hybrid("layer_major", layers=3), 9, backend)
+    backend.counts.reset()
+    storage.copy(ids(backend, 1, 2, 3), ids(backend, 4, 5, 6))
+    storage.zero(ids(backend, 1, 2))
+    storage.copy(ids(backend), ids(backend))
+    storage.zero(ids(backend))
+    assert backend.counts.launches == {"copy_slots": 1, "zero_slots": 1} and backend.counts.syncs == 0
+
+
+def test_traffic_counts_the_bytes_that_the_host_knows(backend):
+    storage = Storage(hybrid("slot_major"), 5, backend)
+    size = storage.layout.bytes_per_slot
+    storage.copy(ids(backend, 1, 0), ids(backend, 2, 3), due=1)
+    storage.copy(ids(backend, 1), ids(backend, 2))
+    storage.zero(ids(backend, 1, 2, 3), due=3)
+    empty = torch.zeros(HEADER_INTS, dtype=torch.int32, device=backend.device)
+    empty[8 + Section.DATA] = HEADER_INTS
+    storage.run_data(ids(backend, 0), empty, copied=0, zeroed=0)
+    traffic = storage.traffic
+    assert (traffic.copied, traffic.zeroed, traffic.uncounted) == (size, 3 * size, 1)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("names", [("conv",), ("ssm",), ("none",), ("conv", "none"), ("none", "ssm", "conv")])
+def test_B37_some_planes_are_copied_alone_and_counted_exactly(backend, order, names, generator):
+    layout = hybrid(order)
+    storage = Storage(layout, 4, backend)
+    for arena in storage.arenas:
+        arena.copy_(torch.randint(0, 256, arena.shape, dtype=torch.uint8, generator=generator))
+    expected = {name: plane.view(torch.uint8).clone() for name, plane in storage.planes.items()}
+    backend.counts.reset()
+    storage.copy(ids(backend, 4, 2, 0), ids(backend, 1, 2, 3), planes=names, due=1)
+    for name in names:
+        expected[name][:, 4] = expected[name][:, 1]
+    assert all(torch.equal(plane.view(torch.uint8), expected[name]) for name, plane in storage.planes.items())
+    assert storage.traffic.copied == 2 * sum(
+        layout.block_bytes(plane) for plane in layout.planes if plane.name in names
+    )
+    assert backend.counts.launches == {"copy_slots": 1}
+    assert storage.only(names) is storage.only(set(names)) and storage.only(names).unit == 16
+    assert (storage.only(names) is storage.plane_map) == (len(names) == 3)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_buffer_infos_say_where_every_slot_lies(backend, order, generator):
+    storage = Storage(hybrid(order), 4, backend)
+    for arena in storage.arenas:
+        arena.copy_(torch.randint(0, 256, arena.shape, dtype=torch.uint8, generator=generator))
+    infos = storage.buffer_infos()
+    assert sorted((info.plane, info.layer) for info in infos) == [("conv", 0), ("conv", 1), ("ssm", 0), ("ssm", 1)]
+    for info in infos:
+        layer = storage.planes[info.plane][info.layer]
+        assert info.nbytes == layer[0].nbytes and info.slots == 4
+        for slot in range(5):
+            assert info.address + slot * info.slot_stride == layer[slot].data_ptr()
+            if backend.device.type == "cpu":
+                found = ctypes.string_at(info.address + slot * info.slot_stride, info.nbytes)
+                assert found == bytes(layer[slot].view(torch.uint8).flatten().tolist())
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_planes_are_gathered_and_scattered_in_one_launch(backend, order):
+    storage = Storage(hybrid(order), 4, backend)
+    plane = storage.planes["ssm"]
+    plane[:, 1:] = torch.arange(2 * 4 * 18, device=backend.device).view(2, 4, 2, 3, 3)
+    backend.counts.reset()
+    batch = storage.gather("ssm", ids(backend, 3, 0, 1))
+    assert torch.equal(batch, plane[:, [3, 0, 1]])
+    same = torch.full_like(batch, torch.nan)
+    assert storage.gather("ssm", ids(backend, 3, 5, 1), same) is same and torch.equal(same, batch)
+    storage.scatter("ssm", ids(backend, 2, 4, 0), batch + 1)
+    assert torch.equal(plane[:, [2, 4]], batch[:, :2] + 1) and not bool(plane[:, 0].any())
+    assert backend.counts.launches == {"gather_slots": 2, "scatter_slots": 1}
+    with pytest.raises(InvalidArgument, match=r"out: \(1, 3, 2, 3, 3\), expected 2 layers first"):
+        storage.gather("ssm", ids(backend, 3, 0, 1), batch[:1])
+
+
+@pytest.mark.parametrize(
+    ("dst", "src", "named"),
+    [
+        ((1, 2), (2, 1), r"\[1, 2\] are source and destination"),
+        ((3, 4), (2, 3), r"\[3\] are source and destination"),
+        ((5, 6, 5), (1, 2, 3), r"\[5\] are destinations more than once"),
+        ((1, 8), (2, 3), r"\[8\] name no slot"),
+        ((1, 2), (9, 3), r"\[9\] name no slot"),
+    ],
+)
+def test_B40_a_copy_that_depends_on_order_is_refused_and_moves_nothing(backend, dst, src, named):
+    storage = Storage(hybrid("layer_major"), 7, backend)
+    before = [arena.clone() for arena in storage.arenas]
+    with pytest.raises(InvalidArgument, match=named):
+        storage.copy(ids(backend, *dst), ids(backend, *src), checked=True)
+    assert all(torch.equal(arena, old) for arena, old in zip(storage.arenas, before, strict=True))
+    assert backend.counts.launches == {}
+
+
+@pytest.mark.parametrize(
+    ("dst", "src"),
+    [
+        ((), ()),
+        ((1, 2, 3), (4, 4, 4)),  # one source may serve many
+        ((5, 6), (5, 5)),  # 5 -> 5 moves nothing, so 5 is only a source
+        ((0, 0, -1), (1, 2, 3)),  # skipped entries may repeat
+        ((1, 2), (0, 1)),  # nothing is written to 1
+    ],
+)
+def test_B40_skipped_entries_are_no_overlap(dst, src):
+    check_disjoint(dst, src, 7)
+
+
+def test_B7_ids_that_a_kernel_cannot_take_are_refused(backend):
+    storage = Storage(hybrid("layer_major"), 7, backend)
+    good = ids(backend, 1, 2)
+    for bad in (
+        good.float(),
+        good.to(torch.int16),
+        good.view(2, 1),
+        torch.stack([good, good], 1)[:, 0],
+        good.to("meta"),
+    ):
+        with pytest.raises(InvalidArgument, match="src"):
+            storage.copy(good, bad)
+        with pytest.raises(InvalidArgument, match="ids"):
+            storage.zero(bad)
+    with pytest.raises(InvalidArgument, match="2 destinations for 1 sources"):
+        storage.copy(good, good[:1])
+    assert backend.counts.launches == {}
+
+
+def test_arenas_that_do_not_fit_are_refused(backend):
+    layout = StateLayout([Plane("ssm", (4,), torch.float32)], 1)
+    whole = torch.empty(1024, dtype=torch.uint8, device=backend.device)
+    for bad in (
+        lambda n: whole[:n].view(torch.int8),
+        lambda n: whole[: n + 16],
+        lambda n: whole[8 : n + 8],
+        lambda n: whole[: 2 * n : 2],
+    ):
+        with pytest.raises(LayoutMismatch, match="arena"):
+            Storage(layout, 3, backend, allocate=bad)
+    with pytest.raises(InvalidArgument, match="slots=0"):
+        Storage(layout, 0, backend)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_copy_and_zero_allocate_nothing_of_state_size(backend, order):
+    layout = StateLayout([Plane("ssm", (1024,), torch.float32)], 2, order)
+    storage = Storage(layout, 5, backend)
+    dst, src = ids(backend, 1, 2), ids(backend, 3, 4)
+    with Allocations() as allocations:
+        storage.copy(dst, src)
+        storage.zero(src)
+        storage.scrub_null()
+    assert sum(allocations.sizes) < 256 < layout.bytes_per_slot
+
+
+def test_repr_is_one_line_with_units(backend):
+    storage = Storage(hybrid("slot_major"), 4, backend)
+    assert repr(storage).startswith("Storage(4 slots + null, 1.09 KiB, slot_major, c")

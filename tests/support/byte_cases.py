@@ -1,0 +1,312 @@
+"""Launches of the operations on planes, in several programs: padding and strangers among their slots."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memstate.kernels.tables import Piece, PlaneMap, RecordMap, ScaledMap
+from memstate.kernels.tuned import CopyConfig
+from tests.support.addresses import Limits
+from tests.support.decode_case import SLOTS, Memory, Row
+from tests.support.op_case import CPU, Case, Maker
+from tests.support.packets import Packet
+
+TOKENS = 2
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ANYTHING = (*DTYPES, torch.int8, torch.complex64)
+
+
+def planes(make: Maker) -> PlaneMap:
+    """Two layers of a large and a small tensor; tiles of several steps of the kernel, and of less than one."""
+    unit = make.one(16, 8, 4, 2, 1)
+    blocks = tuple(make.plane(nbytes, dtype=torch.uint8, gap=make.one(0, 16)) for nbytes in (560 + 48, 32))
+    tiles = [
+        (block[layer, 0].data_ptr() + at, block.stride(1), min(560, block.shape[2] - at))
+        for block in blocks
+        for layer in range(2)
+        for at in range(0, block.shape[2], 560)
+    ]
+    return PlaneMap(make.empty(len(tiles), 3, dtype=torch.int64).copy_(torch.tensor(tiles)), blocks, unit)
+
+
+def moving(make: Maker, op: str, plane_map: PlaneMap, dst: Sequence[int], arguments: dict[str, Any]) -> Case:
+    """A launch of the copy kernel that may store to slots `dst`, 16 entries at a time."""
+    blocks = plane_map.blocks
+    limits = Limits(
+        reach=blocks,
+        null=[block[:, 0] for block in blocks],
+        changes=[block[:, slot] for block in blocks for slot in dst if 0 < slot < SLOTS],
+    )
+    config = CopyConfig(entries=16, lanes=128, programs_per_sm=make.one(2, 3))
+    return Case(op, {"planes": plane_map, **arguments}, limits, copying=config)
+
+
+def pairs(make: Maker) -> tuple[list[int], list[int]]:
+    """Destinations and sources among up to 20 entries; no slot is both, but in entries that copy to themselves."""
+    dst, src = make.slots(3), make.slots(7)
+    src = [slot if slot not in dst else make.one(0, -1, SLOTS) for slot in src][: len(dst)]
+    idle = make.one(0, 15)
+    return [0] * idle + dst + [dst[0]], [make.one(0, 1)] * idle + src + [dst[0]]
+
+
+def copy_slots(make: Maker) -> Case:
+    dst, src = pairs(make)
+    arguments = {"dst": make.ints(dst, make.one(True, False)), "src": make.ints(src, make.one(True, False))}
+    return moving(make, "copy_slots", planes(make), dst, arguments)
+
+
+def zero_slots(make: Maker) -> Case:
+    dst, _ = pairs(make)
+    return moving(make, "zero_slots", planes(make), dst, {"ids": make.ints(dst[:-1], make.one(True, False))})
+
+
+def run_data(make: Maker) -> Case:
+    """Registers 1, 2, 3 .. hold the slots of the entries; a source may say zero, a register may be none."""
+    dst, src = pairs(make)
+    held = [0, *(max(slot, 0) for slot in (*dst[:-1], *src[:-1]))]  # no register ever holds less than 0
+    n = len(dst) - 1
+    data = [(1 + i, make.one(1 + n + i, 1 + n + i, -1)) for i in range(n)] + [(0, 1), (-4, -1), (1, 1)]
+    packet = Packet(moves=[(1, 2)], data=data)
+    arguments = {"slots": make.ints(held), "packet": make.ints(packet.pack(CPU).tolist())}
+    return moving(make, "run_data", planes(make), dst, arguments)
+
+
+def steps(make: Maker, batch: int) -> list[Row]:
+    """Rows in place, moving, fresh, or padding, with a snapshot or none; no slot is two rows' but null ones."""
+    free = make.rng.sample(range(1, SLOTS), SLOTS - 1)
+    rows = []
+    for _ in range(batch):
+        read, write, snapshot = (free.pop() for _ in Row._fields[:3])
+        null = [make.one(0, -1, SLOTS, 2**31 - 1) for _ in Row._fields[:3]]
+        rows.append(
+            Row(
+                make.one(read, read, write, null[0]),
+                make.one(write, write, write, null[1]),
+                make.one(snapshot, snapshot, read, write, null[2]),
+                make.rng.randint(-1, TOKENS + 1),
+            )
+        )
+    return rows
+
+
+def decode(make: Maker, op: str, inputs: dict[str, Any], state: Tensor, rows: list[Row], window: Tensor | None) -> Case:
+    """A launch of a decode kernel whose output is like its first input of that shape."""
+    wide = make.one(True, False)
+    columns = {name: make.ints([getattr(row, name) for row in rows], wide) for name in Row._fields}
+    like = inputs["v" if "v" in inputs else "x"]
+    out = make.empty(*like.shape, dtype=like.dtype)
+    stored = [state[slot] for row in rows for slot in (row.write, row.snapshot) if 0 < slot < SLOTS]
+    changes = [out, *([window] if window is not None else stored)]
+    arguments = inputs | columns | {"state": state, "window": window, "out": out}
+    return Case(op, arguments, Limits(null=[state[0]], changes=changes), exact=False)
+
+
+def memory(make: Maker, *shape: int) -> tuple[Tensor, list[Row]]:
+    """States of one layer, all slots set but the null slot, and rows that use them."""
+    state = Memory(shape, make.one(*DTYPES), CPU, make.generator).state
+    state[1:] = torch.randn(state[1:].shape, generator=make.generator).to(state)
+    return state, steps(make, make.one(1, 2, 2))
+
+
+def conv_step(make: Maker) -> Case:
+    """One block of channels, or two; taps or channels fastest."""
+    channels, taps = make.one(5, 8, 600), make.one(2, 4)
+    if make.one(True, False):
+        state, rows = memory(make, taps - 1, channels)
+    else:
+        state, rows = memory(make, channels, taps - 1)
+        state = state.transpose(1, 2)
+    dtype = make.one(*DTYPES)
+    inputs = {
+        "x": make.normal(len(rows), TOKENS, channels, dtype=dtype),
+        "weight": make.normal(channels, taps, dtype=dtype),
+        "bias": make.one(None, make.normal(channels, dtype=dtype)),
+    }
+    window = make.one(None, make.empty(len(rows), taps - 1 + TOKENS, channels, dtype=state.dtype))
+    return decode(make, "conv_step", inputs, state, rows, window)
+
+
+def gated_delta_step(make: Maker) -> Case:
+    """Two heads of two blocks of values, with one decay a head or one a key."""
+    state, rows = memory(make, 2, 4, 18)
+    head, dtype = (len(rows), TOKENS), make.one(*DTYPES)
+    inputs = {
+        "q": make.normal(*head, 1, 4, dtype=dtype), "k": make.normal(*head, 1, 4, dtype=dtype),
+        "v": make.normal(*head, 2, 18, dtype=dtype),
+        "decay": make.normal(*head, 2, *make.one((), (4,))).abs_().neg_(), "beta": make.normal(*head, 2),
+    }  # fmt: skip
+    if inputs["decay"].dim() == 4:
+        inputs |= {name: make.normal(*head, 2, 4, dtype=dtype) for name in ("q", "k")}
+    window = make.one(None, make.empty(*head, 2, 4, 18, dtype=state.dtype))
+    return decode(make, "gated_delta_step", inputs, state, rows, window)
+
+
+def selective_step(make: Maker) -> Case:
+    """Two heads of two blocks of dims, with one `a` a head or one an element."""
+    tied = make.one(True, False)
+    dim, states = (9, 128) if tied else (5, 128)
+    state, rows = memory(make, 2, dim, states)
+    head, dtype, owner = (len(rows), TOKENS), make.one(*DTYPES), (2,) if tied else (2, dim)
+    inputs = {
+        "x": make.normal(*head, 2, dim, dtype=dtype), "dt": make.normal(*head, *owner).abs_(),
+        "a": make.normal(*owner, *(() if tied else (states,))).abs_().neg_(),
+        "b": make.normal(*head, 1, states, dtype=dtype), "c": make.normal(*head, 1, states, dtype=dtype),
+        "d": make.one(None, make.normal(*owner)), "z": make.one(None, make.normal(*head, 2, dim, dtype=dtype)),
+        "dt_bias": make.one(None, make.normal(*owner)), "softplus": make.one(True, False),
+    }  # fmt: skip
+    window = make.one(None, make.empty(*head, 2, dim, states, dtype=state.dtype))
+    return decode(make, "selective_step", inputs, state, rows, window)
+
+
+def gather_slots(make: Maker) -> Case:
+    """Blocks of odd sizes, and of two tiles."""
+    dtype, slots = make.one(*ANYTHING), make.slots(3)
+    plane = make.plane(*make.one((5,), (3, 4), (16,), (4100,)), dtype=dtype)
+    out = make.empty(2, len(slots), *plane.shape[2:], dtype=dtype)
+    arguments = {"plane": plane, "slots": make.ints(slots, make.one(True, False)), "out": out}
+    return Case("gather_slots", arguments, Limits(null=[plane[:, 0]], changes=[out]))
+
+
+def scattering(op: str, plane: Tensor, arguments: dict[str, Any], *slots: Sequence[int]) -> Case:
+    stored = [plane[:, slot] for column in slots for slot in column if 0 < slot < SLOTS]
+    return Case(op, {"plane": plane, **arguments}, Limits(null=[plane[:, 0]], changes=stored))
+
+
+def scatter_slots(make: Maker) -> Case:
+    dtype, slots = make.one(*ANYTHING), make.slots(3)
+    plane = make.plane(*make.one((5,), (3, 4), (16,), (4100,)), dtype=dtype)
+    batch = make.empty(2, len(slots), *plane.shape[2:], dtype=dtype)
+    arguments = {"slots": make.ints(slots, make.one(True, False)), "batch": batch}
+    return scattering("scatter_slots", plane, arguments, slots)
+
+
+def counted(make: Maker) -> dict[str, Any]:
+    """Columns of a speculative step, its slots distinct; counts of which none may be real."""
+    slots, rows = make.slots(6), 3
+    columns = {"write": slots[:rows], "snapshot": slots[rows:]}
+    columns |= {
+        name: [make.one(-1, 0, 1, 2, TOKENS, TOKENS + 1) for _ in range(rows)] for name in ("accepted", "crossed")
+    }
+    return columns
+
+
+def scatter_accepted(make: Maker) -> Case:
+    columns, dtype = counted(make), make.one(*ANYTHING)
+    plane = make.plane(*make.one((5,), (3, 4), (16,)), dtype=dtype)
+    window = make.empty(2, 3, TOKENS, *plane.shape[2:], dtype=dtype)
+    arguments = {name: make.ints(column) for name, column in columns.items()}
+    return scattering(
+        "scatter_accepted", plane, {"window": window} | arguments, columns["write"], columns["snapshot"]
+    )  # fmt: skip
+
+
+def scatter_inputs(make: Maker) -> Case:
+    columns, dtype, (taps, channels) = counted(make), make.one(*ANYTHING), make.one((3, 5), (1, 4), (3, 8))
+    plane = make.plane(taps, channels, dtype=dtype)
+    if make.one(True, False):
+        plane = make.plane(channels, taps, dtype=dtype).transpose(2, 3)
+    inputs = make.empty(2, 3, taps + TOKENS, channels, dtype=dtype)
+    arguments = {name: make.ints(column) for name, column in columns.items()}
+    return scattering("scatter_inputs", plane, {"inputs": inputs} | arguments, columns["write"], columns["snapshot"])
+
+
+def records(make: Maker) -> RecordMap:
+    """Two layers of a large and a small plane; tiles of several steps of the kernel, and of less than one; padding."""
+    unit, body = make.one(16, 8, 4, 2, 1), 0
+    sizes = (560 + 32 + unit, 16 + unit)
+    blocks = tuple(make.plane(nbytes, dtype=torch.uint8, gap=make.one(0, 16)) for nbytes in sizes)
+    pieces = []
+    for layer in range(2):
+        for block, nbytes in enumerate(sizes):
+            pieces += [Piece(block, layer, at, min(560, nbytes - at), body + at) for at in range(0, nbytes, 560)]
+            body += -(-nbytes // 16) * 16
+    tiles = [(blocks[p.block][p.layer, 0].data_ptr() + p.start, blocks[p.block].stride(1), *p[3:]) for p in pieces]
+    table = make.empty(len(tiles), 4, dtype=torch.int64).copy_(torch.tensor(tiles))
+    return RecordMap(table, blocks, tuple(pieces), body, unit)
+
+
+def entries(make: Maker) -> tuple[dict[str, Any], list[tuple[int, int]]]:
+    """Up to 20 entries that name 7 records, as arguments, and place and slot of those with a place."""
+    slots, idle = [max(slot, -1) for slot in make.slots(5)], make.one(0, 15)
+    places = make.rng.sample([-1, 0, 1, 2, 3, 4, 5, 6, 7, 2**31 - 1], 8)[: len(slots) + 3]
+    places += [-1] * (len(slots) + 3 - len(places))
+    wide, held = make.one(True, False), None
+    named = [*slots, 0, -1, SLOTS]
+    if make.one(True, False):
+        order = make.rng.sample(range(1, len(slots) + 1), len(slots))
+        held = make.ints([make.one(0, 2), *(slots[order.index(at)] for at in range(1, len(slots) + 1))])
+        named = [*order, 0, -1, len(slots) + 1]
+    arguments = {
+        "slots": held,
+        "index": make.ints([0] * idle + named, wide),
+        "places": make.ints([-1] * idle + places, make.one(True, False)),
+    }
+    found = [*(slot if 0 < slot < SLOTS else 0 for slot in slots), 0, 0, 0]
+    return arguments, [(place, slot) for place, slot in zip(places, found, strict=True) if 0 <= place < 7]
+
+
+def _move_records(make: Maker, op: str, name: str) -> Case:
+    """A launch over some of the tiles."""
+    record_map, (arguments, due) = records(make), entries(make)
+    held = make.empty(7, record_map.nbytes + make.one(0, 16), dtype=torch.uint8)[:, : record_map.nbytes]
+    first = make.rng.randrange(len(record_map.pieces))
+    count = make.rng.randint(1, len(record_map.pieces) - first)
+    moved, blocks = record_map.pieces[first : first + count], record_map.blocks
+    if op == "pack_slots":
+        changes = [held[place, p.offset : p.offset + p.length] for place, _ in due for p in moved]
+    else:
+        changes = [
+            blocks[p.block][p.layer, slot, p.start : p.start + p.length] for _, slot in due if slot for p in moved
+        ]
+    limits = Limits(reach=blocks, null=[block[:, 0] for block in blocks], changes=changes)
+    arguments = {"records": record_map, **arguments, name: held, "first": first, "count": count}
+    return Case(op, arguments, limits, copying=CopyConfig(entries=16, lanes=128, programs_per_sm=make.one(2, 3)))
+
+
+def pack_slots(make: Maker) -> Case:
+    return _move_records(make, "pack_slots", "out")
+
+
+def unpack_slots(make: Maker) -> Case:
+    return _move_records(make, "unpack_slots", "source")
+
+
+def _move_int8(make: Maker, op: str, name: str) -> Case:
+    """Two layers of columns side by side or one behind the other, in several blocks, some longer than a block."""
+    dtype, (shape, axis) = make.one(*DTYPES), make.one(((2, 3, 5), 2), ((2, 3, 8), 1), ((2, 1030), 1), ((70, 70), 0))
+    plane = make.plane(*shape, dtype=dtype)
+    plane.copy_(torch.randn(plane.shape, generator=make.generator))
+    values, scales = prod(shape), prod(shape) // shape[axis]
+    at = -(-values // 16) * 16 + 32
+    layer_bytes = at + -(-4 * scales // 16) * 16
+    table = make.empty(2, 2, dtype=torch.int64)
+    table.copy_(torch.tensor([(layer.data_ptr(), layer.stride(0) * dtype.itemsize) for layer in plane]))
+    record_map = ScaledMap(table, (plane,), axis, 16, 16 + at, layer_bytes, 16 + 2 * layer_bytes, 16)
+    arguments, due = entries(make)
+    held = make.empty(7, record_map.nbytes + make.one(0, 16), dtype=torch.uint8)[:, : record_map.nbytes]
+    first = make.one(0, 1)
+    count = make.rng.randint(1, 2 - first)
+    stored = []
+    for layer in range(2):
+        start = 16 + layer * layer_bytes
+        numbers = torch.randn(7, scales, generator=make.generator)
+        held[:, start + at : start + at + 4 * scales] = numbers.view(torch.uint8).view(7, -1)
+        if first <= layer < first + count:
+            stored += [held[:, start : start + values], held[:, start + at : start + at + 4 * scales]]
+    if op == "pack_int8":
+        changes = [part[place] for place, _ in due for part in stored]
+    else:
+        changes = [plane[layer, slot] for _, slot in due if slot for layer in range(first, first + count)]
+    arguments = {"planes": record_map, **arguments, name: held, "first": first, "count": count}
+    return Case(op, arguments, Limits(reach=[plane], null=[plane[:, 0]], changes=changes))
+
+
+def pack_int8(make: Maker) -> Case:
+    return _move_int8(make, "pack_int8", "out")
+
+
+def unpack_int8(make: Maker) -> Case:
+    return _move_int8(make, "unpack_int8", "source")

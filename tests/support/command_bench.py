@@ -1,0 +1,85 @@
+"""A register file with bytes behind it, for tests of the command buffer; every packet is checked on its way."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memstate import Plane, SlotAllocator, StateLayout, StatePool, Storage
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import Registers, Section
+from memstate.slots.commands import CommandBuffer
+from memstate.slots.packet import Packet
+from memstate.slots.registers import RegisterFile
+
+CAPACITY, ROWS, HOLDERS = 6, 2, 3
+USABLE = list(range(3, 3 * (ROWS + 1) + HOLDERS))
+LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=2)
+POISON = 99.0
+
+
+def require_unordered(packet: list[int]) -> None:
+    """Within a phase entries happen at once on a GPU: none may name what another one changes."""
+    columns = {}
+    for section in Section:
+        n, start = packet[section], packet[8 + section]
+        second = start + (n + 3) // 4 * 4
+        columns[section] = (packet[start : start + n], packet[second : second + n])
+    (to, of), (data, sources) = columns[Section.MOVES], columns[Section.DATA]
+    for names in (to + of, columns[Section.RELEASES][0], columns[Section.CLAIMS][0], columns[Section.WRITES][0], data):
+        assert len(set(names)) == len(names)
+    assert not set(data) & set(sources)
+
+
+class Bench:
+    """A register file with bytes behind it, all of them poison."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.allocator = SlotAllocator(CAPACITY, backend)
+        self.storage = Storage(LAYOUT, CAPACITY, backend)
+        self.storage.planes["s"].fill_(POISON)
+        self.pool = StatePool(self.allocator, self.storage)
+        self.file = RegisterFile(self.allocator, ROWS, HOLDERS)
+        self.buffer = CommandBuffer(self.file, self.pool.run_data)
+        carry_out = backend.ownership
+
+        def guarded(table: Registers, packet: Tensor) -> None:
+            require_unordered(packet.tolist())
+            carry_out(table, packet)
+
+        backend.ownership = guarded  # type: ignore[method-assign]
+
+    def fill(self, register: int, content: float, label: int) -> None:
+        """Gives a register a slot with known bytes and a label, as if a step had written it."""
+        self.buffer.claim([register])
+        self.buffer.submit()
+        self.storage.planes["s"][:, int(self.file.table.slots[register])] = content
+        self.file.table.labels[register] = label
+        self.file.labels[register] = label
+
+    def content(self, register: int) -> float:
+        state = self.storage.planes["s"][:, int(self.file.table.slots[register])]
+        assert (state == state.reshape(-1)[0]).all()
+        return float(state.reshape(-1)[0])
+
+    def picture(self) -> tuple[object, ...]:
+        """Everything that a refused operation must leave alone."""
+        file = self.file
+        device = (file.cells.tolist(), self.allocator.bitmap.tolist(), self.allocator.counters.tolist())
+        host = (file.held.tolist(), file.labels.tolist(), self.allocator.free, self.buffer.packets)
+        return device, host, recorded(self.buffer), self.storage.planes["s"].numpy(force=True).tobytes()
+
+
+def recorded(buffer: CommandBuffer) -> list[object]:
+    """What has been recorded and not sent."""
+    return [entry.encode().tolist() if isinstance(entry, Packet) else entry for entry in buffer._queue]
+
+
+def perform(bench: Bench, operation: str, to: list[int], of: list[int]) -> None:
+    if operation == "write":  # columns tracked, want and source, by row: what an engine writes
+        pairs = list(zip(to, of, strict=False))
+        cells = [int(bench.file.address(("tracked", "want", "source")[r // 3 - 1], np.int64(r % 3))) for r, _ in pairs]
+        bench.buffer.write(cells, [value for _, value in pairs])
+    elif operation in ("copy", "move"):
+        getattr(bench.buffer, operation)(to, of)
+    else:
+        getattr(bench.buffer, operation)(to)

@@ -1,0 +1,17 @@
+"""Conversations of fixed lengths for tests of the decode loop: the same on every Python."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from memstate.cli.demo.sizes import ModelSize
+
+TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom"
+TINY = ModelSize(recurrent_layers=1, heads=1, hidden=32)
+
+
+def write_talks(path: Path, lengths: Sequence[int]) -> Path:
+    """A file with a conversation of two turns for each length of a first prompt, all with the same beginning."""
+    talks = [{"system": TEXT[:6], "turns": [TEXT[6:length], TEXT[: 9 + i % 3]]} for i, length in enumerate(lengths)]
+    path.write_text("\n".join(json.dumps(talk) for talk in talks))
+    return path

@@ -1,0 +1,101 @@
+"""Memory as engines allocate it: planes of all layers between things that are not memstate's, byte by byte.
+
+pages      layer slot (page: all planes of the layer, then the rest of the page)   one tensor per plane
+slots      slot layer plane, each followed by foreign bytes                        one tensor per plane and layer
+separate   an allocation per plane and layer, slots with foreign bytes behind      one tensor per plane and layer
+"""
+
+import torch
+from torch import Tensor
+
+from memstate.kernels.dispatch import Backend
+from memstate.state.layout import Plane, StateLayout
+from memstate.state.planes import Storage
+
+FORMS = ("pages", "slots", "separate")
+KEY = tuple[str, int]
+
+
+class Engine:
+    """Poisoned memory, the tensors in it, and what the memory should become.
+
+    unit: every block starts at a multiple of it. gap: foreign bytes behind each block, at least.
+    """
+
+    def __init__(
+        self, layout: StateLayout, slots: int, backend: Backend, generator: torch.Generator, form: str,
+        unit: int = 16, gap: int = 1,
+    ) -> None:  # fmt: skip
+        self.layout, self.slots, self.backend, self.form = layout, slots, backend, form
+        keys = [(plane.name, layer) for layer in range(layout.layers) for plane in layout.planes]
+        self.plane = {plane.name: plane for plane in layout.planes}
+        room = {name: -(-(plane.nbytes + gap) // unit) * unit for name, plane in self.plane.items()}
+        self.places: dict[KEY, tuple[int, int, int]] = {}  # memory, offset, slot stride
+        at = unit
+        if form == "separate":
+            sizes = []
+            for number, (name, layer) in enumerate(keys):
+                self.places[name, layer] = (number, unit, room[name])
+                sizes.append(unit + (slots + 1) * room[name] + unit)
+        elif form == "pages":
+            page = sum(room.values())
+            for name, layer in keys:
+                inside = sum(list(room.values())[: list(room).index(name)])
+                self.places[name, layer] = (0, unit + layer * (slots + 1) * page + inside, page)
+            sizes = [2 * unit + layout.layers * (slots + 1) * page]
+        else:
+            stride = layout.layers * sum(room.values())
+            for name, layer in keys:
+                self.places[name, layer] = (0, at, stride)
+                at += room[name]
+            sizes = [2 * unit + (slots + 1) * stride]
+        self.memory = [torch.empty(size, dtype=torch.uint8, device=backend.device) for size in sizes]
+        for whole in self.memory:
+            whole.copy_(torch.randint(0, 256, whole.shape, dtype=torch.uint8, generator=generator))
+        self.expected = [whole.to("cpu", copy=True) for whole in self.memory]
+        self.tensors = {plane.name: self._tensor(plane) for plane in layout.planes}
+
+    def _tensor(self, plane: Plane) -> Tensor | list[Tensor]:
+        layers = [self._layer(plane, layer) for layer in range(self.layout.layers)]
+        if self.form != "pages":
+            return layers
+        step = layers[1].storage_offset() - layers[0].storage_offset() if len(layers) > 1 else 0
+        return layers[0].as_strided((len(layers), *layers[0].shape), (step, *layers[0].stride()))
+
+    def _layer(self, plane: Plane, layer: int) -> Tensor:
+        """One layer, `slot ...`; from the place alone, not with the library's arithmetic."""
+        memory, offset, stride = self.places[plane.name, layer]
+        size = plane.dtype.itemsize
+        assert offset % size == 0 == stride % size
+        dense = torch.empty(plane.shape, dtype=plane.dtype).stride()
+        view = torch.empty(0, dtype=plane.dtype, device=self.backend.device)
+        shape, strides = (self.slots + 1, *plane.shape), (stride // size, *dense)
+        return view.set_(self.memory[memory].untyped_storage(), offset // size, shape, strides)
+
+    def storage(self) -> Storage:
+        """A storage in this memory; its null slot is zero from here on."""
+        storage = Storage.from_tensors(self.layout, self.tensors, self.backend)
+        self.expect(0, None)
+        return storage
+
+    def bytes_of(self, name: str, layer: int, slot: int) -> Tensor:
+        """The bytes that one block should hold."""
+        memory, offset, stride = self.places[name, layer]
+        start = offset + slot * stride
+        return self.expected[memory][start : start + self.plane[name].nbytes]
+
+    def expect(self, dst: int, src: int | None, names: tuple[str, ...] | None = None) -> None:
+        """Slot dst will hold what slot src holds, or zeros."""
+        for name, layer in self.places:
+            if names is None or name in names:
+                self.bytes_of(name, layer, dst).copy_(
+                    torch.tensor(0) if src is None else self.bytes_of(name, layer, src)
+                )
+
+    def check(self) -> None:
+        """Every byte is as expected, also those that are not memstate's."""
+        for whole, expected in zip(self.memory, self.expected, strict=True):
+            assert torch.equal(whole.cpu(), expected)
+
+    def ids(self, *slots: int) -> Tensor:
+        return torch.tensor(slots, dtype=torch.int32, device=self.backend.device)

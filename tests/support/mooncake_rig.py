@@ -1,0 +1,68 @@
+"""A Mooncake store with memory that it knows, and another process that uses the same one."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from memstate.tiers.host.pool import HostPool
+from memstate.tiers.stores.base import Bytes
+from memstate.tiers.stores.mooncake import Mooncake, MooncakeStore
+
+SIZE = 100_003  # bytes of a record: odd, and more than the client's slices
+RECORDS = 24
+PATIENCE_S = 60.0  # for what is promised to end
+ROOT = Path(__file__).parents[2]
+
+fresh = (f"kv-{number:064x}" for number in count()).__next__
+
+
+class Rig:
+    """A store and memory that it knows; records 0..RECORDS-1."""
+
+    def __init__(self, settings: Mooncake) -> None:
+        self.pool = HostPool(RECORDS, SIZE)
+        self.store = MooncakeStore(settings)
+        self.store.register(self.pool.memory)
+
+    def buffers(self, *records: int) -> list[Bytes]:
+        return [self.pool.buffer(record) for record in records]
+
+    def fill(self, generator: torch.Generator, *records: int) -> list[Bytes]:
+        """New contents; a copy of them."""
+        for record in records:
+            self.pool.record(record).copy_(torch.randint(0, 256, (SIZE,), dtype=torch.uint8, generator=generator))
+        return [buffer.copy() for buffer in self.buffers(*records)]
+
+    def holds(self, wanted: Sequence[Bytes], *records: int) -> bool:
+        return all(np.array_equal(a, b) for a, b in zip(wanted, self.buffers(*records), strict=True))
+
+
+PEER = f"""
+import sys, torch
+from memstate.tiers.stores.mooncake import Mooncake, MooncakeStore
+master, metadata, segment, read, write, seed = sys.argv[1:]
+store = MooncakeStore(Mooncake(master, metadata=metadata, segment_bytes=int(segment)))
+memory = torch.zeros(2, {SIZE}, dtype=torch.uint8)
+store.register(memory)
+print([outcome.name for outcome in store.get([read], [memory[0].numpy()])], flush=True)
+memory[1] = memory[0] ^ int(seed)
+print([outcome.name for outcome in store.put([write], [memory[1].numpy()])], flush=True)
+sys.stdin.read()
+"""
+
+
+def peer(settings: Mooncake, read: str, write: str, seed: int) -> "subprocess.Popen[str]":
+    """Another process; it has read and written, and stays until its input ends."""
+    where = (settings.master, settings.metadata, str(settings.segment_bytes))
+    made = subprocess.Popen(
+        [sys.executable, "-c", PEER, *where, read, write, str(seed)], cwd=ROOT, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert made.stdout is not None
+    assert [made.stdout.readline().strip() for _ in range(2)] == ["['DONE']"] * 2
+    return made

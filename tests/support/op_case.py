@@ -1,0 +1,101 @@
+"""A small launch of an operation, with random arguments in memory of their own, and what it may touch."""
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from importlib import import_module
+from math import prod
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memstate.kernels.dispatch import OPS
+from memstate.kernels.tuned import CopyConfig, trying
+from tests.support.addresses import Limits
+from tests.support.decode_case import SLOTS, rubbish
+
+CPU = torch.device("cpu")
+GUARD = 48  # bytes before and behind every tensor
+
+
+@dataclass
+class Case:
+    """A launch: its arguments, and what it may touch beside them.
+
+    exact: the reference gives the same bits. times: launches one after the other, of one program each.
+    """
+
+    op: str
+    arguments: dict[str, Any]
+    limits: Limits
+    exact: bool = True
+    times: int = 1
+    copying: CopyConfig | None = None
+    memory: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        found = {t.untyped_storage().data_ptr(): t for t in tensors([self.arguments, self.limits.reach])}
+        self.memory = [torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()) for t in found.values()]
+        self._before = [whole.clone() for whole in self.memory]
+
+    def module(self, folder: str = "memstate.kernels") -> ModuleType:
+        return import_module(f"{folder}.{OPS[self.op]}")
+
+    def run(self, module: ModuleType) -> list[Tensor]:
+        """All bytes after the launches, of its memory as it was made and of what it returned."""
+        for whole, before in zip(self.memory, self._before, strict=True):
+            whole.copy_(before)
+        with trying(self.copying) if self.copying else nullcontext():
+            returned = [getattr(module, self.op)(**self.arguments) for _ in range(self.times)]
+        new = [out.clone() for out in returned if out is not None]
+        return [*(whole.clone() for whole in self.memory), *new]
+
+
+def tensors(found: Any) -> Iterator[Tensor]:
+    """Tensors in tuples, lists and dictionaries, however deep."""
+    if isinstance(found, Tensor):
+        yield found
+    elif isinstance(found, (tuple, list, dict)):
+        for part in found.values() if isinstance(found, dict) else found:
+            yield from tensors(part)
+
+
+class Maker:
+    """Random numbers of one seed, and tensors of them between guards."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng, self.generator = random.Random(seed), torch.Generator().manual_seed(seed)
+
+    def one(self, *choices: Any) -> Any:
+        return self.rng.choice(choices)
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Rubbish between guards."""
+        nbytes = prod(shape) * dtype.itemsize
+        whole = rubbish(2 * GUARD + nbytes, CPU, self.generator)
+        return whole[GUARD : GUARD + nbytes].view(dtype).view(shape)
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self.empty(*shape, dtype=dtype).copy_(torch.randn(shape, generator=self.generator))
+
+    def ints(self, values: Sequence[int], wide: bool = False) -> Tensor:
+        """A column of int32, or of int64 if it is wide."""
+        column = self.empty(len(values), dtype=torch.int64 if wide else torch.int32)
+        return column.copy_(torch.tensor(values, dtype=torch.int64))
+
+    def plane(self, *inner: int, dtype: torch.dtype, layers: int = 2, gap: int = 16) -> Tensor:
+        """Rubbish `layer slot ...`, whose slots lie `gap` bytes or more apart."""
+        size, block = dtype.itemsize, prod(inner)
+        stride = (-(-block * size // 16) * 16 + gap) // size
+        whole = self.empty(layers * SLOTS * stride, dtype=dtype)
+        shape, strides = (layers, SLOTS, *inner), (SLOTS * stride, stride, *torch.empty(inner, device="meta").stride())
+        return whole.as_strided(shape, strides)
+
+    def slots(self, n: int) -> list[int]:
+        """Distinct slots, among ids that are none."""
+        none = [self.one(0, -1, -(2**31), SLOTS, 2**31 - 1) for _ in range(n)]
+        real = self.rng.sample(range(1, SLOTS), min(n, SLOTS - 1))
+        return [slot if self.rng.random() < 0.7 else other for slot, other in zip(real, none, strict=False)]

@@ -1,0 +1,273 @@
+"""The launches of every operation for one model, with whatever may differ between two calls; nothing looks at results.
+
+Batches of 1 to 256 are padding throughout; columns, inputs and outputs start anywhere in their memory; integers take
+every value that Triton would tell apart.
+"""
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memstate.kernels.dispatch import OPS
+from memstate.kernels.tables import (
+    HEADER_INTS,
+    Outcome,
+    Piece,
+    PlaneMap,
+    RecordMap,
+    Registers,
+    Rules,
+    ScaledMap,
+    StepRecord,
+    Strategy,
+)
+from tests.support.launch_keys import VALUES, Keys, Recorder
+
+SIZES = (*range(1, 18), *(2**k + near for k in range(5, 8) for near in (-1, 0, 1)), 255, 256)
+
+
+def ints(n: int, start: int = 0) -> Tensor:
+    """`n` zeros, padding everywhere, that start `start` elements into their memory."""
+    return torch.zeros(start + n, dtype=torch.int32)[start:]
+
+
+def shifted(*shape: int, start: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """A contiguous tensor that starts `start` elements into its memory."""
+    return torch.zeros(start + prod(shape), dtype=dtype)[start:].view(shape)
+
+
+def registers(capacity: int) -> Registers:
+    return Registers(*(ints(64) for _ in range(7)), ints((capacity + 32) // 32), ints(16), capacity)
+
+
+def record(batch: int) -> StepRecord:
+    """Columns as a manager has them: each on 256 bytes."""
+    return StepRecord(*(ints(256)[:batch] for _ in StepRecord._fields))
+
+
+def planes(tiles: int, capacity: int) -> PlaneMap:
+    blocks = (torch.zeros(1, capacity + 1, 16, dtype=torch.uint8),)
+    return PlaneMap(torch.zeros(tiles, 3, dtype=torch.int64), blocks, unit=16)
+
+
+def states(*slot: int, units: int, slots: int = 8) -> Tensor:
+    """`slot ...` of fp32, `units` times 16 bytes apart."""
+    stride = 4 * units
+    return torch.zeros(slots * stride).as_strided((slots, *slot), (stride, *torch.empty(slot).stride()))
+
+
+def claim(op: Callable[..., Any]) -> None:
+    for n in SIZES:
+        for words in VALUES[:4]:
+            op(ints(words), n, ints(16))
+
+
+def release(op: Callable[..., Any]) -> None:
+    for n in SIZES:
+        for capacity in VALUES:
+            op(ints(200), ints(n), capacity, ints(16))
+        op(ints(200), ints(n, start=3), 64, ints(16))  # what is left of a group
+
+
+def ownership(op: Callable[..., Any]) -> None:
+    for capacity in (1, 2, 16, 17, 512, 1000):
+        for size in VALUES:
+            op(registers(capacity), ints(HEADER_INTS + size))
+
+
+def resolve(op: Callable[..., Any]) -> None:
+    for n in (*SIZES, 4096):
+        op(registers(64), ints(n), ints(n))
+
+
+def audit(op: Callable[..., Any]) -> None:
+    for capacity in VALUES:
+        op(registers(capacity), ints(capacity + 1))
+
+
+def plan(op: Callable[..., Any]) -> None:
+    for batch in SIZES:
+        for value in (*VALUES, 2**31 - 1):
+            file = registers(min(value, 1000))
+            op(file, ints(batch), ints(batch), record(batch), Rules(Strategy.LAZY, 2, value, True), value)
+
+
+def settle(op: Callable[..., Any]) -> None:
+    for batch in SIZES:
+        for capacity in VALUES:
+            op(registers(capacity), record(batch), None)
+            op(registers(capacity), record(batch), ints(batch))
+
+
+def accept(op: Callable[..., Any]) -> None:
+    for batch in SIZES:
+        for value in (*VALUES, 2**31 - 1):
+            given, outcome = ints(256)[:batch], Outcome(ints(256)[:batch], ints(256)[:batch])
+            file = registers(min(value, 1000))
+            op(file, given, record(batch), outcome, Rules(Strategy.LAZY, 2, value, True), value)
+
+
+def copy_slots(op: Callable[..., Any]) -> None:
+    for n in SIZES:
+        for value in VALUES:
+            op(planes(value, 4096 // value), ints(n), ints(n))
+        op(planes(1, 8), ints(n, start=1), ints(n, start=3))
+
+
+def zero_slots(op: Callable[..., Any]) -> None:
+    for n in SIZES:
+        for value in VALUES:
+            op(planes(value, 4096 // value), ints(n))
+        op(planes(1, 8), ints(n, start=3))
+
+
+def run_data(op: Callable[..., Any]) -> None:
+    for value in VALUES:
+        op(planes(value, 4096 // value), ints(100), ints(HEADER_INTS + value))
+
+
+def steps() -> Iterator[tuple[int, int, int, int]]:
+    """Batch, most tokens, units between slots, and where in its memory an input starts."""
+    yield from ((batch, 1, 17, batch % 8) for batch in SIZES)
+    yield from ((3, tokens, 17, 0) for tokens in VALUES)
+    yield from ((3, 2, units, 5) for units in VALUES)
+
+
+def columns(batch: int, start: int) -> dict[str, Tensor]:
+    return {name: ints(batch, start) for name in ("read", "write", "snapshot", "tokens")}
+
+
+def conv_step(op: Callable[..., Any]) -> None:
+    """Storing slots, and storing a window. Inputs of real models fill 16 bytes a token, so that every batch of a tensor
+    of theirs begins aligned; odd ones would be a key of their own.
+    """
+    for batch, tokens, units, start in steps():
+        x, weight, bias = shifted(batch, tokens, 8, start=8 * start), shifted(8, 2), shifted(8)
+        out = shifted(batch, tokens, 8, start=8 * start + 8)
+        step = columns(batch, start) | {"state": states(1, 8, units=units + 1)}
+        op(x, weight, bias, **step, out=out)
+        op(x, weight, bias, **step)
+        op(x, weight, bias, **step, window=torch.zeros(batch, 1 + tokens, 8, dtype=step["state"].dtype))
+
+
+def gated_delta_step(op: Callable[..., Any]) -> None:
+    """Storing slots, and storing a window."""
+    for batch, tokens, units, start in steps():
+        q, k, v, out = (shifted(batch, tokens, 1, 2, start=start + i) for i in range(4))
+        decay, beta = (shifted(batch, tokens, 1, start=start + i, dtype=torch.float32) for i in range(2))
+        step = columns(batch, start) | {"state": states(1, 2, 2, units=units)}
+        op(q, k, v, decay, beta, **step, scale=0.3, out=out)
+        op(q, k, v, decay, beta, **step)
+        op(q, k, v, decay, beta, **step, window=torch.zeros(batch, tokens, 1, 2, 2))
+
+
+def selective_step(op: Callable[..., Any]) -> None:
+    """Storing slots, and storing a window."""
+    for batch, tokens, units, start in steps():
+        x, b, c, z, out = (shifted(batch, tokens, 1, 2, start=start + i) for i in range(5))
+        dt = shifted(batch, tokens, 1, start=start, dtype=torch.float32)
+        step = columns(batch, start) | {"state": states(1, 2, 2, units=units)}
+        model = {name: torch.zeros(1) for name in ("a", "d", "dt_bias")} | {"softplus": True}
+        op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, out=out)
+        op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, window=torch.zeros(batch, tokens, 1, 2, 2))
+
+
+def plane(*block: int, units: int, slots: int = 6) -> Tensor:
+    """Two layers of `slot ...` in fp32, `units` times 16 bytes between slots."""
+    one = states(*block, units=units, slots=2 * slots)
+    return one.as_strided((2, slots, *block), (slots * one.stride(0), *one.stride()))
+
+
+def gather_slots(op: Callable[..., Any]) -> None:
+    for batch, _, units, start in steps():
+        op(plane(4, units=units), ints(batch, start), torch.zeros(2, batch, 4))
+    for tiles in (1, 2, 17):  # of a block; more than one layer and slot are far apart anyway
+        op(plane(4096 * tiles, units=1024 * tiles, slots=2), ints(1), torch.zeros(2, 1, 4096 * tiles))
+
+
+def scatter_slots(op: Callable[..., Any]) -> None:
+    for batch, _, units, start in steps():
+        op(plane(4, units=units), ints(batch, start), torch.zeros(2, batch, 4))
+
+
+def counted(batch: int, start: int) -> list[Tensor]:
+    """Slots and counts of a speculative step."""
+    return [ints(batch, start + i) for i in range(4)]
+
+
+def scatter_accepted(op: Callable[..., Any]) -> None:
+    for batch, tokens, units, start in steps():
+        op(plane(4, units=units), torch.zeros(2, batch, tokens, 4), *counted(batch, start))
+
+
+def scatter_inputs(op: Callable[..., Any]) -> None:
+    """Windows stored as `tap channel`, and as `channel tap`."""
+    for batch, tokens, units, start in steps():
+        inputs = torch.zeros(2, batch, 2 + tokens, 4)
+        op(plane(2, 4, units=max(2, units)), inputs, *counted(batch, start))
+        op(plane(4, 2, units=max(2, units)).transpose(2, 3), inputs, *counted(batch, start))
+
+
+def nowhere(n: int, start: int = 0) -> Tensor:
+    """Places of entries that have none, padding everywhere."""
+    return ints(n, start).sub_(1)
+
+
+def records(tiles: int, capacity: int) -> RecordMap:
+    """Empty tiles of planes and records."""
+    blocks = (torch.zeros(1, capacity + 1, 16, dtype=torch.uint8),)
+    pieces = tuple(Piece(0, 0, 0, 0, 0) for _ in range(tiles))
+    return RecordMap(torch.zeros(tiles, 4, dtype=torch.int64), blocks, pieces, 16)
+
+
+def _move_records(op: Callable[..., Any]) -> None:
+    """Slots in registers, and slots named directly; groups of tiles, and records any stride apart."""
+    for n in SIZES:
+        for value in VALUES:
+            held = torch.zeros(2, 16 * value, dtype=torch.uint8)[:, :16]
+            slots = ints(value) if n % 2 else None
+            op(
+                records(value, 4096 // value),
+                slots,
+                ints(n, start=1),
+                nowhere(n, start=3),
+                held,
+                value // 2,
+                value // 4,
+            )
+            op(records(2, 8), slots, ints(n), nowhere(n), held[:1], 0, 2)
+            op(records(2, 8), slots, ints(n), nowhere(n), held[1:], 1, 1)
+
+
+pack_slots = unpack_slots = _move_records
+
+
+def _move_int8(op: Callable[..., Any]) -> None:
+    """Slots in registers, and slots named directly; groups of layers, planes and records any stride apart."""
+    for batch, _, units, start in steps():
+        one = plane(2, 4, units=max(2, units))
+        map_of = ScaledMap(torch.zeros(2, 2, dtype=torch.int64), (one,), 1, 16 * units, 16 * units + 16, 48, 160, 16)
+        held = torch.zeros(2, 16 * max(10, units), dtype=torch.uint8)[:, :160]
+        slots = ints(units) if batch % 2 else None
+        op(map_of, slots, ints(batch, start), nowhere(batch, start + 1), held, 0, 2)
+        op(map_of, slots, ints(batch), nowhere(batch), held[1:], 1, 1)
+
+
+pack_int8 = unpack_int8 = _move_int8
+
+
+def run_op(recorder: Recorder, op: str) -> Keys | str:
+    """Keys of all launches of an operation, or what is wrong with it."""
+    if op not in globals():
+        return f"tests/support/op_launches.py has no launches of {op}"
+    try:
+        call = getattr(import_module(f"memstate.kernels.{OPS[op]}"), op)
+        with recorder.recorded() as keys:
+            globals()[op](call)
+    except Exception as error:  # one broken operation must not hide the others
+        return f"{op}: {type(error).__name__}: {error}"
+    return keys

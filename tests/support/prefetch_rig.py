@@ -1,0 +1,130 @@
+"""A prefetcher over tiny records: what is put where, and the count of everything afterwards."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+
+import numpy as np
+import torch
+
+from memstate.state.layout import Plane, StateLayout
+from memstate.tiers.host.cache import Entry, HostCache
+from memstate.tiers.host.pool import HostPool
+from memstate.tiers.prefetch.agreement import Agreement, Alone
+from memstate.tiers.prefetch.fetch import Fetch
+from memstate.tiers.prefetch.prefetcher import Prefetcher
+from memstate.tiers.prefetch.settings import Prefetch
+from memstate.tiers.records import RecordFormat
+from tests.support.virtual import Clock, MemoryStore, Workers
+
+PAGE = 16
+KV = RecordFormat("kv", StateLayout((Plane("k", (5,), torch.int8),), layers=1), b"k" * 32)
+STATE = RecordFormat("state", StateLayout((Plane("s", (7,), torch.float32),), layers=1), b"s" * 32)
+PLENTY = 200
+
+
+def digests(name: str, pages: int) -> list[bytes]:
+    """Keys of a prompt that nobody else has."""
+    return [hashlib.blake2b(f"{name} {page}".encode(), digest_size=32).digest() for page in range(pages)]
+
+
+def record(form: RecordFormat, key: bytes, length: int) -> bytes:
+    """The one right record of a key: its body says whose it is."""
+    buffer = np.resize(np.frombuffer(key, np.uint8), form.nbytes).copy()
+    form.seal(buffer, key, length)
+    return buffer.tobytes()
+
+
+class Rig:
+    """One rank. kv, states: host records of either kind, None for a prefetcher without them."""
+
+    def __init__(
+        self,
+        settings: Prefetch | None = None,
+        kv: int | None = PLENTY,
+        states: int | None = 4,
+        *,
+        reserve: int = 0,
+        state_reserve: int = 0,
+        page: int = PAGE,
+        agreement: Agreement | None = None,
+        executor: Executor | None = None,
+        latency: Callable[[], float] = lambda: 1.0,
+        workers: int = 4,
+        clock: Clock | None = None,
+        store: MemoryStore | None = None,
+    ) -> None:
+        self.page, self.clock, self.store = page, clock or Clock(), store or MemoryStore()
+        self.workers = Workers(self.clock, latency, workers)
+        self.kv = None if kv is None else HostCache(HostPool(kv, KV.nbytes), reserve)
+        self.states = None if states is None else HostCache(HostPool(states, STATE.nbytes), state_reserve)
+        self.prefetcher = Prefetcher(
+            self.kv, self.states, KV if self.kv is not None else None, STATE if self.states is not None else None,
+            self.store, settings or Prefetch(), page, agreement or Alone(), executor or self.workers, self.clock,
+        )  # fmt: skip
+
+    @property
+    def caches(self) -> list[HostCache]:
+        return [cache for cache in (self.kv, self.states) if cache is not None]
+
+    def stock(self, keys: Sequence[bytes], kv: Iterable[int] = (), states: Iterable[int] = ()) -> None:
+        """Puts records into storage. kv: pages from 0 on. states: tokens."""
+        for page in kv:
+            self.store.records[KV.name(keys[page])] = record(KV, keys[page], (page + 1) * self.page)
+        for length in states:
+            key = keys[length // self.page - 1]
+            self.store.records[STATE.name(key)] = record(STATE, key, length)
+
+    def host(self, keys: Sequence[bytes], kv: Iterable[int] = (), states: Iterable[int] = ()) -> list[Entry]:
+        """Puts records into host memory."""
+        wanted = [(self.kv, KV, keys[page], (page + 1) * self.page) for page in kv]
+        wanted += [(self.states, STATE, keys[length // self.page - 1], length) for length in states]
+        entries = []
+        for cache, form, key, length in wanted:
+            assert cache is not None
+            (row,) = cache.take(1)
+            cache.pool.buffer(row)[:] = np.frombuffer(record(form, key, length), np.uint8)
+            entries.append(cache.add(key, row, length))
+        return entries
+
+    def start(self, tokens: int, keys: Sequence[bytes], covered: int = 0, kv_pages: int = 0) -> Fetch:
+        return self.prefetcher.start(tokens, keys, covered=covered, kv_pages=kv_pages)
+
+    def run(self, polls: int = 40, seconds: float = 1.0) -> None:
+        """Time passes, with an iteration of the scheduler every so often."""
+        for _ in range(polls):
+            self.prefetcher.poll()
+            self.clock.advance(seconds)
+        self.prefetcher.poll()
+
+    def found(self, keys: Sequence[bytes], kv_pages: int = 0) -> int:
+        """Tokens that a request could start from: what a look at host memory says."""
+        reach = kv_pages if self.kv is not None else len(keys)
+        while reach < len(keys) and self.kv is not None and keys[reach] in self.kv:
+            reach += 1
+        while reach and self.states is not None and keys[reach - 1] not in self.states:
+            reach -= 1
+        return reach * self.page
+
+    def check(self, idle: bool = True) -> None:
+        """Every record is free, waits, is in a cache or is held by a prefetch; entries hold what their keys say."""
+        held = self.prefetcher.held
+        for cache, form, taken in ((self.kv, KV, held[1]), (self.states, STATE, held[0])):
+            if cache is None:
+                continue
+            pool, entries = cache.pool, list(cache.entries())
+            assert pool.free + pool.waiting + len(entries) + taken == pool.records
+            rows = [entry.record for entry in entries]
+            assert len(set(rows)) == len(rows) and not set(rows) & set(pool._free)
+            for entry in entries:
+                assert pool.buffer(entry.record).tobytes() == record(form, entry.key, entry.length)
+            if idle:
+                assert taken == 0 and sum(entry.pins for entry in entries) == cache._pinned == 0
+        stats = self.prefetcher.stats()
+        ends = (
+            stats.complete, stats.partial, stats.short, stats.limited, stats.missed, stats.no_room, stats.stopped,
+            stats.failed, stats.disagreed, stats.cancelled, stats.lost,
+        )  # fmt: skip
+        assert sum(ends) + stats.in_flight == stats.started
+        if idle:
+            assert (stats.in_flight, stats.in_flight_tokens) == (0, 0)

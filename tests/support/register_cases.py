@@ -1,0 +1,119 @@
+"""Launches of the operations on slots and registers: one program each, which speaks to itself, twice."""
+
+from collections.abc import Sequence
+
+import torch
+
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import Entry, Outcome, Rules, StepRecord
+from tests.kernels import test_accept
+from tests.kernels.test_ownership import random_packet
+from tests.kernels.test_plan_kernel import NO_LIMIT, VARIANTS, RandomFile, random_batch, stale_record
+from tests.support.addresses import Limits
+from tests.support.op_case import CPU, Case, Maker
+from tests.support.packets import Device, Model
+
+REFERENCE = Backend("reference")
+
+
+def claim(make: Maker) -> Case:
+    words = make.one(1, 3, 33, 300)
+    bitmap = make.ints([make.one(0, 0, 1, -1, make.rng.randint(-(2**31), 2**31 - 1)) for _ in range(words)])
+    counters = make.ints(range(16))
+    arguments = {"bitmap": bitmap, "n": make.one(0, 1, 5, 40), "counters": counters}
+    return Case("claim", arguments, Limits(), times=2)
+
+
+def release(make: Maker) -> Case:
+    capacity = make.one(1, 31, 32, 70)
+    bitmap, counters = make.ints([make.one(0, 2, -1)] * ((capacity + 32) // 32)), make.ints([9, 1, *[0] * 14])
+    ids = [make.one(0, -3, capacity + 1, 2**31 - 1, make.rng.randint(1, capacity)) for _ in range(make.one(0, 3, 40))]
+    arguments = {"bitmap": bitmap, "ids": make.ints(ids, make.one(True, False)), "capacity": capacity}
+    return Case("release", arguments | {"counters": counters}, Limits(changes=[bitmap, counters]), times=2)
+
+
+def model(make: Maker) -> Model:
+    model = Model(make.one(5, 33, 60), make.one(12, 40), 2)
+    model.populate(make.rng, 0.5)
+    return model
+
+
+def ownership(make: Maker) -> Case:
+    told = model(make)
+    device, packet = Device(told, REFERENCE), random_packet(told, make.rng, make.one(0.3, 1.0))
+    width = told.rows + 1
+    packet.writes = [(device.starts[2 + cell // width] + cell % width, value) for cell, value in packet.writes]
+    sent = make.ints(packet.pack(CPU).tolist())
+    columns = [*device.table[:6], device.table.bitmap, device.table.counters]
+    return Case("ownership", {"registers": device.table, "packet": sent}, Limits(changes=columns), times=2)
+
+
+def resolve(make: Maker) -> Case:
+    told = model(make)
+    n = make.one(1, 257, 600)
+    wanted = make.ints([make.one(0, -1, told.count, 2**31 - 1, make.rng.randrange(told.count)) for _ in range(n)])
+    out = make.empty(n, dtype=torch.int32)
+    return Case(
+        "resolve", {"registers": Device(told, REFERENCE).table, "wanted": wanted, "out": out}, Limits(changes=[out])
+    )
+
+
+def audit(make: Maker) -> Case:
+    told = model(make)
+    told.slots[make.one(0, 5)] = make.one(-1, told.capacity + 1, 2**31 - 1, told.slots[4])
+    out = make.empty(told.capacity + 1, dtype=torch.int32)
+    return Case(
+        "audit", {"registers": Device(told, REFERENCE).table, "out": out}, Limits(changes=[out]), times=2
+    )  # fmt: skip
+
+
+def beyond(make: Maker, rows: Sequence[int]) -> list[int]:
+    """The rows, some of the padding among them as numbers that no table has."""
+    return [row if row > 0 else make.one(0, row, 2**31 - 1) for row in rows]
+
+
+def plan(make: Maker, variant: str | None = None) -> Case:
+    variant, batch = variant or make.one(*VARIANTS), make.one(0, 1, 5, 33)
+    strategy, lanes, in_place = VARIANTS[variant]
+    file = RandomFile(make.rng, REFERENCE, batch, lanes)
+    table, (rows, tokens) = file.file.table, random_batch(make.rng, file, batch)
+    record = StepRecord(*(make.empty(batch, dtype=torch.int32) for _ in StepRecord._fields))
+    arguments = {
+        "registers": table, "rows": make.ints(beyond(make, rows)), "tokens": make.ints(tokens), "record": record,
+        "rules": Rules(strategy, lanes, file.every, in_place), "limit": make.one(NO_LIMIT, 0, 2),
+    }  # fmt: skip
+    return Case("plan", arguments, Limits(changes=[*table[:8], table.counters, *record]), times=2)
+
+
+def settle(make: Maker, how: str = "") -> Case:
+    """how: `many` for a batch of rows whose lanes are of different age, so that one of two goes."""
+    batch = 30 if how else make.one(0, 1, 5, 33)
+    file = RandomFile(make.rng, REFERENCE, batch, 2)
+    if how:
+        live = torch.arange(3, 3 * file.rows + 3, 3)
+        for register, label in ((live, 9), (live + 1, 1), (live + 2, 2)):
+            file.file.table.labels[register] = label * (file.file.table.slots[register] > 0).int()
+    table, rows = file.file.table, beyond(make, random_batch(make.rng, file, batch)[0])
+    labels, generation = table.labels.tolist(), table.generation.tolist()
+    live = [row if 0 < row < len(generation) else 0 for row in rows]
+    record = stale_record(batch, table.cells)._replace(
+        rows=make.ints(rows),
+        after=make.ints([labels[3 * row] + make.one(-1, 0, file.every, 9) for row in live]),
+        generation=make.ints([generation[row] - make.one(0, 0, 0, 1) for row in live]),
+    )
+    results = make.one(None, make.ints([make.one(*Entry) for _ in rows]))
+    changes = [table.slots, table.labels, table.bitmap, table.counters]
+    return Case("settle", {"registers": table, "record": record, "results": results}, Limits(changes=changes), times=2)
+
+
+def accept(make: Maker, variant: str | None = None) -> Case:
+    variant, batch = variant or make.one(*VARIANTS), make.one(0, 1, 5, 33)
+    case = test_accept.Case(REFERENCE, make.rng.getrandbits(30), variant, batch)
+    outcome = Outcome(*(make.empty(len(case.accepted), dtype=torch.int32) for _ in Outcome._fields))
+    record = StepRecord(*(make.ints(column.tolist()) for column in case.record))
+    arguments = {
+        "registers": case.table, "accepted": make.ints(case.accepted), "record": record, "outcome": outcome,
+        "rules": case.rules, "limit": case.limit,
+    }  # fmt: skip
+    decided = [record.write, record.snapshot, record.after, *outcome]
+    return Case("accept", arguments, Limits(changes=[*case.table[:8], case.table.counters, *decided]), times=2)

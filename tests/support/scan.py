@@ -1,0 +1,138 @@
+"""Who owns what, counted from the raw tensors with plain loops. Shares no code with the library.
+
+Row r owns registers 3r, 3r+1 and 3r+2; bit s of the bitmap says that slot s is free. Row 0, page 0 and slot 0 are
+nobody's.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from memstate import SlotAllocator, StateManager
+from memstate.slots.registers import RegisterFile
+
+
+@dataclass
+class Found:
+    """What a scan read: free slots, ascending; register -> slot and register -> label of those that hold one."""
+
+    free: list[int]
+    slots: dict[int, int] = field(default_factory=dict)
+    labels: dict[int, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def scan(mem: StateManager, in_hand: Iterable[int] = ()) -> Found:
+    """Submits what is recorded and asserts that the whole manager adds up; the newest step's forward has been launched.
+    in_hand: slots that the test claimed.
+    """
+    mem.submit(mem.stepping.open)
+    found = scan_registers(mem.registers, in_hand, assert_clean=False)
+    found.problems += row_problems(mem) + page_problems(mem)
+    assert found.problems == []
+    return found
+
+
+def scan_registers(file: RegisterFile, in_hand: Iterable[int] = (), *, assert_clean: bool = True) -> Found:
+    """Asserts that bitmap, registers, slots in hand and the host's mirror tell one story; submit first."""
+    found = scan_bitmap(file.allocator, assert_clean=False)
+    slots, labels = file.table.slots.tolist(), file.table.labels.tolist()
+    owners: dict[int, list[str]] = {}
+    for register in range(len(slots)):
+        if slots[register] != 0:
+            owners.setdefault(slots[register], []).append(f"register {register}")
+            found.slots[register], found.labels[register] = slots[register], labels[register]
+        elif labels[register] != 0:
+            found.problems.append(f"register {register} is empty and has label {labels[register]}")
+        if bool(file.held[register]) != (slots[register] != 0):
+            found.problems.append(
+                f"register {register}: held={file.held[register]} on the host, slot {slots[register]}"
+            )
+        if int(file.labels[register]) != labels[register]:
+            found.problems.append(f"register {register}: label {file.labels[register]} on the host, {labels[register]}")
+    found.problems += [f"register {r} of the null row holds slot {slots[r]}" for r in range(3) if slots[r] != 0]
+    for slot in in_hand:
+        owners.setdefault(slot, []).append("the test")
+    for group in file.allocator.open_groups:
+        for slot in group.held.tolist():
+            owners.setdefault(slot, []).append("an open group")
+    found.problems += _ownership_problems(file.allocator.capacity, set(found.free), owners)
+    if assert_clean:
+        assert found.problems == []
+    return found
+
+
+def scan_bitmap(allocator: SlotAllocator, in_hand: Iterable[int] | None = None, *, assert_clean: bool = True) -> Found:
+    """Asserts that bits, device count and host count agree; with in_hand, that every slot is free or there, once."""
+    free, problems = [], []
+    for index, word in enumerate(allocator.bitmap.tolist()):
+        for bit in range(32):
+            if (word % 2**32) >> bit & 1:
+                free.append(index * 32 + bit)
+    if free and (free[0] == 0 or free[-1] > allocator.capacity):
+        problems.append(f"a bit is set that is no slot: {free[0]}..{free[-1]} of {allocator.capacity}")
+    counted = allocator.counters.tolist()[0]
+    if not counted == allocator.free == len(free):
+        problems.append(f"{len(free)} bits are set, the device counts {counted} and the host {allocator.free}")
+    if in_hand is not None:
+        owners: dict[int, list[str]] = {}
+        for slot in in_hand:
+            owners.setdefault(slot, []).append("the test")
+        problems += _ownership_problems(allocator.capacity, set(free), owners)
+    if assert_clean:
+        assert problems == []
+    return Found(free, problems=problems)
+
+
+def _ownership_problems(capacity: int, free: set[int], owners: dict[int, list[str]]) -> list[str]:
+    problems = []
+    for slot in range(1, capacity + 1):
+        names = owners.get(slot, [])
+        if len(names) > 1:
+            problems.append(f"slot {slot} has {len(names)} owners: {', '.join(names)}")
+        if names and slot in free:
+            problems.append(f"slot {slot} is free and owned by {names[0]}")
+        if not names and slot not in free:
+            problems.append(f"slot {slot} leaked")
+    problems += [
+        f"{names[0]} holds {slot}, which is no slot" for slot, names in owners.items() if not 0 < slot <= capacity
+    ]
+    return problems
+
+
+def row_problems(mem: StateManager) -> list[str]:
+    """Columns by row: the null row's are zero, the others are what the host believes; rows not in use hold nothing."""
+    problems = []
+    file, table = mem.registers, mem.table
+    for name in ("tracked", "want", "source"):
+        device, host = getattr(file.table, name).tolist(), getattr(file, name).tolist()
+        for row in range(table.rows + 1):
+            if device[row] != host[row] or (device[row] != 0 and not table.used[row]):
+                problems.append(f"{name} of row {row}: {device[row]}, {host[row]} on the host, used={table.used[row]}")
+    generation = file.table.generation.tolist()
+    for row in range(1, table.rows + 1):
+        if table.used[row] and generation[row] != table.generation[row]:
+            problems.append(f"row {row}: generation {generation[row]}, {table.generation[row]} on the host")
+        if not table.used[row] and file.held[3 * row : 3 * row + 3].any():
+            problems.append(f"row {row} is not in use and holds a slot")
+    if table.used[0]:
+        problems.append("the null row is in use")
+    return problems
+
+
+def page_problems(mem: StateManager) -> list[str]:
+    """KV pages: a row's come without gaps, the null row has none, and those that somebody refers to are taken."""
+    problems = []
+    referred = {page for snapshot in mem.holders.kept.values() for page in snapshot.pages}
+    total = mem.stats().pages
+    for row, pages in enumerate(mem.page_table.tolist()):
+        taken = [page for page in pages if page != 0]
+        if pages[: len(taken)] != taken or len(set(taken)) != len(taken):
+            problems.append(f"row {row} has gaps or repetitions in its pages: {pages}")
+        if taken and not mem.table.used[row]:
+            problems.append(f"row {row} is not in use and has pages {taken}")
+        if not all(0 < page <= total for page in taken):
+            problems.append(f"row {row} has pages that do not exist: {taken}")
+        referred |= set(taken)
+    if mem.free_pages != total - len(referred):
+        problems.append(f"{len(referred)} of {total} pages are referred to, {mem.free_pages} are free")
+    return problems

@@ -1,0 +1,230 @@
+"""A server over a manager with a prefix cache: prompts in chunks, tokens chosen from the states' bytes, KV in pages.
+
+`look` holds everything against everything: slots, registers, pages, leases, pins, and that every state and every KV
+page, running or cached, is exactly what its tokens say.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate.prefix.tree import Node
+from tests.support.loops import InPlacePlanes
+from tests.support.planes import LAYOUT, Planes, fold
+from tests.support.scan import row_problems, scan_registers
+
+PAGE, EVERY = 4, 8
+TRACKING: dict[str, Callable[[int], ms.Tracking]] = {
+    "none": ms.NoTracking,
+    "ping-pong": ms.PingPong,
+    "lazy": ms.LazyPingPong,
+    "redirect": ms.Redirect,
+}
+STALE = -1  # what a free KV page holds
+
+
+def chosen(value: int) -> int:
+    """The token that a state of this value goes on with."""
+    return (value >> 40) % 50
+
+
+def written(prompt: Sequence[int], goal: int) -> list[int]:
+    """A prompt and what follows, without any manager."""
+    text = list(prompt)
+    for _ in range(goal):
+        text.append(chosen(fold(tuple(text))))
+    return text
+
+
+def prefix_of(node: Node) -> list[int]:
+    """The tokens from the root to a node's end."""
+    return np.frombuffer(b"".join(step.key for step in reversed(list(node.path()))), np.int64).tolist()
+
+
+class Server:
+    """Rows with their texts; the last token of a text has not been folded yet."""
+
+    def __init__(
+        self, backend: Backend, name: str = "redirect", *, prefix: ms.Prefix | bool = True, every: int = EVERY,
+        page: int = PAGE, slots: int = 16, rows: int = 4, pages: int = 60, in_place: bool = False, **settings: object,
+    ) -> None:  # fmt: skip
+        self.mem = ms.StateManager(
+            LAYOUT,
+            slots=slots,
+            max_requests=rows,
+            tracking=TRACKING[name](every),
+            device=backend.device,
+            backend=backend.name,
+            max_batch=rows + 2,
+            pages=pages,
+            page_size=page,
+            pages_per_row=40 if pages else 0,
+            prefix=ms.Prefix() if prefix is True else prefix or None,
+            in_place=in_place,
+            **settings,  # type: ignore[arg-type]
+        )
+        self.planes = InPlacePlanes(self.mem) if in_place else Planes(self.mem)
+        self.page, self.kv = page, np.full((pages + 1, page), STALE, np.int64)
+        self.text: dict[ms.Row, list[int]] = {}
+
+    def admit(self, *requests: ms.Request) -> list[ms.Row]:
+        rows = list(self.mem.admit(requests))
+        for row, request in zip(rows, requests, strict=True):
+            self.text[row] = list(request.tokens)  # type: ignore[arg-type]
+            assert self.mem.length(row) < len(self.text[row]), "a request computes its last token in any case"
+        return rows
+
+    def start(self, tokens: Sequence[int], **more: object) -> ms.Row:
+        """Admits one prompt."""
+        return self.admit(ms.Request(f"of {len(tokens)}", tokens=tokens, **more))[0]  # type: ignore[arg-type]
+
+    def step(self, rows: Sequence[ms.Row | None], most: int = 64, run: bool = True) -> ms.Step:
+        """Plans a chunk or a token for each row and runs the forward; nothing is settled."""
+        lengths = [self.mem.length(row) if row else 0 for row in rows]
+        ends = [
+            min(self.mem.next_boundary(row), len(self.text[row]), length + most) if row else 0
+            for row, length in zip(rows, lengths, strict=True)
+        ]
+        self.mem.extend([row for row in rows if row], [end for row, end in zip(rows, ends, strict=True) if row])
+        step = self.mem.plan(rows, [end - length for end, length in zip(ends, lengths, strict=True)])
+        if run:
+            spans = zip(rows, lengths, ends, strict=True)
+            self._forward(step, [self.text[row][a:b] if row else [] for row, a, b in spans])
+            self.mem.submit(step)
+        return step
+
+    def _forward(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> None:
+        mem = self.mem
+        fed = [tokens if number else [] for tokens, number in zip(fed, step.numbers, strict=True)]
+        self.planes.forward(step, [tuple(tokens) for tokens in fed])
+        by_number = {row.index: row for row in self.text if mem.table.alive(row)}
+        write, table = step.write.tolist(), mem.page_table.tolist()
+        for i, number in enumerate(step.numbers.tolist()):
+            if not number:
+                continue
+            text, before, after = self.text[by_number[number]], int(step.before[i]), int(step.after[i])
+            for at in range(before, after) if mem.pages.allocator.pages else ():
+                page = table[number][at // self.page]
+                assert mem.pages.allocator.holders[page] == 1, "a page that others share is written"
+                self.kv[page, at % self.page] = text[at]
+            assert not self.planes.wrong({write[i]: tuple(text[:after])}), f"row {number} at {after}"
+            if mem.pages.allocator.pages:
+                assert self.kv[table[number]].reshape(-1)[:after].tolist() == text[:after]
+            if after == len(text):
+                text.append(chosen(int(mem.planes["long"][0, write[i], 0])))
+
+    def run(self, rows: Sequence[ms.Row | None], most: int = 64, publish: bool = True) -> None:
+        """One step, settled, and published to the cache."""
+        self.mem.settle(self.step(rows, most))
+        if publish:
+            self.publish([row for row in rows if row])
+
+    def prefill(self, row: ms.Row, most: int = 64, publish: bool = True) -> None:
+        """Everything of a prompt but what decoding adds."""
+        prompt = len(self.text[row])
+        while self.mem.length(row) < prompt:
+            self.run([row], most, publish)
+
+    def publish(self, rows: Sequence[ms.Row]) -> list[ms.Snapshot | None]:
+        if self.mem.prefix is None:
+            return [None] * len(rows)
+        return self.mem.publish(rows, tokens=[self.text[row] for row in rows])
+
+    def end(self, rows: Sequence[ms.Row]) -> None:
+        """Releases rows into the cache, as far as they are real."""
+        self.mem.release(rows, tokens=[self.text[row] for row in rows] if self.mem.prefix else None)
+
+    def turn(self, tokens: Sequence[int], goal: int = 1, most: int = 64, publish: bool = True, **more: object) -> int:
+        """A request from its admission to its end; returns the length it started with."""
+        row = self.start(tokens, **more)
+        start = self.mem.length(row)
+        while len(self.text[row]) < len(tokens) + goal:
+            self.run([row], most, publish)
+        assert self.text[row] == written(tokens, goal)
+        self.end([row])
+        return start
+
+    def states(self, salt: object = None) -> dict[int, ms.Snapshot]:
+        """Cached states of a salt by length: for trees of one path."""
+        found = [node.snapshot for at, node in self.cache.tree.walk() if at == salt and node.snapshot]
+        assert len({snap.length for snap in found}) == len(found)
+        return {snap.length: snap for snap in found}
+
+    def states_by_prefix(self) -> dict[tuple[int, ...], ms.Snapshot]:
+        """Cached states by the tokens that they stand for."""
+        return {tuple(prefix_of(node)): node.snapshot for _, node in self.cache.tree.walk() if node.snapshot}
+
+    @property
+    def cache(self) -> "ms.prefix.PrefixCache":
+        assert self.mem.prefix is not None
+        return self.mem.prefix
+
+    def slot(self, register: int) -> int:
+        """The slot on the device in a register, after submitting what is recorded."""
+        self.mem.submit()
+        return int(self.mem.registers.table.slots[register])
+
+    def look(self, idle: bool = False) -> None:
+        """Submits what is recorded and holds everything against everything; idle: nothing runs."""
+        mem = self.mem
+        mem.submit()
+        assert scan_registers(mem.registers).problems + row_problems(mem) == []
+        mem.audit().raise_if_leaking()
+        mem.check()
+        users: Counter[int] = Counter(page for row in range(1, mem.table.rows + 1) for page in mem.pages.of(row))
+        users.update(page for snap in mem.holders.kept.values() for page in snap.pages)
+        if mem.prefix is not None:
+            users.update(self._look_at_tree(idle))
+        holders = np.asarray(mem.pages.allocator.holders)
+        assert {page: int(n) for page, n in enumerate(holders) if n} == dict(+users)
+        assert mem.free_pages == len(holders) - 1 - len(+users)
+        self.kv[holders == 0] = STALE
+        if idle:
+            assert not mem.holders.pinned and not mem.table.used.any()
+
+    def _look_at_tree(self, idle: bool) -> Iterable[int]:
+        cache, leased = self.cache, Counter[Node]()
+        for lease in cache.leases.values():
+            leased.update(lease.node.path())
+        nodes = [node for _, node in cache.tree.walk()]
+        states, content = {}, {}
+        for node in nodes:
+            tokens, own = prefix_of(node), len(node.key) // (8 * self.page)
+            assert len(tokens) == node.end * self.page and own >= 1 and node.leases == leased[node]
+            assert node.carriers == sum(not child.hollow for child in node.children.values())
+            assert not (node.snapshot and node.evicted)
+            if node.hollow:  # remembered, without KV
+                assert not (node.pages or node.leases or node.snapshot or node.carriers)
+            elif self.mem.pages.allocator.pages:
+                assert self.kv[node.pages].reshape(-1).tolist() == tokens[-own * self.page :]
+            if node.snapshot:
+                assert node.snapshot.length == len(tokens)
+                assert int(self.mem.registers.table.labels[node.snapshot.register]) == len(tokens)
+                states[node.snapshot.register] = node
+                content[self.slot(node.snapshot.register)] = tuple(tokens)
+        assert states == cache.nodes and len(content) == len(states) and 0 not in content
+        assert not self.planes.wrong(content), "a cached state is not what its tokens say"
+        assert set(cache.tree.roots) == {salt for salt, _ in cache.tree.walk()}
+        figures = self.mem.stats().prefix
+        assert figures is not None
+        held = sum(len(node.pages) for node in nodes)
+        assert (figures.states, figures.nodes, figures.pages) == (len(states), len(nodes), held)
+        assert figures.inserted + figures.loaded - figures.evicted_states == figures.states
+        lost = figures.lost_no_sharing + figures.lost_evicted + figures.lost_no_snapshot
+        assert figures.hit_tokens + lost == figures.prompt_tokens
+        if not idle:
+            return [page for node in nodes for page in node.pages]
+        assert not leased and not cache.leases and figures.leased_pages == 0
+        assert cache.evictable_states == len(states) and cache.evictable_pages == held
+        return [page for node in nodes for page in node.pages]
+
+    def empty(self) -> None:
+        """Nothing runs: clears the cache, and everything must be free."""
+        self.look(idle=True)
+        self.cache.clear()
+        self.look(idle=True)
+        assert (self.mem.free_slots, self.mem.free_pages) == (self.mem.stats().capacity, self.mem.pages.allocator.pages)
+        assert self.cache.tree.nodes == self.cache.tree.total_pages == 0 and not self.cache.tree.roots

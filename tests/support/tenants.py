@@ -1,0 +1,144 @@
+"""Tenants that send the same tokens under salts of their own, over states and KV pages that say whose they are.
+
+A state is (tenant, tokens that it stands for), and so is every place of a KV page. What a step reads is looked at, so
+that a test need only say which length a request starts with.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import pytest
+import torch
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate.prefix.policies import Lru, LruPages
+from memstate.state.planes import Storage
+from memstate.tiers import Fetch, Prefetch, Tiers
+
+PAGE, EVERY, PAGES = 4, 8, 60
+STATE = ms.StateLayout((ms.Plane("state", (2,), torch.int64),), layers=1)
+KV = ms.StateLayout((ms.Plane("kv", (PAGE, 2), torch.int64),), layers=1)
+T = [7 * i % 100 for i in range(64)]  # what everybody sends
+NOTHING = (0, 0, 0, 0)  # by state, by KV, where there was a state, in host memory
+
+two_tenants = pytest.mark.parametrize(("mine", "other"), [("a", "b"), ("a", None), (None, "a"), ("", None), (1, "1")])
+
+
+class AtOnce(Executor):
+    """Threads that have done their work before anybody looks."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class House:
+    """A manager whose tenants are told apart by their bytes. tiers: settings of what is below it, None for nothing."""
+
+    def __init__(self, *, tiers: dict[str, object] | None = None, slots: int = 12, **settings: object) -> None:
+        backend = Backend("reference")
+        self.pages = Storage(KV, PAGES, backend)
+        self.kv = self.pages.planes["kv"][0]
+        if tiers is not None:
+            usual: dict[str, Any] = {"model": "toy", "host_slots": 8, "host_pages": 40, "reserve": 0.0}
+            usual |= {"kv": self.pages, "executor": AtOnce(), "prefetch": Prefetch(threshold=PAGE)}
+            settings["tiers"] = Tiers(**usual | tiers)
+        usual = {"prefix": ms.Prefix(Lru(), LruPages()), "tracking": ms.Redirect(EVERY), "max_requests": 4}
+        usual |= {"pages": PAGES, "page_size": PAGE, "pages_per_row": 12}
+        self.mem = ms.StateManager(STATE, slots=slots, backend="reference", **(usual | settings))  # type: ignore[arg-type]
+        self.tenants: dict[ms.Row, Hashable] = {}
+        self._numbers: dict[tuple[type, Hashable], int] = {}
+
+    def number(self, salt: Hashable) -> int:
+        """A tenant's."""
+        return self._numbers.setdefault((type(salt), salt), 1000 * (len(self._numbers) + 1))
+
+    def start(self, tokens: Sequence[int], salt: Hashable, **more: Any) -> ms.Row:
+        """Admits a prompt, or with tokens=None what has none."""
+        (row,) = self.mem.admit([ms.Request("turn", tokens=tokens, salt=salt, **more)])
+        self.tenants[row] = salt
+        return row
+
+    def fork(self, row: ms.Row, n: int = 1) -> list[ms.Row]:
+        rows, copies = self.mem.fork(row, [f"fork {i}" for i in range(n)])
+        for new, of in copies:
+            self.kv[new] = self.kv[of]
+        self.tenants |= dict.fromkeys(rows, self.tenants[row])
+        return list(rows)
+
+    def step(self, row: ms.Row, end: int) -> ms.Step:
+        """Plans up to `end`, or the next boundary, and runs it; what is read must be the tenant's."""
+        before, number = self.mem.length(row), self.number(self.tenants[row])
+        end = min(end, self.mem.next_boundary(row))
+        self.mem.extend([row], [end])
+        step = self.mem.plan([row], end - before)
+        state, pages = self.mem.planes["state"][0], self.mem.page_table[row.index].tolist()
+        read, write, snapshot = (int(column[0]) for column in (step.read, step.write, step.snapshot))
+        assert not before or state[read].tolist() == [number, before], "a state of somebody else, or of other tokens"
+        for at in range(before):
+            assert self.kv[pages[at // PAGE], at % PAGE].tolist() == [number, at], "KV of somebody else"
+        for at in range(before, end):
+            self.kv[pages[at // PAGE], at % PAGE] = torch.tensor([number, at])
+        for slot in (write, snapshot):
+            if slot:
+                state[slot] = torch.tensor([number, end])
+        return step
+
+    def run(self, row: ms.Row, end: int) -> None:
+        """Computes up to `end` tokens."""
+        while self.mem.length(row) < end:
+            self.mem.settle(self.step(row, end))
+
+    def turn(self, end: int, salt: Hashable, tokens: Sequence[int] = T, **more: Any) -> int:
+        """A request from admission to end, which leaves what it has; returns the length it started with."""
+        row = self.start(tokens[:end], salt, **more)
+        start = self.mem.length(row)
+        self.run(row, end)
+        self.mem.release([row], tokens=[tokens[:end]])
+        return start
+
+    def starts(self, end: int, salt: Hashable, tokens: Sequence[int] = T, **more: Any) -> int:
+        """The length that a prompt of `end` tokens starts with; its first step reads it, and nothing is left."""
+        row = self.start(tokens[:end], salt, **more)
+        start = self.mem.length(row)
+        self.run(row, start + 1)
+        self.mem.abort([row])
+        return start
+
+    def found(self, end: int, salt: Hashable, tokens: Sequence[int] = T, **more: Any) -> tuple[int, int, int, int]:
+        """What `match` says of a prompt: by state, by KV, where there was a state, in host memory."""
+        match = self.mem.match(tokens[:end], salt, **more)
+        return match.length, match.kv_length, match.evicted_length, match.host_length
+
+    def go_down(self) -> None:
+        """All that the device has cached goes to what is below, and its bytes are lost here."""
+        cache = self.mem.prefix
+        assert cache is not None and self.mem.tiers is not None
+        self.mem.submit()
+        cache.evict_states(99)
+        cache.evict_pages(99)
+        self.mem.submit()
+        self.mem.tiers.settle()
+        self.mem.poll()
+        self.kv[[page for page, users in enumerate(self.mem.pages.allocator.holders) if not users]] = -1
+
+    def fetch(self, end: int, salt: Hashable) -> Fetch:
+        """A prefetch that is over."""
+        fetch = self.mem.prefetch(T[:end], salt)
+        for _ in range(100):
+            if not fetch.done:
+                self.mem.poll()
+        assert fetch.done
+        return fetch
+
+    def idle(self) -> None:
+        """Nothing runs any more, and nothing is lost."""
+        self.mem.audit().raise_if_leaking()
+        assert not self.mem.table.used.any() and not self.mem.holders.pinned

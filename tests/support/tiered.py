@@ -1,0 +1,283 @@
+"""A server with host memory, and storage if wanted, below its prefix cache.
+
+`look` also holds host memory against everything: every record is free, cached or on its way, nothing stays pinned, and
+every byte of every entry, states and KV, is what the tokens of its key say. KV depends on all tokens before it, so that
+a page of another prefix with the same tokens is found out; what a step reads is looked at before every step.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate.prefix.policies import Lru, LruPages
+from memstate.state.layout import Plane, StateLayout
+from memstate.state.planes import Storage
+from memstate.stats import TierStats
+from memstate.tiers import Prefetch, TierManager, Tiers
+from memstate.tiers.host.cache import Entry, HostCache
+from memstate.tiers.keys import Keys, fingerprint
+from memstate.tokens import encode
+from tests.support.planes import LAYOUT, History, fold
+from tests.support.serving import PAGE, STALE, Server
+from tests.support.tiered_late import Late
+from tests.support.virtual import ByHand
+
+KV = StateLayout((Plane("k", (PAGE,), torch.int64), Plane("v", (PAGE, 3), torch.int16)), layers=2)
+HOST_STATES, HOST_PAGES = 8, 40
+MOVED = ("states_out", "states_in", "pages_out", "pages_in")
+
+
+def whole(n: int, pages: int = 2) -> list[int]:
+    """A prompt of whole pages that shares nothing with those of other numbers: it leaves one state, at its end."""
+    return [100 * n + i for i in range(PAGE * pages)]
+
+
+class Tiered(Server):
+    """A server whose every read checks what it reads. tiers: settings, besides those that are usual here.
+
+    With `every` far away a prompt of whole pages leaves one state, at its end; the cache gives up what was used last.
+    """
+
+    def __init__(
+        self, backend: Backend, name: str = "redirect", *, tiers: dict[str, object] | None = None, pages: int = 60,
+        every: int = 64, prefix: ms.Prefix | None = None, **settings: object,
+    ) -> None:  # fmt: skip
+        self.pages_kv = Storage(KV, pages, Backend(backend.name, backend.device)) if pages else None
+        usual = {"model": "toy", "host_slots": HOST_STATES, "kv": self.pages_kv, "reserve": 0.0}
+        usual |= {"host_pages": HOST_PAGES} if pages else {}
+        settled = usual | {"prefetch": Prefetch(threshold=PAGE, stop="wait_complete")} | (tiers or {})
+        super().__init__(
+            backend, name, pages=pages, every=every, prefix=prefix or ms.Prefix(Lru(), LruPages()),
+            tiers=Tiers(**settled), **settings,  # type: ignore[arg-type]
+        )  # fmt: skip
+        if self.pages_kv is not None:
+            self.kv = self.pages_kv.planes["k"][0]  # type: ignore[assignment]
+            for plane in self.pages_kv.planes.values():
+                plane[:, 1:] = STALE
+        self.known: dict[bytes, History] = {}  # the tokens of keys
+        mark = fingerprint("toy", LAYOUT, KV if pages else None, self.page, 0, 1)
+        self._keys = Keys(mark, self.page)
+
+    @property
+    def below(self) -> TierManager:
+        assert self.mem.tiers is not None
+        return self.mem.tiers
+
+    @property
+    def caches(self) -> list[HostCache]:
+        host = self.below.host
+        return [cache for cache in (host.states, host.kv) if cache is not None]
+
+    def note(self, tokens: Sequence[int], salt: object = None) -> None:
+        """Remembers what the keys of a prompt mean."""
+        for at, key in enumerate(self._keys.of(encode(tokens), salt), 1):
+            assert self.known.setdefault(key, tuple(tokens[: at * self.page])) == tuple(tokens[: at * self.page])
+
+    def admit(self, *requests: ms.Request) -> list[ms.Row]:
+        for request in requests:
+            self.note(request.tokens, request.salt)  # type: ignore[arg-type]
+            self.salts[request.id] = request.salt
+        return super().admit(*requests)
+
+    @property
+    def tiers(self) -> TierStats:
+        figures = self.mem.stats().tiers
+        assert figures is not None
+        return figures
+
+    @property
+    def salts(self) -> dict[object, object]:
+        """By request, so that answers are known under the salt of their prompts."""
+        return self.__dict__.setdefault("_salts", {})
+
+    def _note_rows(self, rows: Iterable[ms.Row]) -> None:
+        for row in rows:
+            self.note(self.text[row], self.salts.get(self.mem.table.ids[row.index]))
+
+    def publish(self, rows: Sequence[ms.Row]) -> list[ms.Snapshot | None]:
+        self._note_rows(rows)
+        return super().publish(rows)
+
+    def end(self, rows: Sequence[ms.Row]) -> None:
+        self._note_rows(rows)
+        super().end(rows)
+
+    def _forward(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> None:
+        """KV besides the tokens themselves, checked up to where the step begins and written from there."""
+        table, by_number = self.mem.page_table.tolist(), {row.index: row for row in self.text if self.alive(row)}
+        for i, number in enumerate(step.numbers.tolist() if self.pages_kv is not None else ()):
+            if number and self.pages_kv is not None:
+                text, before, after = self.text[by_number[number]], int(step.before[i]), int(step.after[i])
+                pages = table[number][: -(-after // self.page)]
+                here = self.pages_kv.planes["k"][:, pages], self.pages_kv.planes["v"][:, pages]
+                for got, want in zip(here, kv_of(text[:after], self.page), strict=True):
+                    flat, want = got.flatten(1, 2).cpu(), want.flatten(1, 2)
+                    assert torch.equal(flat[:, :before], want[:, :before]), f"KV of row {number} is not its prompt's"
+                for name, want in zip("kv", kv_of(text[:after], self.page), strict=True):
+                    for at in range(before, after):
+                        self.pages_kv.planes[name][:, pages[at // self.page], at % self.page] = want[
+                            :, at // self.page, at % self.page
+                        ].to(self.kv.device)  # type: ignore[attr-defined]
+        super()._forward(step, fed)
+
+    def alive(self, row: ms.Row) -> bool:
+        return self.mem.table.generation[row.index] == row.generation
+
+    # -- scenarios ------------------------------------------------------------------------------------
+
+    def cache_prompts(self, *prompts: Sequence[int], poll: bool = True, **more: object) -> None:
+        """Computes prompts and leaves their states on the device."""
+        for tokens in prompts:
+            row = self.start(tokens, **more)
+            self.prefill(row, publish=False)
+            self.end([row])
+            if poll:
+                self.mem.poll()
+
+    def give_up(self, states: int = 99, pages: int = 0) -> None:
+        """The device gives up states, and leaves until so many pages are free; then it forgets their bytes."""
+        self.cache.evict_states(states)
+        self.cache.evict_pages(pages)
+        self.mem.poll()
+        self.mem.submit()  # slots that are free by now are filled with rubbish
+        free = [page for page, users in enumerate(self.mem.pages.allocator.holders) if page and not users]
+        for plane in self.pages_kv.planes.values() if self.pages_kv is not None else ():
+            plane[:, free] = STALE
+
+    def work(self) -> None:
+        """Threads that are driven by hand end what they were given."""
+        jobs = self.below.settings.executor
+        for job in list(jobs.jobs) if isinstance(jobs, ByHand) else ():
+            if not job.future.done() and job.begin():
+                job.finish()
+        self.mem.poll()
+
+    def drain(self) -> None:
+        """All that is to be written is written or given up."""
+        while self.below.stowing and self.below.stowing.pending:
+            self.work()
+
+    def keeps(self) -> set[History]:
+        """What the states of host memory stand for."""
+        return {self.known[entry.key] for entry in self.below.host.states.entries()}
+
+    def keeps_pages(self) -> set[History]:
+        """What the KV pages of host memory stand for."""
+        return {self.known[entry.key] for entry in self.caches[1].entries()}
+
+    @property
+    def moved(self) -> tuple[int, int, int, int]:
+        """States out and in, pages out and in."""
+        return tuple(getattr(self.tiers, name) for name in MOVED)  # type: ignore[return-value]
+
+    # -- everything against everything ----------------------------------------------------------------
+
+    def look(self, idle: bool = False) -> None:
+        super().look(idle)
+        self.look_below(idle)
+
+    def look_below(self, idle: bool = False) -> None:
+        """Host memory alone."""
+        assert self.tiers.leaked_records == 0
+        for cache, bytes_of in zip(self.caches, (state_bytes, page_bytes), strict=False):
+            pool, entries = cache.pool, list(cache.entries())
+            rows = [entry.record for entry in entries]
+            assert len(set(rows)) == len(rows) and not set(rows) & set(pool._free)
+            for entry in entries:
+                assert entry.length == len(self.known[entry.key]) and cache.get(entry.key) is entry
+                if not self.flying(entry, cache):
+                    want = bytes_of(self.known[entry.key])
+                    got = pool.buffer(entry.record)[pool.nbytes - len(want) :].tobytes()  # behind the header
+                    assert got == want, f"a record of {entry.length} tokens is not theirs"
+            assert cache._pinned == sum(entry.pins > 0 for entry in entries)
+            if idle and self.landed:
+                assert cache.evictable == len(entries) and not pool._users and pool.waiting == 0
+                assert pool.free + len(entries) == pool.records
+
+    def flying(self, entry: Entry, cache: HostCache) -> bool:
+        """Whether bytes are on their way to it; without transfers that take their time they never are."""
+        mine = [each for each in Late.made if each.pool is cache.pool]
+        return any(
+            entry.record in of and ticket in each.flying("out") for each in mine for _, of, ticket in each.tickets
+        )
+
+    @property
+    def landed(self) -> bool:
+        """Whether nothing is on its way anywhere."""
+        stowing, host = self.below.stowing, self.below.host
+        return not (host.loads or host.backups or (stowing and stowing.pending))
+
+    def empty(self) -> None:
+        """Nothing runs, nothing is on its way: everything is free after clearing, on the device and here."""
+        self.mem.submit()
+        self.below.settle()
+        self.mem.poll()
+        self.drain()
+        super().empty()
+        self.below.clear()
+        assert [len(cache) for cache in self.caches] == [0] * len(self.caches)
+        assert all(cache.pool.free == cache.pool.records for cache in self.caches)
+        self.look(idle=True)
+
+
+# -- what bytes should be, written without the library's layouts --------------------------------------
+
+
+def kv_of(text: Sequence[int], page: int) -> tuple[Tensor, Tensor]:
+    """k and v of a text: `layer page token ..`; the last page is filled up with zeros."""
+    folds = [fold(tuple(text[: at + 1])) for at in range(len(text))]
+    pad = -len(text) % page
+    tokens, values = torch.tensor([*text, *[0] * pad]), torch.tensor([*folds, *[0] * pad])
+    v = torch.stack([values + i for i in range(3)], -1)
+    k = torch.stack([tokens, values]).view(2, -1, page)
+    return k, torch.stack([v, v * 3]).to(torch.int16).view(2, -1, page, 3)
+
+
+def padded(blocks: Iterable[Tensor]) -> bytes:
+    """Blocks one after the other, each to 16 bytes."""
+    parts = [block.contiguous().numpy().tobytes() for block in blocks]
+    return b"".join(part + bytes(-len(part) % 16) for part in parts)
+
+
+def state_bytes(tokens: History) -> bytes:
+    """The body of the record of a state."""
+    long, short = fold(tokens) * torch.arange(1, 7).view(2, 3), fold(tokens) * torch.arange(1, 11).view(2, 5)
+    return padded(block for layer in range(2) for block in (long[layer], short[layer].to(torch.int32)))
+
+
+def page_bytes(tokens: History) -> bytes:
+    """The body of the record of the last page."""
+    k, v = kv_of(tokens, PAGE)
+    return padded(block for layer in range(2) for block in (k[layer, -1], v[layer, -1]))
+
+
+def settle(at: Tiered) -> None:
+    """Sends what is recorded, and lets everything arrive."""
+    at.mem.submit()
+    at.mem.poll()
+    at.below.settle()
+    at.mem.poll()
+
+
+def everything(at: Tiered) -> tuple[object, ...]:
+    """All that a refusal may not change."""
+    mem = at.mem
+    mem.submit()
+    tree = [
+        (salt, node.end, node.snapshot, node.leases, node.uses, list(node.pages)) for salt, node in at.cache.tree.walk()
+    ]
+    host = [{entry.key: (entry.record, entry.pins) for entry in cache.entries()} for cache in at.caches]
+    stats = mem.stats()
+    return (
+        mem.registers.table.slots.tolist(), mem.registers.table.labels.tolist(), tree, host, dict(mem.holders._pins),
+        sorted(mem.holders.kept), mem.free_slots, mem.free_pages, stats.prefix, stats.tiers, mem.table.free,
+        np.asarray(mem.pages.allocator.holders).tolist(),
+    )  # fmt: skip
+
+
+NEEDS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 1}  # slots that a request takes
+T = [7 * i % 1000 for i in range(200)]

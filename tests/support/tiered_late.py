@@ -1,0 +1,103 @@
+"""Transfers that take their time: what a device does behind the back of the host, on a CPU."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from memstate.state.planes import Storage
+from memstate.tiers.host.packing import Packing
+from memstate.tiers.host.pool import HostPool
+from memstate.tiers.host.transfers import Ticket, Transfers
+
+
+class LateTicket(Ticket):
+    """Bytes that move as soon as a stream waits for them, and have arrived, for the host, when `land` says so.
+
+    left: groups that no stream has waited for. waits: what was asked for, in order.
+    """
+
+    def __init__(self, groups: Sequence[range], move: Callable[[int], None]) -> None:
+        super().__init__(groups)
+        self._move, self.left, self.there = move, set(range(len(groups))), False
+        self.waits: list[int | None] = []
+
+    @property
+    def done(self) -> bool:
+        return self.there
+
+    def wait(self, layer: int | None = None) -> None:
+        self.waits.append(layer)
+        self._reach([i for i, layers in enumerate(self.groups) if layer is None or layer in layers])
+
+    def synchronize(self) -> None:
+        self.land()
+
+    def land(self) -> None:
+        self._reach(range(len(self.groups)))
+        self.there = True
+
+    def _reach(self, groups: Iterable[int]) -> None:
+        for group in sorted(self.left & set(groups)):
+            self._move(group)
+            self.left.discard(group)
+
+
+class Late(Transfers):
+    """Transfers behind whose back the host goes on: as on a device, bytes are packed at once and arrive later; those
+    on their way to slots are not there before somebody has waited for them.
+    """
+
+    made: ClassVar[list["Late"]] = []
+
+    def __init__(
+        self, storage: Storage, packing: Packing, pool: HostPool, header: int, staging: int, groups: int
+    ) -> None:
+        super().__init__(storage, packing, pool, header, staging, groups)
+        self.tickets: list[tuple[str, list[int], LateTicket]] = []
+        self._body = pool.memory[:, header : header + packing.nbytes]
+        Late.made.append(self)
+
+    def out(self, slots: Tensor | None, index: Sequence[int], records: Sequence[int]) -> Ticket:
+        self.pool.use(records)
+        self.moved_out += len(records)
+        packed = torch.zeros((len(index), self.packing.nbytes), dtype=torch.uint8)
+        self.packing.pack(slots, *self._columns(index, range(len(index))), packed)
+
+        def move(_: int) -> None:
+            self._body[list(records)] = packed
+
+        return self._later("out", [range(self.packing.layers)], records, move)
+
+    def into(self, slots: Tensor | None, index: Sequence[int], records: Sequence[int]) -> Ticket:
+        for kind, of, ticket in self.tickets:
+            if kind == "out" and set(of) & set(records):
+                ticket.wait()  # its stream waits for what has not arrived
+        self.pool.use(records)
+        self.moved_in += len(records)
+        columns = self._columns(index, records)
+
+        def move(group: int) -> None:
+            layers = self._groups[group]
+            self.packing.unpack(slots, *columns, self._body, (layers[0], layers[-1]))
+
+        return self._later("into", self._groups, records, move)
+
+    @staticmethod
+    def _columns(*columns: Sequence[int]) -> tuple[Tensor, Tensor]:
+        one, two = (torch.tensor(column, dtype=torch.int32) for column in columns)
+        return one, two
+
+    def _later(self, kind: str, groups: Sequence[range], records: Sequence[int], move: Callable[[int], None]) -> Ticket:
+        ticket = LateTicket(groups, move)
+        self.tickets.append((kind, list(records), ticket))
+        return ticket
+
+    def flying(self, kind: str) -> list[LateTicket]:
+        """Tickets that are not done."""
+        return [ticket for of, _, ticket in self.tickets if of == kind and not ticket.there]
+
+    def unread(self, kind: str) -> list[LateTicket]:
+        """Tickets whose bytes no stream has waited for."""
+        return [ticket for of, _, ticket in self.tickets if of == kind and ticket.left]

@@ -1,0 +1,87 @@
+"""One rank of several that serve the same requests over tiers of their own: python tiers_rank.py RANK RANKS FOLDER.
+
+Every rank runs the same scheduler. What differs: host memory, what threads pin in it when, and what storage still has.
+Prints what it decided as JSON: where each request started, and how long its prefetch went on.
+"""
+
+import json
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate.tiers.keys import Keys, fingerprint
+from tests.support.planes import LAYOUT
+from tests.support.tiered import KV, Tiered
+
+PROMPTS, REQUESTS = 7, 26
+PATIENCE = 5000  # polls
+
+
+class Ranked(Tiered):
+    """A server that is one of several ranks."""
+
+    def __init__(self, rank: int, ranks: int, **tiers: object) -> None:
+        place = {"rank": rank, "ranks": ranks, "group": dist.group.WORLD}
+        super().__init__(Backend("reference"), tiers=place | tiers, slots=6, pages=22, every=8)
+        self._keys = Keys(fingerprint("toy", LAYOUT, KV, self.page, rank, ranks), self.page)
+
+
+def play(rank: int, ranks: int, folder: Path, life: int) -> dict[str, Any]:
+    """One life of a process: requests from the same few prompts, some aborted while their prefetch runs."""
+    rng, own = random.Random(f"requests {life}"), random.Random(f"{rank} {life}")
+    at = Ranked(
+        rank, ranks, host_slots=12 - 7 * (rank % 2), host_pages=40 - 12 * (rank % 2), storage=ms.FileStore(folder)
+    )
+    share = random.Random(0)
+    prompts = [[share.randrange(3) for _ in range(4 * share.randrange(1, 3))] + [n] * 12 for n in range(PROMPTS)]
+    starts: list[tuple[int, int]] = []
+    for number in range(REQUESTS):
+        prompt = rng.choice(prompts) + [50 + rng.randrange(2)] * rng.randrange(1, 6)
+        fetch, polls = at.mem.prefetch(prompt), 0
+        gone = rng.randrange(4) if rng.random() < 0.2 else -1
+        while not fetch.done and polls < PATIENCE:
+            if polls == gone:
+                at.below.cancel(fetch)
+                break
+            at.mem.poll()
+            polls += 1
+            time.sleep(own.random() * 0.002)
+        if gone >= 0:
+            at.below.cancel(fetch)
+            continue
+        row = at.start(prompt, fetch=fetch)
+        starts.append((at.mem.length(row), fetch.length))
+        at.prefill(row)
+        at.end([row])
+        at.mem.poll()
+        if number % 5 == 0:
+            at.look()
+    figures = at.tiers
+    at.below.flush()
+    at.empty()
+    at.mem.close()
+    records = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in records[rank::ranks]:  # each of them loses some, whosever they are
+        if own.random() < 0.3:
+            path.unlink(missing_ok=True)
+    return {"starts": starts, "stored": figures.storage_hit_tokens}
+
+
+def main() -> None:
+    rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
+    (folder / "records").mkdir(exist_ok=True)
+    for life in range(2):
+        print(json.dumps(play(rank, ranks, folder / "records", life)), flush=True)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

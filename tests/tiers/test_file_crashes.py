@@ -1,0 +1,174 @@
+"""Records in files are whole or not there, whoever dies and however many write at once."""
+
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memstate.tiers.stores.file import FileStore
+from tests.support.file_case import (
+    DAMAGED,
+    DONE,
+    MISSING,
+    OLD,
+    ended,
+    files,
+    get,
+    has_ended,
+    holds,
+    in_child,
+    keys,
+    place,
+    put,
+    record,
+)
+
+CALLS = ("stat", "fstat", "open", "mkdir", "fchmod", "write", "fsync", "close", "replace", "utime", "scandir")
+
+
+def dies_at(call: int, work: Callable[[], object]) -> Callable[[], None]:
+    """The work, in a process that ends without a word before its n-th call of the system; writes take 37 bytes."""
+
+    def run() -> None:
+        left = [call]
+
+        def deadly(name: str) -> Callable[..., Any]:
+            real = getattr(os, name)
+
+            def called(*arguments: Any, **settings: Any) -> Any:
+                left[0] -= 1
+                if not left[0]:
+                    os._exit(77)
+                if name == "write":
+                    arguments = (arguments[0], arguments[1][:37])
+                return real(*arguments, **settings)
+
+            return called
+
+        for name in CALLS:
+            setattr(os, name, deadly(name))
+        work()
+
+    return run
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("before", ["nothing", "a damaged record", "the record"])
+def test_b67_a_process_killed_at_any_call_loses_that_record_alone(before: str, durable: bool, tmp_path: Path) -> None:
+    seen, call = set(), 0
+    while True:
+        call += 1
+        folder = tmp_path / str(call)
+        store = FileStore(folder, durable=durable)
+        put(store, "other", record(1))
+        if before != "nothing":
+            put(store, "a", record(0))
+            os.utime(place(store, "a"), (OLD, OLD))
+        if before == "a damaged record":
+            os.truncate(place(store, "a"), 50)
+        status = ended(in_child(dies_at(call, lambda store=store: put(store, "a", record(0)))))
+        assert status in (0, 77)
+        reader = FileStore(folder)  # another process, as far as this one knows
+        outcome, found = get(reader, "a")
+        assert (
+            outcome in {"nothing": (MISSING, DONE), "a damaged record": (DAMAGED, DONE), "the record": (DONE,)}[before]
+        )
+        assert outcome is not DONE or found.tobytes() == record(0).tobytes()
+        assert holds(reader, "other", record(1))
+        seen.add(outcome)
+        for path in files(reader):
+            os.utime(path, (OLD, OLD))
+        assert put(reader, "a", record(0)) is DONE and holds(reader, "a", record(0))
+        reader.clean()
+        assert files(reader) == sorted([place(reader, "a"), place(reader, "other")])
+        if status == 0:
+            break
+    assert call > (2 if before == "the record" else 7)
+    assert DONE in seen and len(seen) == (1 if before == "the record" else 2)
+
+
+def slow_writes() -> None:
+    """From now on a record is written in many parts, and others have a turn between them."""
+    real = os.write
+
+    def write(descriptor: int, data: memoryview) -> int:
+        os.sched_yield()
+        return real(descriptor, data[:101])
+
+    os.write = write  # type: ignore[assignment]
+
+
+def test_two_processes_writing_one_name(tmp_path: Path) -> None:
+    """What each writes is whole, and so is what a reader finds at any moment, or it finds nothing."""
+    size, rounds = 1000, 60
+    either = [np.full(size, who, np.uint8) for who in (1, 2)]
+
+    def work(who: int) -> None:
+        slow_writes()
+        store = FileStore(tmp_path)
+        for n in range(rounds):
+            assert put(store, f"n{n}", either[who]) is DONE
+            if n % 3 == 0:
+                store.discard(keys([f"n{n}"]))
+                assert put(store, f"n{n}", either[who]) is DONE
+        assert not store.faults
+
+    children = [in_child(lambda who=who: work(who)) for who in range(2)]
+    store, statuses = FileStore(tmp_path), []
+    while len(statuses) < len(children):
+        outcome, buffer = get(store, f"n{random.randrange(rounds)}", size)
+        assert outcome in (MISSING, DONE)
+        assert outcome is MISSING or buffer.tobytes() in (either[0].tobytes(), either[1].tobytes())
+        statuses += [status for child in children if (status := has_ended(child)) is not None]
+    assert statuses == [0, 0]
+    assert store.exists(keys([f"n{n}" for n in range(rounds)])) == [True] * rounds
+    assert len(files(store)) == rounds and not store.faults
+
+
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_many_threads(tmp_path: Path) -> None:
+    """A store that is always too full, and names that everybody wants: what is found is right."""
+    store, trouble, done = FileStore(tmp_path, capacity=2000), [], [0] * 8
+
+    def work(who: int) -> None:
+        chance = random.Random(who)
+        try:
+            for _ in range(60):
+                chosen = chance.sample(range(30), 3)
+                names, data = keys([f"n{n}" for n in chosen]), [record(n) for n in chosen]
+                kind = chance.randrange(8)
+                if kind < 4:
+                    assert store.put(names, data) == [DONE] * 3
+                elif kind < 7:
+                    buffers = [np.empty(100, np.uint8) for _ in names]
+                    for outcome, buffer, value in zip(store.get(names, buffers), buffers, data, strict=True):
+                        assert outcome in (MISSING, DONE)
+                        assert outcome is MISSING or buffer.tobytes() == value.tobytes()
+                        done[who] += outcome is DONE
+                else:
+                    store.discard(names[:1])
+        except BaseException as error:
+            trouble.append(error)
+
+    threads = [threading.Thread(target=work, args=(who,)) for who in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert trouble == [] and not store.faults and sum(done) > 0 and store.evicted > 0
+    assert sum(path.stat().st_size for path in files(store)) <= 2000
+    assert all(path.stat().st_size == 100 for path in files(store))

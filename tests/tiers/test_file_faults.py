@@ -1,0 +1,261 @@
+"""Records in files on a system that refuses: each fault costs the record that it met, and is counted."""
+
+import errno
+import os
+import resource
+import shutil
+import signal
+import stat
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.tiers.stores.base import RECORD
+from memstate.tiers.stores.file import FileStore
+from tests.support.file_case import (
+    DAMAGED,
+    DONE,
+    FAILED,
+    MISSING,
+    OLD,
+    ended,
+    files,
+    get,
+    holds,
+    in_child,
+    key,
+    keys,
+    place,
+    put,
+    record,
+    refuse,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path / "store")
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "close", "replace"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EIO, errno.EROFS, errno.EDQUOT])
+def test_a_refused_write_leaves_nothing(call: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third record of five, at each call of its writing."""
+    store = FileStore(tmp_path, durable=True)
+    names, data = keys([f"n{n}" for n in range(5)]), [record(n) for n in range(5)]
+    for name in names:
+        place(store, name).parent.mkdir(exist_ok=True)
+    turn = 2 * 2 if call == "fsync" else 2  # a file and a folder each
+    calls = iter(range(1000))
+    with monkeypatch.context() as patch:
+        if call == "open":
+            refuse(patch, call, code, lambda path, *_: path.endswith(".tmp") and next(calls) == turn)
+        elif call == "close":  # of a file; folders are only looked into
+            refuse(patch, call, code, lambda file: stat.S_ISREG(os.fstat(file).st_mode) and next(calls) == turn)
+        else:
+            refuse(patch, call, code, lambda *_: next(calls) == turn)
+        outcomes = store.put(names, data)
+    assert outcomes == [DONE, DONE, FAILED, DONE, DONE]
+    assert store.faults == {errno.errorcode[code]: 1}
+    assert [path.name for path in files(store)].count(key("n2")) == 0 and len(files(store)) == 4
+    assert [holds(store, name, value) for name, value in zip(names, data, strict=True)] == [
+        True,
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert put(store, "n2", data[2]) is DONE and holds(store, "n2", data[2])
+
+
+def test_a_disk_that_fills_up_in_the_middle(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written in parts, each of them the last."""
+    real, room = os.write, [0]
+
+    def write(descriptor: int, data: memoryview) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "full")
+        done = real(descriptor, data[: room[0]][:7])
+        room[0] -= done
+        return done
+
+    monkeypatch.setattr(os, "write", write)
+    for size in range(100):
+        room[0] = size
+        assert put(store, "a", record(0)) is FAILED
+        assert not files(store) and not store.exists(keys(["a"]))[0]
+    room[0] = 100
+    assert put(store, "a", record(0)) is DONE and holds(store, "a", record(0))
+    assert store.faults == {"ENOSPC": 100}
+
+
+def test_a_small_disk_that_is_full(tmp_path: Path) -> None:
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "none", str(tmp_path)]
+    if not shutil.which("mount") or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a small disk, and not everywhere")
+    try:
+        store = FileStore(tmp_path)
+        names, data = keys([f"n{n}" for n in range(9)]), [record(n, 10_000) for n in range(9)]
+        outcomes = store.put(names, data)
+        assert set(outcomes) == {DONE, FAILED} and store.faults == {"ENOSPC": outcomes.count(FAILED)}
+        assert len(files(store)) == outcomes.count(DONE)
+        for name, value, outcome in zip(names, data, outcomes, strict=True):
+            assert holds(store, name, value) == (outcome is DONE)
+        store.discard(names)
+        assert put(store, "n8", data[8]) is DONE and holds(store, "n8", data[8])
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)  # also where something is still open
+
+
+def test_a_file_that_the_system_cuts(store: FileStore) -> None:
+    """The system's own limit: it takes a part of a write, and refuses the rest."""
+
+    def work() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+        outcomes = store.put(keys(["a", "b", "c"]), [record(0, 50_000), record(1, 70_000), record(2, 60_000)])
+        assert outcomes == [DONE, FAILED, DONE] and store.faults == {"EFBIG": 1}
+
+    assert ended(in_child(work)) == 0
+    assert holds(store, "a", record(0, 50_000)) and holds(store, "c", record(2, 60_000)) and len(files(store)) == 2
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.EMFILE, errno.ESTALE])
+@pytest.mark.parametrize("call", ["open", "fstat"])
+def test_a_refused_read_fails_alone(call: str, code: int, store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    names, data = keys(["a", "b", "c"]), [record(n) for n in range(3)]
+    store.put(names, data)
+    calls = iter(range(100))
+    if call == "open":
+        refuse(monkeypatch, call, code, lambda path, *_: RECORD.fullmatch(path) and next(calls) == 1)
+    else:
+        refuse(monkeypatch, call, code, lambda file: stat.S_ISREG(os.stat(file).st_mode) and next(calls) == 1)
+    buffers = [np.empty(100, np.uint8) for _ in names]
+    assert store.get(names, buffers) == [DONE, FAILED, DONE]
+    assert store.faults == {errno.errorcode[code]: 1}
+    assert holds(store, "b", data[1])  # nothing was deleted
+
+
+def test_exists_says_no_where_it_cannot_be_said(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put(keys(["a", "b"]), [record(0), record(1)])
+    refuse(monkeypatch, "stat", errno.EACCES, lambda path: path == key("a"))
+    assert store.exists(keys(["a", "b", "c"])) == [False, True, False] and store.faults == {"EACCES": 1}
+    assert put(store, "a", record(0)) is FAILED and store.faults == {"EACCES": 2}
+
+
+def in_parts(monkeypatch: pytest.MonkeyPatch, before: Callable[[int], object]) -> list[int]:
+    """Reads of a record give three bytes at a time; what they give. before: done ahead of every second read."""
+    real, reads = os.readv, []
+
+    def readv(file: int, views: Sequence[memoryview]) -> int:
+        if len(reads) % 2:
+            before(file)
+        reads.append(real(file, [views[0][:3]]))
+        return reads[-1]
+
+    monkeypatch.setattr(os, "readv", readv)
+    return reads
+
+
+def test_short_reads_are_continued(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(store, "a", record(0))
+    reads = in_parts(monkeypatch, lambda file: None)
+    assert holds(store, "a", record(0)) and reads == [3] * 33 + [1]
+
+
+@pytest.mark.parametrize("left", [0, 3, 50, 99])
+def test_b67_a_record_that_is_cut_while_it_is_read(
+    left: int, store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, "a", record(0))
+    in_parts(monkeypatch, lambda file: os.truncate(place(store, "a"), left))
+    assert get(store, "a")[0] is DAMAGED and get(store, "a")[0] is MISSING
+
+
+def test_a_record_that_fails_while_it_is_read(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put(keys(["a", "b"]), [record(0), record(1)])
+    first = place(store, "a").stat().st_ino
+
+    def fail(file: int) -> None:
+        if os.fstat(file).st_ino == first:
+            raise OSError(errno.EIO, "unreadable")
+
+    with monkeypatch.context() as patch:
+        in_parts(patch, fail)
+        assert store.get(keys(["a", "b"]), [np.empty(100, np.uint8)] * 2) == [FAILED, DONE]
+    assert store.faults == {"EIO": 1} and holds(store, "a", record(0))
+
+
+def test_a_record_evicted_while_it_is_read_comes_whole(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(store, "a", record(0))
+    os.utime(place(store, "a"), (OLD, OLD))  # its use would be noted
+    in_parts(monkeypatch, lambda file: place(store, "a").unlink(missing_ok=True))
+    assert holds(store, "a", record(0)) and not store.faults
+
+
+def test_a_folder_that_vanishes_and_comes_back(store: FileStore) -> None:
+    put(store, "a", record(0))
+    away = store.folder.path.rename(store.folder.path.with_name("away"))
+    assert put(store, "b", record(1)) is FAILED and store.faults == {"ENOENT": 1}
+    assert store.exists(keys(["a"])) == [False] and get(store, "a")[0] is MISSING
+    store.discard(keys(["a"]))
+    store.clean()
+    assert not store.folder.path.exists()  # what is no longer mounted is not written past
+    away.rename(store.folder.path)
+    assert holds(store, "a", record(0)) and put(store, "b", record(1)) is DONE
+    assert store.faults == {"ENOENT": 1}
+
+
+def test_a_folder_that_becomes_a_file(store: FileStore) -> None:
+    put(store, "a", record(0))
+    store.folder.path.rename(store.folder.path.with_name("away"))
+    store.folder.path.write_bytes(b"")
+    assert (put(store, "a", record(0)), get(store, "a")[0], store.exists(keys(["a"]))) == (FAILED, FAILED, [False])
+    assert store.faults == {"ENOTDIR": 3}
+
+
+@pytest.mark.parametrize("below", ["", "/deeper", "/deeper/still"])
+def test_a_folder_that_cannot_be_made_is_refused(below: str, tmp_path: Path) -> None:
+    path = f"{tmp_path}/file{below}"
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigurationError, match=rf"file store in {path}: .*(is no folder|Not a directory).* name a"):
+        FileStore(path)
+
+
+@pytest.mark.parametrize("path", ["", None, 3, b"store"])
+def test_what_names_no_folder_is_refused(path: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgument, match="expected the folder of a file store"):
+        FileStore(path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_home_is_found_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", f"{tmp_path}/home")
+    for path in ("~/store", Path("~/store"), Path("~") / "store"):
+        assert FileStore(path).folder.path == tmp_path / "home" / "store"
+    with pytest.raises(ConfigurationError, match=r"~no-such user/x: there is no such home; write \./~no-such user/x"):
+        FileStore("~no-such user/x")
+    assert not list((tmp_path / "here").iterdir())
+    assert put(FileStore("./~no-such user/x"), "a", record(0)) is DONE
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["~no-such user"]
+
+
+@pytest.mark.parametrize("call", ["mkdir", "open"])
+def test_a_folder_that_cannot_be_written_is_refused(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse(monkeypatch, call, errno.EACCES, lambda *_: True)
+    with pytest.raises(ConfigurationError, match=rf"{tmp_path}/store: Permission denied"):
+        FileStore(tmp_path / "store")
+
+
+@pytest.mark.parametrize("capacity", [0, -1, 1.5, "1 GiB"])
+def test_capacities_that_cannot_be_meant_are_refused(capacity: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="capacity"):
+        FileStore(tmp_path, capacity=capacity)

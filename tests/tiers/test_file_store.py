@@ -1,0 +1,233 @@
+"""Records in files: what was put comes back, and whatever else lies in its place does no harm."""
+
+import os
+import random
+import stat
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+
+from memstate import Plane, StateLayout
+from memstate.errors import InvalidArgument
+from memstate.tiers.records import FLAWS, Kind, RecordFormat
+from memstate.tiers.stores.file import FileStore
+from tests.support.file_case import (
+    DAMAGED,
+    DONE,
+    FAILED,
+    MISSING,
+    OLD,
+    files,
+    get,
+    holds,
+    key,
+    keys,
+    place,
+    put,
+    record,
+)
+
+FORM = RecordFormat("kv", StateLayout((Plane("k", (3,), torch.int8), Plane("v", (17,), torch.int8)), 1), bytes(32))
+KEY = bytes(range(32))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path / "store")
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 4096, 1 << 20])
+def test_what_was_put_comes_back(size: int, store: FileStore, tmp_path: Path) -> None:
+    names, data = keys([f"kv-{n}" for n in range(5)]), [record(n, size) for n in range(5)]
+    assert store.exists(names) == [False] * 5
+    assert store.put(names[:3], data[:3]) == [DONE] * 3
+    assert store.exists(names) == [True] * 3 + [False] * 2
+    buffers = [np.full(size, 0x5A, np.uint8) for _ in names]
+    other = FileStore(tmp_path / "store")
+    assert other.get(names, buffers) == [DONE] * 3 + [MISSING] * 2
+    assert [b.tobytes() for b in buffers[:3]] == [d.tobytes() for d in data[:3]]
+    assert not store.faults and not other.faults
+    store.close()
+
+
+def test_empty_batches(store: FileStore) -> None:
+    assert (store.exists([]), store.get([], []), store.put([], [])) == ([], [], [])
+    store.discard([])
+    store.register(torch.empty(8, dtype=torch.uint8))
+
+
+def test_a_record_that_is_there_stays(store: FileStore) -> None:
+    put(store, "a", record(0))
+    inode, old = place(store, "a").stat().st_ino, (OLD, OLD)
+    os.utime(place(store, "a"), old)
+    assert put(store, "a", record(1)) is DONE
+    assert place(store, "a").stat().st_ino == inode and holds(store, "a", record(0))
+    assert place(store, "a").stat().st_mtime > OLD  # put again is used again
+
+
+def test_a_use_is_noted_once_a_minute(store: FileStore) -> None:
+    put(store, "a", record(0))
+    path = place(store, "a")
+    for age, noted in ((30, False), (90, True), (-90, True)):  # -90: written by a machine whose clock is ahead
+        os.utime(path, (OLD, before := path.stat().st_mtime - age))
+        before = path.stat().st_mtime
+        assert holds(store, "a", record(0))
+        assert (path.stat().st_mtime != before) == noted
+
+
+def test_a_discarded_record_can_be_written_again(store: FileStore) -> None:
+    store.put(keys(["a", "b"]), [record(0), record(1)])
+    store.discard(keys(["a", "nothing"]))
+    assert store.exists(keys(["a", "b"])) == [False, True]
+    assert put(store, "a", record(2)) is DONE and holds(store, "a", record(2)) and not store.faults
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
+def test_nobody_else_may_read(mask: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        store = FileStore(tmp_path / "deep" / "store")
+        put(store, "a", record(0))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(place(store, "a").stat().st_mode) == 0o600
+    for folder in (place(store, "a").parent, store.folder.path):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "",
+            "a/b",
+            "..",
+            ".",
+            ".hidden",
+            "a.tmp",
+            "/etc/passwd",
+            "a" * 101,
+            "a\n",
+            "a\0",
+            "ä",
+            "a b",
+            "\\",
+            b"a",
+            None,
+        ),
+        *("a", "id_rsa", "kv-", "0" * 64, f"kv-{'0' * 63}", f"kv-{'0' * 65}", f"kv-{'A' * 64}", f"kv-{'0' * 64}\n"),
+        *(f"other-{'0' * 64}", f"state-{'g' * 64}", f"/kv-{'0' * 64}", f"kv-{'0' * 64}".encode()),
+    ],
+)
+def test_names_that_no_record_gets_are_refused(name: Any, store: FileStore) -> None:
+    before = files(store)
+    for call in (
+        lambda: store.exists([key("a"), name]),
+        lambda: store.get([key("a"), name], [record(0), record(1)]),
+        lambda: store.put([key("a"), name], [record(0), record(1)]),
+        lambda: store.discard([key("a"), name]),
+    ):
+        with pytest.raises(InvalidArgument, match="expected a name"):
+            call()
+    assert files(store) == before
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_what_formats_call_records_is_a_file(kind: Kind, store: FileStore) -> None:
+    name = RecordFormat(kind, FORM.layout, bytes(32)).name(KEY)
+    assert put(store, name, record(0)) is DONE and holds(store, name, record(0))
+    assert [path.name for path in files(store)] == [name]
+
+
+@pytest.mark.parametrize(
+    "buffers", [[], [record(0)] * 2, [record(0).view(np.int8)], [record(0)[::2]], [record(0).reshape(10, 10)]]
+)
+def test_buffers_that_are_no_bytes_are_refused(buffers: list[Any], store: FileStore) -> None:
+    for call in (store.get, store.put):
+        with pytest.raises(InvalidArgument):
+            call(keys(["a"]), buffers)
+    assert not files(store)
+
+
+def test_repr_has_no_path_of_records(tmp_path: Path) -> None:
+    assert repr(FileStore(tmp_path)) == f"FileStore({str(tmp_path)!r}, no limit, 0 faults)"
+    assert "at most 2.00 KiB" in repr(FileStore(tmp_path, capacity=2048))
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_durable_flushes_before_and_after_the_name(
+    durable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, calls = FileStore(tmp_path, durable=durable), []
+    for name in ("write", "fsync", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, real=real, name=name, **k: (calls.append(name), real(*a, **k))[1])
+    put(store, "a", record(0))
+    put(store, "a", record(0))
+    folder = ["fsync"] * durable
+    assert calls == [*folder, "write", *folder, "replace", *folder]
+
+
+def test_b67_a_truncated_record_is_a_miss_and_makes_room(store: FileStore) -> None:
+    for size in [*range(100), 101, 5000]:
+        place(store, "a").parent.mkdir(exist_ok=True)
+        place(store, "a").write_bytes(bytes(size))
+        assert get(store, "a")[0] is DAMAGED
+        assert get(store, "a")[0] is MISSING
+    place(store, "a").write_bytes(bytes(99))
+    assert put(store, "a", record(0)) is DONE and holds(store, "a", record(0))  # without a read before
+    assert not store.faults
+
+
+def test_b67_every_damaged_byte_of_a_file_is_found(store: FileStore) -> None:
+    whole = record(0, FORM.nbytes)
+    FORM.seal(whole, KEY, 64)
+    name = FORM.name(KEY)
+    put(store, name, whole)
+    for at in range(FORM.nbytes):
+        damaged = bytearray(whole.tobytes())
+        damaged[at] ^= random.Random(at).randrange(1, 256)
+        place(store, name).write_bytes(damaged)
+        outcome, found = get(store, name, FORM.nbytes)
+        assert outcome is DONE and FORM.flaw(found, KEY, 64) in FLAWS
+    store.discard(keys([name]))
+    assert put(store, name, whole) is DONE
+    assert FORM.flaw(get(store, name, FORM.nbytes)[1], KEY, 64) == ""
+
+
+def test_links_are_never_followed(store: FileStore, tmp_path: Path) -> None:
+    """Neither where the file behind the link has the size of the record, nor where the link itself has it."""
+    secret = tmp_path / "secret"
+    size = len(str(secret))
+    secret.write_bytes(bytes(size))
+    put(store, "b", record(1, size))
+    place(store, "a").parent.mkdir(exist_ok=True)
+    place(store, "a").symlink_to(secret)
+    assert store.exists(keys(["a"])) == [False]
+    outcomes = store.get(keys(["a", "b"]), [np.empty(size, np.uint8), np.empty(size, np.uint8)])
+    assert outcomes == [FAILED, DONE] and store.faults == {"ELOOP": 1}
+    assert put(store, "a", record(0, size)) is DONE and holds(store, "a", record(0, size))
+    assert secret.read_bytes() == bytes(size) and not place(store, "a").is_symlink()
+
+
+def test_a_pipe_is_not_waited_for(store: FileStore) -> None:
+    place(store, "a").parent.mkdir(exist_ok=True)
+    os.mkfifo(place(store, "a"))
+    assert store.exists(keys(["a"])) == [False]
+    assert get(store, "a", 0)[0] is FAILED and store.faults == {"ENXIO": 1}  # of no bytes, as a pipe has them
+    assert put(store, "a", record(0)) is DONE and holds(store, "a", record(0))
+
+
+def test_a_folder_in_the_place_of_a_record(store: FileStore) -> None:
+    place(store, "a").mkdir(parents=True)
+    assert store.exists(keys(["a"])) == [False]
+    for _ in range(3):
+        before = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
+        assert get(store, "a", place(store, "a").stat().st_size)[0] is FAILED
+        assert len(os.listdir("/proc/self/fd") if before else []) == len(before)  # nothing left open
+    assert put(store, "a", record(0)) is FAILED
+    assert put(store, "b", record(0)) is DONE
+    assert store.faults == {"EISDIR": 4} and len(files(store)) == 1

@@ -1,0 +1,287 @@
+"""What a Mooncake store asks of its client, and makes of the answers; needs neither the package nor a master."""
+
+import os
+import re
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from memstate.errors import ConfigurationError
+from memstate.state.layout import Plane, StateLayout
+from memstate.tiers.prefetch.reading import Question, ask
+from memstate.tiers.records import RecordFormat
+from memstate.tiers.stores import mooncake
+from memstate.tiers.stores.base import Bytes, Outcome
+from memstate.tiers.stores.mooncake import Mooncake, MooncakeStore
+from memstate.tiers.stores.mooncake_client import P2P
+from tests.support.mooncake_rig import PATIENCE_S, fresh
+from tests.support.mooncake_server import HOST, until
+
+MISSING, DONE, DAMAGED, FAILED = Outcome
+
+
+class Scripted:
+    """A client whose answers are given, and which notes what it is asked."""
+
+    def __init__(self, codes: Sequence[int] = (), size: int = -704, health: int = 0) -> None:
+        self.codes, self.size, self.health = list(codes), size, health
+        self.removed: list[str] = []
+        self.closed, self.entered, self.goes_on = threading.Event(), threading.Event(), threading.Event()
+        self.goes_on.set()
+
+    def health_check(self) -> int:
+        return self.health
+
+    def register_buffer(self, address: int, nbytes: int) -> int:
+        return 0
+
+    def batch_get_into(self, names: list[str], addresses: list[int], sizes: list[int]) -> list[int]:
+        self.entered.set()
+        assert self.goes_on.wait(PATIENCE_S)
+        assert not self.closed.is_set()
+        return self.codes
+
+    def batch_put_from(self, names: list[str], addresses: list[int], sizes: list[int], config: Any) -> list[int]:
+        return self.codes
+
+    def batch_is_exist(self, names: list[str]) -> list[int]:
+        return self.codes
+
+    def get_size(self, name: str) -> int:
+        return self.size
+
+    def batch_remove(self, names: list[str], force: bool) -> None:
+        self.removed += names
+
+    def close(self) -> None:
+        assert not self.closed.is_set()
+        self.closed.set()
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, client: Scripted, records: int) -> tuple[MooncakeStore, list[Bytes]]:
+    monkeypatch.setattr(mooncake, "connect", lambda settings: (client, None))
+    store, memory = MooncakeStore(Mooncake("nowhere:1")), torch.zeros(records, 8, dtype=torch.uint8)
+    store.register(memory)
+    return store, [memory[record].numpy() for record in range(records)]
+
+
+def test_what_codes_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = [8, 7, -703, -704, -710, -712, -702, -707, -800, -801, -900, -901, -12345, 0]
+    store, buffers = scripted(monkeypatch, Scripted(codes), len(codes))
+    names = [fresh() for _ in codes]
+    assert store.get(names, buffers) == [DONE, DAMAGED, *[MISSING] * 4, *[FAILED] * 7, DAMAGED]
+    faults = [
+        "INVALID_REPLICA",
+        "LEASE_EXPIRED",
+        "TRANSFER_FAIL",
+        "CHECKSUM_MISMATCH",
+        "RPC_FAIL",
+        "RPC_TIMEOUT",
+        "-12345",
+    ]
+    assert store.faults == dict.fromkeys(faults, 1)
+
+    store, buffers = scripted(monkeypatch, Scripted([0, -705, -200, -704, -800]), 5)
+    assert store.put(names[:5], buffers) == [DONE, DONE, FAILED, FAILED, FAILED]
+    assert store.faults == {"NO_SPACE": 1, "-704": 1, "TRANSFER_FAIL": 1}
+
+
+@pytest.mark.parametrize(
+    ("size", "outcome", "removed", "fault"),
+    [
+        (9, DAMAGED, 1, ""),
+        (8, FAILED, 0, "INVALID_PARAMS"),  # of the right size, and refused all the same
+        (-704, MISSING, 0, ""),
+        (-900, FAILED, 0, "RPC_FAIL"),
+    ],
+)
+def test_a_read_that_is_refused(
+    monkeypatch: pytest.MonkeyPatch, size: int, outcome: Outcome, removed: int, fault: str
+) -> None:
+    client = Scripted([-600], size)
+    store, buffers = scripted(monkeypatch, client, 1)
+    assert store.get(["a"], buffers) == [outcome]
+    assert client.removed == ["a"] * removed
+    assert list(store.faults) == [fault] * bool(fault)
+
+
+def test_a_client_without_a_master_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, buffers = scripted(monkeypatch, Scripted([8, 8], health=2), 2)
+    assert store.get(["a", "b"], buffers) == store.put(["a", "b"], buffers) == [FAILED, FAILED]
+    with pytest.raises(OSError, match=r"exists of 2 records with MooncakeStore\('nowhere:1'.*: NO_MASTER"):
+        store.exists(["a", "b"])
+    assert store.faults == {"NO_MASTER": 6}
+    assert (store.exists([]), store.get([], []), store.put([], [])) == ([], [], [])
+
+
+@pytest.mark.parametrize(
+    ("codes", "there", "faults"),
+    [
+        ([1, 0, -704, -900], [True, False, False, False], {"RPC_FAIL": 1}),
+        ([0, -900, -900], [False] * 3, {"RPC_FAIL": 2}),  # one answer is enough to know that somebody answers
+        ([-704, -710, 0], [False] * 3, {}),
+        ([-900, -901, -900], None, {"RPC_FAIL": 2, "RPC_TIMEOUT": 1}),
+        ([-12345], None, {"-12345": 1}),
+    ],
+)
+def test_nothing_is_said_of_records_that_no_master_spoke_of(
+    monkeypatch: pytest.MonkeyPatch, codes: list[int], there: list[bool] | None, faults: dict[str, int]
+) -> None:
+    store, _ = scripted(monkeypatch, Scripted(codes), 1)
+    names = [fresh() for _ in codes]
+    if there is None:
+        with pytest.raises(OSError, match=", ".join(faults)):
+            store.exists(names)
+    else:
+        assert store.exists(names) == there
+    assert store.faults == faults
+
+
+def test_what_nobody_answers_is_no_miss_of_a_prefetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _ = scripted(monkeypatch, Scripted(health=2), 1)
+    form = RecordFormat("state", StateLayout((Plane("x", (4,), torch.float32),), 1), bytes(32))
+    with pytest.raises(OSError, match="NO_MASTER"):
+        ask(store, form, form, Question([bytes(32)], [0], [1]), 8, threading.Event())
+
+
+def test_closing_waits_for_calls_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Scripted([8])
+    store, buffers = scripted(monkeypatch, client, 1)
+    client.goes_on.clear()
+    with ThreadPoolExecutor(2) as pool:
+        call = pool.submit(store.get, ["a"], buffers)
+        assert client.entered.wait(PATIENCE_S)
+        closing = pool.submit(store.close)
+        until(lambda: store.put(["a"], buffers) == [FAILED] and store.faults["CLOSED"], "close has not begun")
+        with pytest.raises(OSError, match="CLOSED"):
+            store.exists(["a"])
+        assert not client.closed.is_set()
+        client.goes_on.set()
+        assert call.result(PATIENCE_S) == [DONE]
+        closing.result(PATIENCE_S)
+    assert client.closed.is_set()
+
+
+def test_a_client_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mooncake", None)
+    monkeypatch.delitem(sys.modules, "mooncake.store", raising=False)
+    with pytest.raises(ConfigurationError, match=r"memstate\[mooncake\].*libibverbs1"):
+        MooncakeStore(Mooncake(f"{HOST}:1"))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"master": ""}, {"master": None}, {"hostname": None}, {"hostname": "", "master": "etcd://host:1"},
+        {"metadata": ""}, {"metadata": "foo"}, {"metadata": "10.0.0.1:8080"}, {"metadata": "p2phandshake"},
+        {"metadata": "HTTP://host:1/metadata"}, {"metadata": "http://"}, {"metadata": "http:///metadata"},
+        {"metadata": "ftp://host:1"}, {"metadata": "P2PHANDSHAKE "}, {"protocol": "udp"}, {"device": None},
+        {"segment_bytes": -1}, {"segment_bytes": 1.5}, {"segment_bytes": True}, {"segment_bytes": 5},
+        {"segment_bytes": (16 << 20) - 1}, {"buffer_bytes": -1}, {"replicas": 0},
+        {"timeout": 0}, {"timeout": "1"}, {"timeout": float("nan")}, {"timeout": float("inf")},
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_meant(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(bad))):
+        Mooncake(**{"master": "host:1", **bad})
+
+
+def test_what_is_refused_says_what_would_do() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"metadata='foo': expected P2PHANDSHAKE, or .*http://10\.0\.0\.1:8080"
+    ):
+        Mooncake("host:1", metadata="foo")
+    with pytest.raises(ConfigurationError, match=r"segment_bytes=5: expected 16777216 \(16.00 MiB\) or more, or 0"):
+        Mooncake("host:1", segment_bytes=5)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    ["P2PHANDSHAKE", "http://h:1/metadata", "https://h:1", "etcd://h:1", "etcd://[::1]:1;h:1", "redis://h:1"],
+)
+@pytest.mark.parametrize("segment", [0, 16 << 20])
+def test_settings_that_can_be_meant(metadata: str, segment: int) -> None:
+    assert Mooncake("host:1", metadata=metadata, segment_bytes=segment).metadata == metadata
+
+
+class Module(ModuleType):
+    """Mooncake's module with a client that notes how it is set up, and under which time limits."""
+
+    LIMITS = ("MC_RPC_TIMEOUT_MS", "MC_RPC_CONNECT_TIMEOUT_MS")
+
+    def __init__(self, code: int = 0) -> None:
+        super().__init__("mooncake.store")
+        self.code = code
+        self.asked: list[tuple[Any, ...]] = []
+        self.MooncakeDistributedStore = lambda: self
+        self.ReplicateConfig = lambda: SimpleNamespace(replica_num=1)
+
+    def setup(self, *settings: Any) -> int:
+        self.asked = [settings, tuple(os.environ.get(name) for name in self.LIMITS)]
+        return self.code
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """Where somebody listens."""
+    with socket.create_server((HOST, 0)) as server:
+        yield f"{HOST}:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("code", [0, -900])
+def test_setting_up_says_everything_and_leaves_the_environment_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, address: str, code: int
+) -> None:
+    module = Module(code)
+    monkeypatch.setitem(sys.modules, "mooncake.store", module)
+    monkeypatch.setenv("MC_RPC_TIMEOUT_MS", "1234")
+    monkeypatch.delenv("MC_RPC_CONNECT_TIMEOUT_MS", raising=False)
+    metadata = f"http://{address}/metadata"
+    settings = Mooncake(address, "me", metadata, "rdma", "mlx5_0", 20 << 20, 3, replicas=2, timeout=1.5)
+    if code:
+        with pytest.raises(ConfigurationError, match=r"refuses .*RPC_FAIL"):
+            MooncakeStore(settings)
+    else:
+        assert MooncakeStore(settings)._config.replica_num == 2
+    assert module.asked == [("me", metadata, 20 << 20, 3, "rdma", "mlx5_0", address), ("1500", "500")]
+    assert [os.environ.get(name) for name in Module.LIMITS] == ["1234", None]
+
+
+@pytest.mark.parametrize("server", ["master", "metadata server"])
+@pytest.mark.parametrize("given", ["host", "host:", "host:x", ":1", "host:+1", "host:70000", "host:1_0", "host:²"])
+def test_addresses_that_are_none_are_told_their_form(
+    monkeypatch: pytest.MonkeyPatch, address: str, given: str, server: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "mooncake.store", Module())
+    named = (given, P2P) if server == "master" else (address, f"http://{given}/metadata")
+    expected = rf"^Mooncake {server} at {re.escape(given)}: expected host:port, such as 10.0.0.1:50051$"
+    with pytest.raises(ConfigurationError, match=expected):
+        MooncakeStore(Mooncake(named[0], metadata=named[1]))
+
+
+@pytest.mark.parametrize("address", [f"{HOST}:1", "[::1]:1", f"{'x' * 70}:1", "a\0b:1"])
+def test_addresses_where_nobody_answers_are_named(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setitem(sys.modules, "mooncake.store", Module())
+    with pytest.raises(ConfigurationError, match=rf"master at {re.escape(address)}: .*expected host:port"):
+        MooncakeStore(Mooncake(address))
+
+
+def test_masters_that_the_client_looks_up_are_not_tried_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Module()
+    monkeypatch.setitem(sys.modules, "mooncake.store", module)
+    MooncakeStore(Mooncake("etcd://nowhere:1", "me"))
+    assert module.asked[0][-1] == "etcd://nowhere:1"
+
+
+def test_a_process_is_reached_where_it_reaches_its_master(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    module = Module()
+    monkeypatch.setitem(sys.modules, "mooncake.store", module)
+    MooncakeStore(Mooncake(address))
+    assert module.asked[0][0] == HOST

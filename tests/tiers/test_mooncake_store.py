@@ -1,0 +1,227 @@
+"""Records in a real Mooncake store on loopback: whole or not at all, and the same for every process."""
+
+import string
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.tiers.stores import mooncake_client
+from memstate.tiers.stores.base import Outcome
+from memstate.tiers.stores.mooncake import Mooncake, MooncakeStore
+from tests.support.mooncake_rig import RECORDS, SIZE, Rig, fresh, peer
+from tests.support.mooncake_server import HOST, Master, running_master
+
+MISSING, DONE, DAMAGED, FAILED = Outcome
+
+
+@pytest.fixture(scope="module")
+def master() -> Iterator[Master]:
+    with running_master() as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["p2p", "http"])
+def rig(master: Master, request: pytest.FixtureRequest) -> Iterator[Rig]:
+    made = Rig(master.settings(http=request.param == "http"))
+    yield made
+    made.store.close()
+
+
+def test_what_was_put_is_found_and_nothing_beside_it_is_written(rig: Rig, generator: torch.Generator) -> None:
+    names = [fresh() for _ in range(8)]
+    wanted = rig.fill(generator, *range(8))
+    assert rig.store.exists(names) == [False] * 8
+    assert rig.store.put(names, rig.buffers(*range(8))) == [DONE] * 8
+    beside = rig.fill(generator, *range(RECORDS))
+    assert rig.store.exists([*names, fresh()]) == [True] * 8 + [False]
+    assert rig.store.get([names[5], fresh(), names[2]], rig.buffers(11, 13, 15)) == [DONE, MISSING, DONE]
+    assert rig.holds([wanted[5], wanted[2]], 11, 15)
+    assert rig.holds([beside[i] for i in (10, 12, 14, 16)], 10, 12, 14, 16)
+
+
+def test_a_second_put_is_done_and_the_bytes_stay(rig: Rig, generator: torch.Generator) -> None:
+    name = fresh()
+    wanted = rig.fill(generator, 0)
+    assert rig.store.put([name], rig.buffers(0)) == [DONE]
+    rig.fill(generator, 0)
+    assert rig.store.put([name], rig.buffers(0)) == [DONE]
+    assert rig.store.get([name], rig.buffers(1)) == [DONE]
+    assert rig.holds(wanted, 1)
+
+
+@pytest.mark.parametrize("other", [1, SIZE - 1])
+@pytest.mark.parametrize("longer", [False, True])
+def test_a_record_of_another_size_is_damaged_once(
+    rig: Rig, generator: torch.Generator, other: int, longer: bool
+) -> None:
+    whole, part = rig.pool.buffer(2), rig.pool.buffer(3)[:other]
+    written, read = (whole, part) if longer else (part, whole)
+    name, sound = fresh(), fresh()
+    wanted = rig.fill(generator, 4)
+    assert rig.store.put([name, sound], [written, rig.pool.buffer(4)]) == [DONE, DONE]
+    assert rig.store.get([name, sound], [read, rig.pool.buffer(5)]) == [DAMAGED, DONE]
+    assert rig.holds(wanted, 5)
+    assert rig.store.get([name], [read]) == [MISSING]
+    assert rig.store.put([name], [read]) == [DONE]
+    assert rig.store.get([name], [read]) == [DONE]
+
+
+def test_a_name_may_come_twice_in_a_batch(rig: Rig, generator: torch.Generator) -> None:
+    name, other = fresh(), fresh()
+    wanted = rig.fill(generator, 0, 1)
+    batch = [name, other, name]
+    assert rig.store.put(batch, rig.buffers(0, 1, 0)) == [DONE] * 3
+    rig.fill(generator, 2, 3, 4)
+    assert rig.store.get(batch, rig.buffers(2, 3, 4)) == [DONE] * 3
+    assert rig.holds([wanted[0], wanted[1], wanted[0]], 2, 3, 4)
+
+
+def test_every_letter_of_a_name_counts(rig: Rig, generator: torch.Generator) -> None:
+    letters = string.ascii_letters + string.digits + "-_"
+    names = [letters, letters[::-1], (letters + letters)[:100], "-", "_", "a", "A"]
+    wanted = rig.fill(generator, *range(7))
+    assert rig.store.put(names, rig.buffers(*range(7))) == [DONE] * 7
+    assert rig.store.get(names, rig.buffers(*range(7, 14))) == [DONE] * 7
+    assert rig.holds(wanted, *range(7, 14))
+    rig.store.discard(names)
+
+
+def test_what_is_discarded_is_missing_and_can_be_written_anew(rig: Rig, generator: torch.Generator) -> None:
+    name, kept = fresh(), fresh()
+    assert rig.store.put([name, kept], rig.buffers(0, 1)) == [DONE, DONE]
+    rig.store.discard([name])
+    wanted = rig.fill(generator, 2)
+    assert rig.store.exists([name, kept]) == [False, True]
+    assert rig.store.put([name], rig.buffers(2)) == [DONE]
+    assert rig.store.get([name], rig.buffers(3)) == [DONE]
+    assert rig.holds(wanted, 3)
+
+
+def test_empty_batches(rig: Rig) -> None:
+    rig.store.discard([])
+    assert (rig.store.exists([]), rig.store.get([], []), rig.store.put([], [])) == ([], [], [])
+
+
+def test_memory_is_registered_once(rig: Rig) -> None:
+    rig.store.register(rig.pool.memory)
+    rig.store.register(rig.pool.memory[3:5])
+    rig.store.register(torch.empty(0, dtype=torch.uint8))
+    more = torch.empty(2 * SIZE, dtype=torch.uint8)
+    rig.store.register(more[:SIZE])
+    with pytest.raises(OSError, match="INVALID_PARAMS"):  # half of it is known
+        rig.store.register(more)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        np.zeros(4, np.uint8),  # nobody registered it
+        np.zeros((2, 2), np.uint8),
+        np.zeros(4, np.int16),
+        np.zeros(8, np.uint8)[::2],
+    ],
+)
+def test_buffers_that_cannot_be_meant(rig: Rig, bad: Any) -> None:
+    name = fresh()
+    for call in (rig.store.get, rig.store.put):
+        with pytest.raises(InvalidArgument, match="buffer of"):
+            call([name, fresh()], [rig.pool.buffer(0), bad])
+    assert rig.store.exists([name]) == [False]
+
+
+def test_arguments_that_cannot_be_meant(rig: Rig) -> None:
+    frozen = rig.pool.buffer(0)[:]
+    frozen.flags.writeable = False
+    with pytest.raises(InvalidArgument, match="writable"):
+        rig.store.get([fresh()], [frozen])
+    assert rig.store.put([fresh()], [frozen]) == [DONE]
+    with pytest.raises(InvalidArgument, match="2 names with 1 buffers"):
+        rig.store.get([fresh(), fresh()], rig.buffers(0))
+    for name in ("", "a" * 101, "a/b", "a.b", "é", "a\n", 3):
+        with pytest.raises(InvalidArgument, match="letters, digits"):
+            rig.store.exists([fresh(), name])  # type: ignore[list-item]
+    for memory in (torch.zeros(4), torch.zeros(4, 4, dtype=torch.uint8).t()):
+        with pytest.raises(InvalidArgument, match="contiguous bytes"):
+            rig.store.register(memory)
+
+
+def test_threads_at_once(rig: Rig, generator: torch.Generator) -> None:
+    shared = [fresh(), fresh()]
+    names = [[fresh() for _ in range(10)] for _ in range(6)]
+    wanted = rig.fill(generator, *range(RECORDS))
+    assert rig.store.put(shared, rig.buffers(0, 1)) == [DONE, DONE]
+
+    def work(thread: int) -> set[object]:
+        mine, into, common = 2 + thread, 10 + 2 * thread, thread % 2
+        seen: set[object] = set()
+        for name in names[thread]:
+            seen |= {*rig.store.put([name, *shared], rig.buffers(mine, 0, 1))}
+            seen |= {*rig.store.get([name, shared[common]], rig.buffers(into, into + 1))}
+            seen |= {rig.holds([wanted[mine], wanted[common]], into, into + 1)}
+            rig.pool.record(into).zero_()
+            rig.store.discard([name])
+        return seen
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(work, range(6))) == [{DONE, True}] * 6
+
+
+def test_threads_that_write_the_same(rig: Rig, generator: torch.Generator) -> None:
+    names = [fresh() for _ in range(8)]
+    wanted = rig.fill(generator, *range(8))
+    with ThreadPoolExecutor(6) as pool:
+        calls = [pool.submit(rig.store.put, names, rig.buffers(*range(8))) for _ in range(6)]
+        assert [call.result() for call in calls] == [[DONE] * 8] * 6
+    assert rig.store.get(names, rig.buffers(*range(8, 16))) == [DONE] * 8  # now that the first has ended
+    assert rig.holds(wanted, *range(8, 16))
+
+
+def test_two_processes_see_each_others_records(rig: Rig, generator: torch.Generator) -> None:
+    mine, theirs = fresh(), fresh()
+    wanted = rig.fill(generator, 0)
+    assert rig.store.put([mine], rig.buffers(0)) == [DONE]
+    reader = peer(replace(rig.store.settings, segment_bytes=0), mine, theirs, 90)
+    assert rig.store.get([theirs], rig.buffers(1)) == [DONE]
+    assert rig.holds([wanted[0] ^ 90], 1)
+    reader.communicate()
+    assert rig.store.get([theirs], rig.buffers(2)) == [DONE]  # it gave no memory: what it wrote is in this process
+
+
+def test_closing_twice_and_calling_afterwards() -> None:
+    with running_master() as own:
+        rig = Rig(own.settings())
+        name = fresh()
+        assert rig.store.put([name], rig.buffers(0)) == [DONE]
+        rig.store.close()
+        rig.store.close()
+        assert rig.store.get([name], rig.buffers(1)) == rig.store.put([name], rig.buffers(1)) == [FAILED]
+        with pytest.raises(OSError, match="CLOSED"):
+            rig.store.exists([name])
+        rig.store.discard([name])
+        assert rig.store.faults == {"CLOSED": 3}
+        with pytest.raises(OSError, match="CLOSED"):
+            rig.store.register(torch.zeros(4, dtype=torch.uint8))
+
+
+def test_a_master_that_is_not_there_is_named(master: Master) -> None:
+    nobody = f"{HOST}:1"
+    with pytest.raises(ConfigurationError, match=f"master at {nobody}"):
+        MooncakeStore(Mooncake(nobody))
+    with pytest.raises(ConfigurationError, match=f"metadata server at {nobody}"):
+        MooncakeStore(Mooncake(master.settings().master, metadata=f"http://{nobody}/metadata"))
+
+
+def test_segments_that_the_client_refuses_are_those_that_the_settings_refuse(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    least = mooncake_client.LEAST_SEGMENT
+    MooncakeStore(master.settings(segment_bytes=least)).close()
+    monkeypatch.setattr(mooncake_client, "LEAST_SEGMENT", 1)
+    with pytest.raises(ConfigurationError, match=rf"refuses .*segment_bytes={least - 1}.*INVALID_PARAMS"):
+        MooncakeStore(master.settings(segment_bytes=least - 1))

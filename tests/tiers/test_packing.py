@@ -1,0 +1,314 @@
+"""States as records: round trips of every layout, bit for bit, through memory in which every other byte must stay."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from memstate.errors import Asleep, InvalidArgument, LayoutMismatch
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import TILE_BYTES
+from memstate.state import presets
+from memstate.state.layout import Order, Plane, StateLayout
+from memstate.state.planes import Storage
+from memstate.tiers.host.packing import Packing
+from tests.kernels.test_copy import LAYOUTS, ORDERS, SMALL
+from tests.support.given import FORMS, Engine
+
+RECORDS, CANARY = 4, 48
+PRESETS = [name for name in presets.__all__ if name in presets.CHECKPOINTS]
+
+each_order = pytest.mark.parametrize("order", ORDERS)
+each_form = pytest.mark.parametrize("form", FORMS)
+
+
+def toy(name: str, order: Order = "layer_major", **options: torch.dtype) -> StateLayout:
+    """A preset with planes of the same kinds and axes, as small as can be told apart."""
+    layout = getattr(presets, name)(order=order, **options)
+    planes = [Plane(plane.name, tuple(map(min, plane.shape, (3, 5, 6))), plane.dtype) for plane in layout.planes]
+    return StateLayout(planes, 3, order)
+
+
+def ids(storage: Storage, *values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=storage.device)
+
+
+def filled(layout: StateLayout, slots: int, backend: Backend, generator: torch.Generator) -> Storage:
+    """A storage of random bytes, also in its padding and in the null slot."""
+    storage = Storage(layout, slots, backend)
+    for arena in storage.arenas:
+        arena.copy_(torch.randint(0, 256, arena.shape, dtype=torch.uint8, generator=generator))
+    return storage
+
+
+def blocks(storage: Storage, slot: int) -> Iterator[tuple[str, int, Tensor]]:
+    """The bytes of a slot, plane by plane of each layer."""
+    for layer in range(storage.layout.layers):
+        for name, plane in storage.planes.items():
+            yield name, layer, plane[layer][slot].reshape(-1).view(torch.uint8)
+
+
+def body(storage: Storage, slot: int) -> Tensor:
+    """What a record of a slot holds, with zeros for padding: written from the order alone. uint8 `byte`, on the host"""
+    parts = []
+    for _, _, block in blocks(storage, slot):
+        parts += [block.cpu(), torch.zeros(-len(block) % 16, dtype=torch.uint8)]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.uint8)
+
+
+class Records:
+    """Records of zeros behind headers of rubbish."""
+
+    def __init__(self, packing: Packing, generator: torch.Generator, header: int = CANARY) -> None:
+        device = packing.backend.device
+        shape = (RECORDS, header + packing.nbytes + CANARY)
+        self.whole = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(device)
+        self.bodies = self.whole[:, header : header + packing.nbytes]
+        self.bodies.zero_()
+        self.expected = self.whole.cpu().clone()
+        self.expected_bodies = self.expected[:, header : header + packing.nbytes]
+
+    def check(self) -> None:
+        assert torch.equal(self.whole.cpu(), self.expected)
+
+
+def round_trip(storage: Storage, generator: torch.Generator) -> None:
+    """Slots 1 and 3 to records 2 and 0, from there to slots 4 and 2; nothing else changes."""
+    packing = Packing(storage)
+    records, before = Records(packing, generator), [body(storage, slot) for slot in range(5)]
+    packing.pack(None, ids(storage, 1, 3), ids(storage, 2, 0), records.bodies)
+    records.expected_bodies[2], records.expected_bodies[0] = before[1], before[3]
+    records.check()
+    packing.unpack(None, ids(storage, 4, 2), ids(storage, 2, 0), records.bodies)
+    records.check()
+    after = [body(storage, slot) for slot in range(5)]
+    assert all(torch.equal(after[slot], before[was]) for slot, was in enumerate((0, 1, 3, 3, 1)))
+    assert torch.equal(records.bodies.cpu(), records.expected_bodies)
+
+
+@each_order
+@pytest.mark.parametrize("name", PRESETS)
+def test_b66_round_trip_of_every_preset(backend: Backend, generator: torch.Generator, name: str, order: Order) -> None:
+    round_trip(filled(toy(name, order), 4, backend, generator), generator)
+
+
+@each_order
+@pytest.mark.parametrize("planes", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_b66_round_trip_of_every_layout(
+    backend: Backend, generator: torch.Generator, planes: list[Plane], order: Order
+) -> None:
+    """Empty planes, odd sizes, several tiles; alignments of the arenas mean nothing to a record."""
+    storage = filled(StateLayout(planes, 2, order, alignment=64), 4, backend, generator)
+    round_trip(storage, generator)
+    assert Packing(storage).layout == StateLayout(planes, 2, "slot_major", alignment=16)
+
+
+@each_form
+@pytest.mark.parametrize("unit", [16, 4, 1])
+def test_b66_round_trip_in_given_memory(backend: Backend, generator: torch.Generator, form: str, unit: int) -> None:
+    """Planes of an engine, one tensor each or one a layer, with foreign bytes around every block."""
+    planes = [Plane("a", (3 * unit,), torch.int8), Plane("b", (unit, 5), torch.uint8), Plane("no", (0,), torch.int8)]
+    engine = Engine(StateLayout(planes, 3), 4, backend, generator, form, unit=unit)
+    storage = engine.storage()
+    round_trip(storage, generator)
+    engine.expect(4, 1)
+    engine.expect(2, 3)
+    engine.check()
+
+
+def test_b66_one_plane_of_3_bytes_in_many_layers(backend: Backend, generator: torch.Generator) -> None:
+    layout = StateLayout([Plane("odd", (3,), torch.int8)], 70)
+    storage = filled(layout, 4, backend, generator)
+    round_trip(storage, generator)
+    packing = Packing(storage)
+    assert (packing.nbytes, packing.layers, packing.tiles_of(69, 69)) == (70 * 16, 70, (69, 1))
+
+
+def test_planes_without_bytes_make_records_without_bytes(backend: Backend, generator: torch.Generator) -> None:
+    storage = filled(StateLayout([Plane("no", (0, 3), torch.float32)], 2), 4, backend, generator)
+    assert Packing(storage).nbytes == 0
+    round_trip(storage, generator)
+
+
+def test_a_body_is_a_slot_of_a_slot_major_arena(backend: Backend, generator: torch.Generator) -> None:
+    storage = filled(StateLayout(SMALL, 3, "slot_major"), 4, backend, generator)
+    packing = Packing(storage)
+    slots = storage.arenas[0].view(5, packing.nbytes)
+    for row in packing.layout.table():  # padding of the arena is rubbish, that of a record is not written
+        for layer in range(3):
+            start = row.offset + layer * row.layer_stride + row.payload
+            slots[:, start : start + row.padding] = 0
+    records = Records(packing, generator)
+    packing.pack(None, ids(storage, 3, 2), ids(storage, 1, 3), records.bodies)
+    assert torch.equal(records.bodies[[1, 3]], slots[[3, 2]])
+
+
+def test_b66_registers_padding_and_places(backend: Backend, generator: torch.Generator) -> None:
+    """Empty registers and register 0 give zeros on the way out and change nothing on the way in."""
+    storage = filled(StateLayout(SMALL, 2), 4, backend, generator)
+    packing, before = Packing(storage), [body(storage, slot) for slot in range(5)]
+    records, slots = Records(packing, generator), ids(storage, 2, 4, 0, 1)
+    records.bodies.fill_(9)
+    packing.pack(slots, ids(storage, 3, 2, 0, 1), ids(storage, 0, 3, -1, 7), records.bodies)
+    written = body_mask(packing)
+    records.expected_bodies[:] = 9
+    records.expected_bodies[0, written] = before[1][written]
+    records.expected_bodies[3, written] = 0
+    records.check()
+    packing.unpack(slots, ids(storage, 0, 2, 1, 3), ids(storage, 0, 0, 0, -1), records.bodies)
+    after = [body(storage, slot) for slot in range(5)]
+    assert all(torch.equal(after[slot], before[was]) for slot, was in enumerate((0, 1, 2, 3, 1)))
+
+
+def body_mask(packing: Packing) -> Tensor:
+    """Which bytes of a body are no padding, on the host."""
+    mask = torch.zeros(packing.nbytes, dtype=torch.bool)
+    for row in packing.layout.table():
+        for layer in range(packing.layers):
+            start = row.offset + layer * row.layer_stride
+            mask[start : start + row.payload] = True
+    return mask
+
+
+@each_order
+def test_b66_groups_of_layers_one_after_the_other_are_all_at_once(
+    backend: Backend, generator: torch.Generator, order: Order
+) -> None:
+    storage = filled(StateLayout([*SMALL, Plane("no", (0,), torch.int8)], 5, order), 4, backend, generator)
+    packing, before = Packing(storage), [body(storage, slot) for slot in range(5)]
+    records, whole = Records(packing, generator), Records(packing, generator)
+    index, places = ids(storage, 2, 4), ids(storage, 3, 1)
+    packing.pack(None, index, places, whole.bodies)
+    layer = packing.nbytes // 5
+    for first, last in ((3, 4), (0, 0), (1, 2)):
+        packing.pack(None, index, places, records.bodies, (first, last))
+        for slot, place in ((2, 3), (4, 1)):
+            part = slice(first * layer, (last + 1) * layer)
+            records.expected_bodies[place, part] = before[slot][part]
+        records.check()
+    assert torch.equal(records.bodies, whole.bodies)
+    index = ids(storage, 1, 3)
+    for first, last in ((0, 1), (4, 4), (2, 3)):
+        packing.unpack(None, index, places, records.bodies, (first, last))
+        part = slice(first * layer, (last + 1) * layer)
+        before[1][part], before[3][part] = before[2][part], before[4][part]
+        assert all(torch.equal(body(storage, slot), before[slot]) for slot in range(5))
+
+
+def test_layers_are_ranges_of_tiles(backend: Backend) -> None:
+    planes = [Plane("a", (TILE_BYTES + 1,), torch.int8), Plane("no", (0,), torch.int8), Plane("b", (4,), torch.int8)]
+    packing = Packing(Storage(StateLayout(planes, 3), 1, backend))
+    assert [packing.tiles_of(layer, layer) for layer in range(3)] == [(0, 3), (3, 3), (6, 3)]
+    assert (packing.tiles_of(0, 2), packing.tiles_of(1, 2)) == ((0, 9), (3, 6))
+    for layers in ((-1, 0), (2, 1), (0, 3), (3, 3)):
+        with pytest.raises(InvalidArgument, match=rf"layers {layers[0]} to {layers[1]}: expected from 0 to 2"):
+            packing.tiles_of(*layers)
+    storage = Storage(StateLayout(SMALL, 2), 2, backend)
+    packing, column = Packing(storage), ids(storage, 1)
+    out = torch.zeros(2, packing.nbytes, dtype=torch.uint8, device=storage.device)
+    with pytest.raises(InvalidArgument, match="layers 1 to 2"):
+        packing.pack(None, column, column, out, (1, 2))
+    assert not out.any() and backend.counts.total_launches == 0
+
+
+def test_every_call_is_one_launch(backend: Backend, generator: torch.Generator) -> None:
+    storage = filled(StateLayout(SMALL, 9), 4, backend, generator)
+    packing = Packing(storage)
+    records = Records(packing, generator)
+    packing.pack(None, ids(storage, 1, 2, 3), ids(storage, 0, 1, 2), records.bodies)
+    packing.unpack(None, ids(storage, 4), ids(storage, 1), records.bodies, (2, 8))
+    assert backend.counts.launches == {"pack_slots": 1, "unpack_slots": 1} and backend.counts.syncs == 0
+
+
+def test_misfits_are_named(backend: Backend, generator: torch.Generator) -> None:
+    storage = filled(StateLayout(SMALL, 2), 4, backend, generator)
+    packing = Packing(storage)
+    records, column = Records(packing, generator), ids(storage, 1)
+    with pytest.raises(ValueError, match=rf"^out: expected uint8 `record byte` = \(records, {packing.nbytes}\)"):
+        packing.pack(None, column, column, records.whole)
+    with pytest.raises(ValueError, match=r"^source: expected records of contiguous bytes, at multiples of 16"):
+        packing.unpack(None, column, column, records.whole[:, 8 : 8 + packing.nbytes])
+    with pytest.raises(ValueError, match=r"^places: expected contiguous"):
+        packing.pack(None, column, ids(storage, 1, 2), records.bodies)
+    inside = storage.arenas[0][: packing.nbytes].view(1, -1)
+    with pytest.raises(ValueError, match=r"^source: record 0 shares bytes with a plane"):
+        packing.unpack(None, column, column - 1, inside)
+    records.check()
+
+
+# -- sleep -------------------------------------------------------------------------------------------------------------
+
+
+@each_order
+def test_tables_follow_addresses(backend: Backend, generator: torch.Generator, order: Order) -> None:
+    """While asleep nothing moves; awake the same table holds the addresses of now."""
+    storage = filled(StateLayout(SMALL, 2, order), 4, backend, generator)
+    packing = Packing(storage)
+    records, table = Records(packing, generator), packing._table.map.tiles
+    column, rows = ids(storage, 1), table.clone()
+    storage.sleep()
+    for move in (packing.pack, packing.unpack):
+        with pytest.raises(Asleep):
+            move(None, column, column, records.bodies)
+    with pytest.raises(Asleep):
+        Packing(storage)
+    records.check()
+    table.zero_()  # as good as addresses that have moved
+    storage.wake()
+    assert packing._table.map.tiles is table and torch.equal(table[:, 1:], rows[:, 1:])
+    round_trip(storage, generator)
+    packing.pack(None, column, column, records.bodies)
+    records.expected_bodies[1] = body(storage, 1)
+    records.check()
+
+
+@each_form
+def test_tables_follow_the_tensors_of_an_engine(backend: Backend, generator: torch.Generator, form: str) -> None:
+    engine = Engine(StateLayout(SMALL, 2), 4, backend, generator, form)
+    storage = engine.storage()
+    packing = Packing(storage)
+    records, rows = Records(packing, generator), packing._table.map.tiles.clone()
+    storage.sleep()
+    held = [whole.clone() for whole in engine.memory]
+    for whole in engine.memory:
+        size = whole.untyped_storage().nbytes()
+        whole.untyped_storage().resize_(0)
+        held.append(torch.empty(size + 64, dtype=torch.uint8, device=backend.device))  # so that addresses move
+        whole.untyped_storage().resize_(size)
+    for whole, kept in zip(engine.memory, held, strict=False):
+        whole.copy_(kept)
+    packing._table.map.tiles[:, 0] = -1
+    storage.wake()
+    assert torch.equal(packing._table.map.tiles[:, 1:], rows[:, 1:])
+    packing.pack(None, ids(storage, 3), ids(storage, 2), records.bodies)
+    records.expected_bodies[2] = body(storage, 3)
+    records.check()
+
+
+def test_memory_that_comes_back_less_aligned_is_refused(backend: Backend) -> None:
+    """Half of the bytes that the launch of records moves at a time; those of copies move 4 anyway."""
+    big = torch.zeros(400, dtype=torch.uint8, device=backend.device)
+    tensor = torch.empty(0, dtype=torch.uint8, device=backend.device)
+    tensor.set_(big.untyped_storage(), 0, (1, 3, 16), (48, 16, 1))
+    storage = Storage.from_tensors(StateLayout([Plane("a", (16,), torch.uint8)], 1), {"a": tensor}, backend)
+    packing = Packing(storage)
+    storage.sleep(keep=False)
+    region = storage.memory.regions[0]
+    for view in (region.blocks, region.tensor):
+        view.set_(big.untyped_storage(), 8, (1, 3, 16), (48, 16, 1))
+    with pytest.raises(LayoutMismatch, match="expected a multiple of 16 bytes"):
+        packing._table.require_alignment()
+    with pytest.raises(LayoutMismatch, match="expected a multiple of 16 bytes"):
+        storage.wake()
+    assert storage.asleep
+
+
+def test_a_packing_that_nobody_uses_is_forgotten(backend: Backend) -> None:
+    storage = Storage(StateLayout(SMALL, 2), 2, backend)
+    packings = [Packing(storage) for _ in range(3)]
+    assert len(storage.memory._followers) == 3
+    del packings[1:]
+    gc.collect()
+    assert list(storage.memory._followers) == [packings[0]._table]

@@ -1,0 +1,220 @@
+"""States as records with int8 planes: round trips of presets to half a step of the scale; all else exactly."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from memstate.errors import Asleep, InvalidArgument, LayoutMismatch
+from memstate.kernels.dispatch import Backend
+from memstate.state.layout import Order, Plane, StateLayout
+from memstate.state.planes import Storage
+from memstate.tiers.host.packing import Packing
+from tests.kernels.test_copy import ORDERS
+from tests.support.given import FORMS, Engine
+from tests.tiers.test_packing import PRESETS, Records, body_mask, filled, ids, toy
+
+# The axis of values, in the ssm plane of each preset that has one: `head key value`, `head dim state`, `channel state`.
+AXES = dict.fromkeys(("qwen3_next", "qwen3_5", "kimi_linear"), 2)
+AXES |= dict.fromkeys(("nemotron_h", "falcon_h1", "granite_hybrid", "bamba", "codestral_mamba"), 1)
+AXES |= dict.fromkeys(("mamba", "falcon_mamba"), 1)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TWO = StateLayout(
+    [Plane("conv", (3, 3), torch.bfloat16), Plane("ssm", (2, 3, 5), torch.float32), Plane("m", (4,), torch.float16)], 3
+)
+
+
+def numbers(storage: Storage, generator: torch.Generator, names: tuple[str, ...] = ("ssm",)) -> Storage:
+    """The storage with random numbers instead of random bytes in planes of floats."""
+    for name in names:
+        for plane in storage.planes[name]:
+            plane.copy_(torch.randn(plane.shape, generator=generator))
+    return storage
+
+
+def step(x: Tensor, axis: int) -> Tensor:
+    """The scale of values `layer ...`, float64."""
+    return x.double().abs().amax(axis + 1, keepdim=True) / 127
+
+
+def layers_of(storage: Storage, name: str, slot: int) -> Tensor:
+    """A plane of a slot, `layer ...`, on the host."""
+    return torch.stack([plane[slot] for plane in storage.planes[name]]).cpu()
+
+
+def same_bytes(left: Tensor, right: Tensor) -> bool:
+    return torch.equal(left.view(torch.uint8), right.view(torch.uint8))
+
+
+def test_every_preset_with_a_state_has_an_axis() -> None:
+    assert sorted(AXES) == sorted(name for name in PRESETS if len(toy(name).planes) > 1)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", AXES)
+def test_b66_int8_round_trip_of_every_preset(
+    backend: Backend, generator: torch.Generator, name: str, order: Order
+) -> None:
+    """Slot 1 to a record and on to slot 3: conv bit for bit, ssm within one step of the scale, indeed half of one."""
+    for dtype in DTYPES[:2] if order == "slot_major" else DTYPES[::2]:
+        storage = numbers(filled(toy(name, order, ssm_dtype=dtype), 3, backend, generator), generator)
+        packing, axis = Packing(storage, {"ssm": AXES[name]}), AXES[name]
+        before = {slot: {plane: layers_of(storage, plane, slot) for plane in storage.planes} for slot in range(4)}
+        records = Records(packing, generator)
+        packing.pack(None, ids(storage, 1), ids(storage, 2), records.bodies)
+        outside = torch.ones(records.expected.shape, dtype=torch.bool)
+        start = int(records.bodies.storage_offset())
+        outside[2, start : start + packing.nbytes] = ~body_mask(packing)
+        assert torch.equal(records.whole.cpu()[outside], records.expected[outside])  # nothing but payload was written
+        kept = records.whole.clone()
+        packing.unpack(None, ids(storage, 3), ids(storage, 2), records.bodies)
+        assert torch.equal(records.whole, kept)
+        for slot in range(3):
+            assert all(same_bytes(layers_of(storage, plane, slot), was) for plane, was in before[slot].items())
+        assert same_bytes(layers_of(storage, "conv", 3), before[1]["conv"])
+        x, found = before[1]["ssm"].double(), layers_of(storage, "ssm", 3).double()
+        half_a_digit = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[dtype]
+        bound = step(x, axis) * (0.5 + 2**-16) + found.abs() * half_a_digit + 2.0**-25
+        assert ((x - found).abs() <= bound).all() and not torch.equal(x, found)
+
+
+def test_the_body_has_values_and_scales_in_place_of_the_plane(backend: Backend, generator: torch.Generator) -> None:
+    storage = numbers(filled(TWO, 3, backend, generator), generator, ("ssm", "m"))
+    packing = Packing(storage, {"ssm": 2})
+    names = [(plane.name, plane.shape, plane.dtype) for plane in packing.layout.planes]
+    assert names == [
+        ("conv", (3, 3), torch.bfloat16), ("ssm", (2, 3, 5), torch.int8), ("ssm.scale", (2, 3, 1), torch.float32),
+        ("m", (4,), torch.float16),
+    ]  # fmt: skip
+    assert packing.nbytes == packing.layout.bytes_per_slot == 3 * (32 + 32 + 32 + 16)
+    records, layout = Records(packing, generator), packing.layout
+    packing.pack(None, ids(storage, 2), ids(storage, 1), records.bodies)
+    for row in layout.table():
+        for layer in range(3):
+            start = row.offset + layer * row.layer_stride
+            found = records.bodies[1, start : start + row.payload].cpu().clone().view(row.dtype).view(row.shape)
+            x = layers_of(storage, row.name.removesuffix(".scale"), 2)[layer]
+            if row.name == "ssm.scale":
+                assert torch.equal(found, x.abs().amax(2, keepdim=True) / 127)  # exactly, in float32
+            elif row.name == "ssm":
+                assert torch.equal(found, (x / (x.abs().amax(2, keepdim=True) / 127)).round().to(torch.int8))
+            else:
+                assert same_bytes(found, x)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_b66_int8_in_given_memory(backend: Backend, generator: torch.Generator, form: str) -> None:
+    """One tensor each or one a layer, blocks of any size, foreign bytes around them."""
+    engine = Engine(TWO, 4, backend, generator, form, unit=4)
+    storage = numbers(engine.storage(), generator, ("ssm", "m"))
+    packing = Packing(storage, {"ssm": 1, "m": 0})
+    records = Records(packing, generator)
+    x = {name: layers_of(storage, name, 1).double() for name in ("ssm", "m")}
+    before = [whole.cpu().clone() for whole in engine.memory]
+    packing.pack(None, ids(storage, 1), ids(storage, 2), records.bodies)
+    assert all(torch.equal(whole.cpu(), was) for whole, was in zip(engine.memory, before, strict=True))
+    packing.unpack(None, ids(storage, 4), ids(storage, 2), records.bodies)
+    for name, axis in (("ssm", 1), ("m", 0)):
+        found = layers_of(storage, name, 4).double()
+        assert ((x[name] - found).abs() <= step(x[name], axis) * 0.501 + found.abs() * 2.0**-11).all()
+    engine.expected = before
+    engine.expect(4, 1, ("conv",))
+    for layer in range(3):
+        for name in ("ssm", "m"):
+            now = layers_of(storage, name, 4)[layer].contiguous().view(torch.uint8).flatten()
+            engine.bytes_of(name, layer, 4).copy_(now)
+    engine.check()
+
+
+def test_one_launch_for_bytes_and_one_for_each_plane(backend: Backend, generator: torch.Generator) -> None:
+    storage = numbers(filled(TWO, 3, backend, generator), generator, ("ssm", "m"))
+    for int8, expected in (
+        ({}, {"pack_slots": 1}), ({"ssm": 0}, {"pack_slots": 1, "pack_int8": 1}),
+        ({"ssm": 0, "m": 0}, {"pack_slots": 1, "pack_int8": 2}),
+    ):  # fmt: skip
+        packing = Packing(storage, int8)
+        backend.counts.reset()
+        packing.pack(None, ids(storage, 1, 2), ids(storage, 0, 1), Records(packing, generator).bodies)
+        assert backend.counts.launches == expected
+    alone = numbers(Storage(StateLayout([Plane("ssm", (4, 4), torch.float32)], 2), 2, backend), generator)
+    packing = Packing(alone, {"ssm": 1})
+    backend.counts.reset()
+    records = Records(packing, generator)
+    packing.pack(None, ids(alone, 1), ids(alone, 0), records.bodies)
+    packing.unpack(None, ids(alone, 2), ids(alone, 0), records.bodies, (1, 1))
+    assert backend.counts.launches == {"pack_int8": 1, "unpack_int8": 1}
+
+
+def test_b66_groups_of_layers_and_registers(backend: Backend, generator: torch.Generator) -> None:
+    """Group by group is all at once; empty registers and padding give zeros, and take nothing."""
+    storage = numbers(filled(TWO, 4, backend, generator), generator, ("ssm", "m"))
+    packing = Packing(storage, {"ssm": 2})
+    slots, index, places = ids(storage, 1, 3, 0, 2), ids(storage, 1, 2, 0, 3), ids(storage, 2, 0, 3, -1)
+    whole, parts = Records(packing, generator), Records(packing, generator)
+    packing.pack(slots, index, places, whole.bodies)
+    for layers in ((2, 2), (0, 1)):
+        packing.pack(slots, index, places, parts.bodies, layers)
+    assert torch.equal(whole.bodies, parts.bodies)
+    assert not whole.bodies[[0, 1, 3]].any() and whole.bodies[2].any()
+    before = {name: torch.stack([plane.clone() for plane in storage.planes[name]]) for name in storage.planes}
+    for first, last in ((1, 2), (0, 0)):
+        packing.unpack(slots, ids(storage, 3, 2, 0), ids(storage, 2, 2, 2), whole.bodies, (first, last))
+        for name, planes in before.items():
+            now = torch.stack(list(storage.planes[name]))
+            changed = [
+                (layer, slot) for layer in range(3) for slot in range(5)
+                if not same_bytes(now[layer, slot].cpu(), planes[layer, slot].cpu())
+            ]  # fmt: skip
+            assert changed == [(layer, 2) for layer in range(first, last + 1)]
+            planes[first : last + 1, 2] = now[first : last + 1, 2]
+
+
+def test_tables_follow_addresses(backend: Backend, generator: torch.Generator) -> None:
+    storage = numbers(filled(TWO, 3, backend, generator), generator, ("ssm", "m"))
+    packing = Packing(storage, {"ssm": 2})
+    records, column = Records(packing, generator), ids(storage, 1)
+    packing.pack(None, column, column, records.bodies)
+    (table,) = [scaled.map.layers for scaled in packing._scaled]
+    before, strides = records.bodies.clone(), table[:, 1].clone()
+    storage.sleep()
+    with pytest.raises(Asleep):
+        packing.pack(None, column, column, records.bodies)
+    table.zero_()
+    storage.wake()
+    assert packing._scaled[0].map.layers is table and torch.equal(table[:, 1], strides)
+    records.bodies.zero_()
+    packing.pack(None, column, column, records.bodies)
+    assert torch.equal(records.bodies, before)
+
+
+def test_memory_that_comes_back_less_aligned_is_refused(backend: Backend) -> None:
+    storage = Storage(StateLayout([Plane("ssm", (4,), torch.float32)], 2), 2, backend)
+    packing = Packing(storage, {"ssm": 0})
+    table = packing._scaled[0]
+    assert table.map.unit == 16
+    table._tensors = tuple(tensor[..., 1:] for tensor in table._tensors)
+    with pytest.raises(LayoutMismatch, match="expected a multiple of 16 bytes"):
+        table.require_alignment()
+
+
+@pytest.mark.parametrize(
+    ("int8", "problem"),
+    [
+        ({"sssm": 0}, r"no planes \['sssm'\] in \['conv', 'ssm', 'm'\]"),
+        ({"ssm": 3}, r"axis 3 of Plane\(ssm.* 3 axes"),
+        ({"ssm": -1}, "axis -1 of"),
+        ({"ssm": True}, "axis True of"),
+        ({"ssm": None}, "axis None of"),
+        ({"ints": 0}, r"axis 0 of Plane\(ints\[4\] int32"),
+        ({"no": 0}, r"axis 0 of Plane\(no\[0,3\]"),
+    ],
+)
+def test_planes_that_cannot_be_int8_are_named(backend: Backend, int8: dict[str, int], problem: str) -> None:
+    planes = TWO.planes
+    if int8.keys() & {"ints", "no"}:
+        planes = (*planes, Plane("ints", (4,), torch.int32), Plane("no", (0, 3), torch.float32))
+    storage = Storage(StateLayout(planes, 2), 1, backend)
+    with pytest.raises(InvalidArgument, match=problem):
+        Packing(storage, int8)
+    storage = Storage(StateLayout((*planes, Plane("ssm.scale", (1,), torch.float32)), 2), 1, backend)
+    with pytest.raises(InvalidArgument, match="each name once"):
+        Packing(storage, {"ssm": 0})

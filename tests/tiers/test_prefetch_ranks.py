@@ -1,0 +1,283 @@
+"""Prefetches of several ranks in one process: the same decisions in the same polls, whatever one of them lacks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from memstate.errors import AgreementLost
+from memstate.tiers.prefetch import votes as rounds
+from memstate.tiers.prefetch.agreement import Alone, Exchange, Words
+from memstate.tiers.prefetch.fetch import Fetch
+from memstate.tiers.prefetch.settings import Prefetch
+from tests.support.prefetch_rig import Rig, digests
+from tests.support.virtual import Together
+
+CHUNK = 8
+WAIT = Prefetch(stop="wait_complete", chunk=CHUNK)
+EVERY = range(16, 1025, 16)
+
+
+class Ranks:
+    """Ranks that run the same scheduler: what one does all of them do, one after the other.
+
+    given: what a rank has for itself, after what all have.
+    """
+
+    def __init__(self, *given: dict[str, Any], **all_have: Any) -> None:
+        together = Together(len(given))
+        self.rigs = [Rig(agreement=together.of(rank), **all_have | own) for rank, own in enumerate(given)]
+        self.keys = [digests(f"rank {rank}", 64) for rank in range(len(given))]
+        self.fetches: list[list[Fetch]] = []  # by start, then by rank
+        self.ended: list[list[int]] = [[] for _ in given]  # in which poll each one's prefetches ended
+        self.polls = 0
+
+    def stock(self, *states: Any, kv: int = 64) -> None:
+        for rig, keys, ends in zip(self.rigs, self.keys, states, strict=True):
+            rig.stock(keys, range(kv), ends)
+
+    def start(self, tokens: int = 1024, covered: int = 0) -> list[Fetch]:
+        self.fetches.append([rig.start(tokens, keys, covered) for rig, keys in zip(self.rigs, self.keys, strict=True)])
+        return self.fetches[-1]
+
+    def poll(self, ready: bool = False) -> None:
+        """One iteration of every rank's scheduler. ready: each would like to admit its requests."""
+        self.polls += 1
+        for rank, rig in enumerate(self.rigs):
+            for fetches in self.fetches if ready else ():
+                rig.prefetcher.ready(fetches[rank])
+            before = [fetches[rank].done for fetches in self.fetches]
+            rig.prefetcher.poll()
+            after = [fetches[rank].done for fetches in self.fetches]
+            self.ended[rank] += [self.polls] * (sum(after) - sum(before))
+            rig.clock.advance(1)
+
+    def run(self, polls: int = 60) -> None:
+        for _ in range(polls):
+            self.poll()
+
+    def check(self, *outcomes: str, length: int) -> None:
+        """How the last prefetch ended on each rank; all of them at once, with the same contents."""
+        for rig in self.rigs:
+            rig.check()
+        assert [fetch.outcome for fetch in self.fetches[-1]] == list(outcomes)
+        assert {fetch.length for fetch in self.fetches[-1]} == {length}
+        assert all(ended == self.ended[0] for ended in self.ended)
+        looks = [rig.found(keys) for rig, keys in zip(self.rigs, self.keys, strict=True)]
+        assert max(looks) == min(looks) and looks[0] in (length, 0)
+
+
+@pytest.mark.parametrize(
+    ("states", "length"),
+    [([[512, 1024], [512, 768]], 512), ([[512, 1024], [512, 768], [512, 1024]], 512),
+     ([[512, 1024], [768, 1024], [768, 1024], EVERY], 1024), ([[512, 1024], [768]], 0), ([[768], []], 0),
+     ([[256, 512], [256, 768]], 256), ([[240, 512], [240, 768]], 0)],
+)  # fmt: skip
+def test_B63_ranks_agree_on_a_length_that_all_of_them_have(states: list[list[int]], length: int) -> None:
+    """Never on the shortest of their longest hits: nobody has a state at 768 in the first line but one."""
+    ranks = Ranks(*[{}] * len(states), settings=WAIT)
+    ranks.stock(*states)
+    ranks.start()
+    ranks.run()
+    none = ["missed" if not any(n >= 256 for n in ends) else "disagreed" for ends in states]
+    ranks.check(*(["complete"] * len(states) if length else none), length=length)
+    for rig in ranks.rigs:
+        assert len(rig.kv) == length // 16 and len(rig.states) == min(length, 1)
+        read = [name for name in rig.store.asked("get") if name.startswith("state")]
+        assert len(read) == min(length, 1), "the state at the length agreed on, and no other"
+
+
+def test_B63_a_rank_without_memory_leaves_when_all_have_agreed() -> None:
+    """It knows at once, the slow one only after twenty polls; nobody reads before, and it holds nothing meanwhile."""
+    ranks = Ranks({"kv": 250 // 16}, {"latency": lambda: 20.0}, {}, settings=WAIT)
+    ranks.stock(EVERY, EVERY, EVERY)
+    short, slow, plain = ranks.start()
+    ranks.run(15)
+    assert not (short.done or slow.done or plain.done)
+    assert ranks.rigs[0].kv.pool.free == 250 // 16 and ranks.rigs[2].kv.pool.free < ranks.rigs[2].kv.pool.records
+    assert [rig.prefetcher.in_flight_tokens for rig in ranks.rigs] == [1024] * 3
+    ranks.run(15)
+    ranks.check("no_room", "disagreed", "disagreed", length=0)
+    assert not any(rig.store.asked("get") for rig in ranks.rigs)
+
+
+@pytest.mark.parametrize(("states", "length"), [(EVERY, 592), ([512, 592, 608, 1024], 592), ([256, 1024], 256)])
+def test_B63_what_one_rank_truncates_all_do(states: Any, length: int) -> None:
+    ranks = Ranks({}, {"kv": 600 // 16}, {"kv": 700 // 16}, settings=WAIT)
+    ranks.stock(states, states, states)
+    ranks.start()
+    ranks.run()
+    ranks.check("complete", "complete", "complete", length=length)
+    assert all(rig.kv.pool.free == rig.kv.pool.records - length // 16 for rig in ranks.rigs)
+
+
+def test_B63_a_slow_rank_is_waited_for() -> None:
+    ranks = Ranks({}, {"latency": lambda: 7.0, "workers": 1}, settings=WAIT)
+    ranks.stock([1024], [1024])
+    fast, _ = ranks.start()
+    ranks.run(40)
+    assert not fast.done and not fast.ops, "it has read everything, and files nothing yet"
+    assert len(ranks.rigs[0].kv) == 0
+    ranks.run(50)
+    ranks.check("complete", "complete", length=1024)
+
+
+@pytest.mark.parametrize("when", [0, 4])
+def test_B63_a_rank_whose_storage_fails_takes_the_others_with_it(when: int) -> None:
+    """Before it has answered, and while it is read."""
+    ranks = Ranks({}, {}, settings=WAIT)
+    ranks.stock([1024], [1024])
+    ranks.start()
+    ranks.run(when)
+    ranks.rigs[1].store.broken = True
+    ranks.run()
+    ranks.check("disagreed", "failed", length=0)
+    assert all(len(rig.kv) == len(rig.states) == 0 for rig in ranks.rigs)
+
+
+def test_B61_what_arrived_on_one_rank_alone_goes_back() -> None:
+    """KV alone is enough here: 3 chunks have come on one rank and 1 on the other when the request could start."""
+    ranks = Ranks(
+        {"latency": lambda: 2.0}, {"latency": lambda: 4.0}, states=None, workers=1, settings=Prefetch(chunk=CHUNK)
+    )
+    ranks.stock((), ())
+    ranks.start()
+    while ranks.rigs[1].prefetcher.stats().read < CHUNK:
+        ranks.poll()
+    assert ranks.rigs[0].prefetcher.stats().read > CHUNK
+    ranks.poll(ready=True)
+    ranks.run(10)
+    ranks.check("partial", "partial", length=CHUNK * 16)
+    assert [len(rig.kv) for rig in ranks.rigs] == [CHUNK, CHUNK]
+    assert ranks.ended[0] == ranks.ended[1]
+
+
+@pytest.mark.parametrize("polls", range(1, 12))
+def test_B61_one_rank_that_wants_an_end_is_enough(polls: int) -> None:
+    """Clocks differ: the timeout is over on one rank alone. Two polls later it is over for all."""
+    settings = Prefetch(stop="timeout", timeout=1000.0, timeout_per_page=0.0, chunk=CHUNK)
+    ranks = Ranks({}, {}, {}, settings=settings, workers=1)
+    ranks.stock(*[[1024]] * 3)
+    ranks.start()
+    ranks.run(polls)
+    ranks.fetches[0][1].began -= 1000.0
+    ranks.poll(ready=True)
+    ranks.run(3)
+    whole = polls >= 10  # the last chunk comes before the others have heard of it
+    ranks.check(*["complete" if whole else "stopped"] * 3, length=1024 if whole else 0)
+
+
+def test_B64_a_state_that_one_rank_has_in_host_memory_settles_nothing_for_the_others() -> None:
+    """Rank 0 needs no record for the state at 1024, and one for that at 512, on which they agree."""
+    ranks = Ranks({}, {}, settings=WAIT)
+    ranks.stock([512], [512])
+    ranks.rigs[0].host(ranks.keys[0], (), [1024])
+    ranks.start()
+    ranks.run()
+    ranks.check("complete", "complete", length=512)
+    assert ranks.rigs[0].states.pool.free == 2
+
+
+@pytest.mark.parametrize("polls", range(14))
+def test_B65_an_abort_between_two_rounds_returns_everything_on_all_ranks(polls: int) -> None:
+    ranks = Ranks({}, {"latency": lambda: 2.0}, settings=WAIT)
+    ranks.stock([1024], [1024])
+    first = ranks.start()
+    second = ranks.start(512)
+    ranks.run(polls)
+    for rig, fetch in zip(ranks.rigs, first, strict=True):
+        rig.prefetcher.cancel(fetch)
+        assert rig.prefetcher.stats().in_flight == (not second[0].done)
+    ranks.run()
+    assert [fetch.outcome for fetch in second] == ["missed", "missed"]
+    assert first[0].outcome == first[1].outcome
+    for rig in ranks.rigs:
+        rig.check()
+        assert rig.kv.pool.waiting == rig.states.pool.waiting == 0
+
+
+def test_many_prefetches_take_turns_in_exchanges_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for two of nine prefetches in a round; two whose storage never answers keep nobody out."""
+    monkeypatch.setattr(rounds, "WORDS", 2 + 2 * 3)
+    ranks = Ranks({}, {}, settings=WAIT, kv=600, states=20, workers=8, latency=iter([1e9] * 4 + [1.0] * 999).__next__)
+    ranks.stock([*EVERY], [*EVERY])
+    for n in range(9):
+        ranks.start(1024 - 16 * n)
+    ranks.run(200)
+    assert [[fetch.done for fetch in fetches] for fetches in ranks.fetches] == [[False] * 2] * 2 + [[True] * 2] * 7
+    assert [fetches[0].length for fetches in ranks.fetches[2:]] == [1024 - 16 * n for n in range(2, 9)]
+    assert ranks.ended[0] == ranks.ended[1]
+    for fetches in ranks.fetches[:2]:
+        for rig, fetch in zip(ranks.rigs, fetches, strict=True):
+            rig.prefetcher.cancel(fetch)
+    ranks.run(3)
+    for rig in ranks.rigs:
+        rig.check()
+
+
+# -- ranks that are lost ------------------------------------------------------------------------------
+
+
+class Broken(Alone):
+    """A group of two that falls apart: when words are sent, or when they are waited for."""
+
+    ranks = 2
+
+    def __init__(self, when: str) -> None:
+        self.when, self.left = when, 3
+
+    def exchange(self, words: Words) -> Exchange:
+        self.left -= self.when == "sent"
+        if self.left < 0:
+            raise AgreementLost("the other one has gone")
+        return Falling(self, words)
+
+
+class Falling:
+    done = False
+
+    def __init__(self, group: Broken, words: Words) -> None:
+        self._group, self._words = group, words
+
+    def result(self) -> Words:
+        self._group.left -= self._group.when == "waited for"
+        if self._group.left < 0:
+            raise AgreementLost("the other one has gone")
+        return self._words
+
+
+@pytest.mark.parametrize("when", ["sent", "waited for"])
+def test_a_lost_group_gives_everything_back_and_says_so_once(when: str) -> None:
+    rig, keys = Rig(WAIT, agreement=Broken(when), workers=1), digests("a", 64)
+    rig.stock(keys, range(64), [512, 1024])
+    fetches = [rig.start(1024, keys), rig.start(512, keys)]
+    with pytest.raises(AgreementLost, match="the other one has gone; restart them together"):
+        rig.run()
+    assert [fetch.outcome for fetch in fetches] == ["lost", "lost"]
+    rig.check()
+    assert rig.prefetcher.stats().waits > 0
+    assert rig.start(1024, keys).outcome == "lost"
+    rig.run()
+    rig.check()
+    assert rig.kv.pool.free == rig.kv.pool.records
+
+
+@pytest.mark.parametrize(
+    "differ",
+    [lambda ranks: ranks.rigs[1].start(512, ranks.keys[1]),
+     lambda ranks: ranks.rigs[1].prefetcher.cancel(ranks.fetches[0][1])],
+)  # fmt: skip
+def test_ranks_that_do_not_do_the_same_are_told(differ: Callable[[Ranks], object]) -> None:
+    """With the numbers alone: sizes that differ would be the end of the process under gloo."""
+    ranks = Ranks({}, {}, settings=WAIT)
+    ranks.stock([1024], [1024])
+    ranks.start()
+    ranks.start(1000)
+    ranks.poll()
+    differ(ranks)
+    for rig in ranks.rigs:  # the round before was alike
+        rig.prefetcher.poll()
+    for rig in ranks.rigs:
+        with pytest.raises(AgreementLost, match="they started or cancelled different prefetches"):
+            rig.prefetcher.poll()
+        rig.check()

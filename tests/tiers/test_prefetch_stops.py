@@ -1,0 +1,319 @@
+"""Prefetches that do not end by themselves, or whose storage does not do what it should: what arrived is kept or given
+back, whatever the moment.
+"""
+
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from memstate.tiers.prefetch.fetch import Fetch
+from memstate.tiers.prefetch.settings import Prefetch
+from tests.support.prefetch_rig import KV, STATE, Rig, digests, record
+from tests.support.virtual import ByHand, MemoryStore
+from tests.tiers.test_prefetch import outcome
+
+CHUNK = 8
+ENDS = (496, 992)
+WAIT = Prefetch(stop="wait_complete", chunk=CHUNK)
+BEST = Prefetch(stop="best_effort", chunk=CHUNK)
+
+
+def stocked(settings: Prefetch, **sizes: object) -> tuple[Rig, list[bytes], Fetch]:
+    """A prompt of 62 pages in storage, states at 496 and 992, and a prefetch that has asked: the first read begins."""
+    rig, keys = Rig(settings, **sizes), digests("a", 62)  # type: ignore[arg-type]
+    rig.stock(keys, range(62), ENDS)
+    fetch = rig.start(1000, keys)
+    rig.clock.advance(1)
+    rig.prefetcher.poll()
+    return rig, keys, fetch
+
+
+# -- stopping -----------------------------------------------------------------------------------------
+
+# With one worker a second brings the answer, the next one the state, and each after that 8 pages.
+KV_ONLY = [("stopped", 0), *[("partial", n * CHUNK * 16) for n in range(1, 8)], ("complete", 992)]
+HYBRID = [*[("stopped", 0)] * 9, ("complete", 992)]
+
+
+@pytest.mark.parametrize(
+    ("states", "seconds", "expected"),
+    [*[(None, n, end) for n, end in enumerate(KV_ONLY)], *[(4, n, end) for n, end in enumerate(HYBRID)]],
+)
+def test_B61_best_effort_takes_what_has_arrived(states: int | None, seconds: int, expected: tuple[str, int]) -> None:
+    rig, keys, fetch = stocked(BEST, states=states, workers=1)
+    rig.clock.advance(seconds)
+    assert rig.prefetcher.ready(fetch), "it stops in the same call"
+    assert outcome(rig, fetch, keys) == expected
+    reads = len(rig.store.calls)
+    rig.run()
+    assert len(rig.store.calls) - reads <= 1, "chunks that had not begun never do"
+    assert outcome(rig, fetch, keys) == expected
+    assert rig.kv.pool.waiting == 0
+
+
+@pytest.mark.parametrize("seconds", range(10))
+def test_B61_a_state_within_what_arrived_is_attached_and_the_later_one_is_not(seconds: int) -> None:
+    """The state at 496 is in host memory: a prefetch of 992 tokens that stops half-way is worth that much."""
+    rig, keys = Rig(BEST, workers=1), digests("a", 62)
+    rig.stock(keys, range(62), [992])
+    rig.host(keys, (), [496])
+    fetch = rig.start(1000, keys)
+    rig.clock.advance(1)
+    rig.prefetcher.poll()
+    assert fetch.tokens == 992
+    rig.clock.advance(seconds)
+    assert rig.prefetcher.ready(fetch)
+    arrived = max(0, seconds - 1) * CHUNK
+    expected = ("complete", 992) if arrived >= 62 else ("partial", 496) if arrived >= 31 else ("stopped", 0)
+    assert outcome(rig, fetch, keys) == expected
+    assert len(rig.kv) == expected[1] // 16, "pages without a state go back"
+    rig.run()
+    rig.check()
+
+
+def test_before_storage_has_answered_there_is_nothing_to_take() -> None:
+    rig, keys = Rig(BEST), digests("a", 62)
+    rig.stock(keys, range(62), ENDS)
+    fetch = rig.start(1000, keys)
+    assert rig.prefetcher.ready(fetch) and outcome(rig, fetch, keys) == ("stopped", 0)
+    assert rig.prefetcher.stats().stopped == 1
+    rig.run()
+    assert outcome(rig, fetch, keys) == ("stopped", 0)
+
+
+def test_wait_complete_is_ready_when_all_has_come() -> None:
+    rig, keys, fetch = stocked(WAIT, workers=1)
+    for _ in range(8):
+        rig.clock.advance(1)
+        assert not rig.prefetcher.ready(fetch)
+    rig.clock.advance(1)
+    assert rig.prefetcher.ready(fetch)
+    assert outcome(rig, fetch, keys) == ("complete", 992)
+
+
+@pytest.mark.parametrize(("timeout", "per_page"), [(3.0, 0.0), (0.0, 3 / 62), (1.0, 2 / 62), (100.0, 0.0)])
+def test_timeouts_grow_with_length(timeout: float, per_page: float) -> None:
+    settings = Prefetch(stop="timeout", timeout=timeout, timeout_per_page=per_page, chunk=CHUNK)
+    rig, keys, fetch = stocked(settings, workers=1, states=None)
+    rig.clock.advance(1.875)
+    assert not rig.prefetcher.ready(fetch)
+    rig.clock.advance(0.25)
+    assert rig.prefetcher.ready(fetch) == (timeout < 100)
+    if timeout < 100:
+        assert outcome(rig, fetch, keys) == ("partial", 2 * CHUNK * 16)
+    rig.run()
+    assert outcome(rig, fetch, keys) == (("partial", 256) if timeout < 100 else ("complete", 992))
+
+
+def test_a_timeout_that_is_over_stops_nothing_until_the_request_could_start() -> None:
+    rig, keys, fetch = stocked(Prefetch(stop="timeout", timeout=0.0, timeout_per_page=0.0))
+    rig.run()
+    assert outcome(rig, fetch, keys) == ("complete", 992)
+    assert rig.prefetcher.ready(fetch)
+
+
+# -- cancelling ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("states", [None, 4])
+@pytest.mark.parametrize("polls", [0, 1])
+@pytest.mark.parametrize("half_seconds", range(0, 22, 3))
+def test_B65_an_abort_at_any_moment_returns_everything(half_seconds: int, polls: int, states: int | None) -> None:
+    rig, keys = Rig(WAIT, workers=1, states=states), digests("a", 62)
+    rig.stock(keys, range(62), ENDS)
+    fetch = rig.start(1000, keys)
+    for _ in range(half_seconds):
+        rig.clock.advance(0.5)
+        for _ in range(polls):
+            rig.prefetcher.poll()
+    over = fetch.done
+    rig.prefetcher.cancel(fetch)
+    assert outcome(rig, fetch, keys) == (("complete", 992) if over else ("cancelled", 0))
+    assert sum(cache.pool.waiting for cache in rig.caches) <= CHUNK, "only what is being read at this moment"
+    rig.run()
+    assert sum(cache.pool.waiting for cache in rig.caches) == 0
+    assert outcome(rig, fetch, keys) == (("complete", 992) if over else ("cancelled", 0))
+
+
+def test_B65_records_that_a_thread_still_writes_to_are_nobody_elses() -> None:
+    """The cancelled prefetch writes late; its successor gets other records meanwhile, and those when they are free."""
+    rig, _, fetch = stocked(WAIT, kv=70, workers=2, latency=iter([1.0, 50.0, 50.0] + [1.0] * 99).__next__)
+    rig.prefetcher.cancel(fetch)
+    assert rig.kv.pool.waiting == CHUNK and rig.states.pool.waiting == 1
+    others = digests("b", 62)
+    rig.stock(others, range(62), [992])
+    second = rig.start(1000, others)
+    rig.run(150)
+    assert outcome(rig, second, others) == ("complete", 992)
+    assert rig.kv.pool.waiting == 0
+
+
+def test_B65_close_waits_for_what_has_begun() -> None:
+    store = MemoryStore()
+    with ThreadPoolExecutor(2) as threads:
+        rig, keys = Rig(WAIT, executor=threads, store=store), digests("a", 62)
+        rig.stock(keys, range(62), ENDS)
+        fetches = [rig.start(1000, keys) for _ in range(3)]
+        rig.prefetcher.close()
+        assert [fetch.outcome for fetch in fetches] == ["cancelled"] * 3
+        rig.check()
+        assert rig.kv.pool.waiting == 0
+    late = rig.start(1000, keys)  # the executor has been shut down
+    rig.prefetcher.poll()
+    assert (late.outcome, rig.prefetcher.stats().failures) == ("failed", 1)
+    rig.check()
+
+
+# -- storage that fails -------------------------------------------------------------------------------
+
+FLAWS = {"vanished": "missing", "half": "damaged", "garbage": "checksum", "denied": "failed"}
+
+
+@pytest.mark.parametrize("fault", FLAWS)
+@pytest.mark.parametrize("page", [0, 7, 20, 61])
+@pytest.mark.parametrize("states", [None, 4])
+def test_B61_a_page_that_does_not_come_ends_what_is_usable(fault: str, page: int, states: int | None) -> None:
+    rig, keys, fetch = stocked(WAIT, states=states)
+    rig.store.faults[KV.name(keys[page])] = fault
+    rig.run()
+    reason = "failed" if fault == "denied" else "missed"
+    expected = ("partial", page * 16) if states is None and page else (reason, 0)
+    assert outcome(rig, fetch, keys) == expected
+    stats = rig.prefetcher.stats()
+    assert stats.flaws == {FLAWS[fault]: 1}
+    assert stats.failures == 0 and fetch.why == FLAWS[fault]
+
+
+@pytest.mark.parametrize("fault", FLAWS)
+def test_B62_a_state_that_does_not_come_is_not_attached(fault: str) -> None:
+    rig, keys, fetch = stocked(WAIT)
+    rig.store.faults[STATE.name(keys[61])] = fault
+    rig.run()
+    assert outcome(rig, fetch, keys) == ("failed" if fault == "denied" else "missed", 0)
+    assert len(rig.states) == len(rig.kv) == 0
+    assert sum(rig.prefetcher.stats().flaws.values()) == 1
+
+
+def test_B62_a_state_of_another_length_is_foreign() -> None:
+    """Under its name lies a sound record that stands for less."""
+    rig, keys, fetch = stocked(WAIT)
+    rig.store.records[STATE.name(keys[61])] = record(STATE, keys[61], 976)
+    rig.run()
+    assert outcome(rig, fetch, keys) == ("missed", 0)
+    assert rig.prefetcher.stats().flaws == {"foreign": 1}
+
+
+def test_what_lies_behind_a_flaw_is_not_read() -> None:
+    rig, keys, fetch = stocked(WAIT, workers=1)
+    rig.store.faults[STATE.name(keys[61])] = "vanished"
+    rig.run()
+    assert fetch.done and len(rig.store.asked("get")) <= 1 + CHUNK
+
+
+@pytest.mark.parametrize("when", ["asking", "reading", "one page", "forgetful"])
+def test_a_store_that_raises_has_failed(when: str) -> None:
+    rig, keys = Rig(WAIT, states=None), digests("a", 62)
+    rig.stock(keys, range(62))
+    fetch = rig.start(1000, keys)
+    rig.store.broken, rig.store.forgetful = when == "asking", when == "forgetful"
+    rig.clock.advance(1)
+    rig.prefetcher.poll()
+    rig.store.broken = when == "reading"
+    if when == "one page":
+        rig.store.faults[KV.name(keys[20])] = "raises"
+    rig.run()
+    assert outcome(rig, fetch, keys) == (("partial", 256) if when == "one page" else ("failed", 0))
+    assert rig.prefetcher.stats().failures >= 1
+    said = {"one page": "ConnectionResetError('storage went away')", "forgetful": "OSError('storage was asked for 8"}
+    assert fetch.why.startswith(said.get(when, "OSError('storage is not there"))
+    rig.store.broken = rig.store.forgetful = False
+    again = rig.start(1000, keys)
+    rig.run()
+    assert again.length == (256 if when == "one page" else 992)
+
+
+def test_slow_storage_holds_up_nobody_else() -> None:
+    """Of two workers one is stuck; another prompt goes through the other."""
+    rig = Rig(WAIT, workers=2, latency=iter([500.0] + [1.0] * 99).__next__)
+    slow, fast = digests("a", 62), digests("b", 62)
+    for keys in (slow, fast):
+        rig.stock(keys, range(62), [992])
+    first, second = rig.start(1000, slow), rig.start(1000, fast)
+    rig.run(20)
+    assert (first.done, second.outcome, second.length) == (False, "complete", 992)
+    rig.run(1, 500.0)
+    rig.run(20)
+    assert outcome(rig, first, slow) == ("complete", 992)
+
+
+# -- real threads -------------------------------------------------------------------------------------
+
+
+class Jittery(MemoryStore):
+    """Gives way to other threads now and then; says so of a record in fifty that it is gone."""
+
+    def exists(self, names):  # type: ignore[no-untyped-def]
+        time.sleep(0)
+        return super().exists(names)
+
+    def get(self, names, buffers):  # type: ignore[no-untyped-def]
+        time.sleep(0)
+        return super().get(names, buffers)
+
+
+def test_many_prefetches_on_real_threads() -> None:
+    """24 prompts with prefixes in common, 300 host pages, aborts and stops whenever they come."""
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    with ThreadPoolExecutor(6) as threads:
+        rig = Rig(BEST, kv=300, states=12, reserve=20, executor=threads, store=Jittery())
+        root, fetches = digests("root", 20), []
+        for number in range(24):
+            keys = [*root, *digests(str(number), rng.randrange(10, 60))]
+            rig.stock(keys, range(len(keys)), [320, 16 * len(keys)])
+            if number % 3 == 0:
+                rig.store.faults[KV.name(keys[-1])] = rng.choice(list(FLAWS))
+            fetches.append((rig.start(16 * len(keys) + 5, keys), keys))
+            rig.prefetcher.poll()
+            fetch, _ = rng.choice(fetches)
+            if rng.random() < 0.2:
+                rig.prefetcher.cancel(fetch)
+            elif rng.random() < 0.1:
+                rig.prefetcher.ready(fetch)
+            rig.check(idle=False)
+        until = time.monotonic() + 30
+        while rig.prefetcher.stats().in_flight and time.monotonic() < until:
+            rig.prefetcher.poll()
+            time.sleep(0)
+        rig.prefetcher.close()
+        assert all(fetch.done for fetch, _ in fetches)
+        rig.check()
+        assert all(cache.pool.waiting == 0 for cache in rig.caches)
+        assert {fetch.outcome.value for fetch, _ in fetches} - {
+            "complete", "partial", "missed", "failed", "stopped", "cancelled", "no_room", "short",
+        } == set()  # fmt: skip
+        assert any(fetch.outcome == "complete" for fetch, _ in fetches)
+
+
+def test_an_executor_by_hand_may_end_reads_in_any_order() -> None:
+    """Chunks in the reverse of their order: what came later waits for what comes before."""
+    hand = ByHand()
+    rig, keys = Rig(Prefetch(stop="best_effort", chunk=CHUNK), states=None, executor=hand), digests("a", 62)
+    rig.stock(keys, range(62))
+    fetch = rig.start(1000, keys)
+    for job in hand.jobs:
+        assert job.begin()
+        job.finish()
+    rig.prefetcher.poll()
+    for job in hand.jobs[:1:-1]:
+        assert job.begin()
+        job.finish()
+        rig.prefetcher.poll()
+    assert not fetch.done and len(rig.kv) == 0
+    assert hand.jobs[1].begin()
+    hand.jobs[1].finish()
+    rig.prefetcher.poll()
+    assert outcome(rig, fetch, keys) == ("complete", 992)

@@ -1,0 +1,265 @@
+"""Records: sealed bytes are what docs/record-format.md says, and whatever is wrong with them is found."""
+
+import random
+import re
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memstate import Plane, StateLayout
+from memstate.errors import InvalidArgument
+from memstate.tiers import records as module
+from memstate.tiers.keys import fingerprint
+from memstate.tiers.records import FLAWS, RecordFormat
+from memstate.tiers.stores.base import Bytes
+
+ROOT = Path(__file__).parents[2]
+SMALL = StateLayout((Plane("conv", (3,), torch.bfloat16), Plane("ssm", (2, 5), torch.int16)), layers=2)
+LAYOUTS = {
+    "small": SMALL,
+    "no padding": StateLayout((Plane("ssm", (4, 4), torch.float32),), layers=3),
+    "one byte": StateLayout((Plane("flag", (), torch.int8),), layers=1),
+    "an empty plane": StateLayout((Plane("none", (0,), torch.int8), Plane("c", (17,), torch.int8)), layers=2),
+    "nothing": StateLayout((Plane("none", (0, 3), torch.float32),), layers=2),
+    "many planes": StateLayout(tuple(Plane(f"p{n}", (n,), torch.int8) for n in range(9)), layers=5),
+    "pages": StateLayout((Plane("k", (4, 2, 3), torch.float16), Plane("v", (4, 2, 3), torch.float16)), layers=2),
+}
+PRINT, KEY, LENGTH = fingerprint("model", SMALL, None, 4, 0, 1), bytes(range(32)), 1024
+STATE = RecordFormat("state", SMALL, PRINT)
+
+every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+
+
+def garbage(size: int, seed: int = 0) -> Bytes:
+    return np.frombuffer(bytearray(random.Random(seed).randbytes(size)), np.uint8)
+
+
+def sealed(form: RecordFormat, seed: int = 0, key: bytes = KEY, length: int = LENGTH) -> Bytes:
+    buffer = garbage(form.nbytes, seed)
+    form.seal(buffer, key, length)
+    return buffer
+
+
+def payload(form: RecordFormat) -> np.ndarray[Any, Any]:
+    """Which bytes of a record hold elements of a plane, by adding up block after block."""
+    marks, at = np.zeros(form.nbytes, bool), form.header_bytes
+    for _ in range(form.layout.layers):
+        for plane in form.layout.planes:
+            marks[at : at + plane.nbytes] = True
+            at += -(-plane.nbytes // 16) * 16
+    assert at == form.nbytes
+    return marks
+
+
+def number(record: Bytes, at: int, size: int) -> int:
+    return int.from_bytes(record[at : at + size].tobytes(), "little")
+
+
+@every_layout
+@pytest.mark.parametrize("kind", ["state", "kv"])
+def test_record_is_what_the_document_says(kind: Any, layout: StateLayout) -> None:
+    """Every byte, from the document's numbers alone."""
+    form = RecordFormat(kind, layout, PRINT)
+    before = garbage(form.nbytes)
+    record = sealed(form)
+    planes = len(layout.planes)
+    assert form.header_bytes == -(-(104 + 4 * planes) // 64) * 64
+    assert form.body_bytes == sum(-(-plane.nbytes // 16) * 16 for plane in layout.planes) * layout.layers
+    assert record[:8].tobytes() == b"memstate"
+    assert (number(record, 8, 2), number(record, 10, 2)) == (1, {"state": 1, "kv": 2}[kind])
+    assert number(record, 12, 4) == form.header_bytes
+    assert (record[16:48].tobytes(), record[48:80].tobytes()) == (PRINT, KEY)
+    assert (number(record, 80, 8), number(record, 88, 8), number(record, 96, 4)) == (LENGTH, form.body_bytes, planes)
+    body = record[form.header_bytes :].reshape(layout.layers, -1)
+    at = 0
+    for index, plane in enumerate(layout.planes):
+        block = -(-plane.nbytes // 16) * 16
+        assert number(record, 100 + 4 * index, 4) == zlib.crc32(body[:, at : at + block].tobytes())
+        at += block
+    assert not record[100 + 4 * planes : form.header_bytes - 4].any()
+    assert number(record, form.header_bytes - 4, 4) == zlib.crc32(record[: form.header_bytes - 4])
+    marks = payload(form)
+    assert (record[marks] == before[marks]).all()
+    assert not record[form.header_bytes :][~marks[form.header_bytes :]].any()
+    assert form.flaw(record, KEY, LENGTH) == ""
+
+
+def test_document_has_the_offsets_of_the_header() -> None:
+    table = re.findall(r"^\| (\d+) \| (\d+) \|", (ROOT / "docs" / "record-format.md").read_text(), re.MULTILINE)
+    assert [(int(at), int(size)) for at, size in table] == [
+        (0, 8), (8, 2), (10, 2), (12, 4), (16, 32), (48, 32), (80, 8), (88, 8), (96, 4)
+    ]  # fmt: skip
+
+
+@every_layout
+def test_equal_contents_give_equal_bytes(layout: StateLayout) -> None:
+    """Whatever the memory held before."""
+    form = RecordFormat("state", layout, PRINT)
+    marks, one, other = payload(form), garbage(form.nbytes, 1), garbage(form.nbytes, 2)
+    other[marks] = one[marks]
+    for buffer in (one, other):
+        form.seal(buffer, KEY, LENGTH)
+    assert one.tobytes() == other.tobytes()
+    form.seal(one, KEY, LENGTH)  # again, from memory that holds a record
+    assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("order", ["layer_major", "slot_major"])
+@pytest.mark.parametrize("alignment", [16, 256])
+def test_the_order_on_the_device_is_not_in_the_record(order: str, alignment: int) -> None:
+    form = RecordFormat("state", replace(SMALL, order=order, alignment=alignment), PRINT)
+    assert (form.nbytes, form.header_bytes, form.layout) == (STATE.nbytes, STATE.header_bytes, STATE.layout)
+    assert sealed(form).tobytes() == sealed(STATE).tobytes()
+
+
+@pytest.mark.parametrize("name", ["small", "many planes"])
+def test_b67_every_flipped_bit_is_found(name: str) -> None:
+    """No byte of a record is left out, padding included."""
+    form = RecordFormat("state", LAYOUTS[name], PRINT)
+    record = sealed(form)
+    for at in range(form.nbytes):
+        expected = "checksum" if at >= form.header_bytes else "magic" if at < 8 else "version" if at < 10 else "header"
+        for bit in range(8):
+            record[at] ^= 1 << bit
+            assert form.flaw(record, KEY, LENGTH) == expected, f"bit {bit} of byte {at}"
+            record[at] ^= 1 << bit
+    assert form.flaw(record, KEY, LENGTH) == ""
+
+
+def test_b67_every_truncation_is_found() -> None:
+    record = sealed(STATE)
+    for size in range(STATE.nbytes):
+        assert STATE.flaw(record[:size], KEY, LENGTH) == "truncated"
+        half = garbage(STATE.nbytes, 1)  # the rest of the buffer holds whatever lay there
+        half[:size] = record[:size]
+        assert STATE.flaw(half, KEY, LENGTH) in FLAWS
+        half[size:] = 0
+        assert STATE.flaw(half, KEY, LENGTH) in (FLAWS if record[size:].any() else "")
+    assert STATE.flaw(np.append(record, record[:1]), KEY, LENGTH) == "truncated"
+
+
+def test_b67_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in (0, 2, 256, 65535):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "VERSION", version)
+            record = sealed(STATE)
+            assert STATE.flaw(record, KEY, LENGTH) == ""
+        assert STATE.flaw(record, KEY, LENGTH) == "version"
+
+
+def test_b67_foreign_records_are_refused() -> None:
+    """Sound records of something else, each in one thing."""
+    record = sealed(STATE)
+    assert STATE.flaw(record, KEY[::-1], LENGTH) == "foreign"
+    assert STATE.flaw(record, KEY[:31], LENGTH) == "foreign"
+    assert [STATE.flaw(record, KEY, length) for length in (LENGTH - 1, 0, -1, 2**70)] == ["foreign"] * 4
+    assert RecordFormat("kv", SMALL, PRINT).flaw(record, KEY, LENGTH) == "foreign"
+    assert RecordFormat("state", SMALL, PRINT[::-1]).flaw(record, KEY, LENGTH) == "foreign"
+
+
+def test_b67_records_of_other_planes_are_foreign() -> None:
+    """As many bytes in all, split otherwise: by planes, and by a header of another size."""
+    shapes = {"layers": (16, 1, 3), "planes": (16, 3, 1), "short": (512, 1, 1), "long": (16, 24, 1)}
+    forms = {}
+    for name, (nbytes, planes, layers) in shapes.items():
+        layout = StateLayout(tuple(Plane(f"p{n}", (nbytes,), torch.int8) for n in range(planes)), layers)
+        forms[name] = RecordFormat("state", layout, PRINT)
+    assert (forms["short"].header_bytes, forms["long"].header_bytes) == (128, 256)
+    for one, other in (("layers", "planes"), ("planes", "layers"), ("short", "long"), ("long", "short")):
+        reader, writer = forms[one], forms[other]
+        assert reader.nbytes == writer.nbytes
+        assert reader.flaw(sealed(writer), KEY, LENGTH) == "foreign"
+
+
+def test_a_broken_plane_is_found_wherever_it_lies() -> None:
+    """Blocks of different layers and planes, exchanged."""
+    form = RecordFormat("state", StateLayout((Plane("a", (16,), torch.int8), Plane("b", (16,), torch.int8)), 3), PRINT)
+    record = sealed(form)
+    for one in range(6):
+        for other in range(one):
+            swapped = record.copy()
+            body, was = swapped[form.header_bytes :].reshape(6, 16), record[form.header_bytes :].reshape(6, 16)
+            body[one], body[other] = was[other], was[one]
+            assert form.flaw(swapped, KEY, LENGTH) == "checksum"
+
+
+@given(st.binary(max_size=STATE.nbytes + 8), st.integers(0, STATE.nbytes))
+def test_garbage_never_raises(data: bytes, at: int) -> None:
+    assert STATE.flaw(np.frombuffer(data, np.uint8), KEY, LENGTH) in FLAWS
+    record = sealed(STATE)
+    before = record.tobytes()
+    record[at : at + len(data)] = np.frombuffer(data, np.uint8)[: STATE.nbytes - at]
+    assert (STATE.flaw(record, KEY, LENGTH) == "") == (record.tobytes() == before)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 64, 103, 104, 127, 129, STATE.nbytes, STATE.nbytes + 1, 2**31, 2**32 - 1])
+def test_a_header_that_lies_about_its_size_is_found(size: int) -> None:
+    record = sealed(STATE)
+    record[12:16] = np.frombuffer(size.to_bytes(4, "little"), np.uint8)
+    assert STATE.flaw(record, KEY, LENGTH) == "header"
+
+
+def test_memory_that_cannot_be_written_can_be_checked() -> None:
+    record = np.frombuffer(sealed(STATE).tobytes(), np.uint8)
+    assert STATE.flaw(record, KEY, LENGTH) == ""
+
+
+def test_zero_padding_changes_padding_alone() -> None:
+    before = garbage(STATE.nbytes, 3)
+    buffer, marks = before.copy(), payload(STATE)
+    STATE.zero_padding(buffer)
+    marks[: STATE.header_bytes] = True
+    assert (buffer[marks] == before[marks]).all() and not buffer[~marks].any() and (~marks).any()
+
+
+def test_names_say_the_kind_and_the_key() -> None:
+    assert STATE.name(KEY) == f"state-{KEY.hex()}"
+    assert RecordFormat("kv", SMALL, PRINT).name(KEY) == f"kv-{KEY.hex()}"
+    assert re.fullmatch(r"[A-Za-z0-9_-]{1,100}", STATE.name(KEY))
+
+
+def test_numbers_of_numpy_are_lengths() -> None:
+    assert STATE.flaw(sealed(STATE, length=np.int64(LENGTH)), KEY, LENGTH) == ""
+
+
+@pytest.mark.parametrize("key", [b"", bytes(31), bytes(33), "k" * 32, bytearray(32), None])
+def test_keys_of_other_sizes_are_refused(key: Any) -> None:
+    buffer = garbage(STATE.nbytes)
+    for call in (lambda: STATE.name(key), lambda: STATE.seal(buffer, key, 1)):
+        with pytest.raises(InvalidArgument, match="expected 32 bytes"):
+            call()
+    assert (buffer == garbage(STATE.nbytes)).all()
+
+
+@pytest.mark.parametrize("length", [0, -1, 2**63])
+def test_lengths_that_stand_for_nothing_are_refused(length: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"length={length}"):
+        STATE.seal(garbage(STATE.nbytes), KEY, length)
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        garbage(STATE.nbytes - 1), garbage(STATE.nbytes + 1), garbage(2 * STATE.nbytes)[::2],
+        garbage(STATE.nbytes).view(np.int8), garbage(STATE.nbytes).reshape(2, -1),
+    ],
+)  # fmt: skip
+def test_buffers_that_are_no_record_are_refused(buffer: Any) -> None:
+    before = buffer.copy()
+    for call in (lambda: STATE.seal(buffer, KEY, 1), lambda: STATE.zero_padding(buffer)):
+        with pytest.raises(InvalidArgument, match=f"expected {STATE.nbytes} contiguous bytes"):
+            call()
+    assert (buffer == before).all()
+
+
+@pytest.mark.parametrize(("kind", "digest"), [("page", PRINT), ("state", b"short"), ("kv", PRINT.hex())])
+def test_formats_that_cannot_be_meant_are_refused(kind: Any, digest: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        RecordFormat(kind, SMALL, digest)

@@ -1,0 +1,169 @@
+"""Salts below the device: in host memory, in dense records, in storage and between ranks tenants never meet either."""
+
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+
+import pytest
+
+import memstate as ms
+from memstate.prefix.cache import NO_MATCH
+from memstate.tiers import FileStore, manager
+from memstate.tiers.keys import Keys
+from memstate.tiers.prefetch import agreement
+from memstate.tokens import encode
+from tests.support.tenants import NOTHING, PAGE, House, T, two_tenants
+from tests.support.virtual import MemoryStore
+from tests.tiers.test_resplit import TOKENS, Model
+
+BELOW = (0, 0, 0, 8)  # of what has gone down
+
+
+@pytest.mark.parametrize("write", ["through", "back", "selective"])
+@two_tenants
+def test_host_memory_gives_what_its_own_salt_has(mine: Hashable, other: Hashable, write: str) -> None:
+    house = House(tiers={"write": write})
+    house.turn(8, mine)
+    assert house.starts(9, mine) == 8, "one hit, for the selective"
+    house.go_down()
+    assert house.starts(9, other) == 0 and house.starts(9, mine) == 8
+    assert house.found(9, other) == NOTHING and house.found(9, mine)[:3] == (8, 8, 8), "filed where it was found"
+    house.turn(8, other)
+    assert house.starts(9, other) == 8
+    house.go_down()
+    assert [house.starts(9, salt) for salt in (mine, other)] == [8, 8], "of equal tokens each has bytes of its own"
+    house.idle()
+
+
+@two_tenants
+def test_match_finds_what_host_memory_has_under_its_salt(mine: Hashable, other: Hashable) -> None:
+    house = House(tiers={})
+    house.turn(8, mine)
+    house.go_down()
+    assert house.found(9, other) == NOTHING and house.found(9, mine) == BELOW
+
+
+@two_tenants
+def test_dense_records_give_what_their_own_salt_has(mine: Hashable, other: Hashable) -> None:
+    house = House(tiers={"dense_slots": 4})
+    house.turn(8, mine)
+    house.go_down()
+    assert house.starts(9, other) == 0 and house.starts(9, mine) == 8
+    figures = house.mem.stats().tiers
+    assert figures is not None and (figures.dense_hit_tokens, figures.host_hit_tokens) == (8, 0)
+
+
+@two_tenants
+def test_a_state_that_comes_up_shares_no_page_with_another_salt(mine: Hashable, other: Hashable) -> None:
+    """The device has KV of the same tokens, another tenant's: the state brings its own."""
+    house = House(tiers={})
+    house.turn(8, mine)
+    house.go_down()
+    house.turn(8, other)
+    row = house.start(T[:9], mine)
+    assert house.mem.length(row) == 8
+    house.run(row, 9)
+    assert house.starts(9, other) == 8
+    house.mem.abort([row])
+    house.idle()
+
+
+@two_tenants
+def test_a_state_that_comes_up_to_kv_of_its_salt_brings_none(mine: Hashable, other: Hashable) -> None:
+    house = House(tiers={})
+    house.turn(8, mine)
+    house.go_down()
+    row = house.start(T[:9], mine)  # KV and state are up again; the state alone goes down
+    assert house.mem.prefix is not None and house.mem.tiers is not None
+    house.run(row, 9)
+    house.mem.prefix.evict_states(99)
+    assert house.starts(9, other) == 0 and house.starts(9, mine) == 8
+    assert house.mem.stats().tiers.pages_in == 2  # type: ignore[union-attr]
+
+
+@two_tenants
+def test_a_turn_goes_on_from_host_memory_under_its_own_salt(mine: Hashable, other: Hashable) -> None:
+    """A session whose states are shorter, or another salt's, takes what lies below."""
+    house = House(tiers={})
+    house.turn(16, mine)
+    house.go_down()
+    for salt, start in ((other, 4), (mine, 16)):
+        session = house.mem.open_session("talk")
+        house.turn(4, salt, session=session)
+        assert house.turn(17, salt, session=session) == start
+        house.mem.close_session(session)
+
+
+@two_tenants
+def test_storage_gives_what_its_own_salt_has(mine: Hashable, other: Hashable) -> None:
+    """Written by one process and fetched by another."""
+    store = MemoryStore()
+    first = House(tiers={"storage": store})
+    first.turn(8, mine)
+    first.mem.close()
+    house = House(tiers={"storage": store})
+    house.number(mine)
+    assert house.fetch(9, other).length == 0 and house.found(9, other) == NOTHING
+    assert house.fetch(9, mine).length == 8 and house.found(9, mine) == BELOW
+    assert house.starts(9, other) == 0 and house.starts(9, mine) == 8
+
+
+@two_tenants
+def test_a_prefetch_counts_on_what_its_own_salt_has(mine: Hashable, other: Hashable) -> None:
+    """What the device has need not be fetched."""
+    house = House(tiers={"storage": MemoryStore()})
+    house.turn(8, mine)
+    fetches = [house.fetch(9, salt) for salt in (mine, other)]
+    assert [(fetch.covered, fetch.kv_pages) for fetch in fetches] == [(8, 2), (0, 0)]
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> House:
+    """A rank of two, whose fellow always agrees."""
+    monkeypatch.setattr(manager, "Ranks", lambda group: agreement.Alone())
+    return House(tiers={"rank": 0, "ranks": 2, "group": object()})
+
+
+@two_tenants
+def test_what_ranks_have_agreed_on_is_for_its_own_salt(mine: Hashable, other: Hashable, rank: House) -> None:
+    rank.turn(8, mine)
+    rank.go_down()
+    nothing, fetch = rank.fetch(9, other), rank.fetch(9, mine)
+    assert (nothing.length, fetch.length) == (0, 8)
+    with pytest.raises(ms.InvalidArgument, match="other tokens or another salt"):
+        rank.start(T[:9], other, fetch=fetch)
+    assert rank.starts(9, other, fetch=nothing) == 0 and rank.starts(9, mine, fetch=fetch) == 8
+
+
+@two_tenants
+def test_a_hand_over_brings_what_its_own_salt_has(mine: Hashable, other: Hashable, tmp_path: Path) -> None:
+    model, source, target = Model(), FileStore(tmp_path / "source"), FileStore(tmp_path / "target")
+    model.put(source, 2, salt=mine)
+    hand_over = model.hand_over(source, 2, target, 1, 0)
+    assert hand_over.run(TOKENS, other).length == 0
+    assert hand_over.run(TOKENS, mine).length == 5 * PAGE
+    assert model.found(target, 1, 0, other) == 0 and model.found(target, 1, 0, mine) == 5 * PAGE
+
+
+@two_tenants
+def test_digests_are_of_one_salt(mine: Hashable, other: Hashable) -> None:
+    keys, key = Keys(bytes(32), PAGE), encode(T[:8])
+    assert keys.of(key, mine) == keys.of(key, mine) and not set(keys.of(key, mine)) & set(keys.of(key, other))
+
+
+@two_tenants
+def test_nodes_and_prompts_have_the_digests_of_their_salt(mine: Hashable, other: Hashable) -> None:
+    """As a name in storage says: computed from the tokens, or from what a node of the tree remembers."""
+    house = House(tiers={})
+    host, cache = house.mem.tiers.host, house.mem.prefix  # type: ignore[union-attr]
+    assert cache is not None
+
+    def both(salt: Hashable) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        key = encode(T[:16])
+        return host.digests(key, salt, cache.match(key, salt, 16)), host.digests(key, salt, NO_MATCH)
+
+    for salt in (mine, other):
+        house.turn(8, salt)
+    of_mine, of_other = both(mine), both(other)
+    assert of_mine[0] == of_mine[1] and of_other[0] == of_other[1] and not set(of_mine[0]) & set(of_other[0])
+    of_nodes = {salt: host._digests.of_node(cache.tree, node) for salt, node in cache.tree.walk()}
+    assert of_nodes == {mine: of_mine[0][:2], other: of_other[0][:2]}

@@ -1,0 +1,181 @@
+"""What going down and coming up costs: submits, uploads, launches, and no wait for the device.
+
+A transfer of so many records is one upload and one launch for as many as staging has room for; coming up, one launch
+for each group of layers of states, and one for pages. Staging of KV has the bytes of staging of states,
+which is as many records here.
+"""
+
+import pytest
+
+import memstate as ms
+from memstate.kernels.dispatch import OPS, Backend
+from tests.support.tiered import Tiered, whole
+from tests.support.watch import Watch, real_launches
+
+pytest_plugins = ["tests.support.tiered_fixtures"]
+
+
+class Spent:
+    """What was spent since the last look."""
+
+    def __init__(self, at: Tiered) -> None:
+        self.at = at
+        at.mem.submit()
+        self()
+
+    def __call__(self) -> tuple[int, int, dict[str, int]]:
+        """Submits, uploads, launches by name."""
+        counts, submits = self.at.mem.backend.counts, self.at.mem.commands.packets
+        assert counts.syncs == 0 and self.at.mem.commands.ring.waits == 0
+        spent = submits - getattr(self, "_submits", 0), counts.uploads, dict(counts.launches)
+        counts.reset()
+        self._submits = submits
+        return spent
+
+
+@pytest.fixture
+def poison() -> None:
+    """Not here, where whatever reaches the device is counted."""
+
+
+def cached(backend: Backend, n: int, write: str, staging: int = 2, **more: object) -> tuple[Tiered, Spent]:
+    """A manager with n states of two pages each."""
+    tiers = {"write": write, "staging": staging, "host_slots": 32, "host_pages": 64, "layer_groups": 2} | more
+    at = Tiered(backend, slots=40, rows=10, pages=60, tiers=tiers)
+    rows = at.admit(*[ms.Request(i, tokens=whole(i + 1)) for i in range(n)])
+    at.run(rows, publish=False)
+    at.end(rows)
+    return at, Spent(at)
+
+
+def batches(records: int, staging: int) -> int:
+    return -(-records // staging) if staging else 1
+
+
+@pytest.mark.parametrize("staging", [0, 1, 2, 16])
+@pytest.mark.parametrize("n", [1, 8])
+def test_an_eviction_with_backup(n: int, staging: int, plain: Backend) -> None:
+    at, spent = cached(plain, n, "back", staging)
+    at.cache.evict_states(n)
+    packs = batches(n, staging) + batches(2 * n, staging)
+    assert spent() == (0, packs, {"pack_slots": packs})
+    at.mem.submit()
+    assert spent() == (1, 1, {"ownership": 1}), "the slots are free: one packet for all"
+    at.mem.poll()
+    assert spent() == (0, 0, {})
+
+
+def test_an_eviction_of_what_is_not_sent_yet_costs_the_packet_that_says_where_it_is(plain: Backend) -> None:
+    at, spent = cached(plain, 2, "back")
+    rows = at.admit(*[ms.Request(i, tokens=whole(20 + i)) for i in range(2)])
+    at.run(rows, publish=False)
+    at.mem.submit()
+    at.end(rows)
+    spent()
+    at.cache.evict_states(4)
+    packs = batches(4, 2) + batches(8, 2)
+    assert spent() == (1, 1 + packs, {"ownership": 1, "pack_slots": packs})
+
+
+@pytest.mark.parametrize("staging", [0, 2])
+@pytest.mark.parametrize("n", [1, 8])
+def test_a_poll_that_writes_through(n: int, staging: int, plain: Backend) -> None:
+    at, spent = cached(plain, n, "through", staging)
+    at.mem.poll()
+    packs = batches(n, staging) + batches(2 * n, staging)
+    assert spent() == (0, packs, {"pack_slots": packs})
+    at.mem.poll()
+    at.cache.evict_states(n)
+    assert spent() == (0, 0, {}), "host memory has all of it"
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("staging", [0, 2, 16])
+@pytest.mark.parametrize("n", [1, 8])
+def test_an_admission_of_hits(n: int, staging: int, groups: int, plain: Backend) -> None:
+    at, _ = cached(plain, n, "through", staging, layer_groups=groups)
+    at.mem.poll()
+    at.cache.evict_states(n)
+    at.cache.evict_pages(60)
+    spent = Spent(at)
+    rows = at.admit(*[ms.Request(i, tokens=[*whole(i + 1), 1]) for i in range(n)])
+    assert [at.mem.length(row) for row in rows] == [8] * n
+    states, pages = batches(n, staging), batches(2 * n, staging)
+    assert spent() == (1, 1 + states + pages, {"ownership": 1, "unpack_slots": states * groups + pages})
+    at.mem.plan(rows, 1)
+    assert spent() == (1, 1, {"ownership": 1, "plan": 1}), "from there on a hit like any other"
+
+
+def test_an_admission_of_tombstones_moves_states_alone(plain: Backend) -> None:
+    at, _ = cached(plain, 4, "back", 4)
+    at.cache.evict_states(4)
+    spent = Spent(at)
+    at.admit(*[ms.Request(i, tokens=[*whole(i + 1), 1]) for i in range(4)])
+    assert spent() == (1, 1 + 1, {"ownership": 1, "unpack_slots": 2})
+
+
+def test_a_look_costs_nothing(plain: Backend) -> None:
+    at, _ = cached(plain, 4, "back")
+    at.cache.evict_states(4)
+    spent = Spent(at)
+    for i in range(4):
+        assert at.mem.match([*whole(i + 1), 1]).host_length == 8
+    with pytest.raises(ms.OutOfRows):
+        at.mem.admit([ms.Request(i, tokens=[*whole(1), i]) for i in range(11)])
+    at.mem.poll()
+    at.mem.stats()
+    assert spent() == (0, 0, {})
+
+
+def busy(at: Tiered) -> None:
+    """Down, up, down again, with ends of all sorts."""
+    first = 1 + 10 * len(at.known)
+    prompts = [whole(first + i) for i in range(3)]
+    rows = at.admit(*[ms.Request(i, tokens=tokens) for i, tokens in enumerate(prompts)])
+    at.mem.settle(at.step(rows, run=False))
+    at.end(rows)
+    at.mem.submit()
+    at.mem.poll()
+    at.cache.evict_states(3)
+    at.cache.evict_pages(60)
+    rows = at.admit(*[ms.Request(i, tokens=[*tokens, 1]) for i, tokens in enumerate(prompts)])
+    assert all(at.mem.length(row) for row in rows)
+    at.mem.settle(at.step(rows, run=False))
+    at.mem.abort(rows)
+    at.cache.evict_states(9)
+    at.mem.submit()
+    at.mem.poll()
+
+
+@pytest.mark.parametrize("write", ["through", "back"])
+def test_nothing_but_launches_uploads_and_copies_reaches_the_device(write: str, backend: Backend) -> None:
+    """Copies between staging and host memory: neighbours go in one, but parts of states come up one by one."""
+    at = Tiered(backend, slots=12, tiers={"write": write, "layer_groups": 2})
+    busy(at)  # what is made once is made
+    watch = Watch()
+    rings = [ring for cache in at.caches for ring in transfers(at, cache)._rings]
+    for op in OPS:
+        setattr(at.mem.backend, op, watch.outside(getattr(at.mem.backend, op)))
+    for ring in (at.mem.commands.ring, *rings):
+        ring.send = watch.outside(ring.send)  # type: ignore[method-assign,assignment]
+    moved = at.moved
+    with watch:
+        busy(at)
+    out_states, in_states, out_pages, in_pages = (now - then for now, then in zip(at.moved, moved, strict=True))
+    assert (out_states, in_states, out_pages, in_pages) == (3, 3, 6, 6)
+    pages = batches(6, 2)
+    assert dict(watch.seen) == {"copy_": batches(3, 2) + pages + 2 * 3 + pages}
+    assert at.mem.backend.counts.syncs == 0
+
+
+def transfers(at: Tiered, cache: object):  # type: ignore[no-untyped-def]
+    host = at.below.host
+    return next(depot.transfers for depot in (host._of_states, host._of_kv) if depot and depot.cache is cache)
+
+
+def test_counted_launches_are_the_launches(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Tiered(backend, slots=12)
+    with real_launches(monkeypatch) as seen:
+        busy(at)
+    assert len(seen) == (0 if backend.name == "reference" else at.mem.backend.counts.total_launches)
+    assert at.mem.backend.counts.total_launches > 10

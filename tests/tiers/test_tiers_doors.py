@@ -1,0 +1,311 @@
+"""What is refused at the doors of the tiers, what a closed manager does, and what is left where something raises."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import memstate as ms
+from memstate.errors import Asleep, ConfigurationError, InvalidArgument
+from memstate.kernels.dispatch import Backend
+from memstate.prefix.policies import Lru, LruPages
+from memstate.prefix.tree import Node
+from memstate.state.planes import Storage
+from memstate.tiers import manager
+from memstate.tiers.building import sizes
+from memstate.tiers.keys import Keys, fingerprint
+from memstate.tiers.prefetch import agreement
+from memstate.tiers.records import RecordFormat
+from memstate.tiers.settings import Tiers
+from memstate.tiers.stores.base import Bytes, NoStore, Outcome
+from tests.support.planes import LAYOUT
+from tests.support.serving import PAGE
+from tests.support.tiered import KV, Tiered, whole
+from tests.support.virtual import ByHand, MemoryStore
+
+
+def ended(at: Tiered, prompt: Sequence[int]) -> ms.Fetch:
+    fetch = at.mem.prefetch(prompt)
+    while not fetch.done:
+        at.mem.poll()
+    return fetch
+
+
+# -- settings -----------------------------------------------------------------------------------------
+
+
+class Five:
+    """A store that cannot be told of memory."""
+
+    def exists(self) -> None: ...
+    def get(self) -> None: ...
+    def put(self) -> None: ...
+    def discard(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"storage": "file"}, "storage='file': expected a store, .* with register, exists, get, put, discard, close"),
+        ({"storage": ms.FileStore}, "expected a store"),
+        ({"storage": Five()}, "expected a store"),
+        ({"int8": ["ssm"]}, "int8=.'ssm'.*: expected axes by plane"),
+        ({"executor": 3}, "executor=3"),
+        ({"clock": 3}, "clock=3"),
+        ({"host_slots": 10**12}, "host_slots=1000000000000: expected a whole number from 0 to 2147483647"),
+        ({"host_pages": 10}, "host_pages=10 without kv"),
+        ({"host_slots": None, "host_bytes": 0}, "host_bytes=0: expected a whole number of bytes from 1 on"),
+    ],
+)
+def test_settings_are_checked_when_they_are_made(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        Tiers(**({"model": "toy", "host_slots": 2} | settings))
+    with pytest.raises(ConfigurationError, match="limit=10 below threshold=256"):
+        ms.Prefetch(threshold=256, limit=10)
+
+
+def test_host_memory_is_sized_in_bytes_beyond_32_bits() -> None:
+    mark = bytes(32)
+    state, kv = RecordFormat("state", LAYOUT, mark), RecordFormat("kv", KV, mark)
+    given = 40 * 2**30
+    states, pages = sizes(Tiers("toy", host_bytes=given), 1000, state, 5000, kv)
+    used = states * state.nbytes + pages * kv.nbytes
+    assert 0 <= given - used < state.nbytes + kv.nbytes
+    assert abs(states / 1000 - pages / 5000) < 0.01  # in the device's proportion
+    assert sizes(Tiers("toy", host_ratio=2.5), 1000, state, 5000, kv) == (2500, 12500)
+    assert sizes(Tiers("toy", host_slots=10), 1000, state, 5000, kv) == (10, 50)
+    with pytest.raises(ConfigurationError, match="host tier of 0 states"):
+        sizes(Tiers("toy", host_bytes=100), 1000, state, 5000, kv)
+
+
+def test_memory_that_is_not_there_is_a_named_error() -> None:
+    from memstate.tiers.host.pool import HostPool
+
+    with pytest.raises(ConfigurationError, match=r"1000000000000 records of 1000000 bytes are .*: ask for less"):
+        HostPool(10**12, 10**6)
+
+
+# -- handles ------------------------------------------------------------------------------------------
+
+
+def test_the_prefetches_of_others_are_refused(backend: Backend) -> None:
+    one, other = (Tiered(backend, tiers={"storage": MemoryStore()}) for _ in range(2))
+    fetch = one.mem.prefetch(whole(1, 4))
+    for wrong in (fetch, None, 3):
+        with pytest.raises(InvalidArgument, match="not what this manager's prefetch"):
+            other.below.ready(wrong)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="not what this manager's prefetch"):
+            other.below.cancel(wrong)  # type: ignore[arg-type]
+    one.below.cancel(fetch)
+    assert fetch.outcome == "cancelled"
+
+
+@pytest.mark.parametrize(("kind", "layer"), [("states", 0), ("state", 2), ("state", -1), ("kv", 2), ("kv", None)])
+def test_a_layer_that_there_is_not_is_refused(backend: Backend, kind: str, layer: Any) -> None:
+    at = Tiered(backend, tiers={"layerwise": True})
+    at.below.wait_layer("state", 1)
+    at.below.wait_layer("kv", 1)
+    with pytest.raises(InvalidArgument, match="wait_layer"):
+        at.below.wait_layer(kind, layer)
+
+
+# -- closed -------------------------------------------------------------------------------------------
+
+
+def test_a_closed_manager_goes_on_without_tiers(backend: Backend) -> None:
+    at = Tiered(backend, tiers={"storage": MemoryStore()}, slots=4)
+    prompts = [[*whole(n, 2), 7] for n in range(6)]
+    at.cache_prompts(*prompts)
+    at.mem.close()
+    at.mem.close()
+    for prompt in prompts:
+        assert at.turn(prompt) in (0, 2 * PAGE)
+        at.mem.poll()
+    assert at.tiers.host_states == at.tiers.host_pages == 0
+    with pytest.raises(ConfigurationError, match="the manager is closed"):
+        at.mem.prefetch(prompts[0])
+    assert at.mem.match(prompts[0]).host_length == 0
+    at.below.flush()
+
+
+# -- what raises in the middle ------------------------------------------------------------------------
+
+
+def test_kv_that_sleeps_is_not_filed(backend: Backend) -> None:
+    """The engine's KV is not put to sleep by the manager; what cannot be packed is not there."""
+    store = MemoryStore()
+    at = Tiered(backend, tiers={"storage": store, "write": "back"})
+    at.cache_prompts(whole(1))
+    assert at.pages_kv is not None
+    at.mem.submit()
+    at.pages_kv.sleep()
+    with pytest.raises(Asleep):
+        at.cache.evict_states(1)
+    for call in (at.below.flush, at.mem.close):
+        with pytest.raises(Asleep):
+            call()
+    assert at.tiers.host_pages == 0
+    assert at.below.host.kv is not None and at.below.host.kv.pool.free == at.below.host.kv.pool.records
+    at.pages_kv.wake()
+    at.give_up(pages=60)
+    assert at.turn([*whole(1), 1], publish=False) == 2 * PAGE
+    at.empty()
+
+
+def test_admit_refuses_before_anything_where_kv_sleeps(backend: Backend) -> None:
+    at = Tiered(backend)
+    at.cache_prompts(whole(1))
+    at.give_up(pages=60)
+    before = at.mem.free_slots, at.mem.free_pages
+    assert at.pages_kv is not None
+    at.pages_kv.sleep()
+    with pytest.raises(Asleep):
+        at.mem.admit([ms.Request("r", tokens=[*whole(1), 1])])
+    assert (at.mem.free_slots, at.mem.free_pages) == before
+    at.pages_kv.wake()
+    at.empty()
+
+
+class Fragile(Lru):
+    """A policy that fails where a state comes back."""
+
+    broken = False
+
+    def added(self, node: Node, kind: str) -> None:
+        if self.broken and kind == "again":
+            raise RuntimeError("policy")
+        super().added(node, kind)
+
+
+def test_a_policy_that_raises_leaves_right_bytes(backend: Backend) -> None:
+    policy = Fragile()
+    at = Tiered(backend, prefix=ms.Prefix(policy, LruPages()))
+    at.cache_prompts(whole(1))
+    at.give_up(pages=60)
+    policy.broken = True
+    with pytest.raises(RuntimeError, match="policy"):
+        at.mem.admit([ms.Request("r", tokens=[*whole(1), 1])])
+    policy.broken = False
+    at.mem.poll()
+    assert at.turn([*whole(1), 1], publish=False) == 2 * PAGE  # reads, and looks at, every byte
+    at.mem.poll()
+    at.look_below(idle=True)
+
+
+class Answering(MemoryStore):
+    """A store whose `put` answers as it is told to."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        answer: list[Outcome] = self.answer
+        return answer
+
+
+@pytest.mark.parametrize("answer", [None, [], [Outcome.DONE] * 99, KeyError("x")])
+def test_whatever_put_answers_is_a_failure_at_most(backend: Backend, answer: Any) -> None:
+    at = Tiered(backend, tiers={"storage": Answering(answer), "executor": ByHand()})
+    at.cache_prompts(whole(1))
+    at.mem.submit()
+    at.mem.poll()
+    at.drain()
+    assert at.tiers.write_failed == 3 and at.tiers.written == 0  # a state and two pages
+    at.look(idle=True)
+
+
+def test_an_executor_that_was_shut_down_loses_writes_alone(backend: Backend) -> None:
+    executor = ByHand()
+    at = Tiered(backend, tiers={"storage": MemoryStore(), "executor": executor})
+    at.cache_prompts(whole(1))
+    executor.submit = lambda *args, **kwargs: (_ for _ in ()).throw(RuntimeError("shut down"))  # type: ignore[method-assign]
+    at.mem.submit()
+    at.mem.poll()
+    at.mem.poll()
+    assert at.tiers.write_failed == 3
+    at.look(idle=True)
+
+
+# -- agreed, and pinned at once -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def stocked(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tiered]:
+    """A rank whose fellow always agrees, with room for one prompt in host memory; two lie in storage."""
+    monkeypatch.setattr(manager, "Ranks", lambda group: agreement.Alone())
+    place = {"rank": 0, "ranks": 2, "group": object(), "storage": MemoryStore()}
+    keys = Keys(fingerprint("toy", LAYOUT, KV, PAGE, 0, 2), PAGE)
+    first = Tiered(backend, tiers=place)
+    first._keys = keys
+    first.cache_prompts(whole(1), whole(2))
+    first.mem.close()
+    at = Tiered(backend, tiers=place | {"host_slots": 1, "host_pages": 2, "executor": ByHand()})
+    at._keys = keys
+    yield at
+    at.empty()
+
+
+@pytest.mark.parametrize("late", range(4))
+def test_B63_what_was_agreed_on_is_pinned_before_anything_takes_its_place(stocked: Tiered, late: int) -> None:
+    """The other prompt's answer comes in any of the polls around the one that ends the first prefetch."""
+    at, prompts = stocked, ([*whole(1), 1], [*whole(2), 1])
+    for prompt in prompts:
+        at.note(prompt)
+    fetches = [at.mem.prefetch(prompt) for prompt in prompts]
+    executor = at.below.settings.executor
+    assert isinstance(executor, ByHand)
+    held = [job for job in executor.jobs if not job.future.done()][1:]
+    for poll in range(12):
+        for job in [job for job in executor.jobs if not job.future.done()]:
+            if (job not in held or poll >= late) and job.begin():
+                job.finish()
+        at.mem.poll()
+    assert [fetch.length for fetch in fetches].count(2 * PAGE) >= 1
+    for prompt, fetch in zip(prompts, fetches, strict=True):
+        (row,) = at.admit(ms.Request("r", tokens=prompt, fetch=fetch))
+        assert at.mem.length(row) == fetch.length
+        at.mem.abort([row])
+
+
+# -- records of one axis are not those of another ------------------------------------------------------
+
+
+def test_records_of_one_axis_are_strangers_to_another(backend: Backend, tmp_path: Path) -> None:
+    """Both axes of a square plane leave scales of the same size."""
+    layout = ms.StateLayout((ms.Plane("ssm", (2, 8, 8), torch.float32),), layers=1)
+    marks = set()
+    for axis in (0, 1, 2):
+        mem = ms.StateManager(
+            layout, slots=2, max_requests=1, page_size=PAGE, prefix=ms.Prefix(), backend=backend.name,
+            device=backend.device, tiers=Tiers("toy", host_slots=2, int8={"ssm": axis}, storage=ms.FileStore(tmp_path)),
+        )  # fmt: skip
+        assert mem.tiers is not None
+        marks.add(mem.tiers.host.digests(bytes(8 * PAGE), None, mem.match(range(PAGE)))[0])
+        mem.close()
+    assert len(marks) == 3
+
+
+def test_no_store_keeps_nothing() -> None:
+    store, memory = NoStore(), torch.zeros(4, dtype=torch.uint8)
+    store.register(memory)
+    assert store.exists(["a", "b"]) == [False, False]
+    assert store.get(["a"], [memory.numpy()]) == [Outcome.MISSING]
+    assert store.put(["a"], [memory.numpy()]) == [Outcome.FAILED]
+    store.discard(["a"])
+    store.close()
+
+
+def test_two_storages_of_one_layout_need_not_agree_on_order(backend: Backend) -> None:
+    """Records say nothing of how a device lays pages out."""
+    marks = set()
+    for order in ("layer_major", "slot_major"):
+        layout = ms.StateLayout(KV.planes, KV.layers, order)  # type: ignore[arg-type]
+        assert Storage(layout, 2, backend).slots == 2
+        marks.add(fingerprint("toy", LAYOUT, layout, PAGE, 0, 1))
+    assert len(marks) == 1

@@ -1,0 +1,187 @@
+"""Storage that is slow or fails, and prefetches that end early: what is lost is a hit, and nothing stays taken."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memstate.kernels.dispatch import Backend
+from memstate.tiers import Outcome, Prefetch
+from tests.support.tiered import T, Tiered, settle, whole
+from tests.support.virtual import ByHand, Clock, MemoryStore, Workers
+
+pytest_plugins = ["tests.support.tiered_fixtures"]
+
+ONE = whole(1)
+
+
+def filled(backend: Backend, store: object, *prompts: list[int], name: str = "redirect", **more: object) -> None:
+    """A process that has computed prompts, and ended."""
+    at = Tiered(backend, name, slots=14, tiers={"storage": store}, **more)  # type: ignore[arg-type]
+    at.cache_prompts(*prompts)
+    at.mem.close()
+    assert at.tiers.written == at.moved[0] + at.moved[2] and at.tiers.leaked_records == 0
+
+
+def virtual(backend: Backend, store: MemoryStore, executor: ByHand | None = None, **more: object) -> Tiered:
+    settings = {"storage": store, "executor": executor or ByHand(), **more.pop("tiers", {})}  # type: ignore[dict-item]
+    return Tiered(backend, **({"slots": 12, "tiers": settings} | more))  # type: ignore[arg-type]
+
+
+def test_a_storage_that_never_answers_leaves_host_memory_evictable(plain: Backend) -> None:
+    """At most a quarter of the records of each kind are pinned by writes, and one at least."""
+    for slots, pages, of_states, of_pages in ((8, 40, 2, 10), (2, 8, 1, 2)):
+        jobs, store = ByHand(), MemoryStore()
+        at = virtual(plain, store, jobs, tiers={"host_slots": slots, "host_pages": pages})
+        for n in range(1, 20):
+            at.cache_prompts(whole(n))
+            at.give_up(pages=60)
+            states, kv = (cache._pinned for cache in at.caches)
+            assert states <= of_states and kv <= of_pages
+            assert tuple(whole(n)) in at.keeps(), "the last one always finds room"
+            at.look()
+        assert states == of_states and at.tiers.refused == 0 and not store.records
+        before = at.tiers.write_missed
+        at.drain()
+        assert at.tiers.write_missed > before and at.tiers.write_failed == 0
+        assert at.tiers.written == len(store.records)
+        assert at.tiers.written + at.tiers.write_missed == at.moved[0] + at.moved[2]
+        at.look(idle=True)
+        at.empty()
+
+
+def test_storage_that_fails_is_counted_and_host_memory_serves_on(plain: Backend) -> None:
+    jobs, store = ByHand(), MemoryStore()
+    store.broken = True
+    at = virtual(plain, store, jobs)
+    at.cache_prompts(ONE, T[:16])
+    settle(at)
+    at.drain()
+    assert (at.tiers.written, at.tiers.write_failed, at.tiers.write_missed) == (0, 2 + 6, 0)
+    at.give_up(pages=60)
+    at.look(idle=True)
+    assert at.turn([*ONE, 1], publish=False) == 8
+    fetch = at.mem.prefetch(whole(9, 5))
+    at.work()
+    assert fetch.done and fetch.length == 0 and at.tiers.prefetch.failures == 1  # type: ignore[union-attr]
+    at.empty()
+
+
+def test_storage_that_refuses_some_records_is_counted(plain: Backend) -> None:
+    class Full(MemoryStore):
+        def put(self, names, buffers):  # type: ignore[no-untyped-def]
+            super().put(names[:1], buffers[:1])
+            return [Outcome.DONE] + [Outcome.FAILED] * (len(names) - 1)
+
+    jobs, store = ByHand(), Full()
+    at = virtual(plain, store, jobs)
+    at.cache_prompts(whole(1, 3))
+    settle(at)
+    at.drain()
+    assert (at.tiers.written, at.tiers.write_failed) == (2, 2) and len(store.records) == 2
+    at.empty()
+
+
+def test_what_is_evicted_before_its_turn_is_missed_and_not_written(plain: Backend) -> None:
+    jobs, store = ByHand(), MemoryStore()
+    at = virtual(plain, store, jobs, tiers={"host_slots": 1, "host_pages": 2, "write": "back"})
+    at.cache_prompts(ONE)
+    at.cache.evict_states(1)
+    at.mem.submit()
+    assert at.below.stowing is not None and at.below.stowing.pending == 0, "before the poll nobody has heard of it"
+    at.mem.poll()
+    assert at.below.stowing.pending == 3 and len(jobs.jobs) == 1
+    at.work()  # one page: of two records one may be pinned at a time
+    at.give_up(pages=60)
+    at.cache_prompts(whole(2))
+    at.below.host.kv.evict(9)  # type: ignore[union-attr]
+    at.drain()
+    assert at.tiers.written + at.tiers.write_missed == 3 and len(store.records) == at.tiers.written
+    at.look(idle=True)
+    at.empty()
+
+
+def test_writes_that_take_seconds_hold_nobody_up(plain: Backend) -> None:
+    clock, store = Clock(), MemoryStore()
+    jobs = Workers(clock, lambda: 5.0, workers=1)
+    at = virtual(plain, store, jobs, tiers={"clock": clock})
+    at.cache_prompts(*(whole(n) for n in range(1, 5)))
+    settle(at)
+    assert at.keeps() == {tuple(whole(n)) for n in range(1, 5)} and not store.records
+    at.give_up(pages=60)
+    assert at.turn([*ONE, 1], publish=False) == 8, "while it is being written"
+    for _ in range(30):
+        clock.advance(5.0)
+        at.mem.poll()
+    assert len(store.records) == at.tiers.written == at.moved[0] + at.moved[2]
+    at.look(idle=True)
+    at.empty()
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_flush_and_close_end(broken: bool, plain: Backend, tmp_path: Path) -> None:
+    store = MemoryStore()
+    store.broken = broken
+    at = Tiered(plain, slots=12, tiers={"storage": store, "write": "back", "threads": 1})
+    at.cache_prompts(*(whole(n) for n in range(1, 5)), poll=False)
+    at.mem.close()
+    assert (at.tiers.written, at.tiers.write_failed) == ((0, 12) if broken else (12, 0))
+    assert len(store.records) == at.tiers.written and at.tiers.leaked_records == 0
+
+
+class Idle(ByHand):
+    """Threads that have heard of a cancelled job at once, as those of a pool do some time."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        future = super().submit(fn, *args, **kwargs)
+        cancel = future.cancel
+        future.cancel = lambda: cancel() and not future.set_running_or_notify_cancel()  # type: ignore[method-assign]
+        return future
+
+
+@pytest.mark.parametrize("moment", range(4))
+@pytest.mark.parametrize("how", ["cancel", "reset", "clear"])
+def test_B65_a_prefetch_ends_at_any_moment(how: str, moment: int, plain: Backend) -> None:
+    """Nothing stays taken; records that a thread still reads into are free with the end of that."""
+    jobs, store = Idle(), MemoryStore()
+    filled(plain, store, T[:16])
+    at = virtual(plain, store, jobs)
+    at.note(T[:17])
+    fetch = at.mem.prefetch(T[:17])
+    for _ in range(moment // 2):
+        at.work()
+    begun = [job for job in jobs.jobs if moment % 2 and not job.future.done() and job.begin()]
+    if how == "cancel":
+        at.below.cancel(fetch)
+    else:
+        for job in begun:  # they wait for threads
+            job.finish()
+        begun = []
+        at.mem.reset() if how == "reset" else at.below.clear()
+    assert fetch.done and at.tiers.leaked_records == 0 and at.keeps() == set()
+    for job in begun:
+        job.finish()
+    at.mem.poll()
+    at.look(idle=True)
+    assert all(cache.pool.free == cache.pool.records for cache in at.caches)
+    fetch = at.mem.prefetch(T[:17])
+    while not fetch.done:
+        at.work()
+    assert at.turn(T[:17], publish=False) == 16
+    at.empty()
+
+
+def test_a_request_that_does_not_wait_gets_what_has_come(plain: Backend) -> None:
+    jobs, store = ByHand(), MemoryStore()
+    filled(plain, store, T[:16])
+    at = virtual(plain, store, jobs, tiers={"prefetch": Prefetch(4, stop="best_effort")})
+    at.note(T[:17])
+    fetch = at.mem.prefetch(T[:17])
+    at.work()
+    assert not fetch.done and at.below.ready(fetch) and fetch.done and fetch.length == 0
+    assert at.turn(T[:17], publish=False) == 0
+    at.work()
+    at.look(idle=True)
+    at.empty()

@@ -1,0 +1,163 @@
+"""What no scenario asked for: looks that are no use, salts and stores that break the rules, managers asleep."""
+
+from collections.abc import Sequence
+
+import pytest
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate.tiers import Outcome, Tiers
+from memstate.tiers.stores.base import Bytes
+from tests.support.tiered import T, Tiered, everything, settle, whole
+from tests.support.virtual import ByHand, MemoryStore
+
+pytest_plugins = ["tests.support.tiered_fixtures"]
+
+ONE = whole(1)
+
+
+def order(at: Tiered) -> list[list[bytes]]:
+    """Keys by their last use."""
+    return [[entry.key for entry in cache.entries()] for cache in at.caches]
+
+
+def below(backend: Backend, **more: object) -> Tiered:
+    at = Tiered(backend, **({"slots": 6, "pages": 12} | more))  # type: ignore[arg-type]
+    at.cache_prompts(ONE, T[:16])
+    settle(at)
+    at.give_up(pages=12)
+    return at
+
+
+def test_a_look_is_no_use(plain: Backend) -> None:
+    at = below(plain)
+    before = order(at)
+    assert at.mem.match([*ONE, 1]).host_length == 8 and order(at) == before
+    row = at.start([*ONE, 1])
+    assert order(at) != before and order(at)[0][-1] == before[0][0], "this is one"
+    at.mem.abort([row])
+    at.empty()
+
+
+def test_a_refused_admission_is_no_use(plain: Backend) -> None:
+    at = below(plain, rows=2)
+    before = order(at)
+    for error, requests in (
+        (ms.OutOfRows, [ms.Request(n, tokens=[*ONE, n]) for n in range(3)]),
+        (ms.OutOfPages, [ms.Request(0, tokens=[*ONE, *range(60)])]),
+        (ms.InvalidArgument, [ms.Request(0, tokens=[*ONE, 1]), ms.Request(1, want=3)]),
+    ):
+        with pytest.raises(error):
+            at.mem.admit(requests)
+        assert order(at) == before
+    at.empty()
+
+
+def test_a_hit_below_the_threshold_is_no_use(plain: Backend) -> None:
+    at = below(plain, tiers={"load_threshold": 9})
+    before = order(at)
+    row = at.start([*ONE, 1])
+    assert at.mem.length(row) == 0 and order(at) == before
+    at.mem.abort([row])
+    at.empty()
+
+
+@pytest.mark.parametrize("salt", [1.5, frozenset({1}), (1, 2.0), Tiers])
+def test_a_salt_that_means_nothing_elsewhere_is_refused_at_the_door(salt: object, plain: Backend) -> None:
+    for prompts in ((), (ONE,)):
+        at = Tiered(plain, slots=6, tiers={"storage": MemoryStore(), "executor": ByHand()})
+        at.cache_prompts(*prompts, poll=False)
+        before = everything(at)
+        for call in (
+            lambda at=at: at.mem.admit([ms.Request(0, tokens=[*ONE, 1]), ms.Request(1, tokens=[*ONE, 1], salt=salt)]),
+            lambda at=at: at.mem.match([*ONE, 1], salt=salt),
+            lambda at=at: at.mem.prefetch([*ONE, 1], salt=salt),
+        ):
+            with pytest.raises(ms.InvalidArgument, match="salt"):
+                call()
+            assert everything(at) == before
+
+
+def test_a_hit_is_worth_a_holder_that_the_cache_has(plain: Backend) -> None:
+    """Few registers for snapshots, all of which the cache has filled: as a published state, a hit takes one's place."""
+    at = Tiered(plain, slots=12, holders=2)
+    at.cache_prompts(ONE)
+    settle(at)
+    at.give_up(pages=60)
+    at.cache_prompts(whole(2), whole(3))
+    assert at.mem.holders.free == 0
+    row = at.start([*ONE, 1])
+    assert at.mem.length(row) == 8 and len(at.cache.nodes) == 2
+    at.run([row], publish=False)
+    at.look()
+    at.mem.abort([row])
+    settle(at)
+    at.empty()
+
+
+@pytest.mark.parametrize("call", ["flush", "close"])
+def test_a_manager_that_sleeps_gives_nothing_to_host_memory(call: str, plain: Backend) -> None:
+    """Refused before anything is filed under a key, or not needed: no record of a state that was never copied."""
+    at = Tiered(plain, slots=6, tiers={"write": "back"})
+    at.cache_prompts(ONE)
+    at.mem.sleep()
+    with pytest.raises(ms.Asleep):
+        getattr(at.below if call == "flush" else at.mem, call)()
+    assert at.keeps() == set() and at.tiers.leaked_records == 0
+    at.mem.wake()
+    at.look(idle=True)
+    at.empty()
+
+
+def test_closing_twice_is_closing_once(plain: Backend) -> None:
+    store = MemoryStore()
+    at = Tiered(plain, slots=6, tiers={"storage": store})
+    at.cache_prompts(ONE)
+    at.mem.close()
+    assert len(store.records) == 3
+    at.mem.close()
+    assert len(store.records) == 3 and at.tiers.leaked_records == 0
+
+
+class Forgetful(MemoryStore):
+    """Answers for one record less than it was given."""
+
+    def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
+        return super().put(names, buffers)[1:]
+
+
+def test_a_storage_that_answers_for_less_has_failed(plain: Backend) -> None:
+    at = Tiered(plain, slots=6, tiers={"storage": Forgetful()})
+    at.cache_prompts(ONE)
+    at.mem.submit()
+    at.below.flush()
+    assert (at.tiers.written, at.tiers.write_failed) == (0, 3)
+    assert all(not entry.pins for cache in at.caches for entry in cache.entries())
+    at.empty()
+
+
+def test_flushing_more_than_host_memory_holds_writes_all_of_it(plain: Backend) -> None:
+    """In turns: what storage has by now makes room for the rest."""
+    store = MemoryStore()
+    at = Tiered(plain, slots=8, tiers={"storage": store, "write": "back", "host_slots": 2, "host_pages": 4})
+    at.cache_prompts(*(whole(n) for n in range(1, 6)))
+    at.mem.submit()
+    at.below.flush()
+    assert sum(name.startswith("state") for name in store.records) == 5
+    assert sum(name.startswith("kv") for name in store.records) == 10 and at.tiers.refused == 0
+    at.mem.close()
+
+
+def test_a_load_ends_although_no_packet_is_sent(plain: Backend) -> None:
+    """Plans without changes of owners: the step after the first waits for all of it, and its records are free then."""
+    at = Tiered(plain, slots=6, tiers={"layerwise": True})
+    at.cache_prompts(ONE)
+    settle(at)
+    at.give_up(pages=60)
+    row = at.start([*ONE, 1, 2, 3, 4])
+    for _ in range(3):
+        at.run([row], most=1, publish=False)
+    at.mem.poll()
+    assert not at.below.host.loads
+    at.mem.abort([row])
+    at.empty()

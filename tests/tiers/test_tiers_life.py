@@ -1,0 +1,172 @@
+"""What a manager with tiers goes through: resets, clears, sleep and wake, ends, threads."""
+
+import threading
+
+import pytest
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from tests.support.planes import every_strategy
+from tests.support.tiered import T, Tiered, settle, whole
+from tests.support.virtual import MemoryStore
+
+pytest_plugins = ["tests.support.tiered_fixtures"]
+
+ONE = whole(1)
+
+
+def below(backend: Backend, name: str = "redirect", **more: object) -> Tiered:
+    at = Tiered(backend, name, **({"slots": 12} | more))  # type: ignore[arg-type]
+    at.cache_prompts(ONE, T[:16])
+    settle(at)
+    at.give_up(1)
+    return at
+
+
+@every_strategy
+def test_a_reset_empties_host_memory_and_leaves_storage(name: str, plain: Backend) -> None:
+    store = MemoryStore()
+    at = below(plain, name, tiers={"storage": store})
+    at.start([*ONE, 1])
+    at.below.flush()
+    there = len(store.records)
+    at.mem.reset()
+    at.text.clear()
+    at.look(idle=True)
+    assert at.keeps() == set() and at.mem.free_slots == 12 and len(store.records) == there == 2 + 6
+    assert at.turn([*ONE, 1], publish=False) == 0
+    fetch = at.mem.prefetch([*T[:16], 1])
+    while not fetch.done:
+        at.mem.poll()
+    at.note(T[:16])
+    assert at.turn([*T[:16], 1], publish=False) == 16
+    at.look(idle=True)
+    at.mem.close()
+
+
+def test_a_state_that_was_due_when_everything_was_reset_is_forgotten(plain: Backend) -> None:
+    at = Tiered(plain, slots=6)
+    at.cache_prompts(ONE, poll=False)
+    at.mem.reset()
+    at.text.clear()
+    at.cache_prompts(whole(2), poll=False)  # in the same register
+    settle(at)
+    assert at.keeps() == {tuple(whole(2))}
+    at.look(idle=True)
+    at.empty()
+
+
+def test_clearing_the_device_leaves_host_memory(plain: Backend) -> None:
+    at = below(plain)
+    at.cache.clear()
+    assert at.keeps() == {tuple(ONE), tuple(T[:16])} and at.mem.free_pages == 60
+    assert at.turn([*T[:16], 1], publish=False) == 16
+    at.look(idle=True)
+    at.empty()
+
+
+def test_clearing_host_memory_leaves_the_device(plain: Backend) -> None:
+    at = below(plain)
+    row = at.start([*ONE, 1])  # whose state came up and has not been read
+    moved = at.moved
+    at.below.clear()
+    assert at.keeps() == at.keeps_pages() == set() and at.tiers.evicted_states == 2
+    at.run([row], publish=False)
+    assert at.mem.match([*T[:16], 1]).length == 16
+    at.look()
+    at.mem.abort([row])
+    settle(at)
+    assert at.moved == moved, "what is on the device goes down when it is evicted"
+    at.give_up()
+    assert at.keeps() == {tuple(ONE), tuple(T[:16])}
+    at.empty()
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@every_strategy
+def test_host_memory_outlives_sleep(name: str, keep: bool, plain: Backend) -> None:
+    at = below(plain, name)
+    at.give_up()
+    row = at.start([*ONE, 1]) if keep else None  # on its way up
+    at.mem.submit()
+    at.mem.sleep(keep=keep)
+    for call in (at.mem.poll, lambda: at.mem.match([*ONE, 1]), lambda: at.mem.prefetch([*ONE, 1])):
+        with pytest.raises(ms.Asleep):
+            call()
+    assert at.tiers.leaked_records == 0 and at.keeps() == {tuple(ONE), tuple(T[:16])}
+    at.mem.wake()
+    if row:
+        at.run([row], publish=False)
+        at.mem.abort([row])
+    assert at.turn([*T[:16], 1], publish=False) == 16 and at.turn([*ONE, 1], publish=False) == 8
+    at.give_up()
+    settle(at)
+    at.look(idle=True)
+    at.cache_prompts(whole(5))
+    settle(at)
+    assert tuple(whole(5)) in at.keeps(), "addresses may be others: records are right all the same"
+    at.look(idle=True)
+    at.empty()
+
+
+def test_a_manager_in_one_thread_is_polled_from_there(plain: Backend) -> None:
+    at = below(plain, debug=True, tiers={"storage": MemoryStore()})
+    caught: list[BaseException] = []
+
+    def others() -> None:
+        for call in (at.mem.poll, lambda: at.mem.prefetch(ONE), lambda: at.mem.match(ONE)):
+            try:
+                call()
+            except ms.MemstateError as error:
+                caught.append(error)
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    thread.join()
+    assert len(caught) == 3 and all("one thread" in str(error) for error in caught)
+    at.mem.poll()
+    assert at.turn([*ONE, 1], publish=False) == 8, "threads of the storage are no such threads"
+    at.below.flush()
+    at.look(idle=True)
+    at.mem.close()
+
+
+def test_closing_brings_all_that_is_cached_to_storage(plain: Backend) -> None:
+    store, threads = MemoryStore(), set(threading.enumerate())
+    at = Tiered(plain, slots=12, tiers={"storage": store, "write": "back"})
+    at.cache_prompts(ONE, T[:16])
+    assert not store.records
+    at.mem.close()
+    assert sorted(name.split("-")[0] for name in store.records) == ["kv"] * 6 + ["state"] * 2
+    assert set(threading.enumerate()) <= threads
+    assert at.keeps() == set() and at.tiers.leaked_records == 0
+
+
+def test_states_are_written_for_good_once_nothing_is_pending(plain: Backend) -> None:
+    """KV first: whoever finds the state finds the rest too."""
+    store = MemoryStore()
+    at = Tiered(plain, slots=12, tiers={"storage": store})
+    at.cache_prompts(T[:16])
+    at.mem.submit()
+    at.below.flush()
+    kinds = [name.split("-")[0] for name in store.asked("put")]
+    assert kinds == ["kv"] * 4 + ["state"] and at.below.stowing and at.below.stowing.pending == 0
+    at.below.flush()
+    assert len(store.asked("put")) == 5
+    at.mem.close()
+    assert len(store.asked("put")) == 5
+
+
+def test_looks_change_nothing(plain: Backend) -> None:
+    at = below(plain)
+    at.mem.submit()
+    moved, submits = at.moved, at.mem.commands.packets
+    for _ in range(3):
+        match = at.mem.match([*ONE, 1])
+        assert (match.length, match.host_length) == (0, 8) and "8 in host memory" in str(match)
+        assert at.mem.stats().tiers == at.tiers and repr(at.below.host.states) and repr(at.below.host.states.pool)
+        at.mem.poll()
+    assert at.moved == moved and at.mem.commands.packets == submits
+    picture = at.mem.snapshot()
+    assert picture.stats["tiers"]["host_states"] == 2
+    at.empty()

@@ -1,0 +1,226 @@
+"""When states go to host memory, under each policy, and that what goes there is what was cached."""
+
+import pytest
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate.prefix.policies import Lru, LruPages
+from tests.support.planes import both_orders, every_strategy
+from tests.support.tiered import PAGE, T, Tiered, settle, whole
+
+pytest_plugins = ["tests.support.tiered_fixtures"]
+
+ONE, TWO = tuple(whole(1)), tuple(whole(2, 3))
+
+
+def make(backend: Backend, name: str, write: str, **more: object) -> Tiered:
+    return Tiered(backend, name, slots=14, tiers={"write": write, **more.pop("tiers", {})}, **more)  # type: ignore
+
+
+@every_strategy
+def test_through_copies_a_state_once_it_is_sent_and_never_again(name: str, backend: Backend) -> None:
+    at = make(backend, name, "through")
+    at.cache_prompts(ONE, poll=False)
+    at.mem.poll()
+    assert at.moved == (0, 0, 0, 0), "its move has not been sent: the device does not know where it is"
+    at.mem.submit()
+    assert at.moved == (0, 0, 0, 0)
+    at.mem.poll()
+    assert at.moved == (1, 0, 2, 0) and at.keeps() == {ONE}
+    at.look(idle=True)
+    at.mem.poll()
+    at.give_up(pages=60)
+    assert at.moved == (1, 0, 2, 0), "host memory has it already"
+    at.look(idle=True)
+    assert at.turn([*ONE, 1]) == 8
+    at.empty()
+
+
+@both_orders
+@every_strategy
+def test_through_saves_what_is_evicted_before_its_turn(name: str, overlap: bool, plain: Backend) -> None:
+    at = make(plain, name, "through", overlap=overlap)
+    at.cache_prompts(ONE, TWO, poll=False)
+    at.cache.evict_states(1)  # nothing is sent, no poll has been
+    assert at.moved == (1, 0, 2, 0) and at.keeps() == {ONE}
+    settle(at)
+    assert at.moved == (2, 0, 5, 0) and at.keeps() == {ONE, TWO}
+    at.look(idle=True)
+    at.empty()
+
+
+@both_orders
+@every_strategy
+def test_back_copies_when_the_device_gives_up(name: str, overlap: bool, plain: Backend) -> None:
+    at = make(plain, name, "back", overlap=overlap)
+    at.cache_prompts(ONE, TWO)
+    settle(at)
+    assert at.turn([*ONE, 1], publish=False) == at.turn([*ONE, 2], publish=False) == 8
+    settle(at)
+    assert at.moved == (0, 0, 0, 0)
+    at.give_up(1)
+    assert at.moved == (1, 0, 3, 0) and at.keeps() == {TWO}
+    at.look(idle=True)
+    at.give_up(0, pages=99)  # leaves and their states
+    assert ONE in at.keeps() and at.mem.free_pages == 60
+    at.look(idle=True)
+    at.empty()
+
+
+@both_orders
+@every_strategy
+def test_selective_copies_with_the_second_hit(name: str, overlap: bool, plain: Backend) -> None:
+    at = make(plain, name, "selective", overlap=overlap)
+    at.cache_prompts(ONE)
+    for hits in (1, 2, 3):
+        row = at.start([*ONE, hits])
+        assert at.mem.length(row) == 8 and at.moved == ((0, 0, 0, 0) if hits < 3 else (1, 0, 2, 0))
+        at.run([row], publish=False)
+        at.mem.poll()
+        assert at.moved == ((0, 0, 0, 0) if hits < 2 else (1, 0, 2, 0))
+        at.mem.abort([row])
+    at.look(idle=True)
+    at.give_up()
+    assert at.moved == (1, 0, 2, 0) and at.keeps() == {ONE}
+    at.empty()
+
+
+@every_strategy
+def test_selective_keeps_what_was_hit_once_and_lets_the_rest_go(name: str, plain: Backend) -> None:
+    at = make(plain, name, "selective")
+    at.cache_prompts(ONE, TWO)
+    row = at.start([*TWO, 1])
+    at.mem.abort([row])
+    at.give_up()
+    assert at.moved == (1, 0, 3, 0) and at.keeps() == {TWO}
+    assert at.mem.match([*ONE, 1]).host_length == 0 and at.mem.match([*TWO, 1]).host_length == 12
+    at.look(idle=True)
+    at.empty()
+
+
+@pytest.mark.parametrize("write", ["through", "selective", "back"])
+@every_strategy
+def test_what_comes_back_and_goes_again_is_not_copied_again(name: str, write: str, plain: Backend) -> None:
+    at = make(plain, name, write)
+    at.cache_prompts(ONE)
+    at.mem.abort([at.start([*ONE, 1])])
+    at.give_up(pages=60)
+    for times in (1, 2, 3):
+        assert at.moved == (1, times - 1, 2, 2 * times - 2)
+        row = at.start([*ONE, 1])
+        assert at.mem.length(row) == 8 and at.moved == (1, times, 2, 2 * times)
+        at.run([row], publish=False)
+        at.look()
+        at.mem.abort([row])
+        at.give_up(pages=60)
+        assert at.keeps() == {ONE}
+        at.look(idle=True)
+    at.empty()
+
+
+@both_orders
+@every_strategy
+def test_a_state_that_is_published_and_evicted_in_one_packet_is_saved(name: str, overlap: bool, plain: Backend) -> None:
+    at = make(plain, name, "back", overlap=overlap)
+    row = at.start(ONE)
+    at.prefill(row, publish=False)
+    at.mem.submit()
+    at.end([row])
+    submits = at.mem.commands.packets
+    assert at.mem.commands.pending and at.cache.evict_states(1) == 1
+    assert at.mem.commands.packets == submits + 1, "the move goes first, and nothing else is needed"
+    rows = at.admit(*[ms.Request(i, tokens=[50 + i]) for i in range(4)])  # its slot goes to one of these
+    at.run(rows, publish=False)
+    assert at.keeps() == {ONE}
+    at.look()
+    at.mem.abort(rows)
+    settle(at)
+    assert at.turn([*ONE, 1]) == 8
+    at.empty()
+
+
+@every_strategy
+def test_running_rows_publish_and_lose_states_to_each_other(name: str, plain: Backend) -> None:
+    """The cache has room for one state: each that is published sends the one before it down, in the same packet."""
+    at = Tiered(
+        plain, name, slots=14, every=PAGE, tiers={"host_slots": 12}, prefix=ms.Prefix(Lru(), LruPages(), most_states=1)
+    )
+    rows = [at.start([n, *T[:11]]) for n in (1, 2, 3)]
+    for _ in range(3):
+        at.run(rows, most=PAGE)
+        at.look()
+    at.end(rows)
+    settle(at)
+    at.look(idle=True)
+    states = at.mem.stats().prefix
+    assert states and len(at.cache.nodes) == 1 and at.tiers.refused == 0
+    assert len(at.keeps()) == at.moved[0] == (3 if name == "none" else 9), "each once, however often it was published"
+    at.empty()
+
+
+def test_pages_that_states_share_go_once(plain: Backend) -> None:
+    at = make(plain, "redirect", "back")
+    for end in (8, 16, 24):
+        at.cache_prompts(T[:end])
+    at.cache_prompts([*T[:8], 1, 2, 3, 4])
+    at.give_up()
+    assert at.moved[0] == 4 and at.moved[2] == 6 + 1
+    assert at.keeps_pages() == {tuple(T[:end]) for end in range(4, 25, 4)} | {(*T[:8], 1, 2, 3, 4)}
+    at.look(idle=True)
+    at.empty()
+
+
+def test_prompts_that_part_within_a_node_keep_their_keys(plain: Backend) -> None:
+    """The node is cut after its keys were computed; what goes on from either part is found under its own."""
+    at = make(plain, "redirect", "back")
+    at.cache_prompts(T[:16])
+    at.mem.match([*T[:16], 1])
+    at.give_up()
+    prompts = [[*T[:8], *whole(9)], T[:24], [*T[:8], *whole(9, 3)], [*T[:4], 1, 2, 3, 4]]
+    at.cache_prompts(*prompts)
+    at.give_up(pages=60)
+    assert at.keeps() == {tuple(T[:16]), *map(tuple, prompts)}
+    at.look(idle=True)
+    assert [at.turn([*prompt, 1], publish=False) for prompt in prompts] == [16, 24, 20, 8]
+    at.empty()
+
+
+def test_only_pages_that_are_missing_go(plain: Backend) -> None:
+    at = make(plain, "redirect", "back")
+    at.cache_prompts(T[:8])
+    at.give_up()
+    at.cache_prompts(T[:16])
+    host = at.below.host
+    assert host.kv is not None
+    host.kv.evict(1)  # the last page of the first state: a prefix outlives what builds on it
+    assert at.keeps_pages() == {tuple(T[:4])}
+    at.give_up()
+    assert at.moved == (2, 1, 2 + 3, 0) and len(at.keeps_pages()) == 4
+    at.look(idle=True)
+    at.empty()
+
+
+def test_clearing_the_cache_is_for_good(plain: Backend) -> None:
+    at = make(plain, "redirect", "back")
+    at.cache_prompts(ONE)
+    at.cache.clear()
+    settle(at)
+    assert at.moved == (0, 0, 0, 0) and at.keeps() == set()
+    at.cache_prompts(ONE)
+    at.give_up()
+    at.cache.clear()
+    assert at.keeps() == {ONE} and at.turn([*ONE, 1]) == 8, "host memory is forgotten by tiers.clear()"
+    at.empty()
+
+
+def test_kv_of_the_caller_stays_the_caller_s(backend: Backend) -> None:
+    """States alone, under every policy; hits need no KV."""
+    for write in ("through", "back"):
+        at = Tiered(backend, pages=0, slots=6, every=64, tiers={"write": write})
+        at.cache_prompts(ONE, TWO)
+        at.give_up()
+        settle(at)
+        assert at.moved == (2, 0, 0, 0) and at.keeps() == {ONE, TWO}
+        assert at.turn([*ONE, 1], publish=False) == 8 and at.turn([*TWO, 1], publish=False) == 12
+        assert at.moved == (2, 2, 0, 0)
+        at.look(idle=True)

@@ -1,0 +1,148 @@
+"""Notebooks run on a CPU and say what they said before: every one under notebooks/ is executed and compared.
+
+Only pictures are not compared. After a change of the library that changes outputs, `python -m tests.viz.test_notebooks`
+runs them all and stores what they say now.
+"""
+
+import os
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PICTURES = ("image/svg+xml", "image/png")
+CELL_SECONDS = 120  # a reader waits less than a minute for all of them; this only ends what hangs
+MOST_BYTES = 400_000
+
+
+def fresh(path: Path) -> Any:
+    """The notebook as it reads after a run from its first cell to its last, in a kernel of this Python.
+
+    The kernel's environment does not depend on who calls: no interpreter, no GPU, one thread, no settings of a user.
+    """
+    import nbclient
+    import nbformat
+    from jupyter_client.kernelspec import KernelSpecManager
+    from jupyter_client.manager import AsyncKernelManager
+
+    book = nbformat.read(path, as_version=4)
+    for cell in book.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    with TemporaryDirectory(prefix="nb") as folder:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        environment |= {"IPYTHONDIR": folder, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0"}
+        environment.pop("TRITON_INTERPRET", None)
+        # Without folders to look in, `python3` is the kernel of the Python that runs this
+        manager = AsyncKernelManager(
+            kernel_name="python3",
+            kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
+            connection_file=str(Path(folder) / "kernel.json"),
+            transport="ipc",  # no port that another test process could take
+        )
+        client = nbclient.NotebookClient(
+            book, km=manager, timeout=CELL_SECONDS, allow_errors=True, record_timing=False,
+            resources={"metadata": {"path": str(ROOT)}},
+        )  # fmt: skip
+        client.owns_km = True  # and ends it
+        client.execute(env=environment)
+    return book
+
+
+def texts(book: Any) -> list[list[tuple[str, str]]]:
+    """What each code cell says, as kind and text; neighbouring pieces of one stream are one text."""
+    found = []
+    for cell in book.cells:
+        if cell.cell_type != "code":
+            continue
+        said: list[tuple[str, str]] = []
+        for output in cell.outputs:
+            if output.output_type == "stream":
+                before = said.pop()[1] if said and said[-1][0] == output.name else ""
+                said.append((output.name, before + output.text))
+            elif output.output_type == "error":
+                said.append(("error", f"{output.ename}: {output.evalue}"))
+            else:
+                said += [(kind, str(text)) for kind, text in sorted(output.data.items()) if kind not in PICTURES]
+        found.append(said)
+    return found
+
+
+@pytest.fixture(scope="module", params=NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+def path(request: pytest.FixtureRequest) -> Path:
+    """One notebook after the other."""
+    return request.param
+
+
+@pytest.mark.slow
+def test_notebook_runs_and_says_what_is_stored(path: Path) -> None:
+    import nbformat
+
+    stored, now = nbformat.read(path, as_version=4), fresh(path)
+    nbformat.validate(now)
+    assert [said for cell in texts(now) for said in cell if said[0] in ("error", "stderr")] == []
+    for number, (old, new) in enumerate(zip(texts(stored), texts(now), strict=True), 1):
+        assert new == old, f"{path.name}, code cell {number} is stale: run `python -m tests.viz.test_notebooks`"
+    pictures = [
+        [kind for output in cell.outputs for kind in output.get("data", {}) if kind in PICTURES]
+        for cell in now.cells
+        if cell.cell_type == "code"
+    ]
+    assert any(pictures[:3]), f"{path.name}: no picture in the first three code cells"
+    kept = [cell.execution_count for cell in stored.cells if cell.cell_type == "code"]
+    assert kept == list(range(1, len(kept) + 1)), f"{path.name}: stored outputs are not those of one run in order"
+
+
+def test_first_cell_says_purpose_time_and_gpu(path: Path) -> None:
+    import nbformat
+
+    first = nbformat.read(path, as_version=4).cells[0]
+    assert first.cell_type == "markdown"
+    assert [word for word in ("**Purpose**", "**Time**", "**GPU**") if word not in first.source] == []
+
+
+def test_notebook_is_small_and_knows_no_machine(path: Path) -> None:
+    import nbformat
+
+    book = nbformat.read(path, as_version=4)
+    assert path.stat().st_size < MOST_BYTES
+    assert set(book.metadata) <= {"kernelspec", "language_info"} and book.metadata.kernelspec.name == "python3"
+    assert [
+        cell.metadata for cell in book.cells if cell.metadata
+    ] == []  # no times of execution, no states of an editor
+
+
+def test_there_are_notebooks() -> None:
+    assert NOTEBOOKS
+
+
+def test_a_failing_cell_and_a_changed_number_are_seen(tmp_path: Path) -> None:
+    import nbformat
+
+    cells = [nbformat.v4.new_code_cell(source) for source in ("print(1)\nprint(2)", "1 / 0", "{'a': 1}")]
+    target = tmp_path / "small.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), target)
+    printed, failed, shown = texts(fresh(target))
+    assert printed == [("stdout", "1\n2\n")] and shown == [("text/plain", "{'a': 1}")]
+    assert failed == [("error", "ZeroDivisionError: division by zero")]
+
+
+def store(path: Path) -> None:
+    """Runs a notebook and keeps what it says; nothing of the machine or of the moment."""
+    import nbformat
+
+    book = fresh(path)
+    book.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    for cell in book.cells:
+        cell.metadata = {}
+    nbformat.write(book, path)
+
+
+if __name__ == "__main__":
+    for each in NOTEBOOKS:
+        store(each)
+        print(each.relative_to(ROOT), file=sys.stderr)

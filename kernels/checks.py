@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from memstate.kernels.tables import Outcome, Registers, StepRecord
+from memstate.kernels.tables import Accepted, Registers, StepRecord
 
 if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.checks, not kernels.doors: a second copy would duplicate it")
+    raise ImportError("import memstate.kernels.checks, not kernels.checks: a second copy would duplicate it")
 
 INTS = (torch.int32, torch.int64)
 INT32 = (torch.int32,)
@@ -62,7 +62,7 @@ def check_columns(
             )
 
 
-def check_record(device: torch.device, batch: int, record: StepRecord | Outcome) -> None:
+def check_record(device: torch.device, batch: int, record: StepRecord | Accepted) -> None:
     """Raises: ValueError unless every column of a record has one int32 per batch row, contiguous, on a device."""
     shape = (batch,)
     try:
@@ -91,7 +91,7 @@ def check_settle(registers: Registers, record: StepRecord, results: Tensor | Non
         check_columns(registers.cells.device, record.rows.numel(), INT32, results=results)
 
 
-def check_accept(registers: Registers, accepted: Tensor, record: StepRecord, outcome: Outcome) -> None:
+def check_accept(registers: Registers, accepted: Tensor, record: StepRecord, outcome: Accepted) -> None:
     """Raises: ValueError naming the first column of an accept that does not fit the others."""
     device = registers.cells.device
     check_columns(device, None, INT32, accepted=accepted)

@@ -13,7 +13,7 @@ from torch import Tensor
 from memstate.kernels.bitmap import chunk_words, sized
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_accept
-from memstate.kernels.tables import Outcome, Registers, Rules, StepRecord, Strategy
+from memstate.kernels.tables import Accepted, Registers, Rules, StepRecord, Strategy
 from memstate.kernels.tracking import SIZES, claim_needed, known_row, shape, take_lane
 from memstate.kernels.warps import all_loaded, warps_for
 
@@ -32,7 +32,7 @@ REDIRECT = tl.constexpr(int(Strategy.REDIRECT))
 def _accept(
     given_ptr, rows_ptr, tokens_ptr, write_ptr, snapshot_ptr, after_ptr, step_generation_ptr,
     accepted_ptr, crossed_ptr,
-    slots_ptr, labels_ptr, tracked_ptr, want_ptr, source_ptr, generation_ptr, bitmap_ptr, counters_ptr,
+    slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, generation_ptr, bitmap_ptr, counters_ptr,
     batch, table_rows, words, every, limit,
     STRATEGY: tl.constexpr, LANES: tl.constexpr, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -52,7 +52,7 @@ def _accept(
     after = length + accepted
     write = live_slot
     snapshot = row * 0
-    want = tl.load(want_ptr + row, mask=real, other=0)
+    snapshot_at = tl.load(snapshot_at_ptr + row, mask=real, other=0)
     slot_a = tl.load(slots_ptr + live + 1, mask=real, other=0)
 
     # The last boundary that the window crossed. Under Redirect one at its very end is the next step's business: free.
@@ -60,12 +60,12 @@ def _accept(
     if STRATEGY == REDIRECT:
         reach = after - 1
     mark = reach // every * every
-    mark = tl.where((want > length) & (want <= reach), tl.maximum(want, mark), mark)
+    mark = tl.where((snapshot_at > length) & (snapshot_at <= reach), tl.maximum(snapshot_at, mark), mark)
     crossing = real & (mark > length)
 
     if STRATEGY == REDIRECT:
         tracked = tl.load(tracked_ptr + row, mask=real, other=0)
-        due = real & ((length % every == 0) | (length == want)) & (length > tracked) & (source == 0)
+        due = real & ((length % every == 0) | (length == snapshot_at)) & (length > tracked) & (source == 0)
         turning = due & (crossing == 0)  # the slot that was read is the snapshot, as in a step of one token
         claimed = claim_needed((crossing | turning) & (slot_a == 0), bitmap_ptr, counters_ptr, words, limit, CHUNK)
         fresh = tl.where(slot_a > 0, slot_a, claimed)
@@ -99,7 +99,7 @@ def accept(
     registers: Registers,
     accepted: Tensor,
     record: StepRecord,
-    outcome: Outcome,
+    outcome: Accepted,
     rules: Rules,
     limit: int,
 ) -> None:
@@ -116,8 +116,8 @@ def accept(
     words = registers.bitmap.numel()
     _accept[(1,)](
         accepted, record.rows, record.tokens, record.write, record.snapshot, record.after, record.generation, *outcome,
-        registers.slots, registers.labels, registers.tracked, registers.want, registers.source, registers.generation,
-        registers.bitmap, registers.counters, accepted.numel(),
+        registers.slots, registers.labels, registers.tracked, registers.snapshot_at, registers.source,
+        registers.generation, registers.bitmap, registers.counters, accepted.numel(),
         registers.generation.numel(), words,
         rules.every, limit, STRATEGY=int(rules.strategy), LANES=rules.lanes, IN_PLACE=rules.in_place,
         BLOCK=block, CHUNK=chunk_words(words, warps), num_warps=warps,

@@ -69,7 +69,7 @@ class Rules(NamedTuple):
     in_place: bool
 
 
-class Entry(IntEnum):
+class Result(IntEnum):
     """What the results of a step say of one entry of its batch."""
 
     ALIVE = 0
@@ -90,7 +90,7 @@ class PlaneMap(NamedTuple):
     unit: int = 16
 
 
-class Piece(NamedTuple):
+class RecordPiece(NamedTuple):
     """What one tile of a `RecordMap` stands for, without an address: bytes start .. start+length-1 of a layer of a
     block, and where they lie in the body of a record.
     """
@@ -112,7 +112,7 @@ class RecordMap(NamedTuple):
 
     tiles: Tensor
     blocks: tuple[Tensor, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[RecordPiece, ...]
     nbytes: int
     unit: int = 16
 
@@ -147,7 +147,7 @@ class Registers(NamedTuple):
     slots: Tensor
     labels: Tensor
     tracked: Tensor
-    want: Tensor
+    snapshot_at: Tensor
     source: Tensor
     generation: Tensor
     cells: Tensor
@@ -168,7 +168,7 @@ class StepRecord(NamedTuple):
     generation: Tensor
 
 
-class Outcome(NamedTuple):
+class Accepted(NamedTuple):
     """What came of a speculative step: int32 `batch` each.
 
     accepted: tokens of the window that are real, 0 for padding. crossed: tokens up to the boundary inside whose state

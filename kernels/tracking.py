@@ -23,7 +23,7 @@ from memstate.kernels.bitmap import (
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_plan, check_settle
 from memstate.kernels.registers import release_registers
-from memstate.kernels.tables import Count, Entry, Registers, Rules, StepRecord, Strategy
+from memstate.kernels.tables import Count, Registers, Result, Rules, StepRecord, Strategy
 from memstate.kernels.warps import all_loaded, warps_for
 
 if not __name__.startswith("memstate."):
@@ -38,8 +38,8 @@ PING_PONG = tl.constexpr(int(Strategy.PING_PONG))
 LAZY = tl.constexpr(int(Strategy.LAZY))
 REDIRECT = tl.constexpr(int(Strategy.REDIRECT))
 WINDOW = tl.constexpr(int(Strategy.WINDOW))
-ENDED = tl.constexpr(int(Entry.ENDED))
-DEAD = tl.constexpr(int(Entry.DEAD))
+ENDED = tl.constexpr(int(Result.ENDED))
+DEAD = tl.constexpr(int(Result.DEAD))
 
 
 @triton.jit
@@ -104,7 +104,7 @@ def take_lane(
 
 @triton.jit(do_not_specialize=["batch", "table_rows", "words", "every", "limit"])
 def _plan(
-    rows_ptr, tokens_ptr, slots_ptr, labels_ptr, tracked_ptr, want_ptr, source_ptr, generation_ptr,
+    rows_ptr, tokens_ptr, slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, generation_ptr,
     bitmap_ptr, counters_ptr,
     out_rows_ptr, out_tokens_ptr, out_read_ptr, out_write_ptr, out_snapshot_ptr, out_after_ptr, out_generation_ptr,
     batch, table_rows, words, every, limit,
@@ -124,13 +124,13 @@ def _plan(
     read = tl.load(slots_ptr + origin, mask=real, other=0)
     write = live_slot
     snapshot = row * 0
-    want = tl.load(want_ptr + row, mask=real, other=0)
+    snapshot_at = tl.load(snapshot_at_ptr + row, mask=real, other=0)
     lane_a = live + 1
     slot_a = tl.load(slots_ptr + lane_a, mask=real, other=0)
 
     if STRATEGY == REDIRECT:
         tracked = tl.load(tracked_ptr + row, mask=real, other=0)
-        due = real & ((length % every == 0) | (length == want)) & (length > tracked) & (source == 0)
+        due = real & ((length % every == 0) | (length == snapshot_at)) & (length > tracked) & (source == 0)
         claimed = claim_needed(due & (slot_a == 0), bitmap_ptr, counters_ptr, words, limit, CHUNK)
         fresh = tl.where(slot_a > 0, slot_a, claimed)  # rotate: the superseded snapshot's slot is written next
         turn = due & (fresh > 0)
@@ -141,7 +141,7 @@ def _plan(
         write = tl.where(turn, fresh, live_slot)
 
     if (STRATEGY == PING_PONG) | (STRATEGY == LAZY):
-        due = real & ((after % every == 0) | (after == want))
+        due = real & ((after % every == 0) | (after == snapshot_at))
         snapshot = take_lane(
             due, real, live, after, slot_a, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, limit,
             LANES, IN_PLACE, CHUNK,
@@ -224,7 +224,7 @@ def plan(
     block, warps = shape(rows.numel())
     words = registers.bitmap.numel()
     _plan[(1,)](
-        rows, tokens, registers.slots, registers.labels, registers.tracked, registers.want, registers.source,
+        rows, tokens, registers.slots, registers.labels, registers.tracked, registers.snapshot_at, registers.source,
         registers.generation, registers.bitmap, registers.counters, *record, rows.numel(),
         registers.generation.numel(), words, rules.every, limit,
         STRATEGY=int(rules.strategy), LANES=rules.lanes, IN_PLACE=rules.in_place,
@@ -235,7 +235,7 @@ def plan(
 def settle(registers: Registers, record: StepRecord, results: Tensor | None) -> None:
     """Releases the lanes of LazyPingPong that the newest real snapshot of their row supersedes.
 
-    record: the step whose results are known; results: int32 `batch`, an `Entry` each, None where everybody goes on.
+    record: the step whose results are known; results: int32 `batch`, an `Result` each, None where everybody goes on.
     Entries that are dead, or whose row has been reused since, are skipped.
     Changes: registers, bitmap, counters. Syncs: no. Raises: ValueError naming a column that does not fit.
     """

@@ -13,6 +13,7 @@ except ModuleNotFoundError as error:
 from memstate.engine.admission import Fork
 from memstate.engine.manager import StateManager
 from memstate.engine.pool import StatePool
+from memstate.engine.settings import Forward, Pages
 from memstate.engine.warmup import warm_up
 from memstate.errors import (
     AgreementLost,
@@ -43,7 +44,7 @@ from memstate.slots.audit import AuditReport
 from memstate.slots.readback import Readback
 from memstate.state import presets
 from memstate.state.layout import Plane, StateLayout
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.state.sharding import Owned, Part
 from memstate.stats import PrefetchStats, PrefixStats, Stats, TierStats
 from memstate.tiers import Fetch, FileStore, Mooncake, MooncakeStore, Prefetch, Tiers
@@ -61,6 +62,7 @@ __all__ = [
     "Fetch",
     "FileStore",
     "Fork",
+    "Forward",
     "InvalidArgument",
     "LayoutMismatch",
     "LazyPingPong",
@@ -74,9 +76,11 @@ __all__ = [
     "OutOfRows",
     "OutOfSlots",
     "Owned",
+    "Pages",
     "Part",
     "PingPong",
     "Plane",
+    "Planes",
     "Prefetch",
     "PrefetchStats",
     "Prefix",
@@ -96,7 +100,6 @@ __all__ = [
     "StatePool",
     "Stats",
     "Step",
-    "Storage",
     "TierStats",
     "Tiers",
     "Tracking",

@@ -82,8 +82,11 @@ def undocumented(trees: dict[str, ast.Module]) -> list[str]:
     """Public names without a docstring; a method may leave it to the class that it takes it from."""
     nodes = [(path, name, node) for path, tree in trees.items() for name, node in named(tree.body)]
     documented = {name for _, name, node in nodes if ast.get_docstring(node)}
-    bases = {name: map(ast.unparse, node.bases) for _, name, node in nodes if isinstance(node, ast.ClassDef)}
-    parents = {name: [base.split(".")[-1] for base in of if base != name] for name, of in bases.items()}
+    parents: dict[str, list[str]] = {}
+    for _, name, node in nodes:
+        if isinstance(node, ast.ClassDef):
+            bases = [ast.unparse(base).split(".")[-1] for base in node.bases]
+            parents.setdefault(name, []).extend(base for base in bases if base != name)
 
     def inherited(name: str) -> bool:
         owner, _, method = name.rpartition(".")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import memstate as ms
 from memstate.tokens import BYTES, common, encode
+from tests.support.build import build
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 SMALL = st.integers(0, 127)
@@ -106,7 +107,7 @@ def test_what_is_no_sequence_of_whole_numbers_is_refused(what: str) -> None:
 @pytest.mark.parametrize("what", ["a word", "a float", "too large", "two dimensions", "a tensor of floats"])
 def test_every_door_for_tokens_refuses_and_changes_nothing(what: str) -> None:
     layout = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=1)
-    mem = ms.StateManager(
+    mem = build(
         layout, slots=6, max_requests=2, tracking=ms.Redirect(4), backend="reference", prefix=ms.Prefix(), pages=8,
         page_size=2, pages_per_row=4,
     )  # fmt: skip

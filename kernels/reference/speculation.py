@@ -5,7 +5,7 @@ from torch import Tensor
 from memstate.kernels.checks import check_accept
 from memstate.kernels.reference.host import on_host
 from memstate.kernels.reference.tracking import Claims, choose_lane
-from memstate.kernels.tables import Outcome, Registers, Rules, StepRecord, Strategy
+from memstate.kernels.tables import Accepted, Registers, Rules, StepRecord, Strategy
 
 if not __name__.startswith("memstate."):
     raise ImportError("import memstate.kernels.reference.speculation, not kernels.reference.speculation")
@@ -15,7 +15,7 @@ def accept(
     registers: Registers,
     accepted: Tensor,
     record: StepRecord,
-    outcome: Outcome,
+    outcome: Accepted,
     rules: Rules,
     limit: int,
 ) -> None:
@@ -23,9 +23,9 @@ def accept(
     check_accept(registers, accepted, record, outcome)
     strategy, lanes, every, in_place = rules
     with on_host(*registers[:6], *registers[7:9], *record, *outcome) as arrays:
-        slots, labels, tracked, want, source, generation, bitmap, counters = arrays[:8]
+        slots, labels, tracked, snapshot_at, source, generation, bitmap, counters = arrays[:8]
         step = StepRecord(*arrays[8:15])  # type: ignore[arg-type]
-        out = Outcome(*arrays[15:])  # type: ignore[arg-type]
+        out = Accepted(*arrays[15:])  # type: ignore[arg-type]
         claims = Claims(bitmap, counters, limit)
         for i, given in enumerate(accepted.tolist()):
             row, n = int(step.rows[i]), min(given, int(step.tokens[i]))
@@ -36,10 +36,10 @@ def accept(
                 continue
             length = int(labels[source[row] or live])
             after = length + n
-            mark = last_boundary(length, after - (strategy == Strategy.REDIRECT), every, int(want[row]))
+            mark = last_boundary(length, after - (strategy == Strategy.REDIRECT), every, int(snapshot_at[row]))
             slot = 0
             if strategy == Strategy.REDIRECT:
-                due = (length % every == 0 or length == want[row]) and length > tracked[row] and not source[row]
+                due = (length % every == 0 or length == snapshot_at[row]) and length > tracked[row] and not source[row]
                 fresh = (int(slots[live + 1]) or claims.next()) if mark or due else 0
                 if fresh and mark:
                     slot = slots[live + 1] = fresh
@@ -57,6 +57,6 @@ def accept(
             out.accepted[i], out.crossed[i] = n, mark - length if slot else 0
 
 
-def last_boundary(length: int, reach: int, every: int, want: int) -> int:
+def last_boundary(length: int, reach: int, every: int, snapshot_at: int) -> int:
     """The largest boundary in length + 1 .. reach, 0 for none."""
-    return max((mark for mark in (reach // every * every, want) if length < mark <= reach), default=0)
+    return max((mark for mark in (reach // every * every, snapshot_at) if length < mark <= reach), default=0)

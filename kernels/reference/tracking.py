@@ -7,7 +7,7 @@ from torch import Tensor
 from memstate.kernels.checks import check_plan, check_settle
 from memstate.kernels.reference.bitmap import give_back, take_lowest
 from memstate.kernels.reference.host import Ints, on_host
-from memstate.kernels.tables import Count, Entry, Registers, Rules, StepRecord, Strategy
+from memstate.kernels.tables import Count, Registers, Result, Rules, StepRecord, Strategy
 
 if not __name__.startswith("memstate."):
     raise ImportError(
@@ -46,7 +46,7 @@ def plan(
     check_plan(registers, rows, tokens, record)
     strategy, lanes, every, in_place = rules
     with on_host(*registers[:6], *registers[7:9], *record) as arrays:
-        slots, labels, tracked, want, source, generation, bitmap, counters = arrays[:8]
+        slots, labels, tracked, snapshot_at, source, generation, bitmap, counters = arrays[:8]
         out = StepRecord(*arrays[8:])  # type: ignore[arg-type]
         claims = Claims(bitmap, counters, limit)
         for i, (row, n) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
@@ -60,14 +60,14 @@ def plan(
             after = length if strategy == Strategy.WINDOW else length + n
             read, snapshot = slots[origin], 0
             if strategy == Strategy.REDIRECT:
-                due = length % every == 0 or length == want[row]
+                due = length % every == 0 or length == snapshot_at[row]
                 if due and length > tracked[row] and not source[row]:
                     fresh = int(slots[live + 1]) or claims.next()
                     if fresh:
                         slots[live + 1], labels[live + 1] = slots[live], length
                         slots[live] = fresh
                         tracked[row] = length
-            elif strategy in (Strategy.PING_PONG, Strategy.LAZY) and (after % every == 0 or after == want[row]):
+            elif strategy in (Strategy.PING_PONG, Strategy.LAZY) and (after % every == 0 or after == snapshot_at[row]):
                 lane = choose_lane(slots, labels, [live + 1 + k for k in range(lanes)], claims, in_place)
                 if lane:
                     snapshot, labels[lane] = slots[lane], after
@@ -98,7 +98,7 @@ def choose_lane(slots: Ints, labels: Ints, lanes: list[int], claims: Claims, in_
 def settle(registers: Registers, record: StepRecord, results: Tensor | None) -> None:
     """Releases superseded lanes; see `memstate.kernels.tracking.settle`."""
     check_settle(registers, record, results)
-    said = [Entry.ALIVE] * record.rows.numel() if results is None else results.tolist()
+    said = [Result.ALIVE] * record.rows.numel() if results is None else results.tolist()
     r = registers
     with on_host(r.slots, r.labels, r.generation, r.bitmap, r.counters) as (
         slots,
@@ -110,9 +110,9 @@ def settle(registers: Registers, record: StepRecord, results: Tensor | None) -> 
         released = []
         steps = zip(record.rows.tolist(), record.after.tolist(), record.generation.tolist(), said, strict=True)
         for row, after, step_generation, result in steps:
-            if not 0 < row < len(generation) or generation[row] != step_generation or result == Entry.DEAD:
+            if not 0 < row < len(generation) or generation[row] != step_generation or result == Result.DEAD:
                 continue
-            known = after if result == Entry.ENDED else labels[3 * row]
+            known = after if result == Result.ENDED else labels[3 * row]
             lanes = (3 * row + 1, 3 * row + 2)
             top = max((int(labels[lane]) for lane in lanes if labels[lane] <= known), default=0)
             for lane in lanes:

@@ -20,17 +20,17 @@ from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import Prefix, PrefixCache
-from memstate.prefix.cache import Lease, Offer
+from memstate.prefix.cache import Insertion, Lease
 from memstate.prefix.policies.foresight import Foresight, ForesightPages, Future
 from memstate.prefix.policies.names import POLICIES
 from memstate.requests.page_table import PageTable
 from memstate.requests.publisher import Publisher
 from memstate.requests.tracking import NoTracking
 from memstate.requests.tracking.mirror import Mirror
-from memstate.slots import inspect as snapshot
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.audit import audit
 from memstate.slots.commands import CommandBuffer
+from memstate.slots.inspect import inspect
 from memstate.slots.registers import RegisterFile
 from memstate.tokens import BYTES, encode
 
@@ -90,7 +90,7 @@ class Rig:
         """Slots that are nobody's, two owners' or somebody's and free, once all is submitted."""
         self.commands.submit()
         named = {register: ("cached", f"register {register}") for register in self.cache.nodes}
-        report = audit(snapshot.take(self.file, named), named)
+        report = audit(inspect(self.file, named), named)
         return self.allocator.capacity - report.free - len(named) + len(report.double_owned) + len(report.lost)
 
 
@@ -189,24 +189,24 @@ def _insert(rig: Rig, lease: Lease, key: bytes, blocks: int) -> float:
     cache.evict_pages(blocks - len(shared) - pages.allocator.free)
     pages.start(row, [shared], [blocks - len(shared)])
     cache.unpin(lease)
-    wanted = cache.wants(lease, blocks)
+    wanted = cache.boundaries(lease, blocks)
     if isinstance(cache.settings.states, Foresight):
         wanted = cache.settings.states.future.wanted()
     ids, spent = pages.of(ROW), 0.0
     for first in range(0, max(len(wanted), 1), len(REGISTERS)):
-        offers = []
+        insertions = []
         for register, length in zip(REGISTERS, wanted[first : first + len(REGISTERS)], strict=False):
             rig.state(register, length)
-            offers.append(Offer(lease, key[: length * BYTES], ids[:length], register, length, False))
-        if first + len(REGISTERS) >= len(wanted) and (not offers or offers[-1].length < blocks):
-            offers.append(Offer(lease, key, ids, None, 0, True))
+            insertions.append(Insertion(lease, key[: length * BYTES], ids[:length], register, length, False))
+        if first + len(REGISTERS) >= len(wanted) and (not insertions or insertions[-1].length < blocks):
+            insertions.append(Insertion(lease, key, ids, None, 0, True))
         rig.commands.submit()  # the states are computed by then
         begin = time.perf_counter()
-        cache.insert(offers)
+        cache.insert(insertions)
         spent += time.perf_counter() - begin
         rig.commands.release(REGISTERS)
     pages.end(row)
-    cache.let_go(lease)
+    cache.release(lease)
     rig.commands.submit()
     return spent
 

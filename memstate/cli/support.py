@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memstate.engine.manager import StateManager
+from memstate.engine.settings import Forward
 from memstate.errors import ConfigurationError
 from memstate.requests.table import Request, Row
 from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
@@ -45,8 +46,8 @@ class Use:
 
     def settle(self, but: int = 0) -> None:
         """Settles all steps but the newest so many."""
-        while len(self.mem.log.unsettled) > but:
-            self.mem.settle(self.mem.log.unsettled[0])
+        while len(self.mem._log.unsettled) > but:
+            self.mem.settle(self.mem._log.unsettled[0])
 
 
 def _decode(use: Use) -> None:
@@ -111,11 +112,16 @@ class Feature(NamedTuple):
 
 FEATURES = (
     Feature("decode", {}, _decode, "one token a step"),
-    Feature("speculation", {"speculation": True}, _speculate, "windows of three tokens, of which two are accepted"),
+    Feature(
+        "speculation",
+        {"forward": Forward(speculation=True)},
+        _speculate,
+        "windows of three tokens, of which two are accepted",
+    ),
     Feature("mixed batches", {}, _mixed, "prefill chunks beside decoding rows"),
     Feature("sessions", {}, _sessions, "three turns, each going on from the snapshot that the last one left"),
     Feature("preallocated rows", {"preallocated": 1}, _preallocated, "a state from elsewhere"),
-    Feature("in-place kernels", {"in_place": True}, _decode, "a forward that updates one slot"),
+    Feature("in-place kernels", {"forward": Forward(in_place=True)}, _decode, "a forward that updates one slot"),
     Feature("planes written in part", {"layout": RING}, _decode, "a ring of inputs with a cursor beside a whole plane"),
     Feature("forks", {}, _fork, "three continuations of one state"),
 )

@@ -14,7 +14,7 @@ from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import Match, PrefixCache
 from memstate.prefix.cache import Lease
 from memstate.prefix.sessions import Conversation, Resumption, Sessions
-from memstate.requests.boundaries import Wants
+from memstate.requests.boundaries import Boundaries
 from memstate.requests.page_table import PageTable
 from memstate.requests.publisher import Publisher
 from memstate.requests.snapshots import Snapshot
@@ -22,7 +22,7 @@ from memstate.requests.table import Request, RequestTable, Row, Rows
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import Longs
 from memstate.tiers import Fetch
-from memstate.tiers.load import Promotion, Promotions
+from memstate.tiers.load import Loader, LowerHit
 from memstate.tokens import BYTES, encode
 
 PER_ROW = REGISTERS_PER_ROW
@@ -56,9 +56,9 @@ class Start:
     resumption: Resumption = NOTHING
     match: Match | None = None
     lease: Lease | None = None
-    promotion: Promotion | None = None
+    promotion: LowerHit | None = None
     shared: Sequence[int] = ()
-    wants: list[int] = field(default_factory=list)
+    boundaries: list[int] = field(default_factory=list)
     taken: bool = False
 
     @property
@@ -76,22 +76,22 @@ class Admission:
 
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, publisher: Publisher,
-        cache: PrefixCache | None, sessions: Sessions, wants: Wants, lanes: int, direct_hits: bool,
-        snapshots: bool, promotions: Promotions | None = None,
+        cache: PrefixCache | None, sessions: Sessions, boundaries: Boundaries, lanes: int, direct_hits: bool,
+        snapshots: bool, promotions: Loader | None = None,
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._publisher, self._cache = pages, publisher, cache
-        self._sessions, self._wants = sessions, wants
+        self._sessions, self._boundaries = sessions, boundaries
         self._per_request, self._direct_hits, self._snapshots = 1 + lanes, direct_hits, snapshots
-        self._promotions = promotions
+        self._loader = promotions
 
     def admit(self, requests: Sequence[Request]) -> Rows:
         """See `StateManager.admit`."""
         given = sequence("requests", requests, "admit([request])")
-        if self._promotions is not None:
+        if self._loader is not None:
             starts = self._starts_of(given, promote=True)
             if any(start.promotion for start in starts):
-                self._promotions.require_awake()
+                self._loader.require_awake()
                 try:
                     return self._admit(starts)
                 except (OutOfSlots, OutOfPages, OutOfRows):
@@ -115,8 +115,8 @@ class Admission:
             back = [self._sessions.surplus(start.session, start.resumption) for start in starts if start.session]
             slots = sum(max(0, self._per_request - len(start.resumption.registers)) for start in starts)
             slots, pages = slots - sum(of for of, _ in back), sum(fresh) - sum(of for _, of in back)
-            if promotions and self._promotions is not None:
-                more = self._promotions.needs(promotions)
+            if promotions and self._loader is not None:
+                more = self._loader.needs(promotions)
                 slots, pages = slots + more[0], pages + more[1]
                 self._require_holders(more[0])
             self._require(len(starts), pages, slots - self._take_over(starts, slots))
@@ -132,21 +132,21 @@ class Admission:
             except BaseException:  # of a policy of somebody's
                 self._undo(starts)
                 raise
-        if self._promotions is not None:
-            self._promotions.begun([start.request.fetch for start in starts])
+        if self._loader is not None:
+            self._loader.begun([start.request.fetch for start in starts])
         return self._carry_out(starts, fresh)
 
-    def _promote(self, starts: Sequence[Start], promotions: Sequence[Promotion]) -> None:
+    def _promote(self, starts: Sequence[Start], promotions: Sequence[LowerHit]) -> None:
         """Brings up what lies below the device: from there on it is a match like any other."""
-        assert self._promotions is not None and self._cache is not None
-        self._cache.evict_states(self._promotions.needs(promotions)[0] - self._publisher.holders.free)
-        self._cache.planted(self._promotions.bring(promotions))
+        assert self._loader is not None and self._cache is not None
+        self._cache.evict_states(self._loader.needs(promotions)[0] - self._publisher.holders.free)
+        self._cache.loaded(self._loader.bring(promotions))
         for start in starts:
             if start.promotion is not None and start.key is not None:
                 promotion, start.promotion = start.promotion, None
                 start.match = self._cache.match(start.key, start.request.salt, len(start.key) // BYTES - 1)
                 start.snapshot, start.shared = start.match.snapshot, self._cache.pages(start.match)
-                self._promotions.let_go([promotion])
+                self._loader.release([promotion])
                 self._hold([start])
                 if start.taken and start.snapshot:
                     start.resumption = Resumption(start.snapshot.length, [start.snapshot.register], [])
@@ -160,19 +160,19 @@ class Admission:
 
     def _carry_out(self, starts: Sequence[Start], fresh: Sequence[int]) -> Rows:
         """Gives rows what there is enough of."""
-        rows = self._table.take([start.request.id for start in starts])
+        rows = self._table.claim([start.request.id for start in starts])
         self._pages.start(rows, [start.shared for start in starts], fresh)
         self._move(rows, starts)
         self._claim(rows, [len(start.resumption.registers) for start in starts])
         read = [start.snapshot.register if start.snapshot and not start.taken else 0 for start in starts]
         source = np.array(read, np.int64)
         length = np.array([start.length for start in starts], np.int64)
-        self._start(rows, source, length, [start.wants for start in starts])
+        self._start(rows, source, length, [start.boundaries for start in starts])
         for row, start in zip(rows.tolist(), starts, strict=True):
             if self._cache is None:
                 continue
             if start.lease is None:
-                self._cache.come(row, start.request.salt, start.key)
+                self._cache.on_miss(row, start.request.salt, start.key)
                 continue
             self._cache.leases[row] = start.lease
             self._cache.unpin(start.lease)
@@ -185,15 +185,15 @@ class Admission:
         key = None if request.tokens is None else encode(request.tokens)
         known = 0 if key is None else len(key) // BYTES
         length = known if request.length is None else request.length
-        if not (is_count(length) and is_count(request.want)) or request.want % self._pages.page_size:
+        if not (is_count(length) and is_count(request.snapshot_at)) or request.snapshot_at % self._pages.page_size:
             raise InvalidArgument(
-                f"request {request.id!r}: length={request.length!r} and want={request.want!r} must be whole numbers "
-                f"from 0 on, want a multiple of page_size={self._pages.page_size}"
+                f"request {request.id!r}: length={request.length!r} and snapshot_at={request.snapshot_at!r} must be "
+                f"whole numbers from 0 on, snapshot_at a multiple of page_size={self._pages.page_size}"
             )
         require_salt(request.salt)
         if not isinstance(request.fetch, Fetch | None):
             raise InvalidArgument(f"request {request.id!r}: fetch={request.fetch!r} is not what prefetch() returned")
-        start = Start(request, length, key, wants=[request.want] if request.want else [])
+        start = Start(request, length, key, boundaries=[request.snapshot_at] if request.snapshot_at else [])
         if request.resume is not None:
             self._resume(start, request.resume)
         elif key is not None:
@@ -218,13 +218,11 @@ class Admission:
             raise InvalidArgument(f"request {request.id!r}: no tokens; a prompt has at least one")
         if request.session is not None:
             start.session = self._sessions.get(request.session)
-            start.resumption = self._sessions.look(start.session, key, request.salt)
+            start.resumption = self._sessions.find(start.session, key, request.salt)
         if self._cache is not None:
             start.match = match = self._cache.match(key, request.salt, known - 1)
-            if promote and self._promotions is not None:
-                start.promotion = self._promotions.look(
-                    key, request.salt, match, start.resumption.length, request.fetch
-                )
+            if promote and self._loader is not None:
+                start.promotion = self._loader.find(key, request.salt, match, start.resumption.length, request.fetch)
             if start.promotion:
                 start.resumption, start.shared = NOTHING, [0] * self._pages.count(start.promotion.hit.length)
                 return
@@ -240,8 +238,8 @@ class Admission:
         if self._cache is None:
             return
         for start in starts:
-            if start.promotion is not None and self._promotions is not None:
-                self._promotions.hold([start.promotion])
+            if start.promotion is not None and self._loader is not None:
+                self._loader.hold([start.promotion])
             if start.match is None or start.key is None or start.promotion is not None:
                 continue
             kept = start.session.lease if start.session else None
@@ -256,19 +254,21 @@ class Admission:
             start.lease.key = start.key
             if start.session is not None:
                 start.lease.own = start.session.own
-            wants = self._cache.wants(start.lease, start.match.tokens) if self._snapshots else ()
-            start.wants = sorted(want for want in {*start.wants, *wants} if want > start.length)
+            boundaries = self._cache.boundaries(start.lease, start.match.tokens) if self._snapshots else ()
+            start.boundaries = sorted(
+                snapshot_at for snapshot_at in {*start.boundaries, *boundaries} if snapshot_at > start.length
+            )
 
     def _undo(self, starts: Sequence[Start]) -> None:
         for start in starts:
-            if start.promotion is not None and self._promotions is not None:
-                self._promotions.let_go([start.promotion])
+            if start.promotion is not None and self._loader is not None:
+                self._loader.release([start.promotion])
             if start.lease is None or self._cache is None:
                 continue
             if start.session is not None and start.session.lease is not None:
                 self._cache.restore(start.session.lease)
             self._cache.unpin(start.lease)
-            self._cache.let_go(start.lease)
+            self._cache.release(start.lease)
 
     def _take_over(self, starts: Sequence[Start], slots: int) -> int:
         """Where slots are short, requests take the cached states that they matched instead of reading them: a slot each
@@ -277,7 +277,7 @@ class Admission:
         if self._cache is None:
             return 0
         short, taken = slots - self._file.allocator.free - self._cache.evictable_states, 0
-        alone = self._promotions.alone([start.promotion for start in starts]) if self._promotions else []
+        alone = self._loader.alone([start.promotion for start in starts]) if self._loader else []
         for start in starts:
             if taken < short and start.promotion in alone and start.promotion is not None:
                 start.taken, taken = True, taken + 1
@@ -327,12 +327,12 @@ class Admission:
             if start.session is not None and start.key is not None:
                 turn, left = NOTHING if start.taken else start.resumption, start.session.lease
                 if left is not None and self._cache is not None:
-                    self._cache.forsake(left)
+                    self._cache.release_suspended(left)
                 self._sessions.begin(start.session, row, turn, start.length, start.key, start.request.salt)
                 if turn.length and start.lease is not None and self._cache is not None:
                     self._cache.shorten(start.lease, turn.length)
 
-    def _start(self, rows: Longs, source: Longs, length: Longs, wants: Sequence[Sequence[int]]) -> None:
+    def _start(self, rows: Longs, source: Longs, length: Longs, boundaries: Sequence[Sequence[int]]) -> None:
         """Fills the columns of new rows, and their states: zeros, a copy, or a note to read the source once; a state
         that was moved there stays.
 
@@ -342,7 +342,7 @@ class Admission:
         file.tracked[rows] = length
         file.source[rows] = source if self._direct_hits else 0
         self._table.confirmed[rows] = length
-        self._wants.start(rows, wants)
+        self._boundaries.start(rows, boundaries)
         for column, values in (
             ("generation", self._table.generation[rows]),
             ("tracked", length),
@@ -382,7 +382,7 @@ class Admission:
         self._require(len(ids), partial * len(ids), self._per_request * len(ids) + moved)
         snapshot = self._share_live(index, length) if moved else None
         shared = self._pages.of(index)
-        rows = self._table.take(ids)
+        rows = self._table.claim(ids)
         self._claim(rows, [0] * len(ids))
         self._pages.start(rows, [shared[:kept]] * len(ids), [partial] * len(ids))
         source = snapshot.register if snapshot else source

@@ -10,9 +10,9 @@ from memstate.checks import sequence
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import PrefixCache
-from memstate.prefix.cache import Offer
+from memstate.prefix.cache import Insertion
 from memstate.prefix.sessions import Sessions
-from memstate.requests.boundaries import Wants
+from memstate.requests.boundaries import Boundaries
 from memstate.requests.page_table import PageTable
 from memstate.requests.publisher import Publisher
 from memstate.requests.snapshots import Snapshot
@@ -24,16 +24,16 @@ from memstate.tokens import BYTES, Tokens, encode
 PER_ROW = REGISTERS_PER_ROW
 
 
-class Endings:
+class Ending:
     """Publishes, and ends rows."""
 
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, publisher: Publisher,
-        cache: PrefixCache | None, sessions: Sessions, wants: Wants,
+        cache: PrefixCache | None, sessions: Sessions, boundaries: Boundaries,
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._publisher, self._cache = pages, publisher, cache
-        self._sessions, self._wants = sessions, wants
+        self._sessions, self._boundaries = sessions, boundaries
 
     def keys(self, tokens: Sequence[Tokens | None] | None, rows: Longs) -> list[bytes] | None:
         """The tokens of each row as keys; entries of row 0 need none. Raises: InvalidArgument, ConfigurationError."""
@@ -79,17 +79,20 @@ class Endings:
             return [None] * len(rows)
         known = np.minimum(known, [len(key) // BYTES for key in keys])
         return self._cache.insert(
-            [self._offer(row, n, key, ended) for row, n, key in zip(rows.tolist(), known.tolist(), keys, strict=True)]
+            [
+                self._insertion(row, n, key, ended)
+                for row, n, key in zip(rows.tolist(), known.tolist(), keys, strict=True)
+            ]
         )
 
-    def _offer(self, row: int, known: int, key: bytes, ended: bool) -> Offer:
+    def _insertion(self, row: int, known: int, key: bytes, ended: bool) -> Insertion:
         assert self._cache is not None
         length = self._pages.floor(known)
         kept = ended and row in self._sessions.by_row  # its states go to the session
         answer = None if kept else self._publisher.answer(row, length, ended)
         pages = self._pages.of(row)[: length // self._pages.page_size]
         label = int(self._file.labels[answer]) if answer is not None else 0
-        return Offer(self._cache.leases[row], key[: length * BYTES], pages, answer, label, ended)
+        return Insertion(self._cache.leases[row], key[: length * BYTES], pages, answer, label, ended)
 
     def require_sessions_told(self, rows: Longs) -> None:
         """Raises: InvalidArgument where a turn of a session is to be kept and its tokens are not given."""
@@ -111,11 +114,11 @@ class Endings:
         if self._cache is not None:
             self._cache.end(rows.tolist())
         self._pages.end(rows)
-        self._wants.end(rows)
-        self._table.give_back(rows)
+        self._boundaries.end(rows)
+        self._table.release(rows)
         file = self._file
-        file.tracked[rows] = file.want[rows] = file.source[rows] = 0
-        for column in ("tracked", "want", "source"):
+        file.tracked[rows] = file.snapshot_at[rows] = file.source[rows] = 0
+        for column in ("tracked", "snapshot_at", "source"):
             self._commands.write(file.address(column, rows), [0] * len(rows))
         self._commands.write(file.address("generation", rows), self._table.generation[rows])
         return snapshots

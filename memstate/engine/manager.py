@@ -10,7 +10,6 @@ admit -> plan -> (your forward) -> settle | accept -> ... -> release | abort | r
 import threading
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,16 +18,23 @@ from torch import Tensor
 
 from memstate.checks import counts, is_count, require_salt, sequence
 from memstate.engine.admission import Admission, Fork
-from memstate.engine.ending import Endings
+from memstate.engine.ending import Ending
 from memstate.engine.pool import StatePool
-from memstate.engine.settings import validate_kinds, validate_sizes, validate_tracking
+from memstate.engine.settings import (
+    Forward,
+    Pages,
+    require_switch,
+    validate_layout,
+    validate_sizes,
+    validate_tracking,
+)
 from memstate.engine.stepping import Stepping
 from memstate.errors import Asleep, ConfigurationError, InvalidArgument, MemstateError
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import Match, Prefix, PrefixCache
 from memstate.prefix.sessions import Sessions
-from memstate.requests.boundaries import Wants
+from memstate.requests.boundaries import Boundaries
 from memstate.requests.page_table import PageTable
 from memstate.requests.publisher import Publisher
 from memstate.requests.snapshots import Snapshot
@@ -39,41 +45,68 @@ from memstate.requests.tracking.mirror import Mirror
 from memstate.slots import audit
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.commands import Action, CommandBuffer
-from memstate.slots.inspect import Picture, take
-from memstate.slots.journal import Ledger
+from memstate.slots.inspect import Inspection, inspect
+from memstate.slots.journal import Change, Journal
 from memstate.slots.readback import Readback
 from memstate.slots.registers import Longs, RegisterFile
 from memstate.state.layout import StateLayout
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.state.regions import BufferInfo
 from memstate.stats import Stats
 from memstate.tiers import Fetch, TierManager, Tiers
-from memstate.tiers.load import Promotions
+from memstate.tiers.load import Loader
 from memstate.tokens import BYTES, Tokens, encode
 
 NO_LIMIT = 2**31 - 1
+TWO_STEPS = ": a depth of 0 or 1; with more unsettled steps a dead one could overwrite a live snapshot"
 PER_ROW = REGISTERS_PER_ROW
 
 
 class StateManager:
-    """Owns the states of all requests: their slots, their snapshots and the page ids of their KV.
+    """The states of all requests: their slots, their snapshots and the page ids of their KV.
 
-    layout: what one state is made of. slots: states that fit. max_requests: rows; preallocated: more rows, for requests
-    whose state is still arriving. max_batch: entries of the largest batch (default: rows). tracking: the snapshot
-    strategy. device, backend: where the states live and what carries out the kernels ("auto", "reference",
-    "interpreter", "cuda"). holders: snapshots that can be kept (default: as many as slots, and with a prefix cache one
-    a row more). pages, page_size, pages_per_row: KV page ids, tokens a page, width of the page table. overlap: the next
-    plan comes before the last settle. reserve: slots that snapshots at boundaries leave free for admissions. prefix:
-    settings of a prefix cache, for requests with tokens; what is cached gives way to requests. tiers: settings of host
-    memory and storage below it, which then want a `poll` an iteration. in_place: the forward's
-    kernels update one slot, `step.write`, and memstate copies what snapshots need before and after it. speculation:
-    steps may be windows (without overlap). direct_hits: the first step reads a resumed snapshot instead of a copy of it
-    (default: with Redirect, unless in_place). tensors: the planes, where the engine has allocated them (see
-    `Storage.from_tensors`). ledger: how many of the last changes of owners `ledger.changes` remembers. debug: check
-    threads and overlapping copies.
-    Attributes: planes and page_table for the forward; storage for the bytes of slots (gather, scatter); pool for slots
-    in hand; backend, whose counts `stats` shows: a forward's kernels take another `Backend`, or are counted there too.
-    Raises: ConfigurationError, InvalidArgument; LayoutMismatch for tensors that do not fit.
+    Args:
+        layout: what one state is made of.
+        slots: states that fit.
+        max_requests: requests that can run at a time; each has a row of the request table.
+        tracking: the strategy that takes snapshots. Default: `Redirect()`.
+        pages: KV pages of requests. None: the caller manages KV, and a page has one token.
+        prefix: settings of a prefix cache, for requests with tokens. What is cached gives way to requests.
+        tiers: settings of host memory and storage below the prefix cache. They want one `poll` an iteration.
+        forward: what the forward's kernels can do.
+        overlap: the next step is planned before the last one is settled.
+        max_batch: entries of the largest batch. Default: max_requests and preallocated.
+        preallocated: more rows, for requests whose state is still arriving.
+        snapshots: snapshots that can be kept at a time. Default: slots, and with a prefix cache rows too.
+        reserve: slots that snapshots at boundaries leave free for admissions.
+        tensors: the planes, where the engine has allocated them. See `Planes.from_tensors`.
+        device: where the states live.
+        backend: what carries out the kernels: "auto", "reference", "interpreter" or "cuda".
+        journal: how many of the last changes of owners `changes` remembers.
+        debug: check the calling thread and overlapping copies.
+
+    Attributes:
+        planes: the bytes of all slots, by plane, with gather and scatter.
+        page_table: KV pages of each row.
+        pool: slots by id, for callers that hold them outside of any request.
+        prefix: the prefix cache, or None.
+        tiers: host memory and storage, or None.
+        backend: carries out launches and counts them. The kernels of a forward take another one, or are counted too.
+
+    Raises:
+        ConfigurationError: for settings that contradict each other.
+        InvalidArgument: for arguments that cannot be meant.
+        LayoutMismatch: for tensors that do not fit the layout.
+
+    Example:
+        >>> import torch, memstate as ms
+        >>> layout = ms.StateLayout([ms.Plane("ssm", (4,), torch.float32)], layers=1)
+        >>> mem = ms.StateManager(layout, slots=8, max_requests=2)
+        >>> rows = mem.admit([ms.Request("a")])
+        >>> step = mem.plan(rows, [3])  # then the forward, which reads step.read and writes step.write
+        >>> mem.settle(step)
+        >>> mem.length(rows[0])
+        3
     """
 
     def __init__(
@@ -83,141 +116,151 @@ class StateManager:
         slots: int,
         max_requests: int,
         tracking: Tracking | None = None,
-        device: torch.device | str = "cpu",
-        backend: str = "auto",
-        max_batch: int | None = None,
-        preallocated: int = 0,
-        holders: int | None = None,
-        pages: int = 0,
-        page_size: int = 1,
-        pages_per_row: int = 0,
-        overlap: bool = True,
-        reserve: int = 0,
+        pages: Pages | None = None,
         prefix: Prefix | None = None,
         tiers: Tiers | None = None,
-        in_place: bool = False,
-        speculation: bool = False,
-        direct_hits: bool | None = None,
+        forward: Forward | None = None,
+        overlap: bool = True,
+        max_batch: int | None = None,
+        preallocated: int = 0,
+        snapshots: int | None = None,
+        reserve: int = 0,
         tensors: Mapping[str, Tensor | Sequence[Tensor]] | None = None,
-        ledger: int = 0,
+        device: torch.device | str = "cpu",
+        backend: str = "auto",
+        journal: int = 0,
         debug: bool = False,
     ) -> None:
+        for name, given, kind in (
+            ("pages", pages, Pages),
+            ("forward", forward, Forward),
+            ("prefix", prefix, Prefix),
+            ("tiers", tiers, Tiers),
+        ):
+            if not isinstance(given, kind | None):
+                raise ConfigurationError(f"{name}={given!r}: expected ms.{kind.__name__}(...) or None")
+        if prefix is not None and pages is None:
+            raise ConfigurationError("a prefix cache needs the size of a page: pages=ms.Pages(size=16)")
+        if tiers is not None and prefix is None:
+            raise ConfigurationError("tiers without a prefix cache: build the manager with prefix=ms.Prefix()")
+        if not is_count(journal):
+            raise ConfigurationError(f"journal={journal!r}: expected a number of changes")
+        validate_layout(layout)
+        require_switch("overlap", overlap, TWO_STEPS)
+        require_switch("debug", debug)
+        validate_sizes(slots, max_requests, preallocated, max_batch, snapshots)
+        pages, forward = pages or Pages(size=1), forward or Forward()
         self.tracking = tracking if tracking is not None else Redirect()
-        self.layout, self.overlap, self.in_place, self.speculation = layout, overlap, in_place, speculation
-        self.direct_hits = isinstance(self.tracking, Redirect) and not in_place if direct_hits is None else direct_hits
-        if not isinstance(prefix, Prefix | None) or not is_count(ledger):
-            raise ConfigurationError(
-                f"prefix={prefix!r}, ledger={ledger!r}: expected Prefix(...) or None, and a number of changes from 0 on"
-            )
-        if not isinstance(tiers, Tiers | None) or (tiers is not None and prefix is None):
-            raise ConfigurationError(f"tiers={type(tiers)}, prefix={prefix!r}: Tiers(...) go below prefix=ms.Prefix()")
-        validate_kinds(
-            layout, overlap=overlap, in_place=in_place, speculation=speculation, direct_hits=direct_hits, debug=debug
-        )
-        validate_sizes(slots, max_requests, preallocated, max_batch, holders, pages, page_size, pages_per_row)
-        validate_tracking(self.tracking, slots, page_size, bool(overlap), speculation)
+        validate_tracking(self.tracking, slots, pages.size, overlap, forward.speculation)
+        self.layout, self.overlap, in_place = layout, overlap, forward.in_place
+        if forward.direct_hits is None:
+            forward = replace(forward, direct_hits=isinstance(self.tracking, Redirect) and not in_place)
+        self.forward = forward
         try:
             self.backend = Backend(backend, device)
         except (ValueError, TypeError, RuntimeError) as error:  # torch's own word on a device it does not know
             raise ConfigurationError(str(error)) from error
-        self.allocator = SlotAllocator(slots, self.backend, reserve)
+        self._allocator = SlotAllocator(slots, self.backend, reserve)
         if tensors is None:
-            self.storage = Storage(layout, slots, self.backend)
+            self.planes = Planes(layout, slots, self.backend)
         else:
-            self.storage = Storage.from_tensors(layout, tensors, self.backend, slots)
-        self.pool = StatePool(self.allocator, self.storage, debug=debug)
-        self.table = RequestTable(max_requests + preallocated)
-        spare = self.table.rows if prefix else 0  # else one given up and taken again in a step would cost a submit
-        self.registers = RegisterFile(
-            self.allocator, self.table.rows, slots + spare if holders is None else holders, pages_per_row
+            self.planes = Planes.from_tensors(layout, tensors, self.backend, slots)
+        self.pool = StatePool(self._allocator, self.planes, debug=debug)
+        self._table = RequestTable(max_requests + preallocated)
+        spare = self._table.rows if prefix else 0  # else one given up and taken again in a step would cost a submit
+        self._registers = RegisterFile(
+            self._allocator, self._table.rows, slots + spare if snapshots is None else snapshots, pages.per_row
         )
-        self.commands = CommandBuffer(self.registers, self.pool.run_data)
-        self.pages = PageTable(pages, page_size, self.commands)
-        self.mirror = Mirror(self.registers, self.tracking, overlap)
-        self.publisher = Publisher(self.commands, self.pages, self.mirror)
-        self.holders = self.publisher.holders
-        self.prefix = PrefixCache(prefix, self.commands, self.pages, self.publisher) if prefix else None
+        self._commands = CommandBuffer(self._registers, self.pool.run_data)
+        self._pages = PageTable(pages.count, pages.size, self._commands)
+        self._mirror = Mirror(self._registers, self.tracking, overlap)
+        self._publisher = Publisher(self._commands, self._pages, self._mirror)
+        self._holders = self._publisher.holders
+        self.prefix = PrefixCache(prefix, self._commands, self._pages, self._publisher) if prefix else None
         copied = tuple(plane.name for plane in layout.planes if in_place or not plane.rewritten_each_step)
         self.tiers: TierManager | None = None
-        promotions: Promotions | None = None
+        promotions: Loader | None = None
         if self.prefix is not None and tiers is not None:
             if copied:  # the plan reads whole states itself, before any layer
                 tiers = replace(tiers, layerwise=False)
-            self.tiers = TierManager(tiers, self.storage, self.prefix, self.commands, self.pages)
-            promotions = Promotions(self.tiers, self.prefix, self.pages)
-        self.sessions = Sessions(self.commands, self.pages, self.holders, self.mirror.lanes)
-        self.wants = Wants(self.commands, self.tracking.reads_old_slot)
-        self.log = StepLog(max_batch or self.table.rows, int(overlap), self.backend.device, speculation)
-        self.stepping = Stepping(
-            self.commands,
-            self.table,
-            self.pages,
-            self.mirror,
-            self.publisher,
-            self.wants,
-            self.log,
-            self.storage,
+            self.tiers = TierManager(tiers, self.planes, self.prefix, self._commands, self._pages)
+            promotions = Loader(self.tiers, self.prefix, self._pages)
+        self._sessions = Sessions(self._commands, self._pages, self._holders, self._mirror.lanes)
+        self._boundaries = Boundaries(self._commands, self.tracking.reads_old_slot)
+        self._log = StepLog(max_batch or self._table.rows, int(overlap), self.backend.device, forward.speculation)
+        self._stepping = Stepping(
+            self._commands,
+            self._table,
+            self._pages,
+            self._mirror,
+            self._publisher,
+            self._boundaries,
+            self._log,
+            self.planes,
             copied,
         )
-        self.admission = Admission(
-            self.commands, self.table, self.pages, self.publisher, self.prefix, self.sessions, self.wants,
-            self.tracking.lanes_at_admission(overlap), self.direct_hits, self.mirror.lanes > 0, promotions,
+        self._admission = Admission(
+            self._commands, self._table, self._pages, self._publisher, self.prefix, self._sessions, self._boundaries,
+            self.tracking.lanes_at_admission(overlap), bool(forward.direct_hits), self._mirror.lanes > 0, promotions,
         )  # fmt: skip
-        self.endings = Endings(
-            self.commands, self.table, self.pages, self.publisher, self.prefix, self.sessions, self.wants
+        self._ending = Ending(
+            self._commands, self._table, self._pages, self._publisher, self.prefix, self._sessions, self._boundaries
         )
-        self.ledger = self.commands.ledger = Ledger(ledger, self.registers, self.owner) if ledger else None
+        self._commands.journal = Journal(journal, self._registers, self.owner) if journal else None
         self._thread = threading.get_ident() if debug else None
 
     def __repr__(self) -> str:
-        requests = self.table.rows - self.table.free
-        slots = f"{self.free_slots} of {self.allocator.capacity} slots free"
+        requests = self._table.rows - self._table.free
+        slots = f"{self.free_slots} of {self._allocator.capacity} slots free"
         return f"StateManager({slots}, {requests} requests, {self.tracking})"
 
     @property
-    def planes(self) -> Mapping[str, Any]:
-        """Plane name -> tensor `layer slot ...`, or a tuple of `slot ...` per layer where an engine gave them so: in
-        both cases planes[name][layer] is one layer. Raises: Asleep; the tensors themselves may not be read then either.
-        """
-        self.storage.memory.require_awake("planes")
-        return self.storage.planes
+    def page_size(self) -> int:
+        """Tokens of a KV page."""
+        return self._pages.page_size
+
+    @property
+    def changes(self) -> list[Change]:
+        """The last changes of owners, oldest first: as many as `journal` said, none without it."""
+        journal = self._commands.journal
+        return list(journal.changes) if journal else []
 
     @property
     def page_table(self) -> Tensor:
         """KV pages of each row: int32 `row page`; 0 = none."""
-        return self.registers.page_table
+        return self._registers.page_table
 
     @property
     def free_slots(self) -> int:
         """Slots that requests can be given now; those whose release waits for a forward are not there for
         `pool.claim` yet.
         """
-        return self.allocator.free
+        return self._allocator.free
 
     @property
     def free_pages(self) -> int:
         """KV pages that can be claimed now."""
-        return self.pages.allocator.free
+        return self._pages.allocator.free
 
     def length(self, row: Row) -> int:
         """Tokens folded into the row's state by the steps planned so far. Raises: StaleHandle."""
-        return int(self.mirror.lengths(np.array([self.table.index(row)]))[0])
+        return int(self._mirror.lengths(np.array([self._table.index(row)]))[0])
 
     def confirmed(self, row: Row) -> int:
         """Tokens up to which the row is known to be real. Raises: StaleHandle."""
-        return int(self.table.confirmed[self.table.index(row)])
+        return int(self._table.confirmed[self._table.index(row)])
 
     def next_boundary(self, row: Row) -> int:
         """The next length at which a snapshot is due; a prefill chunk must not go beyond it. Raises: StaleHandle."""
-        index, length = self.table.index(row), self.length(row)
+        index, length = self._table.index(row), self.length(row)
         following = (length // self.tracking.every + 1) * self.tracking.every
-        want = self.wants.after(index, length)
-        return want if length < want < following else following
+        snapshot_at = self._boundaries.after(index, length)
+        return snapshot_at if length < snapshot_at < following else following
 
     def slots_held(self, row: Row) -> int:
         """Slots that the row's registers hold. Raises: StaleHandle."""
-        first = PER_ROW * self.table.index(row)
-        return int(self.registers.held[first : first + PER_ROW].sum())
+        first = PER_ROW * self._table.index(row)
+        return int(self._registers.held[first : first + PER_ROW].sum())
 
     def admit(self, requests: Sequence[Request]) -> Rows:
         """Gives every request a row, its slots and its pages, or gives none anything. Fresh states are zeroed with the
@@ -226,7 +269,7 @@ class StateManager:
         Raises: OutOfSlots, OutOfRows, OutOfPages (back-pressure), StaleHandle, InvalidArgument; nothing changed then.
         """
         self._enter()
-        return self.admission.admit(requests)
+        return self._admission.admit(requests)
 
     def fork(self, row: Row, ids: Sequence[Hashable]) -> Fork:
         """Makes more requests go on from a running row's state, as for several samples of one prompt.
@@ -240,7 +283,7 @@ class StateManager:
         then.
         """
         self._enter()
-        return self.admission.fork(row, ids)
+        return self._admission.fork(row, ids)
 
     def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         """Says that states computed elsewhere have been written to the live slots of fresh rows (see `read_slots`) and
@@ -249,7 +292,7 @@ class StateManager:
         Syncs: no. Raises: StaleHandle, InvalidArgument; nothing changed then.
         """
         self._enter()
-        self.admission.arrived(rows, lengths)
+        self._admission.arrived(rows, lengths)
 
     def read_slots(self, handles: Sequence[Row | Snapshot]) -> Readback:
         """Asks the device which slots hold these rows' states and snapshots, for RDMA or debugging: one upload, one
@@ -260,9 +303,9 @@ class StateManager:
         """
         self._enter()
         sequence("rows and snapshots", handles, "[row, snapshot]")
-        rows = [0 if isinstance(handle, Snapshot) else self.table.index(handle) for handle in handles]
-        self.holders.require(handle for handle in handles if isinstance(handle, Snapshot))
-        origins = self.registers.origins(np.array(rows, np.int64)).tolist()
+        rows = [0 if isinstance(handle, Snapshot) else self._table.index(handle) for handle in handles]
+        self._holders.require(handle for handle in handles if isinstance(handle, Snapshot))
+        origins = self._registers.origins(np.array(rows, np.int64)).tolist()
         registers = [
             handle.register if isinstance(handle, Snapshot) else origin
             for handle, origin in zip(handles, origins, strict=True)
@@ -270,10 +313,10 @@ class StateManager:
         found = Readback(len(registers), self.backend)
 
         def resolve() -> None:
-            sent = self.commands.ring.send(np.asarray(registers, np.int32))
-            found.begin(self.registers.resolve(sent))
+            sent = self._commands.ring.send(np.asarray(registers, np.int32))
+            found.begin(self._registers.resolve(sent))
 
-        self.commands.then(Action(resolve))
+        self._commands.then(Action(resolve))
         return found
 
     def shortfall(self, rows: Sequence[Row | None], tokens: int | Sequence[int] = 1, *, window: bool = False) -> int:
@@ -281,8 +324,8 @@ class StateManager:
         drop as many snapshots first to have all of them. Syncs: no. Raises: StaleHandle, InvalidArgument.
         """
         self._enter()
-        numbers, tokens_of = self.stepping.batch(rows, tokens)
-        return self.stepping.shortfall(numbers, tokens_of, window)
+        numbers, tokens_of = self._stepping.batch(rows, tokens)
+        return self._stepping.shortfall(numbers, tokens_of, window)
 
     def extend(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         """Takes KV pages so that row i can hold lengths[i] tokens, for all rows or for none. Syncs: no.
@@ -290,11 +333,11 @@ class StateManager:
         Raises: OutOfPages (back-pressure), StaleHandle, InvalidArgument; nothing changed then.
         """
         self._enter()
-        numbers = self.table.indices(rows)
+        numbers = self._table.indices(rows)
         tokens = counts("lengths", lengths, len(numbers)).tolist()
         if self.prefix is not None:
-            self.prefix.make_room(self.pages.missing(numbers, tokens))
-        self.pages.extend(numbers, tokens)
+            self.prefix.make_room(self._pages.missing(numbers, tokens))
+        self._pages.extend(numbers, tokens)
 
     def plan(
         self,
@@ -318,9 +361,9 @@ class StateManager:
         then.
         """
         self._enter()
-        if window and not self.speculation:
-            raise InvalidArgument("plan(window=True) needs a manager with speculation=True")
-        step = self.stepping.plan(rows, tokens, _limit(limit), window, self.prefix)
+        if window and not self.forward.speculation:
+            raise InvalidArgument("plan(window=True) needs a manager with forward=ms.Forward(speculation=True)")
+        step = self._stepping.plan(rows, tokens, _limit(limit), window, self.prefix)
         if self.tiers is not None:
             self.tiers.host.planned(step.numbers, step.before, step.after)
         return step
@@ -334,7 +377,7 @@ class StateManager:
         InvalidArgument.
         """
         self._enter()
-        self.stepping.settle(step, finished)
+        self._stepping.settle(step, finished)
 
     def accept(
         self, step: Step, accepted: Sequence[int], windows: Mapping[str, Tensor],
@@ -350,7 +393,7 @@ class StateManager:
         InvalidArgument; nothing changed then.
         """
         self._enter()
-        self.stepping.accept(step, accepted, windows, finished, _limit(limit))
+        self._stepping.accept(step, accepted, windows, finished, _limit(limit))
 
     def cancel(
         self, step: Step, *, publish: bool = False, tokens: Sequence[Tokens | None] | None = None
@@ -364,14 +407,14 @@ class StateManager:
         changed then.
         """
         self._enter()
-        current = self.stepping.current(step)
-        keys = self.endings.keys(tokens, current)
+        current = self._stepping.current(step)
+        keys = self._ending.keys(tokens, current)
         keep = publish or keys is not None
         if keep and keys is None:
-            self.endings.require_sessions_told(current)
-        entries, rows = self.stepping.cancel(step)
-        known = self.table.confirmed[rows] if keep else None
-        ended = self.endings.end(rows, known, [keys[entry] for entry in entries] if keys is not None else None)
+            self._ending.require_sessions_told(current)
+        entries, rows = self._stepping.cancel(step)
+        known = self._table.confirmed[rows] if keep else None
+        ended = self._ending.end(rows, known, [keys[entry] for entry in entries] if keys is not None else None)
         snapshots: list[Snapshot | None] = [None] * len(step.numbers)
         for entry, snap in zip(entries, ended, strict=True):
             snapshots[entry] = snap
@@ -389,18 +432,18 @@ class StateManager:
         ConfigurationError; nothing changed then.
         """
         self._enter()
-        numbers = self.table.indices(rows)
-        keys = self.endings.keys(tokens, numbers)
+        numbers = self._table.indices(rows)
+        keys = self._ending.keys(tokens, numbers)
         if publish is False and keys is None:
-            return self.endings.end(numbers, None, None)
-        known = self.table.confirmed[numbers]
+            return self._ending.end(numbers, None, None)
+        known = self._table.confirmed[numbers]
         if not isinstance(publish, bool):
             known = np.minimum(known, counts("publish", publish, len(numbers)))
         if keys is None:
-            self.endings.require_sessions_told(numbers)
-        before, told = self.stepping.lengths_before(numbers), self._told(numbers, known, keys)
-        snapshots = self.endings.end(numbers, known, keys)
-        self.stepping.promise(numbers, told or [snap.length if snap else 0 for snap in snapshots], before)
+            self._ending.require_sessions_told(numbers)
+        before, told = self._stepping.lengths_before(numbers), self._told(numbers, known, keys)
+        snapshots = self._ending.end(numbers, known, keys)
+        self._stepping.promise(numbers, told or [snap.length if snap else 0 for snap in snapshots], before)
         return snapshots
 
     def abort(self, rows: Sequence[Row]) -> None:
@@ -426,15 +469,15 @@ class StateManager:
         Raises: StaleHandle, InvalidArgument, ConfigurationError; nothing changed then.
         """
         self._enter()
-        numbers = self.table.indices(rows)
-        keys = self.endings.keys(tokens, numbers)
-        known = self.table.confirmed[numbers]
+        numbers = self._table.indices(rows)
+        keys = self._ending.keys(tokens, numbers)
+        known = self._table.confirmed[numbers]
         if strict:
             bounds = known if keys is None else np.minimum(known, [len(key) // BYTES for key in keys])
-            self.publisher.require_answers(numbers, bounds)
-        before, told = self.stepping.lengths_before(numbers), self._told(numbers, known, keys)
-        snapshots = self.endings.publish(numbers, known, keys)
-        self.stepping.promise(numbers, told or [snap.length if snap else 0 for snap in snapshots], before)
+            self._publisher.require_answers(numbers, bounds)
+        before, told = self._stepping.lengths_before(numbers), self._told(numbers, known, keys)
+        snapshots = self._ending.publish(numbers, known, keys)
+        self._stepping.promise(numbers, told or [snap.length if snap else 0 for snap in snapshots], before)
         return snapshots
 
     def _told(self, rows: Longs, known: NDArray[np.integer], keys: Sequence[bytes] | None) -> list[int] | None:
@@ -442,8 +485,8 @@ class StateManager:
         if keys is None:
             return None
         lengths = [min(n, len(key) // BYTES) for n, key in zip(known.tolist(), keys, strict=True)]
-        turns = self.sessions.by_row
-        return [n if row in turns else self.pages.floor(n) for row, n in zip(rows.tolist(), lengths, strict=True)]
+        turns = self._sessions.by_row
+        return [n if row in turns else self._pages.floor(n) for row, n in zip(rows.tolist(), lengths, strict=True)]
 
     def drop(self, snapshots: Sequence[Snapshot]) -> None:
         """Gives up snapshots: their slots and pages are free again, at once or when the first step of a row that
@@ -454,7 +497,7 @@ class StateManager:
         self._enter()
         if self.prefix is not None:
             self.prefix.require_foreign(sequence("snapshots", snapshots, "[snapshot]"))
-        self.publisher.drop(snapshots)
+        self._publisher.drop(snapshots)
 
     def match(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Match:
         """What the prefix cache has for a prompt, and why it is not more: lengths by state and by KV, and what host
@@ -473,8 +516,8 @@ class StateManager:
             raise ConfigurationError("there is no prefix cache: build the manager with prefix=ms.Prefix()")
         most = max(0, len(key) // BYTES - 1)
         found = self.prefix.match(key, salt, most)
-        kept = self.sessions.look(self.sessions.get(session), key, salt).length if session is not None else 0
-        if self.tiers is not None and (hit := self.tiers.look(key, salt, found, max(kept, found.length), most)):
+        kept = self._sessions.find(self._sessions.get(session), key, salt).length if session is not None else 0
+        if self.tiers is not None and (hit := self.tiers.find(key, salt, found, max(kept, found.length), most)):
             found = replace(found, host_length=hit.length)
         return found, kept
 
@@ -514,18 +557,18 @@ class StateManager:
     def open_session(self, name: Hashable) -> Session:
         """A conversation whose states and pages stay between its turns: `Request(session=...)`. Syncs: no."""
         self._enter()
-        return self.sessions.open(name)
+        return self._sessions.open(name)
 
     def close_session(self, session: Session) -> None:
         """Gives back what a session holds. Syncs: no. Raises: StaleHandle, InvalidArgument (a turn of it runs)."""
         self._enter()
-        if (lease := self.sessions.close(session)) and self.prefix is not None:
-            self.prefix.let_go(lease)
+        if (lease := self._sessions.close(session)) and self.prefix is not None:
+            self.prefix.release(lease)
 
     def scrub_null(self) -> None:
         """Zeroes slot 0, where kernels that are not memstate's may have left rubbish. Syncs: no."""
         self._enter()
-        self.storage.scrub_null()
+        self.planes.scrub_null()
 
     def submit(self, step: Step | None = None) -> None:
         """Sends what is recorded now instead of with the next plan: for each packet one upload, at most two launches.
@@ -536,8 +579,8 @@ class StateManager:
         """
         self._enter()
         if step is not None:
-            self.stepping.launched(step)
-        self.commands.submit()
+            self._stepping.launched(step)
+        self._commands.submit()
 
     def sleep(self, keep: bool = True) -> None:
         """Releases the memory of the states, and keeps who owns what. Until `wake` lengths, counts and `stats` answer;
@@ -547,16 +590,18 @@ class StateManager:
         Syncs: yes. Raises: InvalidArgument, Asleep (nothing changed).
         """
         self._enter()
-        held = self.allocator.capacity - self.allocator.free + self.commands.withheld[0]  # until a forward is launched
+        held = (
+            self._allocator.capacity - self._allocator.free + self._commands.withheld[0]
+        )  # until a forward is launched
         if held and not keep:
             raise InvalidArgument(
                 f"{held} slots are held: their states would be lost; use keep=True, or end them first, and settle the "
                 "newest step, whose forward may still need them"
             )
-        self.commands.submit()
+        self._commands.submit()
         if self.tiers is not None:
             self.tiers.settle()
-        self.storage.sleep(keep=keep)
+        self.planes.sleep(keep=keep)
 
     def wake(self) -> None:
         """Takes the memory back, with the bytes that were kept, at addresses that may have moved: CUDA graphs that hold
@@ -564,11 +609,11 @@ class StateManager:
         where an engine's memory is not back as it was.
         """
         self._require_thread()
-        self.storage.wake()
+        self.planes.wake()
 
     def buffer_infos(self) -> list[BufferInfo]:
         """Base address, slot stride and length of every plane and layer, in bytes, to register for RDMA. Syncs: no."""
-        return self.storage.buffer_infos()
+        return self.planes.buffer_infos()
 
     def reset(self) -> None:
         """Everything free, every register, column and page zero, every handle stale; the bytes stay. Host memory is
@@ -576,48 +621,50 @@ class StateManager:
         tiers.
         """
         self._enter()
-        self.commands.discard()
+        self._commands.discard()
         if self.tiers is not None:
             self.tiers.clear()
-        self.allocator.reset()
-        self.registers.reset()
-        self.table.reset()
-        self.commands.write(self.registers.address("generation", np.arange(self.table.rows + 1)), self.table.generation)
-        self.publisher.reset()
-        self.wants.reset()
-        self.sessions.reset()
+        self._allocator.reset()
+        self._registers.reset()
+        self._table.reset()
+        self._commands.write(
+            self._registers.address("generation", np.arange(self._table.rows + 1)), self._table.generation
+        )
+        self._publisher.reset()
+        self._boundaries.reset()
+        self._sessions.reset()
         if self.prefix is not None:
             self.prefix.reset()
-        self.pages.reset()
-        self.stepping.reset()
+        self._pages.reset()
+        self._stepping.reset()
 
     def stats(self) -> Stats:
         """Figures from the host's mirror. Syncs: no."""
-        held, rows_end = self.registers.held, self.registers.first_holder
+        held, rows_end = self._registers.held, self._registers.first_holder
         live = int(held[:rows_end:PER_ROW].sum())
-        asked, traffic = self.backend.counts, self.storage.traffic
+        asked, traffic = self.backend.counts, self.planes.traffic
         return Stats(
-            capacity=self.allocator.capacity,
-            free=self.allocator.free,
+            capacity=self._allocator.capacity,
+            free=self._allocator.free,
             held_by_live=live,
             held_by_lanes=int(held[:rows_end].sum()) - live,
-            held_by_snapshots=int(held[rows_end:].sum()) - self.sessions.held,
-            held_by_sessions=self.sessions.held,
-            rows=self.table.rows,
-            rows_used=self.table.rows - self.table.free,
-            pages=self.pages.allocator.pages,
-            pages_free=self.pages.allocator.free,
-            snapshots=self.mirror.snapshots,
-            degraded=self.mirror.degraded,
-            published=self.publisher.published,
-            dropped=self.publisher.dropped,
-            refused=self.publisher.refused + self.sessions.refused,
+            held_by_snapshots=int(held[rows_end:].sum()) - self._sessions.held,
+            held_by_sessions=self._sessions.held,
+            rows=self._table.rows,
+            rows_used=self._table.rows - self._table.free,
+            pages=self._pages.allocator.pages,
+            pages_free=self._pages.allocator.free,
+            snapshots=self._mirror.snapshots,
+            degraded=self._mirror.degraded,
+            published=self._publisher.published,
+            dropped=self._publisher.dropped,
+            refused=self._publisher.refused + self._sessions.refused,
             copied_bytes=traffic.copied,
             zeroed_bytes=traffic.zeroed,
-            packets=self.commands.packets,
+            packets=self._commands.packets,
             uploads=asked.uploads,
             upload_bytes=asked.upload_bytes,
-            upload_waits=self.commands.ring.waits,
+            upload_waits=self._commands.ring.waits,
             launches=asked.total_launches,
             syncs=asked.syncs,
             prefix=self.prefix.stats() if self.prefix is not None else None,
@@ -628,70 +675,70 @@ class StateManager:
         """Looks for leaked and doubly owned slots, by name, also while requests run. Syncs: yes, after submitting what
         does not wait for a forward; what waits counts as carried out.
         """
-        picture, names = self._look()
-        return audit.audit(picture, names)
+        inspection, names = self._look()
+        return audit.audit(inspection, names)
 
-    def snapshot(self) -> Picture:
+    def inspect(self) -> Inspection:
         """Who owns which slot now, and all that the host knows, as plain data for audits, drawings and files. Syncs:
         yes, after submitting what does not wait for a forward; what waits counts as carried out.
         """
         return self._look()[0]
 
-    def _look(self) -> tuple[Picture, dict[int, tuple[str, str]]]:
+    def _look(self) -> tuple[Inspection, dict[int, tuple[str, str]]]:
         self._enter()
-        self.commands.submit()
+        self._commands.submit()
         names = self.owners()
         tags = {
-            register: f"@{self.registers.labels[register]}"
-            if register >= self.registers.first_holder
-            else str(self.table.ids[register // PER_ROW])
+            register: f"@{self._registers.labels[register]}"
+            if register >= self._registers.first_holder
+            else str(self._table.ids[register // PER_ROW])
             for register in names
         }
         rows = [
             {
                 "row": row,
-                "id": str(self.table.ids[row]),
-                "length": int(self.mirror.lengths(np.array([row]))[0]),
-                "confirmed": int(self.table.confirmed[row]),
-                "finished": bool(self.table.finished[row]),
-                "unsettled": int(self.table.unsettled[row]),
+                "id": str(self._table.ids[row]),
+                "length": int(self._mirror.lengths(np.array([row]))[0]),
+                "confirmed": int(self._table.confirmed[row]),
+                "finished": bool(self._table.finished[row]),
+                "unsettled": int(self._table.unsettled[row]),
             }
-            for row in np.flatnonzero(self.table.used).tolist()
+            for row in np.flatnonzero(self._table.used).tolist()
         ]
-        taken = take(
-            self.registers, names, tags, rows=rows, prefix=self.prefix.picture() if self.prefix else [],
-            sessions=self.sessions.picture(), changes=list(map(str, self.ledger.changes)) if self.ledger else [],
-            stats=asdict(self.stats()), waiting=self.commands.waiting,
+        taken = inspect(
+            self._registers, names, tags, rows=rows, prefix=self.prefix.inspect() if self.prefix else [],
+            sessions=self._sessions.inspect(), changes=list(map(str, self.changes)),
+            stats=asdict(self.stats()), waiting=self._commands.waiting,
         )  # fmt: skip
         return taken, names
 
     def owners(self) -> dict[int, tuple[str, str]]:
         """Who has the registers that hold a slot, as (kind, name). Syncs: no."""
-        return {register: self.owner(register) for register in np.flatnonzero(self.registers.held).tolist()}
+        return {register: self.owner(register) for register in np.flatnonzero(self._registers.held).tolist()}
 
     def owner(self, register: int) -> tuple[str, str]:
         """Who has a register, as (kind, name): a row by its request, a session by its id. Syncs: no."""
-        if register < self.registers.first_holder:
+        if register < self._registers.first_holder:
             row, part = divmod(register, PER_ROW)
             what = ("live", "lane 0", "lane 1")[part]
-            return what.split()[0], f"row {row} (request {self.table.ids[row]!r}) {what}"
+            return what.split()[0], f"row {row} (request {self._table.ids[row]!r}) {what}"
         if self.prefix is not None and (node := self.prefix.nodes.get(register)):
-            return "cached", f"cached prefix of {node.end * self.pages.page_size} tokens in register {register}"
-        if name := self.sessions.owner(register):
+            return "cached", f"cached prefix of {node.end * self._pages.page_size} tokens in register {register}"
+        if name := self._sessions.owner(register):
             return "session", name
-        return "snapshot", self.holders.name(register)
+        return "snapshot", self._holders.name(register)
 
     def check(self) -> None:
         """Submits what does not wait for a forward, and raises the first fault that the device counted. Syncs: yes.
         Raises: DeviceFault, DoubleRelease.
         """
         self._enter()
-        self.commands.submit()
+        self._commands.submit()
         self.pool.check()
 
     def _enter(self) -> None:
         self._require_thread()
-        if self.storage.asleep:
+        if self.planes.asleep:
             raise Asleep()
 
     def _require_thread(self) -> None:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from memstate.checks import INT32_MAX, counts, flags, sequence
 from memstate.errors import InvalidArgument
-from memstate.kernels.tables import REGISTERS_PER_ROW, Entry, StepRecord, Strategy
+from memstate.kernels.tables import REGISTERS_PER_ROW, Result, StepRecord, Strategy
 from memstate.prefix import PrefixCache
-from memstate.requests.boundaries import Wants
+from memstate.requests.boundaries import Boundaries
 from memstate.requests.page_table import PageTable
 from memstate.requests.publisher import Publisher
 from memstate.requests.steps import Step, StepLog
@@ -26,7 +26,7 @@ from memstate.requests.table import RequestTable, Row
 from memstate.requests.tracking.mirror import Mirror
 from memstate.slots.commands import Action, CommandBuffer
 from memstate.slots.registers import Longs, RegisterFile
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.state.windows import require as require_windows
 from memstate.state.windows import scatter as scatter_windows
 
@@ -42,11 +42,11 @@ class Stepping:
 
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, mirror: Mirror, publisher: Publisher,
-        wants: Wants, log: StepLog, storage: Storage, copied: tuple[str, ...],
+        boundaries: Boundaries, log: StepLog, planes: Planes, copied: tuple[str, ...],
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
-        self._pages, self._mirror, self._publisher, self._wants = pages, mirror, publisher, wants
-        self._log, self._storage, self._copied = log, storage, copied
+        self._pages, self._mirror, self._publisher, self._boundaries = pages, mirror, publisher, boundaries
+        self._log, self._planes, self._copied = log, planes, copied
         self.open: Step | None = None  # whose forward may not be launched yet
         self._promised: list[int] = []  # its rows of which something that it computes was handed out
         self._uncopied: tuple[Step, int] | None = None  # whose snapshots are copied behind its forward
@@ -100,7 +100,7 @@ class Stepping:
     def shortfall(self, numbers: Longs, tokens: Longs, window: bool) -> int:
         """See `StateManager.shortfall`."""
         rows, allocator = numbers[numbers > 0], self._file.allocator
-        self._wants.advance(rows, self._mirror.lengths(rows))
+        self._boundaries.advance(rows, self._mirror.lengths(rows))
         wanted = self._mirror.claims(rows, tokens[numbers > 0], window)
         return max(0, wanted + allocator.reserve - allocator.free) if wanted else 0
 
@@ -117,7 +117,7 @@ class Stepping:
         distinct = numbers[real]
         self._require_plannable(distinct, tokens_of[real], window)
         self._close(self.open)
-        self._wants.advance(distinct, self._mirror.lengths(distinct))
+        self._boundaries.advance(distinct, self._mirror.lengths(distinct))
         allocator = self._file.allocator
         if cache and cache.settings.evict and allocator.free - allocator.reserve < len(distinct):
             cache.evict_states(min(limit, self.shortfall(numbers, tokens_of, window)))
@@ -160,7 +160,7 @@ class Stepping:
         if not window:
             self._mirror.require_within_boundary(rows, tokens)
             if self._mirror.lanes:
-                self._wants.require_within(rows, after - tokens, after)
+                self._boundaries.require_within(rows, after - tokens, after)
         self._pages.require_room(rows, after)
 
     def _copy_around(self, step: Step, direct: int, taken: int) -> None:
@@ -172,7 +172,7 @@ class Stepping:
             return
         moved = direct + (taken if self._mirror.tracking.reads_old_slot else 0)
         if moved:
-            self._storage.copy(step.write, step.read, planes=self._copied, due=moved)
+            self._planes.copy(step.write, step.read, planes=self._copied, due=moved)
         if taken and not self._mirror.tracking.reads_old_slot:
             self._uncopied = (step, taken)
 
@@ -180,7 +180,7 @@ class Stepping:
         """Copies the snapshots of a step whose forward is in order, where its kernels could not write them."""
         if self._uncopied is not None:
             (of, due), self._uncopied = self._uncopied, None
-            self._storage.copy(of.snapshot, of.write, planes=self._copied, due=due)
+            self._planes.copy(of.snapshot, of.write, planes=self._copied, due=due)
 
     def _named(self, rows: Longs, sources: Longs, before: Longs, after: Longs, taken: int) -> Longs:
         """Registers with the slots that a step reads, writes and snapshots, after its plan.
@@ -201,7 +201,7 @@ class Stepping:
         over = flags("finished", finished, len(step.numbers))
         if step.window:
             raise InvalidArgument(f"step {step.serial} is speculative: accept(step, accepted, windows) settles it")
-        self._log.take(step)
+        self._log.pop(step)
         self._close(step, send=True)
         same = self._same_request(step)
         dead = same & self._table.finished[step.numbers]  # ended by the step before: what is real was settled with that
@@ -211,7 +211,7 @@ class Stepping:
         self._table.unsettled[step.numbers[same | dead]] -= 1
         self._table.confirmed[rows] = known
         self._table.finished[rows] |= ended
-        results = np.where(dead, Entry.DEAD, np.where(over & same, Entry.ENDED, Entry.ALIVE)).astype(np.int32)
+        results = np.where(dead, Result.DEAD, np.where(over & same, Result.ENDED, Result.ALIVE)).astype(np.int32)
         self._release_lanes(step, rows, known, results)
 
     def accept(
@@ -229,8 +229,8 @@ class Stepping:
         if not isinstance(windows, Mapping):
             raise InvalidArgument(f"windows={windows!r}: expected a mapping, plane name -> tensor")
         windows = dict(windows)
-        require_windows(self._storage, windows, len(step.numbers), int(step.tokens_of.max(initial=0)))
-        self._log.take(step)
+        require_windows(self._planes, windows, len(step.numbers), int(step.tokens_of.max(initial=0)))
+        self._log.pop(step)
         self._close(step)
         same = self._same_request(step)
         rows, real = step.numbers[same], given[same]
@@ -242,13 +242,13 @@ class Stepping:
         outcome = self._log.outcome(len(step.numbers))
         sent = self._commands.ring.send(given.astype(np.int32))
         self._file.accept(sent, step.record, outcome, self._mirror.rules, limit)
-        scatter_windows(self._storage, windows, step.write, outcome.accepted, step.snapshot, outcome.crossed)
+        scatter_windows(self._planes, windows, step.write, outcome.accepted, step.snapshot, outcome.crossed)
         known = self._mirror.lengths(rows)
         self._table.unsettled[rows] -= 1
         self._table.confirmed[rows] = known
         self._table.finished[rows] |= over[same]
         self._publisher.unpin(moved)
-        self._release_lanes(step, rows, known, np.full(len(given), Entry.ALIVE, np.int32))
+        self._release_lanes(step, rows, known, np.full(len(given), Result.ALIVE, np.int32))
 
     def _release_lanes(self, step: Step, rows: Longs, known: Longs, results: NDArray[np.int32]) -> None:
         """Lets go of lanes that newer snapshots supersede, where the strategy does that at settle.
@@ -297,7 +297,7 @@ class Stepping:
             )
         if step is not self.open and step is self._log.unsettled[-1]:
             raise InvalidArgument(f"step {step.serial}: submit(step) said that its forward was launched: settle it")
-        self._log.take(step, newest=True)
+        self._log.pop(step, newest=True)
         self._uncopied = None
         self._close(step, send=True)
         entries = np.flatnonzero(self._same_request(step)).tolist()

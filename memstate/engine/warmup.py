@@ -17,34 +17,34 @@ def warm_up(mem: StateManager) -> int:
     before = mem.backend.counts.total_launches
     header = np.zeros(HEADER_INTS, np.int32)
     header[HEADER_INTS // 2 :] = HEADER_INTS
-    packet = mem.commands.ring.send(header)
-    mem.registers.ownership(packet)
-    mem.pool.run_data(mem.registers.table.slots, packet, copied=0, zeroed=0)
-    batch = mem.log.max_batch
+    packet = mem._commands.ring.send(header)
+    mem._registers.ownership(packet)
+    mem.pool.run_data(mem._registers.table.slots, packet, copied=0, zeroed=0)
+    batch = mem._log.max_batch
     _plan_and_settle(mem, batch)
     while batch > 1:  # a batch is compiled for the next power of two
         batch = (batch + 1) // 2
         _plan_and_settle(mem, batch)
     nothing = torch.zeros(1, dtype=torch.int32, device=mem.backend.device)
-    mem.registers.resolve(nothing)
-    mem.registers.owners()
+    mem._registers.resolve(nothing)
+    mem._registers.owners()
     mem.pool.copy(nothing, nothing, due=0)
-    if mem.speculation:
+    if mem.forward.speculation:
         _scatter(mem, nothing)
     return mem.backend.counts.total_launches - before
 
 
 def _plan_and_settle(mem: StateManager, batch: int) -> None:
     rows = torch.zeros(batch, dtype=torch.int32, device=mem.backend.device)
-    record = mem.log.next_record(batch)  # the next plan overwrites it
-    rules = mem.mirror.rules
-    mem.registers.plan(rows, rows, record, rules, NO_LIMIT)
-    if mem.speculation:
-        mem.registers.plan(rows, rows, record, rules._replace(strategy=Strategy.WINDOW), NO_LIMIT)
-        mem.registers.accept(rows, record, mem.log.outcome(batch), rules, NO_LIMIT)
+    record = mem._log.next_record(batch)  # the next plan overwrites it
+    rules = mem._mirror.rules
+    mem._registers.plan(rows, rows, record, rules, NO_LIMIT)
+    if mem.forward.speculation:
+        mem._registers.plan(rows, rows, record, rules._replace(strategy=Strategy.WINDOW), NO_LIMIT)
+        mem._registers.accept(rows, record, mem._log.outcome(batch), rules, NO_LIMIT)
     if mem.tracking.releases_at_settle:
-        mem.registers.settle(record, None)
-        mem.registers.settle(record, rows)
+        mem._registers.settle(record, None)
+        mem._registers.settle(record, rows)
 
 
 def _scatter(mem: StateManager, nothing: Tensor) -> None:
@@ -52,7 +52,7 @@ def _scatter(mem: StateManager, nothing: Tensor) -> None:
     layers, device, columns = mem.layout.layers, mem.backend.device, (nothing,) * 4
     for plane in mem.layout.planes:
         states = torch.zeros((layers, 1, 1, *plane.shape), dtype=plane.dtype, device=device)
-        mem.storage.scatter_accepted(plane.name, states, *columns)
+        mem.planes.scatter_accepted(plane.name, states, *columns)
         for taps, channels in {plane.shape, plane.shape[::-1]} if len(plane.shape) == 2 else ():
             inputs = torch.zeros((layers, 1, taps + 1, channels), dtype=plane.dtype, device=device)
-            mem.storage.scatter_inputs(plane.name, inputs, *columns)
+            mem.planes.scatter_inputs(plane.name, inputs, *columns)

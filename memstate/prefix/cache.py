@@ -26,7 +26,7 @@ from memstate.slots.commands import CommandBuffer
 from memstate.stats import PrefixStats
 from memstate.tokens import BYTES
 
-NOWHERE = Node(None, b"", [], 0)  # the path of who shares nothing
+NO_NODE = Node(None, b"", [], 0)  # the path of who shares nothing
 NO_MATCH = Match(0, 0, 0, 0)
 KEYS = 2**20  # tokens of prompts remembered where KV is the caller's: 8 MiB of keys
 
@@ -40,7 +40,7 @@ class Below(Protocol):
     def used(self, node: Node) -> None:
         """A request goes on from a state."""
 
-    def keep(self, nodes: Sequence[Node]) -> None:
+    def save(self, nodes: Sequence[Node]) -> None:
         """The states of these nodes are given up right behind this call."""
 
 
@@ -62,7 +62,7 @@ class Lease:
 
 
 @dataclass
-class Offer:
+class Insertion:
     """What a row has for the tree: a key of whole pages, their ids, and a register with a state of `length` tokens."""
 
     lease: Lease
@@ -118,7 +118,7 @@ class PrefixCache:
 
     def hold(self, match: Match, salt: Hashable) -> Lease:
         """Keeps what was matched, whatever else is evicted, until `let_go`."""
-        node = match.found.stated if match.found and match.found.stated else NOWHERE
+        node = match.found.stated if match.found and match.found.stated else NO_NODE
         self.tree.lease(node)
         if match.snapshot:
             self._holders.pin(match.snapshot.register)
@@ -134,7 +134,7 @@ class PrefixCache:
         if lease.match.snapshot:
             self._holders.unpin(lease.match.snapshot.register)
 
-    def let_go(self, lease: Lease) -> None:
+    def release(self, lease: Lease) -> None:
         """Ends a lease; KV that nobody can use goes with it, if the policy says so."""
         self.tree.unlease(lease.node)
         self._drop_bare_leaves(lease.node)
@@ -158,7 +158,7 @@ class PrefixCache:
         self.tree.unlease(lease.node)
         return Lease(node, salt, match, {})
 
-    def forsake(self, lease: Lease) -> None:
+    def release_suspended(self, lease: Lease) -> None:
         """Looks after what a suspended lease led to, now that it is gone for good."""
         self._drop_bare_leaves(lease.node)
 
@@ -166,9 +166,9 @@ class PrefixCache:
         """Undoes `suspend` for the lease that let go."""
         self.tree.lease(lease.node)
 
-    def come(self, row: int, salt: Hashable, key: bytes | None) -> None:
+    def on_miss(self, row: int, salt: Hashable, key: bytes | None) -> None:
         """Notes a row that found nothing here: what it leaves goes under its salt all the same."""
-        self.leases[row] = Lease(NOWHERE, salt, NO_MATCH, {}, key=key or b"")
+        self.leases[row] = Lease(NO_NODE, salt, NO_MATCH, {}, key=key or b"")
 
     def fork(self, row: int, others: Sequence[int], length: int) -> None:
         """Gives more rows the lease of one that they share the first `length` tokens with."""
@@ -181,7 +181,7 @@ class PrefixCache:
         """Ends the leases of rows."""
         for row in rows:
             if lease := self.leases.pop(row, None):
-                self.let_go(lease)
+                self.release(lease)
 
     def supersede(self, own: dict[Node, int], length: int) -> None:
         """Says that whoever left these states here keeps a newer one of `length` tokens, or here where that is 0: older
@@ -205,7 +205,7 @@ class PrefixCache:
         if snapshot := self._detach(lease.match.found.stated):
             self._holders.drop(snapshot)  # its register is free with the pin
 
-    def wants(self, lease: Lease, tokens: int) -> list[int]:
+    def boundaries(self, lease: Lease, tokens: int) -> list[int]:
         """Lengths at which a request is to take snapshots besides the boundaries: the junction, where KV reached and no
         state did, and the end of the prompt; as far as the policy would keep them.
         """
@@ -239,12 +239,12 @@ class PrefixCache:
             if self.below:
                 self.below.used(match.found.stated)
 
-    def insert(self, offers: Sequence[Offer]) -> list[Snapshot | None]:
+    def insert(self, insertions: Sequence[Insertion]) -> list[Snapshot | None]:
         """Takes what rows have: KV in any case, states as the policy says. Returns the states that stand for each
         offer's length now; leases move on to the ends of their keys.
         """
         try:
-            snapshots = [self._insert(offer) if offer.key else None for offer in offers]
+            snapshots = [self._insert(insertion) if insertion.key else None for insertion in insertions]
         finally:  # also where a policy of somebody's raises: what a node has is moved there
             self._record_moves()
         if self.settings.most_states is not None:  # what has just come may be what is worth least
@@ -255,26 +255,26 @@ class PrefixCache:
         node = self.nodes.get(snapshot.register)
         return node is not None and node.snapshot == snapshot
 
-    def _insert(self, offer: Offer) -> Snapshot | None:
-        lease, snapshot, node = offer.lease, None, None
-        if offer.register is not None:
-            head = offer.key[: offer.length * BYTES]
+    def _insert(self, insertion: Insertion) -> Snapshot | None:
+        lease, snapshot, node = insertion.lease, None, None
+        if insertion.register is not None:
+            head = insertion.key[: insertion.length * BYTES]
             found = self.tree.find(head, lease.salt)
-            kind = lease.kinds.get(offer.length, "end" if offer.ended else "boundary")
+            kind = lease.kinds.get(insertion.length, "end" if insertion.ended else "boundary")
             above = found.stated.end if found.stated else 0
             there = found.stated if found.stated and above * self._unit == len(head) else None
             if there:
                 self._counts["duplicates"] += 1
-                self._commands.release([offer.register])
+                self._commands.release([insertion.register])
                 snapshot = there.snapshot
             elif not self._states.admits(Place(len(head) // self._unit, above, kind)):
                 self._counts["declined"] += 1
             else:
-                node = self._grow(head, offer, None)
-                snapshot = self._attach(node, offer.register, offer.length, kind)
+                node = self._grow(head, insertion, None)
+                snapshot = self._attach(node, insertion.register, insertion.length, kind)
                 if snapshot:
                     lease.own[node] = node.uses
-        self._move_lease(lease, self._shared(self._grow(offer.key, offer, node), offer.pages))
+        self._move_lease(lease, self._shared(self._grow(insertion.key, insertion, node), insertion.pages))
         return snapshot
 
     @staticmethod
@@ -290,10 +290,10 @@ class PrefixCache:
         self.tree.unlease(before)
         self._drop_bare_leaves(before)
 
-    def _grow(self, key: bytes, offer: Offer, start: Node | None) -> Node:
-        node, had = self.tree.insert(key, offer.pages, offer.lease.salt, start)
+    def _grow(self, key: bytes, insertion: Insertion, start: Node | None) -> Node:
+        node, had = self.tree.insert(key, insertion.pages, insertion.lease.salt, start)
         if had * self._unit < len(key):
-            self._pages.allocator.share(offer.pages[had : len(key) // self._unit])
+            self._pages.allocator.share(insertion.pages[had : len(key) // self._unit])
             self._grown(node)
         return node
 
@@ -322,7 +322,7 @@ class PrefixCache:
             self.below.added(node)
         return snapshot
 
-    def plant(self, key: bytes, salt: Hashable, length: int) -> tuple[Node, int, list[int]]:
+    def insert_loaded(self, key: bytes, salt: Hashable, length: int) -> tuple[Node, int, list[int]]:
         """Takes in a state that arrives from below, and pages for what leads to it. Only where a holder, a slot and the
         pages are free; `planted` tells the policies, once the bytes are on their way.
 
@@ -341,7 +341,7 @@ class PrefixCache:
         self._counts["loaded"] += 1
         return node, had, fresh
 
-    def planted(self, nodes: Sequence[tuple[Node, bool]]) -> None:
+    def loaded(self, nodes: Sequence[tuple[Node, bool]]) -> None:
         """Tells the policies of states that have come up, each with whether KV has come with it."""
         for node, grown in nodes:
             self._states.added(node, "again")
@@ -396,7 +396,7 @@ class PrefixCache:
                     break
         self._record_moves()
         if self.below and chosen:
-            self.below.keep(chosen)
+            self.below.save(chosen)
         self._publisher.drop([node.snapshot for node in chosen if node.snapshot])
         for node in chosen:
             self._detach(node)
@@ -422,7 +422,7 @@ class PrefixCache:
         """Gives up those that are leaves, until so many pages are free; returns whether there were any."""
         allocator, any_given = self._pages.allocator, False
         for node in nodes:
-            if not (node.leases or node.carriers or node.hollow):
+            if not (node.leases or node.carriers or node.ghost):
                 self._give_up(node, goal - allocator.free)
                 any_given = True  # others may hold its pages: what it stood on is a leaf now
                 if allocator.free >= goal:
@@ -454,7 +454,7 @@ class PrefixCache:
         self.evict_states(len(self.nodes))
         nodes = [node for _, node in self.tree.walk() if not node.leases]
         for node in reversed(nodes):  # children first
-            if not node.hollow:
+            if not node.ghost:
                 self._give_up(node, len(node.pages))
         self._forget(0)
 
@@ -469,7 +469,7 @@ class PrefixCache:
 
     def _drop_bare_leaves(self, node: Node | None) -> None:
         """Gives up KV of a leaf without a state, if the policy says so, then its parent's where that is true too."""
-        while node is not None and not (node.is_root or node.carriers or node.snapshot or node.leases or node.hollow):
+        while node is not None and not (node.is_root or node.carriers or node.snapshot or node.leases or node.ghost):
             if self._kv.keeps(node) and self._pages.allocator.pages:
                 return
             node = self._give_up(node, len(node.pages))
@@ -481,13 +481,13 @@ class PrefixCache:
         size = len(leaf.key) // self._unit
         if leaf.snapshot:
             if self.below:
-                self.below.keep([leaf])
+                self.below.save([leaf])
             self._publisher.drop([leaf.snapshot])
             self._detach(leaf)
         elif 0 < pages < size:
             size = pages
         self._kv.dropped(leaf)
-        gone = self.tree.hollow(leaf, size)
+        gone = self.tree.ghost(leaf, size)
         self._pages.allocator.release(gone)
         self._counts["evicted_pages"] += len(gone)
         above = leaf.parent
@@ -503,7 +503,7 @@ class PrefixCache:
             self._states.forgotten(node)
             self.tree.remove(node)
 
-    def picture(self) -> list[dict[str, Any]]:
+    def inspect(self) -> list[dict[str, Any]]:
         """The nodes as plain data, parents first."""
         return [
             {
@@ -512,7 +512,7 @@ class PrefixCache:
                 "end": node.end,
                 "register": node.snapshot.register if node.snapshot else 0,
                 "evicted": node.evicted,
-                "hollow": node.hollow,
+                "ghost": node.ghost,
                 "uses": node.uses,
                 "leases": node.leases,
                 "children": len(node.children),

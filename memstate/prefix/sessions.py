@@ -88,7 +88,7 @@ class Sessions:
             )
         return found
 
-    def look(self, session: Conversation, key: bytes, salt: Hashable) -> Resumption:
+    def find(self, session: Conversation, key: bytes, salt: Hashable) -> Resumption:
         """How far the session's states serve a prompt; at least its last token is left to compute."""
         if salt != session.salt:
             return Resumption(0, [], [])
@@ -189,7 +189,7 @@ class Sessions:
                 "over all of them, from the first on"
             )
 
-    def picture(self) -> list[dict[str, Any]]:
+    def inspect(self) -> list[dict[str, Any]]:
         """The open sessions as plain data."""
         return [
             {

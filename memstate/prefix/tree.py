@@ -26,7 +26,7 @@ class Node:
     """
 
     __slots__ = (
-        "carriers", "children", "digests", "end", "evicted", "hollow", "key", "leases", "pages", "parent", "snapshot",
+        "carriers", "children", "digests", "end", "evicted", "ghost", "key", "leases", "pages", "parent", "snapshot",
         "touched", "uses", "worth",
     )  # fmt: skip
 
@@ -35,7 +35,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.snapshot: Snapshot | None = None
         self.digests: list[bytes] = []
-        self.evicted = self.hollow = False
+        self.evicted = self.ghost = False
         self.leases = self.uses = self.touched = self.carriers = 0
         self.worth: Any = None
 
@@ -91,8 +91,8 @@ class Tree:
     def reset(self, memory: int) -> None:
         """Forgets every prefix."""
         self.memory = memory
-        self._hollow: dict[Node, None] = {}  # oldest first: children before their parents
-        self.hollow_pages = 0
+        self._ghosts: dict[Node, None] = {}  # oldest first: children before their parents
+        self.ghost_pages = 0
         self.roots: dict[Hashable, Node] = {}
         self._salts: dict[Node, Hashable] = {}
         self.nodes = self.total_pages = 0
@@ -116,13 +116,13 @@ class Tree:
         while child := node.children.get(key[at : at + page]):
             inside = len(child.key) if key.startswith(child.key, at) else common(key, child.key, page, at)
             node, at = child, at + inside
-            if not child.hollow:
+            if not child.ghost:
                 reach, kv = child, at
             if inside < len(child.key):
                 break
             if child.snapshot:
                 stated, gone = child, None
-            elif child.evicted and not child.hollow:
+            elif child.evicted and not child.ghost:
                 gone = child
         return Found(node, inside, stated, gone, kv // page, reach)
 
@@ -142,7 +142,7 @@ class Tree:
             inside = len(child.key) if key.startswith(child.key, at) else common(key, child.key, page, at)
             node = child if inside == len(child.key) else self._split(child, inside)
             at += inside
-            if node.hollow:
+            if node.ghost:
                 self._fill(node, pages[node.end - len(node.key) // page : node.end])
             else:
                 had = node.end
@@ -150,32 +150,32 @@ class Tree:
 
     def _fill(self, node: Node, pages: list[int]) -> None:
         """Gives a hollow node KV again; what leads to it has some."""
-        assert node.parent is not None and not node.parent.hollow
+        assert node.parent is not None and not node.parent.ghost
         size = len(node.key) // self.page
-        node.hollow, node.pages = False, pages
+        node.ghost, node.pages = False, pages
         node.parent.carriers += 1
         self.total_pages += size
-        self.hollow_pages -= size
-        del self._hollow[node]
+        self.ghost_pages -= size
+        del self._ghosts[node]
 
-    def hollow(self, leaf: Node, pages: int) -> list[int]:
+    def ghost(self, leaf: Node, pages: int) -> list[int]:
         """Takes the last so many pages from a node below which is no KV; returns their ids. What they stood for is
         remembered, as far as the memory goes.
         """
         size = len(leaf.key) // self.page
-        assert leaf.parent is not None and not (leaf.carriers or leaf.leases or leaf.hollow) and 0 < pages <= size
+        assert leaf.parent is not None and not (leaf.carriers or leaf.leases or leaf.ghost) and 0 < pages <= size
         if pages < size:
             self._split(leaf, (size - pages) * self.page)
-        gone, leaf.pages, leaf.hollow = leaf.pages, [], True
+        gone, leaf.pages, leaf.ghost = leaf.pages, [], True
         leaf.parent.carriers -= 1
         self.total_pages -= pages
-        self.hollow_pages += pages
-        self._hollow[leaf] = None
+        self.ghost_pages += pages
+        self._ghosts[leaf] = None
         return gone
 
     def forgettable(self, memory: int) -> Node | None:
         """A hollow leaf that a memory of so many pages has no room for, None where there is room."""
-        return next(iter(self._hollow)) if self.hollow_pages > memory else None
+        return next(iter(self._ghosts)) if self.ghost_pages > memory else None
 
     def _grow(self, parent: Node, key: bytes, pages: list[int]) -> Node:
         size = len(key) // self.page
@@ -206,10 +206,10 @@ class Tree:
         node.parent, node.key, node.pages = upper, node.key[inside:], node.pages[size:]
         upper.digests, node.digests = node.digests[:size], node.digests[size:]
         upper.children[node.key[: self.page]] = node
-        upper.leases, upper.hollow, upper.touched = node.leases, node.hollow, node.touched
-        upper.carriers = int(not node.hollow)
-        if node.hollow:
-            self._hollow[upper] = None  # it is filled now, or goes after the lower one
+        upper.leases, upper.ghost, upper.touched = node.leases, node.ghost, node.touched
+        upper.carriers = int(not node.ghost)
+        if node.ghost:
+            self._ghosts[upper] = None  # it is filled now, or goes after the lower one
         self.nodes += 1
         return upper
 
@@ -219,9 +219,9 @@ class Tree:
         assert parent is not None and not node.children and not node.leases
         del parent.children[node.key[: self.page]]
         self.nodes -= 1
-        if node.hollow:
-            del self._hollow[node]
-            self.hollow_pages -= size
+        if node.ghost:
+            del self._ghosts[node]
+            self.ghost_pages -= size
         else:
             parent.carriers -= 1
             self.total_pages -= size

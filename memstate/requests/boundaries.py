@@ -11,7 +11,7 @@ from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import Longs
 
 
-class Wants:
+class Boundaries:
     """The lengths still to come, by row.
 
     reads_old_slot: the boundary is found before the step that leaves it (Redirect), not by the step that reaches it.
@@ -28,8 +28,8 @@ class Wants:
 
     def start(self, rows: Longs, lengths: Sequence[Sequence[int]]) -> None:
         """Notes what new rows want, in ascending order; rows that want nothing are told so."""
-        self._file.want[rows] = [wanted[0] if wanted else 0 for wanted in lengths]
-        self._commands.write(self._file.address("want", rows), self._file.want[rows])
+        self._file.snapshot_at[rows] = [wanted[0] if wanted else 0 for wanted in lengths]
+        self._commands.write(self._file.address("snapshot_at", rows), self._file.snapshot_at[rows])
         for row, wanted in zip(rows.tolist(), lengths, strict=True):
             if len(wanted) > 1:
                 self._coming[row] = list(wanted[1:])
@@ -46,14 +46,14 @@ class Wants:
         moved = []
         for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
             coming = self._coming.get(row)
-            while coming and self._file.want[row] < length + self._reached:
-                self._file.want[row] = coming.pop(0)
+            while coming and self._file.snapshot_at[row] < length + self._reached:
+                self._file.snapshot_at[row] = coming.pop(0)
                 moved.append(row)
             if coming is not None and not coming:
                 del self._coming[row]
         if moved:
             which = np.unique(moved)
-            self._commands.write(self._file.address("want", which), self._file.want[which])
+            self._commands.write(self._file.address("snapshot_at", which), self._file.snapshot_at[which])
 
     def require_within(self, rows: Longs, before: Longs, after: Longs) -> None:
         """Raises: InvalidArgument where a step would go beyond a length that a row still wants."""
@@ -69,5 +69,5 @@ class Wants:
 
     def after(self, row: int, length: int) -> int:
         """The next length beyond this one that the row wants, 0 for none."""
-        wanted = [int(self._file.want[row]), *self._coming.get(row, ())]
-        return next((want for want in wanted if want > length), 0)
+        wanted = [int(self._file.snapshot_at[row]), *self._coming.get(row, ())]
+        return next((snapshot_at for snapshot_at in wanted if snapshot_at > length), 0)

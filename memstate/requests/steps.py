@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.errors import InvalidArgument, StaleHandle
-from memstate.kernels.tables import Outcome, StepRecord
+from memstate.kernels.tables import Accepted, StepRecord
 from memstate.slots.registers import Ints, Longs
 
 
@@ -78,7 +78,7 @@ class StepLog:
         width = -(-max_batch // 64) * 64
         store = torch.zeros(2, len(StepRecord._fields), width, dtype=torch.int32, device=device)
         self._columns = [StepRecord(*store[parity]) for parity in range(2)]
-        self._outcome = Outcome(*torch.zeros(2, width if speculation else 0, dtype=torch.int32, device=device))
+        self._outcome = Accepted(*torch.zeros(2, width if speculation else 0, dtype=torch.int32, device=device))
         self._planned: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         self._serial = 0
         self.unsettled: list[Step] = []
@@ -95,9 +95,9 @@ class StepLog:
         """The record that the next plan of `batch` entries writes."""
         return StepRecord(*(column[:batch] for column in self._columns[self._serial % 2]))
 
-    def outcome(self, batch: int) -> Outcome:
+    def outcome(self, batch: int) -> Accepted:
         """Where the accept of a batch says what came of it; one speculative step is in flight at most."""
-        return Outcome(*(column[:batch] for column in self._outcome))
+        return Accepted(*(column[:batch] for column in self._outcome))
 
     def repeated(self, rows: Longs, tokens: Longs) -> tuple[Tensor, Tensor] | None:
         """The device copies of these rows and tokens where the step before had the same batch."""
@@ -131,7 +131,7 @@ class StepLog:
         if newest and step is not self.unsettled[-1]:
             raise InvalidArgument(f"step {step.serial}: expected the newest, step {self.unsettled[-1].serial}")
 
-    def take(self, step: Step, newest: bool = False) -> Step:
+    def pop(self, step: Step, newest: bool = False) -> Step:
         """Removes an unsettled step, the oldest, or the newest for a cancel. Raises: StaleHandle, InvalidArgument."""
         self.require(step)
         expected = self.unsettled[-1 if newest else 0]

@@ -49,7 +49,7 @@ class Request:
     id: Hashable
     length: int | None = None
     resume: Snapshot | None = None
-    want: int = 0
+    snapshot_at: int = 0
     tokens: Tokens | None = field(default=None, repr=False, compare=False)
     salt: Hashable = None
     session: Session | None = None
@@ -107,7 +107,7 @@ class RequestTable:
         """Rows that nobody uses."""
         return len(self._free)
 
-    def take(self, ids: Sequence[Hashable]) -> Longs:
+    def claim(self, ids: Sequence[Hashable]) -> Longs:
         """Uses the lowest free rows for requests. Raises: OutOfRows (nothing changed)."""
         if len(ids) > self.free:
             raise OutOfRows(len(ids), self.free, self.rows)
@@ -120,7 +120,7 @@ class RequestTable:
             self.ids[row] = name
         return np.asarray(rows, np.int64)
 
-    def give_back(self, rows: Longs) -> None:
+    def release(self, rows: Longs) -> None:
         """Frees rows and makes every handle to them stale."""
         self.used[rows] = False
         self.generation[rows] = risen(self.generation[rows])

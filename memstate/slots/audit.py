@@ -1,10 +1,10 @@
-"""Finds slots without an owner and slots with two, by name. Reads only a `Picture`; touches no device."""
+"""Finds slots without an owner and slots with two, by name. Reads only a `Inspection`; touches no device."""
 
 from collections import Counter
 from dataclasses import dataclass, field
 
 from memstate.errors import LeakFound
-from memstate.slots.inspect import Picture
+from memstate.slots.inspect import Inspection
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class AuditReport:
         return "\n".join(lines)
 
 
-def audit(picture: Picture, expected: dict[int, tuple[str, str]] | None = None) -> AuditReport:
+def audit(inspection: Inspection, expected: dict[int, tuple[str, str]] | None = None) -> AuditReport:
     """Judges a picture.
 
     expected: register -> (kind, owner) of the registers that the host knows as held; those that read empty are named as
@@ -68,28 +68,28 @@ def audit(picture: Picture, expected: dict[int, tuple[str, str]] | None = None) 
     """
     by_slot: dict[int, list[str]] = {}
     foreign = []
-    for register, owner in picture.names.items():
-        slot = picture.slots[register]
-        if 0 < slot <= picture.capacity:
+    for register, owner in inspection.names.items():
+        slot = inspection.slots[register]
+        if 0 < slot <= inspection.capacity:
             by_slot.setdefault(slot, []).append(owner)
         else:
             foreign.append(owner)
-    for slot in picture.in_hand:
+    for slot in inspection.by_id:
         by_slot.setdefault(slot, []).append("open claim group")
-    kinds = Counter(picture.kinds.values()) + Counter({"group": len(picture.in_hand)})
-    slots = range(1, picture.capacity + 1)
-    in_hand = set(picture.in_hand)
+    kinds = Counter(inspection.kinds.values()) + Counter({"group": len(inspection.by_id)})
+    slots = range(1, inspection.capacity + 1)
+    by_id = set(inspection.by_id)
     return AuditReport(
-        capacity=picture.capacity,
-        free=sum(picture.free[1:]),
+        capacity=inspection.capacity,
+        free=sum(inspection.free[1:]),
         owned_by_kind=dict(kinds),
-        leaked=[s for s in slots if not picture.free[s] and not picture.owners[s] and s not in in_hand],
+        leaked=[s for s in slots if not inspection.free[s] and not inspection.owners[s] and s not in by_id],
         double_owned={s: owners for s, owners in sorted(by_slot.items()) if len(owners) > 1},
-        owned_but_free={s: owners[0] for s, owners in sorted(by_slot.items()) if picture.free[s]},
+        owned_but_free={s: owners[0] for s, owners in sorted(by_slot.items()) if inspection.free[s]},
         foreign=foreign,
-        lost=[owner for register, (_, owner) in (expected or {}).items() if not picture.slots[register]],
+        lost=[owner for register, (_, owner) in (expected or {}).items() if not inspection.slots[register]],
         unexpected=[
-            owner for register, owner in picture.names.items() if expected is not None and register not in expected
+            owner for register, owner in inspection.names.items() if expected is not None and register not in expected
         ],
-        null_slot_free=picture.free[0],
+        null_slot_free=inspection.free[0],
     )

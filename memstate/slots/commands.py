@@ -21,7 +21,7 @@ from torch import Tensor
 
 from memstate.errors import EmptyRegister, InvalidArgument, OutOfSlots, RegisterInUse
 from memstate.kernels.tables import REGISTERS_PER_ROW, ZERO_SOURCE
-from memstate.slots.journal import Ledger
+from memstate.slots.journal import Journal
 from memstate.slots.packet import CLAIMS, DATA, FEW, MOVES, RELEASES, WRITES, Packet
 from memstate.slots.registers import Ints, Longs, RegisterFile
 from memstate.slots.upload import UploadRing
@@ -58,7 +58,7 @@ class CommandBuffer:
         self.registers = registers
         self.ring = UploadRing(registers.backend)
         self.packets = 0  # sent since the start
-        self.ledger: Ledger | None = None
+        self.journal: Journal | None = None
         registers.allocator.send_before_use(self)
         self._run_data = run_data
         self._first: list[WeakMethod[Callable[[Packet | None], None]]] = []
@@ -245,16 +245,16 @@ class CommandBuffer:
         packet.add(DATA, to, np.full(len(to), ZERO_SOURCE, np.int64) if of is None else of, to)
 
     def _note(self, what: str, registers: Longs, sources: Longs | None = None) -> None:
-        if self.ledger is not None:
-            self.ledger.note(what, self._number, registers.tolist(), None if sources is None else sources.tolist())
+        if self.journal is not None:
+            self.journal.note(what, self._number, registers.tolist(), None if sources is None else sources.tolist())
 
     @contextmanager
     def noting(self, what: str) -> Iterator[None]:
         """Notes in the ledger, where there is one, what a launch other than a packet's changes inside."""
-        before = self.registers.held.copy() if self.ledger is not None else None
+        before = self.registers.held.copy() if self.journal is not None else None
         yield
-        if self.ledger is not None and before is not None:
-            self.ledger.look(what, self._number - 1, before)
+        if self.journal is not None and before is not None:
+            self.journal.note_changes(what, self._number - 1, before)
 
     @property
     def _number(self) -> int:

@@ -17,11 +17,11 @@ from memstate.slots.commands import Action
 from memstate.slots.packet import Packet
 from memstate.slots.registers import RegisterFile
 
-FORMAT = "memstate picture 1"
+FORMAT = "memstate inspection 1"
 
 
 @dataclass(frozen=True)
-class Picture:
+class Inspection:
     """Every slot's owners at one moment, and what the manager knew.
 
     owners: registers that hold each slot, `slot`. free: whether the bitmap says free, `slot`. slots, labels:
@@ -40,7 +40,7 @@ class Picture:
     labels: list[int]
     names: dict[int, str]
     kinds: dict[int, str]
-    in_hand: list[int] = field(default_factory=list)
+    by_id: list[int] = field(default_factory=list)
     tags: dict[int, str] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
     prefix: list[dict[str, Any]] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Picture:
         Path(path).write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
-    def load(cls, path: Path | str) -> "Picture":
+    def load(cls, path: Path | str) -> "Inspection":
         """Reads a picture that `save` wrote. Raises: InvalidArgument for anything else, OSError."""
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -74,10 +74,10 @@ class Picture:
         return cls(**found)
 
 
-def take(
+def inspect(
     file: RegisterFile, name: dict[int, tuple[str, str]], tags: dict[int, str] | None = None,
     waiting: Sequence[Packet | Action] = (), **more: Any,
-) -> Picture:  # fmt: skip
+) -> Inspection:  # fmt: skip
     """Reads bitmap, registers and the device's audit back in one go. Syncs: yes, three small copies after one launch.
 
     name: register -> (kind, owner) for every register that has an owner by name. tags: register -> a short name.
@@ -89,9 +89,9 @@ def take(
     owners = read.owners()
     status = owners.cpu().numpy()
     slots, labels = read.table.slots.tolist(), read.table.labels.tolist()
-    in_hand = [int(slot) for group in file.allocator.open_groups for slot in group.held.tolist()]
+    by_id = [int(slot) for group in file.allocator.open_groups for slot in group.held.tolist()]
     filled = [register for register, slot in enumerate(slots) if slot]
-    return Picture(
+    return Inspection(
         capacity=file.allocator.capacity,
         owners=(status & (AUDIT_FREE - 1)).tolist(),
         free=((status & AUDIT_FREE) != 0).tolist(),
@@ -99,7 +99,7 @@ def take(
         labels=labels,
         names={register: name.get(register, ("unknown", f"register {register}"))[1] for register in filled},
         kinds={register: name.get(register, ("unknown", ""))[0] for register in filled},
-        in_hand=np.unique(in_hand).tolist() if in_hand else [],
+        by_id=np.unique(by_id).tolist() if by_id else [],
         tags={register: tag for register, tag in (tags or {}).items() if slots[register]},
         **more,
     )

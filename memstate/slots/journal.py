@@ -36,7 +36,7 @@ class Change:
         return f"#{self.serial} (packet {self.submit}) {self.what}: {self.owner}{of}, {self.label} tokens"
 
 
-class Ledger:
+class Journal:
     """Keeps the last changes.
 
     size: how many. owner: says who has a register; a bound method, held weakly.
@@ -61,6 +61,6 @@ class Ledger:
         owner = self._owner_now()
         return owner(register)[1] if owner else f"register {register}"
 
-    def look(self, what: str, submit: int, before: NDArray[np.bool_]) -> None:
+    def note_changes(self, what: str, submit: int, before: NDArray[np.bool_]) -> None:
         """Notes what a launch changed: registers that are held now and were not, or the other way round."""
         self.note(what, submit, np.flatnonzero(before != self._file.held).tolist())

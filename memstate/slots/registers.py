@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import REGISTERS_PER_ROW, Outcome, Registers, Rules, StepRecord
+from memstate.kernels.tables import REGISTERS_PER_ROW, Accepted, Registers, Rules, StepRecord
 from memstate.slots.allocator import SlotAllocator
 
 ALIGN = 64  # int32 per 256 bytes
@@ -35,9 +35,9 @@ class RegisterFile:
         starts = np.cumsum([0] + [-(-size // ALIGN) * ALIGN for size in sizes])
         self.cells = torch.zeros(int(starts[-1]), dtype=torch.int32, device=self.backend.device)
         columns = [self.cells[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-        slots, labels, tracked, want, source, generation, pages = columns
+        slots, labels, tracked, snapshot_at, source, generation, pages = columns
         self.table = Registers(
-            slots, labels, tracked, want, source, generation,
+            slots, labels, tracked, snapshot_at, source, generation,
             self.cells, allocator.bitmap, allocator.counters, allocator.capacity,
         )  # fmt: skip
         self.page_table = pages.view(rows + 1, pages_per_row)
@@ -47,7 +47,7 @@ class RegisterFile:
         self.held = np.zeros(self.count, bool)
         self.labels: Ints = np.zeros(self.count, np.int32)
         self.tracked: Ints = np.zeros(rows + 1, np.int32)
-        self.want: Ints = np.zeros(rows + 1, np.int32)
+        self.snapshot_at: Ints = np.zeros(rows + 1, np.int32)
         self.source: Ints = np.zeros(rows + 1, np.int32)
 
     @property
@@ -79,7 +79,7 @@ class RegisterFile:
         kept = self.cells[start : start + self.rows + 1].clone()
         self.cells.zero_()
         self.cells[start : start + self.rows + 1] = kept
-        for mirror in (self.held, self.labels, self.tracked, self.want, self.source):
+        for mirror in (self.held, self.labels, self.tracked, self.snapshot_at, self.source):
             mirror[:] = 0
 
     def on_host(self) -> "RegisterFile":
@@ -100,7 +100,7 @@ class RegisterFile:
         """Fills a step record in one launch; see `memstate.kernels.tracking.plan`. Syncs: no."""
         self.backend.plan(self.table, rows, tokens, record, rules, limit)
 
-    def accept(self, accepted: Tensor, record: StepRecord, outcome: Outcome, rules: Rules, limit: int) -> None:
+    def accept(self, accepted: Tensor, record: StepRecord, outcome: Accepted, rules: Rules, limit: int) -> None:
         """Moves a speculative step on in one launch; see `memstate.kernels.speculation.accept`. Syncs: no."""
         self.backend.accept(self.table, accepted, record, outcome, rules, limit)
 

@@ -115,7 +115,7 @@ class Memory:
         return [region for region in self.regions if region.plane.name == name]
 
     def sleep(self, keep: bool) -> None:
-        """See `memstate.state.planes.Storage.sleep`."""
+        """See `memstate.state.planes.Planes.sleep`."""
         self.require_awake("sleep")
         fixed = [arena.nbytes for arena in self._owned if not arena.untyped_storage().resizable()]
         if fixed:
@@ -133,7 +133,7 @@ class Memory:
         self.asleep = True
 
     def wake(self) -> None:
-        """See `memstate.state.planes.Storage.wake`."""
+        """See `memstate.state.planes.Planes.wake`."""
         if not self.asleep:
             raise InvalidArgument("wake: the states are awake already")
         for arena in self._owned:

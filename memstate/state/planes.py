@@ -1,7 +1,7 @@
 """The bytes of all slots, and the operations that move them. Knows no free slot and no owner."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class Traffic:
     uncounted: int = 0
 
 
-class Storage:
+class Planes(Mapping[str, Any]):
     """The planes of `slots` slots and of the null slot.
 
     allocate: gives uint8 arenas of the byte counts asked for, where memory comes from elsewhere; one call per arena,
@@ -47,15 +47,15 @@ class Storage:
         regions = carve(layout, slots, self.arenas)
         if allocate:
             require_apart(buffer_infos(regions))
-        # Any, because readers know whether an engine gave one tensor or one per layer: both are planes[name][layer]
-        self.planes: dict[str, Any] = {region.plane.name: region.tensor for region in regions}
+        # Any, because readers know whether an engine gave one tensor or one per layer: both are self[name][layer]
+        self._tensors: dict[str, Any] = {region.plane.name: region.tensor for region in regions}
         self._set_up(layout, slots, backend, regions, () if allocate else self.arenas)
 
     @classmethod
     def from_tensors(
         cls, layout: StateLayout, tensors: Mapping[str, Tensor | Sequence[Tensor]], backend: Backend,
         slots: int | None = None,
-    ) -> "Storage":  # fmt: skip
+    ) -> "Planes":  # fmt: skip
         """The planes in memory that an engine has allocated, as wide and as far apart as it likes.
 
         tensors: plane name -> `layer slot ...`, or a sequence of `slot ...`, one per layer. Slot 0 is the null slot,
@@ -71,11 +71,11 @@ class Storage:
         """
         _require_backend(backend)
         regions = adopt(layout, tensors, backend.device, slots)
-        storage = cls.__new__(cls)
-        storage.arenas = ()
-        storage.planes = {name: one if isinstance(one, Tensor) else tuple(one) for name, one in tensors.items()}
-        storage._set_up(layout, regions[0].tensor.shape[1] - 1, backend, regions, ())
-        return storage
+        planes = cls.__new__(cls)
+        planes.arenas = ()
+        planes._tensors = {name: one if isinstance(one, Tensor) else tuple(one) for name, one in tensors.items()}
+        planes._set_up(layout, regions[0].tensor.shape[1] - 1, backend, regions, ())
+        return planes
 
     def _set_up(
         self, layout: StateLayout, slots: int, backend: Backend, regions: tuple[Region, ...], owned: tuple[Tensor, ...]
@@ -88,6 +88,24 @@ class Storage:
         if backend.name != "reference":  # a tuned file that cannot be read is found here, not in the first launch
             copy_launch(self.device, self.plane_map.unit, len(self.plane_map.tiles))
         self.scrub_null()
+
+    def __getitem__(self, name: str) -> Any:
+        """One plane: a tensor `layer slot ...`, or a tuple of `slot ...` per layer where an engine gave them so.
+
+        In both cases planes[name][layer] is one layer.
+        Raises: Asleep; tensors that were taken before may not be read then.
+        """
+        self.memory.require_awake("planes")
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    __hash__ = object.__hash__  # memory is itself, whatever other memory holds
+    __eq__ = object.__eq__
 
     @property
     def nbytes(self) -> int:
@@ -281,7 +299,7 @@ class Storage:
             raise InvalidArgument(f"{name}: ids on {ids.device}, the storage is on {self.device}: move them first")
 
     def __repr__(self) -> str:
-        return f"Storage({self.slots} slots + null, {format_bytes(self.nbytes)}, {self.layout.order}, {self.device})"
+        return f"Planes({self.slots} slots + null, {format_bytes(self.nbytes)}, {self.layout.order}, {self.device})"
 
 
 def _require_backend(backend: Backend) -> None:

@@ -86,7 +86,7 @@ def carve(layout: StateLayout, slots: int, arenas: Sequence[Tensor]) -> tuple[Re
 def adopt(
     layout: StateLayout, tensors: Mapping[str, Tensor | Sequence[Tensor]], device: torch.device, slots: int | None
 ) -> tuple[Region, ...]:
-    """The planes in an engine's tensors; see `Storage.from_tensors` for what is asked of them.
+    """The planes in an engine's tensors; see `Planes.from_tensors` for what is asked of them.
 
     Raises: LayoutMismatch naming the plane, the layer and the numbers.
     """

@@ -8,20 +8,20 @@ from torch import Tensor
 
 from memstate.errors import InvalidArgument
 from memstate.state.layout import Plane
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 
 
-def require(storage: Storage, windows: dict[str, Tensor], batch: int, tokens: int) -> None:
+def require(planes: Planes, windows: dict[str, Tensor], batch: int, tokens: int) -> None:
     """Raises: InvalidArgument unless there is one fitting window a plane, for `batch` entries of up to `tokens`."""
-    planes = {plane.name: plane for plane in storage.layout.planes}
-    if set(windows) != set(planes):
-        raise InvalidArgument(f"windows of planes {sorted(windows)}: every plane needs one, {sorted(planes)}")
+    needed = {plane.name: plane for plane in planes.layout.planes}
+    if set(windows) != set(needed):
+        raise InvalidArgument(f"windows of planes {sorted(windows)}: every plane needs one, {sorted(needed)}")
     for name, window in windows.items():
-        plane = planes[name]
-        if not isinstance(window, Tensor) or window.device != storage.device:
+        plane = needed[name]
+        if not isinstance(window, Tensor) or window.device != planes.device:
             where = window.device if isinstance(window, Tensor) else repr(window)
-            raise InvalidArgument(f"window of plane {name} on {where}: expected a tensor on {storage.device}")
-        held = (storage.layout.layers, batch)
+            raise InvalidArgument(f"window of plane {name} on {where}: expected a tensor on {planes.device}")
+        held = (planes.layout.layers, batch)
         if _is_states(plane, window):
             fits = window.shape[:2] == held and window.shape[2] >= tokens and window.shape[3:] == plane.shape
         else:
@@ -36,17 +36,17 @@ def require(storage: Storage, windows: dict[str, Tensor], batch: int, tokens: in
 
 
 def scatter(
-    storage: Storage, windows: dict[str, Tensor], write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
+    planes: Planes, windows: dict[str, Tensor], write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
 ) -> None:
     """Copies what was accepted into slots, one launch a plane. write, accepted, snapshot, crossed: int32 `batch`;
     `accepted` tokens to `write`, and up to the boundary inside, `crossed`, to `snapshot`. Changes: planes. Syncs: no.
     """
-    for plane in storage.layout.planes:
+    for plane in planes.layout.planes:
         window = windows[plane.name]
         if _is_states(plane, window):
-            storage.scatter_accepted(plane.name, window, write, accepted, snapshot, crossed)
+            planes.scatter_accepted(plane.name, window, write, accepted, snapshot, crossed)
         else:
-            storage.scatter_inputs(plane.name, window, write, accepted, snapshot, crossed)
+            planes.scatter_inputs(plane.name, window, write, accepted, snapshot, crossed)
 
 
 def _is_states(plane: Plane, window: Tensor) -> bool:

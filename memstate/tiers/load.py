@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from memstate.prefix import Match, PrefixCache
 from memstate.prefix.tree import Node
 from memstate.requests.page_table import PageTable
-from memstate.tiers.host.cache import Entry
+from memstate.tiers.host.cache import CachedRecord
 from memstate.tiers.host.tier import Hit
 from memstate.tiers.manager import TierManager
 from memstate.tiers.prefetch.fetch import Fetch
@@ -19,7 +19,7 @@ from memstate.tokens import BYTES
 
 
 @dataclass(eq=False)
-class Promotion:
+class LowerHit:
     """A hit of one request. match: what the device has. held: it is kept until it is let go."""
 
     key: bytes
@@ -34,7 +34,7 @@ class Promotion:
         return self.key[: self.hit.length * BYTES]
 
 
-class Promotions:
+class Loader:
     """Finds hits, keeps them while room is made, and brings them up."""
 
     def __init__(self, tiers: TierManager, cache: PrefixCache, pages: PageTable) -> None:
@@ -44,26 +44,26 @@ class Promotions:
         """Raises: Asleep, where what comes up has nowhere to go."""
         self._tiers.require_awake("admit")
 
-    def look(self, key: bytes, salt: Hashable, match: Match, known: int, fetch: Fetch | None) -> Promotion | None:
+    def find(self, key: bytes, salt: Hashable, match: Match, known: int, fetch: Fetch | None) -> LowerHit | None:
         """A hit that reaches further than the device's match and `known` tokens that are known elsewhere. At least a
         prompt's last token is left to compute. Several ranks take what they have agreed on with `fetch`, or nothing.
         Raises: InvalidArgument.
         """
         known = max(known, match.length)
-        if self._tiers.promises is None:
-            hit = self._tiers.look(key, salt, match, known, len(key) // BYTES - 1)
+        if self._tiers.agreed is None:
+            hit = self._tiers.find(key, salt, match, known, len(key) // BYTES - 1)
         else:
-            hit = self._tiers.promises.get(fetch, key, salt, match, known)
-        return Promotion(key, salt, match, hit) if hit else None
+            hit = self._tiers.agreed.get(fetch, key, salt, match, known)
+        return LowerHit(key, salt, match, hit) if hit else None
 
     def begun(self, fetches: Sequence[Fetch | None]) -> None:
         """The requests of these prefetches have their rows."""
-        promises = self._tiers.promises
+        agreed = self._tiers.agreed
         for fetch in fetches:
-            if fetch is not None and promises is not None:
-                promises.forget(fetch)
+            if fetch is not None and agreed is not None:
+                agreed.forget(fetch)
 
-    def hold(self, promotions: Sequence[Promotion]) -> None:
+    def hold(self, promotions: Sequence[LowerHit]) -> None:
         """Keeps what was found, here and on the device, until `let_go`."""
         for promotion in promotions:
             promotion.held = True
@@ -71,7 +71,7 @@ class Promotions:
             if promotion.match.found is not None:
                 self._cache.tree.lease(promotion.match.found.reach)
 
-    def let_go(self, promotions: Sequence[Promotion]) -> None:
+    def release(self, promotions: Sequence[LowerHit]) -> None:
         """Ends `hold`, where there was one."""
         for promotion in promotions:
             if promotion.held:
@@ -80,28 +80,28 @@ class Promotions:
                 if promotion.match.found is not None:
                     self._cache.tree.unlease(promotion.match.found.reach)
 
-    def alone(self, promotions: Sequence[Promotion | None]) -> list[Promotion]:
+    def alone(self, promotions: Sequence[LowerHit | None]) -> list[LowerHit]:
         """Those whose states nobody else among them starts from."""
         users = Counter(promotion.hit.state.key for promotion in promotions if promotion)
         return [promotion for promotion in promotions if promotion and users[promotion.hit.state.key] == 1]
 
-    def needs(self, promotions: Sequence[Promotion]) -> tuple[int, int]:
+    def needs(self, promotions: Sequence[LowerHit]) -> tuple[int, int]:
         """Slots and pages that bringing these up takes, each state and page once."""
         states = {promotion.hit.state.key for promotion in promotions}
         pages = {entry.key for promotion in promotions for entry in promotion.hit.pages}
         return len(states), len(pages)
 
-    def bring(self, promotions: Sequence[Promotion]) -> list[tuple[Node, bool]]:
+    def bring(self, promotions: Sequence[LowerHit]) -> list[tuple[Node, bool]]:
         """Makes what was found cached states of the device, whose bytes are on their way. The policies do not know yet
         of these nodes, nor of the KV that has come with some. Only where there is room, and everything is awake.
         """
         nodes: list[tuple[Node, bool]] = []
         states: list[tuple[int, Hit]] = []
-        pages: list[tuple[int, Entry]] = []
+        pages: list[tuple[int, CachedRecord]] = []
         distinct = {promotion.hit.state.key: promotion for promotion in promotions}
         for promotion in sorted(distinct.values(), key=lambda each: each.hit.length):
             hit = promotion.hit
-            node, had, fresh = self._cache.plant(promotion.head, promotion.salt, hit.length)
+            node, had, fresh = self._cache.insert_loaded(promotion.head, promotion.salt, hit.length)
             assert node.snapshot is not None
             nodes.append((node, had * self._page_size < hit.length))
             states.append((node.snapshot.register, hit))

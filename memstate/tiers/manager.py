@@ -14,20 +14,20 @@ from memstate.prefix.tree import Node
 from memstate.requests.page_table import PageTable
 from memstate.requests.snapshots import Snapshot
 from memstate.slots.commands import CommandBuffer
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.stats import TierStats
 from memstate.tiers.building import build
 from memstate.tiers.digests import Digests
-from memstate.tiers.host.cache import Entry
+from memstate.tiers.host.cache import CachedRecord
 from memstate.tiers.host.tier import Hit, Host
 from memstate.tiers.keys import Keys
-from memstate.tiers.prefetch.agreed import Promises
+from memstate.tiers.prefetch.agreed import AgreedHits
 from memstate.tiers.prefetch.agreement import Alone, Ranks
 from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tiers.prefetch.prefetcher import Prefetcher
 from memstate.tiers.settings import Tiers
 from memstate.tiers.stores.base import NoStore
-from memstate.tiers.writeback import Shelf, Stowing
+from memstate.tiers.writeback import Source, WriteBack
 from memstate.tokens import BYTES
 
 SECOND_HIT = 2
@@ -40,52 +40,50 @@ class TierManager:
     """
 
     def __init__(
-        self, settings: Tiers, storage: Storage, cache: PrefixCache, commands: CommandBuffer, pages: PageTable
+        self, settings: Tiers, planes: Planes, cache: PrefixCache, commands: CommandBuffer, pages: PageTable
     ) -> None:
         self.settings, self._cache, self._commands = settings, cache, commands
         self._unit, self._closed = pages.page_size * BYTES, False
-        self._memories = [each.memory for each in (storage, settings.kv) if each is not None]
-        self._layers = {"state": storage.layout.layers, "kv": settings.kv.layout.layers if settings.kv else 0}
-        depots = build(settings, storage, pages)
-        digests = Digests(Keys(depots.mark, pages.page_size), pages.page_size)
-        self.host = Host(
-            cache.tree, digests, commands, pages, depots.states, depots.kv, depots.dense, settings.layerwise
-        )
-        self._shelves: list[Shelf] = [(depots.states.cache, depots.of_state)]
-        if depots.kv is not None and depots.of_kv is not None:
-            self._shelves.append((depots.kv.cache, depots.of_kv))
+        self._memories = [each.memory for each in (planes, settings.kv) if each is not None]
+        self._layers = {"state": planes.layout.layers, "kv": settings.kv.layout.layers if settings.kv else 0}
+        built = build(settings, planes, pages)
+        digests = Digests(Keys(built.mark, pages.page_size), pages.page_size)
+        self.host = Host(cache.tree, digests, commands, pages, built.states, built.kv, built.dense, settings.layerwise)
+        self._sources: list[Source] = [(built.states.cache, built.of_state)]
+        if built.kv is not None and built.of_kv is not None:
+            self._sources.append((built.kv.cache, built.of_kv))
         self._due: list[tuple[Node, Snapshot]] = []
         self._executor = settings.executor or ThreadPoolExecutor(settings.threads, "memstate")
-        self.promises: Promises | None = None
-        self.stowing: Stowing | None = None
+        self.agreed: AgreedHits | None = None
+        self.writeback: WriteBack | None = None
         self.prefetcher: Prefetcher | None = None
-        if settings.storage is not None:
-            for shelf in self._shelves:
-                settings.storage.register(shelf[0].pool.memory)
-            self.stowing = Stowing(settings.storage, self._executor)
-        if settings.storage is not None or settings.group is not None:
-            self.promises = Promises(self.host, pages.page_size) if settings.group is not None else None
+        if settings.store is not None:
+            for source in self._sources:
+                settings.store.register(source[0].pool.memory)
+            self.writeback = WriteBack(settings.store, self._executor)
+        if settings.store is not None or settings.group is not None:
+            self.agreed = AgreedHits(self.host, pages.page_size) if settings.group is not None else None
             self.prefetcher = Prefetcher(
-                self.host.kv, self.host.states, depots.of_kv, depots.of_state, settings.storage or NoStore(),
+                self.host.kv, self.host.states, built.of_kv, built.of_state, settings.store or NoStore(),
                 settings.prefetch, pages.page_size,
                 Alone() if settings.group is None else Ranks(settings.group), self._executor, settings.clock,
-                self.promises.ended if self.promises is not None else None,
+                self.agreed.ended if self.agreed is not None else None,
             )  # fmt: skip
         self._own: WeakSet[Fetch] = WeakSet()
         self._hit_tokens = Counter[str]()
         cache.below = self
 
-    def look(self, key: bytes, salt: Hashable, match: Match, known: int, most: int) -> Hit | None:
+    def find(self, key: bytes, salt: Hashable, match: Match, known: int, most: int) -> Hit | None:
         """What host memory adds to `known` tokens, where it is worth the way. most: tokens that a hit may cover."""
         if self._closed:
             return None
-        hit = self.host.look(key[: most * BYTES // self._unit * self._unit], salt, match, self._unit)
+        hit = self.host.find(key[: most * BYTES // self._unit * self._unit], salt, match, self._unit)
         return hit if hit and hit.length - known >= self.settings.load_threshold else None
 
-    def keep(self, nodes: Sequence[Node]) -> None:
+    def save(self, nodes: Sequence[Node]) -> None:
         """Called before the device gives up states: those worth it go to host memory. Syncs: no."""
         least = 1 if self.settings.write == "selective" else 0
-        self.host.keep([node for node in nodes if node.uses >= least])
+        self.host.save([node for node in nodes if node.uses >= least])
 
     def added(self, node: Node) -> None:
         """Called when a state was cached."""
@@ -101,7 +99,7 @@ class TierManager:
         """Sends what is due to host memory; what a packet not yet sent names waits for it."""
         due = [(node, snapshot) for node, snapshot in self._due if node.snapshot == snapshot]
         waiting = [entry for entry in due if self._commands.named([entry[1].register])]
-        self.host.keep([node for node, snapshot in due if (node, snapshot) not in waiting])
+        self.host.save([node for node, snapshot in due if (node, snapshot) not in waiting])
         self._due = waiting
 
     def prefetch(self, key: bytes, salt: Hashable, match: Match, covered: int) -> Fetch:
@@ -128,13 +126,13 @@ class TierManager:
         prefetcher = self._fetching()
         self.require_own(fetch)
         prefetcher.cancel(fetch)
-        if self.promises is not None:
-            self.promises.forget(fetch)
+        if self.agreed is not None:
+            self.agreed.forget(fetch)
 
     def _fetching(self) -> Prefetcher:
         """Raises: ConfigurationError."""
         if self.prefetcher is None or self._closed:
-            why = "the manager is closed" if self._closed else "Tiers(storage=FileStore(path)) names one"
+            why = "the manager is closed" if self._closed else "Tiers(store=FileStore(path)) names one"
             raise ConfigurationError(f"there is no storage to fetch from: {why}")
         return self.prefetcher
 
@@ -168,7 +166,7 @@ class TierManager:
     def settle(self) -> None:
         """Waits until nothing is on its way between device and host. Syncs: yes."""
         self.host.synchronize()
-        self._stow(self.host.advance())
+        self._write_back(self.host.advance())
 
     def poll(self) -> None:
         """Moves everything on that goes in the background. Syncs: no, but for ranks that have not agreed yet. Raises:
@@ -177,17 +175,17 @@ class TierManager:
         if self._closed:
             return
         self._write_due()
-        self._stow(self.host.advance())
-        if self.stowing is not None:
-            self.stowing.advance()
+        self._write_back(self.host.advance())
+        if self.writeback is not None:
+            self.writeback.advance()
         if self.prefetcher is not None:
             self.prefetcher.poll()
 
-    def _stow(self, entries: Sequence[Entry]) -> None:
-        if self.stowing is None:
+    def _write_back(self, entries: Sequence[CachedRecord]) -> None:
+        if self.writeback is None:
             return
-        for shelf in self._shelves[::-1]:  # KV first: a state without it is of no use
-            self.stowing.add(shelf, [entry for entry in entries if shelf[0].get(entry.key) is entry])
+        for source in self._sources[::-1]:  # KV first: a state without it is of no use
+            self.writeback.add(source, [entry for entry in entries if source[0].get(entry.key) is entry])
 
     def flush(self) -> None:
         """Brings every cached state to host memory and, as far as there is one, to storage. Syncs: yes. Raises: Asleep;
@@ -199,26 +197,26 @@ class TierManager:
         self._require_in_order("flush")
         self._commands.submit()
         self._due = []
-        for cache, _ in self._shelves[::-1]:
-            self._stow(list(cache.entries()))  # what storage could not take before, once more
+        for cache, _ in self._sources[::-1]:
+            self._write_back(list(cache.entries()))  # what storage could not take before, once more
         self._write_all()
         nodes, room = list(self._cache.nodes.values()), max(1, self.host.states.pool.records // 2)
         for at in range(0, len(nodes), room):  # in turns: what storage has makes room for the next
             chosen = nodes[at : at + room]
-            self.host.keep(chosen)
+            self.host.save(chosen)
             self._write_all()
             for node in chosen:  # whose KV found no room beside the others'
                 if not self.host.has(node):
-                    self.host.keep([node])
+                    self.host.save([node])
                     self._write_all()
 
     def _write_all(self) -> None:
         """Waits until nothing is on its way down."""
         self.settle()
-        while self.stowing is not None and self.stowing.pending:
-            self.stowing.advance()
-            wait(self.stowing.futures)
-            self.stowing.advance()
+        while self.writeback is not None and self.writeback.pending:
+            self.writeback.advance()
+            wait(self.writeback.futures)
+            self.writeback.advance()
 
     def clear(self) -> None:
         """Forgets host memory, as when the weights have changed; storage has it under the model's name still. Syncs:
@@ -230,23 +228,23 @@ class TierManager:
         self.host.advance()
         if self.prefetcher is not None:
             self.prefetcher.close()
-        if self.promises is not None:
-            self.promises.clear()
-        if self.stowing is not None:
-            self.stowing.forget()
-        for cache in (*(cache for cache, _ in self._shelves), self.host.dense):
+        if self.agreed is not None:
+            self.agreed.clear()
+        if self.writeback is not None:
+            self.writeback.forget()
+        for cache in (*(cache for cache, _ in self._sources), self.host.dense):
             if cache is not None:
                 cache.evict(len(cache))
 
     def note(self, hits: Sequence[tuple[Hit, int]]) -> None:
         """Counts what requests start from: hits, each with the tokens that the device had."""
         for hit, had in hits:
-            place = "dense" if hit.depot.cache is self.host.dense else "storage" if hit.state.fetched else "host"
+            place = "dense" if hit.tier.cache is self.host.dense else "storage" if hit.state.fetched else "host"
             self._hit_tokens[place] += hit.length - had
 
     def stats(self) -> TierStats:
         """Figures since the start, and what is held now. Syncs: no."""
-        host, stowing = self.host, self.stowing
+        host, writeback = self.host, self.writeback
         states, kv = host.states, host.kv
         return TierStats(
             host_states=len(states),
@@ -255,7 +253,7 @@ class TierManager:
             host_page_records=kv.pool.records if kv else 0,
             dense_states=len(host.dense) if host.dense else 0,
             dense_records=host.dense.pool.records if host.dense else 0,
-            host_bytes=sum(cache.pool.memory.nbytes for cache, _ in self._shelves),
+            host_bytes=sum(cache.pool.memory.nbytes for cache, _ in self._sources),
             staging_bytes=host.staging_bytes,
             dense_hit_tokens=self._hit_tokens["dense"],
             host_hit_tokens=self._hit_tokens["host"],
@@ -267,9 +265,9 @@ class TierManager:
             refused=host.refused,
             evicted_states=states.evicted,
             evicted_pages=kv.evicted if kv else 0,
-            written=stowing.written if stowing else 0,
-            write_failed=stowing.failed if stowing else 0,
-            write_missed=stowing.missed if stowing else 0,
+            written=writeback.written if writeback else 0,
+            write_failed=writeback.failed if writeback else 0,
+            write_missed=writeback.missed if writeback else 0,
             leaked_records=self.leaked,
             prefetch=self.prefetcher.stats() if self.prefetcher else None,
         )
@@ -280,7 +278,7 @@ class TierManager:
         held = self.prefetcher.held if self.prefetcher else (0, 0)
         return sum(
             cache.pool.records - cache.pool.free - cache.pool.waiting - len(cache) - taken
-            for (cache, _), taken in zip(self._shelves, held, strict=False)
+            for (cache, _), taken in zip(self._sources, held, strict=False)
         )
 
     def close(self) -> None:
@@ -295,5 +293,5 @@ class TierManager:
         self._closed, self._cache.below = True, None
         if self.settings.executor is None:
             self._executor.shutdown(wait=True)
-        if self.settings.storage is not None:
-            self.settings.storage.close()
+        if self.settings.store is not None:
+            self.settings.store.close()

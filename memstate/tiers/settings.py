@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from memstate.checks import INT32_MAX, is_count
 from memstate.errors import ConfigurationError
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.tiers.prefetch.settings import Prefetch
 from memstate.tiers.stores.base import Store
 
@@ -24,12 +24,12 @@ class Tiers:
     found. Size of the host tier, one of: host_slots (with KV: and host_pages, default in the device's proportion),
     host_bytes, host_ratio (of the device's slots and pages). dense_slots: records on the device, for states that slots
     give up: with int8 they take a quarter of float32's bytes. reserve: share of host memory that prefetches leave to
-    what comes from the device. kv: the planes of KV pages, as a `Storage` whose slots are pages; None where KV is the
+    what comes from the device. kv: the planes of KV pages, as a `Planes` whose slots are pages; None where KV is the
     caller's.
     write: when states go to host memory: "through", as soon as they are cached; "selective", with their second hit;
     "back", when the device gives them up. The first two also keep what is given up before its turn: "through" all of
     it, "selective" what was hit once.
-    storage: keeps what reaches host memory beyond this process, None for nothing. prefetch: how it comes back. threads:
+    store: keeps what reaches host memory beyond this process, None for nothing. prefetch: how it comes back. threads:
     that read and write it. rank, ranks: this process's place in tensor parallelism. group: a gloo group of
     torch.distributed that nobody else uses, over which several ranks agree.
     load_threshold: tokens that a hit in host memory must save to be worth its way. staging: states that fit each of the
@@ -47,9 +47,9 @@ class Tiers:
     host_ratio: float | None = None
     dense_slots: int = 0
     reserve: float = 0.1
-    kv: Storage | None = None
+    kv: Planes | None = None
     write: Write = "through"
-    storage: Store | None = None
+    store: Store | None = None
     prefetch: Prefetch = field(default_factory=Prefetch)
     threads: int = 4
     rank: int = 0
@@ -102,13 +102,13 @@ class Tiers:
             raise ConfigurationError(
                 f"dense_slots={self.dense_slots} with {self.ranks} ranks: they do not agree on them"
             )
-        if not isinstance(self.kv, Storage | None) or not isinstance(self.prefetch, Prefetch):
+        if not isinstance(self.kv, Planes | None) or not isinstance(self.prefetch, Prefetch):
             raise ConfigurationError(f"kv={self.kv!r}, prefetch={self.prefetch!r}: expected a Storage and a Prefetch")
         if self.host_pages and self.kv is None:
             raise ConfigurationError(f"host_pages={self.host_pages} without kv: whose pages?")
-        if not (isinstance(self.storage, Store | None) and not isinstance(self.storage, type)):
+        if not (isinstance(self.store, Store | None) and not isinstance(self.store, type)):
             raise ConfigurationError(
-                f"storage={self.storage!r}: expected a store, such as FileStore(path), with {', '.join(METHODS)}"
+                f"store={self.store!r}: expected a store, such as FileStore(path), with {', '.join(METHODS)}"
             )
         if (
             not isinstance(self.int8, Mapping)

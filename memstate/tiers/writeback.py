@@ -8,15 +8,15 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, wait
 
-from memstate.tiers.host.cache import Entry, HostCache
+from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import Outcome, Store
 
-Shelf = tuple[HostCache, RecordFormat]
+Source = tuple[RecordCache, RecordFormat]
 BATCH = 32  # records a write
 
 
-def write(store: Store, form: RecordFormat, cache: HostCache, entries: Sequence[Entry]) -> list[Outcome]:
+def write(store: Store, form: RecordFormat, cache: RecordCache, entries: Sequence[CachedRecord]) -> list[Outcome]:
     """Seals records and writes them; in a thread. Raises: whatever the store does; none is written then."""
     buffers = [cache.pool.buffer(entry.record) for entry in entries]
     for buffer, entry in zip(buffers, entries, strict=True):
@@ -27,7 +27,7 @@ def write(store: Store, form: RecordFormat, cache: HostCache, entries: Sequence[
     return outcomes
 
 
-class Stowing:
+class WriteBack:
     """Entries on their way to storage.
 
     share: of a cache's records that may be pinned here at a time, so that a slow storage never makes it unevictable.
@@ -36,8 +36,8 @@ class Stowing:
 
     def __init__(self, store: Store, executor: Executor, share: float = 0.25) -> None:
         self._store, self._executor, self._share = store, executor, share
-        self._waiting: deque[tuple[Shelf, Entry]] = deque()
-        self._writing: list[tuple[Shelf, list[Entry], Future[list[Outcome]]]] = []
+        self._waiting: deque[tuple[Source, CachedRecord]] = deque()
+        self._writing: list[tuple[Source, list[CachedRecord], Future[list[Outcome]]]] = []
         self.written = self.failed = self.missed = 0
 
     @property
@@ -58,12 +58,12 @@ class Stowing:
         wait(self.futures)
         self.advance()
 
-    def add(self, shelf: Shelf, entries: Sequence[Entry]) -> None:
+    def add(self, source: Source, entries: Sequence[CachedRecord]) -> None:
         """Notes records whose bytes have arrived in host memory."""
         for entry in entries:
             if not entry.stored:
                 entry.stored = True
-                self._waiting.append((shelf, entry))
+                self._waiting.append((source, entry))
 
     def advance(self) -> None:
         """Looks after writes that are done, and begins others. Never waits."""
@@ -71,34 +71,34 @@ class Stowing:
             self._writing.remove(job)
             self._end(*job)
         while self._waiting and (batch := self._next()):
-            shelf, entries = batch
+            source, entries = batch
             for entry in entries:
-                shelf[0].pin(entry)
-            shelf[0].pool.use(entry.record for entry in entries)
+                source[0].pin(entry)
+            source[0].pool.use(entry.record for entry in entries)
             try:
-                future = self._executor.submit(write, self._store, shelf[1], shelf[0], entries)
+                future = self._executor.submit(write, self._store, source[1], source[0], entries)
             except RuntimeError as error:  # the executor has been shut down
                 future = Future()
                 future.set_exception(error)
-            self._writing.append((shelf, entries, future))
+            self._writing.append((source, entries, future))
 
-    def _next(self) -> tuple[Shelf, list[Entry]] | None:
+    def _next(self) -> tuple[Source, list[CachedRecord]] | None:
         """The next entries of one kind that may be pinned."""
-        shelf = self._waiting[0][0]
-        cache = shelf[0]
+        source = self._waiting[0][0]
+        cache = source[0]
         pinned = sum(len(entries) for other, entries, _ in self._writing if other[0] is cache)
         room = min(BATCH, max(1, int(cache.pool.records * self._share)) - pinned)
-        entries: list[Entry] = []
+        entries: list[CachedRecord] = []
         while self._waiting and len(entries) < room and self._waiting[0][0][0] is cache:
             _, entry = self._waiting.popleft()
             if cache.get(entry.key) is entry:
                 entries.append(entry)
             else:
                 self.missed += 1
-        return (shelf, entries) if entries else None
+        return (source, entries) if entries else None
 
-    def _end(self, shelf: Shelf, entries: Sequence[Entry], future: "Future[list[Outcome]]") -> None:
-        cache = shelf[0]
+    def _end(self, source: Source, entries: Sequence[CachedRecord], future: "Future[list[Outcome]]") -> None:
+        cache = source[0]
         cache.pool.unuse(entry.record for entry in entries)
         failed = future.cancelled() or future.exception() is not None
         outcomes = [Outcome.FAILED] * len(entries) if failed else future.result()

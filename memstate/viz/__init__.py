@@ -6,10 +6,10 @@ The arithmetic (`blocks`, `runs`, `touched`, `holdings`) needs nothing more; the
 from memstate.viz.charts import bars, slot
 from memstate.viz.strips import arena, pages
 from memstate.viz.timeline import holdings, occupancy
-from memstate.viz.touch import Piece, blocks, joined, runs, shares, touched
+from memstate.viz.touch import Block, blocks, joined, runs, shares, touched
 
 __all__ = [
-    "Piece",
+    "Block",
     "arena",
     "bars",
     "blocks",

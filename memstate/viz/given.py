@@ -1,4 +1,4 @@
-"""What a picture is drawn of, at the door: one layout or several, one `Picture` or several, or a named error."""
+"""What a picture is drawn of, at the door: one layout or several, one `Inspection` or several, or a named error."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from memstate.errors import InvalidArgument
-from memstate.slots.inspect import Picture
+from memstate.slots.inspect import Inspection
 from memstate.state.layout import StateLayout
 
 Layouts = StateLayout | Mapping[str, StateLayout]
-Pictures = Picture | Sequence[Picture]
+Inspections = Inspection | Sequence[Inspection]
 
 
 def layouts(given: Layouts) -> dict[str, StateLayout]:
@@ -25,10 +25,10 @@ def layouts(given: Layouts) -> dict[str, StateLayout]:
     return {str(name): layout for name, layout in given.items()}
 
 
-def pictures(given: Pictures) -> list[Picture]:
+def inspections(given: Inspections) -> list[Inspection]:
     """One picture or several as a list. Raises: InvalidArgument."""
-    found = [given] if isinstance(given, Picture) else list(given) if isinstance(given, Iterable) else None
-    if found is None or not all(isinstance(picture, Picture) for picture in found):
+    found = [given] if isinstance(given, Inspection) else list(given) if isinstance(given, Iterable) else None
+    if found is None or not all(isinstance(inspection, Inspection) for inspection in found):
         raise InvalidArgument(f"{given!r}: expected pictures, as `StateManager.snapshot` returns them")
     return found
 

@@ -5,9 +5,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from memstate.errors import InvalidArgument
-from memstate.slots.inspect import Picture
+from memstate.slots.inspect import Inspection
 from memstate.viz import given
-from memstate.viz.given import Pictures
+from memstate.viz.given import Inspections
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,20 +28,20 @@ LEGIBLE = (100, 48)  # slots and moments up to which a cell has room for its edg
 LABELS = 24  # moments that have room for a label
 
 
-def holdings(picture: Picture) -> list[tuple[str, str]]:
+def holdings(inspection: Inspection) -> list[tuple[str, str]]:
     """Kind and name, or tag, of the owner of each slot 1..capacity; no name where there is none or more than one.
 
     Kinds are those of the picture, and `free`, `in hand` (an open claim group), `leaked` (neither free nor owned) and
     `contested` (several owners, or an owner of a slot that is marked free). Syncs: no.
     """
-    owners: list[list[tuple[str, str]]] = [[] for _ in range(picture.capacity + 1)]
-    for register, name in picture.names.items():
-        if 0 < picture.slots[register] <= picture.capacity:
-            owners[picture.slots[register]].append((picture.kinds[register], picture.tags.get(register, name)))
-    for slot in picture.in_hand:
+    owners: list[list[tuple[str, str]]] = [[] for _ in range(inspection.capacity + 1)]
+    for register, name in inspection.names.items():
+        if 0 < inspection.slots[register] <= inspection.capacity:
+            owners[inspection.slots[register]].append((inspection.kinds[register], inspection.tags.get(register, name)))
+    for slot in inspection.by_id:
         owners[slot].append(("in hand", ""))
     found = []
-    for free, mine in zip(picture.free[1 : picture.capacity + 1], owners[1:], strict=True):
+    for free, mine in zip(inspection.free[1 : inspection.capacity + 1], owners[1:], strict=True):
         if len(mine) + free > 1:
             found.append(("contested", ""))
         elif free:
@@ -51,7 +51,7 @@ def holdings(picture: Picture) -> list[tuple[str, str]]:
     return found
 
 
-def occupancy(pictures: Pictures, steps: Sequence[str] = ()) -> "Figure":
+def occupancy(inspections: Inspections, steps: Sequence[str] = ()) -> "Figure":
     """Slots from top to bottom, moments from left to right, coloured by the kind of owner; short names are written in.
 
     pictures: one, or several of one manager in the order they were taken. steps: a label for each (default: 0, 1, ...).
@@ -60,8 +60,8 @@ def occupancy(pictures: Pictures, steps: Sequence[str] = ()) -> "Figure":
     """
     from memstate.viz import figure
 
-    taken = given.pictures(pictures)
-    capacities = {picture.capacity for picture in taken}
+    taken = given.inspections(inspections)
+    capacities = {inspection.capacity for inspection in taken}
     if len(capacities) != 1 or isinstance(steps, str) or len(steps) not in (0, len(taken)):
         raise InvalidArgument(
             f"occupancy: {len(taken)} pictures of {sorted(capacities)} slots and {len(steps)} labels, "
@@ -73,7 +73,7 @@ def occupancy(pictures: Pictures, steps: Sequence[str] = ()) -> "Figure":
             f"occupancy: {len(taken)} pictures of {capacity} slots cannot be told apart, draw fewer"
             f" (<= {MOST_CELLS} cells)"
         )
-    columns = [holdings(picture) for picture in taken]
+    columns = [holdings(inspection) for inspection in taken]
     legible = capacity <= LEGIBLE[0] and len(columns) <= LEGIBLE[1]
     drawn = figure.drawing(min(12.0, 1.6 + 0.42 * len(columns)), 1.0 + 0.24 * min(capacity, LEGIBLE[0]))
     axes = drawn.subplots()

@@ -14,7 +14,7 @@ from memstate.state.layout import StateLayout
 from memstate.viz import given
 
 
-class Piece(NamedTuple):
+class Block(NamedTuple):
     """Bytes that lie together: arena[start : start + nbytes]."""
 
     arena: int
@@ -22,7 +22,7 @@ class Piece(NamedTuple):
     nbytes: int
 
 
-def blocks(layout: StateLayout, slots: int, ids: Sequence[int], layers: Iterable[int] | None = None) -> list[Piece]:
+def blocks(layout: StateLayout, slots: int, ids: Sequence[int], layers: Iterable[int] | None = None) -> list[Block]:
     """What a forward reads of these slots: every plane, a block per layer and slot, without its padding.
 
     slots: how many there are. ids: 1..slots. layers: of 0..layout.layers-1 (default: all). Syncs: no.
@@ -31,7 +31,7 @@ def blocks(layout: StateLayout, slots: int, ids: Sequence[int], layers: Iterable
     ids = given.numbers("slots", ids, range(1, given.count("slots", slots) + 1))
     chosen = given.numbers("layers", range(layout.layers) if layers is None else layers, range(layout.layers))
     return [
-        Piece(place.arena, place.offset + layer * place.layer_stride + slot * place.slot_stride, plane.nbytes)
+        Block(place.arena, place.offset + layer * place.layer_stride + slot * place.slot_stride, plane.nbytes)
         for plane, place in zip(layout.planes, layout.placements(slots), strict=True)
         for layer in chosen
         for slot in ids
@@ -39,20 +39,20 @@ def blocks(layout: StateLayout, slots: int, ids: Sequence[int], layers: Iterable
     ]
 
 
-def runs(layout: StateLayout, slots: int, ids: Sequence[int]) -> list[Piece]:
+def runs(layout: StateLayout, slots: int, ids: Sequence[int]) -> list[Block]:
     """What a copy of these whole slots reads or writes: the runs of the layout, padding included. Syncs: no.
 
     slots, ids: as for `blocks`. Raises: InvalidArgument.
     """
     ids = given.numbers("slots", ids, range(1, given.count("slots", slots) + 1))
     return [
-        Piece(run.arena, run.offset + slot * run.slot_stride, run.nbytes) for slot in ids for run in layout.runs(slots)
+        Block(run.arena, run.offset + slot * run.slot_stride, run.nbytes) for slot in ids for run in layout.runs(slots)
     ]
 
 
-def joined(pieces: Iterable[Piece]) -> list[Piece]:
+def joined(pieces: Iterable[Block]) -> list[Block]:
     """The same bytes in as few pieces as can be, in the order of memory; bytes that were there twice are there once."""
-    found: list[Piece] = []
+    found: list[Block] = []
     for piece in sorted(pieces):
         last = found[-1] if found else None
         if last and last.arena == piece.arena and piece.start <= last.start + last.nbytes:
@@ -63,18 +63,18 @@ def joined(pieces: Iterable[Piece]) -> list[Piece]:
     return found
 
 
-def touched(pieces: Iterable[Piece], page_bytes: int) -> int:
+def touched(pieces: Iterable[Block], page_bytes: int) -> int:
     """How many pages of `page_bytes` bytes these bytes lie on, each counted once. Raises: InvalidArgument."""
     page_bytes = given.count("page_bytes", page_bytes)
     numbers = (
-        Piece(arena, start // page_bytes, -(-(start + nbytes) // page_bytes) - start // page_bytes)
+        Block(arena, start // page_bytes, -(-(start + nbytes) // page_bytes) - start // page_bytes)
         for arena, start, nbytes in pieces
         if nbytes
     )
     return sum(run.nbytes for run in joined(numbers))  # in pages
 
 
-def shares(pieces: Iterable[Piece], page_bytes: int, arena_bytes: Sequence[int]) -> list[NDArray[np.float64]]:
+def shares(pieces: Iterable[Block], page_bytes: int, arena_bytes: Sequence[int]) -> list[NDArray[np.float64]]:
     """The part of each page that these bytes are, 0..1: one vector `page` per arena. Raises: InvalidArgument."""
     page_bytes = given.count("page_bytes", page_bytes)
     found = []

@@ -4,7 +4,7 @@ from functools import lru_cache
 
 import pytest
 
-from memstate.cli.bench import Entry, by_unit, launches
+from memstate.cli.bench import Figure, by_unit, launches
 from memstate.kernels.dispatch import Backend
 
 UNITS = ("launches", "uploads", "syncs", "bytes")
@@ -47,5 +47,5 @@ def test_B32_a_boundary_copies_nothing(counted: dict[tuple[str, str, str], float
 
 
 def test_table_has_one_line_per_operation_and_case() -> None:
-    entries = [Entry("admit", "R=1", value, unit) for value, unit in enumerate(UNITS)]
+    entries = [Figure("admit", "R=1", value, unit) for value, unit in enumerate(UNITS)]
     assert by_unit(entries) == (("op", "case", *UNITS), [["admit", "R=1", "0", "1", "2", "3"]])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from memstate.cli import app as cli
-from memstate.cli.bench import NAMES, NEED_DEVICE, Outcome, prefix, prefix_sides, radix_peer, run
+from memstate.cli.bench import NAMES, NEED_DEVICE, BenchResult, prefix, prefix_sides, radix_peer, run
 from memstate.cli.bench.prefix_sides import BATCH, OURS, Key, Ours, Sides
 from memstate.cli.bench.task import Setting
 from memstate.prefix import PrefixCache
@@ -66,7 +66,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, small: None) -> Callable[..., None
     return put
 
 
-def toy(peer: str | None = None) -> Outcome:
+def toy(peer: str | None = None) -> BenchResult:
     return run(["prefix"], "reference", toy=True, peer=peer)
 
 

@@ -23,8 +23,8 @@ from memstate.cli.bench import (
     NAMES,
     NEED_DEVICE,
     PEERS,
-    Entry,
-    Outcome,
+    BenchResult,
+    Figure,
     run,
     tiers_costs,
     tiers_mooncake,
@@ -62,7 +62,7 @@ def no_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mooncake.store", None)
 
 
-def toy(peer: str | None = None) -> Outcome:
+def toy(peer: str | None = None) -> BenchResult:
     return run(["tiers"], "reference", toy=True, peer=peer)
 
 
@@ -122,7 +122,7 @@ def test_only_the_peer_that_was_asked_for_is_measured(no_mooncake: None) -> None
 @lru_cache
 def counted(backend: str, device: str) -> dict[tuple[str, str, str], float]:
     """Counts by operation, case and unit, which do not change from run to run."""
-    entries: list[Entry] = []
+    entries: list[Figure] = []
     for task in tiers_moves.tasks(Setting(backend, torch.device(device), True)):
         assert task.check() == ""
         entries += task.measure(ToyClock())
@@ -172,7 +172,7 @@ def test_each_side_has_a_call_in_every_round_and_is_first_in_its_turn(monkeypatc
     sides = {name: Side(partial(act, name), undo) for name in takes}
     (entry,) = turns_of(monkeypatch, 3).rates("op", "case", 8, sides.pop("ours"), sides)
     assert calls == ["ours", "memory-copy", "memory-copy", "ours"] * 2
-    assert entry == Entry("op", "toy case", 2.0, "bytes/s", "memory-copy", 8.0, 0.25)
+    assert entry == Figure("op", "toy case", 2.0, "bytes/s", "memory-copy", 8.0, 0.25)
 
 
 def test_a_peer_that_fails_leaves_and_ours_that_fails_is_told(
@@ -229,7 +229,7 @@ def test_nothing_is_left_behind(no_mooncake: None, tmp_path: Path, monkeypatch: 
 # -- Mooncake --------------------------------------------------------------------------------------
 
 
-def stored(task: Task) -> list[Entry]:
+def stored(task: Task) -> list[Figure]:
     assert task.check() == ""
     return task.measure(ToyClock())
 

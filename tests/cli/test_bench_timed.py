@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memstate.cli.bench import (
     NEED_DEVICE,
     PEERS,
-    Entry,
-    Outcome,
+    BenchResult,
+    Figure,
     alloc,
     by_entry,
     clock,
@@ -49,7 +49,7 @@ MOVING = {"copy", "gather", "scatter", "zero"}
 
 
 @lru_cache
-def toy(name: str, peer: str | None = None) -> Outcome:
+def toy(name: str, peer: str | None = None) -> BenchResult:
     """Run once: what is looked at here does not change from run to run."""
     return run([name], "auto", toy=True, peer=peer)
 
@@ -222,7 +222,7 @@ def test_host_times_need_requests_that_leave_nothing_behind(monkeypatch: pytest.
 
 
 def test_a_failing_check_is_told_and_the_next_task_runs() -> None:
-    good = Entry("a", "b", 1.0, "us")
+    good = Figure("a", "b", 1.0, "us")
 
     def raises() -> str:
         raise RuntimeError("out of\nmemory")
@@ -233,7 +233,7 @@ def test_a_failing_check_is_told_and_the_next_task_runs() -> None:
         yield Task("good", lambda: "", lambda clock: [good])
         raises()
 
-    outcome, calls = Outcome(), []
+    outcome, calls = BenchResult(), []
     carry_out(tasks(), ToyClock(), outcome, lambda *at: calls.append(at))
     told = "raises RuntimeError: out of memory"
     assert outcome.wrong == ["bad: broken", f"raises: {told}", f"the task behind good: {told}"]

@@ -14,7 +14,7 @@ from memstate.cli.demo.config import STRATEGIES
 from memstate.errors import InvalidArgument
 from memstate.requests.page_table import PageTable
 from memstate.slots.audit import audit
-from memstate.slots.inspect import Picture
+from memstate.slots.inspect import Inspection
 from tests.support.demo_talks import TINY, write_talks
 
 EVERYBODY = 1000  # sessions: more than there are conversations
@@ -121,11 +121,11 @@ def test_a_snapshot_of_all_owners_can_be_read_by_another_process(tmp_path: Path)
     path = tmp_path / "owners.json"
     small(requests=6, sessions=2, snapshot=path)
     assert CliRunner().invoke(app, ["demo", "--snapshot", "-"], standalone_mode=False).exception is not None
-    picture = Picture.load(path)
+    picture = Inspection.load(path)
     assert audit(picture).clean and set(picture.kinds.values()) <= {"cached", "session"}
     assert len(picture.prefix) >= len(picture.kinds) and picture.stats["rows_used"] == 0
     path.write_text(
-        path.read_text(encoding="utf-8").replace("memstate picture 1", "memstate picture 0"), encoding="utf-8"
+        path.read_text(encoding="utf-8").replace("memstate inspection 1", "memstate picture 0"), encoding="utf-8"
     )
     with pytest.raises(InvalidArgument, match="not a picture"):
-        Picture.load(path)
+        Inspection.load(path)

@@ -24,7 +24,7 @@ from memstate.cli.demo.model import VOCABULARY, HybridModel, Slots
 from memstate.cli.demo.sizes import ModelSize
 from memstate.cli.demo.uncached import Uncached
 from memstate.kernels.dispatch import Backend
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 
 SIZE = ModelSize(recurrent_layers=2)
 PAGE = 4
@@ -49,12 +49,12 @@ class Bench:
     def __init__(self, backend: Backend, mixer: str = "gdn") -> None:
         self.model = HybridModel(SIZE, 7, backend, mixer)
         self.device = backend.device
-        self.state = Storage(state_layout(SIZE, mixer), 4, backend)
-        self.kv = Storage(SIZE.page_layout(PAGE), 4 * PAGES_PER_ROW, backend)
-        for plane in (*self.state.planes.values(), *self.kv.planes.values()):
+        self.state = Planes(state_layout(SIZE, mixer), 4, backend)
+        self.kv = Planes(SIZE.page_layout(PAGE), 4 * PAGES_PER_ROW, backend)
+        for plane in (*self.state.values(), *self.kv.values()):
             plane.fill_(float("nan"))
         table = torch.zeros(5, PAGES_PER_ROW, dtype=torch.int32, device=self.device)
-        self.memory = memory_of(self.state.planes, self.kv, table)
+        self.memory = memory_of(self.state, self.kv, table)
 
     def column(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self.device)
@@ -76,9 +76,9 @@ class Bench:
 
     def contents(self, place: Place, length: int) -> list[bytes]:
         """State and KV of a sequence, as bytes."""
-        planes = [plane[:, place.slot].cpu() for plane in self.state.planes.values()]
+        planes = [plane[:, place.slot].cpu() for plane in self.state.values()]
         pages = range(place.first_page, place.first_page + PAGES_PER_ROW)
-        planes += [plane[0, list(pages)].flatten(0, 1)[:length].cpu() for plane in self.kv.planes.values()]
+        planes += [plane[0, list(pages)].flatten(0, 1)[:length].cpu() for plane in self.kv.values()]
         return [plane.contiguous().numpy().tobytes() for plane in planes]
 
 
@@ -124,18 +124,18 @@ def test_a_row_does_not_depend_on_place_neighbours_batch_or_cuts(backend: Backen
 @every_mixer
 def test_padding_changes_no_slot_and_no_page(backend: Backend, mixer: str) -> None:
     bench = Bench(backend, mixer)
-    for plane in (*bench.state.planes.values(), *bench.kv.planes.values()):
+    for plane in (*bench.state.values(), *bench.kv.values()):
         plane.copy_(torch.randn(plane.shape))
-    before = {name: plane.clone() for name, plane in (bench.state.planes | bench.kv.planes).items()}
+    before = {name: plane.clone() for name, plane in (dict(bench.state) | dict(bench.kv)).items()}
     bench.forward(3, CHUNK, {})
-    for name, plane in (bench.state.planes | bench.kv.planes).items():
+    for name, plane in (dict(bench.state) | dict(bench.kv)).items():
         assert torch.equal(plane[:, 1:], before[name][:, 1:]), name
 
 
 def test_rubbish_in_the_null_page_and_beyond_the_length_is_not_seen(backend: Backend) -> None:
     clean = run_sequence(backend, [1, 2, 3], [3], 2, CHUNK, Place(0, 1, 1, 1), 0)
     bench = Bench(backend)
-    for plane in bench.kv.planes.values():
+    for plane in bench.kv.values():
         plane[:] = float("inf")
     logits = bench.forward(2, CHUNK, {Place(0, 1, 1, 1): ([1, 2, 3], 0)})
     assert torch.isfinite(logits[0]).all()

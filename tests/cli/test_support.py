@@ -9,6 +9,7 @@ import torch
 import memstate as ms
 from memstate.cli.support import FEATURES, STRATEGIES, Feature, cell, page
 from memstate.kernels.dispatch import Backend
+from tests.support.build import build
 from tests.support.loops import InPlace, Speculator
 from tests.support.planes import MAKERS, I, Loop, fold
 from tests.support.scan import scan
@@ -117,7 +118,7 @@ def ring(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
         mem.settle(step)
     snapshots = mem.publish([row])
     mem.submit()
-    slots = mem.registers.table.slots
+    slots = mem._registers.table.slots
     assert mem.planes["ring"][0, int(slots[3 * row.index])].tolist() == [4, 5, 2, 3]
     for snapshot in snapshots:
         assert (snapshot is None) == isinstance(tracking, ms.NoTracking)
@@ -158,7 +159,7 @@ def test_B35_every_cell_works_or_is_refused_with_the_reason(
     if made.refused:
         assert (feature.name, overlap) == ("speculation", True)
         with pytest.raises(ms.ConfigurationError, match="speculation with overlap"):
-            ms.StateManager(
+            build(
                 ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), 1), slots=8, max_requests=2, overlap=overlap,
                 tracking=MAKERS[name](), backend=backend.name, device=backend.device, **feature.settings,
             )  # fmt: skip

@@ -17,13 +17,13 @@ from memstate.cli.compile import KernelReport
 from memstate.cli.tune import cost, grid, record, timing, trials
 from memstate.cli.tune.check import wrong
 from memstate.cli.tune.tasks import findings
-from memstate.cli.tune.trials import Outcome, Trial, own_target, sweep
+from memstate.cli.tune.trials import SweepResult, Trial, own_target, sweep
 from memstate.errors import CompileFailed, ConfigurationError, InvalidArgument
 from memstate.kernels import copy, tuned
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tuned import CopyConfig, copy_launch
 from memstate.state.layout import Plane, StateLayout
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from tests.kernels.test_copy import LAYOUTS, ORDERS
 
 CPU = torch.device("cpu")
@@ -81,7 +81,7 @@ def test_bad_requests_are_refused() -> None:
 @pytest.mark.parametrize("planes", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_the_key_of_a_layout_is_that_of_its_planes(planes: list[Plane], order: Any) -> None:
     layout = StateLayout(planes, 3, order)
-    storage = Storage(layout, 2, Backend("reference"))
+    storage = Planes(layout, 2, Backend("reference"))
     assert grid.key_of(layout) == tuned.copy_key(storage.plane_map.unit, storage.plane_map.tiles.shape[0])
 
 
@@ -89,7 +89,7 @@ def test_toys_keep_the_planes_of_a_model() -> None:
     layout = grid.layout_of("qwen3_next")
     small = grid.toy(layout)
     assert [(p.name, p.dtype) for p in small.planes] == [(p.name, p.dtype) for p in layout.planes]
-    storage = Storage(small, 1, Backend("reference"))
+    storage = Planes(small, 1, Backend("reference"))
     assert storage.plane_map.tiles[:, 2].tolist() == 4 * [32768, 1200]
 
 
@@ -301,7 +301,7 @@ def test_cases_fit_the_memory(free: int, due: tuple[int, ...]) -> None:
 def test_a_course_copies_the_slots_it_counts() -> None:
     layout = StateLayout([Plane("ssm", (5,), torch.float32)], layers=2)
     backend = backend_here()
-    course = timing.Course(layout, lambda slots: Storage(layout, slots, backend), 10**6)
+    course = timing.Course(layout, lambda slots: Planes(layout, slots, backend), 10**6)
     assert course.due == (1, 8, 64) and course.storage.slots == 128
     assert layout.bytes_per_slot == 64 and course.moved(8) == 2 * 8 * 64
     run: list[Any] = []
@@ -309,7 +309,7 @@ def test_a_course_copies_the_slots_it_counts() -> None:
     def stopwatch(act: Any, *, warm: bool) -> float:
         if act not in run:  # once each is enough
             run.append(act)
-            plane, (dst, src) = course.storage.planes["ssm"], (column[column != 0].long() for column in act.args)
+            plane, (dst, src) = course.storage["ssm"], (column[column != 0].long() for column in act.args)
             expected = plane.clone()
             expected[:, dst] = plane[:, src]
             act()
@@ -364,7 +364,7 @@ def test_a_device_times_a_copy_and_a_sweep_stores_it(folder: Path) -> None:
     assert outcome.timed and not outcome.wrong
     assert 0 < outcome.best[0].value < 1e14  # bytes a second
     tuning.store(outcome)
-    storage = Storage(grid.layout_of("lfm2"), 1, Backend("cuda", "cuda"))
+    storage = Planes(grid.layout_of("lfm2"), 1, Backend("cuda", "cuda"))
     planes = storage.plane_map
     assert copy_launch(storage.device, planes.unit, planes.tiles.shape[0]).config == outcome.best[0].config
 
@@ -407,7 +407,7 @@ def test_a_timed_sweep_decides_what_is_launched(folder: Path, monkeypatch: pytes
 
     path = tuning.store(outcome)
     assert path == folder / "cpu.json"
-    storage = Storage(layout, 2, Backend("auto"))
+    storage = Planes(layout, 2, Backend("auto"))
     seen: list[tuple[int, int]] = []
     kernel = copy._move
 
@@ -432,13 +432,15 @@ def test_a_wrong_configuration_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> 
         tuning.store(outcome)
 
 
-def outcome_of(*values: float | None, timed: bool = True, device: str = "cpu", key: str = "unit=16,tiles=8") -> Outcome:
+def outcome_of(
+    *values: float | None, timed: bool = True, device: str = "cpu", key: str = "unit=16,tiles=8"
+) -> SweepResult:
     """A sweep whose configurations, the default first, came to these values; None: excluded."""
     made = [
         Trial("copy", key, config, True, value, "bytes/s", "" if value else "spills 8 bytes")
         for config, value in zip(grid.configurations(timed), values, strict=False)
     ]
-    return Outcome(device, timed, tuple(made))
+    return SweepResult(device, timed, tuple(made))
 
 
 @pytest.mark.parametrize(

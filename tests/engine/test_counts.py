@@ -16,6 +16,7 @@ from memstate import (
     StateManager,
 )
 from memstate.kernels.dispatch import OPS, Backend
+from tests.support.build import build
 from tests.support.scan import scan
 from tests.support.watch import Watch, real_launches
 
@@ -30,7 +31,7 @@ def poison() -> None:
 
 
 def manager(backend: Backend, tracking, rows: int, **more) -> StateManager:  # type: ignore[no-untyped-def]
-    return StateManager(
+    return build(
         LAYOUT,
         slots=5 * rows + 4,
         max_requests=3 * rows,
@@ -73,7 +74,7 @@ def test_any_mix_is_one_upload_and_two_launches(backend: Backend, tracking, n: i
     mem.abort(rows[n // 2 : 3 * n // 4])
     snapshots += mem.retract(rows[3 * n // 4 :])
     kept = [snapshot for snapshot in snapshots if snapshot]
-    more = mem.admit([Request(f"new {i}", length=12, want=8) for i in range(n - n // 4)])
+    more = mem.admit([Request(f"new {i}", length=12, snapshot_at=8) for i in range(n - n // 4)])
     mem.admit([Request("back", length=12, resume=kept[-1])] if kept else [Request("fresh")])
     mem.extend(more[: n // 2], [16] * (n // 2))
     mem.submit()
@@ -91,7 +92,7 @@ def test_the_batch_of_the_next_plan_travels_along(backend: Backend, tracking, n:
     rows = running(mem, n)
     mem.release(rows[: n // 2], publish=True)
     more = mem.admit([Request(f"new {i}", length=4) for i in range(n)])
-    mem.plan([*rows[n // 2 :], *more][: mem.log.max_batch], 1)
+    mem.plan([*rows[n // 2 :], *more][: mem._log.max_batch], 1)
     assert cost(mem) == (1, {"ownership": 1, "run_data": 1, "plan": 1}, 0)
 
 
@@ -201,7 +202,7 @@ def test_nothing_but_launches_and_uploads_reaches_the_device(backend: Backend, t
     watch = Watch()
     for op in OPS:
         setattr(mem.backend, op, watch.outside(getattr(mem.backend, op)))
-    mem.commands.ring.send = watch.outside(mem.commands.ring.send)  # type: ignore[method-assign,assignment]
+    mem._commands.ring.send = watch.outside(mem._commands.ring.send)  # type: ignore[method-assign,assignment]
     with watch:
         busy(mem)
     assert dict(watch.seen) == {}

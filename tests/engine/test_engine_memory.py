@@ -9,6 +9,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.support.build import build
 from tests.support.loops import InPlacePlanes
 from tests.support.planes import LAYOUT, MAKERS, I, Loop, every_strategy
 from tests.support.scan import scan
@@ -75,7 +76,7 @@ def test_B39_a_manager_in_an_arena_touches_its_planes_only(backend: Backend, nam
 
 def test_tensors_of_single_layers_serve_as_well(backend: Backend) -> None:
     arena = Arena(backend.device, per_layer=True)
-    mem = ms.StateManager(
+    mem = build(
         LAYOUT, slots=SLOTS, max_requests=2, tracking=ms.PingPong(I), backend=backend.name, device=backend.device,
         in_place=True, tensors=arena.tensors,
     )  # fmt: skip
@@ -90,7 +91,7 @@ def test_tensors_of_single_layers_serve_as_well(backend: Backend) -> None:
     mem.submit()
     for snapshot in snapshots:
         assert snapshot and snapshot.length == I
-        slot = int(mem.registers.table.slots[snapshot.register])
+        slot = int(mem._registers.table.slots[snapshot.register])
         for layers in mem.planes.values():
             assert [set(plane[slot].tolist()) for plane in layers] == [{I}, {10 + I}]
     arena.check()
@@ -118,7 +119,7 @@ def test_sleep_keeps_who_owns_what_and_the_bytes(backend: Backend, name: str) ->
     loop.mem.submit()
     before, infos = scan(loop.mem), loop.mem.buffer_infos()
     loop.mem.sleep()
-    assert all(arena.untyped_storage().nbytes() == 0 for arena in loop.mem.storage.arenas)
+    assert all(arena.untyped_storage().nbytes() == 0 for arena in loop.mem.planes.arenas)
     stats = loop.mem.stats()
     for call in (
         lambda: loop.mem.plan(rows),

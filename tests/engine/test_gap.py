@@ -10,6 +10,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.support.build import build
 from tests.support.planes import MAKERS, every_strategy
 from tests.support.scan import scan
 from tests.support.tiered import Tiered, settle, whole
@@ -19,7 +20,7 @@ GARBAGE = 1000.0
 
 
 def manager(backend: Backend, name: str = "redirect", slots: int = 4, **settings: object) -> ms.StateManager:
-    return ms.StateManager(
+    return build(
         LAYOUT, slots=slots, max_requests=3, tracking=MAKERS[name](), backend=backend.name, device=backend.device,
         **settings,  # type: ignore[arg-type]
     )  # fmt: skip
@@ -38,7 +39,7 @@ def value(mem: ms.StateManager, slot: int) -> float:
 
 
 def live(mem: ms.StateManager, row: ms.Row) -> int:
-    return int(mem.registers.table.slots[3 * row.index])
+    return int(mem._registers.table.slots[3 * row.index])
 
 
 # What a caller may do in the gap that sends something, or looks at the device.
@@ -49,7 +50,7 @@ CALLS: dict[str, Callable[[ms.StateManager, Sequence[ms.Row]], object]] = {
     "read_slots": lambda mem, rows: mem.read_slots(rows),
     "audit": lambda mem, rows: mem.audit().raise_if_leaking(),
     "check": lambda mem, rows: mem.check(),
-    "snapshot": lambda mem, rows: mem.snapshot(),
+    "snapshot": lambda mem, rows: mem.inspect(),
     "pool.claim": lambda mem, rows: mem.pool.release(mem.pool.claim(0)),
 }
 every_call = pytest.mark.parametrize("call", CALLS)
@@ -71,7 +72,7 @@ def test_G1_a_row_given_up_in_the_gap_keeps_its_slot_until_the_forward(backend: 
     CALLS[call](mem, [b])
     assert mem.free_slots == slots - mem.slots_held(b)
     named = {*step.read.tolist(), *step.write.tolist(), *step.snapshot.tolist()} - {0}
-    words = mem.allocator.bitmap.tolist()
+    words = mem._allocator.bitmap.tolist()
     assert not any(words[slot // 32] >> slot % 32 & 1 for slot in named), "a slot that the step names is free already"
     forward(mem, step, GARBAGE)
     following = mem.plan([b])
@@ -93,7 +94,7 @@ def test_G1_what_waits_is_sent_once_the_forward_is_in_order(backend: Backend, ho
     (slot,) = step.write.tolist()
     mem.abort([a])
     mem.submit()
-    assert live(mem, a) == slot and mem.commands.waiting, "it was sent in front of the forward"
+    assert live(mem, a) == slot and mem._commands.waiting, "it was sent in front of the forward"
     forward(mem, step)
     if how == "plan":
         mem.plan([b])
@@ -105,7 +106,7 @@ def test_G1_what_waits_is_sent_once_the_forward_is_in_order(backend: Backend, ho
         mem.submit()
     else:
         mem.submit(step)
-    assert live(mem, a) == 0 and not mem.commands.waiting
+    assert live(mem, a) == 0 and not mem._commands.waiting
     scan(mem)
 
 
@@ -176,7 +177,7 @@ def test_B31_an_arrival_in_the_gap_waits_with_what_is_before_it(backend: Backend
     forward(mem, step, GARBAGE)
     mem.submit(step)
     assert slots.ready and slots.wait().tolist() == [live(mem, b), live(mem, c)]
-    assert mem.length(b) == 3 == int(mem.registers.table.labels[3 * b.index])
+    assert mem.length(b) == 3 == int(mem._registers.table.labels[3 * b.index])
     scan(mem)
 
 
@@ -187,7 +188,7 @@ def test_a_slot_that_is_not_waited_for_is_read_back_at_once(backend: Backend) ->
     assert mem.read_slots([a, b]).wait().tolist() == [live(mem, a), live(mem, b)]
     mem.abort([b])
     mem.submit()
-    assert live(mem, b) == 0 and not mem.commands.waiting, "b is in no step"
+    assert live(mem, b) == 0 and not mem._commands.waiting, "b is in no step"
     forward(mem, step)
     mem.settle(step)
     scan(mem)
@@ -346,7 +347,7 @@ def test_a_reset_forgets_what_waits_the_last_first() -> None:
     (b,) = mem.admit([ms.Request("b", tokens=[*prompt, 2])])
     assert mem.length(b) == 8, "a hit in host memory that is not filled yet"
     mem.reset()
-    assert mem.free_slots == 8 and not mem.commands.waiting
+    assert mem.free_slots == 8 and not mem._commands.waiting
     mem.settle(mem.plan(mem.admit([ms.Request("c")])))
     scan(mem)
     stats = mem.stats().tiers
@@ -400,7 +401,7 @@ def test_a_hit_from_below_waits_for_the_slot_that_it_gets(name: str) -> None:
     at.mem.abort([row])
     named = {*step.read.tolist(), *step.write.tolist(), *step.snapshot.tolist()} - {0}
     (other,) = at.admit(ms.Request("hit", tokens=[*ONE, 1]))
-    assert at.mem.length(other) == len(ONE) and at.mem.commands.waiting
+    assert at.mem.length(other) == len(ONE) and at.mem._commands.waiting
     at.mem.submit()
     for plane in at.mem.planes.values():  # the forward of the row that was aborted
         plane[:, sorted(named)] = 0x55

@@ -106,7 +106,7 @@ def build(tracking: ms.Tracking, batch: int, backend: Backend, inputs: Inputs) -
         LAYOUT, slots=4 * batch + 8, max_requests=batch + 1, max_batch=batch, tracking=tracking,
         backend=backend.name, device=backend.device,
     )  # fmt: skip
-    for block in mem.storage.plane_map.blocks:
+    for block in mem.planes.plane_map.blocks:
         block[:, 1:].fill_(0xFF)
     ms.warm_up(mem)
     forward = Forward(mem, backend, inputs)
@@ -163,7 +163,7 @@ class Twins:
 
     def same(self) -> bool:
         """Whether outputs and all bytes of all slots are the same."""
-        blocks = zip(*(mem.storage.plane_map.blocks for mem in self.managers), strict=True)
+        blocks = zip(*(mem.planes.plane_map.blocks for mem in self.managers), strict=True)
         outs = zip(self.replayed.out.values(), self.eager.out.values(), strict=True)
         return all(same_bits(a, b) for a, b in (*blocks, *outs))
 
@@ -172,7 +172,7 @@ def check_changed_only(before: list[Tensor], mem: ms.StateManager, step: ms.Step
     """No byte differs outside the slots that the step writes; what it writes is no rubbish."""
     written = torch.cat([step.write, step.snapshot]).unique().long()
     written = written[written > 0]
-    for was, now in zip(before, mem.storage.plane_map.blocks, strict=True):
+    for was, now in zip(before, mem.planes.plane_map.blocks, strict=True):
         now = now.clone()
         now[:, written] = was[:, written]
         assert torch.equal(was, now)
@@ -206,7 +206,7 @@ def test_replays_have_the_bits_of_eager_forwards(
         replayed, eager = twins.plan(padding=t % 10 == 9)
         seen |= set(replayed.write.tolist())
         twins.inputs.draw()
-        before = [block.clone() for block in mem.storage.plane_map.blocks]
+        before = [block.clone() for block in mem.planes.plane_map.blocks]
         twins.replayed.replay(replayed)
         twins.eager.eager(eager)
         assert torch.equal(replayed.write, eager.write) and torch.equal(replayed.snapshot, eager.snapshot)
@@ -238,7 +238,7 @@ def test_one_manager_replays_graphs_of_every_batch_size(backend: Backend, genera
             step = forward.mem.plan([*[None] * (batch - len(real)), *real])
             run(step)
             forward.mem.settle(step)
-        for a, b in zip(replayed.mem.storage.plane_map.blocks, eager.mem.storage.plane_map.blocks, strict=True):
+        for a, b in zip(replayed.mem.planes.plane_map.blocks, eager.mem.planes.plane_map.blocks, strict=True):
             assert torch.equal(a, b)
         assert all(same_bits(replayed.out[name][:, :batch], eager.out[name][:, :batch]) for name in eager.out)
     assert set(replayed.graphs) == {(batch, parity) for batch in BATCHES for parity in (0, 1)}

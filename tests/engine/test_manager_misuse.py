@@ -29,9 +29,9 @@ class Stage:
     def second(self) -> ms.Step:
         return self.loop.step([self.row, self.other])
 
-    def picture(self) -> list[object]:
+    def observe(self) -> list[object]:
         self.mem.submit()
-        mem, table = self.mem, self.mem.registers.table
+        mem, table = self.mem, self.mem._registers.table
         device = [tensor.tolist() for tensor in (table.cells, table.bitmap, table.counters, mem.page_table)]
         rows = [(mem.length(row), mem.confirmed(row), mem.slots_held(row)) for row in (self.row, self.other)]
         stats = mem.stats()
@@ -72,9 +72,9 @@ MISUSE: dict[str, tuple[type[ms.MemstateError], Misuse]] = {
     "dropping what is dropped": (ms.StaleHandle, lambda s: s.mem.drop([s.kept, s.dropped])),
     "dropping None": (ms.InvalidArgument, lambda s: s.mem.drop([s.kept, None])),  # type: ignore[list-item]
     "resuming what is dropped": (ms.StaleHandle, lambda s: s.mem.admit([ms.Request("d", resume=s.dropped)])),
-    "a negative wish": (ms.InvalidArgument, lambda s: s.mem.admit([ms.Request("d"), ms.Request("e", want=-2)])),
-    "a wish within a page": (ms.InvalidArgument, lambda s: s.mem.admit([ms.Request("d"), ms.Request("e", want=3)])),
-    "a wish beyond int32": (ms.InvalidArgument, lambda s: s.mem.admit([ms.Request("d"), ms.Request("e", want=2**40)])),
+    "a negative wish": (ms.InvalidArgument, lambda s: s.mem.admit([ms.Request("d"), ms.Request("e", snapshot_at=-2)])),
+    "a wish in a page": (ms.InvalidArgument, lambda s: s.mem.admit([ms.Request("d"), ms.Request("e", snapshot_at=3)])),
+    "2**40": (ms.InvalidArgument, lambda s: s.mem.admit([ms.Request("d"), ms.Request("e", snapshot_at=2**40)])),
     "a negative length": (ms.InvalidArgument, lambda s: s.mem.admit([ms.Request("d"), ms.Request("e", length=-1)])),
     "a length beyond a row": (ms.InvalidArgument, lambda s: s.mem.admit([ms.Request("d"), ms.Request("e", length=17)])),
     "lengths for another batch": (ms.InvalidArgument, lambda s: s.mem.extend([s.row], [8, 9])),
@@ -85,17 +85,17 @@ MISUSE: dict[str, tuple[type[ms.MemstateError], Misuse]] = {
 def test_G1_misuse_raises_and_changes_nothing(case: str, backend: Backend) -> None:
     stage = Stage(backend)
     error, misuse = MISUSE[case]
-    before = stage.picture()
+    before = stage.observe()
     with pytest.raises(error):
         misuse(stage)
-    assert stage.picture() == before
+    assert stage.observe() == before
     scan(stage.mem)
 
 
 def test_G1_steps_are_settled_in_order_and_at_most_two_are_open(backend: Backend) -> None:
     stage = Stage(backend)
     second = stage.second()
-    before = stage.picture()
+    before = stage.observe()
     for error, misuse in (
         (ms.InvalidArgument, lambda: stage.mem.plan([stage.row])),
         (ms.InvalidArgument, lambda: stage.mem.settle(second)),
@@ -103,7 +103,7 @@ def test_G1_steps_are_settled_in_order_and_at_most_two_are_open(backend: Backend
     ):
         with pytest.raises(error):
             misuse()
-        assert stage.picture() == before
+        assert stage.observe() == before
     stage.mem.settle(stage.first)
     stage.mem.settle(second)
     stage.loop.advance([stage.row])

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from memstate import LazyPingPong, Plane, Redirect, Request, StateLayout, StateManager
+from memstate import LazyPingPong, Plane, Redirect, Request, StateLayout
 from memstate.kernels.dispatch import Backend
+from tests.support.build import build
 from tests.support.scan import scan
 from tests.support.watch import Watch
 
@@ -13,7 +14,7 @@ LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=1)
 
 def bookkeeping(backend: Backend, slots: int, rows: int, pages_per_row: int = 0) -> int:
     """Device bytes besides states and page table, from the tensors themselves."""
-    mem = StateManager(
+    mem = build(
         LAYOUT,
         slots=slots,
         max_requests=rows,
@@ -24,9 +25,9 @@ def bookkeeping(backend: Backend, slots: int, rows: int, pages_per_row: int = 0)
         page_size=1,
         pages_per_row=pages_per_row,
     )
-    table = mem.registers.cells.nbytes - mem.page_table.nbytes
-    total = table + mem.allocator.bitmap.nbytes + mem.allocator.counters.nbytes
-    assert mem.registers.nbytes == total
+    table = mem._registers.cells.nbytes - mem.page_table.nbytes
+    total = table + mem._allocator.bitmap.nbytes + mem._allocator.counters.nbytes
+    assert mem._registers.nbytes == total
     return total
 
 
@@ -70,7 +71,7 @@ class Largest(Watch):
 def test_no_temporary_of_state_size_anywhere(backend: Backend, tracking) -> None:  # type: ignore[no-untyped-def]
     """States of 1 MiB; admissions with copies and zeros, boundaries, publishing: nothing made is a tenth of one."""
     layout = StateLayout([Plane("s", (2**17,), torch.float32)], layers=2)
-    mem = StateManager(
+    mem = build(
         layout,
         slots=9,
         max_requests=3,

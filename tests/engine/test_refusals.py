@@ -13,6 +13,7 @@ import memstate as ms
 from memstate.kernels import tuned
 from memstate.kernels.dispatch import Backend
 from memstate.state.layout import Plane, StateLayout
+from tests.support.build import build
 from tests.support.loops import Speculator
 from tests.support.planes import Loop
 from tests.support.scan import scan
@@ -23,12 +24,12 @@ PLAIN = StateLayout((Plane("ssm", (4,), torch.float32),), layers=1)
 
 def state_of(mem: ms.StateManager) -> list[Any]:
     """Everything that a refused call must leave alone."""
-    file = mem.registers
-    device = [file.cells.tolist(), mem.allocator.bitmap.tolist(), mem.allocator.counters.tolist()]
-    host = [array.tolist() for array in (file.held, file.labels, file.tracked, file.want, file.source)]
-    table = [mem.table.used.tolist(), mem.table.unsettled.tolist(), mem.table.confirmed.tolist()]
-    blocks = [block.numpy(force=True).tobytes() for block in mem.storage.plane_map.blocks]
-    return [device, host, table, blocks, len(mem.log.unsettled), mem.free_slots, mem.free_pages]
+    file = mem._registers
+    device = [file.cells.tolist(), mem._allocator.bitmap.tolist(), mem._allocator.counters.tolist()]
+    host = [array.tolist() for array in (file.held, file.labels, file.tracked, file.snapshot_at, file.source)]
+    table = [mem._table.used.tolist(), mem._table.unsettled.tolist(), mem._table.confirmed.tolist()]
+    blocks = [block.numpy(force=True).tobytes() for block in mem.planes.plane_map.blocks]
+    return [device, host, table, blocks, len(mem._log.unsettled), mem.free_slots, mem.free_pages]
 
 
 BAD_WINDOWS: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -133,10 +134,10 @@ def test_generations_wrap_around(backend: Backend) -> None:
     """A row reused 2^31 times: its generation starts anew at 0, and the handle of before is stale."""
     loop = Loop(backend, ms.Redirect(I))
     mem = loop.mem
-    mem.table.generation[:] = 2**31 - 2
-    mem.holders.generation[:] = 2**31 - 1
+    mem._table.generation[:] = 2**31 - 2
+    mem._holders.generation[:] = 2**31 - 1
     mem.reset()
-    assert mem.table.generation.max() == 2**31 - 1 and mem.holders.generation.max() == 0
+    assert mem._table.generation.max() == 2**31 - 1 and mem._holders.generation.max() == 0
     for _ in range(2):
         (row,) = loop.admit()
         loop.advance([row], I)
@@ -146,7 +147,7 @@ def test_generations_wrap_around(backend: Backend) -> None:
         for stale in (lambda row=row: mem.length(row), lambda snapshot=snapshot: mem.drop([snapshot])):
             with pytest.raises(ms.StaleHandle):
                 stale()
-    assert mem.table.generation[1] == 1
+    assert mem._table.generation[1] == 1
     scan(mem)
 
 
@@ -155,27 +156,27 @@ def test_memory_is_touched_only_when_it_is_taken(backend: Backend) -> None:
     tensor = torch.full((1, 5, 4), 7.0, device=backend.device)
     settings: dict[str, Any] = {"max_requests": 1, "backend": backend.name, "device": backend.device}
     with pytest.raises(ms.LayoutMismatch, match=r"5 entries .* expected 10: the null slot and 9 slots"):
-        ms.StateManager(PLAIN, slots=9, tensors={"ssm": tensor}, **settings)
+        build(PLAIN, slots=9, tensors={"ssm": tensor}, **settings)
     assert (tensor == 7).all()
-    ms.StateManager(PLAIN, slots=4, tensors={"ssm": tensor}, **settings)
+    build(PLAIN, slots=4, tensors={"ssm": tensor}, **settings)
     assert (tensor[:, 0] == 0).all() and (tensor[:, 1:] == 7).all()
 
 
 @pytest.mark.parametrize("given", [None, 3, [None], (x for x in ()), np.zeros((1, 5, 4), np.float32)])
 def test_memory_that_is_no_tensor_is_refused(backend: Backend, given: object) -> None:
     with pytest.raises(ms.LayoutMismatch, match=r"plane ssm: .* expected a tensor"):
-        ms.Storage.from_tensors(PLAIN, {"ssm": given}, backend)  # type: ignore[dict-item]
+        ms.Planes.from_tensors(PLAIN, {"ssm": given}, backend)  # type: ignore[dict-item]
     with pytest.raises(ms.LayoutMismatch, match="expected a mapping"):
-        ms.Storage.from_tensors(PLAIN, [given], backend)  # type: ignore[arg-type]
+        ms.Planes.from_tensors(PLAIN, [given], backend)  # type: ignore[arg-type]
     with pytest.raises(ms.InvalidArgument, match="expected a Backend"):
-        ms.Storage.from_tensors(PLAIN, {"ssm": torch.zeros(1, 5, 4)}, "reference")  # type: ignore[arg-type]
+        ms.Planes.from_tensors(PLAIN, {"ssm": torch.zeros(1, 5, 4)}, "reference")  # type: ignore[arg-type]
 
 
 def test_arenas_that_share_bytes_are_refused(backend: Backend) -> None:
     layout = StateLayout((Plane("a", (4,), torch.float32), Plane("b", (4,), torch.float32)), layers=1)
     whole = torch.empty(1024, dtype=torch.uint8, device=backend.device)
     with pytest.raises(ms.LayoutMismatch, match="share bytes"):
-        ms.Storage(layout, 4, backend, allocate=lambda n: whole[:n])
+        ms.Planes(layout, 4, backend, allocate=lambda n: whole[:n])
 
 
 @pytest.mark.parametrize(
@@ -188,7 +189,7 @@ def test_arenas_that_share_bytes_are_refused(backend: Backend) -> None:
 )  # fmt: skip
 def test_settings_of_the_wrong_kind_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ms.ConfigurationError, match=next(iter(settings)) if "tracking" not in settings else "lane"):
-        ms.StateManager(**({"layout": PLAIN, "slots": 8, "max_requests": 2, "backend": "reference"} | settings))
+        build(**({"layout": PLAIN, "slots": 8, "max_requests": 2, "backend": "reference"} | settings))
 
 
 def test_a_tuned_file_that_cannot_be_read_is_found_at_construction(

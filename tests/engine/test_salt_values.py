@@ -109,13 +109,13 @@ DOORS: dict[str, Callable[[House, Any], object]] = {
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("odd", ODD)
 def test_what_is_no_salt_is_refused(door: str, odd: str) -> None:
-    for tiers in (None, {"storage": MemoryStore()}) if door != "prefetch" else ({"storage": MemoryStore()},):
+    for tiers in (None, {"store": MemoryStore()}) if door != "prefetch" else ({"storage": MemoryStore()},):
         house = House(tiers=tiers)
         house.turn(8, 1)
-        before = house.mem.stats(), house.mem.prefix.picture()  # type: ignore[union-attr]
+        before = house.mem.stats(), house.mem.prefix.inspect()  # type: ignore[union-attr]
         with pytest.raises(ms.InvalidArgument, match=r"^salt .* of .*: expected None, str, bytes, int, or a tuple"):
             DOORS[door](house, ODD[odd])
-        assert (house.mem.stats(), house.mem.prefix.picture()) == before  # type: ignore[union-attr]
+        assert (house.mem.stats(), house.mem.prefix.inspect()) == before  # type: ignore[union-attr]
         house.idle()
 
 
@@ -142,7 +142,7 @@ def test_a_picture_shows_every_salt() -> None:
     house = House()
     for salt in (None, "a", HUGE, "x" * 10**6):
         house.turn(4, salt)
-    assert {node["salt"] for node in house.mem.snapshot().prefix} == {None, "'a'", "<int>", "'" + "x" * 199 + ".."}
+    assert {node["salt"] for node in house.mem.inspect().prefix} == {None, "'a'", "<int>", "'" + "x" * 199 + ".."}
 
 
 def test_parts_of_a_salt_are_counted_not_followed_for_ever() -> None:

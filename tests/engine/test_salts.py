@@ -259,8 +259,8 @@ def test_what_is_remembered_of_a_prompt_is_remembered_under_its_salt(mine: Hasha
     assert cache is not None
     cache.evict_pages(99)
     ((salt, ghost),) = cache.tree.walk()
-    assert salt == mine and ghost.hollow and ghost.worth.uses == 0
+    assert salt == mine and ghost.ghost and ghost.worth.uses == 0
     assert house.starts(9, other) == 0 and ghost.worth.uses == 0, "not what this one asked for"
-    assert house.turn(8, other) == 0 and ghost.hollow, "and filled again by nobody else"
+    assert house.turn(8, other) == 0 and ghost.ghost, "and filled again by nobody else"
     assert house.starts(9, mine) == 0 and ghost.worth.uses == 1
-    assert house.turn(8, mine) == 0 and not ghost.hollow and house.starts(9, mine) == house.starts(9, other) == 8
+    assert house.turn(8, mine) == 0 and not ghost.ghost and house.starts(9, mine) == house.starts(9, other) == 8

@@ -44,9 +44,9 @@ def test_B1_a_claim_in_hand_does_not_take_what_is_recorded_for_a_row(mem: StateM
 
 def test_B9_a_group_among_recorded_commands(mem: StateManager) -> None:
     rows = mem.admit(requests(3))
-    with mem.allocator.group(1) as group:
+    with mem._allocator.group(1) as group:
         mem.release(rows[:1])
-        ids = group.claim(1).tolist() + mem.allocator.claim(1).tolist()
+        ids = group.claim(1).tolist() + mem._allocator.claim(1).tolist()
         assert 0 not in ids
         scan(mem, ids)
     scan(mem, ids)
@@ -94,7 +94,7 @@ def test_B5_a_double_release_makes_no_room_for_a_snapshot(mem: StateManager) -> 
         mem.settle(mem.plan(rows, tokens))
     snapshots = mem.release(rows[:1], publish=True) + mem.release(rows[1:])
     mem.submit()
-    assert snapshots[0] is None or int(mem.registers.table.slots[snapshots[0].register]) != 0
+    assert snapshots[0] is None or int(mem._registers.table.slots[snapshots[0].register]) != 0
     assert mem.audit().clean
     with pytest.raises(ms.DoubleRelease):
         mem.check()

@@ -7,6 +7,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.support.build import build
 from tests.support.loops import WINDOW, Speculator
 from tests.support.planes import MAKERS, I, every_snapshot, every_strategy
 from tests.support.scan import scan
@@ -54,7 +55,7 @@ def test_B33_a_boundary_inside_the_window_leaves_its_state(
 @every_snapshot
 def test_B29a_a_wanted_length_inside_the_window_is_kept_exactly(backend: Backend, name: str) -> None:
     loop = Speculator(backend, type(MAKERS[name]())(256))
-    (row,) = loop.admit(ms.Request("a", want=5))
+    (row,) = loop.admit(ms.Request("a", snapshot_at=5))
     loop.window([row], [3])
     loop.window([row], [4])
     (snapshot,) = loop.mem.publish([row])
@@ -96,7 +97,7 @@ def test_a_row_that_ends_within_its_window_publishes_what_is_real(backend: Backe
     a, b = (loop.admit(ms.Request(x))[0] for x in "ab")
     loop.window([a, b], [6, 3], [True, False])
     assert not loop.mem.plan([a, None]).numbers.any()  # finished rows are padding
-    loop.mem.cancel(loop.mem.log.unsettled[0])
+    loop.mem.cancel(loop.mem._log.unsettled[0])
     (snapshot,) = loop.mem.release([a], publish=True)
     if name != "none" or snapshot:
         assert snapshot and snapshot.length in (4, 6) and loop.holds(loop.node(snapshot), a, snapshot.length)
@@ -179,7 +180,7 @@ def test_B33_random_windows_and_steps(backend: Backend, name: str, seed: int) ->
     for _ in range(25):
         while len(rows_held) < 3 and rng.random() < 0.8:
             try:
-                rows_held += loop.admit(ms.Request("x", want=rng.choice((0, 3, 7))))
+                rows_held += loop.admit(ms.Request("x", snapshot_at=rng.choice((0, 3, 7))))
             except ms.OutOfSlots:
                 break
         batch = rng.sample([*rows_held, None], rng.randint(1, len(rows_held) + 1))
@@ -223,7 +224,7 @@ def test_what_a_step_of_windows_asks_of_the_device(backend: Backend) -> None:
 def conv_manager(backend: Backend, order: str) -> ms.StateManager:
     shape = (3, 5) if order == "tap channel" else (5, 3)
     planes = (ms.Plane("conv", shape, torch.bfloat16), ms.Plane("ssm", (2, 4), torch.float32))
-    return ms.StateManager(
+    return build(
         ms.StateLayout(planes, 2), slots=4, max_requests=2, tracking=ms.PingPong(I), backend=backend.name,
         device=backend.device, overlap=False, speculation=True,
     )  # fmt: skip
@@ -266,7 +267,7 @@ def test_misuse_of_windows_is_named_and_changes_nothing(backend: Backend) -> Non
     with pytest.raises(ms.InvalidArgument, match="speculation=True"):
         plain.plan([None], window=True)
     with pytest.raises(ms.ConfigurationError, match="overlap=False"):
-        ms.StateManager(loop.mem.layout, slots=2, max_requests=1, speculation=True)
+        build(loop.mem.layout, slots=2, max_requests=1, speculation=True)
     step = loop.mem.plan([row], 3, window=True)
     good = {
         plane.name: torch.zeros((2, 1, 3, *plane.shape), dtype=plane.dtype, device=backend.device)

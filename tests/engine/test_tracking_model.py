@@ -44,7 +44,7 @@ class Schedule:
             backend,
             capacity=capacity,
             rows=rows,
-            holders=choose((0, 1, 2, 3, 4, 6)),
+            snapshots=choose((0, 1, 2, 3, 4, 6)),
             direct=choose((True, False)),
             reserve=choose((0, 0, 1)),
             page=page,
@@ -101,9 +101,9 @@ class Schedule:
         for i in range(self.random.choice((1, 1, 1, 2, 3))):
             resume = self.random.choice(self.kept) if self.kept and self.random.random() < 0.6 else None
             page, base = self.rig.model.page, resume.length if resume else 0
-            want = (base + self.random.randint(0, 9)) // page * page if self.random.random() < 0.4 else 0
+            snapshot_at = (base + self.random.randint(0, 9)) // page * page if self.random.random() < 0.4 else 0
             length = base + self.random.randint(0, 6) if self.rig.page_count else 0
-            requests.append(ms.Request(f"request {i}", length=length, resume=resume, want=want))
+            requests.append(ms.Request(f"request {i}", length=length, resume=resume, snapshot_at=snapshot_at))
         tenants = self.rig.admit(requests)
         self.note(requests, "->", [t.handle.index for t in tenants])
 

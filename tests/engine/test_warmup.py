@@ -19,9 +19,9 @@ def test_warm_up_changes_nothing_in_the_middle_of_a_run(backend: Backend, tracki
         mem.settle(mem.plan(rows))
     step = mem.plan(rows)
     mem.planes["ssm"].fill_(torch.nan)
-    before = [t.clone() for t in (mem.registers.cells, mem.allocator.bitmap, mem.allocator.counters, *step.record)]
+    before = [t.clone() for t in (mem._registers.cells, mem._allocator.bitmap, mem._allocator.counters, *step.record)]
     launched = ms.warm_up(mem)
-    after = (mem.registers.cells, mem.allocator.bitmap, mem.allocator.counters, *step.record)
+    after = (mem._registers.cells, mem._allocator.bitmap, mem._allocator.counters, *step.record)
     assert launched > 4
     assert all(torch.equal(was, now) for was, now in zip(before, after, strict=True))
     assert mem.planes["ssm"].isnan().all()

@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.support.build import build
 from tests.support.decode_case import same_bits
 from tests.support.recurrences import Array, Rounded, gated_delta_bound, kda_bound
 
@@ -65,7 +66,7 @@ def slots(device: torch.device, *values: int) -> Tensor:
 def manager(backend: Backend, tracking: ms.Tracking, *shape: int, in_place: bool = False) -> ms.StateManager:
     layout = ms.StateLayout((ms.Plane("ssm", shape, torch.float32),), layers=1)
     where = {"device": backend.device, "backend": backend.name}
-    return ms.StateManager(layout, slots=8, max_requests=3, tracking=tracking, in_place=in_place, **where)
+    return build(layout, slots=8, max_requests=3, tracking=tracking, in_place=in_place, **where)
 
 
 class Talk:

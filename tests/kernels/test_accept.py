@@ -8,7 +8,7 @@ from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.reference import tracking
-from memstate.kernels.tables import Count, Outcome, Registers, Rules, StepRecord, Strategy
+from memstate.kernels.tables import Accepted, Count, Registers, Rules, StepRecord, Strategy
 from tests.kernels.test_plan_kernel import (
     BATCHES,
     NO_LIMIT,
@@ -23,8 +23,8 @@ from tests.kernels.test_plan_kernel import (
 )
 
 
-def stale_outcome(batch: int, like: Tensor) -> Outcome:
-    return Outcome(*(torch.full((batch,), POISON, dtype=torch.int32, device=like.device) for _ in Outcome._fields))
+def stale_outcome(batch: int, like: Tensor) -> Accepted:
+    return Accepted(*(torch.full((batch,), POISON, dtype=torch.int32, device=like.device) for _ in Accepted._fields))
 
 
 class Case:
@@ -49,7 +49,7 @@ class Case:
             self.table.generation[row] += 1
         self.accepted = [rng.choice((0, n, n, max(0, n - 1), n + 1)) for n in self.record.tokens.tolist()]
 
-    def run(self, backend: Backend, table: Registers) -> tuple[StepRecord, Outcome]:
+    def run(self, backend: Backend, table: Registers) -> tuple[StepRecord, Accepted]:
         record = StepRecord(*(column.clone() for column in self.record))
         outcome = stale_outcome(len(self.accepted), table.cells)
         accepted = numbers(self.accepted, table.cells)
@@ -86,16 +86,18 @@ def test_B33_accept_follows_the_rules(variant: str, seed: int) -> None:
             assert [got[k] for k in ("write", "snapshot", "after", "accepted", "crossed")] == [0] * 5
             continue
         slots, labels = ([int(v) for v in column[3 * row : 3 * row + 3]] for column in (before.slots, before.labels))
-        source, want, tracked = (int(column[row]) for column in (before.source, before.want, before.tracked))
+        source, snapshot_at, tracked = (
+            int(column[row]) for column in (before.source, before.snapshot_at, before.tracked)
+        )
         length = int(before.labels[source]) if source else labels[0]
         end = length + n
         reach = end - (case.rules.strategy == Strategy.REDIRECT)
-        inside = [m for m in range(length + 1, reach + 1) if m % every == 0 or m == want]
+        inside = [m for m in range(length + 1, reach + 1) if m % every == 0 or m == snapshot_at]
         mark = inside[-1] if inside and case.rules.lanes else 0
         lanes = list(range(1, 1 + case.rules.lanes))
         write, snapshot, new = slots[0], 0, tracked
         turns = case.rules.strategy == Strategy.REDIRECT and not mark and not source
-        turns = turns and (length % every == 0 or length == want) and length > tracked
+        turns = turns and (length % every == 0 or length == snapshot_at) and length > tracked
         lane = None
         if mark or turns:
             idle = [k for k in lanes if slots[k] and labels[k] == 0 and case.rules.strategy != Strategy.REDIRECT]

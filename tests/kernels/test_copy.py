@@ -13,7 +13,7 @@ from torch import Tensor
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import HEADER_INTS, TILE_BYTES, ZERO_SOURCE, PlaneMap, Section
 from memstate.state.layout import Plane, StateLayout
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 
 CANARY = 64  # bytes before and behind every arena
 LAYOUTS = {
@@ -44,7 +44,7 @@ class Poisoned:
     def __init__(self, layout: StateLayout, slots: int, backend: Backend, generator: torch.Generator) -> None:
         self.memory: list[Tensor] = []
         self.layout, self.slots, self.device = layout, slots, backend.device
-        self.storage = Storage(layout, slots, backend, self._allocate)
+        self.storage = Planes(layout, slots, backend, self._allocate)
         for whole in self.memory:
             whole.copy_(torch.randint(0, 256, whole.shape, dtype=torch.uint8, generator=generator))
         self.expected = [whole.to("cpu", copy=True) for whole in self.memory]
@@ -103,11 +103,11 @@ def test_B37_copies_and_zeros_are_exact_for_every_layout(backend, generator, pla
     ],
 )
 def test_B37_nan_payloads_and_signed_zeros_survive(backend, dtype, bits, patterns):
-    storage = Storage(StateLayout([Plane("ssm", (4,), dtype)], 1), 2, backend)
+    storage = Planes(StateLayout([Plane("ssm", (4,), dtype)], 1), 2, backend)
     payload = torch.tensor(patterns, dtype=bits, device=backend.device)
-    storage.planes["ssm"].view(bits)[0, 1] = payload
+    storage["ssm"].view(bits)[0, 1] = payload
     storage.copy(torch.tensor([2], device=backend.device), torch.tensor([1], device=backend.device))
-    assert torch.equal(storage.planes["ssm"].view(bits)[0, 2], payload)
+    assert torch.equal(storage["ssm"].view(bits)[0, 2], payload)
 
 
 def vast(nbytes: int, device: torch.device) -> Tensor:
@@ -123,8 +123,8 @@ def vast(nbytes: int, device: torch.device) -> Tensor:
 def test_B38_offsets_beyond_2_31_elements_are_right(backend, order):
     slots, layers = 2**28 + 8, 2
     layout = StateLayout([Plane("ssm", (16,), torch.int8)], layers, order)
-    storage = Storage(layout, slots, backend, lambda nbytes: vast(nbytes, backend.device))
-    plane = storage.planes["ssm"]
+    storage = Planes(layout, slots, backend, lambda nbytes: vast(nbytes, backend.device))
+    plane = storage["ssm"]
     far, near = 2**28 + 3, 3  # 2^32 bytes apart in a layer: the same slot to 32-bit arithmetic
     for layer in range(layers):
         plane[layer, near] = 1 + layer

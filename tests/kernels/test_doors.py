@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memstate.kernels.checks import Blocks, check_distinct
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import COUNTERS, Outcome, PlaneMap, Registers, Rules, StepRecord, Strategy
+from memstate.kernels.tables import COUNTERS, Accepted, PlaneMap, Registers, Rules, StepRecord, Strategy
 from tests.kernels import test_conv, test_gated_delta, test_selective
 from tests.kernels.test_plan_kernel import copy_of, same
 from tests.support.decode_case import Case, Row, same_bits
@@ -345,7 +345,7 @@ class Desk:
 
     def arguments(self, op: str) -> dict[str, Any]:
         rows, ids, table = self.ints(1, 2, 3), self.ints(2, 3, 5), self.table
-        rules, outcome = Rules(Strategy.LAZY, 2, 6, False), Outcome(self.ints(0, 0, 0), self.ints(0, 0, 0))
+        rules, outcome = Rules(Strategy.LAZY, 2, 6, False), Accepted(self.ints(0, 0, 0), self.ints(0, 0, 0))
         return {
             "claim": {"bitmap": table.bitmap, "n": 2, "counters": table.counters},
             "release": {"bitmap": table.bitmap, "ids": ids, "capacity": 20, "counters": table.counters},

@@ -10,7 +10,7 @@ from torch import Tensor
 from memstate.kernels import blocks
 from memstate.kernels.dispatch import Backend
 from memstate.state.layout import Order, Plane, StateLayout
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from tests.support.decode_case import far_apart
 
 GUARD = 48  # bytes before and behind; a multiple of 16 that is no power of two
@@ -77,7 +77,7 @@ def stored(
         return memory[-1][GUARD : GUARD + nbytes]
 
     layout = StateLayout((Plane("state", shape, dtype), Plane("other", (5,), torch.int8)), LAYERS, order)
-    plane = Storage(layout, SLOTS - 1, backend, allocate).planes["state"]
+    plane = Planes(layout, SLOTS - 1, backend, allocate)["state"]
     return Poisoned(memory[0], plane, generator)
 
 

@@ -351,7 +351,7 @@ def test_warps_may_hold_the_same_lanes(op: str, variant: str, warps: int) -> Non
 
 def test_a_label_that_is_written_is_copied_behind_a_barrier() -> None:
     """In one packet: what the first lane writes, another reads."""
-    file = RegisterFile(SlotAllocator(8, Backend("interpreter")), rows=3, holders=0)
+    file = RegisterFile(SlotAllocator(8, Backend("interpreter")), rows=3, snapshots=0)
     commands = CommandBuffer(file)
     commands.claim([3, 6, 9])
     commands.submit()
@@ -471,10 +471,10 @@ def test_a_manager_serves_alike_under_every_schedule(name: str, generator: torch
     seed, served = generator.initial_seed(), {}
     for kernels in ("reference", "interpreter"):
         loop = Loop(Backend(kernels), MAKERS[name](), overlap=True)
-        blocks = loop.mem.storage.plane_map.blocks
+        blocks = loop.mem.planes.plane_map.blocks
         with interleaved(Seeded(seed), Limits(reach=blocks, null=[block[:, 0] for block in blocks])) as log:
             serve(loop)
-        table = loop.mem.registers.table
+        table = loop.mem._registers.table
         served[kernels] = [*table[:5], table.bitmap, table.counters, *(block[:, 1:] for block in blocks)]
     assert all(map(torch.equal, *served.values()))
     assert log.conflicts() == []

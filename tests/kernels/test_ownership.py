@@ -125,7 +125,7 @@ def test_G1_a_negative_slot_in_a_register_is_out_of_range(backend: Backend) -> N
 def test_G1_check_raises_what_the_device_counted(backend: Backend, kind: Count) -> None:
     """Once, by name, with the register or slot at fault; the host's count is the device's afterwards."""
     allocator = SlotAllocator(3, backend)
-    file = RegisterFile(allocator, rows=3, holders=2)
+    file = RegisterFile(allocator, rows=3, snapshots=2)
     file.ownership(Packet(claims=[3, 6]).pack(backend.device))
     offender = {Count.DOUBLE_RELEASE: 1, Count.OUT_OF_RANGE: 9, Count.CLAIM_SHORT: 12}.get(kind, 3)
     if kind == Count.OUT_OF_RANGE:
@@ -146,8 +146,8 @@ def test_G1_check_raises_what_the_device_counted(backend: Backend, kind: Count) 
     allocator.check()
     held = [register for register, slot in enumerate(file.table.slots.tolist()) if slot]
     file.held[held] = True  # the packets were made by hand: the mirror follows
-    in_hand = [1] if kind == Count.OUT_OF_RANGE else []
-    scan_registers(file, in_hand)
+    by_id = [1] if kind == Count.OUT_OF_RANGE else []
+    scan_registers(file, by_id)
 
 
 def test_an_empty_packet_changes_nothing(backend: Backend) -> None:

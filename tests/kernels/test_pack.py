@@ -14,7 +14,7 @@ from torch import Tensor
 
 from memstate.kernels import pack
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Piece, RecordMap
+from memstate.kernels.tables import RecordMap, RecordPiece
 from tests.conftest import CUDA
 from tests.kernels.test_copy import vast
 
@@ -40,7 +40,7 @@ class Memory:
     tile: int = 4  # in units
     gap: int = 32  # between bodies
     host: bool = False  # records in memory of the host
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[RecordPiece] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         device, unit = self.backend.device, self.unit
@@ -59,7 +59,7 @@ class Memory:
         for layer in range(LAYERS):
             for plane, size in enumerate(self.bytes):
                 for byte in range(0, size, self.tile * unit):
-                    self.pieces.append(Piece(plane, layer, byte, min(self.tile * unit, size - byte), body + byte))
+                    self.pieces.append(RecordPiece(plane, layer, byte, min(self.tile * unit, size - byte), body + byte))
                 body += -(-size // 16) * 16
         self.stride = body + self.gap
         self.whole = self._random(2 * GUARD + RECORDS * self.stride, torch.device("cpu") if self.host else device)
@@ -77,7 +77,7 @@ class Memory:
     def _random(self, nbytes: int, device: torch.device) -> Tensor:
         return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=self.generator).to(device)
 
-    def at(self, piece: Piece, slot: int) -> int:
+    def at(self, piece: RecordPiece, slot: int) -> int:
         """Where a tile lies in `planes`."""
         start, layer, step = (of[piece.block] for of in (self.starts, self.layer_strides, self.slot_strides))
         return start + piece.layer * layer + slot * step + piece.start
@@ -206,7 +206,7 @@ def test_B38_records_beyond_2_31_bytes(backend: Backend, op: str) -> None:
     held = far.as_strided((2, 16), (stride, 1))
     plane = torch.arange(48, dtype=torch.uint8, device=backend.device).view(1, 3, 16)
     tiles = torch.tensor([[plane.data_ptr(), 16, 16, 0]], dtype=torch.int64, device=backend.device)
-    records = RecordMap(tiles, (plane,), (Piece(0, 0, 0, 16, 0),), 16)
+    records = RecordMap(tiles, (plane,), (RecordPiece(0, 0, 0, 16, 0),), 16)
     far[:48] = 99
     held[1] = 7
     column = torch.tensor([1], device=backend.device)
@@ -222,7 +222,7 @@ def test_B38_slots_beyond_2_31_bytes(backend: Backend, op: str) -> None:
     far = vast(2 * stride + 16, backend.device)
     plane = far.as_strided((1, 3, 16), (16, stride, 1))
     tiles = torch.tensor([[far.data_ptr(), stride, 16, 0]], dtype=torch.int64, device=backend.device)
-    records = RecordMap(tiles, (plane,), (Piece(0, 0, 0, 16, 0),), 16)
+    records = RecordMap(tiles, (plane,), (RecordPiece(0, 0, 0, 16, 0),), 16)
     far[:48] = 99
     plane[0, 2] = 7
     held = torch.arange(16, dtype=torch.uint8, device=backend.device).view(1, 16)
@@ -404,7 +404,9 @@ def test_records_in_gaps_between_slots_are_fine(backend: Backend) -> None:
     plane, gaps = memory.as_strided((1, 4, 16), (16, 32, 1)), memory.as_strided((4, 16), (32, 1), 16)
     tiles = torch.tensor([[plane.data_ptr(), 32, 16, 0]], dtype=torch.int64, device=backend.device)
     column = torch.tensor([3], device=backend.device)
-    backend.pack_slots(RecordMap(tiles, (plane,), (Piece(0, 0, 0, 16, 0),), 16), None, column, column - 3, gaps, 0, 1)
+    backend.pack_slots(
+        RecordMap(tiles, (plane,), (RecordPiece(0, 0, 0, 16, 0),), 16), None, column, column - 3, gaps, 0, 1
+    )
     assert memory.tolist() == [*range(16), *range(96, 112), *range(32, 128)]
 
 

@@ -41,7 +41,7 @@ class RandomFile:
         )
         ids = rng.sample(range(1, self.capacity + 1), self.capacity)
         slots, labels = [0] * self.file.count, [0] * self.file.count
-        columns = {name: [0] * (self.rows + 1) for name in ("tracked", "want", "source", "generation")}
+        columns = {name: [0] * (self.rows + 1) for name in ("tracked", "snapshot_at", "source", "generation")}
         for register in range(self.file.first_holder, self.file.count):
             slots[register], labels[register] = ids.pop(), rng.randint(1, 3 * self.every)
         for row in range(1, self.rows + 1):
@@ -56,7 +56,9 @@ class RandomFile:
                 if rng.random() < 0.6:
                     slots[lane], labels[lane] = ids.pop(), rng.choice((0, rng.randint(0, 4 * self.every)))
             columns["generation"][row] = rng.randint(1, 9)
-            columns["want"][row] = rng.choice((0, 0, labels[live], labels[live] + 1, labels[live] + rng.randint(0, 4)))
+            columns["snapshot_at"][row] = rng.choice(
+                (0, 0, labels[live], labels[live] + 1, labels[live] + rng.randint(0, 4))
+            )
             columns["tracked"][row] = rng.choice((0, 0, labels[live], labels[live] - 1, labels[live] + 1))
             if rng.random() < 0.15:
                 columns["source"][row], labels[live] = self.file.first_holder + rng.randrange(holders), 0
@@ -85,11 +87,11 @@ class RandomFile:
             if slot:
                 model.slot[self.name(number)], model.label[self.name(number)] = slot, int(table.labels[number])
         model.held, model.known = set(model.slot), +model.label
-        for row, (tracked, want, source) in enumerate(
-            zip(*(c.tolist() for c in (table.tracked, table.want, table.source)), strict=True)
+        for row, (tracked, snapshot_at, source) in enumerate(
+            zip(*(c.tolist() for c in (table.tracked, table.snapshot_at, table.source)), strict=True)
         ):
             if model.slot["live", row]:
-                model.rows[row] = Row(row, want, tracked, self.name(source) if source else None)
+                model.rows[row] = Row(row, snapshot_at, tracked, self.name(source) if source else None)
         return model
 
     def free(self) -> list[int]:

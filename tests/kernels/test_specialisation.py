@@ -22,6 +22,7 @@ import torch
 import memstate as ms
 from memstate.kernels.dispatch import OPS
 from memstate.kernels.tables import StepRecord
+from tests.support.build import build
 
 ROOT = Path(__file__).parents[2]
 TARGETS = ("sm_90", "gfx942")
@@ -65,7 +66,7 @@ EXPECTED = {
 
 
 def manager(max_batch: int, **settings: Any) -> ms.StateManager:
-    return ms.StateManager(
+    return build(
         LAYOUT, slots=900, max_requests=2 * max_batch, max_batch=max_batch, pages=128 * max_batch, page_size=2,
         pages_per_row=64, backend="interpreter", **settings,
     )  # fmt: skip
@@ -98,14 +99,14 @@ def speculate(mem: ms.StateManager, rows: Sequence[ms.Row], batch: int) -> None:
 
 def serve(mem: ms.StateManager) -> None:
     """Everything that a scheduler does, at every size of a batch, padded and not."""
-    most = mem.log.max_batch
+    most = mem._log.max_batch
     for batch, padded in [(n, n) for n in range(1, most + 1)] + [(n, most) for n in range(1, most)]:
         mem.settle(mem.plan([None] * padded))
-        rows = mem.admit([ms.Request((batch, i), length=2, want=6 * (i % 2)) for i in range(batch)])
+        rows = mem.admit([ms.Request((batch, i), length=2, snapshot_at=6 * (i % 2)) for i in range(batch)])
         mem.extend(rows, [64] * batch)
         mem.shortfall(rows)
         decode(mem, rows, padded, end=batch // 2)
-        if mem.speculation:
+        if mem.forward.speculation:
             speculate(mem, rows, padded)
         mem.read_slots(rows)
         mem.abort(mem.fork(rows[-1], ["fork"]).rows)
@@ -126,7 +127,7 @@ def serve(mem: ms.StateManager) -> None:
 
 def every_size(mem: ms.StateManager) -> None:
     """Steps of every size that could compile anew, of rows that all supersede a lane; one row ends at each."""
-    most = mem.log.max_batch
+    most = mem._log.max_batch
     rows = mem.admit([ms.Request(i, length=128) for i in range(most)])
     around = [2**k + near for k in range(9) for near in (-1, 0, 1)]
     for batch in sorted({n for n in (*around, most) if 1 <= n <= most}):
@@ -136,8 +137,8 @@ def every_size(mem: ms.StateManager) -> None:
 
 def shifted(mem: ms.StateManager) -> None:
     """A planted defect: the columns of step records lie one behind the other, aligned by chance."""
-    store = torch.zeros(2, len(StepRecord._fields), mem.log.max_batch, dtype=torch.int32)
-    mem.log._columns = [StepRecord(*store[parity]) for parity in range(2)]
+    store = torch.zeros(2, len(StepRecord._fields), mem._log.max_batch, dtype=torch.int32)
+    mem._log._columns = [StepRecord(*store[parity]) for parity in range(2)]
     every_size(mem)
 
 

@@ -17,7 +17,7 @@ from memstate.kernels import copy, tuned
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tuned import CopyConfig, copy_key, copy_launch, trying
 from memstate.state.layout import Plane, StateLayout
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from tests.kernels.test_copy import LAYOUTS, Poisoned, packet_of
 
 ROOT = Path(__file__).parents[2]
@@ -265,7 +265,7 @@ def test_launches_take_the_configuration_of_the_file(
 ) -> None:
     launches = Launches(monkeypatch)
     layout = StateLayout([Plane("ssm", (40,), torch.float32)], layers=TILES)
-    storage = Storage(layout, 3, Backend("auto", DEVICE))
+    storage = Planes(layout, 3, Backend("auto", DEVICE))
     assert storage.plane_map.tiles.shape[0] == TILES
     ids = torch.ones(1, dtype=torch.int32, device=DEVICE)
 

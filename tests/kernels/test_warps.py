@@ -22,7 +22,7 @@ from triton.runtime import interpreter
 from memstate.kernels import bitmap, registers, speculation, tracking
 from memstate.kernels.bitmap import chunk_words
 from memstate.kernels.catalog import all_cases
-from memstate.kernels.tables import HEADER_INTS, Outcome, Rules, StepRecord, Strategy
+from memstate.kernels.tables import HEADER_INTS, Accepted, Rules, StepRecord, Strategy
 from memstate.kernels.warps import MOST, warps_for
 from tests.support import op_launches
 from tests.support.op_launches import ints
@@ -63,7 +63,7 @@ def launch_all() -> None:
         bitmap.release(file.bitmap, rows, capacity, file.counters)
         tracking.plan(file, rows, rows.clone(), record, rules, 1)
         tracking.settle(file, record, None)
-        speculation.accept(file, rows, record, Outcome(ints(batch), ints(batch)), rules, 1)
+        speculation.accept(file, rows, record, Accepted(ints(batch), ints(batch)), rules, 1)
 
 
 def test_no_launch_has_more_warps_than_lanes(launched: list[tuple[str, dict[str, Any]]]) -> None:

@@ -17,7 +17,7 @@ from memstate.slots.allocator import SlotAllocator
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.journal import Change
 from memstate.slots.registers import RegisterFile
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.tokens import encode
 from tests.support.command_bench import require_unordered
 from tests.support.scan import scan_registers
@@ -59,7 +59,7 @@ def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -
                 at.mem.cancel(step, tokens=[wrong])
             else:
                 getattr(at.mem, call)([row], tokens=[wrong])
-        assert (at.mem.stats(), at.mem.length(row)) == before and at.mem.table.alive(row)
+        assert (at.mem.stats(), at.mem.length(row)) == before and at.mem._table.alive(row)
     if step:
         at.mem.cancel(step, tokens=[T[:9]])
     else:
@@ -168,33 +168,31 @@ def test_a_state_inherits_the_requests_of_those_given_up_below_it() -> None:
 # -- what is recorded -------------------------------------------------------------------------------
 
 
-def test_the_ledger_names_every_change_of_owners(backend: Backend) -> None:
-    at = server(backend, ledger=50, direct_hits=False, overlap=False)
-    ledger = at.mem.ledger
-    assert ledger
+def test_the_journal_names_every_change_of_owners(backend: Backend) -> None:
+    at = server(backend, journal=50, direct_hits=False, overlap=False)
     row = at.start(T[:8])
     live = 3 * row.index
     at.prefill(row, publish=False)
     at.end([row])
     (kept,) = at.states().values()
     at.cache.evict_states(1)
-    changes: list[Change] = list(ledger.changes)
+    changes: list[Change] = at.mem.changes
     assert [change.serial for change in changes] == list(range(1, len(changes) + 1))
     told = [(change.what, change.register, change.source, change.label) for change in changes]
     assert told == [("claim", live, 0, 0), ("move", kept.register, live, 8), ("release", kept.register, 0, 8)]
     assert changes[0].owner == changes[1].source_owner == f"row {row.index} (request 'of 8') live"
     assert str(kept.register) in changes[2].owner
-    assert [change.submit for change in changes] == [1, 2, 2] and at.mem.commands.packets == 1  # the next packet
+    assert [change.submit for change in changes] == [1, 2, 2] and at.mem._commands.packets == 1  # the next packet
     for n in range(60):
         at.mem.abort([at.start([n])])
-    assert len(ledger.changes) == 50 and ledger.changes[-1].serial == 3 + 2 * 60
+    assert len(at.mem.changes) == 50 and at.mem.changes[-1].serial == 3 + 2 * 60
     at.empty()
 
 
 def test_the_order_of_record_is_kept_for_many_registers_too(backend: Backend) -> None:
     """More than a loop looks at: moves of what was moved, and copies of what is given up and taken again."""
     n, layout = 12, ms.StateLayout((ms.Plane("s", (4,), torch.float32),), layers=1)
-    allocator, storage = SlotAllocator(3 * n, backend), Storage(layout, 3 * n, backend)
+    allocator, storage = SlotAllocator(3 * n, backend), Planes(layout, 3 * n, backend)
     file = RegisterFile(allocator, n, 3 * n)
     buffer, carry_out = CommandBuffer(file, StatePool(allocator, storage).run_data), backend.ownership
 
@@ -207,7 +205,7 @@ def test_the_order_of_record_is_kept_for_many_registers_too(backend: Backend) ->
     buffer.claim(one)
     buffer.submit()
     slots = file.table.slots[one].long()
-    storage.planes["s"][0, slots] = torch.arange(n, dtype=torch.float32, device=backend.device)[:, None]
+    storage["s"][0, slots] = torch.arange(n, dtype=torch.float32, device=backend.device)[:, None]
     file.table.labels[one] = torch.arange(10, 10 + n, dtype=torch.int32, device=backend.device)
     file.labels[one] = np.arange(10, 10 + n)
 
@@ -223,6 +221,6 @@ def test_the_order_of_record_is_kept_for_many_registers_too(backend: Backend) ->
     expected = np.arange(n)[::-1]
     assert scan_registers(file).problems == []
     assert file.table.labels[three].tolist() == file.labels[three].tolist() == (expected + 10).tolist()
-    assert storage.planes["s"][0, file.table.slots[three].long(), 0].tolist() == expected.tolist()
-    assert not storage.planes["s"][0, file.table.slots[two].long()].any()
+    assert storage["s"][0, file.table.slots[three].long(), 0].tolist() == expected.tolist()
+    assert not storage["s"][0, file.table.slots[two].long()].any()
     assert not file.held[one].any() and allocator.free == n

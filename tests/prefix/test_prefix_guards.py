@@ -1,4 +1,4 @@
-"""Doors of the prefix cache: what isolates, what is refused by name, what is bounded, and whom the ledger names."""
+"""Doors of the prefix cache: what isolates, what is refused by name, what is bounded, and whom the journal names."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,8 @@ import torch
 
 import memstate as ms
 from memstate.prefix.policies import FlopAware, Lru, PathCap, Place, ReturnRate
-from memstate.slots.inspect import Picture
+from memstate.slots.inspect import Inspection
+from tests.support.build import build
 
 LAYOUT = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), 1)
 T = list(range(16))
@@ -19,7 +20,7 @@ T = list(range(16))
 def manager(**settings: Any) -> ms.StateManager:
     sizes = {"slots": 8, "max_requests": 3, "pages": 40, "page_size": 4, "pages_per_row": 12}
     given = sizes | {"tracking": ms.Redirect(8), "prefix": ms.Prefix(states=Lru()), "backend": "reference"} | settings
-    return ms.StateManager(LAYOUT, **given)  # type: ignore[arg-type]
+    return build(LAYOUT, **given)  # type: ignore[arg-type]
 
 
 def run(mem: ms.StateManager, row: ms.Row, tokens: list[int]) -> None:
@@ -84,7 +85,7 @@ def test_G1_a_policy_that_raises_leaves_nothing_half_done(where: str) -> None:
             mem.publish([row], tokens=[[*T[:12], 1, 2, 3, 4]])
     policy.raises = ""
     mem.release([row], tokens=[[*T[:12], 1, 2, 3, 4]])
-    assert mem.prefix is not None and not mem.holders.pinned
+    assert mem.prefix is not None and not mem._holders.pinned
     mem.prefix.clear()
     mem.audit().raise_if_leaking()
     assert (mem.free_slots, mem.free_pages, mem.prefix.tree.leased_pages) == (8, 40, 0)
@@ -103,8 +104,8 @@ def test_G1_a_policy_that_raises_leaves_nothing_half_done(where: str) -> None:
         lambda: ms.Prefix(most_states=-1),
         lambda: manager(prefix=True),
         lambda: manager(prefix=Lru()),
-        lambda: manager(ledger=-1),
-        lambda: manager(ledger=1.5),
+        lambda: manager(journal=-1),
+        lambda: manager(journal=1.5),
     ],
 )
 def test_G1_settings_that_cannot_be_meant_are_refused_at_construction(make: Callable[[], object]) -> None:
@@ -131,18 +132,18 @@ def test_the_default_policy_keeps_no_tokens_of_what_it_forgot() -> None:
         mem.release([row], tokens=[tokens])
     kept = {id(spot.node): len(spot.node.key) for _, spot, _ in policy._log}
     tree = mem.prefix.tree
-    assert tree.hollow_pages <= 40 and len(policy._log) >= 60
-    assert sum(kept.values()) <= (tree.total_pages + tree.hollow_pages) * tree.page
+    assert tree.ghost_pages <= 40 and len(policy._log) >= 60
+    assert sum(kept.values()) <= (tree.total_pages + tree.ghost_pages) * tree.page
 
 
-def test_the_ledger_names_cached_prefixes_also_when_they_go() -> None:
-    mem = manager(ledger=50)
+def test_the_journal_names_cached_prefixes_also_when_they_go() -> None:
+    mem = manager(journal=50)
     (row,) = mem.admit([ms.Request("a", tokens=T)])
     run(mem, row, T)
     mem.release([row], tokens=[T])
-    assert mem.prefix is not None and mem.ledger is not None
+    assert mem.prefix is not None
     mem.prefix.clear()
-    gone = [change.owner for change in mem.ledger.changes if change.what == "release"]
+    gone = [change.owner for change in mem.changes if change.what == "release"]
     assert gone[-1].startswith("cached prefix of 16 tokens")
 
 
@@ -158,7 +159,7 @@ def test_refusals_name_idle_sessions() -> None:
         mem.admit([ms.Request("c")])
     assert refusal.value.in_sessions == 2 and refusal.value.evictable == 0
     with pytest.raises(ms.OutOfPages, match="waiting cannot help"):
-        mem.pages.require_free(41)
+        mem._pages.require_free(41)
 
 
 def test_match_counts_what_a_session_keeps() -> None:
@@ -175,11 +176,11 @@ def test_match_counts_what_a_session_keeps() -> None:
 )
 def test_G1_files_that_are_no_pictures_are_refused(change: dict[str, object], tmp_path: Path) -> None:
     path = tmp_path / "owners.json"
-    manager().snapshot().save(path)
-    assert Picture.load(path).capacity == 8
+    manager().inspect().save(path)
+    assert Inspection.load(path).capacity == 8
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | change), encoding="utf-8")
     with pytest.raises(ms.InvalidArgument, match="not a picture"):
-        Picture.load(path)
+        Inspection.load(path)
     path.write_text("[" * 100_000, encoding="utf-8")
     with pytest.raises(ms.InvalidArgument, match="not a picture"):
-        Picture.load(path)
+        Inspection.load(path)

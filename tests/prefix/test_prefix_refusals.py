@@ -21,7 +21,7 @@ def server(backend: Backend, policy: Lru | None = None, **more: object) -> Serve
 
 def figures(at: Server) -> tuple[object, ...]:
     at.look()
-    return at.mem.stats().prefix, at.mem.free_slots, at.mem.free_pages, at.mem.table.free, len(at.cache.leases)
+    return at.mem.stats().prefix, at.mem.free_slots, at.mem.free_pages, at.mem._table.free, len(at.cache.leases)
 
 
 def test_pages_that_a_handle_has_too_are_no_room(backend: Backend) -> None:
@@ -114,12 +114,12 @@ def test_a_salt_or_a_snapshot_that_cannot_be_meant_changes_nothing(backend: Back
         lambda: at.mem.admit([ms.Request("a", tokens=T[:9]), ms.Request("b", tokens=T, salt=["a"])]),
         lambda: at.mem.drop([cached]),
         lambda: at.mem.admit([ms.Request("a", tokens=T[:9]), ms.Request("b", tokens=T, length=-1)]),
-        lambda: at.mem.admit([ms.Request("a", tokens=T[:9]), ms.Request("b", tokens=T, want=3)]),
+        lambda: at.mem.admit([ms.Request("a", tokens=T[:9]), ms.Request("b", tokens=T, snapshot_at=3)]),
         lambda: at.mem.admit([ms.Request("a", tokens=T[:9]), ms.Request("b", length=4 * 41)]),  # wider than a row
     ):
         with pytest.raises(ms.InvalidArgument):
             call()
-        assert figures(at) == before and not at.mem.holders.pinned
+        assert figures(at) == before and not at.mem._holders.pinned
     at.empty()
 
 

@@ -29,7 +29,7 @@ class Naive:
     def __init__(self) -> None:
         self.tree = Tree(UNIT)
         self.pages: dict[Prefix, int] = {}
-        self.hollow: set[Prefix] = set()
+        self.ghost: set[Prefix] = set()
         self.states: dict[Prefix, Snapshot] = {}
         self.evicted: set[Prefix] = set()
         self.leases: list[Node] = []
@@ -48,7 +48,7 @@ class Naive:
         assert had == max(sum(there), at if start else 0) and there == sorted(there, reverse=True)
         for prefix, page in zip(self.prefixes(key, salt), mine, strict=True):
             self.pages.setdefault(prefix, page)
-            self.hollow.discard(prefix)
+            self.ghost.discard(prefix)
         assert below(node) == key and node.end == len(key) // UNIT
         assert self.tree.pages_to(node) == [self.pages[prefix] for prefix in self.prefixes(key, salt)]
         return node
@@ -68,14 +68,14 @@ class Naive:
 
     def empty(self, node: Node, salt: Hashable, at: int) -> None:
         """Takes KV from the end of a node below which there is none."""
-        if node.carriers or node.leases or node.hollow:
+        if node.carriers or node.leases or node.ghost:
             return
         self.evict(node, salt)
         size = len(node.pages)
         gone = self.prefixes(below(node), salt)[-(1 + at % size) :]
-        assert self.tree.hollow(node, len(gone)) == [self.pages.pop(prefix) for prefix in gone]
-        assert (node.hollow, node.pages, len(node.key) // UNIT) == (True, [], len(gone))
-        self.hollow |= set(gone)
+        assert self.tree.ghost(node, len(gone)) == [self.pages.pop(prefix) for prefix in gone]
+        assert (node.ghost, node.pages, len(node.key) // UNIT) == (True, [], len(gone))
+        self.ghost |= set(gone)
 
     def remove(self, node: Node, salt: Hashable) -> None:
         if node.children or node.leases:
@@ -83,7 +83,7 @@ class Naive:
         key = below(node)
         for prefix in self.prefixes(key, salt)[-(len(node.key) // UNIT) :]:
             self.pages.pop(prefix, None)
-            self.hollow.discard(prefix)
+            self.ghost.discard(prefix)
         self.states.pop((salt, key), None)
         self.evicted.discard((salt, key))
         self.tree.remove(node)
@@ -92,31 +92,31 @@ class Naive:
         tree, nodes = self.tree, list(self.tree.walk())
         assert len(nodes) == tree.nodes == len({id(node) for _, node in nodes})
         assert tree.total_pages == len(self.pages) == sum(len(node.pages) for _, node in nodes)
-        assert tree.hollow_pages == len(self.hollow)
-        assert set(tree.roots) == {salt for salt, _ in [*self.pages, *self.hollow]}  # empty roots vanish
-        for memory in (0, len(self.hollow) // 2, len(self.hollow)):
+        assert tree.ghost_pages == len(self.ghost)
+        assert set(tree.roots) == {salt for salt, _ in [*self.pages, *self.ghost]}  # empty roots vanish
+        for memory in (0, len(self.ghost) // 2, len(self.ghost)):
             node = tree.forgettable(memory)
-            assert (node is None) == (len(self.hollow) <= memory) and (node is None or not node.children)
-            assert node is None or node.hollow
-        seen, hollow = {}, set[Prefix]()
+            assert (node is None) == (len(self.ghost) <= memory) and (node is None or not node.children)
+            assert node is None or node.ghost
+        seen, ghost = {}, set[Prefix]()
         for salt, node in nodes:
             key, size = below(node), len(node.key) // UNIT
-            assert node.key and len(node.pages) == (0 if node.hollow else size) and node.end * UNIT == len(key)
-            assert node.carriers == sum(not child.hollow for child in node.children.values())
+            assert node.key and len(node.pages) == (0 if node.ghost else size) and node.end * UNIT == len(key)
+            assert node.carriers == sum(not child.ghost for child in node.children.values())
             assert all(child.parent is node and first == child.key[:UNIT] for first, child in node.children.items())
-            seen |= dict(zip(self.prefixes(key, salt)[-size:], node.pages, strict=not node.hollow))
-            hollow |= set(self.prefixes(key, salt)[-size:] if node.hollow else ())
+            seen |= dict(zip(self.prefixes(key, salt)[-size:], node.pages, strict=not node.ghost))
+            ghost |= set(self.prefixes(key, salt)[-size:] if node.ghost else ())
             assert node.snapshot is self.states.get((salt, key))
             assert node.evicted == ((salt, key) in self.evicted)
             assert node.leases == sum(node in lease.path() for lease in self.leases)
-        assert seen == self.pages and hollow == self.hollow
+        assert seen == self.pages and ghost == self.ghost
         leased = {id(step): len(step.pages) for lease in self.leases for step in lease.path()}
         assert tree.leased_pages == sum(leased.values())
 
     def find(self, key: bytes, salt: Hashable) -> None:
         found, prefixes = self.tree.find(key, salt), self.prefixes(key, salt)
         there = [prefix for prefix in prefixes if prefix in self.pages]
-        known = [prefix for prefix in prefixes if prefix in self.pages or prefix in self.hollow]
+        known = [prefix for prefix in prefixes if prefix in self.pages or prefix in self.ghost]
         stated = [prefix for prefix in there if prefix in self.states]
         reach = len(stated[-1][1]) if stated else 0
         gone = [prefix for prefix in there if prefix in self.evicted and len(prefix[1]) > reach]

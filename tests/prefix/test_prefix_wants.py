@@ -118,9 +118,9 @@ def test_B49_a_snapshot_is_asked_for_once(name: str, backend: Backend) -> None:
 def test_B49_a_want_of_the_request_is_one_more(backend: Backend) -> None:
     at = server(backend, "redirect")
     kv_of(at, T[:9])
-    (row,) = at.admit(ms.Request("a", tokens=T[:22], want=16))
+    (row,) = at.admit(ms.Request("a", tokens=T[:22], snapshot_at=16))
     assert boundaries(at, row) == [8, 16, 20, 22] and sorted(at.states()) == [8, 16, 20]
-    (same,) = at.admit(ms.Request("b", tokens=[*T[:20], 1, 2], want=20))
+    (same,) = at.admit(ms.Request("b", tokens=[*T[:20], 1, 2], snapshot_at=20))
     assert at.mem.length(same) == 20 and boundaries(at, same) == [22]
     at.end([row, same])
     at.empty()

@@ -55,7 +55,7 @@ def test_B71_a_first_turn_that_began_in_the_cache(backend: Backend, name: str) -
     assert talks.mem.length(row) == 8
     talks.mem.abort([row])
     talks.look()
-    assert talks.kept(session) == ([] if name == "redirect" else [8]) and not talks.mem.holders.pinned
+    assert talks.kept(session) == ([] if name == "redirect" else [8]) and not talks.mem._holders.pinned
     assert talks.whole(TEXT, session) == 8
     assert talks.all_free()
 
@@ -68,7 +68,7 @@ def test_B71_a_turn_aborted_before_it_ran_changes_nothing(backend: Backend, name
     talks.whole(TEXT[:9], session)
 
     def held() -> object:
-        talk = talks.mem.sessions.opened[session]
+        talk = talks.mem._sessions.opened[session]
         states = [(snap.length, talks.node(snap)) for snap in talk.kept]
         return states, talk.pages, talk.tokens, talk.salt, talk.row, talk.lease and talk.lease.node
 
@@ -124,7 +124,7 @@ def test_B73_a_retracted_turn_comes_back_as_the_next(backend: Backend, name: str
     talks.whole(TEXT[:5], session)
     row = talks.turn(TEXT, session)
     talks.run(row, TEXT[:7])
-    before = (counts(talks), mem.commands.pending)
+    before = (counts(talks), mem._commands.pending)
     for refused in (
         lambda: mem.retract([row]),
         lambda: mem.release([row], publish=True),
@@ -133,7 +133,7 @@ def test_B73_a_retracted_turn_comes_back_as_the_next(backend: Backend, name: str
     ):
         with pytest.raises(ms.InvalidArgument):
             refused()
-        assert before == (counts(talks), mem.commands.pending) and mem.table.alive(row)
+        assert before == (counts(talks), mem._commands.pending) and mem._table.alive(row)
     assert mem.retract([row], tokens=[TEXT[:7]]) == [None]
     talks.look()
     assert talks.kept(session)[0] == 7 and talks.whole(TEXT, session) == 7
@@ -171,8 +171,8 @@ def test_B73_a_turn_for_which_there_is_no_room_changes_nothing(backend: Backend,
     mem, session = talks.mem, talks.mem.open_session("a")
     talks.whole(TEXT[:9], session)
     rows = [talks.turn(TEXT[:2])]
-    in_hand = mem.pool.claim(mem.free_slots) if lacking == "slots" else torch.zeros(0, dtype=torch.int32)
-    taken = mem.pages.allocator.claim(mem.free_pages) if lacking == "pages" else []
+    by_id = mem.pool.claim(mem.free_slots) if lacking == "slots" else torch.zeros(0, dtype=torch.int32)
+    taken = mem._pages.allocator.claim(mem.free_pages) if lacking == "pages" else []
     if lacking == "rows":
         rows.append(talks.turn(TEXT[:2]))
     more = (
@@ -182,14 +182,14 @@ def test_B73_a_turn_for_which_there_is_no_room_changes_nothing(backend: Backend,
             [ms.Request("turn", tokens=text, session=session), ms.Request("other", tokens=TEXT[:1])]
         )
     )
-    before = (counts(talks), talks.kept(session), list(mem.sessions.opened[session].pages), mem.prefix.stats())
+    before = (counts(talks), talks.kept(session), list(mem._sessions.opened[session].pages), mem.prefix.stats())
     for _ in range(2):
         with pytest.raises((ms.OutOfSlots, ms.OutOfPages, ms.OutOfRows)):
             more(TEXT, session)
-        after = (counts(talks), talks.kept(session), list(mem.sessions.opened[session].pages), mem.prefix.stats())
+        after = (counts(talks), talks.kept(session), list(mem._sessions.opened[session].pages), mem.prefix.stats())
         assert after == before
-    mem.pool.release(in_hand)
-    mem.pages.allocator.release(taken)
+    mem.pool.release(by_id)
+    mem._pages.allocator.release(taken)
     mem.abort(rows)
     talks.look()
     assert talks.whole(TEXT, session) == 9
@@ -200,7 +200,7 @@ def test_B73_a_turn_for_which_there_is_no_room_changes_nothing(backend: Backend,
 @pytest.mark.parametrize("holders", [0, 1, 2])
 def test_B70_without_a_holder_a_state_is_let_go(backend: Backend, name: str, holders: int) -> None:
     """The longest first; without a cache nobody gives way."""
-    talks = Talks(backend, name, cache=False, holders=holders)
+    talks = Talks(backend, name, cache=False, snapshots=holders)
     first, second = talks.mem.open_session("a"), talks.mem.open_session("b")
     kept = [9] if name == "none" else [9, 8]
     talks.whole(TEXT[:9], first)
@@ -213,7 +213,7 @@ def test_B70_without_a_holder_a_state_is_let_go(backend: Backend, name: str, hol
 
 @pytest.mark.parametrize("read", [False, True], ids=["idle", "about to be read"])
 def test_B70_a_cached_state_gives_way_to_a_session_unless_it_is_about_to_be_read(backend: Backend, read: bool) -> None:
-    talks = Talks(backend, "redirect", holders=1)
+    talks = Talks(backend, "redirect", snapshots=1)
     mem, session = talks.mem, talks.mem.open_session("a")
     talks.whole(TEXT[:8])
     rows = [talks.turn(TEXT)] if read else []
@@ -240,7 +240,7 @@ def test_B70_sleep_keeps_idle_sessions_and_reset_voids_them(backend: Backend, na
     assert talks.whole(TEXT, session) == 9
     running = talks.turn([*TEXT, 1], session)
     mem.reset()
-    assert (mem.free_slots, mem.free_pages) == (24, 80) and not mem.sessions.opened and not mem.sessions.by_row
+    assert (mem.free_slots, mem.free_pages) == (24, 80) and not mem._sessions.opened and not mem._sessions.by_row
     ended = (lambda: talks.turn(TEXT, session), lambda: mem.release([running], tokens=[TEXT]))
     for stale in (lambda: mem.close_session(session), *ended):
         with pytest.raises(ms.StaleHandle):

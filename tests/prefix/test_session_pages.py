@@ -99,51 +99,51 @@ class Talks(Loop):
 
     def kept(self, session: ms.Session) -> list[int]:
         """Lengths of a session's states."""
-        return [snap.length for snap in self.mem.sessions.opened[session].kept]
+        return [snap.length for snap in self.mem._sessions.opened[session].kept]
 
     def look(self) -> None:
         """Everything adds up, slots, labels, page holders, leases, pins; all states and pages hold what they say."""
         mem, users, content = self.mem, Counter[int](), dict[int, History]()
         mem.audit().raise_if_leaking()
-        slots = scan_registers(mem.registers).slots
+        slots = scan_registers(mem._registers).slots
         assert row_problems(mem) == []
-        for row in (row for row in self.fed if mem.table.generation[row.index] == row.generation):
-            pages = mem.pages.of(row.index)
+        for row in (row for row in self.fed if mem._table.generation[row.index] == row.generation):
+            pages = mem._pages.of(row.index)
             users.update(pages)
             assert [page for page in mem.page_table[row.index].tolist() if page] == pages
             labels = {part: self.label(row, part) for part in range(3) if self.label(row, part)}
             content |= {self.slot(row, part): tuple(self.fed[row][:label]) for part, label in labels.items()}
-        for talk in mem.sessions.opened.values():
+        for talk in mem._sessions.opened.values():
             users.update(talk.pages)
             tokens = key_tokens(talk.tokens)
             assert not (talk.row and (talk.kept or talk.pages or talk.lease))
             assert self.written(talk.pages, tokens[: talk.kept[0].length] if talk.kept else [])
             content |= {slots[snap.register]: tuple(tokens[: snap.length]) for snap in talk.kept}
-        for snap in [*mem.holders.kept.values(), *mem.holders._dropped.values()]:
+        for snap in [*mem._holders.kept.values(), *mem._holders._dropped.values()]:
             users.update(snap.pages)
         if mem.prefix is not None:
             leased = Counter(node for lease in self.leases() for node in lease.node.path())
             for _, node in mem.prefix.tree.walk():
-                assert not (node.hollow and (node.pages or node.snapshot or node.leases))
+                assert not (node.ghost and (node.pages or node.snapshot or node.leases))
                 users.update(node.pages)
                 tokens = key_tokens(b"".join(step.key for step in reversed(list(node.path()))))
-                assert node.hollow or self.written(mem.prefix.tree.pages_to(node), tokens)
+                assert node.ghost or self.written(mem.prefix.tree.pages_to(node), tokens)
                 assert node.leases == leased.pop(node, 0)
                 if node.snapshot:
                     content[slots[node.snapshot.register]] = tuple(tokens)
             assert not leased
-        assert list(mem.pages.allocator.holders) == [users[page] for page in range(mem.stats().pages + 1)]
-        assert set(mem.holders.pinned) == {source for source in mem.registers.source.tolist() if source}
+        assert list(mem._pages.allocator.holders) == [users[page] for page in range(mem.stats().pages + 1)]
+        assert set(mem._holders.pinned) == {source for source in mem._registers.source.tolist() if source}
         assert self.planes.wrong(content) == []
 
     def leases(self) -> list[ms.prefix.cache.Lease]:
         """What rows and sessions have of the tree."""
-        of_sessions = [talk.lease for talk in self.mem.sessions.opened.values() if talk.lease]
+        of_sessions = [talk.lease for talk in self.mem._sessions.opened.values() if talk.lease]
         return [*(self.mem.prefix.leases.values() if self.mem.prefix else ()), *of_sessions]
 
     def all_free(self) -> bool:
         """Whether closing every session and clearing the cache leaves nothing behind, once no request runs."""
-        for session in list(self.mem.sessions.opened):
+        for session in list(self.mem._sessions.opened):
             self.mem.close_session(session)
         if cache := self.mem.prefix:
             cache.clear()
@@ -152,8 +152,8 @@ class Talks(Loop):
         self.look()
         self.mem.check()
         stats = self.mem.stats()
-        free = (self.mem.free_slots, self.mem.free_pages, self.mem.holders.free)
-        return free == (stats.capacity, stats.pages, self.mem.holders.count) and not self.mem.holders.pinned
+        free = (self.mem.free_slots, self.mem.free_pages, self.mem._holders.free)
+        return free == (stats.capacity, stats.pages, self.mem._holders.count) and not self.mem._holders.pinned
 
 
 def key_tokens(key: bytes) -> list[int]:
@@ -183,13 +183,13 @@ def test_B73_a_page_that_the_tree_has_is_not_written_again(backend: Backend, nam
     talks.whole(TEXT[:9], session)
     row = talks.turn(TEXT, session)
     assert talks.mem.length(row) == 9
-    filled = talks.mem.pages.of(row.index)[4]  # tokens 9 and 10
+    filled = talks.mem._pages.of(row.index)[4]  # tokens 9 and 10
     talks.run(row, TEXT, publish=True)
     assert filled in talks.mem.prefix.tree.pages_to(talks.mem.prefix.leases[row.index].node)
     talks.mem.abort([row])
     talks.look()
     row = talks.turn(OTHER, session)
-    assert filled not in talks.mem.pages.of(row.index)
+    assert filled not in talks.mem._pages.of(row.index)
     talks.run(row, OTHER, publish=True)
     talks.end(row)
     talks.look()
@@ -205,11 +205,11 @@ def test_B71_a_page_filled_in_part_that_somebody_else_has_is_not_gone_on_in(back
     talks.whole(TEXT[:9], session)
     older = talks.kept(session)[1:]
     row = talks.turn(TEXT, session)
-    shared = talks.mem.pages.of(row.index)[4:5]
-    talks.mem.pages.allocator.share(shared)
+    shared = talks.mem._pages.of(row.index)[4:5]
+    talks.mem._pages.allocator.share(shared)
     talks.mem.abort([row])
     assert talks.kept(session) == older
-    talks.mem.pages.allocator.release(shared)
+    talks.mem._pages.allocator.release(shared)
     talks.look()
     assert talks.all_free()
 
@@ -225,7 +225,7 @@ def test_B73_forks_and_the_conversation_go_on_in_pages_of_their_own(backend: Bac
     talks.run(row, TEXT[:11])
     (late,) = fork(talks, row, "late")
     for other, text in ((early, [*TEXT[:8], 77, 78]), (late, [*TEXT[:11], 88, 89])):
-        assert talks.mem.pages.of(other.index)[-1] not in talks.mem.pages.of(row.index)
+        assert talks.mem._pages.of(other.index)[-1] not in talks.mem._pages.of(row.index)
         talks.run(other, text, publish=True)
     talks.look()
     talks.end(row)

@@ -11,6 +11,7 @@ import memstate as ms
 from memstate.prefix.policies import Lru, LruPages, ReturnRate
 from memstate.prefix.policies.names import POLICIES
 from memstate.prefix.tree import Node
+from tests.support.build import build
 
 LAYOUT = ms.StateLayout((ms.Plane("ssm", (2,), torch.float32),), 1)
 BACK_PRESSURE = (ms.OutOfSlots, ms.OutOfPages, ms.OutOfRows)
@@ -19,9 +20,9 @@ T = list(range(16))
 
 
 def manager(prefix: ms.Prefix, **settings: Any) -> ms.StateManager:
-    sizes = {"slots": 8, "max_requests": 3, "pages": PAGES, "page_size": SIZE, "pages_per_row": PAGES, "holders": 5}
+    sizes = {"slots": 8, "max_requests": 3, "pages": PAGES, "page_size": SIZE, "pages_per_row": PAGES, "snapshots": 5}
     given = sizes | {"tracking": ms.LazyPingPong(4), "prefix": prefix, "backend": "reference"} | settings
-    return ms.StateManager(LAYOUT, **given)  # type: ignore[arg-type]
+    return build(LAYOUT, **given)  # type: ignore[arg-type]
 
 
 def prefill(mem: ms.StateManager, row: ms.Row, tokens: list[int]) -> None:
@@ -42,18 +43,18 @@ def turn(mem: ms.StateManager, tokens: list[int], session: ms.Session | None = N
 def held(mem: ms.StateManager) -> object:
     """Everything that a refusal may not change, as plain data."""
     assert mem.prefix
-    talks = mem.sessions.opened.values()
+    talks = mem._sessions.opened.values()
     leases = [(talk.lease.node if talk.lease else None, list(talk.own)) for talk in talks]
     tree = [(id(node), node.snapshot, list(node.pages)) for _, node in mem.prefix.tree.walk()]
-    found = (mem.prefix.picture(), tree, dict(mem.prefix.nodes), mem.prefix.stats(), dict(mem.prefix.leases))
-    others = (mem.sessions.picture(), leases, list(mem.pages.allocator.holders), dict(mem.holders._pins))
-    return found, others, mem.free_slots, mem.free_pages, mem.table.free, mem.holders.free
+    found = (mem.prefix.inspect(), tree, dict(mem.prefix.nodes), mem.prefix.stats(), dict(mem.prefix.leases))
+    others = (mem._sessions.inspect(), leases, list(mem._pages.allocator.holders), dict(mem._holders._pins))
+    return found, others, mem.free_slots, mem.free_pages, mem._table.free, mem._holders.free
 
 
 def nobody_is_on_what_is_gone(mem: ms.StateManager) -> bool:
     """No lease keeps a node without KV: what is evicted is nobody's."""
     assert mem.prefix
-    return not any(node.leases for _, node in mem.prefix.tree.walk() if node.hollow)
+    return not any(node.leases for _, node in mem.prefix.tree.walk() if node.ghost)
 
 
 def room(mem: ms.StateManager) -> int:
@@ -116,9 +117,9 @@ def test_a_leaf_whose_end_somebody_else_has_is_given_up_from_there_on(pages: typ
     assert mem.prefix and mem.prefix.evict_states(8) == 1
     ((_, leaf),) = mem.prefix.tree.walk()
     last = leaf.pages[-1:]
-    mem.pages.allocator.share(last)
+    mem._pages.allocator.share(last)
     assert room(mem) == mem.prefix.evict_pages(3) == 3
-    mem.pages.allocator.release(last)
+    mem._pages.allocator.release(last)
     assert mem.free_pages == PAGES
 
 
@@ -197,7 +198,7 @@ class Walk:
 
     def fork(self) -> None:
         row = self.any_row()
-        if self.mem.confirmed(row) and self.mem.holders.free:
+        if self.mem.confirmed(row) and self.mem._holders.free:
             for other in self.mem.fork(row, ["fork"]).rows:
                 self.rows[other] = None, self.rows[row][1]
 

@@ -48,13 +48,13 @@ class Walk:
             self.history[self.mem.open_session(len(self.history))] = []
 
     def close(self) -> None:
-        for session in [s for s in self.history if not self.mem.sessions.opened[s].row][:1]:
+        for session in [s for s in self.history if not self.mem._sessions.opened[s].row][:1]:
             self.mem.close_session(session)
             del self.history[session]
 
     def begin(self) -> None:
         """A turn that goes on, one with an edited history, or a request without a session."""
-        idle = [session for session in self.history if not self.mem.sessions.opened[session].row]
+        idle = [session for session in self.history if not self.mem._sessions.opened[session].row]
         session = self.choose.choice([*idle, None])
         text = list(self.history[session]) if session else [1, 2, 3] * self.choose.randrange(5)
         if self.choose.random() < 0.2:
@@ -75,8 +75,8 @@ class Walk:
     def start(self, session: ms.Session | None, text: list[int], salt: str | None) -> int:
         """Where a request must begin: with the longest state, of session or cache, that its prompt begins with."""
         found = [self.mem.match(text, salt).length if self.mem.prefix else 0]
-        if session and self.mem.sessions.opened[session].salt == salt:
-            kept, tokens = self.talks.kept(session), self.mem.sessions.opened[session].tokens
+        if session and self.mem._sessions.opened[session].salt == salt:
+            kept, tokens = self.talks.kept(session), self.mem._sessions.opened[session].tokens
             found += [n for n in kept if n < len(text) and tokens[: 8 * n] == array("q", text[:n]).tobytes()]
         return max(found)
 
@@ -211,7 +211,7 @@ def test_B36b_a_cancelled_step_says_nothing_of_a_turn_that_has_one_of_its_rows_n
 
 
 def test_B70_a_state_lost_for_want_of_a_holder_is_counted(backend: Backend) -> None:
-    talks, session = idle(backend, holders=0)
+    talks, session = idle(backend, snapshots=0)
     assert talks.kept(session) == [] and talks.mem.stats().refused == 1
 
 
@@ -227,10 +227,10 @@ def test_B17_a_refusal_for_want_of_pages_gives_up_none(backend: Backend) -> None
     talks = Talks(backend, "none", pages=16, prefix=ms.Prefix(states=ms.policies.ReturnRate()))
     talks.whole(TEXT[:14])
     talks.whole([*TEXT[:8], 77, 78, 79, 80])
-    rows = talks.mem.table.free
+    rows = talks.mem._table.free
     assert talks.mem.free_pages == 7 and talks.mem.prefix.evictable_pages == 9
     try:
         talks.mem.abort([talks.turn(range(100, 132))])
     finally:
-        assert talks.mem.table.free == rows
+        assert talks.mem._table.free == rows
     talks.look()

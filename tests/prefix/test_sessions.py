@@ -16,16 +16,16 @@ with_and_without_cache = pytest.mark.parametrize("cache", [False, True], ids=["a
 def row_holds_nothing(mem: ms.StateManager, index: int) -> bool:
     """Whether a row's registers, labels, columns and pages are all 0, on the device and in the mirror."""
     mem.submit()
-    file, first = mem.registers, 3 * index
+    file, first = mem._registers, 3 * index
     cells = [file.table.slots[first : first + 3], file.table.labels[first : first + 3], mem.page_table[index]]
-    columns = [getattr(of, name)[index] for of in (file, file.table) for name in ("tracked", "want", "source")]
+    columns = [getattr(of, name)[index] for of in (file, file.table) for name in ("tracked", "snapshot_at", "source")]
     mirror = [file.held[first : first + 3], file.labels[first : first + 3]]
-    return not any(bool(cell.any()) for cell in [*cells, *columns, *mirror]) and not mem.pages.of(index)
+    return not any(bool(cell.any()) for cell in [*cells, *columns, *mirror]) and not mem._pages.of(index)
 
 
 def counts(talks: Talks) -> tuple[int, ...]:
     """What is free."""
-    return talks.mem.free_slots, talks.mem.free_pages, talks.mem.table.free, talks.mem.holders.free
+    return talks.mem.free_slots, talks.mem.free_pages, talks.mem._table.free, talks.mem._holders.free
 
 
 @every_strategy
@@ -36,14 +36,14 @@ def test_B69_a_turn_that_ends_moves_everything_to_the_session(
 ) -> None:
     talks = Talks(backend, name, overlap, cache)
     mem, session = talks.mem, talks.mem.open_session("a")
-    row = talks.turn(TEXT[:9], session, want=6)
+    row = talks.turn(TEXT[:9], session, snapshot_at=6)
     talks.run(row, TEXT[:9])
     held = sorted((talks.label(row, part), talks.slot(row, part)) for part in range(3) if talks.label(row, part))
-    pages = mem.pages.of(row.index)
+    pages = mem._pages.of(row.index)
     talks.end(row)
     lanes = {"none": [], "ping-pong": [8, 6] if overlap else [8]}.get(name, [8])
     assert row_holds_nothing(mem, row.index) and talks.kept(session) == [9, *lanes]
-    talk = mem.sessions.opened[session]
+    talk = mem._sessions.opened[session]
     assert sorted((snap.length, talks.node(snap)) for snap in talk.kept) == held and talk.pages == pages
     assert mem.free_slots == 24 - len(held) and mem.audit().owned_by_kind == {"session": len(held)}
     assert set(mem.owners().values()) == {("session", f"session 'a' ({n} tokens)") for n, _ in held}
@@ -84,10 +84,10 @@ def test_B73_the_next_turn_goes_on_where_the_last_one_ended(
     mem, session = talks.mem, talks.mem.open_session("a")
     assert talks.whole(TEXT[:7], session) == 0
     moved, spent = mem.stats(), mem.backend.counts.launches.copy()
-    pages, slots = mem.sessions.opened[session].pages, [talks.node(s) for s in mem.sessions.opened[session].kept]
+    pages, slots = mem._sessions.opened[session].pages, [talks.node(s) for s in mem._sessions.opened[session].kept]
     row = talks.turn(TEXT[:12], session)
     mem.submit()
-    assert mem.length(row) == mem.confirmed(row) == 7 and mem.pages.of(row.index)[:4] == pages
+    assert mem.length(row) == mem.confirmed(row) == 7 and mem._pages.of(row.index)[:4] == pages
     assert [talks.slot(row, part) for part in range(len(slots))] == slots
     now = mem.stats()
     assert (now.copied_bytes, now.zeroed_bytes) == (moved.copied_bytes, moved.zeroed_bytes)
@@ -155,7 +155,7 @@ def test_B73_equal_tokens_under_another_salt_are_not_gone_on_from(backend: Backe
     tokens = talks.end(row)
     talks.look()
     assert talks.mem.length(talks.turn([*tokens, 1], session, salt="other")) == 15
-    talks.mem.abort([row for row in talks.fed if talks.mem.table.alive(row)])
+    talks.mem.abort([row for row in talks.fed if talks.mem._table.alive(row)])
     assert talks.all_free()
 
 
@@ -167,10 +167,10 @@ def test_B73_two_turns_at_once_are_refused(backend: Backend, overlap: bool, cach
     talks.whole(TEXT[:5], session)
 
     def refused(*requests: ms.Request) -> None:
-        before = (*counts(talks), talks.kept(session), mem.commands.pending)
+        before = (*counts(talks), talks.kept(session), mem._commands.pending)
         with pytest.raises(ms.InvalidArgument, match="one turn at a time"):
             mem.admit(requests)
-        assert before == (*counts(talks), talks.kept(session), mem.commands.pending)
+        assert before == (*counts(talks), talks.kept(session), mem._commands.pending)
         talks.look()
 
     turn, other = ms.Request("turn", tokens=TEXT, session=session), ms.Request("other", tokens=TEXT)

@@ -38,12 +38,12 @@ PATHS = {
     # admission
     "memstate.engine.admission.Admission._start_of -> require_salt": REFUSED,
     "memstate.engine.admission.Admission._look -> _cache.match": ADMITTED,
-    "memstate.engine.admission.Admission._look -> _sessions.look": TURNS,
-    "memstate.engine.admission.Admission._look -> _promotions.look": HOST,
+    "memstate.engine.admission.Admission._look -> _sessions.find": TURNS,
+    "memstate.engine.admission.Admission._look -> _loader.find": HOST,
     "memstate.engine.admission.Admission._promote -> _cache.match": HOST,
     "memstate.engine.admission.Admission._hold -> _cache.hold": LEFT,
     "memstate.engine.admission.Admission._hold -> _cache.suspend": LEFT_BY_TURNS,
-    "memstate.engine.admission.Admission._carry_out -> _cache.come": WITHOUT,
+    "memstate.engine.admission.Admission._carry_out -> _cache.on_miss": WITHOUT,
     "memstate.engine.admission.Admission._move -> _sessions.begin": TURNS,
     # what callers ask without a request
     "memstate.engine.manager.StateManager.match": MATCHED,
@@ -51,9 +51,9 @@ PATHS = {
     "memstate.engine.manager.StateManager.match -> _match": MATCHED,
     "memstate.engine.manager.StateManager._match": MATCHED,
     "memstate.engine.manager.StateManager._match -> prefix.match": MATCHED,
-    "memstate.engine.manager.StateManager._match -> sessions.look": DEVICE
+    "memstate.engine.manager.StateManager._match -> sessions.find": DEVICE
     + "match_finds_what_a_session_keeps_under_its_salt",
-    "memstate.engine.manager.StateManager._match -> tiers.look": BELOW
+    "memstate.engine.manager.StateManager._match -> tiers.find": BELOW
     + "match_finds_what_host_memory_has_under_its_salt",
     "memstate.engine.manager.StateManager.prefetch": STORED,
     "memstate.engine.manager.StateManager.prefetch -> require_salt": REFUSED,
@@ -68,16 +68,16 @@ PATHS = {
     + "a_row_that_goes_on_from_a_hit_leaves_more_under_its_salt",
     "memstate.prefix.cache.PrefixCache.suspend": LEFT_BY_TURNS,
     "memstate.prefix.cache.PrefixCache.suspend -> Lease": LEFT_BY_TURNS,
-    "memstate.prefix.cache.PrefixCache.come": WITHOUT,
-    "memstate.prefix.cache.PrefixCache.come -> Lease": DEVICE
+    "memstate.prefix.cache.PrefixCache.on_miss": WITHOUT,
+    "memstate.prefix.cache.PrefixCache.on_miss -> Lease": DEVICE
     + "a_row_that_resumes_a_handle_leaves_what_it_has_under_its_salt",
     "memstate.prefix.cache.PrefixCache.fork -> Lease": FORKED,
     "memstate.prefix.cache.PrefixCache._insert -> tree.find": DEVICE + "a_state_that_another_salt_has_is_no_second_one",
     "memstate.prefix.cache.PrefixCache._grow -> tree.insert": LEFT,
-    "memstate.prefix.cache.PrefixCache.plant": HOST,
-    "memstate.prefix.cache.PrefixCache.plant -> tree.find": BELOW
+    "memstate.prefix.cache.PrefixCache.insert_loaded": HOST,
+    "memstate.prefix.cache.PrefixCache.insert_loaded -> tree.find": BELOW
     + "a_state_that_comes_up_shares_no_page_with_another_salt",
-    "memstate.prefix.cache.PrefixCache.plant -> tree.insert": HOST,
+    "memstate.prefix.cache.PrefixCache.insert_loaded -> tree.insert": HOST,
     "memstate.prefix.tree.Tree.root": ROOTS,
     "memstate.prefix.tree.Tree.find": ROOTS,
     "memstate.prefix.tree.Tree.find -> roots.get": DEVICE
@@ -86,25 +86,25 @@ PATHS = {
     "memstate.prefix.tree.Tree.insert -> root": ROOTS,
     # sessions
     "memstate.prefix.sessions.Conversation.salt": TURNS,
-    "memstate.prefix.sessions.Sessions.look": TURNS,
+    "memstate.prefix.sessions.Sessions.find": TURNS,
     "memstate.prefix.sessions.Sessions.begin": TURNS,
     # hits from below
-    "memstate.tiers.load.Promotion.salt": HOST,
-    "memstate.tiers.load.Promotions.look": HOST,
-    "memstate.tiers.load.Promotions.look -> _tiers.look": HOST,
-    "memstate.tiers.load.Promotions.look -> _tiers.promises.get": AGREED,
-    "memstate.tiers.load.Promotions.look -> Promotion": HOST,
-    "memstate.tiers.load.Promotions.bring -> _cache.plant": HOST,
-    "memstate.tiers.manager.TierManager.look": HOST,
-    "memstate.tiers.manager.TierManager.look -> host.look": HOST,
+    "memstate.tiers.load.LowerHit.salt": HOST,
+    "memstate.tiers.load.Loader.find": HOST,
+    "memstate.tiers.load.Loader.find -> _tiers.find": HOST,
+    "memstate.tiers.load.Loader.find -> _tiers.agreed.get": AGREED,
+    "memstate.tiers.load.Loader.find -> LowerHit": HOST,
+    "memstate.tiers.load.Loader.bring -> _cache.insert_loaded": HOST,
+    "memstate.tiers.manager.TierManager.find": HOST,
+    "memstate.tiers.manager.TierManager.find -> host.find": HOST,
     "memstate.tiers.manager.TierManager.prefetch": STORED,
     "memstate.tiers.manager.TierManager.prefetch -> host.digests": STORED,
-    "memstate.tiers.host.tier.Host.look": HOST,
-    "memstate.tiers.host.tier.Host.look -> digests": BELOW + "dense_records_give_what_their_own_salt_has",
+    "memstate.tiers.host.tier.Host.find": HOST,
+    "memstate.tiers.host.tier.Host.find -> digests": BELOW + "dense_records_give_what_their_own_salt_has",
     "memstate.tiers.host.tier.Host.digests": NAMED,
     "memstate.tiers.host.tier.Host.digests -> _digests.of_prompt": NAMED,
-    "memstate.tiers.prefetch.agreed.Promises.get": AGREED,
-    "memstate.tiers.prefetch.agreed.Promises.get -> _host.digests": AGREED,
+    "memstate.tiers.prefetch.agreed.AgreedHits.get": AGREED,
+    "memstate.tiers.prefetch.agreed.AgreedHits.get -> _host.digests": AGREED,
     "memstate.tiers.handover.handover.HandOver.run": HANDED,
     "memstate.tiers.handover.handover.HandOver.run -> _own.of": HANDED,
     "memstate.tiers.handover.handover.HandOver.run -> keys.of": HANDED,

@@ -23,8 +23,7 @@ from memstate.engine import stepping
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.reference import copy, registers, tracking
 from memstate.prefix import cache, policies, sessions, tree
-from memstate.requests import boundaries as wants
-from memstate.requests import pages, publisher
+from memstate.requests import boundaries, pages, publisher
 from memstate.requests import snapshots as holders
 from memstate.requests import table as requests
 from memstate.slots import commands, packet
@@ -226,7 +225,7 @@ def leases_are_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def wants_do_not_follow(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(wants.Wants, "advance", lambda self, rows, lengths: None)
+    patch.setattr(boundaries.Boundaries, "advance", lambda self, rows, lengths: None)
 
 
 def a_turn_leaves_its_last_state_only(patch: pytest.MonkeyPatch) -> None:
@@ -268,11 +267,11 @@ def tombstones_stay_dead(patch: pytest.MonkeyPatch) -> None:
 
 
 def uses_below_do_not_refresh(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(host_cache.HostCache, "touch", lambda self, keys: None)
+    patch.setattr(host_cache.RecordCache, "touch", lambda self, keys: None)
 
 
 def what_is_being_copied_is_evicted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(host_pool.HostPool, "in_use", lambda self, record: False)
+    patch.setattr(host_pool.RecordPool, "in_use", lambda self, record: False)
 
 
 def a_split_leaves_digests_where_they_were(patch: pytest.MonkeyPatch) -> None:
@@ -291,23 +290,23 @@ def slots_are_packed_before_the_packet(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_load_is_pinned_for_good(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(promotion.Promotions, "let_go", lambda self, given: None)
+    patch.setattr(promotion.Loader, "let_go", lambda self, given: None)
 
 
 def slots_of_states_from_below_are_not_counted(patch: pytest.MonkeyPatch) -> None:
-    needs = promotion.Promotions.needs
-    patch.setattr(promotion.Promotions, "needs", lambda self, given: (0, needs(self, given)[1]))
+    needs = promotion.Loader.needs
+    patch.setattr(promotion.Loader, "needs", lambda self, given: (0, needs(self, given)[1]))
 
 
 def an_end_below_the_threshold_will_do(patch: pytest.MonkeyPatch) -> None:
-    first = offers.Offers._first
-    patch.setattr(offers.Offers, "_first", lambda self, fetch, least: first(self, fetch, 1))
+    first = offers.Candidates._first
+    patch.setattr(offers.Candidates, "_first", lambda self, fetch, least: first(self, fetch, 1))
 
 
 def records_of_the_reserve_are_taken(patch: pytest.MonkeyPatch) -> None:
     """By prefetches."""
-    room = host_cache.HostCache.room
-    patch.setattr(host_cache.HostCache, "room", lambda self, reserve=None: room(self, 0))
+    room = host_cache.RecordCache.room
+    patch.setattr(host_cache.RecordCache, "room", lambda self, reserve=None: room(self, 0))
 
 
 def records_are_not_checked(patch: pytest.MonkeyPatch) -> None:
@@ -324,14 +323,14 @@ def what_was_cancelled_is_still_read(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_failed_write_is_never_tried_again(patch: pytest.MonkeyPatch) -> None:
-    end = stowing.Stowing._end
+    end = stowing.WriteBack._end
 
     def broken(self: Any, shelf: Any, entries: Any, future: Any) -> None:
         end(self, shelf, entries, future)
         for entry in entries:
             entry.stored = True
 
-    patch.setattr(stowing.Stowing, "_end", broken)
+    patch.setattr(stowing.WriteBack, "_end", broken)
 
 
 BREAKS: dict[Break, tuple[str, bool]] = {

@@ -49,7 +49,7 @@ def test_B33_accepted_tokens_that_cross_a_multiple_leave_a_snapshot_of_it(
     mem.submit()
     assert (snapshot and snapshot.length) == stands_for
     if snapshot:
-        slot = mem.registers.table.slots[snapshot.register].long()
+        slot = mem._registers.table.slots[snapshot.register].long()
         assert (mem.planes["ssm"][:, slot] == stands_for).all()
     scan(mem)
 
@@ -70,12 +70,12 @@ def test_G4_no_answer_depends_on_fresh_or_freed_memory(backend: Backend, trackin
     for turn in range(3):
         (row,) = mem.admit([ms.Request(turn)])
         fold(mem, row, 8)
-        live = mem.registers.table.slots[3 * row.index].long()
+        live = mem._registers.table.slots[3 * row.index].long()
         assert (mem.planes["ssm"][:, live] == 8).all()
         (snapshot,) = mem.release([row], publish=True)
         assert snapshot is not None and snapshot.length == 8
         mem.submit()
-        slot = mem.registers.table.slots[snapshot.register].long()
+        slot = mem._registers.table.slots[snapshot.register].long()
         assert (mem.planes["ssm"][:, slot] == 8).all()
         mem.drop([snapshot])
         mem.submit()

@@ -79,7 +79,7 @@ def test_the_slot_for_the_row_itself_counts(backend: Backend) -> None:
         loop.mem.fork(row, ["b", "c"])
     assert (refusal.value.requested, refusal.value.free) == (3, 2)
     loop.advance([row])
-    assert loop.holds(loop.slot(row), row, 3) and loop.mem.slots_held(row) == 1 and loop.mem.table.free == 3
+    assert loop.holds(loop.slot(row), row, 3) and loop.mem.slots_held(row) == 1 and loop.mem._table.free == 3
     scan(loop.mem)
 
 
@@ -122,17 +122,17 @@ def test_B17_a_fork_is_made_whole_or_not_at_all(backend: Backend, name: str) -> 
     loop = Loop(backend, MAKERS[name](), slots=9, rows=3, pages=4, page_size=2, pages_per_row=2)
     (row,) = loop.admit(ms.Request("a", length=3))
     loop.advance([row], 3)
-    before = (loop.mem.free_slots, loop.mem.free_pages, loop.mem.table.free)
+    before = (loop.mem.free_slots, loop.mem.free_pages, loop.mem._table.free)
     with pytest.raises(ms.OutOfRows):
         loop.mem.fork(row, ["b", "c", "d"])
-    taken = loop.mem.pages.allocator.claim(2)
+    taken = loop.mem._pages.allocator.claim(2)
     with pytest.raises(ms.OutOfPages):
         loop.mem.fork(row, ["b"])
-    loop.mem.pages.allocator.release(taken)
-    group = loop.mem.allocator.claim(loop.mem.free_slots)
+    loop.mem._pages.allocator.release(taken)
+    group = loop.mem._allocator.claim(loop.mem.free_slots)
     with pytest.raises(ms.OutOfSlots):
         loop.mem.fork(row, ["b"])
-    loop.mem.allocator.release(group)
+    loop.mem._allocator.release(group)
     with pytest.raises(ms.InvalidArgument, match="sequence"):
         loop.mem.fork(row, "ab")
     step = loop.step([row])
@@ -144,7 +144,7 @@ def test_B17_a_fork_is_made_whole_or_not_at_all(backend: Backend, name: str) -> 
     loop.mem.abort([row])
     with pytest.raises(ms.StaleHandle):
         loop.mem.fork(row, ["b"])
-    loop.mem.allocator.check()
+    loop.mem._allocator.check()
     scan(loop.mem)
     assert before[1] + 2 == loop.mem.free_pages and loop.mem.free_slots == 9
 
@@ -157,12 +157,12 @@ def test_forking_nobody_is_nothing(backend: Backend) -> None:
 
 
 def test_without_a_holder_a_fork_is_refused_before_it_begins(backend: Backend) -> None:
-    loop = Loop(backend, ms.Redirect(I), holders=0)
+    loop = Loop(backend, ms.Redirect(I), snapshots=0)
     (row,) = loop.admit()
     loop.advance([row], 2)
     with pytest.raises(ms.InvalidArgument, match="holder"):
         loop.mem.fork(row, ["b"])
-    assert loop.mem.free_slots == 15 and loop.mem.table.free == 3
+    assert loop.mem.free_slots == 15 and loop.mem._table.free == 3
     loop.advance([row])
     assert loop.holds(loop.slot(row), row, 3)
     scan(loop.mem)

@@ -20,13 +20,14 @@ from memstate import (
 )
 from memstate.kernels.dispatch import Backend
 from memstate.requests.pages import PageAllocator
+from tests.support.build import build
 from tests.support.scan import scan
 
 LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=1)
 
 
 def manager(backend: Backend, pages: int = 10) -> StateManager:
-    return StateManager(
+    return build(
         LAYOUT,
         slots=6,
         max_requests=4,

@@ -12,6 +12,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Rules, StepRecord, Strategy
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import RegisterFile
+from tests.support.build import build
 from tests.support.command_bench import recorded
 from tests.support.scan import scan, scan_registers
 
@@ -22,10 +23,10 @@ def manager(backend: Backend, **settings) -> StateManager:  # type: ignore[no-un
     """Four slots, three rows, pages; every byte of every state is NaN before anything is admitted."""
     given = {"slots": 4, "max_requests": 3, "tracking": Redirect(every=4)} | settings
     paged = {"pages": 8, "page_size": 4, "pages_per_row": 4}
-    mem = StateManager(LAYOUT, device=backend.device, backend=backend.name, **(paged | given))
-    for arena in mem.storage.arenas:
+    mem = build(LAYOUT, device=backend.device, backend=backend.name, **(paged | given))
+    for arena in mem.planes.arenas:
         arena.fill_(0xFF)
-    mem.storage.scrub_null()
+    mem.planes.scrub_null()
     return mem
 
 
@@ -35,12 +36,23 @@ def named(n: int, length: int = 0, **more: int) -> list[Request]:
 
 def picture(mem: StateManager) -> tuple[object, ...]:
     """Everything that a refused call must leave alone, what is recorded included."""
-    file = mem.registers
-    device = (file.cells.tolist(), mem.allocator.bitmap.tolist(), mem.allocator.counters.tolist())
-    host = (file.held.tolist(), file.labels.tolist(), file.tracked.tolist(), file.want.tolist(), file.source.tolist())
-    table = (mem.table.used.tolist(), mem.table.generation.tolist(), mem.table.confirmed.tolist(), list(mem.table.ids))
-    numbers = (mem.free_slots, mem.free_pages, mem.table.free, mem.holders.free, mem.holders.evictable)
-    return device, host, table, numbers, recorded(mem.commands), dataclasses.asdict(mem.stats())
+    file = mem._registers
+    device = (file.cells.tolist(), mem._allocator.bitmap.tolist(), mem._allocator.counters.tolist())
+    host = (
+        file.held.tolist(),
+        file.labels.tolist(),
+        file.tracked.tolist(),
+        file.snapshot_at.tolist(),
+        file.source.tolist(),
+    )
+    table = (
+        mem._table.used.tolist(),
+        mem._table.generation.tolist(),
+        mem._table.confirmed.tolist(),
+        list(mem._table.ids),
+    )
+    numbers = (mem.free_slots, mem.free_pages, mem._table.free, mem._holders.free, mem._holders.evictable)
+    return device, host, table, numbers, recorded(mem._commands), dataclasses.asdict(mem.stats())
 
 
 @pytest.mark.parametrize("preallocated", [0, 2])
@@ -63,7 +75,7 @@ def test_B12_a_table_of_n_has_rows_1_to_n(backend: Backend, preallocated: int) -
 def test_B12a_the_null_row_stays_zero_through_every_table(backend: Backend, tracking) -> None:  # type: ignore[no-untyped-def]
     """Row 0 -> register -> slot -> bytes and row 0 -> page, after batches with padding and of nothing but padding."""
     mem = manager(backend, slots=9, preallocated=1, tracking=tracking)
-    rows = mem.admit(named(2, length=16, want=8))
+    rows = mem.admit(named(2, length=16, snapshot_at=8))
     for batch, tokens in (([None, rows[0], None, rows[1]], 4), ([None, None], 1), ([None, rows[0], rows[1]], 1)):
         step = mem.plan(batch, tokens)
         padded = [i for i, row in enumerate(batch) if row is None]
@@ -71,7 +83,7 @@ def test_B12a_the_null_row_stays_zero_through_every_table(backend: Backend, trac
             assert [column.tolist()[i] for i in padded] == [0] * len(padded)
         mem.settle(step)
     mem.submit()
-    file = mem.registers
+    file = mem._registers
     chain = torch.tensor([0, -1, 1, 2], dtype=torch.int32, device=backend.device)
     for _ in range(3):
         chain = file.resolve(chain) * (chain < 3)
@@ -84,21 +96,21 @@ def test_B12a_the_null_row_stays_zero_through_every_table(backend: Backend, trac
 
 def test_B10_B12a_reset_zeroes_everything_preallocated_rows_too(backend: Backend) -> None:
     mem = manager(backend, slots=9, preallocated=2)
-    rows = mem.admit(named(5, length=4, want=4))
+    rows = mem.admit(named(5, length=4, snapshot_at=4))
     mem.settle(mem.plan(rows, 4))
     snapshots = mem.release(rows[:1], publish=True)
     step = mem.plan([None])
-    with mem.allocator.group(2) as group:
+    with mem._allocator.group(2) as group:
         mem.reset()
         assert group.left == 0
     assert scan(mem).free == list(range(1, 10))
-    assert (mem.free_pages, mem.table.free, mem.holders.free) == (8, 5, 9)
+    assert (mem.free_pages, mem._table.free, mem._holders.free) == (8, 5, 9)
     stale = [lambda: mem.settle(step), lambda: mem.drop(snapshots), lambda: mem.length(rows[2])]
     for use in [*stale, lambda: mem.admit([Request("late", resume=snapshots[0])])]:
         with pytest.raises(StaleHandle):
             use()
-    cells = mem.registers.cells.tolist()
-    generation = mem.registers.table.generation.tolist()
+    cells = mem._registers.cells.tolist()
+    generation = mem._registers.table.generation.tolist()
     assert sorted(cell for cell in cells if cell) == sorted(g for g in generation if g)
     assert not mem.page_table.any()
 
@@ -117,7 +129,7 @@ def test_B13_tables_are_sized_by_rows_not_by_slots(backend: Backend) -> None:
     file.labels[3 * 64] = 3
     assert scan_registers(file).labels[3 * 64] == 3
     mem = manager(backend, slots=8, max_requests=64, pages=0, page_size=1, pages_per_row=0)
-    assert mem.table.take([f"r{i}" for i in range(64)]).tolist() == list(range(1, 65))
+    assert mem._table.claim([f"r{i}" for i in range(64)]).tolist() == list(range(1, 65))
 
 
 SHORT = {
@@ -127,10 +139,10 @@ SHORT = {
     "pages": (ms.OutOfPages, {"pages": 5}, {}),
     "width of a row": (InvalidArgument, {}, {"length": 17}),
     "a length": (InvalidArgument, {}, {"length": -1}),
-    "a want": (InvalidArgument, {}, {"want": -4}),
-    "a want on a page": (InvalidArgument, {}, {"want": 6}),
-    "a want that fits": (MemstateError, {}, {"want": 2**31}),
-    "a want that is a number": (MemstateError, {}, {"want": "8"}),
+    "a want": (InvalidArgument, {}, {"snapshot_at": -4}),
+    "a want on a page": (InvalidArgument, {}, {"snapshot_at": 6}),
+    "a want that fits": (MemstateError, {}, {"snapshot_at": 2**31}),
+    "a want that is a number": (MemstateError, {}, {"snapshot_at": "8"}),
     "a length that is a number": (MemstateError, {}, {"length": "8"}),
     "a snapshot": (MemstateError, {}, {"resume": 3}),
     "a snapshot of this manager": (StaleHandle, {}, {"resume": ms.Snapshot(10**6, 1, 4, ())}),

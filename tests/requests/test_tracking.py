@@ -20,14 +20,14 @@ def test_B14_padding_touches_no_slot(name: str, backend: Backend) -> None:
     loop = Loop(backend, MAKERS[name](), slots=9)
     (row,) = loop.admit()
     loop.advance([None, row, None], 3)
-    arenas = [block[:, 1:].clone() for block in loop.mem.storage.plane_map.blocks]
-    table = loop.mem.registers.table
+    arenas = [block[:, 1:].clone() for block in loop.mem.planes.plane_map.blocks]
+    table = loop.mem._registers.table
     state = [table.cells.clone(), table.bitmap.clone(), table.counters.clone()]
     step = loop.step([None, None, None, None])
     assert step.read.tolist() == step.write.tolist() == step.snapshot.tolist() == [0] * 4
     loop.mem.settle(step)
     assert all(
-        torch.equal(block[:, 1:], old) for block, old in zip(loop.mem.storage.plane_map.blocks, arenas, strict=True)
+        torch.equal(block[:, 1:], old) for block, old in zip(loop.mem.planes.plane_map.blocks, arenas, strict=True)
     )
     assert all(
         torch.equal(now, old) for now, old in zip((table.cells, table.bitmap, table.counters), state, strict=True)
@@ -139,17 +139,17 @@ def test_B22_ping_pong_alternates_and_touches_lanes_at_boundaries_only(backend: 
     loop.mem.submit()
     lanes = [loop.slot(row, 1), loop.slot(row, 2)]
     for length, lane in ((4, 0), (8, 1), (12, 0), (16, 1)):  # label 0 first, then the smaller label
-        before = [block[:, lanes].clone() for block in loop.mem.storage.plane_map.blocks]
+        before = [block[:, lanes].clone() for block in loop.mem.planes.plane_map.blocks]
         loop.advance([row], 3)
         assert all(
             torch.equal(block[:, lanes], old)
-            for block, old in zip(loop.mem.storage.plane_map.blocks, before, strict=True)
+            for block, old in zip(loop.mem.planes.plane_map.blocks, before, strict=True)
         )
         step = loop.step([row])
         assert step.snapshot.tolist() == [lanes[lane]] and loop.labels(row)[lane] == length
         assert loop.holds(lanes[lane], row, length) and loop.holds(loop.slot(row), row, length)
         other = [block[:, 1 - lane] for block in before]
-        blocks = loop.mem.storage.plane_map.blocks
+        blocks = loop.mem.planes.plane_map.blocks
         assert all(torch.equal(block[:, lanes[1 - lane]], old) for block, old in zip(blocks, other, strict=True))
         loop.mem.settle(step)
     assert [loop.slot(row, 1), loop.slot(row, 2)] == lanes
@@ -158,7 +158,7 @@ def test_B22_ping_pong_alternates_and_touches_lanes_at_boundaries_only(backend: 
 @every_snapshot
 def test_B29a_a_wanted_length_is_a_boundary_once(name: str, backend: Backend) -> None:
     loop = Loop(backend, MAKERS[name]())
-    (row,) = loop.admit(ms.Request("junction", want=6))
+    (row,) = loop.admit(ms.Request("junction", snapshot_at=6))
     taken = []
     for length in range(1, 10):
         assert loop.mem.next_boundary(row) == next(n for n in (4, 6, 8, 12) if n >= length)
@@ -196,9 +196,9 @@ CONFIGURATIONS: dict[str, tuple[Callable[[], ms.Tracking], dict[str, int]]] = {
     "max_requests=0": (lambda: ms.Redirect(I), {"rows": 0}),
     "preallocated=-1": (lambda: ms.Redirect(I), {"preallocated": -1}),
     "max_batch=0": (lambda: ms.Redirect(I), {"max_batch": 0}),
-    "holders=-1": (lambda: ms.Redirect(I), {"holders": -1}),
-    "page_size=0": (lambda: ms.Redirect(I), {"page_size": 0}),
-    "give all three": (lambda: ms.Redirect(I), {"pages": 8}),
+    "snapshots=-1": (lambda: ms.Redirect(I), {"snapshots": -1}),
+    "size=0": (lambda: ms.Redirect(I), {"page_size": 0}),
+    "give count and per_row": (lambda: ms.Redirect(I), {"pages": 8}),
 }
 
 

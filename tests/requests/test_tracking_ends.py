@@ -117,7 +117,7 @@ def test_B29_a_request_can_end_at_any_point(name: str, overlap: bool, how: str, 
     loop = Loop(backend, MAKERS[name](), slots=8, rows=2, overlap=overlap, pages=14, page_size=2, pages_per_row=6)
     order = ["plan", *["plan", "settle"] * 9] if overlap else ["plan", "settle"] * 9
     for point in range(len(order) + 1) if backend.name == "reference" else (0, 9, 16):
-        row, other = loop.admit(ms.Request("first", length=12, want=6), ms.Request("second", length=2))
+        row, other = loop.admit(ms.Request("first", length=12, snapshot_at=6), ms.Request("second", length=2))
         flying: list[ms.Step] = []
         for event in order[:point]:
             if event == "plan":
@@ -209,7 +209,7 @@ def test_B36b_a_late_settle_changes_nothing_for_a_new_tenant(name: str, backend:
     assert tenant.index == row.index
     other = loop.step([tenant], 4)  # its own snapshot at 4, or its first boundary
     assert loop.mem.confirmed(tenant) == 4
-    table = loop.mem.registers.table
+    table = loop.mem._registers.table
     before = [table.cells.clone(), table.bitmap.clone(), table.counters.clone()]
     loop.mem.settle(dead, [True])
     assert [t.tolist() for t in (table.cells, table.bitmap, table.counters)] == [t.tolist() for t in before]
@@ -239,7 +239,7 @@ def test_B36b_a_cancelled_step_leaves_no_label(name: str, length: int, overlap: 
         with pytest.raises(ms.StaleHandle):
             loop.mem.length(handle)
     loop.mem.drop([snap] if snap else [])
-    assert all_free(loop) and not any(loop.mem.registers.table.labels.tolist())
+    assert all_free(loop) and not any(loop.mem._registers.table.labels.tolist())
 
 
 @every_snapshot

@@ -18,7 +18,8 @@ from memstate import (
     StateManager,
 )
 from memstate.kernels.dispatch import Backend
-from memstate.slots.inspect import take
+from memstate.slots.inspect import inspect
+from tests.support.build import build
 from tests.support.scan import scan, scan_registers
 
 LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=1)
@@ -27,7 +28,7 @@ TRACKINGS = [NoTracking(every=4), PingPong(every=4), LazyPingPong(every=4), Redi
 
 def manager(backend: Backend, slots: int = 20, **more) -> StateManager:  # type: ignore[no-untyped-def]
     where = {"device": backend.device, "backend": backend.name}
-    return StateManager(LAYOUT, slots=slots, max_requests=4, **({"tracking": Redirect(every=4)} | where | more))
+    return build(LAYOUT, slots=slots, max_requests=4, **({"tracking": Redirect(every=4)} | where | more))
 
 
 def busy(mem: StateManager) -> None:
@@ -41,7 +42,7 @@ def busy(mem: StateManager) -> None:
 
 
 def problems(mem: StateManager) -> list[str]:
-    return scan_registers(mem.registers, assert_clean=False).problems
+    return scan_registers(mem._registers, assert_clean=False).problems
 
 
 def nothing_but(report: AuditReport, **found: object) -> None:
@@ -67,7 +68,7 @@ def test_B77_no_false_alarm_at_any_moment(backend: Backend, tracking, overlap: b
         scan(mem)
         return value
 
-    rows = look(mem.admit([Request("a", want=6), Request("b")]))
+    rows = look(mem.admit([Request("a", snapshot_at=6), Request("b")]))
     unsettled = []
     for tokens in (4, 1, 1, 1, 1):
         unsettled.append(look(mem.plan([*rows, None], tokens)))  # type: ignore[misc]
@@ -87,7 +88,7 @@ def test_B77_no_false_alarm_at_any_moment(backend: Backend, tracking, overlap: b
 def test_B77_open_groups_are_no_leaks(backend: Backend) -> None:
     mem = manager(backend)
     busy(mem)
-    with mem.allocator.group(3), mem.allocator.group(2) as inner:
+    with mem._allocator.group(3), mem._allocator.group(2) as inner:
         report = mem.audit()
         nothing_but(report)
         assert report.owned_by_kind["group"] == 5
@@ -123,8 +124,8 @@ def test_B75_an_emptied_register_is_named_with_its_slot(backend: Backend) -> Non
     """What `memstate demo --plant-leak` does."""
     mem = manager(backend)
     busy(mem)
-    slot = int(mem.registers.table.slots[3])
-    mem.registers.table.slots[3] = 0
+    slot = int(mem._registers.table.slots[3])
+    mem._registers.table.slots[3] = 0
     report = mem.audit()
     nothing_but(report, leaked=[slot], lost=["row 1 (request 'alice') live"])
     assert f"slot {slot} leaked" in problems(mem)
@@ -134,7 +135,7 @@ def test_B76_a_slot_in_two_registers_is_named_with_both_owners(backend: Backend)
     """Carol's slot is planted in a lane of Alice's: what was there is a leak, and both names stand in the report."""
     mem = manager(backend)
     busy(mem)
-    slots = mem.registers.table.slots
+    slots = mem._registers.table.slots
     lane, live = int(slots[4]), int(slots[9])
     slots[4] = live
     nothing_but(
@@ -148,8 +149,8 @@ def test_B76_a_slot_in_two_registers_is_named_with_both_owners(backend: Backend)
 def test_B76_a_row_and_a_snapshot(backend: Backend) -> None:
     mem = manager(backend)
     busy(mem)
-    slots = mem.registers.table.slots
-    holder = mem.registers.first_holder
+    slots = mem._registers.table.slots
+    holder = mem._registers.first_holder
     shared, gone = int(slots[holder]), int(slots[3])
     slots[3] = shared
     owners = ["row 1 (request 'alice') live", f"snapshot {holder} of 4 tokens"]
@@ -159,7 +160,7 @@ def test_B76_a_row_and_a_snapshot(backend: Backend) -> None:
 def test_B76_a_register_that_the_host_believes_empty(backend: Backend) -> None:
     mem = manager(backend)
     busy(mem)
-    slots = mem.registers.table.slots
+    slots = mem._registers.table.slots
     slots[13] = slots[3]
     nothing_but(mem.audit(), double_owned={int(slots[3]): ["row 1 (request 'alice') live", "register 13"]})
 
@@ -168,7 +169,7 @@ def test_G3_a_slot_where_the_host_believes_there_is_none_is_lost_to_everyone(bac
     """One owner, so neither leaked nor shared; but nobody will ever release it: the report may not be clean."""
     mem = manager(backend)
     busy(mem)
-    mem.registers.table.slots[13] = mem.pool.claim(1)[0]
+    mem._registers.table.slots[13] = mem.pool.claim(1)[0]
     assert any("register 13" in problem for problem in problems(mem))
     report = mem.audit()
     assert not report.clean
@@ -178,14 +179,14 @@ def test_G3_a_slot_where_the_host_believes_there_is_none_is_lost_to_everyone(bac
 def test_a_group_and_a_register(backend: Backend) -> None:
     mem = manager(backend)
     busy(mem)
-    with mem.allocator.group(2) as group:
+    with mem._allocator.group(2) as group:
         slot = int(group.held[0])
-        gone = int(mem.registers.table.slots[3])
-        mem.registers.table.slots[3] = slot
+        gone = int(mem._registers.table.slots[3])
+        mem._registers.table.slots[3] = slot
         nothing_but(
             mem.audit(), leaked=[gone], double_owned={slot: ["row 1 (request 'alice') live", "open claim group"]}
         )
-        mem.registers.table.slots[3] = gone
+        mem._registers.table.slots[3] = gone
 
 
 PLANTED: dict[str, tuple[Callable[[StateManager], None], dict[str, object]]] = {
@@ -194,14 +195,14 @@ PLANTED: dict[str, tuple[Callable[[StateManager], None], dict[str, object]]] = {
         {"owned_but_free": {1: "row 1 (request 'alice') lane 0"}},
     ),
     "beyond the pool": (
-        lambda mem: mem.registers.table.slots[3:4].fill_(21),
+        lambda mem: mem._registers.table.slots[3:4].fill_(21),
         {"foreign": ["row 1 (request 'alice') live"], "leaked": [4]},
     ),
     "negative": (
-        lambda mem: mem.registers.table.slots[3:4].fill_(-1),
+        lambda mem: mem._registers.table.slots[3:4].fill_(-1),
         {"foreign": ["row 1 (request 'alice') live"], "leaked": [4]},
     ),
-    "null slot free": (lambda mem: mem.allocator.bitmap[:1].bitwise_or_(1), {"null_slot_free": True}),
+    "null slot free": (lambda mem: mem._allocator.bitmap[:1].bitwise_or_(1), {"null_slot_free": True}),
 }
 
 
@@ -210,7 +211,7 @@ def test_other_faults_are_named_too(backend: Backend, case: str) -> None:
     plant, found = PLANTED[case]
     mem = manager(backend)
     busy(mem)
-    assert mem.registers.table.slots[3:5].tolist() == [4, 1]
+    assert mem._registers.table.slots[3:5].tolist() == [4, 1]
     plant(mem)
     nothing_but(mem.audit(), **found)
     assert problems(mem) != []
@@ -223,10 +224,10 @@ def test_reference_and_kernel_see_the_same_picture(backend: Backend) -> None:
         mem = manager(Backend(name, device))
         busy(mem)
         mem.pool.claim(3)
-        slots = mem.registers.table.slots
+        slots = mem._registers.table.slots
         slots[13], slots[14], slots[12], slots[1] = int(slots[3]), 21, -5, 2
         mem.pool.release([1])
-        pictures.append((take(mem.registers, {}), str(mem.audit())))
+        pictures.append((inspect(mem._registers, {}), str(mem.audit())))
     assert pictures[0] == pictures[1]
 
 

@@ -92,7 +92,7 @@ def test_B36c_order_of_record_is_order_of_effect(backend: Backend) -> None:
         expected = {r: content for r, (content, _) in oracle.held.items() if content is not None}
         assert {r: bench.content(r) for r in expected} == expected
         table = bench.file.table
-        columns = [cell for column in (table.tracked, table.want, table.source) for cell in column.tolist()]
+        columns = [cell for column in (table.tracked, table.snapshot_at, table.source) for cell in column.tolist()]
         assert columns == list(oracle.cells.values())
         bench.allocator.check()
 
@@ -102,10 +102,10 @@ def test_B36c_order_of_record_is_order_of_effect(backend: Backend) -> None:
 def step(bench: Bench, oracle: Oracle, operation: str, to: list[int], of: list[int]) -> None:
     """Records one operation and compares what the host believes; a refused one must raise and leave no trace."""
     if oracle.refuses(operation, to, of):
-        before = bench.picture()
+        before = bench.observe()
         with pytest.raises(MemstateError):
             perform(bench, operation, to, of)
-        assert bench.picture() == before
+        assert bench.observe() == before
     else:
         perform(bench, operation, to, of)
         oracle.apply(operation, to, of)
@@ -164,15 +164,15 @@ def test_B36c_chains_of_moves(bench: Bench) -> None:
 
 
 def test_B36c_the_last_value_written_to_a_cell_wins_also_within_one_call(bench: Bench) -> None:
-    cell = int(bench.file.address("want", np.int64(1)))
+    cell = int(bench.file.address("snapshot_at", np.int64(1)))
     bench.buffer.write([cell, cell], [1, 2])
     bench.buffer.write([cell], [3])
     bench.buffer.write([cell, cell, cell + 1], [4, 5, 6])
     bench.buffer.submit()
-    assert bench.file.table.want.tolist() == [0, 5, 6]
+    assert bench.file.table.snapshot_at.tolist() == [0, 5, 6]
     bench.buffer.write([cell, cell], [7, 8])
     bench.buffer.submit()
-    assert bench.file.table.want.tolist() == [0, 8, 6]
+    assert bench.file.table.snapshot_at.tolist() == [0, 8, 6]
 
 
 def test_G1_the_first_change_of_a_fenced_register_waits_and_all_behind_it(bench: Bench) -> None:

@@ -55,11 +55,11 @@ def test_G1_misuse_raises_and_changes_nothing(bench: Bench, case: str) -> None:
     bench.fill(11, 3.0, 3)
     bench.buffer.release([11])  # recorded and not sent: an early submit would show
     bench.buffer.claim([11])
-    before = bench.picture()
+    before = bench.observe()
     error, misuse = MISUSE[case]
     with pytest.raises(error):
         misuse(bench.buffer)
-    assert bench.picture() == before
+    assert bench.observe() == before
     bench.buffer.submit()
     scan_registers(bench.file)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from memstate.errors import InvalidArgument, LayoutMismatch
 from memstate.state.layout import Plane, StateLayout
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.state.regions import BufferInfo, _overlap, require_apart
 from tests.kernels.test_copy import LAYOUTS, SMALL, packet_of, vast
 from tests.support.given import FORMS, Engine
@@ -57,7 +57,7 @@ def test_B37_one_odd_number_makes_the_words_narrow(backend, spoilt):
     start, stride = 4 if spoilt == "address" else 0, 76 if spoilt == "stride" else 80
     one = memory.view(torch.int8).as_strided((1, 4, *plane.shape), (0, stride, 1), start)
     for tensors in ({"a": one}, {"a": [one[0]]}):
-        storage = Storage.from_tensors(StateLayout([plane], 1), tensors, backend)
+        storage = Planes.from_tensors(StateLayout([plane], 1), tensors, backend)
         assert (storage.plane_map.unit, storage.slots) == (4, 3)
 
 
@@ -68,7 +68,7 @@ def test_B37_every_bit_pattern_survives(backend, dtype):
     """Blocks of 256 bytes that count: among them are signed zeros and NaNs of every dtype, and their payloads."""
     layout = StateLayout([Plane("ssm", (256 // dtype.itemsize,), dtype)], 2)
     layers = [torch.zeros(3, 256, dtype=torch.uint8, device=backend.device) for _ in range(2)]
-    storage = Storage.from_tensors(layout, {"ssm": [layer.view(dtype) for layer in layers]}, backend)
+    storage = Planes.from_tensors(layout, {"ssm": [layer.view(dtype) for layer in layers]}, backend)
     pattern = torch.arange(256, dtype=torch.uint8, device=backend.device)
     for layer in layers:
         layer[1] = pattern
@@ -81,7 +81,7 @@ def test_B38_slots_beyond_2_31_bytes_are_right(backend):
     memory = vast(3 * stride + 64, backend.device)
     for start, unit in ((0, 16), (3, 1)):
         plane = memory.as_strided((1, 4, 32), (0, stride, 1), start).view(torch.int8)
-        storage = Storage.from_tensors(StateLayout([Plane("a", (32,), torch.int8)], 1), {"a": plane}, backend)
+        storage = Planes.from_tensors(StateLayout([Plane("a", (32,), torch.int8)], 1), {"a": plane}, backend)
         assert storage.plane_map.unit == unit
         plane[0, 1], plane[0, 2] = 7, 9
         storage.copy(torch.tensor([3], device=backend.device), torch.tensor([1], device=backend.device))
@@ -94,7 +94,7 @@ def test_planes_are_the_engines_own_tensors(backend, generator, form):
     engine = Engine(MIXED, 4, backend, generator, form)
     storage = engine.storage()
     for plane in MIXED.planes:
-        given, seen = engine.tensors[plane.name], storage.planes[plane.name]
+        given, seen = engine.tensors[plane.name], storage[plane.name]
         assert seen is given if isinstance(given, Tensor) else tuple(map(id, seen)) == tuple(map(id, given))
         assert seen[2].shape == (5, *plane.shape) and seen[2].data_ptr() == given[2].data_ptr()
     assert storage.nbytes == 5 * MIXED.payload_bytes_per_slot and storage.slots == 4
@@ -107,14 +107,14 @@ def test_blocks_that_touch_are_one_run_within_one_allocation(backend):
     memory = torch.zeros(3 * 64, dtype=torch.uint8, device=backend.device)
     a = [memory.view(torch.int8).as_strided((3, 16), (64, 1), at) for at in (0, 32)]
     b = [memory.view(torch.float32).as_strided((3, 4), (16, 1), at // 4) for at in (16, 48)]
-    whole = Storage.from_tensors(StateLayout(planes, 2), {"a": a, "b": b}, backend)
+    whole = Planes.from_tensors(StateLayout(planes, 2), {"a": a, "b": b}, backend)
     assert whole.plane_map.tiles.tolist() == [[memory.data_ptr(), 64, 64]]
     assert [tile[2] for tile in whole.only(["b"]).tiles.tolist()] == [16, 16]
     if backend.device.type == "cpu":
         raw = bytearray(3 * 32)
         one = torch.frombuffer(raw, dtype=torch.int8).as_strided((1, 3, 16), (0, 32, 1))
         two = torch.frombuffer(raw, dtype=torch.float32, offset=16).as_strided((1, 3, 4), (0, 8, 1))
-        apart = Storage.from_tensors(StateLayout(planes, 1), {"a": one, "b": two}, backend)
+        apart = Planes.from_tensors(StateLayout(planes, 1), {"a": one, "b": two}, backend)
         assert [tile[2] for tile in apart.plane_map.tiles.tolist()] == [16, 16]
 
 
@@ -158,8 +158,8 @@ def test_slots_are_gathered_and_scattered_layer_by_layer(backend, generator, for
         assert batch.shape == (3, 5, *plane.shape) and batch.dtype == plane.dtype
         for layer in range(3):
             for entry, slot in enumerate(ids):
-                want = engine.bytes_of(plane.name, layer, slot if slot < 6 else 0)
-                assert torch.equal(batch[layer, entry].reshape(-1).view(torch.uint8).cpu(), want)
+                snapshot_at = engine.bytes_of(plane.name, layer, slot if slot < 6 else 0)
+                assert torch.equal(batch[layer, entry].reshape(-1).view(torch.uint8).cpu(), snapshot_at)
         assert backend.counts.launches["gather_slots"] == (1 if form == "pages" else 3)
         backend.counts.reset()
         storage.scatter(plane.name, engine.ids(2, 0, 3, -1, 7), batch)
@@ -227,13 +227,13 @@ def test_tensors_that_do_not_fit_are_refused_and_stay_as_they_were(backend, name
     conv = [torch.ones(5, 3, 4, dtype=torch.bfloat16, device=backend.device) for _ in layers]
     ssm = [torch.ones(5, 2, 3, device=backend.device) for _ in layers]
     with pytest.raises(LayoutMismatch, match=named):
-        Storage.from_tensors(MIXED, BAD[named](conv, ssm), backend)
+        Planes.from_tensors(MIXED, BAD[named](conv, ssm), backend)
     assert all(bool((one == 1).all()) for one in (*conv, *ssm))
-    Storage.from_tensors(MIXED, {"conv": conv, "ssm": ssm}, backend)
+    Planes.from_tensors(MIXED, {"conv": conv, "ssm": ssm}, backend)
 
 
 def test_names_that_no_plane_has_are_refused(backend):
-    storage = Storage(StateLayout(SMALL, 1), 3, backend)
+    storage = Planes(StateLayout(SMALL, 1), 3, backend)
     some = torch.tensor([1], device=backend.device)
     for call in (
         lambda: storage.only([]),

@@ -15,7 +15,7 @@ import torch
 from memstate.errors import InvalidArgument
 from memstate.state import presets
 from memstate.state.layout import Plane, StateLayout
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.state.presets import from_config, state_layers
 
 ORDERS = ("layer_major", "slot_major")
@@ -130,11 +130,11 @@ def test_bytes_per_slot_are_those_of_the_table(name, order):
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_storage_of_one_layer_allocates_exactly_the_arithmetic(name, order, backend):
     layout = replace(preset(name, order=order), layers=1)
-    storage = Storage(layout, 2, backend)
+    storage = Planes(layout, 2, backend)
     assert tuple(arena.untyped_storage().nbytes() for arena in storage.arenas) == layout.arena_bytes(2)
     one = size(KNOWN[name].conv, 2) + size(KNOWN[name].ssm, 4)
     assert storage.nbytes == 3 * one and storage.nbytes * KNOWN[name].layers == 3 * preset(name).bytes_per_slot
-    assert {name: tuple(view.shape[2:]) for name, view in storage.planes.items()} == {
+    assert {name: tuple(view.shape[2:]) for name, view in storage.items()} == {
         plane.name: plane.shape for plane in layout.planes
     }
 

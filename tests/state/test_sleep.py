@@ -11,7 +11,7 @@ from memstate.errors import Asleep, InvalidArgument, LayoutMismatch
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import TILE_BYTES
 from memstate.state.layout import Plane, StateLayout
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from tests.kernels.test_copy import LAYOUTS, ORDERS, SMALL, packet_of
 from tests.support.given import FORMS, Engine
 
@@ -19,22 +19,22 @@ each_order = pytest.mark.parametrize("order", ORDERS)
 each_form = pytest.mark.parametrize("form", FORMS)
 
 
-def ids(storage: Storage, *slots: int) -> torch.Tensor:
+def ids(storage: Planes, *slots: int) -> torch.Tensor:
     return torch.tensor(slots, device=storage.device)
 
 
-def filled(layout: StateLayout, slots: int, backend, generator) -> Storage:
-    storage = Storage(layout, slots, backend)
+def filled(layout: StateLayout, slots: int, backend, generator) -> Planes:
+    storage = Planes(layout, slots, backend)
     for arena in storage.arenas:
         arena.copy_(torch.randint(0, 256, arena.shape, dtype=torch.uint8, generator=generator))
     return storage
 
 
-def contents(storage: Storage) -> dict[str, torch.Tensor]:
+def contents(storage: Planes) -> dict[str, torch.Tensor]:
     """Bytes of every plane, `layer slot byte`, on the host."""
     return {
         name: torch.stack([layer.reshape(storage.slots + 1, -1).view(torch.uint8) for layer in plane]).cpu()
-        for name, plane in storage.planes.items()
+        for name, plane in storage.items()
         if plane[0].numel()
     }
 
@@ -47,7 +47,7 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.parametrize("planes", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_B37_bytes_come_back_and_memory_is_released_in_between(backend, generator, planes, order):
     storage = filled(StateLayout(planes, 2, order), 4, backend, generator)
-    before, views, table = contents(storage), dict(storage.planes), storage.plane_map.tiles
+    before, views, table = contents(storage), dict(storage), storage.plane_map.tiles
     rows, first = table.clone(), storage.only([planes[0].name])
     storage.sleep()
     assert [arena.untyped_storage().nbytes() for arena in storage.arenas] == [0] * len(storage.arenas)
@@ -56,7 +56,7 @@ def test_B37_bytes_come_back_and_memory_is_released_in_between(backend, generato
     first.tiles.zero_()
     storage.wake()
     assert not storage.asleep and same(contents(storage), before)
-    assert all(storage.planes[name] is view for name, view in views.items()) and storage.plane_map.tiles is table
+    assert all(storage[name] is view for name, view in views.items()) and storage.plane_map.tiles is table
     assert torch.equal(table[:, 1:], rows[:, 1:])
 
     storage.copy(ids(storage, 3), ids(storage, 1))
@@ -167,7 +167,7 @@ def test_memory_that_comes_back_with_a_worse_alignment_is_refused(backend, gener
 @pytest.mark.parametrize("given", [False, True])
 def test_everything_that_touches_bytes_is_refused_while_asleep(backend, generator, given):
     layout = StateLayout(SMALL, 2)
-    storage = Engine(layout, 3, backend, generator, "pages").storage() if given else Storage(layout, 3, backend)
+    storage = Engine(layout, 3, backend, generator, "pages").storage() if given else Planes(layout, 3, backend)
     backend.counts.reset()
     storage.sleep()
     assert backend.counts.syncs == 1
@@ -204,7 +204,7 @@ def test_arenas_from_elsewhere_are_not_released(backend, generator):
         taken.append(taken[-1] + nbytes)
         return memory[taken[-2] : taken[-1]]
 
-    storage = Storage(StateLayout(SMALL, 2), 3, backend, allocate)
+    storage = Planes(StateLayout(SMALL, 2), 3, backend, allocate)
     memory.copy_(torch.randint(0, 256, memory.shape, dtype=torch.uint8, generator=generator))
     before = contents(storage)
     storage.sleep()
@@ -230,13 +230,13 @@ def test_B38_a_plane_of_several_tiles_moves_whole_after_waking(backend, generato
 def test_memory_that_numpy_shares_is_not_released_in_part(generator):
     """torch cannot release what numpy looks at; found before the first arena is given up."""
     layout = StateLayout([Plane("a", (4,), torch.float32), Plane("b", (4,), torch.float32)], 1)
-    storage = Storage(layout, 3, Backend("reference"))
-    storage.planes["a"].copy_(torch.rand(1, 4, 4, generator=generator))
-    before = storage.planes["a"].clone()
-    view = storage.planes["b"].numpy()
+    storage = Planes(layout, 3, Backend("reference"))
+    storage["a"].copy_(torch.rand(1, 4, 4, generator=generator))
+    before = storage["a"].clone()
+    view = storage["b"].numpy()
     with pytest.raises(InvalidArgument, match="numpy"):
         storage.sleep()
-    assert not storage.asleep and torch.equal(storage.planes["a"], before) and view.size
+    assert not storage.asleep and torch.equal(storage["a"], before) and view.size
 
 
 @pytest.mark.parametrize("tracking", [NoTracking(4), LazyPingPong(4), Redirect(4)], ids=repr)
@@ -249,7 +249,7 @@ def test_a_manager_that_is_given_up_gives_its_memory_back_at_once(backend, track
             layout, slots=4, max_requests=1, tracking=tracking, device=backend.device, backend=backend.name
         )
         mem.settle(mem.plan(mem.admit([Request("a")])))
-        arena = weakref.ref(mem.storage.arenas[0])
+        arena = weakref.ref(mem.planes.arenas[0])
         assert arena() is not None
         del mem
         assert arena() is None

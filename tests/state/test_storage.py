@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from memstate.errors import InvalidArgument, LayoutMismatch
 from memstate.kernels.tables import HEADER_INTS, TILE_BYTES, Section
 from memstate.state.layout import Plane, StateLayout
-from memstate.state.planes import Storage, check_disjoint
+from memstate.state.planes import Planes, check_disjoint
 
 ORDERS = ("layer_major", "slot_major")
 
@@ -54,7 +54,7 @@ def _tensors(tree) -> list[torch.Tensor]:
 def test_nbytes_is_what_was_allocated(backend, order):
     layout = hybrid(order)
     with Allocations() as allocations:
-        storage = Storage(layout, 9, backend)
+        storage = Planes(layout, 9, backend)
     assert storage.nbytes == 10 * layout.bytes_per_slot
     assert storage.nbytes == sum(arena.untyped_storage().nbytes() for arena in storage.arenas)
     assert storage.table_nbytes == storage.plane_map.tiles.untyped_storage().nbytes()
@@ -65,11 +65,11 @@ def test_nbytes_is_what_was_allocated(backend, order):
 @pytest.mark.parametrize("order", ORDERS)
 def test_B37_views_share_no_byte_and_have_the_shape_of_the_plane(backend, order):
     layout = hybrid(order)
-    storage = Storage(layout, 4, backend)
+    storage = Planes(layout, 4, backend)
     for arena in storage.arenas:
         arena.fill_(0)
     for plane in layout.planes:
-        view = storage.planes[plane.name]
+        view = storage[plane.name]
         assert view.shape == (2, 5, *plane.shape) and view.dtype == plane.dtype
         view.view(torch.uint8).add_(1)
     total = sum(int(arena.to(torch.int64).sum()) for arena in storage.arenas)
@@ -78,8 +78,8 @@ def test_B37_views_share_no_byte_and_have_the_shape_of_the_plane(backend, order)
 
 
 def test_a_plane_of_one_layer_is_dense_in_layer_major(backend):
-    storage = Storage(StateLayout([Plane("ssm", (2, 4), torch.float32)], 3), 4, backend)
-    assert storage.planes["ssm"].is_contiguous()
+    storage = Planes(StateLayout([Plane("ssm", (2, 4), torch.float32)], 3), 4, backend)
+    assert storage["ssm"].is_contiguous()
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -87,7 +87,7 @@ def test_tiles_are_multiples_of_16_and_at_most_one_unit_of_work(backend, order):
     layout = StateLayout(
         [Plane("ssm", (TILE_BYTES // 2 + 5,), torch.float32), Plane("conv", (3,), torch.int8)], 2, order
     )
-    storage = Storage(layout, 2, backend)
+    storage = Planes(layout, 2, backend)
     table = storage.plane_map.tiles.tolist()
     assert all(value % 16 == 0 for tile in table for value in tile)
     assert all(0 < length <= TILE_BYTES for _, _, length in table)
@@ -99,30 +99,30 @@ def test_tiles_are_multiples_of_16_and_at_most_one_unit_of_work(backend, order):
     "dtype", [torch.float32, torch.float64, torch.float16, torch.int8, torch.float8_e5m2, torch.bool, torch.complex128]
 )
 def test_B37_any_dtype_and_a_scalar_plane(backend, order, dtype):
-    storage = Storage(StateLayout([Plane("one", (), dtype), Plane("few", (3,), dtype)], 2, order), 3, backend)
+    storage = Planes(StateLayout([Plane("one", (), dtype), Plane("few", (3,), dtype)], 2, order), 3, backend)
     storage.zero(ids(backend, 1, 2, 3))
-    storage.planes["one"][1, 2] = 1
+    storage["one"][1, 2] = 1
     storage.copy(ids(backend, 3), ids(backend, 2))
-    assert storage.planes["one"].shape == (2, 4) and bool(storage.planes["one"][1, 3].to(torch.bool))
-    assert not bool(storage.planes["few"].view(torch.uint8).any())
+    assert storage["one"].shape == (2, 4) and bool(storage["one"][1, 3].to(torch.bool))
+    assert not bool(storage["few"].view(torch.uint8).any())
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_layout_without_any_byte_works(backend, order):
-    storage = Storage(StateLayout([Plane("none", (0,), torch.float32)], 2, order), 3, backend)
+    storage = Planes(StateLayout([Plane("none", (0,), torch.float32)], 2, order), 3, backend)
     storage.copy(ids(backend, 1), ids(backend, 2))
     storage.zero(ids(backend, 1, 2))
-    assert storage.nbytes == 0 and storage.planes["none"].shape == (2, 4, 0)
+    assert storage.nbytes == 0 and storage["none"].shape == (2, 4, 0)
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_B20_a_zeroed_slot_is_zero_in_every_plane_and_its_neighbours_keep_every_byte(backend, order, generator):
-    storage = Storage(hybrid(order), 5, backend)
+    storage = Planes(hybrid(order), 5, backend)
     for arena in storage.arenas:
         arena.copy_(torch.randint(1, 256, arena.shape, dtype=torch.uint8, generator=generator))
-    before = {name: plane.clone() for name, plane in storage.planes.items()}
+    before = {name: plane.clone() for name, plane in storage.items()}
     storage.zero(ids(backend, 4, 0, 2, -1, 6))
-    for name, plane in storage.planes.items():
+    for name, plane in storage.items():
         assert not bool(plane[:, [2, 4]].view(torch.uint8).any())
         rest = [0, 1, 3, 5]
         assert torch.equal(plane[:, rest].view(torch.uint8), before[name][:, rest].view(torch.uint8))
@@ -130,18 +130,18 @@ def test_B20_a_zeroed_slot_is_zero_in_every_plane_and_its_neighbours_keep_every_
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_B16_the_null_slot_starts_zero_and_is_scrubbed_alone(backend, order):
-    storage = Storage(hybrid(order), 3, backend)
-    assert not any(bool(plane[:, 0].view(torch.uint8).any()) for plane in storage.planes.values())
+    storage = Planes(hybrid(order), 3, backend)
+    assert not any(bool(plane[:, 0].view(torch.uint8).any()) for plane in storage.values())
     for arena in storage.arenas:
         arena.fill_(7)
     storage.scrub_null()
-    for plane in storage.planes.values():
+    for plane in storage.values():
         assert not bool(plane[:, 0].view(torch.uint8).any())
         assert bool((plane[:, 1:].view(torch.uint8) == 7).all())
 
 
 def test_B40_operations_are_one_launch_each_and_none_for_nothing(backend):
-    storage = Storage(hybrid("layer_major", layers=3), 9, backend)
+    storage = Planes(hybrid("layer_major", layers=3), 9, backend)
     backend.counts.reset()
     storage.copy(ids(backend, 1, 2, 3), ids(backend, 4, 5, 6))
     storage.zero(ids(backend, 1, 2))
@@ -151,7 +151,7 @@ def test_B40_operations_are_one_launch_each_and_none_for_nothing(backend):
 
 
 def test_traffic_counts_the_bytes_that_the_host_knows(backend):
-    storage = Storage(hybrid("slot_major"), 5, backend)
+    storage = Planes(hybrid("slot_major"), 5, backend)
     size = storage.layout.bytes_per_slot
     storage.copy(ids(backend, 1, 0), ids(backend, 2, 3), due=1)
     storage.copy(ids(backend, 1), ids(backend, 2))
@@ -167,15 +167,15 @@ def test_traffic_counts_the_bytes_that_the_host_knows(backend):
 @pytest.mark.parametrize("names", [("conv",), ("ssm",), ("none",), ("conv", "none"), ("none", "ssm", "conv")])
 def test_B37_some_planes_are_copied_alone_and_counted_exactly(backend, order, names, generator):
     layout = hybrid(order)
-    storage = Storage(layout, 4, backend)
+    storage = Planes(layout, 4, backend)
     for arena in storage.arenas:
         arena.copy_(torch.randint(0, 256, arena.shape, dtype=torch.uint8, generator=generator))
-    expected = {name: plane.view(torch.uint8).clone() for name, plane in storage.planes.items()}
+    expected = {name: plane.view(torch.uint8).clone() for name, plane in storage.items()}
     backend.counts.reset()
     storage.copy(ids(backend, 4, 2, 0), ids(backend, 1, 2, 3), planes=names, due=1)
     for name in names:
         expected[name][:, 4] = expected[name][:, 1]
-    assert all(torch.equal(plane.view(torch.uint8), expected[name]) for name, plane in storage.planes.items())
+    assert all(torch.equal(plane.view(torch.uint8), expected[name]) for name, plane in storage.items())
     assert storage.traffic.copied == 2 * sum(
         layout.block_bytes(plane) for plane in layout.planes if plane.name in names
     )
@@ -186,13 +186,13 @@ def test_B37_some_planes_are_copied_alone_and_counted_exactly(backend, order, na
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_buffer_infos_say_where_every_slot_lies(backend, order, generator):
-    storage = Storage(hybrid(order), 4, backend)
+    storage = Planes(hybrid(order), 4, backend)
     for arena in storage.arenas:
         arena.copy_(torch.randint(0, 256, arena.shape, dtype=torch.uint8, generator=generator))
     infos = storage.buffer_infos()
     assert sorted((info.plane, info.layer) for info in infos) == [("conv", 0), ("conv", 1), ("ssm", 0), ("ssm", 1)]
     for info in infos:
-        layer = storage.planes[info.plane][info.layer]
+        layer = storage[info.plane][info.layer]
         assert info.nbytes == layer[0].nbytes and info.slots == 4
         for slot in range(5):
             assert info.address + slot * info.slot_stride == layer[slot].data_ptr()
@@ -203,8 +203,8 @@ def test_buffer_infos_say_where_every_slot_lies(backend, order, generator):
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_planes_are_gathered_and_scattered_in_one_launch(backend, order):
-    storage = Storage(hybrid(order), 4, backend)
-    plane = storage.planes["ssm"]
+    storage = Planes(hybrid(order), 4, backend)
+    plane = storage["ssm"]
     plane[:, 1:] = torch.arange(2 * 4 * 18, device=backend.device).view(2, 4, 2, 3, 3)
     backend.counts.reset()
     batch = storage.gather("ssm", ids(backend, 3, 0, 1))
@@ -229,7 +229,7 @@ def test_planes_are_gathered_and_scattered_in_one_launch(backend, order):
     ],
 )
 def test_B40_a_copy_that_depends_on_order_is_refused_and_moves_nothing(backend, dst, src, named):
-    storage = Storage(hybrid("layer_major"), 7, backend)
+    storage = Planes(hybrid("layer_major"), 7, backend)
     before = [arena.clone() for arena in storage.arenas]
     with pytest.raises(InvalidArgument, match=named):
         storage.copy(ids(backend, *dst), ids(backend, *src), checked=True)
@@ -252,7 +252,7 @@ def test_B40_skipped_entries_are_no_overlap(dst, src):
 
 
 def test_B7_ids_that_a_kernel_cannot_take_are_refused(backend):
-    storage = Storage(hybrid("layer_major"), 7, backend)
+    storage = Planes(hybrid("layer_major"), 7, backend)
     good = ids(backend, 1, 2)
     for bad in (
         good.float(),
@@ -280,15 +280,15 @@ def test_arenas_that_do_not_fit_are_refused(backend):
         lambda n: whole[: 2 * n : 2],
     ):
         with pytest.raises(LayoutMismatch, match="arena"):
-            Storage(layout, 3, backend, allocate=bad)
+            Planes(layout, 3, backend, allocate=bad)
     with pytest.raises(InvalidArgument, match="slots=0"):
-        Storage(layout, 0, backend)
+        Planes(layout, 0, backend)
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_copy_and_zero_allocate_nothing_of_state_size(backend, order):
     layout = StateLayout([Plane("ssm", (1024,), torch.float32)], 2, order)
-    storage = Storage(layout, 5, backend)
+    storage = Planes(layout, 5, backend)
     dst, src = ids(backend, 1, 2), ids(backend, 3, 4)
     with Allocations() as allocations:
         storage.copy(dst, src)
@@ -298,5 +298,5 @@ def test_copy_and_zero_allocate_nothing_of_state_size(backend, order):
 
 
 def test_repr_is_one_line_with_units(backend):
-    storage = Storage(hybrid("slot_major"), 4, backend)
-    assert repr(storage).startswith("Storage(4 slots + null, 1.09 KiB, slot_major, c")
+    storage = Planes(hybrid("slot_major"), 4, backend)
+    assert repr(storage).startswith("Planes(4 slots + null, 1.09 KiB, slot_major, c")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memstate.kernels.tables import Piece, PlaneMap, RecordMap, ScaledMap
+from memstate.kernels.tables import PlaneMap, RecordMap, RecordPiece, ScaledMap
 from memstate.kernels.tuned import CopyConfig
 from tests.support.addresses import Limits
 from tests.support.decode_case import SLOTS, Memory, Row
@@ -221,7 +221,7 @@ def records(make: Maker) -> RecordMap:
     pieces = []
     for layer in range(2):
         for block, nbytes in enumerate(sizes):
-            pieces += [Piece(block, layer, at, min(560, nbytes - at), body + at) for at in range(0, nbytes, 560)]
+            pieces += [RecordPiece(block, layer, at, min(560, nbytes - at), body + at) for at in range(0, nbytes, 560)]
             body += -(-nbytes // 16) * 16
     tiles = [(blocks[p.block][p.layer, 0].data_ptr() + p.start, blocks[p.block].stride(1), *p[3:]) for p in pieces]
     table = make.empty(len(tiles), 4, dtype=torch.int64).copy_(torch.tensor(tiles))

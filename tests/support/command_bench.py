@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memstate import Plane, SlotAllocator, StateLayout, StatePool, Storage
+from memstate import Plane, Planes, SlotAllocator, StateLayout, StatePool
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Registers, Section
 from memstate.slots.commands import CommandBuffer
@@ -35,8 +35,8 @@ class Bench:
 
     def __init__(self, backend: Backend) -> None:
         self.allocator = SlotAllocator(CAPACITY, backend)
-        self.storage = Storage(LAYOUT, CAPACITY, backend)
-        self.storage.planes["s"].fill_(POISON)
+        self.storage = Planes(LAYOUT, CAPACITY, backend)
+        self.storage["s"].fill_(POISON)
         self.pool = StatePool(self.allocator, self.storage)
         self.file = RegisterFile(self.allocator, ROWS, HOLDERS)
         self.buffer = CommandBuffer(self.file, self.pool.run_data)
@@ -52,21 +52,21 @@ class Bench:
         """Gives a register a slot with known bytes and a label, as if a step had written it."""
         self.buffer.claim([register])
         self.buffer.submit()
-        self.storage.planes["s"][:, int(self.file.table.slots[register])] = content
+        self.storage["s"][:, int(self.file.table.slots[register])] = content
         self.file.table.labels[register] = label
         self.file.labels[register] = label
 
     def content(self, register: int) -> float:
-        state = self.storage.planes["s"][:, int(self.file.table.slots[register])]
+        state = self.storage["s"][:, int(self.file.table.slots[register])]
         assert (state == state.reshape(-1)[0]).all()
         return float(state.reshape(-1)[0])
 
-    def picture(self) -> tuple[object, ...]:
+    def observe(self) -> tuple[object, ...]:
         """Everything that a refused operation must leave alone."""
         file = self.file
         device = (file.cells.tolist(), self.allocator.bitmap.tolist(), self.allocator.counters.tolist())
         host = (file.held.tolist(), file.labels.tolist(), self.allocator.free, self.buffer.packets)
-        return device, host, recorded(self.buffer), self.storage.planes["s"].numpy(force=True).tobytes()
+        return device, host, recorded(self.buffer), self.storage["s"].numpy(force=True).tobytes()
 
 
 def recorded(buffer: CommandBuffer) -> list[object]:
@@ -77,7 +77,9 @@ def recorded(buffer: CommandBuffer) -> list[object]:
 def perform(bench: Bench, operation: str, to: list[int], of: list[int]) -> None:
     if operation == "write":  # columns tracked, want and source, by row: what an engine writes
         pairs = list(zip(to, of, strict=False))
-        cells = [int(bench.file.address(("tracked", "want", "source")[r // 3 - 1], np.int64(r % 3))) for r, _ in pairs]
+        cells = [
+            int(bench.file.address(("tracked", "snapshot_at", "source")[r // 3 - 1], np.int64(r % 3))) for r, _ in pairs
+        ]
         bench.buffer.write(cells, [value for _, value in pairs])
     elif operation in ("copy", "move"):
         getattr(bench.buffer, operation)(to, of)

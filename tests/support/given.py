@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
 from memstate.state.layout import Plane, StateLayout
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 
 FORMS = ("pages", "slots", "separate")
 KEY = tuple[str, int]
@@ -72,9 +72,9 @@ class Engine:
         shape, strides = (self.slots + 1, *plane.shape), (stride // size, *dense)
         return view.set_(self.memory[memory].untyped_storage(), offset // size, shape, strides)
 
-    def storage(self) -> Storage:
+    def storage(self) -> Planes:
         """A storage in this memory; its null slot is zero from here on."""
-        storage = Storage.from_tensors(self.layout, self.tensors, self.backend)
+        storage = Planes.from_tensors(self.layout, self.tensors, self.backend)
         self.expect(0, None)
         return storage
 

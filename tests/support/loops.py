@@ -28,7 +28,7 @@ class Speculator(Loop):
     ) -> ms.Step:
         """Plans, runs and accepts a window; every plane's forward reads `read` and fills the windows only."""
         step = self.mem.plan(rows, width, window=True)
-        before = [block.clone() for block in self.mem.storage.plane_map.blocks]
+        before = [block.clone() for block in self.mem.planes.plane_map.blocks]
         windows = {}
         drafts = [[self._next + 100 * i + t for t in range(width)] for i in range(len(rows))]
         self._next += 100 * len(rows)
@@ -43,7 +43,7 @@ class Speculator(Loop):
                 state = state * 0x5851F42D4C957F2D + (tokens[:, t, None] + 1) * self.planes.weights[name][:, None]
                 window[:, step.rows > 0, t] = state[:, step.rows > 0].to(plane.dtype)
             windows[name] = window
-        for block, old in zip(self.mem.storage.plane_map.blocks, before, strict=True):
+        for block, old in zip(self.mem.planes.plane_map.blocks, before, strict=True):
             assert torch.equal(block, old)
         for row, draft, n in zip(rows, drafts, accepted, strict=True):
             if row:

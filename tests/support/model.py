@@ -36,7 +36,7 @@ class Row:
     """One tenancy of a row: a later tenant is another object, which is what a generation stands for."""
 
     number: int
-    want: int = 0
+    snapshot_at: int = 0
     tracked: int = 0
     source: Register | None = None
     confirmed: int = 0
@@ -87,7 +87,7 @@ class Model(Ledger):
         return self.known[row.source or ("live", row.number)]
 
     def boundary(self, row: Row, length: int) -> bool:
-        return length % self.rules.every == 0 or length == row.want
+        return length % self.rules.every == 0 or length == row.snapshot_at
 
     def next_boundary(self, row: Row) -> int:
         length = self.length(row)
@@ -97,10 +97,10 @@ class Model(Ledger):
         """admitted: (row number, want, the node to continue from) each; the caller asked whether the slots suffice."""
         rows = []
         claims = []
-        for number, want, node in admitted:
+        for number, snapshot_at, node in admitted:
             assert number not in self.rows
             length = self.known[node] if node else 0
-            row = Row(number, want, tracked=length, confirmed=length)
+            row = Row(number, snapshot_at, tracked=length, confirmed=length)
             self.rows[number] = row
             claims += [("live", number), *self.lanes(row)[: self.rules.admission]]
             rows.append(row)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from memstate.tiers.host.pool import HostPool
+from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.stores.base import Bytes
 from memstate.tiers.stores.mooncake import Mooncake, MooncakeStore
 
@@ -25,7 +25,7 @@ class Rig:
     """A store and memory that it knows; records 0..RECORDS-1."""
 
     def __init__(self, settings: Mooncake) -> None:
-        self.pool = HostPool(RECORDS, SIZE)
+        self.pool = RecordPool(RECORDS, SIZE)
         self.store = MooncakeStore(settings)
         self.store.register(self.pool.memory)
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from memstate.kernels.dispatch import OPS
 from memstate.kernels.tables import (
     HEADER_INTS,
-    Outcome,
-    Piece,
+    Accepted,
     PlaneMap,
     RecordMap,
+    RecordPiece,
     Registers,
     Rules,
     ScaledMap,
@@ -106,7 +106,7 @@ def settle(op: Callable[..., Any]) -> None:
 def accept(op: Callable[..., Any]) -> None:
     for batch in SIZES:
         for value in (*VALUES, 2**31 - 1):
-            given, outcome = ints(256)[:batch], Outcome(ints(256)[:batch], ints(256)[:batch])
+            given, outcome = ints(256)[:batch], Accepted(ints(256)[:batch], ints(256)[:batch])
             file = registers(min(value, 1000))
             op(file, given, record(batch), outcome, Rules(Strategy.LAZY, 2, value, True), value)
 
@@ -220,7 +220,7 @@ def nowhere(n: int, start: int = 0) -> Tensor:
 def records(tiles: int, capacity: int) -> RecordMap:
     """Empty tiles of planes and records."""
     blocks = (torch.zeros(1, capacity + 1, 16, dtype=torch.uint8),)
-    pieces = tuple(Piece(0, 0, 0, 0, 0) for _ in range(tiles))
+    pieces = tuple(RecordPiece(0, 0, 0, 0, 0) for _ in range(tiles))
     return RecordMap(torch.zeros(tiles, 4, dtype=torch.int64), blocks, pieces, 16)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Count
+from tests.support.build import build
 from tests.support.ledger import History, Register
 from tests.support.model import Entry, Model, Row, Rules
 from tests.support.planes import LAYOUT, Planes
@@ -54,14 +55,14 @@ class Pair:
         *,
         capacity: int,
         rows: int,
-        holders: int,
+        snapshots: int,
         direct: bool,
         reserve: int = 0,
         page: int = 1,
         pages: int = 0,
     ) -> None:
-        self.model = Model(rules, capacity=capacity, nodes=holders, direct=direct, reserve=reserve, page=page)
-        self.mem = ms.StateManager(
+        self.model = Model(rules, capacity=capacity, nodes=snapshots, direct=direct, reserve=reserve, page=page)
+        self.mem = build(
             LAYOUT,
             slots=capacity,
             max_requests=rows,
@@ -69,7 +70,7 @@ class Pair:
             device=backend.device,
             backend=backend.name,
             max_batch=rows + 2,
-            holders=holders,
+            snapshots=snapshots,
             overlap=overlap,
             reserve=reserve,
             direct_hits=direct,
@@ -107,7 +108,7 @@ class Pair:
         model, mem = self.model, self.mem
         assert mem.free_slots == model.free_count and mem.free_pages == self.free_pages
         held = {self._number(register): model.known[register] for register in model.held}
-        assert {int(r): int(mem.registers.labels[r]) for r in mem.registers.held.nonzero()[0]} == held
+        assert {int(r): int(mem._registers.labels[r]) for r in mem._registers.held.nonzero()[0]} == held
         stats = mem.stats()
         kinds = Counter(register[0].split()[0] for register in model.held)
         assert (stats.held_by_live, stats.held_by_lanes, stats.held_by_snapshots) == (
@@ -129,7 +130,7 @@ class Pair:
         self._look_at_bytes()
 
     def _look_at_registers(self) -> None:
-        model, table = self.model, self.mem.registers.table
+        model, table = self.model, self.mem._registers.table
         slots, labels = [0] * table.slots.numel(), [0] * table.slots.numel()
         for register, slot in model.slot.items():
             slots[self._number(register)], labels[self._number(register)] = slot, model.label[register]
@@ -143,10 +144,10 @@ class Pair:
         assert not any(counters[Count.DOUBLE_RELEASE :])
 
     def _look_at_columns(self) -> None:
-        model, table = self.model, self.mem.registers.table
+        model, table = self.model, self.mem._registers.table
         rows = [model.rows.get(number, Row(number)) for number in range(self.row_count + 1)]
         assert table.tracked.tolist() == [row.tracked for row in rows]
-        assert table.want.tolist() == [row.want for row in rows]
+        assert table.snapshot_at.tolist() == [row.snapshot_at for row in rows]
         assert table.source.tolist() == [self._number(row.source) if row.source else 0 for row in rows]
         generation = table.generation.tolist()
         assert all(generation[tenant.handle.index] == tenant.handle.generation for tenant in self.tenants)

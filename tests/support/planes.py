@@ -9,6 +9,7 @@ import torch
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Count
+from tests.support.build import build
 
 History = tuple[int, ...]
 LAYOUT = ms.StateLayout((ms.Plane("long", (3,), torch.int64), ms.Plane("short", (5,), torch.int32)), layers=2)
@@ -43,16 +44,16 @@ class Planes:
             name: torch.arange(1, 1 + plane[:, 0].numel(), device=plane.device).view(plane[:, 0].shape)
             for name, plane in mem.planes.items()
         }
-        self.poison(range(1, mem.allocator.capacity + 1))
+        self.poison(range(1, mem._allocator.capacity + 1))
 
     def poison(self, slots: Sequence[int]) -> None:
-        for block in self.mem.storage.plane_map.blocks:
+        for block in self.mem.planes.plane_map.blocks:
             block[:, list(slots)] = POISON
 
     def touched(self, slots: Sequence[int]) -> list[int]:
         """Those of poisoned slots that are no longer poison."""
         changed = torch.zeros(len(slots), dtype=torch.bool)
-        for block in self.mem.storage.plane_map.blocks:
+        for block in self.mem.planes.plane_map.blocks:
             changed |= (block[:, list(slots)].cpu() != POISON).any(-1).any(0)
         return [slot for slot, is_changed in zip(slots, changed.tolist(), strict=True) if is_changed]
 
@@ -92,7 +93,7 @@ class Loop:
     def __init__(
         self, backend: Backend, tracking: ms.Tracking, *, slots: int = 16, rows: int = 4, **settings: object
     ) -> None:
-        self.mem = ms.StateManager(
+        self.mem = build(
             LAYOUT,
             slots=slots,
             max_requests=rows,
@@ -134,10 +135,10 @@ class Loop:
 
     def slot(self, row: ms.Row, part: int = 0) -> int:
         """The slot on the device in a row's live (0) or lane (1, 2) register."""
-        return int(self.mem.registers.table.slots[3 * row.index + part])
+        return int(self.mem._registers.table.slots[3 * row.index + part])
 
     def label(self, row: ms.Row, part: int = 0) -> int:
-        return int(self.mem.registers.table.labels[3 * row.index + part])
+        return int(self.mem._registers.table.labels[3 * row.index + part])
 
     def labels(self, row: ms.Row) -> list[int]:
         """What the lanes stand for."""
@@ -146,7 +147,7 @@ class Loop:
     def node(self, snap: ms.Snapshot) -> int:
         """The slot on the device of a published snapshot."""
         self.mem.submit()
-        return int(self.mem.registers.table.slots[snap.register])
+        return int(self.mem._registers.table.slots[snap.register])
 
     def holds(self, slot: int, row: ms.Row, length: int) -> bool:
         """Whether a slot stands for exactly the first `length` tokens of a request."""
@@ -154,4 +155,4 @@ class Loop:
 
     def count(self, counter: Count) -> int:
         """A counter of the device."""
-        return int(self.mem.registers.table.counters[counter])
+        return int(self.mem._registers.table.counters[counter])

@@ -68,7 +68,7 @@ class Freed:
             free = _free_slots(pool)
             slots = np.flatnonzero(free & ~self._free[id(pool)]).tolist()
             self._free[id(pool)] = free
-            for storage in pool.storages if slots else ():
+            for storage in pool.planes if slots else ():
                 if storage.asleep:
                     continue
                 for region in storage.memory.regions:

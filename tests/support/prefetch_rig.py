@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from memstate.state.layout import Plane, StateLayout
-from memstate.tiers.host.cache import Entry, HostCache
-from memstate.tiers.host.pool import HostPool
+from memstate.tiers.host.cache import CachedRecord, RecordCache
+from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.prefetch.agreement import Agreement, Alone
 from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tiers.prefetch.prefetcher import Prefetcher
@@ -56,15 +56,15 @@ class Rig:
     ) -> None:
         self.page, self.clock, self.store = page, clock or Clock(), store or MemoryStore()
         self.workers = Workers(self.clock, latency, workers)
-        self.kv = None if kv is None else HostCache(HostPool(kv, KV.nbytes), reserve)
-        self.states = None if states is None else HostCache(HostPool(states, STATE.nbytes), state_reserve)
+        self.kv = None if kv is None else RecordCache(RecordPool(kv, KV.nbytes), reserve)
+        self.states = None if states is None else RecordCache(RecordPool(states, STATE.nbytes), state_reserve)
         self.prefetcher = Prefetcher(
             self.kv, self.states, KV if self.kv is not None else None, STATE if self.states is not None else None,
             self.store, settings or Prefetch(), page, agreement or Alone(), executor or self.workers, self.clock,
         )  # fmt: skip
 
     @property
-    def caches(self) -> list[HostCache]:
+    def caches(self) -> list[RecordCache]:
         return [cache for cache in (self.kv, self.states) if cache is not None]
 
     def stock(self, keys: Sequence[bytes], kv: Iterable[int] = (), states: Iterable[int] = ()) -> None:
@@ -75,7 +75,7 @@ class Rig:
             key = keys[length // self.page - 1]
             self.store.records[STATE.name(key)] = record(STATE, key, length)
 
-    def host(self, keys: Sequence[bytes], kv: Iterable[int] = (), states: Iterable[int] = ()) -> list[Entry]:
+    def host(self, keys: Sequence[bytes], kv: Iterable[int] = (), states: Iterable[int] = ()) -> list[CachedRecord]:
         """Puts records into host memory."""
         wanted = [(self.kv, KV, keys[page], (page + 1) * self.page) for page in kv]
         wanted += [(self.states, STATE, keys[length // self.page - 1], length) for length in states]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Entry, Outcome, Rules, StepRecord
+from memstate.kernels.tables import Accepted, Result, Rules, StepRecord
 from tests.kernels import test_accept
 from tests.kernels.test_ownership import random_packet
 from tests.kernels.test_plan_kernel import NO_LIMIT, VARIANTS, RandomFile, random_batch, stale_record
@@ -101,7 +101,7 @@ def settle(make: Maker, how: str = "") -> Case:
         after=make.ints([labels[3 * row] + make.one(-1, 0, file.every, 9) for row in live]),
         generation=make.ints([generation[row] - make.one(0, 0, 0, 1) for row in live]),
     )
-    results = make.one(None, make.ints([make.one(*Entry) for _ in rows]))
+    results = make.one(None, make.ints([make.one(*Result) for _ in rows]))
     changes = [table.slots, table.labels, table.bitmap, table.counters]
     return Case("settle", {"registers": table, "record": record, "results": results}, Limits(changes=changes), times=2)
 
@@ -109,7 +109,7 @@ def settle(make: Maker, how: str = "") -> Case:
 def accept(make: Maker, variant: str | None = None) -> Case:
     variant, batch = variant or make.one(*VARIANTS), make.one(0, 1, 5, 33)
     case = test_accept.Case(REFERENCE, make.rng.getrandbits(30), variant, batch)
-    outcome = Outcome(*(make.empty(len(case.accepted), dtype=torch.int32) for _ in Outcome._fields))
+    outcome = Accepted(*(make.empty(len(case.accepted), dtype=torch.int32) for _ in Accepted._fields))
     record = StepRecord(*(make.ints(column.tolist()) for column in case.record))
     arguments = {
         "registers": case.table, "accepted": make.ints(case.accepted), "record": record, "outcome": outcome,

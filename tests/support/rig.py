@@ -34,7 +34,7 @@ class Rig(Pair):
             return []
         rows = self.mem.admit(requests)
         admitted = [
-            (handle.index, request.want, ("node", request.resume.register) if request.resume else None)
+            (handle.index, request.snapshot_at, ("node", request.resume.register) if request.resume else None)
             for handle, request in zip(rows, requests, strict=True)
         ]
         tenants = []

@@ -21,18 +21,18 @@ class Found:
     problems: list[str] = field(default_factory=list)
 
 
-def scan(mem: StateManager, in_hand: Iterable[int] = ()) -> Found:
+def scan(mem: StateManager, by_id: Iterable[int] = ()) -> Found:
     """Submits what is recorded and asserts that the whole manager adds up; the newest step's forward has been launched.
     in_hand: slots that the test claimed.
     """
-    mem.submit(mem.stepping.open)
-    found = scan_registers(mem.registers, in_hand, assert_clean=False)
+    mem.submit(mem._stepping.open)
+    found = scan_registers(mem._registers, by_id, assert_clean=False)
     found.problems += row_problems(mem) + page_problems(mem)
     assert found.problems == []
     return found
 
 
-def scan_registers(file: RegisterFile, in_hand: Iterable[int] = (), *, assert_clean: bool = True) -> Found:
+def scan_registers(file: RegisterFile, by_id: Iterable[int] = (), *, assert_clean: bool = True) -> Found:
     """Asserts that bitmap, registers, slots in hand and the host's mirror tell one story; submit first."""
     found = scan_bitmap(file.allocator, assert_clean=False)
     slots, labels = file.table.slots.tolist(), file.table.labels.tolist()
@@ -50,7 +50,7 @@ def scan_registers(file: RegisterFile, in_hand: Iterable[int] = (), *, assert_cl
         if int(file.labels[register]) != labels[register]:
             found.problems.append(f"register {register}: label {file.labels[register]} on the host, {labels[register]}")
     found.problems += [f"register {r} of the null row holds slot {slots[r]}" for r in range(3) if slots[r] != 0]
-    for slot in in_hand:
+    for slot in by_id:
         owners.setdefault(slot, []).append("the test")
     for group in file.allocator.open_groups:
         for slot in group.held.tolist():
@@ -61,7 +61,7 @@ def scan_registers(file: RegisterFile, in_hand: Iterable[int] = (), *, assert_cl
     return found
 
 
-def scan_bitmap(allocator: SlotAllocator, in_hand: Iterable[int] | None = None, *, assert_clean: bool = True) -> Found:
+def scan_bitmap(allocator: SlotAllocator, by_id: Iterable[int] | None = None, *, assert_clean: bool = True) -> Found:
     """Asserts that bits, device count and host count agree; with in_hand, that every slot is free or there, once."""
     free, problems = [], []
     for index, word in enumerate(allocator.bitmap.tolist()):
@@ -73,9 +73,9 @@ def scan_bitmap(allocator: SlotAllocator, in_hand: Iterable[int] | None = None, 
     counted = allocator.counters.tolist()[0]
     if not counted == allocator.free == len(free):
         problems.append(f"{len(free)} bits are set, the device counts {counted} and the host {allocator.free}")
-    if in_hand is not None:
+    if by_id is not None:
         owners: dict[int, list[str]] = {}
-        for slot in in_hand:
+        for slot in by_id:
             owners.setdefault(slot, []).append("the test")
         problems += _ownership_problems(allocator.capacity, set(free), owners)
     if assert_clean:
@@ -102,8 +102,8 @@ def _ownership_problems(capacity: int, free: set[int], owners: dict[int, list[st
 def row_problems(mem: StateManager) -> list[str]:
     """Columns by row: the null row's are zero, the others are what the host believes; rows not in use hold nothing."""
     problems = []
-    file, table = mem.registers, mem.table
-    for name in ("tracked", "want", "source"):
+    file, table = mem._registers, mem._table
+    for name in ("tracked", "snapshot_at", "source"):
         device, host = getattr(file.table, name).tolist(), getattr(file, name).tolist()
         for row in range(table.rows + 1):
             if device[row] != host[row] or (device[row] != 0 and not table.used[row]):
@@ -122,13 +122,13 @@ def row_problems(mem: StateManager) -> list[str]:
 def page_problems(mem: StateManager) -> list[str]:
     """KV pages: a row's come without gaps, the null row has none, and those that somebody refers to are taken."""
     problems = []
-    referred = {page for snapshot in mem.holders.kept.values() for page in snapshot.pages}
+    referred = {page for snapshot in mem._holders.kept.values() for page in snapshot.pages}
     total = mem.stats().pages
     for row, pages in enumerate(mem.page_table.tolist()):
         taken = [page for page in pages if page != 0]
         if pages[: len(taken)] != taken or len(set(taken)) != len(taken):
             problems.append(f"row {row} has gaps or repetitions in its pages: {pages}")
-        if taken and not mem.table.used[row]:
+        if taken and not mem._table.used[row]:
             problems.append(f"row {row} is not in use and has pages {taken}")
         if not all(0 < page <= total for page in taken):
             problems.append(f"row {row} has pages that do not exist: {taken}")

@@ -12,6 +12,7 @@ import numpy as np
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.tree import Node
+from tests.support.build import build
 from tests.support.loops import InPlacePlanes
 from tests.support.planes import LAYOUT, Planes, fold
 from tests.support.scan import row_problems, scan_registers
@@ -51,7 +52,7 @@ class Server:
         self, backend: Backend, name: str = "redirect", *, prefix: ms.Prefix | bool = True, every: int = EVERY,
         page: int = PAGE, slots: int = 16, rows: int = 4, pages: int = 60, in_place: bool = False, **settings: object,
     ) -> None:  # fmt: skip
-        self.mem = ms.StateManager(
+        self.mem = build(
             LAYOUT,
             slots=slots,
             max_requests=rows,
@@ -100,18 +101,18 @@ class Server:
         mem = self.mem
         fed = [tokens if number else [] for tokens, number in zip(fed, step.numbers, strict=True)]
         self.planes.forward(step, [tuple(tokens) for tokens in fed])
-        by_number = {row.index: row for row in self.text if mem.table.alive(row)}
+        by_number = {row.index: row for row in self.text if mem._table.alive(row)}
         write, table = step.write.tolist(), mem.page_table.tolist()
         for i, number in enumerate(step.numbers.tolist()):
             if not number:
                 continue
             text, before, after = self.text[by_number[number]], int(step.before[i]), int(step.after[i])
-            for at in range(before, after) if mem.pages.allocator.pages else ():
+            for at in range(before, after) if mem._pages.allocator.pages else ():
                 page = table[number][at // self.page]
-                assert mem.pages.allocator.holders[page] == 1, "a page that others share is written"
+                assert mem._pages.allocator.holders[page] == 1, "a page that others share is written"
                 self.kv[page, at % self.page] = text[at]
             assert not self.planes.wrong({write[i]: tuple(text[:after])}), f"row {number} at {after}"
-            if mem.pages.allocator.pages:
+            if mem._pages.allocator.pages:
                 assert self.kv[table[number]].reshape(-1)[:after].tolist() == text[:after]
             if after == len(text):
                 text.append(chosen(int(mem.planes["long"][0, write[i], 0])))
@@ -165,25 +166,25 @@ class Server:
     def slot(self, register: int) -> int:
         """The slot on the device in a register, after submitting what is recorded."""
         self.mem.submit()
-        return int(self.mem.registers.table.slots[register])
+        return int(self.mem._registers.table.slots[register])
 
     def look(self, idle: bool = False) -> None:
         """Submits what is recorded and holds everything against everything; idle: nothing runs."""
         mem = self.mem
         mem.submit()
-        assert scan_registers(mem.registers).problems + row_problems(mem) == []
+        assert scan_registers(mem._registers).problems + row_problems(mem) == []
         mem.audit().raise_if_leaking()
         mem.check()
-        users: Counter[int] = Counter(page for row in range(1, mem.table.rows + 1) for page in mem.pages.of(row))
-        users.update(page for snap in mem.holders.kept.values() for page in snap.pages)
+        users: Counter[int] = Counter(page for row in range(1, mem._table.rows + 1) for page in mem._pages.of(row))
+        users.update(page for snap in mem._holders.kept.values() for page in snap.pages)
         if mem.prefix is not None:
             users.update(self._look_at_tree(idle))
-        holders = np.asarray(mem.pages.allocator.holders)
+        holders = np.asarray(mem._pages.allocator.holders)
         assert {page: int(n) for page, n in enumerate(holders) if n} == dict(+users)
         assert mem.free_pages == len(holders) - 1 - len(+users)
         self.kv[holders == 0] = STALE
         if idle:
-            assert not mem.holders.pinned and not mem.table.used.any()
+            assert not mem._holders.pinned and not mem._table.used.any()
 
     def _look_at_tree(self, idle: bool) -> Iterable[int]:
         cache, leased = self.cache, Counter[Node]()
@@ -194,15 +195,15 @@ class Server:
         for node in nodes:
             tokens, own = prefix_of(node), len(node.key) // (8 * self.page)
             assert len(tokens) == node.end * self.page and own >= 1 and node.leases == leased[node]
-            assert node.carriers == sum(not child.hollow for child in node.children.values())
+            assert node.carriers == sum(not child.ghost for child in node.children.values())
             assert not (node.snapshot and node.evicted)
-            if node.hollow:  # remembered, without KV
+            if node.ghost:  # remembered, without KV
                 assert not (node.pages or node.leases or node.snapshot or node.carriers)
-            elif self.mem.pages.allocator.pages:
+            elif self.mem._pages.allocator.pages:
                 assert self.kv[node.pages].reshape(-1).tolist() == tokens[-own * self.page :]
             if node.snapshot:
                 assert node.snapshot.length == len(tokens)
-                assert int(self.mem.registers.table.labels[node.snapshot.register]) == len(tokens)
+                assert int(self.mem._registers.table.labels[node.snapshot.register]) == len(tokens)
                 states[node.snapshot.register] = node
                 content[self.slot(node.snapshot.register)] = tuple(tokens)
         assert states == cache.nodes and len(content) == len(states) and 0 not in content
@@ -226,5 +227,8 @@ class Server:
         self.look(idle=True)
         self.cache.clear()
         self.look(idle=True)
-        assert (self.mem.free_slots, self.mem.free_pages) == (self.mem.stats().capacity, self.mem.pages.allocator.pages)
+        assert (self.mem.free_slots, self.mem.free_pages) == (
+            self.mem.stats().capacity,
+            self.mem._pages.allocator.pages,
+        )
         assert self.cache.tree.nodes == self.cache.tree.total_pages == 0 and not self.cache.tree.roots

@@ -14,8 +14,9 @@ import torch
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.tiers import Fetch, Prefetch, Tiers
+from tests.support.build import build
 
 PAGE, EVERY, PAGES = 4, 8, 60
 STATE = ms.StateLayout((ms.Plane("state", (2,), torch.int64),), layers=1)
@@ -44,15 +45,15 @@ class House:
 
     def __init__(self, *, tiers: dict[str, object] | None = None, slots: int = 12, **settings: object) -> None:
         backend = Backend("reference")
-        self.pages = Storage(KV, PAGES, backend)
-        self.kv = self.pages.planes["kv"][0]
+        self.pages = Planes(KV, PAGES, backend)
+        self.kv = self.pages["kv"][0]
         if tiers is not None:
             usual: dict[str, Any] = {"model": "toy", "host_slots": 8, "host_pages": 40, "reserve": 0.0}
             usual |= {"kv": self.pages, "executor": AtOnce(), "prefetch": Prefetch(threshold=PAGE)}
             settings["tiers"] = Tiers(**usual | tiers)
         usual = {"prefix": ms.Prefix(Lru(), LruPages()), "tracking": ms.Redirect(EVERY), "max_requests": 4}
         usual |= {"pages": PAGES, "page_size": PAGE, "pages_per_row": 12}
-        self.mem = ms.StateManager(STATE, slots=slots, backend="reference", **(usual | settings))  # type: ignore[arg-type]
+        self.mem = build(STATE, slots=slots, backend="reference", **(usual | settings))  # type: ignore[arg-type]
         self.tenants: dict[ms.Row, Hashable] = {}
         self._numbers: dict[tuple[type, Hashable], int] = {}
 
@@ -127,7 +128,7 @@ class House:
         self.mem.submit()
         self.mem.tiers.settle()
         self.mem.poll()
-        self.kv[[page for page, users in enumerate(self.mem.pages.allocator.holders) if not users]] = -1
+        self.kv[[page for page, users in enumerate(self.mem._pages.allocator.holders) if not users]] = -1
 
     def fetch(self, end: int, salt: Hashable) -> Fetch:
         """A prefetch that is over."""
@@ -141,4 +142,4 @@ class House:
     def idle(self) -> None:
         """Nothing runs any more, and nothing is lost."""
         self.mem.audit().raise_if_leaking()
-        assert not self.mem.table.used.any() and not self.mem.holders.pinned
+        assert not self.mem._table.used.any() and not self.mem._holders.pinned

@@ -15,10 +15,10 @@ import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
 from memstate.state.layout import Plane, StateLayout
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.stats import TierStats
 from memstate.tiers import Prefetch, TierManager, Tiers
-from memstate.tiers.host.cache import Entry, HostCache
+from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tokens import encode
 from tests.support.planes import LAYOUT, History, fold
@@ -46,7 +46,7 @@ class Tiered(Server):
         self, backend: Backend, name: str = "redirect", *, tiers: dict[str, object] | None = None, pages: int = 60,
         every: int = 64, prefix: ms.Prefix | None = None, **settings: object,
     ) -> None:  # fmt: skip
-        self.pages_kv = Storage(KV, pages, Backend(backend.name, backend.device)) if pages else None
+        self.pages_kv = Planes(KV, pages, Backend(backend.name, backend.device)) if pages else None
         usual = {"model": "toy", "host_slots": HOST_STATES, "kv": self.pages_kv, "reserve": 0.0}
         usual |= {"host_pages": HOST_PAGES} if pages else {}
         settled = usual | {"prefetch": Prefetch(threshold=PAGE, stop="wait_complete")} | (tiers or {})
@@ -55,8 +55,8 @@ class Tiered(Server):
             tiers=Tiers(**settled), **settings,  # type: ignore[arg-type]
         )  # fmt: skip
         if self.pages_kv is not None:
-            self.kv = self.pages_kv.planes["k"][0]  # type: ignore[assignment]
-            for plane in self.pages_kv.planes.values():
+            self.kv = self.pages_kv["k"][0]  # type: ignore[assignment]
+            for plane in self.pages_kv.values():
                 plane[:, 1:] = STALE
         self.known: dict[bytes, History] = {}  # the tokens of keys
         mark = fingerprint("toy", LAYOUT, KV if pages else None, self.page, 0, 1)
@@ -68,7 +68,7 @@ class Tiered(Server):
         return self.mem.tiers
 
     @property
-    def caches(self) -> list[HostCache]:
+    def caches(self) -> list[RecordCache]:
         host = self.below.host
         return [cache for cache in (host.states, host.kv) if cache is not None]
 
@@ -96,7 +96,7 @@ class Tiered(Server):
 
     def _note_rows(self, rows: Iterable[ms.Row]) -> None:
         for row in rows:
-            self.note(self.text[row], self.salts.get(self.mem.table.ids[row.index]))
+            self.note(self.text[row], self.salts.get(self.mem._table.ids[row.index]))
 
     def publish(self, rows: Sequence[ms.Row]) -> list[ms.Snapshot | None]:
         self._note_rows(rows)
@@ -113,19 +113,21 @@ class Tiered(Server):
             if number and self.pages_kv is not None:
                 text, before, after = self.text[by_number[number]], int(step.before[i]), int(step.after[i])
                 pages = table[number][: -(-after // self.page)]
-                here = self.pages_kv.planes["k"][:, pages], self.pages_kv.planes["v"][:, pages]
-                for got, want in zip(here, kv_of(text[:after], self.page), strict=True):
-                    flat, want = got.flatten(1, 2).cpu(), want.flatten(1, 2)
-                    assert torch.equal(flat[:, :before], want[:, :before]), f"KV of row {number} is not its prompt's"
-                for name, want in zip("kv", kv_of(text[:after], self.page), strict=True):
+                here = self.pages_kv["k"][:, pages], self.pages_kv["v"][:, pages]
+                for got, snapshot_at in zip(here, kv_of(text[:after], self.page), strict=True):
+                    flat, snapshot_at = got.flatten(1, 2).cpu(), snapshot_at.flatten(1, 2)
+                    assert torch.equal(flat[:, :before], snapshot_at[:, :before]), (
+                        f"KV of row {number} is not its prompt's"
+                    )
+                for name, snapshot_at in zip("kv", kv_of(text[:after], self.page), strict=True):
                     for at in range(before, after):
-                        self.pages_kv.planes[name][:, pages[at // self.page], at % self.page] = want[
+                        self.pages_kv[name][:, pages[at // self.page], at % self.page] = snapshot_at[
                             :, at // self.page, at % self.page
                         ].to(self.kv.device)  # type: ignore[attr-defined]
         super()._forward(step, fed)
 
     def alive(self, row: ms.Row) -> bool:
-        return self.mem.table.generation[row.index] == row.generation
+        return self.mem._table.generation[row.index] == row.generation
 
     # -- scenarios ------------------------------------------------------------------------------------
 
@@ -144,8 +146,8 @@ class Tiered(Server):
         self.cache.evict_pages(pages)
         self.mem.poll()
         self.mem.submit()  # slots that are free by now are filled with rubbish
-        free = [page for page, users in enumerate(self.mem.pages.allocator.holders) if page and not users]
-        for plane in self.pages_kv.planes.values() if self.pages_kv is not None else ():
+        free = [page for page, users in enumerate(self.mem._pages.allocator.holders) if page and not users]
+        for plane in self.pages_kv.values() if self.pages_kv is not None else ():
             plane[:, free] = STALE
 
     def work(self) -> None:
@@ -190,15 +192,15 @@ class Tiered(Server):
             for entry in entries:
                 assert entry.length == len(self.known[entry.key]) and cache.get(entry.key) is entry
                 if not self.flying(entry, cache):
-                    want = bytes_of(self.known[entry.key])
-                    got = pool.buffer(entry.record)[pool.nbytes - len(want) :].tobytes()  # behind the header
-                    assert got == want, f"a record of {entry.length} tokens is not theirs"
+                    snapshot_at = bytes_of(self.known[entry.key])
+                    got = pool.buffer(entry.record)[pool.nbytes - len(snapshot_at) :].tobytes()  # behind the header
+                    assert got == snapshot_at, f"a record of {entry.length} tokens is not theirs"
             assert cache._pinned == sum(entry.pins > 0 for entry in entries)
             if idle and self.landed:
                 assert cache.evictable == len(entries) and not pool._users and pool.waiting == 0
                 assert pool.free + len(entries) == pool.records
 
-    def flying(self, entry: Entry, cache: HostCache) -> bool:
+    def flying(self, entry: CachedRecord, cache: RecordCache) -> bool:
         """Whether bytes are on their way to it; without transfers that take their time they never are."""
         mine = [each for each in Late.made if each.pool is cache.pool]
         return any(
@@ -273,9 +275,9 @@ def everything(at: Tiered) -> tuple[object, ...]:
     host = [{entry.key: (entry.record, entry.pins) for entry in cache.entries()} for cache in at.caches]
     stats = mem.stats()
     return (
-        mem.registers.table.slots.tolist(), mem.registers.table.labels.tolist(), tree, host, dict(mem.holders._pins),
-        sorted(mem.holders.kept), mem.free_slots, mem.free_pages, stats.prefix, stats.tiers, mem.table.free,
-        np.asarray(mem.pages.allocator.holders).tolist(),
+        mem._registers.table.slots.tolist(), mem._registers.table.labels.tolist(), tree, host, dict(mem._holders._pins),
+        sorted(mem._holders.kept), mem.free_slots, mem.free_pages, stats.prefix, stats.tiers, mem._table.free,
+        np.asarray(mem._pages.allocator.holders).tolist(),
     )  # fmt: skip
 
 

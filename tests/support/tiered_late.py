@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
-from memstate.tiers.host.pool import HostPool
+from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.host.transfers import Ticket, Transfers
 
 
@@ -52,7 +52,7 @@ class Late(Transfers):
     made: ClassVar[list["Late"]] = []
 
     def __init__(
-        self, storage: Storage, packing: Packing, pool: HostPool, header: int, staging: int, groups: int
+        self, storage: Planes, packing: Packing, pool: RecordPool, header: int, staging: int, groups: int
     ) -> None:
         super().__init__(storage, packing, pool, header, staging, groups)
         self.tickets: list[tuple[str, list[int], LateTicket]] = []

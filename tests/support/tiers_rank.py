@@ -36,7 +36,7 @@ def play(rank: int, ranks: int, folder: Path, life: int) -> dict[str, Any]:
     """One life of a process: requests from the same few prompts, some aborted while their prefetch runs."""
     rng, own = random.Random(f"requests {life}"), random.Random(f"{rank} {life}")
     at = Ranked(
-        rank, ranks, host_slots=12 - 7 * (rank % 2), host_pages=40 - 12 * (rank % 2), storage=ms.FileStore(folder)
+        rank, ranks, host_slots=12 - 7 * (rank % 2), host_pages=40 - 12 * (rank % 2), store=ms.FileStore(folder)
     )
     share = random.Random(0)
     prompts = [[share.randrange(3) for _ in range(4 * share.randrange(1, 3))] + [n] * 12 for n in range(PROMPTS)]

@@ -12,7 +12,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import TILE_BYTES
 from memstate.state import presets
 from memstate.state.layout import Order, Plane, StateLayout
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
 from tests.kernels.test_copy import LAYOUTS, ORDERS, SMALL
 from tests.support.given import FORMS, Engine
@@ -31,26 +31,26 @@ def toy(name: str, order: Order = "layer_major", **options: torch.dtype) -> Stat
     return StateLayout(planes, 3, order)
 
 
-def ids(storage: Storage, *values: int) -> Tensor:
+def ids(storage: Planes, *values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32, device=storage.device)
 
 
-def filled(layout: StateLayout, slots: int, backend: Backend, generator: torch.Generator) -> Storage:
+def filled(layout: StateLayout, slots: int, backend: Backend, generator: torch.Generator) -> Planes:
     """A storage of random bytes, also in its padding and in the null slot."""
-    storage = Storage(layout, slots, backend)
+    storage = Planes(layout, slots, backend)
     for arena in storage.arenas:
         arena.copy_(torch.randint(0, 256, arena.shape, dtype=torch.uint8, generator=generator))
     return storage
 
 
-def blocks(storage: Storage, slot: int) -> Iterator[tuple[str, int, Tensor]]:
+def blocks(storage: Planes, slot: int) -> Iterator[tuple[str, int, Tensor]]:
     """The bytes of a slot, plane by plane of each layer."""
     for layer in range(storage.layout.layers):
-        for name, plane in storage.planes.items():
+        for name, plane in storage.items():
             yield name, layer, plane[layer][slot].reshape(-1).view(torch.uint8)
 
 
-def body(storage: Storage, slot: int) -> Tensor:
+def body(storage: Planes, slot: int) -> Tensor:
     """What a record of a slot holds, with zeros for padding: written from the order alone. uint8 `byte`, on the host"""
     parts = []
     for _, _, block in blocks(storage, slot):
@@ -74,7 +74,7 @@ class Records:
         assert torch.equal(self.whole.cpu(), self.expected)
 
 
-def round_trip(storage: Storage, generator: torch.Generator) -> None:
+def round_trip(storage: Planes, generator: torch.Generator) -> None:
     """Slots 1 and 3 to records 2 and 0, from there to slots 4 and 2; nothing else changes."""
     packing = Packing(storage)
     records, before = Records(packing, generator), [body(storage, slot) for slot in range(5)]
@@ -199,13 +199,13 @@ def test_b66_groups_of_layers_one_after_the_other_are_all_at_once(
 
 def test_layers_are_ranges_of_tiles(backend: Backend) -> None:
     planes = [Plane("a", (TILE_BYTES + 1,), torch.int8), Plane("no", (0,), torch.int8), Plane("b", (4,), torch.int8)]
-    packing = Packing(Storage(StateLayout(planes, 3), 1, backend))
+    packing = Packing(Planes(StateLayout(planes, 3), 1, backend))
     assert [packing.tiles_of(layer, layer) for layer in range(3)] == [(0, 3), (3, 3), (6, 3)]
     assert (packing.tiles_of(0, 2), packing.tiles_of(1, 2)) == ((0, 9), (3, 6))
     for layers in ((-1, 0), (2, 1), (0, 3), (3, 3)):
         with pytest.raises(InvalidArgument, match=rf"layers {layers[0]} to {layers[1]}: expected from 0 to 2"):
             packing.tiles_of(*layers)
-    storage = Storage(StateLayout(SMALL, 2), 2, backend)
+    storage = Planes(StateLayout(SMALL, 2), 2, backend)
     packing, column = Packing(storage), ids(storage, 1)
     out = torch.zeros(2, packing.nbytes, dtype=torch.uint8, device=storage.device)
     with pytest.raises(InvalidArgument, match="layers 1 to 2"):
@@ -292,7 +292,7 @@ def test_memory_that_comes_back_less_aligned_is_refused(backend: Backend) -> Non
     big = torch.zeros(400, dtype=torch.uint8, device=backend.device)
     tensor = torch.empty(0, dtype=torch.uint8, device=backend.device)
     tensor.set_(big.untyped_storage(), 0, (1, 3, 16), (48, 16, 1))
-    storage = Storage.from_tensors(StateLayout([Plane("a", (16,), torch.uint8)], 1), {"a": tensor}, backend)
+    storage = Planes.from_tensors(StateLayout([Plane("a", (16,), torch.uint8)], 1), {"a": tensor}, backend)
     packing = Packing(storage)
     storage.sleep(keep=False)
     region = storage.memory.regions[0]
@@ -306,7 +306,7 @@ def test_memory_that_comes_back_less_aligned_is_refused(backend: Backend) -> Non
 
 
 def test_a_packing_that_nobody_uses_is_forgotten(backend: Backend) -> None:
-    storage = Storage(StateLayout(SMALL, 2), 2, backend)
+    storage = Planes(StateLayout(SMALL, 2), 2, backend)
     packings = [Packing(storage) for _ in range(3)]
     assert len(storage.memory._followers) == 3
     del packings[1:]

@@ -7,7 +7,7 @@ from torch import Tensor
 from memstate.errors import Asleep, InvalidArgument, LayoutMismatch
 from memstate.kernels.dispatch import Backend
 from memstate.state.layout import Order, Plane, StateLayout
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
 from tests.kernels.test_copy import ORDERS
 from tests.support.given import FORMS, Engine
@@ -23,10 +23,10 @@ TWO = StateLayout(
 )
 
 
-def numbers(storage: Storage, generator: torch.Generator, names: tuple[str, ...] = ("ssm",)) -> Storage:
+def numbers(storage: Planes, generator: torch.Generator, names: tuple[str, ...] = ("ssm",)) -> Planes:
     """The storage with random numbers instead of random bytes in planes of floats."""
     for name in names:
-        for plane in storage.planes[name]:
+        for plane in storage[name]:
             plane.copy_(torch.randn(plane.shape, generator=generator))
     return storage
 
@@ -36,9 +36,9 @@ def step(x: Tensor, axis: int) -> Tensor:
     return x.double().abs().amax(axis + 1, keepdim=True) / 127
 
 
-def layers_of(storage: Storage, name: str, slot: int) -> Tensor:
+def layers_of(storage: Planes, name: str, slot: int) -> Tensor:
     """A plane of a slot, `layer ...`, on the host."""
-    return torch.stack([plane[slot] for plane in storage.planes[name]]).cpu()
+    return torch.stack([plane[slot] for plane in storage[name]]).cpu()
 
 
 def same_bytes(left: Tensor, right: Tensor) -> bool:
@@ -58,7 +58,7 @@ def test_b66_int8_round_trip_of_every_preset(
     for dtype in DTYPES[:2] if order == "slot_major" else DTYPES[::2]:
         storage = numbers(filled(toy(name, order, ssm_dtype=dtype), 3, backend, generator), generator)
         packing, axis = Packing(storage, {"ssm": AXES[name]}), AXES[name]
-        before = {slot: {plane: layers_of(storage, plane, slot) for plane in storage.planes} for slot in range(4)}
+        before = {slot: {plane: layers_of(storage, plane, slot) for plane in storage} for slot in range(4)}
         records = Records(packing, generator)
         packing.pack(None, ids(storage, 1), ids(storage, 2), records.bodies)
         outside = torch.ones(records.expected.shape, dtype=torch.bool)
@@ -135,7 +135,7 @@ def test_one_launch_for_bytes_and_one_for_each_plane(backend: Backend, generator
         backend.counts.reset()
         packing.pack(None, ids(storage, 1, 2), ids(storage, 0, 1), Records(packing, generator).bodies)
         assert backend.counts.launches == expected
-    alone = numbers(Storage(StateLayout([Plane("ssm", (4, 4), torch.float32)], 2), 2, backend), generator)
+    alone = numbers(Planes(StateLayout([Plane("ssm", (4, 4), torch.float32)], 2), 2, backend), generator)
     packing = Packing(alone, {"ssm": 1})
     backend.counts.reset()
     records = Records(packing, generator)
@@ -155,11 +155,11 @@ def test_b66_groups_of_layers_and_registers(backend: Backend, generator: torch.G
         packing.pack(slots, index, places, parts.bodies, layers)
     assert torch.equal(whole.bodies, parts.bodies)
     assert not whole.bodies[[0, 1, 3]].any() and whole.bodies[2].any()
-    before = {name: torch.stack([plane.clone() for plane in storage.planes[name]]) for name in storage.planes}
+    before = {name: torch.stack([plane.clone() for plane in storage[name]]) for name in storage}
     for first, last in ((1, 2), (0, 0)):
         packing.unpack(slots, ids(storage, 3, 2, 0), ids(storage, 2, 2, 2), whole.bodies, (first, last))
         for name, planes in before.items():
-            now = torch.stack(list(storage.planes[name]))
+            now = torch.stack(list(storage[name]))
             changed = [
                 (layer, slot) for layer in range(3) for slot in range(5)
                 if not same_bytes(now[layer, slot].cpu(), planes[layer, slot].cpu())
@@ -187,7 +187,7 @@ def test_tables_follow_addresses(backend: Backend, generator: torch.Generator) -
 
 
 def test_memory_that_comes_back_less_aligned_is_refused(backend: Backend) -> None:
-    storage = Storage(StateLayout([Plane("ssm", (4,), torch.float32)], 2), 2, backend)
+    storage = Planes(StateLayout([Plane("ssm", (4,), torch.float32)], 2), 2, backend)
     packing = Packing(storage, {"ssm": 0})
     table = packing._scaled[0]
     assert table.map.unit == 16
@@ -212,9 +212,9 @@ def test_planes_that_cannot_be_int8_are_named(backend: Backend, int8: dict[str, 
     planes = TWO.planes
     if int8.keys() & {"ints", "no"}:
         planes = (*planes, Plane("ints", (4,), torch.int32), Plane("no", (0, 3), torch.float32))
-    storage = Storage(StateLayout(planes, 2), 1, backend)
+    storage = Planes(StateLayout(planes, 2), 1, backend)
     with pytest.raises(InvalidArgument, match=problem):
         Packing(storage, int8)
-    storage = Storage(StateLayout((*planes, Plane("ssm.scale", (1,), torch.float32)), 2), 1, backend)
+    storage = Planes(StateLayout((*planes, Plane("ssm.scale", (1,), torch.float32)), 2), 1, backend)
     with pytest.raises(InvalidArgument, match="each name once"):
         Packing(storage, {"ssm": 0})

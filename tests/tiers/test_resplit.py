@@ -20,7 +20,7 @@ from memstate.errors import InvalidArgument, LayoutMismatch
 from memstate.kernels.dispatch import Backend
 from memstate.state import presets
 from memstate.state.layout import Plane, StateLayout
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.state.sharding import Part
 from memstate.tiers.handover.handover import HandOver
 from memstate.tiers.handover.resplit import Resplit
@@ -305,10 +305,10 @@ def test_int8_records_go_with_their_scales(shared: int, generator: torch.Generat
     full["ssm"] = torch.randn((LAYERS, *plane.shape, 1), generator=generator).view(torch.uint8)
 
     def record(ranks: int, rank: int) -> Bytes:
-        storage = Storage(model.shard(ranks), 1, Backend("reference"))
+        storage = Planes(model.shard(ranks), 1, Backend("reference"))
         for each in model.planes:
             bits = cut(each, full[each.name], ranks, rank)
-            storage.planes[each.name][:, 1] = bits.view(each.dtype).squeeze(-1)
+            storage[each.name][:, 1] = bits.view(each.dtype).squeeze(-1)
         packing = Packing(storage, int8={"ssm": shared})
         own = [layout.shard(ranks), packing.layout]
         assert len({fingerprint(MODEL, each, None, PAGE, rank, ranks) for each in own}) == 1

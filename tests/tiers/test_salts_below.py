@@ -97,10 +97,10 @@ def test_a_turn_goes_on_from_host_memory_under_its_own_salt(mine: Hashable, othe
 def test_storage_gives_what_its_own_salt_has(mine: Hashable, other: Hashable) -> None:
     """Written by one process and fetched by another."""
     store = MemoryStore()
-    first = House(tiers={"storage": store})
+    first = House(tiers={"store": store})
     first.turn(8, mine)
     first.mem.close()
-    house = House(tiers={"storage": store})
+    house = House(tiers={"store": store})
     house.number(mine)
     assert house.fetch(9, other).length == 0 and house.found(9, other) == NOTHING
     assert house.fetch(9, mine).length == 8 and house.found(9, mine) == BELOW
@@ -110,7 +110,7 @@ def test_storage_gives_what_its_own_salt_has(mine: Hashable, other: Hashable) ->
 @two_tenants
 def test_a_prefetch_counts_on_what_its_own_salt_has(mine: Hashable, other: Hashable) -> None:
     """What the device has need not be fetched."""
-    house = House(tiers={"storage": MemoryStore()})
+    house = House(tiers={"store": MemoryStore()})
     house.turn(8, mine)
     fetches = [house.fetch(9, salt) for salt in (mine, other)]
     assert [(fetch.covered, fetch.kv_pages) for fetch in fetches] == [(8, 2), (0, 0)]

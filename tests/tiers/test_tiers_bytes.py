@@ -12,8 +12,9 @@ import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.state import presets
 from memstate.state.layout import Plane, StateLayout
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.tiers import FileStore, Prefetch, Tiers
+from tests.support.build import build
 from tests.support.given import FORMS, Engine
 from tests.support.tiered import padded, whole
 
@@ -41,20 +42,20 @@ class Machine:
         self, backend: Backend, layout: StateLayout, generator: torch.Generator, path: Path | None = None,
         tensors: Mapping[str, Tensor | Sequence[Tensor]] | None = None, **settings: object,
     ) -> None:  # fmt: skip
-        self.generator, self.kv = generator, Storage(KV, 8, Backend(backend.name, backend.device))
+        self.generator, self.kv = generator, Planes(KV, 8, Backend(backend.name, backend.device))
         store = FileStore(path) if path else None
-        self.mem = ms.StateManager(
+        self.mem = build(
             layout, slots=4, max_requests=2, device=backend.device, backend=backend.name, pages=8, page_size=4,
             pages_per_row=4, prefix=ms.Prefix(), tensors=tensors, tracking=ms.NoTracking(),
             tiers=Tiers(
-                "toy", host_slots=6, kv=self.kv, storage=store, prefetch=Prefetch(4, stop="wait_complete"),
+                "toy", host_slots=6, kv=self.kv, store=store, prefetch=Prefetch(4, stop="wait_complete"),
                 **settings,  # type: ignore[arg-type]
             ),
         )  # fmt: skip
 
-    def blocks(self, storage: Storage, slot: int) -> Blocks:
+    def blocks(self, storage: Planes, slot: int) -> Blocks:
         """Views of what a slot holds: `.view(uint8)` of each plane and layer."""
-        planes = {plane.name: storage.planes[plane.name] for plane in storage.layout.planes if plane.elements}
+        planes = {plane.name: storage[plane.name] for plane in storage.layout.planes if plane.elements}
         return {
             (name, layer): planes[name][layer][slot].reshape(-1).view(torch.uint8)
             for name in planes
@@ -71,7 +72,7 @@ class Machine:
         (row,) = self.mem.admit([ms.Request("one", tokens=tokens)])
         step = self.mem.plan([row], len(tokens))
         pages = self.mem.page_table[row.index].tolist()[: len(tokens) // 4]
-        made = [self.fill(self.blocks(self.mem.storage, int(step.write[0])))]
+        made = [self.fill(self.blocks(self.mem.planes, int(step.write[0])))]
         made += [self.fill(self.blocks(self.kv, page)) for page in pages]
         self.mem.settle(step)
         self.mem.release([row], tokens=[tokens])
@@ -83,7 +84,7 @@ class Machine:
         assert self.mem.length(row) == len(tokens)
         step = self.mem.plan([row], 1)
         pages = self.mem.page_table[row.index].tolist()[: len(tokens) // 4]
-        found = [self.blocks(self.mem.storage, int(step.read[0]))] + [self.blocks(self.kv, page) for page in pages]
+        found = [self.blocks(self.mem.planes, int(step.read[0]))] + [self.blocks(self.kv, page) for page in pages]
         return [{key: block.to("cpu", copy=True) for key, block in blocks.items()} for blocks in found]
 
     def give_up(self) -> None:
@@ -93,15 +94,15 @@ class Machine:
         self.mem.prefix.evict_pages(8)
         self.mem.submit()
         assert (self.mem.free_slots, self.mem.free_pages) == (4, 8)
-        for storage in (self.mem.storage, self.kv):
+        for storage in (self.mem.planes, self.kv):
             for slot in range(1, storage.slots + 1):
                 self.fill(self.blocks(storage, slot))
 
 
-def same(got: list[Blocks], want: list[Blocks]) -> bool:
-    return len(got) == len(want) and all(
+def same(got: list[Blocks], snapshot_at: list[Blocks]) -> bool:
+    return len(got) == len(snapshot_at) and all(
         one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
-        for one, two in zip(got, want, strict=True)
+        for one, two in zip(got, snapshot_at, strict=True)
     )
 
 

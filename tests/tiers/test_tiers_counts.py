@@ -25,8 +25,8 @@ class Spent:
 
     def __call__(self) -> tuple[int, int, dict[str, int]]:
         """Submits, uploads, launches by name."""
-        counts, submits = self.at.mem.backend.counts, self.at.mem.commands.packets
-        assert counts.syncs == 0 and self.at.mem.commands.ring.waits == 0
+        counts, submits = self.at.mem.backend.counts, self.at.mem._commands.packets
+        assert counts.syncs == 0 and self.at.mem._commands.ring.waits == 0
         spent = submits - getattr(self, "_submits", 0), counts.uploads, dict(counts.launches)
         counts.reset()
         self._submits = submits
@@ -156,7 +156,7 @@ def test_nothing_but_launches_uploads_and_copies_reaches_the_device(write: str, 
     rings = [ring for cache in at.caches for ring in transfers(at, cache)._rings]
     for op in OPS:
         setattr(at.mem.backend, op, watch.outside(getattr(at.mem.backend, op)))
-    for ring in (at.mem.commands.ring, *rings):
+    for ring in (at.mem._commands.ring, *rings):
         ring.send = watch.outside(ring.send)  # type: ignore[method-assign,assignment]
     moved = at.moved
     with watch:

@@ -10,6 +10,7 @@ from torch import Tensor
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru
+from tests.support.build import build
 from tests.support.serving import PAGE
 from tests.support.tiered import Tiered, whole
 
@@ -59,7 +60,7 @@ def value(tokens: list[int], backend: Backend) -> tuple[Tensor, Tensor]:
 
 def manager(backend: Backend, **tiers: object) -> ms.StateManager:
     settings = ms.Tiers("toy", prefetch=ms.Prefetch(threshold=PAGE, stop="wait_complete"), int8={"ssm": 2}, **tiers)  # type: ignore[arg-type]
-    return ms.StateManager(
+    return build(
         LAYOUT, slots=4, max_requests=2, tracking=ms.Redirect(every=2 * PAGE), page_size=PAGE, prefix=ms.Prefix(Lru()),
         tiers=settings, backend=backend.name, device=backend.device,
     )  # fmt: skip
@@ -114,10 +115,10 @@ def test_b66_int8_states_come_back_within_half_a_step(backend: Backend, dense: i
 
 def test_int8_records_outlive_the_process(backend: Backend, tmp_path: Path) -> None:
     prompt = list(range(2 * PAGE + 1))
-    mem = manager(backend, host_slots=4, storage=ms.FileStore(tmp_path))
+    mem = manager(backend, host_slots=4, store=ms.FileStore(tmp_path))
     compute(mem, prompt, backend)
     mem.close()
-    again = manager(backend, host_slots=4, storage=ms.FileStore(tmp_path))
+    again = manager(backend, host_slots=4, store=ms.FileStore(tmp_path))
     fetch = again.prefetch(prompt)
     while not fetch.done:
         again.poll()
@@ -127,12 +128,12 @@ def test_int8_records_outlive_the_process(backend: Backend, tmp_path: Path) -> N
 
 def test_exact_and_int8_records_are_strangers(backend: Backend, tmp_path: Path) -> None:
     prompt = list(range(2 * PAGE + 1))
-    mem = manager(backend, host_slots=4, storage=ms.FileStore(tmp_path))
+    mem = manager(backend, host_slots=4, store=ms.FileStore(tmp_path))
     compute(mem, prompt, backend)
     mem.close()
-    exact = ms.StateManager(
+    exact = build(
         LAYOUT, slots=4, max_requests=2, tracking=ms.Redirect(every=2 * PAGE), page_size=PAGE, prefix=ms.Prefix(Lru()),
-        tiers=ms.Tiers("toy", host_slots=4, storage=ms.FileStore(tmp_path), prefetch=ms.Prefetch(threshold=PAGE)),
+        tiers=ms.Tiers("toy", host_slots=4, store=ms.FileStore(tmp_path), prefetch=ms.Prefetch(threshold=PAGE)),
         backend=backend.name, device=backend.device,
     )  # fmt: skip
     fetch = exact.prefetch(prompt)

@@ -12,7 +12,7 @@ from memstate.errors import Asleep, ConfigurationError, InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
 from memstate.prefix.tree import Node
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.tiers import manager
 from memstate.tiers.building import sizes
 from memstate.tiers.keys import Keys, fingerprint
@@ -20,6 +20,7 @@ from memstate.tiers.prefetch import agreement
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.settings import Tiers
 from memstate.tiers.stores.base import Bytes, NoStore, Outcome
+from tests.support.build import build
 from tests.support.planes import LAYOUT
 from tests.support.serving import PAGE
 from tests.support.tiered import KV, Tiered, whole
@@ -49,9 +50,9 @@ class Five:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"storage": "file"}, "storage='file': expected a store, .* with register, exists, get, put, discard, close"),
-        ({"storage": ms.FileStore}, "expected a store"),
-        ({"storage": Five()}, "expected a store"),
+        ({"store": "file"}, "store='file': expected a store, .* with register, exists, get, put, discard, close"),
+        ({"store": ms.FileStore}, "expected a store"),
+        ({"store": Five()}, "expected a store"),
         ({"int8": ["ssm"]}, "int8=.'ssm'.*: expected axes by plane"),
         ({"executor": 3}, "executor=3"),
         ({"clock": 3}, "clock=3"),
@@ -82,17 +83,17 @@ def test_host_memory_is_sized_in_bytes_beyond_32_bits() -> None:
 
 
 def test_memory_that_is_not_there_is_a_named_error() -> None:
-    from memstate.tiers.host.pool import HostPool
+    from memstate.tiers.host.pool import RecordPool
 
     with pytest.raises(ConfigurationError, match=r"1000000000000 records of 1000000 bytes are .*: ask for less"):
-        HostPool(10**12, 10**6)
+        RecordPool(10**12, 10**6)
 
 
 # -- handles ------------------------------------------------------------------------------------------
 
 
 def test_the_prefetches_of_others_are_refused(backend: Backend) -> None:
-    one, other = (Tiered(backend, tiers={"storage": MemoryStore()}) for _ in range(2))
+    one, other = (Tiered(backend, tiers={"store": MemoryStore()}) for _ in range(2))
     fetch = one.mem.prefetch(whole(1, 4))
     for wrong in (fetch, None, 3):
         with pytest.raises(InvalidArgument, match="not what this manager's prefetch"):
@@ -116,7 +117,7 @@ def test_a_layer_that_there_is_not_is_refused(backend: Backend, kind: str, layer
 
 
 def test_a_closed_manager_goes_on_without_tiers(backend: Backend) -> None:
-    at = Tiered(backend, tiers={"storage": MemoryStore()}, slots=4)
+    at = Tiered(backend, tiers={"store": MemoryStore()}, slots=4)
     prompts = [[*whole(n, 2), 7] for n in range(6)]
     at.cache_prompts(*prompts)
     at.mem.close()
@@ -137,7 +138,7 @@ def test_a_closed_manager_goes_on_without_tiers(backend: Backend) -> None:
 def test_kv_that_sleeps_is_not_filed(backend: Backend) -> None:
     """The engine's KV is not put to sleep by the manager; what cannot be packed is not there."""
     store = MemoryStore()
-    at = Tiered(backend, tiers={"storage": store, "write": "back"})
+    at = Tiered(backend, tiers={"store": store, "write": "back"})
     at.cache_prompts(whole(1))
     assert at.pages_kv is not None
     at.mem.submit()
@@ -211,7 +212,7 @@ class Answering(MemoryStore):
 
 @pytest.mark.parametrize("answer", [None, [], [Outcome.DONE] * 99, KeyError("x")])
 def test_whatever_put_answers_is_a_failure_at_most(backend: Backend, answer: Any) -> None:
-    at = Tiered(backend, tiers={"storage": Answering(answer), "executor": ByHand()})
+    at = Tiered(backend, tiers={"store": Answering(answer), "executor": ByHand()})
     at.cache_prompts(whole(1))
     at.mem.submit()
     at.mem.poll()
@@ -222,7 +223,7 @@ def test_whatever_put_answers_is_a_failure_at_most(backend: Backend, answer: Any
 
 def test_an_executor_that_was_shut_down_loses_writes_alone(backend: Backend) -> None:
     executor = ByHand()
-    at = Tiered(backend, tiers={"storage": MemoryStore(), "executor": executor})
+    at = Tiered(backend, tiers={"store": MemoryStore(), "executor": executor})
     at.cache_prompts(whole(1))
     executor.submit = lambda *args, **kwargs: (_ for _ in ()).throw(RuntimeError("shut down"))  # type: ignore[method-assign]
     at.mem.submit()
@@ -239,7 +240,7 @@ def test_an_executor_that_was_shut_down_loses_writes_alone(backend: Backend) -> 
 def stocked(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tiered]:
     """A rank whose fellow always agrees, with room for one prompt in host memory; two lie in storage."""
     monkeypatch.setattr(manager, "Ranks", lambda group: agreement.Alone())
-    place = {"rank": 0, "ranks": 2, "group": object(), "storage": MemoryStore()}
+    place = {"rank": 0, "ranks": 2, "group": object(), "store": MemoryStore()}
     keys = Keys(fingerprint("toy", LAYOUT, KV, PAGE, 0, 2), PAGE)
     first = Tiered(backend, tiers=place)
     first._keys = keys
@@ -281,9 +282,9 @@ def test_records_of_one_axis_are_strangers_to_another(backend: Backend, tmp_path
     layout = ms.StateLayout((ms.Plane("ssm", (2, 8, 8), torch.float32),), layers=1)
     marks = set()
     for axis in (0, 1, 2):
-        mem = ms.StateManager(
+        mem = build(
             layout, slots=2, max_requests=1, page_size=PAGE, prefix=ms.Prefix(), backend=backend.name,
-            device=backend.device, tiers=Tiers("toy", host_slots=2, int8={"ssm": axis}, storage=ms.FileStore(tmp_path)),
+            device=backend.device, tiers=Tiers("toy", host_slots=2, int8={"ssm": axis}, store=ms.FileStore(tmp_path)),
         )  # fmt: skip
         assert mem.tiers is not None
         marks.add(mem.tiers.host.digests(bytes(8 * PAGE), None, mem.match(range(PAGE)))[0])
@@ -306,6 +307,6 @@ def test_two_storages_of_one_layout_need_not_agree_on_order(backend: Backend) ->
     marks = set()
     for order in ("layer_major", "slot_major"):
         layout = ms.StateLayout(KV.planes, KV.layers, order)  # type: ignore[arg-type]
-        assert Storage(layout, 2, backend).slots == 2
+        assert Planes(layout, 2, backend).slots == 2
         marks.add(fingerprint("toy", LAYOUT, layout, PAGE, 0, 1))
     assert len(marks) == 1

@@ -19,14 +19,14 @@ ONE = whole(1)
 
 def filled(backend: Backend, store: object, *prompts: list[int], name: str = "redirect", **more: object) -> None:
     """A process that has computed prompts, and ended."""
-    at = Tiered(backend, name, slots=14, tiers={"storage": store}, **more)  # type: ignore[arg-type]
+    at = Tiered(backend, name, slots=14, tiers={"store": store}, **more)  # type: ignore[arg-type]
     at.cache_prompts(*prompts)
     at.mem.close()
     assert at.tiers.written == at.moved[0] + at.moved[2] and at.tiers.leaked_records == 0
 
 
 def virtual(backend: Backend, store: MemoryStore, executor: ByHand | None = None, **more: object) -> Tiered:
-    settings = {"storage": store, "executor": executor or ByHand(), **more.pop("tiers", {})}  # type: ignore[dict-item]
+    settings = {"store": store, "executor": executor or ByHand(), **more.pop("tiers", {})}  # type: ignore[dict-item]
     return Tiered(backend, **({"slots": 12, "tiers": settings} | more))  # type: ignore[arg-type]
 
 
@@ -124,7 +124,7 @@ def test_writes_that_take_seconds_hold_nobody_up(plain: Backend) -> None:
 def test_flush_and_close_end(broken: bool, plain: Backend, tmp_path: Path) -> None:
     store = MemoryStore()
     store.broken = broken
-    at = Tiered(plain, slots=12, tiers={"storage": store, "write": "back", "threads": 1})
+    at = Tiered(plain, slots=12, tiers={"store": store, "write": "back", "threads": 1})
     at.cache_prompts(*(whole(n) for n in range(1, 5)), poll=False)
     at.mem.close()
     assert (at.tiers.written, at.tiers.write_failed) == ((0, 12) if broken else (12, 0))

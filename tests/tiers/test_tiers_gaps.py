@@ -45,7 +45,7 @@ def test_a_refused_admission_is_no_use(plain: Backend) -> None:
     for error, requests in (
         (ms.OutOfRows, [ms.Request(n, tokens=[*ONE, n]) for n in range(3)]),
         (ms.OutOfPages, [ms.Request(0, tokens=[*ONE, *range(60)])]),
-        (ms.InvalidArgument, [ms.Request(0, tokens=[*ONE, 1]), ms.Request(1, want=3)]),
+        (ms.InvalidArgument, [ms.Request(0, tokens=[*ONE, 1]), ms.Request(1, snapshot_at=3)]),
     ):
         with pytest.raises(error):
             at.mem.admit(requests)
@@ -65,7 +65,7 @@ def test_a_hit_below_the_threshold_is_no_use(plain: Backend) -> None:
 @pytest.mark.parametrize("salt", [1.5, frozenset({1}), (1, 2.0), Tiers])
 def test_a_salt_that_means_nothing_elsewhere_is_refused_at_the_door(salt: object, plain: Backend) -> None:
     for prompts in ((), (ONE,)):
-        at = Tiered(plain, slots=6, tiers={"storage": MemoryStore(), "executor": ByHand()})
+        at = Tiered(plain, slots=6, tiers={"store": MemoryStore(), "executor": ByHand()})
         at.cache_prompts(*prompts, poll=False)
         before = everything(at)
         for call in (
@@ -80,12 +80,12 @@ def test_a_salt_that_means_nothing_elsewhere_is_refused_at_the_door(salt: object
 
 def test_a_hit_is_worth_a_holder_that_the_cache_has(plain: Backend) -> None:
     """Few registers for snapshots, all of which the cache has filled: as a published state, a hit takes one's place."""
-    at = Tiered(plain, slots=12, holders=2)
+    at = Tiered(plain, slots=12, snapshots=2)
     at.cache_prompts(ONE)
     settle(at)
     at.give_up(pages=60)
     at.cache_prompts(whole(2), whole(3))
-    assert at.mem.holders.free == 0
+    assert at.mem._holders.free == 0
     row = at.start([*ONE, 1])
     assert at.mem.length(row) == 8 and len(at.cache.nodes) == 2
     at.run([row], publish=False)
@@ -111,7 +111,7 @@ def test_a_manager_that_sleeps_gives_nothing_to_host_memory(call: str, plain: Ba
 
 def test_closing_twice_is_closing_once(plain: Backend) -> None:
     store = MemoryStore()
-    at = Tiered(plain, slots=6, tiers={"storage": store})
+    at = Tiered(plain, slots=6, tiers={"store": store})
     at.cache_prompts(ONE)
     at.mem.close()
     assert len(store.records) == 3
@@ -127,7 +127,7 @@ class Forgetful(MemoryStore):
 
 
 def test_a_storage_that_answers_for_less_has_failed(plain: Backend) -> None:
-    at = Tiered(plain, slots=6, tiers={"storage": Forgetful()})
+    at = Tiered(plain, slots=6, tiers={"store": Forgetful()})
     at.cache_prompts(ONE)
     at.mem.submit()
     at.below.flush()
@@ -139,7 +139,7 @@ def test_a_storage_that_answers_for_less_has_failed(plain: Backend) -> None:
 def test_flushing_more_than_host_memory_holds_writes_all_of_it(plain: Backend) -> None:
     """In turns: what storage has by now makes room for the rest."""
     store = MemoryStore()
-    at = Tiered(plain, slots=8, tiers={"storage": store, "write": "back", "host_slots": 2, "host_pages": 4})
+    at = Tiered(plain, slots=8, tiers={"store": store, "write": "back", "host_slots": 2, "host_pages": 4})
     at.cache_prompts(*(whole(n) for n in range(1, 6)))
     at.mem.submit()
     at.below.flush()

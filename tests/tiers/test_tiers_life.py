@@ -26,7 +26,7 @@ def below(backend: Backend, name: str = "redirect", **more: object) -> Tiered:
 @every_strategy
 def test_a_reset_empties_host_memory_and_leaves_storage(name: str, plain: Backend) -> None:
     store = MemoryStore()
-    at = below(plain, name, tiers={"storage": store})
+    at = below(plain, name, tiers={"store": store})
     at.start([*ONE, 1])
     at.below.flush()
     there = len(store.records)
@@ -110,7 +110,7 @@ def test_host_memory_outlives_sleep(name: str, keep: bool, plain: Backend) -> No
 
 
 def test_a_manager_in_one_thread_is_polled_from_there(plain: Backend) -> None:
-    at = below(plain, debug=True, tiers={"storage": MemoryStore()})
+    at = below(plain, debug=True, tiers={"store": MemoryStore()})
     caught: list[BaseException] = []
 
     def others() -> None:
@@ -133,7 +133,7 @@ def test_a_manager_in_one_thread_is_polled_from_there(plain: Backend) -> None:
 
 def test_closing_brings_all_that_is_cached_to_storage(plain: Backend) -> None:
     store, threads = MemoryStore(), set(threading.enumerate())
-    at = Tiered(plain, slots=12, tiers={"storage": store, "write": "back"})
+    at = Tiered(plain, slots=12, tiers={"store": store, "write": "back"})
     at.cache_prompts(ONE, T[:16])
     assert not store.records
     at.mem.close()
@@ -145,7 +145,7 @@ def test_closing_brings_all_that_is_cached_to_storage(plain: Backend) -> None:
 def test_states_are_written_for_good_once_nothing_is_pending(plain: Backend) -> None:
     """KV first: whoever finds the state finds the rest too."""
     store = MemoryStore()
-    at = Tiered(plain, slots=12, tiers={"storage": store})
+    at = Tiered(plain, slots=12, tiers={"store": store})
     at.cache_prompts(T[:16])
     at.mem.submit()
     at.below.flush()
@@ -160,13 +160,13 @@ def test_states_are_written_for_good_once_nothing_is_pending(plain: Backend) -> 
 def test_looks_change_nothing(plain: Backend) -> None:
     at = below(plain)
     at.mem.submit()
-    moved, submits = at.moved, at.mem.commands.packets
+    moved, submits = at.moved, at.mem._commands.packets
     for _ in range(3):
         match = at.mem.match([*ONE, 1])
         assert (match.length, match.host_length) == (0, 8) and "8 in host memory" in str(match)
         assert at.mem.stats().tiers == at.tiers and repr(at.below.host.states) and repr(at.below.host.states.pool)
         at.mem.poll()
-    assert at.moved == moved and at.mem.commands.packets == submits
-    picture = at.mem.snapshot()
+    assert at.moved == moved and at.mem._commands.packets == submits
+    picture = at.mem.inspect()
     assert picture.stats["tiers"]["host_states"] == 2
     at.empty()

@@ -7,8 +7,9 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.tiers import FileStore, Prefetch, Tiers
+from tests.support.build import build
 from tests.support.planes import LAYOUT, every_strategy
 from tests.support.tiered import KV, NEEDS, T, Tiered, everything, settle, whole
 
@@ -64,7 +65,7 @@ def test_an_admission_that_lacks_rows_changes_nothing(plain: Backend) -> None:
     at.empty()
 
 
-@pytest.mark.parametrize("bad", [{"want": 3}, {"length": -1}, {"resume": "x"}, {"session": "x"}, {"salt": []}])
+@pytest.mark.parametrize("bad", [{"snapshot_at": 3}, {"length": -1}, {"resume": "x"}, {"session": "x"}, {"salt": []}])
 def test_an_admission_that_makes_no_sense_changes_nothing(bad: dict[str, object], plain: Backend) -> None:
     at = below(plain)
     before = everything(at)
@@ -149,7 +150,7 @@ def test_without_tiers_poll_does_nothing(plain: Backend) -> None:
 def test_without_a_storage_there_is_nothing_to_fetch_from(plain: Backend) -> None:
     at = Tiered(plain, slots=2)
     for call in (at.mem.prefetch, at.below.ready, at.below.cancel):
-        with pytest.raises(ms.ConfigurationError, match="storage="):
+        with pytest.raises(ms.ConfigurationError, match="store="):
             call(ONE)
     assert at.tiers.prefetch is None
 
@@ -196,11 +197,11 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, object], says:
 def manager(plain: Backend, pages: int = 8, tiers: object = None, **more: object) -> ms.StateManager:
     usual = {"slots": 4, "max_requests": 2, "prefix": ms.Prefix(), "pages": pages, "page_size": 4}
     usual |= {"pages_per_row": 4 if pages else 0}
-    return ms.StateManager(LAYOUT, **(usual | more), tiers=tiers)  # type: ignore[arg-type]
+    return build(LAYOUT, **(usual | more), tiers=tiers)  # type: ignore[arg-type]
 
 
-def kv(plain: Backend, pages: int = 8) -> Storage:
-    return Storage(KV, pages, plain)
+def kv(plain: Backend, pages: int = 8) -> Planes:
+    return Planes(KV, pages, plain)
 
 
 MISFITS: dict[str, tuple[Callable[[Backend], dict[str, object]], str]] = {
@@ -249,7 +250,7 @@ def test_a_host_tier_in_bytes_takes_no_more_than_those(plain: Backend) -> None:
 
 
 def test_states_alone_need_no_pages_in_host_memory(plain: Backend, tmp_path: Path) -> None:
-    mem = manager(plain, pages=0, tiers=Tiers("toy", 3, storage=FileStore(tmp_path), prefetch=Prefetch(0)))
+    mem = manager(plain, pages=0, tiers=Tiers("toy", 3, store=FileStore(tmp_path), prefetch=Prefetch(0)))
     stats = mem.stats().tiers
     assert stats and (stats.host_state_records, stats.host_page_records) == (3, 0)
     mem.close()

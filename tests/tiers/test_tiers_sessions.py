@@ -16,7 +16,7 @@ ONE = whole(1)
 def check(at: Tiered) -> None:
     """As `look`, where sessions hold slots and pages too."""
     at.mem.submit()
-    assert scan_registers(at.mem.registers).problems + row_problems(at.mem) == []
+    assert scan_registers(at.mem._registers).problems + row_problems(at.mem) == []
     at.mem.audit().raise_if_leaking()
     at.mem.check()
     at.look_below()
@@ -30,7 +30,7 @@ def talk(at: Tiered, *computed: list[int]) -> ms.Session:
     at.cache_prompts(T[:8], session=session)
     at.give_up(pages=58)
     check(at)
-    assert at.mem.sessions.opened[session].kept[0].length == 8
+    assert at.mem._sessions.opened[session].kept[0].length == 8
     return session
 
 
@@ -93,7 +93,7 @@ def test_a_turn_that_came_from_host_memory_is_aborted(name: str, plain: Backend)
 def test_a_turn_that_is_refused_leaves_session_and_host_memory_alone(name: str, plain: Backend) -> None:
     at = Tiered(plain, name, slots=12, rows=3)
     session = talk(at, T[:16])
-    before, kept = everything(at), list(at.mem.sessions.opened[session].kept)
+    before, kept = everything(at), list(at.mem._sessions.opened[session].kept)
     turn = ms.Request("turn", tokens=T[:17], session=session)
     for error, others in (
         (ms.OutOfRows, [ms.Request(n, tokens=[n]) for n in range(3)]),
@@ -101,7 +101,7 @@ def test_a_turn_that_is_refused_leaves_session_and_host_memory_alone(name: str, 
     ):
         with pytest.raises(error):
             at.mem.admit([turn, *others])
-        assert everything(at) == before and at.mem.sessions.opened[session].kept == kept
+        assert everything(at) == before and at.mem._sessions.opened[session].kept == kept
     check(at)
     row = at.start(T[:17], session=session)
     assert at.mem.length(row) == 16
@@ -177,7 +177,7 @@ def test_what_is_pinned_stays_and_the_rest_gives_way(plain: Backend) -> None:
     at.cache_prompts(whole(1), whole(2))
     at.give_up(pages=60)
     match = at.mem.prefix.match(ms.tokens.encode([*ONE, 1]), None, 8)  # type: ignore[union-attr]
-    hit = at.below.look(ms.tokens.encode([*ONE, 1]), None, match, 0, 8)
+    hit = at.below.find(ms.tokens.encode([*ONE, 1]), None, match, 0, 8)
     assert hit is not None and hit.length == 8
     at.below.host.pin([hit])
     for n in (3, 4):

@@ -19,7 +19,7 @@ ONE = whole(1)
 
 def filled(backend: Backend, store: object, *prompts: list[int], name: str = "redirect", **more: object) -> None:
     """A process that has computed prompts, and ended."""
-    at = Tiered(backend, name, slots=14, tiers={"storage": store}, **more)  # type: ignore[arg-type]
+    at = Tiered(backend, name, slots=14, tiers={"store": store}, **more)  # type: ignore[arg-type]
     at.cache_prompts(*prompts)
     at.mem.close()
     assert at.tiers.written == at.moved[0] + at.moved[2] and at.tiers.leaked_records == 0
@@ -49,7 +49,7 @@ def test_another_process_goes_on_from_files(
     name: str, overlap: bool, plain: Backend, tmp_path: Path, managers: list[Tiered]
 ) -> None:
     filled(plain, FileStore(tmp_path), T[:16], ONE, name=name, overlap=overlap)
-    at = Tiered(plain, name, slots=14, overlap=overlap, tiers={"storage": FileStore(tmp_path)})
+    at = Tiered(plain, name, slots=14, overlap=overlap, tiers={"store": FileStore(tmp_path)})
     managers.append(at)
     assert at.mem.match([*ONE, 1]).host_length == 0
     assert [fetched(at, tokens).length for tokens in ([*ONE, 1], [*T[:16], 1, 2])] == [8, 16]
@@ -67,7 +67,7 @@ def test_another_process_goes_on_from_files(
 
 def test_another_process_goes_on_through_the_kernels(backend: Backend, tmp_path: Path, managers: list[Tiered]) -> None:
     filled(backend, FileStore(tmp_path), ONE)
-    at = Tiered(backend, slots=6, tiers={"storage": FileStore(tmp_path)})
+    at = Tiered(backend, slots=6, tiers={"store": FileStore(tmp_path)})
     managers.append(at)
     fetched(at, [*ONE, 1])
     assert at.turn([*ONE, 1]) == 8
@@ -81,7 +81,7 @@ def test_records_of_others_are_never_found(
     settings = {"page": 8} if "page" in other else {}
     if settings:
         settings["pages"] = 0  # the KV planes of this harness are of pages of 4
-    tiers = {"storage": FileStore(tmp_path), "model": other.get("model", "toy")}
+    tiers = {"store": FileStore(tmp_path), "model": other.get("model", "toy")}
     at = Tiered(plain, slots=6, tiers=tiers, **settings)  # type: ignore[arg-type]
     managers.append(at)
     fetch = at.mem.prefetch([*ONE, *whole(2)], other.get("salt"))
@@ -94,7 +94,7 @@ def test_records_of_others_are_never_found(
 def test_B64_a_fetched_state_is_attached_to_a_node_that_had_lost_its_own(name: str, plain: Backend) -> None:
     store = MemoryStore()
     filled(plain, store, ONE, name=name)
-    at = Tiered(plain, name, slots=8, tiers={"storage": store, "host_slots": 1, "write": "back"})
+    at = Tiered(plain, name, slots=8, tiers={"store": store, "host_slots": 1, "write": "back"})
     at.cache_prompts(ONE)
     at.give_up()
     at.below.clear()
@@ -120,7 +120,7 @@ def test_B67_a_record_that_is_no_good_is_a_miss(kind: str, fault: str, plain: Ba
     filled(plain, store, T[:16])
     names = [name for name in store.records if name.startswith(kind)]
     store.faults = {names[-1]: fault}
-    at = Tiered(plain, slots=6, tiers={"storage": store})
+    at = Tiered(plain, slots=6, tiers={"store": store})
     managers.append(at)
     assert fetched(at, [*T[:16], 1]).length == 0 and at.keeps() == set()
     assert at.turn([*T[:16], 1], goal=3) == 0

@@ -126,9 +126,9 @@ def test_a_state_that_is_published_and_evicted_in_one_packet_is_saved(name: str,
     at.prefill(row, publish=False)
     at.mem.submit()
     at.end([row])
-    submits = at.mem.commands.packets
-    assert at.mem.commands.pending and at.cache.evict_states(1) == 1
-    assert at.mem.commands.packets == submits + 1, "the move goes first, and nothing else is needed"
+    submits = at.mem._commands.packets
+    assert at.mem._commands.pending and at.cache.evict_states(1) == 1
+    assert at.mem._commands.packets == submits + 1, "the move goes first, and nothing else is needed"
     rows = at.admit(*[ms.Request(i, tokens=[50 + i]) for i in range(4)])  # its slot goes to one of these
     at.run(rows, publish=False)
     assert at.keeps() == {ONE}

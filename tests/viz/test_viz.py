@@ -19,10 +19,10 @@ from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.requests.table import Request
 from memstate.requests.tracking import Redirect
-from memstate.slots.inspect import Picture
+from memstate.slots.inspect import Inspection
 from memstate.state.layout import Plane, StateLayout
-from memstate.state.planes import Storage
-from memstate.viz import Piece
+from memstate.state.planes import Planes
+from memstate.viz import Block
 
 ROOT = Path(__file__).parents[2]
 PLANES = (Plane("conv", (3, 5), torch.bfloat16), Plane("ssm", (2, 3), torch.float32), Plane("none", (0,), torch.int8))
@@ -30,17 +30,17 @@ LAYOUT = StateLayout(PLANES, 3)
 ORDERS = {"layer_major": LAYOUT, "slot_major": replace(LAYOUT, order="slot_major", alignment=64)}
 
 accesses = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 200), st.integers(0, 60)), max_size=12).map(
-    lambda found: [Piece(*piece) for piece in found]
+    lambda found: [Block(*piece) for piece in found]
 )
 
 
-def bytes_of(pieces: list[Piece]) -> set[tuple[int, int]]:
+def bytes_of(pieces: list[Block]) -> set[tuple[int, int]]:
     """Arena and address of every byte."""
     return {(piece.arena, byte) for piece in pieces for byte in range(piece.start, piece.start + piece.nbytes)}
 
 
 @given(accesses, st.integers(1, 70))
-def test_pages_are_counted_once_and_exactly(pieces: list[Piece], page: int) -> None:
+def test_pages_are_counted_once_and_exactly(pieces: list[Block], page: int) -> None:
     expected = bytes_of(pieces)
     assert viz.touched(pieces, page) == len({(arena, byte // page) for arena, byte in expected})
     together = [piece for piece in viz.joined(pieces) if piece.nbytes]
@@ -50,7 +50,7 @@ def test_pages_are_counted_once_and_exactly(pieces: list[Piece], page: int) -> N
 
 
 @given(accesses, st.integers(1, 70))
-def test_shares_of_pages_add_up(pieces: list[Piece], page: int) -> None:
+def test_shares_of_pages_add_up(pieces: list[Block], page: int) -> None:
     expected = bytes_of(pieces)
     for arena, parts in enumerate(viz.shares(pieces, page, (260, 300))):
         size = (260, 300)[arena]
@@ -64,12 +64,12 @@ def test_shares_of_pages_add_up(pieces: list[Piece], page: int) -> None:
 def test_blocks_and_runs_lie_where_the_storage_has_them(order: str) -> None:
     """Addresses of real tensors, from the first byte of their arena."""
     layout, slots, ids = ORDERS[order], 5, [4, 2]
-    storage = Storage(layout, slots, Backend("reference"))
+    storage = Planes(layout, slots, Backend("reference"))
     bases = [arena.data_ptr() for arena in storage.arenas]
     places = {plane.name: place.arena for plane, place in zip(layout.planes, layout.placements(slots), strict=True)}
     expected = [
-        Piece(places[name], tensor[layer, slot].data_ptr() - bases[places[name]], tensor[layer, slot].nbytes)
-        for name, tensor in storage.planes.items()
+        Block(places[name], tensor[layer, slot].data_ptr() - bases[places[name]], tensor[layer, slot].nbytes)
+        for name, tensor in storage.items()
         for layer in (2, 0)
         for slot in ids
         if tensor[layer, slot].nbytes
@@ -87,8 +87,8 @@ def test_pages_of_both_orders_by_hand() -> None:
     """Blocks of 48 bytes on pages of 64: side by side in layer_major, three pages apart in slot_major."""
     layout = StateLayout((Plane("ssm", (12,), torch.float32),), 4)
     apart = replace(layout, order="slot_major")
-    assert viz.blocks(layout, 3, [1, 2], [1]) == [Piece(0, 5 * 48, 48), Piece(0, 6 * 48, 48)]
-    assert viz.blocks(apart, 3, [1, 2], [1]) == [Piece(0, 5 * 48, 48), Piece(0, 9 * 48, 48)]
+    assert viz.blocks(layout, 3, [1, 2], [1]) == [Block(0, 5 * 48, 48), Block(0, 6 * 48, 48)]
+    assert viz.blocks(apart, 3, [1, 2], [1]) == [Block(0, 5 * 48, 48), Block(0, 9 * 48, 48)]
     assert viz.touched(viz.blocks(layout, 3, [1, 2], [1]), 64) == 3  # 240..336 on pages 3, 4, 5
     assert viz.touched(viz.blocks(apart, 3, [1, 2], [1]), 64) == 4  # 240..288 on 3 and 4, 432..480 on 6 and 7
     assert viz.touched(viz.runs(apart, 3, [1]), 64) == 3  # 192..384, one run
@@ -190,10 +190,10 @@ def test_bars_have_their_lengths_and_values() -> None:
     assert [text.get_text().strip() for text in axes.texts] == ["1.5", "3", "2,048", "4"]
 
 
-def picture(**changes) -> Picture:
+def picture(**changes) -> Inspection:
     """Seven slots: two of row a, one owned and marked free, one in hand, one leaked, one owned twice, one free."""
     return replace(
-        Picture(
+        Inspection(
             capacity=7,
             owners=[0, 1, 1, 1, 0, 0, 2, 0],
             free=[False, False, False, True, False, False, False, True],
@@ -201,7 +201,7 @@ def picture(**changes) -> Picture:
             labels=[0] * 7,
             names={0: "a", 1: "a", 3: "b", 4: "c", 5: "a long name", 6: "elsewhere"},
             kinds={0: "live", 1: "lane", 3: "live", 4: "live", 5: "snapshot", 6: "live"},
-            in_hand=[4],
+            by_id=[4],
         ),
         **changes,
     )
@@ -215,7 +215,7 @@ def test_holdings_name_every_slot_once() -> None:
 
 
 def test_a_drawn_occupancy_has_a_cell_for_every_slot_that_is_not_free() -> None:
-    (axes,) = viz.occupancy([picture(), picture(in_hand=[])], ["before", "after"]).axes
+    (axes,) = viz.occupancy([picture(), picture(by_id=[])], ["before", "after"]).axes
     cells = {(round(bar.get_x()), round(bar.get_y() + 0.5)): bar.get_facecolor()[:3] for bar in axes.patches}
     assert set(cells) == {(step, slot) for step in range(2) for slot in range(1, 7)}
     assert cells[0, 1] == cells[1, 1] != cells[0, 2] and cells[0, 5] == cells[1, 5] == cells[1, 4] != cells[0, 4]
@@ -231,7 +231,7 @@ def test_holdings_of_a_running_manager_agree_with_its_audit() -> None:
         mem.settle(mem.plan(rows))
     mem.release(rows[1:], publish=True)
     kinds = mem.audit().owned_by_kind
-    taken = mem.snapshot()
+    taken = mem.inspect()
     before = mem.stats()
     found = [kind for kind, _ in viz.holdings(taken)]
     assert {name for _, name in viz.holdings(taken) if name} == {"a", "@4"}
@@ -305,7 +305,7 @@ def test_many_slots_are_drawn_without_names_on_a_page_of_limited_height() -> Non
     capacity = 5000
     free = [False, *(slot % 100 == 0 for slot in range(1, capacity + 1))]
     held = [slot for slot in range(1, capacity + 1) if slot % 100]
-    many = Picture(
+    many = Inspection(
         capacity=capacity, owners=[0] * (capacity + 1), free=free, slots=held, labels=[1] * len(held),
         names=dict.fromkeys(range(len(held)), "a"), kinds=dict.fromkeys(range(len(held)), "live"),
     )  # fmt: skip

@@ -3,9 +3,9 @@ and `tiers` are host time, whose ratios mean something on any; `alloc`, `track` 
 GPU.
 """
 
-from memstate.cli.bench.entry import Entry
+from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.launches import by_unit, launches
 from memstate.cli.bench.suite import NAMES, NEED_DEVICE, by_entry, run
-from memstate.cli.bench.task import PEERS, Outcome
+from memstate.cli.bench.task import PEERS, BenchResult
 
-__all__ = ["NAMES", "NEED_DEVICE", "PEERS", "Entry", "Outcome", "by_entry", "by_unit", "launches", "run"]
+__all__ = ["NAMES", "NEED_DEVICE", "PEERS", "BenchResult", "Figure", "by_entry", "by_unit", "launches", "run"]

@@ -23,10 +23,10 @@ def main() -> int:
     on_gpu = torch.cuda.is_available() and not given.toy
     if given.toy:
         os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are imported
-    from memstate.cli.bench import NAMES, Outcome, run
+    from memstate.cli.bench import NAMES, BenchResult, run
     from memstate.errors import InvalidArgument
 
-    def keep(outcome: Outcome) -> None:
+    def keep(outcome: BenchResult) -> None:
         if given.json:
             text = json.dumps([asdict(entry) for entry in outcome.entries], indent=1)
             Path(given.json).write_text(text + "\n", encoding="utf-8")

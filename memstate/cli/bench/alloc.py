@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from memstate.cli.bench.clock import Clock
-from memstate.cli.bench.entry import Entry
+from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.naive import FreeList
 from memstate.cli.bench.task import Setting, Task, differing
 from memstate.kernels.dispatch import Backend
@@ -22,7 +22,7 @@ from memstate.slots.registers import RegisterFile
 SIZES, TOY_SIZES = (1, 64, 256), (3,)
 # Releases of ids in hand stay unconfirmed while a graph is captured: so many must be free beside them.
 CAPACITY, TOY_CAPACITY = 16384, 256
-CELL_COLUMNS = ("generation", "want", "tracked", "source")  # what an admission writes for every row
+CELL_COLUMNS = ("generation", "snapshot_at", "tracked", "source")  # what an admission writes for every row
 
 
 def packet(
@@ -92,7 +92,7 @@ def _claims(setting: Setting, size: int, mine: _Slots, twin: _Slots) -> Task:
             slots.allocator.check()
         return found
 
-    def measure(clock: Clock) -> list[Entry]:
+    def measure(clock: Clock) -> list[Figure]:
         peer = FreeList(allocator.capacity // 2, mine.file.cells.device)
         taken: list[Tensor] = []
         alone = clock.alone(claim, undo)
@@ -102,12 +102,12 @@ def _claims(setting: Setting, size: int, mine: _Slots, twin: _Slots) -> Task:
         in_graph = clock.in_graph(both)
         allocator.check()
         return [
-            Entry("claim", setting.case(case), alone * 1e6, "us"),
+            Figure("claim", setting.case(case), alone * 1e6, "us"),
             setting.entry(
                 "release", case, released * 1e6, "us", "torch-free-list",
                 lambda: clock.alone(lambda: peer.release(taken.pop()), lambda: taken.append(peer.claim(size))) * 1e6,
             ),
-            Entry("claim and release", setting.case(f"{case}, in a graph"), in_graph * 1e6, "us"),
+            Figure("claim and release", setting.case(f"{case}, in a graph"), in_graph * 1e6, "us"),
         ]  # fmt: skip
 
     return Task(f"claim, {case}", check, measure)
@@ -134,7 +134,7 @@ def _ownership(setting: Setting, size: int, mine: _Slots, twin: _Slots) -> Task:
             found = found or mine.wrong(twin)
         return found
 
-    def measure(clock: Clock) -> list[Entry]:
+    def measure(clock: Clock) -> list[Figure]:
         claims = clock.alone(admit, end)  # the first one ends what holds nothing, and releases nothing
         end()
         releases = clock.alone(end, admit)
@@ -142,7 +142,7 @@ def _ownership(setting: Setting, size: int, mine: _Slots, twin: _Slots) -> Task:
         mine.allocator.check()
         times = {"claims": claims, "releases": releases, "claims and releases, in a graph": in_graph}
         return [
-            Entry("ownership", setting.case(f"{case}, {name}"), seconds * 1e6, "us") for name, seconds in times.items()
+            Figure("ownership", setting.case(f"{case}, {name}"), seconds * 1e6, "us") for name, seconds in times.items()
         ]
 
     return Task(f"ownership, {case}", check, measure)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from memstate.cli.bench.clock import Act, Clock, Time
-from memstate.cli.bench.entry import Entry
+from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.task import Setting, Task, differing
 from memstate.state.layout import Plane, StateLayout
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.state.presets import qwen3_next
 
 MODEL = "qwen3_next"
@@ -34,8 +34,8 @@ class _Copies:
         free = 2**30 if setting.toy else torch.cuda.mem_get_info(setting.device)[0]
         self.due = fitting(TOY_DUE if setting.toy else DUE, self.layout.bytes_per_slot, free)
         most = max(self.due)
-        self.storage = Storage(self.layout, 2 * most, setting.make_backend())
-        self.twin = Storage(self.layout, 2 * most, setting.reference())
+        self.storage = Planes(self.layout, 2 * most, setting.make_backend())
+        self.twin = Planes(self.layout, 2 * most, setting.reference())
         size = (2, most * self.layout.bytes_per_slot)
         self.plain = torch.empty(size, dtype=torch.uint8, device=self.storage.device).random_(0, 256)
         self._yardsticks: dict[tuple[str, str, int], float] = {}
@@ -79,8 +79,8 @@ class _Copies:
         def yard(time: Time) -> float:
             return self.yardstick(time, nbytes, kind)
 
-        def measure(clock: Clock) -> list[Entry]:
-            entries = [Entry(op, self.setting.case(case), moved, "bytes")]
+        def measure(clock: Clock) -> list[Figure]:
+            entries = [Figure(op, self.setting.case(case), moved, "bytes")]
             ways: list[tuple[str, Time]] = [(case, clock.alone)]
             if due == 1:  # one slot may take less time than its launch
                 ways.append((f"{case}, in a graph", clock.in_graph))
@@ -93,7 +93,7 @@ class _Copies:
 
     def _beside(
         self, op: str, case: str, seconds: float, moved: int, peer: Callable[[], float], yard: Callable[[], float]
-    ) -> list[Entry]:
+    ) -> list[Figure]:
         """Time beside torch's indexing, and bytes a second beside the plain copy; both peers give seconds."""
         entry = self.setting.entry
         return [
@@ -105,7 +105,7 @@ class _Copies:
         dst, src, to, of = self.spread(due)
 
         def peer() -> None:
-            for plane in self.twin.planes.values():
+            for plane in self.twin.values():
                 plane[:, to] = plane[:, of]
 
         def check() -> str:
@@ -122,7 +122,7 @@ class _Copies:
 
     def gather(self, due: int) -> Task:
         _, _, ids, _ = self.spread(due)
-        plane = self.twin.planes[PLANE]
+        plane = self.twin[PLANE]
         outs = [torch.empty_like(plane[:, :due]) for _ in range(2)]
         narrow = ids.int()
 
@@ -144,7 +144,7 @@ class _Copies:
 
     def scatter(self, due: int) -> Task:
         _, _, ids, _ = self.spread(due)
-        plane = self.twin.planes[PLANE]
+        plane = self.twin[PLANE]
         batch = torch.randn_like(plane[:, :due])
         narrow = ids.int()
 
@@ -167,7 +167,7 @@ class _Copies:
         dst, _, ids, _ = self.spread(due)
 
         def peer() -> None:
-            for plane in self.twin.planes.values():
+            for plane in self.twin.values():
                 plane.index_fill_(1, ids, 0)
 
         def check() -> str:
@@ -175,7 +175,7 @@ class _Copies:
             self.storage.zero(dst, due=due)
             self.twin.zero(dst, due=due)
             found = self.wrong()
-            for plane in self.twin.planes.values():
+            for plane in self.twin.values():
                 plane[:, ids] = 1
             peer()
             return found or (self.wrong() and "torch-indexing does something else")
@@ -192,9 +192,9 @@ class _Copies:
             act()
             return self.wrong()
 
-        def measure(clock: Clock) -> list[Entry]:
+        def measure(clock: Clock) -> list[Figure]:
             cases = (("nothing due", clock.alone(act)), ("nothing due, in a graph", clock.in_graph(act)))
-            return [Entry("copy", self.setting.case(name), seconds * 1e6, "us") for name, seconds in cases]
+            return [Figure("copy", self.setting.case(name), seconds * 1e6, "us") for name, seconds in cases]
 
         return Task("copy, nothing due", check, measure)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from memstate.cli.bench.clock import Act, Clock
 from memstate.cli.bench.copy import OVERHEAD, TOY
-from memstate.cli.bench.entry import Entry
+from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.forward import Forward
 from memstate.cli.bench.task import Setting, Task
 from memstate.cli.bench.track import ALWAYS, DUE, NEVER, SIZES, STRATEGIES
@@ -133,7 +133,7 @@ class _Task:
         self._bench = self.make()
         return self._bench.check()
 
-    def measure(self, idle: dict[str, float], clock: Clock) -> list[Entry]:
+    def measure(self, idle: dict[str, float], clock: Clock) -> list[Figure]:
         assert self._bench is not None
         bench, self._bench = self._bench, None
         entries, setting = [], self.setting
@@ -144,7 +144,7 @@ class _Task:
                 other = partial(_scaled, idle[op])
                 entries.append(setting.entry(op, self.case, seconds * 1e6, "us", "nothing-due", other))
             else:
-                entries.append(Entry(op, setting.case(self.case), seconds * 1e6, "us"))
+                entries.append(Figure(op, setting.case(self.case), seconds * 1e6, "us"))
             if op == "forward":
                 other = partial(_copy_rate, bench, clock)
                 entries.append(setting.entry(op, self.case, bench.moved / seconds, "bytes/s", "device-copy", other))
@@ -158,7 +158,7 @@ def _scaled(seconds: float) -> float:
 def _copy_rate(bench: _Bench, clock: Clock) -> float:
     """Bytes a second, read and written, of a plain copy of as many bytes, or of enough to fill the device."""
     size = min(bench.moved // 2, MOST_COPIED)
-    to, of = torch.empty(2, size, dtype=torch.uint8, device=bench.mem.storage.device).random_(0, 256)
+    to, of = torch.empty(2, size, dtype=torch.uint8, device=bench.mem.planes.device).random_(0, 256)
     return 2 * size / clock.alone(partial(to.copy_, of))
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Entry:
+class Figure:
     """A measured value; `peer_value` and `ratio` (value / peer_value) where something else was measured in the same
     run.
     """

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from memstate.cli.bench.clock import Clock
-from memstate.cli.bench.entry import Entry
+from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.naive import RowByRow
 from memstate.cli.bench.task import Setting, Task
 from memstate.engine.manager import StateManager
@@ -140,7 +140,7 @@ def _task(setting: Setting, name: str, size: int) -> Task:
     def check() -> str:
         return _Ours(setting, STRATEGIES[name], size, real=True).check() or _Peer(setting, size).check()
 
-    def measure(clock: Clock) -> list[Entry]:
+    def measure(clock: Clock) -> list[Figure]:
         rounds = TOY_ROUNDS if setting.toy else ROUNDS
         sides: tuple[_Ours | _Peer, ...] = (_Ours(setting, STRATEGIES[name], size, real=False), _Peer(setting, size))
         timers = [_Timer(setting.device) for _ in sides]
@@ -153,12 +153,12 @@ def _task(setting: Setting, name: str, size: int) -> Task:
     return Task(f"host, R={size} {name}", check, measure)
 
 
-def _entry(setting: Setting, case: str, op: str, value: float, theirs: dict[str, float]) -> Entry:
+def _entry(setting: Setting, case: str, op: str, value: float, theirs: dict[str, float]) -> Figure:
     op, _, due = op.partition(", ")
     case = f"{case}, {due}" if due else case
     key = f"{op}, {due}" if due else op
     if key not in theirs:
-        return Entry(op, setting.case(case), value, "host us")
+        return Figure(op, setting.case(case), value, "host us")
     return setting.entry(op, case, value, "host us", "row-by-row", partial(theirs.__getitem__, key))
 
 

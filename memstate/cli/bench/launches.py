@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import torch
 
-from memstate.cli.bench.entry import Entry
+from memstate.cli.bench.entry import Figure
 from memstate.engine.manager import StateManager
+from memstate.engine.settings import Pages
 from memstate.requests.table import Request, Rows
 from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
 from memstate.state.layout import Plane, StateLayout
@@ -32,23 +33,23 @@ class _Bench:
         self.mem = StateManager(
             LAYOUT, slots=8 * size, max_requests=3 * size, tracking=tracking, backend=backend, device=device,
             max_batch=2 * size,
-            pages=32 * size, page_size=EVERY, pages_per_row=8,
+            pages=Pages(count=32 * size, size=EVERY, per_row=8),
         )  # fmt: skip
         self.size = size
-        self.entries: list[Entry] = []
+        self.entries: list[Figure] = []
         self.case = f"R={size}"
 
     def count(self, op: str, act: Callable[[], object], case: str | None = None) -> None:
         """Runs `act` and submits what it recorded, and notes what that took."""
         mem = self.mem
         mem.submit()
-        counts, traffic = mem.backend.counts, mem.storage.traffic
+        counts, traffic = mem.backend.counts, mem.planes.traffic
         before = (counts.total_launches, counts.uploads, counts.syncs, traffic.copied)
         act()
         mem.submit()
         after = (counts.total_launches, counts.uploads, counts.syncs, traffic.copied)
         for unit, was, now in zip(("launches", "uploads", "syncs", "bytes"), before, after, strict=True):
-            self.entries.append(Entry(op, case or self.case, now - was, unit))
+            self.entries.append(Figure(op, case or self.case, now - was, unit))
 
     def admit(self, name: str) -> Rows:
         """R requests with pages for a few tokens."""
@@ -62,27 +63,27 @@ class _Bench:
 
 def launches(
     backend: str = "auto", device: str = "cpu", progress: Callable[[int, int], None] | None = None
-) -> list[Entry]:
+) -> list[Figure]:
     """Counts of admit, publish, release, step (everything of a scheduler step together), plan, settle, copy and hit.
 
     plan and settle are counted at a boundary of every row: for each strategy, and the most of any strategy as the plain
     case `R=n`. `bytes` are those copied between slots. Returns one entry per operation, case and unit. Raises:
     ValueError for a backend that cannot run here.
     """
-    entries: list[Entry] = []
+    entries: list[Figure] = []
     for done, size in enumerate(SIZES):
         entries += _ownership(size, backend, device)
         steps = [entry for name, tracking in STRATEGIES for entry in _steps(name, tracking, size, backend, device)]
         most: dict[tuple[str, str], float] = {}
         for entry in steps:
             most[entry.op, entry.unit] = max(entry.value, most.get((entry.op, entry.unit), 0))
-        entries += [Entry(op, f"R={size}", value, unit) for (op, unit), value in most.items()] + steps
+        entries += [Figure(op, f"R={size}", value, unit) for (op, unit), value in most.items()] + steps
         if progress:
             progress(done + 1, len(SIZES))
     return entries
 
 
-def by_unit(entries: list[Entry]) -> tuple[tuple[str, ...], list[list[str]]]:
+def by_unit(entries: list[Figure]) -> tuple[tuple[str, ...], list[list[str]]]:
     """The same as a table with a column per unit: headings and rows."""
     units = ("launches", "uploads", "syncs", "bytes")
     cells: dict[tuple[str, str], dict[str, str]] = {}
@@ -91,7 +92,7 @@ def by_unit(entries: list[Entry]) -> tuple[tuple[str, ...], list[list[str]]]:
     return ("op", "case", *units), [[*key, *(row[unit] for unit in units)] for key, row in cells.items()]
 
 
-def _ownership(size: int, backend: str, device: str) -> list[Entry]:
+def _ownership(size: int, backend: str, device: str) -> list[Figure]:
     bench = _Bench(Redirect(every=EVERY), size, backend, device)
     mem = bench.mem
     rows: list[Rows] = []
@@ -121,7 +122,7 @@ def _ownership(size: int, backend: str, device: str) -> list[Entry]:
     return bench.entries
 
 
-def _steps(name: str, tracking: Tracking, size: int, backend: str, device: str) -> list[Entry]:
+def _steps(name: str, tracking: Tracking, size: int, backend: str, device: str) -> list[Figure]:
     bench = _Bench(tracking, size, backend, device)
     mem = bench.mem
     rows = bench.admit("a")

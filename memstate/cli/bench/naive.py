@@ -38,7 +38,7 @@ class RowByRow:
         self.lanes = torch.zeros(rows + 1, LANES, dtype=torch.long, device=device)
         self.labels = torch.zeros(rows + 1, LANES, dtype=torch.long, device=device)
         self.snapshot = torch.zeros(rows + 1, dtype=torch.long, device=device)
-        self.want = torch.zeros(rows + 1, dtype=torch.long, device=device)
+        self.snapshot_at = torch.zeros(rows + 1, dtype=torch.long, device=device)
         self.fresh = torch.zeros(rows + 1, dtype=torch.bool, device=device)
         self.length: dict[int, int] = {}
         self.turn: dict[int, int] = {}
@@ -58,7 +58,7 @@ class RowByRow:
             self.length[row] = self.turn[row] = 0
         self.labels.index_fill_(0, index, 0)
         self.snapshot.index_fill_(0, index, 0)
-        self.want.index_fill_(0, index, 0)
+        self.snapshot_at.index_fill_(0, index, 0)
         self.fresh.index_fill_(0, index, True)
 
     def step(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -71,7 +71,7 @@ class RowByRow:
                 lane = self.turn[row]
                 self.snapshot[row] = self.lanes[row, lane]
                 self.labels[row, lane].fill_(self.length[row])
-                self.want[row].fill_(self.length[row] + self.every)
+                self.snapshot_at[row].fill_(self.length[row] + self.every)
                 self.turn[row] = 1 - lane
         return self.live.index_select(0, index), self.snapshot.index_select(0, index)
 

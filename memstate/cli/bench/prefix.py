@@ -14,7 +14,7 @@ from itertools import count, islice
 
 from memstate.cli.bench import radix_peer
 from memstate.cli.bench.clock import Clock
-from memstate.cli.bench.entry import Entry
+from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.prefix_sides import BATCH, Differs, Key, Ours, Side, Sides, Times
 from memstate.cli.bench.task import Setting, Task
 from memstate.cli.traces import BLOCK
@@ -52,7 +52,7 @@ class _Tree:
         expected = (NODES * self.families, len(keys), distinct)
         return "" if set(sizes.values()) == {expected} else f"nodes, states and pages {sizes}, expected {expected}"
 
-    def measure(self, clock: Clock) -> list[Entry]:
+    def measure(self, clock: Clock) -> list[Figure]:
         """Matches of known keys; inserts of keys of which the first half is known, each of which evicts a state."""
         matches, inserts = (TOY_MATCHES, TOY_INSERTS) if self.setting.toy else (MATCHES, INSERTS)
         known = self.random.choices(self.keys, k=matches)
@@ -122,7 +122,7 @@ class _Chat:
         leaked = {name: n for name, ours in sides.ours.items() if (n := ours.rig.leaked())}
         return f"leaked slots: {leaked}" if leaked else ""
 
-    def measure(self, clock: Clock) -> list[Entry]:
+    def measure(self, clock: Clock) -> list[Figure]:
         """Every request's match and insert, once the cache is full."""
         sides = Sides(self.case, self.peers, self.states, self.pages, self.longest)
         times = Times()
@@ -151,7 +151,7 @@ def _told(check: Callable[[], str]) -> str:
 
 def tasks(setting: Setting) -> Iterator[Task]:
     """A trace at steady state, then trees of several sizes and keys of several lengths."""
-    peers = [name for name in radix_peer.CORES if setting.wants(name)]
+    peers = [name for name in radix_peer.CORES if setting.boundaries(name)]
     try:
         if peers:
             radix_peer.load()

@@ -10,11 +10,11 @@ from typing import Protocol
 import numpy as np
 
 from memstate.cli.bench import radix_peer
-from memstate.cli.bench.entry import Entry
+from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.task import Setting
 from memstate.cli.replay import REGISTERS, ROW, Rig
 from memstate.prefix import Prefix
-from memstate.prefix.cache import NO_MATCH, NOWHERE, Lease, Offer
+from memstate.prefix.cache import NO_MATCH, NO_NODE, Insertion, Lease
 from memstate.prefix.policies.names import POLICIES
 from memstate.tokens import encode
 
@@ -78,7 +78,7 @@ class Ours:
         self._key = encode(ids)
         self._match = self.rig.cache.match(self._key, None, len(ids))
         self.looked = time.perf_counter() - begin
-        self.rig.cache.use(Lease(NOWHERE, None, self._match, {}))  # one that keeps nothing: an insert may never come
+        self.rig.cache.use(Lease(NO_NODE, None, self._match, {}))  # one that keeps nothing: an insert may never come
         return self._match.length
 
     def insert(self, ids: Key) -> float:
@@ -90,12 +90,12 @@ class Ours:
         pages.start(row, [shared], [fresh])
         cache.unpin(lease)
         self.rig.state(REGISTERS[0], len(ids))
-        offer = Offer(lease, self._key, pages.of(ROW), REGISTERS[0], len(ids), True)
+        insertion = Insertion(lease, self._key, pages.of(ROW), REGISTERS[0], len(ids), True)
         self.rig.commands.submit()  # the state is computed by then
-        spent += seconds(lambda: cache.insert([offer]))
+        spent += seconds(lambda: cache.insert([insertion]))
         self.rig.commands.release(REGISTERS)
         pages.end(row)
-        cache.let_go(lease)
+        cache.release(lease)
         return spent
 
     def stated(self) -> set[tuple[int, ...]]:
@@ -164,7 +164,7 @@ class Times:
         self.match(name, side, key)
         self.spent["insert"][name].append(side.insert(key))
 
-    def entries(self, setting: Setting, sides: Sides, warm: int = 0) -> list[Entry]:
+    def entries(self, setting: Setting, sides: Sides, warm: int = 0) -> list[Figure]:
         """Medians of all calls but the first `warm`: each of ours beside each peer that is left."""
         found = []
         for op, spent in self.spent.items():
@@ -173,5 +173,5 @@ class Times:
             for name in sides.ours:
                 alone = (op, setting.case(f"{sides.case}, {name}"), value[name], "host us")
                 beside = [(peer, value[peer], value[name] / value[peer]) for peer in sides.peers if peer in value]
-                found += [Entry(*alone, *each) for each in beside] or [Entry(*alone)]
+                found += [Figure(*alone, *each) for each in beside] or [Figure(*alone)]
         return found

@@ -17,9 +17,9 @@ from memstate.cli.bench import (
     track,
 )
 from memstate.cli.bench.clock import Clock, ToyClock
-from memstate.cli.bench.entry import Entry
+from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.launches import launches
-from memstate.cli.bench.task import Outcome, Progress, Setting, Task, carry_out
+from memstate.cli.bench.task import BenchResult, Progress, Setting, Task, carry_out
 from memstate.errors import InvalidArgument
 
 COURSES: dict[str, tuple[Callable[[Setting], Iterator[Task]], ...]] = {
@@ -41,8 +41,8 @@ def run(
     toy: bool = False,
     peer: str | None = None,
     progress: Progress | None = None,
-    found: Callable[[Outcome], None] | None = None,
-) -> Outcome:
+    found: Callable[[BenchResult], None] | None = None,
+) -> BenchResult:
     """Runs benchmarks one after the other; each of its measurements follows a check of what it measures.
 
     toy: sizes that an interpreter can carry, timed by the clock of the process; their cases say so. peer: the only one
@@ -58,7 +58,7 @@ def run(
         raise InvalidArgument(f"bench {', '.join(timed)}: device time needs a GPU; --toy goes through it at toy sizes")
     setting = Setting(backend, torch.device(device), toy, peer)
     clock: Clock = setting.clock() if timed else ToyClock()  # the others have timers of their own
-    outcome = Outcome()
+    outcome = BenchResult()
     for name in names:
         if name == "launches":
             outcome.entries += launches(backend, device, progress)
@@ -71,7 +71,7 @@ def run(
     return outcome
 
 
-def by_entry(entries: Sequence[Entry]) -> tuple[tuple[str, ...], list[list[str]]]:
+def by_entry(entries: Sequence[Figure]) -> tuple[tuple[str, ...], list[list[str]]]:
     """Entries as a table for people: headings and rows."""
     columns = ("op", "case", "value", "unit", "peer", "peer value", "ratio")
     rows = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from memstate.cli.bench.clock import Clock, DeviceClock, ToyClock
-from memstate.cli.bench.entry import Entry
+from memstate.cli.bench.entry import Figure
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 
@@ -56,23 +56,23 @@ class Setting:
         """The name of a case, which at toy sizes says so."""
         return f"toy {text}" if self.toy else text
 
-    def wants(self, peer: str) -> bool:
+    def boundaries(self, peer: str) -> bool:
         """Whether a peer is to be measured."""
         return self.peer in (None, peer)
 
     def entry(
         self, op: str, case: str, value: float, unit: str, peer: str, peer_value: Callable[[], float]
-    ) -> Entry:  # fmt: skip
+    ) -> Figure:  # fmt: skip
         """A value beside a peer's, measured only where that peer is wanted."""
-        alone = Entry(op, self.case(case), value, unit)
-        if not self.wants(peer):
+        alone = Figure(op, self.case(case), value, unit)
+        if not self.boundaries(peer):
             return alone
         try:
             other = peer_value()
         except Exception as error:  # a peer that cannot run here takes nothing from what was measured
             print(f"{op}, {case}: peer {peer} {_raised(error)}", file=sys.stderr)
             return alone
-        return Entry(op, self.case(case), value, unit, peer, other, value / other)
+        return Figure(op, self.case(case), value, unit, peer, other, value / other)
 
 
 @dataclass(frozen=True)
@@ -81,18 +81,18 @@ class Task:
 
     name: str
     check: Callable[[], str]
-    measure: Callable[[Clock], list[Entry]]
+    measure: Callable[[Clock], list[Figure]]
 
 
 @dataclass
-class Outcome:
+class BenchResult:
     """Entries, and what was not measured because it is wrong."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[Figure] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
 
-def carry_out(tasks: Iterable[Task], clock: Clock, outcome: Outcome, progress: Progress | None = None) -> None:
+def carry_out(tasks: Iterable[Task], clock: Clock, outcome: BenchResult, progress: Progress | None = None) -> None:
     """Checks and measures one task after the other; one that raises is wrong as well. Changes: outcome."""
     done = 0
     name = "the first task"
@@ -107,7 +107,7 @@ def carry_out(tasks: Iterable[Task], clock: Clock, outcome: Outcome, progress: P
         outcome.wrong.append(f"{name}: {_raised(error)}")
 
 
-def _carry_out(task: Task, clock: Clock, outcome: Outcome) -> None:
+def _carry_out(task: Task, clock: Clock, outcome: BenchResult) -> None:
     try:
         if why := task.check():
             outcome.wrong.append(f"{task.name}: {why}")

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from memstate.cli.bench.clock import Clock
-from memstate.cli.bench.entry import Entry
+from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.task import Setting, Task
 from memstate.cli.bench.tiers_transfers import LAYERS, TOY_LAYERS, layout_of
 from memstate.cli.bench.tiers_turns import KIB, MIB, Side, Turns, sized
@@ -41,7 +41,7 @@ class _Names:
                 return f"page {at} has another name"
         return "" if len(names) == self.pages else f"{len(names)} names for {self.pages} pages"
 
-    def measure(self, clock: Clock) -> list[Entry]:
+    def measure(self, clock: Clock) -> list[Figure]:
         plain = partial(hashlib.blake2b, self.key, digest_size=DIGEST_BYTES)
         return self.turns.entries(
             "name", f"{self.page} tokens a page", "host us/page", lambda seconds: seconds * 1e6 / self.pages,
@@ -75,7 +75,7 @@ class _Seals:
             found.append(self.flaw())
         return "" if found == ["", "checksum", ""] else f"sealed, changed, changed back: {found}"
 
-    def measure(self, clock: Clock) -> list[Entry]:
+    def measure(self, clock: Clock) -> list[Figure]:
         peers = {
             "memory-copy": Side(partial(np.copyto, self.other, self.record)),
             "plain-hash": Side(partial(zlib.crc32, self.record.data)),

@@ -11,16 +11,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memstate.cli.bench.clock import Clock
-from memstate.cli.bench.entry import Entry
+from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.task import Setting, Task, differing
 from memstate.engine.manager import StateManager
+from memstate.engine.settings import Pages
 from memstate.kernels.dispatch import OPS
 from memstate.prefix import Prefix
 from memstate.prefix.policies import Lru
 from memstate.requests.table import Request
 from memstate.requests.tracking import Redirect
 from memstate.state.layout import Plane, StateLayout
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.tiers import Tiers
 
 SIZES = (1, 8)  # states moved at a time
@@ -60,11 +61,11 @@ class _Moves:
         self.setting, self.size = setting, size
         backend = setting.make_backend()
         pages = 2 * size * (PAGES + 1)
-        self.kv = Storage(KV, pages, backend)
+        self.kv = Planes(KV, pages, backend)
         tiers = Tiers("bench", host_slots=2 * size, host_pages=pages, kv=self.kv, write="back")
         self.mem = StateManager(
-            STATE, slots=4 * size, max_requests=size, tracking=Redirect(every=PAGE * PAGES), pages=pages,
-            page_size=PAGE, pages_per_row=PAGES + 1, prefix=Prefix(Lru()), backend=setting.backend,
+            STATE, slots=4 * size, max_requests=size, tracking=Redirect(every=PAGE * PAGES),
+            pages=Pages(count=pages, size=PAGE, per_row=PAGES + 1), prefix=Prefix(Lru()), backend=setting.backend,
             device=setting.device, tiers=tiers,
         )  # fmt: skip
         self.prompts = [[PAGE * PAGES * n + at for at in range(PAGE * PAGES + 1)] for n in range(1, size + 1)]
@@ -90,10 +91,10 @@ class _Moves:
         found = [self.mem.match(prompt).found for prompt in self.prompts]
         nodes = [each.stated for each in found if each is not None and each.stated is not None]
         registers = [node.snapshot.register for node in nodes if node.snapshot]
-        slots = self.mem.registers.table.slots[registers].long()
+        slots = self.mem._registers.table.slots[registers].long()
         pages = torch.tensor([page for node in nodes for page in self.cache.tree.pages_to(node)], device=slots.device)
         planes = [(plane, slots) for plane in self.mem.planes.values()]
-        planes += [(plane, pages) for plane in self.kv.planes.values()]
+        planes += [(plane, pages) for plane in self.kv.values()]
         return [plane[:, ids].contiguous().view(torch.uint8) for plane, ids in planes]
 
     def evict(self) -> None:
@@ -104,21 +105,21 @@ class _Moves:
         """Requests are admitted that start from states in host memory."""
         self.rows = self.mem.admit([Request(n, tokens=prompt) for n, prompt in enumerate(self.prompts)])
 
-    def round(self) -> list[Entry]:
+    def round(self) -> list[Figure]:
         """Down and up again, with nothing left on the device in between."""
         self.compute()
-        for storage in (self.mem.storage, self.kv):
-            for arena in storage.arenas:
+        for planes in (self.mem.planes, self.kv):
+            for arena in planes.arenas:
                 arena.random_(0, 256)
-            storage.scrub_null()
+            planes.scrub_null()
         before = self.held()
         entries = self._counted("evict", self.evict)
         self.tiers.settle()
         self.cache.clear()
-        for storage in (self.mem.storage, self.kv):
-            for arena in storage.arenas:
+        for planes in (self.mem.planes, self.kv):
+            for arena in planes.arenas:
                 arena.bitwise_not_()
-            storage.scrub_null()
+            planes.scrub_null()
         entries += self._counted("bring", self.bring)
         self.tiers.settle()
         self.lost = differing((f"plane {n}", *pair) for n, pair in enumerate(zip(before, self.held(), strict=True)))
@@ -135,11 +136,11 @@ class _Moves:
             return f"lost: {self.lost}; {stats.free} of {stats.capacity} slots free, {leaked} records leaked; {report}"
         return ""
 
-    def measure(self, clock: Clock) -> list[Entry]:
+    def measure(self, clock: Clock) -> list[Figure]:
         self.tiers.clear()
         return self.round()
 
-    def _counted(self, op: str, act: Callable[[], None]) -> list[Entry]:
+    def _counted(self, op: str, act: Callable[[], None]) -> list[Figure]:
         """What a call and the submit behind it ask of the device."""
         self.mem.submit()
         before = self._counts()
@@ -147,7 +148,7 @@ class _Moves:
             act()
             self.mem.submit()
         return [
-            Entry(op, self.setting.case(f"R={self.size}"), now - was, unit)
+            Figure(op, self.setting.case(f"R={self.size}"), now - was, unit)
             for (unit, was), now in zip(before.items(), self._counts().values(), strict=True)
         ]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from memstate.cli.bench.clock import Clock
-from memstate.cli.bench.entry import Entry
+from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.task import Setting, Task
 from memstate.cli.bench.tiers_mooncake import Unavailable, loopback
 from memstate.cli.bench.tiers_turns import MIB, Side, Turns, cases, sized
@@ -91,7 +91,7 @@ class _Batch:
             return "a record is not there after it was put, or there after it was taken out"
         return "" if np.array_equal(self.source, self.target) else "other bytes came back than were written"
 
-    def measure(self, name: str, plain: _Plain | None, clock: Clock) -> list[Entry]:
+    def measure(self, name: str, plain: _Plain | None, clock: Clock) -> list[Figure]:
         copy = {"memory-copy": Side(partial(np.copyto, self.target, self.source))}
         puts = copy | ({"plain-file": Side(plain.put, plain.discard)} if plain else {})
         entries = self.turns.rates(f"{name} put", self.case, self.total, Side(self.put, self.discard), puts)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from memstate.cli.bench.clock import Clock
-from memstate.cli.bench.entry import Entry
+from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.task import Setting, Task, differing
 from memstate.cli.bench.tiers_turns import Side, Turns, cases, sized
 from memstate.state.layout import Plane, StateLayout
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
-from memstate.tiers.host.pool import HostPool
+from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.host.transfers import Transfers
 from memstate.tiers.records import RecordFormat
 
@@ -40,16 +40,16 @@ class _Ways:
         setting = self.setting = turns.setting
         self.turns, self.case, self.total = turns, sized(records, nbytes), records * nbytes
         layout = layout_of(nbytes, TOY_LAYERS if setting.toy else LAYERS)
-        self.storage = Storage(layout, records, setting.make_backend())
+        self.planes = Planes(layout, records, setting.make_backend())
         form = RecordFormat("state", layout, bytes(32))
         on_gpu = setting.device.type == "cuda"
-        self.pool = HostPool(records, form.nbytes, pinned=on_gpu)
+        self.pool = RecordPool(records, form.nbytes, pinned=on_gpu)
         self.records = self.pool.claim(records)
         self.bodies = self.pool.memory[:, form.header_bytes :]
-        packing = Packing(self.storage)
-        self.transfers = Transfers(self.storage, packing, self.pool, form.header_bytes, STAGING, GROUPS)
+        packing = Packing(self.planes)
+        self.transfers = Transfers(self.planes, packing, self.pool, form.header_bytes, STAGING, GROUPS)
         slots = torch.cat([torch.zeros(1, dtype=torch.int32), torch.randperm(records, dtype=torch.int32) + 1])
-        self.slots, self.registers = slots.to(self.storage.device), list(range(1, records + 1))
+        self.slots, self.registers = slots.to(self.planes.device), list(range(1, records + 1))
 
     def out(self) -> None:
         self.transfers.out(self.slots, self.registers, self.records).synchronize()
@@ -65,28 +65,28 @@ class _Ways:
         slots = self.slots[1:].long()
         parts = [
             plane[layer][slots].flatten(1).contiguous().view(torch.uint8)
-            for layer in range(self.storage.layout.layers)
-            for plane in self.storage.planes.values()
+            for layer in range(self.planes.layout.layers)
+            for plane in self.planes.values()
         ]
         return torch.cat(parts, 1)
 
     def check(self) -> str:
         """Records must be the states, and the states come back into slots that hold something else by then."""
-        for arena in self.storage.arenas:
+        for arena in self.planes.arenas:
             arena.random_(0, 256)
-        self.storage.scrub_null()
+        self.planes.scrub_null()
         states = self.states()
         self.out()
         self.end()
         found = differing([("records", self.bodies, states.cpu())])
-        for arena in self.storage.arenas:
+        for arena in self.planes.arenas:
             arena.bitwise_not_()
         self.into()
         self.end()
-        self.storage.scrub_null()
+        self.planes.scrub_null()
         return found or differing([("states", self.states(), states)])
 
-    def measure(self, clock: Clock) -> list[Entry]:
+    def measure(self, clock: Clock) -> list[Figure]:
         host, device = self._plain()
         sides = {
             "out": (Side(self.out, self.end), partial(self._copy, host, device)),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from memstate.cli.bench.clock import Act, nothing
-from memstate.cli.bench.entry import Entry
+from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.task import Setting
 
 KIB, MIB = 2**10, 2**20
@@ -44,19 +44,21 @@ class Turns:
         self.setting, self.rounds = setting, TOY_ROUNDS if setting.toy else ROUNDS
         self._cold = np.zeros(0 if setting.toy else COLD, np.uint8)
 
-    def rates(self, op: str, case: str, nbytes: int, ours: Side, peers: Mapping[str, Side]) -> list[Entry]:
+    def rates(self, op: str, case: str, nbytes: int, ours: Side, peers: Mapping[str, Side]) -> list[Figure]:
         """Bytes a second, beside each peer that moves as many."""
         return self.entries(op, case, "bytes/s", lambda seconds: nbytes / seconds, ours, peers)
 
     def entries(
         self, op: str, case: str, unit: str, value: Callable[[float], float], ours: Side, peers: Mapping[str, Side]
-    ) -> list[Entry]:
+    ) -> list[Figure]:
         """An entry for each peer that is wanted. value: of the seconds of a call, of which the median counts."""
-        seconds = self._take(f"{op}, {case}", ours, {name: peers[name] for name in peers if self.setting.wants(name)})
+        seconds = self._take(
+            f"{op}, {case}", ours, {name: peers[name] for name in peers if self.setting.boundaries(name)}
+        )
         mine = value(seconds.pop(""))
         alone = (op, self.setting.case(case), mine, unit)
         theirs = {name: value(each) for name, each in seconds.items()}
-        return [Entry(*alone, name, other, mine / other) for name, other in theirs.items()] or [Entry(*alone)]
+        return [Figure(*alone, name, other, mine / other) for name, other in theirs.items()] or [Figure(*alone)]
 
     def _take(self, what: str, ours: Side, peers: dict[str, Side]) -> dict[str, float]:
         """Median seconds by name, ours under ""; a peer that fails leaves."""

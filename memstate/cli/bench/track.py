@@ -9,9 +9,10 @@ from functools import partial
 import torch
 
 from memstate.cli.bench.clock import Clock, nothing
-from memstate.cli.bench.entry import Entry
+from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.task import Setting, Task, differing
 from memstate.engine.manager import NO_LIMIT, StateManager
+from memstate.engine.settings import Forward
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Strategy
 from memstate.requests.table import Request
@@ -35,17 +36,17 @@ class _Rows:
     def __init__(self, backend: Backend, tracking: Tracking, size: int, window: bool) -> None:
         self.mem = StateManager(
             LAYOUT, slots=4 * size + 4, max_requests=size, tracking=tracking, backend=backend.name,
-            device=backend.device, overlap=not window, speculation=window,
+            device=backend.device, overlap=not window, forward=Forward(speculation=window),
         )  # fmt: skip
         rows = self.mem.admit([Request(i) for i in range(size)])
         self.mem.submit()
-        self.file, device = self.mem.registers, self.mem.backend.device
+        self.file, device = self.mem._registers, self.mem.backend.device
         self.rows = torch.tensor([row.index for row in rows], dtype=torch.int32).to(device)
         tokens = torch.ones_like(self.rows)
         self.tokens, self.accepted = tokens * WINDOW if window else tokens, tokens * ACCEPTED
-        self.rules = self.mem.mirror.rules
-        self.record = self.mem.log.next_record(size)
-        self.outcome = self.mem.log.outcome(size) if window else None
+        self.rules = self.mem._mirror.rules
+        self.record = self.mem._log.next_record(size)
+        self.outcome = self.mem._log.outcome(size) if window else None
 
     def plan(self) -> None:
         self.file.plan(self.rows, self.tokens, self.record, self.rules, NO_LIMIT)
@@ -105,7 +106,7 @@ class _Bench:
                     return f"{DUE[every]}: {found}"
         return ""
 
-    def measure(self, clock: Clock) -> list[Entry]:
+    def measure(self, clock: Clock) -> list[Figure]:
         idle: dict[str, float] = {}
         entries = []
         for every, (rows, _) in self.pairs.items():
@@ -118,8 +119,8 @@ class _Bench:
                     other = partial(idle.__getitem__, key)
                     entries.append(self.setting.entry(op, case, value, "us", "nothing-due", other))
                 else:
-                    entries.append(Entry(op, self.setting.case(case), value, "us"))
-            rows.mem.allocator.check()
+                    entries.append(Figure(op, self.setting.case(case), value, "us"))
+            rows.mem._allocator.check()
         return entries
 
     def _plan(self, clock: Clock, rows: _Rows, every: int) -> dict[tuple[str, str], float]:

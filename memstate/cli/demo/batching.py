@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from memstate.cli.demo.answers import noise
 from memstate.cli.demo.config import DemoConfig
 from memstate.cli.demo.stepper import Inputs
-from memstate.cli.demo.work import Entry, Work
+from memstate.cli.demo.work import BatchEntry, Work
 from memstate.requests.table import Row
 
 
@@ -17,7 +17,7 @@ class Batch:
     rows: list[Row | None]
     counts: list[int]
     inputs: Inputs
-    entries: list[Entry]
+    entries: list[BatchEntry]
 
     @property
     def decode_only(self) -> bool:
@@ -39,5 +39,5 @@ def assemble(config: DemoConfig, going: Sequence[tuple[Work, int]]) -> Batch:
         samples = after >= len(work.tokens)
         if samples:
             inputs.noise[place] = noise(config.seed, work.conversation.number, after)
-        batch.entries.append(Entry(work, work.handle, place, after, samples))
+        batch.entries.append(BatchEntry(work, work.handle, place, after, samples))
     return batch

@@ -17,6 +17,7 @@ from memstate.cli.demo.mixers import state_layout
 from memstate.cli.demo.model import HybridModel, Memory, Slots
 from memstate.cli.demo.tiers import tiers_of
 from memstate.engine.manager import StateManager
+from memstate.engine.settings import Forward, Pages
 from memstate.engine.warmup import warm_up
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
@@ -24,7 +25,7 @@ from memstate.prefix import Prefix
 from memstate.requests.steps import Step
 from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
 from memstate.state.layout import StateLayout
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.tiers import Store
 
 TRACKING: dict[str, type[Tracking]] = dict(zip(STRATEGIES, (NoTracking, PingPong, LazyPingPong, Redirect), strict=True))
@@ -47,19 +48,20 @@ class Engine:
         given_states, given_kv = self.allocate(config, states, kv, pages)
         try:
             backend = Backend(config.backend, config.device)  # what a run counts is the manager's own
-            self.kv = Storage.from_tensors(kv, given_kv, backend) if given_kv else Storage(kv, pages, backend)
+            self.kv = Planes.from_tensors(kv, given_kv, backend) if given_kv else Planes(kv, pages, backend)
             self.mem = StateManager(
                 states, slots=config.slots, max_requests=config.batch - 1, max_batch=config.batch, tracking=tracking,
-                device=config.device, backend=config.backend, pages=pages, page_size=config.page_size,
-                pages_per_row=pages_per_row, overlap=config.overlap, in_place=self.in_place, tensors=given_states,
+                device=config.device, backend=config.backend, overlap=config.overlap, tensors=given_states,
+                pages=Pages(count=pages, size=config.page_size, per_row=pages_per_row),
+                forward=Forward(in_place=self.in_place),
                 prefix=Prefix(), tiers=tiers_of(config, store, self.kv),
             )  # fmt: skip
         except ValueError as error:
             raise InvalidArgument(str(error)) from error
         self.model = HybridModel(size, config.seed, Backend(self.mem.backend.name, config.device), config.model)
         warm_up(self.mem)
-        for storage in (self.mem.storage, self.kv):
-            for layer in (layer for plane in storage.planes.values() for layer in plane):
+        for storage in (self.mem.planes, self.kv):
+            for layer in (layer for plane in storage.values() for layer in plane):
                 layer[1:] = float("nan")  # whatever reads fresh memory shows
         self.memory = memory_of(self.mem.planes, self.kv, self.mem.page_table)
 
@@ -114,9 +116,9 @@ class InArena(Engine):
 ENGINES: dict[str, type[Engine]] = dict(zip(NAMES, (Engine, InPlace, InArena), strict=True))
 
 
-def memory_of(planes: Mapping[str, Tensor | Sequence[Tensor]], kv: Storage, page_table: Tensor) -> Memory:
+def memory_of(planes: Mapping[str, Tensor | Sequence[Tensor]], kv: Planes, page_table: Tensor) -> Memory:
     """Planes and pages as the model takes them."""
-    return Memory(planes["conv"], planes["ssm"], kv.planes["key"][0], kv.planes["value"][0], page_table)
+    return Memory(planes["conv"], planes["ssm"], kv["key"][0], kv["value"][0], page_table)
 
 
 def _require_fit(config: DemoConfig, tracking: Tracking, pages: int, pages_per_row: int) -> None:

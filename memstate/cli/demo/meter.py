@@ -109,7 +109,7 @@ class Meter:
             live=stats.held_by_live, lane=stats.held_by_lanes, holder=stats.held_by_snapshots + stats.held_by_sessions
         )
         self.held["cached"] += stats.prefix.states if stats.prefix else 0
-        self.held["session"] += sum(len(session.kept) for session in mem.sessions.opened.values())
+        self.held["session"] += sum(len(session.kept) for session in mem._sessions.opened.values())
         self.looks += 1
 
     @property

@@ -81,7 +81,7 @@ def _run(config: DemoConfig, store: Store | None, report: Progress) -> DemoRepor
     transcripts = scheduler.run(conversations)
     witness.look_now()
     if config.snapshot is not None:
-        mem.snapshot().save(config.snapshot)
+        mem.inspect().save(config.snapshot)
     if mem.tiers is not None:
         mem.tiers.flush()
     stats = mem.stats()
@@ -149,7 +149,7 @@ def _pages_per_row(config: DemoConfig, conversations: Sequence[Conversation]) ->
 
 def _copied_by_hits(mem: StateManager, meter: Meter) -> int:
     """Bytes that copies from cached states moved; nothing where the first step reads them directly."""
-    return 0 if mem.direct_hits else meter.read_cached * mem.storage.memory.whole.slot_bytes
+    return 0 if mem.forward.direct_hits else meter.read_cached * mem.planes.memory.whole.slot_bytes
 
 
 def _plant_leak(mem: StateManager) -> int:
@@ -157,6 +157,6 @@ def _plant_leak(mem: StateManager) -> int:
     (row,) = mem.admit([Request("planted leak")])
     mem.submit()
     register = REGISTERS_PER_ROW * row.index
-    slot = int(mem.registers.table.slots[register])
-    mem.registers.table.slots[register] = 0
+    slot = int(mem._registers.table.slots[register])
+    mem._registers.table.slots[register] = 0
     return slot

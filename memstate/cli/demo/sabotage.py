@@ -77,7 +77,7 @@ class Sabotage:
     def _target_of(self, work: Work, session: Session | None) -> Target | None:
         match = self.mem.match(work.tokens)
         if session is not None:
-            kept = self.mem.sessions.look(self.mem.sessions.get(session), encode(work.tokens), None)
+            kept = self.mem._sessions.find(self.mem._sessions.get(session), encode(work.tokens), None)
             if kept.length >= max(1, match.length):
                 return Target(work, kept.registers[0], kept.length, False)
         if match.snapshot is None or match.host_length > match.length:  # it goes on from what host memory has
@@ -99,7 +99,7 @@ class Sabotage:
 
     def _neighbours(self, target: Target) -> list[int]:
         """Slots of the other states that are kept, nearest length first."""
-        others = [one for one in self.mem.holders.kept.values() if one.register != target.register]
+        others = [one for one in self.mem._holders.kept.values() if one.register != target.register]
         others.sort(key=lambda one: abs(one.length - target.length))
         return [slot_and_label(self.mem, one.register)[0] for one in others]
 

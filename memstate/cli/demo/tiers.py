@@ -10,7 +10,7 @@ from memstate.cli.demo.config import DemoConfig
 from memstate.cli.demo.streams import Streams
 from memstate.cli.demo.work import Work
 from memstate.engine.manager import StateManager
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.tiers import FileStore, Mooncake, MooncakeStore, Prefetch, Store, Tiers
 
 NAP_S = 0.0005  # where nothing can run until storage has answered
@@ -30,12 +30,12 @@ def storage_of(config: DemoConfig) -> Iterator[Store | None]:
         yield None
 
 
-def tiers_of(config: DemoConfig, store: Store | None, kv: Storage) -> Tiers | None:
+def tiers_of(config: DemoConfig, store: Store | None, kv: Planes) -> Tiers | None:
     """The settings of the tiers; None where the run has none."""
     if config.host_slots is None and store is None:
         return None
     return Tiers(
-        model=f"demo {config.model} {config.size} seed {config.seed}", kv=kv, storage=store,
+        model=f"demo {config.model} {config.size} seed {config.seed}", kv=kv, store=store,
         host_slots=config.host_slots or 2 * config.slots, write=config.write,
         prefetch=Prefetch(threshold=config.page_size, stop="wait_complete"),
     )  # fmt: skip

@@ -58,7 +58,7 @@ class Witness:
         where there are any.
         """
         for conversation, snapshot, what in self._waiting:
-            if self.mem.holders.kept.get(snapshot.register) == snapshot:
+            if self.mem._holders.kept.get(snapshot.register) == snapshot:
                 self._see(conversation, snapshot.register, what)
             else:
                 self.missed += 1
@@ -81,7 +81,7 @@ class Witness:
 
 def slot_and_label(mem: StateManager, register: int) -> tuple[int, int]:
     """What a register holds on the device, once what was recorded is submitted. Syncs: yes."""
-    table = mem.registers.table
+    table = mem._registers.table
     return int(table.slots[register]), int(table.labels[register])
 
 

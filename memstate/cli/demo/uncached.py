@@ -16,7 +16,7 @@ from memstate.cli.demo.mixers import state_layout
 from memstate.cli.demo.model import HybridModel, Slots
 from memstate.cli.demo.stepper import Inputs, Logits, Stepper
 from memstate.cli.demo.transcript import Transcript, state_bytes
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 
 
 class Uncached:
@@ -28,18 +28,18 @@ class Uncached:
     def __init__(self, model: HybridModel, chunk: int, pages: int, page_size: int, seed: int) -> None:
         device = model.backend.device
         self.chunk, self.page_size, self.seed = chunk, page_size, seed
-        self.state = Storage(state_layout(model.size, model.mixer), 1, model.backend)
-        kv = Storage(model.size.page_layout(page_size), pages, model.backend)
+        self.state = Planes(state_layout(model.size, model.mixer), 1, model.backend)
+        kv = Planes(model.size.page_layout(page_size), pages, model.backend)
         table = torch.zeros(2, pages, dtype=torch.int32, device=device)
         table[1] = torch.arange(1, pages + 1)
-        self.stepper = Stepper(model, memory_of(self.state.planes, kv, table), 1, chunk)
+        self.stepper = Stepper(model, memory_of(self.state, kv, table), 1, chunk)
         one = torch.ones(1, dtype=torch.int32, device=device)
         self._slots = Slots(one, one.clone(), one.clone(), one.clone(), torch.zeros_like(one))
         self.start_over()
 
     def start_over(self) -> None:
         """Empties the state: the next step reads the null slot, and what the slot held before is poison."""
-        for plane in self.state.planes.values():
+        for plane in self.state.values():
             plane.fill_(float("nan"))
         self._slots.read[0] = 0
         self.folded = 0
@@ -62,7 +62,7 @@ class Uncached:
         self.start_over()
         for at in range(0, len(tokens), self.chunk):
             self.fold(tokens[at : at + self.chunk], 0)
-        return state_bytes(self.state.planes, 1)
+        return state_bytes(self.state, 1)
 
     def answer(self, conversation: Conversation, lengths: Iterable[int] = ()) -> Transcript:
         """Runs a whole conversation; keeps the states at `lengths`, where chunks are cut. Syncs: yes."""
@@ -89,7 +89,7 @@ class Uncached:
             ends = [self.folded + self.chunk, len(out.tokens), *(n for n in wanted if n > self.folded)]
             token, row = self.fold(out.tokens[self.folded : min(ends)], number)
             if self.folded in wanted:
-                out.states[self.folded] = state_bytes(self.state.planes, 1)
+                out.states[self.folded] = state_bytes(self.state, 1)
         if logits:
             out.logits[self.folded] = row
         return token

@@ -78,7 +78,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Entry:
+class BatchEntry:
     """A request's part of a step: the row it had then, its length after, whether the step samples its next token."""
 
     work: Work
@@ -99,6 +99,6 @@ class Flight:
 
     step: Step
     results: Results
-    entries: list[Entry]
+    entries: list[BatchEntry]
     decode_only: bool
     asked: Asked

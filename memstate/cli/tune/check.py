@@ -9,12 +9,12 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import HEADER_INTS, ZERO_SOURCE, Section
 from memstate.kernels.tuned import CopyConfig, trying
 from memstate.state.layout import StateLayout
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 
 SLOTS = 9
 CANARY = 64  # bytes before and behind every arena
 
-Operation = Callable[[Storage], None]
+Operation = Callable[[Planes], None]
 
 
 class _Bytes:
@@ -23,7 +23,7 @@ class _Bytes:
     def __init__(self, layout: StateLayout, backend: Backend, seed: int) -> None:
         self.memory: list[Tensor] = []
         self._device = backend.device
-        self.storage = Storage(layout, SLOTS, backend, self._allocate)
+        self.planes = Planes(layout, SLOTS, backend, self._allocate)
         generator = torch.Generator(backend.device).manual_seed(seed)
         for whole in self.memory:
             whole.random_(0, 256, generator=generator)
@@ -42,10 +42,10 @@ def wrong(config: CopyConfig, layout: StateLayout, backend: Backend, seed: int) 
     tried = _Bytes(layout, backend, seed)
     expected = _Bytes(layout, Backend("reference", backend.device), seed)
     for name, operation in _operations(config.entries, backend.device).items():
-        operation(expected.storage)
+        operation(expected.planes)
         try:
             with trying(config):
-                operation(tried.storage)
+                operation(tried.planes)
             pairs = zip(tried.memory, expected.memory, strict=True)
             differ = sum(int((one != other).sum()) for one, other in pairs)
         except Exception as error:  # Triton and the driver raise whatever they raise
@@ -85,7 +85,7 @@ def _operations(entries: int, device: torch.device) -> dict[str, Operation]:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
     return {
-        "copy_slots": lambda storage: storage.copy(on_device(dst), on_device(src)),
-        "zero_slots": lambda storage: storage.zero(on_device(ids)),
-        "run_data": lambda storage: storage.run_data(on_device(registers), on_device(packet)),
+        "copy_slots": lambda planes: planes.copy(on_device(dst), on_device(src)),
+        "zero_slots": lambda planes: planes.zero(on_device(ids)),
+        "run_data": lambda planes: planes.run_data(on_device(registers), on_device(packet)),
     }

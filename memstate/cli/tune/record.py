@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from memstate.cli.tune.trials import Outcome, Trial
+from memstate.cli.tune.trials import SweepResult, Trial
 from memstate.errors import InvalidArgument
 from memstate.kernels import tuned
 from memstate.kernels.tuned import CopyConfig
@@ -19,7 +19,7 @@ from memstate.kernels.tuned import CopyConfig
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def document(outcome: Outcome) -> dict[str, Any]:
+def document(outcome: SweepResult) -> dict[str, Any]:
     """The content of a file, and beside it every trial and what was excluded, with the reason."""
     return contents(outcome) | {
         "trials": [_entry(trial) | {"why": trial.why, "details": trial.details} for trial in outcome.trials],
@@ -27,7 +27,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def contents(outcome: Outcome) -> dict[str, Any]:
+def contents(outcome: SweepResult) -> dict[str, Any]:
     """What `memstate.kernels.tuned` reads: an entry for the best configuration of each kernel and key."""
     return {
         "format": tuned.FORMAT,
@@ -54,7 +54,7 @@ def require_folder(folder: Path | None = None) -> None:
         )
 
 
-def store(outcome: Outcome, folder: Path | None = None) -> Path:
+def store(outcome: SweepResult, folder: Path | None = None) -> Path:
     """Writes the file of the device whole or not at all, and has this process look into it.
 
     folder: where (default: the user's). Entries of the file that was there stay where this sweep has none for their key
@@ -98,7 +98,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def table(outcome: Outcome, stored: str | None) -> tuple[tuple[str, tuple[str, ...]], list[list[str]]]:
+def table(outcome: SweepResult, stored: str | None) -> tuple[tuple[str, tuple[str, ...]], list[list[str]]]:
     """The same for people: title and headings, and a row per trial, the best first and the excluded last."""
     how = "timed" if outcome.timed else "NOT timed (no GPU): ranked by compiled code, launches keep their defaults"
     where = f"stored in {stored}" if stored else "nothing stored"

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from memstate.state.layout import StateLayout
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 
 DUE = (1, 8, 64)  # slots copied by a call: one row at a boundary, some, many
 BATCH = 256  # entries of a call, most of them not due
@@ -82,15 +82,15 @@ class Course:
     free_bytes: memory that may be used; cases that do not fit are left out, but for the smallest one.
     """
 
-    def __init__(self, layout: StateLayout, storage_of: Callable[[int], Storage], free_bytes: int) -> None:
+    def __init__(self, layout: StateLayout, storage_of: Callable[[int], Planes], free_bytes: int) -> None:
         self.slot_bytes = layout.bytes_per_slot
         self.due = cases(self.slot_bytes, free_bytes)
-        self.storage = storage_of(2 * max(self.due))
+        self.planes = storage_of(2 * max(self.due))
         size = max(self.due) * self.slot_bytes
-        self._plain = torch.empty(2, size, dtype=torch.uint8, device=self.storage.device)
-        for memory in (self._plain, *self.storage.arenas):
+        self._plain = torch.empty(2, size, dtype=torch.uint8, device=self.planes.device)
+        for memory in (self._plain, *self.planes.arenas):
             memory.random_(0, 256)  # bytes that are all the same may move faster
-        self.storage.scrub_null()
+        self.planes.scrub_null()
         self._entries = {due: self._spread(due) for due in self.due}
 
     def _spread(self, due: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,13 +98,13 @@ class Course:
         shuffled = torch.randperm(2 * max(self.due))[: 2 * due] + 1
         columns = torch.zeros(2, max(BATCH, due), dtype=torch.int32)
         columns[:, :: columns.shape[1] // due][:, :due] = shuffled.view(2, due).int()
-        dst, src = columns.to(self.storage.device)
+        dst, src = columns.to(self.planes.device)
         return dst, src
 
     def copies(self, stopwatch: Stopwatch) -> dict[int, Rate]:
         """Copies of slots under the configuration of now: due slots -> rate."""
         return {
-            due: rate(partial(self.storage.copy, *columns), self.moved(due), stopwatch)
+            due: rate(partial(self.planes.copy, *columns), self.moved(due), stopwatch)
             for due, columns in self._entries.items()
         }
 

@@ -17,7 +17,7 @@ from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tuned import CopyConfig, device_name, trying
 from memstate.state.layout import StateLayout
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 
 KERNELS = ("copy",)
 MARGIN = 1.02  # what another configuration must be better by than the default: less is chance
@@ -44,7 +44,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SweepResult:
     """A sweep on `device`, or for it where nothing was timed; the trials in the order in which they were made.
 
     yardstick: of a timed sweep, the device's own copy of as many slots, bytes a second before and after the trials.
@@ -81,7 +81,7 @@ def sweep(
     progress: Progress | None = None,
     device: torch.device | None = None,
     stopwatch: Stopwatch | None = None,
-) -> Outcome:
+) -> SweepResult:
     """Tries launch configurations for the layout of a model; the first `limit` of them, the default among these.
 
     With a GPU, each is checked there in planes of the model and timed. Without, each is checked by an interpreter in
@@ -105,7 +105,7 @@ def sweep(
     configs = configurations(stopwatch is not None, limit)
     if stopwatch is None:
         trials = _with_progress(_ranked(layout, model, target, configs), len(configs), progress)
-        return Outcome(target, False, tuple(trials))
+        return SweepResult(target, False, tuple(trials))
     return _timed(layout, configs, device, stopwatch, progress)
 
 
@@ -122,13 +122,13 @@ def _ranked(layout: StateLayout, model: str, target: str, configs: Sequence[Copy
 def _timed(
     layout: StateLayout, configs: Sequence[CopyConfig], device: torch.device, stopwatch: Stopwatch,
     progress: Progress | None,
-) -> Outcome:  # fmt: skip
+) -> SweepResult:  # fmt: skip
     backend = Backend("auto", device)
     free = _free_bytes(device)
     fits = device.type == "cuda" and 20 * SLOTS * layout.bytes_per_slot < free  # beside what is timed
     layout = layout if device.type == "cuda" else toy(layout)
     checked, key = (layout if fits else toy(layout)), key_of(layout)
-    course = Course(layout, lambda slots: Storage(layout, slots, backend), free)
+    course = Course(layout, lambda slots: Planes(layout, slots, backend), free)
 
     def trials() -> Iterator[Trial]:
         for config in configs:
@@ -147,7 +147,7 @@ def _timed(
     done = tuple(_with_progress(trials(), len(configs), progress))
     after = course.yardstick(stopwatch)
     yardstick = {f"{due} slots": [before[due].cold, after[due].cold] for due in before}
-    return Outcome(device_name(device), True, done, yardstick)
+    return SweepResult(device_name(device), True, done, yardstick)
 
 
 def own_target(device: torch.device) -> str | None:

@@ -27,7 +27,7 @@ GONE = Node(None, b"", [], 0)
 MEMORY = 2**15  # touches after which what was counted has lost half its weight
 
 
-class Spot:
+class Candidate:
     """What is known of a node that has or had a state.
 
     held: has it now. server: who serves requests here: the spot itself while it is held, else the nearest held one
@@ -35,7 +35,19 @@ class Spot:
     """
 
     __slots__ = (
-        "age", "growth", "held", "kind", "node", "over", "rate", "server", "touched", "turn", "uses", "wards", "what",
+        "age",
+        "dependents",
+        "growth",
+        "held",
+        "kind",
+        "node",
+        "over",
+        "provider",
+        "rate",
+        "touched",
+        "turn",
+        "uses",
+        "what",
         "worth",
     )  # fmt: skip
 
@@ -44,8 +56,8 @@ class Spot:
         self.held = self.over = False
         self.uses = self.turn = self.growth = self.kind = self.age = self.touched = 0
         self.rate = self.worth = 0.0
-        self.server: Spot | None = None
-        self.wards: dict[Spot, None] = {}
+        self.provider: Candidate | None = None
+        self.dependents: dict[Candidate, None] = {}
 
 
 class ReturnRate(StatePolicy):
@@ -68,7 +80,7 @@ class ReturnRate(StatePolicy):
         self._unranked: dict[Node, None] = {}  # nodes whose worth changed since victims were looked for
         self.moved: dict[Node, None] = {}  # nodes whose worth changed since the page policy looked
         self._now = self._touches = 0
-        self._log: list[tuple[int, Spot, int]] = []  # (request, spot, its touch): oldest first
+        self._log: list[tuple[int, Candidate, int]] = []  # (request, spot, its touch): oldest first
         self._aged = [0] * AGES  # how far of the log has reached each age
 
     def admits(self, place: Place) -> bool:
@@ -80,62 +92,62 @@ class ReturnRate(StatePolicy):
         while step is not None and step.worth is None:
             step = step.parent
         if step is not None:
-            spot: Spot = step.worth
-            self.rates.asked(spot.kind, spot.age, spot.growth)
-            spot.uses += 1
-            spot.over = False
-            self._touch(spot, pages - step.end)
+            candidate: Candidate = step.worth
+            self.rates.asked(candidate.kind, candidate.age, candidate.growth)
+            candidate.uses += 1
+            candidate.over = False
+            self._touch(candidate, pages - step.end)
 
     def added(self, node: Node, kind: str) -> None:
         known = node.worth is not None
-        spot: Spot = node.worth or Spot(node, "prompt" if kind == "end" else kind)
-        node.worth, spot.held, spot.over = spot, True, False
+        candidate: Candidate = node.worth or Candidate(node, "prompt" if kind == "end" else kind)
+        node.worth, candidate.held, candidate.over = candidate, True, False
         if known:
-            self._credit(spot)
+            self._credit(candidate)
         else:
-            self._begin(spot, node)
+            self._begin(candidate, node)
 
-    def _begin(self, spot: Spot, node: Node) -> None:
+    def _begin(self, candidate: Candidate, node: Node) -> None:
         """A place not known before: how far it goes beyond the one above says what it is."""
         above = node.parent
         while above is not None and above.worth is None:
             above = above.parent
         grown = node.end - (above.end if above is not None else 0)
-        before: Spot | None = above.worth if above is not None else None
-        known = before is not None and before.uses == 1 and before.what == spot.what == "prompt"
+        before: Candidate | None = above.worth if above is not None else None
+        known = before is not None and before.uses == 1 and before.what == candidate.what == "prompt"
         if before is not None and known and 2 * grown <= before.node.end:
-            spot.turn = min(before.turn + 1, TURNS)  # the conversation goes on
-        self._touch(spot, grown)
+            candidate.turn = min(before.turn + 1, TURNS)  # the conversation goes on
+        self._touch(candidate, grown)
 
     def used(self, node: Node) -> None:
         """`asked` has said it."""
 
     def dropped(self, node: Node) -> None:
-        spot: Spot = node.worth
-        spot.held = False
+        candidate: Candidate = node.worth
+        candidate.held = False
         self.order.remove(node)
         self.moved[node] = None
-        heir = self._server(node)
-        for ward in spot.wards:
-            ward.server = heir
+        heir = self._provider(node)
+        for dependent in candidate.dependents:
+            dependent.provider = heir
         if heir is not None:
-            heir.wards |= spot.wards
-            heir.worth += spot.worth
+            heir.dependents |= candidate.dependents
+            heir.worth += candidate.worth
             self._rank(heir)
-        spot.wards, spot.worth = {}, 0.0
+        candidate.dependents, candidate.worth = {}, 0.0
 
     def forgotten(self, node: Node) -> None:
-        if (spot := node.worth) is not None:
-            self._serve(spot, None)
-            spot.touched = -1  # what the log says of it is void, and may not keep its tokens
-            spot.node, node.worth = GONE, None
+        if (candidate := node.worth) is not None:
+            self._provide(candidate, None)
+            candidate.touched = -1  # what the log says of it is void, and may not keep its tokens
+            candidate.node, node.worth = GONE, None
             self.moved.pop(node, None)
             self._unranked.pop(node, None)
 
     def superseded(self, node: Node) -> None:
-        if (spot := node.worth) is not None:
-            spot.over = True
-            self._rank(spot)
+        if (candidate := node.worth) is not None:
+            candidate.over = True
+            self._rank(candidate)
 
     def victims(self) -> Iterator[Node]:
         unranked, self._unranked = self._unranked, {}
@@ -149,60 +161,60 @@ class ReturnRate(StatePolicy):
             else:
                 yield node
 
-    def value(self, spot: Spot) -> float:
+    def value(self, candidate: Candidate) -> float:
         """Pages saved per request of holding on."""
-        above = self._server(spot.node)
-        return self.density(spot) * (spot.node.end - (above.node.end if above is not None else 0))
+        above = self._provider(candidate.node)
+        return self.density(candidate) * (candidate.node.end - (above.node.end if above is not None else 0))
 
-    def density(self, spot: Spot) -> float:
+    def density(self, candidate: Candidate) -> float:
         """Chances per request of holding on, of its own and of those that it serves."""
-        return 0.0 if spot.over else max(spot.worth, spot.rate)
+        return 0.0 if candidate.over else max(candidate.worth, candidate.rate)
 
-    def _server(self, node: Node) -> Spot | None:
+    def _provider(self, node: Node) -> Candidate | None:
         """Who serves requests where a node's state is gone: the nearest state above it."""
         above = node.parent
         while above is not None and not (above.worth is not None and above.worth.held):
             above = above.parent
         return above.worth if above is not None else None
 
-    def _touch(self, spot: Spot, growth: int) -> None:
+    def _touch(self, candidate: Candidate, growth: int) -> None:
         self._touches += 1
-        spot.touched, spot.age = self._touches, 0
-        spot.growth = min(max(growth, 0).bit_length(), GROWTHS - 1)
-        if spot.uses:
-            spot.kind = USED + min(spot.uses.bit_length() - 1, 4)
+        candidate.touched, candidate.age = self._touches, 0
+        candidate.growth = min(max(growth, 0).bit_length(), GROWTHS - 1)
+        if candidate.uses:
+            candidate.kind = USED + min(candidate.uses.bit_length() - 1, 4)
         else:
-            spot.kind = {"junction": JUNCTION, "boundary": BOUNDARY}.get(spot.what, spot.turn)
-        self._log.append((self._now, spot, spot.touched))
-        self.rates.enter(spot.kind, 0, spot.growth)
-        self._credit(spot)
+            candidate.kind = {"junction": JUNCTION, "boundary": BOUNDARY}.get(candidate.what, candidate.turn)
+        self._log.append((self._now, candidate, candidate.touched))
+        self.rates.enter(candidate.kind, 0, candidate.growth)
+        self._credit(candidate)
 
-    def _credit(self, spot: Spot) -> None:
+    def _credit(self, candidate: Candidate) -> None:
         """Gives a spot's rate to whoever serves it now."""
-        server = spot if spot.held else self._server(spot.node)
-        if server is not spot.server or server is None:
-            self._serve(spot, server)
+        provider = candidate if candidate.held else self._provider(candidate.node)
+        if provider is not candidate.provider or provider is None:
+            self._provide(candidate, provider)
             return
-        before, spot.rate = spot.rate, self.rates.rate(spot.kind, spot.age, spot.growth)
-        server.worth += spot.rate - before
-        self._rank(server)
+        before, candidate.rate = candidate.rate, self.rates.rate(candidate.kind, candidate.age, candidate.growth)
+        provider.worth += candidate.rate - before
+        self._rank(provider)
 
-    def _serve(self, spot: Spot, server: Spot | None) -> None:
-        if spot.server is not None:
-            del spot.server.wards[spot]
-            spot.server.worth -= spot.rate
-            if spot.server is not server:
-                self._rank(spot.server)
-        spot.server, spot.rate = server, self.rates.rate(spot.kind, spot.age, spot.growth)
-        if server is not None:
-            server.wards[spot] = None
-            server.worth += spot.rate
-            self._rank(server)
+    def _provide(self, candidate: Candidate, provider: Candidate | None) -> None:
+        if candidate.provider is not None:
+            del candidate.provider.dependents[candidate]
+            candidate.provider.worth -= candidate.rate
+            if candidate.provider is not provider:
+                self._rank(candidate.provider)
+        candidate.provider, candidate.rate = provider, self.rates.rate(candidate.kind, candidate.age, candidate.growth)
+        if provider is not None:
+            provider.dependents[candidate] = None
+            provider.worth += candidate.rate
+            self._rank(provider)
 
-    def _rank(self, spot: Spot) -> None:
+    def _rank(self, candidate: Candidate) -> None:
         """Notes that a spot is worth something else now; who looks for victims ranks it."""
-        if spot.held:
-            self.moved[spot.node] = self._unranked[spot.node] = None
+        if candidate.held:
+            self.moved[candidate.node] = self._unranked[candidate.node] = None
 
     def _tick(self) -> None:
         """One more request: whatever reaches another age is worth something else."""
@@ -211,11 +223,11 @@ class ReturnRate(StatePolicy):
         for age in range(1, AGES):
             at, limit = self._aged[age], self._now - EDGES[age]
             while at < len(log) and log[at][0] <= limit:
-                _, spot, touched = log[at]
-                if spot.touched == touched:
-                    spot.age = age
-                    self.rates.enter(spot.kind, age, spot.growth)
-                    self._credit(spot)
+                _, candidate, touched = log[at]
+                if candidate.touched == touched:
+                    candidate.age = age
+                    self.rates.enter(candidate.kind, age, candidate.growth)
+                    self._credit(candidate)
                 at += 1
             self._aged[age] = at
         if self._now % UPDATE == 0:

@@ -13,7 +13,7 @@ from memstate.errors import ConfigurationError
 from memstate.kernels.tables import REGISTERS_PER_ROW, Strategy
 from memstate.slots.registers import Longs, RegisterFile
 
-Claim = Callable[[], bool]  # takes one optional slot if the budget allows
+TryClaim = Callable[[], bool]  # takes one optional slot if the budget allows
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class Tracking(ABC):
         """
         return False
 
-    def boundary(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: Claim) -> bool:
+    def boundary(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: TryClaim) -> bool:
         """Applies the rule for a row at a boundary to the mirror; returns whether a snapshot is taken."""
         return False
 
-    def accept(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: Claim) -> bool:
+    def accept(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: TryClaim) -> bool:
         """Applies the rule for a window of which the tokens up to `after` are real; returns whether a snapshot is
         taken.
         """
@@ -80,7 +80,7 @@ class Tracking(ABC):
 
 def last_boundary(tracking: Tracking, file: RegisterFile, row: int, length: int, reach: int) -> int:
     """The largest boundary in length + 1 .. reach, 0 for none."""
-    marks = (reach // tracking.every * tracking.every, int(file.want[row]))
+    marks = (reach // tracking.every * tracking.every, int(file.snapshot_at[row]))
     return max((mark for mark in marks if length < mark <= reach), default=0)
 
 
@@ -90,6 +90,6 @@ def lane_registers(row: int, lanes: int) -> list[int]:
 
 
 def due(tracking: Tracking, file: RegisterFile, rows: Longs, lengths: Longs) -> NDArray[np.bool_]:
-    """Which of `rows` are at a boundary at `lengths`: a multiple of `every`, or the row's `want`."""
-    at: NDArray[np.bool_] = (lengths % tracking.every == 0) | (lengths == file.want[rows])
+    """Which of `rows` are at a boundary at `lengths`: a multiple of `every`, or the row's `snapshot_at`."""
+    at: NDArray[np.bool_] = (lengths % tracking.every == 0) | (lengths == file.snapshot_at[rows])
     return at

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from memstate.errors import InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW, Rules
-from memstate.requests.tracking.base import Claim, Tracking, due
+from memstate.requests.tracking.base import Tracking, TryClaim, due
 from memstate.slots.registers import Longs, RegisterFile
 
 
@@ -55,7 +55,7 @@ class Mirror:
         file.source[rows] = 0
         return length, after
 
-    def _claims(self, rows: int, limit: int) -> Claim:
+    def _claims(self, rows: int, limit: int) -> TryClaim:
         """Takes one optional slot after the other, as far as the budget of a plan goes."""
         allocator = self.file.allocator
         allocator.confirm(allocator.reserve + rows)
@@ -77,8 +77,12 @@ class Mirror:
 
     def _crossed(self, rows: Longs, length: Longs, after: Longs) -> Longs:
         """Rows that a window takes from, to or across a boundary."""
-        every, want = self.tracking.every, self.file.want[rows]
-        crossed = (length // every != after // every) | (length % every == 0) | ((length <= want) & (want <= after))
+        every, snapshot_at = self.tracking.every, self.file.snapshot_at[rows]
+        crossed = (
+            (length // every != after // every)
+            | (length % every == 0)
+            | ((length <= snapshot_at) & (snapshot_at <= after))
+        )
         return np.flatnonzero(crossed)
 
     def claims(self, rows: Longs, tokens: Longs, window: bool) -> int:
@@ -97,12 +101,12 @@ class Mirror:
         length = self.lengths(rows)
         after = length + tokens
         if self.lanes:
-            want = file.want[rows]
-            crossed = (after > (length // every + 1) * every) | ((length < want) & (want < after))
+            snapshot_at = file.snapshot_at[rows]
+            crossed = (after > (length // every + 1) * every) | ((length < snapshot_at) & (snapshot_at < after))
             for i in np.flatnonzero(crossed)[:1]:
                 raise InvalidArgument(
                     f"row {rows[i]}: a chunk from {length[i]} to {after[i]} crosses a boundary "
-                    f"(every={every}, want={want[i]}): end it at next_boundary(row)"
+                    f"(every={every}, want={snapshot_at[i]}): end it at next_boundary(row)"
                 )
 
     def lengths(self, rows: Longs) -> Longs:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from memstate.checks import is_count
 from memstate.errors import ConfigurationError
 from memstate.kernels.tables import Strategy
-from memstate.requests.tracking.base import Claim, Tracking, lane_registers, last_boundary
+from memstate.requests.tracking.base import Tracking, TryClaim, lane_registers, last_boundary
 from memstate.slots.registers import RegisterFile
 
 
@@ -24,7 +24,7 @@ class _Alternating(Tracking):
         registers = lane_registers(row, lanes)
         return not file.held[registers].all() and not (file.held[registers] & (file.labels[registers] == 0)).any()
 
-    def boundary(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: Claim) -> bool:
+    def boundary(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: TryClaim) -> bool:
         registers = lane_registers(row, lanes)
         held = [lane for lane in registers if file.held[lane]]
         if not self.needs_claim(file, row, length, lanes):
@@ -38,7 +38,7 @@ class _Alternating(Tracking):
         file.held[lane], file.labels[lane] = True, after
         return True
 
-    def accept(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: Claim) -> bool:
+    def accept(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: TryClaim) -> bool:
         mark = last_boundary(self, file, row, length, after)
         return bool(mark) and self.boundary(file, row, length, mark, lanes, claim)
 

@@ -12,7 +12,7 @@ One row, I = 4; slots a, b; a snapshot is in the lane from the plan of the step 
 from dataclasses import dataclass
 
 from memstate.kernels.tables import REGISTERS_PER_ROW, Strategy
-from memstate.requests.tracking.base import Claim, Tracking, last_boundary
+from memstate.requests.tracking.base import Tracking, TryClaim, last_boundary
 from memstate.slots.registers import RegisterFile
 
 
@@ -34,7 +34,7 @@ class Redirect(Tracking):
     def needs_claim(self, file: RegisterFile, row: int, length: int, lanes: int, window: bool = False) -> bool:
         return (window or _new(file, row, length)) and not file.held[REGISTERS_PER_ROW * row + 1]
 
-    def boundary(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: Claim) -> bool:
+    def boundary(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: TryClaim) -> bool:
         lane = REGISTERS_PER_ROW * row + 1
         if not _new(file, row, length) or (not file.held[lane] and not claim()):
             return False
@@ -42,10 +42,10 @@ class Redirect(Tracking):
         file.tracked[row] = length
         return True
 
-    def accept(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: Claim) -> bool:
+    def accept(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: TryClaim) -> bool:
         mark, lane = last_boundary(self, file, row, length, after - 1), REGISTERS_PER_ROW * row + 1
         if not mark:
-            return (length % self.every == 0 or length == file.want[row]) and self.boundary(
+            return (length % self.every == 0 or length == file.snapshot_at[row]) and self.boundary(
                 file, row, length, after, lanes, claim
             )
         if not file.held[lane] and not claim():

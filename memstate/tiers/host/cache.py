@@ -7,11 +7,11 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from memstate.tiers.host.pool import HostPool
+from memstate.tiers.host.pool import RecordPool
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class CachedRecord:
     """A record under its key.
 
     length: tokens that it stands for. pins: who needs it to stay. fetched: it came from storage, not from the device.
@@ -26,15 +26,15 @@ class Entry:
     stored: bool = False
 
 
-class HostCache:
+class RecordCache:
     """Entries of one kind, states or KV pages.
 
     reserve: records that `room` leaves to whoever has more right to them.
     """
 
-    def __init__(self, pool: HostPool, reserve: int = 0) -> None:
+    def __init__(self, pool: RecordPool, reserve: int = 0) -> None:
         self.pool, self.reserve = pool, reserve
-        self._entries: OrderedDict[bytes, Entry] = OrderedDict()  # least recently used first
+        self._entries: OrderedDict[bytes, CachedRecord] = OrderedDict()  # least recently used first
         self._pinned = 0
         self.evicted = 0
 
@@ -49,13 +49,13 @@ class HostCache:
         return key in self._entries
 
     def __repr__(self) -> str:
-        return f"HostCache({len(self)} entries, {self._pinned} pinned, {self.pool})"
+        return f"RecordCache({len(self)} entries, {self._pinned} pinned, {self.pool})"
 
-    def get(self, key: bytes) -> Entry | None:
+    def get(self, key: bytes) -> CachedRecord | None:
         """The entry of a key, if there is one."""
         return self._entries.get(key)
 
-    def entries(self) -> Iterable[Entry]:
+    def entries(self) -> Iterable[CachedRecord]:
         """All entries, least recently used first."""
         return self._entries.values()
 
@@ -68,7 +68,7 @@ class HostCache:
         """Records that could be had, evicting all that can be, with the reserve left over."""
         return max(0, self.pool.free + self.evictable - self.reserve)
 
-    def take(self, n: int) -> list[int]:
+    def claim(self, n: int) -> list[int]:
         """Claims records, giving up no more entries than are missing; an empty list where n cannot be had."""
         if n > self.pool.free + self.evictable:
             return []
@@ -77,7 +77,7 @@ class HostCache:
 
     def evict(self, n: int) -> int:
         """Gives up the n least recently used entries that nobody has pinned or is copying, or as many as there are."""
-        chosen: list[Entry] = []
+        chosen: list[CachedRecord] = []
         for entry in self._entries.values() if n > 0 else ():
             if not entry.pins and not self.pool.in_use(entry.record):  # its record would not be free at once
                 chosen.append(entry)
@@ -88,13 +88,13 @@ class HostCache:
         self.evicted += len(chosen)
         return len(chosen)
 
-    def drop(self, entry: Entry) -> None:
+    def drop(self, entry: CachedRecord) -> None:
         """Takes out an entry that nobody has pinned."""
         assert not entry.pins, f"{entry} is pinned"
         del self._entries[entry.key]
         self.pool.release([entry.record])
 
-    def add(self, key: bytes, record: int, length: int, *, fetched: bool = False) -> Entry:
+    def add(self, key: bytes, record: int, length: int, *, fetched: bool = False) -> CachedRecord:
         """Files a claimed record, as the most recently used; where the key is there already the record goes back, and
         the entry that was there is returned.
         """
@@ -102,7 +102,7 @@ class HostCache:
             self.pool.release([record])
             self._entries.move_to_end(key)
             return there
-        entry = self._entries[key] = Entry(key, record, length, fetched=fetched, stored=fetched)
+        entry = self._entries[key] = CachedRecord(key, record, length, fetched=fetched, stored=fetched)
         return entry
 
     def touch(self, keys: Sequence[bytes]) -> None:
@@ -113,12 +113,12 @@ class HostCache:
             if key in self._entries:
                 self._entries.move_to_end(key)
 
-    def pin(self, entry: Entry) -> None:
+    def pin(self, entry: CachedRecord) -> None:
         """Keeps an entry until `unpin`."""
         self._pinned += not entry.pins
         entry.pins += 1
 
-    def unpin(self, entry: Entry) -> None:
+    def unpin(self, entry: CachedRecord) -> None:
         """Ends one pin."""
         assert entry.pins > 0, f"{entry} is not pinned"
         entry.pins -= 1

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from memstate.checks import is_count
 from memstate.errors import InvalidArgument, LayoutMismatch
-from memstate.kernels.tables import TILE_BYTES, Piece, RecordMap, ScaledMap
+from memstate.kernels.tables import TILE_BYTES, RecordMap, RecordPiece, ScaledMap
 from memstate.state.layout import MOVE_BYTES, Plane, StateLayout, format_bytes
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.state.regions import Region
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -43,7 +43,7 @@ class RecordTable:
         """Writes the addresses of now into the table. Syncs: yes, off the CPU."""
         self.map.tiles.copy_(torch.tensor(self._tiles(self.map.pieces), dtype=torch.int64).reshape(-1, 4))
 
-    def _tiles(self, pieces: Sequence[Piece]) -> list[tuple[int, int, int, int]]:
+    def _tiles(self, pieces: Sequence[RecordPiece]) -> list[tuple[int, int, int, int]]:
         places = [(block.data_ptr(), block.stride(0), block.stride(1)) for block in self._blocks]
         return [
             (places[block][0] + layer * places[block][1] + start, places[block][2], length, offset)
@@ -91,11 +91,11 @@ class Packing:
     it has not.
     """
 
-    def __init__(self, storage: Storage, int8: Mapping[str, int] | None = None) -> None:
-        storage.memory.require_awake("packing")
-        self._memory, self.backend, self.device = storage.memory, storage.backend, storage.device
+    def __init__(self, planes: Planes, int8: Mapping[str, int] | None = None) -> None:
+        planes.memory.require_awake("packing")
+        self._memory, self.backend, self.device = planes.memory, planes.backend, planes.device
         int8 = dict(int8 or {})
-        self.layout = in_records(storage.layout, int8)
+        self.layout = in_records(planes.layout, int8)
         self.nbytes, self.layers = self.layout.bytes_per_slot, self.layout.layers
         exact = [region for region in self._memory.regions if region.plane.name not in int8]
         self._table = RecordTable(exact, self.layout, self.device)
@@ -186,7 +186,7 @@ def _require_alignment(addresses: Iterable[int], unit: int) -> None:
             raise LayoutMismatch(f"memory came back at address {address:#x}, expected a multiple of {unit} bytes")
 
 
-def _pieces(regions: Sequence[Region], layout: StateLayout) -> tuple[Piece, ...]:
+def _pieces(regions: Sequence[Region], layout: StateLayout) -> tuple[RecordPiece, ...]:
     """Tiles of at most TILE_BYTES, in the order of the body: layer by layer, plane by plane."""
     rows = {row.name: row for row in layout.table()}
     pieces = []
@@ -195,5 +195,5 @@ def _pieces(regions: Sequence[Region], layout: StateLayout) -> tuple[Piece, ...]
         for layer in range(len(region.blocks)):
             offset = row.offset + (region.first + layer) * row.layer_stride
             for start in range(0, row.payload, TILE_BYTES):
-                pieces.append(Piece(number, layer, start, min(TILE_BYTES, row.payload - start), offset + start))
+                pieces.append(RecordPiece(number, layer, start, min(TILE_BYTES, row.payload - start), offset + start))
     return tuple(sorted(pieces, key=lambda piece: piece.offset))

@@ -18,7 +18,7 @@ from memstate.state.layout import format_bytes
 from memstate.tiers.stores.base import Bytes
 
 
-class HostPool:
+class RecordPool:
     """Records 0..records-1 of `nbytes` bytes.
 
     pinned: page-locked, so that a device copies from and to it by itself. device: where they are, if not in host
@@ -58,7 +58,7 @@ class HostPool:
         finalize(self, runtime.cudaHostUnregister, self.memory.data_ptr())
 
     def __repr__(self) -> str:
-        return f"HostPool({self.free} of {self.records} records free, {self.nbytes} bytes each)"
+        return f"RecordPool({self.free} of {self.records} records free, {self.nbytes} bytes each)"
 
     @property
     def free(self) -> int:

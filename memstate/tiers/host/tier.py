@@ -21,14 +21,16 @@ from memstate.slots.commands import Action, CommandBuffer
 from memstate.slots.packet import Packet
 from memstate.slots.registers import Longs
 from memstate.tiers.digests import Digests
-from memstate.tiers.host.cache import Entry, HostCache
+from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.host.transfers import Ticket, Transfers
 
+Filling = tuple[int, CachedRecord]  # a register or a page, and the record it goes to or comes from
 
-class Depot(NamedTuple):
+
+class Tier(NamedTuple):
     """Records of one kind in one place, and the way there and back."""
 
-    cache: HostCache
+    cache: RecordCache
     transfers: Transfers
 
 
@@ -36,23 +38,23 @@ class Depot(NamedTuple):
 class Hit:
     """What lies below the tree of a prompt.
 
-    length: tokens up to the state. state: its entry, in `depot`. pages: entries of KV pages from page `first` on; those
+    length: tokens up to the state. state: its entry, in `tier`. pages: entries of KV pages from page `first` on; those
     before are on the device. keys: of all its pages.
     """
 
     length: int
-    depot: Depot
-    state: Entry
+    tier: Tier
+    state: CachedRecord
     first: int
-    pages: Sequence[Entry]
+    pages: Sequence[CachedRecord]
     keys: Sequence[bytes] = ()
 
 
-class Part(NamedTuple):
+class Transfer(NamedTuple):
     """Records of one depot on their way."""
 
-    depot: Depot
-    entries: list[Entry]
+    tier: Tier
+    entries: list[CachedRecord]
     ticket: Ticket
 
 
@@ -63,7 +65,7 @@ class Load:
     registers: the states'. packets: sent before. awaited: the stream of the steps waits for all of it.
     """
 
-    parts: list[Part]
+    parts: list[Transfer]
     registers: list[int]
     packets: int
     awaited: bool = False
@@ -76,8 +78,8 @@ class Host:
     """
 
     def __init__(
-        self, tree: Tree, digests: Digests, commands: CommandBuffer, pages: PageTable, states: Depot, kv: Depot | None,
-        dense: Depot | None, layerwise: bool,
+        self, tree: Tree, digests: Digests, commands: CommandBuffer, pages: PageTable, states: Tier, kv: Tier | None,
+        dense: Tier | None, layerwise: bool,
     ) -> None:  # fmt: skip
         self.tree, self._digests = tree, digests
         self._of_states, self._of_kv, self._dense = states, kv, dense
@@ -86,7 +88,7 @@ class Host:
         self._commands, self._slots = commands, commands.registers.table.slots
         self._pages_of, self._page_size, self._layerwise = pages.of, pages.page_size, layerwise
         self.loads: list[Load] = []
-        self.backups: list[list[Part]] = []
+        self.backups: list[list[Transfer]] = []
         self.refused = 0  # states that found no room here
         self._unwritten: set[int] = set()  # KV pages that the newest step's forward completes
         commands.before_packet(self.await_loads)
@@ -101,27 +103,27 @@ class Host:
             whole = np.flatnonzero(end > first).tolist()
             self._unwritten = {page for i in whole for page in self._pages_of(int(rows[i]))[first[i] : end[i]]}
 
-    def look(self, key: bytes, salt: Hashable, match: Match, unit: int) -> Hit | None:
+    def find(self, key: bytes, salt: Hashable, match: Match, unit: int) -> Hit | None:
         """A state that stands for more of a prompt than the tree's, with all KV in between; None where is none.
 
         key: what of the prompt may be hit. unit: bytes of a key that one page takes.
         """
-        depots = [depot for depot in (self._dense, self._of_states) if depot and len(depot.cache)]
-        if not depots or len(key) // unit * self._page_size <= match.length:
+        built = [tier for tier in (self._dense, self._of_states) if tier and len(tier.cache)]
+        if not built or len(key) // unit * self._page_size <= match.length:
             return None
         digests = self.digests(key, salt, match)
         first = match.kv_length // self._page_size
-        pages: list[Entry] = []
+        pages: list[CachedRecord] = []
         for digest in digests[first:] if self.kv is not None else ():
             if (entry := self._pages.get(digest)) is None:
                 break
             pages.append(entry)
         reach = first + len(pages) if self.kv is not None else len(digests)
         for end in range(reach, match.length // self._page_size, -1):
-            for depot in depots:
-                if (state := depot.cache.get(digests[end - 1])) is not None:
+            for tier in built:
+                if (state := tier.cache.get(digests[end - 1])) is not None:
                     length, rest = end * self._page_size, pages[: max(0, end - first)]
-                    return Hit(length, depot, state, min(first, end), rest, digests[:end])
+                    return Hit(length, tier, state, min(first, end), rest, digests[:end])
         return None
 
     def _touch(self, digests: Sequence[bytes]) -> None:
@@ -141,7 +143,7 @@ class Host:
         digests = self._digests.of_node(self.tree, node)
         return digests[-1] in self.states and (self.kv is None or all(digest in self.kv for digest in digests))
 
-    def promise(self, length: int, keys: Sequence[bytes], first: int) -> Hit | None:
+    def agreed_hit(self, length: int, keys: Sequence[bytes], first: int) -> Hit | None:
         """A hit of so many tokens in host memory, where KV before page `first` is on the device."""
         if (state := self.states.get(keys[-1])) is None:
             return None
@@ -154,29 +156,29 @@ class Host:
     def pin(self, hits: Sequence[Hit]) -> None:
         """Keeps what was found until `unpin`."""
         for hit in hits:
-            hit.depot.cache.pin(hit.state)
+            hit.tier.cache.pin(hit.state)
             for entry in hit.pages:
                 self._pages.pin(entry)
 
     def unpin(self, hits: Sequence[Hit]) -> None:
         """Ends `pin`."""
         for hit in hits:
-            hit.depot.cache.unpin(hit.state)
+            hit.tier.cache.unpin(hit.state)
             for entry in hit.pages:
                 self._pages.unpin(entry)
 
     @property
-    def _pages(self) -> HostCache:
+    def _pages(self) -> RecordCache:
         assert self.kv is not None  # whoever has an entry of a page has it from there
         return self.kv
 
-    def keep(self, nodes: Sequence[Node]) -> None:
+    def save(self, nodes: Sequence[Node]) -> None:
         """Copies states of nodes, and KV up to them, down, as far as there is room and they are not there; what is on
         the device may change owners right behind. Syncs: no.
         """
-        dense: list[tuple[int, Entry]] = []  # register or page, and where it goes
-        states: list[tuple[int, Entry]] = []
-        pages: list[tuple[int, Entry]] = []
+        dense: list[Filling] = []  # register or page, and where it goes
+        states: list[Filling] = []
+        pages: list[Filling] = []
         for node in nodes:
             if node.snapshot is None:
                 continue
@@ -190,17 +192,17 @@ class Host:
         self._send(dense, states, pages)
 
     @staticmethod
-    def _file(cache: HostCache, key: bytes, length: int, of: int, due: list[tuple[int, Entry]]) -> bool:
+    def _file(cache: RecordCache, key: bytes, length: int, of: int, due: list[Filling]) -> bool:
         """Files a record that is to be filled from `of`, unless the key is there; returns whether it is then."""
         if key in cache:
             return True
-        if not (record := cache.take(1)):
+        if not (record := cache.claim(1)):
             return False
         due.append((of, cache.add(key, record[0], length)))
         cache.pin(due[-1][1])  # or the next of these nodes could take the record before it is filled
         return True
 
-    def _keep_pages(self, node: Node, digests: Sequence[bytes], due: list[tuple[int, Entry]]) -> bool:
+    def _keep_pages(self, node: Node, digests: Sequence[bytes], due: list[Filling]) -> bool:
         """Files the KV pages up to a node that are not here; returns whether all of them are then. Not those that a
         forward has still to write.
         """
@@ -212,7 +214,7 @@ class Host:
         if self._commands.fencing and not self._unwritten.isdisjoint(of[at] for at in missing):
             return False
         with self._pinned(self.kv, present):
-            records = self.kv.take(len(missing))
+            records = self.kv.claim(len(missing))
         if len(records) < len(missing):
             return False
         for at, record in zip(missing, records, strict=True):
@@ -222,7 +224,7 @@ class Host:
 
     @staticmethod
     @contextmanager
-    def _pinned(cache: HostCache, entries: Sequence[Entry]) -> Iterator[None]:
+    def _pinned(cache: RecordCache, entries: Sequence[CachedRecord]) -> Iterator[None]:
         for entry in entries:
             cache.pin(entry)
         yield
@@ -230,7 +232,10 @@ class Host:
             cache.unpin(entry)
 
     def _send(
-        self, dense: list[tuple[int, Entry]], states: list[tuple[int, Entry]], pages: list[tuple[int, Entry]]
+        self,
+        dense: list[Filling],
+        states: list[Filling],
+        pages: list[Filling],
     ) -> None:
         """Fills records that `keep` has filed, behind what is recorded of their registers. Pages do not wait for a
         forward: they may be given to others at once.
@@ -240,74 +245,72 @@ class Host:
         if named and pages and self._commands.waiting:
             self._send([], [], pages)
             pages = []
-        due = [(depot, of) for depot, of in
-               ((self._dense, dense), (self._of_states, states), (self._of_kv, pages)) if depot and of]  # fmt: skip
+        due = [(tier, of) for tier, of in
+               ((self._dense, dense), (self._of_states, states), (self._of_kv, pages)) if tier and of]  # fmt: skip
         fill = Action(lambda: self._fill(due, registers), forget=lambda: self._end_filling(due, []))
         if named:
             self._commands.then(fill)
         elif due:
             fill.run()
 
-    def _fill(self, due: Sequence[tuple[Depot, list[tuple[int, Entry]]]], registers: set[int]) -> None:
-        parts: list[Part] = []
+    def _fill(self, due: Sequence[tuple[Tier, list[Filling]]], registers: set[int]) -> None:
+        parts: list[Transfer] = []
         try:
             for load in self.loads:  # what comes up may not go down before it is there
                 if not load.awaited and not registers.isdisjoint(load.registers):
                     self._await(load)
-            for depot, records in due:
-                parts.append(self._out(depot, None if depot is self._of_kv else self._slots, records))
+            for tier, records in due:
+                parts.append(self._out(tier, None if tier is self._of_kv else self._slots, records))
         finally:
             self.backups += [parts] if parts else []
             self._end_filling(due, parts)
 
     @staticmethod
-    def _end_filling(due: Sequence[tuple[Depot, list[tuple[int, Entry]]]], parts: Sequence[Part]) -> None:
-        for depot, records in due:
-            sent = any(part.depot is depot for part in parts)
+    def _end_filling(due: Sequence[tuple[Tier, list[Filling]]], parts: Sequence[Transfer]) -> None:
+        for tier, records in due:
+            sent = any(part.tier is tier for part in parts)
             for _, entry in records:
-                depot.cache.unpin(entry)
+                tier.cache.unpin(entry)
                 if not sent:  # nothing may be found that was never filled
-                    depot.cache.drop(entry)
+                    tier.cache.drop(entry)
 
     @staticmethod
-    def _out(depot: Depot, slots: Tensor | None, due: Sequence[tuple[int, Entry]]) -> Part:
+    def _out(tier: Tier, slots: Tensor | None, due: Sequence[Filling]) -> Transfer:
         entries = [entry for _, entry in due]
-        ticket = depot.transfers.out(slots, [of for of, _ in due], [entry.record for entry in entries])
-        return Part(depot, entries, ticket)
+        ticket = tier.transfers.out(slots, [of for of, _ in due], [entry.record for entry in entries])
+        return Transfer(tier, entries, ticket)
 
-    def bring(self, states: Sequence[tuple[int, Hit]], pages: Sequence[tuple[int, Entry]]) -> None:
+    def bring(self, states: Sequence[tuple[int, Hit]], pages: Sequence[Filling]) -> None:
         """Copies states of hits to registers, and pages to page ids, behind what is recorded so far. Nothing reads them
         before `await_loads` or `wait_layer`. Syncs: no.
         """
         for _, hit in states:
             self._touch(hit.keys)
-        due: list[tuple[Depot, Sequence[tuple[int, Entry]]]] = []
-        for depot in (self._dense, self._of_states):
-            own = [(register, hit.state) for register, hit in states if hit.depot is depot]
-            due += [(depot, own)] if depot and own else []
+        due: list[tuple[Tier, Sequence[Filling]]] = []
+        for tier in (self._dense, self._of_states):
+            own = [(register, hit.state) for register, hit in states if hit.tier is tier]
+            due += [(tier, own)] if tier and own else []
         due += [(self._of_kv, pages)] if pages and self._of_kv is not None else []
-        for depot, records in due:
+        for tier, records in due:
             for _, entry in records:
-                depot.cache.pin(entry)
+                tier.cache.pin(entry)
 
         def begin() -> None:
-            parts = [
-                self._into(depot, None if depot is self._of_kv else self._slots, records) for depot, records in due
-            ]
+            parts = [self._into(tier, None if tier is self._of_kv else self._slots, records) for tier, records in due]
             self.loads.append(Load(parts, [register for register, _ in states], self._commands.packets))
 
         def forget() -> None:
-            for depot, records in due:
+            for tier, records in due:
                 for _, entry in records:
-                    depot.cache.unpin(entry)
+                    tier.cache.unpin(entry)
 
         self._commands.then(Action(begin, forget))
 
     @staticmethod
-    def _into(depot: Depot, slots: Tensor | None, due: Sequence[tuple[int, Entry]]) -> Part:
+    def _into(tier: Tier, slots: Tensor | None, due: Sequence[Filling]) -> Transfer:
         entries = [entry for _, entry in due]
         records = [entry.record for entry in entries]
-        return Part(depot, entries, depot.transfers.into(slots, [to for to, _ in due], records))
+        return Transfer(tier, entries, tier.transfers.into(slots, [to for to, _ in due], records))
 
     def await_loads(self, packet: Packet | None) -> None:
         """Before a packet: makes the stream wait for states on their way, unless the caller waits for layers and this
@@ -330,31 +333,31 @@ class Host:
         """Makes the current stream wait for what is on its way to one layer. Syncs: no."""
         for load in self.loads:
             for part in load.parts if not load.awaited else ():
-                if (part.depot is self._of_kv) == (kind == "kv"):
+                if (part.tier is self._of_kv) == (kind == "kv"):
                     part.ticket.wait(layer)
 
-    def advance(self) -> list[Entry]:
+    def advance(self) -> list[CachedRecord]:
         """Looks after transfers that are done; returns entries whose bytes are in host memory now, KV before states.
         Syncs: no.
         """
         for load in [load for load in self.loads if all(part.ticket.done for part in load.parts)]:
             self.loads.remove(load)
-            for depot, entries, _ in load.parts:
-                depot.transfers.end([entry.record for entry in entries])
+            for tier, entries, _ in load.parts:
+                tier.transfers.end([entry.record for entry in entries])
                 for entry in entries:
-                    depot.cache.unpin(entry)
-        arrived: list[Entry] = []
+                    tier.cache.unpin(entry)
+        arrived: list[CachedRecord] = []
         while self.backups and all(part.ticket.done for part in self.backups[0]):
-            for depot, entries, _ in reversed(self.backups.pop(0)):
-                depot.transfers.end([entry.record for entry in entries])
-                arrived += entries if depot is not self._dense else []
+            for tier, entries, _ in reversed(self.backups.pop(0)):
+                tier.transfers.end([entry.record for entry in entries])
+                arrived += entries if tier is not self._dense else []
         return arrived
 
     @property
     def staging_bytes(self) -> int:
         """Device bytes between slots and host memory."""
-        depots = [depot for depot in (self._of_states, self._of_kv) if depot]
-        return sum(depot.transfers.staging_bytes for depot in depots)
+        built = [tier for tier in (self._of_states, self._of_kv) if tier]
+        return sum(tier.transfers.staging_bytes for tier in built)
 
     @property
     def moved(self) -> tuple[int, int, int, int]:

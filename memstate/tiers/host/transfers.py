@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from memstate.slots.upload import UploadRing
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
-from memstate.tiers.host.pool import HostPool
+from memstate.tiers.host.pool import RecordPool
 
 
 class Ticket:
@@ -66,19 +66,19 @@ def runs(to: Sequence[int], of: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 class Transfers:
-    """Transfers of one kind of record between `storage` and `pool`.
+    """Transfers of one kind of record between `planes` and `pool`.
 
     header: bytes in front of each record's body in `pool`. staging: records that fit the device buffer of each
     direction; 0: kernels read and write host memory themselves, with few programs. groups: of layers, on the way in.
     """
 
     def __init__(
-        self, storage: Storage, packing: Packing, pool: HostPool, header: int, staging: int, groups: int
+        self, planes: Planes, packing: Packing, pool: RecordPool, header: int, staging: int, groups: int
     ) -> None:
         self.packing, self.pool, self.staging = packing, pool, staging
         self.moved_out = self.moved_in = 0  # records
         self._bodies = pool.memory[:, header : header + packing.nbytes]
-        device = storage.device
+        device = planes.device
         self._device = device if device.type == "cuda" else None
         self._layer_bytes = packing.nbytes // packing.layers
         self._groups = layer_groups(packing.layers, groups)
@@ -90,9 +90,9 @@ class Transfers:
         self._leaving: list[torch.cuda.Event | None] = [None] * staging  # when a staged record has left for the host
         self._arriving: dict[int, torch.cuda.Event] = {}  # host record -> when its bytes are there
         self._streams = [torch.cuda.Stream(self._device) for _ in range(2)] if self._device else []
-        self._rings = [UploadRing(storage.backend, 1024)]
+        self._rings = [UploadRing(planes.backend, 1024)]
         with self._on(1):  # memory belongs to the stream that uses it
-            self._rings.append(UploadRing(storage.backend, 1024))
+            self._rings.append(UploadRing(planes.backend, 1024))
 
     @property
     def staging_bytes(self) -> int:

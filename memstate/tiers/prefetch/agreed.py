@@ -13,7 +13,7 @@ from memstate.tiers.host.tier import Hit, Host
 from memstate.tiers.prefetch.fetch import Fetch
 
 
-class Promises:
+class AgreedHits:
     """Hits of prefetches that are over, pinned.
 
     page_size: tokens.
@@ -28,7 +28,7 @@ class Promises:
         keys = fetch.keys[: fetch.length // self._page_size]
         if fetch.length <= fetch.covered:
             return
-        if hit := self._host.promise(fetch.length, keys, min(fetch.kv_pages, len(keys))):
+        if hit := self._host.agreed_hit(fetch.length, keys, min(fetch.kv_pages, len(keys))):
             self._hits[fetch] = hit
             self._host.pin([hit])
 

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future, wait
 from typing import Any
 
-from memstate.tiers.host.cache import HostCache
+from memstate.tiers.host.cache import RecordCache
 from memstate.tiers.prefetch.fetch import Fetch, Op
-from memstate.tiers.prefetch.reading import Answer, Piece, Question, ask, read
+from memstate.tiers.prefetch.reading import Answer, Chunk, Question, ask, read
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import Store
 
-Kind = tuple[HostCache | None, RecordFormat | None]
+Kind = tuple[RecordCache | None, RecordFormat | None]
 
 
 class Background:
@@ -35,9 +35,9 @@ class Background:
 
     def read(self, fetch: Fetch) -> None:
         """Begins to read what a prefetch has claimed records for."""
-        if fetch.claim.state is not None:  # first: without it the pages are of no use
-            self._read(fetch, self._states, [(fetch.end - 1, fetch.claim.state)], [])
-        pages = list(fetch.claim.records.items())
+        if fetch.reservation.state is not None:  # first: without it the pages are of no use
+            self._read(fetch, self._states, [(fetch.end - 1, fetch.reservation.state)], [])
+        pages = list(fetch.reservation.records.items())
         for at in range(0, len(pages), self._chunk):
             part = pages[at : at + self._chunk]
             self._read(fetch, self._kv, part, [page for page, _ in part])
@@ -45,7 +45,7 @@ class Background:
     def _read(self, fetch: Fetch, kind: Kind, wanted: Sequence[tuple[int, int]], pages: list[int]) -> None:
         cache, form = kind
         assert cache is not None and form is not None, "what was claimed has a cache and a format"
-        pieces = [Piece(fetch.keys[page], (page + 1) * self._page_size, record) for page, record in wanted]
+        pieces = [Chunk(fetch.keys[page], (page + 1) * self._page_size, record) for page, record in wanted]
         op = Op(fetch, pool=cache.pool, records=[record for _, record in wanted], pages=pages)
         self._submit(op, read, self._store, form, cache.pool.buffer, pieces, fetch.over)
 

@@ -5,23 +5,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memstate.tiers.host.cache import HostCache
+from memstate.tiers.host.cache import RecordCache
 from memstate.tiers.prefetch.fetch import Bits, End, Fetch, Hits, deepest
 from memstate.tiers.prefetch.reading import Answer, Question
 
 
-class Offer(NamedTuple):
+class Candidate(NamedTuple):
     """ends: that can be had, with host memory claimed for the last. most: pages up to the last with memory enough."""
 
     ends: Bits
     most: int
 
 
-class Offers:
+class Candidates:
     """Makes offers, for prefetches that must gain `threshold` tokens."""
 
     def __init__(
-        self, kv: HostCache | None, states: HostCache | None, page_size: int, threshold: int, ranks: int
+        self, kv: RecordCache | None, states: RecordCache | None, page_size: int, threshold: int, ranks: int
     ) -> None:
         self._kv, self._states, self._page_size = kv, states, page_size
         self._threshold, self._ranks = threshold, ranks
@@ -34,15 +34,15 @@ class Offers:
         ends = [end for end in gaining if states is not None and keys[end - 1] not in states]
         return Question(keys, pages, ends)
 
-    def offer(self, fetch: Fetch, asked: Sequence[int], answer: Answer) -> Offer:
+    def find(self, fetch: Fetch, asked: Sequence[int], answer: Answer) -> Candidate:
         """Claims host memory for the deepest end that there is memory for. Changes: fetch.hits, fetch.claim."""
         hits = fetch.hits = self._hits(fetch, asked, answer)
         most = deepest(hits.ends)
         ends = self._claim(fetch, hits, most) if most else hits.ends
         if not deepest(ends):
-            fetch.claim.give_back()
+            fetch.reservation.release()
             fetch.blame(End.NO_ROOM if most else End.MISSED, "")
-        return Offer(ends, most)
+        return Candidate(ends, most)
 
     def _hits(self, fetch: Fetch, asked: Sequence[int], answer: Answer) -> Hits:
         keys, pages = fetch.keys, np.arange(fetch.pages)
@@ -60,19 +60,19 @@ class Offers:
         return -(-(fetch.covered + max(least, 1)) // self._page_size)
 
     def _claim(self, fetch: Fetch, hits: Hits, most: int) -> Bits:
-        kv, states, claim = self._kv, self._states, fetch.claim
+        kv, states, reservation = self._kv, self._states, fetch.reservation
         stated = np.flatnonzero(hits.able & hits.states) + 1
-        claim.pin(range(fetch.kv_pages, most), stated[stated <= most].tolist())
+        reservation.pin(range(fetch.kv_pages, most), stated[stated <= most].tolist())
         ends = hits.cut(kv.room() if kv is not None else 0, states is None or states.room() > 0)
-        if self._reads_state(hits, ends) and not claim.take_state():
+        if self._reads_state(hits, ends) and not reservation.claim_state():
             ends &= hits.states
-        if not claim.take(hits.missing(deepest(ends))) and kv is not None:
+        if not reservation.claim_pages(hits.missing(deepest(ends))) and kv is not None:
             # Some of what could be evicted is being copied: what is free has to do, and nothing more is evicted.
             ends &= hits.cut(max(0, kv.pool.free - kv.reserve), True)
-            claim.take(hits.missing(deepest(ends)))
-            if self._reads_state(hits, ends) and claim.state is None and not claim.take_state():
+            reservation.claim_pages(hits.missing(deepest(ends)))
+            if self._reads_state(hits, ends) and reservation.state is None and not reservation.claim_state():
                 ends &= hits.states
-        claim.keep(deepest(ends), self._reads_state(hits, ends))
+        reservation.trim(deepest(ends), self._reads_state(hits, ends))
         return ends
 
     def _reads_state(self, hits: Hits, ends: Bits) -> bool:

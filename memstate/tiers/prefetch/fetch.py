@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memstate.tiers.host.pool import HostPool
+from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.prefetch.reading import Answer, Question
-from memstate.tiers.prefetch.reservation import Claim
+from memstate.tiers.prefetch.reservation import Reservation
 
 Bits = NDArray[np.bool_]
 
@@ -83,7 +83,7 @@ class Op:
 
     fetch: "Fetch"
     future: "Future[Any]" = field(default_factory=Future)
-    pool: HostPool | None = None
+    pool: RecordPool | None = None
     records: list[int] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
 
@@ -98,11 +98,18 @@ class Fetch:
     """
 
     def __init__(
-        self, number: int, tokens: int, keys: list[bytes], covered: int, kv_pages: int, claim: Claim, began: float
+        self,
+        number: int,
+        tokens: int,
+        keys: list[bytes],
+        covered: int,
+        kv_pages: int,
+        reservation: Reservation,
+        began: float,
     ) -> None:
         self.number, self.pages = number, len(keys)  # bits of a vote, whatever it is after
         self.tokens, self.keys, self.covered, self.kv_pages = tokens, keys, covered, kv_pages
-        self.claim, self.began = claim, began
+        self.reservation, self.began = reservation, began
         self.phase, self.length, self.why = Phase.ASKING, covered, ""
         self.outcome: End | None = None
         self.missing, self.reserved = tokens - covered, 0  # tokens: to begin with; of the limit
@@ -138,7 +145,7 @@ class Fetch:
         """It is after fewer pages from now on."""
         self.tokens, self.keys = end * page_size, self.keys[:end]
 
-    def offer(self, ends: Bits) -> None:
+    def propose(self, ends: Bits) -> None:
         """Says what this rank could have."""
         self.phase, self.vote = Phase.OFFERED, ends
 
@@ -150,7 +157,7 @@ class Fetch:
         """All ranks go for the same end."""
         self.phase, self.vote = Phase.READING, None
         self._arrived, self._bad = self.hits.here.copy(), self.end
-        self._state = None if self.claim.state is not None else True
+        self._state = None if self.reservation.state is not None else True
         self._targets = self.hits.able[: self.end] & self.hits.states[: self.end]
         self._advance()
 

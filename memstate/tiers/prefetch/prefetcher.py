@@ -12,15 +12,15 @@ from concurrent.futures import Executor
 from memstate.checks import is_count
 from memstate.errors import AgreementLost, ConfigurationError, InvalidArgument
 from memstate.stats import PrefetchStats
-from memstate.tiers.host.cache import HostCache
+from memstate.tiers.host.cache import RecordCache
 from memstate.tiers.prefetch.agreement import Agreement
 from memstate.tiers.prefetch.background import Background
-from memstate.tiers.prefetch.candidates import Offers
+from memstate.tiers.prefetch.candidates import Candidates
 from memstate.tiers.prefetch.fetch import End, Fetch, Op, Phase, deepest
 from memstate.tiers.prefetch.reading import Answer, Question, Read
-from memstate.tiers.prefetch.reservation import Claim
+from memstate.tiers.prefetch.reservation import Reservation
 from memstate.tiers.prefetch.settings import Prefetch
-from memstate.tiers.prefetch.votes import MOST_PAGES, Round
+from memstate.tiers.prefetch.votes import MOST_PAGES, Votes
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import Store
 
@@ -36,8 +36,8 @@ class Prefetcher:
 
     def __init__(
         self,
-        kv: HostCache | None,
-        states: HostCache | None,
+        kv: RecordCache | None,
+        states: RecordCache | None,
         kv_format: RecordFormat | None,
         state_format: RecordFormat | None,
         store: Store,
@@ -61,9 +61,9 @@ class Prefetcher:
         self._agreement, self._clock = agreement, clock
         kinds = (kv, kv_format), (states, state_format)
         self._background = Background(executor, store, *kinds, settings.chunk, page_size)
-        self._offers = Offers(kv, states, page_size, settings.threshold, agreement.ranks)
+        self._candidates = Candidates(kv, states, page_size, settings.threshold, agreement.ranks)
         self._fetches: list[Fetch] = []  # in flight, in order of start
-        self._round: Round | None = None
+        self._round: Votes | None = None
         self._lost = False
         self._count: Counter[str] = Counter()
         self._flaws: Counter[str] = Counter()
@@ -79,8 +79,10 @@ class Prefetcher:
     @property
     def held(self) -> tuple[int, int]:
         """Host records that prefetches have claimed and not filed yet: for states and for KV pages."""
-        claims = [fetch.claim for fetch in self._fetches]
-        return sum(claim.state is not None for claim in claims), sum(len(claim.records) for claim in claims)
+        claims = [fetch.reservation for fetch in self._fetches]
+        return sum(reservation.state is not None for reservation in claims), sum(
+            len(reservation.records) for reservation in claims
+        )
 
     def stats(self) -> PrefetchStats:
         """Figures since the start. Syncs: no."""
@@ -102,7 +104,7 @@ class Prefetcher:
         own = list(keys[: most if self._agreement.ranks == 1 else min(most, MOST_PAGES)])
         fetch = Fetch(
             self._count["started"], len(own) * self._page_size, own, covered, min(kv_pages, len(own)),
-            Claim(self._kv, self._states, own), self._clock(),
+            Reservation(self._kv, self._states, own), self._clock(),
         )  # fmt: skip
         self._count["started"] += 1
         limit = self._settings.limit
@@ -115,7 +117,7 @@ class Prefetcher:
         else:
             fetch.reserved = fetch.missing
             self._fetches.append(fetch)
-            fetch.question = self._offers.question(fetch)
+            fetch.question = self._candidates.question(fetch)
             self._background.ask(fetch, fetch.question)
         return fetch
 
@@ -133,10 +135,10 @@ class Prefetcher:
             if self._agreement.ranks > 1:
                 if self._fetches:
                     self._count["rounds"] += 1
-                    self._round = Round(self._agreement, self._fetches, self._count["rounds"])
+                    self._round = Votes(self._agreement, self._fetches, self._count["rounds"])
                 return
             while asked := [fetch for fetch in self._fetches if fetch.vote is not None or fetch.stop]:
-                self._conclude(Round(self._agreement, asked, 0))
+                self._conclude(Votes(self._agreement, asked, 0))
                 self._advance()
         except AgreementLost:
             self._lost, self._round = True, None
@@ -195,18 +197,18 @@ class Prefetcher:
             op.fetch.note_state(found.arrived == 1)
 
     def _offer(self, fetch: Fetch, question: Question, answer: Answer) -> None:
-        ends, most = self._offers.offer(fetch, question.pages, answer)
+        ends, most = self._candidates.find(fetch, question.pages, answer)
         if end := deepest(ends):
             self._count["truncated"] += end < most
             self._count["truncated_tokens"] += (most - end) * self._page_size
-        fetch.offer(ends)
+        fetch.propose(ends)
 
     # -- reading --------------------------------------------------------------------------------------
 
     def _read(self, fetch: Fetch, end: int) -> None:
         """All ranks go for an end: the rest goes back, and threads begin to read."""
         fetch.narrow(end, self._page_size)
-        fetch.claim.keep(end, not fetch.hits.states[end - 1])
+        fetch.reservation.trim(end, not fetch.hits.states[end - 1])
         fetch.reserved = fetch.tokens - fetch.covered
         fetch.begin()
         self._background.read(fetch)
@@ -226,7 +228,7 @@ class Prefetcher:
             if fetch.phase is Phase.READING and fetch.hopeless:
                 self._arrive(fetch)
 
-    def _conclude(self, agreed: Round) -> None:
+    def _conclude(self, agreed: Votes) -> None:
         """What all ranks know."""
         self._round = None
         self._count["waits"] += not agreed.done
@@ -251,10 +253,10 @@ class Prefetcher:
         ranks stay alike.
         """
         whole = end == fetch.end
-        read_pages = sum(page < end for page in fetch.claim.records)
-        read_state = int(whole and fetch.claim.state is not None)
+        read_pages = sum(page < end for page in fetch.reservation.records)
+        read_state = int(whole and fetch.reservation.state is not None)
         self._count.update(tokens=max(0, end * self._page_size - fetch.covered), pages=read_pages, states=read_state)
-        fetch.claim.file(end, self._page_size, state=whole)
+        fetch.reservation.file(end, self._page_size, state=whole)
         fetch.length = max(fetch.covered, end * self._page_size)
         if end:
             self._end(fetch, End.COMPLETE if whole else End.PARTIAL)
@@ -264,7 +266,7 @@ class Prefetcher:
     def _end(self, fetch: Fetch, outcome: End) -> None:
         """The one way out: everything goes back that is not in a cache by now."""
         self._background.drop(fetch)
-        fetch.claim.give_back()
+        fetch.reservation.release()
         fetch.phase, fetch.outcome = Phase.DONE, outcome
         self._count[outcome.value] += 1
         if fetch in self._fetches:

@@ -31,7 +31,7 @@ class Answer(NamedTuple):
     ends: Sequence[int] = ()
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """A record to be read. length: tokens that it stands for. record: where in host memory it goes."""
 
     key: bytes
@@ -72,7 +72,7 @@ def _exist(store: Store, form: RecordFormat | None, keys: Sequence[bytes]) -> li
 
 
 def read(
-    store: Store, form: RecordFormat, buffer: Callable[[int], Bytes], pieces: Sequence[Piece], over: Event
+    store: Store, form: RecordFormat, buffer: Callable[[int], Bytes], pieces: Sequence[Chunk], over: Event
 ) -> Read:
     """Reads records into host memory and checks them, up to the first that is not what was asked for; that one is
     discarded.

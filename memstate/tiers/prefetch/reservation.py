@@ -4,19 +4,19 @@ nothing; whatever is taken here goes back here, or into a cache.
 
 from collections.abc import Iterable, Sequence
 
-from memstate.tiers.host.cache import Entry, HostCache
+from memstate.tiers.host.cache import CachedRecord, RecordCache
 
 
-class Claim:
+class Reservation:
     """Pages by their number along the prompt, from 0 on; states by the page at whose end they stand, from 1 on.
 
     keys: digests of the prompt's whole pages. records: page -> host record to be filled. state: the one for the state.
     """
 
-    def __init__(self, kv: HostCache | None, states: HostCache | None, keys: Sequence[bytes]) -> None:
+    def __init__(self, kv: RecordCache | None, states: RecordCache | None, keys: Sequence[bytes]) -> None:
         self._kv, self._states, self._keys = kv, states, keys
-        self._pages: dict[int, Entry] = {}
-        self._ends: dict[int, Entry] = {}
+        self._pages: dict[int, CachedRecord] = {}
+        self._ends: dict[int, CachedRecord] = {}
         self.records: dict[int, int] = {}
         self.state: int | None = None
 
@@ -28,21 +28,21 @@ class Claim:
                     cache.pin(entry)
                     pinned[number] = entry
 
-    def take(self, pages: Sequence[int]) -> bool:
+    def claim_pages(self, pages: Sequence[int]) -> bool:
         """Claims a record for each page, evicting what is missing and no more; False where they cannot be had."""
         if not pages:
             return True
-        records = [] if self._kv is None else self._kv.take(len(pages))
+        records = [] if self._kv is None else self._kv.claim(len(pages))
         self.records = dict(zip(pages, records, strict=False))
         return bool(records)
 
-    def take_state(self) -> bool:
+    def claim_state(self) -> bool:
         """Claims the record for a state, evicting one if none is free; False where it cannot be had."""
-        records = [] if self._states is None else self._states.take(1)
+        records = [] if self._states is None else self._states.claim(1)
         self.state = records[0] if records else None
         return bool(records)
 
-    def keep(self, end: int, state: bool) -> None:
+    def trim(self, end: int, state: bool) -> None:
         """Gives back what lies beyond the end of a page, and the state's record unless it is needed."""
         if self._kv is not None:
             surplus = [page for page in self.records if page >= end]
@@ -59,7 +59,7 @@ class Claim:
         """Puts into the caches what has been read up to the end of a page, the first page as the most recent, and gives
         the rest back. state: the one at that end has been read too.
         """
-        self.keep(end, state)
+        self.trim(end, state)
         if self._kv is not None:
             for page, record in self.records.items():
                 self._kv.add(self._keys[page], record, (page + 1) * page_size, fetched=True)
@@ -69,8 +69,8 @@ class Claim:
                 self._states.add(self._keys[end - 1], self.state, end * page_size, fetched=True)
             self._states.touch([self._keys[end - 1]])
         self.records, self.state = {}, None
-        self.give_back()
+        self.release()
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Everything: records to their pools, entries to whoever evicts."""
-        self.keep(0, state=False)
+        self.trim(0, state=False)

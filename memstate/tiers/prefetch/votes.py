@@ -28,7 +28,7 @@ class Verdict(NamedTuple):
     stop: bool
 
 
-class Round:
+class Votes:
     """One exchange: a check that all ranks ask about the same prefetches, then of each whether this rank knows, whether
     it wants to go on, and the ends it could have.
 

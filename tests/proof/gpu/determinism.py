@@ -61,14 +61,14 @@ def repeated_plans(machine: Machine, tracking: ms.Tracking, batch: int, times: i
     rows = mem.admit([ms.Request(i) for i in range(batch)])
     mem.settle(mem.plan(rows))
     step = mem.plan(rows)  # fills lanes, and the record that is planned again
-    device = (mem.registers.cells, mem.allocator.bitmap, mem.allocator.counters)
+    device = (mem._registers.cells, mem._allocator.bitmap, mem._allocator.counters)
     before = [tensor.clone() for tensor in device]
     numbers, tokens = step.rows.clone(), step.tokens.clone()
     expected: list[Tensor] = []
     for turn in range(times):
         for tensor, was in zip(device, before, strict=True):
             tensor.copy_(was)
-        mem.registers.plan(numbers, tokens, step.record, mem.mirror.rules, 2**31 - 1)
+        mem._registers.plan(numbers, tokens, step.record, mem._mirror.rules, 2**31 - 1)
         found = [tensor.clone() for tensor in (*device, *step.record)]
         expected = expected or found
         if not all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)):
@@ -107,12 +107,12 @@ def beside_others(machine: Machine) -> list[str]:
     """One layer of a model: every row writes its own slot, every third a snapshot as well."""
     batch = TOY_BATCH if machine.toy else BATCH
     layout = ms.StateLayout(TOY.planes if machine.toy else qwen3_next().planes, 1)
-    storage = ms.Storage(layout, 3 * batch, Backend("reference", machine.device))
-    for plane in storage.planes.values():
+    storage = ms.Planes(layout, 3 * batch, Backend("reference", machine.device))
+    for plane in storage.values():
         plane.normal_()
     storage.scrub_null()
-    before = {name: plane.clone() for name, plane in storage.planes.items()}
-    forward = Forward(Backend(machine.backend, machine.device), storage.planes, batch)
+    before = {name: plane.clone() for name, plane in storage.items()}
+    forward = Forward(Backend(machine.backend, machine.device), storage, batch)
     row = torch.arange(batch, dtype=torch.int32, device=machine.device)
     zero = torch.zeros_like(row)
     columns = {"read": row + 1, "write": batch + row + 1, "tokens": zero + 1}
@@ -129,7 +129,7 @@ def beside_others(machine: Machine) -> list[str]:
         part(some)
         same = all(same_bits(getattr(part, at), getattr(forward, at)[chosen]) for at in ("mixed", "out"))
         written = torch.cat([some.write, some.snapshot[some.snapshot > 0]]).long()
-        same &= all(same_bits(planes[at][:, written], storage.planes[at][:, written]) for at in planes)
+        same &= all(same_bits(planes[at][:, written], storage[at][:, written]) for at in planes)
         kept = torch.ones(3 * batch + 1, dtype=torch.bool, device=machine.device)
         kept[written] = False
         same &= all(same_bits(planes[at][:, kept], before[at][:, kept]) for at in planes)

@@ -36,7 +36,7 @@ class Side:
             LAYOUT, slots=5 * batch + 8, max_requests=batch + 1, max_batch=batch, tracking=tracking,
             backend=machine.backend, device=machine.device,
         )  # fmt: skip
-        for block in self.mem.storage.plane_map.blocks:
+        for block in self.mem.planes.plane_map.blocks:
             block[:, 1:].fill_(0xFF)  # NaN, should anybody read it
         self.forward = Forward(self.mem, Backend(machine.backend, machine.device), inputs)
         self.captured: dict[int, Any] = {}
@@ -78,7 +78,7 @@ class Side:
 
 def differing(a: Side, b: Side) -> list[str]:
     """What of outputs, bytes of all slots and step records is not the same, bit for bit."""
-    blocks = zip(a.mem.storage.plane_map.blocks, b.mem.storage.plane_map.blocks, strict=True)
+    blocks = zip(a.mem.planes.plane_map.blocks, b.mem.planes.plane_map.blocks, strict=True)
     pairs = {f"block {number}": pair for number, pair in enumerate(blocks)}
     pairs |= {f"output {name}": (a.forward.out[name], b.forward.out[name]) for name in a.forward.out}
     pairs |= {

@@ -44,7 +44,7 @@ class Run:
             plane.normal_()
         self.mem.scrub_null()
         self.rows = list(self.mem.admit([ms.Request(i) for i in range(rows)]))
-        self.cold = self.mem.allocator.claim(2 * rows)
+        self.cold = self.mem._allocator.claim(2 * rows)
         self.forward = Forward(self.mem.backend, self.mem.planes, rows)
         self.batches = [torch.empty_like(self.mem.planes["ssm"][:, :rows]) for _ in range(2)]
         self.host: list[Tensor] = []
@@ -60,7 +60,7 @@ class Run:
         """Half of the cold slots to a batch, through host memory, to the other half; then whole slots back."""
         half = len(self.cold) // 2
         of, to = (self.cold[:half], self.cold[half:])[:: 1 if turn % 2 == 0 else -1]
-        storage = self.mem.storage
+        storage = self.mem.planes
         with self.lane:
             storage.gather("ssm", of, out=self.batches[0])
             self.host.append(self.to_host(self.batches[0]))
@@ -76,7 +76,7 @@ class Run:
         self.alive.append(ids)
         self.lane.after_main()
         with self.lane:
-            self.alive.append(self.mem.storage.gather("ssm", ids))
+            self.alive.append(self.mem.planes.gather("ssm", ids))
             self.host.append(self.to_host(self.alive[-1]))
         self.published.append((snapshots, self.lane.mark()))
         if len(self.published) > AGE:
@@ -98,14 +98,14 @@ class Run:
                 self.publish()
         self.machine.wait()
         mem.check()
-        live = mem.registers.table.slots[[3 * row.index for row in self.rows]]
+        live = mem._registers.table.slots[[3 * row.index for row in self.rows]]
         owned = {"cold": self.cold, "live": live}
         found = {f"host {number}": tensor for number, tensor in enumerate(self.host)}
         found |= {f"output {number}": tensor for number, tensor in enumerate(self.outs)}
         found |= {
             f"{name} {what}": plane[:, ids.long()] for what, ids in owned.items() for name, plane in mem.planes.items()
         }
-        return found | {"owners": mem.registers.owners()}
+        return found | {"owners": mem._registers.owners()}
 
 
 def differing(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:

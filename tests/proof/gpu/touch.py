@@ -12,9 +12,10 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import OPS, Backend
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
 from tests.kernels import test_conv, test_gated_delta, test_selective
+from tests.support.build import build
 
 LAYOUT = ms.StateLayout((ms.Plane("conv", (3, 40), torch.bfloat16), ms.Plane("ssm", (2, 16, 8), torch.float32)), 2)
 
@@ -38,10 +39,10 @@ def decode(machine: Machine) -> Backend:
 def hold(machine: Machine) -> Backend:
     """Slots to records and back, as they are and with a plane as int8."""
     backend = Backend(machine.backend, machine.device)
-    storage = Storage(LAYOUT, 3, backend)
+    storage = Planes(LAYOUT, 3, backend)
     for arena in storage.arenas:
         arena.random_(0, 256)
-    storage.planes["ssm"].normal_()
+    storage["ssm"].normal_()
     ids = torch.tensor([1, 2], dtype=torch.int32, device=machine.device)
     for int8 in ({}, {"ssm": 2}):
         packing = Packing(storage, int8)
@@ -53,11 +54,11 @@ def hold(machine: Machine) -> Backend:
 
 def serve(machine: Machine, tracking: ms.Tracking, speculation: bool) -> Backend:
     """Requests that begin, step over boundaries, are published, come back and end; bytes are copied and gathered."""
-    mem = ms.StateManager(
+    mem = build(
         LAYOUT, slots=24, max_requests=5, tracking=tracking, backend=machine.backend, device=machine.device,
         overlap=not speculation, speculation=speculation, in_place=not speculation,
     )  # fmt: skip
-    for arena in mem.storage.arenas:
+    for arena in mem.planes.arenas:
         arena.random_(0, 256)
     mem.scrub_null()
     rows = mem.admit([ms.Request(i) for i in range(3)])
@@ -79,7 +80,7 @@ def serve(machine: Machine, tracking: ms.Tracking, speculation: bool) -> Backend
             mem.settle(mem.plan(again))
     mem.read_slots(rows).wait()
     ids = mem.pool.claim(2)
-    mem.storage.scatter("ssm", ids, mem.storage.gather("ssm", ids))
+    mem.planes.scatter("ssm", ids, mem.planes.gather("ssm", ids))
     mem.pool.copy(ids[:1], ids[1:])
     mem.pool.release(ids)
     mem.release(rows)

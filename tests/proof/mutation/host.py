@@ -2,7 +2,7 @@
 
 from tests.proof.mutation.mutant import Mutant
 
-KEEP = "        if self.below and chosen:\n            self.below.keep(chosen)\n"
+KEEP = "        if self.below and chosen:\n            self.below.save(chosen)\n"
 DROP = "        self._publisher.drop([node.snapshot for node in chosen if node.snapshot])\n"
 
 MUTANTS = [
@@ -34,7 +34,7 @@ MUTANTS = [
         "leaf keep left out",
         "lost snapshot",
         "memstate/prefix/cache.py",
-        "            if self.below:\n                self.below.keep([leaf])\n",
+        "            if self.below:\n                self.below.save([leaf])\n",
         "",
         "tests/tiers/test_tiers_writes.py::test_back_copies_when_the_device_gives_up[none-in turn]",
     ),
@@ -258,8 +258,8 @@ MUTANTS = [
         "stored before KV",
         "lost update",
         "memstate/tiers/manager.py",
-        "for shelf in self._shelves[::-1]:",
-        "for shelf in self._shelves:",
+        "for source in self._sources[::-1]:",
+        "for source in self._sources:",
         "tests/tiers/test_tiers_life.py::test_states_are_written_for_good_once_nothing_is_pending",
     ),
     Mutant(
@@ -282,7 +282,7 @@ MUTANTS = [
         "undo forgets",
         "leak",
         "memstate/engine/admission.py",
-        "                self._promotions.let_go([start.promotion])\n            if start.lease",
+        "                self._loader.release([start.promotion])\n            if start.lease",
         "                pass\n            if start.lease",
         "tests/tiers/test_tiers_hits.py::test_a_state_that_two_start_from_is_not_taken_over[none]",
     ),

@@ -165,7 +165,7 @@ ORDERED = [
     ),
     Mutant(
         "slots that wait lose their bytes", "stale byte", "memstate/engine/manager.py",
-        " + self.commands.withheld[0]", "",
+        " + self._commands.withheld[0]", "",
         GAP + "states_sleep_with_their_bytes_while_a_slot_waits_for_a_forward[reference]",
     ),
     Mutant(
@@ -299,7 +299,7 @@ STEPPED = [
     ),
     Mutant(
         "in place: the snapshot is taken from another slot", "stale byte", STEPPING,
-        "self._storage.copy(of.snapshot, of.write,", "self._storage.copy(of.snapshot, of.snapshot,",
+        "self._planes.copy(of.snapshot, of.write,", "self._planes.copy(of.snapshot, of.snapshot,",
         "tests/engine/test_in_place.py::test_B36_a_snapshot_costs_one_copy[reference-in turn-ping-pong]",
     ),
     Mutant(
@@ -436,8 +436,8 @@ MIRRORED = [
     ),
     Mutant(
         "a chunk may cross a boundary", "lost snapshot", MIRROR,
-        "crossed = (after > (length // every + 1) * every) | ((length < want) & (want < after))",
-        "crossed = (length < want) & (want < after)",
+        "crossed = (after > (length // every + 1) * every) | ((length < snapshot_at) & (snapshot_at < after))",
+        "crossed = (length < snapshot_at) & (snapshot_at < after)",
         "tests/requests/test_accepted.py::test_B33_accepted_tokens_are_not_folded_across_a_multiple_unseen"
         "[reference-PingPong(every=256, lane_count=None)]",
     ),

@@ -17,13 +17,13 @@ BROKEN = "tests/proof/test_stateful.py::test_a_broken_library_is_found_out[{}]"
 FOUND = [
     Mutant(
         "a split gives the state to both parts", "stale label", TREE,
-        "        upper.carriers = int(not node.hollow)\n",
-        "        upper.carriers, upper.snapshot = int(not node.hollow), node.snapshot\n",
+        "        upper.carriers = int(not node.ghost)\n",
+        "        upper.carriers, upper.snapshot = int(not node.ghost), node.snapshot\n",
         "tests/prefix/test_prefix_tree.py::test_B43_the_upper_part_of_a_split_node_has_no_state_and_the_lower_one_keeps_it",
     ),
     Mutant(
         "the upper part of a split has no leases", "double owner", TREE,
-        "upper.leases, upper.hollow, upper.touched = node.leases, ", "upper.leases, upper.hollow, upper.touched = 0, ",
+        "upper.leases, upper.ghost, upper.touched = node.leases, ", "upper.leases, upper.ghost, upper.touched = 0, ",
         DICTIONARY,
     ),
     Mutant(
@@ -42,12 +42,12 @@ FOUND = [
     ),
     Mutant(
         "what is only remembered counts as KV", "wrong count", TREE,
-        "            if not child.hollow:\n                reach", "            if child:\n                reach",
+        "            if not child.ghost:\n                reach", "            if child:\n                reach",
         DICTIONARY,
     ),
     Mutant(
         "pages of a node that is filled again are nobody's", "leak", TREE,
-        "node.hollow, node.pages = False, pages", "node.hollow = False", DICTIONARY,
+        "node.ghost, node.pages = False, pages", "node.ghost = False", DICTIONARY,
     ),
     Mutant(
         "a prompt that grows takes no lease on what is new", "wrong count", TREE,
@@ -81,12 +81,12 @@ HELD = [
     ),
     Mutant(
         "KV pages of the tree are the row's alone", "double owner", CACHE,
-        "            self._pages.allocator.share(offer.pages[had : len(key) // self._unit])\n", "",
+        "            self._pages.allocator.share(insertion.pages[had : len(key) // self._unit])\n", "",
         "tests/prefix/test_prefix_cache.py::test_B43_a_state_is_never_split[reference]",
     ),
     Mutant(
         "KV pages that were there are shared once more", "leak", CACHE,
-        "self._pages.allocator.share(offer.pages[had :", "self._pages.allocator.share(offer.pages[:",
+        "self._pages.allocator.share(insertion.pages[had :", "self._pages.allocator.share(insertion.pages[:",
         "tests/prefix/test_prefix_cache.py::test_B43_a_state_is_never_split[reference]",
     ),
     Mutant(
@@ -101,13 +101,13 @@ HELD = [
     ),
     Mutant(
         "a row that ends keeps its lease", "leak", CACHE,
-        "            if lease := self.leases.pop(row, None):\n                self.let_go(lease)\n",
+        "            if lease := self.leases.pop(row, None):\n                self.release(lease)\n",
         "            self.leases.pop(row, None)\n",
         "tests/prefix/test_prefix_cow.py::test_B50_a_row_given_up_before_its_first_step_lets_go[reference]",
     ),
     Mutant(
         "a refused request keeps its lease", "leak", ADMISSION,
-        "            self._cache.let_go(start.lease)\n", "",
+        "            self._cache.release(start.lease)\n", "",
         "tests/prefix/test_prefix_cow.py::test_B50_a_refusal_gives_pin_and_lease_and_slot_back"
         "[reference-slots-redirect, read]",
     ),
@@ -189,7 +189,7 @@ ROOM = [
     ),
     Mutant(
         "a state is not worth more where one below it is gone", "lost snapshot", RETURN_RATE,
-        "            heir.worth += spot.worth\n", "",
+        "            heir.worth += candidate.worth\n", "",
         "tests/prefix/test_prefix_gaps.py::test_a_state_inherits_the_requests_of_those_given_up_below_it",
     ),
 ]  # fmt: skip
@@ -207,12 +207,12 @@ ASKED = [
     ),
     Mutant(
         "the second snapshot that is wanted never comes up", "lost snapshot", STEPPING,
-        "        self._wants.advance(distinct, self._mirror.lengths(distinct))\n", "",
+        "        self._boundaries.advance(distinct, self._mirror.lengths(distinct))\n", "",
         "tests/prefix/test_prefix_wants.py::test_B49_a_want_of_the_request_is_one_more[reference]",
     ),
     Mutant(
         "a chunk may cross the next snapshot but one", "lost snapshot", STEPPING,
-        "                self._wants.require_within(rows, after - tokens, after)\n", "                pass\n",
+        "                self._boundaries.require_within(rows, after - tokens, after)\n", "                pass\n",
         "tests/prefix/test_prefix_wants.py::test_B49_a_chunk_beyond_what_is_wanted_is_refused[reference-ping-pong]",
     ),
 ]  # fmt: skip
@@ -270,13 +270,13 @@ TURNS = [
     ),
     Mutant(
         "a closed session keeps its lease", "leak", ENGINE,
-        "            self.prefix.let_go(lease)\n", "            pass\n",
+        "            self.prefix.release(lease)\n", "            pass\n",
         "tests/prefix/test_session_pages.py::test_B74_pages_of_an_idle_session_stay_and_go_with_it[reference-redirect]",
     ),
     Mutant(
         "the ledger misses releases", "lost update", COMMANDS,
         '        self._note("release", regs)\n', "",
-        "tests/prefix/test_prefix_gaps.py::test_the_ledger_names_every_change_of_owners[reference]",
+        "tests/prefix/test_prefix_gaps.py::test_the_journal_names_every_change_of_owners[reference]",
     ),
     Mutant(
         "a leaf that is offered twice is room twice", "wrong count", "memstate/prefix/cache.py",

@@ -27,12 +27,12 @@ STARTED = [
     ),
     Mutant(
         "salt: a turn asks its session under none", "stale byte", ADMISSION,
-        "self._sessions.look(start.session, key, request.salt)", "self._sessions.look(start.session, key, None)",
+        "self._sessions.find(start.session, key, request.salt)", "self._sessions.find(start.session, key, None)",
         f"{DEVICE}a_later_turn_of_a_session_goes_on_under_its_own_salt{ONE}",
     ),
     Mutant(
         "salt: a request asks host memory under none", "stale byte", ADMISSION,
-        "                    key, request.salt, match, start", "                    key, None, match, start",
+        "_loader.find(key, request.salt, match", "_loader.find(key, None, match",
         f"{BELOW}host_memory_gives_what_its_own_salt_has[a-None-through]",
     ),
     Mutant(
@@ -52,7 +52,7 @@ STARTED = [
     ),
     Mutant(
         "salt: a row without tokens comes under none", "stale label", ADMISSION,
-        "self._cache.come(row, start.request.salt, start.key)", "self._cache.come(row, None, start.key)",
+        "self._cache.on_miss(row, start.request.salt, start.key)", "self._cache.on_miss(row, None, start.key)",
         f"{DEVICE}a_row_without_tokens_leaves_what_it_has_under_its_salt{ONE}",
     ),
     Mutant(
@@ -101,13 +101,13 @@ ASKED = [
     ),
     Mutant(
         "salt: match asks a session under none", "stale byte", ENGINE,
-        "self.sessions.look(self.sessions.get(session), key, salt)",
-        "self.sessions.look(self.sessions.get(session), key, None)",
+        "self._sessions.find(self._sessions.get(session), key, salt)",
+        "self._sessions.find(self._sessions.get(session), key, None)",
         f"{DEVICE}match_finds_what_a_session_keeps_under_its_salt{ONE}",
     ),
     Mutant(
         "salt: match asks host memory under none", "stale byte", ENGINE,
-        "self.tiers.look(key, salt, found,", "self.tiers.look(key, None, found,",
+        "self.tiers.find(key, salt, found,", "self.tiers.find(key, None, found,",
         f"{BELOW}match_finds_what_host_memory_has_under_its_salt{ONE}",
     ),
     Mutant(
@@ -142,7 +142,7 @@ CACHED = [
     ),
     Mutant(
         "salt: who finds nothing has none", "stale label", CACHE,
-        "Lease(NOWHERE, salt, NO_MATCH, {}, key=key or b\"\")", "Lease(NOWHERE, None, NO_MATCH, {}, key=key or b\"\")",
+        "Lease(NO_NODE, salt, NO_MATCH, {}, key=key or b\"\")", "Lease(NO_NODE, None, NO_MATCH, {}, key=key or b\"\")",
         f"{DEVICE}a_row_that_resumes_a_handle_leaves_what_it_has_under_its_salt{ONE}",
     ),
     Mutant(
@@ -157,8 +157,8 @@ CACHED = [
     ),
     Mutant(
         "salt: what a row leaves goes under none", "stale label", CACHE,
-        "self.tree.insert(key, offer.pages, offer.lease.salt, start)",
-        "self.tree.insert(key, offer.pages, None, start)",
+        "self.tree.insert(key, insertion.pages, insertion.lease.salt, start)",
+        "self.tree.insert(key, insertion.pages, None, start)",
         f"{DEVICE}what_a_row_leaves_goes_under_its_salt[a-None-release]",
     ),
     Mutant(
@@ -192,24 +192,24 @@ CACHED = [
 BELOW_THE_DEVICE = [
     Mutant(
         "salt: a hit is looked for under none", "stale byte", PROMOTION,
-        "self._tiers.look(key, salt, match, known,", "self._tiers.look(key, None, match, known,",
+        "self._tiers.find(key, salt, match, known,", "self._tiers.find(key, None, match, known,",
         f"{BELOW}host_memory_gives_what_its_own_salt_has[a-None-through]",
     ),
     Mutant(
         "salt: a promise is kept to none", "stale byte", PROMOTION,
-        "self._tiers.promises.get(fetch, key, salt, match, known)",
-        "self._tiers.promises.get(fetch, key, None, match, known)",
+        "self._tiers.agreed.get(fetch, key, salt, match, known)",
+        "self._tiers.agreed.get(fetch, key, None, match, known)",
         f"{BELOW}what_ranks_have_agreed_on_is_for_its_own_salt{ONE}",
     ),
     Mutant(
         "salt: a hit that is brought up has none", "stale label", PROMOTION,
-        "return Promotion(key, salt, match, hit)", "return Promotion(key, None, match, hit)",
+        "return LowerHit(key, salt, match, hit)", "return LowerHit(key, None, match, hit)",
         f"{BELOW}host_memory_gives_what_its_own_salt_has[a-None-through]",
     ),
     Mutant(
         "salt: a hit is planted under none", "stale label", PROMOTION,
-        "self._cache.plant(promotion.head, promotion.salt, hit.length)",
-        "self._cache.plant(promotion.head, None, hit.length)",
+        "self._cache.insert_loaded(promotion.head, promotion.salt, hit.length)",
+        "self._cache.insert_loaded(promotion.head, None, hit.length)",
         f"{BELOW}host_memory_gives_what_its_own_salt_has[a-None-through]",
     ),
     Mutant(

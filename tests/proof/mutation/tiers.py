@@ -54,7 +54,7 @@ TRUNCATION = [
     ),
     Mutant(
         "a prefetch evicts what it relies on", "lost snapshot", OFFERS,
-        "        claim.pin(range(fetch.kv_pages, most), stated[stated <= most].tolist())\n", "",
+        "        reservation.pin(range(fetch.kv_pages, most), stated[stated <= most].tolist())\n", "",
         f"{ONE}B57_what_a_prefetch_relies_on_is_not_evicted_for_it",
     ),
     Mutant(
@@ -64,7 +64,7 @@ TRUNCATION = [
     ),
     Mutant(
         "a state gives way to one that is there already", "lost snapshot", OFFERS,
-        "if self._reads_state(hits, ends) and not claim", "if not claim",
+        "if self._reads_state(hits, ends) and not reservation", "if not reservation",
         f"{ONE}B64_kv_comes_back_to_a_state_that_is_in_host_memory",
     ),
     Mutant(
@@ -87,7 +87,7 @@ AGREEMENT = [
     ),
     Mutant(
         "a rank that cannot leaves before the others know", "wrong count", PREFETCH,
-        "        fetch.offer(ends)\n", "        fetch.offer(ends) if end else self._end(fetch, End.NO_ROOM)\n",
+        "        fetch.propose(ends)\n", "        fetch.propose(ends) if end else self._end(fetch, End.NO_ROOM)\n",
         f"{RANKS}B63_a_rank_without_memory_leaves_when_all_have_agreed",
     ),
     Mutant(
@@ -133,7 +133,7 @@ REVOKED = [
     ),
     Mutant(
         "a prefetch that ends keeps what it holds", "leak", PREFETCH,
-        "        self._background.drop(fetch)\n        fetch.claim.give_back()\n",
+        "        self._background.drop(fetch)\n        fetch.reservation.release()\n",
         "        self._background.drop(fetch)\n", f"{STOPS}B65_an_abort_at_any_moment_returns_everything[9-1-4]",
     ),
     Mutant(

@@ -10,7 +10,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from tests.proof.stateful.memory import POISON
 from tests.proof.stateful.model import Model
 from tests.proof.stateful.rows import Row
@@ -34,8 +34,8 @@ class EngineKv:
         s = self.settings = settings
         order = "slot_major" if s.layout.order == "layer_major" else "layer_major"
         layout = ms.StateLayout((ms.Plane("k", (s.page_size, ELEMENTS), torch.int32),), s.layers, order)  # type: ignore[arg-type]
-        self.storage = Storage(layout, s.pages, Backend(backend.name, backend.device))
-        self.plane = self.storage.planes["k"]  # layer page token element
+        self.storage = Planes(layout, s.pages, Backend(backend.name, backend.device))
+        self.plane = self.storage["k"]  # layer page token element
 
     def attach(self, model: Model) -> None:
         assert model.below

@@ -14,7 +14,7 @@ from tests.proof.stateful.settings import Settings
 
 MOVE, RELEASE, CLAIM, WRITE, DATA = range(5)  # phases of a packet, in the order they run
 State = History | None  # of a plane in a slot; None: nobody may depend on it
-COLUMNS = ("tracked", "want", "source", "generation")
+COLUMNS = ("tracked", "snapshot_at", "source", "generation")
 
 
 class Op(NamedTuple):
@@ -85,7 +85,7 @@ class Ledger:
         self.free = set(range(1, self.capacity + 1))
         self.claimed = self.released = self.degraded = 0
         self.page_cells = [[0] * self.settings.pages_per_row for _ in range(self.row_count + 1)]
-        for name in ("tracked", "want", "source"):
+        for name in ("tracked", "snapshot_at", "source"):
             self.columns[name] = [0] * (self.row_count + 1)
         for slot in self.free:
             self.lose(slot)

@@ -21,6 +21,7 @@ from tests.proof.stateful.model import Model, Planned
 from tests.proof.stateful.rows import Kept, Row
 from tests.proof.stateful.settings import Settings
 from tests.proof.stateful.talking import Talk
+from tests.support.build import build
 
 Faults = set[type[ms.MemstateError]]
 REFUSED = object()  # the answer of a call that raised what it had to
@@ -49,7 +50,7 @@ class Foreign:
 @cache
 def foreign() -> Foreign:
     """Handles of a manager that no program drives."""
-    mem = ms.StateManager(Settings().layout, slots=12, max_requests=9, tracking=ms.Redirect(2), overlap=False,
+    mem = build(Settings().layout, slots=12, max_requests=9, tracking=ms.Redirect(2), overlap=False,
                           backend="reference", speculation=True)  # fmt: skip
     rows = mem.admit([ms.Request(name) for name in "abcdefghi"])
     for _ in range(2):
@@ -74,16 +75,16 @@ class Machine:
         self.memory = Memory(settings, backend.device)
         self.lower = Lower(settings, backend) if s.tiered else None
         with self.memory.fenced() if s.memory == "fenced" else nullcontext():
-            self.mem = ms.StateManager(
+            self.mem = build(
                 s.layout, slots=s.slots, max_requests=s.rows, preallocated=s.preallocated, max_batch=s.max_batch,
                 tracking=s.tracking, overlap=s.overlap, speculation=s.speculation, in_place=s.in_place,
-                direct_hits=s.direct_hits, holders=s.holders, reserve=s.reserve, pages=s.pages, page_size=s.page_size,
+                direct_hits=s.direct_hits, snapshots=s.holders, reserve=s.reserve, pages=s.pages, page_size=s.page_size,
                 pages_per_row=s.pages_per_row, tensors=self.memory.tensors, debug=s.debug,
                 backend=backend.name, device=backend.device, prefix=s.cache,
                 tiers=self.lower.tiers if self.lower else None,
             )  # fmt: skip
         self.memory.attach(self.mem)
-        self.model = Model(settings, self.mem.table.generation.tolist())
+        self.model = Model(settings, self.mem._table.generation.tolist())
         if self.lower:
             self.lower.attach(self.mem, self.model, self.memory)
         self.model.choose = self._chosen
@@ -104,7 +105,7 @@ class Machine:
         self.calls = 0
         self.errors: Counter[str] = Counter()
         self.store: Tensor | None = None  # of both step records, once there is a step
-        table, file = self.mem.registers.table, self.mem.registers
+        table, file = self.mem._registers.table, self.mem._registers
         columns = {name: getattr(table, name) for name in ("slots", "labels", *COLUMNS)} | {"pages": file.page_table}
         self.starts = {name: column.storage_offset() for name, column in columns.items()}
         self.expected = np.zeros(file.cells.numel(), np.int32)
@@ -142,7 +143,7 @@ class Machine:
 
     def look(self) -> None:
         """Compares the host's counts, the raw tensors of the device and every byte; sends nothing."""
-        model, mem, registers = self.model, self.mem, self.mem.registers
+        model, mem, registers = self.model, self.mem, self.mem._registers
         count = model.register_count
         held, known = _dense(model.held_marks(), count), _dense(model.known, count)
         self._same("held on the host", registers.held.tolist(), held)
@@ -151,7 +152,7 @@ class Machine:
         for name in COLUMNS[:3]:
             told = [getattr(row, name) if row else 0 for row in rows]
             self._same(f"{name} on the host", getattr(registers, name).tolist(), told)
-        confirmed = mem.table.confirmed.tolist()
+        confirmed = mem._table.confirmed.tolist()
         self._same("confirmed", [confirmed[row.number] for row in rows if row], [row.confirmed for row in rows if row])
         self._look_at_the_cells()
         self._look_at_the_rest()
@@ -169,7 +170,7 @@ class Machine:
 
     def _look_at_the_cells(self) -> None:
         """The one tensor of registers, columns and page table, with what lies between them."""
-        model, seen, told = self.model, raw(self.mem.registers.cells), self.expected
+        model, seen, told = self.model, raw(self.mem._registers.cells), self.expected
         count = model.register_count
         columns = {
             "slots": _dense(model.slot, count), "labels": _dense(model.label, count), **model.columns,
@@ -184,11 +185,11 @@ class Machine:
 
     def _look_at_the_rest(self) -> None:
         model, mem = self.model, self.mem
-        words = raw(mem.allocator.bitmap).tolist()
+        words = raw(mem._allocator.bitmap).tolist()
         free = sum(1 << slot for slot in model.free)
         self._same("bitmap", sum((word % 2**32) << (32 * i) for i, word in enumerate(words)), free)
         told = [len(model.free), self.settings.reserve, model.claimed, model.released, model.degraded, *[0] * 11]
-        self._same("device counters", raw(mem.allocator.counters).tolist(), told)
+        self._same("device counters", raw(mem._allocator.counters).tolist(), told)
         if self.store is not None:
             store = raw(self.store).reshape(2, 7, 64)
             if not np.array_equal(store, model.records):
@@ -215,10 +216,10 @@ class Machine:
         """Owners by name, holders of each page, sessions, and the cache node by node."""
         model, mem = self.model, self.mem
         self._same("owners", mem.owners(), {register: self.owner(register) for register in model.held})
-        users = [int(n) for n in mem.pages.allocator.holders]
+        users = [int(n) for n in mem._pages.allocator.holders]
         self._same("holders of pages", users, _dense(model.page_users, self.settings.pages + 1))
         kept = {
-            h.id: (s.tokens, [one.register for one in s.kept], s.pages, s.row) for h, s in mem.sessions.opened.items()
+            h.id: (s.tokens, [one.register for one in s.kept], s.pages, s.row) for h, s in mem._sessions.opened.items()
         }
         self._same("sessions", kept, {
             talk.name: (encoded(talk.text), [one.register for one in talk.kept], talk.pages, talk.row.number if talk.row
@@ -251,8 +252,8 @@ class Machine:
 
     def _chosen(self, free: set[int], length: int) -> int:
         """Which of some holders the library has taken; it is done already."""
-        taken = [one for one in sorted(free) if one in self.mem.holders.kept]
-        return next((one for one in taken if self.mem.holders.kept[one].length == length), min(taken or free))
+        taken = [one for one in sorted(free) if one in self.mem._holders.kept]
+        return next((one for one in taken if self.mem._holders.kept[one].length == length), min(taken or free))
 
     @staticmethod
     def _same(what: str, seen: Any, told: Any) -> None:

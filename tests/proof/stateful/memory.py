@@ -147,7 +147,7 @@ class Memory:
 
     def attach(self, mem: ms.StateManager) -> None:
         """Looks at the planes where they lie now; their contents are of no known content until `look`."""
-        tensors = self.backing or list(mem.storage.arenas)
+        tensors = self.backing or list(mem.planes.arenas)
         before = getattr(self, "blocks", None)
         self.blocks = []
         for i, tensor in enumerate(tensors):

@@ -91,7 +91,7 @@ class Model(Starting):
     # Boundaries
 
     def is_boundary(self, row: Row, length: int) -> bool:
-        return length % self.settings.every == 0 or length == row.want
+        return length % self.settings.every == 0 or length == row.snapshot_at
 
     def next_boundary(self, row: Row) -> int:
         length = self.length(row) + 1
@@ -102,11 +102,11 @@ class Model(Starting):
     def advance(self, rows: Sequence[Row]) -> None:
         """Each row's next want in turn: there is one cell for them."""
         for row in rows:
-            before = row.want
-            while row.coming and row.want < self.length(row) + (self.settings.strategy != "redirect"):
-                row.want = row.coming.pop(0)
-            if row.want != before:
-                self.record_write("want", row.number, row.want)
+            before = row.snapshot_at
+            while row.coming and row.snapshot_at < self.length(row) + (self.settings.strategy != "redirect"):
+                row.snapshot_at = row.coming.pop(0)
+            if row.snapshot_at != before:
+                self.record_write("snapshot_at", row.number, row.snapshot_at)
 
     def boundaries(self, row: Row, length: int, reach: int) -> list[int]:
         """Those in length + 1 .. reach."""

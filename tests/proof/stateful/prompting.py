@@ -63,15 +63,15 @@ class Prompting(Settling):
         faults: Faults = set()
         resume: Any = d.pick(*self.snaps) if how == "resume" and self.snaps else None
         length: Any = d.pick(0, 0, d(5), d(9), 3 * d(9))
-        want: Any = d.pick(0, (resume.length if resume else 0) + self.settings.page_size * d(9))
+        snapshot_at: Any = d.pick(0, (resume.length if resume else 0) + self.settings.page_size * d(9))
         wrong = d(50)
         if wrong == 1:
             resume = d.pick(foreign().snapshot, *self.dropped, *self.cached, "snapshot")
         elif wrong == 2:
             length = d.pick(-1, 2**31, True, 1000)
         elif wrong == 3:
-            want = d.pick(-1, self.settings.page_size + 1, 1.5)
-        start = Start(name, wants=[want] if want else [])
+            snapshot_at = d.pick(-1, self.settings.page_size + 1, 1.5)
+        start = Start(name, wants=[snapshot_at] if snapshot_at else [])
         if resume is not None:
             start.origin = self.snaps.get(resume)
             if start.origin:
@@ -80,11 +80,14 @@ class Prompting(Settling):
                 there = resume in self.cached and resume not in self.stale()
                 void = isinstance(resume, ms.Snapshot) and not there
                 faults.add(ms.StaleHandle if void else ms.InvalidArgument)
-        faults |= self._of_sizes(length, want, start)
-        return ms.Request(name, length, resume, want), start, faults
+        faults |= self._of_sizes(length, snapshot_at, start)
+        return ms.Request(name, length, resume, snapshot_at), start, faults
 
-    def _of_sizes(self, length: Any, want: Any, start: Start) -> Faults:
-        if any(type(n) is not int or not 0 <= n < 2**31 for n in (length, want)) or want % self.settings.page_size:
+    def _of_sizes(self, length: Any, snapshot_at: Any, start: Start) -> Faults:
+        if (
+            any(type(n) is not int or not 0 <= n < 2**31 for n in (length, snapshot_at))
+            or snapshot_at % self.settings.page_size
+        ):
             return {ms.InvalidArgument}
         start.size = length
         return {ms.InvalidArgument} if self.settings.pages and self.model.too_wide(length) else set()
@@ -99,7 +102,7 @@ class Prompting(Settling):
         if talk and talk.told and d(8):
             salt = talk.salt
         length = d.pick(None, None, None, len(prompt) + d(4), d(len(prompt)))
-        want = d.pick(0, 0, self.settings.page_size * d(9))
+        snapshot_at = d.pick(0, 0, self.settings.page_size * d(9))
         tokens: Any = spelled(d, prompt)
         resume: Any = None
         wrong = d(40)
@@ -117,11 +120,11 @@ class Prompting(Settling):
         elif wrong == 4 and session and self.snaps:
             resume = next(iter(self.snaps))
             faults.add(ms.InvalidArgument)
-        start = Start(name, wants=[want] if want else [], prompt=prompt, salt=salt, talk=talk)
-        faults |= self._of_sizes(len(prompt) if length is None else length, want, start)
+        start = Start(name, wants=[snapshot_at] if snapshot_at else [], prompt=prompt, salt=salt, talk=talk)
+        faults |= self._of_sizes(len(prompt) if length is None else length, snapshot_at, start)
         if not faults:
             self.model.look_up(start)
-        return ms.Request(name, length, resume, want, tokens, salt, session), start, faults
+        return ms.Request(name, length, resume, snapshot_at, tokens, salt, session), start, faults
 
     # What a caller says of rows
 

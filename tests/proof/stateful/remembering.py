@@ -95,7 +95,7 @@ class Remembering(Asking):
         state = found.stated.state if found.stated else None
         seen = (match.tokens, match.length, match.kv_length, match.evicted_length)
         self._same("match", seen, (found.tokens, found.length, found.kv, found.gone))
-        hit = self.model.below.look(prompt, salt, found) if self.model.below else None
+        hit = self.model.below.find(prompt, salt, found) if self.model.below else None
         hit = self.model.below.worth(hit, found.length) if self.model.below else None
         self._same("match in host memory", match.host_length, hit.length if hit else 0)
         self._same("snapshot", match.snapshot and match.snapshot.register, state and state.register)

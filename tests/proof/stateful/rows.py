@@ -27,7 +27,7 @@ class Row:
     number: int
     generation: int
     name: object
-    want: int = 0
+    snapshot_at: int = 0
     coming: list[int] = field(default_factory=list)
     tracked: int = 0
     source: int = 0  # register that the next step reads instead of live

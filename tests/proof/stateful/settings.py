@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import memstate as ms
-from memstate.state.planes import Storage
+from memstate.state.planes import Planes
 from memstate.tiers import Prefetch, Store, Tiers
 
 
@@ -102,7 +102,7 @@ class Settings:
             lane_count if name == "ping-pong" else None, d(2) == 0,
             slots=max(least, least * rows // 2) + d(more), rows=rows,
             preallocated=d(3) if d(2) else 0,
-            max_batch=d.pick(None, rows + 3, rows, None, None, 1), holders=d.pick(None, 1, 2, 0, 3, 5),
+            max_batch=d.pick(None, rows + 3, rows, None, None, 1), snapshots=d.pick(None, 1, 2, 0, 3, 5),
             reserve=d.pick(0, 0, 1, 2) if least > 1 else d(2), page_size=page_size,
             pages=(6 + pages_per_row * (d(2 * rows) + 2 * prefix)) if pages_per_row else 0, pages_per_row=pages_per_row,
             parts=("fold", *d.pick((), ("conv",), ("ring",), ("conv turned", "ring"))),
@@ -151,7 +151,7 @@ class Settings:
             return None
         return ms.Prefix(ms.prefix.Lru(), ms.prefix.LruPages(self.tombstones), self.most_states, self.evict)
 
-    def tiers(self, kv: Storage | None, store: Store, executor: Executor, clock: Callable[[], float]) -> Tiers | None:
+    def tiers(self, kv: Planes | None, store: Store, executor: Executor, clock: Callable[[], float]) -> Tiers | None:
         if not self.tiered:
             return None
         fetch = Prefetch(
@@ -165,7 +165,7 @@ class Settings:
         return Tiers(
             "model", host_slots=self.host_slots, host_pages=self.host_pages or None, reserve=self.host_reserve, kv=kv,
             dense_slots=self.dense_slots,
-            write=self.write, storage=store if self.storing else None, prefetch=fetch, staging=self.staging,  # type: ignore[arg-type]
+            write=self.write, store=store if self.storing else None, prefetch=fetch, staging=self.staging,  # type: ignore[arg-type]
             load_threshold=self.load_threshold, layer_groups=self.layer_groups, layerwise=self.layerwise,
             executor=executor, clock=clock,
         )  # fmt: skip

@@ -49,7 +49,7 @@ class Starting(Talking):
         if found:
             size = self.floor(len(prompt))
             more = (size, found.kv) if s.lanes else ()
-            start.wants = sorted({want for want in (*start.asked, *more) if want > start.length})
+            start.wants = sorted({snapshot_at for snapshot_at in (*start.asked, *more) if snapshot_at > start.length})
 
     def from_host(self, start: Start) -> Start | None:
         """The same request where it starts from host memory, if that has more."""
@@ -58,7 +58,7 @@ class Starting(Talking):
         found = self.find(start.prompt, start.salt)
         serving = self.serving(start.talk, start.prompt, start.salt) if start.talk else []
         known = max(found.length, serving[0].length if serving else 0)
-        hit = self.below.worth(self.below.look(start.prompt, start.salt, found), known)
+        hit = self.below.worth(self.below.find(start.prompt, start.salt, found), known)
         if not hit:
             return None
         shared = [0] * self.pages_for(hit.length)
@@ -217,9 +217,9 @@ class Starting(Talking):
                 direct.append((row, register))
             elif register:
                 copies.append((row.live, register))
-            row.want, *row.coming = start.wants or [0]
+            row.snapshot_at, *row.coming = start.wants or [0]
             row.tracked = row.confirmed = start.length
-            for column in ("want", "generation", "tracked", "source"):
+            for column in ("snapshot_at", "generation", "tracked", "source"):
                 self.record_write(column, row.number, getattr(row, column))
         fresh = [row.live for row, start in zip(rows, starts, strict=True) if not (start.length or start.origin)]
         self.record_zeros(fresh)
@@ -316,7 +316,7 @@ class Starting(Talking):
             self.page_users -= Counter(row.pages)
             del self.rows[row.number]
             self.generation[row.number] += 1
-            for column in ("tracked", "want", "source"):
+            for column in ("tracked", "snapshot_at", "source"):
                 self.record_write(column, row.number, 0)
             self.record_write("generation", row.number, self.generation[row.number])
         return kept

@@ -47,7 +47,7 @@ class Tiering(Remembering):
             found, talk = model.find(prompt, salt), self.talks.get(session)
             serving = model.serving(talk, prompt, salt) if talk else []
             covered = max(found.length, serving[0].length if serving else 0)
-            hit = below.worth(below.look(prompt, salt, found), covered)
+            hit = below.worth(below.find(prompt, salt, found), covered)
             covered, keys = max(covered, hit.length if hit else 0), below.keys(prompt[:-1], salt)
         fetch = self.attempt(faults, lambda: self.mem.prefetch(given, salt, session))
         if fetch is REFUSED:

@@ -1,0 +1,19 @@
+"""A manager from plain keywords, so that tests can vary one setting at a time."""
+
+from typing import Any
+
+from memstate import Forward, Pages, StateLayout, StateManager
+
+PAGES = {"pages": "count", "page_size": "size", "pages_per_row": "per_row"}
+FORWARD = ("in_place", "speculation", "direct_hits")
+
+
+def build(layout: StateLayout, **given: Any) -> StateManager:
+    """A manager; pages, page_size and pages_per_row become `Pages`, what the forward can do becomes `Forward`."""
+    pages = {PAGES[name]: given.pop(name) for name in tuple(given) if name in PAGES}
+    forward = {name: given.pop(name) for name in tuple(given) if name in FORWARD}
+    if pages or given.get("prefix") is not None:
+        given["pages"] = Pages(**({"size": 1} | pages))
+    if forward:
+        given["forward"] = Forward(**forward)
+    return StateManager(layout, **given)

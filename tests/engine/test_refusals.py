@@ -135,9 +135,9 @@ def test_generations_wrap_around(backend: Backend) -> None:
     loop = Loop(backend, ms.Redirect(I))
     mem = loop.mem
     mem._table.generation[:] = 2**31 - 2
-    mem._holders.generation[:] = 2**31 - 1
+    mem._snapshots.generation[:] = 2**31 - 1
     mem.reset()
-    assert mem._table.generation.max() == 2**31 - 1 and mem._holders.generation.max() == 0
+    assert mem._table.generation.max() == 2**31 - 1 and mem._snapshots.generation.max() == 0
     for _ in range(2):
         (row,) = loop.admit()
         loop.advance([row], I)

@@ -23,14 +23,12 @@ from memstate.engine import stepping
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.reference import copy, registers, tracking
 from memstate.prefix import cache, policies, sessions, tree
-from memstate.requests import boundaries, pages, publisher
-from memstate.requests import snapshots as holders
+from memstate.requests import boundaries, pages, snapshots
 from memstate.requests import table as requests
 from memstate.slots import commands, packet
 from memstate.state import windows
 from memstate.tiers import load as promotion
-from memstate.tiers import records
-from memstate.tiers import writeback
+from memstate.tiers import records, writeback
 from memstate.tiers.host import cache as host_cache
 from memstate.tiers.host import pool as host_pool
 from memstate.tiers.prefetch import background
@@ -128,7 +126,7 @@ def newest_lane_is_overwritten(patch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_is_pinned(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(publisher.Publisher, "pin", lambda self, row, register: None)
+    patch.setattr(snapshots.Snapshots, "read_first", lambda self, row, register: None)
 
 
 def release_forgets_one(patch: pytest.MonkeyPatch) -> None:
@@ -216,7 +214,7 @@ def a_split_gives_the_state_to_both(patch: pytest.MonkeyPatch) -> None:
 
 
 def pins_are_not_seen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(holders.Holders, "pinned", property(lambda self: {}.keys()))
+    patch.setattr(snapshots.Snapshots, "pinned", property(lambda self: {}.keys()))
 
 
 def leases_are_forgotten(patch: pytest.MonkeyPatch) -> None:

@@ -275,8 +275,9 @@ def everything(at: Tiered) -> tuple[object, ...]:
     host = [{entry.key: (entry.record, entry.pins) for entry in cache.entries()} for cache in at.caches]
     stats = mem.stats()
     return (
-        mem._registers.table.slots.tolist(), mem._registers.table.labels.tolist(), tree, host, dict(mem._holders._pins),
-        sorted(mem._holders.kept), mem.free_slots, mem.free_pages, stats.prefix, stats.tiers, mem._table.free,
+        mem._registers.table.slots.tolist(), mem._registers.table.labels.tolist(), tree, host,
+        dict(mem._snapshots._pins),
+        sorted(mem._snapshots.kept), mem.free_slots, mem.free_pages, stats.prefix, stats.tiers, mem._table.free,
         np.asarray(mem._pages.allocator.holders).tolist(),
     )  # fmt: skip
 

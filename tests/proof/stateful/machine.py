@@ -78,7 +78,8 @@ class Machine:
             self.mem = build(
                 s.layout, slots=s.slots, max_requests=s.rows, preallocated=s.preallocated, max_batch=s.max_batch,
                 tracking=s.tracking, overlap=s.overlap, speculation=s.speculation, in_place=s.in_place,
-                direct_hits=s.direct_hits, snapshots=s.snapshots, reserve=s.reserve, pages=s.pages, page_size=s.page_size,
+                direct_hits=s.direct_hits, snapshots=s.snapshots, reserve=s.reserve, pages=s.pages,
+                page_size=s.page_size,
                 pages_per_row=s.pages_per_row, tensors=self.memory.tensors, debug=s.debug,
                 backend=backend.name, device=backend.device, prefix=s.cache,
                 tiers=self.lower.tiers if self.lower else None,
@@ -252,8 +253,8 @@ class Machine:
 
     def _chosen(self, free: set[int], length: int) -> int:
         """Which of some holders the library has taken; it is done already."""
-        taken = [one for one in sorted(free) if one in self.mem._holders.kept]
-        return next((one for one in taken if self.mem._holders.kept[one].length == length), min(taken or free))
+        taken = [one for one in sorted(free) if one in self.mem._snapshots.kept]
+        return next((one for one in taken if self.mem._snapshots.kept[one].length == length), min(taken or free))
 
     @staticmethod
     def _same(what: str, seen: Any, told: Any) -> None:

@@ -11,7 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/guide.md")
-LINKED = sorted(str(path.relative_to(ROOT)) for folder in (".", "docs", "benchmarks") for path in (ROOT / folder).glob("*.md"))
+LINKED = sorted(
+    str(path.relative_to(ROOT)) for folder in (".", "docs", "benchmarks") for path in (ROOT / folder).glob("*.md")
+)
 
 BLOCK = re.compile(r"```python\n(import .*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)  # other blocks are fragments
 NUMBER = re.compile(r"[A-Z]\d+[a-z]?")

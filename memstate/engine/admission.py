@@ -22,7 +22,7 @@ from memstate.requests.table import RequestTable
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import Longs
 from memstate.tiers import Fetch
-from memstate.tiers.load import Loader, LowerHit
+from memstate.tiers.load import LowerHit, NoLoader
 from memstate.tokens import BYTES, encode
 
 PER_ROW = REGISTERS_PER_ROW
@@ -71,32 +71,31 @@ class Admission:
     """Gives requests their rows, slots and pages.
 
     lanes: that a row holds from its admission on. direct_hits: the first step reads a snapshot instead of a copy of it.
-    tracks: the strategy takes snapshots. promotions: hits below the device, where there is anything.
+    tracks: the strategy takes snapshots. loader: finds hits below the device.
     """
 
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, snapshots: Snapshots,
-        cache: PrefixCache | None, sessions: Sessions, boundaries: Boundaries, lanes: int, direct_hits: bool,
-        tracks: bool, promotions: Loader | None = None,
+        cache: PrefixCache, sessions: Sessions, boundaries: Boundaries, lanes: int, direct_hits: bool,
+        tracks: bool, loader: NoLoader,
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._snapshots, self._cache = pages, snapshots, cache
         self._sessions, self._boundaries = sessions, boundaries
         self._per_request, self._direct_hits, self._tracks = 1 + lanes, direct_hits, tracks
-        self._loader = promotions
+        self._loader = loader
 
     def admit(self, requests: Sequence[Request]) -> Rows:
         """See `StateManager.admit`."""
         given = sequence("requests", requests, "admit([request])")
-        if self._loader is not None:
-            starts = self._starts_of(given, promote=True)
-            if any(start.promotion for start in starts):
-                self._loader.require_awake()
-                try:
-                    return self._admit(starts)
-                except (OutOfSlots, OutOfPages, OutOfRows):
-                    pass  # nothing changed; without what lies below the device there may be room
-        return self._admit(self._starts_of(given, promote=False))
+        starts = self._starts_of(given, promote=True)
+        if any(start.promotion for start in starts):
+            self._loader.require_awake()
+            try:
+                return self._admit(starts)
+            except (OutOfSlots, OutOfPages, OutOfRows):  # nothing changed; without what lies below there may be room
+                starts = self._starts_of(given, promote=False)
+        return self._admit(starts)
 
     def _starts_of(self, requests: Sequence[Request], promote: bool) -> list[Start]:
         starts = [self._start_of(request, promote) for request in requests]
@@ -115,7 +114,7 @@ class Admission:
             back = [self._sessions.surplus(start.session, start.resumption) for start in starts if start.session]
             slots = sum(max(0, self._per_request - len(start.resumption.registers)) for start in starts)
             slots, pages = slots - sum(of for of, _ in back), sum(fresh) - sum(of for _, of in back)
-            if promotions and self._loader is not None:
+            if promotions:
                 more = self._loader.needs(promotions)
                 slots, pages = slots + more[0], pages + more[1]
                 self._require_holders(more[0])
@@ -132,13 +131,11 @@ class Admission:
             except BaseException:  # of a policy of somebody's
                 self._undo(starts)
                 raise
-        if self._loader is not None:
-            self._loader.begun([start.request.fetch for start in starts])
+        self._loader.begun([start.request.fetch for start in starts])
         return self._carry_out(starts, fresh)
 
     def _promote(self, starts: Sequence[Start], promotions: Sequence[LowerHit]) -> None:
         """Brings up what lies below the device: from there on it is a match like any other."""
-        assert self._loader is not None and self._cache is not None
         self._cache.evict_states(self._loader.needs(promotions)[0] - self._snapshots.free)
         self._cache.loaded(self._loader.bring(promotions))
         for start in starts:
@@ -153,7 +150,6 @@ class Admission:
 
     def _require_holders(self, n: int) -> None:
         """Registers for states from below, beside those that the requests are about to read. Raises: OutOfSlots."""
-        assert self._cache is not None
         free, evictable = self._snapshots.free, self._cache.evictable_states
         if n > free + evictable:
             raise OutOfSlots(n, free, evictable)
@@ -169,8 +165,6 @@ class Admission:
         length = np.array([start.length for start in starts], np.int64)
         self._start(rows, source, length, [start.boundaries for start in starts])
         for row, start in zip(rows.tolist(), starts, strict=True):
-            if self._cache is None:
-                continue
             if start.lease is None:
                 self._cache.on_miss(row, start.request.salt, start.key)
                 continue
@@ -206,8 +200,7 @@ class Admission:
         request = start.request
         if request.session is not None:
             raise InvalidArgument(f"request {request.id!r}: resume a snapshot or a session, not both")
-        if self._cache is not None:
-            self._cache.require_foreign([snapshot])
+        self._cache.require_foreign([snapshot])
         start.snapshot = snapshot
         start.shared = snapshot.pages if isinstance(snapshot, Snapshot) else ()
 
@@ -219,9 +212,9 @@ class Admission:
         if request.session is not None:
             start.session = self._sessions.get(request.session)
             start.resumption = self._sessions.find(start.session, key, request.salt)
-        if self._cache is not None:
+        if self._cache.enabled:
             start.match = match = self._cache.match(key, request.salt, known - 1)
-            if promote and self._loader is not None:
+            if promote:
                 start.promotion = self._loader.find(key, request.salt, match, start.resumption.length, request.fetch)
             if start.promotion:
                 start.resumption, start.shared = NOTHING, [0] * self._pages.count(start.promotion.hit.length)
@@ -231,14 +224,12 @@ class Admission:
         if start.resumption.length:
             start.shared = start.resumption.pages
         elif start.match is not None:
-            start.shared = self._cache.pages(start.match) if self._cache else ()
+            start.shared = self._cache.pages(start.match)
 
     def _hold(self, starts: Sequence[Start]) -> None:
         """Keeps what was matched while room is made for the rest, and says what more snapshots are wanted."""
-        if self._cache is None:
-            return
         for start in starts:
-            if start.promotion is not None and self._loader is not None:
+            if start.promotion is not None:
                 self._loader.hold([start.promotion])
             if start.match is None or start.key is None or start.promotion is not None:
                 continue
@@ -261,9 +252,9 @@ class Admission:
 
     def _undo(self, starts: Sequence[Start]) -> None:
         for start in starts:
-            if start.promotion is not None and self._loader is not None:
+            if start.promotion is not None:
                 self._loader.release([start.promotion])
-            if start.lease is None or self._cache is None:
+            if start.lease is None:
                 continue
             if start.session is not None and start.session.lease is not None:
                 self._cache.restore(start.session.lease)
@@ -274,10 +265,8 @@ class Admission:
         """Where slots are short, requests take the cached states that they matched instead of reading them: a slot each
         that need not be found. Returns how many do.
         """
-        if self._cache is None:
-            return 0
         short, taken = slots - self._file.allocator.free - self._cache.evictable_states, 0
-        alone = self._loader.alone([start.promotion for start in starts]) if self._loader else []
+        alone = self._loader.alone([start.promotion for start in starts])
         for start in starts:
             if taken < short and start.promotion in alone and start.promotion is not None:
                 start.taken, taken = True, taken + 1
@@ -296,18 +285,16 @@ class Admission:
         allocator, cache = self._file.allocator, self._cache
         allocator.confirm(slots)
         missing = pages - self._pages.allocator.free
-        of_slots = cache.evictable_states if cache else 0
-        if missing > 0 and not (cache and cache.can_evict(missing)):
+        if missing > 0 and not cache.can_evict(missing):
             self._pages.require_free(pages)
-        if slots > allocator.free + of_slots:
+        if slots > allocator.free + cache.evictable_states:
             evictable = self._snapshots.evictable - self._sessions.held
             raise OutOfSlots(slots, allocator.free, evictable, allocator.capacity, self._sessions.held)
-        if cache:
-            cache.evict_pages(missing)
-            cache.evict_states(slots - allocator.free)
-            self._pages.require_free(pages)  # a policy that offers less than there is costs nobody more than that
-            if slots > allocator.free:
-                raise OutOfSlots(slots, allocator.free, 0, allocator.capacity)
+        cache.evict_pages(missing)
+        cache.evict_states(slots - allocator.free)
+        self._pages.require_free(pages)  # a policy may have offered less than there is
+        if slots > allocator.free:
+            raise OutOfSlots(slots, allocator.free, 0, allocator.capacity)
 
     def _claim(self, rows: Longs, moved: Sequence[int]) -> None:
         """Claims the registers that new rows begin with, but for those that something is about to be moved to."""
@@ -321,15 +308,15 @@ class Admission:
     def _move(self, rows: Longs, starts: Sequence[Start]) -> None:
         """Moves what sessions kept, and states that are taken over, to new rows."""
         for row, start in zip(rows.tolist(), starts, strict=True):
-            if start.taken and start.lease is not None and self._cache is not None:
+            if start.taken and start.lease is not None:
                 self._commands.move([PER_ROW * row], start.resumption.registers)
                 self._cache.taken(start.lease)
             if start.session is not None and start.key is not None:
                 turn, left = NOTHING if start.taken else start.resumption, start.session.lease
-                if left is not None and self._cache is not None:
+                if left is not None:
                     self._cache.release_suspended(left)
                 self._sessions.begin(start.session, row, turn, start.length, start.key, start.request.salt)
-                if turn.length and start.lease is not None and self._cache is not None:
+                if turn.length and start.lease is not None:
                     self._cache.shorten(start.lease, turn.length)
 
     def _start(self, rows: Longs, source: Longs, length: Longs, boundaries: Sequence[Sequence[int]]) -> None:
@@ -377,7 +364,7 @@ class Admission:
                 "newest step's forward: launch it, say so with submit(step), then fork"
             )
         moved = self._direct_hits and not self._file.source[index]
-        if moved and not (self._snapshots.free or (self._cache and self._cache.evictable_states)):
+        if moved and not (self._snapshots.free or self._cache.evictable_states):
             raise InvalidArgument("no holder is free for the state that the rows share: drop a snapshot first")
         self._require(len(ids), partial * len(ids), self._per_request * len(ids) + moved)
         snapshot = self._share_live(index, length) if moved else None
@@ -388,8 +375,7 @@ class Admission:
         source = snapshot.register if snapshot else source
         n = np.ones(len(ids), np.int64)
         self._start(rows, source * n, length * n, [()] * len(ids))
-        if self._cache is not None:
-            self._cache.fork(index, rows.tolist(), length)
+        self._cache.fork(index, rows.tolist(), length)
         if snapshot:
             self._snapshots.end(snapshot)  # for good once every row has made its first step
         copies = [(self._pages.of(new)[kept], shared[kept]) for new in rows.tolist()] if partial else []
@@ -397,7 +383,7 @@ class Admission:
 
     def _share_live(self, row: int, length: int) -> Snapshot:
         """Moves a row's state to a holder, from which the row itself reads it in its next step."""
-        if not self._snapshots.free and self._cache is not None:
+        if not self._snapshots.free:
             self._cache.evict_states(1)
         snapshot = self._snapshots.hold(PER_ROW * row, length)
         self._commands.claim([PER_ROW * row])

@@ -29,7 +29,7 @@ class Ending:
 
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, snapshots: Snapshots,
-        cache: PrefixCache | None, sessions: Sessions, boundaries: Boundaries,
+        cache: PrefixCache, sessions: Sessions, boundaries: Boundaries,
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._snapshots, self._cache = pages, snapshots, cache
@@ -41,7 +41,7 @@ class Ending:
             return None
         if len(sequence("token sequences", tokens, "tokens=[[1, 2, 3]], one per row")) != len(rows):
             raise InvalidArgument(f"tokens of {len(tokens)} rows, expected {len(rows)}: one sequence per row")
-        if self._cache is None and not all(row in self._sessions.by_row for row in rows.tolist() if row):
+        if not self._cache.enabled and not all(row in self._sessions.by_row for row in rows.tolist() if row):
             raise ConfigurationError(
                 "tokens are for a prefix cache: build the manager with prefix=ms.Prefix(), or publish without tokens"
             )
@@ -58,7 +58,7 @@ class Ending:
 
     def _require_continued(self, row: int, key: bytes) -> None:
         """A state filed under tokens that are not its own would be wrong for whoever finds it."""
-        lease = self._cache.leases.get(row) if self._cache is not None else None
+        lease = self._cache.leases.get(row)
         if lease and not (key.startswith(lease.key) or lease.key.startswith(key)):
             raise InvalidArgument(
                 f"row {row} (request {self._table.ids[row]!r}): the tokens are not those of its prompt: hand over "
@@ -75,7 +75,7 @@ class Ending:
         """
         if keys is None:
             return self._snapshots.publish(rows, known, ended)
-        if self._cache is None:
+        if not self._cache.enabled:
             return [None] * len(rows)
         known = np.minimum(known, [len(key) // BYTES for key in keys])
         return self._cache.insert(
@@ -86,7 +86,6 @@ class Ending:
         )
 
     def _insertion(self, row: int, known: int, key: bytes, ended: bool) -> Insertion:
-        assert self._cache is not None
         length = self._pages.floor(known)
         kept = ended and row in self._sessions.by_row  # its states go to the session
         answer = None if kept else self._snapshots.answer(row, length, ended)
@@ -111,8 +110,7 @@ class Ending:
                 real = int((self._table.confirmed[rows] if known is None else known)[at])
                 self._end_turn(row, real, keys[at] if keys is not None else None)
         self._commands.release((rows[:, None] * PER_ROW + np.arange(PER_ROW)).reshape(-1))
-        if self._cache is not None:
-            self._cache.end(rows.tolist())
+        self._cache.end(rows.tolist())
         self._pages.end(rows)
         self._boundaries.end(rows)
         self._table.release(rows)
@@ -124,6 +122,6 @@ class Ending:
         return snapshots
 
     def _end_turn(self, row: int, known: int, key: bytes | None) -> None:
-        lease = self._cache.leases.get(row) if self._cache is not None else None
-        if self._sessions.end(row, known, key, lease, self._cache) and self._cache is not None:
+        lease = self._cache.leases.get(row)
+        if self._sessions.end(row, known, key, lease, self._cache):
             del self._cache.leases[row]

@@ -33,6 +33,7 @@ from memstate.errors import Asleep, ConfigurationError, InvalidArgument, Memstat
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import Match, Prefix, PrefixCache
+from memstate.prefix.none import NoCache
 from memstate.prefix.sessions import Sessions
 from memstate.requests.boundaries import Boundaries
 from memstate.requests.handles import Request, Row, Rows, Session, Snapshot
@@ -54,7 +55,7 @@ from memstate.state.planes import Planes
 from memstate.state.regions import BufferInfo
 from memstate.stats import Stats
 from memstate.tiers import Fetch, TierManager, Tiers
-from memstate.tiers.load import Loader
+from memstate.tiers.load import Loader, NoLoader
 from memstate.tokens import BYTES, Tokens, encode
 
 NO_LIMIT = 2**31 - 1
@@ -175,15 +176,17 @@ class StateManager:
         self._pages = PageTable(pages.count, pages.size, self._commands)
         self._mirror = Mirror(self._registers, self.tracking, overlap)
         self._snapshots = Snapshots(self._commands, self._pages, self._mirror)
-        self.prefix = PrefixCache(prefix, self._commands, self._pages, self._snapshots) if prefix else None
+        parts = self._commands, self._pages, self._snapshots
+        self._cache = PrefixCache(prefix, *parts) if prefix is not None else NoCache(*parts)
+        self.prefix = self._cache if self._cache.enabled else None
         copied = tuple(plane.name for plane in layout.planes if in_place or not plane.rewritten_each_step)
         self.tiers: TierManager | None = None
-        promotions: Loader | None = None
-        if self.prefix is not None and tiers is not None:
+        loader = NoLoader()
+        if tiers is not None:
             if copied:  # the plan reads whole states itself, before any layer
                 tiers = replace(tiers, layerwise=False)
-            self.tiers = TierManager(tiers, self.planes, self.prefix, self._commands, self._pages)
-            promotions = Loader(self.tiers, self.prefix, self._pages)
+            self.tiers = TierManager(tiers, self.planes, self._cache, self._commands, self._pages)
+            loader = Loader(self.tiers, self._cache, self._pages)
         self._sessions = Sessions(self._commands, self._pages, self._snapshots, self._mirror.lanes)
         self._boundaries = Boundaries(self._commands, self.tracking.reads_old_slot)
         self._log = StepLog(max_batch or self._table.rows, int(overlap), self.backend.device, forward.speculation)
@@ -199,11 +202,11 @@ class StateManager:
             copied,
         )
         self._admission = Admission(
-            self._commands, self._table, self._pages, self._snapshots, self.prefix, self._sessions, self._boundaries,
-            self.tracking.lanes_at_admission(overlap), bool(forward.direct_hits), self._mirror.lanes > 0, promotions,
+            self._commands, self._table, self._pages, self._snapshots, self._cache, self._sessions, self._boundaries,
+            self.tracking.lanes_at_admission(overlap), bool(forward.direct_hits), self._mirror.lanes > 0, loader,
         )  # fmt: skip
         self._ending = Ending(
-            self._commands, self._table, self._pages, self._snapshots, self.prefix, self._sessions, self._boundaries
+            self._commands, self._table, self._pages, self._snapshots, self._cache, self._sessions, self._boundaries
         )
         self._commands.journal = Journal(journal, self._registers, self.owner) if journal else None
         self._thread = threading.get_ident() if debug else None
@@ -333,8 +336,7 @@ class StateManager:
         self._enter()
         numbers = self._table.indices(rows)
         tokens = counts("lengths", lengths, len(numbers)).tolist()
-        if self.prefix is not None:
-            self.prefix.make_room(self._pages.missing(numbers, tokens))
+        self._cache.make_room(self._pages.missing(numbers, tokens))
         self._pages.extend(numbers, tokens)
 
     def plan(
@@ -361,7 +363,7 @@ class StateManager:
         self._enter()
         if window and not self.forward.speculation:
             raise InvalidArgument("plan(window=True) needs a manager with forward=ms.Forward(speculation=True)")
-        step = self._stepping.plan(rows, tokens, _limit(limit), window, self.prefix)
+        step = self._stepping.plan(rows, tokens, _limit(limit), window, self._cache)
         if self.tiers is not None:
             self.tiers.host.planned(step.numbers, step.before, step.after)
         return step
@@ -493,8 +495,7 @@ class StateManager:
         Syncs: no. Raises: StaleHandle, InvalidArgument (also for what the prefix cache has); nothing changed then.
         """
         self._enter()
-        if self.prefix is not None:
-            self.prefix.require_foreign(sequence("snapshots", snapshots, "[snapshot]"))
+        self._cache.require_foreign(sequence("snapshots", snapshots, "[snapshot]"))
         self._snapshots.drop(snapshots)
 
     def match(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Match:
@@ -560,8 +561,8 @@ class StateManager:
     def close_session(self, session: Session) -> None:
         """Gives back what a session holds. Syncs: no. Raises: StaleHandle, InvalidArgument (a turn of it runs)."""
         self._enter()
-        if (lease := self._sessions.close(session)) and self.prefix is not None:
-            self.prefix.release(lease)
+        if lease := self._sessions.close(session):
+            self._cache.release(lease)
 
     def scrub_null(self) -> None:
         """Zeroes slot 0, where kernels that are not memstate's may have left rubbish. Syncs: no."""
@@ -631,8 +632,7 @@ class StateManager:
         self._snapshots.reset()
         self._boundaries.reset()
         self._sessions.reset()
-        if self.prefix is not None:
-            self.prefix.reset()
+        self._cache.reset()
         self._pages.reset()
         self._stepping.reset()
 
@@ -704,7 +704,7 @@ class StateManager:
             for row in np.flatnonzero(self._table.used).tolist()
         ]
         taken = inspect(
-            self._registers, names, tags, rows=rows, prefix=self.prefix.inspect() if self.prefix else [],
+            self._registers, names, tags, rows=rows, prefix=self._cache.inspect(),
             sessions=self._sessions.inspect(), changes=list(map(str, self.changes)),
             stats=asdict(self.stats()), waiting=self._commands.waiting,
         )  # fmt: skip
@@ -720,7 +720,7 @@ class StateManager:
             row, part = divmod(register, PER_ROW)
             what = ("live", "lane 0", "lane 1")[part]
             return what.split()[0], f"row {row} (request {self._table.ids[row]!r}) {what}"
-        if self.prefix is not None and (node := self.prefix.nodes.get(register)):
+        if node := self._cache.nodes.get(register):
             return "cached", f"cached prefix of {node.end * self._pages.page_size} tokens in register {register}"
         if name := self._sessions.owner(register):
             return "session", name

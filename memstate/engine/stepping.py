@@ -133,7 +133,7 @@ class Stepping:
 
     def plan(
         self, rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, window: bool,
-        cache: PrefixCache | None,
+        cache: PrefixCache,
     ) -> Step:  # fmt: skip
         """See `StateManager.plan`. cache: gives up states for the snapshots that are due, where it is set to."""
         self._log.require_room()
@@ -149,7 +149,7 @@ class Stepping:
         self._close(self.open)
         self._boundaries.advance(running, length)
         allocator = self._file.allocator
-        if cache and cache.settings.evict and allocator.free - allocator.reserve < len(running):
+        if cache.settings.evict and allocator.free - allocator.reserve < len(running):
             cache.evict_states(min(limit, self.shortfall(batch, window)))
 
         columns = None if self._commands.pending else self._log.repeated(batch.numbers, batch.tokens_of)

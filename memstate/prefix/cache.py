@@ -76,6 +76,8 @@ class Insertion:
 class PrefixCache:
     """Finds states again by token prefix. Attributes: tree, leases (by row), nodes (by holder register), to look at."""
 
+    enabled = True
+
     def __init__(self, settings: Prefix, commands: CommandBuffer, pages: PageTable, snapshots: Snapshots) -> None:
         self.settings = settings
         self._commands, self._pages, self._snapshots = commands, pages, snapshots

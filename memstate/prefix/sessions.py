@@ -134,7 +134,7 @@ class Sessions:
         self._pages.allocator.release(session.pages)
         session.kept, session.pages, session.lease = [], [], None
 
-    def end(self, row: int, known: int, key: bytes | None, lease: Lease | None, cache: PrefixCache | None) -> bool:
+    def end(self, row: int, known: int, key: bytes | None, lease: Lease | None, cache: PrefixCache) -> bool:
         """Keeps what a turn leaves: registers up to `known` tokens, and pages. Returns whether the lease is kept too.
 
         key: the conversation's tokens; None: the turn was aborted, and what it began with is what counts.
@@ -147,7 +147,7 @@ class Sessions:
         registers = [r for r in range(first, first + 1 + self._lanes) if self._file.held[r] and 1 <= labels[r] <= known]
         registers = [r for r in registers if self._pages.own_partial(row, int(labels[r]))]
         for register in sorted(registers, key=lambda r: -int(labels[r])):
-            if not self._snapshots.free and cache is not None:
+            if not self._snapshots.free:
                 cache.evict_states(1)
             self.refused += not self._snapshots.free
             if self._snapshots.free:
@@ -155,14 +155,13 @@ class Sessions:
                 session.kept.append(snapshot)
                 self._by_register[snapshot.register] = (session, snapshot.length)
                 self._commands.move([snapshot.register], [register])
-        if cache is not None:
-            cache.supersede(session.own, session.kept[0].length if session.kept else 0)
+        cache.supersede(session.own, session.kept[0].length if session.kept else 0)
         if not session.kept:
             return False
         session.pages = self._pages.of(row)[: self._pages.count(session.kept[0].length)]
         self._pages.allocator.share(session.pages)
         session.lease = lease
-        if lease is not None and cache is not None:
+        if lease is not None:
             cache.shorten(lease, session.kept[0].length)
         return lease is not None
 

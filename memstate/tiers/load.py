@@ -34,7 +34,31 @@ class LowerHit:
         return self.key[: self.hit.length * BYTES]
 
 
-class Loader:
+class NoLoader:
+    """Stands in for a loader where nothing lies below the device: it finds nothing."""
+
+    def require_awake(self) -> None: ...
+
+    def find(self, key: bytes, salt: Hashable, match: Match, known: int, fetch: Fetch | None) -> LowerHit | None:
+        return None
+
+    def begun(self, fetches: Sequence[Fetch | None]) -> None: ...
+
+    def hold(self, hits: Sequence[LowerHit]) -> None: ...
+
+    def release(self, hits: Sequence[LowerHit]) -> None: ...
+
+    def alone(self, hits: Sequence[LowerHit | None]) -> list[LowerHit]:
+        return []
+
+    def needs(self, hits: Sequence[LowerHit]) -> tuple[int, int]:
+        return 0, 0
+
+    def bring(self, hits: Sequence[LowerHit]) -> list[tuple[Node, bool]]:
+        return []
+
+
+class Loader(NoLoader):
     """Finds hits, keeps them while room is made, and brings them up."""
 
     def __init__(self, tiers: TierManager, cache: PrefixCache, pages: PageTable) -> None:

@@ -153,7 +153,7 @@ class Talks(Loop):
         self.mem.check()
         stats = self.mem.stats()
         free = (self.mem.free_slots, self.mem.free_pages, self.mem._snapshots.free)
-        return free == (stats.capacity, stats.pages, self.mem._snapshots.count) and not self.mem._snapshots.pinned
+        return free == (stats.capacity, stats.pages, self.mem._snapshots._count) and not self.mem._snapshots.pinned
 
 
 def key_tokens(key: bytes) -> list[int]:

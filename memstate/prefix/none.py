@@ -1,0 +1,25 @@
+"""Stands in for the prefix cache of a manager that has none, so that its callers need not ask whether there is one."""
+
+from collections.abc import Hashable, Sequence
+
+from memstate.prefix.cache import Insertion, PrefixCache
+from memstate.prefix.settings import Prefix
+from memstate.requests.handles import Snapshot
+from memstate.requests.page_table import PageTable
+from memstate.requests.snapshots import Snapshots
+from memstate.slots.commands import CommandBuffer
+
+
+class NoCache(PrefixCache):
+    """An empty cache that stays empty: callers look nothing up in it, and it keeps nothing."""
+
+    enabled = False
+
+    def __init__(self, commands: CommandBuffer, pages: PageTable, snapshots: Snapshots) -> None:
+        super().__init__(Prefix(evict=False), commands, pages, snapshots)
+
+    def insert(self, insertions: Sequence[Insertion]) -> list[Snapshot | None]:
+        return [None] * len(insertions)
+
+    def on_miss(self, row: int, salt: Hashable, key: bytes | None) -> None:
+        pass

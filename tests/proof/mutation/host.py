@@ -314,8 +314,8 @@ MUTANTS = [
         "no second try",
         "wrong count",
         "memstate/engine/admission.py",
-        "pass  # nothing changed; without",
-        "raise  # nothing changed; without",
+        "                starts = self._starts_of(given, promote=False)",
+        "                raise",
         "tests/tiers/test_tiers_hits.py::test_a_state_that_two_start_from_is_not_taken_over[none]",
     ),
     Mutant(

@@ -270,7 +270,7 @@ TURNS = [
     ),
     Mutant(
         "a closed session keeps its lease", "leak", ENGINE,
-        "            self.prefix.release(lease)\n", "            pass\n",
+        "            self._cache.release(lease)\n", "            pass\n",
         "tests/prefix/test_session_pages.py::test_B74_pages_of_an_idle_session_stay_and_go_with_it[reference-redirect]",
     ),
     Mutant(

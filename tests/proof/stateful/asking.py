@@ -91,18 +91,18 @@ class Asking(Admitting):
     def _kind(self, register: int) -> str:
         return self.owner(register)[0]
 
-    def inspect(self, d: Digits) -> None:
-        found = self.attempt(set(), self.mem.inspect)
-        if found is REFUSED:
+    def snapshot(self, d: Digits) -> None:
+        picture = self.attempt(set(), self.mem.snapshot)
+        if picture is REFUSED:
             return
         model = self.model
         model.submit()
         held = model.slots_to_come()
         by_slot = {slot: register for register, slot in held.items()}
         slots = range(model.capacity + 1)
-        self._same("owners as inspected", list(found.owners), [int(slot in by_slot) for slot in slots])
-        self._same("free as inspected", list(found.free), [slot > 0 and slot not in by_slot for slot in slots])
-        self._same("slots as inspected", list(found.slots), [held.get(r, 0) for r in
+        self._same("owners in the picture", list(picture.owners), [int(slot in by_slot) for slot in slots])
+        self._same("free in the picture", list(picture.free), [slot > 0 and slot not in by_slot for slot in slots])
+        self._same("slots in the picture", list(picture.slots), [held.get(r, 0) for r in
                    range(model.register_count)])  # fmt: skip
-        self._same("kinds", found.kinds, {register: self._kind(register) for register in held})
-        self._same("names", found.names, {register: self.owner(register)[1] for register in held})
+        self._same("kinds", picture.kinds, {register: self._kind(register) for register in held})
+        self._same("names", picture.names, {register: self.owner(register)[1] for register in held})

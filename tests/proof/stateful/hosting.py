@@ -60,7 +60,7 @@ class Way:
 
 
 @dataclass
-class Records:
+class Planes:
     """What is there by kind and key, and what goes wrong with it."""
 
     records: set[tuple[str, Key]] = field(default_factory=set)
@@ -81,7 +81,7 @@ class Hosting:
 
     def __init__(self, model: "Model") -> None:
         s = self.settings = model.settings
-        self.model, self.storage = model, Records()
+        self.model, self.storage = model, Planes()
         self.states = Shelf("state", s.host_slots, int(s.host_slots * s.host_reserve))
         self.pages = Shelf("kv", s.host_pages, int(s.host_pages * s.host_reserve)) if s.pages else None
         self.dense = Shelf("dense", s.dense_slots, 0) if s.dense_slots else None
@@ -135,7 +135,7 @@ class Hosting:
 
     # Up
 
-    def find(self, tokens: Text, salt: Hashable, found: Found) -> Hit | None:
+    def look(self, tokens: Text, salt: Hashable, found: Found) -> Hit | None:
         """The longest state beyond the device's with all KV in between."""
         size = self.settings.page_size
         keys = self.keys(tokens[: max(0, len(tokens) - 1)], salt)

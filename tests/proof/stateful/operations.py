@@ -173,7 +173,7 @@ class Operations(Tiering):
 OPERATIONS = {
     "plan": 30, "settle": 16, "window": 8, "admit": 12, "leave": 9, "publish": 8, "drop": 7, "fork": 4, "cancel": 2,
     "arrived": 3, "submit": 3, "lengthen": 2, "read_slots": 2, "shortfall": 3, "ask": 3, "accept": 1, "audit": 1,
-    "inspect": 1, "check": 1, "scrub_null": 1, "sleep": 1, "wake": 1, "reset": 1,
+    "snapshot": 1, "check": 1, "scrub_null": 1, "sleep": 1, "wake": 1, "reset": 1,
     "poll": 2, "prefetch": 1,
     "serve": 16, "match": 3, "talk": 2, "hush": 1, "forget_states": 1, "forget_pages": 1, "forget_all": 1,
 }  # fmt: skip

@@ -13,7 +13,7 @@ NO_LIMIT = 2**31 - 1
 GAP = (
     "admit", "admit", "admit", "leave", "leave", "leave", "publish", "publish", "drop", "drop", "fork", "cancel",
     "settle", "settle", "arrived", "submit", "submit", "lengthen", "read_slots", "read_slots", "shortfall", "ask",
-    "audit", "inspect", "check", "scrub_null", "sleep", "wake", "reset", "poll", "prefetch", "match", "talk", "hush",
+    "audit", "snapshot", "check", "scrub_null", "sleep", "wake", "reset", "poll", "prefetch", "match", "talk", "hush",
     "forget_states", "forget_pages", "forget_all", "ready", "unfetch", "work", "thin", "flush", "empty_host",
     "push_down",
 )  # fmt: skip

@@ -102,7 +102,7 @@ class Settings:
             lane_count if name == "ping-pong" else None, d(2) == 0,
             slots=max(least, least * rows // 2) + d(more), rows=rows,
             preallocated=d(3) if d(2) else 0,
-            max_batch=d.pick(None, rows + 3, rows, None, None, 1), holders=d.pick(None, 1, 2, 0, 3, 5),
+            max_batch=d.pick(None, rows + 3, rows, None, None, 1), snapshots=d.pick(None, 1, 2, 0, 3, 5),
             reserve=d.pick(0, 0, 1, 2) if least > 1 else d(2), page_size=page_size,
             pages=(6 + pages_per_row * (d(2 * rows) + 2 * prefix)) if pages_per_row else 0, pages_per_row=pages_per_row,
             parts=("fold", *d.pick((), ("conv",), ("ring",), ("conv turned", "ring"))),

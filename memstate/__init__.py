@@ -35,9 +35,8 @@ from memstate.errors import (
 )
 from memstate.kernels.dispatch import Backend
 from memstate.prefix import Match, Prefix, policies
-from memstate.requests.snapshots import Snapshot
+from memstate.requests.handles import Request, Row, Rows, Session, Snapshot
 from memstate.requests.steps import Step
-from memstate.requests.table import Request, Row, Rows, Session
 from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
 from memstate.slots.allocator import ClaimGroup, SlotAllocator
 from memstate.slots.audit import AuditReport

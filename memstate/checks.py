@@ -26,6 +26,9 @@ def is_count(n: object) -> TypeGuard[int]:
 
 def counts(what: str, values: npt.ArrayLike, size: int) -> npt.NDArray[np.int64]:
     """`size` whole numbers from 0 on, one number standing for all: int64 `size`. Raises: InvalidArgument."""
+    number: object = values
+    if type(number) is int and 0 <= number <= INT32_MAX:
+        return np.full(size, number, np.int64)
     try:
         given = np.asarray(values)
     except (ValueError, TypeError) as error:  # a ragged list

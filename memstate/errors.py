@@ -70,10 +70,11 @@ class OutOfPages(MemstateError):
 class StaleHandle(MemstateError):
     """A handle to a row, a snapshot or a step that has been given up since."""
 
-    def __init__(self, what: str, generation: int, now: int) -> None:
-        self.what, self.generation, self.now = what, generation, now
+    def __init__(self, what: str, generation: int, now: int, why: str = "") -> None:
+        self.what, self.generation, self.now, self.why = what, generation, now, why
         super().__init__(
-            f"{what}: the handle is of generation {generation}, now is {now}: it was given up, or is another manager's"
+            f"{what}: the handle is of generation {generation}, now is {now}: "
+            f"{why or 'it was given up, or belongs to another manager'}"
         )
 
 

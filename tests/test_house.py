@@ -1,10 +1,8 @@
-"""House rules that no tool checks: clean files, a README that runs, docstrings, one signature for each operation."""
+"""House rules that no tool checks: clean files, docstrings, one signature for each operation."""
 
 import ast
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,25 +40,6 @@ def test_unwanted_patterns_find_what_they_are_for() -> None:
     samples = ("see /h_ome/someone/x", "pip install --i_ndex-url somewhere", "# T_ODO: later")
     texts = [sample.replace("_", "") for sample in samples]
     assert all(re.search(pattern, text) for pattern, text in zip(UNWANTED.values(), texts, strict=True))
-
-
-@pytest.mark.parametrize("number", range(4))
-def test_readme_example_runs_and_prints_what_it_says(number: int, tmp_path: Path) -> None:
-    """The Python blocks of the README: the first of at most 15 lines; a text block right behind one is its output."""
-    blocks = re.findall(
-        r"```python\n(.*?)```(?:\s*```(?:text|console)?\n(.*?)```)?", (ROOT / "README.md").read_text(), re.DOTALL
-    )
-    whole = [(code, output) for code, output in blocks if code.startswith("import ")]  # the others are fragments
-    assert len(whole) == 4
-    assert len([line for line in whole[0][0].splitlines() if line.strip()]) <= 15
-    code, output = whole[number]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    environment.pop("TRITON_INTERPRET", None)  # as a reader would run it
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert output and done.stdout.strip() == output.strip()
 
 
 def sources() -> dict[str, ast.Module]:

@@ -24,7 +24,7 @@ from memstate.prefix.cache import Insertion, Lease
 from memstate.prefix.policies.foresight import Foresight, ForesightPages, Future
 from memstate.prefix.policies.names import POLICIES
 from memstate.requests.page_table import PageTable
-from memstate.requests.publisher import Publisher
+from memstate.requests.snapshots import Snapshots
 from memstate.requests.tracking import NoTracking
 from memstate.requests.tracking.mirror import Mirror
 from memstate.slots.allocator import SlotAllocator
@@ -77,8 +77,8 @@ class Rig:
         self.file = RegisterFile(self.allocator, ROW, 2 * states + 4, width)
         self.commands = CommandBuffer(self.file)
         self.pages = PageTable(pages, 1, self.commands)
-        publisher = Publisher(self.commands, self.pages, Mirror(self.file, NoTracking(1), overlap=False))
-        self.cache = PrefixCache(prefix, self.commands, self.pages, publisher)
+        snapshots = Snapshots(self.commands, self.pages, Mirror(self.file, NoTracking(1), overlap=False))
+        self.cache = PrefixCache(prefix, self.commands, self.pages, snapshots)
 
     def state(self, register: int, length: int) -> None:
         """A state of so many blocks in a register of the row, as if it had been computed."""

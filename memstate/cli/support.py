@@ -12,7 +12,7 @@ import torch
 from memstate.engine.manager import StateManager
 from memstate.engine.settings import Forward
 from memstate.errors import ConfigurationError
-from memstate.requests.table import Request, Row
+from memstate.requests.handles import Request, Row
 from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
 from memstate.state.layout import Plane, StateLayout
 

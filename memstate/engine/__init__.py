@@ -1,1 +1,10 @@
-"""What a decode loop calls: the manager, and what it orchestrates."""
+"""The calls of a decode loop: the manager, and the parts that it orchestrates.
+
+manager     StateManager, the public interface
+admission   new rows: requests, forks, states that arrive from elsewhere
+stepping    plan, settle, accept, cancel
+ending      publish, release, retract: what rows leave
+pool        slots and their bytes, for callers that hold slot ids
+settings    Pages, Forward, and checks of the manager's arguments
+warmup      compiles everything that serving will launch
+"""

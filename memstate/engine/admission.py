@@ -15,10 +15,10 @@ from memstate.prefix import Match, PrefixCache
 from memstate.prefix.cache import Lease
 from memstate.prefix.sessions import Conversation, Resumption, Sessions
 from memstate.requests.boundaries import Boundaries
+from memstate.requests.handles import Request, Row, Rows, Snapshot
 from memstate.requests.page_table import PageTable
-from memstate.requests.publisher import Publisher
-from memstate.requests.snapshots import Snapshot
-from memstate.requests.table import Request, RequestTable, Row, Rows
+from memstate.requests.snapshots import Snapshots
+from memstate.requests.table import RequestTable
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import Longs
 from memstate.tiers import Fetch
@@ -71,18 +71,18 @@ class Admission:
     """Gives requests their rows, slots and pages.
 
     lanes: that a row holds from its admission on. direct_hits: the first step reads a snapshot instead of a copy of it.
-    snapshots: the strategy takes some. promotions: hits below the device, where there is anything.
+    tracks: the strategy takes snapshots. promotions: hits below the device, where there is anything.
     """
 
     def __init__(
-        self, commands: CommandBuffer, table: RequestTable, pages: PageTable, publisher: Publisher,
+        self, commands: CommandBuffer, table: RequestTable, pages: PageTable, snapshots: Snapshots,
         cache: PrefixCache | None, sessions: Sessions, boundaries: Boundaries, lanes: int, direct_hits: bool,
-        snapshots: bool, promotions: Loader | None = None,
+        tracks: bool, promotions: Loader | None = None,
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
-        self._pages, self._publisher, self._cache = pages, publisher, cache
+        self._pages, self._snapshots, self._cache = pages, snapshots, cache
         self._sessions, self._boundaries = sessions, boundaries
-        self._per_request, self._direct_hits, self._snapshots = 1 + lanes, direct_hits, snapshots
+        self._per_request, self._direct_hits, self._tracks = 1 + lanes, direct_hits, tracks
         self._loader = promotions
 
     def admit(self, requests: Sequence[Request]) -> Rows:
@@ -100,7 +100,7 @@ class Admission:
 
     def _starts_of(self, requests: Sequence[Request], promote: bool) -> list[Start]:
         starts = [self._start_of(request, promote) for request in requests]
-        self._publisher.holders.require(start.request.resume for start in starts if start.request.resume is not None)
+        self._snapshots.require(start.request.resume for start in starts if start.request.resume is not None)
         running = [start.session.handle for start in starts if start.session]
         if len(set(running)) != len(running):
             raise InvalidArgument(f"a session is named twice in {running}: one turn at a time")
@@ -139,7 +139,7 @@ class Admission:
     def _promote(self, starts: Sequence[Start], promotions: Sequence[LowerHit]) -> None:
         """Brings up what lies below the device: from there on it is a match like any other."""
         assert self._loader is not None and self._cache is not None
-        self._cache.evict_states(self._loader.needs(promotions)[0] - self._publisher.holders.free)
+        self._cache.evict_states(self._loader.needs(promotions)[0] - self._snapshots.free)
         self._cache.loaded(self._loader.bring(promotions))
         for start in starts:
             if start.promotion is not None and start.key is not None:
@@ -152,9 +152,9 @@ class Admission:
                     start.resumption = Resumption(start.snapshot.length, [start.snapshot.register], [])
 
     def _require_holders(self, n: int) -> None:
-        """Holders for states from below, beside those that the requests are about to read. Raises: OutOfSlots."""
+        """Registers for states from below, beside those that the requests are about to read. Raises: OutOfSlots."""
         assert self._cache is not None
-        free, evictable = self._publisher.holders.free, self._cache.evictable_states
+        free, evictable = self._snapshots.free, self._cache.evictable_states
         if n > free + evictable:
             raise OutOfSlots(n, free, evictable)
 
@@ -177,7 +177,7 @@ class Admission:
             self._cache.leases[row] = start.lease
             self._cache.unpin(start.lease)
             self._cache.use(start.lease)
-        return Rows.of((self._table.handle(row) for row in rows.tolist()), self._table)
+        return self._table.handles(rows)
 
     def _start_of(self, request: Request, promote: bool) -> Start:
         if not isinstance(request, Request):
@@ -254,7 +254,7 @@ class Admission:
             start.lease.key = start.key
             if start.session is not None:
                 start.lease.own = start.session.own
-            boundaries = self._cache.boundaries(start.lease, start.match.tokens) if self._snapshots else ()
+            boundaries = self._cache.boundaries(start.lease, start.match.tokens) if self._tracks else ()
             start.boundaries = sorted(
                 snapshot_at for snapshot_at in {*start.boundaries, *boundaries} if snapshot_at > start.length
             )
@@ -300,7 +300,7 @@ class Admission:
         if missing > 0 and not (cache and cache.can_evict(missing)):
             self._pages.require_free(pages)
         if slots > allocator.free + of_slots:
-            evictable = self._publisher.holders.evictable - self._sessions.held
+            evictable = self._snapshots.evictable - self._sessions.held
             raise OutOfSlots(slots, allocator.free, evictable, allocator.capacity, self._sessions.held)
         if cache:
             cache.evict_pages(missing)
@@ -352,7 +352,7 @@ class Admission:
         self._commands.zero(live[~hit & (length == 0)])
         if self._direct_hits:
             for row, register in zip(rows[hit].tolist(), source[hit].tolist(), strict=True):
-                self._publisher.pin(row, register)
+                self._snapshots.read_first(row, register)
         elif hit.any():
             self._commands.copy(live[hit], source[hit])
 
@@ -366,7 +366,7 @@ class Admission:
                 "that run and whose last step is settled"
             )
         if not ids:
-            return Fork(Rows.of((), self._table), [])
+            return Fork(self._table.handles(np.zeros(0, np.int64)), [])
         source = int(self._file.origins(np.array([index]))[0])
         length = int(self._file.labels[source])
         kept = self._pages.count(self._pages.floor(length))
@@ -377,7 +377,7 @@ class Admission:
                 "newest step's forward: launch it, say so with submit(step), then fork"
             )
         moved = self._direct_hits and not self._file.source[index]
-        if moved and not (self._publisher.holders.free or (self._cache and self._cache.evictable_states)):
+        if moved and not (self._snapshots.free or (self._cache and self._cache.evictable_states)):
             raise InvalidArgument("no holder is free for the state that the rows share: drop a snapshot first")
         self._require(len(ids), partial * len(ids), self._per_request * len(ids) + moved)
         snapshot = self._share_live(index, length) if moved else None
@@ -391,19 +391,19 @@ class Admission:
         if self._cache is not None:
             self._cache.fork(index, rows.tolist(), length)
         if snapshot:
-            self._publisher.holders.drop(snapshot)  # for good once every row has made its first step
+            self._snapshots.end(snapshot)  # for good once every row has made its first step
         copies = [(self._pages.of(new)[kept], shared[kept]) for new in rows.tolist()] if partial else []
-        return Fork(Rows.of((self._table.handle(new) for new in rows.tolist()), self._table), copies)
+        return Fork(self._table.handles(rows), copies)
 
     def _share_live(self, row: int, length: int) -> Snapshot:
         """Moves a row's state to a holder, from which the row itself reads it in its next step."""
-        if not self._publisher.holders.free and self._cache is not None:
+        if not self._snapshots.free and self._cache is not None:
             self._cache.evict_states(1)
-        snapshot = self._publisher.hold(PER_ROW * row, length)
+        snapshot = self._snapshots.hold(PER_ROW * row, length)
         self._commands.claim([PER_ROW * row])
         self._file.source[row] = snapshot.register
         self._commands.write(self._file.address("source", np.array([row])), [snapshot.register])
-        self._publisher.pin(row, snapshot.register)
+        self._snapshots.read_first(row, snapshot.register)
         return snapshot
 
     def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:

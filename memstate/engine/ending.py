@@ -13,9 +13,9 @@ from memstate.prefix import PrefixCache
 from memstate.prefix.cache import Insertion
 from memstate.prefix.sessions import Sessions
 from memstate.requests.boundaries import Boundaries
+from memstate.requests.handles import Snapshot
 from memstate.requests.page_table import PageTable
-from memstate.requests.publisher import Publisher
-from memstate.requests.snapshots import Snapshot
+from memstate.requests.snapshots import Snapshots
 from memstate.requests.table import RequestTable
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import Longs
@@ -28,11 +28,11 @@ class Ending:
     """Publishes, and ends rows."""
 
     def __init__(
-        self, commands: CommandBuffer, table: RequestTable, pages: PageTable, publisher: Publisher,
+        self, commands: CommandBuffer, table: RequestTable, pages: PageTable, snapshots: Snapshots,
         cache: PrefixCache | None, sessions: Sessions, boundaries: Boundaries,
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
-        self._pages, self._publisher, self._cache = pages, publisher, cache
+        self._pages, self._snapshots, self._cache = pages, snapshots, cache
         self._sessions, self._boundaries = sessions, boundaries
 
     def keys(self, tokens: Sequence[Tokens | None] | None, rows: Longs) -> list[bytes] | None:
@@ -74,7 +74,7 @@ class Ending:
         given, or to a handle.
         """
         if keys is None:
-            return self._publisher.publish(rows, known, ended)
+            return self._snapshots.publish(rows, known, ended)
         if self._cache is None:
             return [None] * len(rows)
         known = np.minimum(known, [len(key) // BYTES for key in keys])
@@ -89,7 +89,7 @@ class Ending:
         assert self._cache is not None
         length = self._pages.floor(known)
         kept = ended and row in self._sessions.by_row  # its states go to the session
-        answer = None if kept else self._publisher.answer(row, length, ended)
+        answer = None if kept else self._snapshots.answer(row, length, ended)
         pages = self._pages.of(row)[: length // self._pages.page_size]
         label = int(self._file.labels[answer]) if answer is not None else 0
         return Insertion(self._cache.leases[row], key[: length * BYTES], pages, answer, label, ended)
@@ -105,7 +105,7 @@ class Ending:
         snapshots: list[Snapshot | None] = [None] * len(rows)
         if known is not None:
             snapshots = self.publish(rows, known, keys, ended=True)
-        self._publisher.unpin(rows)
+        self._snapshots.first_steps_done(rows)
         for at, row in enumerate(rows.tolist()):
             if row in self._sessions.by_row:
                 real = int((self._table.confirmed[rows] if known is None else known)[at])

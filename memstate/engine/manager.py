@@ -35,11 +35,11 @@ from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import Match, Prefix, PrefixCache
 from memstate.prefix.sessions import Sessions
 from memstate.requests.boundaries import Boundaries
+from memstate.requests.handles import Request, Row, Rows, Session, Snapshot
 from memstate.requests.page_table import PageTable
-from memstate.requests.publisher import Publisher
-from memstate.requests.snapshots import Snapshot
+from memstate.requests.snapshots import Snapshots
 from memstate.requests.steps import Step, StepLog
-from memstate.requests.table import Request, RequestTable, Row, Rows, Session
+from memstate.requests.table import RequestTable
 from memstate.requests.tracking import Redirect, Tracking
 from memstate.requests.tracking.mirror import Mirror
 from memstate.slots import audit
@@ -174,9 +174,8 @@ class StateManager:
         self._commands = CommandBuffer(self._registers, self.pool.run_data)
         self._pages = PageTable(pages.count, pages.size, self._commands)
         self._mirror = Mirror(self._registers, self.tracking, overlap)
-        self._publisher = Publisher(self._commands, self._pages, self._mirror)
-        self._holders = self._publisher.holders
-        self.prefix = PrefixCache(prefix, self._commands, self._pages, self._publisher) if prefix else None
+        self._snapshots = Snapshots(self._commands, self._pages, self._mirror)
+        self.prefix = PrefixCache(prefix, self._commands, self._pages, self._snapshots) if prefix else None
         copied = tuple(plane.name for plane in layout.planes if in_place or not plane.rewritten_each_step)
         self.tiers: TierManager | None = None
         promotions: Loader | None = None
@@ -185,7 +184,7 @@ class StateManager:
                 tiers = replace(tiers, layerwise=False)
             self.tiers = TierManager(tiers, self.planes, self.prefix, self._commands, self._pages)
             promotions = Loader(self.tiers, self.prefix, self._pages)
-        self._sessions = Sessions(self._commands, self._pages, self._holders, self._mirror.lanes)
+        self._sessions = Sessions(self._commands, self._pages, self._snapshots, self._mirror.lanes)
         self._boundaries = Boundaries(self._commands, self.tracking.reads_old_slot)
         self._log = StepLog(max_batch or self._table.rows, int(overlap), self.backend.device, forward.speculation)
         self._stepping = Stepping(
@@ -193,18 +192,18 @@ class StateManager:
             self._table,
             self._pages,
             self._mirror,
-            self._publisher,
+            self._snapshots,
             self._boundaries,
             self._log,
             self.planes,
             copied,
         )
         self._admission = Admission(
-            self._commands, self._table, self._pages, self._publisher, self.prefix, self._sessions, self._boundaries,
+            self._commands, self._table, self._pages, self._snapshots, self.prefix, self._sessions, self._boundaries,
             self.tracking.lanes_at_admission(overlap), bool(forward.direct_hits), self._mirror.lanes > 0, promotions,
         )  # fmt: skip
         self._ending = Ending(
-            self._commands, self._table, self._pages, self._publisher, self.prefix, self._sessions, self._boundaries
+            self._commands, self._table, self._pages, self._snapshots, self.prefix, self._sessions, self._boundaries
         )
         self._commands.journal = Journal(journal, self._registers, self.owner) if journal else None
         self._thread = threading.get_ident() if debug else None
@@ -304,7 +303,7 @@ class StateManager:
         self._enter()
         sequence("rows and snapshots", handles, "[row, snapshot]")
         rows = [0 if isinstance(handle, Snapshot) else self._table.index(handle) for handle in handles]
-        self._holders.require(handle for handle in handles if isinstance(handle, Snapshot))
+        self._snapshots.require(handle for handle in handles if isinstance(handle, Snapshot))
         origins = self._registers.origins(np.array(rows, np.int64)).tolist()
         registers = [
             handle.register if isinstance(handle, Snapshot) else origin
@@ -324,8 +323,7 @@ class StateManager:
         drop as many snapshots first to have all of them. Syncs: no. Raises: StaleHandle, InvalidArgument.
         """
         self._enter()
-        numbers, tokens_of = self._stepping.batch(rows, tokens)
-        return self._stepping.shortfall(numbers, tokens_of, window)
+        return self._stepping.shortfall(self._stepping.batch(rows, tokens), window)
 
     def extend(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         """Takes KV pages so that row i can hold lengths[i] tokens, for all rows or for none. Syncs: no.
@@ -474,7 +472,7 @@ class StateManager:
         known = self._table.confirmed[numbers]
         if strict:
             bounds = known if keys is None else np.minimum(known, [len(key) // BYTES for key in keys])
-            self._publisher.require_answers(numbers, bounds)
+            self._snapshots.require_answers(numbers, bounds)
         before, told = self._stepping.lengths_before(numbers), self._told(numbers, known, keys)
         snapshots = self._ending.publish(numbers, known, keys)
         self._stepping.promise(numbers, told or [snap.length if snap else 0 for snap in snapshots], before)
@@ -497,7 +495,7 @@ class StateManager:
         self._enter()
         if self.prefix is not None:
             self.prefix.require_foreign(sequence("snapshots", snapshots, "[snapshot]"))
-        self._publisher.drop(snapshots)
+        self._snapshots.drop(snapshots)
 
     def match(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Match:
         """What the prefix cache has for a prompt, and why it is not more: lengths by state and by KV, and what host
@@ -630,7 +628,7 @@ class StateManager:
         self._commands.write(
             self._registers.address("generation", np.arange(self._table.rows + 1)), self._table.generation
         )
-        self._publisher.reset()
+        self._snapshots.reset()
         self._boundaries.reset()
         self._sessions.reset()
         if self.prefix is not None:
@@ -656,9 +654,9 @@ class StateManager:
             pages_free=self._pages.allocator.free,
             snapshots=self._mirror.snapshots,
             degraded=self._mirror.degraded,
-            published=self._publisher.published,
-            dropped=self._publisher.dropped,
-            refused=self._publisher.refused + self._sessions.refused,
+            published=self._snapshots.published,
+            dropped=self._snapshots.dropped,
+            refused=self._snapshots.refused + self._sessions.refused,
             copied_bytes=traffic.copied,
             zeroed_bytes=traffic.zeroed,
             packets=self._commands.packets,
@@ -726,7 +724,7 @@ class StateManager:
             return "cached", f"cached prefix of {node.end * self._pages.page_size} tokens in register {register}"
         if name := self._sessions.owner(register):
             return "session", name
-        return "snapshot", self._holders.name(register)
+        return "snapshot", self._snapshots.name(register)
 
     def check(self) -> None:
         """Submits what does not wait for a forward, and raises the first fault that the device counted. Syncs: yes.

@@ -8,29 +8,54 @@ cancel, or a submit that names it. While it is open, no slot that it names chang
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memstate.checks import INT32_MAX, counts, flags, sequence
+from memstate.checks import INT32_MAX, counts, flags
 from memstate.errors import InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW, Result, StepRecord, Strategy
 from memstate.prefix import PrefixCache
 from memstate.requests.boundaries import Boundaries
+from memstate.requests.handles import Row
 from memstate.requests.page_table import PageTable
-from memstate.requests.publisher import Publisher
+from memstate.requests.snapshots import Snapshots
 from memstate.requests.steps import Step, StepLog
-from memstate.requests.table import RequestTable, Row
+from memstate.requests.table import RequestTable
 from memstate.requests.tracking.mirror import Mirror
 from memstate.slots.commands import Action, CommandBuffer
-from memstate.slots.registers import Longs, RegisterFile
+from memstate.slots.registers import Ints, Longs, RegisterFile
 from memstate.state.planes import Planes
 from memstate.state.windows import require as require_windows
 from memstate.state.windows import scatter as scatter_windows
 
 PER_ROW = REGISTERS_PER_ROW
+
+
+class Batch(NamedTuple):
+    """The rows of one step.
+
+    numbers, tokens_of: of every entry, 0 for padding. real: the entries that are no padding. rows, tokens: theirs.
+    distinct: no row comes twice.
+    """
+
+    numbers: Longs
+    tokens_of: Longs
+    real: slice | Longs
+    rows: Longs
+    tokens: Longs
+    distinct: bool
+
+    def spread(self, values: Longs) -> Longs:
+        """Values of the rows as values of the entries, 0 for padding."""
+        if isinstance(self.real, slice):
+            return values
+        entries = np.zeros_like(self.numbers)
+        entries[self.real] = values
+        return entries
 
 
 class Stepping:
@@ -41,11 +66,11 @@ class Stepping:
     """
 
     def __init__(
-        self, commands: CommandBuffer, table: RequestTable, pages: PageTable, mirror: Mirror, publisher: Publisher,
+        self, commands: CommandBuffer, table: RequestTable, pages: PageTable, mirror: Mirror, snapshots: Snapshots,
         boundaries: Boundaries, log: StepLog, planes: Planes, copied: tuple[str, ...],
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
-        self._pages, self._mirror, self._publisher, self._boundaries = pages, mirror, publisher, boundaries
+        self._pages, self._mirror, self._snapshots, self._boundaries = pages, mirror, snapshots, boundaries
         self._log, self._planes, self._copied = log, planes, copied
         self.open: Step | None = None  # whose forward may not be launched yet
         self._promised: list[int] = []  # its rows of which something that it computes was handed out
@@ -89,19 +114,21 @@ class Stepping:
         if send and self._commands.acts:
             self._commands.submit()
 
-    def batch(self, rows: Sequence[Row | None], tokens: int | Sequence[int]) -> tuple[Longs, Longs]:
-        """Row numbers and tokens of a batch, 0 for padding. Raises: StaleHandle, InvalidArgument."""
-        numbers = np.array(
-            [0 if row is None else self._table.index(row) for row in sequence("rows", rows, "[row]")], np.int64
-        )
-        numbers[self._table.finished[numbers]] = 0
-        return numbers, counts("tokens", tokens, len(numbers)) * (numbers > 0)
+    def batch(self, rows: Sequence[Row | None], tokens: int | Sequence[int]) -> Batch:
+        """Row numbers and tokens of a batch. Raises: StaleHandle, InvalidArgument."""
+        numbers, distinct = self._table.batch(rows)
+        given = counts("tokens", tokens, len(numbers))
+        if (over := self._table.finished[numbers]).any():
+            numbers = np.where(over, 0, numbers)
+        real = slice(None) if numbers.all() else np.flatnonzero(numbers)
+        given = given if isinstance(real, slice) else given * (numbers > 0)
+        return Batch(numbers, given, real, numbers[real], given[real], distinct)
 
-    def shortfall(self, numbers: Longs, tokens: Longs, window: bool) -> int:
+    def shortfall(self, batch: Batch, window: bool) -> int:
         """See `StateManager.shortfall`."""
-        rows, allocator = numbers[numbers > 0], self._file.allocator
-        self._boundaries.advance(rows, self._mirror.lengths(rows))
-        wanted = self._mirror.claims(rows, tokens[numbers > 0], window)
+        allocator, length = self._file.allocator, self._mirror.lengths(batch.rows)
+        self._boundaries.advance(batch.rows, length)
+        wanted = self._mirror.claims(batch.rows, length, batch.tokens, window)
         return max(0, wanted + allocator.reserve - allocator.free) if wanted else 0
 
     def plan(
@@ -110,57 +137,58 @@ class Stepping:
     ) -> Step:  # fmt: skip
         """See `StateManager.plan`. cache: gives up states for the snapshots that are due, where it is set to."""
         self._log.require_room()
-        numbers, tokens_of = self.batch(rows, tokens)
-        if len(numbers) > self._log.max_batch:
-            raise InvalidArgument(f"a batch of {len(numbers)}, the limit is max_batch={self._log.max_batch}")
-        real = np.flatnonzero(numbers)
-        distinct = numbers[real]
-        self._require_plannable(distinct, tokens_of[real], window)
+        batch = self.batch(rows, tokens)
+        if len(batch.numbers) > self._log.max_batch:
+            raise InvalidArgument(f"a batch of {len(batch.numbers)}, the limit is max_batch={self._log.max_batch}")
+        running = batch.rows
+        sources = self._file.source[running]
+        direct = int(np.count_nonzero(sources))
+        length = self._mirror.lengths(running) if direct else self._mirror.own_lengths(running)
+        after = length + batch.tokens
+        self._require_plannable(batch, length, after, window)
         self._close(self.open)
-        self._boundaries.advance(distinct, self._mirror.lengths(distinct))
+        self._boundaries.advance(running, length)
         allocator = self._file.allocator
-        if cache and cache.settings.evict and allocator.free - allocator.reserve < len(distinct):
-            cache.evict_states(min(limit, self.shortfall(numbers, tokens_of, window)))
+        if cache and cache.settings.evict and allocator.free - allocator.reserve < len(running):
+            cache.evict_states(min(limit, self.shortfall(batch, window)))
 
-        before, after = np.zeros_like(numbers), np.zeros_like(numbers)
-        batch = None if self._commands.pending else self._log.repeated(numbers, tokens_of)
-        sent = batch or self._commands.submit_batch(numbers.astype(np.int32), tokens_of.astype(np.int32))
-        sources = self._file.source[distinct].astype(np.int64)
-        direct = int((sources > 0).sum())
+        columns = None if self._commands.pending else self._log.repeated(batch.numbers, batch.tokens_of)
+        sent = columns or self._commands.submit_batch(batch.numbers.astype(np.int32), batch.tokens_of.astype(np.int32))
         taken = self._mirror.snapshots
-        if window:
-            before[real] = after[real] = self._mirror.lengths(distinct)
-        else:
+        if not window:
             with self._commands.noting("plan"):
-                before[real], after[real] = self._mirror.plan(distinct, tokens_of[real], limit)
+                self._mirror.plan(running, length, after, limit)
         taken = self._mirror.snapshots - taken
-        record = self._log.next_record(len(rows))
+        record = self._log.next_record(len(batch.numbers))
         rules = self._mirror.rules._replace(strategy=Strategy.WINDOW) if window else self._mirror.rules
         self._file.plan(*sent, record, rules, limit)
-        known = distinct[self._table.unsettled[distinct] == 0]
-        self._table.unsettled[distinct] += 1
-        step = self.open = self._log.add(
-            record, numbers, tokens_of, before, after, self._table.generation[numbers], window
-        )
-        self._commands.fence(self._named(distinct, sources, before[real], after[real], taken))
+        unsettled = self._table.unsettled[running]
+        known = running if not unsettled.any() else running[unsettled == 0]
+        self._table.unsettled[running] += 1
+        before, reached = batch.spread(length), batch.spread(length.copy() if window else after)
+        generation = self._table.generation[batch.numbers]
+        step = self.open = self._log.add(record, batch.numbers, batch.tokens_of, before, reached, generation, window)
+        self._commands.fence(self._named(running, sources if direct else None, length, after, taken))
         if not window:
             self._table.confirmed[known] = self._file.labels[known * PER_ROW]
-            self._publisher.unpin(numbers)
+            self._snapshots.first_steps_done(batch.numbers)
             self._copy_around(step, direct, taken)
         return step
 
-    def _require_plannable(self, rows: Longs, tokens: Longs, window: bool) -> None:
-        if np.unique(rows).size != rows.size:
+    def _require_plannable(self, batch: Batch, length: Longs, after: Longs, window: bool) -> None:
+        rows = batch.rows
+        if not batch.distinct:
             raise InvalidArgument(f"a row is named twice in the batch {rows.tolist()}")
-        if (tokens < 1).any():
-            raise InvalidArgument(f"tokens {tokens.tolist()}: a row in the batch needs at least 1, padding is None")
-        after = self._mirror.lengths(rows) + tokens
-        if (after > INT32_MAX).any():
+        if rows.size and int(batch.tokens.min()) < 1:
+            raise InvalidArgument(
+                f"tokens {batch.tokens.tolist()}: a row in the batch needs at least 1, padding is None"
+            )
+        if rows.size and int(after.max()) > INT32_MAX:
             raise InvalidArgument(f"lengths {after.tolist()} after this step: a label holds {INT32_MAX} tokens at most")
         if not window:
-            self._mirror.require_within_boundary(rows, tokens)
+            self._mirror.require_within_boundary(rows, length, after)
             if self._mirror.lanes:
-                self._boundaries.require_within(rows, after - tokens, after)
+                self._boundaries.require_within(rows, length, after)
         self._pages.require_room(rows, after)
 
     def _copy_around(self, step: Step, direct: int, taken: int) -> None:
@@ -182,12 +210,15 @@ class Stepping:
             (of, due), self._uncopied = self._uncopied, None
             self._planes.copy(of.snapshot, of.write, planes=self._copied, due=due)
 
-    def _named(self, rows: Longs, sources: Longs, before: Longs, after: Longs, taken: int) -> Longs:
+    def _named(self, rows: Longs, sources: Ints | None, before: Longs, after: Longs, taken: int) -> Longs:
         """Registers with the slots that a step reads, writes and snapshots, after its plan.
 
         sources: registers that rows read instead of their own, 0 = none. taken: snapshots of this step.
         """
-        named = [rows * PER_ROW, sources[sources > 0]]
+        live = rows * PER_ROW
+        if sources is None and not taken:
+            return live
+        named: list[Longs] = [live] if sources is None else [live, sources[sources > 0].astype(np.int64)]
         if taken:
             label = before if self._mirror.tracking.reads_old_slot else after
             for lane in range(1, 1 + self._mirror.lanes):
@@ -203,16 +234,23 @@ class Stepping:
             raise InvalidArgument(f"step {step.serial} is speculative: accept(step, accepted, windows) settles it")
         self._log.pop(step)
         self._close(step, send=True)
-        same = self._same_request(step)
-        dead = same & self._table.finished[step.numbers]  # ended by the step before: what is real was settled with that
-        same &= ~dead
-        rows, ended = step.numbers[same], over[same]
-        known = np.where(ended, step.after[same], self._file.labels[rows * PER_ROW])
-        self._table.unsettled[step.numbers[same | dead]] -= 1
-        self._table.confirmed[rows] = known
-        self._table.finished[rows] |= ended
-        results = np.where(dead, Result.DEAD, np.where(over & same, Result.ENDED, Result.ALIVE)).astype(np.int32)
-        self._release_lanes(step, rows, known, results)
+        table, same = self._table, self._same_request(step)
+        dead = same & table.finished[step.numbers]  # ended by the step before: what is real was settled with that
+        if same.all() and not dead.any():
+            rows, ended, after = step.numbers, over, step.after
+            table.unsettled[rows] -= 1
+        else:
+            table.unsettled[step.numbers[same]] -= 1
+            same &= ~dead
+            rows, ended, after = step.numbers[same], over[same], step.after[same]
+        known = self._file.labels[rows * PER_ROW]
+        if ended.any():
+            known = np.where(ended, after, known)
+            table.finished[rows] |= ended
+        table.confirmed[rows] = known
+        if self._may_release(rows):
+            results = np.where(dead, Result.DEAD, np.where(over & same, Result.ENDED, Result.ALIVE)).astype(np.int32)
+            self._release_lanes(step, rows, known, results)
 
     def accept(
         self, step: Step, accepted: Sequence[int], windows: Mapping[str, Tensor],
@@ -237,7 +275,7 @@ class Stepping:
         self._commands.submit()  # what was recorded before comes first
         moved = rows[real > 0]
         with self._commands.noting("accept"):
-            _, after = self._mirror.accept(moved, real[real > 0], limit)
+            after = self._mirror.accept(moved, real[real > 0], limit)
         step.after[np.flatnonzero(same)[real > 0]] = after
         outcome = self._log.outcome(len(step.numbers))
         sent = self._commands.ring.send(given.astype(np.int32))
@@ -247,16 +285,19 @@ class Stepping:
         self._table.unsettled[rows] -= 1
         self._table.confirmed[rows] = known
         self._table.finished[rows] |= over[same]
-        self._publisher.unpin(moved)
-        self._release_lanes(step, rows, known, np.full(len(given), Result.ALIVE, np.int32))
+        self._snapshots.first_steps_done(moved)
+        if self._may_release(rows):
+            self._release_lanes(step, rows, known, np.full(len(given), Result.ALIVE, np.int32))
 
-    def _release_lanes(self, step: Step, rows: Longs, known: Longs, results: NDArray[np.int32]) -> None:
+    def _may_release(self, rows: Longs) -> bool:
+        """Whether a settle of these rows could release a lane."""
+        return self._mirror.tracking.releases_at_settle and self._mirror.superseding(rows)
+
+    def _release_lanes(self, step: Step, rows: Longs, known: NDArray[np.integer], results: NDArray[np.int32]) -> None:
         """Lets go of lanes that newer snapshots supersede, where the strategy does that at settle.
 
         None of them is a slot that the open step names: its snapshot has the largest label of its row.
         """
-        if not (self._mirror.tracking.releases_at_settle and self._mirror.superseding(rows)):
-            return
         said = results if results.any() else None
 
         def release() -> None:
@@ -273,8 +314,8 @@ class Stepping:
 
     def _same_request(self, step: Step) -> NDArray[np.bool_]:
         """Which entries of a step still belong to the request they were planned for."""
-        now = self._table.generation[step.numbers]
-        same: NDArray[np.bool_] = (step.numbers > 0) & (now == step.generation) & self._table.used[step.numbers]
+        same: NDArray[np.bool_] = self._table.generation[step.numbers] == step.generation
+        same &= self._table.used[step.numbers]  # not row 0, which is padding
         return same
 
     def current(self, step: Step) -> Longs:

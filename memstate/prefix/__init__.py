@@ -3,8 +3,9 @@
 tree       which prefixes have KV and which a state
 policies/  what to admit and what to evict, for states and for KV
 ranking    nodes by rank, for policies
-match      what a look found, and why it was not more
-cache      all of it together, on holders, pages and the command buffer
+match      what was found for a prompt, and why it was not more
+cache      joins these with holders, pages and the command buffer
+sessions   conversations whose states stay between their turns
 """
 
 from memstate.prefix.cache import PrefixCache

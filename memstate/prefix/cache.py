@@ -19,9 +19,9 @@ from memstate.prefix.match import Match
 from memstate.prefix.policies import Place
 from memstate.prefix.settings import Prefix
 from memstate.prefix.tree import Node, Tree
+from memstate.requests.handles import Snapshot
 from memstate.requests.page_table import PageTable
-from memstate.requests.publisher import Publisher
-from memstate.requests.snapshots import Snapshot
+from memstate.requests.snapshots import Snapshots
 from memstate.slots.commands import CommandBuffer
 from memstate.stats import PrefixStats
 from memstate.tokens import BYTES
@@ -76,10 +76,9 @@ class Insertion:
 class PrefixCache:
     """Finds states again by token prefix. Attributes: tree, leases (by row), nodes (by holder register), to look at."""
 
-    def __init__(self, settings: Prefix, commands: CommandBuffer, pages: PageTable, publisher: Publisher) -> None:
+    def __init__(self, settings: Prefix, commands: CommandBuffer, pages: PageTable, snapshots: Snapshots) -> None:
         self.settings = settings
-        self._commands, self._pages, self._publisher = commands, pages, publisher
-        self._holders = publisher.holders
+        self._commands, self._pages, self._snapshots = commands, pages, snapshots
         self._states, self._kv = settings.states, settings.of_pages
         for policy in (self._states, self._kv):
             policy.belong(self)
@@ -121,7 +120,7 @@ class PrefixCache:
         node = match.found.stated if match.found and match.found.stated else NO_NODE
         self.tree.lease(node)
         if match.snapshot:
-            self._holders.pin(match.snapshot.register)
+            self._snapshots.pin(match.snapshot.register)
         return Lease(node, salt, match, {})
 
     def pages(self, match: Match) -> list[int]:
@@ -132,7 +131,7 @@ class PrefixCache:
     def unpin(self, lease: Lease) -> None:
         """Ends the pin of `hold`: who reads the state has one of its own, or its copy is recorded."""
         if lease.match.snapshot:
-            self._holders.unpin(lease.match.snapshot.register)
+            self._snapshots.unpin(lease.match.snapshot.register)
 
     def release(self, lease: Lease) -> None:
         """Ends a lease; KV that nobody can use goes with it, if the policy says so."""
@@ -197,13 +196,13 @@ class PrefixCache:
 
     def take_over(self, lease: Lease) -> bool:
         """Whether the state of a match can go to a row itself, because nobody else is about to read it."""
-        return lease.match.snapshot is not None and self._holders.pins(lease.match.snapshot.register) == 1
+        return lease.match.snapshot is not None and self._snapshots.pins(lease.match.snapshot.register) == 1
 
     def taken(self, lease: Lease) -> None:
         """The state of a match has moved to a row: a tombstone stays."""
         assert lease.match.found is not None and lease.match.found.stated is not None
         if snapshot := self._detach(lease.match.found.stated):
-            self._holders.drop(snapshot)  # its register is free with the pin
+            self._snapshots.end(snapshot)  # its register is free with the pin
 
     def boundaries(self, lease: Lease, tokens: int) -> list[int]:
         """Lengths at which a request is to take snapshots besides the boundaries: the junction, where KV reached and no
@@ -304,19 +303,19 @@ class PrefixCache:
 
     def _attach(self, node: Node, register: int, length: int, kind: str) -> Snapshot | None:
         """Moves a state to the node, if a holder can be had."""
-        if not self._holders.free:
+        if not self._snapshots.free:
             self.tree.lease(node)  # or making room could take it away again
             self.evict_states(1)
             self.tree.unlease(node)
-        if not self._holders.free:
+        if not self._snapshots.free:
             self._counts["refused"] += 1
             return None
-        snapshot = node.snapshot = self._holders.keep(length, ())
+        snapshot = node.snapshot = self._snapshots.add(length, ())
         node.evicted = False
         self._moves.append((snapshot.register, register))
         self.nodes[snapshot.register] = node
         self._counts["inserted"] += 1
-        self._publisher.published += 1
+        self._snapshots.published += 1
         self._states.added(node, kind)
         if self.below:
             self.below.added(node)
@@ -333,7 +332,7 @@ class PrefixCache:
         had = self.tree.find(key, salt).kv
         fresh = allocator.claim(size - had) if allocator.pages else []
         node, _ = self.tree.insert(key, [0] * had + fresh if fresh else [], salt)
-        snapshot = node.snapshot = self._holders.keep(length, ())
+        snapshot = node.snapshot = self._snapshots.add(length, ())
         node.evicted = False
         self.nodes[snapshot.register] = node
         self._commands.claim([snapshot.register])
@@ -356,7 +355,7 @@ class PrefixCache:
     @property
     def evictable_states(self) -> int:
         """States that nobody is about to read."""
-        return len(self.nodes) - sum(register in self.nodes for register in self._holders.pinned)
+        return len(self.nodes) - sum(register in self.nodes for register in self._snapshots.pinned)
 
     @property
     def evictable_pages(self) -> int:
@@ -390,14 +389,14 @@ class PrefixCache:
         """
         chosen: list[Node] = []
         for node in self._states.victims() if n > 0 else ():
-            if node.snapshot and node.snapshot.register not in self._holders.pinned:
+            if node.snapshot and node.snapshot.register not in self._snapshots.pinned:
                 chosen.append(node)
                 if len(chosen) == n:
                     break
         self._record_moves()
         if self.below and chosen:
             self.below.save(chosen)
-        self._publisher.drop([node.snapshot for node in chosen if node.snapshot])
+        self._snapshots.drop([node.snapshot for node in chosen if node.snapshot])
         for node in chosen:
             self._detach(node)
             self._drop_bare_leaves(node)
@@ -482,7 +481,7 @@ class PrefixCache:
         if leaf.snapshot:
             if self.below:
                 self.below.save([leaf])
-            self._publisher.drop([leaf.snapshot])
+            self._snapshots.drop([leaf.snapshot])
             self._detach(leaf)
         elif 0 < pages < size:
             size = pages

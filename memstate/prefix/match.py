@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from memstate.prefix.tree import Found
-from memstate.requests.snapshots import Snapshot
+from memstate.requests.handles import Snapshot
 
 
 @dataclass(frozen=True)

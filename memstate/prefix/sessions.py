@@ -16,9 +16,9 @@ from memstate.errors import InvalidArgument, StaleHandle
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix.cache import Lease, PrefixCache
 from memstate.prefix.tree import Node
+from memstate.requests.handles import Session, Snapshot
 from memstate.requests.page_table import PageTable
-from memstate.requests.snapshots import Holders, Snapshot
-from memstate.requests.table import Session
+from memstate.requests.snapshots import Snapshots
 from memstate.slots.commands import CommandBuffer
 from memstate.tokens import BYTES, common
 
@@ -57,8 +57,8 @@ class Resumption(NamedTuple):
 class Sessions:
     """Open sessions. lanes: lane registers that a row may fill."""
 
-    def __init__(self, commands: CommandBuffer, pages: PageTable, holders: Holders, lanes: int) -> None:
-        self._commands, self._file, self._pages, self._holders = commands, commands.registers, pages, holders
+    def __init__(self, commands: CommandBuffer, pages: PageTable, snapshots: Snapshots, lanes: int) -> None:
+        self._commands, self._file, self._pages, self._snapshots = commands, commands.registers, pages, snapshots
         self._lanes = lanes
         self.refused = 0  # states lost for want of a holder register
         self.reset()
@@ -129,7 +129,7 @@ class Sessions:
     def _empty(self, session: Conversation) -> None:
         """The registers are moved or released: the rest of what a session holds goes."""
         for snap in session.kept:
-            self._holders.drop(snap)
+            self._snapshots.end(snap)
             del self._by_register[snap.register]
         self._pages.allocator.release(session.pages)
         session.kept, session.pages, session.lease = [], [], None
@@ -147,11 +147,11 @@ class Sessions:
         registers = [r for r in range(first, first + 1 + self._lanes) if self._file.held[r] and 1 <= labels[r] <= known]
         registers = [r for r in registers if self._pages.own_partial(row, int(labels[r]))]
         for register in sorted(registers, key=lambda r: -int(labels[r])):
-            if not self._holders.free and cache is not None:
+            if not self._snapshots.free and cache is not None:
                 cache.evict_states(1)
-            self.refused += not self._holders.free
-            if self._holders.free:
-                snapshot = self._holders.keep(int(labels[register]), ())
+            self.refused += not self._snapshots.free
+            if self._snapshots.free:
+                snapshot = self._snapshots.add(int(labels[register]), ())
                 session.kept.append(snapshot)
                 self._by_register[snapshot.register] = (session, snapshot.length)
                 self._commands.move([snapshot.register], [register])

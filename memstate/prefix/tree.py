@@ -10,7 +10,7 @@ root (salt)
 from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
-from memstate.requests.snapshots import Snapshot
+from memstate.requests.handles import Snapshot
 from memstate.tokens import common
 
 

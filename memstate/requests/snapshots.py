@@ -1,49 +1,49 @@
-"""Snapshots kept after publication: handles to holder registers, with pins and KV pages. Knows no slot and no plane."""
+"""Published snapshots: their registers, pins and KV pages. Knows no slot and no plane."""
 
 from collections import deque
 from collections.abc import Iterable, KeysView, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from memstate.checks import sequence
 from memstate.errors import InvalidArgument, StaleHandle
-from memstate.slots.registers import Ints
+from memstate.requests.handles import Snapshot, first_generation, risen
+from memstate.requests.page_table import PageTable
+from memstate.requests.tracking.mirror import Mirror
+from memstate.slots.commands import CommandBuffer
+from memstate.slots.registers import Longs
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """A published state: it stands for `length` tokens and keeps the KV pages of these tokens alive."""
+class Snapshots:
+    """Moves states from rows to registers of their own, and gives them up again.
 
-    register: int
-    generation: int
-    length: int
-    pages: tuple[int, ...] = ()
+    A register is given out again as late as possible, so that it is rarely reused within a command buffer. A pin keeps
+    a snapshot that a first step is about to read, also when its handle is dropped meanwhile.
 
+    Attributes:
+        kept: snapshots with a valid handle, by register.
+        published, dropped, refused: counts since the start; refused for lack of a register.
+    """
 
-def risen(generation: Ints) -> Ints:
-    """The generations after these; after the largest int32 comes 0."""
-    return ((generation.astype(np.int64) + 1) % 2**31).astype(np.int32)
-
-
-class Holders:
-    """Gives out holder registers, oldest released first, so that one is rarely reused within a command buffer."""
-
-    def __init__(self, first: int, count: int, first_generation: int = 0) -> None:
-        self.first, self.count = first, count
-        self.generation = np.full(count, first_generation, np.int32)
+    def __init__(self, commands: CommandBuffer, pages: PageTable, mirror: Mirror) -> None:
+        self._commands, self._pages, self._mirror = commands, pages, mirror
+        self._first, self._count = commands.registers.first_holder, commands.registers.holders
+        self.generation = np.full(self._count, first_generation(), np.int32)
+        self.published = self.dropped = self.refused = 0
         self.reset()
 
     def reset(self) -> None:
         """Forgets every snapshot; handles given out before become stale."""
         self.generation = risen(self.generation)
-        self._free = deque(range(self.first, self.first + self.count))
+        self._free = deque(range(self._first, self._first + self._count))
         self._pins: dict[int, int] = {}
         self._dropped: dict[int, Snapshot] = {}  # dropped while pinned: released with the last pin
+        self._first_reads: dict[int, int] = {}  # row -> register that its first step reads
         self.kept: dict[int, Snapshot] = {}
 
     @property
     def free(self) -> int:
-        """Holder registers that hold nothing."""
+        """Registers that hold no snapshot."""
         return len(self._free)
 
     def pins(self, register: int) -> int:
@@ -60,10 +60,53 @@ class Holders:
         """Snapshots that nobody is about to read."""
         return sum(register not in self._pins for register in self.kept)
 
-    def keep(self, length: int, pages: Sequence[int]) -> Snapshot:
+    def publish(self, rows: Longs, known: Longs, ended: bool) -> list[Snapshot | None]:
+        """Moves the newest snapshot within `known` tokens out of each row; live as well where the rows have ended."""
+        snapshots: list[Snapshot | None] = []
+        sources = []
+        for row, bound in zip(rows.tolist(), known.tolist(), strict=True):
+            answer = self.answer(row, bound, ended)
+            if answer is None or not self.free:
+                self.refused += answer is not None
+                snapshots.append(None)
+                continue
+            length = int(self._commands.registers.labels[answer])
+            snapshots.append(self.add(length, self._pages.share(row, length)))
+            sources.append(answer)
+        self._commands.move([snap.register for snap in snapshots if snap], sources)
+        self.published += len(sources)
+        return snapshots
+
+    def require_answers(self, rows: Longs, known: Longs) -> None:
+        """Raises: InvalidArgument where a running row has nothing to publish, or no holder is left for it."""
+        if len(rows) > self.free:
+            raise InvalidArgument(f"{len(rows)} snapshots to publish, {self.free} holders free: drop some")
+        bounds = zip(rows.tolist(), known.tolist(), strict=True)
+        missing = [row for row, bound in bounds if self.answer(row, bound, ended=False) is None]
+        if missing:
+            raise InvalidArgument(
+                f"rows {missing} have no snapshot to publish: none was due yet, or it was published before"
+            )
+
+    def answer(self, row: int, known: int, ended: bool) -> int | None:
+        """The register with the newest snapshot within `known` tokens.
+
+        A snapshot shares whole KV pages, so that it stands for whole pages only.
+        """
+        return self._mirror.answer(row, self._pages.floor(known), ended)
+
+    def hold(self, register: int, length: int) -> Snapshot:
+        """Moves a state to a holder for those who are about to read it: it goes with the last pin, and shares no page.
+        Only where a holder is free.
+        """
+        snapshot = self.add(length, ())
+        self._commands.move([snapshot.register], [register])
+        return snapshot
+
+    def add(self, length: int, pages: Sequence[int]) -> Snapshot:
         """Takes a register for a snapshot. Only where `free` is positive."""
         register = self._free.popleft()
-        snapshot = Snapshot(register, int(self.generation[register - self.first]), length, tuple(pages))
+        snapshot = Snapshot(register, int(self.generation[register - self._first]), length, tuple(pages))
         self.kept[register] = snapshot
         return snapshot
 
@@ -75,9 +118,27 @@ class Holders:
                     f"{snapshot!r} is no snapshot: use the handles that publish() and release() returned"
                 )
             if type(snapshot.register) is not int or self.kept.get(snapshot.register) != snapshot:
-                at = snapshot.register - self.first
-                now = int(self.generation[at]) if 0 <= at < self.count else 0
+                at = snapshot.register - self._first
+                now = int(self.generation[at]) if 0 <= at < self._count else 0
                 raise StaleHandle(f"snapshot in register {snapshot.register}", snapshot.generation, now)
+
+    def drop(self, snapshots: Sequence[Snapshot]) -> None:
+        """Gives up snapshots, once nobody is about to read them. Raises: StaleHandle, InvalidArgument."""
+        self.require(sequence("snapshots", snapshots, "[snapshot]"))
+        if len(set(snapshots)) != len(snapshots):
+            raise InvalidArgument("a snapshot is named twice")
+        self._release([done for snap in snapshots if (done := self.end(snap))])
+        self.dropped += len(snapshots)
+
+    def end(self, snapshot: Snapshot) -> Snapshot | None:
+        """Ends a handle; returns the snapshot to release now, or None where a pin still holds it."""
+        del self.kept[snapshot.register]
+        at = snapshot.register - self._first
+        self.generation[at : at + 1] = risen(self.generation[at : at + 1])
+        if snapshot.register in self._pins:
+            self._dropped[snapshot.register] = snapshot
+            return None
+        return self._recycle(snapshot)
 
     def pin(self, register: int) -> None:
         """Keeps a register's snapshot until `unpin`, even when it is dropped meanwhile."""
@@ -90,19 +151,25 @@ class Holders:
             return None
         del self._pins[register]
         snapshot = self._dropped.pop(register, None)
-        return snapshot and self._forget(snapshot)
+        return snapshot and self._recycle(snapshot)
 
-    def drop(self, snapshot: Snapshot) -> Snapshot | None:
-        """Ends a handle; returns the snapshot to release now, or None where a pin still holds it."""
-        del self.kept[snapshot.register]
-        at = snapshot.register - self.first
-        self.generation[at : at + 1] = risen(self.generation[at : at + 1])
-        if snapshot.register in self._pins:
-            self._dropped[snapshot.register] = snapshot
-            return None
-        return self._forget(snapshot)
+    def read_first(self, row: int, register: int) -> None:
+        """Keeps a holder until the row's first step, which reads it, is planned or the row is given up."""
+        self.pin(register)
+        self._first_reads[row] = register
 
-    def _forget(self, snapshot: Snapshot) -> Snapshot:
+    def first_steps_done(self, rows: Longs) -> None:
+        """Ends the pins of rows, where they have one."""
+        for row in self._first_reads.keys() & set(rows.tolist()) if self._first_reads else ():
+            if dropped := self.unpin(self._first_reads.pop(row)):
+                self._release([dropped])
+
+    def _release(self, snapshots: Sequence[Snapshot]) -> None:
+        self._commands.release([snap.register for snap in snapshots])
+        for snap in snapshots:
+            self._pages.allocator.release(snap.pages)
+
+    def _recycle(self, snapshot: Snapshot) -> Snapshot:
         self._free.append(snapshot.register)
         return snapshot
 

@@ -78,6 +78,7 @@ class StepLog:
         width = -(-max_batch // 64) * 64
         store = torch.zeros(2, len(StepRecord._fields), width, dtype=torch.int32, device=device)
         self._columns = [StepRecord(*store[parity]) for parity in range(2)]
+        self._records: list[dict[int, StepRecord]] = [{}, {}]  # by batch size: slicing tensors costs
         self._outcome = Accepted(*torch.zeros(2, width if speculation else 0, dtype=torch.int32, device=device))
         self._planned: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         self._serial = 0
@@ -93,7 +94,10 @@ class StepLog:
 
     def next_record(self, batch: int) -> StepRecord:
         """The record that the next plan of `batch` entries writes."""
-        return StepRecord(*(column[:batch] for column in self._columns[self._serial % 2]))
+        parity = self._serial % 2
+        if (found := self._records[parity].get(batch)) is None:
+            found = self._records[parity][batch] = StepRecord(*(column[:batch] for column in self._columns[parity]))
+        return found
 
     def outcome(self, batch: int) -> Accepted:
         """Where the accept of a batch says what came of it; one speculative step is in flight at most."""
@@ -101,15 +105,13 @@ class StepLog:
 
     def repeated(self, rows: Longs, tokens: Longs) -> tuple[Tensor, Tensor] | None:
         """The device copies of these rows and tokens where the step before had the same batch."""
-        same = (
-            self._planned is not None
-            and np.array_equal(self._planned[0], rows)
-            and np.array_equal(self._planned[1], tokens)
-        )
-        if not same:
+        if self._planned is None:
             return None
-        before = self._columns[(self._serial - 1) % 2]
-        return before.rows[: len(rows)], before.tokens[: len(rows)]
+        last = self._planned
+        if len(last[0]) != len(rows) or not ((last[0] == rows) & (last[1] == tokens)).all():
+            return None
+        before = self._records[(self._serial - 1) % 2][len(rows)]
+        return before.rows, before.tokens
 
     def add(
         self, record: StepRecord, rows: Longs, tokens: Longs, before: Longs, after: Longs, generation: Ints,
@@ -118,7 +120,7 @@ class StepLog:
         """Notes a planned step."""
         step = Step(self._serial, record, rows, tokens, before, after, generation, window)
         self._serial += 1
-        self._planned = (rows.copy(), tokens.copy())
+        self._planned = (rows, tokens)
         self.unsettled.append(step)
         return step
 

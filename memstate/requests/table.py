@@ -1,85 +1,17 @@
-"""The request table: rows, their generations and their progress. Sized by rows, never by slots; knows no slot id and no
-plane.
+"""The request table: rows, their generations and their progress.
+
+It is sized by rows, never by slots, and knows no slot id and no plane.
 """
 
 import heapq
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import count
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
 from memstate.checks import sequence
 from memstate.errors import InvalidArgument, OutOfRows, StaleHandle
-from memstate.requests.snapshots import Snapshot, risen
+from memstate.requests.handles import Row, Rows, first_generation, risen
 from memstate.slots.registers import Longs
-from memstate.tokens import Tokens
-
-_TABLES = count(1)
-
-
-def first_generation() -> int:
-    """Where the generations of a table start: elsewhere for each, so that another manager's handles are stale here."""
-    return next(_TABLES) * 1_000_003 % 2**30
-
-
-@dataclass(frozen=True)
-class Session:
-    """A handle to a conversation whose states stay between its turns, void once it is closed."""
-
-    id: Hashable
-    serial: int
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a request needs to be admitted.
-
-    id: any name, shown by audits. length: tokens that KV pages are taken for at once (default: all of `tokens`).
-    resume: a snapshot to continue from.
-    want: one more length, besides the multiples of `every`, at which a snapshot is due (0 = none).
-    A snapshot says what length it stands for, not of which tokens: whoever gives `resume` and `tokens` vouches for it.
-    tokens: the whole prompt, for the prefix cache or a session to find what is computed already; in one dimension, any
-    sequence of whole numbers. salt: equal tokens under different salts never match; None, str, bytes, int or a tuple of
-    these, of exactly these types. session: the conversation that this is the next turn of. fetch: the prefetch that was
-    begun for it; several ranks start from what they agreed on.
-    """
-
-    id: Hashable
-    length: int | None = None
-    resume: Snapshot | None = None
-    snapshot_at: int = 0
-    tokens: Tokens | None = field(default=None, repr=False, compare=False)
-    salt: Hashable = None
-    session: Session | None = None
-    fetch: Any = field(default=None, repr=False, compare=False)
-
-
-@dataclass(frozen=True)
-class Row:
-    """A handle to a row of the request table, void once the row has been released."""
-
-    index: int
-    generation: int
-
-
-class Rows(tuple[Row, ...]):
-    """The rows of one admission, in order."""
-
-    table: "RequestTable"
-
-    @classmethod
-    def of(cls, rows: Iterable[Row], table: "RequestTable") -> "Rows":
-        """Handles together with the table that knows whether they still run."""
-        self = cls(rows)
-        self.table = table
-        return self
-
-    @property
-    def any_alive(self) -> bool:
-        """Whether one of them is neither finished nor released."""
-        return any(self.table.alive(row) for row in self)
 
 
 class RequestTable:
@@ -101,6 +33,7 @@ class RequestTable:
         self.unsettled = np.zeros(self.rows + 1, np.int32)  # planned steps whose results are not known
         self.confirmed = np.zeros(self.rows + 1, np.int64)  # length up to which the row is known to be real
         self.ids: list[Hashable] = [None] * (self.rows + 1)
+        self._ended: dict[int, tuple[int, str]] = {}  # by row: the last generation that ended, and how
 
     @property
     def free(self) -> int:
@@ -120,8 +53,10 @@ class RequestTable:
             self.ids[row] = name
         return np.asarray(rows, np.int64)
 
-    def release(self, rows: Longs) -> None:
-        """Frees rows and makes every handle to them stale."""
+    def release(self, rows: Longs, how: str = "released") -> None:
+        """Frees rows and makes every handle to them stale. how: what ended them, for the errors of stale handles."""
+        for row, generation in zip(rows.tolist(), self.generation[rows].tolist(), strict=True):
+            self._ended[row] = generation, f"request {self.ids[row]!r} was {how}"
         self.used[rows] = False
         self.generation[rows] = risen(self.generation[rows])
         for row in rows.tolist():
@@ -145,12 +80,33 @@ class RequestTable:
         if type(row.index) is not int or not 0 < row.index <= self.rows:
             raise InvalidArgument(f"{row!r}: this table has rows 1..{self.rows}; it is another manager's")
         if self.generation[row.index] != row.generation or not self.used[row.index]:
-            raise StaleHandle(f"row {row.index}", row.generation, int(self.generation[row.index]))
+            generation, how = self._ended.get(row.index, (0, ""))
+            now = int(self.generation[row.index])
+            raise StaleHandle(f"row {row.index}", row.generation, now, how if generation == row.generation else "")
         return row.index
+
+    def batch(self, rows: Sequence[Row | None]) -> tuple[Longs, bool]:
+        """The numbers of rows, 0 for None, and whether no row comes twice. Raises: StaleHandle, InvalidArgument."""
+        if isinstance(rows, Rows) and rows.table is self:
+            numbers = rows.indices
+            if ((self.generation[numbers] == rows.generations) & self.used[numbers]).all():
+                return numbers, rows.distinct
+        given = sequence("rows", rows, "[row]")
+        numbers = np.array([0 if row is None else self.index(row) for row in given], np.int64)
+        real = numbers[numbers > 0].tolist()
+        return numbers, len(set(real)) == len(real)
 
     def indices(self, rows: Sequence[Row]) -> Longs:
         """The numbers of distinct rows. Raises: StaleHandle, InvalidArgument."""
-        numbers = [self.index(row) for row in sequence("rows", rows, "[row]")]
-        if len(set(numbers)) != len(numbers):
-            raise InvalidArgument(f"a row is named twice in {numbers}")
-        return np.asarray(numbers, np.int64)
+        if isinstance(rows, Rows):
+            numbers, distinct = self.batch(rows)
+        else:
+            numbers = np.array([self.index(row) for row in sequence("rows", rows, "[row]")], np.int64)
+            distinct = len(set(numbers.tolist())) == len(numbers)
+        if not distinct:
+            raise InvalidArgument(f"a row is named twice in {numbers.tolist()}")
+        return numbers
+
+    def handles(self, rows: Longs) -> Rows:
+        """The handles to distinct rows in use."""
+        return Rows(rows, self.generation[rows], self, distinct=True)

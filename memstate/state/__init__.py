@@ -1,1 +1,8 @@
-"""What a slot is, and where its bytes are. Knows no free slot and no owner."""
+"""A slot and the place of its bytes. Knows no free slot and no owner.
+
+layout      planes, layers and their physical order; sharding: the share of one tensor-parallel rank
+presets/    layouts of real models
+regions     where blocks lie in memory; memory: allocates, releases and restores it
+planes      the bytes of all slots, and the operations that move them
+windows     the bytes of speculative steps
+"""

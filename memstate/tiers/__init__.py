@@ -1,4 +1,13 @@
-"""Tiers below the device: host memory, storage, and what moves states and KV pages between them."""
+"""Tiers below the device: host memory, stores, and what moves states and KV pages between them. Knows no row.
+
+manager     joins the parts; settings: what a caller chooses
+keys        names of prefixes; digests: computed once a page; records: one state or page as bytes
+host/       host memory: which records are there, and their way to and from the slots
+load        brings hits up before rows start; writeback: writes host records to a store
+prefetch/   from a store into host memory while a request waits, agreed on between ranks
+stores/     where records outlive the process
+handover/   records of one tensor-parallel split out of those of another
+"""
 
 from memstate.tiers.handover.handover import Handed, HandOver
 from memstate.tiers.handover.resplit import Resplit

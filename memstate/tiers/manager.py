@@ -11,8 +11,8 @@ from memstate.checks import is_count
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.prefix import Match, PrefixCache
 from memstate.prefix.tree import Node
+from memstate.requests.handles import Snapshot
 from memstate.requests.page_table import PageTable
-from memstate.requests.snapshots import Snapshot
 from memstate.slots.commands import CommandBuffer
 from memstate.state.planes import Planes
 from memstate.stats import TierStats

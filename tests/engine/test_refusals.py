@@ -123,7 +123,7 @@ def test_what_sleeps_gives_no_plane_and_no_slot(backend: Backend) -> None:
     loop = Loop(backend, ms.Redirect(I))
     loop.mem.sleep()
     free = loop.mem.free_slots
-    for call in (lambda: loop.mem.pool.claim(3), lambda: loop.mem.planes):
+    for call in (lambda: loop.mem.pool.claim(3), lambda: next(iter(loop.mem.planes.values()))):
         with pytest.raises(ms.Asleep):
             call()
     loop.mem.wake()
@@ -135,9 +135,9 @@ def test_generations_wrap_around(backend: Backend) -> None:
     loop = Loop(backend, ms.Redirect(I))
     mem = loop.mem
     mem._table.generation[:] = 2**31 - 2
-    mem._holders.generation[:] = 2**31 - 1
+    mem._snapshots.generation[:] = 2**31 - 1
     mem.reset()
-    assert mem._table.generation.max() == 2**31 - 1 and mem._holders.generation.max() == 0
+    assert mem._table.generation.max() == 2**31 - 1 and mem._snapshots.generation.max() == 0
     for _ in range(2):
         (row,) = loop.admit()
         loop.advance([row], I)

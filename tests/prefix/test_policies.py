@@ -10,7 +10,7 @@ from memstate.prefix.policies import FlopAware, GreedyDual, Lru, LruPages, PathC
 from memstate.prefix.policies.foresight import NEVER, Foresight, ForesightPages, Future
 from memstate.prefix.policies.learning import AGES, EDGES, OLDEST, PRIOR, SHRINKAGE, WIDTHS, ReturnRates
 from memstate.prefix.tree import Node, Tree
-from memstate.requests.snapshots import Snapshot
+from memstate.requests.handles import Snapshot
 from memstate.tokens import BYTES, encode
 
 

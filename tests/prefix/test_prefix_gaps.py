@@ -12,7 +12,7 @@ from memstate.kernels.tables import Registers
 from memstate.prefix.policies import GreedyDual, Lru, LruPages, ReturnRate
 from memstate.prefix.policies.return_rate import UPDATE
 from memstate.prefix.tree import Node, Tree
-from memstate.requests.snapshots import Snapshot
+from memstate.requests.handles import Snapshot
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.journal import Change

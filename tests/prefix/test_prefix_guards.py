@@ -85,7 +85,7 @@ def test_G1_a_policy_that_raises_leaves_nothing_half_done(where: str) -> None:
             mem.publish([row], tokens=[[*T[:12], 1, 2, 3, 4]])
     policy.raises = ""
     mem.release([row], tokens=[[*T[:12], 1, 2, 3, 4]])
-    assert mem.prefix is not None and not mem._holders.pinned
+    assert mem.prefix is not None and not mem._snapshots.pinned
     mem.prefix.clear()
     mem.audit().raise_if_leaking()
     assert (mem.free_slots, mem.free_pages, mem.prefix.tree.leased_pages) == (8, 40, 0)

@@ -119,7 +119,7 @@ def test_a_salt_or_a_snapshot_that_cannot_be_meant_changes_nothing(backend: Back
     ):
         with pytest.raises(ms.InvalidArgument):
             call()
-        assert figures(at) == before and not at.mem._holders.pinned
+        assert figures(at) == before and not at.mem._snapshots.pinned
     at.empty()
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstate.prefix.tree import Node, Tree
-from memstate.requests.snapshots import Snapshot
+from memstate.requests.handles import Snapshot
 from memstate.tokens import encode
 
 UNIT = 16  # bytes of a page of two tokens

@@ -55,7 +55,7 @@ def test_B71_a_first_turn_that_began_in_the_cache(backend: Backend, name: str) -
     assert talks.mem.length(row) == 8
     talks.mem.abort([row])
     talks.look()
-    assert talks.kept(session) == ([] if name == "redirect" else [8]) and not talks.mem._holders.pinned
+    assert talks.kept(session) == ([] if name == "redirect" else [8]) and not talks.mem._snapshots.pinned
     assert talks.whole(TEXT, session) == 8
     assert talks.all_free()
 

@@ -119,7 +119,7 @@ class Talks(Loop):
             assert not (talk.row and (talk.kept or talk.pages or talk.lease))
             assert self.written(talk.pages, tokens[: talk.kept[0].length] if talk.kept else [])
             content |= {slots[snap.register]: tuple(tokens[: snap.length]) for snap in talk.kept}
-        for snap in [*mem._holders.kept.values(), *mem._holders._dropped.values()]:
+        for snap in [*mem._snapshots.kept.values(), *mem._snapshots._dropped.values()]:
             users.update(snap.pages)
         if mem.prefix is not None:
             leased = Counter(node for lease in self.leases() for node in lease.node.path())
@@ -133,7 +133,7 @@ class Talks(Loop):
                     content[slots[node.snapshot.register]] = tuple(tokens)
             assert not leased
         assert list(mem._pages.allocator.holders) == [users[page] for page in range(mem.stats().pages + 1)]
-        assert set(mem._holders.pinned) == {source for source in mem._registers.source.tolist() if source}
+        assert set(mem._snapshots.pinned) == {source for source in mem._registers.source.tolist() if source}
         assert self.planes.wrong(content) == []
 
     def leases(self) -> list[ms.prefix.cache.Lease]:
@@ -152,8 +152,8 @@ class Talks(Loop):
         self.look()
         self.mem.check()
         stats = self.mem.stats()
-        free = (self.mem.free_slots, self.mem.free_pages, self.mem._holders.free)
-        return free == (stats.capacity, stats.pages, self.mem._holders.count) and not self.mem._holders.pinned
+        free = (self.mem.free_slots, self.mem.free_pages, self.mem._snapshots.free)
+        return free == (stats.capacity, stats.pages, self.mem._snapshots.count) and not self.mem._snapshots.pinned
 
 
 def key_tokens(key: bytes) -> list[int]:

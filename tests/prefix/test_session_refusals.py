@@ -47,8 +47,8 @@ def held(mem: ms.StateManager) -> object:
     leases = [(talk.lease.node if talk.lease else None, list(talk.own)) for talk in talks]
     tree = [(id(node), node.snapshot, list(node.pages)) for _, node in mem.prefix.tree.walk()]
     found = (mem.prefix.inspect(), tree, dict(mem.prefix.nodes), mem.prefix.stats(), dict(mem.prefix.leases))
-    others = (mem._sessions.inspect(), leases, list(mem._pages.allocator.holders), dict(mem._holders._pins))
-    return found, others, mem.free_slots, mem.free_pages, mem._table.free, mem._holders.free
+    others = (mem._sessions.inspect(), leases, list(mem._pages.allocator.holders), dict(mem._snapshots._pins))
+    return found, others, mem.free_slots, mem.free_pages, mem._table.free, mem._snapshots.free
 
 
 def nobody_is_on_what_is_gone(mem: ms.StateManager) -> bool:
@@ -198,7 +198,7 @@ class Walk:
 
     def fork(self) -> None:
         row = self.any_row()
-        if self.mem.confirmed(row) and self.mem._holders.free:
+        if self.mem.confirmed(row) and self.mem._snapshots.free:
             for other in self.mem.fork(row, ["fork"]).rows:
                 self.rows[other] = None, self.rows[row][1]
 

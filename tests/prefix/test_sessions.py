@@ -25,7 +25,7 @@ def row_holds_nothing(mem: ms.StateManager, index: int) -> bool:
 
 def counts(talks: Talks) -> tuple[int, ...]:
     """What is free."""
-    return talks.mem.free_slots, talks.mem.free_pages, talks.mem._table.free, talks.mem._holders.free
+    return talks.mem.free_slots, talks.mem.free_pages, talks.mem._table.free, talks.mem._snapshots.free
 
 
 @every_strategy

@@ -23,14 +23,12 @@ from memstate.engine import stepping
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.reference import copy, registers, tracking
 from memstate.prefix import cache, policies, sessions, tree
-from memstate.requests import boundaries, pages, publisher
-from memstate.requests import snapshots as holders
+from memstate.requests import boundaries, pages, snapshots
 from memstate.requests import table as requests
 from memstate.slots import commands, packet
 from memstate.state import windows
 from memstate.tiers import load as promotion
-from memstate.tiers import records
-from memstate.tiers import writeback as stowing
+from memstate.tiers import records, writeback
 from memstate.tiers.host import cache as host_cache
 from memstate.tiers.host import pool as host_pool
 from memstate.tiers.prefetch import background
@@ -134,7 +132,7 @@ def newest_lane_is_overwritten(patch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_is_pinned(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(publisher.Publisher, "pin", lambda self, row, register: None)
+    patch.setattr(snapshots.Snapshots, "read_first", lambda self, row, register: None)
 
 
 def release_forgets_one(patch: pytest.MonkeyPatch) -> None:
@@ -222,7 +220,7 @@ def a_split_gives_the_state_to_both(patch: pytest.MonkeyPatch) -> None:
 
 
 def pins_are_not_seen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(holders.Holders, "pinned", property(lambda self: {}.keys()))
+    patch.setattr(snapshots.Snapshots, "pinned", property(lambda self: {}.keys()))
 
 
 def leases_are_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -329,14 +327,14 @@ def what_was_cancelled_is_still_read(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_failed_write_is_never_tried_again(patch: pytest.MonkeyPatch) -> None:
-    end = stowing.WriteBack._end
+    end = writeback.WriteBack._end
 
     def broken(self: Any, shelf: Any, entries: Any, future: Any) -> None:
         end(self, shelf, entries, future)
         for entry in entries:
             entry.stored = True
 
-    patch.setattr(stowing.WriteBack, "_end", broken)
+    patch.setattr(writeback.WriteBack, "_end", broken)
 
 
 BREAKS: dict[Break, tuple[str, bool]] = {

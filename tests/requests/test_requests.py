@@ -51,7 +51,7 @@ def picture(mem: StateManager) -> tuple[object, ...]:
         mem._table.confirmed.tolist(),
         list(mem._table.ids),
     )
-    numbers = (mem.free_slots, mem.free_pages, mem._table.free, mem._holders.free, mem._holders.evictable)
+    numbers = (mem.free_slots, mem.free_pages, mem._table.free, mem._snapshots.free, mem._snapshots.evictable)
     return device, host, table, numbers, recorded(mem._commands), dataclasses.asdict(mem.stats())
 
 
@@ -104,7 +104,7 @@ def test_B10_B12a_reset_zeroes_everything_preallocated_rows_too(backend: Backend
         mem.reset()
         assert group.left == 0
     assert scan(mem).free == list(range(1, 10))
-    assert (mem.free_pages, mem._table.free, mem._holders.free) == (8, 5, 9)
+    assert (mem.free_pages, mem._table.free, mem._snapshots.free) == (8, 5, 9)
     stale = [lambda: mem.settle(step), lambda: mem.drop(snapshots), lambda: mem.length(rows[2])]
     for use in [*stale, lambda: mem.admit([Request("late", resume=snapshots[0])])]:
         with pytest.raises(StaleHandle):

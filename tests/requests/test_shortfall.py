@@ -33,14 +33,14 @@ def test_B24_dropping_the_shortfall_lets_every_boundary_proceed(backend: Backend
     mem, rows = crowded(backend, tracking, 9)
     lacking = mem.shortfall(rows)
     assert lacking == 2 - mem.free_slots > 0
-    kept = list(mem._holders.kept.values())
+    kept = list(mem._snapshots.kept.values())
     mem.drop(kept[:lacking])
     assert mem.shortfall(rows) == 0
     before = mem.stats()
     mem.settle(mem.plan(rows))
     after = mem.stats()
     assert (after.snapshots - before.snapshots, after.degraded) == (2, 0)
-    assert len(mem._holders.kept) == len(kept) - lacking
+    assert len(mem._snapshots.kept) == len(kept) - lacking
     scan(mem)
     mem.check()
 

@@ -122,7 +122,7 @@ def row_problems(mem: StateManager) -> list[str]:
 def page_problems(mem: StateManager) -> list[str]:
     """KV pages: a row's come without gaps, the null row has none, and those that somebody refers to are taken."""
     problems = []
-    referred = {page for snapshot in mem._holders.kept.values() for page in snapshot.pages}
+    referred = {page for snapshot in mem._snapshots.kept.values() for page in snapshot.pages}
     total = mem.stats().pages
     for row, pages in enumerate(mem.page_table.tolist()):
         taken = [page for page in pages if page != 0]

@@ -176,7 +176,7 @@ class Server:
         mem.audit().raise_if_leaking()
         mem.check()
         users: Counter[int] = Counter(page for row in range(1, mem._table.rows + 1) for page in mem._pages.of(row))
-        users.update(page for snap in mem._holders.kept.values() for page in snap.pages)
+        users.update(page for snap in mem._snapshots.kept.values() for page in snap.pages)
         if mem.prefix is not None:
             users.update(self._look_at_tree(idle))
         holders = np.asarray(mem._pages.allocator.holders)
@@ -184,7 +184,7 @@ class Server:
         assert mem.free_pages == len(holders) - 1 - len(+users)
         self.kv[holders == 0] = STALE
         if idle:
-            assert not mem._holders.pinned and not mem._table.used.any()
+            assert not mem._snapshots.pinned and not mem._table.used.any()
 
     def _look_at_tree(self, idle: bool) -> Iterable[int]:
         cache, leased = self.cache, Counter[Node]()

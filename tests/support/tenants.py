@@ -142,4 +142,4 @@ class House:
     def idle(self) -> None:
         """Nothing runs any more, and nothing is lost."""
         self.mem.audit().raise_if_leaking()
-        assert not self.mem._table.used.any() and not self.mem._holders.pinned
+        assert not self.mem._table.used.any() and not self.mem._snapshots.pinned

@@ -85,7 +85,7 @@ def test_a_hit_is_worth_a_holder_that_the_cache_has(plain: Backend) -> None:
     settle(at)
     at.give_up(pages=60)
     at.cache_prompts(whole(2), whole(3))
-    assert at.mem._holders.free == 0
+    assert at.mem._snapshots.free == 0
     row = at.start([*ONE, 1])
     assert at.mem.length(row) == 8 and len(at.cache.nodes) == 2
     at.run([row], publish=False)

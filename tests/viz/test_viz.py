@@ -17,7 +17,7 @@ from memstate import viz
 from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate.requests.table import Request
+from memstate.requests.handles import Request
 from memstate.requests.tracking import Redirect
 from memstate.slots.inspect import Inspection
 from memstate.state.layout import Plane, StateLayout

@@ -1,6 +1,8 @@
-"""Benchmarks. `launches` counts what the library asks of a device and is exact on every machine; `host`, `prefix`
-and `tiers` are host time, whose ratios mean something on any; `alloc`, `track` and `copy` are device time and need a
-GPU.
+"""Benchmarks, for `memstate bench`.
+
+launches                counts what the library asks of a device: exact, the same on every machine
+host, prefix, tiers     host time: the ratios mean something on any machine
+alloc, track, copy      device time: needs a GPU
 """
 
 from memstate.cli.bench.entry import Figure

@@ -19,7 +19,7 @@ from memstate.cli.bench.task import Setting, Task
 from memstate.cli.bench.track import ALWAYS, DUE, NEVER, SIZES, STRATEGIES
 from memstate.engine.manager import StateManager
 from memstate.kernels.tables import StepRecord
-from memstate.requests.table import Request
+from memstate.requests.handles import Request
 from memstate.requests.tracking import NoTracking
 from memstate.state.layout import StateLayout
 from memstate.state.presets import qwen3_next

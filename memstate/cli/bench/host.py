@@ -18,9 +18,8 @@ from memstate.cli.bench.naive import RowByRow
 from memstate.cli.bench.task import Setting, Task
 from memstate.engine.manager import StateManager
 from memstate.kernels.dispatch import OPS
-from memstate.requests.snapshots import Snapshot
+from memstate.requests.handles import Request, Row, Snapshot
 from memstate.requests.steps import Step
-from memstate.requests.table import Request, Row
 from memstate.requests.tracking import LazyPingPong, PingPong, Redirect, Tracking
 from memstate.state.layout import Plane, StateLayout
 

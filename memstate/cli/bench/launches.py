@@ -11,7 +11,7 @@ import torch
 from memstate.cli.bench.entry import Figure
 from memstate.engine.manager import StateManager
 from memstate.engine.settings import Pages
-from memstate.requests.table import Request, Rows
+from memstate.requests.handles import Request, Rows
 from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
 from memstate.state.layout import Plane, StateLayout
 

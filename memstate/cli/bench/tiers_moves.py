@@ -18,7 +18,7 @@ from memstate.engine.settings import Pages
 from memstate.kernels.dispatch import OPS
 from memstate.prefix import Prefix
 from memstate.prefix.policies import Lru
-from memstate.requests.table import Request
+from memstate.requests.handles import Request
 from memstate.requests.tracking import Redirect
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes

@@ -15,7 +15,7 @@ from memstate.engine.manager import NO_LIMIT, StateManager
 from memstate.engine.settings import Forward
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Strategy
-from memstate.requests.table import Request
+from memstate.requests.handles import Request
 from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
 from memstate.state.layout import Plane, StateLayout
 

@@ -1,6 +1,6 @@
-"""Compiles every kernel for every target, without a GPU, and says what came out.
+"""Compiles every kernel for every target without a GPU, and reports registers, spills and access widths.
 
-Kernels that are interpreted in this process cannot be compiled in it: then a second one does the work.
+Kernels that are interpreted in this process cannot be compiled in it: then a second process compiles them.
 """
 
 import json

@@ -11,7 +11,7 @@ from memstate.cli.demo.transcript import Witness
 from memstate.cli.demo.work import Work
 from memstate.engine.manager import StateManager
 from memstate.errors import OutOfPages, OutOfRows, OutOfSlots
-from memstate.requests.table import Request, Row
+from memstate.requests.handles import Request, Row
 
 
 class Admission:
@@ -95,6 +95,6 @@ class Admission:
         self.meter.prefix_hit_tokens += start
         self.meter.resumed += start > 0
         if cached:  # it is not there any more where the row took it over
-            self.meter.read_cached += self.mem._holders.kept.get(cached.register) == cached
+            self.meter.read_cached += self.mem._snapshots.kept.get(cached.register) == cached
         self.meter.session_hit_tokens += 0 if cached else start
         return start

@@ -7,7 +7,7 @@ from memstate.cli.demo.answers import noise
 from memstate.cli.demo.config import DemoConfig
 from memstate.cli.demo.stepper import Inputs
 from memstate.cli.demo.work import BatchEntry, Work
-from memstate.requests.table import Row
+from memstate.requests.handles import Row
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from memstate.engine.manager import StateManager
 from memstate.kernels.dispatch import Counts
-from memstate.requests.table import Row
+from memstate.requests.handles import Row
 
 OWNERSHIP = ("ownership", "run_data")
 COPY = "copy_slots"

@@ -24,7 +24,7 @@ from memstate.cli.demo.transcript import Witness
 from memstate.cli.demo.uncached import Uncached
 from memstate.engine.manager import StateManager
 from memstate.kernels.tables import REGISTERS_PER_ROW
-from memstate.requests.table import Request
+from memstate.requests.handles import Request
 from memstate.slots.audit import AuditReport
 from memstate.tiers import Store
 

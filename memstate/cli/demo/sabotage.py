@@ -9,7 +9,7 @@ import torch
 from memstate.cli.demo.transcript import slot_and_label, state_bytes
 from memstate.cli.demo.work import Work
 from memstate.engine.manager import StateManager
-from memstate.requests.table import Row, Session
+from memstate.requests.handles import Row, Session
 from memstate.tokens import encode
 
 
@@ -99,7 +99,7 @@ class Sabotage:
 
     def _neighbours(self, target: Target) -> list[int]:
         """Slots of the other states that are kept, nearest length first."""
-        others = [one for one in self.mem._holders.kept.values() if one.register != target.register]
+        others = [one for one in self.mem._snapshots.kept.values() if one.register != target.register]
         others.sort(key=lambda one: abs(one.length - target.length))
         return [slot_and_label(self.mem, one.register)[0] for one in others]
 

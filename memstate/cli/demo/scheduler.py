@@ -22,7 +22,7 @@ from memstate.cli.demo.stepper import Stepper
 from memstate.cli.demo.transcript import Transcript, Witness
 from memstate.cli.demo.work import Flight, Work
 from memstate.errors import OutOfPages
-from memstate.requests.snapshots import Snapshot
+from memstate.requests.handles import Snapshot
 from memstate.requests.steps import Step
 
 ARRIVAL_GAP = 4.0  # steps between the first turns of conversations

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from memstate.cli.demo.work import Work
 from memstate.engine.manager import StateManager
-from memstate.requests.snapshots import Snapshot
-from memstate.requests.table import Session
+from memstate.requests.handles import Session, Snapshot
 
 
 class Streams:

@@ -9,8 +9,7 @@ from torch import Tensor
 from memstate.cli.demo.stepper import Logits
 from memstate.engine.manager import StateManager
 from memstate.kernels.tables import REGISTERS_PER_ROW
-from memstate.requests.snapshots import Snapshot
-from memstate.requests.table import Row
+from memstate.requests.handles import Row, Snapshot
 
 
 @dataclass
@@ -58,7 +57,7 @@ class Witness:
         where there are any.
         """
         for conversation, snapshot, what in self._waiting:
-            if self.mem._holders.kept.get(snapshot.register) == snapshot:
+            if self.mem._snapshots.kept.get(snapshot.register) == snapshot:
                 self._see(conversation, snapshot.register, what)
             else:
                 self.missed += 1

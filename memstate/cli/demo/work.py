@@ -6,8 +6,8 @@ from memstate.cli.demo.answers import AnswerRule
 from memstate.cli.demo.corpus import Conversation
 from memstate.cli.demo.meter import Asked
 from memstate.cli.demo.stepper import Results
+from memstate.requests.handles import Row
 from memstate.requests.steps import Step
-from memstate.requests.table import Row
 from memstate.tiers import Fetch
 
 

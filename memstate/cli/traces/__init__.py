@@ -1,6 +1,6 @@
-"""Recorded work: requests with their times, their lengths and which prefixes they share, read from files or made up.
+"""Traces: requests with their times, their lengths and the prefixes they share, read from files or generated.
 
-Knows no model, no engine and no cache: what a trace costs is for others to find out.
+Knows no model, no engine and no cache; `memstate replay` measures what a trace costs.
 """
 
 from memstate.cli.traces.form import BLOCK, TraceRequest

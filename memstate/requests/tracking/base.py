@@ -91,5 +91,8 @@ def lane_registers(row: int, lanes: int) -> list[int]:
 
 def due(tracking: Tracking, file: RegisterFile, rows: Longs, lengths: Longs) -> NDArray[np.bool_]:
     """Which of `rows` are at a boundary at `lengths`: a multiple of `every`, or the row's `snapshot_at`."""
-    at: NDArray[np.bool_] = (lengths % tracking.every == 0) | (lengths == file.snapshot_at[rows])
+    at: NDArray[np.bool_] = lengths % tracking.every == 0
+    extra = file.snapshot_at[rows]
+    if extra.any():
+        at |= lengths == extra
     return at

@@ -4,7 +4,7 @@ counts stay exact.
 Whole batches are numpy; Python runs once for each row at a boundary only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,35 +25,29 @@ class Mirror:
         self.snapshots = 0  # taken since the start
         self.degraded = 0  # optional claims refused since the start
 
-    def plan(self, rows: Longs, tokens: Longs, limit: int) -> tuple[Longs, Longs]:
-        """Plans distinct rows that hold a state; returns their lengths before and after the step."""
-        file, tracking = self.file, self.tracking
-        length = self.lengths(rows)
-        after = length + tokens
-        claim = self._claims(len(rows), limit)
-        if self.lanes:
-            for i in self._due(rows, length, after):
-                self.snapshots += tracking.boundary(
-                    file, int(rows[i]), int(length[i]), int(after[i]), self.lanes, claim
-                )
-        file.labels[rows * REGISTERS_PER_ROW] = after
-        file.source[rows] = 0
-        return length, after
+    def plan(self, rows: Longs, length: Longs, after: Longs, limit: int) -> None:
+        """Plans distinct rows that hold a state. length, after: theirs before and after the step."""
+        self._advance(rows, length, after, self._due(rows, length, after), limit, self.tracking.boundary)
 
-    def accept(self, rows: Longs, accepted: Longs, limit: int) -> tuple[Longs, Longs]:
-        """Moves distinct rows on by what was accepted of their windows; returns their lengths before and after."""
-        file = self.file
+    def accept(self, rows: Longs, accepted: Longs, limit: int) -> Longs:
+        """Moves distinct rows on by what was accepted of their windows; returns their lengths after that."""
         length = self.lengths(rows)
         after = length + accepted
-        claim = self._claims(len(rows), limit)
-        if self.lanes:
-            for i in self._crossed(rows, length, after):
-                self.snapshots += self.tracking.accept(
-                    file, int(rows[i]), int(length[i]), int(after[i]), self.lanes, claim
-                )
+        self._advance(rows, length, after, self._crossed(rows, length, after), limit, self.tracking.accept)
+        return after
+
+    def _advance(
+        self, rows: Longs, length: Longs, after: Longs, at: Longs, limit: int,
+        rule: Callable[[RegisterFile, int, int, int, int, TryClaim], bool],
+    ) -> None:  # fmt: skip
+        """Applies a strategy's rule to the rows `at` a boundary, and moves all of them on."""
+        file = self.file
+        if self.lanes and at.size:
+            claim = self._claims(len(rows), limit)
+            for i in at.tolist():
+                self.snapshots += rule(file, int(rows[i]), int(length[i]), int(after[i]), self.lanes, claim)
         file.labels[rows * REGISTERS_PER_ROW] = after
         file.source[rows] = 0
-        return length, after
 
     def _claims(self, rows: int, limit: int) -> TryClaim:
         """Takes one optional slot after the other, as far as the budget of a plan goes."""
@@ -85,29 +79,33 @@ class Mirror:
         )
         return np.flatnonzero(crossed)
 
-    def claims(self, rows: Longs, tokens: Longs, window: bool) -> int:
+    def claims(self, rows: Longs, length: Longs, tokens: Longs, window: bool) -> int:
         """Optional claims that the next plan of these rows would make with slots to spare; for a window, that its
         accept would make at most.
         """
         if not self.lanes:
             return 0
-        length = self.lengths(rows)
         at = (self._crossed if window else self._due)(rows, length, length + tokens).tolist()
         return sum(self.tracking.needs_claim(self.file, int(rows[i]), int(length[i]), self.lanes, window) for i in at)
 
-    def require_within_boundary(self, rows: Longs, tokens: Longs) -> None:
-        """Raises: InvalidArgument where a step of `tokens` crosses a boundary: its snapshot would be lost."""
+    def require_within_boundary(self, rows: Longs, length: Longs, after: Longs) -> None:
+        """Raises: InvalidArgument where a step crosses a boundary: its snapshot would be lost."""
         file, every = self.file, self.tracking.every
-        length = self.lengths(rows)
-        after = length + tokens
-        if self.lanes:
-            snapshot_at = file.snapshot_at[rows]
-            crossed = (after > (length // every + 1) * every) | ((length < snapshot_at) & (snapshot_at < after))
-            for i in np.flatnonzero(crossed)[:1]:
-                raise InvalidArgument(
-                    f"row {rows[i]}: a chunk from {length[i]} to {after[i]} crosses a boundary "
-                    f"(every={every}, want={snapshot_at[i]}): end it at next_boundary(row)"
-                )
+        if not self.lanes:
+            return
+        crossed = length % every + (after - length) > every
+        extra = file.snapshot_at[rows]
+        if extra.any():
+            crossed |= (length < extra) & (extra < after)
+        for i in np.flatnonzero(crossed)[:1] if crossed.any() else ():
+            raise InvalidArgument(
+                f"row {rows[i]}: a chunk from {length[i]} to {after[i]} crosses a boundary "
+                f"(every={every}, snapshot_at={extra[i]}): end it at next_boundary(row)"
+            )
+
+    def own_lengths(self, rows: Longs) -> Longs:
+        """Tokens folded into the states of rows that read their own register."""
+        return self.file.labels[rows * REGISTERS_PER_ROW].astype(np.int64)
 
     def lengths(self, rows: Longs) -> Longs:
         """Tokens folded into the states of rows."""
@@ -122,7 +120,7 @@ class Mirror:
         both: NDArray[np.bool_] = self.file.held[lane] & self.file.held[lane + 1]
         return both
 
-    def settle(self, rows: Longs, known: Longs) -> None:
+    def settle(self, rows: Longs, known: NDArray[np.integer]) -> None:
         """Settles rows of which lengths up to `known` are real."""
         for i in np.flatnonzero(self._both(rows)):
             self.file.allocator.free += self.tracking.settle(self.file, int(rows[i]), int(known[i]))

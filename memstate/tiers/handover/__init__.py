@@ -1,1 +1,1 @@
-"""Records across another tensor-parallel split."""
+"""Makes records of one tensor-parallel split out of those of another."""

@@ -1,4 +1,4 @@
-"""Storage backends: where records outlive the process, behind one small protocol."""
+"""Stores, where records outlive the process: files, Mooncake, or any class with the methods of `Store`."""
 
 from memstate.tiers.stores.base import Outcome, Store
 from memstate.tiers.stores.file import FileStore

@@ -3,7 +3,7 @@
 from tests.proof.mutation.mutant import Mutant
 
 KEEP = "        if self.below and chosen:\n            self.below.save(chosen)\n"
-DROP = "        self._publisher.drop([node.snapshot for node in chosen if node.snapshot])\n"
+DROP = "        self._snapshots.drop([node.snapshot for node in chosen if node.snapshot])\n"
 
 MUTANTS = [
     Mutant(

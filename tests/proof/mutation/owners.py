@@ -5,9 +5,9 @@ from tests.proof.mutation.mutant import Mutant
 ALLOCATOR, UPLOAD = "memstate/slots/allocator.py", "memstate/slots/upload.py"
 COMMANDS, PACKET = "memstate/slots/commands.py", "memstate/slots/packet.py"
 STEPS, STEPPING = "memstate/requests/steps.py", "memstate/engine/stepping.py"
-HOLDERS, PUBLISHER, ADMISSION = (
+HANDLES = "memstate/requests/handles.py"
+SNAPSHOTS, ADMISSION = (
     "memstate/requests/snapshots.py",
-    "memstate/requests/publisher.py",
     "memstate/engine/admission.py",
 )
 ENDINGS = "memstate/engine/ending.py"
@@ -71,12 +71,12 @@ ORDERED = [
     ),
     Mutant(
         "what a forward reads may change owners", "stale byte", STEPPING,
-        "sources[sources > 0]]", "sources[:0]]",
+        "sources[sources > 0].astype", "sources[:0].astype",
         GAP + "G1_a_cached_state_that_a_first_step_reads_is_dropped_behind_it[reference-redirect]",
     ),
     Mutant(
         "what a forward writes may change owners", "double owner", STEPPING,
-        "named = [rows * PER_ROW, ", "named = [rows[:0], ", GIVEN_UP + "submit]",
+        "        live = rows * PER_ROW\n        if sources", "        live = rows[:0]\n        if sources", GIVEN_UP + "submit]",
     ),
     Mutant(
         "the snapshot of a step may change owners before its forward", "stale byte", STEPPING,
@@ -117,8 +117,8 @@ ORDERED = [
     ),
     Mutant(
         "a settled step still keeps its slots", "leak", STEPPING,
-        "        self._close(step, send=True)\n        same = self._same_request(step)\n        dead",
-        "        self._uncopied = None\n        same = self._same_request(step)\n        dead", IN_ORDER + "settle]",
+        "        self._close(step, send=True)\n        table, same = self._table",
+        "        self._uncopied = None\n        table, same = self._table", IN_ORDER + "settle]",
     ),
     Mutant(
         "what is asked for waits for another plan", "leak", STEPPING,
@@ -235,7 +235,7 @@ RECORDED = [
 STEPPED = [
     Mutant(
         "a repeated batch is uploaded again", "wrong count", STEPS,
-        "        if not same:\n", "        if same or not same:\n",
+        "if len(last[0]) != len(rows) or not", "if True or not",
         "tests/engine/test_counts.py::test_a_decode_step_is_one_plan_and_at_most_one_settle[reference-NoTracking]",
     ),
     Mutant(
@@ -250,31 +250,31 @@ STEPPED = [
     ),
     Mutant(
         "a repeated batch goes ahead of what is recorded", "lost update", STEPPING,
-        "batch = None if self._commands.pending else self._log.repeated(numbers, tokens_of)",
-        "batch = self._log.repeated(numbers, tokens_of)",
+        "columns = None if self._commands.pending else self._log",
+        "columns = self._log",
         SCHEDULES.format("redirect-in turn"),
     ),
     Mutant(
         "a dead step raises the length of a finished row", "stale label", STEPPING,
-        "dead = same & self._table.finished[step.numbers]", "dead = np.zeros_like(same)",
+        "dead = same & table.finished[step.numbers]", "dead = np.zeros_like(same)",
         "tests/requests/test_tracking_ends.py::test_B27_a_dead_step_stays_dead_when_its_results_come_before_the_release"
         "[reference-redirect]",
     ),
     Mutant(
         "a row that ends is as long as its dead step", "stale label", STEPPING,
-        "known = np.where(ended, step.after[same], self._file.labels[rows * PER_ROW])",
+        "known = np.where(ended, after, known)",
         "known = self._file.labels[rows * PER_ROW]",
         "tests/requests/test_tracking_ends.py::test_B27_a_dead_step_at_a_boundary_leaves_the_older_snapshot[reference-ping-pong]",
     ),
     Mutant(
         "plan believes steps that are not settled", "stale label", STEPPING,
-        "known = distinct[self._table.unsettled[distinct] == 0]", "known = distinct",
+        "known = running if not unsettled.any() else running[unsettled == 0]", "known = running",
         SCHEDULES.format("none-overlap"),
     ),
     Mutant(
         "host: settle for whoever has the row now", "stale label", STEPPING,
-        "(step.numbers > 0) & (now == step.generation) & self._table.used[step.numbers]",
-        "(step.numbers > 0) & (now >= 0) & self._table.used[step.numbers]",
+        "self._table.generation[step.numbers] == step.generation",
+        "self._table.generation[step.numbers] >= 0",
         "tests/requests/test_tracking_ends.py::test_B36b_a_late_settle_changes_nothing_for_a_new_tenant[reference-redirect]",
     ),
     Mutant(
@@ -304,41 +304,41 @@ STEPPED = [
     ),
     Mutant(
         "in place: the snapshot is copied a step late", "stale byte", STEPPING,
-        "        self._close(step, send=True)\n        same = self._same_request(step)\n        dead",
-        "        same = self._same_request(step)\n        dead",
+        "        self._close(step, send=True)\n        table, same = self._table",
+        "        table, same = self._table",
         "tests/engine/test_gap.py::test_a_snapshot_of_an_in_place_engine_is_copied_behind_the_forward[reference-lazy]",
     ),
 ]  # fmt: skip
 
 KEPT = [
     Mutant(
-        "handles never become stale", "double owner", HOLDERS,
+        "handles never become stale", "double owner", HANDLES,
         "(generation.astype(np.int64) + 1) % 2**31", "generation.astype(np.int64) % 2**31",
         "tests/requests/test_requests.py::test_B19_a_row_reused_makes_old_handles_stale[reference]",
     ),
     Mutant(
-        "a snapshot dropped while pinned goes at once", "stale byte", HOLDERS,
+        "a snapshot dropped while pinned goes at once", "stale byte", SNAPSHOTS,
         "if snapshot.register in self._pins:", "if snapshot.register in self._dropped:",
         "tests/requests/test_fork.py::test_the_shared_state_goes_with_its_last_reader[reference]",
     ),
     Mutant(
-        "the first of two pins is the last", "stale byte", HOLDERS,
+        "the first of two pins is the last", "stale byte", SNAPSHOTS,
         "self._pins[register] -= 1", "self._pins[register] = 0",
         "tests/requests/test_fork.py::test_the_shared_state_goes_with_its_last_reader[reference]",
     ),
     Mutant(
         "no pin for a hit that is read directly", "stale byte", ADMISSION,
-        "                self._publisher.pin(row, register)\n", "                pass\n",
+        "                self._snapshots.read_first(row, register)\n", "                pass\n",
         "tests/requests/test_fork.py::test_the_shared_state_goes_with_its_last_reader[reference]",
     ),
     Mutant(
         "pins outlive the first step", "leak", STEPPING,
-        "            self._publisher.unpin(numbers)\n", "",
+        "            self._snapshots.first_steps_done(batch.numbers)\n", "",
         "tests/requests/test_fork.py::test_the_shared_state_goes_with_its_last_reader[reference]",
     ),
     Mutant(
         "pins outlive their row", "leak", ENDINGS,
-        "        self._publisher.unpin(rows)\n", "",
+        "        self._snapshots.first_steps_done(rows)\n", "",
         "tests/requests/test_fork.py::test_the_shared_state_goes_with_its_last_reader[reference]",
     ),
     Mutant(
@@ -352,12 +352,12 @@ KEPT = [
         "tests/proof/test_mutant_gaps.py::test_the_shortfall_counts_the_reserve[reference]",
     ),
     Mutant(
-        "a snapshot of a page that is not full", "double owner", PUBLISHER,
+        "a snapshot of a page that is not full", "double owner", SNAPSHOTS,
         "self._mirror.answer(row, self._pages.floor(known), ended)", "self._mirror.answer(row, known, ended)",
         "tests/requests/test_tracking_ends.py::test_B28_nothing_shorter_than_a_page_is_published[reference-none]",
     ),
     Mutant(
-        "pages of a dropped snapshot are nobody's", "leak", PUBLISHER,
+        "pages of a dropped snapshot are nobody's", "leak", SNAPSHOTS,
         "            self._pages.allocator.release(snap.pages)\n", "            pass\n",
         "tests/requests/test_pages.py::test_a_snapshot_keeps_the_pages_of_its_tokens[reference]",
     ),
@@ -436,8 +436,8 @@ MIRRORED = [
     ),
     Mutant(
         "a chunk may cross a boundary", "lost snapshot", MIRROR,
-        "crossed = (after > (length // every + 1) * every) | ((length < snapshot_at) & (snapshot_at < after))",
-        "crossed = (length < snapshot_at) & (snapshot_at < after)",
+        "crossed = length % every + (after - length) > every",
+        "crossed = length < 0",
         "tests/requests/test_accepted.py::test_B33_accepted_tokens_are_not_folded_across_a_multiple_unseen"
         "[reference-PingPong(every=256, lane_count=None)]",
     ),

@@ -96,7 +96,7 @@ HELD = [
     ),
     Mutant(
         "the state of an evicted leaf is nobody's", "leak", CACHE,
-        "            self._publisher.drop([leaf.snapshot])\n", "",
+        "            self._snapshots.drop([leaf.snapshot])\n", "",
         "tests/prefix/test_prefix_cache.py::test_B45_a_leaf_that_loses_its_kv_loses_its_state[reference]",
     ),
     Mutant(
@@ -137,12 +137,12 @@ HELD = [
 ROOM = [
     Mutant(
         "a state about to be read is evicted", "stale byte", CACHE,
-        "if node.snapshot and node.snapshot.register not in self._holders.pinned:", "if node.snapshot:",
+        "if node.snapshot and node.snapshot.register not in self._snapshots.pinned:", "if node.snapshot:",
         "tests/prefix/test_prefix_cow.py::test_B50_the_source_of_a_hit_is_not_evicted_for_it[reference-none]",
     ),
     Mutant(
         "states about to be read count as room", "wrong count", CACHE,
-        "len(self.nodes) - sum(register in self.nodes for register in self._holders.pinned)", "len(self.nodes)",
+        "len(self.nodes) - sum(register in self.nodes for register in self._snapshots.pinned)", "len(self.nodes)",
         "tests/prefix/test_prefix_cow.py::test_B46_a_pinned_state_is_never_evicted_and_pins_balance[reference-read]",
     ),
     Mutant(
@@ -207,12 +207,12 @@ ASKED = [
     ),
     Mutant(
         "the second snapshot that is wanted never comes up", "lost snapshot", STEPPING,
-        "        self._boundaries.advance(distinct, self._mirror.lengths(distinct))\n", "",
+        "        self._boundaries.advance(running, length)\n", "",
         "tests/prefix/test_prefix_wants.py::test_B49_a_want_of_the_request_is_one_more[reference]",
     ),
     Mutant(
         "a chunk may cross the next snapshot but one", "lost snapshot", STEPPING,
-        "                self._boundaries.require_within(rows, after - tokens, after)\n", "                pass\n",
+        "                self._boundaries.require_within(rows, length, after)\n", "                pass\n",
         "tests/prefix/test_prefix_wants.py::test_B49_a_chunk_beyond_what_is_wanted_is_refused[reference-ping-pong]",
     ),
 ]  # fmt: skip

@@ -130,8 +130,8 @@ CACHED = [
     ),
     Mutant(
         "salt: a hit has none", "stale label", CACHE,
-        "            self._holders.pin(match.snapshot.register)\n        return Lease(node, salt, match, {})",
-        "            self._holders.pin(match.snapshot.register)\n        return Lease(node, None, match, {})",
+        "            self._snapshots.pin(match.snapshot.register)\n        return Lease(node, salt, match, {})",
+        "            self._snapshots.pin(match.snapshot.register)\n        return Lease(node, None, match, {})",
         f"{DEVICE}a_row_that_goes_on_from_a_hit_leaves_more_under_its_salt{ONE}",
     ),
     Mutant(

@@ -78,7 +78,8 @@ class Machine:
             self.mem = build(
                 s.layout, slots=s.slots, max_requests=s.rows, preallocated=s.preallocated, max_batch=s.max_batch,
                 tracking=s.tracking, overlap=s.overlap, speculation=s.speculation, in_place=s.in_place,
-                direct_hits=s.direct_hits, snapshots=s.holders, reserve=s.reserve, pages=s.pages, page_size=s.page_size,
+                direct_hits=s.direct_hits, snapshots=s.snapshots, reserve=s.reserve, pages=s.pages,
+                page_size=s.page_size,
                 pages_per_row=s.pages_per_row, tensors=self.memory.tensors, debug=s.debug,
                 backend=backend.name, device=backend.device, prefix=s.cache,
                 tiers=self.lower.tiers if self.lower else None,
@@ -97,10 +98,10 @@ class Machine:
         self.dropped: deque[ms.Snapshot] = deque(maxlen=4)
         self.flights: list[Flight] = []
         self.settled: deque[ms.Step] = deque(maxlen=3)
-        self.fetches: dict[ms.tiers.Fetch, Fetched] = {}
+        self.fetches: dict[ms.Fetch, Fetched] = {}
         self.asleep = False
         self.in_gap = False  # a step is planned, and its forward not launched
-        self.asked: deque[tuple[ms.readback.Readback, list[list[int]]]] = deque(maxlen=5)  # and what it must answer
+        self.asked: deque[tuple[ms.Readback, list[list[int]]]] = deque(maxlen=5)  # and what it must answer
         self.fed = 1000  # tokens so far, each another number
         self.calls = 0
         self.errors: Counter[str] = Counter()
@@ -252,8 +253,8 @@ class Machine:
 
     def _chosen(self, free: set[int], length: int) -> int:
         """Which of some holders the library has taken; it is done already."""
-        taken = [one for one in sorted(free) if one in self.mem._holders.kept]
-        return next((one for one in taken if self.mem._holders.kept[one].length == length), min(taken or free))
+        taken = [one for one in sorted(free) if one in self.mem._snapshots.kept]
+        return next((one for one in taken if self.mem._snapshots.kept[one].length == length), min(taken or free))
 
     @staticmethod
     def _same(what: str, seen: Any, told: Any) -> None:

@@ -1,0 +1,163 @@
+"""Handles and requests: what callers pass in and get back. Knows no table and no register file."""
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from memstate.slots.registers import Ints, Longs
+from memstate.tokens import Tokens
+
+if TYPE_CHECKING:
+    from memstate.requests.table import RequestTable
+
+_TABLES = count(1)
+
+
+def first_generation() -> int:
+    """Where the generations of a table start: elsewhere for each, so that another manager's handles are stale here."""
+    return next(_TABLES) * 1_000_003 % 2**30
+
+
+def risen(generation: Ints) -> Ints:
+    """The generations after these; after the largest int32 comes 0."""
+    return ((generation.astype(np.int64) + 1) % 2**31).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A published state. It stands for `length` tokens, and keeps their KV pages alive until it is dropped.
+
+    Example:
+        >>> Snapshot(register=12, generation=1, length=64).length
+        64
+    """
+
+    register: int
+    generation: int
+    length: int
+    pages: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Session:
+    """A handle to a conversation whose states stay between its turns, until it is closed.
+
+    Example:
+        >>> Session("chat 7", serial=1).id
+        'chat 7'
+    """
+
+    id: Hashable
+    serial: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a request needs to be admitted.
+
+    Args:
+        id: a name, shown by audits. Two live requests may have the same one.
+        length: tokens that KV pages are taken for at once. Default: all of `tokens`.
+        resume: a snapshot to continue from. It says what length it stands for, not of which tokens: a caller that
+            gives `resume` and `tokens` vouches for them.
+        snapshot_at: one more length, besides the multiples of `every`, at which a snapshot is due. 0: none.
+        tokens: the whole prompt, for the prefix cache or a session to find what is computed already. One dimension,
+            any sequence of whole numbers.
+        salt: equal tokens under different salts never match. None, str, bytes, int or a tuple of these.
+        session: the conversation that this is the next turn of.
+        fetch: the prefetch that was begun for it. Several ranks start from what they agreed on.
+
+    Example:
+        >>> Request("a", tokens=[1, 2, 3]).snapshot_at
+        0
+    """
+
+    id: Hashable
+    length: int | None = None
+    resume: Snapshot | None = None
+    snapshot_at: int = 0
+    tokens: Tokens | None = field(default=None, repr=False, compare=False)
+    salt: Hashable = None
+    session: Session | None = None
+    fetch: Any = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A handle to one running request: a row of the request table, until it is released.
+
+    Example:
+        >>> Row(index=3, generation=17).index
+        3
+    """
+
+    index: int
+    generation: int
+
+
+class Rows(Sequence[Row]):
+    """The rows of a batch, as two numpy vectors. Every call that takes a list of rows takes it as it is.
+
+    A part of it, `rows[2:5]` or `rows[mask]`, and the sum of two are such batches too. One entry is a `Row`.
+
+    Attributes:
+        indices: rows of the request table, int64 `batch`.
+        generations: of each handle, int32 `batch`.
+        distinct: whether no row comes twice.
+
+    Example:
+        >>> import torch, memstate as ms
+        >>> layout = ms.StateLayout([ms.Plane("ssm", (4,), torch.float32)], layers=1)
+        >>> mem = ms.StateManager(layout, slots=8, max_requests=4)
+        >>> rows = mem.admit([ms.Request("a"), ms.Request("b")])
+        >>> rows.indices.tolist(), rows[1] == list(rows)[1], len(rows[:1] + rows[1:])
+        ([1, 2], True, 2)
+    """
+
+    __slots__ = ("distinct", "generations", "indices", "table")
+
+    def __init__(self, indices: Longs, generations: Ints, table: "RequestTable", distinct: bool | None = None) -> None:
+        self.indices, self.generations, self.table = indices, generations, table
+        self.distinct = np.unique(indices).size == indices.size if distinct is None else distinct
+        indices.flags.writeable = generations.flags.writeable = False  # what has been looked at once stays so
+
+    @property
+    def any_alive(self) -> bool:
+        """Whether one of them is neither finished nor released."""
+        return any(self.table.alive(row) for row in self)
+
+    def __len__(self) -> int:
+        return self.indices.size
+
+    def __iter__(self) -> Iterator[Row]:
+        return map(Row, self.indices.tolist(), self.generations.tolist())
+
+    @overload
+    def __getitem__(self, at: int) -> Row: ...
+    @overload
+    def __getitem__(self, at: slice) -> "Rows": ...
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, int | np.integer):
+            return Row(int(self.indices[at]), int(self.generations[at]))
+        return Rows(self.indices[at].copy(), self.generations[at].copy(), self.table)
+
+    def __add__(self, other: Iterable[Row]) -> Any:
+        if isinstance(other, Rows) and other.table is self.table:
+            both = ((self.indices, other.indices), (self.generations, other.generations))
+            return Rows(np.concatenate(both[0]), np.concatenate(both[1]), self.table)
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[Row]) -> list[Row]:
+        return [*other, *self]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"Rows({self.indices.tolist()})"

@@ -1,0 +1,108 @@
+"""Documents that must not drift from the code: examples run, behaviours have tests, links lead somewhere."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = ("README.md", "docs/guide.md")
+LINKED = sorted(
+    str(path.relative_to(ROOT)) for folder in (".", "docs", "benchmarks") for path in (ROOT / folder).glob("*.md")
+)
+
+BLOCK = re.compile(r"```python\n(import .*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)  # other blocks are fragments
+NUMBER = re.compile(r"[A-Z]\d+[a-z]?")
+
+# Runs every program of a list in a namespace of its own, and prints what each of them printed.
+RUNNER = """
+import contextlib, io, json, sys
+
+printed = []
+for program in json.load(sys.stdin):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(program, {"__name__": "__main__"})
+    printed.append(output.getvalue())
+print(json.dumps(printed))
+"""
+
+
+def test_examples_run_and_print_what_the_page_says(tmp_path: Path) -> None:
+    blocks = [(page, *block) for page in PAGES for block in BLOCK.findall((ROOT / page).read_text())]
+    assert {page for page, _, _ in blocks} == set(PAGES)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment.pop("TRITON_INTERPRET", None)  # as a reader would run it
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER],
+        input=json.dumps([code for _, code, _ in blocks]),
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    for (page, code, output), found in zip(blocks, printed, strict=True):
+        assert found.strip() == output.strip(), f"{page}:\n{code}"
+
+
+def test_first_example_is_short() -> None:
+    code, _ = BLOCK.findall((ROOT / "README.md").read_text())[0]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+
+
+def numbers_of_tests() -> set[str]:
+    """Numbers of behaviours in the names of tests, read from the sources: `test_B3_B4_...` has two."""
+    names = {name for path in ROOT.glob("tests/**/*.py") for name in re.findall(r"def test_(\w+)", path.read_text())}
+    return {part for name in names for part in name.split("_") if NUMBER.fullmatch(part)}
+
+
+def listed(text: str) -> dict[str, str]:
+    """The lines of the list of behaviours, by number."""
+    return dict(re.findall(r"^\* \*\*([A-Z]\d+[a-z]?)\*\* (.+)$", text, re.MULTILINE))
+
+
+def test_behaviours_and_tests_have_the_same_numbers() -> None:
+    lines = listed((ROOT / "docs" / "behaviours.md").read_text())
+    built = {number for number, line in lines.items() if "*(not built yet)*" not in line}
+    assert sorted(numbers_of_tests() - set(lines)) == [], "in the name of a test, and not in docs/behaviours.md"
+    assert sorted(built - numbers_of_tests()) == [], "in docs/behaviours.md, and in the name of no test"
+
+
+def test_list_of_behaviours_has_each_number_once() -> None:
+    bullets = re.findall(r"^\* \*\*(\S+)\*\*", (ROOT / "docs" / "behaviours.md").read_text(), re.MULTILINE)
+    assert len(bullets) > 50
+    assert sorted(bullets) == sorted(set(filter(NUMBER.fullmatch, bullets)))
+
+
+def anchors(text: str) -> set[str]:
+    """What a link into a page can name: its headings, as GitHub turns them into anchors."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", LINKED)
+def test_links_lead_somewhere(page: str) -> None:
+    text, folder = (ROOT / page).read_text(), (ROOT / page).parent
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+        path, _, anchor = link.partition("#")
+        if path.startswith("http"):
+            continue
+        target = folder / path if path else ROOT / page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text()), link
+
+
+def test_paths_of_the_architecture_exist() -> None:
+    """Files that ARCHITECTURE names in code font: from the root, from memstate/, or from tests/."""
+    text = re.sub(r"```.*?```", "", (ROOT / "ARCHITECTURE.md").read_text(), flags=re.DOTALL)
+    named = set(re.findall(r"`((?:\w+/)+(?:\w+\.\w+)?)`", text)) - {"integrations/"}
+    examples = {"kernels/x.py", "kernels/reference/x.py", "tests/kernels/test_x.py"}
+    assert len(named) > 50
+    assert [
+        path
+        for path in sorted(named - examples)
+        if not any((ROOT / folder / path).exists() for folder in (".", "memstate"))
+    ] == []

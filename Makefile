@@ -66,7 +66,7 @@ docs: $(STAMP) ## write the pages that are made from the code
 	$(BIN)/python -m memstate.cli.support > docs/strategies.md.new && mv docs/strategies.md.new docs/strategies.md
 
 proof: $(STAMP) ## the long proofs: 1000 schedules for each kernel, every mutant against many tests; about an hour
-	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) tests/kernels/test_interleave.py
+	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) tests/proof/test_interleave.py
 	$(TEST_ENV) $(BIN)/python -m tests.proof.mutation
 
 soak: $(STAMP) ## a million random operations on the reference, 20 000 on the interpreter; about half an hour

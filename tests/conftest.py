@@ -1,4 +1,7 @@
-"""Backends under test: the reference everywhere, the kernels interpreted on a CPU or compiled on a GPU."""
+"""Backends under test: the reference everywhere, the kernels interpreted on a CPU or compiled on a GPU.
+
+`make test` runs a sample of the long tests and MEMSTATE_PROOF=1 all of them: see tests/support/sampling.py.
+"""
 
 import os
 from collections.abc import Iterator
@@ -13,8 +16,18 @@ import pytest  # noqa: E402
 
 from memstate.kernels.dispatch import Backend  # noqa: E402
 from tests.support.poison import Freed, fresh_memory  # noqa: E402
+from tests.support.sampling import PROOF, left_out  # noqa: E402
 
 KERNEL_BACKEND = pytest.param("cuda", marks=pytest.mark.gpu) if CUDA else "interpreter"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what only a full run has, unless a test is named."""
+    if PROOF or any("::" in argument for argument in config.args):
+        return
+    skipped = left_out(items)
+    config.hook.pytest_deselected(items=[item for item in items if item in skipped])
+    items[:] = [item for item in items if item not in skipped]
 
 
 @pytest.fixture(params=["reference", KERNEL_BACKEND])

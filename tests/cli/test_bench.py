@@ -21,6 +21,7 @@ def counted(backend: Backend) -> dict[tuple[str, str, str], float]:
     return measured(backend.name, str(backend.device))
 
 
+@pytest.mark.sample(interpreter=0)
 def test_G2_counts_meet_the_bars_for_1_64_and_256_requests(counted: dict[tuple[str, str, str], float]) -> None:
     most = {
         "admit": (2, 1), "publish": (1, 1), "release": (1, 1), "step": (2, 1), "hit": (1, 1),

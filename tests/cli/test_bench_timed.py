@@ -59,6 +59,7 @@ def findings(course: Callable[[Setting], Iterator[Task]], names: set[str]) -> di
     return {task.name: task.check() for task in course(Setting("auto", CPU, True)) if task.name in names}
 
 
+@pytest.mark.sample(2)
 @on_cpu
 @pytest.mark.parametrize("name", OPS)
 def test_every_operation_is_checked_measured_and_marked_as_a_toy(name: str) -> None:
@@ -171,6 +172,7 @@ def _twice_the_first(true: Any, plane: Any, slots: Any, batch: Any) -> None:
     true(plane, slots[:1].expand_as(slots).contiguous(), batch)
 
 
+@pytest.mark.sample(3)
 @on_cpu
 @pytest.mark.parametrize(
     ("course", "module", "op", "fault", "lost"),

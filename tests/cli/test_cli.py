@@ -52,6 +52,7 @@ def test_demo_writes_the_keys_of_the_contract(tmp_path: Path) -> None:
     assert "identical" in done.stdout  # the table goes to stdout when JSON goes to a file
 
 
+@pytest.mark.proof
 def test_tune_stores_what_it_writes_unless_told_not_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path))
     done = memstate("tune", "--model", "lfm2", "--limit", "1", "--json", "-")
@@ -114,6 +115,7 @@ def test_flags_take_no_value_in_the_help() -> None:
         assert "bool" not in line.lower()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

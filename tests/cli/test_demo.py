@@ -82,6 +82,7 @@ def test_a_decode_step_costs_a_plan_and_what_changes_hands(default_run: DemoRepo
     assert {0, 1} <= {asked.ownership for asked in default_run.meter.decode} <= {0, 1, 2}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_decode_step_is_a_plan_and_at_most_a_settle(strategy: str) -> None:
     report = run(DemoConfig(strategy=strategy, backend="reference", size=TINY))
@@ -104,6 +105,7 @@ def test_a_run_repeats(default_run: DemoReport) -> None:
     assert again.answers == default_run.answers
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("kind", ["swap", "stale"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_sabotage_is_noticed(tmp_path: Path, strategy: str, kind: str) -> None:
@@ -115,6 +117,7 @@ def test_sabotage_is_noticed(tmp_path: Path, strategy: str, kind: str) -> None:
     assert report.ok and report.failure() == ""  # failing is what it must do
 
 
+@pytest.mark.sample(interpreter=0)
 @pytest.mark.parametrize("kind", ["swap", "stale"])
 def test_sabotage_is_noticed_on_every_backend(backend: Backend, kind: str) -> None:
     report = tiny(backend, sabotage=kind)

@@ -25,6 +25,7 @@ def small(**settings: Any) -> DemoReport:
     return run(DemoConfig(**{"backend": "reference", "requests": 10, "size": TINY} | settings))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("slots", [8, 12])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_requests_hit_and_states_are_evicted(strategy: str, slots: int) -> None:
@@ -35,6 +36,7 @@ def test_requests_hit_and_states_are_evicted(strategy: str, slots: int) -> None:
     assert found["cached_states_evicted"] > 0
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("sessions", [0, 2, EVERYBODY])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_the_loop_counts_is_what_the_cache_counts(strategy: str, sessions: int) -> None:
@@ -52,6 +54,7 @@ def test_what_the_loop_counts_is_what_the_cache_counts(strategy: str, sessions: 
     assert table["sessions"].startswith(str(found["sessions"]))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_B73_turns_of_sessions_are_identical_to_uncached(strategy: str, overlap: bool) -> None:

@@ -30,6 +30,7 @@ def test_B51_prompts_around_page_chunk_and_boundary_multiples(tmp_path: Path, st
     assert report.meter.prefix_hit_tokens > 0
 
 
+@pytest.mark.sample(interpreter=0)
 def test_B51_prompts_around_multiples_on_every_backend(tmp_path: Path, backend: Backend) -> None:
     talks = write_talks(tmp_path / "talks.jsonl", [15, 16, 17, 16])
     config = DemoConfig(backend=backend.name, device=str(backend.device), input=talks, requests=6, size=TINY)
@@ -44,6 +45,7 @@ def test_B15_a_prompt_of_one_token_is_not_taken_for_padding(tmp_path: Path) -> N
     assert report.ok and report.meter.generated_tokens > 3, report.failure()
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_slots_for_one_request_make_the_others_wait(strategy: str, overlap: bool) -> None:
@@ -53,6 +55,7 @@ def test_slots_for_one_request_make_the_others_wait(strategy: str, overlap: bool
     assert report.meter.refused["slots"] > 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("strategy", ["lazy", "redirect"])
 def test_pages_for_one_conversation_make_the_others_wait_or_come_back(tmp_path: Path, strategy: str) -> None:
     talks = write_talks(tmp_path / "talks.jsonl", [30, 41, 25, 52, 33, 47, 28, 60])
@@ -66,6 +69,7 @@ def test_pages_for_one_conversation_make_the_others_wait_or_come_back(tmp_path: 
     assert refused["pages"] > 0 and refused["pages to go on"] > 0 and ended["retracted, pages ran out"] > 0
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "settings",
     [

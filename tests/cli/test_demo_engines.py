@@ -51,6 +51,7 @@ def require_as_it_must_be(report: DemoReport) -> None:
     assert (found["foreign_bytes"] > 0) == (config.engine == "arena") and found["foreign_bytes_changed"] == 0
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("strategy", "model", "engine", "layout", "overlap"),
     [
@@ -114,6 +115,7 @@ def test_generated_tokens_are_varied(model: str) -> None:
     assert found["resumed"] > 5 and found["snapshots_taken"] > 20 and found["dead_entries"] > 0
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("kind", ["swap", "stale"])
 @pytest.mark.parametrize("engine", NAMES[1:])
 @pytest.mark.parametrize("model", MODELS[1:])

@@ -31,6 +31,7 @@ def twice(path: Path, **settings: Any) -> tuple[DemoReport, DemoReport]:
     return first, small(storage="file", storage_path=path, **settings)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("write", ["through", "selective", "back"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_restart_hits_storage(strategy: str, write: str, tmp_path: Path) -> None:
@@ -46,6 +47,7 @@ def test_a_restart_hits_storage(strategy: str, write: str, tmp_path: Path) -> No
     assert again.answers == first.answers
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("layout", ["layer-major", "slot-major"])
 def test_engines_and_layouts_share_records(engine: str, layout: str, tmp_path: Path) -> None:
@@ -55,6 +57,7 @@ def test_engines_and_layouts_share_records(engine: str, layout: str, tmp_path: P
     assert again.tiers and again.tiers.storage_hit_tokens > 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("other", [{"seed": 1}, {"model": MODELS[1]}, {"page_size": 16}])
 def test_other_weights_models_and_pages_share_nothing(other: dict[str, Any], tmp_path: Path) -> None:
     """The seed makes weights and conversations; its records must not be taken for another's."""
@@ -68,6 +71,7 @@ def test_other_weights_models_and_pages_share_nothing(other: dict[str, Any], tmp
     assert own and not own & before and own & (after - before) and after >= before
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("host_slots", [1, 2, 8])
 def test_host_memory_of_any_size_serves(host_slots: int) -> None:
     report = small(slots=5, host_slots=host_slots, sessions=2, requests=20)
@@ -138,6 +142,7 @@ def test_two_processes_share_files(tmp_path: Path) -> None:
     assert again["prefix_hit_tokens"] >= again["storage_hit_tokens"] + again["host_hit_tokens"]
 
 
+@pytest.mark.proof
 def test_two_processes_share_a_mooncake_store() -> None:
     """A third one gives the memory, as the machines of a store do: what a process gives goes with it."""
     with running_master() as master:

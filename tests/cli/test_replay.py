@@ -312,6 +312,7 @@ def made(kind: str) -> list[TraceRequest]:
     return make(kind, 1500, 0)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("states", [16, 64])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_default_beats_the_least_recently_used(kind: str, states: int) -> None:

@@ -242,6 +242,7 @@ class Schedule:
         scan(self.rig.mem)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_random_schedules_follow_the_rules(strategy: str, overlap: bool, backend: Backend) -> None:

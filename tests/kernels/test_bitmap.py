@@ -110,6 +110,7 @@ def test_B2_claim_takes_the_lowest_free_slots(
         pool.check()
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("pattern", ["none free", "last only", "sparse", "runs"])
 @pytest.mark.parametrize("capacity", [65535, 65536, 1_000_000])
 def test_B11_large_pools_answer_the_same_however_fragmented(

@@ -158,6 +158,7 @@ def server(backend: Backend, name: str, overlap: bool, prefix: ms.Prefix | bool,
     return Server(backend, name, overlap=overlap, prefix=prefix, in_place=in_place, **sizes)  # type: ignore[arg-type]
 
 
+@pytest.mark.sample
 @every_strategy
 @both_orders
 @pytest.mark.parametrize("in_place", [False, True], ids=["", "in place"])

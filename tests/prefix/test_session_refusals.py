@@ -216,6 +216,7 @@ class Walk:
             self.mem.prefix.evict_states(1)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("policy", [*POLICIES, "shy"])
 def test_B17_refusals_at_random_change_nothing(policy: str, generator: torch.Generator) -> None:
     refused = 0

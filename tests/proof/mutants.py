@@ -1,4 +1,4 @@
-"""The kernels with one thing wrong each, made from their source; `tests.kernels.test_interleave` must find them all."""
+"""The kernels with one thing wrong each, made from their source; `tests.proof.test_interleave` must find them all."""
 
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path

@@ -110,6 +110,7 @@ def test_a_machine_without_a_gpu_has_nothing_to_prove(tmp_path: Path) -> None:
     assert done.returncode == 0 and "nothing to prove here" in done.stdout and not (tmp_path / "out").exists()
 
 
+@pytest.mark.proof
 @on_cpu
 def test_the_whole_proof_goes_through_at_toy_sizes(tmp_path: Path) -> None:
     """In an environment that lacks the packages of the command line and of the notebooks."""

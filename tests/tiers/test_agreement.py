@@ -84,6 +84,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_processes_take_the_same_decisions_in_the_same_polls(said: list[list[Any]], scenario: str) -> None:
     found = [rank[0][scenario] for rank in said]

@@ -43,6 +43,7 @@ def test_a_process_that_leaves_takes_its_records_along(generator: torch.Generato
         rig.store.close()
 
 
+@pytest.mark.proof
 def test_a_master_that_is_killed_and_comes_back(generator: torch.Generator) -> None:
     def story(http: bool) -> None:
         with running_master() as own:

@@ -42,6 +42,7 @@ def lives(ranks: int, folder: Path) -> list[list[dict[str, Any]]]:
     return lines
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_start_alike_with_host_memory_and_storage_that_differ(ranks: int, tmp_path: Path) -> None:
     found = lives(ranks, tmp_path)

@@ -16,7 +16,7 @@ PACKETS = (
 )
 PLANS = "tests/kernels/test_plan_kernel.py::test_plan_is_the_rule_for_every_row[interpreter-257-{}]"
 SETTLES = "tests/kernels/test_plan_kernel.py::test_settle_releases_what_is_superseded_and_real[interpreter-257]"
-LATE = "tests/kernels/test_interleave.py::test_warps_may_hold_the_same_lanes[{}-4]"
+LATE = "tests/proof/test_interleave.py::test_warps_may_hold_the_same_lanes[{}-4]"
 LAUNCHES = "tests/kernels/test_warps.py::test_no_launch_has_more_warps_than_lanes"
 ACCEPTS = "tests/kernels/test_accept.py::test_G2_kernel_and_reference_accept_alike[interpreter-257-{}]"
 
@@ -202,7 +202,7 @@ WARPED = [
         "no barrier between writes and labels of copies", "missing barrier", REGISTERS,
         "    phase_barrier()\n    n, targets = _section(packet_ptr, DATA)\n",
         "    n, targets = _section(packet_ptr, DATA)\n",
-        "tests/kernels/test_interleave.py::test_a_label_that_is_written_is_copied_behind_a_barrier",
+        "tests/proof/test_interleave.py::test_a_label_that_is_written_is_copied_behind_a_barrier",
     ),
     Mutant(
         "rows change before all warps have them", "missing barrier", TRACKING,
@@ -353,12 +353,12 @@ DECODED = [
     Mutant(
         "slots beyond the last are taken at their word", "out-of-range slot", SLOTS,
         "tl.where(slot <= last, tl.maximum(slot, 0), 0)", "tl.maximum(slot, 0)",
-        "tests/kernels/test_interleave.py::test_no_schedule_changes_a_byte_or_touches_a_wrong_one[gated_delta_step]", "crashed",
+        "tests/proof/test_interleave.py::test_no_schedule_changes_a_byte_or_touches_a_wrong_one[gated_delta_step]", "crashed",
     ),
     Mutant(
         "more tokens than the step has", "out-of-range slot", SLOTS,
         "tl.minimum(tl.maximum(tl.load(tokens_ptr + row), 0), max_tokens)", "tl.maximum(tl.load(tokens_ptr + row), 0)",
-        "tests/kernels/test_interleave.py::test_no_schedule_changes_a_byte_or_touches_a_wrong_one[selective_step]", "crashed",
+        "tests/proof/test_interleave.py::test_no_schedule_changes_a_byte_or_touches_a_wrong_one[selective_step]", "crashed",
     ),
     Mutant(
         "convolution stores a snapshot that nobody asked for", "out-of-range slot", CONV,

@@ -1,10 +1,9 @@
 """No kernel depends on the order of its programs, or touches a byte that is none of its business.
 
-Every operation runs under random schedules, with random arguments each time: 20 of them, or 1000 with MEMSTATE_PROOF=1.
+Every operation runs under random schedules, with random arguments each time: 8 of them, or 1000 with MEMSTATE_PROOF=1.
 What is looked for is put into kernels on purpose as well, and must be found.
 """
 
-import os
 import random
 import re
 from functools import partial
@@ -36,6 +35,7 @@ from tests.proof.mutants import MUTANTS, OUTSIDE, mutated
 from tests.support import op_launches, register_cases
 from tests.support.addresses import LOAD, STORE, Bytes, Launch, Limits, Log, Stray, spans
 from tests.support.planes import MAKERS, Loop, every_strategy
+from tests.support.sampling import PROOF
 
 try:  # it replaces parts of Triton, and tries at once whether they are what it takes them for
     from tests.proof import interleaver
@@ -52,8 +52,7 @@ from tests.proof.interleaver import Chooser, Seeded, every_order, every_outcome,
 from tests.support.op_case import Case, Maker
 from tests.support.op_cases import CASES
 
-PROOF = bool(os.environ.get("MEMSTATE_PROOF"))
-SCHEDULES = 1000 if PROOF else 20
+SCHEDULES = 1000 if PROOF else 8
 PARTED = "_take: barriers and atomics of the warps of program 0 ({}) differ"
 SEEDS = 200  # within which a defect that was put there must show
 COUNTER = torch.zeros(1, dtype=torch.int32)

@@ -1,0 +1,68 @@
+"""Which cases `make test` runs. MEMSTATE_PROOF=1, as in `make proof`, runs all of them.
+
+Three rules, in `tests/conftest.py` for every test:
+
+* `@pytest.mark.proof`: the test runs in full runs only.
+* `@pytest.mark.sample`: of a parametrized test run as many cases as it takes to see every value of every parameter.
+  `@pytest.mark.sample(3)`: run three cases, chosen the same way. References and kernels are sampled apart.
+* Outside tests/kernels the interpreter runs one case of each test. It runs the same host code as the reference, about
+  20 times slower. `@pytest.mark.sample(interpreter=4)` asks for four.
+
+A test that is named on the command line (`file.py::test_name`) runs in full.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from zlib import crc32
+
+import pytest
+
+PROOF = bool(os.environ.get("MEMSTATE_PROOF"))
+KERNELS = "tests/kernels/"  # both backends in full: these are the tests of what differs
+
+
+def left_out(items: Iterable[pytest.Item]) -> set[pytest.Item]:
+    """The tests that only a full run has."""
+    skipped: set[pytest.Item] = set()
+    groups: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("proof"):
+            skipped.add(item)
+        elif hasattr(item, "callspec"):
+            function = item.nodeid.partition("[")[0]
+            groups[function, str(item.callspec.params.get("backend"))].append(item)
+    for (function, backend), cases in groups.items():
+        mark = cases[0].get_closest_marker("sample")
+        most: int | None = len(cases)
+        if backend == "interpreter" and not function.startswith(KERNELS):
+            most = mark.kwargs.get("interpreter", 1) if mark else 1
+        elif mark and not (mark.kwargs and not mark.args):
+            most = mark.args[0] if mark.args else None
+        skipped.update(set(cases) - set(covering(cases, most)))
+    return skipped
+
+
+def covering(cases: Sequence[pytest.Item], most: int | None) -> list[pytest.Item]:
+    """Cases in which every value of every parameter occurs, or as many cases as `most` says.
+
+    Each case is the one that shows most values for the first time; its name decides between equals, so that different
+    tests choose different cases.
+    """
+    if most is not None and most >= len(cases):
+        return list(cases)
+    left = {value for case in cases for value in _values(case)}
+    rest = sorted(cases, key=lambda case: crc32(case.nodeid.encode()))
+    chosen: list[pytest.Item] = []
+    while left if most is None else len(chosen) < most:
+        best = max(rest, key=lambda case: len(left & _values(case)))
+        rest.remove(best)
+        chosen.append(best)
+        left -= _values(best)
+    return chosen
+
+
+def _values(case: pytest.Item) -> set[tuple[str, object]]:
+    plain = (str, int, float, type(None))
+    given = case.callspec.params.items()  # type: ignore[attr-defined]
+    return {(name, value if isinstance(value, plain) else id(value)) for name, value in given}

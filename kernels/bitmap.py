@@ -14,9 +14,6 @@ from memstate.kernels.checks import check_columns, check_count
 from memstate.kernels.tables import Count
 from memstate.kernels.warps import LANES, all_loaded, warps_for
 
-if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.bitmap, not kernels.bitmap: a second copy would duplicate every kernel")
-
 FREE = tl.constexpr(int(Count.FREE))
 CLAIMED = tl.constexpr(int(Count.CLAIMED))
 RELEASED = tl.constexpr(int(Count.RELEASED))
@@ -174,11 +171,7 @@ def chunk_words(words: int, warps: int) -> int:
 
 
 def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
-    """Claims the n lowest free slots.
-
-    bitmap: int32 `word`. Returns int32 `n`, ascending; where fewer are free the rest is 0 and CLAIM_SHORT counts it.
-    Changes: bitmap, counters. Syncs: no. Raises: ValueError for a negative n.
-    """
+    """Launches the op; see `memstate.kernels.reference.bitmap.claim`."""
     check_count(n)
     out = torch.empty(n, dtype=torch.int32, device=bitmap.device)
     words = bitmap.numel()
@@ -191,12 +184,7 @@ def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
 
 
 def release(bitmap: Tensor, ids: Tensor, capacity: int, counters: Tensor) -> None:
-    """Makes slots free again.
-
-    ids: int32 or int64 `n`; 0 and negative ids are ignored, ids above `capacity` and ids that are free already are
-    counted, and the lowest of them is kept as the offender. Changes: bitmap, counters. Syncs: no. Raises: ValueError
-    for ids that are not contiguous integers `n` beside the bitmap.
-    """
+    """Launches the op; see `memstate.kernels.reference.bitmap.release`."""
     check_columns(bitmap.device, None, ids=ids)
     block = min(1024, max(32, triton.next_power_of_2(ids.numel())))
     _release[(1,)](bitmap, ids, counters, ids.numel(), capacity, BLOCK=block, num_warps=warps_for(block))

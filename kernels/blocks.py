@@ -1,4 +1,4 @@
-"""How blocks of a plane are cut into words, and what the movers of blocks ask of their arguments. Knows no Triton.
+"""Where blocks of bytes lie, and how they are cut into words. Knows no Triton.
 
 A block is one layer of one slot. Integer words move it, so that no NaN loses its payload:
 
@@ -13,14 +13,64 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from memstate.kernels.checks import Blocks, blocks_of, check_memory, check_tensors, is_dense
-from memstate.kernels.decode_inputs import ACCESS_BYTES
-
-if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.blocks, not kernels.blocks: a second copy would duplicate it")
+from memstate.kernels.tables import ACCESS_BYTES
 
 LANES = 4096
 WORDS = {4: torch.int32, 2: torch.int16, 1: torch.int8}  # bytes -> dtype
+
+
+class Blocks(NamedTuple):
+    """The bytes of a plane: blocks of `size` bytes from `start` on, for each axis `count` of them, `stride` apart."""
+
+    start: int
+    size: int
+    axes: tuple[tuple[int, int], ...]  # count, stride
+
+    def end(self) -> int:
+        """The byte behind the last one."""
+        end = self.start + self.size
+        for count, stride in self.axes:
+            end += (count - 1) * stride
+        return end
+
+    def meets(self, start: int, end: int) -> bool:
+        """Whether a byte of start..end-1 is in a block."""
+        if self.size == 0 or start >= end or start >= self.end() or self.start >= end:
+            return False
+        (count, stride), *inner = self.axes
+        if inner:
+            layers = (Blocks(self.start + i * stride, self.size, tuple(inner)) for i in range(count))
+            return any(layer.meets(start, end) for layer in layers)
+        first = max(0, (start - self.start - self.size) // stride + 1) if stride else 0  # the first to end behind start
+        return first < count and self.start + first * stride < end
+
+
+def blocks_of(plane: Tensor, axes: int) -> Blocks:
+    """Where the dense blocks of a tensor lie; its first `axes` axes count them."""
+    size, shape, strides = plane.element_size(), plane.shape, plane.stride()
+    counted = tuple((shape[i], strides[i] * size) for i in range(axes))
+    return Blocks(plane.data_ptr(), prod(shape[axes:]) * size, counted)
+
+
+def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether elements of these strides lie one behind the other, the last axis fastest."""
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != expected:
+            return 0 in shape
+        expected *= size
+    return True
+
+
+def taps_are_fastest(windows: Tensor) -> bool:
+    """Whether a window of `.. tap channel` lies in memory as `channel tap`, and not as `tap channel`."""
+    shape, strides = windows.shape[-2:], windows.stride()[-2:]
+    return not is_dense(shape, strides) and is_dense(shape[::-1], strides[::-1])
+
+
+def stride_unit(state: Tensor) -> int:
+    """Elements that one lane may move at a time: the most, up to 16 bytes, that divide the slot stride."""
+    return gcd(state.stride(0), ACCESS_BYTES // state.element_size())
 
 
 class Cut(NamedTuple):
@@ -36,10 +86,12 @@ class Cut(NamedTuple):
 
 
 def cut(plane: Tensor, *multiples: int, word_bytes: int = 4) -> Cut:
-    """Cuts the blocks of a plane `layer slot ...` that has elements.
+    """Cuts the blocks of a plane that has elements into words.
 
-    multiples: bytes that must be a multiple of the unit too, such as another tensor's address and stride.
-    word_bytes: the widest word allowed, a power of two.
+    Args:
+        plane: `layer slot ...`.
+        multiples: bytes that must be a multiple of the unit too, such as another tensor's address and stride.
+        word_bytes: the widest word allowed, a power of two.
     """
     size = plane.element_size()
     # Where there is one layer or slot the stride means nothing, and must not make the words narrow.
@@ -61,30 +113,3 @@ def as_bytes(tensor: Tensor) -> Tensor:
     strides = (*(stride * size for stride in tensor.stride()), 1)
     view = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return view.set_(tensor.untyped_storage(), tensor.storage_offset() * size, (*tensor.shape, size), strides)
-
-
-def check_plane(plane: Tensor, beside: dict[str, Tensor]) -> Blocks:
-    """Where the blocks of a plane lie; beside: the other tensors of the call.
-
-    Raises: ValueError unless the plane is `layer slot ...` and every block of it is contiguous.
-    """
-    check_tensors({"plane": plane} | beside)
-    check_memory("plane", plane, plane.device)
-    if plane.dim() < 2:
-        raise ValueError(f"plane: expected `layer slot ...`, got {tuple(plane.shape)}")
-    if not is_dense(plane.shape[2:], plane.stride()[2:]):
-        raise ValueError(
-            f"plane: one layer of one slot must be contiguous, got {tuple(plane.shape)} with strides {plane.stride()}"
-        )
-    return blocks_of(plane, 2)
-
-
-def check_beside(plane: Tensor, name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...]) -> None:
-    """Raises: ValueError unless the tensor has `shape` along `pattern`, is contiguous, and of the plane's dtype."""
-    if tensor.shape != shape:
-        raise ValueError(f"{name}: expected `{pattern}` = {shape}, got {tuple(tensor.shape)}")
-    if tensor.dtype != plane.dtype:
-        raise ValueError(f"{name}: expected {plane.dtype} as the plane, got {tensor.dtype}")
-    check_memory(name, tensor, plane.device)
-    if not tensor.is_contiguous():
-        raise ValueError(f"{name}: `{pattern}` must be contiguous, got strides {tensor.stride()}: use .contiguous()")

@@ -7,11 +7,6 @@ from typing import Any, NamedTuple
 
 from memstate.kernels.dispatch import OPS
 
-if not __name__.startswith("memstate."):
-    raise ImportError(
-        "import memstate.kernels.catalog, not kernels.catalog: a second copy would duplicate every kernel"
-    )
-
 
 class CompileCase(NamedTuple):
     """One kernel as one launch would compile it.

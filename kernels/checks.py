@@ -1,42 +1,67 @@
-"""What ops ask of their tensors before anything moves, checked by kernel and reference alike. Knows no Triton.
+"""The words of all argument checks, and the checks of the ops on registers. Knows no Triton.
 
-Plain comparisons of attributes: these run once per op, where a microsecond counts, and read nothing from a device.
+Kernel and reference refuse the same arguments, by these functions, before anything moves. The checks are plain
+comparisons of attributes, because each op runs them once and a microsecond counts. They read nothing from a device.
+The checks of whole ops are in `decode_checks` (decode steps) and `move_checks` (gather, scatter, records).
 """
 
 from collections.abc import Mapping
-from math import prod
 from operator import itemgetter
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from memstate.kernels.blocks import Blocks
 from memstate.kernels.tables import Accepted, Registers, StepRecord
-
-if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.checks, not kernels.checks: a second copy would duplicate it")
 
 INTS = (torch.int32, torch.int64)
 INT32 = (torch.int32,)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_tensors(tensors: Mapping[str, Tensor | None], *optional: str) -> None:
-    """Raises: ValueError unless each is a tensor, or None where that is allowed."""
+    """Refuses what is no tensor.
+
+    Args:
+        tensors: the arguments by name.
+        optional: names of those that may be None.
+
+    Raises:
+        ValueError: naming the first.
+    """
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) and (tensor is not None or name not in optional):
             raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
 
 
 def check_memory(name: str, tensor: Tensor, device: torch.device) -> None:
-    """Raises: ValueError unless the tensor is on a device, and its values are those that its memory holds."""
+    """Refuses a tensor of another device, or one whose values are not those that its memory holds."""
     if tensor.device != device:
         raise ValueError(f"{name}: expected on {device}, got {tensor.device}")
     if tensor.is_neg() or tensor.is_conj():
         raise ValueError(f"{name}: a negated or conjugated view: use .resolve_neg() or .resolve_conj()")
 
 
+def check_shape(name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...]) -> None:
+    """Refuses a tensor of another shape; pattern: the axes in einops letters."""
+    if tensor.shape != shape:
+        raise ValueError(f"{name}: expected `{pattern}` = {shape}, got {tuple(tensor.shape)}")
+
+
+def check_contiguous(name: str, tensor: Tensor, pattern: str) -> None:
+    """Refuses a tensor that is not contiguous."""
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name}: `{pattern}` must be contiguous, got strides {tensor.stride()}: use .contiguous()")
+
+
+def check_float(name: str, tensor: Tensor) -> None:
+    """Refuses a dtype that the kernels do not compute with."""
+    if tensor.dtype not in FLOATS:
+        raise ValueError(f"{name}: expected one of {FLOATS}, got {tensor.dtype}")
+
+
 def check_sizes(**sizes: int) -> None:
-    """Raises: ValueError naming the first size that is 0: there would be nothing to compute."""
+    """Refuses a size of 0: there would be nothing to compute."""
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name}: expected a size of at least 1, got {size}")
@@ -45,9 +70,16 @@ def check_sizes(**sizes: int) -> None:
 def check_columns(
     device: torch.device, batch: int | None, kinds: tuple[torch.dtype, ...] = INTS, /, **columns: Tensor
 ) -> None:
-    """Raises: ValueError unless every column has one integer of these kinds per entry, contiguous, on a device.
+    """Refuses columns that are not one integer per entry, contiguous and on the device.
 
-    batch: entries, None for those of the first column.
+    Args:
+        device: where the columns have to be.
+        batch: entries, None for as many as the first column has.
+        kinds: dtypes that are allowed.
+        columns: the arguments by name.
+
+    Raises:
+        ValueError: naming the first.
     """
     for name, column in columns.items():
         if not isinstance(column, Tensor):
@@ -63,7 +95,7 @@ def check_columns(
 
 
 def check_record(device: torch.device, batch: int, record: StepRecord | Accepted) -> None:
-    """Raises: ValueError unless every column of a record has one int32 per batch row, contiguous, on a device."""
+    """Refuses a record with a column that is not one int32 per batch row, contiguous and on the device."""
     shape = (batch,)
     try:
         fits = True
@@ -77,13 +109,16 @@ def check_record(device: torch.device, batch: int, record: StepRecord | Accepted
 
 
 def check_plan(registers: Registers, rows: Tensor, tokens: Tensor, record: StepRecord) -> None:
-    """Raises: ValueError naming the first column of a plan that does not fit the others."""
-    check_columns(registers.cells.device, None, INT32, rows=rows, tokens=tokens)
-    check_record(registers.cells.device, rows.numel(), record)
+    """Refuses a plan with a column that does not fit the others."""
+    if not registers.trusted:
+        check_columns(registers.cells.device, None, INT32, rows=rows, tokens=tokens)
+        check_record(registers.cells.device, rows.numel(), record)
 
 
 def check_settle(registers: Registers, record: StepRecord, results: Tensor | None) -> None:
-    """Raises: ValueError naming the first column of a settle that does not fit the others."""
+    """Refuses a settle with a column that does not fit the others."""
+    if registers.trusted:
+        return
     check_columns(
         registers.cells.device, None, INT32, rows=record.rows, after=record.after, generation=record.generation
     )
@@ -92,64 +127,34 @@ def check_settle(registers: Registers, record: StepRecord, results: Tensor | Non
 
 
 def check_accept(registers: Registers, accepted: Tensor, record: StepRecord, outcome: Accepted) -> None:
-    """Raises: ValueError naming the first column of an accept that does not fit the others."""
-    device = registers.cells.device
-    check_columns(device, None, INT32, accepted=accepted)
-    check_record(device, accepted.numel(), record)
-    check_record(device, accepted.numel(), outcome)
+    """Refuses an accept with a column that does not fit the others."""
+    if not registers.trusted:
+        device = registers.cells.device
+        check_columns(device, None, INT32, accepted=accepted)
+        check_record(device, accepted.numel(), record)
+        check_record(device, accepted.numel(), outcome)
+
+
+def check_resolve(registers: Registers, wanted: Tensor, out: Tensor) -> None:
+    """Refuses register numbers, or an output, that are not int32 of one length beside the registers."""
+    if not registers.trusted:
+        check_columns(registers.cells.device, None, INT32, wanted=wanted, out=out)
+
+
+def check_audit(registers: Registers, out: Tensor) -> None:
+    """Refuses an output of an audit that has not one int32 per slot and one more."""
+    if not registers.trusted:
+        check_columns(registers.cells.device, registers.capacity + 1, INT32, out=out)
 
 
 def check_count(n: int) -> None:
-    """Raises: ValueError for a number of slots below 0."""
+    """Refuses a number of slots below 0."""
     if n < 0:
         raise ValueError(f"n: expected at least 0 slots to claim, got {n}")
 
 
-def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether elements of these strides lie one behind the other, the last axis fastest."""
-    expected = 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size != 1 and stride != expected:
-            return 0 in shape
-        expected *= size
-    return True
-
-
-class Blocks(NamedTuple):
-    """The bytes of a plane: blocks of `size` bytes from `start` on, for each axis `count` of them, `stride` apart."""
-
-    start: int
-    size: int
-    axes: tuple[tuple[int, int], ...]  # count, stride
-
-    def end(self) -> int:
-        """The byte behind the last one."""
-        end = self.start + self.size
-        for count, stride in self.axes:
-            end += (count - 1) * stride
-        return end
-
-    def meets(self, start: int, end: int) -> bool:
-        """Whether a byte of start..end-1 is in a block."""
-        if self.size == 0 or start >= end or start >= self.end() or self.start >= end:
-            return False
-        (count, stride), *inner = self.axes
-        if inner:
-            layers = (Blocks(self.start + i * stride, self.size, tuple(inner)) for i in range(count))
-            return any(layer.meets(start, end) for layer in layers)
-        first = max(0, (start - self.start - self.size) // stride + 1) if stride else 0  # the first to end behind start
-        return first < count and self.start + first * stride < end
-
-
-def blocks_of(plane: Tensor, axes: int) -> Blocks:
-    """Where the dense blocks of a tensor lie; axes: how many of its first ones count them."""
-    size, shape, strides = plane.element_size(), plane.shape, plane.stride()
-    counted = tuple((shape[i], strides[i] * size) for i in range(axes))
-    return Blocks(plane.data_ptr(), prod(shape[axes:]) * size, counted)
-
-
 def check_distinct(name: str, blocks: Blocks) -> None:
-    """Raises: ValueError where blocks along one or two axes share bytes: what one slot stores would change another."""
+    """Refuses blocks along one or two axes that share bytes: what one slot stores would change another."""
     size, shared = blocks.size, False
     for count, stride in blocks.axes:
         shared |= count > 1 and stride < size
@@ -168,10 +173,18 @@ def check_distinct(name: str, blocks: Blocks) -> None:
 
 
 def check_apart(name: str, blocks: Blocks, others: Mapping[str, Tensor | None], *written: str) -> None:
-    """Raises: ValueError where a plane shares bytes with another tensor, or one of `written` with any of the others.
+    """Refuses a plane that shares bytes with another tensor, and a written tensor that shares some with any other.
 
-    others: contiguous tensors, the plane itself or None. Programs run in any order: what one of them stores there,
-    another may read, or may have stored already.
+    Programs run in any order: what one of them stores there, another may read, or may have stored already.
+
+    Args:
+        name: of the plane.
+        blocks: the bytes of the plane.
+        others: contiguous tensors by name, the plane itself, or None.
+        written: names of those among them that are written.
+
+    Raises:
+        ValueError: naming both tensors and their addresses.
     """
     low, high = blocks.start, blocks.end()
     stores = []

@@ -10,13 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from memstate.kernels.blocks import stride_unit, taps_are_fastest
 from memstate.kernels.catalog import CompileCase
-from memstate.kernels.decode_inputs import ACCESS_BYTES, stride_unit
-from memstate.kernels.reference.conv import check_arguments, taps_are_fastest
+from memstate.kernels.decode_checks import check_conv
 from memstate.kernels.slots import row_slots
-
-if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.conv, not kernels.conv: a second copy would duplicate every kernel")
+from memstate.kernels.tables import ACCESS_BYTES
 
 # Held by one warp: four taps of 16 bytes for each of 64 lanes, the widest warp there is. More would spill.
 WINDOW_BYTES = 4096
@@ -173,46 +171,11 @@ def blocks(channels: int, taps: int, itemsize: int) -> tuple[int, int]:
 
 
 def conv_step(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    state: Tensor,
-    read: Tensor,
-    write: Tensor,
-    snapshot: Tensor,
-    tokens: Tensor,
-    activation: str | None = "silu",
-    out: Tensor | None = None,
-    window: Tensor | None = None,
-) -> Tensor:
-    """Advances the window of every row by its tokens, in order, and returns the convolution at each of them.
-
-    Per token: y[t] = activation(bias + sum over w of weight[w] x[t - (tap - 1) + w]), each channel on its own, added up
-    from the bias on with the oldest input first (the short causal convolution in the block of Mamba: Gu, Dao 2023,
-    arXiv:2312.00752).
-
-    x: `batch token channel`; weight: `channel tap`, at least 2 taps; bias: `channel` or None; all contiguous.
-    state: one layer, `slot tap-1 channel`, the last inputs with the oldest first, fp32, bf16 or fp16, slots any stride
-    apart. A slot lies in memory as `tap-1 channel` or as `channel tap-1`; the strides say which: pass a plane that is
-    stored `slot channel tap-1` as plane.transpose(1, 2). Arithmetic is fp32, and inputs are rounded to the dtype of the
-    state once, when they are stored: with a state that holds them exactly, the bits do not depend on how a prompt is
-    cut into chunks.
-    read, write, snapshot: slots, int32 or int64 `batch`. The window is read at `read`, and stored at `write` and,
-    unless that is null, at `snapshot`. Ids outside 1..slot-1 are null: a null read is zeros, a row with a null write
-    changes nothing and its output is zeros. They may coincide within a row; across rows the slots stored are distinct,
-    and none is another row's `read`.
-    tokens: int32 or int64 `batch`; row b has tokens[b] <= token real tokens and the output of the others is zeros; none
-    copies the window through.
-    activation: "silu" or None. out: where the output goes, `batch token channel`; given, nothing is allocated.
-    window: for tokens that may be rejected, `batch tap-1+token channel`, contiguous, of the state's dtype. Given, no
-    slot is stored; a row whose `write` is above 0 gets the window read and its real tokens' inputs here, the rest
-    stays as it is. The window after the first a tokens of row b is window[b, a : a + tap - 1].
-
-    Returns `out`. Changes: state, or window if given. Syncs: no.
-    Raises: ValueError where a shape, dtype, device or stride does not fit, where slots share bytes, or where
-    `out`, the window or the state shares some with another tensor.
-    """
-    check_arguments(x, weight, bias, state, read, write, snapshot, tokens, activation, out, window)
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor,
+    tokens: Tensor, activation: str | None = "silu", out: Tensor | None = None, window: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Launches the op; see `memstate.kernels.reference.conv.conv_step`."""
+    check_conv(x, weight, bias, state, read, write, snapshot, tokens, activation, out, window)
     out = torch.empty_like(x) if out is None else out
     batch, max_tokens, channels = x.shape
     if batch == 0:

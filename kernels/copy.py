@@ -19,9 +19,6 @@ from memstate.kernels.checks import check_columns
 from memstate.kernels.tables import ZERO_SOURCE, PlaneMap, Section
 from memstate.kernels.tuned import CopyConfig, copy_launch
 
-if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.copy, not kernels.copy: a second copy would duplicate every kernel")
-
 COPY = tl.constexpr(0)  # first_ptr: destination slots, second_ptr: source slots
 ZERO = tl.constexpr(1)  # first_ptr: slots, second_ptr: not read
 DATA = tl.constexpr(2)  # first_ptr: command packet, second_ptr: slots of the registers
@@ -120,33 +117,19 @@ def _launch(planes: PlaneMap, mode: int, first: Tensor, second: Tensor, n: int) 
 
 
 def copy_slots(planes: PlaneMap, dst: Tensor, src: Tensor) -> None:
-    """Copies slots src[i] to dst[i] over all planes and layers, bit for bit, padding included.
-
-    dst, src: int32 or int64 `n`. An entry with dst == src, or with an id outside 1..capacity, is skipped. No slot may
-    be a destination twice, nor destination and source of different entries: the order of such copies is not defined.
-    Changes: planes. Syncs: no. Raises: ValueError unless both are contiguous, beside the planes, and of one length.
-    """
+    """Launches the op; see `memstate.kernels.reference.copy.copy_slots`."""
     check_columns(planes.tiles.device, None, dst=dst, src=src)
     _launch(planes, COPY.value, dst, src, dst.numel())
 
 
 def zero_slots(planes: PlaneMap, ids: Tensor) -> None:
-    """Zeroes slots over all planes and layers, padding included.
-
-    ids: int32 or int64 `n`; ids outside 1..capacity are skipped. Changes: planes. Syncs: no. Raises: ValueError unless
-    they are contiguous and beside the planes.
-    """
+    """Launches the op; see `memstate.kernels.reference.copy.zero_slots`."""
     check_columns(planes.tiles.device, None, ids=ids)
     _launch(planes, ZERO.value, ids, ids, ids.numel())
 
 
 def run_data(planes: PlaneMap, slots: Tensor, packet: Tensor) -> None:
-    """Carries out the data section of a packet: entries (dst register, src register or ZERO_SOURCE to zero dst).
-
-    slots: int32 `register`, the slot each holds. packet: int32, layout in `memstate.kernels.tables`. An entry whose
-    registers hold no slot, or the same slot, is skipped; what `copy_slots` says of overlaps holds here.
-    Changes: planes. Syncs: no.
-    """
+    """Launches the op; see `memstate.kernels.reference.copy.run_data`."""
     _launch(planes, DATA.value, packet, slots, 0)
 
 

@@ -6,43 +6,28 @@ from dataclasses import dataclass, field
 from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar, overload
 
 import torch
 
-if not __name__.startswith("memstate."):
-    raise ImportError(
-        "import memstate.kernels.dispatch, not kernels.dispatch: a second copy would duplicate every kernel"
-    )
+from memstate.kernels.reference import (
+    bitmap,
+    conv,
+    copy,
+    gated_delta,
+    gather,
+    pack,
+    registers,
+    scatter,
+    selective,
+    speculation,
+    tracking,
+)
+from memstate.kernels.reference import pack_int8 as int8
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# op -> the module of that name under memstate.kernels and memstate.kernels.reference
-OPS = {
-    "claim": "bitmap",
-    "release": "bitmap",
-    "ownership": "registers",
-    "resolve": "registers",
-    "audit": "registers",
-    "plan": "tracking",
-    "settle": "tracking",
-    "accept": "speculation",
-    "copy_slots": "copy",
-    "zero_slots": "copy",
-    "run_data": "copy",
-    "conv_step": "conv",
-    "gated_delta_step": "gated_delta",
-    "selective_step": "selective",
-    "gather_slots": "gather",
-    "scatter_slots": "scatter",
-    "scatter_accepted": "scatter",
-    "scatter_inputs": "scatter",
-    "pack_slots": "pack",
-    "unpack_slots": "pack",
-    "pack_int8": "pack_int8",
-    "unpack_int8": "pack_int8",
-}
 NAMES = ("reference", "interpreter", "cuda")
 
 
@@ -66,45 +51,112 @@ class Counts:
         self.uploads = self.upload_bytes = self.syncs = 0
 
 
-class Backend:
-    """One attribute per op of `OPS`, for decode loops as for memstate itself: `Backend(device="cuda").conv_step(...)`.
-    Each call is counted as one launch; a manager's own backend counts what memstate launches.
+class Op(Generic[P, R]):
+    """An op as an attribute of a `Backend`, with the signature and the docstring of its reference.
 
-    name: "auto", "reference", "interpreter" or "cuda"; device: where the tensors live.
-    Raises: ValueError where the backend cannot run on this device or in this process.
+    The first use of a backend's op imports the module that has it, and stores the counted function on the backend.
     """
+
+    def __init__(self, reference: Callable[P, R]) -> None:
+        self.reference, self.name = reference, reference.__name__
+        self.module = reference.__module__.rpartition(".")[2]  # of the same name for kernel and reference
+
+    @overload
+    def __get__(self, backend: None, owner: type["Backend"]) -> Callable[P, R]: ...
+
+    @overload
+    def __get__(self, backend: "Backend", owner: type["Backend"]) -> Callable[P, R]: ...
+
+    def __get__(self, backend: "Backend | None", owner: type["Backend"]) -> Callable[P, R]:
+        if backend is None:
+            return self.reference
+        counts, name = backend.counts, self.name
+        folder = "memstate.kernels.reference" if backend.name == "reference" else "memstate.kernels"
+        call: Callable[P, R] = getattr(import_module(f"{folder}.{self.module}"), name)
+
+        @wraps(self.reference)
+        def launch(*args: P.args, **kwargs: P.kwargs) -> R:
+            counts.launches[name] += 1
+            return call(*args, **kwargs)
+
+        setattr(backend, name, launch)  # found directly from now on
+        return launch
+
+
+class Backend:
+    """The ops of memstate, as Triton kernels or in plain torch: `Backend(device="cuda").conv_step(...)`.
+
+    Decode loops call the same ops as memstate itself. Each call is counted as one launch in `counts`. A manager has a
+    backend of its own, which counts what memstate launches.
+
+    Args:
+        name: "auto", "reference", "interpreter" or "cuda".
+        device: where the tensors live.
+
+    Raises:
+        ValueError: the backend cannot run on this device or in this process.
+
+    Example:
+        >>> import torch
+        >>> from memstate import Backend
+        >>> ops = Backend("reference")
+        >>> plane = torch.arange(6.0).view(1, 3, 2)  # layer slot ...
+        >>> out = torch.empty(1, 2, 2)
+        >>> ops.gather_slots(plane, torch.tensor([2, 1]), out)
+        >>> out.tolist()
+        [[[4.0, 5.0], [2.0, 3.0]]]
+        >>> ops
+        Backend(reference, cpu, 1 launches)
+    """
+
+    claim = Op(bitmap.claim)
+    release = Op(bitmap.release)
+    ownership = Op(registers.ownership)
+    resolve = Op(registers.resolve)
+    audit = Op(registers.audit)
+    plan = Op(tracking.plan)
+    settle = Op(tracking.settle)
+    accept = Op(speculation.accept)
+    copy_slots = Op(copy.copy_slots)
+    zero_slots = Op(copy.zero_slots)
+    run_data = Op(copy.run_data)
+    conv_step = Op(conv.conv_step)
+    gated_delta_step = Op(gated_delta.gated_delta_step)
+    selective_step = Op(selective.selective_step)
+    gather_slots = Op(gather.gather_slots)
+    scatter_slots = Op(scatter.scatter_slots)
+    scatter_accepted = Op(scatter.scatter_accepted)
+    scatter_inputs = Op(scatter.scatter_inputs)
+    pack_slots = Op(pack.pack_slots)
+    unpack_slots = Op(pack.unpack_slots)
+    pack_int8 = Op(int8.pack_int8)
+    unpack_int8 = Op(int8.unpack_int8)
 
     def __init__(self, name: str = "auto", device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self.name = choose(name, self.device)
         self.counts = Counts()
-        folder = "memstate.kernels.reference" if self.name == "reference" else "memstate.kernels"
-        self._modules = {op: f"{folder}.{module}" for op, module in OPS.items()}
-
-    def __getattr__(self, op: str) -> Callable[..., Any]:
-        if op.startswith("_") or op not in OPS:
-            raise AttributeError(f"Backend has no op {op!r}: the ops are {', '.join(OPS)}")
-        counted = self._counted(op, getattr(import_module(self._modules[op]), op))
-        setattr(self, op, counted)  # found directly from now on
-        return counted
-
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *OPS]
-
-    def _counted(self, op: str, call: Callable[P, R]) -> Callable[P, R]:
-        @wraps(call)
-        def launch(*args: P.args, **kwargs: P.kwargs) -> R:
-            self.counts.launches[op] += 1
-            return call(*args, **kwargs)
-
-        return launch
 
     def __repr__(self) -> str:
         return f"Backend({self.name}, {self.device}, {self.counts.total_launches} launches)"
 
 
+# op -> the module of that name under memstate.kernels and memstate.kernels.reference
+OPS = {name: op.module for name, op in vars(Backend).items() if isinstance(op, Op)}
+
+
 def choose(name: str, device: torch.device) -> str:
-    """The backend that `name` means on `device`. Syncs: no. Raises: ValueError with the remedy."""
+    """The backend that a name means on a device.
+
+    Args:
+        name: as for `Backend`.
+        device: where the tensors live.
+
+    Raises:
+        ValueError: it cannot run there, with the remedy.
+
+    Syncs: no.
+    """
     interpreted = _interpreted()
     if name == "auto":
         name = "cuda" if device.type == "cuda" else "interpreter" if interpreted else "reference"

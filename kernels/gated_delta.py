@@ -13,15 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from memstate.kernels.blocks import stride_unit
 from memstate.kernels.catalog import CompileCase
-from memstate.kernels.decode_inputs import ACCESS_BYTES, stride_unit
-from memstate.kernels.reference.gated_delta import check_arguments
+from memstate.kernels.decode_checks import check_gated_delta
 from memstate.kernels.slots import row_slots
-
-if not __name__.startswith("memstate."):
-    raise ImportError(
-        "import memstate.kernels.gated_delta, not kernels.gated_delta: a second copy would duplicate every kernel"
-    )
+from memstate.kernels.tables import ACCESS_BYTES
 
 BLOCK_VALUE = 16  # 64 or 32 bytes of each key's values: whole memory sectors
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
@@ -104,49 +100,12 @@ def blocks(key: int, value: int) -> tuple[int, int, int]:
 
 
 def gated_delta_step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    read: Tensor,
-    write: Tensor,
-    snapshot: Tensor,
-    tokens: Tensor,
-    scale: float | None = None,
-    out: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, read: Tensor, write: Tensor,
+    snapshot: Tensor, tokens: Tensor, scale: float | None = None, out: Tensor | None = None,
     window: Tensor | None = None,
-) -> Tensor:
-    """Advances the state of every row by its tokens, in order, and returns what the queries read from it.
-
-    Per token: S <- exp(decay) S;  S <- S + k (x) beta (v - k^T S);  o = scale q^T S
-    (the gated delta rule of Yang, Kautz, Hatamizadeh 2024, arXiv:2412.06464, with S transposed to `key value`; with one
-    decay per key channel, S <- Diag(exp(decay)) S, Kimi Delta Attention: Kimi Team 2025, arXiv:2510.26692).
-
-    q, k: `batch token key_head key`, normalised if the model does so; head h uses key head h // (head / key_head).
-    v: `batch token head value`; beta: `batch token head`; decay (natural log of the gate): `batch token head`, or
-    `batch token head key` for one per key channel; all contiguous.
-    state: one layer, `slot head key value`, fp32, bf16 or fp16, slots any stride apart. Arithmetic is fp32, and the
-    state is rounded to its dtype once, when it is stored: with an fp32 state the bits do not depend on how a prompt is
-    cut into chunks.
-    read, write, snapshot: slots, int32 or int64 `batch`. The state is read at `read`, and stored at `write` and, unless
-    that is null, at `snapshot`. Ids outside 1..slot-1 are null: a null read is zeros, a row with a null write changes
-    nothing and its output is zeros. They may coincide within a row; across rows the slots stored are distinct, and none
-    is another row's `read`.
-    tokens: int32 or int64 `batch`; row b has tokens[b] <= token real tokens and the output of the others is zeros; none
-    copies the state through.
-    scale: key ** -0.5 unless given. out: where the output goes, `batch token head value`; given, nothing is allocated.
-    window: for tokens that may still be rejected, `batch token head key value`, contiguous from a multiple of 16 bytes
-    on, of the state's dtype. Given, no slot is stored: the state after token t of row b goes to window[b, t], the rest
-    of the window stays as it is, `snapshot` is ignored, and `write` says no more than whether the row is real, so rows
-    may share it. The output has the bits that it has without a window.
-
-    Returns `out`. Changes: state, or the window where one is given. Syncs: no.
-    Raises: ValueError where a shape, dtype, device, stride or address does not fit, where slots share bytes, or where
-    `out`, the window or the state shares some with another tensor.
-    """
-    check_arguments(q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window)
+) -> Tensor:  # fmt: skip
+    """Launches the op; see `memstate.kernels.reference.gated_delta.gated_delta_step`."""
+    check_gated_delta(q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window)
     out = torch.empty_like(v) if out is None else out
     batch, max_tokens, heads, values = v.shape
     key_heads, keys = q.shape[2:]

@@ -9,10 +9,7 @@ from torch import Tensor
 
 from memstate.kernels.blocks import LANES, cut
 from memstate.kernels.catalog import CompileCase
-from memstate.kernels.reference.gather import check_arguments
-
-if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.gather, not kernels.gather: a second copy would duplicate every kernel")
+from memstate.kernels.move_checks import check_gather
 
 WARPS = 4
 SIZES = ["batch", "layers", "tiles", "last", "layer_units", "slot_units", "block_units"]
@@ -44,16 +41,8 @@ def _gather_slots(
 
 
 def gather_slots(plane: Tensor, slots: Tensor, out: Tensor) -> None:
-    """Copies slots of a plane side by side, bit for bit: out[:, b] = plane[:, slots[b]].
-
-    plane: `layer slot ...`, any dtype; one layer of one slot is contiguous, layers and slots are any strides apart. 16
-    bytes move at a time where its address, strides and block and the address of `out` are multiples of 16; fewer
-    elsewhere. slots: int32 or int64 `batch`; an id outside 1..slot-1 gives zeros, and one may be there twice.
-    out: `layer batch ...`, contiguous, of the plane's dtype.
-
-    Changes: out. Syncs: no. Raises: ValueError where a shape, dtype, device or stride does not fit.
-    """
-    check_arguments(plane, slots, out)
+    """Launches the op; see `memstate.kernels.reference.gather.gather_slots`."""
+    check_gather(plane, slots, out)
     if out.numel() == 0:
         return
     words = cut(plane, out.data_ptr())

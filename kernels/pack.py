@@ -16,13 +16,10 @@ from torch import Tensor
 
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.copy import WORDS
-from memstate.kernels.reference.pack import RECORD_ALIGNMENT, capacity_of, check_arguments
+from memstate.kernels.move_checks import check_pack
 from memstate.kernels.slots import known_slot
-from memstate.kernels.tables import RecordMap
+from memstate.kernels.tables import RECORD_ALIGNMENT, RecordMap
 from memstate.kernels.tuned import CopyConfig, copy_launch
-
-if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.pack, not kernels.pack: a second copy would duplicate every kernel")
 
 HOST_PROGRAMS = 32  # of a launch that touches host memory: as many as fill a PCIe 5 link; more starve the model
 ALIGNMENT = tl.constexpr(RECORD_ALIGNMENT)
@@ -103,7 +100,7 @@ def _launch(
     tuned, config = copy_launch(device, records.unit, records.tiles.shape[0])
     _move_records[(programs_of(tuned, device, held.device),)](
         records.tiles, slots, index, places, held, index.numel(), first, count,
-        0 if slots is None else slots.numel(), capacity_of(records), len(held),
+        0 if slots is None else slots.numel(), records.capacity, len(held),
         held.stride(0) // RECORD_ALIGNMENT if len(held) > 1 else 0,
         PACK=pack, UNIT=records.unit, WORD=WORDS[records.unit], ENTRIES=config.entries, LANES=config.lanes,
         num_warps=config.warps,
@@ -113,33 +110,16 @@ def _launch(
 def pack_slots(
     records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, out: Tensor, first: int, count: int
 ) -> None:
-    """Copies slots into records over the tiles first .. first+count-1, bit for bit: `out[places[b]]` gets entry b.
-
-    slots: int32 `register`; entry b is the slot in register index[b], none where the register is 0 or below or beyond
-    the last. None: index[b] is the slot itself, or the page. index, places: int32 or int64 `batch`. An entry without a
-    slot, or with an id outside 1..capacity, gives zeros; one whose place is outside 0..record-1 is skipped. A slot may
-    be there twice, a place may not: which of its entries it gets is not defined.
-    out: uint8 `record byte`, bodies of records, `records.nbytes` contiguous bytes each, at multiples of 16, any stride
-    apart; beside the planes or in pinned memory of the host. Bytes of padding stay as they are.
-
-    Changes: out. Syncs: no. Raises: ValueError where a shape, dtype, device, stride or address does not fit, and where
-    `out` shares bytes with another tensor or its records share some.
-    """
-    check_arguments(records, slots, index, places, "out", out, first, count)
+    """Launches the op; see `memstate.kernels.reference.pack.pack_slots`."""
+    check_pack(records, slots, index, places, "out", out, first, count)
     _launch(records, slots, index, places, out, first, count, pack=True)
 
 
 def unpack_slots(
     records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, source: Tensor, first: int, count: int
 ) -> None:
-    """Copies records into slots over the tiles first .. first+count-1, bit for bit: entry b gets `source[places[b]]`.
-
-    Arguments as of `pack_slots`, with the records in `source`. Entries without a slot or without a place are skipped. A
-    place may be there twice, a slot may not.
-
-    Changes: the planes. Syncs: no. Raises: ValueError as `pack_slots`.
-    """
-    check_arguments(records, slots, index, places, "source", source, first, count)
+    """Launches the op; see `memstate.kernels.reference.pack.unpack_slots`."""
+    check_pack(records, slots, index, places, "source", source, first, count)
     _launch(records, slots, index, places, source, first, count, pack=False)
 
 

@@ -16,17 +16,11 @@ import triton.language as tl
 from torch import Tensor
 
 from memstate.kernels.catalog import CompileCase
+from memstate.kernels.move_checks import check_int8
 from memstate.kernels.pack import programs_of
-from memstate.kernels.reference.pack import RECORD_ALIGNMENT
-from memstate.kernels.reference.pack_int8 import LARGEST, LEVELS, SMALLEST, capacity_of, check_arguments
 from memstate.kernels.slots import known_slot
-from memstate.kernels.tables import ScaledMap
+from memstate.kernels.tables import LARGEST_SCALE, LEVELS, RECORD_ALIGNMENT, SMALLEST_SCALE, ScaledMap
 from memstate.kernels.tuned import programs
-
-if not __name__.startswith("memstate."):
-    raise ImportError(
-        "import memstate.kernels.pack_int8, not kernels.pack_int8: a second copy would duplicate every kernel"
-    )
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
 BLOCK = 4096  # elements of a block: 32 of each lane, so that 16 of them are 16 bytes of int8
@@ -34,8 +28,8 @@ LONGEST = {True: 1024, False: 64}  # of a column in a block; where columns lie s
 WARPS = 4
 ALIGNMENT = tl.constexpr(RECORD_ALIGNMENT)
 FULL = tl.constexpr(float(LEVELS))
-LEAST = tl.constexpr(SMALLEST)
-MOST = tl.constexpr(LARGEST)
+LEAST = tl.constexpr(SMALLEST_SCALE)
+MOST = tl.constexpr(LARGEST_SCALE)
 ROUND = tl.constexpr(1.5 * 2**23)  # floats of this size are whole numbers: adding it rounds half to even
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 SIZES = [
@@ -162,7 +156,7 @@ def _launch(
     _move_int8[(programs_of(programs(device), device, held.device),)](
         planes.layers, slots, index, places,
         triton.reinterpret(held, torch.int8), triton.reinterpret(held, torch.float32), index.numel(), first, count,
-        0 if slots is None else slots.numel(), capacity_of(planes), len(held),
+        0 if slots is None else slots.numel(), planes.capacity, len(held),
         held.stride(0) // RECORD_ALIGNMENT if len(held) > 1 else 0, planes.values // RECORD_ALIGNMENT,
         planes.scales // RECORD_ALIGNMENT, planes.layer_bytes // RECORD_ALIGNMENT,
         PACK=pack, COLUMNS=columns, REDUCED=reduced, INNER=inner, DTYPE=DTYPES[planes.tensors[0].dtype],
@@ -173,32 +167,16 @@ def _launch(
 def pack_int8(
     planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, out: Tensor, first: int, count: int
 ) -> None:
-    """Copies the layers first .. first+count-1 of a plane into records as int8: `out[places[b]]` gets entry b.
-
-    scale = max |x| / 127 over the axis;  q = x / scale, rounded half to even;  x' = q * scale
-    (symmetric quantisation, as in Dettmers et al. 2022, arXiv:2208.07339, sec. 2). Arithmetic is float32. The scale is
-    at least 2**-126, so that it has all its digits, and no more than what is finite 127 times; it is 0 where all values
-    are. |x - x'| is at most scale / 2, plus what rounding of x / scale and of x' add: 2**-16 of the scale, and half a
-    unit in the last place of the plane's dtype. Where one of the values is infinite or NaN, the scale is NaN, and all
-    values that share it come back as NaN: nothing that is wrong comes back as a number.
-
-    slots, index, places, out: as of `memstate.kernels.pack.pack_slots`; an entry without a slot gives zeros.
-    Changes: out. Syncs: no. Raises: ValueError where a shape, dtype, device, stride or address does not fit, and where
-    `out` shares bytes with another tensor or its records share some.
-    """
-    check_arguments(planes, slots, index, places, "out", out, first, count)
+    """Launches the op; see `memstate.kernels.reference.pack_int8.pack_int8`."""
+    check_int8(planes, slots, index, places, "out", out, first, count)
     _launch(planes, slots, index, places, out, first, count, pack=True)
 
 
 def unpack_int8(
     planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, source: Tensor, first: int, count: int
 ) -> None:
-    """Copies int8 of the layers first .. first+count-1 of records into a plane: entry b gets `source[places[b]]`.
-
-    x' = q * scale in float32, rounded to the plane's dtype; arguments as of `memstate.kernels.pack.unpack_slots`.
-    Changes: the plane. Syncs: no. Raises: ValueError as `pack_int8`.
-    """
-    check_arguments(planes, slots, index, places, "source", source, first, count)
+    """Launches the op; see `memstate.kernels.reference.pack_int8.unpack_int8`."""
+    check_int8(planes, slots, index, places, "source", source, first, count)
     _launch(planes, slots, index, places, source, first, count, pack=False)
 
 

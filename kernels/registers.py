@@ -26,14 +26,9 @@ from memstate.kernels.bitmap import (
     take_lowest,
 )
 from memstate.kernels.catalog import CompileCase
-from memstate.kernels.checks import INT32, check_columns
+from memstate.kernels.checks import check_audit, check_resolve
 from memstate.kernels.tables import AUDIT_FREE, Count, Registers, Section
 from memstate.kernels.warps import all_loaded, warps_for
-
-if not __name__.startswith("memstate."):
-    raise ImportError(
-        "import memstate.kernels.registers, not kernels.registers: a second copy would duplicate every kernel"
-    )
 
 CLAIM_FULL = tl.constexpr(int(Count.CLAIM_FULL))
 MOVE_FULL = tl.constexpr(int(Count.MOVE_FULL))
@@ -226,11 +221,7 @@ def _audit(slots_ptr, bitmap_ptr, out_ptr, n, capacity, BLOCK: tl.constexpr):
 
 
 def ownership(registers: Registers, packet: Tensor) -> None:
-    """Carries out the moves, releases, claims, writes and label copies of a packet, in that order.
-
-    packet: int32, layout in `memstate.kernels.tables`. A move onto a full register and a claim into one change nothing
-    and are counted; releasing an empty register does nothing. Changes: registers, bitmap, counters. Syncs: no.
-    """
+    """Launches the op; see `memstate.kernels.reference.registers.ownership`."""
     words, warps = registers.bitmap.numel(), warps_for(BLOCK_ENTRIES)
     _ownership[(1,)](
         packet, registers.slots, registers.labels, registers.cells, registers.bitmap, registers.counters,
@@ -240,22 +231,15 @@ def ownership(registers: Registers, packet: Tensor) -> None:
 
 
 def resolve(registers: Registers, wanted: Tensor, out: Tensor) -> None:
-    """Looks up the slots of registers.
-
-    wanted: int32 `n` register numbers; 0, negative and unknown ones give 0. out: int32 `n`. Changes: out. Syncs: no.
-    """
-    check_columns(registers.cells.device, None, INT32, wanted=wanted, out=out)
+    """Launches the op; see `memstate.kernels.reference.registers.resolve`."""
+    check_resolve(registers, wanted, out)
     grid = (triton.cdiv(wanted.numel(), BLOCK_ENTRIES),)
     _resolve[grid](registers.slots, wanted, out, wanted.numel(), registers.slots.numel(), BLOCK=BLOCK_ENTRIES)
 
 
 def audit(registers: Registers, out: Tensor) -> None:
-    """Counts the owners of every slot.
-
-    out: int32 `capacity+1`: registers that hold the slot, plus AUDIT_FREE where its bit says free; cell 0 counts
-    registers that hold no slot of this pool. Changes: out. Syncs: no.
-    """
-    check_columns(registers.cells.device, registers.capacity + 1, INT32, out=out)
+    """Launches the op; see `memstate.kernels.reference.registers.audit`."""
+    check_audit(registers, out)
     _audit[(1,)](
         registers.slots, registers.bitmap, out, registers.slots.numel(), registers.capacity,
         BLOCK=BLOCK_AUDIT, num_warps=warps_for(BLOCK_AUDIT),

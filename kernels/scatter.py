@@ -18,15 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.blocks import LANES, block_bytes, cut
+from memstate.kernels.blocks import LANES, block_bytes, cut, taps_are_fastest
 from memstate.kernels.catalog import CompileCase
-from memstate.kernels.reference.scatter import check_accepted, check_inputs, check_slots, has_taps_fastest
+from memstate.kernels.move_checks import check_accepted, check_inputs, check_scatter
 from memstate.kernels.tuned import ENTRIES, programs
-
-if not __name__.startswith("memstate."):
-    raise ImportError(
-        "import memstate.kernels.scatter, not kernels.scatter: a second copy would duplicate every kernel"
-    )
 
 WARPS = 4
 COLUMNS = ["write_ptr", "accepted_ptr", "snapshot_ptr", "crossed_ptr"]
@@ -96,33 +91,15 @@ def _scatter(
 
 
 def scatter_slots(plane: Tensor, slots: Tensor, batch: Tensor) -> None:
-    """Copies the entries of a batch to slots of a plane, bit for bit: plane[:, slots[b]] = batch[:, b].
-
-    plane: `layer slot ...`, any dtype; one layer of one slot is contiguous, layers and slots are any strides apart. 16
-    bytes move at a time where its address, strides and block and the address of `batch` are multiples of 16; fewer
-    elsewhere. slots: int32 or int64 `batch`, distinct; entries with an id outside 1..slot-1 are skipped.
-    batch: `layer batch ...`, contiguous, of the plane's dtype.
-
-    Changes: plane. Syncs: no. Raises: ValueError where a shape, dtype, device or stride does not fit.
-    """
-    check_slots(plane, slots, batch)
+    """Launches the op; see `memstate.kernels.reference.scatter.scatter_slots`."""
+    check_scatter(plane, slots, batch)
     _launch(plane, batch, block_bytes(plane), 1, 1, 0, slots, None, None, None)
 
 
 def scatter_accepted(
     plane: Tensor, window: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
 ) -> None:
-    """Keeps, per entry of a speculative step, the state after the tokens accepted and that at the boundary crossed.
-
-    plane[:, write[b]] = window[:, b, accepted[b] - 1] and plane[:, snapshot[b]] = window[:, b, crossed[b] - 1], bit
-    for bit; each is skipped where its slot is outside 1..slot-1 or its count outside 1..step.
-
-    plane: as for `scatter_slots`. window: the state after each token, `layer batch step ...`, contiguous, of the
-    plane's dtype, less than 2^31 states a layer. write, accepted, snapshot, crossed: int32 or int64 `batch`; the slots
-    written are distinct.
-
-    Changes: plane. Syncs: no. Raises: ValueError where a shape, dtype, device or stride does not fit.
-    """
+    """Launches the op; see `memstate.kernels.reference.scatter.scatter_accepted`."""
     check_accepted(plane, window, write, accepted, snapshot, crossed)
     steps = window.shape[2]
     _launch(plane, window, block_bytes(plane), steps, steps, 1, write, accepted, snapshot, crossed)
@@ -131,23 +108,11 @@ def scatter_accepted(
 def scatter_inputs(
     plane: Tensor, inputs: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
 ) -> None:
-    """Keeps, per entry of a speculative step, the convolution window after the tokens accepted and at the boundary.
-
-    The window after a tokens is inputs[:, b, a : a + tap-1]: plane[:, write[b]] gets that of accepted[b] and
-    plane[:, snapshot[b]] that of crossed[b], bit for bit; each is skipped where its slot is outside 1..slot-1 or its
-    count outside 1..step.
-
-    plane: `layer slot tap-1 channel`, any dtype; one layer of one slot is dense, as `tap channel` or, passed as a
-    transposed view, as `channel tap`; layers and slots are any strides apart. inputs: the window that the step read and
-    then the input of each token, `layer batch tap-1+step channel`, contiguous, of the plane's dtype. write, accepted,
-    snapshot, crossed: int32 or int64 `batch`; the slots written are distinct.
-
-    Changes: plane. Syncs: no. Raises: ValueError where a shape, dtype, device or stride does not fit.
-    """
+    """Launches the op; see `memstate.kernels.reference.scatter.scatter_inputs`."""
     check_inputs(plane, inputs, write, accepted, snapshot, crossed)
     taps, channels = plane.shape[2:]
     length = inputs.shape[2]
-    transposed = taps if has_taps_fastest(plane) else 0
+    transposed = taps if taps_are_fastest(plane) else 0
     step_bytes = channels * plane.element_size()
     _launch(plane, inputs, step_bytes, length - taps, length, 0, write, accepted, snapshot, crossed, transposed)
 

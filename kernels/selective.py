@@ -14,15 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from memstate.kernels.blocks import stride_unit
 from memstate.kernels.catalog import CompileCase
-from memstate.kernels.decode_inputs import ACCESS_BYTES, stride_unit
-from memstate.kernels.reference.selective import check_arguments
+from memstate.kernels.decode_checks import check_selective
 from memstate.kernels.slots import row_slots
-
-if not __name__.startswith("memstate."):
-    raise ImportError(
-        "import memstate.kernels.selective, not kernels.selective: a second copy would duplicate every kernel"
-    )
+from memstate.kernels.tables import ACCESS_BYTES
 
 LINEAR = tl.constexpr(20.0)  # softplus(x) is x above
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
@@ -137,53 +133,12 @@ def blocks(dim: int, state: int, tied: bool) -> tuple[int, int, int]:
 
 
 def selective_step(
-    x: Tensor,
-    dt: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    state: Tensor,
-    read: Tensor,
-    write: Tensor,
-    snapshot: Tensor,
-    tokens: Tensor,
-    d: Tensor | None = None,
-    z: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    softplus: bool = False,
-    window: Tensor | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Advances the state of every row by its tokens, in order, and returns what `c` reads from it.
-
-    Per token: dt' = dt + dt_bias, or softplus of that;  S <- exp(dt' a) S + dt' x (x) b;  y = S c + d x;  y silu(z)
-    (the selective state space model of Gu, Dao 2023, arXiv:2312.00752; with one `a` and dt a head, Mamba2: Dao, Gu
-    2024, arXiv:2405.21060). Softplus is the identity above 20.
-
-    x, z: `batch token head dim`; b, c: `batch token group state`, head h uses group h // (head / group).
-    Mamba2: dt `batch token head`; a (negative), d, dt_bias: `head`.
-    Mamba1: dt `batch token head dim`; a `head dim state`; d, dt_bias: `head dim`; all channels may be one head.
-    All contiguous, an `a` of channels from a multiple of 16 bytes on; d, z and dt_bias may be None.
-    state: one layer, `slot head dim state`, fp32, bf16 or fp16, slots any stride apart; channels alone,
-    `slot channel state`, are plane.unsqueeze(1). Arithmetic is fp32, and the state is rounded to its dtype once, when
-    it is stored: with an fp32 state the bits do not depend on how a prompt is cut into chunks.
-    read, write, snapshot: slots, int32 or int64 `batch`. The state is read at `read`, and stored at `write` and, unless
-    that is null, at `snapshot`. Ids outside 1..slot-1 are null: a null read is zeros, a row with a null write changes
-    nothing and its output is zeros. They may coincide within a row; across rows the slots stored are distinct, and none
-    is another row's `read`.
-    tokens: int32 or int64 `batch`; row b has tokens[b] <= token real tokens and the output of the others is zeros; none
-    copies the state through.
-    window: for tokens that may still be rejected, `batch token head dim state`, contiguous from a multiple of 16 bytes
-    on, of the state's dtype. Given, no slot is stored: the state after token t of row b goes to window[b, t], the rest
-    of the window stays as it is, `snapshot` is ignored, and `write` says no more than whether the row is real, so rows
-    may share it. The output has the bits that it has without a window.
-    out: where the output goes, like x; given, nothing is allocated.
-
-    Returns `out`. Changes: state, or with a window nothing else. Syncs: no.
-    Raises: ValueError where a shape, dtype, device, stride or address does not fit, where slots share bytes, or where
-    `out`, the window or the state shares some with another tensor.
-    """
-    check_arguments(x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, window, out)
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
+    snapshot: Tensor, tokens: Tensor, d: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
+    softplus: bool = False, window: Tensor | None = None, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Launches the op; see `memstate.kernels.reference.selective.selective_step`."""
+    check_selective(x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, window, out)
     out = torch.empty_like(x) if out is None else out
     batch, max_tokens, heads, dim = x.shape
     groups, states = b.shape[2:]

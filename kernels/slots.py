@@ -3,9 +3,6 @@
 import triton
 import triton.language as tl
 
-if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.slots, not kernels.slots: a second copy would duplicate every kernel")
-
 
 @triton.jit
 def known_slot(slot, last):

@@ -17,11 +17,6 @@ from memstate.kernels.tables import Accepted, Registers, Rules, StepRecord, Stra
 from memstate.kernels.tracking import SIZES, claim_needed, known_row, shape, take_lane
 from memstate.kernels.warps import all_loaded, warps_for
 
-if not __name__.startswith("memstate."):
-    raise ImportError(
-        "import memstate.kernels.speculation, not kernels.speculation: a second copy would duplicate every kernel"
-    )
-
 NONE = tl.constexpr(int(Strategy.NONE))
 PING_PONG = tl.constexpr(int(Strategy.PING_PONG))
 LAZY = tl.constexpr(int(Strategy.LAZY))
@@ -96,21 +91,9 @@ def _accept(
 
 
 def accept(
-    registers: Registers,
-    accepted: Tensor,
-    record: StepRecord,
-    outcome: Accepted,
-    rules: Rules,
-    limit: int,
+    registers: Registers, accepted: Tensor, record: StepRecord, outcome: Accepted, rules: Rules, limit: int
 ) -> None:
-    """Moves the labels of a speculative step on by what was accepted, and finds a slot for the boundary it crossed.
-
-    accepted: int32 `batch`, tokens of each entry that are real, 0 = none: that entry changes nothing. record: of the
-    plan with `Strategy.WINDOW`; `write`, `snapshot` and `after` are decided now, and entries whose row was reused since
-    become padding. outcome: int32 `batch` columns. rules, limit: as for `memstate.kernels.tracking.plan`.
-    Changes: registers, bitmap, counters, record, outcome. Syncs: no. Raises: ValueError naming a column that does not
-    fit.
-    """
+    """Launches the op; see `memstate.kernels.reference.speculation.accept`."""
     check_accept(registers, accepted, record, outcome)
     block, warps = shape(accepted.numel())
     words = registers.bitmap.numel()
@@ -128,7 +111,7 @@ def compile_cases() -> list[CompileCase]:
     """Every strategy from the smallest batch on; none moves plane bytes."""
     pointers = (
         "given_ptr", "rows_ptr", "tokens_ptr", "write_ptr", "snapshot_ptr", "after_ptr", "step_generation_ptr",
-        "accepted_ptr", "crossed_ptr", "slots_ptr", "labels_ptr", "tracked_ptr", "want_ptr", "source_ptr",
+        "accepted_ptr", "crossed_ptr", "slots_ptr", "labels_ptr", "tracked_ptr", "snapshot_at_ptr", "source_ptr",
         "generation_ptr", "bitmap_ptr", "counters_ptr",
     )  # fmt: skip
     scalars = {"batch": "i32", "table_rows": "i32", "words": "i32", "every": "i32", "limit": "i32"}

@@ -5,16 +5,18 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.tables, not kernels.tables: a second copy would duplicate every kernel")
-
 NULL_SLOT = 0
 NULL_ROW = 0
 REGISTERS_PER_ROW = 3  # live, lane 0, lane 1
+ACCESS_BYTES = 16  # the widest load or store of one lane
+RECORD_ALIGNMENT = 16  # bytes of which addresses of records and their distance are multiples
 TILE_BYTES = 32768  # one unit of work of the copy kernel
 HEADER_INTS = 16
 AUDIT_FREE = 1 << 30  # added to a slot's number of owners where its bit says free
 ZERO_SOURCE = -1  # in the data section of a packet: zero the destination instead of copying
+LEVELS = 127  # of int8, on either side of 0
+SMALLEST_SCALE = 2.0**-126  # of smaller ones float32 has fewer digits
+LARGEST_SCALE = float.fromhex("0x1.0204060000000p+121")  # the largest of which LEVELS times are finite
 
 
 class Count(IntEnum):
@@ -59,8 +61,13 @@ class Strategy(IntEnum):
 
 
 class Rules(NamedTuple):
-    """What plan and accept follow: a `Strategy`, the lanes of a row, tokens between boundaries, and whether the only
-    lane is overwritten where no slot is left for another.
+    """The rules that plan and accept follow.
+
+    Args:
+        strategy: a `Strategy`.
+        lanes: lanes of a row.
+        every: tokens between boundaries.
+        in_place: whether the only lane is overwritten where no slot is left for another.
     """
 
     strategy: int
@@ -80,9 +87,10 @@ class Result(IntEnum):
 class PlaneMap(NamedTuple):
     """Where the bytes of a slot lie.
 
-    tiles: int64 `tile 3`: address of the tile inside slot 0, slot stride, length; bytes, multiples of `unit`.
-    blocks: uint8 views `layer slot byte`, one per tensor that holds layers of a plane, for the reference.
-    unit: bytes that one lane of a kernel moves: 16, or 8, 4, 2, 1 where foreign memory is laid out that way.
+    Args:
+        tiles: int64 `tile 3`: address of the tile inside slot 0, slot stride and length; bytes, multiples of `unit`.
+        blocks: uint8 views `layer slot byte`, one per tensor that holds layers of a plane, for the reference.
+        unit: bytes that one lane of a kernel moves: 16, or 8, 4, 2, 1 where foreign memory is laid out that way.
     """
 
     tiles: Tensor
@@ -91,8 +99,14 @@ class PlaneMap(NamedTuple):
 
 
 class RecordPiece(NamedTuple):
-    """What one tile of a `RecordMap` stands for, without an address: bytes start .. start+length-1 of a layer of a
-    block, and where they lie in the body of a record.
+    """One tile of a `RecordMap` without an address: a range of bytes of one layer, and its place in a record.
+
+    Args:
+        block: index of the tensor in `RecordMap.blocks`.
+        layer: layer of that tensor.
+        start: first byte of the tile in the layer of a slot.
+        length: bytes of the tile.
+        offset: bytes from the start of the body of a record.
     """
 
     block: int
@@ -105,9 +119,13 @@ class RecordPiece(NamedTuple):
 class RecordMap(NamedTuple):
     """Where the bytes of a slot lie, and where in the body of a record; layer by layer.
 
-    tiles: int64 `tile 4`: address of the tile inside slot 0, slot stride, length, offset in the body; bytes, multiples
-    of `unit`. blocks: uint8 `layer slot byte`, one per tensor that holds layers of a plane. pieces: the tiles, for the
-    reference. nbytes: of the body. unit: bytes that one lane of a kernel moves, up to 16.
+    Args:
+        tiles: int64 `tile 4`: address of the tile inside slot 0, slot stride, length, and offset in the body; bytes,
+            multiples of `unit`.
+        blocks: uint8 `layer slot byte`, one per tensor that holds layers of a plane.
+        pieces: the tiles, for the reference.
+        nbytes: bytes of the body.
+        unit: bytes that one lane of a kernel moves, up to 16.
     """
 
     tiles: Tensor
@@ -116,15 +134,24 @@ class RecordMap(NamedTuple):
     nbytes: int
     unit: int = 16
 
+    @property
+    def capacity(self) -> int:
+        """The highest slot, 0 where no plane has bytes."""
+        return self.blocks[0].shape[1] - 1 if self.blocks else 0
+
 
 class ScaledMap(NamedTuple):
-    """A plane of floats that records hold as int8: values `layer ...` and float32 scales, one for all values along an
-    axis.
+    """A plane of floats that records hold as int8: values `layer ...`, and one float32 scale for all along an axis.
 
-    layers: int64 `layer 2`: address of the layer inside slot 0, and slot stride; bytes, multiples of `unit`.
-    tensors: `layer slot ...`, one per tensor that holds layers of the plane, in order. axis: of one layer of one slot.
-    values, scales: where those of layer 0 lie in the body of a record; layer_bytes: from one layer to the next; nbytes:
-    of the body.
+    Args:
+        layers: int64 `layer 2`: address of the layer inside slot 0, and slot stride; bytes, multiples of `unit`.
+        tensors: `layer slot ...`, one per tensor that holds layers of the plane, in order.
+        axis: axis of one layer of one slot whose values share a scale.
+        values: bytes from the start of the body to the values of layer 0.
+        scales: bytes from the start of the body to the scales of layer 0.
+        layer_bytes: bytes from one layer to the next.
+        nbytes: bytes of the body.
+        unit: bytes that one lane of a kernel moves, up to 16.
     """
 
     layers: Tensor
@@ -136,12 +163,28 @@ class ScaledMap(NamedTuple):
     nbytes: int
     unit: int = 16
 
+    @property
+    def capacity(self) -> int:
+        """The highest slot."""
+        return self.tensors[0].shape[1] - 1
+
 
 class Registers(NamedTuple):
     """The register file and the columns of the request table: int32 views into `cells`, plus bitmap and counters.
 
-    slots, labels: `register`; row r owns 3r (live), 3r+1 and 3r+2 (lanes); holder registers follow the rows.
-    tracked, want, source, generation: `row`.
+    Args:
+        slots: int32 `register`, the slot each holds, 0 for none. Row r owns 3r (live), 3r+1 and 3r+2 (lanes); the
+            registers of snapshots follow the rows.
+        labels: int32 `register`, tokens that each state stands for.
+        tracked: int32 `row`, the newest boundary with a snapshot.
+        snapshot_at: int32 `row`, one more length to take a snapshot at, 0 for none.
+        source: int32 `row`, the register that the next step reads instead of the live one, 0 for none.
+        generation: int32 `row`, counts the requests that have had the row.
+        cells: int32, the memory of the columns above.
+        bitmap: int32 `word`, a set bit for each free slot.
+        counters: int32 `COUNTERS`, see `Count`.
+        capacity: the highest slot.
+        trusted: whether the columns that are passed beside this file are the library's own, and are not checked again.
     """
 
     slots: Tensor
@@ -154,6 +197,7 @@ class Registers(NamedTuple):
     bitmap: Tensor
     counters: Tensor
     capacity: int
+    trusted: bool = False
 
 
 class StepRecord(NamedTuple):
@@ -171,8 +215,9 @@ class StepRecord(NamedTuple):
 class Accepted(NamedTuple):
     """What came of a speculative step: int32 `batch` each.
 
-    accepted: tokens of the window that are real, 0 for padding. crossed: tokens up to the boundary inside whose state
-    goes to `snapshot`, 0 where none does.
+    Args:
+        accepted: tokens of the window that are real, 0 for padding.
+        crossed: tokens up to the boundary inside whose state goes to `snapshot`, 0 where none does.
     """
 
     accepted: Tensor

@@ -26,11 +26,6 @@ from memstate.kernels.registers import release_registers
 from memstate.kernels.tables import Count, Registers, Result, Rules, StepRecord, Strategy
 from memstate.kernels.warps import all_loaded, warps_for
 
-if not __name__.startswith("memstate."):
-    raise ImportError(
-        "import memstate.kernels.tracking, not kernels.tracking: a second copy would duplicate every kernel"
-    )
-
 RESERVE = tl.constexpr(int(Count.RESERVE))
 DEGRADED = tl.constexpr(int(Count.DEGRADED))
 NONE = tl.constexpr(int(Strategy.NONE))
@@ -204,22 +199,8 @@ def shape(batch: int) -> tuple[int, int]:
     return block, warps_for(block)
 
 
-def plan(
-    registers: Registers,
-    rows: Tensor,
-    tokens: Tensor,
-    record: StepRecord,
-    rules: Rules,
-    limit: int,
-) -> None:
-    """Decides read, write and snapshot slots for a batch, claims what the strategy needs and moves the labels on.
-
-    rows, tokens: int32 `batch`; each row at most once; 0, negative and rows beyond the table are padding. record: int32
-    `batch` columns.
-    rules: of the tracking strategy, or with `Strategy.WINDOW` those of a speculative step, which changes nothing yet.
-    limit: optional claims allowed besides the budget (free slots less the reserve). Claims are granted in batch order.
-    Changes: registers, bitmap, counters, record. Syncs: no. Raises: ValueError naming a column that does not fit.
-    """
+def plan(registers: Registers, rows: Tensor, tokens: Tensor, record: StepRecord, rules: Rules, limit: int) -> None:
+    """Launches the op; see `memstate.kernels.reference.tracking.plan`."""
     check_plan(registers, rows, tokens, record)
     block, warps = shape(rows.numel())
     words = registers.bitmap.numel()
@@ -233,12 +214,7 @@ def plan(
 
 
 def settle(registers: Registers, record: StepRecord, results: Tensor | None) -> None:
-    """Releases the lanes of LazyPingPong that the newest real snapshot of their row supersedes.
-
-    record: the step whose results are known; results: int32 `batch`, an `Result` each, None where everybody goes on.
-    Entries that are dead, or whose row has been reused since, are skipped.
-    Changes: registers, bitmap, counters. Syncs: no. Raises: ValueError naming a column that does not fit.
-    """
+    """Launches the op; see `memstate.kernels.reference.tracking.settle`."""
     check_settle(registers, record, results)
     block, warps = shape(record.rows.numel())
     _settle[(1,)](
@@ -258,7 +234,7 @@ def compile_cases() -> list[CompileCase]:
         "slots_ptr",
         "labels_ptr",
         "tracked_ptr",
-        "want_ptr",
+        "snapshot_at_ptr",
         "source_ptr",
         "generation_ptr",
         "bitmap_ptr",

@@ -9,9 +9,6 @@ stands between loads that decide something and the first store to the same words
 import triton
 import triton.language as tl
 
-if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.warps, not kernels.warps: a second copy would duplicate every kernel")
-
 LANES = 64  # of a warp at least: what the widest one has; 32 threads take two each
 MOST = 16
 

@@ -1,8 +1,9 @@
-"""Arguments at the door: sequences, flags, salts, and whole numbers that fit the device's int32 columns, or a named
-error.
+"""Argument checks of the library: sequences, flags, salts, names and whole numbers, or InvalidArgument.
+
+The checks of tensors that ops make are in `memstate.kernels.checks`.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import chain
 from types import NoneType
 from typing import Any, TypeGuard
@@ -19,13 +20,37 @@ PARTS = 1000  # of a salt, tuples included
 SHOWN = 200  # characters of a value in a message
 
 
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number, of Python or numpy; True and False are no numbers."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def is_count(n: object) -> TypeGuard[int]:
     """Whether n is a whole number from 0 on that fits int32; True and False are no numbers."""
-    return isinstance(n, int | np.integer) and not isinstance(n, bool) and 0 <= int(n) <= INT32_MAX
+    return is_whole(n) and 0 <= int(n) <= INT32_MAX
+
+
+def whole(what: str, count: Any, least: int = 1) -> int:
+    """A whole number of `least` or more as an int. Raises: InvalidArgument naming `what` it is."""
+    if not is_whole(count) or count < least:
+        raise InvalidArgument(f"{what} {count!r}: expected {least} or more")
+    return int(count)
 
 
 def counts(what: str, values: npt.ArrayLike, size: int) -> npt.NDArray[np.int64]:
-    """`size` whole numbers from 0 on, one number standing for all: int64 `size`. Raises: InvalidArgument."""
+    """Whole numbers from 0 on that fit int32.
+
+    Args:
+        what: names them in an error.
+        values: `size` numbers, or one that stands for all.
+        size: how many are expected.
+
+    Returns:
+        int64 `size`.
+
+    Raises:
+        InvalidArgument: for anything else.
+    """
     number: object = values
     if type(number) is int and 0 <= number <= INT32_MAX:
         return np.full(size, number, np.int64)
@@ -40,6 +65,46 @@ def counts(what: str, values: npt.ArrayLike, size: int) -> npt.NDArray[np.int64]
     return np.broadcast_to(given, (size,)).astype(np.int64)
 
 
+def flags(what: str, values: Any, size: int) -> npt.NDArray[np.bool_]:
+    """Truth values, one per entry of a step. Numbers and words are refused: their truth is rarely what was meant.
+
+    Args:
+        what: names them in an error.
+        values: `size` times True or False, or None for all False.
+        size: how many are expected.
+
+    Returns:
+        bool `size`.
+
+    Raises:
+        InvalidArgument: for anything else.
+    """
+    if values is None:
+        return np.zeros(size, bool)
+    try:
+        given = np.asarray(values)
+    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:  # ragged, or a tensor elsewhere
+        raise InvalidArgument(f"{what}={values!r}: expected {size} times True or False") from error
+    if given.shape != (size,) or (size and given.dtype != bool):
+        raise InvalidArgument(f"{what}={values!r}: expected {size} times True or False, one per entry of the step")
+    return given.astype(bool)
+
+
+def sequence(what: str, values: Any, such_as: str) -> Sequence[Any]:
+    """The values themselves. Raises: InvalidArgument for what is no list, tuple or the like."""
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        raise InvalidArgument(f"{values!r}: expected a sequence of {what}, such as {such_as}")
+    return values
+
+
+def items(what: str, values: Any, kind: type) -> tuple[Any, ...]:
+    """Several values of one kind as a tuple; one alone, or a text, is no sequence. Raises: InvalidArgument."""
+    found = tuple(values) if isinstance(values, Iterable) and not isinstance(values, str | bytes) else None
+    if found is None or not all(isinstance(value, kind) for value in found):
+        raise InvalidArgument(f"{what} {values!r}: expected a sequence of {kind.__name__}")
+    return found
+
+
 def hashable(what: str, name: Any) -> Any:
     """The name itself. Raises: InvalidArgument for what cannot be looked up."""
     try:
@@ -49,12 +114,23 @@ def hashable(what: str, name: Any) -> Any:
     return name
 
 
+def require_name(what: str, name: object) -> None:
+    """Refuses a name that is no text or an empty one. Raises: InvalidArgument."""
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument(f"a {what} needs a name, a text; got {name!r}")
+
+
 def require_salt(salt: Any) -> Hashable:
     """The salt itself: None, str, bytes, int, or a tuple of these, of exactly these types.
 
-    Two such values are equal in Python only where they are the same value of the same type, so that they may be looked
-    up as they are; 1, True and 1.0 would be one key. Each also means the same in every other process. Raises:
-    InvalidArgument.
+    Two such values are equal in Python only where they are the same value of the same type, so they may be looked up as
+    they are; 1, True and 1.0 would be one key. Each also means the same in every other process.
+
+    Args:
+        salt: the value.
+
+    Raises:
+        InvalidArgument: for any other type, and for tuples that are too deep or too large.
     """
     if type(salt) not in PLAIN and not _is_salt(salt):
         raise InvalidArgument(
@@ -89,25 +165,3 @@ def shown(value: Any) -> str:
     except Exception:  # as of a number of more digits than Python prints
         text = f"<{type(value).__name__}>"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}.."
-
-
-def sequence(what: str, values: Any, such_as: str) -> Sequence[Any]:
-    """The values themselves. Raises: InvalidArgument for what is no list, tuple or the like."""
-    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
-        raise InvalidArgument(f"{values!r}: expected a sequence of {what}, such as {such_as}")
-    return values
-
-
-def flags(what: str, values: Any, size: int) -> npt.NDArray[np.bool_]:
-    """`size` truth values, None standing for all False: bool `size`. Raises: InvalidArgument, also for numbers and
-    words, whose truth is rarely what was meant.
-    """
-    if values is None:
-        return np.zeros(size, bool)
-    try:
-        given = np.asarray(values)
-    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:  # ragged, or a tensor elsewhere
-        raise InvalidArgument(f"{what}={values!r}: expected {size} times True or False") from error
-    if given.shape != (size,) or (size and given.dtype != bool):
-        raise InvalidArgument(f"{what}={values!r}: expected {size} times True or False, one per entry of the step")
-    return given.astype(bool)

@@ -15,8 +15,12 @@ Tokens = Sequence[int] | npt.NDArray[np.integer]
 def encode(tokens: Tokens) -> bytes:
     """Tokens as a key: `BYTES` bytes each.
 
-    tokens: whole numbers that fit 64 bits: a list, a tuple, an array of numpy or of the standard library, bytes, or a
-    tensor in host memory. Arrays of int64 cost no loop. Raises: InvalidArgument.
+    Args:
+        tokens: whole numbers that fit 64 bits: a list, a tuple, an array of numpy or of the standard library, bytes, or
+            a tensor in host memory. Arrays of int64 cost no loop.
+
+    Raises:
+        InvalidArgument: they are not whole numbers in one dimension, or do not fit.
     """
     try:
         if isinstance(tokens, list | tuple):
@@ -32,8 +36,14 @@ def encode(tokens: Tokens) -> bytes:
 
 
 def common(one: bytes, other: bytes, unit: int, start: int = 0, offset: int = 0) -> int:
-    """Bytes that `one` from `start` on and `other` from `offset` on share, in whole units, by halving: no loop over
-    tokens.
+    """Bytes that two keys share, in whole units. Compares by halving, without a loop over tokens.
+
+    Args:
+        one: a key, compared from `start` on.
+        other: a key, compared from `offset` on.
+        unit: bytes of a unit, such as those of a page.
+        start: a byte of `one`.
+        offset: a byte of `other`.
     """
     most = min(len(one) - start, len(other) - offset) // unit
     low, high = 0, most  # units known to agree; units that may

@@ -1,6 +1,4 @@
-"""Claim and release on a bitmap of free slots, in plain numpy: the oracle of `memstate.kernels.bitmap` and the CPU
-path.
-"""
+"""Claim and release on a bitmap of free slots, in plain numpy: the oracle of `memstate.kernels.bitmap`."""
 
 import numpy as np
 import torch
@@ -9,11 +7,6 @@ from torch import Tensor
 from memstate.kernels.checks import check_columns, check_count
 from memstate.kernels.reference.host import Ints, on_host
 from memstate.kernels.tables import Count
-
-if not __name__.startswith("memstate."):
-    raise ImportError(
-        "import memstate.kernels.reference.bitmap, not kernels.reference.bitmap: a second copy would duplicate it"
-    )
 
 
 def take_lowest(bitmap: Ints, n: int) -> Ints:
@@ -57,7 +50,21 @@ def _bit(slot: Ints | np.int32) -> Ints:
 
 
 def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
-    """Claims the n lowest free slots; see `memstate.kernels.bitmap.claim`."""
+    """Claims the n lowest free slots.
+
+    Args:
+        bitmap: int32 `word`, a set bit for each free slot. Changed.
+        n: how many.
+        counters: int32, see `memstate.kernels.tables.Count`. Changed.
+
+    Returns:
+        Slot ids, int32 `n`, ascending. Where fewer are free the rest is 0, and CLAIM_SHORT counts it.
+
+    Raises:
+        ValueError: n is negative.
+
+    Syncs: no.
+    """
     check_count(n)
     out = np.zeros(n, np.int32)
     with on_host(bitmap, counters) as (words, counts):
@@ -70,7 +77,20 @@ def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
 
 
 def release(bitmap: Tensor, ids: Tensor, capacity: int, counters: Tensor) -> None:
-    """Makes slots free again; see `memstate.kernels.bitmap.release`."""
+    """Makes slots free again.
+
+    Args:
+        bitmap: int32 `word`, a set bit for each free slot. Changed.
+        ids: int32 or int64 `n`. 0 and negative ids are ignored. Ids above `capacity`, and ids that are free already,
+            are counted, and the lowest of them is kept as the offender.
+        capacity: the highest slot.
+        counters: int32, see `memstate.kernels.tables.Count`. Changed.
+
+    Raises:
+        ValueError: the ids are not contiguous integers `n` beside the bitmap.
+
+    Syncs: no.
+    """
     check_columns(bitmap.device, None, ids=ids)
     with on_host(bitmap, counters) as (words, counts):
         give_back(words, counts, [slot for slot in ids.tolist() if slot > 0], capacity)

@@ -3,34 +3,56 @@
 import torch
 from torch import Tensor
 
-from memstate.kernels.checks import Blocks, check_apart, check_columns, check_sizes, check_tensors
-from memstate.kernels.decode_inputs import FLOATS, check, check_slots
+from memstate.kernels.decode_checks import check_conv
 from memstate.kernels.reference.slots import row_slots
-
-if not __name__.startswith("memstate."):
-    raise ImportError(
-        "import memstate.kernels.reference.conv, not kernels.reference.conv: a second copy would duplicate it"
-    )
-
-ACTIVATIONS = ("silu", None)
 
 
 @torch.no_grad()
 def conv_step(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    state: Tensor,
-    read: Tensor,
-    write: Tensor,
-    snapshot: Tensor,
-    tokens: Tensor,
-    activation: str | None = "silu",
-    out: Tensor | None = None,
-    window: Tensor | None = None,
-) -> Tensor:
-    """Advances the window of every row by its tokens; see `memstate.kernels.conv`. Syncs: yes, reads the slots."""
-    check_arguments(x, weight, bias, state, read, write, snapshot, tokens, activation, out, window)
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor,
+    tokens: Tensor, activation: str | None = "silu", out: Tensor | None = None, window: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Advances the convolution window of every row by its tokens, and returns the convolution at each token.
+
+    Per token: y[t] = activation(bias + sum over w of weight[w] x[t - (tap - 1) + w]), each channel on its own. The sum
+    starts at the bias and adds the oldest input first. This is the short causal convolution in the block of Mamba: Gu,
+    Dao 2023, arXiv:2312.00752.
+
+    Arithmetic is fp32. Inputs are rounded to the dtype of the state once, when they are stored. With a state that holds
+    the inputs exactly, the bits do not depend on how a prompt is cut into chunks.
+
+    Slot ids outside 1..slot-1 are null. A null read is zeros. A row with a null write changes nothing, and its output
+    is zeros. The slots of one row may coincide. Across rows the slots stored are distinct, and none is another row's
+    `read`.
+
+    Args:
+        x: `batch token channel`, contiguous.
+        weight: `channel tap`, contiguous, at least 2 taps.
+        bias: `channel`, contiguous, or None.
+        state: one layer, `slot tap-1 channel`, the last inputs with the oldest first; fp32, bf16 or fp16; slots any
+            stride apart. A slot lies in memory as `tap-1 channel` or as `channel tap-1`, and the strides say which:
+            pass a plane that is stored `slot channel tap-1` as plane.transpose(1, 2).
+        read: slot of each row to read, int32 or int64 `batch`.
+        write: slot of each row to store, int32 or int64 `batch`.
+        snapshot: second slot of each row to store, int32 or int64 `batch`; null for none.
+        tokens: real tokens of each row, up to `token`, int32 or int64 `batch`. The output of the other tokens is zeros.
+            With 0 tokens the window is copied through.
+        activation: "silu" or None.
+        out: where the output goes, `batch token channel`; given, nothing is allocated.
+        window: for tokens that may be rejected, `batch tap-1+token channel`, contiguous, of the state's dtype. Given,
+            no slot is stored. A row whose `write` is above 0 gets the window read and the inputs of its real tokens
+            here; the rest stays as it is. The window after the first a tokens of row b is window[b, a : a + tap - 1].
+
+    Returns:
+        `out`. Changes: state, or window if given.
+
+    Raises:
+        ValueError: a shape, dtype, device or stride does not fit; slots share bytes; or `out`, the window or the state
+            shares bytes with another tensor.
+
+    Syncs: no (the reference: yes, it reads the slots).
+    """
+    check_conv(x, weight, bias, state, read, write, snapshot, tokens, activation, out, window)
     out = torch.empty_like(x) if out is None else out
     out.zero_()
     channels, taps = weight.shape
@@ -55,78 +77,3 @@ def mix(window: Tensor, weight: Tensor, bias: Tensor | None, activation: str | N
     for tap, values in enumerate(window):
         y = y + weight[:, tap].float() * values
     return y / (1 + (-y).exp()) if activation == "silu" else y
-
-
-def check_arguments(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    state: Tensor,
-    read: Tensor,
-    write: Tensor,
-    snapshot: Tensor,
-    tokens: Tensor,
-    activation: str | None,
-    out: Tensor | None,
-    window: Tensor | None,
-) -> None:
-    """Raises: ValueError naming the first argument whose shape, dtype or strides do not fit the others."""
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation {activation!r}: expected one of {ACTIVATIONS}")
-    rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
-    tensors: dict[str, Tensor | None] = {
-        "state": state,
-        "x": x,
-        "weight": weight,
-        **rows,
-        "bias": bias,
-        "out": out,
-        "window": window,
-    }
-    check_tensors(tensors, "bias", "out", "window")
-    device = state.device
-    if x.dim() != 3 or weight.dim() != 2 or weight.shape[1] < 2:
-        raise ValueError(
-            f"expected x `batch token channel` and weight `channel tap` with at least 2 taps, "
-            f"got {tuple(x.shape)} and {tuple(weight.shape)}"
-        )
-    batch, token, channel = x.shape
-    check_sizes(channel=channel)
-    check("x", x, "batch token channel", (batch, token, channel), device)
-    check("weight", weight, "channel tap", (channel, weight.shape[1]), device)
-    if bias is not None:
-        check("bias", bias, "channel", (channel,), device)
-    slots = check_state(state, (weight.shape[1] - 1, channel))
-    check_columns(device, batch, **rows)
-    if out is not None:
-        check("out", out, "batch token channel", (batch, token, channel), device)
-    if window is not None:
-        check("window", window, "batch tap-1+token channel", (batch, weight.shape[1] - 1 + token, channel), device)
-        if window.dtype != state.dtype:
-            raise ValueError(f"window: expected {state.dtype} like state, got {window.dtype}")
-    check_apart("state", slots, tensors, "out", "window")
-
-
-def check_state(state: Tensor, shape: tuple[int, int]) -> Blocks:
-    """Where the slots lie. Raises: ValueError unless each is dense, `tap-1 channel` or `channel tap-1`, and apart."""
-    if state.shape[1:] != shape:
-        raise ValueError(f"state: expected `slot tap-1 channel` = {('slots', *shape)}, got {tuple(state.shape)}")
-    if state.dtype not in FLOATS:
-        raise ValueError(f"state: expected one of {FLOATS}, got {state.dtype}")
-    if not taps_are_fastest(state) and not _dense(state, 2, 1):
-        raise ValueError(
-            f"state: a slot `tap-1 channel` must be contiguous, or the transpose of a contiguous `channel tap-1`, "
-            f"got strides {state.stride()}"
-        )
-    return check_slots(state, shape)
-
-
-def taps_are_fastest(state: Tensor) -> bool:
-    """Whether a slot lies in memory as `channel tap-1` and not as `tap-1 channel`."""
-    return _dense(state, 1, 2) and not _dense(state, 2, 1)
-
-
-def _dense(state: Tensor, fast: int, slow: int) -> bool:
-    """Whether a slot has its elements side by side, `fast` the faster axis; one of length 1 may have any stride."""
-    shape, strides = state.shape, state.stride()
-    return (shape[fast] == 1 or strides[fast] == 1) and (shape[slow] == 1 or strides[slow] == shape[fast])

@@ -7,12 +7,23 @@ from memstate.kernels.reference.host import Ints, on_host
 from memstate.kernels.reference.registers import column
 from memstate.kernels.tables import ZERO_SOURCE, PlaneMap, Section
 
-if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.reference.copy, not kernels.reference.copy: it would be there twice")
-
 
 def copy_slots(planes: PlaneMap, dst: Tensor, src: Tensor) -> None:
-    """Copies whole slots; see `memstate.kernels.copy.copy_slots`. Syncs: yes, off the CPU."""
+    """Copies slots src[i] to dst[i] over all planes and layers, bit for bit, padding included.
+
+    An entry with dst == src, or with an id outside 1..capacity, is skipped. No slot may be a destination twice, nor
+    destination and source of different entries: the order of such copies is not defined.
+
+    Args:
+        planes: where the bytes of a slot lie. The planes are changed.
+        dst: int32 or int64 `n`.
+        src: int32 or int64 `n`.
+
+    Raises:
+        ValueError: the ids are not contiguous, not beside the planes, or not of one length.
+
+    Syncs: no (the reference: yes, off the CPU).
+    """
     check_columns(planes.tiles.device, None, dst=dst, src=src)
     for to, of in zip(dst.tolist(), src.tolist(), strict=True):
         if _exists(planes, to) and _exists(planes, of) and to != of:
@@ -20,7 +31,17 @@ def copy_slots(planes: PlaneMap, dst: Tensor, src: Tensor) -> None:
 
 
 def zero_slots(planes: PlaneMap, ids: Tensor) -> None:
-    """Zeroes whole slots; see `memstate.kernels.copy.zero_slots`. Syncs: yes, off the CPU."""
+    """Zeroes slots over all planes and layers, padding included.
+
+    Args:
+        planes: where the bytes of a slot lie. The planes are changed.
+        ids: int32 or int64 `n`; ids outside 1..capacity are skipped.
+
+    Raises:
+        ValueError: the ids are not contiguous, or not beside the planes.
+
+    Syncs: no (the reference: yes, off the CPU).
+    """
     check_columns(planes.tiles.device, None, ids=ids)
     for slot in ids.tolist():
         if _exists(planes, slot):
@@ -28,7 +49,18 @@ def zero_slots(planes: PlaneMap, ids: Tensor) -> None:
 
 
 def run_data(planes: PlaneMap, slots: Tensor, packet: Tensor) -> None:
-    """Carries out the data section of a packet; see `memstate.kernels.copy.run_data`. Syncs: yes, off the CPU."""
+    """Carries out the data section of a packet: copies between registers, and zeros.
+
+    Entries are (dst register, src register), or (dst register, ZERO_SOURCE) to zero dst. An entry whose registers hold
+    no slot, or the same slot, is skipped. What `copy_slots` says of overlaps holds here.
+
+    Args:
+        planes: where the bytes of a slot lie. The planes are changed.
+        slots: int32 `register`, the slot each holds.
+        packet: int32, laid out as `memstate.kernels.tables.Section` says.
+
+    Syncs: no (the reference: yes, off the CPU).
+    """
     with on_host(slots, packet) as (held, commands):
         targets = [_held(held, register) for register in column(commands, Section.DATA)]
         sources = [

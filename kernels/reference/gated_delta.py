@@ -1,37 +1,63 @@
 """The gated delta rule step in plain torch: oracle of `memstate.kernels.gated_delta` and the path without Triton."""
 
-from numbers import Real
-
 import torch
 from einops import rearrange, repeat
 from torch import Tensor
 
-from memstate.kernels.checks import check_apart, check_columns, check_sizes, check_tensors
-from memstate.kernels.decode_inputs import check, check_state, check_window
+from memstate.kernels.decode_checks import check_gated_delta
 from memstate.kernels.reference.slots import row_slots
-
-if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.reference.gated_delta, not kernels.reference.gated_delta")
 
 
 @torch.no_grad()
 def gated_delta_step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    read: Tensor,
-    write: Tensor,
-    snapshot: Tensor,
-    tokens: Tensor,
-    scale: float | None = None,
-    out: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, read: Tensor, write: Tensor,
+    snapshot: Tensor, tokens: Tensor, scale: float | None = None, out: Tensor | None = None,
     window: Tensor | None = None,
-) -> Tensor:
-    """Advances the state of every row by its tokens; see `memstate.kernels.gated_delta`. Syncs: yes."""
-    check_arguments(q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window)
+) -> Tensor:  # fmt: skip
+    """Advances the state of every row by its tokens, in order, and returns what the queries read from it.
+
+    Per token: S <- exp(decay) S;  S <- S + k (x) beta (v - k^T S);  o = scale q^T S. This is the gated delta rule of
+    Yang, Kautz, Hatamizadeh 2024, arXiv:2412.06464, with S transposed to `key value`. With one decay per key channel,
+    S <- Diag(exp(decay)) S, it is Kimi Delta Attention: Kimi Team 2025, arXiv:2510.26692.
+
+    Arithmetic is fp32. The state is rounded to its dtype once, when it is stored. With an fp32 state the bits do not
+    depend on how a prompt is cut into chunks.
+
+    Slot ids outside 1..slot-1 are null. A null read is zeros. A row with a null write changes nothing, and its output
+    is zeros. The slots of one row may coincide. Across rows the slots stored are distinct, and none is another row's
+    `read`.
+
+    Args:
+        q: `batch token key_head key`, contiguous, normalised if the model does so. Head h uses key head
+            h // (head / key_head).
+        k: `batch token key_head key`, as `q`.
+        v: `batch token head value`, contiguous.
+        decay: natural log of the gate, `batch token head`, or `batch token head key` for one per key channel;
+            contiguous.
+        beta: `batch token head`, contiguous.
+        state: one layer, `slot head key value`; fp32, bf16 or fp16; slots any stride apart.
+        read: slot of each row to read, int32 or int64 `batch`.
+        write: slot of each row to store, int32 or int64 `batch`.
+        snapshot: second slot of each row to store, int32 or int64 `batch`; null for none.
+        tokens: real tokens of each row, up to `token`, int32 or int64 `batch`. The output of the other tokens is zeros.
+            With 0 tokens the state is copied through.
+        scale: factor of the output; key ** -0.5 unless given.
+        out: where the output goes, `batch token head value`; given, nothing is allocated.
+        window: for tokens that may be rejected, `batch token head key value`, contiguous from a multiple of 16 bytes
+            on, of the state's dtype. Given, no slot is stored: the state after token t of row b goes to window[b, t],
+            and the rest stays as it is. `snapshot` is ignored. `write` says only whether the row is real, so rows may
+            share it. The output has the bits that it has without a window.
+
+    Returns:
+        `out`. Changes: state, or window if given.
+
+    Raises:
+        ValueError: a shape, dtype, device, stride or address does not fit; slots share bytes; or `out`, the window or
+            the state shares bytes with another tensor.
+
+    Syncs: no (the reference: yes, it reads the slots).
+    """
+    check_gated_delta(q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out = torch.empty_like(v) if out is None else out
     out.zero_()
@@ -53,8 +79,8 @@ def gated_delta_step(
 def advance(s: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     """One token of one row, fp32: returns the new state `head key value` and q^T S `head value`.
 
-    decay: `head` or `head key`. One row at a time, and products summed over one axis: a matmul over the batch rounds
-    differently with its size.
+    The decay is `head` or `head key`. One row at a time, and products summed over one axis: a matmul over the batch
+    rounds differently with its size.
     """
     group = s.shape[0] // k.shape[0]
     key = repeat(k.float(), "key_head key -> (key_head group) key 1", group=group)
@@ -65,52 +91,3 @@ def advance(s: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Ten
     delta = rearrange(beta.float(), "head -> head 1") * (v.float() - seen)
     s = s + key * rearrange(delta, "head value -> head 1 value")
     return s, (query * s).sum(dim=1)
-
-
-def check_arguments(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    read: Tensor,
-    write: Tensor,
-    snapshot: Tensor,
-    tokens: Tensor,
-    scale: float | None,
-    out: Tensor | None,
-    window: Tensor | None,
-) -> None:
-    """Raises: ValueError naming the first argument whose shape, dtype, strides or address do not fit the others."""
-    rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
-    tensors: dict[str, Tensor | None] = {
-        "state": state, "q": q, "k": k, "v": v, "decay": decay, "beta": beta, **rows, "out": out, "window": window
-    }  # fmt: skip
-    check_tensors(tensors, "out", "window")
-    device = state.device
-    if scale is not None and not isinstance(scale, float | int | Real):
-        raise ValueError(f"scale: expected a number or None, got {scale!r}")
-    if q.dim() != 4 or v.dim() != 4 or not q.shape[2] or v.shape[2] % q.shape[2]:
-        raise ValueError(
-            f"expected q `batch token key_head key` and v `batch token head value` with head a multiple of key_head, "
-            f"got {tuple(q.shape)} and {tuple(v.shape)}"
-        )
-    batch, token, head, value = v.shape
-    keys = (batch, token, q.shape[2], q.shape[3])
-    check_sizes(head=head, key=q.shape[3], value=value)
-    check("q", q, "batch token key_head key", keys, device)
-    check("k", k, "batch token key_head key", keys, device)
-    check("v", v, "batch token head value", (batch, token, head, value), device)
-    if decay.dim() == 4:
-        check("decay", decay, "batch token head key", (batch, token, head, q.shape[3]), device)
-    else:
-        check("decay", decay, "batch token head", (batch, token, head), device)
-    check("beta", beta, "batch token head", (batch, token, head), device)
-    slots = check_state(state, "slot head key value", (head, q.shape[3], value))
-    check_columns(device, batch, **rows)
-    if out is not None:
-        check("out", out, "batch token head value", (batch, token, head, value), device)
-    if window is not None:
-        check_window(window, state, "batch token head key value", (batch, token))
-    check_apart("state", slots, tensors, "out", "window")

@@ -7,11 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, from_numpy
 
-if not __name__.startswith("memstate."):
-    raise ImportError(
-        "import memstate.kernels.reference.host, not kernels.reference.host: a second copy would duplicate it"
-    )
-
 Ints = NDArray[np.int32]
 
 

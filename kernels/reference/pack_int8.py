@@ -3,31 +3,45 @@
 import torch
 from torch import Tensor
 
-from memstate.kernels.decode_inputs import FLOATS
-from memstate.kernels.reference.pack import check_entries, check_outside, check_range, entries
-from memstate.kernels.tables import ScaledMap
-
-if not __name__.startswith("memstate."):
-    raise ImportError(
-        "import memstate.kernels.reference.pack_int8, not kernels.reference.pack_int8: it would be there twice"
-    )
-
-LEVELS = 127  # of int8, on either side of 0
-SMALLEST = 2.0**-126  # scale: of smaller ones float32 has fewer digits
-LARGEST = float.fromhex("0x1.0204060000000p+121")  # scale: the largest of which LEVELS times are finite
+from memstate.kernels.move_checks import check_int8
+from memstate.kernels.reference.pack import entries
+from memstate.kernels.tables import LARGEST_SCALE, LEVELS, SMALLEST_SCALE, ScaledMap
 
 
 def pack_int8(
     planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, out: Tensor, first: int, count: int
 ) -> None:
-    """Copies a plane into records as int8; see `memstate.kernels.pack_int8.pack_int8`. Syncs: yes, off the CPU."""
-    check_arguments(planes, slots, index, places, "out", out, first, count)
-    for place, slot in entries(slots, index, places, len(out), capacity_of(planes)):
+    """Copies the layers first .. first+count-1 of a plane into records as int8: `out[places[b]]` gets entry b.
+
+    scale = max |x| / 127 over the axis;  q = x / scale, rounded half to even;  x' = q * scale. This is symmetric
+    quantisation, as in Dettmers et al. 2022, arXiv:2208.07339, sec. 2. Arithmetic is float32.
+
+    The scale is at least 2**-126, so that it has all its digits, and at most what is finite 127 times. It is 0 where
+    all values are. |x - x'| is at most scale / 2, plus what rounding of x / scale and of x' add: 2**-16 of the scale,
+    and half a unit in the last place of the plane's dtype. Where one of the values is infinite or NaN, the scale is
+    NaN, and all values that share it come back as NaN: nothing that is wrong comes back as a number.
+
+    Args:
+        planes: where the plane lies, and where in a record.
+        slots: as for `pack_slots`; an entry without a slot gives zeros.
+        index: as for `pack_slots`.
+        places: as for `pack_slots`.
+        out: as for `pack_slots`. Changed.
+        first: the first layer.
+        count: how many layers.
+
+    Raises:
+        ValueError: as `pack_slots`.
+
+    Syncs: no (the reference: yes, off the CPU).
+    """
+    check_int8(planes, slots, index, places, "out", out, first, count)
+    for place, slot in entries(slots, index, places, len(out), planes.capacity):
         for layer in range(first, first + count):
             block = _layer(planes, layer)
             x = (block[slot] if slot else torch.zeros_like(block[0])).float()
             peak = x.abs().amax(planes.axis, keepdim=True)  # NaN where one of them is
-            scale = (peak / LEVELS).clamp(SMALLEST, LARGEST).masked_fill(peak == 0, 0.0)
+            scale = (peak / LEVELS).clamp(SMALLEST_SCALE, LARGEST_SCALE).masked_fill(peak == 0, 0.0)
             scale = scale.masked_fill(~peak.isfinite(), torch.nan)
             is_number = scale > 0
             values = (x.where(is_number, 0.0) / scale.where(is_number, 1.0)).round()  # half to even
@@ -38,9 +52,26 @@ def pack_int8(
 def unpack_int8(
     planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, source: Tensor, first: int, count: int
 ) -> None:
-    """Copies int8 of records into a plane; see `memstate.kernels.pack_int8.unpack_int8`. Syncs: yes, off the CPU."""
-    check_arguments(planes, slots, index, places, "source", source, first, count)
-    for place, slot in entries(slots, index, places, len(source), capacity_of(planes)):
+    """Copies int8 of the layers first .. first+count-1 of records into a plane: entry b gets `source[places[b]]`.
+
+    x' = q * scale in float32, rounded to the plane's dtype. Entries without a slot or without a place are skipped.
+
+    Args:
+        planes: as for `pack_int8`. The plane is changed.
+        slots: as for `pack_slots`.
+        index: as for `pack_slots`.
+        places: as for `pack_slots`.
+        source: as for `unpack_slots`.
+        first: the first layer.
+        count: how many layers.
+
+    Raises:
+        ValueError: as `pack_slots`.
+
+    Syncs: no (the reference: yes, off the CPU).
+    """
+    check_int8(planes, slots, index, places, "source", source, first, count)
+    for place, slot in entries(slots, index, places, len(source), planes.capacity):
         for layer in range(first, first + count if slot else first):
             block = _layer(planes, layer)[slot]
             values = _values(planes, source, place, layer).to(block.device).view(torch.int8).view(block.shape)
@@ -64,20 +95,3 @@ def _values(planes: ScaledMap, held: Tensor, place: int, layer: int) -> Tensor:
 def _scales(planes: ScaledMap, held: Tensor, place: int, layer: int) -> Tensor:
     start, block = planes.scales + layer * planes.layer_bytes, _layer(planes, layer)[0]
     return held[place, start : start + 4 * (block.numel() // block.shape[planes.axis])]
-
-
-def capacity_of(planes: ScaledMap) -> int:
-    """The highest slot there is."""
-    return planes.tensors[0].shape[1] - 1
-
-
-def check_arguments(
-    planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, name: str, held: Tensor, first: int,
-    count: int,
-) -> None:  # fmt: skip
-    """Raises: ValueError naming the first argument that does not fit; `name` is that of the records, `held`."""
-    if planes.tensors[0].dtype not in FLOATS:
-        raise ValueError(f"planes: expected one of {FLOATS}, got {planes.tensors[0].dtype}")
-    check_entries(planes.layers.device, slots, index, places, name, held, planes.nbytes)
-    check_range("layers", first, count, planes.layers.shape[0])
-    check_outside(name, held, planes.tensors)

@@ -3,15 +3,10 @@
 import numpy as np
 from torch import Tensor
 
-from memstate.kernels.checks import INT32, check_columns
+from memstate.kernels.checks import check_audit, check_resolve
 from memstate.kernels.reference.bitmap import give_back, note_offenders, take_lowest
 from memstate.kernels.reference.host import Ints, on_host
 from memstate.kernels.tables import AUDIT_FREE, Count, Registers, Section
-
-if not __name__.startswith("memstate."):
-    raise ImportError(
-        "import memstate.kernels.reference.registers, not kernels.reference.registers: a second copy would duplicate it"
-    )
 
 
 def column(packet: Ints, section: Section, second: bool = False) -> list[int]:
@@ -22,7 +17,17 @@ def column(packet: Ints, section: Section, second: bool = False) -> list[int]:
 
 
 def ownership(registers: Registers, packet: Tensor) -> None:
-    """Carries out a packet; see `memstate.kernels.registers.ownership`."""
+    """Carries out the moves, releases, claims, writes and label copies of a packet, in that order.
+
+    A move onto a full register and a claim into one change nothing and are counted. Releasing an empty register does
+    nothing.
+
+    Args:
+        registers: the register file. Changed: registers, bitmap and counters.
+        packet: int32, laid out as `memstate.kernels.tables.Section` says.
+
+    Syncs: no.
+    """
     r = registers
     with on_host(r.cells, r.bitmap, r.counters, packet) as (cells, bitmap, counters, commands):
         size = r.slots.numel()
@@ -70,16 +75,38 @@ def _claim(commands: Ints, slots: Ints, labels: Ints, bitmap: Ints, counters: In
 
 
 def resolve(registers: Registers, wanted: Tensor, out: Tensor) -> None:
-    """Looks up the slots of registers; see `memstate.kernels.registers.resolve`."""
-    check_columns(registers.cells.device, None, INT32, wanted=wanted, out=out)
+    """Looks up the slots of registers.
+
+    Args:
+        registers: the register file.
+        wanted: int32 `n` register numbers; 0, negative and unknown ones give 0.
+        out: int32 `n`. Changed.
+
+    Raises:
+        ValueError: a column does not fit.
+
+    Syncs: no.
+    """
+    check_resolve(registers, wanted, out)
     with on_host(registers.slots, wanted, out) as (slots, numbers, found):
         known = (numbers > 0) & (numbers < slots.size)
         found[:] = np.where(known, slots[np.where(known, numbers, 0)], 0)
 
 
 def audit(registers: Registers, out: Tensor) -> None:
-    """Counts the owners of every slot; see `memstate.kernels.registers.audit`."""
-    check_columns(registers.cells.device, registers.capacity + 1, INT32, out=out)
+    """Counts the owners of every slot.
+
+    Args:
+        registers: the register file.
+        out: int32 `capacity+1`: registers that hold the slot, plus AUDIT_FREE where its bit says free. Cell 0 counts
+            registers that hold no slot of this pool. Changed.
+
+    Raises:
+        ValueError: `out` does not fit.
+
+    Syncs: no.
+    """
+    check_audit(registers, out)
     with on_host(registers.slots, registers.bitmap, out) as (slots, bitmap, found):
         held = slots[slots != 0]
         owner = np.where((held > 0) & (held <= registers.capacity), held, 0)

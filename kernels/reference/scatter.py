@@ -2,26 +2,28 @@
 
 from torch import Tensor
 
-from memstate.kernels.blocks import as_bytes, check_beside, check_plane
-from memstate.kernels.checks import (
-    blocks_of,
-    check_apart,
-    check_columns,
-    check_distinct,
-    check_memory,
-    check_tensors,
-    is_dense,
-)
-
-if not __name__.startswith("memstate."):
-    raise ImportError(
-        "import memstate.kernels.reference.scatter, not kernels.reference.scatter: it would be there twice"
-    )
+from memstate.kernels.blocks import as_bytes
+from memstate.kernels.move_checks import check_accepted, check_inputs, check_scatter
 
 
 def scatter_slots(plane: Tensor, slots: Tensor, batch: Tensor) -> None:
-    """Copies a batch to slots; see `memstate.kernels.scatter`. Syncs: yes, off the CPU."""
-    check_slots(plane, slots, batch)
+    """Copies the entries of a batch to slots of a plane, bit for bit: plane[:, slots[b]] = batch[:, b].
+
+    16 bytes move at a time where the address, strides and block of the plane and the address of `batch` are multiples
+    of 16, and fewer elsewhere.
+
+    Args:
+        plane: `layer slot ...`, any dtype; one layer of one slot is contiguous, layers and slots any strides apart.
+            Changed.
+        slots: int32 or int64 `batch`, distinct; entries with an id outside 1..slot-1 are skipped.
+        batch: `layer batch ...`, contiguous, of the plane's dtype.
+
+    Raises:
+        ValueError: a shape, dtype, device or stride does not fit, or slots share bytes.
+
+    Syncs: no (the reference: yes, off the CPU).
+    """
+    check_scatter(plane, slots, batch)
     source, target = as_bytes(batch), as_bytes(plane)  # bytes, because a copy of floats may change a NaN
     for entry, slot in enumerate(slots.tolist()):
         if 0 < slot < plane.shape[1]:
@@ -31,7 +33,25 @@ def scatter_slots(plane: Tensor, slots: Tensor, batch: Tensor) -> None:
 def scatter_accepted(
     plane: Tensor, window: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
 ) -> None:
-    """Keeps one state of a speculative step per slot; see `memstate.kernels.scatter`. Syncs: yes, off the CPU."""
+    """Keeps, per entry of a speculative step, the state after the accepted tokens and the state at the boundary.
+
+    plane[:, write[b]] = window[:, b, accepted[b] - 1] and plane[:, snapshot[b]] = window[:, b, crossed[b] - 1], bit
+    for bit. A copy is skipped where its slot is outside 1..slot-1, or its count outside 1..step.
+
+    Args:
+        plane: as for `scatter_slots`. Changed.
+        window: the state after each token, `layer batch step ...`, contiguous, of the plane's dtype, less than 2^31
+            states a layer.
+        write: slots of the accepted states, int32 or int64 `batch`, distinct.
+        accepted: accepted tokens, int32 or int64 `batch`.
+        snapshot: slots of the boundary's states, int32 or int64 `batch`, distinct from each other and from `write`.
+        crossed: tokens up to the boundary, int32 or int64 `batch`.
+
+    Raises:
+        ValueError: a shape, dtype, device or stride does not fit, or slots share bytes.
+
+    Syncs: no (the reference: yes, off the CPU).
+    """
     check_accepted(plane, window, write, accepted, snapshot, crossed)
     source, target = as_bytes(window), as_bytes(plane)
     for slots, counts in ((write, accepted), (snapshot, crossed)):
@@ -43,7 +63,27 @@ def scatter_accepted(
 def scatter_inputs(
     plane: Tensor, inputs: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
 ) -> None:
-    """Keeps one window of a speculative step per slot; see `memstate.kernels.scatter`. Syncs: yes, off the CPU."""
+    """Keeps, per entry of a speculative step, the convolution windows after the accepted tokens and at the boundary.
+
+    The window after a tokens is inputs[:, b, a : a + tap-1]. plane[:, write[b]] gets that of accepted[b], and
+    plane[:, snapshot[b]] that of crossed[b], bit for bit. A copy is skipped where its slot is outside 1..slot-1, or its
+    count outside 1..step.
+
+    Args:
+        plane: `layer slot tap-1 channel`, any dtype; one layer of one slot is dense, as `tap channel` or, passed as a
+            transposed view, as `channel tap`; layers and slots any strides apart. Changed.
+        inputs: the window that the step read and then the input of each token, `layer batch tap-1+step channel`,
+            contiguous, of the plane's dtype.
+        write: as for `scatter_accepted`.
+        accepted: as for `scatter_accepted`.
+        snapshot: as for `scatter_accepted`.
+        crossed: as for `scatter_accepted`.
+
+    Raises:
+        ValueError: a shape, dtype, device or stride does not fit, or slots share bytes.
+
+    Syncs: no (the reference: yes, off the CPU).
+    """
     check_inputs(plane, inputs, write, accepted, snapshot, crossed)
     source, target = as_bytes(inputs), as_bytes(plane)
     taps = plane.shape[2]
@@ -51,63 +91,3 @@ def scatter_inputs(
         for entry, (slot, count) in enumerate(zip(slots.tolist(), counts.tolist(), strict=True)):
             if 0 < slot < plane.shape[1] and 1 <= count <= inputs.shape[2] - taps:
                 target[:, slot] = source[:, entry, count : count + taps]
-
-
-def check_slots(plane: Tensor, slots: Tensor, batch: Tensor) -> None:
-    """Raises: ValueError naming the first argument of `scatter_slots` that does not fit."""
-    beside = {"slots": slots, "batch": batch}
-    blocks = check_plane(plane, beside)
-    check_columns(plane.device, None, slots=slots)
-    check_beside(plane, "batch", batch, "layer batch ...", (plane.shape[0], slots.numel(), *plane.shape[2:]))
-    check_distinct("plane", blocks)
-    check_apart("plane", blocks, beside)
-
-
-def check_accepted(
-    plane: Tensor, window: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
-) -> None:
-    """Raises: ValueError naming the first argument of `scatter_accepted` that does not fit."""
-    columns = {"write": write, "accepted": accepted, "snapshot": snapshot, "crossed": crossed}
-    beside = {"window": window} | columns
-    blocks = check_plane(plane, beside)
-    if window.dim() < 3:
-        raise ValueError(f"window: expected `layer batch step ...`, got {tuple(window.shape)}")
-    batch, step = window.shape[1:3]
-    check_beside(plane, "window", window, "layer batch step ...", (plane.shape[0], batch, step, *plane.shape[2:]))
-    check_columns(plane.device, batch, **columns)
-    check_distinct("plane", blocks)
-    check_apart("plane", blocks, beside)
-
-
-def check_inputs(
-    plane: Tensor, inputs: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
-) -> None:
-    """Raises: ValueError naming the first argument of `scatter_inputs` that does not fit."""
-    columns = {"write": write, "accepted": accepted, "snapshot": snapshot, "crossed": crossed}
-    beside = {"inputs": inputs} | columns
-    check_tensors({"plane": plane} | beside)
-    check_memory("plane", plane, plane.device)
-    if plane.dim() != 4:
-        raise ValueError(f"plane: expected `layer slot tap-1 channel`, got {tuple(plane.shape)}")
-    layer, _, taps, channel = plane.shape
-    if not is_dense(plane.shape[2:], plane.stride()[2:]) and not has_taps_fastest(plane):
-        raise ValueError(
-            f"plane: one layer of one slot must be dense, as `tap channel` or `channel tap`, got {tuple(plane.shape)} "
-            f"with strides {plane.stride()}"
-        )
-    if inputs.dim() != 4 or inputs.shape[2] < taps:
-        raise ValueError(
-            f"inputs: expected `layer batch tap-1+step channel` with tap-1 = {taps}, got {tuple(inputs.shape)}"
-        )
-    batch, length = inputs.shape[1:3]
-    check_beside(plane, "inputs", inputs, "layer batch tap-1+step channel", (layer, batch, length, channel))
-    check_columns(plane.device, batch, **columns)
-    blocks = blocks_of(plane, 2)
-    check_distinct("plane", blocks)
-    check_apart("plane", blocks, beside)
-
-
-def has_taps_fastest(plane: Tensor) -> bool:
-    """Whether a block of a plane `layer slot tap channel` lies in memory as `channel tap`, and as nothing else."""
-    shape, strides = plane.shape[2:], plane.stride()[2:]
-    return not is_dense(shape, strides) and is_dense(shape[::-1], strides[::-1])

@@ -5,35 +5,62 @@ from einops import rearrange, repeat
 from torch import Tensor
 from torch.nn import functional as F
 
-from memstate.kernels.checks import check_apart, check_columns, check_sizes, check_tensors
-from memstate.kernels.decode_inputs import check, check_address, check_state, check_window
+from memstate.kernels.decode_checks import check_selective
 from memstate.kernels.reference.slots import row_slots
-
-if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.reference.selective, not kernels.reference.selective")
 
 
 @torch.no_grad()
 def selective_step(
-    x: Tensor,
-    dt: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    state: Tensor,
-    read: Tensor,
-    write: Tensor,
-    snapshot: Tensor,
-    tokens: Tensor,
-    d: Tensor | None = None,
-    z: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    softplus: bool = False,
-    window: Tensor | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Advances the state of every row by its tokens; see `memstate.kernels.selective`. Syncs: yes."""
-    check_arguments(x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, window, out)
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
+    snapshot: Tensor, tokens: Tensor, d: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
+    softplus: bool = False, window: Tensor | None = None, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Advances the state of every row by its tokens, in order, and returns what `c` reads from it.
+
+    Per token: dt' = dt + dt_bias, or softplus of that;  S <- exp(dt' a) S + dt' x (x) b;  y = S c + d x;  y silu(z).
+    This is the selective state space model of Gu, Dao 2023, arXiv:2312.00752. With one `a` and dt a head it is Mamba2:
+    Dao, Gu 2024, arXiv:2405.21060. Softplus is the identity above 20.
+
+    Arithmetic is fp32. The state is rounded to its dtype once, when it is stored. With an fp32 state the bits do not
+    depend on how a prompt is cut into chunks.
+
+    Slot ids outside 1..slot-1 are null. A null read is zeros. A row with a null write changes nothing, and its output
+    is zeros. The slots of one row may coincide. Across rows the slots stored are distinct, and none is another row's
+    `read`.
+
+    Args:
+        x: `batch token head dim`, contiguous. For Mamba1 all channels may be one head.
+        dt: `batch token head` (Mamba2) or `batch token head dim` (Mamba1), contiguous.
+        a: negative; `head` (Mamba2), or `head dim state` from a multiple of 16 bytes on (Mamba1); contiguous.
+        b: `batch token group state`, contiguous; head h uses group h // (head / group).
+        c: `batch token group state`, as `b`.
+        state: one layer, `slot head dim state`; fp32, bf16 or fp16; slots any stride apart. Channels alone,
+            `slot channel state`, are passed as plane.unsqueeze(1).
+        read: slot of each row to read, int32 or int64 `batch`.
+        write: slot of each row to store, int32 or int64 `batch`.
+        snapshot: second slot of each row to store, int32 or int64 `batch`; null for none.
+        tokens: real tokens of each row, up to `token`, int32 or int64 `batch`. The output of the other tokens is zeros.
+            With 0 tokens the state is copied through.
+        d: `head` (Mamba2) or `head dim` (Mamba1), contiguous, or None.
+        z: `batch token head dim`, contiguous, or None.
+        dt_bias: as `d`.
+        softplus: whether dt' is the softplus of the sum.
+        window: for tokens that may be rejected, `batch token head dim state`, contiguous from a multiple of 16 bytes
+            on, of the state's dtype. Given, no slot is stored: the state after token t of row b goes to window[b, t],
+            and the rest stays as it is. `snapshot` is ignored. `write` says only whether the row is real, so rows may
+            share it. The output has the bits that it has without a window.
+        out: where the output goes, like `x`; given, nothing is allocated.
+
+    Returns:
+        `out`. Changes: state, or window if given.
+
+    Raises:
+        ValueError: a shape, dtype, device, stride or address does not fit; slots share bytes; or `out`, the window or
+            the state shares bytes with another tensor.
+
+    Syncs: no (the reference: yes, it reads the slots).
+    """
+    check_selective(x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, window, out)
     out = torch.empty_like(x) if out is None else out
     out.zero_()
     rows = row_slots(state, read, write, snapshot, tokens, x.shape[1], window is None)
@@ -57,7 +84,7 @@ def selective_step(
 def advance(s: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """One token of one row, fp32: returns the new state `head dim state` and S c `head dim`.
 
-    dt: `head` or `head dim`. One row at a time, and products summed over one axis: a matmul over the batch rounds
+    dt is `head` or `head dim`. One row at a time, and products summed over one axis: a matmul over the batch rounds
     differently with its size.
     """
     group = s.shape[0] // b.shape[0]
@@ -73,66 +100,3 @@ def advance(s: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -
 def per_channel(values: Tensor) -> Tensor:
     """`head` or `head dim` as fp32 `head 1` or `head dim`."""
     return rearrange(values.float(), "head -> head 1") if values.dim() == 1 else values.float()
-
-
-def check_arguments(
-    x: Tensor,
-    dt: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    state: Tensor,
-    read: Tensor,
-    write: Tensor,
-    snapshot: Tensor,
-    tokens: Tensor,
-    d: Tensor | None,
-    z: Tensor | None,
-    dt_bias: Tensor | None,
-    softplus: bool,
-    window: Tensor | None,
-    out: Tensor | None,
-) -> None:
-    """Raises: ValueError naming the first argument whose shape, dtype, strides or address do not fit the others."""
-    rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
-    tensors: dict[str, Tensor | None] = {
-        "state": state, "x": x, "dt": dt, "a": a, "b": b, "c": c, **rows,
-        "d": d, "z": z, "dt_bias": dt_bias, "window": window, "out": out,
-    }  # fmt: skip
-    check_tensors(tensors, "d", "z", "dt_bias", "window", "out")
-    device = state.device
-    if not isinstance(softplus, bool):
-        raise ValueError(f"softplus: expected True or False, got {softplus!r}")
-    if x.dim() != 4 or b.dim() != 4 or not b.shape[2] or x.shape[2] % b.shape[2]:
-        raise ValueError(
-            f"expected x `batch token head dim` and b `batch token group state` with head a multiple of group, "
-            f"got {tuple(x.shape)} and {tuple(b.shape)}"
-        )
-    if dt.dim() not in (3, 4):
-        raise ValueError(
-            f"dt: expected `batch token head` (Mamba2) or `batch token head dim` (Mamba1), got {tuple(dt.shape)}"
-        )
-    batch, token, head, dim = x.shape
-    states = b.shape[3]
-    check_sizes(head=head, dim=dim, state=states)
-    check("x", x, "batch token head dim", (batch, token, head, dim), device)
-    for name, shared in (("b", b), ("c", c)):
-        check(name, shared, "batch token group state", (batch, token, b.shape[2], states), device)
-    # One step, decay, skip and bias a head, or for each of its channels.
-    tied = dt.dim() == 3
-    pattern, shape = ("head", (head,)) if tied else ("head dim", (head, dim))
-    check("dt", dt, f"batch token {pattern}", (batch, token, *shape), device)
-    check("a", a, pattern if tied else "head dim state", shape if tied else (head, dim, states), device)
-    if not tied:
-        check_address("a", a)
-    for name, weight in (("d", d), ("dt_bias", dt_bias)):
-        if weight is not None:
-            check(name, weight, pattern, shape, device)
-    slots = check_state(state, "slot head dim state", (head, dim, states))
-    check_columns(device, batch, **rows)
-    for name, like_x in (("z", z), ("out", out)):
-        if like_x is not None:
-            check(name, like_x, "batch token head dim", (batch, token, head, dim), device)
-    if window is not None:
-        check_window(window, state, "batch token head dim state", (batch, token))
-    check_apart("state", slots, tensors, "out", "window")

@@ -5,16 +5,22 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.reference.slots, not kernels.reference.slots: it would be there twice")
-
 
 def row_slots(
     state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor, tokens: Tensor, most: int, stores: bool
 ) -> Iterator[tuple[int, int, int, int, int]]:
-    """The real rows: number, slots to read, write and snapshot, null for ids outside 1..slot-1, and real tokens.
+    """The real rows: number, slots to read, write and snapshot (0 for ids outside 1..slot-1), and real tokens.
 
-    stores: whether slots are stored at all; if not, `write` says no more than whether the row is real. Syncs: yes.
+    Args:
+        state: `slot ...`.
+        read: slots to read, `batch`.
+        write: slots to store, `batch`.
+        snapshot: second slots to store, `batch`.
+        tokens: tokens of each row, `batch`.
+        most: the most tokens of a row.
+        stores: whether slots are stored at all; if not, `write` says only whether the row is real.
+
+    Syncs: yes.
     """
     last = state.shape[0] - 1
     for row, (*slots, count) in enumerate(torch.stack([read, write, snapshot, tokens], dim=1).tolist()):

@@ -7,19 +7,26 @@ from memstate.kernels.reference.host import on_host
 from memstate.kernels.reference.tracking import Claims, choose_lane
 from memstate.kernels.tables import Accepted, Registers, Rules, StepRecord, Strategy
 
-if not __name__.startswith("memstate."):
-    raise ImportError("import memstate.kernels.reference.speculation, not kernels.reference.speculation")
-
 
 def accept(
-    registers: Registers,
-    accepted: Tensor,
-    record: StepRecord,
-    outcome: Accepted,
-    rules: Rules,
-    limit: int,
+    registers: Registers, accepted: Tensor, record: StepRecord, outcome: Accepted, rules: Rules, limit: int
 ) -> None:
-    """Says what was accepted of a speculative step; see `memstate.kernels.speculation.accept`."""
+    """Moves the labels of a speculative step on by what was accepted, and finds a slot for the boundary it crossed.
+
+    Args:
+        registers: the register file. Changed: registers, bitmap and counters.
+        accepted: int32 `batch`, tokens of each entry that are real; an entry with 0 changes nothing.
+        record: of the plan with `Strategy.WINDOW`. Changed: `write`, `snapshot` and `after` are decided now, and
+            entries whose row was reused since become padding.
+        outcome: int32 `batch` columns. Changed.
+        rules: as for `plan`.
+        limit: as for `plan`.
+
+    Raises:
+        ValueError: naming a column that does not fit.
+
+    Syncs: no.
+    """
     check_accept(registers, accepted, record, outcome)
     strategy, lanes, every, in_place = rules
     with on_host(*registers[:6], *registers[7:9], *record, *outcome) as arrays:

@@ -1,6 +1,4 @@
-"""Plan and settle row by row, as the rules are written down: the oracle of `memstate.kernels.tracking` and the CPU
-path.
-"""
+"""Plan and settle row by row, as the rules are written down: the oracle of `memstate.kernels.tracking`."""
 
 from torch import Tensor
 
@@ -8,11 +6,6 @@ from memstate.kernels.checks import check_plan, check_settle
 from memstate.kernels.reference.bitmap import give_back, take_lowest
 from memstate.kernels.reference.host import Ints, on_host
 from memstate.kernels.tables import Count, Registers, Result, Rules, StepRecord, Strategy
-
-if not __name__.startswith("memstate."):
-    raise ImportError(
-        "import memstate.kernels.reference.tracking, not kernels.reference.tracking: a second copy would duplicate it"
-    )
 
 
 class Claims:
@@ -34,15 +27,25 @@ class Claims:
         return int(slots[0])
 
 
-def plan(
-    registers: Registers,
-    rows: Tensor,
-    tokens: Tensor,
-    record: StepRecord,
-    rules: Rules,
-    limit: int,
-) -> None:
-    """Decides the slots of a batch; see `memstate.kernels.tracking.plan`."""
+def plan(registers: Registers, rows: Tensor, tokens: Tensor, record: StepRecord, rules: Rules, limit: int) -> None:
+    """Decides read, write and snapshot slots for a batch, claims what the strategy needs and moves the labels on.
+
+    Claims are granted in batch order.
+
+    Args:
+        registers: the register file. Changed: registers, bitmap and counters.
+        rows: int32 `batch`, each row at most once; 0, negative and rows beyond the table are padding.
+        tokens: int32 `batch`, tokens of the step; an entry without any is padding.
+        record: int32 `batch` columns. Changed.
+        rules: of the tracking strategy, or with `Strategy.WINDOW` those of a speculative step, which changes nothing
+            yet.
+        limit: optional claims allowed, besides the budget (free slots less the reserve).
+
+    Raises:
+        ValueError: naming a column that does not fit.
+
+    Syncs: no.
+    """
     check_plan(registers, rows, tokens, record)
     strategy, lanes, every, in_place = rules
     with on_host(*registers[:6], *registers[7:9], *record) as arrays:
@@ -96,7 +99,20 @@ def choose_lane(slots: Ints, labels: Ints, lanes: list[int], claims: Claims, in_
 
 
 def settle(registers: Registers, record: StepRecord, results: Tensor | None) -> None:
-    """Releases superseded lanes; see `memstate.kernels.tracking.settle`."""
+    """Releases the lanes of LazyPingPong that the newest real snapshot of their row supersedes.
+
+    Entries that are dead, or whose row has been reused since, are skipped.
+
+    Args:
+        registers: the register file. Changed: registers, bitmap and counters.
+        record: the step whose results are known.
+        results: int32 `batch`, a `Result` each, or None where every request goes on.
+
+    Raises:
+        ValueError: naming a column that does not fit.
+
+    Syncs: no.
+    """
     check_settle(registers, record, results)
     said = [Result.ALIVE] * record.rows.numel() if results is None else results.tolist()
     r = registers

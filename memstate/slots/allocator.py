@@ -1,6 +1,6 @@
 """Free slots: a bitmap on the device, an exact count on the host. Knows no plane, no request and no bytes.
 
-Two ways to own a slot: in hand (`claim` returns ids, `release` takes them back) or in a register
+Two ways to own a slot: by id (`claim` returns ids, `release` takes them back) or in a register
 (`memstate.slots.registers`). Both change the same bitmap and the same count.
 """
 
@@ -36,8 +36,23 @@ class Recorder(Protocol):
 class SlotAllocator:
     """Hands out slot ids 1..capacity, lowest first; slot 0 is the null slot and never handed out.
 
-    capacity: slots. reserve: slots that optional claims (snapshots at a boundary) leave free.
-    Raises: InvalidArgument.
+    Args:
+        capacity: slots.
+        backend: what launches.
+        reserve: slots that optional claims (snapshots at a boundary) leave free.
+
+    Raises:
+        InvalidArgument: a number of slots that cannot be meant.
+
+    Example:
+        >>> from memstate import Backend, SlotAllocator
+        >>> allocator = SlotAllocator(8, Backend("reference"))
+        >>> ids = allocator.claim(3)
+        >>> ids.tolist(), allocator.free
+        ([1, 2, 3], 5)
+        >>> allocator.release(ids)
+        >>> allocator
+        SlotAllocator(8 of 8 slots free)
     """
 
     def __init__(self, capacity: int, backend: Backend, reserve: int = 0) -> None:
@@ -67,35 +82,47 @@ class SlotAllocator:
         self.bitmap.copy_(torch.from_numpy(words))
         self.counters.copy_(torch.from_numpy(counters))
         self.free = self.capacity
-        self._unverified = 0  # slots that ids in hand gave back, not yet confirmed by the device
+        self._unverified = 0  # slots that were released by id, not yet confirmed by the device
         for group in self._groups:
             group.void = True
         self._groups = []
 
     def send_before_use(self, recorder: Recorder) -> None:
-        """Makes a recorder send before the bitmap or the device's count is asked.
+        """Makes a recorder send before the bitmap or the device's count is read.
 
-        recorder: held weakly: what nobody else keeps has nothing recorded, and its planes are memory that may not wait
-        for a garbage collection. Raises: ConfigurationError for a second one: neither would know what the other has
-        recorded.
+        Args:
+            recorder: held weakly, because its planes are memory that may not wait for a garbage collection.
+
+        Raises:
+            ConfigurationError: there is one already; neither would know what the other has recorded.
         """
         if any(reference() is not None for reference in self._recorders):
             raise ConfigurationError("an allocator takes one command buffer, and this one has one already")
         self._recorders = [ref(recorder)]
 
     def confirm(self, n: int) -> None:
-        """Makes the host's count certain where n slots hang on releases of ids in hand. Syncs: only then."""
+        """Makes the host's count certain where n slots depend on releases by id. Syncs: only then."""
         if self._unverified and n > self.free - self._unverified:
             self._reconcile()
 
     def claim(self, n: int) -> Tensor:
-        """Claims the n lowest free slots: int32 `n`, ascending, the caller's own tensor.
+        """Claims the n lowest free slots.
 
-        Inside a claim group, slots that open groups still hold are used when the bitmap alone cannot serve. Slots whose
+        Inside a claim group, slots that open groups still hold are used when the bitmap alone has too few. Slots whose
         release waits for a forward are not free yet.
-        Syncs: only where the answer hangs on releases of ids in hand that the device has not confirmed; at most once in
-        `capacity` claims.
-        Raises: OutOfSlots (nothing changed), InvalidArgument.
+
+        Args:
+            n: how many.
+
+        Returns:
+            int32 `n`, ascending, the caller's own tensor.
+
+        Raises:
+            OutOfSlots: fewer are free; nothing changed.
+            InvalidArgument: n is no number of slots.
+
+        Syncs: only where the answer depends on releases by id that the device has not confirmed; at most once in
+            `capacity` claims.
         """
         n = self._valid_count(n)
         held = sum(group.left for group in self._groups)
@@ -129,12 +156,18 @@ class SlotAllocator:
         return sum(released for released, _ in pairs), sum(claimed for _, claimed in pairs)
 
     def release(self, ids: Tensor | Sequence[int]) -> None:
-        """Takes slots back. 0 and negative ids are ignored; a double or unknown id is counted on the device and raised
-        by `check()`.
+        """Takes slots back.
 
-        ids: integers in any shape, on any device. The host's count is exact while releases are valid; `check()`
-        reconciles it.
-        Syncs: no, for ids on this device. Raises: InvalidArgument for ids that are no integers.
+        0 and negative ids are ignored. A double or unknown id is counted on the device and raised by `check()`. The
+        host's count is exact while releases are valid; `check()` corrects it.
+
+        Args:
+            ids: integers in any shape, on any device.
+
+        Raises:
+            InvalidArgument: the ids are no integers.
+
+        Syncs: no, for ids on this device.
         """
         try:
             ids = torch.as_tensor(ids)
@@ -157,7 +190,7 @@ class SlotAllocator:
         self.backend.release(self.bitmap, ids, self.capacity, self.counters)
 
     def _reconcile(self) -> list[int]:
-        """Reads the device's counters; the host's count of ids in hand was a promise until then."""
+        """Reads the device's counters, and makes the host's count exact."""
         self._submit_recorded()
         self.backend.counts.syncs += 1
         counters: list[int] = self.counters.tolist()
@@ -168,10 +201,14 @@ class SlotAllocator:
 
     @contextmanager
     def group(self, n: int) -> "Iterator[ClaimGroup]":
-        """Claims n slots in one launch, to be handed out one by one; what is left goes back at the end, also after an
-        exception.
+        """Claims n slots in one launch, to be handed out one by one. What is left goes back at the end, or on an error.
 
-        Raises: OutOfSlots, InvalidArgument.
+        Args:
+            n: how many.
+
+        Raises:
+            OutOfSlots: fewer are free.
+            InvalidArgument: n is no number of slots.
         """
         group = ClaimGroup(self, self.claim(n))
         self._groups.append(group)
@@ -187,10 +224,13 @@ class SlotAllocator:
         return tuple(self._groups)
 
     def check(self) -> None:
-        """Compares the device's counters with the host's count, corrects the latter and raises the first fault once.
-        Syncs: yes.
+        """Corrects the host's count by the device's counters, and raises the first fault once.
 
-        Raises: DoubleRelease, DeviceFault.
+        Raises:
+            DoubleRelease: a slot was released twice.
+            DeviceFault: another fault was counted.
+
+        Syncs: yes.
         """
         counters = self._reconcile()
         kind, offender = counters[Count.OFFENDER_KIND], counters[Count.OFFENDER]
@@ -228,8 +268,16 @@ class ClaimGroup:
         return self._ids[self._next :] if not self.void else self._ids[:0]
 
     def claim(self, n: int) -> Tensor:
-        """The next n slots of the group: int32 `n`. Syncs: no. Raises: OutOfSlots when the group has fewer,
-        InvalidArgument.
+        """The next n slots of the group: int32 `n`.
+
+        Args:
+            n: how many.
+
+        Raises:
+            OutOfSlots: the group has fewer.
+            InvalidArgument: n is no number of slots.
+
+        Syncs: no.
         """
         n = SlotAllocator._valid_count(n)
         if n > self.left:

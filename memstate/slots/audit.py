@@ -1,4 +1,4 @@
-"""Finds slots without an owner and slots with two, by name. Reads only a `Inspection`; touches no device."""
+"""Finds slots without an owner and slots with two, by name. Reads only an `Inspection`; touches no device."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -11,10 +11,26 @@ from memstate.slots.inspect import Inspection
 class AuditReport:
     """What an audit found; every slot is free, held by exactly one register, in an open claim group, or listed here.
 
-    leaked: slots that are neither free nor owned. double_owned: slot -> its owners. owned_but_free: slot -> owner,
-    while the bitmap says free.
-    unexpected: registers that hold a slot while the host believes them empty: nobody will release it.
-    foreign: registers that hold no slot of this pool. lost: registers the host knows as held that read empty.
+    Args:
+        capacity: the highest slot.
+        free: slots that the bitmap says are free.
+        owned_by_kind: kind of owner -> slots.
+        leaked: slots that are neither free nor owned.
+        double_owned: slot -> its owners.
+        owned_but_free: slot -> owner, while the bitmap says free.
+        foreign: registers that hold no slot of this pool.
+        lost: registers that the host knows as held and that read empty.
+        unexpected: registers that hold a slot while the host believes them empty; it would never be released.
+        null_slot_free: whether the bitmap says that slot 0 is free.
+
+    Example:
+        >>> import torch
+        >>> import memstate as ms
+        >>> layout = ms.StateLayout((ms.Plane("ssm", (2,), torch.float32),), layers=1)
+        >>> mem = ms.StateManager(layout, slots=4, max_requests=2, backend="reference")
+        >>> report = mem.audit()
+        >>> report.clean, report.free
+        (True, 4)
     """
 
     capacity: int
@@ -48,7 +64,7 @@ class AuditReport:
 
     def __str__(self) -> str:
         lines = [f"{self.capacity} slots: {self.free} free, owned: {self.owned_by_kind or 'none'}"]
-        lines += [f"slot {slot} leaked: not free and nobody's" for slot in self.leaked]
+        lines += [f"slot {slot} leaked: not free and not owned" for slot in self.leaked]
         lines += [
             f"slot {slot} has {len(owners)} owners: {', '.join(owners)}" for slot, owners in self.double_owned.items()
         ]
@@ -61,10 +77,12 @@ class AuditReport:
 
 
 def audit(inspection: Inspection, expected: dict[int, tuple[str, str]] | None = None) -> AuditReport:
-    """Judges a picture.
+    """Finds what is wrong in an inspection.
 
-    expected: register -> (kind, owner) of the registers that the host knows as held; those that read empty are named as
-    lost.
+    Args:
+        inspection: owners, bitmap and names at one moment.
+        expected: register -> (kind, owner) of the registers that the host knows as held; those that read empty are
+            named as lost.
     """
     by_slot: dict[int, list[str]] = {}
     foreign = []

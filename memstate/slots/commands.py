@@ -32,14 +32,18 @@ Indices = Sequence[int] | NDArray[np.integer]
 class DataMover(Protocol):
     """Carries out the data section of a packet over the planes that the caller has."""
 
-    def __call__(self, slots: Tensor, packet: Tensor, *, copied: int, zeroed: int) -> None: ...
+    def __call__(self, slots: Tensor, packet: Tensor, *, copied: int, zeroed: int) -> None:
+        """Copies and zeroes; `copied`, `zeroed`: how many slots."""
 
 
 class Action(NamedTuple):
     """Work on the device that has its place among packets.
 
-    run: does it. forget: gives back what it would have used, where it is never run. owners: carries out what it does to
-    owners on another register file. released: slots that it makes free.
+    Args:
+        run: does it.
+        forget: gives back what it would have used, where it is never run.
+        owners: carries out what it does to owners on another register file.
+        released: slots that it makes free.
     """
 
     run: Callable[[], None]
@@ -49,9 +53,11 @@ class Action(NamedTuple):
 
 
 class CommandBuffer:
-    """Records moves, releases, claims, cell writes, zeros and copies on registers.
+    """Records moves, releases, claims, cell writes, zeros and copies on registers, and sends them together.
 
-    run_data: moves the bytes (a pool does); None for a register file without planes.
+    Args:
+        registers: the register file.
+        run_data: moves the bytes (a pool does); None for a register file without planes.
     """
 
     def __init__(self, registers: RegisterFile, run_data: DataMover | None = None) -> None:
@@ -68,8 +74,10 @@ class CommandBuffer:
         self._waits: tuple[int, int] | None = None  # what waits for it: from this entry, and this operation in it, on
 
     def before_packet(self, call: Callable[[Packet | None], None]) -> None:
-        """Makes `call`, a bound method held weakly, come before each packet, with the packet, and before a submit that
-        has none.
+        """Has a method called before each packet, with the packet, and before a submit that has none.
+
+        Args:
+            call: a bound method, held weakly.
         """
         self._first.append(WeakMethod(call))
 
@@ -81,8 +89,9 @@ class CommandBuffer:
     # The fence
 
     def fence(self, registers: Longs) -> None:
-        """Says that a forward not yet launched uses the slots in these registers: changes of them wait for `lift`. Only
-        where nothing is recorded.
+        """Makes changes of these registers wait for `lift`: a forward not yet launched uses their slots.
+
+        Only where nothing is recorded.
         """
         self._fenced.fill(False)
         self._fenced[registers] = self.fencing = True
@@ -131,9 +140,16 @@ class CommandBuffer:
         return bool(self._queue)
 
     def move(self, targets: Indices, sources: Indices) -> None:
-        """Moves slot and label from each source register to its target; the sources read (0, 0) after.
+        """Moves slot and label from each source register to its target; the sources are empty after.
 
-        Raises: RegisterInUse, EmptyRegister, InvalidArgument; nothing recorded then.
+        Args:
+            targets: empty registers.
+            sources: registers that hold slots, one for each target.
+
+        Raises:
+            RegisterInUse: a target holds a slot; nothing recorded.
+            EmptyRegister: a source holds none; nothing recorded.
+            InvalidArgument: registers that do not fit; nothing recorded.
         """
         to, of = self._distinct(targets, "move"), self._distinct(sources, "move")
         if len(to) != len(of):
@@ -152,10 +168,16 @@ class CommandBuffer:
         self._note("move", to, of)
 
     def release(self, registers: Indices) -> int:
-        """Empties registers and frees their slots; empty ones are skipped. Returns the number of slots that become
-        free.
+        """Empties registers and frees their slots; empty ones are skipped.
 
-        Raises: InvalidArgument; nothing recorded then.
+        Args:
+            registers: each once.
+
+        Returns:
+            How many slots become free.
+
+        Raises:
+            InvalidArgument: registers that do not fit; nothing recorded.
         """
         regs = self._distinct(registers, "release")
         regs = regs[self.registers.held[regs]]
@@ -172,7 +194,13 @@ class CommandBuffer:
     def claim(self, registers: Indices) -> None:
         """Fills empty registers with the lowest free slots, in the order given.
 
-        Raises: OutOfSlots, RegisterInUse, InvalidArgument; nothing recorded then.
+        Args:
+            registers: each once.
+
+        Raises:
+            OutOfSlots: fewer slots are free; nothing recorded.
+            RegisterInUse: a register holds a slot; nothing recorded.
+            InvalidArgument: registers that do not fit; nothing recorded.
         """
         regs = self._distinct(registers, "claim")
         self._require_empty("claim", regs)
@@ -195,8 +223,15 @@ class CommandBuffer:
             self._last().add(WRITES, cells, content, None)
 
     def label(self, registers: Indices, lengths: Indices) -> None:
-        """Says what the states in registers stand for: they have come from elsewhere. Raises: EmptyRegister,
-        InvalidArgument; nothing recorded then.
+        """Says how many tokens the states in registers stand for, after they were loaded.
+
+        Args:
+            registers: each once.
+            lengths: tokens, one for each register or one for all.
+
+        Raises:
+            EmptyRegister: a register holds no slot; nothing recorded.
+            InvalidArgument: values that do not fit; nothing recorded.
         """
         regs = self._distinct(registers, "label")
         self._require_held("label", regs)
@@ -222,8 +257,15 @@ class CommandBuffer:
         self._data(self._distinct(registers, "zero"), None)
 
     def copy(self, targets: Indices, sources: Indices) -> None:
-        """Copies states, and what they stand for, between registers. Raises: EmptyRegister, InvalidArgument; nothing
-        recorded then.
+        """Copies states, and what they stand for, between registers.
+
+        Args:
+            targets: registers that hold slots, each once.
+            sources: registers that hold slots, one for each target.
+
+        Raises:
+            EmptyRegister: a register holds no slot; nothing recorded.
+            InvalidArgument: registers that do not fit; nothing recorded.
         """
         of, to = self._known(sources, "copy"), self._distinct(targets, "copy")
         if len(to) != len(of):
@@ -250,7 +292,7 @@ class CommandBuffer:
 
     @contextmanager
     def noting(self, what: str) -> Iterator[None]:
-        """Notes in the ledger, where there is one, what a launch other than a packet's changes inside."""
+        """Notes in the journal, where there is one, what a launch other than a packet's changes inside."""
         before = self.registers.held.copy() if self.journal is not None else None
         yield
         if self.journal is not None and before is not None:
@@ -271,7 +313,7 @@ class CommandBuffer:
     def _packet_for(self, regs: Longs, phase: int, sources: Longs | None = None) -> Packet:
         """The packet for a change of registers: another one where the order of phases would carry it out too early.
 
-        sources: registers that a copy reads. Notes it where this is the first change that waits for a forward.
+        Notes where this is the first change that waits for a forward. `sources` are registers that a copy reads.
         """
         packet = self._last()
         if packet.late(regs, phase, sources):
@@ -285,8 +327,9 @@ class CommandBuffer:
     # Sending
 
     def submit(self) -> None:
-        """Sends what is recorded, up to what waits for a forward: for each packet one upload and at most two launches.
-        Syncs: no.
+        """Sends what is recorded, up to what waits for a forward.
+
+        For each packet one upload and at most two launches. Syncs: no.
         """
         if not self._queue:
             self._prepare(None)
@@ -307,8 +350,18 @@ class CommandBuffer:
             self._waits = len(self._queue) - rest, 0
 
     def submit_batch(self, rows: Ints, tokens: Ints) -> tuple[Tensor, Tensor]:
-        """Sends everything recorded, with rows and tokens of the next plan, int32 `n`, in the last packet's upload;
-        returns them as device tensors that are valid until the next upload. Only where nothing waits. Syncs: no.
+        """Sends everything recorded, with the batch of the next plan in the last packet's upload.
+
+        Only where nothing waits for a forward.
+
+        Args:
+            rows: int32 `n`.
+            tokens: int32 `n`.
+
+        Returns:
+            Rows and tokens on the device, int32 `n` each, valid until the next upload.
+
+        Syncs: no.
         """
         last = self._last()
         self._send_up_to(1)
@@ -318,8 +371,9 @@ class CommandBuffer:
         return sent[start : start + len(rows)], sent[start + padded : start + padded + len(rows)]
 
     def then(self, action: Action) -> None:
-        """Carries out an action behind everything recorded so far: at once, after a submit, or behind the forward that
-        something of it waits for.
+        """Carries out an action behind everything recorded so far.
+
+        At once, after a submit, unless something recorded waits for a forward: then behind that forward.
         """
         if self._waits is None:
             self.submit()

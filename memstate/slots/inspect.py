@@ -1,6 +1,4 @@
-"""A picture of who owns what, as plain data: taken once, looked at as often as wanted, also without a device, also by
-another process. Reads all layers.
-"""
+"""Who owns what at one moment, as plain data that can be saved and read without a device, also by another process."""
 
 import json
 from collections.abc import Sequence
@@ -24,13 +22,22 @@ FORMAT = "memstate inspection 1"
 class Inspection:
     """Every slot's owners at one moment, and what the manager knew.
 
-    owners: registers that hold each slot, `slot`. free: whether the bitmap says free, `slot`. slots, labels:
-    `register`.
-    names: who owns a register, for the registers that are filled; tags: the same in a few letters, where there is such.
-    in_hand: slots held by open claim groups.
-    rows: requests with their lengths. prefix: nodes of the prefix cache, parents first: pages from `start` to `end`,
-    the register of the state or 0, and whether there was one. sessions: open ones. changes: the ledger's, oldest first.
-    stats: figures by name.
+    Args:
+        capacity: the highest slot.
+        owners: `slot`, how many registers hold each.
+        free: `slot`, whether the bitmap says free.
+        slots: `register`, the slot each holds.
+        labels: `register`, tokens that each state stands for.
+        names: register -> owner, for the registers that are filled.
+        kinds: register -> kind of owner.
+        by_id: slots held by open claim groups.
+        tags: register -> its owner in a few letters, where there are such.
+        rows: requests with their lengths.
+        prefix: nodes of the prefix cache, parents first: pages from `start` to `end`, the register of the state or 0,
+            and whether there was one.
+        sessions: open ones.
+        changes: the journal's, oldest first.
+        stats: figures by name.
     """
 
     capacity: int
@@ -49,28 +56,30 @@ class Inspection:
     stats: dict[str, Any] = field(default_factory=dict)
 
     def save(self, path: Path | str) -> None:
-        """Writes the picture as JSON. Raises: OSError."""
+        """Writes the inspection as JSON. Raises: OSError."""
         Path(path).write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path | str) -> "Inspection":
-        """Reads a picture that `save` wrote. Raises: InvalidArgument for anything else, OSError."""
+        """Reads what `save` wrote. Raises: InvalidArgument for anything else, OSError."""
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
-            raise InvalidArgument(f"{path}: not a picture ({error})") from error
+            raise InvalidArgument(f"{path}: not an inspection ({error})") from error
         names = {each.name for each in fields(cls)}
         if not isinstance(found, dict) or found.pop("format", None) != FORMAT or found.keys() != names:
-            raise InvalidArgument(f"{path}: not a picture; expected what Picture.save() wrote, format {FORMAT!r}")
+            raise InvalidArgument(
+                f"{path}: not an inspection; expected what Inspection.save() wrote, format {FORMAT!r}"
+            )
         for each in fields(cls):
             kind = {"capacity": int, "stats": dict, "names": dict, "kinds": dict, "tags": dict}.get(each.name, list)
             if not isinstance(found[each.name], kind):
-                raise InvalidArgument(f"{path}: not a picture; {each.name} is no {kind.__name__}")
+                raise InvalidArgument(f"{path}: not an inspection; {each.name} is no {kind.__name__}")
         try:
             for keyed in ("names", "kinds", "tags"):
                 found[keyed] = {int(register): text for register, text in found[keyed].items()}
         except ValueError as error:
-            raise InvalidArgument(f"{path}: not a picture ({error})") from error
+            raise InvalidArgument(f"{path}: not an inspection ({error})") from error
         return cls(**found)
 
 
@@ -78,11 +87,17 @@ def inspect(
     file: RegisterFile, name: dict[int, tuple[str, str]], tags: dict[int, str] | None = None,
     waiting: Sequence[Packet | Action] = (), **more: Any,
 ) -> Inspection:  # fmt: skip
-    """Reads bitmap, registers and the device's audit back in one go. Syncs: yes, three small copies after one launch.
+    """Reads bitmap, registers and the device's audit back: three small copies after one launch.
 
-    name: register -> (kind, owner) for every register that has an owner by name. tags: register -> a short name.
-    waiting: changes that wait for a forward: they are carried out on a copy, so that the picture is of what the host
-    knows. more: the other fields of a picture.
+    Args:
+        file: the register file.
+        name: register -> (kind, owner) for every register that has an owner by name.
+        tags: register -> a short name.
+        waiting: changes that wait for a forward. They are carried out on a copy, so that the inspection shows what the
+            host knows.
+        more: the other fields of an inspection.
+
+    Syncs: yes.
     """
     file.backend.counts.syncs += 1
     read = _behind(file, waiting) if waiting else file

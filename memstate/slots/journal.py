@@ -1,4 +1,4 @@
-"""The last changes of owners, for when something has gone wrong: a ring that costs nothing unless it is asked for."""
+"""The last changes of owners, for finding out what went wrong. Costs nothing unless a manager is asked for it."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -15,11 +15,18 @@ Owner = Callable[[int], tuple[str, str]]
 
 @dataclass(frozen=True)
 class Change:
-    """One register's change of owner, as the host recorded it; the device carries it out with packet `submit`.
+    """One register's change of owner, as the host recorded it.
 
-    what: `claim`, `release`, `move` (to `register`, from `source`), or `plan`, `accept`, `settle` for those of a
-    launch: a lane claimed at a boundary, or superseded. owner: who had the register then. label: tokens that its state
-    stood for.
+    Args:
+        serial: number of the change.
+        submit: number of the packet with which the device carries it out.
+        what: `claim`, `release`, `move` (to `register`, from `source`), or `plan`, `accept`, `settle` for a lane that a
+            launch claimed at a boundary, or released.
+        register: number of the register.
+        owner: who had the register then.
+        label: tokens that its state stood for.
+        source: the register that a move took from.
+        source_owner: who had that one.
     """
 
     serial: int
@@ -39,7 +46,10 @@ class Change:
 class Journal:
     """Keeps the last changes.
 
-    size: how many. owner: says who has a register; a bound method, held weakly.
+    Args:
+        size: how many.
+        registers: the register file.
+        owner: says who has a register; a bound method, held weakly.
     """
 
     def __init__(self, size: int, registers: RegisterFile, owner: Owner) -> None:

@@ -1,5 +1,6 @@
-"""One packet of a command buffer: operations in the order of record, and their bytes in an upload. Knows neither what
-is held nor what may be sent.
+"""One packet of a command buffer: operations in the order of record, and their bytes in an upload.
+
+Knows neither what is held nor what may be sent.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,13 +28,18 @@ class Operation(NamedTuple):
 
 
 class Packet:
-    """Operations that are sent together. latest: the last phase that names a register. reads: those a copy reads."""
+    """Operations that are sent together.
+
+    Args:
+        registers: the register file.
+        operations: those to begin with.
+    """
 
     def __init__(self, registers: RegisterFile, operations: Iterable[Operation] = ()) -> None:
         self._file = registers
         self.operations: list[Operation] = []
-        self.latest = np.full(registers.count, -1, np.int8)
-        self.reads = np.zeros(registers.count, bool)
+        self.latest = np.full(registers.count, -1, np.int8)  # the last phase that names a register
+        self.reads = np.zeros(registers.count, bool)  # registers that a copy reads
         self.batch_at = 0  # where the batch of a plan lies in the upload
         for operation in operations:
             self.add(*operation)
@@ -47,8 +53,14 @@ class Packet:
         self.operations.append(Operation(section, first, second, registers))
 
     def late(self, registers: Longs, phase: int, sources: Longs | None = None) -> bool:
-        """Whether `phase` on these registers, which reads `sources`, would be carried out before what is there, or
-        beside it: zeros, copies and labels of one packet have no order.
+        """Whether the packet would carry out another operation too early, or beside one that it must follow.
+
+        Zeros, copies and labels of one packet have no order.
+
+        Args:
+            registers: that the operation changes.
+            phase: of the operation.
+            sources: registers whose state it reads.
         """
         latest, reads = self.latest, self.reads
         if sources is not None and (latest[sources] == DATA).any():
@@ -81,9 +93,12 @@ class Packet:
         return Packet(self._file, self.operations[:operations]), self.tail(operations)
 
     def encode(self, batch: tuple[Ints, Ints] | None = None) -> Ints:
-        """The packet of `memstate.kernels.tables`: header, one or two columns a section, each padded to 16 bytes.
+        """The bytes of the packet: a header, and one or two columns a section, each padded to 16 bytes.
 
-        batch: rows and tokens of the next plan, int32 `n`.
+        The layout is that of `memstate.kernels.tables.Section`.
+
+        Args:
+            batch: rows and tokens of the next plan, int32 `n` each.
         """
         header = np.zeros(HEADER_INTS, np.int32)
         parts: list[Ints] = [header]

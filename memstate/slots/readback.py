@@ -1,4 +1,4 @@
-"""Slot ids on their way to the host, for those who need them there. Knows no owner."""
+"""Slot ids on their way to the host. Knows no owner."""
 
 import numpy as np
 import torch
@@ -12,7 +12,9 @@ from memstate.kernels.dispatch import Backend
 class Readback:
     """Slot ids that are copied to pinned host memory behind everything recorded before them.
 
-    n: how many.
+    Args:
+        n: how many.
+        backend: whose device has them.
     """
 
     def __init__(self, n: int, backend: Backend) -> None:
@@ -37,7 +39,10 @@ class Readback:
     def wait(self) -> NDArray[np.int32]:
         """The ids, int32 `n`, in the order they were asked for.
 
-        Syncs: yes, unless `ready`. Raises: InvalidArgument where the question itself still waits for a forward.
+        Raises:
+            InvalidArgument: the copy itself still waits for a forward.
+
+        Syncs: yes, unless `ready`.
         """
         if self._source is None:
             raise InvalidArgument(

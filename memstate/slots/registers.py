@@ -1,9 +1,11 @@
 """The register file: where slot ids live, and the launches that change them. Knows no plane and no request.
 
-    cells   [ slots | labels | tracked | want | source | generation | page table ]    one int32 arena, 256-byte columns
+    cells   [ slots | labels | tracked | snapshot_at | source | generation | page table ]    one int32 arena
 
-Registers of row r are 3r (live), 3r+1 and 3r+2 (lanes); row 0 is null; holder registers (snapshots kept for later)
-follow the rows. The host mirrors which registers are held and their labels, by the same rules and without asking.
+Columns start at multiples of 256 bytes. Registers of row r are 3r (live), 3r+1 and 3r+2 (lanes); row 0 is null.
+Registers of snapshots that are kept for later follow those of the rows.
+
+The host mirrors which registers are held and their labels, by the same rules and without asking.
 """
 
 import numpy as np
@@ -23,14 +25,18 @@ Longs = NDArray[np.int64]
 class RegisterFile:
     """Registers, request columns and the page table on the device, with the host's mirror.
 
-    rows: request rows without the null row. holders: registers for snapshots. pages_per_row: width of the page table.
+    Args:
+        allocator: whose slots the registers hold.
+        rows: request rows without the null row.
+        snapshots: registers for snapshots that are kept.
+        pages_per_row: width of the page table.
     """
 
-    def __init__(self, allocator: SlotAllocator, rows: int, holders: int, pages_per_row: int = 0) -> None:
-        self.allocator, self.rows, self.holders, self.pages_per_row = allocator, rows, holders, pages_per_row
+    def __init__(self, allocator: SlotAllocator, rows: int, snapshots: int, pages_per_row: int = 0) -> None:
+        self.allocator, self.rows, self.holders, self.pages_per_row = allocator, rows, snapshots, pages_per_row
         self.backend: Backend = allocator.backend
         self.first_holder = REGISTERS_PER_ROW * (rows + 1)
-        self.count = self.first_holder + holders
+        self.count = self.first_holder + snapshots
         sizes = [self.count, self.count, *[rows + 1] * 4, (rows + 1) * pages_per_row]
         starts = np.cumsum([0] + [-(-size // ALIGN) * ALIGN for size in sizes])
         self.cells = torch.zeros(int(starts[-1]), dtype=torch.int32, device=self.backend.device)
@@ -38,7 +44,7 @@ class RegisterFile:
         slots, labels, tracked, snapshot_at, source, generation, pages = columns
         self.table = Registers(
             slots, labels, tracked, snapshot_at, source, generation,
-            self.cells, allocator.bitmap, allocator.counters, allocator.capacity,
+            self.cells, allocator.bitmap, allocator.counters, allocator.capacity, trusted=True,
         )  # fmt: skip
         self.page_table = pages.view(rows + 1, pages_per_row)
         self._starts = {
@@ -61,8 +67,11 @@ class RegisterFile:
         )
 
     def address(self, column: str, index: Longs) -> Longs:
-        """Cell numbers of a column ("labels", "tracked", "want", "source", "generation"; "pages" with flat row-major
-        index).
+        """Cell numbers of a column.
+
+        Args:
+            column: "slots", "labels", "tracked", "snapshot_at", "source", "generation" or "pages".
+            index: of the register or row; for "pages" the flat row-major index.
         """
         return index + self._starts[column]
 
@@ -72,9 +81,7 @@ class RegisterFile:
         return np.where(source > 0, source, rows * REGISTERS_PER_ROW)
 
     def reset(self) -> None:
-        """Empties every register and column but the generations, mirror included. Syncs: no. The bitmap is the
-        allocator's to reset.
-        """
+        """Empties every register and column but the generations, mirror included; not the allocator. Syncs: no."""
         start = self._starts["generation"]
         kept = self.cells[start : start + self.rows + 1].clone()
         self.cells.zero_()
@@ -97,15 +104,15 @@ class RegisterFile:
         self.backend.ownership(self.table, packet)
 
     def plan(self, rows: Tensor, tokens: Tensor, record: StepRecord, rules: Rules, limit: int) -> None:
-        """Fills a step record in one launch; see `memstate.kernels.tracking.plan`. Syncs: no."""
+        """Fills a step record in one launch; see `Backend.plan`. Syncs: no."""
         self.backend.plan(self.table, rows, tokens, record, rules, limit)
 
     def accept(self, accepted: Tensor, record: StepRecord, outcome: Accepted, rules: Rules, limit: int) -> None:
-        """Moves a speculative step on in one launch; see `memstate.kernels.speculation.accept`. Syncs: no."""
+        """Moves a speculative step on in one launch; see `Backend.accept`. Syncs: no."""
         self.backend.accept(self.table, accepted, record, outcome, rules, limit)
 
     def settle(self, record: StepRecord, results: Tensor | None) -> None:
-        """Releases superseded lanes in one launch; see `memstate.kernels.tracking.settle`. Syncs: no."""
+        """Releases superseded lanes in one launch; see `Backend.settle`. Syncs: no."""
         self.backend.settle(self.table, record, results)
 
     def resolve(self, registers: Tensor) -> Tensor:
@@ -115,7 +122,7 @@ class RegisterFile:
         return out
 
     def owners(self) -> Tensor:
-        """Owners of every slot, as `memstate.kernels.registers.audit` counts them: int32 `capacity+1`. Syncs: no."""
+        """Owners of every slot, as `Backend.audit` counts them: int32 `capacity+1`. Syncs: no."""
         out = torch.empty(self.allocator.capacity + 1, dtype=torch.int32, device=self.backend.device)
         self.backend.audit(self.table, out)
         return out

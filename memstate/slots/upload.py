@@ -31,8 +31,15 @@ class UploadRing:
         self._device = torch.empty(ints, dtype=torch.int32, device=self._backend.device)
 
     def send(self, packet: NDArray[np.int32]) -> Tensor:
-        """Copies a packet to the device asynchronously and returns it there, valid until the next `send`. Syncs: only
-        when full, counted.
+        """Copies a packet to the device asynchronously; the tensor is valid until the next `send`.
+
+        Args:
+            packet: int32 `n`.
+
+        Returns:
+            The packet on the device, int32 `n`.
+
+        Syncs: only when the ring is full, counted.
         """
         if packet.size > self._device.numel():
             self._grow(2 * packet.size)

@@ -14,8 +14,9 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 
+from memstate.checks import is_whole, items, require_name, whole
 from memstate.errors import InvalidArgument
-from memstate.state import sharding as split
+from memstate.state import sharding
 from memstate.state.sharding import Owned, Part
 
 Order = Literal["layer_major", "slot_major"]
@@ -26,11 +27,24 @@ MOVE_BYTES = 16  # what one lane of a kernel moves
 class Plane:
     """One named tensor of the state.
 
-    shape: elements per slot and layer; () is one element, a zero makes the plane empty. rewritten_each_step: whether a
-    step computes every element anew; a plane that is written in part must be copied where a step reads one slot and
-    writes another. parts: what tensor parallelism cuts along `axis`, in the order of memory; without parts every rank
-    holds the whole plane.
-    Raises: InvalidArgument.
+    Args:
+        name: of the plane, such as "conv" or "ssm".
+        shape: elements per slot and layer; () is one element, a zero makes the plane empty.
+        dtype: of the elements.
+        rewritten_each_step: whether a step computes every element anew. A plane that is written in part must be copied
+            where a step reads one slot and writes another.
+        parts: what tensor parallelism cuts along `axis`, in the order of memory. Without parts every rank holds the
+            whole plane.
+        axis: the axis that is cut.
+
+    Raises:
+        InvalidArgument: a name, size or dtype that cannot be meant, or parts that are not the axis.
+
+    Example:
+        >>> import torch
+        >>> from memstate import Plane
+        >>> Plane("ssm", (32, 128, 128), torch.float32).nbytes
+        2097152
     """
 
     name: str
@@ -41,12 +55,12 @@ class Plane:
     axis: int = 0
 
     def __post_init__(self) -> None:
-        split.require_name("plane", self.name)
+        require_name("plane", self.name)
         object.__setattr__(self, "shape", _shape(self.name, self.shape))
-        object.__setattr__(self, "parts", split.items(f"plane {self.name}: parts", self.parts, Part))
+        object.__setattr__(self, "parts", items(f"plane {self.name}: parts", self.parts, Part))
         if not isinstance(self.dtype, torch.dtype):
             raise InvalidArgument(f"plane {self.name}: dtype {self.dtype!r}, expected a torch.dtype")
-        split.require_fit(f"plane {self.name}", self.parts, self.shape, self.axis)
+        sharding.require_fit(f"plane {self.name}", self.parts, self.shape, self.axis)
         object.__setattr__(self, "axis", int(self.axis))
 
     @property
@@ -60,8 +74,8 @@ class Plane:
         return self.elements * self.dtype.itemsize
 
     def shard(self, ranks: int) -> "Plane":
-        """The plane of one of `ranks` ranks; what a rank holds of it, `owned` says. Raises: InvalidArgument."""
-        parts = split.shard(f"plane {self.name}", self.parts, ranks)
+        """The plane that one of `ranks` ranks holds; `owned` says which part. Raises: InvalidArgument."""
+        parts = sharding.shard(f"plane {self.name}", self.parts, ranks)
         if not parts:
             return self
         size = sum(part.length for part in parts)
@@ -69,14 +83,21 @@ class Plane:
 
     def slices(self) -> dict[str, slice]:
         """Where each part lies along `axis`, by name; nothing for a plane without parts."""
-        return split.slices(self.parts)
+        return sharding.slices(self.parts)
 
     def owned(self, ranks: int, rank: int) -> list[Owned]:
-        """Which slices along `axis` of this plane rank `rank` of `ranks` holds, and where in `shard(ranks)` they lie.
+        """Which slices along `axis` of this plane a rank holds, and where in `shard(ranks)` they lie.
 
-        A plane without parts is one entry with the plane's name and all of it. Raises: InvalidArgument.
+        A plane without parts is one entry with the plane's name and all of it.
+
+        Args:
+            ranks: how many ranks there are.
+            rank: which one of them.
+
+        Raises:
+            InvalidArgument: there is no such rank, or the parts cannot be cut.
         """
-        found = split.owned(f"plane {self.name}", self.parts, ranks, rank)
+        found = sharding.owned(f"plane {self.name}", self.parts, ranks, rank)
         return found or [Owned(self.name, slice(None), slice(None))]
 
     def index(self, along: slice) -> tuple[EllipsisType | slice, ...]:
@@ -132,8 +153,24 @@ class Run(NamedTuple):
 class StateLayout:
     """The planes of a state, its layers and their physical order.
 
-    layers: how many layers hold state; every plane is there once per layer. alignment: every block starts and ends at
-    a multiple of this many bytes from the start of its arena. Raises: InvalidArgument.
+    Args:
+        planes: one or more, each name once.
+        layers: how many layers hold state; every plane exists once per layer.
+        order: "layer_major" or "slot_major".
+        alignment: every block starts and ends at a multiple of this many bytes from the start of its arena; a multiple
+            of 16.
+
+    Raises:
+        InvalidArgument: a value that cannot be meant.
+
+    Example:
+        >>> import torch
+        >>> import memstate as ms
+        >>> layout = ms.StateLayout((ms.Plane("ssm", (2, 8, 8), torch.float32),), layers=4)
+        >>> layout
+        StateLayout(ssm x 4 layers, layer_major, 2.00 KiB per slot with 0 B padding)
+        >>> layout.bytes_per_slot
+        2048
     """
 
     planes: tuple[Plane, ...]
@@ -142,14 +179,14 @@ class StateLayout:
     alignment: int = MOVE_BYTES
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "planes", split.items("planes", self.planes, Plane))
+        object.__setattr__(self, "planes", items("planes", self.planes, Plane))
         names = [plane.name for plane in self.planes]
         if not names or len(set(names)) != len(names):
             raise InvalidArgument(f"planes {names}: expected one or more, each name once")
-        object.__setattr__(self, "layers", split.whole("layers", self.layers))
+        object.__setattr__(self, "layers", whole("layers", self.layers))
         if self.order not in get_args(Order):
             raise InvalidArgument(f"order {self.order!r}: expected {' or '.join(get_args(Order))}")
-        if not split.is_whole(self.alignment) or self.alignment < MOVE_BYTES or self.alignment % MOVE_BYTES:
+        if not is_whole(self.alignment) or self.alignment < MOVE_BYTES or self.alignment % MOVE_BYTES:
             raise InvalidArgument(f"alignment {self.alignment!r} bytes: expected a multiple of {MOVE_BYTES}")
         object.__setattr__(self, "alignment", int(self.alignment))
 
@@ -169,14 +206,14 @@ class StateLayout:
 
     def arena_bytes(self, slots: int) -> tuple[int, ...]:
         """Size of each arena in bytes for `slots` slots and the null slot. Raises: InvalidArgument."""
-        slots = split.whole("slots", slots, least=0)
+        slots = whole("slots", slots, least=0)
         if self.order == "slot_major":
             return ((slots + 1) * self.bytes_per_slot,)
         return tuple(self.layers * (slots + 1) * self.block_bytes(plane) for plane in self.planes)
 
     def placements(self, slots: int) -> tuple[Placement, ...]:
         """Where each plane lies in the arenas for `slots` slots and the null slot. Raises: InvalidArgument."""
-        slots = split.whole("slots", slots, least=0)
+        slots = whole("slots", slots, least=0)
         blocks = [self.block_bytes(plane) for plane in self.planes]
         if self.order == "layer_major":
             return tuple(Placement(i, 0, (slots + 1) * block, block) for i, block in enumerate(blocks))
@@ -192,7 +229,11 @@ class StateLayout:
     def shard(self, ranks: int) -> "StateLayout":
         """The layout that one of `ranks` tensor-parallel ranks holds; `Plane.owned` says which bytes are whose.
 
-        Raises: InvalidArgument for a part whose units and the ranks do not divide each other.
+        Args:
+            ranks: how many ranks there are.
+
+        Raises:
+            InvalidArgument: the units of a part and the ranks do not divide each other.
         """
         return replace(self, planes=tuple(plane.shard(ranks) for plane in self.planes))
 
@@ -205,10 +246,9 @@ class StateLayout:
 
     def runs(self, slots: int) -> tuple[Run, ...]:
         """The longest runs of bytes that make up a slot, with every block once in them. Raises: InvalidArgument."""
-        slots = split.whole("slots", slots, least=0)
+        slots = whole("slots", slots, least=0)
         if self.order == "slot_major":
-            whole = (Run(0, 0, self.bytes_per_slot, self.bytes_per_slot),)
-            return whole if self.bytes_per_slot else ()
+            return (Run(0, 0, self.bytes_per_slot, self.bytes_per_slot),) if self.bytes_per_slot else ()
         return tuple(
             Run(place.arena, layer * place.layer_stride, place.slot_stride, place.slot_stride)
             for place in self.placements(slots)
@@ -217,7 +257,7 @@ class StateLayout:
         )
 
     def _repr_html_(self) -> str:
-        from memstate.viz import html  # only where somebody looks
+        from memstate.viz import html  # only where it is shown
 
         rows = [(p.name, f"{list(p.shape)} {str(p.dtype)[6:]}", p.nbytes, self.block_bytes(p)) for p in self.planes]
         return html.slot(repr(self), [html.Block(*row[:3], padding=row[3] - row[2]) for row in rows])
@@ -234,7 +274,7 @@ class StateLayout:
 def _shape(plane: str, shape: Iterable[int]) -> tuple[int, ...]:
     """The sizes as ints. Raises: InvalidArgument with the plane's name."""
     sizes = tuple(shape) if isinstance(shape, Iterable) else (None,)
-    if not all(split.is_whole(size) and size >= 0 for size in sizes):
+    if not all(is_whole(size) and size >= 0 for size in sizes):
         raise InvalidArgument(f"plane {plane}: shape {shape!r}, expected sizes of 0 or more")
     return tuple(int(size) for size in sizes)
 

@@ -72,10 +72,15 @@ class PlaneTable:
 
 
 class Memory:
-    """The regions of a storage on `device`; `owned` are the arenas whose memory is memstate's to release.
+    """The memory of the planes, which can be released and brought back.
 
-    Addresses change between `sleep` and `wake` alone. Tensors and tables stay the same objects, so that whoever holds
-    one, such as a captured graph of copies, needs to know nothing of it.
+    Addresses change between `sleep` and `wake` alone. Tensors and tables stay the same objects, so a captured graph of
+    copies that holds one remains valid.
+
+    Args:
+        regions: where the planes lie.
+        owned: the arenas whose memory is memstate's to release.
+        device: where the tile tables go.
     """
 
     def __init__(self, regions: tuple[Region, ...], owned: tuple[Tensor, ...], device: torch.device) -> None:
@@ -105,7 +110,7 @@ class Memory:
         return self._tables[key]
 
     def follow(self, table: Addresses) -> None:
-        """Has another table filled again by `wake`, as long as somebody uses it."""
+        """Has another table filled again by `wake`, as long as the table is used."""
         self._followers.add(table)
 
     def of(self, name: str) -> list[Region]:
@@ -120,7 +125,7 @@ class Memory:
         fixed = [arena.nbytes for arena in self._owned if not arena.untyped_storage().resizable()]
         if fixed:
             raise InvalidArgument(
-                f"sleep: arenas of {fixed} bytes cannot be released: numpy shares them since somebody called .numpy() "
+                f"sleep: arenas of {fixed} bytes cannot be released: numpy shares them since .numpy() was called "
                 "on a plane; copy planes to look at them"
             )
         self._kept = [block.to("cpu", copy=True) for block in self._layers()] if keep else None

@@ -20,8 +20,12 @@ from memstate.state.regions import BufferInfo, Region, adopt, allocated, buffer_
 
 @dataclass
 class Traffic:
-    """Bytes that copies and zeros of slots moved, padding included, as far as the host knows; `uncounted`: calls that
-    did not say.
+    """Bytes that copies and zeros of slots moved, padding included, as far as the host knows.
+
+    Args:
+        copied: bytes copied.
+        zeroed: bytes zeroed.
+        uncounted: calls whose number of entries the host does not know.
     """
 
     copied: int = 0
@@ -30,11 +34,33 @@ class Traffic:
 
 
 class Planes(Mapping[str, Any]):
-    """The planes of `slots` slots and of the null slot.
+    """The states of all slots: a mapping from plane names to tensors, and the operations that move slots.
 
-    allocate: gives uint8 arenas of the byte counts asked for, where memory comes from elsewhere; one call per arena,
-    in the order of `layout.arena_bytes`. Contents start undefined except in the null slot, which is zero.
-    Raises: InvalidArgument; LayoutMismatch for arenas that do not fit.
+    Contents start undefined, except in the null slot (slot 0), which is zero.
+
+    Args:
+        layout: what a slot consists of.
+        slots: how many, without the null slot.
+        backend: what launches.
+        allocate: gives a uint8 arena of the byte count asked for, where memory comes from elsewhere; called once per
+            arena, in the order of `layout.arena_bytes`.
+
+    Raises:
+        InvalidArgument: no slots, or no backend.
+        LayoutMismatch: an arena does not fit.
+
+    Example:
+        >>> import torch
+        >>> import memstate as ms
+        >>> from memstate.state.planes import Planes
+        >>> layout = ms.StateLayout((ms.Plane("ssm", (2,), torch.float32),), layers=3)
+        >>> planes = Planes(layout, 4, ms.Backend("reference"))
+        >>> planes["ssm"].shape  # layer slot ...
+        torch.Size([3, 5, 2])
+        >>> planes["ssm"][:, 1] = 7.0
+        >>> planes.copy(torch.tensor([2]), torch.tensor([1]))
+        >>> planes.gather("ssm", torch.tensor([2]))[0].tolist()
+        [[7.0, 7.0]]
     """
 
     def __init__(
@@ -56,18 +82,26 @@ class Planes(Mapping[str, Any]):
         cls, layout: StateLayout, tensors: Mapping[str, Tensor | Sequence[Tensor]], backend: Backend,
         slots: int | None = None,
     ) -> "Planes":  # fmt: skip
-        """The planes in memory that an engine has allocated, as wide and as far apart as it likes.
+        """The planes in memory that an engine has allocated, with any strides between slots and layers.
 
-        tensors: plane name -> `layer slot ...`, or a sequence of `slot ...`, one per layer. Slot 0 is the null slot,
-        and becomes zero, so that n slots need n + 1 entries; slots: refuse any other n. The layout says names, shapes,
-        dtypes and layers; its order and alignment mean nothing here. Only the bytes of the planes are ever touched:
-        what lies between two blocks is somebody else's.
+        Slot 0 is the null slot and becomes zero, so n slots need n + 1 entries. Only the bytes of the planes are
+        touched, never what lies between two blocks.
 
         Checked: names, layers, shape, dtype, device, the same number of slots everywhere, each layer of each slot
-        contiguous, and that no two of them share a byte (exact, from addresses and strides). Not checked: that nobody
-        else's tensors lie in between. Launches move 16 bytes a lane if all addresses, strides and lengths are multiples
-        of 16, and 8, 4, 2 or 1 otherwise, see `plane_map.unit`.
-        Changes: slot 0. Syncs: no. Raises: LayoutMismatch with the plane, the layer and the numbers.
+        contiguous, and that no two blocks share a byte (exact, from addresses and strides). Not checked: whether other
+        tensors lie in between. Launches move 16 bytes a lane if all addresses, strides and lengths are multiples of 16,
+        and 8, 4, 2 or 1 otherwise, see `plane_map.unit`.
+
+        Args:
+            layout: names, shapes, dtypes and layers; its order and alignment mean nothing here.
+            tensors: plane name -> `layer slot ...`, or a sequence of `slot ...`, one per layer. Slot 0 is changed.
+            backend: what launches.
+            slots: refuse any other number of slots.
+
+        Raises:
+            LayoutMismatch: with the plane, the layer and the numbers.
+
+        Syncs: no.
         """
         _require_backend(backend)
         regions = adopt(layout, tensors, backend.device, slots)
@@ -93,7 +127,9 @@ class Planes(Mapping[str, Any]):
         """One plane: a tensor `layer slot ...`, or a tuple of `slot ...` per layer where an engine gave them so.
 
         In both cases planes[name][layer] is one layer.
-        Raises: Asleep; tensors that were taken before may not be read then.
+
+        Raises:
+            Asleep: the memory is released; tensors that were taken before may not be read either.
         """
         self.memory.require_awake("planes")
         return self._tensors[name]
@@ -120,33 +156,40 @@ class Planes(Mapping[str, Any]):
     def only(self, names: Collection[str]) -> PlaneMap:
         """Where the bytes of some planes lie; made once for each set of names.
 
-        Syncs: the first time, off the CPU. Raises: InvalidArgument for unknown names, or for none; Asleep.
+        Args:
+            names: of the planes.
+
+        Raises:
+            InvalidArgument: unknown names, or none.
+            Asleep: the memory is released.
+
+        Syncs: the first time, off the CPU.
         """
         return self.memory.table(names).map
 
     def buffer_infos(self) -> list[BufferInfo]:
-        """Where every plane and layer lies, for whoever reads slots past this class, such as RDMA. Syncs: no.
-
-        Raises: Asleep.
-        """
+        """Where every plane and layer lies, for readers of slots such as RDMA. Syncs: no. Raises: Asleep."""
         self.memory.require_awake("buffer_infos")
         return buffer_infos(self.memory.regions)
 
     def copy(
-        self,
-        dst: Tensor,
-        src: Tensor,
-        *,
-        planes: Collection[str] | None = None,
-        checked: bool = False,
+        self, dst: Tensor, src: Tensor, *, planes: Collection[str] | None = None, checked: bool = False,
         due: int | None = None,
-    ) -> None:
-        """Copies slots src[i] to dst[i] in one launch; see `memstate.kernels.copy.copy_slots`.
+    ) -> None:  # fmt: skip
+        """Copies slots src[i] to dst[i] in one launch; see `Backend.copy_slots`.
 
-        dst, src: int32 or int64 `n` on the storage's device. planes: names of those to copy (default: all), whose bytes
-        alone move and count. due: entries that are not skipped, where the caller knows. checked: refuse overlapping
-        sets and unknown ids first.
-        Syncs: only if checked. Raises: InvalidArgument, Asleep, nothing moved then.
+        Args:
+            dst: int32 or int64 `n` on the planes' device.
+            src: int32 or int64 `n` on the planes' device.
+            planes: names of those to copy (default: all).
+            checked: refuse overlapping sets and unknown ids first.
+            due: entries that are not skipped, where the caller knows.
+
+        Raises:
+            InvalidArgument: the ids do not fit; nothing moved.
+            Asleep: the memory is released; nothing moved.
+
+        Syncs: only if checked.
         """
         self.memory.require_awake("copy")
         table = self.memory.whole if planes is None else self.memory.table(planes)
@@ -164,8 +207,15 @@ class Planes(Mapping[str, Any]):
     def zero(self, ids: Tensor, *, due: int | None = None) -> None:
         """Zeroes slots over all planes and layers in one launch; ids outside 1..slots are skipped.
 
-        ids: int32 or int64 `n` on the storage's device. due: entries that are not skipped, where the caller knows.
-        Syncs: no. Raises: InvalidArgument, Asleep, nothing moved then.
+        Args:
+            ids: int32 or int64 `n` on the planes' device.
+            due: entries that are not skipped, where the caller knows.
+
+        Raises:
+            InvalidArgument: the ids do not fit; nothing moved.
+            Asleep: the memory is released; nothing moved.
+
+        Syncs: no.
         """
         self.memory.require_awake("zero")
         self._require_ids("ids", ids)
@@ -174,10 +224,18 @@ class Planes(Mapping[str, Any]):
             self._count(self.memory.whole.slot_bytes, zeroed=due)
 
     def run_data(self, slots: Tensor, packet: Tensor, *, copied: int | None = None, zeroed: int | None = None) -> None:
-        """Carries out the data section of a command packet in one launch; see `memstate.kernels.copy.run_data`.
+        """Carries out the data section of a command packet in one launch; see `Backend.run_data`.
 
-        slots: int32 `register`. packet: int32. copied, zeroed: slots that will be, where the caller knows. Syncs: no.
-        Raises: Asleep, nothing moved then.
+        Args:
+            slots: int32 `register`.
+            packet: int32.
+            copied: slots that will be copied, where the caller knows.
+            zeroed: slots that will be zeroed, where the caller knows.
+
+        Raises:
+            Asleep: the memory is released; nothing moved.
+
+        Syncs: no.
         """
         self.memory.require_awake("run_data")
         self.backend.run_data(self.plane_map, slots, packet)
@@ -186,9 +244,19 @@ class Planes(Mapping[str, Any]):
     def gather(self, name: str, slots: Tensor, out: Tensor | None = None) -> Tensor:
         """Slots of a plane side by side, `layer batch ...`; zeros for ids outside 1..slots.
 
-        slots: int32 or int64 `batch`. out: where to, contiguous (default: new memory). One launch, or one per layer
-        where an engine's tensors hold one layer each. Syncs: no. Raises: InvalidArgument, Asleep; ValueError as
-        `memstate.kernels.gather.gather_slots`.
+        One launch, or one per layer where an engine's tensors hold one layer each.
+
+        Args:
+            name: of the plane.
+            slots: int32 or int64 `batch`.
+            out: where to, contiguous (default: new memory).
+
+        Raises:
+            InvalidArgument: an unknown plane, or ids that do not fit.
+            Asleep: the memory is released.
+            ValueError: as `Backend.gather_slots`.
+
+        Syncs: no.
         """
         regions = self._regions("gather", name)
         self._require_ids("slots", slots)
@@ -203,8 +271,15 @@ class Planes(Mapping[str, Any]):
     def scatter(self, name: str, slots: Tensor, batch: Tensor) -> None:
         """Copies a batch to slots of a plane; entries with an id outside 1..slots are skipped.
 
-        slots: int32 or int64 `batch`, distinct. batch: `layer batch ...`, contiguous. Changes: the plane. Launches,
-        Syncs, Raises: as `gather`.
+        Args:
+            name: of the plane, which is changed.
+            slots: int32 or int64 `batch`, distinct.
+            batch: `layer batch ...`, contiguous.
+
+        Raises:
+            ValueError: as `gather`.
+
+        Syncs: no. Launches: as `gather`.
         """
         regions = self._regions("scatter", name)
         self._require_ids("slots", slots)
@@ -214,11 +289,22 @@ class Planes(Mapping[str, Any]):
     def scatter_accepted(
         self, name: str, window: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
     ) -> None:
-        """Keeps the states after `accepted` and after `crossed` tokens of a speculative step; see
-        `memstate.kernels.scatter.scatter_accepted`.
+        """Keeps the states after `accepted` and after `crossed` tokens of a speculative step.
 
-        window: `layer batch step ...`, contiguous. write, accepted, snapshot, crossed: int32 or int64 `batch`.
-        Changes: the plane. Launches, Syncs, Raises: as `gather`.
+        See `Backend.scatter_accepted`.
+
+        Args:
+            name: of the plane, which is changed.
+            window: `layer batch step ...`, contiguous.
+            write: int32 or int64 `batch`.
+            accepted: int32 or int64 `batch`.
+            snapshot: int32 or int64 `batch`.
+            crossed: int32 or int64 `batch`.
+
+        Raises:
+            ValueError: as `gather`.
+
+        Syncs: no. Launches: as `gather`.
         """
         regions = self._regions("scatter_accepted", name)
         for region, part in self._beside(regions, "window", window):
@@ -227,11 +313,23 @@ class Planes(Mapping[str, Any]):
     def scatter_inputs(
         self, name: str, inputs: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
     ) -> None:
-        """Keeps the convolution windows after `accepted` and after `crossed` tokens of a speculative step; see
-        `memstate.kernels.scatter.scatter_inputs`.
+        """Keeps the convolution windows after `accepted` and after `crossed` tokens of a speculative step.
 
-        inputs: `layer batch tap-1+step channel`, contiguous; the plane is `tap-1 channel` if its last size is that many
-        channels, and `channel tap-1` otherwise. The rest as `scatter_accepted`.
+        See `Backend.scatter_inputs`. The plane is `tap-1 channel` if its last size is the channels of `inputs`, and
+        `channel tap-1` otherwise.
+
+        Args:
+            name: of the plane, which is changed.
+            inputs: `layer batch tap-1+step channel`, contiguous.
+            write: int32 or int64 `batch`.
+            accepted: int32 or int64 `batch`.
+            snapshot: int32 or int64 `batch`.
+            crossed: int32 or int64 `batch`.
+
+        Raises:
+            ValueError: as `gather`.
+
+        Syncs: no. Launches: as `gather`.
         """
         regions = self._regions("scatter_inputs", name)
         for region, part in self._beside(regions, "inputs", inputs):
@@ -241,18 +339,29 @@ class Planes(Mapping[str, Any]):
             self.backend.scatter_inputs(plane, part, write, accepted, snapshot, crossed)
 
     def scrub_null(self) -> None:
-        """Zeroes slot 0, where foreign kernels may leave rubbish; one small device operation per tensor. Syncs: no.
+        """Zeroes slot 0, which kernels of an engine may have written; one small device operation per tensor.
 
-        Raises: Asleep.
+        Raises:
+            Asleep: the memory is released.
+
+        Syncs: no.
         """
         self.memory.scrub_null()
 
     def sleep(self, *, keep: bool = True) -> None:
         """Releases the memory of the states until `wake`; the tensors stay, and must not be read meanwhile.
 
-        keep: keep the bytes in host memory; otherwise contents are undefined after `wake`, except the zero null slot.
         Memory that an engine or `allocate` gave is its giver's to release, after this call. On a GPU, released memory
-        is with torch's allocator: `torch.cuda.empty_cache()` hands it on. Syncs: yes. Raises: Asleep if asleep already.
+        goes to torch's allocator: `torch.cuda.empty_cache()` hands it on.
+
+        Args:
+            keep: keep the bytes in host memory; otherwise contents are undefined after `wake`, except the zero null
+                slot.
+
+        Raises:
+            Asleep: it is asleep already.
+
+        Syncs: yes.
         """
         self.memory.sleep(keep)
         self.backend.counts.syncs += 1
@@ -261,8 +370,14 @@ class Planes(Mapping[str, Any]):
         """Brings the states back where `sleep` released them: the same tensors, at addresses that may have moved.
 
         A giver's memory must be back in its tensors before. CUDA graphs that hold addresses of planes must be captured
-        anew; those of copies and zeros find the new ones. Syncs: yes. Raises: InvalidArgument if awake; Asleep,
-        LayoutMismatch (still asleep then) where memory is missing, or came back with a worse alignment.
+        anew; those of copies and zeros find the new ones.
+
+        Raises:
+            InvalidArgument: it is awake.
+            Asleep: memory is missing; still asleep then.
+            LayoutMismatch: memory came back with a worse alignment; still asleep then.
+
+        Syncs: yes.
         """
         self.memory.wake()
         self.backend.counts.syncs += 1
@@ -296,7 +411,7 @@ class Planes(Mapping[str, Any]):
                 " expected a contiguous vector of int32 or int64 slot ids"
             )
         if ids.device != self.device:
-            raise InvalidArgument(f"{name}: ids on {ids.device}, the storage is on {self.device}: move them first")
+            raise InvalidArgument(f"{name}: ids on {ids.device}, the planes are on {self.device}: move them first")
 
     def __repr__(self) -> str:
         return f"Planes({self.slots} slots + null, {format_bytes(self.nbytes)}, {self.layout.order}, {self.device})"
@@ -310,7 +425,13 @@ def _require_backend(backend: Backend) -> None:
 def check_disjoint(dst: Sequence[int], src: Sequence[int], slots: int) -> None:
     """Refuses copies whose result would depend on their order; entries that a copy skips do not count.
 
-    dst, src: slot ids, entry by entry. slots: the highest id there is. Raises: InvalidArgument naming the ids.
+    Args:
+        dst: slot ids, entry by entry.
+        src: slot ids, entry by entry.
+        slots: the highest id.
+
+    Raises:
+        InvalidArgument: naming the ids.
     """
     unknown = sorted({slot for slot in (*dst, *src) if slot > slots})
     if unknown:

@@ -1,7 +1,7 @@
 """Where the bytes of planes lie: in arenas of memstate's own, or in tensors that an engine gives. Moves no slot.
 
 region   some layers of one plane in one tensor: all of them, or a single one where an engine allocates by layer
-block    one layer of one slot of a region; what lies between two blocks is somebody else's
+block    one layer of one slot of a region; what lies between two blocks is not memstate's
 span     bytes that lie in one piece in every slot: a block, or several that touch
 """
 
@@ -19,9 +19,13 @@ from memstate.state.layout import MOVE_BYTES, Plane, StateLayout
 
 
 class Region(NamedTuple):
-    """Layers of a plane in one tensor, from layer `first` on.
+    """Layers of a plane in one tensor.
 
-    tensor: `layer slot ...`. blocks: its bytes, uint8 `layer slot byte`, in memstate's own arenas with their padding.
+    Args:
+        plane: the plane.
+        first: its first layer in this tensor.
+        tensor: `layer slot ...`.
+        blocks: its bytes, uint8 `layer slot byte`, in memstate's own arenas with their padding.
     """
 
     plane: Plane
@@ -37,7 +41,13 @@ class Region(NamedTuple):
 class BufferInfo:
     """Where the blocks of one plane and layer lie, in bytes: that of slot s at address + s * slot_stride.
 
-    nbytes: of a block, padding left out. slots: the highest slot there is.
+    Args:
+        plane: name of the plane.
+        layer: number of the layer.
+        address: of the block of slot 0.
+        slot_stride: bytes from one slot to the next.
+        nbytes: of a block, padding left out.
+        slots: the highest slot.
     """
 
     plane: str
@@ -88,7 +98,14 @@ def adopt(
 ) -> tuple[Region, ...]:
     """The planes in an engine's tensors; see `Planes.from_tensors` for what is asked of them.
 
-    Raises: LayoutMismatch naming the plane, the layer and the numbers.
+    Args:
+        layout: names, shapes, dtypes and layers.
+        tensors: plane name -> `layer slot ...`, or a sequence of `slot ...`, one per layer.
+        device: where they have to be.
+        slots: refuse any other number of slots, unless None.
+
+    Raises:
+        LayoutMismatch: naming the plane, the layer and the numbers.
     """
     if not isinstance(tensors, Mapping):
         raise LayoutMismatch(f"tensors of type {type(tensors).__name__}: expected a mapping, plane name -> tensor(s)")

@@ -4,20 +4,30 @@
 2 units on 4 ranks    0 | 0 | 1 | 1         each rank holds 1, every unit is on 2 ranks
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
+from memstate.checks import is_whole, require_name, whole
 from memstate.errors import InvalidArgument
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some of an axis: `units` heads, groups or channels of `size` elements each, `(unit size)` in einops letters.
+    """A part of an axis that tensor parallelism cuts by whole units: heads, groups or channels.
 
-    Raises: InvalidArgument.
+    Args:
+        name: of the part, such as "q".
+        units: how many units there are.
+        size: elements of a unit; the axis is `(unit size)` in einops letters.
+
+    Raises:
+        InvalidArgument: the name is empty, or a number is below 1.
+
+    Example:
+        >>> from memstate import Part
+        >>> Part("q", units=16, size=128).length
+        2048
     """
 
     name: str
@@ -36,7 +46,15 @@ class Part:
 
 
 class Owned(NamedTuple):
-    """What a rank holds of one part: the elements `whole` of the uncut axis are the elements `local` of its own."""
+    """What a rank holds of one part: the elements `whole` of the uncut axis are the elements `local` of its own.
+
+    Example:
+        >>> import torch
+        >>> from memstate import Part, Plane
+        >>> plane = Plane("conv", (8, 3), torch.float32, parts=(Part("x", 8),))
+        >>> plane.owned(ranks=2, rank=1)
+        [Owned(part='x', whole=slice(4, 8, None), local=slice(0, 4, None))]
+    """
 
     part: str
     whole: slice
@@ -52,7 +70,13 @@ def slices(parts: Sequence[Part]) -> dict[str, slice]:
 def shard(owner: str, parts: Sequence[Part], ranks: int) -> tuple[Part, ...]:
     """The parts that one of `ranks` ranks holds: an equal share of the units, or one unit that other ranks hold too.
 
-    owner: names the parts in an error. Raises: InvalidArgument if neither number divides the other.
+    Args:
+        owner: names the parts in an error.
+        parts: of the uncut axis.
+        ranks: how many ranks there are.
+
+    Raises:
+        InvalidArgument: neither number divides the other.
     """
     ranks = whole(f"{owner}: ranks", ranks)
     for part in parts:
@@ -65,10 +89,19 @@ def shard(owner: str, parts: Sequence[Part], ranks: int) -> tuple[Part, ...]:
 
 
 def owned(owner: str, parts: Sequence[Part], ranks: int, rank: int) -> list[Owned]:
-    """What rank `rank` of `ranks` holds, part by part; with more ranks than units, neighbours hold the same unit.
+    """What rank `rank` of `ranks` holds, part by part.
 
-    Neighbours, so that heads, which are cut the same way, stay with the group they belong to. owner: see `shard`.
-    Raises: InvalidArgument.
+    With more ranks than units, neighbours hold the same unit. Heads are cut the same way, so they stay with the group
+    they belong to.
+
+    Args:
+        owner: names the parts in an error.
+        parts: of the uncut axis.
+        ranks: how many ranks there are.
+        rank: which one of them.
+
+    Raises:
+        InvalidArgument: there is no such rank, or the parts cannot be cut.
     """
     held = shard(owner, parts, ranks)
     if not is_whole(rank) or not 0 <= rank < ranks:
@@ -80,34 +113,8 @@ def owned(owner: str, parts: Sequence[Part], ranks: int, rank: int) -> list[Owne
     return found
 
 
-def is_whole(value: object) -> bool:
-    """Whether it is a whole number, of Python or numpy; True and False are no numbers."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def whole(what: str, count: Any, least: int = 1) -> int:
-    """A whole number of `least` or more as an int. Raises: InvalidArgument with `what` it is."""
-    if not is_whole(count) or count < least:
-        raise InvalidArgument(f"{what} {count!r}: expected {least} or more")
-    return int(count)
-
-
-def require_name(what: str, name: object) -> None:
-    """Refuses a name that is no text or an empty one. Raises: InvalidArgument."""
-    if not isinstance(name, str) or not name:
-        raise InvalidArgument(f"a {what} needs a name, a text; got {name!r}")
-
-
-def items(what: str, values: Any, kind: type) -> tuple[Any, ...]:
-    """Several values of one kind as a tuple; one alone, or a text, is no sequence. Raises: InvalidArgument."""
-    found = tuple(values) if isinstance(values, Iterable) and not isinstance(values, str | bytes) else None
-    if found is None or not all(isinstance(value, kind) for value in found):
-        raise InvalidArgument(f"{what} {values!r}: expected a sequence of {kind.__name__}")
-    return found
-
-
 def require_fit(owner: str, parts: Sequence[Part], shape: tuple[int, ...], axis: int) -> None:
-    """Refuses parts that are not exactly one axis of a shape. Raises: InvalidArgument, with the owner's name."""
+    """Refuses parts that are not exactly one axis of a shape, with the owner's name."""
     names = [part.name for part in parts]
     if len(set(names)) != len(names):
         raise InvalidArgument(f"{owner}: parts {names}, expected each name once")

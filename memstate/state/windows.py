@@ -12,7 +12,17 @@ from memstate.state.planes import Planes
 
 
 def require(planes: Planes, windows: dict[str, Tensor], batch: int, tokens: int) -> None:
-    """Raises: InvalidArgument unless there is one fitting window a plane, for `batch` entries of up to `tokens`."""
+    """Refuses windows that are not one fitting tensor a plane.
+
+    Args:
+        planes: what the windows are scattered to.
+        windows: plane name -> states or inputs.
+        batch: entries of the step.
+        tokens: the most tokens of an entry.
+
+    Raises:
+        InvalidArgument: naming the plane and the numbers.
+    """
     needed = {plane.name: plane for plane in planes.layout.planes}
     if set(windows) != set(needed):
         raise InvalidArgument(f"windows of planes {sorted(windows)}: every plane needs one, {sorted(needed)}")
@@ -38,8 +48,17 @@ def require(planes: Planes, windows: dict[str, Tensor], batch: int, tokens: int)
 def scatter(
     planes: Planes, windows: dict[str, Tensor], write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
 ) -> None:
-    """Copies what was accepted into slots, one launch a plane. write, accepted, snapshot, crossed: int32 `batch`;
-    `accepted` tokens to `write`, and up to the boundary inside, `crossed`, to `snapshot`. Changes: planes. Syncs: no.
+    """Copies what was accepted of a speculative step into slots, one launch a plane.
+
+    Args:
+        planes: what is changed.
+        windows: plane name -> states or inputs.
+        write: int32 `batch`, slots that get the state after the accepted tokens.
+        accepted: int32 `batch`, accepted tokens.
+        snapshot: int32 `batch`, slots that get the state at the boundary.
+        crossed: int32 `batch`, tokens up to the boundary.
+
+    Syncs: no.
     """
     for plane in planes.layout.planes:
         window = windows[plane.name]

@@ -9,9 +9,8 @@ import sys
 from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 
-from memstate.checks import require_salt
+from memstate.checks import require_salt, whole
 from memstate.errors import InvalidArgument
-from memstate.state import sharding as split
 from memstate.state.layout import StateLayout
 from memstate.tiers.records import DIGEST_BYTES, VERSION, require_digest
 from memstate.tokens import BYTES
@@ -26,7 +25,7 @@ class Keys:
 
     def __init__(self, fingerprint: bytes, page_tokens: int) -> None:
         self.fingerprint = require_digest("fingerprint", fingerprint)
-        self.page_tokens = split.whole("page_tokens", page_tokens)
+        self.page_tokens = whole("page_tokens", page_tokens)
         self._page = self.page_tokens * BYTES
 
     def __repr__(self) -> str:
@@ -61,8 +60,8 @@ def fingerprint(
     """
     if not isinstance(model, str):
         raise InvalidArgument(f"model {model!r}: expected its name, a text")
-    page_tokens, ranks = split.whole("page_tokens", page_tokens), split.whole("ranks", ranks)
-    if split.whole("rank", rank, least=0) >= ranks:
+    page_tokens, ranks = whole("page_tokens", page_tokens), whole("ranks", ranks)
+    if whole("rank", rank, least=0) >= ranks:
         raise InvalidArgument(f"rank {rank}: expected 0 to {ranks - 1}")
     parts = ("memstate", VERSION, sys.byteorder, model, _planes(state), _planes(kv), page_tokens, int(rank), ranks)
     return blake2b(_encode(parts), digest_size=DIGEST_BYTES).digest()

@@ -130,5 +130,5 @@ def test_a_snapshot_of_all_owners_can_be_read_by_another_process(tmp_path: Path)
     path.write_text(
         path.read_text(encoding="utf-8").replace("memstate inspection 1", "memstate picture 0"), encoding="utf-8"
     )
-    with pytest.raises(InvalidArgument, match="not a picture"):
+    with pytest.raises(InvalidArgument, match="not an inspection"):
         Inspection.load(path)

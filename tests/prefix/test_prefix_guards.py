@@ -179,8 +179,8 @@ def test_G1_files_that_are_no_pictures_are_refused(change: dict[str, object], tm
     manager().inspect().save(path)
     assert Inspection.load(path).capacity == 8
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | change), encoding="utf-8")
-    with pytest.raises(ms.InvalidArgument, match="not a picture"):
+    with pytest.raises(ms.InvalidArgument, match="not an inspection"):
         Inspection.load(path)
     path.write_text("[" * 100_000, encoding="utf-8")
-    with pytest.raises(ms.InvalidArgument, match="not a picture"):
+    with pytest.raises(ms.InvalidArgument, match="not an inspection"):
         Inspection.load(path)

@@ -118,7 +118,7 @@ def test_B10_B12a_reset_zeroes_everything_preallocated_rows_too(backend: Backend
 def test_B13_tables_are_sized_by_rows_not_by_slots(backend: Backend) -> None:
     """64 rows over 8 slots: the registers of row 64 take a slot, and a plan finds it there."""
     allocator = ms.SlotAllocator(8, backend)
-    file = RegisterFile(allocator, rows=64, holders=0)
+    file = RegisterFile(allocator, rows=64, snapshots=0)
     buffer = CommandBuffer(file)
     buffer.claim([3 * 64, 3 * 64 + 1, 3 * 64 + 2, 3])
     buffer.write(file.address("tracked", np.array([64])), [0])

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
+from memstate.checks import is_whole
 from memstate.errors import InvalidArgument
-from memstate.state.sharding import is_whole
 
 
 class Fields:

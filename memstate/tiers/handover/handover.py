@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
+from memstate.checks import whole
 from memstate.errors import InvalidArgument
-from memstate.state import sharding as split
 from memstate.state.layout import StateLayout
 from memstate.tiers.handover.resplit import Resplit
 from memstate.tiers.keys import Keys, fingerprint
@@ -64,10 +64,10 @@ class HandOver:
             cut = [layout.shard(count) if layout else None for layout in (state, kv)]
             return Keys(fingerprint(model, cut[0], cut[1], page_tokens, of, count), page_tokens)
 
-        self.page_tokens = split.whole("page_tokens", page_tokens)
+        self.page_tokens = whole("page_tokens", page_tokens)
         self._theirs = {of: keys(of, ranks) for each in splits.values() for of in each.sources(rank)}
         self._own = keys(rank, to_ranks)
-        stores, batch = (source, target), split.whole("batch", batch)
+        stores, batch = (source, target), whole("batch", batch)
         kv_split, state_split = splits.get("kv"), splits.get("state")
         self._state = _Carrier("state", state_split, rank, self._own, self._theirs, *stores, 1) if state_split else None
         self._kv = _Carrier("kv", kv_split, rank, self._own, self._theirs, *stores, batch) if kv_split else None
@@ -82,7 +82,7 @@ class HandOver:
         it is the same. What a source rank lacks is not written, and no state without its KV. Raises: InvalidArgument.
         """
         key = encode(tokens)
-        most = max(0, len(key) // BYTES - 1) if most is None else split.whole("most", most, least=0)
+        most = max(0, len(key) // BYTES - 1) if most is None else whole("most", most, least=0)
         key = key[: most * BYTES]
         prompt = Prompt(self._own.of(key, salt), {of: keys.of(key, salt) for of, keys in self._theirs.items()})
         handed, state, done = Handed(), None, 0

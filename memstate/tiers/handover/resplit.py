@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from einops import rearrange
 
+from memstate.checks import is_whole, whole
 from memstate.errors import InvalidArgument, LayoutMismatch
-from memstate.state import sharding as split
 from memstate.state.layout import MOVE_BYTES, Plane, StateLayout
 from memstate.state.sharding import Owned
 from memstate.tiers.stores.base import Bytes
@@ -44,7 +44,7 @@ class Resplit:
     def __init__(self, layout: StateLayout, ranks: int, to_ranks: int) -> None:
         self.layout = replace(layout, order="slot_major", alignment=MOVE_BYTES)
         _require_scales(self.layout)
-        self.ranks, self.to_ranks = split.whole("ranks", ranks), split.whole("to_ranks", to_ranks)
+        self.ranks, self.to_ranks = whole("ranks", ranks), whole("to_ranks", to_ranks)
         self._from, self._to = self.layout.shard(self.ranks), self.layout.shard(self.to_ranks)
         self._held = [[_held(plane, self.ranks, rank) for plane in layout.planes] for rank in range(self.ranks)]
         wanted = [[_held(plane, self.to_ranks, rank) for plane in layout.planes] for rank in range(self.to_ranks)]
@@ -121,7 +121,7 @@ class Resplit:
         return moves
 
     def _require_rank(self, rank: int) -> int:
-        if not split.is_whole(rank) or not 0 <= rank < self.to_ranks:
+        if not is_whole(rank) or not 0 <= rank < self.to_ranks:
             raise InvalidArgument(f"rank {rank!r}: expected 0 to {self.to_ranks - 1}, of the target")
         return int(rank)
 

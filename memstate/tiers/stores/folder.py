@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
+from memstate.checks import whole
 from memstate.errors import ConfigurationError, InvalidArgument
-from memstate.state import sharding as split
 from memstate.tiers.stores.base import RECORD
 from memstate.tiers.stores.opening import (
     CREATE,
@@ -55,7 +55,7 @@ class Folder:
             raise ConfigurationError(f"shared={shared!r}: expected True or False")
         self.path = _expanded(path).absolute()  # whatever becomes of the working directory
         self._text = str(self.path)
-        self.capacity = None if capacity is None else split.whole("capacity", capacity)
+        self.capacity = None if capacity is None else whole("capacity", capacity)
         self.shared = shared
         self.faults: Counter[str] = Counter()
         self.evicted = 0

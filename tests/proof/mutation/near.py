@@ -37,7 +37,7 @@ NEAR = {
     "kernels/speculation.py": ["accept", "accepted", "mutant_gaps"],
     "kernels/warps.py": ["warps"],
     "kernels/copy.py": ["copy", "storage", "given_memory"],
-    "kernels/slots.py": ["conv", "gated_delta", "selective", "doors"],
+    "kernels/slots.py": ["conv", "gated_delta", "selective", "checks"],
     "kernels/gather.py": ["gather", "storage"],
     "kernels/scatter.py": ["scatter", "storage"],
     "kernels/pack.py": ["pack", "packing"],

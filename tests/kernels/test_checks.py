@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from memstate.kernels.checks import Blocks, check_distinct
+from memstate.kernels.blocks import Blocks
+from memstate.kernels.checks import check_distinct
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import COUNTERS, Accepted, PlaneMap, Registers, Rules, StepRecord, Strategy
 from tests.kernels import test_conv, test_gated_delta, test_selective

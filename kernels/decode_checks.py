@@ -1,0 +1,210 @@
+"""What the decode steps ask of their arguments. Knows no Triton.
+
+These checks run once per layer and step, where a microsecond counts: plain comparisons, no parsed patterns.
+Each raises ValueError naming the first argument that does not fit.
+"""
+
+from math import prod
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from memstate.kernels.blocks import Blocks, is_dense, taps_are_fastest
+from memstate.kernels.checks import (
+    check_apart,
+    check_columns,
+    check_contiguous,
+    check_distinct,
+    check_float,
+    check_memory,
+    check_shape,
+    check_sizes,
+    check_tensors,
+)
+from memstate.kernels.tables import ACCESS_BYTES
+
+ACTIVATIONS = ("silu", None)
+
+
+def check(name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...], device: torch.device) -> None:
+    """Refuses a tensor that is not contiguous, of a known dtype, on the device, and of `shape`."""
+    check_shape(name, tensor, pattern, shape)
+    check_contiguous(name, tensor, pattern)
+    check_float(name, tensor)
+    if tensor.device != device or tensor.is_neg():
+        check_memory(name, tensor, device)
+
+
+def check_state(state: Tensor, pattern: str, shape: tuple[int, ...]) -> Blocks:
+    """Where the slots lie; refuses slots of another shape, that are not contiguous, or that share bytes."""
+    if state.shape[1:] != shape:
+        raise ValueError(f"state: expected `{pattern}` = {('slots', *shape)}, got {tuple(state.shape)}")
+    if not is_dense(shape, state.stride()[1:]):
+        raise ValueError(f"state: one slot of `{pattern}` must be contiguous, got strides {state.stride()}")
+    return check_slots(state, shape)
+
+
+def check_slots(state: Tensor, shape: tuple[int, ...]) -> Blocks:
+    """Where slots lie that are known to be dense; refuses a dtype, and slots that share bytes."""
+    check_float("state", state)
+    if state.is_neg():
+        check_memory("state", state, state.device)
+    size = state.element_size()
+    slots = Blocks(state.data_ptr(), prod(shape) * size, ((state.shape[0], state.stride(0) * size),))
+    check_distinct("state", slots)
+    return slots
+
+
+def check_window(window: Tensor, state: Tensor, pattern: str, tokens: tuple[int, int]) -> None:
+    """Refuses a window that does not hold one state for each of `batch token`, as the slots do."""
+    check("window", window, pattern, (*tokens, *state.shape[1:]), state.device)
+    if window.dtype != state.dtype:
+        raise ValueError(f"window: expected the dtype of the state, {state.dtype}, got {window.dtype}")
+    check_address("window", window)
+
+
+def check_address(name: str, tensor: Tensor) -> None:
+    """Refuses a tensor from whose first element on lanes cannot move 16 bytes at a time."""
+    if tensor.data_ptr() % ACCESS_BYTES:
+        raise ValueError(
+            f"{name}: expected to begin at a multiple of {ACCESS_BYTES} bytes, got address {tensor.data_ptr():#x}: "
+            "use .clone()"
+        )
+
+
+def check_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor,
+    tokens: Tensor, activation: str | None, out: Tensor | None, window: Tensor | None,
+) -> None:  # fmt: skip
+    """Refuses arguments of `conv_step` that do not fit each other."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation {activation!r}: expected one of {ACTIVATIONS}")
+    rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
+    tensors: dict[str, Tensor | None] = {
+        "state": state, "x": x, "weight": weight, **rows, "bias": bias, "out": out, "window": window
+    }  # fmt: skip
+    check_tensors(tensors, "bias", "out", "window")
+    device = state.device
+    if x.dim() != 3 or weight.dim() != 2 or weight.shape[1] < 2:
+        raise ValueError(
+            f"expected x `batch token channel` and weight `channel tap` with at least 2 taps, "
+            f"got {tuple(x.shape)} and {tuple(weight.shape)}"
+        )
+    batch, token, channel = x.shape
+    taps = weight.shape[1]
+    check_sizes(channel=channel)
+    check("x", x, "batch token channel", (batch, token, channel), device)
+    check("weight", weight, "channel tap", (channel, taps), device)
+    if bias is not None:
+        check("bias", bias, "channel", (channel,), device)
+    slots = _check_conv_state(state, (taps - 1, channel))
+    check_columns(device, batch, **rows)
+    if out is not None:
+        check("out", out, "batch token channel", (batch, token, channel), device)
+    if window is not None:
+        check("window", window, "batch tap-1+token channel", (batch, taps - 1 + token, channel), device)
+        if window.dtype != state.dtype:
+            raise ValueError(f"window: expected {state.dtype} like state, got {window.dtype}")
+    check_apart("state", slots, tensors, "out", "window")
+
+
+def _check_conv_state(state: Tensor, shape: tuple[int, int]) -> Blocks:
+    """Where the slots lie; each is `tap-1 channel` or `channel tap-1` in memory."""
+    if state.shape[1:] != shape:
+        raise ValueError(f"state: expected `slot tap-1 channel` = {('slots', *shape)}, got {tuple(state.shape)}")
+    check_float("state", state)
+    if not is_dense(shape, state.stride()[1:]) and not taps_are_fastest(state):
+        raise ValueError(
+            f"state: a slot `tap-1 channel` must be contiguous, or the transpose of a contiguous `channel tap-1`, "
+            f"got strides {state.stride()}"
+        )
+    return check_slots(state, shape)
+
+
+def check_gated_delta(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, read: Tensor, write: Tensor,
+    snapshot: Tensor, tokens: Tensor, scale: float | None, out: Tensor | None, window: Tensor | None,
+) -> None:  # fmt: skip
+    """Refuses arguments of `gated_delta_step` that do not fit each other."""
+    rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
+    tensors: dict[str, Tensor | None] = {
+        "state": state, "q": q, "k": k, "v": v, "decay": decay, "beta": beta, **rows, "out": out, "window": window
+    }  # fmt: skip
+    check_tensors(tensors, "out", "window")
+    device = state.device
+    if scale is not None and not isinstance(scale, float | int | Real):
+        raise ValueError(f"scale: expected a number or None, got {scale!r}")
+    if q.dim() != 4 or v.dim() != 4 or not q.shape[2] or v.shape[2] % q.shape[2]:
+        raise ValueError(
+            f"expected q `batch token key_head key` and v `batch token head value` with head a multiple of key_head, "
+            f"got {tuple(q.shape)} and {tuple(v.shape)}"
+        )
+    batch, token, head, value = v.shape
+    key = q.shape[3]
+    check_sizes(head=head, key=key, value=value)
+    for name, shared in (("q", q), ("k", k)):
+        check(name, shared, "batch token key_head key", (batch, token, q.shape[2], key), device)
+    check("v", v, "batch token head value", (batch, token, head, value), device)
+    if decay.dim() == 4:
+        check("decay", decay, "batch token head key", (batch, token, head, key), device)
+    else:
+        check("decay", decay, "batch token head", (batch, token, head), device)
+    check("beta", beta, "batch token head", (batch, token, head), device)
+    slots = check_state(state, "slot head key value", (head, key, value))
+    check_columns(device, batch, **rows)
+    if out is not None:
+        check("out", out, "batch token head value", (batch, token, head, value), device)
+    if window is not None:
+        check_window(window, state, "batch token head key value", (batch, token))
+    check_apart("state", slots, tensors, "out", "window")
+
+
+def check_selective(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
+    snapshot: Tensor, tokens: Tensor, d: Tensor | None, z: Tensor | None, dt_bias: Tensor | None, softplus: bool,
+    window: Tensor | None, out: Tensor | None,
+) -> None:  # fmt: skip
+    """Refuses arguments of `selective_step` that do not fit each other."""
+    rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
+    tensors: dict[str, Tensor | None] = {
+        "state": state, "x": x, "dt": dt, "a": a, "b": b, "c": c, **rows,
+        "d": d, "z": z, "dt_bias": dt_bias, "window": window, "out": out,
+    }  # fmt: skip
+    check_tensors(tensors, "d", "z", "dt_bias", "window", "out")
+    device = state.device
+    if not isinstance(softplus, bool):
+        raise ValueError(f"softplus: expected True or False, got {softplus!r}")
+    if x.dim() != 4 or b.dim() != 4 or not b.shape[2] or x.shape[2] % b.shape[2]:
+        raise ValueError(
+            f"expected x `batch token head dim` and b `batch token group state` with head a multiple of group, "
+            f"got {tuple(x.shape)} and {tuple(b.shape)}"
+        )
+    if dt.dim() not in (3, 4):
+        raise ValueError(
+            f"dt: expected `batch token head` (Mamba2) or `batch token head dim` (Mamba1), got {tuple(dt.shape)}"
+        )
+    batch, token, head, dim = x.shape
+    states = b.shape[3]
+    check_sizes(head=head, dim=dim, state=states)
+    check("x", x, "batch token head dim", (batch, token, head, dim), device)
+    for name, shared in (("b", b), ("c", c)):
+        check(name, shared, "batch token group state", (batch, token, b.shape[2], states), device)
+    # One step, decay, skip and bias a head, or for each of its channels.
+    tied = dt.dim() == 3
+    pattern, shape = ("head", (head,)) if tied else ("head dim", (head, dim))
+    check("dt", dt, f"batch token {pattern}", (batch, token, *shape), device)
+    check("a", a, pattern if tied else "head dim state", shape if tied else (head, dim, states), device)
+    if not tied:
+        check_address("a", a)
+    for name, weight in (("d", d), ("dt_bias", dt_bias)):
+        if weight is not None:
+            check(name, weight, pattern, shape, device)
+    slots = check_state(state, "slot head dim state", (head, dim, states))
+    check_columns(device, batch, **rows)
+    for name, like_x in (("z", z), ("out", out)):
+        if like_x is not None:
+            check(name, like_x, "batch token head dim", (batch, token, head, dim), device)
+    if window is not None:
+        check_window(window, state, "batch token head dim state", (batch, token))
+    check_apart("state", slots, tensors, "out", "window")

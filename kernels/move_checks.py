@@ -1,0 +1,190 @@
+"""What gather, scatter and the ops on records ask of their arguments. Knows no Triton.
+
+Each check raises ValueError naming the first argument that does not fit.
+"""
+
+import torch
+from torch import Tensor
+
+from memstate.kernels.blocks import Blocks, blocks_of, is_dense, taps_are_fastest
+from memstate.kernels.checks import (
+    INT32,
+    check_apart,
+    check_columns,
+    check_contiguous,
+    check_distinct,
+    check_float,
+    check_memory,
+    check_shape,
+    check_tensors,
+)
+from memstate.kernels.tables import RECORD_ALIGNMENT, RecordMap, ScaledMap
+
+
+def check_plane(plane: Tensor, beside: dict[str, Tensor]) -> Blocks:
+    """Where the blocks of a plane lie; refuses what is not `layer slot ...`, and blocks that are not contiguous.
+
+    Args:
+        plane: the plane.
+        beside: the other tensors of the call, by name.
+    """
+    check_tensors({"plane": plane} | beside)
+    check_memory("plane", plane, plane.device)
+    if plane.dim() < 2:
+        raise ValueError(f"plane: expected `layer slot ...`, got {tuple(plane.shape)}")
+    if not is_dense(plane.shape[2:], plane.stride()[2:]):
+        raise ValueError(
+            f"plane: one layer of one slot must be contiguous, got {tuple(plane.shape)} with strides {plane.stride()}"
+        )
+    return blocks_of(plane, 2)
+
+
+def check_beside(plane: Tensor, name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...]) -> None:
+    """Refuses a tensor that is not of `shape` along `pattern`, contiguous, and of the plane's dtype."""
+    check_shape(name, tensor, pattern, shape)
+    if tensor.dtype != plane.dtype:
+        raise ValueError(f"{name}: expected {plane.dtype} as the plane, got {tensor.dtype}")
+    check_memory(name, tensor, plane.device)
+    check_contiguous(name, tensor, pattern)
+
+
+def check_gather(plane: Tensor, slots: Tensor, out: Tensor) -> None:
+    """Refuses arguments of `gather_slots` that do not fit each other."""
+    blocks = check_plane(plane, {"slots": slots, "out": out})
+    check_columns(plane.device, None, slots=slots)
+    check_beside(plane, "out", out, "layer batch ...", (plane.shape[0], slots.numel(), *plane.shape[2:]))
+    check_apart("plane", blocks, {"out": out})
+    check_apart("slots", blocks_of(slots, 1), {"out": out})
+
+
+def check_scatter(plane: Tensor, slots: Tensor, batch: Tensor) -> None:
+    """Refuses arguments of `scatter_slots` that do not fit each other."""
+    beside = {"slots": slots, "batch": batch}
+    blocks = check_plane(plane, beside)
+    check_columns(plane.device, None, slots=slots)
+    check_beside(plane, "batch", batch, "layer batch ...", (plane.shape[0], slots.numel(), *plane.shape[2:]))
+    check_distinct("plane", blocks)
+    check_apart("plane", blocks, beside)
+
+
+def check_accepted(
+    plane: Tensor, window: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
+) -> None:
+    """Refuses arguments of `scatter_accepted` that do not fit each other."""
+    columns = {"write": write, "accepted": accepted, "snapshot": snapshot, "crossed": crossed}
+    beside = {"window": window} | columns
+    blocks = check_plane(plane, beside)
+    if window.dim() < 3:
+        raise ValueError(f"window: expected `layer batch step ...`, got {tuple(window.shape)}")
+    batch, step = window.shape[1:3]
+    check_beside(plane, "window", window, "layer batch step ...", (plane.shape[0], batch, step, *plane.shape[2:]))
+    check_columns(plane.device, batch, **columns)
+    check_distinct("plane", blocks)
+    check_apart("plane", blocks, beside)
+
+
+def check_inputs(
+    plane: Tensor, inputs: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
+) -> None:
+    """Refuses arguments of `scatter_inputs` that do not fit each other."""
+    columns = {"write": write, "accepted": accepted, "snapshot": snapshot, "crossed": crossed}
+    beside = {"inputs": inputs} | columns
+    check_tensors({"plane": plane} | beside)
+    check_memory("plane", plane, plane.device)
+    if plane.dim() != 4:
+        raise ValueError(f"plane: expected `layer slot tap-1 channel`, got {tuple(plane.shape)}")
+    layer, _, taps, channel = plane.shape
+    if not is_dense(plane.shape[2:], plane.stride()[2:]) and not taps_are_fastest(plane):
+        raise ValueError(
+            f"plane: one layer of one slot must be dense, as `tap channel` or `channel tap`, got {tuple(plane.shape)} "
+            f"with strides {plane.stride()}"
+        )
+    if inputs.dim() != 4 or inputs.shape[2] < taps:
+        raise ValueError(
+            f"inputs: expected `layer batch tap-1+step channel` with tap-1 = {taps}, got {tuple(inputs.shape)}"
+        )
+    batch, length = inputs.shape[1:3]
+    check_beside(plane, "inputs", inputs, "layer batch tap-1+step channel", (layer, batch, length, channel))
+    check_columns(plane.device, batch, **columns)
+    blocks = blocks_of(plane, 2)
+    check_distinct("plane", blocks)
+    check_apart("plane", blocks, beside)
+
+
+def check_pack(
+    records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, name: str, held: Tensor, first: int,
+    count: int,
+) -> None:  # fmt: skip
+    """Refuses arguments of `pack_slots` and `unpack_slots` that do not fit each other.
+
+    Args:
+        records: the map of the planes.
+        slots: see `Backend.pack_slots`.
+        index: see `Backend.pack_slots`.
+        places: see `Backend.pack_slots`.
+        name: of the argument `held`.
+        held: the records.
+        first: the first tile.
+        count: how many tiles.
+    """
+    _check_entries(records.tiles.device, slots, index, places, name, held, records.nbytes)
+    _check_range("tiles", first, count, records.tiles.shape[0])
+    _check_outside(name, held, records.blocks)
+
+
+def check_int8(
+    planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, name: str, held: Tensor, first: int,
+    count: int,
+) -> None:  # fmt: skip
+    """Refuses arguments of `pack_int8` and `unpack_int8` that do not fit each other; `first`, `count`: layers."""
+    check_float("planes", planes.tensors[0])
+    _check_entries(planes.layers.device, slots, index, places, name, held, planes.nbytes)
+    _check_range("layers", first, count, planes.layers.shape[0])
+    _check_outside(name, held, planes.tensors)
+
+
+def _check_range(what: str, first: int, count: int, total: int) -> None:
+    if not 0 <= first <= first + count <= total:
+        raise ValueError(f"{what} {first} to {first + count - 1}: expected from 0 to {total - 1}")
+
+
+def _check_entries(
+    device: torch.device, slots: Tensor | None, index: Tensor, places: Tensor, name: str, held: Tensor, nbytes: int
+) -> None:
+    """Refuses columns of another device, and records that are not `nbytes` bytes each, reachable, and apart."""
+    columns = {"slots": slots, "index": index, "places": places}
+    check_tensors(columns | {name: held}, "slots")
+    if slots is not None:
+        check_columns(device, None, INT32, slots=slots)
+    check_columns(device, None, index=index, places=places)
+    if held.dtype is not torch.uint8 or held.dim() != 2 or held.shape[1] != nbytes:
+        got = f"{held.dtype} {tuple(held.shape)}"
+        raise ValueError(f"{name}: expected uint8 `record byte` = (records, {nbytes}), got {got}")
+    if held.device.type == "cpu" != device.type:
+        if held.numel() and not held.is_pinned():
+            raise ValueError(f"{name}: host memory that {device} cannot reach: allocate it with pin_memory=True")
+    else:
+        check_memory(name, held, device)
+    stride = held.stride(0) if len(held) > 1 else 0  # that of a single record means nothing
+    if held.numel() and ((held.stride(1) != 1 and nbytes > 1) or (held.data_ptr() | stride) % RECORD_ALIGNMENT):
+        raise ValueError(
+            f"{name}: expected records of contiguous bytes, at multiples of {RECORD_ALIGNMENT}, got address "
+            f"{held.data_ptr():#x} and strides {held.stride()}"
+        )
+    if name == "out" and held.numel() and len(held) > 1 and stride < nbytes:
+        raise ValueError(f"out: records of {nbytes} bytes lie {stride} bytes apart: what one stores another has")
+    check_apart(name, blocks_of(held, 1), columns)
+
+
+def _check_outside(name: str, held: Tensor, planes: tuple[Tensor, ...]) -> None:
+    """Refuses records that share bytes with planes `layer slot ...`."""
+    if not held.numel() or (planes and planes[0].device != held.device):
+        return
+    start, nbytes, step = held.data_ptr(), held.shape[1], held.stride(0)
+    end = start + (len(held) - 1) * step + nbytes
+    for plane in planes:
+        blocks = blocks_of(plane, 2)
+        if blocks.start < end and start < blocks.end():
+            for place in range(len(held)):
+                if blocks.meets(start + place * step, start + place * step + nbytes):
+                    raise ValueError(f"{name}: record {place} shares bytes with a plane: give it memory of its own")

@@ -123,7 +123,7 @@ def test_what_sleeps_gives_no_plane_and_no_slot(backend: Backend) -> None:
     loop = Loop(backend, ms.Redirect(I))
     loop.mem.sleep()
     free = loop.mem.free_slots
-    for call in (lambda: loop.mem.pool.claim(3), lambda: loop.mem.planes):
+    for call in (lambda: loop.mem.pool.claim(3), lambda: next(iter(loop.mem.planes.values()))):
         with pytest.raises(ms.Asleep):
             call()
     loop.mem.wake()

@@ -109,7 +109,7 @@ DOORS: dict[str, Callable[[House, Any], object]] = {
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("odd", ODD)
 def test_what_is_no_salt_is_refused(door: str, odd: str) -> None:
-    for tiers in (None, {"store": MemoryStore()}) if door != "prefetch" else ({"storage": MemoryStore()},):
+    for tiers in (None, {"store": MemoryStore()}) if door != "prefetch" else ({"store": MemoryStore()},):
         house = House(tiers=tiers)
         house.turn(8, 1)
         before = house.mem.stats(), house.mem.prefix.inspect()  # type: ignore[union-attr]

@@ -23,7 +23,7 @@ from memstate.cli.compile.provenance import WIDE_BITS
 from memstate.errors import CompileFailed
 
 ROOT = Path(__file__).parents[2]
-RECORDS = ROOT / "tests" / "compiled"
+RECORDS = ROOT / "tests" / "proof" / "compiled"
 TRITONS = ROOT / "build" / "triton"
 INSTALLED: str = triton.__version__
 VERSIONS = ("3.6.0", "installed", "newest")

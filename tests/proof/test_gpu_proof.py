@@ -226,7 +226,7 @@ def test_files_whose_packages_are_missing_are_left_out(monkeypatch: pytest.Monke
     absent = ("typer", "rich", "nowhere")
     monkeypatch.setattr(collecting, "missing", lambda package: package in absent)
     assert collecting.lacking("import os, nowhere.inside\nfrom memstate import tuning") == ["nowhere"]
-    assert collecting.lacking("from memstate import cli") == ["rich", "typer"]
+    assert collecting.lacking("from memstate.cli import app") == ["rich", "typer"]
     assert collecting.lacking("import memstate.cli.app") == ["rich", "typer"]
     assert collecting.lacking("def f():\n    import nowhere") == []
 

@@ -30,7 +30,7 @@ from memstate.slots import commands, packet
 from memstate.state import windows
 from memstate.tiers import load as promotion
 from memstate.tiers import records
-from memstate.tiers import writeback as stowing
+from memstate.tiers import writeback
 from memstate.tiers.host import cache as host_cache
 from memstate.tiers.host import pool as host_pool
 from memstate.tiers.prefetch import background
@@ -290,7 +290,7 @@ def slots_are_packed_before_the_packet(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_load_is_pinned_for_good(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(promotion.Loader, "let_go", lambda self, given: None)
+    patch.setattr(promotion.Loader, "release", lambda self, given: None)
 
 
 def slots_of_states_from_below_are_not_counted(patch: pytest.MonkeyPatch) -> None:
@@ -314,7 +314,7 @@ def records_are_not_checked(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_cancelled_prefetch_keeps_its_records(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(claim.Claim, "give_back", lambda self: None)
+    patch.setattr(claim.Reservation, "release", lambda self: None)
 
 
 def what_was_cancelled_is_still_read(patch: pytest.MonkeyPatch) -> None:
@@ -323,14 +323,14 @@ def what_was_cancelled_is_still_read(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_failed_write_is_never_tried_again(patch: pytest.MonkeyPatch) -> None:
-    end = stowing.WriteBack._end
+    end = writeback.WriteBack._end
 
     def broken(self: Any, shelf: Any, entries: Any, future: Any) -> None:
         end(self, shelf, entries, future)
         for entry in entries:
             entry.stored = True
 
-    patch.setattr(stowing.WriteBack, "_end", broken)
+    patch.setattr(writeback.WriteBack, "_end", broken)
 
 
 BREAKS: dict[Break, tuple[str, bool]] = {

@@ -82,7 +82,7 @@ class Rig:
         entries = []
         for cache, form, key, length in wanted:
             assert cache is not None
-            (row,) = cache.take(1)
+            (row,) = cache.claim(1)
             cache.pool.buffer(row)[:] = np.frombuffer(record(form, key, length), np.uint8)
             entries.append(cache.add(key, row, length))
         return entries

@@ -160,7 +160,7 @@ class Tiered(Server):
 
     def drain(self) -> None:
         """All that is to be written is written or given up."""
-        while self.below.stowing and self.below.stowing.pending:
+        while self.below.writeback and self.below.writeback.pending:
             self.work()
 
     def keeps(self) -> set[History]:
@@ -210,8 +210,8 @@ class Tiered(Server):
     @property
     def landed(self) -> bool:
         """Whether nothing is on its way anywhere."""
-        stowing, host = self.below.stowing, self.below.host
-        return not (host.loads or host.backups or (stowing and stowing.pending))
+        writeback, host = self.below.writeback, self.below.host
+        return not (host.loads or host.backups or (writeback and writeback.pending))
 
     def empty(self) -> None:
         """Nothing runs, nothing is on its way: everything is free after clearing, on the device and here."""

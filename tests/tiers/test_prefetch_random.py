@@ -143,7 +143,7 @@ class Program:
             model.evict(n)
             return f"rank {number} evicts {n} of {kind}"
         keys, page = self.rng.choice(self.prompts), self.rng.randrange(MOST)
-        rows, slots = real.take(1), model.take(1)
+        rows, slots = real.claim(1), model.take(1)
         assert bool(rows) == bool(slots)
         if rows:
             bytes_of = record(KV if kind == "kv" else STATE, keys[page], (page + 1) * PAGE)

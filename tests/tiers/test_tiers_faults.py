@@ -90,9 +90,9 @@ def test_what_is_evicted_before_its_turn_is_missed_and_not_written(plain: Backen
     at.cache_prompts(ONE)
     at.cache.evict_states(1)
     at.mem.submit()
-    assert at.below.stowing is not None and at.below.stowing.pending == 0, "before the poll nobody has heard of it"
+    assert at.below.writeback is not None and at.below.writeback.pending == 0, "before the poll nobody has heard of it"
     at.mem.poll()
-    assert at.below.stowing.pending == 3 and len(jobs.jobs) == 1
+    assert at.below.writeback.pending == 3 and len(jobs.jobs) == 1
     at.work()  # one page: of two records one may be pinned at a time
     at.give_up(pages=60)
     at.cache_prompts(whole(2))

@@ -150,7 +150,7 @@ def test_states_are_written_for_good_once_nothing_is_pending(plain: Backend) -> 
     at.mem.submit()
     at.below.flush()
     kinds = [name.split("-")[0] for name in store.asked("put")]
-    assert kinds == ["kv"] * 4 + ["state"] and at.below.stowing and at.below.stowing.pending == 0
+    assert kinds == ["kv"] * 4 + ["state"] and at.below.writeback and at.below.writeback.pending == 0
     at.below.flush()
     assert len(store.asked("put")) == 5
     at.mem.close()

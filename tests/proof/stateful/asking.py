@@ -92,7 +92,7 @@ class Asking(Admitting):
         return self.owner(register)[0]
 
     def snapshot(self, d: Digits) -> None:
-        picture = self.attempt(set(), self.mem.snapshot)
+        picture = self.attempt(set(), self.mem.inspect)
         if picture is REFUSED:
             return
         model = self.model

@@ -135,7 +135,7 @@ class Hosting:
 
     # Up
 
-    def look(self, tokens: Text, salt: Hashable, found: Found) -> Hit | None:
+    def find(self, tokens: Text, salt: Hashable, found: Found) -> Hit | None:
         """The longest state beyond the device's with all KV in between."""
         size = self.settings.page_size
         keys = self.keys(tokens[: max(0, len(tokens) - 1)], salt)

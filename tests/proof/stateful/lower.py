@@ -14,7 +14,7 @@ import torch
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.tiers import manager
-from memstate.tiers import writeback as stowing
+from memstate.tiers import writeback
 from memstate.tiers.host import transfers
 from memstate.tiers.keys import Keys
 from memstate.tiers.prefetch import background
@@ -64,8 +64,8 @@ class Lower:
         self.real, self.below = mem.tiers, model.below
         if self.kv:
             self.kv.attach(model)
-        self.keys = Keys(self.real._shelves[0][1].fingerprint, self.settings.page_size)
-        forms = [form for _, form in self.real._shelves]
+        self.keys = Keys(self.real._sources[0][1].fingerprint, self.settings.page_size)
+        forms = [form for _, form in self.real._sources]
         self.forms = dict(zip(("state", "kv"), forms, strict=False))
         self.payload = {kind: self._payload(kind) for kind in self.forms}
         s = self.settings
@@ -82,7 +82,7 @@ class Lower:
     def waiting(self) -> Iterator[None]:
         """Whoever waits for threads inside lets them run."""
         with ExitStack() as stack:
-            for module in (background, manager, stowing):
+            for module in (background, manager, writeback):
                 stack.enter_context(mock.patch.object(module, "wait", self._wait))
             yield
 
@@ -169,14 +169,14 @@ class Lower:
     def name(self, kind: str, key: Key) -> str:
         return f"{kind}-{self.digest(key).hex()}"
 
-    def look(self, fetches: Mapping[ms.tiers.Fetch, Fetched]) -> None:
+    def look(self, fetches: Mapping[ms.Fetch, Fetched]) -> None:
         real, below = self.real, self.below
         if self.memory.device.type == "cuda":
             torch.cuda.synchronize()
         assert len(self.threads.jobs) == len(below.jobs), f"{len(self.threads.jobs)} jobs, expected {len(below.jobs)}"
         states = [job.future.done() for job in self.threads.jobs]
         assert states == [job.ended for job in below.jobs], "jobs that have ended"
-        shelves = [(cache, form.header_bytes, form.kind) for cache, form in real._shelves]
+        shelves = [(cache, form.header_bytes, form.kind) for cache, form in real._sources]
         if below.dense:
             shelves.append((real.host.dense, 0, "state"))
         for (cache, header, kind), shelf in zip(shelves, [*below.shelves, *([below.dense] if below.dense else [])],

@@ -78,7 +78,7 @@ class Machine:
             self.mem = build(
                 s.layout, slots=s.slots, max_requests=s.rows, preallocated=s.preallocated, max_batch=s.max_batch,
                 tracking=s.tracking, overlap=s.overlap, speculation=s.speculation, in_place=s.in_place,
-                direct_hits=s.direct_hits, snapshots=s.holders, reserve=s.reserve, pages=s.pages, page_size=s.page_size,
+                direct_hits=s.direct_hits, snapshots=s.snapshots, reserve=s.reserve, pages=s.pages, page_size=s.page_size,
                 pages_per_row=s.pages_per_row, tensors=self.memory.tensors, debug=s.debug,
                 backend=backend.name, device=backend.device, prefix=s.cache,
                 tiers=self.lower.tiers if self.lower else None,
@@ -97,10 +97,10 @@ class Machine:
         self.dropped: deque[ms.Snapshot] = deque(maxlen=4)
         self.flights: list[Flight] = []
         self.settled: deque[ms.Step] = deque(maxlen=3)
-        self.fetches: dict[ms.tiers.Fetch, Fetched] = {}
+        self.fetches: dict[ms.Fetch, Fetched] = {}
         self.asleep = False
         self.in_gap = False  # a step is planned, and its forward not launched
-        self.asked: deque[tuple[ms.readback.Readback, list[list[int]]]] = deque(maxlen=5)  # and what it must answer
+        self.asked: deque[tuple[ms.Readback, list[list[int]]]] = deque(maxlen=5)  # and what it must answer
         self.fed = 1000  # tokens so far, each another number
         self.calls = 0
         self.errors: Counter[str] = Counter()

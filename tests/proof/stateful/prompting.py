@@ -111,8 +111,8 @@ class Prompting(Settling):
             faults.add(ms.InvalidArgument)
         elif wrong == 2:
             busy = [session for session, talk in self.talks.items() if talk.row]
-            session, talk = d.pick("session", *busy, *self.closed, ms.requests.Session("nobody's", 0)), None
-            known = isinstance(session, ms.requests.Session) and session not in self.talks
+            session, talk = d.pick("session", *busy, *self.closed, ms.Session("nobody's", 0)), None
+            known = isinstance(session, ms.Session) and session not in self.talks
             faults.add(ms.StaleHandle if known else ms.InvalidArgument)
         elif wrong == 3 and session:
             tokens = None

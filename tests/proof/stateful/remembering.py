@@ -121,7 +121,7 @@ class Remembering(Asking):
             session = d.pick("session", None)
         talk, faults = self.talks.get(session), set()
         if talk is None:
-            faults = {ms.StaleHandle if isinstance(session, ms.requests.Session) else ms.InvalidArgument}
+            faults = {ms.StaleHandle if isinstance(session, ms.Session) else ms.InvalidArgument}
         elif talk.row:
             faults = {ms.InvalidArgument}
         if self.attempt(faults, lambda: self.mem.close_session(session)) is not REFUSED:

@@ -44,7 +44,7 @@ class Settings:
     rows: int = 2
     preallocated: int = 0
     max_batch: int | None = None
-    holders: int | None = None
+    snapshots: int | None = None
     reserve: int = 0
     page_size: int = 1
     pages: int = 0
@@ -142,14 +142,14 @@ class Settings:
 
     @property
     def holder_count(self) -> int:
-        return self.slots + self.prefix * self.row_count if self.holders is None else self.holders
+        return self.slots + self.prefix * self.row_count if self.snapshots is None else self.snapshots
 
     @property
     def cache(self) -> ms.Prefix | None:
         """A new one: policies remember what they have seen."""
         if not self.prefix:
             return None
-        return ms.Prefix(ms.prefix.Lru(), ms.prefix.LruPages(self.tombstones), self.most_states, self.evict)
+        return ms.Prefix(ms.policies.Lru(), ms.policies.LruPages(self.tombstones), self.most_states, self.evict)
 
     def tiers(self, kv: Planes | None, store: Store, executor: Executor, clock: Callable[[], float]) -> Tiers | None:
         if not self.tiered:

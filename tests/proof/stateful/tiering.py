@@ -30,7 +30,7 @@ class Tiering(Remembering):
         prompt, salt = self.draw_prompt(d, talk), self.draw_salt(d)
         self.prefetch_for(d, prompt, talk.salt if talk else salt, session)
 
-    def prefetch_for(self, d: Digits, prompt: Text, salt: Hashable, session: Any = None) -> ms.tiers.Fetch | None:
+    def prefetch_for(self, d: Digits, prompt: Text, salt: Hashable, session: Any = None) -> ms.Fetch | None:
         model, below, s = self.model, self.model.below, self.settings
         given, faults = spelled(d, prompt), set[type[ms.MemstateError]]()
         if not below or not s.storing:
@@ -56,7 +56,7 @@ class Tiering(Remembering):
         self.fetches[fetch] = below.start(keys, covered, found.kv)
         return fetch
 
-    def _open(self) -> list[ms.tiers.Fetch]:
+    def _open(self) -> list[ms.Fetch]:
         return [fetch for fetch, told in self.fetches.items() if not told.done]
 
     def ready(self, d: Digits) -> None:
@@ -65,7 +65,7 @@ class Tiering(Remembering):
         if below and (fetches := list(self.fetches)):
             self.ready_for(d.pick(*(self._open() or fetches), *fetches[-1:]))
 
-    def ready_for(self, fetch: ms.tiers.Fetch) -> None:
+    def ready_for(self, fetch: ms.Fetch) -> None:
         assert self.mem.tiers and self.model.below
         self._same("ready", self.mem.tiers.ready(fetch), self.model.below.ready(self.fetches[fetch]))
         self.look()
@@ -122,7 +122,7 @@ class Tiering(Remembering):
         below, tiers = self.model.below, self.mem.tiers
         if below and tiers:
             at, n = d(len(below.shelves)), d.pick(1, 2, 3, 99)
-            tiers._shelves[-1 - at][0].evict(n)
+            tiers._sources[-1 - at][0].evict(n)
             below.shelves[-1 - at].evict(n)
 
     def hurt(self, d: Digits, fetch: Fetched) -> None:

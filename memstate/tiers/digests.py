@@ -13,8 +13,8 @@ class Digests:
     page: tokens.
     """
 
-    def __init__(self, keys: Keys, page: int) -> None:
-        self._keys, self._unit = keys, page * BYTES
+    def __init__(self, keys: Keys) -> None:
+        self._keys, self._unit = keys, keys.page_tokens * BYTES
 
     def of_node(self, tree: Tree, node: Node) -> list[bytes]:
         """Those of all pages up to a node's end."""

@@ -1,5 +1,6 @@
-"""The tiers of one manager put together: what goes down by which rule, what comes up, and what each iteration moves
-on. Orchestrates; moves no byte itself.
+"""The tiers of one manager: builds them, and decides what goes down, what comes up, and what each poll advances.
+
+Orchestrates; moves no byte itself.
 """
 
 from collections import Counter
@@ -16,56 +17,65 @@ from memstate.requests.snapshots import Snapshot
 from memstate.slots.commands import CommandBuffer
 from memstate.state.planes import Planes
 from memstate.stats import TierStats
-from memstate.tiers.building import build
 from memstate.tiers.digests import Digests
-from memstate.tiers.host.cache import CachedRecord
-from memstate.tiers.host.tier import Hit, Host
-from memstate.tiers.keys import Keys
+from memstate.tiers.host.cache import CachedRecord, RecordCache
+from memstate.tiers.host.packing import Packing
+from memstate.tiers.host.pool import RecordPool
+from memstate.tiers.host.tier import Hit, HostTier, RecordSet
+from memstate.tiers.host.transfers import Transfers
+from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.prefetch.agreed import AgreedHits
 from memstate.tiers.prefetch.agreement import Alone, Ranks
 from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tiers.prefetch.prefetcher import Prefetcher
+from memstate.tiers.records import RecordFormat
 from memstate.tiers.settings import Tiers
 from memstate.tiers.stores.base import NoStore
-from memstate.tiers.writeback import Source, WriteBack
+from memstate.tiers.writeback import WriteBack
 from memstate.tokens import BYTES
 
 SECOND_HIT = 2
 
 
 class TierManager:
-    """Host memory and storage under a prefix cache, whose `below` it is.
+    """Keeps states and KV pages in host memory and storage, below a prefix cache.
 
-    storage: the device's states. Raises: ConfigurationError.
+    Args:
+        settings: What the tiers are like.
+        planes: The device's states.
+        cache: The prefix cache; this object becomes its `below`.
+        commands: The manager's command buffer.
+        pages: The page table of all rows.
+
+    Raises:
+        ConfigurationError: The settings do not fit the manager's pages or planes, or memory is short.
     """
 
     def __init__(
         self, settings: Tiers, planes: Planes, cache: PrefixCache, commands: CommandBuffer, pages: PageTable
     ) -> None:
+        kv = settings.kv
         self.settings, self._cache, self._commands = settings, cache, commands
         self._unit, self._closed = pages.page_size * BYTES, False
-        self._memories = [each.memory for each in (planes, settings.kv) if each is not None]
-        self._layers = {"state": planes.layout.layers, "kv": settings.kv.layout.layers if settings.kv else 0}
-        built = build(settings, planes, pages)
-        digests = Digests(Keys(built.mark, pages.page_size), pages.page_size)
-        self.host = Host(cache.tree, digests, commands, pages, built.states, built.kv, built.dense, settings.layerwise)
-        self._sources: list[Source] = [(built.states.cache, built.of_state)]
-        if built.kv is not None and built.of_kv is not None:
-            self._sources.append((built.kv.cache, built.of_kv))
+        self._memories = [each.memory for each in (planes, kv) if each is not None]
+        self._layers = {"state": planes.layout.layers, "kv": kv.layout.layers if kv else 0}
+        mark, states, of_kv, dense = _record_sets(settings, planes, pages)
+        digests = Digests(Keys(mark, pages.page_size))
+        self.host = HostTier(cache.tree, digests, commands, pages, states, of_kv, dense, settings.layerwise)
+        self._caches = [each for each in (self.host.states, self.host.kv) if each is not None]
         self._due: list[tuple[Node, Snapshot]] = []
         self._executor = settings.executor or ThreadPoolExecutor(settings.threads, "memstate")
         self.agreed: AgreedHits | None = None
         self.writeback: WriteBack | None = None
         self.prefetcher: Prefetcher | None = None
         if settings.store is not None:
-            for source in self._sources:
-                settings.store.register(source[0].pool.memory)
+            for records in self._caches:
+                settings.store.register(records.pool.memory)
             self.writeback = WriteBack(settings.store, self._executor)
         if settings.store is not None or settings.group is not None:
             self.agreed = AgreedHits(self.host, pages.page_size) if settings.group is not None else None
             self.prefetcher = Prefetcher(
-                self.host.kv, self.host.states, built.of_kv, built.of_state, settings.store or NoStore(),
-                settings.prefetch, pages.page_size,
+                self.host.kv, self.host.states, settings.store or NoStore(), settings.prefetch, pages.page_size,
                 Alone() if settings.group is None else Ranks(settings.group), self._executor, settings.clock,
                 self.agreed.ended if self.agreed is not None else None,
             )  # fmt: skip
@@ -184,8 +194,8 @@ class TierManager:
     def _write_back(self, entries: Sequence[CachedRecord]) -> None:
         if self.writeback is None:
             return
-        for source in self._sources[::-1]:  # KV first: a state without it is of no use
-            self.writeback.add(source, [entry for entry in entries if source[0].get(entry.key) is entry])
+        for cache in self._caches[::-1]:  # KV first: a state without it is of no use
+            self.writeback.add(cache, [entry for entry in entries if cache.get(entry.key) is entry])
 
     def flush(self) -> None:
         """Brings every cached state to host memory and, as far as there is one, to storage. Syncs: yes. Raises: Asleep;
@@ -197,7 +207,7 @@ class TierManager:
         self._require_in_order("flush")
         self._commands.submit()
         self._due = []
-        for cache, _ in self._sources[::-1]:
+        for cache in reversed(self._caches):
             self._write_back(list(cache.entries()))  # what storage could not take before, once more
         self._write_all()
         nodes, room = list(self._cache.nodes.values()), max(1, self.host.states.pool.records // 2)
@@ -232,14 +242,14 @@ class TierManager:
             self.agreed.clear()
         if self.writeback is not None:
             self.writeback.forget()
-        for cache in (*(cache for cache, _ in self._sources), self.host.dense):
+        for cache in (*self._caches, self.host.dense):
             if cache is not None:
                 cache.evict(len(cache))
 
     def note(self, hits: Sequence[tuple[Hit, int]]) -> None:
         """Counts what requests start from: hits, each with the tokens that the device had."""
         for hit, had in hits:
-            place = "dense" if hit.tier.cache is self.host.dense else "storage" if hit.state.fetched else "host"
+            place = "dense" if hit.record_set.cache is self.host.dense else "storage" if hit.state.fetched else "host"
             self._hit_tokens[place] += hit.length - had
 
     def stats(self) -> TierStats:
@@ -253,7 +263,7 @@ class TierManager:
             host_page_records=kv.pool.records if kv else 0,
             dense_states=len(host.dense) if host.dense else 0,
             dense_records=host.dense.pool.records if host.dense else 0,
-            host_bytes=sum(cache.pool.memory.nbytes for cache, _ in self._sources),
+            host_bytes=sum(cache.pool.memory.nbytes for cache in self._caches),
             staging_bytes=host.staging_bytes,
             dense_hit_tokens=self._hit_tokens["dense"],
             host_hit_tokens=self._hit_tokens["host"],
@@ -278,7 +288,7 @@ class TierManager:
         held = self.prefetcher.held if self.prefetcher else (0, 0)
         return sum(
             cache.pool.records - cache.pool.free - cache.pool.waiting - len(cache) - taken
-            for (cache, _), taken in zip(self._sources, held, strict=False)
+            for cache, taken in zip(self._caches, held, strict=False)
         )
 
     def close(self) -> None:
@@ -295,3 +305,40 @@ class TierManager:
             self._executor.shutdown(wait=True)
         if self.settings.store is not None:
             self.settings.store.close()
+
+
+def _record_sets(
+    settings: Tiers, planes: Planes, pages: PageTable
+) -> tuple[bytes, RecordSet, RecordSet | None, RecordSet | None]:
+    """The fingerprint in all records, and the records of states, of KV pages, and of states on the device."""
+    kv, on_device = settings.kv, pages.allocator.pages
+    if (kv is not None) != (on_device > 0) or (kv is not None and kv.slots != on_device):
+        raise ConfigurationError(
+            f"tiers with kv={kv} for {on_device} KV pages: give the planes of all pages, or manage pages elsewhere "
+            "(pages=None)"
+        )
+    packing = Packing(planes, settings.int8)
+    if not packing.nbytes:
+        raise ConfigurationError(f"tiers for {planes}: its states have 0 bytes, so there is nothing to save")
+    mark = fingerprint(
+        settings.model, packing.layout, kv.layout if kv else None, pages.page_size, settings.rank, settings.ranks
+    )
+    pinned, groups = planes.device.type == "cuda", settings.layer_groups
+
+    def made(packing: Packing, form: RecordFormat, records: int, staging: int, groups: int) -> RecordSet:
+        pool = RecordPool(records, form.nbytes, pinned=pinned)
+        transfers = Transfers(planes, packing, pool, form.header_bytes, staging, groups)
+        return RecordSet(RecordCache(pool, form, int(records * settings.reserve)), transfers)
+
+    of_state, of_kv, dense = RecordFormat("state", packing.layout, mark), None, None
+    states = made(packing, of_state, settings.host_slots, settings.staging, groups)
+    if kv is not None:
+        form, of_page = RecordFormat("kv", kv.layout, mark), Packing(kv)
+        of_page.backend = planes.backend  # which counts what the manager launches
+        staged = max(settings.staging * packing.nbytes // form.body_bytes, min(settings.staging, 1))
+        count = settings.host_pages or max(1, settings.host_slots * on_device // planes.slots)
+        of_kv = made(of_page, form, count, staged, 1)  # groups of layers of pages would be thousands of copies
+    if settings.dense_slots:
+        pool = RecordPool(settings.dense_slots, packing.nbytes, device=planes.device)
+        dense = RecordSet(RecordCache(pool, of_state), Transfers(planes, packing, pool, 0, 0, groups))
+    return mark, states, of_kv, dense

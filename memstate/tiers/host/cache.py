@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from memstate.tiers.host.pool import RecordPool
+from memstate.tiers.records import RecordFormat
 
 
 @dataclass(slots=True, eq=False)
@@ -32,8 +33,8 @@ class RecordCache:
     reserve: records that `room` leaves to whoever has more right to them.
     """
 
-    def __init__(self, pool: RecordPool, reserve: int = 0) -> None:
-        self.pool, self.reserve = pool, reserve
+    def __init__(self, pool: RecordPool, form: RecordFormat, reserve: int = 0) -> None:
+        self.pool, self.form, self.reserve = pool, form, reserve
         self._entries: OrderedDict[bytes, CachedRecord] = OrderedDict()  # least recently used first
         self._pinned = 0
         self.evicted = 0

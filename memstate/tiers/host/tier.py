@@ -24,10 +24,10 @@ from memstate.tiers.digests import Digests
 from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.host.transfers import Ticket, Transfers
 
-Filling = tuple[int, CachedRecord]  # a register or a page, and the record it goes to or comes from
+Copy = tuple[int, CachedRecord]  # a register or a page, and the record it goes to or comes from
 
 
-class Tier(NamedTuple):
+class RecordSet(NamedTuple):
     """Records of one kind in one place, and the way there and back."""
 
     cache: RecordCache
@@ -38,22 +38,22 @@ class Tier(NamedTuple):
 class Hit:
     """What lies below the tree of a prompt.
 
-    length: tokens up to the state. state: its entry, in `tier`. pages: entries of KV pages from page `first` on; those
+    length: tokens up to the state. state: its entry, in `record_set`. pages: entries of KV pages from page `first` on; those
     before are on the device. keys: of all its pages.
     """
 
     length: int
-    tier: Tier
+    record_set: RecordSet
     state: CachedRecord
     first: int
     pages: Sequence[CachedRecord]
     keys: Sequence[bytes] = ()
 
 
-class Transfer(NamedTuple):
+class InFlight(NamedTuple):
     """Records of one depot on their way."""
 
-    tier: Tier
+    record_set: RecordSet
     entries: list[CachedRecord]
     ticket: Ticket
 
@@ -65,21 +65,21 @@ class Load:
     registers: the states'. packets: sent before. awaited: the stream of the steps waits for all of it.
     """
 
-    parts: list[Transfer]
+    parts: list[InFlight]
     registers: list[int]
     packets: int
     awaited: bool = False
 
 
-class Host:
+class HostTier:
     """States and KV pages in host memory, and states in dense records on the device.
 
     kv: None where KV is the caller's. layerwise: the caller waits for layers itself, with `wait_layer`.
     """
 
     def __init__(
-        self, tree: Tree, digests: Digests, commands: CommandBuffer, pages: PageTable, states: Tier, kv: Tier | None,
-        dense: Tier | None, layerwise: bool,
+        self, tree: Tree, digests: Digests, commands: CommandBuffer, pages: PageTable, states: RecordSet,
+        kv: RecordSet | None, dense: RecordSet | None, layerwise: bool,
     ) -> None:  # fmt: skip
         self.tree, self._digests = tree, digests
         self._of_states, self._of_kv, self._dense = states, kv, dense
@@ -88,7 +88,7 @@ class Host:
         self._commands, self._slots = commands, commands.registers.table.slots
         self._pages_of, self._page_size, self._layerwise = pages.of, pages.page_size, layerwise
         self.loads: list[Load] = []
-        self.backups: list[list[Transfer]] = []
+        self.backups: list[list[InFlight]] = []
         self.refused = 0  # states that found no room here
         self._unwritten: set[int] = set()  # KV pages that the newest step's forward completes
         commands.before_packet(self.await_loads)
@@ -108,7 +108,7 @@ class Host:
 
         key: what of the prompt may be hit. unit: bytes of a key that one page takes.
         """
-        built = [tier for tier in (self._dense, self._of_states) if tier and len(tier.cache)]
+        built = [record_set for record_set in (self._dense, self._of_states) if record_set and len(record_set.cache)]
         if not built or len(key) // unit * self._page_size <= match.length:
             return None
         digests = self.digests(key, salt, match)
@@ -120,10 +120,10 @@ class Host:
             pages.append(entry)
         reach = first + len(pages) if self.kv is not None else len(digests)
         for end in range(reach, match.length // self._page_size, -1):
-            for tier in built:
-                if (state := tier.cache.get(digests[end - 1])) is not None:
+            for record_set in built:
+                if (state := record_set.cache.get(digests[end - 1])) is not None:
                     length, rest = end * self._page_size, pages[: max(0, end - first)]
-                    return Hit(length, tier, state, min(first, end), rest, digests[:end])
+                    return Hit(length, record_set, state, min(first, end), rest, digests[:end])
         return None
 
     def _touch(self, digests: Sequence[bytes]) -> None:
@@ -156,14 +156,14 @@ class Host:
     def pin(self, hits: Sequence[Hit]) -> None:
         """Keeps what was found until `unpin`."""
         for hit in hits:
-            hit.tier.cache.pin(hit.state)
+            hit.record_set.cache.pin(hit.state)
             for entry in hit.pages:
                 self._pages.pin(entry)
 
     def unpin(self, hits: Sequence[Hit]) -> None:
         """Ends `pin`."""
         for hit in hits:
-            hit.tier.cache.unpin(hit.state)
+            hit.record_set.cache.unpin(hit.state)
             for entry in hit.pages:
                 self._pages.unpin(entry)
 
@@ -176,23 +176,23 @@ class Host:
         """Copies states of nodes, and KV up to them, down, as far as there is room and they are not there; what is on
         the device may change owners right behind. Syncs: no.
         """
-        dense: list[Filling] = []  # register or page, and where it goes
-        states: list[Filling] = []
-        pages: list[Filling] = []
+        dense: list[Copy] = []  # register or page, and where it goes
+        states: list[Copy] = []
+        pages: list[Copy] = []
         for node in nodes:
             if node.snapshot is None:
                 continue
             digests, length = self._digests.of_node(self.tree, node), node.end * self._page_size
             if self.dense is not None:
-                self._file(self.dense, digests[-1], length, node.snapshot.register, dense)
-            kept = self._keep_pages(node, digests, pages)
-            kept = kept and self._file(self.states, digests[-1], length, node.snapshot.register, states)
+                self._add(self.dense, digests[-1], length, node.snapshot.register, dense)
+            kept = self._add_pages(node, digests, pages)
+            kept = kept and self._add(self.states, digests[-1], length, node.snapshot.register, states)
             self.refused += not kept
             self._touch(digests)
         self._send(dense, states, pages)
 
     @staticmethod
-    def _file(cache: RecordCache, key: bytes, length: int, of: int, due: list[Filling]) -> bool:
+    def _add(cache: RecordCache, key: bytes, length: int, of: int, due: list[Copy]) -> bool:
         """Files a record that is to be filled from `of`, unless the key is there; returns whether it is then."""
         if key in cache:
             return True
@@ -202,7 +202,7 @@ class Host:
         cache.pin(due[-1][1])  # or the next of these nodes could take the record before it is filled
         return True
 
-    def _keep_pages(self, node: Node, digests: Sequence[bytes], due: list[Filling]) -> bool:
+    def _add_pages(self, node: Node, digests: Sequence[bytes], due: list[Copy]) -> bool:
         """Files the KV pages up to a node that are not here; returns whether all of them are then. Not those that a
         forward has still to write.
         """
@@ -233,9 +233,9 @@ class Host:
 
     def _send(
         self,
-        dense: list[Filling],
-        states: list[Filling],
-        pages: list[Filling],
+        dense: list[Copy],
+        states: list[Copy],
+        pages: list[Copy],
     ) -> None:
         """Fills records that `keep` has filed, behind what is recorded of their registers. Pages do not wait for a
         forward: they may be given to others at once.
@@ -245,72 +245,75 @@ class Host:
         if named and pages and self._commands.waiting:
             self._send([], [], pages)
             pages = []
-        due = [(tier, of) for tier, of in
-               ((self._dense, dense), (self._of_states, states), (self._of_kv, pages)) if tier and of]  # fmt: skip
+        all_due = (self._dense, dense), (self._of_states, states), (self._of_kv, pages)
+        due = [(record_set, of) for record_set, of in all_due if record_set and of]
         fill = Action(lambda: self._fill(due, registers), forget=lambda: self._end_filling(due, []))
         if named:
             self._commands.then(fill)
         elif due:
             fill.run()
 
-    def _fill(self, due: Sequence[tuple[Tier, list[Filling]]], registers: set[int]) -> None:
-        parts: list[Transfer] = []
+    def _fill(self, due: Sequence[tuple[RecordSet, list[Copy]]], registers: set[int]) -> None:
+        parts: list[InFlight] = []
         try:
             for load in self.loads:  # what comes up may not go down before it is there
                 if not load.awaited and not registers.isdisjoint(load.registers):
                     self._await(load)
-            for tier, records in due:
-                parts.append(self._out(tier, None if tier is self._of_kv else self._slots, records))
+            for record_set, records in due:
+                parts.append(self._out(record_set, None if record_set is self._of_kv else self._slots, records))
         finally:
             self.backups += [parts] if parts else []
             self._end_filling(due, parts)
 
     @staticmethod
-    def _end_filling(due: Sequence[tuple[Tier, list[Filling]]], parts: Sequence[Transfer]) -> None:
-        for tier, records in due:
-            sent = any(part.tier is tier for part in parts)
+    def _end_filling(due: Sequence[tuple[RecordSet, list[Copy]]], parts: Sequence[InFlight]) -> None:
+        for record_set, records in due:
+            sent = any(part.record_set is record_set for part in parts)
             for _, entry in records:
-                tier.cache.unpin(entry)
+                record_set.cache.unpin(entry)
                 if not sent:  # nothing may be found that was never filled
-                    tier.cache.drop(entry)
+                    record_set.cache.drop(entry)
 
     @staticmethod
-    def _out(tier: Tier, slots: Tensor | None, due: Sequence[Filling]) -> Transfer:
+    def _out(record_set: RecordSet, slots: Tensor | None, due: Sequence[Copy]) -> InFlight:
         entries = [entry for _, entry in due]
-        ticket = tier.transfers.out(slots, [of for of, _ in due], [entry.record for entry in entries])
-        return Transfer(tier, entries, ticket)
+        ticket = record_set.transfers.out(slots, [of for of, _ in due], [entry.record for entry in entries])
+        return InFlight(record_set, entries, ticket)
 
-    def bring(self, states: Sequence[tuple[int, Hit]], pages: Sequence[Filling]) -> None:
+    def bring(self, states: Sequence[tuple[int, Hit]], pages: Sequence[Copy]) -> None:
         """Copies states of hits to registers, and pages to page ids, behind what is recorded so far. Nothing reads them
         before `await_loads` or `wait_layer`. Syncs: no.
         """
         for _, hit in states:
             self._touch(hit.keys)
-        due: list[tuple[Tier, Sequence[Filling]]] = []
-        for tier in (self._dense, self._of_states):
-            own = [(register, hit.state) for register, hit in states if hit.tier is tier]
-            due += [(tier, own)] if tier and own else []
+        due: list[tuple[RecordSet, Sequence[Copy]]] = []
+        for record_set in (self._dense, self._of_states):
+            own = [(register, hit.state) for register, hit in states if hit.record_set is record_set]
+            due += [(record_set, own)] if record_set and own else []
         due += [(self._of_kv, pages)] if pages and self._of_kv is not None else []
-        for tier, records in due:
+        for record_set, records in due:
             for _, entry in records:
-                tier.cache.pin(entry)
+                record_set.cache.pin(entry)
 
         def begin() -> None:
-            parts = [self._into(tier, None if tier is self._of_kv else self._slots, records) for tier, records in due]
+            parts = [
+                self._into(record_set, None if record_set is self._of_kv else self._slots, records)
+                for record_set, records in due
+            ]
             self.loads.append(Load(parts, [register for register, _ in states], self._commands.packets))
 
         def forget() -> None:
-            for tier, records in due:
+            for record_set, records in due:
                 for _, entry in records:
-                    tier.cache.unpin(entry)
+                    record_set.cache.unpin(entry)
 
         self._commands.then(Action(begin, forget))
 
     @staticmethod
-    def _into(tier: Tier, slots: Tensor | None, due: Sequence[Filling]) -> Transfer:
+    def _into(record_set: RecordSet, slots: Tensor | None, due: Sequence[Copy]) -> InFlight:
         entries = [entry for _, entry in due]
         records = [entry.record for entry in entries]
-        return Transfer(tier, entries, tier.transfers.into(slots, [to for to, _ in due], records))
+        return InFlight(record_set, entries, record_set.transfers.into(slots, [to for to, _ in due], records))
 
     def await_loads(self, packet: Packet | None) -> None:
         """Before a packet: makes the stream wait for states on their way, unless the caller waits for layers and this
@@ -333,7 +336,7 @@ class Host:
         """Makes the current stream wait for what is on its way to one layer. Syncs: no."""
         for load in self.loads:
             for part in load.parts if not load.awaited else ():
-                if (part.tier is self._of_kv) == (kind == "kv"):
+                if (part.record_set is self._of_kv) == (kind == "kv"):
                     part.ticket.wait(layer)
 
     def advance(self) -> list[CachedRecord]:
@@ -342,22 +345,22 @@ class Host:
         """
         for load in [load for load in self.loads if all(part.ticket.done for part in load.parts)]:
             self.loads.remove(load)
-            for tier, entries, _ in load.parts:
-                tier.transfers.end([entry.record for entry in entries])
+            for record_set, entries, _ in load.parts:
+                record_set.transfers.end([entry.record for entry in entries])
                 for entry in entries:
-                    tier.cache.unpin(entry)
+                    record_set.cache.unpin(entry)
         arrived: list[CachedRecord] = []
         while self.backups and all(part.ticket.done for part in self.backups[0]):
-            for tier, entries, _ in reversed(self.backups.pop(0)):
-                tier.transfers.end([entry.record for entry in entries])
-                arrived += entries if tier is not self._dense else []
+            for record_set, entries, _ in reversed(self.backups.pop(0)):
+                record_set.transfers.end([entry.record for entry in entries])
+                arrived += entries if record_set is not self._dense else []
         return arrived
 
     @property
     def staging_bytes(self) -> int:
         """Device bytes between slots and host memory."""
-        built = [tier for tier in (self._of_states, self._of_kv) if tier]
-        return sum(tier.transfers.staging_bytes for tier in built)
+        built = [record_set for record_set in (self._of_states, self._of_kv) if record_set]
+        return sum(record_set.transfers.staging_bytes for record_set in built)
 
     @property
     def moved(self) -> tuple[int, int, int, int]:

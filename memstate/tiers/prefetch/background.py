@@ -8,10 +8,7 @@ from typing import Any
 from memstate.tiers.host.cache import RecordCache
 from memstate.tiers.prefetch.fetch import Fetch, Op
 from memstate.tiers.prefetch.reading import Answer, Chunk, Question, ask, read
-from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import Store
-
-Kind = tuple[RecordCache | None, RecordFormat | None]
 
 
 class Background:
@@ -20,7 +17,10 @@ class Background:
     kv, states: host memory and records of either kind. chunk: records that the store is asked for at a time.
     """
 
-    def __init__(self, executor: Executor, store: Store, kv: Kind, states: Kind, chunk: int, page_size: int) -> None:
+    def __init__(
+        self, executor: Executor, store: Store, kv: RecordCache | None, states: RecordCache | None, chunk: int,
+        page_size: int,
+    ) -> None:  # fmt: skip
         self._executor, self._store, self._kv, self._states = executor, store, kv, states
         self._chunk, self._page_size = chunk, page_size
         self._running: set[Op] = set()
@@ -29,7 +29,8 @@ class Background:
     def ask(self, fetch: Fetch, question: Question) -> None:
         """Begins to ask storage, unless there is nothing to ask."""
         if question.pages or question.ends:
-            self._submit(Op(fetch), ask, self._store, self._kv[1], self._states[1], question, self._chunk, fetch.over)
+            forms = [cache.form if cache else None for cache in (self._kv, self._states)]
+            self._submit(Op(fetch), ask, self._store, *forms, question, self._chunk, fetch.over)
         else:
             fetch.answer = Answer()
 
@@ -42,12 +43,13 @@ class Background:
             part = pages[at : at + self._chunk]
             self._read(fetch, self._kv, part, [page for page, _ in part])
 
-    def _read(self, fetch: Fetch, kind: Kind, wanted: Sequence[tuple[int, int]], pages: list[int]) -> None:
-        cache, form = kind
-        assert cache is not None and form is not None, "what was claimed has a cache and a format"
+    def _read(
+        self, fetch: Fetch, cache: RecordCache | None, wanted: Sequence[tuple[int, int]], pages: list[int]
+    ) -> None:
+        assert cache is not None, "records were claimed from it"
         pieces = [Chunk(fetch.keys[page], (page + 1) * self._page_size, record) for page, record in wanted]
         op = Op(fetch, pool=cache.pool, records=[record for _, record in wanted], pages=pages)
-        self._submit(op, read, self._store, form, cache.pool.buffer, pieces, fetch.over)
+        self._submit(op, read, self._store, cache.form, cache.pool.buffer, pieces, fetch.over)
 
     def _submit(self, op: Op, work: Callable[..., Any], *arguments: Any) -> None:
         """The records of the operation are in use from now until `collect` has come upon its end."""

@@ -1,20 +1,12 @@
 """What one rank could have of a prompt: by what storage and host memory hold, and by the host memory that there is."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from memstate.tiers.host.cache import RecordCache
 from memstate.tiers.prefetch.fetch import Bits, End, Fetch, Hits, deepest
 from memstate.tiers.prefetch.reading import Answer, Question
-
-
-class Candidate(NamedTuple):
-    """ends: that can be had, with host memory claimed for the last. most: pages up to the last with memory enough."""
-
-    ends: Bits
-    most: int
 
 
 class Candidates:
@@ -34,7 +26,7 @@ class Candidates:
         ends = [end for end in gaining if states is not None and keys[end - 1] not in states]
         return Question(keys, pages, ends)
 
-    def find(self, fetch: Fetch, asked: Sequence[int], answer: Answer) -> Candidate:
+    def claim(self, fetch: Fetch, asked: Sequence[int], answer: Answer) -> tuple[Bits, int]:
         """Claims host memory for the deepest end that there is memory for. Changes: fetch.hits, fetch.claim."""
         hits = fetch.hits = self._hits(fetch, asked, answer)
         most = deepest(hits.ends)
@@ -42,7 +34,7 @@ class Candidates:
         if not deepest(ends):
             fetch.reservation.release()
             fetch.blame(End.NO_ROOM if most else End.MISSED, "")
-        return Candidate(ends, most)
+        return ends, most
 
     def _hits(self, fetch: Fetch, asked: Sequence[int], answer: Answer) -> Hits:
         keys, pages = fetch.keys, np.arange(fetch.pages)

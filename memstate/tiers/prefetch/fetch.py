@@ -1,6 +1,6 @@
 """One prefetch: what it is after, how far it is, and what of it could be used. Knows no thread and no other prefetch.
 
-ASKING --- storage has answered ---> OFFERED --- all ranks agree on a length ---> READING
+ASKING --- storage has answered ---> PROPOSED -- all ranks agree on a length ---> READING
    |            host memory is claimed  |  on none: everything is given back        |  read, stopped, or beyond
    v                                    v                                           v  hope
   DONE <------------------------------ DONE <---- all ranks agree on what came --- ARRIVED
@@ -26,7 +26,7 @@ class Phase(IntEnum):
     """How far a prefetch is."""
 
     ASKING = 0
-    OFFERED = 1
+    PROPOSED = 1
     READING = 2
     ARRIVED = 3
     DONE = 4
@@ -116,7 +116,7 @@ class Fetch:
         self.stop = False  # this rank wants it stopped
         self.over = Event()  # threads need not go on
         self.vote: Bits | None = None
-        self.round = 0  # the last in which the ranks were asked about it
+        self.asked_in = 0  # the last in which the ranks were asked about it
         self.ops: set[Op] = set()
         self.answer: Answer | None = None
         self.reason: End | None = None  # of this rank, for having nothing
@@ -147,7 +147,7 @@ class Fetch:
 
     def propose(self, ends: Bits) -> None:
         """Says what this rank could have."""
-        self.phase, self.vote = Phase.OFFERED, ends
+        self.phase, self.vote = Phase.PROPOSED, ends
 
     def blame(self, reason: End, why: str) -> None:
         """Notes why this rank has less than it might; the first time counts."""

@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
-from memstate.checks import is_count
-from memstate.errors import AgreementLost, ConfigurationError, InvalidArgument
+from memstate.errors import AgreementLost
 from memstate.stats import PrefetchStats
 from memstate.tiers.host.cache import RecordCache
 from memstate.tiers.prefetch.agreement import Agreement
@@ -21,7 +20,6 @@ from memstate.tiers.prefetch.reading import Answer, Question, Read
 from memstate.tiers.prefetch.reservation import Reservation
 from memstate.tiers.prefetch.settings import Prefetch
 from memstate.tiers.prefetch.votes import MOST_PAGES, Votes
-from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import Store
 
 
@@ -38,8 +36,6 @@ class Prefetcher:
         self,
         kv: RecordCache | None,
         states: RecordCache | None,
-        kv_format: RecordFormat | None,
-        state_format: RecordFormat | None,
         store: Store,
         settings: Prefetch,
         page_size: int,
@@ -48,22 +44,13 @@ class Prefetcher:
         clock: Callable[[], float],
         ended: Callable[[Fetch], None] | None = None,
     ) -> None:
-        if kv is None and states is None:
-            raise ConfigurationError("a prefetch needs host memory: for states, for KV pages or for both")
-        for what, cache, form in (("kv", kv, kv_format), ("states", states, state_format)):
-            given, expected = None if cache is None else cache.pool.nbytes, None if form is None else form.nbytes
-            if given != expected:
-                raise ConfigurationError(f"{what}: host records of {given} bytes for a format of {expected}")
-        if not is_count(page_size) or page_size < 1:
-            raise ConfigurationError(f"page_size={page_size!r}: expected at least 1 token")
         self._kv, self._states, self._settings, self._page_size = kv, states, settings, page_size
         self._ended = ended
         self._agreement, self._clock = agreement, clock
-        kinds = (kv, kv_format), (states, state_format)
-        self._background = Background(executor, store, *kinds, settings.chunk, page_size)
+        self._background = Background(executor, store, kv, states, settings.chunk, page_size)
         self._candidates = Candidates(kv, states, page_size, settings.threshold, agreement.ranks)
         self._fetches: list[Fetch] = []  # in flight, in order of start
-        self._round: Votes | None = None
+        self._votes: Votes | None = None
         self._lost = False
         self._count: Counter[str] = Counter()
         self._flaws: Counter[str] = Counter()
@@ -79,10 +66,8 @@ class Prefetcher:
     @property
     def held(self) -> tuple[int, int]:
         """Host records that prefetches have claimed and not filed yet: for states and for KV pages."""
-        claims = [fetch.reservation for fetch in self._fetches]
-        return sum(reservation.state is not None for reservation in claims), sum(
-            len(reservation.records) for reservation in claims
-        )
+        reserved = [fetch.reservation for fetch in self._fetches]
+        return sum(each.state is not None for each in reserved), sum(len(each.records) for each in reserved)
 
     def stats(self) -> PrefetchStats:
         """Figures since the start. Syncs: no."""
@@ -98,8 +83,6 @@ class Prefetcher:
         leading pages whose KV is on the device, and stays there.
         Syncs: no. Raises: InvalidArgument.
         """
-        if not all(map(is_count, (tokens, covered, kv_pages))):
-            raise InvalidArgument(f"tokens={tokens}, covered={covered}, kv_pages={kv_pages}: expected numbers from 0")
         most = tokens // self._page_size
         own = list(keys[: most if self._agreement.ranks == 1 else min(most, MOST_PAGES)])
         fetch = Fetch(
@@ -129,19 +112,19 @@ class Prefetcher:
         """
         try:
             self._collect()
-            if self._round is not None:
-                self._conclude(self._round)
+            if self._votes is not None:
+                self._conclude(self._votes)
             self._advance()
             if self._agreement.ranks > 1:
                 if self._fetches:
                     self._count["rounds"] += 1
-                    self._round = Votes(self._agreement, self._fetches, self._count["rounds"])
+                    self._votes = Votes(self._agreement, self._fetches, self._count["rounds"])
                 return
             while asked := [fetch for fetch in self._fetches if fetch.vote is not None or fetch.stop]:
                 self._conclude(Votes(self._agreement, asked, 0))
                 self._advance()
         except AgreementLost:
-            self._lost, self._round = True, None
+            self._lost, self._votes = True, None
             for fetch in list(self._fetches):
                 self._end(fetch, End.LOST)
             raise
@@ -196,8 +179,8 @@ class Prefetcher:
         else:
             op.fetch.note_state(found.arrived == 1)
 
-    def _offer(self, fetch: Fetch, question: Question, answer: Answer) -> None:
-        ends, most = self._candidates.find(fetch, question.pages, answer)
+    def _propose(self, fetch: Fetch, question: Question, answer: Answer) -> None:
+        ends, most = self._candidates.claim(fetch, question.pages, answer)
         if end := deepest(ends):
             self._count["truncated"] += end < most
             self._count["truncated_tokens"] += (most - end) * self._page_size
@@ -224,31 +207,31 @@ class Prefetcher:
         """What this rank knows by itself."""
         for fetch in self._fetches:
             if fetch.phase is Phase.ASKING and fetch.answer is not None:
-                self._offer(fetch, fetch.question, fetch.answer)
+                self._propose(fetch, fetch.question, fetch.answer)
             if fetch.phase is Phase.READING and fetch.hopeless:
                 self._arrive(fetch)
 
     def _conclude(self, agreed: Votes) -> None:
         """What all ranks know."""
-        self._round = None
+        self._votes = None
         self._count["waits"] += not agreed.done
         for fetch, phase, ends, stop in agreed.verdicts():
             if fetch.done:  # cancelled since
                 continue
             fetch.stop = fetch.stop or stop
             if phase is Phase.ARRIVED and ends is not None:
-                self._file(fetch, deepest(ends))
+                self._commit(fetch, deepest(ends))
             elif stop and phase < Phase.READING:
                 self._end(fetch, fetch.reason or End.STOPPED)
             elif stop and fetch.phase is Phase.READING:
                 self._arrive(fetch)
-            elif phase is Phase.OFFERED and ends is not None:
+            elif phase is Phase.PROPOSED and ends is not None:
                 if end := deepest(ends):
                     self._read(fetch, end)
                 else:
                     self._end(fetch, fetch.reason or End.DISAGREED)
 
-    def _file(self, fetch: Fetch, end: int) -> None:
+    def _commit(self, fetch: Fetch, end: int) -> None:
         """Puts what all ranks have into host memory; what goes further, or has no state, goes back: the caches of the
         ranks stay alike.
         """
@@ -256,7 +239,7 @@ class Prefetcher:
         read_pages = sum(page < end for page in fetch.reservation.records)
         read_state = int(whole and fetch.reservation.state is not None)
         self._count.update(tokens=max(0, end * self._page_size - fetch.covered), pages=read_pages, states=read_state)
-        fetch.reservation.file(end, self._page_size, state=whole)
+        fetch.reservation.commit(end, self._page_size, state=whole)
         fetch.length = max(fetch.covered, end * self._page_size)
         if end:
             self._end(fetch, End.COMPLETE if whole else End.PARTIAL)

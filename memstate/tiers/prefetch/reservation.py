@@ -55,7 +55,7 @@ class Reservation:
                 if cache is not None:
                     cache.unpin(pinned.pop(number))
 
-    def file(self, end: int, page_size: int, state: bool) -> None:
+    def commit(self, end: int, page_size: int, state: bool) -> None:
         """Puts into the caches what has been read up to the end of a page, the first page as the most recent, and gives
         the rest back. state: the one at that end has been read too.
         """

@@ -41,7 +41,7 @@ class Votes:
         self._check = zlib.crc32(np.array([(f.number, f.pages, f.covered) for f in chosen], np.int64).tobytes())
         words = [np.array([self._check, ~self._check], np.int64)]
         for fetch in chosen:
-            fetch.round = number
+            fetch.asked_in = number
             words.append(self._words(fetch))
         sent = np.concatenate(words)
         self._exchange: Exchange = agreement.exchange(
@@ -80,7 +80,7 @@ def _size(fetch: Fetch) -> int:
 def _fitting(fetches: Sequence[Fetch]) -> list[Fetch]:
     """As many as fit, in the same order; those that have not been asked about for longest."""
     chosen, room = set(), WORDS - HEADER
-    for fetch in sorted(fetches, key=lambda fetch: fetch.round):
+    for fetch in sorted(fetches, key=lambda fetch: fetch.asked_in):
         room -= _size(fetch)
         if room < 0:
             break

@@ -165,10 +165,10 @@ class FileStore:
         try:
             if not self._is_there(shard, name, len(view)):
                 try:
-                    self.folder.take(name, len(view))
+                    self.folder.reserve(name, len(view))
                     self._write(shard, name, view)
                 finally:
-                    self.folder.wrote(name)
+                    self.folder.written(name)
         finally:
             shut(shard)
         return Outcome.DONE

@@ -115,7 +115,7 @@ class Folder:
         with self._count:
             self.faults[errno.errorcode.get(error.errno or 0, "unknown")] += 1
 
-    def take(self, name: str, nbytes: int) -> None:
+    def reserve(self, name: str, nbytes: int) -> None:
         """Counts in a record that will be written; looks through the folder with the first one, where it would not fit,
         and now and then for what others wrote. A look corrects the count. Raises: OSError for what can never fit.
         """
@@ -135,7 +135,7 @@ class Folder:
         if due:
             self._clean()
 
-    def wrote(self, name: str) -> None:
+    def written(self, name: str) -> None:
         """Says that a record that was taken has its name now, or never gets it."""
         with self._room:
             self._writing.pop(name, None)

@@ -1,4 +1,4 @@
-"""Tiers below the device: host memory, storage, and what moves states and KV pages between them."""
+"""Tiers below the device: host memory, storage, and the transfers of states and KV pages between them."""
 
 from memstate.tiers.handover.handover import Handed, HandOver
 from memstate.tiers.handover.resplit import Resplit

@@ -84,36 +84,66 @@ class TierManager:
         cache.below = self
 
     def find(self, key: bytes, salt: Hashable, match: Match, known: int, most: int) -> Hit | None:
-        """What host memory adds to `known` tokens, where it is worth the way. most: tokens that a hit may cover."""
+        """Finds what host memory adds to the tokens that are known already.
+
+        Args:
+            key: The prompt's tokens, encoded.
+            salt: The request's salt.
+            match: What the device has of the prompt.
+            known: Tokens that the request can start from without host memory.
+            most: Tokens that a hit may cover.
+
+        Returns:
+            The hit, None where it would save fewer than `load_threshold` tokens.
+        """
         if self._closed:
             return None
         hit = self.host.find(key[: most * BYTES // self._unit * self._unit], salt, match, self._unit)
         return hit if hit and hit.length - known >= self.settings.load_threshold else None
 
     def save(self, nodes: Sequence[Node]) -> None:
-        """Called before the device gives up states: those worth it go to host memory. Syncs: no."""
+        """Copies states that the device is about to evict to host memory, as far as `write` asks for it.
+
+        Args:
+            nodes: The nodes whose states go.
+
+        Syncs: no.
+        """
         least = 1 if self.settings.write == "selective" else 0
         self.host.save([node for node in nodes if node.uses >= least])
 
     def added(self, node: Node) -> None:
-        """Called when a state was cached."""
+        """Notes that a state was cached."""
         if self.settings.write == "through" and node.snapshot:
             self._due.append((node, node.snapshot))
 
     def used(self, node: Node) -> None:
-        """Called when a request went on from a cached state."""
+        """Notes that a request started from a cached state."""
         if self.settings.write == "selective" and node.uses == SECOND_HIT and node.snapshot:
             self._due.append((node, node.snapshot))
 
     def _write_due(self) -> None:
-        """Sends what is due to host memory; what a packet not yet sent names waits for it."""
+        """Copies what is due to host memory; what an unsent packet names waits for that packet."""
         due = [(node, snapshot) for node, snapshot in self._due if node.snapshot == snapshot]
         waiting = [entry for entry in due if self._commands.named([entry[1].register])]
         self.host.save([node for node, snapshot in due if (node, snapshot) not in waiting])
         self._due = waiting
 
     def prefetch(self, key: bytes, salt: Hashable, match: Match, covered: int) -> Fetch:
-        """See `StateManager.prefetch`. covered: tokens that need not be computed as things are."""
+        """Starts a prefetch; see `StateManager.prefetch`.
+
+        Args:
+            key: The prompt's tokens, encoded.
+            salt: The request's salt.
+            match: What the device has of the prompt.
+            covered: Tokens that need not be computed as things are.
+
+        Returns:
+            The handle of the prefetch.
+
+        Raises:
+            ConfigurationError: There is no storage, or the manager is closed.
+        """
         most = max(0, len(key) // BYTES - 1)
         prefetcher = self._fetching()
         whole = key[: most * BYTES // self._unit * self._unit]
@@ -124,14 +154,32 @@ class TierManager:
         return fetch
 
     def ready(self, fetch: Fetch) -> bool:
-        """Whether to admit the request of a prefetch now: it is done, or the stop policy has ended it. Syncs: no."""
+        """Tells whether to admit the request of a prefetch now: the prefetch is done, or the stop policy has ended it.
+
+        Args:
+            fetch: The handle that `prefetch` returned.
+
+        Raises:
+            ConfigurationError: There is no storage, or the manager is closed.
+            InvalidArgument: The handle is not this manager's.
+
+        Syncs: no.
+        """
         prefetcher = self._fetching()
         self.require_own(fetch)
         return prefetcher.ready(fetch)
 
     def cancel(self, fetch: Fetch) -> None:
-        """Gives up a prefetch, as when its request is aborted: at any moment, and everything it took goes back. Syncs:
-        no.
+        """Cancels a prefetch at any moment, such as when its request is aborted. Its host memory is free after that.
+
+        Args:
+            fetch: The handle that `prefetch` returned.
+
+        Raises:
+            ConfigurationError: There is no storage, or the manager is closed.
+            InvalidArgument: The handle is not this manager's.
+
+        Syncs: no.
         """
         prefetcher = self._fetching()
         self.require_own(fetch)
@@ -147,12 +195,16 @@ class TierManager:
         return self.prefetcher
 
     def require_own(self, fetch: Fetch) -> None:
-        """Raises: InvalidArgument for what is no prefetch of this manager's."""
+        """Refuses a handle that this manager's `prefetch` did not return.
+
+        Raises:
+            InvalidArgument: The handle is another manager's, or no handle.
+        """
         if not isinstance(fetch, Fetch) or fetch not in self._own:
             raise InvalidArgument(f"{fetch!r} is not what this manager's prefetch() returned")
 
     def _require_in_order(self, operation: str) -> None:
-        """Raises: InvalidArgument while records wait to be filled, or to come up."""
+        """Raises InvalidArgument while records wait to be filled or loaded."""
         if self._commands.waiting:
             raise InvalidArgument(
                 f"{operation}: changes of owners wait for the newest step's forward: launch it, then "
@@ -160,27 +212,47 @@ class TierManager:
             )
 
     def require_awake(self, operation: str) -> None:
-        """Raises: Asleep, where states or KV pages sleep."""
+        """Refuses an operation while states or KV pages sleep.
+
+        Raises:
+            Asleep: The memory of one of them is released.
+        """
         for memory in self._memories:
             memory.require_awake(operation)
 
     def wait_layer(self, kind: str, layer: int) -> None:
-        """Makes the current stream wait for what is on its way to a layer: with layerwise=True, before the forward
-        reads it. kind: "state" or "kv", where the caller's own KV never waits. Syncs: no. Raises: InvalidArgument for a
-        layer that there is not.
+        """Makes the current stream wait for what is being loaded to one layer. With `layerwise`, call it before the
+        layer is read.
+
+        Args:
+            kind: "state" or "kv". KV that the caller keeps never waits.
+            layer: The layer, from 0 on.
+
+        Raises:
+            InvalidArgument: There is no such kind or layer.
+
+        Syncs: no.
         """
         if kind not in self._layers or not is_count(layer) or 0 < self._layers[kind] <= layer:
             raise InvalidArgument(f"wait_layer({kind!r}, {layer!r}): there are {self._layers} layers, from 0 on")
         self.host.wait_layer(kind, layer)
 
     def settle(self) -> None:
-        """Waits until nothing is on its way between device and host. Syncs: yes."""
+        """Waits until no transfer between device and host is under way.
+
+        Syncs: yes.
+        """
         self.host.synchronize()
         self._write_back(self.host.advance())
 
     def poll(self) -> None:
-        """Moves everything on that goes in the background. Syncs: no, but for ranks that have not agreed yet. Raises:
-        AgreementLost, Asleep.
+        """Advances transfers, writes and prefetches. Call it once an iteration of the loop.
+
+        Raises:
+            AgreementLost: The ranks no longer agree.
+            Asleep: A state is due while the memory sleeps.
+
+        Syncs: no, except for ranks that have not agreed yet.
         """
         if self._closed:
             return
@@ -198,8 +270,13 @@ class TierManager:
             self.writeback.add(cache, [entry for entry in entries if cache.get(entry.key) is entry])
 
     def flush(self) -> None:
-        """Brings every cached state to host memory and, as far as there is one, to storage. Syncs: yes. Raises: Asleep;
-        InvalidArgument while something waits for a forward; nothing changed then.
+        """Copies every cached state to host memory and, where there is one, to storage.
+
+        Raises:
+            Asleep: States or KV pages sleep.
+            InvalidArgument: Something waits for a forward; nothing changed then.
+
+        Syncs: yes.
         """
         if self._closed:
             return
@@ -229,8 +306,12 @@ class TierManager:
             self.writeback.advance()
 
     def clear(self) -> None:
-        """Forgets host memory, as when the weights have changed; storage has it under the model's name still. Syncs:
-        yes. Raises: InvalidArgument while something waits for a forward; nothing changed then.
+        """Empties host memory, such as when the weights have changed. Storage keeps its records under the model's name.
+
+        Raises:
+            InvalidArgument: Something waits for a forward; nothing changed then.
+
+        Syncs: yes.
         """
         self._require_in_order("clear")
         self._due = []
@@ -247,13 +328,20 @@ class TierManager:
                 cache.evict(len(cache))
 
     def note(self, hits: Sequence[tuple[Hit, int]]) -> None:
-        """Counts what requests start from: hits, each with the tokens that the device had."""
+        """Counts the tokens that requests start from.
+
+        Args:
+            hits: Hits, each with the tokens that the device had.
+        """
         for hit, had in hits:
             place = "dense" if hit.record_set.cache is self.host.dense else "storage" if hit.state.fetched else "host"
             self._hit_tokens[place] += hit.length - had
 
     def stats(self) -> TierStats:
-        """Figures since the start, and what is held now. Syncs: no."""
+        """Returns what is held now, and what has moved since the start.
+
+        Syncs: no.
+        """
         host, writeback = self.host, self.writeback
         states, kv = host.states, host.kv
         return TierStats(
@@ -284,7 +372,7 @@ class TierManager:
 
     @property
     def leaked(self) -> int:
-        """Host records that neither are free, nor in a cache, nor a prefetch's: 0, or something is wrong."""
+        """Host records that are neither free, nor in a cache, nor held by a prefetch: 0 unless there is a bug."""
         held = self.prefetcher.held if self.prefetcher else (0, 0)
         return sum(
             cache.pool.records - cache.pool.free - cache.pool.waiting - len(cache) - taken
@@ -292,8 +380,13 @@ class TierManager:
         )
 
     def close(self) -> None:
-        """Brings what is cached to storage, ends threads and transfers, and closes the storage; requests go on without
-        tiers. Syncs: yes. Raises: Asleep; InvalidArgument while something waits for a forward; nothing changed then.
+        """Flushes to storage, ends threads and transfers, and closes the storage. Requests go on without tiers.
+
+        Raises:
+            Asleep: States or KV pages sleep.
+            InvalidArgument: Something waits for a forward; nothing changed then.
+
+        Syncs: yes.
         """
         if self._closed:
             return

@@ -16,7 +16,11 @@ SHARE = 0.25  # of a cache's records that may be pinned here, so that a slow sto
 
 
 def write(store: Store, cache: RecordCache, entries: Sequence[CachedRecord]) -> list[Outcome]:
-    """Seals records and writes them; in a thread. Raises: whatever the store does; none is written then."""
+    """Seals records and writes them; runs in a thread.
+
+    Raises:
+        OSError: The store failed; nothing is known of the records then.
+    """
     buffers = [cache.pool.buffer(entry.record) for entry in entries]
     for buffer, entry in zip(buffers, entries, strict=True):
         cache.form.seal(buffer, entry.key, entry.length)
@@ -27,10 +31,16 @@ def write(store: Store, cache: RecordCache, entries: Sequence[CachedRecord]) -> 
 
 
 class WriteBack:
-    """Entries on their way to storage.
+    """Writes host records to storage with the threads of an executor.
 
-    share: of a cache's records that may be pinned here at a time, so that a slow storage never makes it unevictable.
-    written, failed, missed: records; missed: evicted before their turn.
+    Attributes:
+        written: Records that were stored.
+        failed: Records that storage did not take.
+        missed: Records that were evicted before their turn.
+
+    Args:
+        store: Where the records go.
+        executor: Its threads write.
     """
 
     def __init__(self, store: Store, executor: Executor) -> None:
@@ -41,16 +51,19 @@ class WriteBack:
 
     @property
     def pending(self) -> int:
-        """Records that are neither written nor given up."""
+        """Records that wait or are being written."""
         return len(self._waiting) + sum(len(entries) for _, entries, _ in self._writing)
 
     @property
     def futures(self) -> list["Future[list[Outcome]]"]:
-        """The writes that threads are at."""
+        """The writes that are under way."""
         return [future for _, _, future in self._writing]
 
     def forget(self) -> None:
-        """Leaves out what no thread is at yet, and waits for the rest. Syncs: yes."""
+        """Drops records that no thread has begun to write, and waits for the rest.
+
+        Syncs: yes.
+        """
         for _, entry in self._waiting:
             entry.stored = False
         self._waiting.clear()
@@ -58,14 +71,14 @@ class WriteBack:
         self.advance()
 
     def add(self, cache: RecordCache, entries: Sequence[CachedRecord]) -> None:
-        """Notes records whose bytes have arrived in host memory."""
+        """Queues records of a cache whose bytes have arrived in host memory."""
         for entry in entries:
             if not entry.stored:
                 entry.stored = True
                 self._waiting.append((cache, entry))
 
     def advance(self) -> None:
-        """Looks after writes that are done, and begins others. Never waits."""
+        """Finishes writes that are done, and begins others. Never waits."""
         for job in [job for job in self._writing if job[2].done()]:
             self._writing.remove(job)
             self._end(*job)
@@ -82,7 +95,7 @@ class WriteBack:
             self._writing.append((cache, entries, future))
 
     def _next(self) -> tuple[RecordCache, list[CachedRecord]] | None:
-        """The next entries of one kind that may be pinned."""
+        """Returns the next records of one cache that may be pinned."""
         cache = self._waiting[0][0]
         pinned = sum(len(entries) for other, entries, _ in self._writing if other is cache)
         room = min(BATCH, max(1, int(cache.pool.records * SHARE)) - pinned)

@@ -1,1 +1,1 @@
-"""From storage into host memory while a request waits, agreed on between ranks."""
+"""Prefetches: records of a prompt come from storage to host memory while the request waits."""

@@ -1,4 +1,4 @@
-"""What threads do for prefetches, and the host records that they write to meanwhile. Decides nothing."""
+"""Runs the work of prefetches in threads, and marks the host records that they write to as in use. Decides nothing."""
 
 import queue
 from collections.abc import Callable, Iterator, Sequence
@@ -12,9 +12,15 @@ from memstate.tiers.stores.base import Store
 
 
 class Background:
-    """What has been handed to an executor and has not been looked at since. One thread hands out and looks.
+    """Hands work to an executor and collects the results. One thread calls it.
 
-    kv, states: host memory and records of either kind. chunk: records that the store is asked for at a time.
+    Args:
+        executor: Its threads call the store.
+        store: The storage.
+        kv: Host cache of KV pages.
+        states: Host cache of states.
+        chunk: Records that the store is asked for at a time.
+        page_size: Tokens of a page.
     """
 
     def __init__(
@@ -35,7 +41,7 @@ class Background:
             fetch.answer = Answer()
 
     def read(self, fetch: Fetch) -> None:
-        """Begins to read what a prefetch has claimed records for."""
+        """Begins to read the records that a prefetch has reserved host memory for."""
         if fetch.reservation.state is not None:  # first: without it the pages are of no use
             self._read(fetch, self._states, [(fetch.end - 1, fetch.reservation.state)], [])
         pages = list(fetch.reservation.records.items())
@@ -52,7 +58,7 @@ class Background:
         self._submit(op, read, self._store, cache.form, cache.pool.buffer, pieces, fetch.over)
 
     def _submit(self, op: Op, work: Callable[..., Any], *arguments: Any) -> None:
-        """The records of the operation are in use from now until `collect` has come upon its end."""
+        """Starts an operation; its records are in use until `collect` finds its end."""
         if op.pool:
             op.pool.use(op.records)
         try:
@@ -65,7 +71,7 @@ class Background:
         op.future.add_done_callback(lambda _: self._ended.put(op))
 
     def collect(self) -> Iterator[tuple[Op, Any, BaseException | None]]:
-        """What has ended, in whatever order, of prefetches that still want to know: with its result, or its error."""
+        """Yields the operations that have ended, with result or error, as long as their prefetch is not over."""
         while not self._ended.empty():
             op = self._ended.get()
             self._running.remove(op)
@@ -78,11 +84,14 @@ class Background:
             yield op, None if error else op.future.result(), error
 
     def drop(self, fetch: Fetch) -> None:
-        """Nobody wants to know what is still found for a prefetch: what has not begun never will."""
+        """Cancels what has not begun for a prefetch; results of the rest are ignored."""
         fetch.over.set()
         for op in list(fetch.ops):
             op.future.cancel()
 
     def wait(self) -> None:
-        """Syncs: until everything has ended that was handed out."""
+        """Waits until everything that was handed out has ended.
+
+        Syncs: waits for the store's calls.
+        """
         wait([op.future for op in self._running if not op.future.cancelled()])

@@ -1,8 +1,8 @@
-"""Prefetch: what storage has of a prompt is brought into host memory while its request waits.
+"""Prefetches: bring what storage has of a prompt into host memory while its request waits.
 
-One thread drives it, which never waits for storage: others ask and read, and what they found is looked at in `poll`.
-It promises nothing, it only fills host memory; whoever starts a request looks at what is there then. Knows no device.
-Two prefetches of one prefix read it twice, and the second result goes back.
+One thread drives it and never waits for storage: other threads ask and read, and `poll` handles their results. A
+prefetch guarantees nothing. It only fills host memory, and a request starts from what is there when it is admitted.
+Two prefetches of one prefix read it twice; the second result is discarded. Knows no device.
 """
 
 from collections import Counter
@@ -24,12 +24,20 @@ from memstate.tiers.stores.base import Store
 
 
 class Prefetcher:
-    """Prefetches in flight.
+    """Drives the prefetches in flight.
 
-    kv, states: host memory for either kind; no KV where it is the caller's alone, no states where KV alone is enough.
-    executor: its threads call the store; at most as many prefetches proceed at once. clock: seconds. With several ranks
-    all of them start, poll, ask and cancel in the same order.
-    Raises: ConfigurationError.
+    With several ranks, all of them start, poll, ask and cancel in the same order.
+
+    Args:
+        kv: Host cache of KV pages, None where KV is the caller's.
+        states: Host cache of states, None where KV alone is enough.
+        store: The storage.
+        settings: Which prefetches are worth it, and when they stop.
+        page_size: Tokens of a page.
+        agreement: How ranks agree.
+        executor: Its threads call the store; at most as many prefetches proceed at once.
+        clock: Seconds.
+        ended: Called with each prefetch that ends.
     """
 
     def __init__(
@@ -60,17 +68,20 @@ class Prefetcher:
 
     @property
     def in_flight_tokens(self) -> int:
-        """Tokens that prefetches are after."""
+        """Tokens that prefetches in flight fetch."""
         return sum(fetch.reserved for fetch in self._fetches)
 
     @property
     def held(self) -> tuple[int, int]:
-        """Host records that prefetches have claimed and not filed yet: for states and for KV pages."""
+        """Host records that prefetches have claimed and not filed yet: for states, and for KV pages."""
         reserved = [fetch.reservation for fetch in self._fetches]
         return sum(each.state is not None for each in reserved), sum(len(each.records) for each in reserved)
 
     def stats(self) -> PrefetchStats:
-        """Figures since the start. Syncs: no."""
+        """Returns figures since the start.
+
+        Syncs: no.
+        """
         return PrefetchStats(
             in_flight=len(self._fetches), in_flight_tokens=self.in_flight_tokens, flaws=dict(self._flaws), **self._count
         )
@@ -78,10 +89,15 @@ class Prefetcher:
     def start(self, tokens: int, keys: Sequence[bytes], *, covered: int, kv_pages: int) -> Fetch:
         """Begins to look for what storage has of a prompt.
 
-        tokens: that may be hit. keys: digests of its whole pages. covered: tokens that the request could start from
-        now, the same on every rank; what is missing decides whether it is worth it, and within the limit. kv_pages:
-        leading pages whose KV is on the device, and stays there.
-        Syncs: no. Raises: InvalidArgument.
+        Args:
+            tokens: Tokens that may be hit.
+            keys: Digests of the prompt's whole pages.
+            covered: Tokens that the request could start from now, the same on every rank. What is missing decides
+                whether the
+                prefetch is worth it and within the limit.
+            kv_pages: Leading pages whose KV is on the device, and stays there.
+
+        Syncs: no.
         """
         most = tokens // self._page_size
         own = list(keys[: most if self._agreement.ranks == 1 else min(most, MOST_PAGES)])
@@ -105,10 +121,12 @@ class Prefetcher:
         return fetch
 
     def poll(self) -> None:
-        """Goes on with every prefetch as far as it can, once an iteration of the scheduler.
+        """Advances every prefetch as far as it can. Call it once an iteration of the scheduler.
 
-        Syncs: only for a rank that has not polled as often as this one. Raises: AgreementLost, once; every prefetch is
-        over then.
+        Raises:
+            AgreementLost: A rank does not answer, or runs other prefetches. Raised once; every prefetch is over then.
+
+        Syncs: only for a rank that has not polled as often as this one.
         """
         try:
             self._collect()
@@ -130,10 +148,13 @@ class Prefetcher:
             raise
 
     def ready(self, fetch: Fetch) -> bool:
-        """Whether the request may start as far as its prefetch is concerned; says so to the prefetch, which stops where
-        the settings want it. With several ranks that takes a poll or two.
+        """Tells whether a prefetch is over, and stops it where the settings say so. With several ranks that takes a
+        poll or two.
 
-        Syncs: no. Raises: AgreementLost.
+        Raises:
+            AgreementLost: As `poll`.
+
+        Syncs: no.
         """
         late = self._clock() - fetch.began >= self._settings.patience(-(-fetch.missing // self._page_size))
         stop = self._settings.stop == "best_effort" or (self._settings.stop == "timeout" and late)
@@ -143,15 +164,19 @@ class Prefetcher:
         return fetch.done
 
     def cancel(self, fetch: Fetch) -> None:
-        """Ends a prefetch at once, as its request has ended. Records being read into are free after that. Syncs:
-        no.
+        """Ends a prefetch at once. Records that are being read into are free after that.
+
+        Syncs: no.
         """
         if not fetch.done:
             self._end(fetch, End.CANCELLED)
             self._collect()
 
     def close(self) -> None:
-        """Cancels everything, on this rank alone. Syncs: waits for the calls of the store that have begun."""
+        """Cancels every prefetch, on this rank alone.
+
+        Syncs: waits for the calls of the store that have begun.
+        """
         for fetch in list(self._fetches):
             self._end(fetch, End.CANCELLED)
         self._background.wait()
@@ -189,7 +214,7 @@ class Prefetcher:
     # -- reading --------------------------------------------------------------------------------------
 
     def _read(self, fetch: Fetch, end: int) -> None:
-        """All ranks go for an end: the rest goes back, and threads begin to read."""
+        """Begins to read up to an end that all ranks agree on, and releases the rest."""
         fetch.narrow(end, self._page_size)
         fetch.reservation.trim(end, not fetch.hits.states[end - 1])
         fetch.reserved = fetch.tokens - fetch.covered
@@ -197,14 +222,14 @@ class Prefetcher:
         self._background.read(fetch)
 
     def _arrive(self, fetch: Fetch) -> None:
-        """Nothing more is waited for."""
+        """Proposes what has arrived; nothing more is waited for."""
         self._background.drop(fetch)
         fetch.phase, fetch.vote = Phase.ARRIVED, fetch.usable()
 
     # -- deciding -------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """What this rank knows by itself."""
+        """Advances prefetches by what this rank knows by itself."""
         for fetch in self._fetches:
             if fetch.phase is Phase.ASKING and fetch.answer is not None:
                 self._propose(fetch, fetch.question, fetch.answer)
@@ -212,7 +237,7 @@ class Prefetcher:
                 self._arrive(fetch)
 
     def _conclude(self, agreed: Votes) -> None:
-        """What all ranks know."""
+        """Advances prefetches by what all ranks have agreed on."""
         self._votes = None
         self._count["waits"] += not agreed.done
         for fetch, phase, ends, stop in agreed.verdicts():
@@ -232,9 +257,7 @@ class Prefetcher:
                     self._end(fetch, fetch.reason or End.DISAGREED)
 
     def _commit(self, fetch: Fetch, end: int) -> None:
-        """Puts what all ranks have into host memory; what goes further, or has no state, goes back: the caches of the
-        ranks stay alike.
-        """
+        """Files what all ranks have in host memory, and releases the rest: the caches of the ranks stay alike."""
         whole = end == fetch.end
         read_pages = sum(page < end for page in fetch.reservation.records)
         read_state = int(whole and fetch.reservation.state is not None)
@@ -247,7 +270,7 @@ class Prefetcher:
             self._end(fetch, fetch.reason or (End.STOPPED if fetch.stop else End.DISAGREED))
 
     def _end(self, fetch: Fetch, outcome: End) -> None:
-        """The one way out: everything goes back that is not in a cache by now."""
+        """Ends a prefetch, and releases everything that is not in a cache by now."""
         self._background.drop(fetch)
         fetch.reservation.release()
         fetch.phase, fetch.outcome = Phase.DONE, outcome

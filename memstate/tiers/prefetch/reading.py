@@ -1,6 +1,4 @@
-"""What the background threads of a prefetch do: ask storage what it has, and read it into host memory. Knows no cache:
-what comes of it is looked at by whoever drives the prefetch.
-"""
+"""The work of the background threads: ask storage what it has, and read records into host memory. Knows no cache."""
 
 from collections.abc import Callable, Iterator, Sequence
 from threading import Event
@@ -13,10 +11,12 @@ T = TypeVar("T")
 
 
 class Question(NamedTuple):
-    """What a prefetch wants to know.
+    """What a prefetch asks of storage.
 
-    keys: digests of whole pages. pages: those whose KV is nowhere else, ascending. ends: pages at whose ends no state
-    is in host memory, counted from 1, ascending.
+    Attributes:
+        keys: Digests of whole pages.
+        pages: Pages whose KV is nowhere else, ascending.
+        ends: Page ends, from 1 on, whose state is not in host memory, ascending.
     """
 
     keys: Sequence[bytes]
@@ -25,14 +25,25 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """found: how many of the pages asked for are there, from the first on. ends: those where a state is."""
+    """What storage has.
+
+    Attributes:
+        found: How many of the pages asked for are there, from the first on.
+        ends: Page ends with a state.
+    """
 
     found: int = 0
     ends: Sequence[int] = ()
 
 
 class Chunk(NamedTuple):
-    """A record to be read. length: tokens that it stands for. record: where in host memory it goes."""
+    """A record to read.
+
+    Attributes:
+        key: Its digest.
+        length: Tokens that it stands for.
+        record: The host record to read it into.
+    """
 
     key: bytes
     length: int

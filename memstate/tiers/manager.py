@@ -221,8 +221,9 @@ class TierManager:
             memory.require_awake(operation)
 
     def wait_layer(self, kind: str, layer: int) -> None:
-        """Makes the current stream wait for what is being loaded to one layer. With `layerwise`, call it before the
-        layer is read.
+        """Makes the current stream wait for what is being loaded to one layer.
+
+        With `layerwise`, call it before the forward reads the layer.
 
         Args:
             kind: "state" or "kv". KV that the caller keeps never waits.

@@ -160,9 +160,7 @@ class RecordFormat:
         return (MAGIC, VERSION, _KINDS[self.kind], self.header_bytes, self.fingerprint, key, *sizes)
 
     def _checksums(self, record: memoryview) -> tuple[int, ...]:
-        """Returns a crc32 of each plane over all layers, padding included; with the header's own crc32, every byte is
-        covered.
-        """
+        """Returns a crc32 of each plane over all layers, padding included."""
         sums = []
         for blocks in self._blocks:
             value = 0

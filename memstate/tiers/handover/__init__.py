@@ -1,1 +1,1 @@
-"""Records across another tensor-parallel split."""
+"""Hands the records of a prompt over to ranks of another tensor-parallel split."""

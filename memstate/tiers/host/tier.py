@@ -1,7 +1,7 @@
-"""The tier below the slots: what is there by key, what goes there and what comes back. Knows no row.
+"""The host tier: what lies below the slots by key, what is saved there and what is loaded. Knows no row.
 
 device   node of the prefix cache    state in a register      pages
-           | keep (evicted, or written through)     ^ bring: a hit that reaches further than the tree's
+           | save (evicted, or written through)     ^ load: a hit that reaches further than the tree's
 below    dense records of states, on the device too, where there are any
          host records of states and of KV pages           all by the digest of the tokens up to where they stand
 """
@@ -28,7 +28,7 @@ Copy = tuple[int, CachedRecord]  # a register or a page, and the record it goes 
 
 
 class RecordSet(NamedTuple):
-    """Records of one kind in one place, and the way there and back."""
+    """Records of one kind in one place, and the transfers to and from them."""
 
     cache: RecordCache
     transfers: Transfers
@@ -36,10 +36,15 @@ class RecordSet(NamedTuple):
 
 @dataclass(frozen=True)
 class Hit:
-    """What lies below the tree of a prompt.
+    """A state below the device that a prompt can start from.
 
-    length: tokens up to the state. state: its entry, in `record_set`. pages: entries of KV pages from page `first` on; those
-    before are on the device. keys: of all its pages.
+    Attributes:
+        length: Tokens up to the state.
+        record_set: Where the state is.
+        state: The state's entry.
+        first: The first page that is not on the device.
+        pages: Entries of the KV pages from `first` on.
+        keys: Digests of all pages up to the state.
     """
 
     length: int
@@ -51,7 +56,7 @@ class Hit:
 
 
 class InFlight(NamedTuple):
-    """Records of one depot on their way."""
+    """Records of one set on their way."""
 
     record_set: RecordSet
     entries: list[CachedRecord]
@@ -62,7 +67,11 @@ class InFlight(NamedTuple):
 class Load:
     """States and pages on their way to slots.
 
-    registers: the states'. packets: sent before. awaited: the stream of the steps waits for all of it.
+    Attributes:
+        parts: The transfers.
+        registers: Registers that receive the states.
+        packets: Packets that were sent before.
+        awaited: Whether the stream of the steps waits for all of it.
     """
 
     parts: list[InFlight]
@@ -72,9 +81,17 @@ class Load:
 
 
 class HostTier:
-    """States and KV pages in host memory, and states in dense records on the device.
+    """Saves states and KV pages to host memory, and states to dense records on the device, and loads them again.
 
-    kv: None where KV is the caller's. layerwise: the caller waits for layers itself, with `wait_layer`.
+    Args:
+        tree: The prefix cache's tree.
+        digests: Computes digests of prompts and nodes.
+        commands: The manager's command buffer.
+        pages: The page table of all rows.
+        states: States in host memory.
+        kv: KV pages in host memory, None where KV is the caller's.
+        dense: States in dense records, None for none.
+        layerwise: Whether the caller waits for layers itself, with `wait_layer`.
     """
 
     def __init__(
@@ -96,7 +113,10 @@ class HostTier:
     def planned(self, rows: Longs, before: Longs, after: Longs) -> None:
         """Notes the KV pages that a step completes: until its forward is launched they hold other bytes.
 
-        rows, before, after: of its entries, with their lengths; row 0 is padding.
+        Args:
+            rows: Rows of the step's entries; row 0 is padding. int64 `batch`.
+            before: Tokens of each row before the step. int64 `batch`.
+            after: Tokens of each row after the step. int64 `batch`.
         """
         if self.kv is not None:
             first, end = before // self._page_size, after // self._page_size
@@ -104,9 +124,16 @@ class HostTier:
             self._unwritten = {page for i in whole for page in self._pages_of(int(rows[i]))[first[i] : end[i]]}
 
     def find(self, key: bytes, salt: Hashable, match: Match, unit: int) -> Hit | None:
-        """A state that stands for more of a prompt than the tree's, with all KV in between; None where is none.
+        """Finds a state that stands for more of a prompt than the tree's, with all KV in between.
 
-        key: what of the prompt may be hit. unit: bytes of a key that one page takes.
+        Args:
+            key: The part of the prompt that may be hit.
+            salt: The request's salt.
+            match: What the device has of the prompt.
+            unit: Bytes of a key that one page takes.
+
+        Returns:
+            The deepest hit, None for none.
         """
         built = [record_set for record_set in (self._dense, self._of_states) if record_set and len(record_set.cache)]
         if not built or len(key) // unit * self._page_size <= match.length:
@@ -135,16 +162,22 @@ class HostTier:
             self.kv.touch(digests)
 
     def digests(self, key: bytes, salt: Hashable, match: Match) -> list[bytes]:
-        """Those of a prompt's whole pages."""
+        """Returns the digests of a prompt's whole pages."""
         return self._digests.of_prompt(self.tree, key, salt, match.found)
 
     def has(self, node: Node) -> bool:
-        """Whether a node's state and all KV up to it are in host memory."""
+        """Tells whether a node's state and all KV up to it are in host memory."""
         digests = self._digests.of_node(self.tree, node)
         return digests[-1] in self.states and (self.kv is None or all(digest in self.kv for digest in digests))
 
     def agreed_hit(self, length: int, keys: Sequence[bytes], first: int) -> Hit | None:
-        """A hit of so many tokens in host memory, where KV before page `first` is on the device."""
+        """Returns the hit of a length that all ranks agreed on, None where a record is gone.
+
+        Args:
+            length: Tokens up to the state.
+            keys: Digests of all pages up to it.
+            first: Pages whose KV is on the device.
+        """
         if (state := self.states.get(keys[-1])) is None:
             return None
         kv = self.kv
@@ -154,7 +187,7 @@ class HostTier:
         return Hit(length, self._of_states, state, first, pages, keys)
 
     def pin(self, hits: Sequence[Hit]) -> None:
-        """Keeps what was found until `unpin`."""
+        """Keeps the records of hits until `unpin`."""
         for hit in hits:
             hit.record_set.cache.pin(hit.state)
             for entry in hit.pages:
@@ -173,8 +206,14 @@ class HostTier:
         return self.kv
 
     def save(self, nodes: Sequence[Node]) -> None:
-        """Copies states of nodes, and KV up to them, down, as far as there is room and they are not there; what is on
-        the device may change owners right behind. Syncs: no.
+        """Copies states of nodes, and the KV up to them, to host memory. Skips what is there, and what finds no room.
+
+        What is on the device may change owners right behind this call.
+
+        Args:
+            nodes: Nodes with a state; others are skipped.
+
+        Syncs: no.
         """
         dense: list[Copy] = []  # register or page, and where it goes
         states: list[Copy] = []
@@ -193,7 +232,7 @@ class HostTier:
 
     @staticmethod
     def _add(cache: RecordCache, key: bytes, length: int, of: int, due: list[Copy]) -> bool:
-        """Files a record that is to be filled from `of`, unless the key is there; returns whether it is then."""
+        """Adds a record that `of` will fill, unless the key is there; returns whether it is then."""
         if key in cache:
             return True
         if not (record := cache.claim(1)):
@@ -203,8 +242,10 @@ class HostTier:
         return True
 
     def _add_pages(self, node: Node, digests: Sequence[bytes], due: list[Copy]) -> bool:
-        """Files the KV pages up to a node that are not here; returns whether all of them are then. Not those that a
-        forward has still to write.
+        """Adds the KV pages up to a node that are missing, except those that a forward has still to write.
+
+        Returns:
+            Whether all of them are there then.
         """
         if self.kv is None:
             return True
@@ -237,8 +278,9 @@ class HostTier:
         states: list[Copy],
         pages: list[Copy],
     ) -> None:
-        """Fills records that `keep` has filed, behind what is recorded of their registers. Pages do not wait for a
-        forward: they may be given to others at once.
+        """Fills the records that `save` has added, behind what is recorded of their registers.
+
+        Pages do not wait for a forward, because they may be given to others at once.
         """
         registers = {register for register, _ in dense + states}
         named = bool(registers) and self._commands.named(sorted(registers))
@@ -281,8 +323,15 @@ class HostTier:
         return InFlight(record_set, entries, ticket)
 
     def bring(self, states: Sequence[tuple[int, Hit]], pages: Sequence[Copy]) -> None:
-        """Copies states of hits to registers, and pages to page ids, behind what is recorded so far. Nothing reads them
-        before `await_loads` or `wait_layer`. Syncs: no.
+        """Copies states of hits to registers, and KV pages to page ids, behind what is recorded so far.
+
+        Nothing reads them before `await_loads` or `wait_layer`.
+
+        Args:
+            states: Register and hit of each state.
+            pages: Page id and entry of each KV page.
+
+        Syncs: no.
         """
         for _, hit in states:
             self._touch(hit.keys)
@@ -316,8 +365,14 @@ class HostTier:
         return InFlight(record_set, entries, record_set.transfers.into(slots, [to for to, _ in due], records))
 
     def await_loads(self, packet: Packet | None) -> None:
-        """Before a packet: makes the stream wait for states on their way, unless the caller waits for layers and this
-        first packet behind them does not touch them. Syncs: no.
+        """Makes the stream of the steps wait for states on their way, before a packet.
+
+        With `layerwise` it does not wait in front of the first packet behind them, unless that packet touches them.
+
+        Args:
+            packet: The packet, None for none.
+
+        Syncs: no.
         """
         for load in self.loads:
             if load.awaited:
@@ -333,14 +388,21 @@ class HostTier:
             part.ticket.wait()
 
     def wait_layer(self, kind: str, layer: int) -> None:
-        """Makes the current stream wait for what is on its way to one layer. Syncs: no."""
+        """Makes the current stream wait for what is being loaded to one layer.
+
+        Syncs: no.
+        """
         for load in self.loads:
             for part in load.parts if not load.awaited else ():
                 if (part.record_set is self._of_kv) == (kind == "kv"):
                     part.ticket.wait(layer)
 
     def advance(self) -> list[CachedRecord]:
-        """Looks after transfers that are done; returns entries whose bytes are in host memory now, KV before states.
+        """Ends transfers that are done.
+
+        Returns:
+            Entries whose bytes are in host memory now, KV before states.
+
         Syncs: no.
         """
         for load in [load for load in self.loads if all(part.ticket.done for part in load.parts)]:
@@ -358,18 +420,21 @@ class HostTier:
 
     @property
     def staging_bytes(self) -> int:
-        """Device bytes between slots and host memory."""
+        """Bytes of the staging buffers on the device."""
         built = [record_set for record_set in (self._of_states, self._of_kv) if record_set]
         return sum(record_set.transfers.staging_bytes for record_set in built)
 
     @property
     def moved(self) -> tuple[int, int, int, int]:
-        """States out and in, pages out and in, between device and host since the start."""
+        """States out and in, and pages out and in, between device and host since the start."""
         states, kv = self._of_states.transfers, self._of_kv.transfers if self._of_kv else None
         return states.moved_out, states.moved_in, kv.moved_out if kv else 0, kv.moved_in if kv else 0
 
     def synchronize(self) -> None:
-        """Waits for every transfer. Syncs: yes."""
+        """Waits for every transfer.
+
+        Syncs: yes.
+        """
         for load in self.loads:
             self._await(load)
             for part in load.parts:

@@ -148,8 +148,9 @@ class Prefetcher:
             raise
 
     def ready(self, fetch: Fetch) -> bool:
-        """Tells whether a prefetch is over, and stops it where the settings say so. With several ranks that takes a
-        poll or two.
+        """Tells whether a prefetch is over, and stops it where the settings say so.
+
+        With several ranks that takes a poll or two.
 
         Raises:
             AgreementLost: As `poll`.

@@ -51,7 +51,12 @@ class Chunk(NamedTuple):
 
 
 class Read(NamedTuple):
-    """arrived: good records from the first on. flaw: what is wrong with the next one."""
+    """What came of reading records.
+
+    Attributes:
+        arrived: Sound records, from the first on.
+        flaw: What is wrong with the next record, "" for nothing.
+    """
 
     arrived: int
     flaw: str
@@ -60,7 +65,19 @@ class Read(NamedTuple):
 def ask(
     store: Store, kv: RecordFormat | None, states: RecordFormat | None, question: Question, chunk: int, over: Event
 ) -> Answer:
-    """What storage has, as far as KV reaches without a gap. over: nobody wants to know any more. Raises: OSError."""
+    """Asks storage what it has of a prompt, as far as its KV has no gap; runs in a thread.
+
+    Args:
+        store: The storage.
+        kv: Format of KV pages, None where no page is asked for.
+        states: Format of states, None where no state is asked for.
+        question: What to ask.
+        chunk: Records a call of the store.
+        over: Set once the prefetch is over; ends the work early.
+
+    Raises:
+        OSError: The store failed.
+    """
     keys, found = question.keys, 0
     for pages in _parts(question.pages, chunk):
         there = _exist(store, kv, [keys[page] for page in pages])
@@ -85,10 +102,17 @@ def _exist(store: Store, form: RecordFormat | None, keys: Sequence[bytes]) -> li
 def read(
     store: Store, form: RecordFormat, buffer: Callable[[int], Bytes], pieces: Sequence[Chunk], over: Event
 ) -> Read:
-    """Reads records into host memory and checks them, up to the first that is not what was asked for; that one is
-    discarded.
+    """Reads records into host memory and checks them, up to the first flawed one, which is discarded; runs in a thread.
 
-    buffer: the bytes of a host record. Raises: OSError.
+    Args:
+        store: The storage.
+        form: Format of the records.
+        buffer: Returns the bytes of a host record.
+        pieces: The records, and where they go.
+        over: Set once the prefetch is over; ends the work early.
+
+    Raises:
+        OSError: The store failed.
     """
     if over.is_set():
         return Read(0, "unwanted")

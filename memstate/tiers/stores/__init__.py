@@ -1,4 +1,4 @@
-"""Storage backends: where records outlive the process, behind one small protocol."""
+"""Storage backends, where records outlive the process, behind one small protocol."""
 
 from memstate.tiers.stores.base import Outcome, Store
 from memstate.tiers.stores.file import FileStore

@@ -211,7 +211,7 @@ class PrefixCache:
         state did, and the end of the prompt; as far as the policy would keep them.
         """
         size, match = self._pages.page_size, lease.match
-        kinds = {match.evicted_length: "again", match.kv_length: "junction", tokens // size * size: "prompt"}
+        kinds = {match.evicted_length: "again", match.kv_length: "branch", tokens // size * size: "prompt"}
         lease.kinds = {
             length: kind
             for length, kind in sorted(kinds.items())

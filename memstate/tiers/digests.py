@@ -1,4 +1,4 @@
-"""The keys of prompts and of nodes of the prefix cache, computed once per page. Knows no record."""
+"""Digests of prompts and of nodes of the prefix cache, each computed once a page. Knows no record."""
 
 from collections.abc import Hashable
 
@@ -8,16 +8,17 @@ from memstate.tokens import BYTES
 
 
 class Digests:
-    """Chained digests, page by page; nodes remember theirs.
+    """Computes chained digests page by page; nodes remember theirs.
 
-    page: tokens.
+    Args:
+        keys: Makes the digests.
     """
 
-    def __init__(self, keys: Keys, page: int) -> None:
-        self._keys, self._unit = keys, page * BYTES
+    def __init__(self, keys: Keys) -> None:
+        self._keys, self._unit = keys, keys.page_tokens * BYTES
 
     def of_node(self, tree: Tree, node: Node) -> list[bytes]:
-        """Those of all pages up to a node's end."""
+        """Returns the digests of all pages up to a node's end, 32 bytes each."""
         steps = list(node.path())[::-1]
         known: list[bytes] = []
         for step in steps:
@@ -32,6 +33,13 @@ class Digests:
         return whole
 
     def of_prompt(self, tree: Tree, key: bytes, salt: Hashable, found: Found | None) -> list[bytes]:
-        """Those of all whole pages of a key that was looked up."""
+        """Returns the digests of all whole pages of a key.
+
+        Args:
+            tree: The tree in which the key was looked up.
+            key: The prompt's tokens, encoded.
+            salt: The request's salt.
+            found: What the tree had of the key.
+        """
         known = self.of_node(tree, found.known) if found is not None and not found.known.is_root else []
         return self._keys.of(key, salt, known[: len(key) // self._unit])

@@ -1,4 +1,4 @@
-"""Names of prefixes: digests that every process and every machine gives to the same tokens of the same model.
+"""Digests of prefixes: every process and machine gives the same digest to the same tokens of the same model.
 
     fingerprint, salt ─▶ root ─▶ digest 0 ─▶ digest 1 ─▶ ..      each page's tokens go into its digest
 
@@ -17,10 +17,21 @@ from memstate.tokens import BYTES
 
 
 class Keys:
-    """The digests of prefixes, page by page.
+    """Computes the digests of prefixes, page by page.
 
-    fingerprint: what else must be the same for bytes to be the same, see `fingerprint`. page_tokens: tokens of a page.
-    Raises: InvalidArgument.
+    Args:
+        fingerprint: 32 bytes for all else that must be the same, see `fingerprint`.
+        page_tokens: Tokens of a page.
+
+    Raises:
+        InvalidArgument: An argument has the wrong type or size.
+
+    Example:
+        >>> from memstate.tokens import encode as tokens
+        >>> keys = Keys(bytes(32), page_tokens=2)
+        >>> short, long = keys.of(tokens([1, 2]), None), keys.of(tokens([1, 2, 3, 4, 5]), None)
+        >>> len(long), long[0] == short[0]
+        (2, True)
     """
 
     def __init__(self, fingerprint: bytes, page_tokens: int) -> None:
@@ -32,11 +43,16 @@ class Keys:
         return f"Keys({self.fingerprint.hex()[:8]}.., {self.page_tokens} tokens a page)"
 
     def of(self, key: bytes, salt: Hashable, known: Sequence[bytes] = ()) -> list[bytes]:
-        """The digest of every whole page of a prefix, 32 bytes each.
+        """Returns the digest of every whole page of a prefix, 32 bytes each.
 
-        key: tokens as `memstate.tokens.encode` gives them; those past the last whole page do not count. salt: as
-        `require_salt` says: only prefixes of one salt share digests. known: digests of the first pages, from an earlier
-        call for the same tokens and salt, which are not computed anew. Raises: InvalidArgument.
+        Args:
+            key: Tokens as `memstate.tokens.encode` returns them. Tokens after the last whole page do not count.
+            salt: As `require_salt` says. Only prefixes of one salt share digests.
+            known: Digests of the first pages, from an earlier call for the same tokens and salt. They are not computed
+                again.
+
+        Raises:
+            InvalidArgument: The salt is not one that `require_salt` takes.
         """
         page = self._page
         whole = len(key) // page
@@ -51,12 +67,24 @@ class Keys:
 def fingerprint(
     model: str, state: StateLayout | None, kv: StateLayout | None, page_tokens: int, rank: int, ranks: int
 ) -> bytes:
-    """32 bytes that two processes share where one can use the records of the other.
+    """Returns 32 bytes that two processes share where one can use the records of the other.
 
     It stands for the model's name, the planes of a state and of a KV page (names, shapes, dtypes, layers), the tokens
-    of a page, the rank, the byte order and the version of the record; neither for the physical order of planes on a
-    device nor for their alignment there, which no record has. A model's name should say which weights and which
-    quantisation are meant. Raises: InvalidArgument.
+    of a
+    page, the rank, the byte order and the version of the record. The physical order and the alignment of planes on a
+    device
+    do not count, because no record has them.
+
+    Args:
+        model: Name of the weights and their quantisation.
+        state: Layout of a state in a record.
+        kv: Layout of a KV page, None where KV is the caller's.
+        page_tokens: Tokens of a page.
+        rank: The rank, from 0 on.
+        ranks: Number of ranks.
+
+    Raises:
+        InvalidArgument: An argument has the wrong type, or there is no such rank.
     """
     if not isinstance(model, str):
         raise InvalidArgument(f"model {model!r}: expected its name, a text")
@@ -68,8 +96,12 @@ def fingerprint(
 
 
 def encode(salt: Hashable) -> bytes:
-    """A salt as bytes that mean the same in every process, and that no other salt has: each value carries its type and
-    its size. Raises: InvalidArgument.
+    """Returns a salt as bytes that mean the same in every process and that no other salt has.
+
+    Each value carries its type and its size.
+
+    Raises:
+        InvalidArgument: The salt is not one that `require_salt` takes.
     """
     return _encode(require_salt(salt))
 

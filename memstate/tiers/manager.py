@@ -1,5 +1,6 @@
-"""The tiers of one manager put together: what goes down by which rule, what comes up, and what each iteration moves
-on. Orchestrates; moves no byte itself.
+"""The tiers of one manager: builds them, and decides what goes down, what comes up, and what each poll advances.
+
+Orchestrates; moves no byte itself.
 """
 
 from collections import Counter
@@ -16,56 +17,65 @@ from memstate.requests.page_table import PageTable
 from memstate.slots.commands import CommandBuffer
 from memstate.state.planes import Planes
 from memstate.stats import TierStats
-from memstate.tiers.building import build
 from memstate.tiers.digests import Digests
-from memstate.tiers.host.cache import CachedRecord
-from memstate.tiers.host.tier import Hit, Host
-from memstate.tiers.keys import Keys
+from memstate.tiers.host.cache import CachedRecord, RecordCache
+from memstate.tiers.host.packing import Packing
+from memstate.tiers.host.pool import RecordPool
+from memstate.tiers.host.tier import Hit, HostTier, RecordSet
+from memstate.tiers.host.transfers import Transfers
+from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.prefetch.agreed import AgreedHits
 from memstate.tiers.prefetch.agreement import Alone, Ranks
 from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tiers.prefetch.prefetcher import Prefetcher
+from memstate.tiers.records import RecordFormat
 from memstate.tiers.settings import Tiers
 from memstate.tiers.stores.base import NoStore
-from memstate.tiers.writeback import Source, WriteBack
+from memstate.tiers.writeback import WriteBack
 from memstate.tokens import BYTES
 
 SECOND_HIT = 2
 
 
 class TierManager:
-    """Host memory and storage under a prefix cache, whose `below` it is.
+    """Keeps states and KV pages in host memory and storage, below a prefix cache.
 
-    storage: the device's states. Raises: ConfigurationError.
+    Args:
+        settings: What the tiers are like.
+        planes: The device's states.
+        cache: The prefix cache; this object becomes its `below`.
+        commands: The manager's command buffer.
+        pages: The page table of all rows.
+
+    Raises:
+        ConfigurationError: The settings do not fit the manager's pages or planes, or memory is short.
     """
 
     def __init__(
         self, settings: Tiers, planes: Planes, cache: PrefixCache, commands: CommandBuffer, pages: PageTable
     ) -> None:
+        kv = settings.kv
         self.settings, self._cache, self._commands = settings, cache, commands
         self._unit, self._closed = pages.page_size * BYTES, False
-        self._memories = [each.memory for each in (planes, settings.kv) if each is not None]
-        self._layers = {"state": planes.layout.layers, "kv": settings.kv.layout.layers if settings.kv else 0}
-        built = build(settings, planes, pages)
-        digests = Digests(Keys(built.mark, pages.page_size), pages.page_size)
-        self.host = Host(cache.tree, digests, commands, pages, built.states, built.kv, built.dense, settings.layerwise)
-        self._sources: list[Source] = [(built.states.cache, built.of_state)]
-        if built.kv is not None and built.of_kv is not None:
-            self._sources.append((built.kv.cache, built.of_kv))
+        self._memories = [each.memory for each in (planes, kv) if each is not None]
+        self._layers = {"state": planes.layout.layers, "kv": kv.layout.layers if kv else 0}
+        mark, states, of_kv, dense = _record_sets(settings, planes, pages)
+        digests = Digests(Keys(mark, pages.page_size))
+        self.host = HostTier(cache.tree, digests, commands, pages, states, of_kv, dense, settings.layerwise)
+        self._caches = [each for each in (self.host.states, self.host.kv) if each is not None]
         self._due: list[tuple[Node, Snapshot]] = []
         self._executor = settings.executor or ThreadPoolExecutor(settings.threads, "memstate")
         self.agreed: AgreedHits | None = None
         self.writeback: WriteBack | None = None
         self.prefetcher: Prefetcher | None = None
         if settings.store is not None:
-            for source in self._sources:
-                settings.store.register(source[0].pool.memory)
+            for records in self._caches:
+                settings.store.register(records.pool.memory)
             self.writeback = WriteBack(settings.store, self._executor)
         if settings.store is not None or settings.group is not None:
             self.agreed = AgreedHits(self.host, pages.page_size) if settings.group is not None else None
             self.prefetcher = Prefetcher(
-                self.host.kv, self.host.states, built.of_kv, built.of_state, settings.store or NoStore(),
-                settings.prefetch, pages.page_size,
+                self.host.kv, self.host.states, settings.store or NoStore(), settings.prefetch, pages.page_size,
                 Alone() if settings.group is None else Ranks(settings.group), self._executor, settings.clock,
                 self.agreed.ended if self.agreed is not None else None,
             )  # fmt: skip
@@ -74,36 +84,66 @@ class TierManager:
         cache.below = self
 
     def find(self, key: bytes, salt: Hashable, match: Match, known: int, most: int) -> Hit | None:
-        """What host memory adds to `known` tokens, where it is worth the way. most: tokens that a hit may cover."""
+        """Finds what host memory adds to the tokens that are known already.
+
+        Args:
+            key: The prompt's tokens, encoded.
+            salt: The request's salt.
+            match: What the device has of the prompt.
+            known: Tokens that the request can start from without host memory.
+            most: Tokens that a hit may cover.
+
+        Returns:
+            The hit, None where it would save fewer than `load_threshold` tokens.
+        """
         if self._closed:
             return None
         hit = self.host.find(key[: most * BYTES // self._unit * self._unit], salt, match, self._unit)
         return hit if hit and hit.length - known >= self.settings.load_threshold else None
 
     def save(self, nodes: Sequence[Node]) -> None:
-        """Called before the device gives up states: those worth it go to host memory. Syncs: no."""
+        """Copies states that the device is about to evict to host memory, as far as `write` asks for it.
+
+        Args:
+            nodes: The nodes whose states go.
+
+        Syncs: no.
+        """
         least = 1 if self.settings.write == "selective" else 0
         self.host.save([node for node in nodes if node.uses >= least])
 
     def added(self, node: Node) -> None:
-        """Called when a state was cached."""
+        """Notes that a state was cached."""
         if self.settings.write == "through" and node.snapshot:
             self._due.append((node, node.snapshot))
 
     def used(self, node: Node) -> None:
-        """Called when a request went on from a cached state."""
+        """Notes that a request started from a cached state."""
         if self.settings.write == "selective" and node.uses == SECOND_HIT and node.snapshot:
             self._due.append((node, node.snapshot))
 
     def _write_due(self) -> None:
-        """Sends what is due to host memory; what a packet not yet sent names waits for it."""
+        """Copies what is due to host memory; what an unsent packet names waits for that packet."""
         due = [(node, snapshot) for node, snapshot in self._due if node.snapshot == snapshot]
         waiting = [entry for entry in due if self._commands.named([entry[1].register])]
         self.host.save([node for node, snapshot in due if (node, snapshot) not in waiting])
         self._due = waiting
 
     def prefetch(self, key: bytes, salt: Hashable, match: Match, covered: int) -> Fetch:
-        """See `StateManager.prefetch`. covered: tokens that need not be computed as things are."""
+        """Starts a prefetch; see `StateManager.prefetch`.
+
+        Args:
+            key: The prompt's tokens, encoded.
+            salt: The request's salt.
+            match: What the device has of the prompt.
+            covered: Tokens that need not be computed as things are.
+
+        Returns:
+            The handle of the prefetch.
+
+        Raises:
+            ConfigurationError: There is no storage, or the manager is closed.
+        """
         most = max(0, len(key) // BYTES - 1)
         prefetcher = self._fetching()
         whole = key[: most * BYTES // self._unit * self._unit]
@@ -114,14 +154,32 @@ class TierManager:
         return fetch
 
     def ready(self, fetch: Fetch) -> bool:
-        """Whether to admit the request of a prefetch now: it is done, or the stop policy has ended it. Syncs: no."""
+        """Tells whether to admit the request of a prefetch now: the prefetch is done, or the stop policy has ended it.
+
+        Args:
+            fetch: The handle that `prefetch` returned.
+
+        Raises:
+            ConfigurationError: There is no storage, or the manager is closed.
+            InvalidArgument: The handle is not this manager's.
+
+        Syncs: no.
+        """
         prefetcher = self._fetching()
         self.require_own(fetch)
         return prefetcher.ready(fetch)
 
     def cancel(self, fetch: Fetch) -> None:
-        """Gives up a prefetch, as when its request is aborted: at any moment, and everything it took goes back. Syncs:
-        no.
+        """Cancels a prefetch at any moment, such as when its request is aborted. Its host memory is free after that.
+
+        Args:
+            fetch: The handle that `prefetch` returned.
+
+        Raises:
+            ConfigurationError: There is no storage, or the manager is closed.
+            InvalidArgument: The handle is not this manager's.
+
+        Syncs: no.
         """
         prefetcher = self._fetching()
         self.require_own(fetch)
@@ -137,12 +195,16 @@ class TierManager:
         return self.prefetcher
 
     def require_own(self, fetch: Fetch) -> None:
-        """Raises: InvalidArgument for what is no prefetch of this manager's."""
+        """Refuses a handle that this manager's `prefetch` did not return.
+
+        Raises:
+            InvalidArgument: The handle is another manager's, or no handle.
+        """
         if not isinstance(fetch, Fetch) or fetch not in self._own:
             raise InvalidArgument(f"{fetch!r} is not what this manager's prefetch() returned")
 
     def _require_in_order(self, operation: str) -> None:
-        """Raises: InvalidArgument while records wait to be filled, or to come up."""
+        """Raises InvalidArgument while records wait to be filled or loaded."""
         if self._commands.waiting:
             raise InvalidArgument(
                 f"{operation}: changes of owners wait for the newest step's forward: launch it, then "
@@ -150,27 +212,48 @@ class TierManager:
             )
 
     def require_awake(self, operation: str) -> None:
-        """Raises: Asleep, where states or KV pages sleep."""
+        """Refuses an operation while states or KV pages sleep.
+
+        Raises:
+            Asleep: The memory of one of them is released.
+        """
         for memory in self._memories:
             memory.require_awake(operation)
 
     def wait_layer(self, kind: str, layer: int) -> None:
-        """Makes the current stream wait for what is on its way to a layer: with layerwise=True, before the forward
-        reads it. kind: "state" or "kv", where the caller's own KV never waits. Syncs: no. Raises: InvalidArgument for a
-        layer that there is not.
+        """Makes the current stream wait for what is being loaded to one layer.
+
+        With `layerwise`, call it before the forward reads the layer.
+
+        Args:
+            kind: "state" or "kv". KV that the caller keeps never waits.
+            layer: The layer, from 0 on.
+
+        Raises:
+            InvalidArgument: There is no such kind or layer.
+
+        Syncs: no.
         """
         if kind not in self._layers or not is_count(layer) or 0 < self._layers[kind] <= layer:
             raise InvalidArgument(f"wait_layer({kind!r}, {layer!r}): there are {self._layers} layers, from 0 on")
         self.host.wait_layer(kind, layer)
 
     def settle(self) -> None:
-        """Waits until nothing is on its way between device and host. Syncs: yes."""
+        """Waits until no transfer between device and host is under way.
+
+        Syncs: yes.
+        """
         self.host.synchronize()
         self._write_back(self.host.advance())
 
     def poll(self) -> None:
-        """Moves everything on that goes in the background. Syncs: no, but for ranks that have not agreed yet. Raises:
-        AgreementLost, Asleep.
+        """Advances transfers, writes and prefetches. Call it once an iteration of the loop.
+
+        Raises:
+            AgreementLost: The ranks no longer agree.
+            Asleep: A state is due while the memory sleeps.
+
+        Syncs: no, except for ranks that have not agreed yet.
         """
         if self._closed:
             return
@@ -184,12 +267,17 @@ class TierManager:
     def _write_back(self, entries: Sequence[CachedRecord]) -> None:
         if self.writeback is None:
             return
-        for source in self._sources[::-1]:  # KV first: a state without it is of no use
-            self.writeback.add(source, [entry for entry in entries if source[0].get(entry.key) is entry])
+        for cache in self._caches[::-1]:  # KV first: a state without it is of no use
+            self.writeback.add(cache, [entry for entry in entries if cache.get(entry.key) is entry])
 
     def flush(self) -> None:
-        """Brings every cached state to host memory and, as far as there is one, to storage. Syncs: yes. Raises: Asleep;
-        InvalidArgument while something waits for a forward; nothing changed then.
+        """Copies every cached state to host memory and, where there is one, to storage.
+
+        Raises:
+            Asleep: States or KV pages sleep.
+            InvalidArgument: Something waits for a forward; nothing changed then.
+
+        Syncs: yes.
         """
         if self._closed:
             return
@@ -197,7 +285,7 @@ class TierManager:
         self._require_in_order("flush")
         self._commands.submit()
         self._due = []
-        for cache, _ in self._sources[::-1]:
+        for cache in reversed(self._caches):
             self._write_back(list(cache.entries()))  # what storage could not take before, once more
         self._write_all()
         nodes, room = list(self._cache.nodes.values()), max(1, self.host.states.pool.records // 2)
@@ -219,8 +307,12 @@ class TierManager:
             self.writeback.advance()
 
     def clear(self) -> None:
-        """Forgets host memory, as when the weights have changed; storage has it under the model's name still. Syncs:
-        yes. Raises: InvalidArgument while something waits for a forward; nothing changed then.
+        """Empties host memory, such as when the weights have changed. Storage keeps its records under the model's name.
+
+        Raises:
+            InvalidArgument: Something waits for a forward; nothing changed then.
+
+        Syncs: yes.
         """
         self._require_in_order("clear")
         self._due = []
@@ -232,18 +324,25 @@ class TierManager:
             self.agreed.clear()
         if self.writeback is not None:
             self.writeback.forget()
-        for cache in (*(cache for cache, _ in self._sources), self.host.dense):
+        for cache in (*self._caches, self.host.dense):
             if cache is not None:
                 cache.evict(len(cache))
 
     def note(self, hits: Sequence[tuple[Hit, int]]) -> None:
-        """Counts what requests start from: hits, each with the tokens that the device had."""
+        """Counts the tokens that requests start from.
+
+        Args:
+            hits: Hits, each with the tokens that the device had.
+        """
         for hit, had in hits:
-            place = "dense" if hit.tier.cache is self.host.dense else "storage" if hit.state.fetched else "host"
+            place = "dense" if hit.record_set.cache is self.host.dense else "storage" if hit.state.fetched else "host"
             self._hit_tokens[place] += hit.length - had
 
     def stats(self) -> TierStats:
-        """Figures since the start, and what is held now. Syncs: no."""
+        """Returns what is held now, and what has moved since the start.
+
+        Syncs: no.
+        """
         host, writeback = self.host, self.writeback
         states, kv = host.states, host.kv
         return TierStats(
@@ -253,7 +352,7 @@ class TierManager:
             host_page_records=kv.pool.records if kv else 0,
             dense_states=len(host.dense) if host.dense else 0,
             dense_records=host.dense.pool.records if host.dense else 0,
-            host_bytes=sum(cache.pool.memory.nbytes for cache, _ in self._sources),
+            host_bytes=sum(cache.pool.memory.nbytes for cache in self._caches),
             staging_bytes=host.staging_bytes,
             dense_hit_tokens=self._hit_tokens["dense"],
             host_hit_tokens=self._hit_tokens["host"],
@@ -274,16 +373,21 @@ class TierManager:
 
     @property
     def leaked(self) -> int:
-        """Host records that neither are free, nor in a cache, nor a prefetch's: 0, or something is wrong."""
+        """Host records that are neither free, nor in a cache, nor held by a prefetch: 0 unless there is a bug."""
         held = self.prefetcher.held if self.prefetcher else (0, 0)
         return sum(
             cache.pool.records - cache.pool.free - cache.pool.waiting - len(cache) - taken
-            for (cache, _), taken in zip(self._sources, held, strict=False)
+            for cache, taken in zip(self._caches, held, strict=False)
         )
 
     def close(self) -> None:
-        """Brings what is cached to storage, ends threads and transfers, and closes the storage; requests go on without
-        tiers. Syncs: yes. Raises: Asleep; InvalidArgument while something waits for a forward; nothing changed then.
+        """Flushes to storage, ends threads and transfers, and closes the storage. Requests go on without tiers.
+
+        Raises:
+            Asleep: States or KV pages sleep.
+            InvalidArgument: Something waits for a forward; nothing changed then.
+
+        Syncs: yes.
         """
         if self._closed:
             return
@@ -295,3 +399,40 @@ class TierManager:
             self._executor.shutdown(wait=True)
         if self.settings.store is not None:
             self.settings.store.close()
+
+
+def _record_sets(
+    settings: Tiers, planes: Planes, pages: PageTable
+) -> tuple[bytes, RecordSet, RecordSet | None, RecordSet | None]:
+    """The fingerprint in all records, and the records of states, of KV pages, and of states on the device."""
+    kv, on_device = settings.kv, pages.allocator.pages
+    if (kv is not None) != (on_device > 0) or (kv is not None and kv.slots != on_device):
+        raise ConfigurationError(
+            f"tiers with kv={kv} for {on_device} KV pages: give the planes of all pages, or manage pages elsewhere "
+            "(pages=None)"
+        )
+    packing = Packing(planes, settings.int8)
+    if not packing.nbytes:
+        raise ConfigurationError(f"tiers for {planes}: its states have 0 bytes, so there is nothing to save")
+    mark = fingerprint(
+        settings.model, packing.layout, kv.layout if kv else None, pages.page_size, settings.rank, settings.ranks
+    )
+    pinned, groups = planes.device.type == "cuda", settings.layer_groups
+
+    def made(packing: Packing, form: RecordFormat, records: int, staging: int, groups: int) -> RecordSet:
+        pool = RecordPool(records, form.nbytes, pinned=pinned)
+        transfers = Transfers(planes, packing, pool, form.header_bytes, staging, groups)
+        return RecordSet(RecordCache(pool, form, int(records * settings.reserve)), transfers)
+
+    of_state, of_kv, dense = RecordFormat("state", packing.layout, mark), None, None
+    states = made(packing, of_state, settings.host_slots, settings.staging, groups)
+    if kv is not None:
+        form, of_page = RecordFormat("kv", kv.layout, mark), Packing(kv)
+        of_page.backend = planes.backend  # which counts what the manager launches
+        staged = max(settings.staging * packing.nbytes // form.body_bytes, min(settings.staging, 1))
+        count = settings.host_pages or max(1, settings.host_slots * on_device // planes.slots)
+        of_kv = made(of_page, form, count, staged, 1)  # groups of layers of pages would be thousands of copies
+    if settings.dense_slots:
+        pool = RecordPool(settings.dense_slots, packing.nbytes, device=planes.device)
+        dense = RecordSet(RecordCache(pool, of_state), Transfers(planes, packing, pool, 0, 0, groups))
+    return mark, states, of_kv, dense

@@ -1,8 +1,8 @@
-"""What a state or a KV page looks like as one run of bytes, in host memory and in storage alike: docs/record-format.md.
+"""The bytes of a state or a KV page as one record, in host memory and in storage alike: docs/record-format.md.
 
     header (fixed, crc32 per plane, zeros, crc32 of the header) | body: layer plane [block .. pad]
 
-Knows no pool, no storage and no device: it seals bytes, and says what is wrong with bytes that come back.
+Seals records, and names what is wrong with records that were read. Knows no pool, no storage and no device.
 """
 
 import struct
@@ -29,10 +29,26 @@ _KINDS: dict[str, int] = {"state": 1, "kv": 2}
 
 
 class RecordFormat:
-    """The records of one kind that one model, on one rank, writes and understands.
+    """Seals and checks the records of one kind that one model writes on one rank.
 
-    layout: of a slot, or of a page as if it were one, in any order: the body is always in slot order, aligned to 16.
-    fingerprint: `memstate.tiers.keys.fingerprint`. Raises: InvalidArgument.
+    Args:
+        kind: "state" or "kv".
+        layout: Layout of a slot, or of a page as if it were a slot, in any order. The body is always in slot order,
+            aligned
+            to 16 bytes.
+        fingerprint: What `memstate.tiers.keys.fingerprint` returns.
+
+    Raises:
+        InvalidArgument: There is no such kind, or the fingerprint is not 32 bytes.
+
+    Example:
+        >>> import numpy as np, torch
+        >>> from memstate.state.layout import Plane, StateLayout
+        >>> form = RecordFormat("state", StateLayout((Plane("ssm", (4,), torch.float32),), layers=2), bytes(32))
+        >>> record = np.zeros(form.nbytes, np.uint8)
+        >>> form.seal(record, key=bytes(32), length=16)
+        >>> form.flaw(record, bytes(32), 16), form.flaw(record, bytes(32), 17)
+        ('', 'foreign')
     """
 
     def __init__(self, kind: Kind, layout: StateLayout, fingerprint: bytes) -> None:
@@ -66,23 +82,39 @@ class RecordFormat:
         return f"RecordFormat({self.kind}, {format_bytes(self.nbytes)} with {self.header_bytes} B header)"
 
     def name(self, key: bytes) -> str:
-        """What storage calls the record of a key. Raises: InvalidArgument."""
+        """Returns the name of a key's record in storage.
+
+        Raises:
+            InvalidArgument: The key is not 32 bytes.
+        """
         return f"{self.kind}-{require_digest('key', key).hex()}"
 
     def zero_padding(self, buffer: Bytes) -> None:
-        """Makes the bytes between payloads zero: a record from recycled memory shows nothing of what lay there before.
+        """Clears the bytes between payloads, so that a record in recycled memory shows nothing of its predecessor.
 
-        Changes: buffer. Raises: InvalidArgument.
+        Args:
+            buffer: uint8 `byte`, contiguous, `nbytes` of them; written.
+
+        Raises:
+            InvalidArgument: The buffer is not a whole record.
         """
         self._require(buffer)
         for padding in self._padding:
             buffer[padding] = 0
 
     def seal(self, buffer: Bytes, key: bytes, length: int) -> None:
-        """Makes a record of a buffer whose body is filled: equal bodies, keys and lengths give equal bytes.
+        """Writes the header around a filled body. Equal bodies, keys and lengths give equal bytes.
 
-        buffer: uint8 `byte`, contiguous, `nbytes` of them. length: tokens that the record stands for. Changes: the
-        header and the padding of buffer. Syncs: no; the body must have arrived. Raises: InvalidArgument.
+        Args:
+            buffer: uint8 `byte`, contiguous, `nbytes` of them. Its header and padding are written; the body must have
+                arrived.
+            key: Digest of the tokens that the record stands for.
+            length: Tokens that the record stands for.
+
+        Raises:
+            InvalidArgument: The buffer is not a whole record, or key or length cannot be meant.
+
+        Syncs: no.
         """
         if not 1 <= length < 2**63:
             raise InvalidArgument(f"length={length}: a record stands for one token or more")
@@ -94,9 +126,17 @@ class RecordFormat:
         buffer.data[: self.header_bytes] = head
 
     def flaw(self, buffer: Bytes, key: bytes, length: int) -> Flaw:
-        """Why these bytes are not the record that was asked for, one word of `FLAWS`; "" where they are.
+        """Tells why these bytes are not the record that was asked for.
 
-        buffer: uint8 `byte`, contiguous, of any size and contents. Syncs: no.
+        Args:
+            buffer: uint8 `byte`, contiguous, of any size and contents.
+            key: Digest that was asked for.
+            length: Tokens that the record should stand for.
+
+        Returns:
+            One word of `FLAWS`, "" where the record is sound.
+
+        Syncs: no.
         """
         if buffer.size != self.nbytes:
             return "truncated"
@@ -120,7 +160,7 @@ class RecordFormat:
         return (MAGIC, VERSION, _KINDS[self.kind], self.header_bytes, self.fingerprint, key, *sizes)
 
     def _checksums(self, record: memoryview) -> tuple[int, ...]:
-        """Of each plane, all layers in turn, padding included: with the header's own no byte is left out."""
+        """Returns a crc32 of each plane over all layers, padding included."""
         sums = []
         for blocks in self._blocks:
             value = 0
@@ -137,7 +177,11 @@ class RecordFormat:
 
 
 def require_digest(what: str, digest: bytes) -> bytes:
-    """The digest itself. Raises: InvalidArgument."""
+    """Returns the digest itself.
+
+    Raises:
+        InvalidArgument: It is not 32 bytes.
+    """
     if not isinstance(digest, bytes) or len(digest) != DIGEST_BYTES:
         raise InvalidArgument(f"{what} {digest!r}: expected {DIGEST_BYTES} bytes")
     return digest

@@ -1,4 +1,4 @@
-"""The settings of the tiers below the device, checked at the door."""
+"""Settings of the tiers below the device, checked when they are made."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -14,37 +14,54 @@ from memstate.tiers.stores.base import Store
 
 Write = Literal["through", "selective", "back"]
 METHODS = ("register", "exists", "get", "put", "discard", "close")
+LEAST = {  # of every setting that is a whole number
+    "host_slots": 1, "host_pages": 1, "dense_slots": 0, "load_threshold": 0, "staging": 0, "rank": 0, "threads": 1,
+    "ranks": 1, "layer_groups": 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Tiers:
-    """Host memory and storage below a manager's prefix cache.
+    """Configures host memory and storage below a manager's prefix cache.
 
-    model: names weights, quantisation and whatever else makes states comparable: records of another name are never
-    found. Size of the host tier, one of: host_slots (with KV: and host_pages, default in the device's proportion),
-    host_bytes, host_ratio (of the device's slots and pages). dense_slots: records on the device, for states that slots
-    give up: with int8 they take a quarter of float32's bytes. reserve: share of host memory that prefetches leave to
-    what comes from the device. kv: the planes of KV pages, as a `Planes` whose slots are pages; None where KV is the
-    caller's.
-    write: when states go to host memory: "through", as soon as they are cached; "selective", with their second hit;
-    "back", when the device gives them up. The first two also keep what is given up before its turn: "through" all of
-    it, "selective" what was hit once.
-    store: keeps what reaches host memory beyond this process, None for nothing. prefetch: how it comes back. threads:
-    that read and write it. rank, ranks: this process's place in tensor parallelism. group: a gloo group of
-    torch.distributed that nobody else uses, over which several ranks agree.
-    load_threshold: tokens that a hit in host memory must save to be worth its way. staging: states that fit each of the
-    two device buffers in between (KV pages as many as fit the same bytes); 0: kernels reach into host memory.
-    layer_groups: in how many parts the layers of a state arrive. layerwise: the forward calls `wait_layer` before it
-    reads one. int8: planes kept as 8-bit integers below the slots: name -> axis over which values share a scale.
-    executor, clock: instead of threads and time.monotonic, for tests.
-    Raises: ConfigurationError.
+    Args:
+        model: Name of the weights, the quantisation and all else that makes states comparable. Records of another
+            name are never found.
+        host_slots: States that host memory has room for, 1 or more.
+        host_pages: KV pages that host memory has room for. None: in the device's proportion of pages to slots.
+        dense_slots: Records on the device for states that slots give up. With `int8` a record takes a quarter of
+            float32's bytes.
+        reserve: Share of host memory, 0 to 1, that prefetches leave to what comes from the device.
+        kv: Planes of the KV pages, with a page as a slot. None where KV is the caller's.
+        write: When states go to host memory. "through": as soon as they are cached. "selective": with their second
+            hit. "back": when the device evicts them. The first two also save evicted states that had no turn yet:
+            "through" all of them, "selective" those with a hit.
+        store: Storage that outlives the process. None: no storage.
+        prefetch: How records come back from storage.
+        threads: Threads that read and write storage.
+        rank: This process's place in tensor parallelism, from 0 on.
+        ranks: Number of tensor-parallel ranks.
+        group: gloo group of torch.distributed over which several ranks agree; nothing else may use it.
+        load_threshold: Tokens that a hit in host memory must save.
+        staging: States that fit each of the two staging buffers on the device (KV pages: as many as fit the same
+            bytes). 0: kernels reach into host memory.
+        layer_groups: Groups of layers in which a state arrives.
+        layerwise: Whether the forward calls `wait_layer` before it reads a layer.
+        int8: Planes that are 8-bit integers below the slots: name -> axis over which values share a scale.
+        executor: Replaces the threads in tests.
+        clock: Replaces time.monotonic in tests; seconds.
+
+    Raises:
+        ConfigurationError: A setting is out of range, or two of them contradict each other.
+
+    Example:
+        >>> Tiers("tiny model, weights of today", host_slots=16, write="back").host_slots
+        16
     """
 
     model: str
-    host_slots: int | None = None
+    host_slots: int
     host_pages: int | None = None
-    host_bytes: int | None = None
-    host_ratio: float | None = None
     dense_slots: int = 0
     reserve: float = 0.1
     kv: Planes | None = None
@@ -64,31 +81,14 @@ class Tiers:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        sizes = [size for size in (self.host_slots, self.host_bytes, self.host_ratio) if size is not None]
         if not isinstance(self.model, str) or not self.model:
             raise ConfigurationError(
                 f"model={self.model!r}: a text that names the weights; other models' states differ"
             )
-        if len(sizes) != 1 or (self.host_pages is not None and self.host_slots is None):
-            raise ConfigurationError(
-                f"host_slots={self.host_slots}, host_pages={self.host_pages}, host_bytes={self.host_bytes}, "
-                f"host_ratio={self.host_ratio}: give one of host_slots (with host_pages), host_bytes and host_ratio"
-            )
-        if self.host_bytes is not None and (type(self.host_bytes) is not int or self.host_bytes < 1):
-            raise ConfigurationError(f"host_bytes={self.host_bytes!r}: expected a whole number of bytes from 1 on")
-        whole = {
-            "host_slots": self.host_slots or 0, "host_pages": self.host_pages or 0,
-            "dense_slots": self.dense_slots, "load_threshold": self.load_threshold, "staging": self.staging,
-            "rank": self.rank,
-        }  # fmt: skip
-        positive = {"threads": self.threads, "ranks": self.ranks, "layer_groups": self.layer_groups}
-        for name, value in (whole | positive).items():
-            if not is_count(value) or (name in positive and value < 1):
-                least = int(name in positive)
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if not (is_count(value) and value >= least) and not (name == "host_pages" and value is None):
                 raise ConfigurationError(f"{name}={value!r}: expected a whole number from {least} to {INT32_MAX}")
-        ratio = self.host_ratio if self.host_ratio is not None else 1.0
-        if not isinstance(ratio, int | float) or not 0 < ratio < float("inf"):
-            raise ConfigurationError(f"host_ratio={ratio!r}: expected a number above 0")
         if not isinstance(self.reserve, int | float) or not 0 <= self.reserve < 1:
             raise ConfigurationError(f"reserve={self.reserve!r}: expected a share from 0 up to, but not, 1")
         if self.write not in get_args(Write):
@@ -103,9 +103,11 @@ class Tiers:
                 f"dense_slots={self.dense_slots} with {self.ranks} ranks: they do not agree on them"
             )
         if not isinstance(self.kv, Planes | None) or not isinstance(self.prefetch, Prefetch):
-            raise ConfigurationError(f"kv={self.kv!r}, prefetch={self.prefetch!r}: expected a Storage and a Prefetch")
-        if self.host_pages and self.kv is None:
-            raise ConfigurationError(f"host_pages={self.host_pages} without kv: whose pages?")
+            raise ConfigurationError(f"kv={self.kv!r}, prefetch={self.prefetch!r}: expected Planes and a Prefetch")
+        if self.kv is not None and not self.kv.layout.payload_bytes_per_slot:
+            raise ConfigurationError(f"kv={self.kv!r}: its pages have 0 bytes, so there is no KV to save; leave kv out")
+        if self.host_pages is not None and self.kv is None:
+            raise ConfigurationError(f"host_pages={self.host_pages} without kv: give the planes of the pages")
         if not (isinstance(self.store, Store | None) and not isinstance(self.store, type)):
             raise ConfigurationError(
                 f"store={self.store!r}: expected a store, such as FileStore(path), with {', '.join(METHODS)}"

@@ -109,7 +109,7 @@ class Naive:
             stated.used = self.clock()
         self.lease = blocks[:hit]
         self.make_room(len(blocks) - hit)
-        wanted = {gone: "again"} | {kv: "junction"} | {len(blocks): "prompt"}
+        wanted = {gone: "again"} | {kv: "branch"} | {len(blocks): "prompt"}
         for length in sorted(n for n, kind in wanted.items() if n > hit and kind != "again"):
             run = self.grow(blocks[:length])
             run.used, run.evicted = self.clock(), False

@@ -246,16 +246,16 @@ def test_the_cap_hands_on_all_that_it_hears() -> None:
 @pytest.mark.parametrize(
     ("policy", "kinds"),
     [
-        (Lru(), {"boundary", "prompt", "junction", "end"}),
-        (GreedyDual(), {"boundary", "prompt", "junction", "end"}),
-        (FlopAware(), {"boundary", "prompt", "junction", "end"}),
-        (PathCap(3, Lru()), {"boundary", "prompt", "junction", "end"}),
-        (ReturnRate(), {"boundary", "prompt", "junction", "end", "again"}),
+        (Lru(), {"boundary", "prompt", "branch", "end"}),
+        (GreedyDual(), {"boundary", "prompt", "branch", "end"}),
+        (FlopAware(), {"boundary", "prompt", "branch", "end"}),
+        (PathCap(3, Lru()), {"boundary", "prompt", "branch", "end"}),
+        (ReturnRate(), {"boundary", "prompt", "branch", "end", "again"}),
     ],
     ids=["lru", "greedy-dual", "flop-aware", "path-cap", "return-rate"],
 )
 def test_which_kinds_of_states_are_admitted(policy: StatePolicy, kinds: set[str]) -> None:
-    every = ("boundary", "prompt", "junction", "end", "again")
+    every = ("boundary", "prompt", "branch", "end", "again")
     assert {kind for kind in every if policy.admits(Place(4, 1, kind))} == kinds
 
 

@@ -83,7 +83,7 @@ def test_B44_a_tombstone_is_revived(name: str, backend: Backend) -> None:
     assert found(at, T[:9]) == (0, 8, {"no_sharing": 1, "evicted": 8}, "evicted")
     at.look(idle=True)
     pages = sorted(page for _, node in at.cache.tree.walk() for page in node.pages)
-    assert at.turn(T[:8]) == 0  # whose junction is at 4: it could not have gone on from all of it
+    assert at.turn(T[:8]) == 0  # whose branch point is at 4: it could not have gone on from all of it
     assert found(at, T[:9]) == (8, 8, {"no_sharing": 1}, "no_sharing")
     assert sorted(page for _, node in at.cache.tree.walk() for page in node.pages) == pages
     assert set(at.states()) == ({8} if name == "none" else {4, 8}) and at.mem.free_pages == 22
@@ -198,7 +198,7 @@ def test_B53_equal_tokens_under_different_salts_never_match(name: str, backend: 
     at.prefill(row)
     at.run([row])
     assert found(at, T[:9], "a")[:2] == (8, 8) and found(at, T[:17], "a")[:2] == (8, 8)
-    assert found(at, [*T[:8], 1], "b")[0] == (0 if name == "none" else 8)  # the junction's
+    assert found(at, [*T[:8], 1], "b")[0] == (0 if name == "none" else 8)  # the branch point's
     at.mem.retract([row], tokens=[at.text[row]])
     assert at.turn([*T[:8], 5, 6], salt="a") == 8
     assert {salt for salt, _ in at.cache.tree.walk()} == {"a", "b"}

@@ -125,11 +125,11 @@ def test_greedy_dual_lets_worth_fade() -> None:
     assert list(policy.victims()) == [old, other, middling]
 
 
-@pytest.mark.parametrize("returning", ["junction", "prompt"])
+@pytest.mark.parametrize("returning", ["branch", "prompt"])
 def test_return_rates_are_learned_by_kind(returning: str) -> None:
     """Of two kinds one always comes back and the other never does: before that is known, the older one goes first."""
     policy, prompt = ReturnRate(), Prompts()
-    never = "prompt" if returning == "junction" else "junction"
+    never = "prompt" if returning == "branch" else "branch"
 
     def order() -> list[str]:
         pair = {prompt(9): returning, prompt(9): never}

@@ -72,10 +72,10 @@ def test_B49_the_second_of_three_requests_leaves_what_the_third_goes_on_from(
 CASES = {  # every, tokens whose KV is there, prompt: where its prefill stops, and the states that it leaves
     "both": (64, 9, 22, [8, 20, 22], [8, 20]),
     "both, chunks at multiples": (8, 13, 22, [8, 12, 16, 20, 22], [8, 12, 16, 20]),
-    "the junction on a multiple": (8, 9, 22, [8, 16, 20, 22], [8, 16, 20]),
+    "the branch point on a multiple": (8, 9, 22, [8, 16, 20, 22], [8, 16, 20]),
     "the prompt's end on a multiple": (8, 13, 16, [8, 12, 16], [8, 12, 16]),
     "both on multiples": (8, 9, 17, [8, 16, 17], [8, 16]),
-    "junction and prompt's end in one": (64, 13, 15, [12, 15], [12]),
+    "branch point and prompt's end in one": (64, 13, 15, [12, 15], [12]),
     "all three in one": (4, 13, 14, [4, 8, 12, 14], [4, 8, 12]),
     "neighbours": (64, 9, 13, [8, 12, 13], [8, 12]),
     "the prompt ends at its end": (64, 9, 12, [8, 12], [8, 12]),
@@ -148,7 +148,7 @@ def test_B49_a_chunk_beyond_what_is_wanted_is_refused(name: str, backend: Backen
 def test_a_strategy_without_snapshots_takes_any_chunk(backend: Backend) -> None:
     at = server(backend, "none")
     kv_of(at, T[:9])
-    for tokens in (T[:22], [*T[30:50], 1, 2]):  # with a junction, and without
+    for tokens in (T[:22], [*T[30:50], 1, 2]):  # with a branch point, and without
         row = at.start(tokens)
         assert at.mem.next_boundary(row) == 64
         at.mem.settle(at.mem.plan([row], 22))
@@ -171,7 +171,7 @@ class Picky(Lru):
     ("kind", "stops", "states"),
     [
         ("prompt", [16, 20, 22], [20]),
-        ("junction", [12, 16, 22], [12]),
+        ("branch", [12, 16, 22], [12]),
         ("boundary", [16, 22], [16]),
         ("end", [16, 22], [24]),
     ],
@@ -188,7 +188,7 @@ def test_only_what_the_policy_would_keep_is_asked_for_and_kept(
     at.cache.evict_states(9)
     policy.places.clear()
     row = at.start(T[:22])
-    assert policy.places[:2] == [Place(3, 0, "junction"), Place(5, 0, "prompt")]
+    assert policy.places[:2] == [Place(3, 0, "branch"), Place(5, 0, "prompt")]
     assert boundaries(at, row) == stops
     at.run([row])
     assert at.mem.length(row) == 24

@@ -51,7 +51,7 @@ PATHS = {
     "memstate.engine.manager.StateManager.match -> _match": MATCHED,
     "memstate.engine.manager.StateManager._match": MATCHED,
     "memstate.engine.manager.StateManager._match -> prefix.match": MATCHED,
-    "memstate.engine.manager.StateManager._match -> sessions.find": DEVICE
+    "memstate.engine.manager.StateManager._match -> _sessions.find": DEVICE
     + "match_finds_what_a_session_keeps_under_its_salt",
     "memstate.engine.manager.StateManager._match -> tiers.find": BELOW
     + "match_finds_what_host_memory_has_under_its_salt",
@@ -99,10 +99,10 @@ PATHS = {
     "memstate.tiers.manager.TierManager.find -> host.find": HOST,
     "memstate.tiers.manager.TierManager.prefetch": STORED,
     "memstate.tiers.manager.TierManager.prefetch -> host.digests": STORED,
-    "memstate.tiers.host.tier.Host.find": HOST,
-    "memstate.tiers.host.tier.Host.find -> digests": BELOW + "dense_records_give_what_their_own_salt_has",
-    "memstate.tiers.host.tier.Host.digests": NAMED,
-    "memstate.tiers.host.tier.Host.digests -> _digests.of_prompt": NAMED,
+    "memstate.tiers.host.tier.HostTier.find": HOST,
+    "memstate.tiers.host.tier.HostTier.find -> digests": BELOW + "dense_records_give_what_their_own_salt_has",
+    "memstate.tiers.host.tier.HostTier.digests": NAMED,
+    "memstate.tiers.host.tier.HostTier.digests -> _digests.of_prompt": NAMED,
     "memstate.tiers.prefetch.agreed.AgreedHits.get": AGREED,
     "memstate.tiers.prefetch.agreed.AgreedHits.get -> _host.digests": AGREED,
     "memstate.tiers.handover.handover.HandOver.run": HANDED,

@@ -315,7 +315,7 @@ class Rank:
             reach += 1
         wish.able = {e for e in range(1, reach + 1) if e * self.page > wish.covered and (e in wish.stated or e in ends)}
         worth = {e for e in wish.able if e * self.page - wish.covered >= self.settings.threshold}
-        wish.phase, wish.vote = "offered", set()
+        wish.phase, wish.vote = "proposed", set()
         if not worth:
             wish.reason = wish.reason or "missed"
             return
@@ -388,11 +388,11 @@ class Rank:
             wish.stop = wish.stop or stop
             if phase == "arrived" and agreed is not None:
                 self.file(wish, max(agreed, default=0))
-            elif stop and phase in ("asking", "offered"):
+            elif stop and phase in ("asking", "proposed"):
                 self.out(wish, wish.reason or "stopped")
             elif stop and wish.phase == "reading":
                 self.arrive(wish)
-            elif phase == "offered" and agreed is not None:
+            elif phase == "proposed" and agreed is not None:
                 if agreed:
                     self.read(wish, max(agreed))
                 else:

@@ -56,11 +56,11 @@ class Rig:
     ) -> None:
         self.page, self.clock, self.store = page, clock or Clock(), store or MemoryStore()
         self.workers = Workers(self.clock, latency, workers)
-        self.kv = None if kv is None else RecordCache(RecordPool(kv, KV.nbytes), reserve)
-        self.states = None if states is None else RecordCache(RecordPool(states, STATE.nbytes), state_reserve)
+        self.kv = None if kv is None else RecordCache(RecordPool(kv, KV.nbytes), KV, reserve)
+        self.states = None if states is None else RecordCache(RecordPool(states, STATE.nbytes), STATE, state_reserve)
         self.prefetcher = Prefetcher(
-            self.kv, self.states, KV if self.kv is not None else None, STATE if self.states is not None else None,
-            self.store, settings or Prefetch(), page, agreement or Alone(), executor or self.workers, self.clock,
+            self.kv, self.states, self.store, settings or Prefetch(), page, agreement or Alone(),
+            executor or self.workers, self.clock,
         )  # fmt: skip
 
     @property

@@ -10,7 +10,7 @@ from tests.support.tiered_late import Late
 def late(monkeypatch: pytest.MonkeyPatch) -> list[Late]:
     """Managers built in this test get transfers that take their time: those of states, then those of KV."""
     monkeypatch.setattr(Late, "made", [])
-    monkeypatch.setattr("memstate.tiers.building.Transfers", Late)
+    monkeypatch.setattr("memstate.tiers.manager.Transfers", Late)
     return Late.made
 
 

@@ -156,7 +156,7 @@ def test_who_writes_what_is_leaving_waits(tmp_path: Path, monkeypatch: pytest.Mo
                     patch.setattr(
                         store.folder._room, "wait_for", lambda ready, word=word: asked.append((word, ready()))
                     )
-                    store.folder.take(key(word), 10)
+                    store.folder.reserve(key(word), 10)
 
     monkeypatch.setattr(os, "unlink", unlink)
     assert put(store, "new", record(5)) is DONE
@@ -171,11 +171,11 @@ def test_who_has_no_room_waits_for_who_makes_it(tmp_path: Path, monkeypatch: pyt
     def evict(*what: Any) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(store.folder._room, "wait_for", lambda ready: asked.append(ready()))
-            store.folder.take(key("second"), 100)
+            store.folder.reserve(key("second"), 100)
         real(*what)
         with monkeypatch.context() as patch:
             patch.setattr(store.folder._room, "wait_for", lambda ready: asked.append(ready()))
-            store.folder.take(key("third"), 100)
+            store.folder.reserve(key("third"), 100)
 
     monkeypatch.setattr(store.folder, "_evict", evict)
     assert put(store, "first", record(0)) is DONE
@@ -218,9 +218,9 @@ def test_a_record_written_by_two_at_a_time_is_counted_as_it_is(tmp_path: Path) -
     """What was being written when a clean-up began has its name in it, or is counted by its name."""
     store = FileStore(tmp_path, capacity=3200)
     put(store, "a", record(0))
-    store.folder.take(key("b"), 100)
+    store.folder.reserve(key("b"), 100)
     store.clean()
     assert store.folder._used == 200  # b is still being written
-    store.folder.wrote(key("b"))  # and came to nothing
+    store.folder.written(key("b"))  # and came to nothing
     store.clean()
     assert store.folder._used == 100 and get(store, "a")[0] is DONE

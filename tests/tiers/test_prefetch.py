@@ -2,11 +2,10 @@
 
 import pytest
 
-from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.errors import ConfigurationError
 from memstate.tiers.prefetch.fetch import Fetch
-from memstate.tiers.prefetch.prefetcher import Prefetcher
 from memstate.tiers.prefetch.settings import Prefetch
-from tests.support.prefetch_rig import KV, PAGE, STATE, Rig, digests
+from tests.support.prefetch_rig import PAGE, Rig, digests
 
 WAIT = Prefetch(stop="wait_complete")
 
@@ -390,22 +389,3 @@ def test_two_prefetches_of_one_prefix_keep_it_once() -> None:
 def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         Prefetch(**wrong)  # type: ignore[arg-type]
-
-
-def test_a_prefetcher_without_host_memory_or_with_another_format_is_refused() -> None:
-    rig = Rig()
-    rest = (rig.store, Prefetch(), PAGE, rig.prefetcher._agreement, rig.workers, rig.clock)
-    for caches in ((None, None, None, None), (rig.kv, None, None, None), (None, rig.states, None, KV),
-                   (None, None, KV, STATE)):  # fmt: skip
-        with pytest.raises(ConfigurationError):
-            Prefetcher(*caches, *rest)
-    with pytest.raises(ConfigurationError, match="page_size=0"):
-        Rig(page=0)
-
-
-@pytest.mark.parametrize("wrong", [{"tokens": -1}, {"covered": 1.5}, {"kv_pages": -2}])
-def test_numbers_that_cannot_be_meant_are_refused(wrong: dict[str, int]) -> None:
-    rig = Rig()
-    with pytest.raises(InvalidArgument, match=next(iter(wrong))):
-        rig.prefetcher.start(**{"tokens": 100, "keys": [], "covered": 0, "kv_pages": 0} | wrong)
-    rig.check()

@@ -12,12 +12,11 @@ from memstate.errors import Asleep, ConfigurationError, InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
 from memstate.prefix.tree import Node
+from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from memstate.tiers import manager
-from memstate.tiers.building import sizes
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.prefetch import agreement
-from memstate.tiers.records import RecordFormat
 from memstate.tiers.settings import Tiers
 from memstate.tiers.stores.base import Bytes, NoStore, Outcome
 from tests.support.build import build
@@ -56,9 +55,8 @@ class Five:
         ({"int8": ["ssm"]}, "int8=.'ssm'.*: expected axes by plane"),
         ({"executor": 3}, "executor=3"),
         ({"clock": 3}, "clock=3"),
-        ({"host_slots": 10**12}, "host_slots=1000000000000: expected a whole number from 0 to 2147483647"),
+        ({"host_slots": 10**12}, "host_slots=1000000000000: expected a whole number from 1 to 2147483647"),
         ({"host_pages": 10}, "host_pages=10 without kv"),
-        ({"host_slots": None, "host_bytes": 0}, "host_bytes=0: expected a whole number of bytes from 1 on"),
     ],
 )
 def test_settings_are_checked_when_they_are_made(settings: dict[str, Any], told: str) -> None:
@@ -68,18 +66,14 @@ def test_settings_are_checked_when_they_are_made(settings: dict[str, Any], told:
         ms.Prefetch(threshold=256, limit=10)
 
 
-def test_host_memory_is_sized_in_bytes_beyond_32_bits() -> None:
-    mark = bytes(32)
-    state, kv = RecordFormat("state", LAYOUT, mark), RecordFormat("kv", KV, mark)
-    given = 40 * 2**30
-    states, pages = sizes(Tiers("toy", host_bytes=given), 1000, state, 5000, kv)
-    used = states * state.nbytes + pages * kv.nbytes
-    assert 0 <= given - used < state.nbytes + kv.nbytes
-    assert abs(states / 1000 - pages / 5000) < 0.01  # in the device's proportion
-    assert sizes(Tiers("toy", host_ratio=2.5), 1000, state, 5000, kv) == (2500, 12500)
-    assert sizes(Tiers("toy", host_slots=10), 1000, state, 5000, kv) == (10, 50)
-    with pytest.raises(ConfigurationError, match="host tier of 0 states"):
-        sizes(Tiers("toy", host_bytes=100), 1000, state, 5000, kv)
+EMPTY = StateLayout((Plane("empty", (0,), torch.float32),), layers=2)
+
+
+def test_planes_of_0_bytes_are_refused(plain: Backend) -> None:
+    with pytest.raises(ConfigurationError, match="pages have 0 bytes"):
+        Tiers("toy", 2, kv=Planes(EMPTY, 8, plain))
+    with pytest.raises(ConfigurationError, match="states have 0 bytes"):
+        build(EMPTY, slots=2, max_requests=2, prefix=ms.Prefix(), pages=0, page_size=4, tiers=Tiers("toy", 2))
 
 
 def test_memory_that_is_not_there_is_a_named_error() -> None:

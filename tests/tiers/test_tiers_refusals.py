@@ -136,7 +136,7 @@ def test_equal_tokens_under_another_salt_never_hit(plain: Backend) -> None:
 
 
 def test_without_tiers_poll_does_nothing(plain: Backend) -> None:
-    mem = ms.StateManager(LAYOUT, slots=2, max_requests=2, prefix=ms.Prefix())
+    mem = ms.StateManager(LAYOUT, slots=2, max_requests=2, pages=ms.Pages(size=4), prefix=ms.Prefix())
     mem.admit([ms.Request(0, tokens=ONE)])
     before = mem.stats()
     mem.poll()
@@ -158,23 +158,16 @@ def test_without_a_storage_there_is_nothing_to_fetch_from(plain: Backend) -> Non
 WRONG: list[tuple[dict[str, object], str]] = [
     ({"model": ""}, "names the weights"),
     ({"model": 3}, "names the weights"),
-    ({"host_slots": None}, "give one of"),
-    ({"host_bytes": 1000}, "give one of"),
-    ({"host_ratio": 1.0}, "give one of"),
-    ({"host_slots": None, "host_ratio": 1.0, "host_pages": 4}, "give one of"),
-    ({"host_slots": -1}, "whole number from 0 to"),
-    ({"host_slots": 1.5}, "whole number from 0 to"),
-    ({"host_pages": True}, "whole number from 0 to"),
-    ({"host_slots": None, "host_bytes": 1.0}, "whole number of bytes from 1 on"),
+    ({"host_slots": None}, "whole number from 1 to"),
+    ({"host_slots": 0}, "whole number from 1 to"),
+    ({"host_slots": 1.5}, "whole number from 1 to"),
+    ({"host_pages": True}, "whole number from 1 to"),
+    ({"host_pages": 0}, "whole number from 1 to"),
     ({"load_threshold": -1}, "whole number from 0 to"),
     ({"staging": -1}, "whole number from 0 to"),
     ({"threads": 0}, "whole number from 1 to"),
     ({"ranks": 0}, "whole number from 1 to"),
     ({"layer_groups": 0}, "whole number from 1 to"),
-    ({"host_slots": None, "host_ratio": 0.0}, "above 0"),
-    ({"host_slots": None, "host_ratio": float("inf")}, "above 0"),
-    ({"host_slots": None, "host_ratio": float("nan")}, "above 0"),
-    ({"host_slots": None, "host_ratio": "1"}, "above 0"),
     ({"reserve": 1}, "share from 0"),
     ({"reserve": -0.1}, "share from 0"),
     ({"reserve": "none"}, "share from 0"),
@@ -182,7 +175,7 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"rank": 1}, "ranks count from 0"),
     ({"ranks": 2}, "torch.distributed group"),
     ({"group": object()}, "torch.distributed group"),
-    ({"kv": KV}, "expected a Storage"),
+    ({"kv": KV}, "expected Planes"),
     ({"prefetch": None}, "a Prefetch"),
     ({"layerwise": 1}, "True or False"),
 ]
@@ -210,10 +203,6 @@ MISFITS: dict[str, tuple[Callable[[Backend], dict[str, object]], str]] = {
     "pages without planes": (lambda b: {"tiers": Tiers("toy", 4)}, "8 KV pages"),
     "planes without pages": (lambda b: {"pages": 0, "tiers": Tiers("toy", 4, kv=kv(b))}, "0 KV pages"),
     "too few pages": (lambda b: {"tiers": Tiers("toy", 4, kv=kv(b, 7))}, "8 KV pages"),
-    "no state": (lambda b: {"tiers": Tiers("toy", 0, host_pages=4, kv=kv(b))}, "0 states"),
-    "no page": (lambda b: {"tiers": Tiers("toy", 4, host_pages=0, kv=kv(b))}, "0 KV pages"),
-    "a byte": (lambda b: {"tiers": Tiers("toy", host_bytes=1, kv=kv(b))}, "0 states"),
-    "a small share": (lambda b: {"tiers": Tiers("toy", host_ratio=0.2, kv=kv(b))}, "0 states"),
 }
 
 
@@ -229,24 +218,13 @@ def test_tiers_that_do_not_fit_the_manager_are_refused(what: str, plain: Backend
     [
         ({"host_slots": 6}, (6, 12)),
         ({"host_slots": 6, "host_pages": 5}, (6, 5)),
-        ({"host_ratio": 1.5}, (6, 12)),
-        ({"host_ratio": 1 / 3}, (1, 2)),
-        ({"host_ratio": 0.7}, (2, 5)),
+        ({"host_slots": 1}, (1, 2)),
     ],
     ids=str,
 )
 def test_sizes_of_the_host_tier(size: dict[str, object], records: tuple[int, int], plain: Backend) -> None:
     stats = manager(plain, tiers=Tiers("toy", kv=kv(plain), **size)).stats().tiers  # type: ignore[arg-type]
     assert stats and (stats.host_state_records, stats.host_page_records) == records
-
-
-def test_a_host_tier_in_bytes_takes_no_more_than_those(plain: Backend) -> None:
-    one = manager(plain, tiers=Tiers("toy", host_ratio=1.0, kv=kv(plain))).stats().tiers
-    assert one
-    for share in (1.0, 0.99, 2.5, 0.26):
-        given = int(one.host_bytes * share)
-        stats = manager(plain, tiers=Tiers("toy", host_bytes=given, kv=kv(plain))).stats().tiers
-        assert stats and stats.host_bytes <= given and stats.host_state_records == int(4 * share)
 
 
 def test_states_alone_need_no_pages_in_host_memory(plain: Backend, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ class Place(NamedTuple):
     """Where a state could be kept. Lengths in pages from the start.
 
     end: what the state would stand for. above: up to the deepest state that a request with this prefix would go on
-    from without it. kind: `boundary`, `prompt` (the end of a prompt), `junction` (KV reached here and no state did),
+    from without it. kind: `boundary`, `prompt` (the end of a prompt), `branch` (KV reached here and no state did),
     `again` (here was one) or `end` (of an answer).
     """
 

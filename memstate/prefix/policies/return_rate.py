@@ -1,6 +1,6 @@
 """The default: a state is worth the pages it saves x the rate at which it is asked for, learned while running.
 
-Kinds of states return very differently: the end of a first turn, of a later one, a junction, what was used once (its
+Kinds of states return very differently: the end of a first turn, of a later one, a branch point, what was used once (its
 conversation has moved on) and what is used all the time. Nobody knows the figures of a service beforehand, so they are
 counted: also for states that were given up, as long as their place is in the tree, because a request that reaches it
 shows what holding on would have brought. A state also serves the requests of those that were given up below it, and is
@@ -19,7 +19,7 @@ from memstate.prefix.ranking import Ranking
 from memstate.prefix.tree import Node
 
 TURNS = 3  # later turns of a conversation are all alike
-JUNCTION, BOUNDARY, USED = TURNS + 1, TURNS + 2, TURNS + 3  # then by the logarithm of the uses, to 16 and more
+BRANCH, BOUNDARY, USED = TURNS + 1, TURNS + 2, TURNS + 3  # then by the logarithm of the uses, to 16 and more
 CLASSES, POOLED = USED + 5, USED
 GROWTHS = 9  # pages beyond the state, by their logarithm, to 128 and more
 UPDATE = 256  # requests between two looks at what was counted
@@ -184,7 +184,7 @@ class ReturnRate(StatePolicy):
         if candidate.uses:
             candidate.kind = USED + min(candidate.uses.bit_length() - 1, 4)
         else:
-            candidate.kind = {"junction": JUNCTION, "boundary": BOUNDARY}.get(candidate.what, candidate.turn)
+            candidate.kind = {"branch": BRANCH, "boundary": BOUNDARY}.get(candidate.what, candidate.turn)
         self._log.append((self._now, candidate, candidate.touched))
         self.rates.enter(candidate.kind, 0, candidate.growth)
         self._credit(candidate)

@@ -1,4 +1,7 @@
-"""A prompt's records handed over to the ranks of another split, from store to store. Knows no device, no host cache."""
+"""Hands a prompt's records over to the ranks of another split, from store to store.
+
+Knows no device and no host cache.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -24,11 +27,14 @@ ASKED = 256  # records that a store is asked about at a time
 
 @dataclass
 class Handed:
-    """What came of handing a prompt over.
+    """The result of a hand-over.
 
-    length: tokens from which the target rank can start now, 0 for none. written: records. present: records that the
-    target had already. faults: of records, by word: `missing`, where other ranks, or pages after it, make it look as if
-    it should be there; `damaged` and `failed` of stores; the flaws of `memstate.tiers.records`.
+    Attributes:
+        length: Tokens that the target rank can start from now, 0 for none.
+        written: Records that were written.
+        present: Records that the target had already.
+        faults: Faulty records by word. `missing`: absent although other ranks or later pages have theirs. `damaged` and
+            `failed`: outcomes of stores. Else a flaw of `memstate.tiers.records`.
     """
 
     length: int = 0
@@ -38,18 +44,44 @@ class Handed:
 
 
 class Prompt(NamedTuple):
-    """The digests of a prompt's pages: those of the target rank, and those of each source rank."""
+    """Digests of a prompt's pages: those of the target rank, and those of each source rank."""
 
     own: list[bytes]
     theirs: Mapping[int, list[bytes]]
 
 
 class HandOver:
-    """Brings prompts to rank `rank` of `to_ranks`, out of what `ranks` ranks of the same model keep in a store.
+    """Writes the records that one rank of another split needs, out of what the ranks of the same model have in a store.
 
-    state, kv: layouts of the whole model as records have them, None where there are none; model, page_tokens: as the
-    managers on both sides have them. source and target may be one store. batch: KV pages on their way at a time.
-    For one thread at a time, which waits for the stores. Raises: as `Resplit`; OSError where a store refuses memory.
+    One thread at a time calls it, and waits for the stores.
+
+    Args:
+        model: Name of the weights, as in `Tiers` on both sides.
+        state: Layout of the whole model's states in records, None for none.
+        kv: Layout of the whole model's KV pages, None for none.
+        page_tokens: Tokens of a page, as on both sides.
+        source: The store to read from.
+        ranks: Number of source ranks.
+        target: The store to write to; it may be the source.
+        to_ranks: Number of target ranks.
+        rank: The target rank.
+        batch: KV pages on their way at a time.
+
+    Raises:
+        InvalidArgument: As `Resplit`, or there is neither `state` nor `kv`.
+        LayoutMismatch: As `Resplit`.
+        OSError: A store refuses memory.
+
+    Example:
+        >>> import tempfile
+        >>> from memstate.state.layout import Part, Plane
+        >>> from memstate.tiers.stores import FileStore
+        >>> layout = StateLayout((Plane("ssm", (4, 8), torch.float32, parts=(Part("heads", 4),)),), layers=2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     store = FileStore(folder)
+        ...     one = HandOver("m", layout, None, 16, source=store, ranks=2, target=store, to_ranks=1, rank=0)
+        ...     one.run(list(range(40)))  # nothing is stored yet
+        Handed(length=0, written=0, present=0, faults=Counter())
     """
 
     def __init__(
@@ -73,13 +105,21 @@ class HandOver:
         self._kv = _Carrier("kv", kv_split, rank, self._own, self._theirs, *stores, batch) if kv_split else None
 
     def run(self, tokens: Tokens, salt: Hashable = None, most: int | None = None) -> Handed:
-        """Brings the deepest state of a prompt that can be had, and all KV before it; without states, KV as far as it
-        reaches.
+        """Hands over the deepest state of a prompt, and all KV before it. Without states: KV as far as it reaches.
 
-        tokens, salt: of the prompt, whole pages of which count. most: tokens that are of use; by default all but the
-        last, because the prompt itself computes that one in any case, for the logits after it; all of them where
-        longer prompts will go on from there. Ranks that start alike run again with the least of their lengths, until
-        it is the same. What a source rank lacks is not written, and no state without its KV. Raises: InvalidArgument.
+        What a source rank lacks is not written, and no state without its KV. Ranks that must start alike run again with
+        the
+        least of their lengths, until it is the same.
+
+        Args:
+            tokens: The prompt; its whole pages count.
+            salt: The prompt's salt.
+            most: Tokens that are of use. Default: all but the last, which the prompt computes in any case. Give all
+                where
+                longer prompts will continue from there.
+
+        Raises:
+            InvalidArgument: The tokens, the salt or `most` cannot be meant.
         """
         key = encode(tokens)
         most = max(0, len(key) // BYTES - 1) if most is None else whole("most", most, least=0)
@@ -101,7 +141,7 @@ class HandOver:
         return handed
 
     def _ends(self, prompt: Prompt, reach: int, handed: Handed) -> Sequence[int]:
-        """Ends of pages where a request could start, the deepest first."""
+        """Returns the page ends where a request could start, the deepest first."""
         if self._state is None:
             return range(reach, 0, -1)
         lacking = self._state.lacking(prompt, range(reach))
@@ -109,7 +149,7 @@ class HandOver:
         return [page + 1 for page in range(reach)[::-1] if not lacking[page]]
 
     def _bring(self, prompt: Prompt, done: int, end: int, handed: Handed) -> int:
-        """Brings the KV of pages done .. end-1 in order; the page after the last one that the target has then."""
+        """Brings the KV of pages done .. end-1 in order; returns how many leading pages the target has then."""
         while self._kv is not None and done < end:
             pages = range(done, min(end, done + self._kv.room))
             came = self._kv.finish(prompt, self._kv.prepare(prompt, pages, handed), handed)
@@ -120,7 +160,7 @@ class HandOver:
 
 
 class Ready(NamedTuple):
-    """Of some pages those that the target has, and those whose records wait to be written."""
+    """Pages that the target has, and pages whose records wait to be written."""
 
     pages: Sequence[int]
     here: set[int]
@@ -128,12 +168,12 @@ class Ready(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """Whether there is anything."""
+        """Whether there is any page."""
         return bool(self.here or self.built)
 
 
 class _Carrier:
-    """Moves records of one kind. room: records at a time. ranks: sources that each of them is made of."""
+    """Moves records of one kind: `room` records at a time, each made of `ranks` source records."""
 
     def __init__(
         self, kind: Kind, resplit: Resplit, rank: int, own: Keys, theirs: Mapping[int, Keys], source: Store,
@@ -149,7 +189,7 @@ class _Carrier:
         self._out = _memory(target, room, self._form.nbytes)
 
     def lacking(self, prompt: Prompt, pages: Sequence[int]) -> list[int]:
-        """How many of the source ranks have no record of each page; 0 where the target has one."""
+        """Returns how many source ranks have no record of each page; 0 where the target has one."""
         there = self._exist(self._target, self._form, prompt.own, pages)
         rest = [page for page, has in zip(pages, there, strict=True) if not has]
         found = [self._exist(self._source, *each, rest) for each in self._of_sources(prompt)]
@@ -157,7 +197,7 @@ class _Carrier:
         return [lack.get(page, 0) for page in pages]
 
     def reach(self, prompt: Prompt, handed: Handed) -> int:
-        """The first page that some source rank lacks, or the number of them."""
+        """Returns the first page that a source rank lacks, or the number of pages."""
         pages = range(len(prompt.own))
         for at in range(0, len(pages), ASKED):
             for page, lack in zip(pages[at:], self.lacking(prompt, pages[at : at + ASKED]), strict=False):
@@ -167,7 +207,7 @@ class _Carrier:
         return len(pages)
 
     def prepare(self, prompt: Prompt, pages: Sequence[int], handed: Handed) -> Ready:
-        """Builds the records of up to `room` pages, in order, up to the first that cannot be had."""
+        """Builds the records of up to `room` pages in order, up to the first that cannot be built."""
         found = self._present(prompt, pages, handed)
         here = {page for page, flaw in found.items() if not flaw}
         sure = takewhile(lambda page: found.get(page) != "failed", pages)  # writing over it could end either way
@@ -175,7 +215,7 @@ class _Carrier:
         return Ready(pages, here, rest[: self._build(prompt, rest, handed)])
 
     def finish(self, prompt: Prompt, ready: Ready, handed: Handed) -> int:
-        """Writes what was built; how many of the pages, from the first on, the target has then."""
+        """Writes the records that were built; returns how many leading pages the target has then."""
         names = self._names(self._form, prompt.own, ready.built)
         outcomes = _asked(self._target.put, Outcome.FAILED, names, self._out[: len(names)])
         done = {page for page, outcome in zip(ready.built, outcomes, strict=True) if outcome == Outcome.DONE}
@@ -185,7 +225,7 @@ class _Carrier:
         return len(list(takewhile((done | ready.here).__contains__, ready.pages)))
 
     def _present(self, prompt: Prompt, pages: Sequence[int], handed: Handed) -> dict[int, str]:
-        """What is wrong with the records that the target has; those that are not what they should be are deleted."""
+        """Returns what is wrong with each record that the target has; flawed ones are deleted."""
         there = self._exist(self._target, self._form, prompt.own, pages)
         pages = [page for page, has in zip(pages, there, strict=True) if has]
         flaws = self._get(self._target, self._form, prompt.own, pages, self._out)
@@ -200,7 +240,7 @@ class _Carrier:
         return found
 
     def _build(self, prompt: Prompt, pages: Sequence[int], handed: Handed) -> int:
-        """Fills records of the target; how many of the pages, from the first on, could be had."""
+        """Fills records of the target; returns how many leading pages could be built."""
         good = len(pages)
         for (form, keys), rows in zip(self._of_sources(prompt), self._read, strict=True):
             flaws = self._get(self._source, form, keys, pages[:good], rows)
@@ -237,7 +277,7 @@ class _Carrier:
 
 
 def _asked(call: Callable[..., list[T]], unknown: T, names: Sequence[str], *buffers: Sequence[Bytes]) -> list[T]:
-    """What a store answers, name by name; `unknown` where it cannot."""
+    """Returns a store's answer to each name, `unknown` where it fails."""
     if not names:
         return []
     try:
@@ -252,7 +292,7 @@ def _count(handed: Handed, flaws: Sequence[str]) -> None:
 
 
 def _memory(store: Store, records: int, nbytes: int) -> list[Bytes]:
-    """Records that a store can read and write."""
+    """Returns records that a store can read and write."""
     memory = torch.zeros((records, nbytes), dtype=torch.uint8)
     store.register(memory)
     return list(memory.numpy())

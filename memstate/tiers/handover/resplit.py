@@ -1,9 +1,10 @@
-"""Records across another tensor-parallel split: out of bodies of some ranks the body of a rank that cuts heads
-otherwise. Knows no store and no key.
+"""Records across tensor-parallel splits: builds the body of one rank from bodies of ranks that cut heads otherwise.
 
-rank 0 of 2   heads 0 1 | group 0  ─┬─▶  rank 0 of 4   head 0 | group 0     a target rank reads what it needs of as few
-                                    └─▶  rank 1 of 4   head 1 | group 0     ranks as can be, of replicas the lowest
+rank 0 of 2   heads 0 1 | group 0  ─┬─▶  rank 0 of 4   head 0 | group 0     a target rank reads from as few ranks as
+                                    └─▶  rank 1 of 4   head 1 | group 0     can be, of replicas from the lowest
 rank 1 of 2   heads 2 3 | group 1  ──▶ ..
+
+Knows no store and no key.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from memstate.tiers.stores.base import Bytes
 
 
 class Move(NamedTuple):
-    """Elements `taken` along the axis of a plane of source rank `source` become the elements `given` of the target."""
+    """One copy: elements `taken` along the axis of a plane of a source rank become elements `given` of the target."""
 
     plane: int
     source: int
@@ -32,13 +33,26 @@ class Move(NamedTuple):
 
 
 class Resplit:
-    """What ranks of one split hold, cut for the ranks of another: bytes are moved, none is computed.
+    """Cuts what the ranks of one split hold for the ranks of another. It moves bytes and computes none.
 
-    layout: of the whole model's states, or of its KV pages, in any order; `layout.shard` says how both sides cut it.
-    Planes without parts are whole on every rank. A body is one slot of a rank in slot order, aligned to 16: what a
-    record has behind its header. An int8 plane `x` goes with its scales `x.scale`, where both are cut alike.
-    Raises: InvalidArgument for ranks that neither divide the units of a part nor are divided by them; LayoutMismatch
-    for scales that ranks would not hold with their values.
+    Planes without parts are whole on every rank. A body is one slot of a rank in slot order, aligned to 16 bytes: a
+    record
+    without its header. An int8 plane `x` goes with its scales `x.scale`, where both are cut alike.
+
+    Args:
+        layout: The whole model's states or KV pages, in any order; `layout.shard` says how both sides cut it.
+        ranks: Number of source ranks.
+        to_ranks: Number of target ranks.
+
+    Raises:
+        InvalidArgument: Ranks neither divide the units of a part nor are divided by them.
+        LayoutMismatch: Ranks would not hold scales with their values.
+
+    Example:
+        >>> from memstate.state.layout import Part
+        >>> layout = StateLayout((Plane("ssm", (4, 8), torch.float32, parts=(Part("heads", 4),)),), layers=2)
+        >>> Resplit(layout, ranks=4, to_ranks=2).sources(1)
+        [2, 3]
     """
 
     def __init__(self, layout: StateLayout, ranks: int, to_ranks: int) -> None:
@@ -56,17 +70,25 @@ class Resplit:
         return f"Resplit({planes} x {self.layout.layers} layers, {self.ranks} -> {self.to_ranks} ranks)"
 
     def sources(self, rank: int) -> list[int]:
-        """The source ranks whose bodies make up that of a target rank: as few as can be, and the lowest of those.
+        """Returns the source ranks that a target rank's body is made of: as few as can be, and the lowest of those.
 
-        Raises: InvalidArgument.
+        Raises:
+            InvalidArgument: There is no such target rank.
         """
         return list(self._sources[self._require_rank(rank)])
 
     def body(self, rank: int, bodies: Mapping[int, Bytes], out: Bytes) -> None:
         """Writes the body of a target rank, padding zero.
 
-        bodies: of each of `sources(rank)`; bodies and out: uint8 `byte`, contiguous, no memory in common. Changes: out.
-        Syncs: no. Raises: InvalidArgument; nothing was written.
+        Args:
+            rank: The target rank.
+            bodies: Body of each of `sources(rank)`, uint8 `byte`, contiguous.
+            out: uint8 `byte`, contiguous, no memory in common with the bodies; written.
+
+        Raises:
+            InvalidArgument: A body is missing or has the wrong size; nothing was written.
+
+        Syncs: no.
         """
         sources = self._sources[self._require_rank(rank)]
         for source in sources:
@@ -85,8 +107,11 @@ class Resplit:
             padding[:] = 0
 
     def _fewest(self, wanted: Sequence[Sequence[Owned]]) -> list[int]:
-        """Each piece that is wanted lies on neighbouring ranks. From the last such run on, its lowest rank is taken
-        unless one taken before is in the run: no choice has fewer ranks, and none of as few has lower ones.
+        """Chooses source ranks. Each wanted piece lies on neighbouring ranks, a run.
+
+        From the last run on, the lowest rank of a run is taken unless one taken before is in it. No choice has fewer
+        ranks, and
+        none with as few has lower ones.
         """
         runs: list[range] = []
         for number, parts in enumerate(wanted):
@@ -104,7 +129,7 @@ class Resplit:
         return taken[::-1]
 
     def _cut(self, wanted: Sequence[Sequence[Owned]], sources: Sequence[int]) -> list[Move]:
-        """What is wanted, piece by piece, from the lowest of the sources that has it."""
+        """Returns the copies of each wanted piece, from the lowest source that has it."""
         moves = []
         for number, parts in enumerate(wanted):
             for place, want in enumerate(parts):
@@ -127,7 +152,7 @@ class Resplit:
 
 
 def _held(plane: Plane, ranks: int, rank: int) -> list[Owned]:
-    """What a rank holds of a plane, in elements along its axis."""
+    """Returns what a rank holds of a plane, in elements along its axis."""
     length = plane.shape[plane.axis] if plane.shape else 1
     return [
         owned if plane.parts else Owned(owned.part, slice(0, length), slice(0, length))
@@ -136,14 +161,14 @@ def _held(plane: Plane, ranks: int, rank: int) -> list[Owned]:
 
 
 def _blocks(layout: StateLayout, body: Bytes) -> list[tuple[Bytes, Bytes]]:
-    """Of each plane of a body its bytes, `layer byte`, and its padding."""
+    """Returns for each plane of a body its bytes, `layer byte`, and its padding."""
     layers = rearrange(body, "(layer byte) -> layer byte", layer=layout.layers)
     rows = [(layers[:, row.offset :], row.payload, row.payload + row.padding) for row in layout.table()]
     return [(block[:, :payload], block[:, payload:end]) for block, payload, end in rows]
 
 
 def _planes(layout: StateLayout, body: Bytes) -> list[Bytes]:
-    """Views of the planes of a body, `layer outer along byte`: `along` is the axis that is cut."""
+    """Returns views of the planes of a body, `layer outer along byte`; `along` is the axis that is cut."""
     views = []
     for plane, (block, _) in zip(layout.planes, _blocks(layout, body), strict=True):
         outer, along = prod(plane.shape[: plane.axis]), plane.shape[plane.axis] if plane.shape else 1
@@ -164,10 +189,9 @@ def _require_body(what: str, body: Bytes, layout: StateLayout) -> None:
 
 
 def _require_scales(layout: StateLayout) -> None:
-    """Refuses scales that ranks would not hold with their values: a value means nothing without its own.
+    """Refuses scales that ranks would not hold with their values.
 
-    Scales are of the shape of the values, but for the axis along which these share one, which is 1. Raises:
-    LayoutMismatch.
+    Scales have the shape of the values, except for the axis along which values share one, which is 1.
     """
     planes = {plane.name: plane for plane in layout.planes}
     for values in layout.planes:

@@ -1,1 +1,1 @@
-"""Records in host memory: which are there, and their way to and from the slots."""
+"""Host memory: records by key, and the transfers between them and slots."""

@@ -1,6 +1,6 @@
-"""What of one kind lies in host memory, by key: the least recently used goes first. Knows no token and no device.
+"""Records of one kind in host memory by key, evicted least recently used first. Knows no token and no device.
 
-A key stands for all tokens up to some length, so that equal keys mean equal bytes: nothing is ever overwritten.
+A key stands for all tokens up to some length, so equal keys mean equal bytes, and nothing is ever overwritten.
 """
 
 from collections import OrderedDict
@@ -8,14 +8,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from memstate.tiers.host.pool import RecordPool
+from memstate.tiers.records import RecordFormat
 
 
 @dataclass(slots=True, eq=False)
 class CachedRecord:
     """A record under its key.
 
-    length: tokens that it stands for. pins: who needs it to stay. fetched: it came from storage, not from the device.
-    stored: storage has it, or is being given it.
+    Attributes:
+        key: Digest of the tokens that it stands for.
+        record: Number of the record in the pool.
+        length: Tokens that it stands for.
+        pins: How many users need it to stay.
+        fetched: It came from storage, not from the device.
+        stored: Storage has it, or is being given it.
     """
 
     key: bytes
@@ -27,13 +33,16 @@ class CachedRecord:
 
 
 class RecordCache:
-    """Entries of one kind, states or KV pages.
+    """Finds records of one kind, states or KV pages, by key.
 
-    reserve: records that `room` leaves to whoever has more right to them.
+    Args:
+        pool: The memory of the records.
+        form: The format of the records.
+        reserve: Records that `room` leaves to saves from the device.
     """
 
-    def __init__(self, pool: RecordPool, reserve: int = 0) -> None:
-        self.pool, self.reserve = pool, reserve
+    def __init__(self, pool: RecordPool, form: RecordFormat, reserve: int = 0) -> None:
+        self.pool, self.form, self.reserve = pool, form, reserve
         self._entries: OrderedDict[bytes, CachedRecord] = OrderedDict()  # least recently used first
         self._pinned = 0
         self.evicted = 0
@@ -42,7 +51,7 @@ class RecordCache:
         return len(self._entries)
 
     def __bool__(self) -> bool:
-        """There is a cache, also where it is empty."""
+        """True, also where the cache is empty."""
         return True
 
     def __contains__(self, key: bytes) -> bool:
@@ -52,31 +61,39 @@ class RecordCache:
         return f"RecordCache({len(self)} entries, {self._pinned} pinned, {self.pool})"
 
     def get(self, key: bytes) -> CachedRecord | None:
-        """The entry of a key, if there is one."""
+        """Returns the entry of a key, None for none."""
         return self._entries.get(key)
 
     def entries(self) -> Iterable[CachedRecord]:
-        """All entries, least recently used first."""
+        """Returns all entries, least recently used first."""
         return self._entries.values()
 
     @property
     def evictable(self) -> int:
-        """Entries that nobody has pinned."""
+        """Entries without a pin."""
         return len(self._entries) - self._pinned
 
     def room(self) -> int:
-        """Records that could be had, evicting all that can be, with the reserve left over."""
+        """Returns how many records prefetches may claim: free and evictable ones, less the reserve."""
         return max(0, self.pool.free + self.evictable - self.reserve)
 
     def claim(self, n: int) -> list[int]:
-        """Claims records, giving up no more entries than are missing; an empty list where n cannot be had."""
+        """Claims n records, and evicts no more entries than are missing.
+
+        Returns:
+            The records, an empty list where there are fewer than n.
+        """
         if n > self.pool.free + self.evictable:
             return []
         self.evict(n - self.pool.free)
         return self.pool.claim(n) if n <= self.pool.free else []  # some may be in use
 
     def evict(self, n: int) -> int:
-        """Gives up the n least recently used entries that nobody has pinned or is copying, or as many as there are."""
+        """Evicts the n least recently used entries that are neither pinned nor being copied.
+
+        Returns:
+            How many were evicted.
+        """
         chosen: list[CachedRecord] = []
         for entry in self._entries.values() if n > 0 else ():
             if not entry.pins and not self.pool.in_use(entry.record):  # its record would not be free at once
@@ -89,14 +106,22 @@ class RecordCache:
         return len(chosen)
 
     def drop(self, entry: CachedRecord) -> None:
-        """Takes out an entry that nobody has pinned."""
+        """Removes an entry without a pin, and releases its record."""
         assert not entry.pins, f"{entry} is pinned"
         del self._entries[entry.key]
         self.pool.release([entry.record])
 
     def add(self, key: bytes, record: int, length: int, *, fetched: bool = False) -> CachedRecord:
-        """Files a claimed record, as the most recently used; where the key is there already the record goes back, and
-        the entry that was there is returned.
+        """Adds a claimed record as the most recently used.
+
+        Args:
+            key: Digest of the tokens that it stands for.
+            record: The claimed record; released where the key is there already.
+            length: Tokens that it stands for.
+            fetched: It came from storage.
+
+        Returns:
+            The new entry, or the one that was there.
         """
         if there := self._entries.get(key):
             self.pool.release([record])
@@ -106,8 +131,9 @@ class RecordCache:
         return entry
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Notes a use of what is there; the first key is the most recent, so that a prefix outlives what builds on
-        it.
+        """Notes a use of what is there.
+
+        The first key becomes the most recent, so a prefix outlives what builds on it.
         """
         for key in reversed(keys):
             if key in self._entries:

@@ -1,10 +1,10 @@
-"""Slots and records: where the bytes of a slot lie in a record, and the launches that move them. Knows no key, no pool.
+"""Where the bytes of a slot lie in a record, and the launches that move them. Knows no key and no pool.
 
     header   what belongs to the record's owner
     body     a slot of the same layout in slot-major order: layer by layer, plane by plane, each padded to 16 bytes
 
-A record is the same wherever it is: beside the planes, in host memory, in storage. Padding is never written, so that it
-stays zero where memory starts as zeros.
+A record is the same beside the planes, in host memory and in storage. Padding is never written, so it stays zero where
+memory starts as zeros.
 """
 
 from bisect import bisect_left
@@ -26,7 +26,13 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class RecordTable:
-    """The tile table of some regions and of the body of a record, which can be filled again in place."""
+    """The tile table between some regions and the body of a record. It can be filled again in place.
+
+    Args:
+        regions: Where the planes lie.
+        layout: Layout of the body.
+        device: Where the table goes.
+    """
 
     def __init__(self, regions: Sequence[Region], layout: StateLayout, device: torch.device) -> None:
         self._blocks = tuple(region.blocks for region in regions)
@@ -36,11 +42,18 @@ class RecordTable:
         self.map = RecordMap(tiles, self._blocks, pieces, layout.bytes_per_slot, self.unit)
 
     def require_alignment(self) -> None:
-        """Raises: LayoutMismatch where addresses have moved to such that the launches would not fit any more."""
+        """Checks that the addresses of now still fit the launches.
+
+        Raises:
+            LayoutMismatch: Memory has moved to a less aligned address.
+        """
         _require_alignment((address for address, *_ in self._tiles(self.map.pieces)), self.unit)
 
     def fill(self) -> None:
-        """Writes the addresses of now into the table. Syncs: yes, off the CPU."""
+        """Writes the addresses of now into the table.
+
+        Syncs: yes, off the CPU.
+        """
         self.map.tiles.copy_(torch.tensor(self._tiles(self.map.pieces), dtype=torch.int64).reshape(-1, 4))
 
     def _tiles(self, pieces: Sequence[RecordPiece]) -> list[tuple[int, int, int, int]]:
@@ -52,7 +65,14 @@ class RecordTable:
 
 
 class ScaledTable:
-    """The table of a plane that records hold as int8, which can be filled again in place."""
+    """The table of a plane that records hold as int8. It can be filled again in place.
+
+    Args:
+        regions: Where the plane lies.
+        axis: The axis over which values share a scale.
+        layout: Layout of the body.
+        device: Where the table goes.
+    """
 
     def __init__(self, regions: Sequence[Region], axis: int, layout: StateLayout, device: torch.device) -> None:
         self._tensors = tuple(region.tensor for region in regions)
@@ -65,11 +85,18 @@ class ScaledTable:
         )  # fmt: skip
 
     def require_alignment(self) -> None:
-        """Raises: LayoutMismatch where addresses have moved to such that the launches would not fit any more."""
+        """Checks that the addresses of now still fit the launches.
+
+        Raises:
+            LayoutMismatch: Memory has moved to a less aligned address.
+        """
         _require_alignment((address for address, _ in self._layers()), self.map.unit)
 
     def fill(self) -> None:
-        """Writes the addresses of now into the table. Syncs: yes, off the CPU."""
+        """Writes the addresses of now into the table.
+
+        Syncs: yes, off the CPU.
+        """
         self.map.layers.copy_(torch.tensor(self._layers(), dtype=torch.int64))
 
     def _layers(self) -> list[tuple[int, int]]:
@@ -79,16 +106,36 @@ class ScaledTable:
 
 
 class Packing:
-    """Moves slots of a storage to and from records.
+    """Moves slots to and from records.
 
-    int8: planes of float32, bfloat16 or float16 that records hold as int8, and the axis of each over which all values
-    share a scale; what is left of the shape are heads and key channels. That is axis 2 of `head key value` (the gated
-    delta rule: qwen3_next, qwen3_5, kimi_linear) and axis 1 of `head dim state` (Mamba-2, whose B is the key and whose
-    x is the value: nemotron_h, falcon_h1, granite_hybrid, bamba, codestral_mamba). The body has `ssm` as int8 and
-    `ssm.scale` as float32 then; how exact that is, `memstate.kernels.pack_int8.pack_int8` says.
-    layout: the body of a record, as one slot of it. nbytes: bytes of a body. layers: of the layout.
-    Raises: Asleep; InvalidArgument for a plane that there is not, of another dtype, without elements, or an axis that
-    it has not.
+    A plane of `int8` is `ssm` as int8 and `ssm.scale` as float32 in the body; all values along its axis share a scale.
+    That
+    is axis 2 of `head key value` (the gated delta rule: qwen3_next, qwen3_5, kimi_linear) and axis 1 of `head dim
+    state`
+    (Mamba-2: nemotron_h, falcon_h1, granite_hybrid, bamba, codestral_mamba). `memstate.kernels.pack_int8.pack_int8`
+    says
+    how exact it is.
+
+    Args:
+        planes: The slots.
+        int8: Planes of float32, bfloat16 or float16 that records hold as int8: name -> axis.
+
+    Attributes:
+        layout: The body of a record, as one slot of it.
+        nbytes: Bytes of a body.
+        layers: Layers of the layout.
+
+    Raises:
+        Asleep: The planes' memory is released.
+        InvalidArgument: `int8` names an unknown plane or axis, another dtype, or a plane without elements.
+
+    Example:
+        >>> from memstate.kernels.dispatch import Backend
+        >>> from memstate.state.layout import Plane, StateLayout
+        >>> layout = StateLayout((Plane("ssm", (2, 8, 8), torch.float32),), layers=4)
+        >>> planes = Planes(layout, 2, Backend("reference"))
+        >>> Packing(planes), Packing(planes, int8={"ssm": 2})
+        (Packing(ssm x 4 layers, 2.00 KiB a record), Packing(ssm, ssm.scale x 4 layers, 768 B a record))
     """
 
     def __init__(self, planes: Planes, int8: Mapping[str, int] | None = None) -> None:
@@ -109,7 +156,15 @@ class Packing:
         self._starts.append(len(offsets))
 
     def tiles_of(self, first_layer: int, last_layer: int) -> tuple[int, int]:
-        """The first tile of a group of layers, the last included, and how many there are. Raises: InvalidArgument."""
+        """Returns the first tile of a group of layers, and how many tiles it has.
+
+        Args:
+            first_layer: The first layer of the group.
+            last_layer: The last layer of the group.
+
+        Raises:
+            InvalidArgument: There are no such layers.
+        """
         if not 0 <= first_layer <= last_layer < self.layers:
             raise InvalidArgument(f"layers {first_layer} to {last_layer}: expected from 0 to {self.layers - 1}")
         first = self._starts[first_layer]
@@ -120,8 +175,21 @@ class Packing:
     ) -> None:
         """Copies slots into the bodies of records; see `memstate.kernels.pack.pack_slots`.
 
-        layers: the first and the last of a group (default: all). One launch, and one more for each plane of int8.
-        Changes: out. Syncs: no. Raises: InvalidArgument, Asleep, ValueError; nothing moved then.
+        One launch, and one more for each plane of int8.
+
+        Args:
+            slots: int32 `register`, or None where `index` are slot ids.
+            index: Registers or slots, int32 `n`.
+            places: Records, int32 `n`.
+            out: The bodies, uint8 `record byte`; written.
+            layers: The first and the last layer of a group (default: all).
+
+        Raises:
+            InvalidArgument: There are no such layers.
+            Asleep: The planes' memory is released.
+            ValueError: The tensors do not fit; nothing moved.
+
+        Syncs: no.
         """
         (first, last), tiles = self._require("pack", layers)
         if self._starts[-1] or not self._scaled:
@@ -132,10 +200,21 @@ class Packing:
     def unpack(
         self, slots: Tensor | None, index: Tensor, places: Tensor, source: Tensor, layers: tuple[int, int] | None = None
     ) -> None:
-        """Copies the bodies of records into slots; see `memstate.kernels.pack.unpack_slots`.
+        """Copies the bodies of records into slots; see `memstate.kernels.pack.unpack_slots`. Launches as `pack`.
 
-        layers: the first and the last of a group (default: all). Launches as `pack`. Changes: the planes. Syncs: no.
-        Raises: as `pack`; nothing moved then.
+        Args:
+            slots: int32 `register`, or None where `index` are slot ids.
+            index: Registers or slots, int32 `n`; their planes are written.
+            places: Records, int32 `n`.
+            source: The bodies, uint8 `record byte`.
+            layers: The first and the last layer of a group (default: all).
+
+        Raises:
+            InvalidArgument: There are no such layers.
+            Asleep: The planes' memory is released.
+            ValueError: The tensors do not fit; nothing moved.
+
+        Syncs: no.
         """
         (first, last), tiles = self._require("unpack", layers)
         if self._starts[-1] or not self._scaled:
@@ -154,12 +233,16 @@ class Packing:
 
 
 def scales_of(plane: str) -> str:
-    """The name of the plane in a record that holds the scales of a plane."""
+    """Returns the name of the plane in a record that holds the scales of a plane."""
     return f"{plane}.scale"
 
 
 def in_records(layout: StateLayout, int8: Mapping[str, int]) -> StateLayout:
-    """The layout of a body. Raises: InvalidArgument for a plane that cannot be held as int8."""
+    """Returns the layout of a body.
+
+    Raises:
+        InvalidArgument: A plane cannot be held as int8.
+    """
     planes: list[Plane] = []
     if missing := sorted(int8.keys() - {plane.name for plane in layout.planes}):
         raise InvalidArgument(f"int8: no planes {missing} in {[plane.name for plane in layout.planes]}")

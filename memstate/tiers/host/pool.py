@@ -1,7 +1,7 @@
-"""Records in host memory, one contiguous run of bytes each, and who may use which. Knows no key and no device.
+"""Records in host memory, each one contiguous run of bytes, and which of them are free. Knows no key and no device.
 
 free -> claimed -> released -> free
-                       `-> waits here as long as a transfer or a thread still uses its bytes
+                       `-> waits as long as a transfer or a thread still uses its bytes
 """
 
 import heapq
@@ -19,10 +19,28 @@ from memstate.tiers.stores.base import Bytes
 
 
 class RecordPool:
-    """Records 0..records-1 of `nbytes` bytes.
+    """Allocates records 0..records-1.
 
-    pinned: page-locked, so that a device copies from and to it by itself. device: where they are, if not in host
-    memory.
+    Args:
+        records: Number of records.
+        nbytes: Bytes of a record.
+        pinned: Whether to page-lock the memory, so that a device copies from and to it by itself.
+        device: Where the records are.
+
+    Raises:
+        ConfigurationError: There is not so much memory, or it cannot be page-locked.
+        InvalidArgument: A number is out of range.
+
+    Example:
+        >>> pool = RecordPool(records=4, nbytes=256)
+        >>> records = pool.claim(2)
+        >>> pool.use(records)
+        >>> pool.release(records)
+        >>> pool.free, pool.waiting
+        (2, 2)
+        >>> pool.unuse(records)
+        >>> pool
+        RecordPool(4 of 4 records free, 256 bytes each)
     """
 
     def __init__(self, records: int, nbytes: int, pinned: bool = False, device: torch.device | str = "cpu") -> None:
@@ -45,8 +63,9 @@ class RecordPool:
         self._waiting: set[int] = set()  # released while in use
 
     def _lock(self) -> None:
-        """Page-locks the memory as long as this pool is there. torch's own pinned memory is rounded up to a power of
-        two, which would waste up to half of it.
+        """Page-locks the memory for the life of this pool.
+
+        torch's own pinned memory is rounded up to a power of two.
         """
         runtime: Any = torch.cuda.cudart()
         code = int(runtime.cudaHostRegister(self.memory.data_ptr(), self.memory.nbytes, 0))
@@ -67,21 +86,25 @@ class RecordPool:
 
     @property
     def waiting(self) -> int:
-        """Records that are released and still in use: they will be free."""
+        """Records that were released while in use: they will be free."""
         return len(self._waiting)
 
     def buffer(self, record: int) -> Bytes:
-        """The bytes of a record in host memory, uint8 `byte`."""
+        """Returns the bytes of a record in host memory, uint8 `byte`."""
         assert self._bytes is not None, "these records are on a device"
         buffer: Bytes = self._bytes[record]
         return buffer
 
     def record(self, record: int) -> Tensor:
-        """The bytes of a record as a tensor, uint8 `byte`."""
+        """Returns the bytes of a record as a tensor, uint8 `byte`."""
         return self.memory[record]
 
     def claim(self, n: int) -> list[int]:
-        """The n lowest free records. Raises: InvalidArgument where there are fewer; nothing changed."""
+        """Claims the n lowest free records.
+
+        Raises:
+            InvalidArgument: Fewer are free; nothing changed.
+        """
         if not 0 <= n <= self.free:
             raise InvalidArgument(f"claim of {n} host records, {self.free} of {self.records} are free")
         records = [heapq.heappop(self._free) for _ in range(n)]
@@ -90,7 +113,11 @@ class RecordPool:
         return records
 
     def release(self, records: Sequence[int]) -> None:
-        """Gives records back; those in use are free with the end of their last use. Raises: InvalidArgument."""
+        """Releases records. Those in use become free with the end of their last use.
+
+        Raises:
+            InvalidArgument: A record is not claimed, or named twice; nothing changed.
+        """
         if len(set(records)) != len(records) or not all(0 <= r < self.records and self._claimed[r] for r in records):
             raise InvalidArgument(f"release of host records {list(records)}: not claimed, or named twice")
         for record in records:
@@ -101,7 +128,7 @@ class RecordPool:
                 self._give(record)
 
     def use(self, records: Iterable[int]) -> None:
-        """Says that something reads or writes records from now on."""
+        """Marks records as read or written from now on."""
         self._users.update(records)
 
     def unuse(self, records: Iterable[int]) -> None:
@@ -113,7 +140,7 @@ class RecordPool:
                 self._give(record)
 
     def in_use(self, record: int) -> bool:
-        """Whether something reads or writes a record."""
+        """Tells whether a record is being read or written."""
         return self._users[record] > 0
 
     def _give(self, record: int) -> None:

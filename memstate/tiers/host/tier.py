@@ -1,7 +1,7 @@
-"""The tier below the slots: what is there by key, what goes there and what comes back. Knows no row.
+"""The host tier: what lies below the slots by key, what is saved there and what is loaded. Knows no row.
 
 device   node of the prefix cache    state in a register      pages
-           | keep (evicted, or written through)     ^ bring: a hit that reaches further than the tree's
+           | save (evicted, or written through)     ^ load: a hit that reaches further than the tree's
 below    dense records of states, on the device too, where there are any
          host records of states and of KV pages           all by the digest of the tokens up to where they stand
 """
@@ -24,11 +24,11 @@ from memstate.tiers.digests import Digests
 from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.host.transfers import Ticket, Transfers
 
-Filling = tuple[int, CachedRecord]  # a register or a page, and the record it goes to or comes from
+Copy = tuple[int, CachedRecord]  # a register or a page, and the record it goes to or comes from
 
 
-class Tier(NamedTuple):
-    """Records of one kind in one place, and the way there and back."""
+class RecordSet(NamedTuple):
+    """Records of one kind in one place, and the transfers to and from them."""
 
     cache: RecordCache
     transfers: Transfers
@@ -36,24 +36,29 @@ class Tier(NamedTuple):
 
 @dataclass(frozen=True)
 class Hit:
-    """What lies below the tree of a prompt.
+    """A state below the device that a prompt can start from.
 
-    length: tokens up to the state. state: its entry, in `tier`. pages: entries of KV pages from page `first` on; those
-    before are on the device. keys: of all its pages.
+    Attributes:
+        length: Tokens up to the state.
+        record_set: Where the state is.
+        state: The state's entry.
+        first: The first page that is not on the device.
+        pages: Entries of the KV pages from `first` on.
+        keys: Digests of all pages up to the state.
     """
 
     length: int
-    tier: Tier
+    record_set: RecordSet
     state: CachedRecord
     first: int
     pages: Sequence[CachedRecord]
     keys: Sequence[bytes] = ()
 
 
-class Transfer(NamedTuple):
-    """Records of one depot on their way."""
+class InFlight(NamedTuple):
+    """Records of one set on their way."""
 
-    tier: Tier
+    record_set: RecordSet
     entries: list[CachedRecord]
     ticket: Ticket
 
@@ -62,24 +67,36 @@ class Transfer(NamedTuple):
 class Load:
     """States and pages on their way to slots.
 
-    registers: the states'. packets: sent before. awaited: the stream of the steps waits for all of it.
+    Attributes:
+        parts: The transfers.
+        registers: Registers that receive the states.
+        packets: Packets that were sent before.
+        awaited: Whether the stream of the steps waits for all of it.
     """
 
-    parts: list[Transfer]
+    parts: list[InFlight]
     registers: list[int]
     packets: int
     awaited: bool = False
 
 
-class Host:
-    """States and KV pages in host memory, and states in dense records on the device.
+class HostTier:
+    """Saves states and KV pages to host memory, and states to dense records on the device, and loads them again.
 
-    kv: None where KV is the caller's. layerwise: the caller waits for layers itself, with `wait_layer`.
+    Args:
+        tree: The prefix cache's tree.
+        digests: Computes digests of prompts and nodes.
+        commands: The manager's command buffer.
+        pages: The page table of all rows.
+        states: States in host memory.
+        kv: KV pages in host memory, None where KV is the caller's.
+        dense: States in dense records, None for none.
+        layerwise: Whether the caller waits for layers itself, with `wait_layer`.
     """
 
     def __init__(
-        self, tree: Tree, digests: Digests, commands: CommandBuffer, pages: PageTable, states: Tier, kv: Tier | None,
-        dense: Tier | None, layerwise: bool,
+        self, tree: Tree, digests: Digests, commands: CommandBuffer, pages: PageTable, states: RecordSet,
+        kv: RecordSet | None, dense: RecordSet | None, layerwise: bool,
     ) -> None:  # fmt: skip
         self.tree, self._digests = tree, digests
         self._of_states, self._of_kv, self._dense = states, kv, dense
@@ -88,7 +105,7 @@ class Host:
         self._commands, self._slots = commands, commands.registers.table.slots
         self._pages_of, self._page_size, self._layerwise = pages.of, pages.page_size, layerwise
         self.loads: list[Load] = []
-        self.backups: list[list[Transfer]] = []
+        self.backups: list[list[InFlight]] = []
         self.refused = 0  # states that found no room here
         self._unwritten: set[int] = set()  # KV pages that the newest step's forward completes
         commands.before_packet(self.await_loads)
@@ -96,7 +113,10 @@ class Host:
     def planned(self, rows: Longs, before: Longs, after: Longs) -> None:
         """Notes the KV pages that a step completes: until its forward is launched they hold other bytes.
 
-        rows, before, after: of its entries, with their lengths; row 0 is padding.
+        Args:
+            rows: Rows of the step's entries; row 0 is padding. int64 `batch`.
+            before: Tokens of each row before the step. int64 `batch`.
+            after: Tokens of each row after the step. int64 `batch`.
         """
         if self.kv is not None:
             first, end = before // self._page_size, after // self._page_size
@@ -104,11 +124,18 @@ class Host:
             self._unwritten = {page for i in whole for page in self._pages_of(int(rows[i]))[first[i] : end[i]]}
 
     def find(self, key: bytes, salt: Hashable, match: Match, unit: int) -> Hit | None:
-        """A state that stands for more of a prompt than the tree's, with all KV in between; None where is none.
+        """Finds a state that stands for more of a prompt than the tree's, with all KV in between.
 
-        key: what of the prompt may be hit. unit: bytes of a key that one page takes.
+        Args:
+            key: The part of the prompt that may be hit.
+            salt: The request's salt.
+            match: What the device has of the prompt.
+            unit: Bytes of a key that one page takes.
+
+        Returns:
+            The deepest hit, None for none.
         """
-        built = [tier for tier in (self._dense, self._of_states) if tier and len(tier.cache)]
+        built = [record_set for record_set in (self._dense, self._of_states) if record_set and len(record_set.cache)]
         if not built or len(key) // unit * self._page_size <= match.length:
             return None
         digests = self.digests(key, salt, match)
@@ -120,10 +147,10 @@ class Host:
             pages.append(entry)
         reach = first + len(pages) if self.kv is not None else len(digests)
         for end in range(reach, match.length // self._page_size, -1):
-            for tier in built:
-                if (state := tier.cache.get(digests[end - 1])) is not None:
+            for record_set in built:
+                if (state := record_set.cache.get(digests[end - 1])) is not None:
                     length, rest = end * self._page_size, pages[: max(0, end - first)]
-                    return Hit(length, tier, state, min(first, end), rest, digests[:end])
+                    return Hit(length, record_set, state, min(first, end), rest, digests[:end])
         return None
 
     def _touch(self, digests: Sequence[bytes]) -> None:
@@ -135,16 +162,22 @@ class Host:
             self.kv.touch(digests)
 
     def digests(self, key: bytes, salt: Hashable, match: Match) -> list[bytes]:
-        """Those of a prompt's whole pages."""
+        """Returns the digests of a prompt's whole pages."""
         return self._digests.of_prompt(self.tree, key, salt, match.found)
 
     def has(self, node: Node) -> bool:
-        """Whether a node's state and all KV up to it are in host memory."""
+        """Tells whether a node's state and all KV up to it are in host memory."""
         digests = self._digests.of_node(self.tree, node)
         return digests[-1] in self.states and (self.kv is None or all(digest in self.kv for digest in digests))
 
     def agreed_hit(self, length: int, keys: Sequence[bytes], first: int) -> Hit | None:
-        """A hit of so many tokens in host memory, where KV before page `first` is on the device."""
+        """Returns the hit of a length that all ranks agreed on, None where a record is gone.
+
+        Args:
+            length: Tokens up to the state.
+            keys: Digests of all pages up to it.
+            first: Pages whose KV is on the device.
+        """
         if (state := self.states.get(keys[-1])) is None:
             return None
         kv = self.kv
@@ -154,16 +187,16 @@ class Host:
         return Hit(length, self._of_states, state, first, pages, keys)
 
     def pin(self, hits: Sequence[Hit]) -> None:
-        """Keeps what was found until `unpin`."""
+        """Keeps the records of hits until `unpin`."""
         for hit in hits:
-            hit.tier.cache.pin(hit.state)
+            hit.record_set.cache.pin(hit.state)
             for entry in hit.pages:
                 self._pages.pin(entry)
 
     def unpin(self, hits: Sequence[Hit]) -> None:
         """Ends `pin`."""
         for hit in hits:
-            hit.tier.cache.unpin(hit.state)
+            hit.record_set.cache.unpin(hit.state)
             for entry in hit.pages:
                 self._pages.unpin(entry)
 
@@ -173,27 +206,33 @@ class Host:
         return self.kv
 
     def save(self, nodes: Sequence[Node]) -> None:
-        """Copies states of nodes, and KV up to them, down, as far as there is room and they are not there; what is on
-        the device may change owners right behind. Syncs: no.
+        """Copies states of nodes, and the KV up to them, to host memory. Skips what is there, and what finds no room.
+
+        What is on the device may change owners right behind this call.
+
+        Args:
+            nodes: Nodes with a state; others are skipped.
+
+        Syncs: no.
         """
-        dense: list[Filling] = []  # register or page, and where it goes
-        states: list[Filling] = []
-        pages: list[Filling] = []
+        dense: list[Copy] = []  # register or page, and where it goes
+        states: list[Copy] = []
+        pages: list[Copy] = []
         for node in nodes:
             if node.snapshot is None:
                 continue
             digests, length = self._digests.of_node(self.tree, node), node.end * self._page_size
             if self.dense is not None:
-                self._file(self.dense, digests[-1], length, node.snapshot.register, dense)
-            kept = self._keep_pages(node, digests, pages)
-            kept = kept and self._file(self.states, digests[-1], length, node.snapshot.register, states)
+                self._add(self.dense, digests[-1], length, node.snapshot.register, dense)
+            kept = self._add_pages(node, digests, pages)
+            kept = kept and self._add(self.states, digests[-1], length, node.snapshot.register, states)
             self.refused += not kept
             self._touch(digests)
         self._send(dense, states, pages)
 
     @staticmethod
-    def _file(cache: RecordCache, key: bytes, length: int, of: int, due: list[Filling]) -> bool:
-        """Files a record that is to be filled from `of`, unless the key is there; returns whether it is then."""
+    def _add(cache: RecordCache, key: bytes, length: int, of: int, due: list[Copy]) -> bool:
+        """Adds a record that `of` will fill, unless the key is there; returns whether it is then."""
         if key in cache:
             return True
         if not (record := cache.claim(1)):
@@ -202,9 +241,11 @@ class Host:
         cache.pin(due[-1][1])  # or the next of these nodes could take the record before it is filled
         return True
 
-    def _keep_pages(self, node: Node, digests: Sequence[bytes], due: list[Filling]) -> bool:
-        """Files the KV pages up to a node that are not here; returns whether all of them are then. Not those that a
-        forward has still to write.
+    def _add_pages(self, node: Node, digests: Sequence[bytes], due: list[Copy]) -> bool:
+        """Adds the KV pages up to a node that are missing, except those that a forward has still to write.
+
+        Returns:
+            Whether all of them are there then.
         """
         if self.kv is None:
             return True
@@ -233,88 +274,105 @@ class Host:
 
     def _send(
         self,
-        dense: list[Filling],
-        states: list[Filling],
-        pages: list[Filling],
+        dense: list[Copy],
+        states: list[Copy],
+        pages: list[Copy],
     ) -> None:
-        """Fills records that `keep` has filed, behind what is recorded of their registers. Pages do not wait for a
-        forward: they may be given to others at once.
+        """Fills the records that `save` has added, behind what is recorded of their registers.
+
+        Pages do not wait for a forward, because they may be given to others at once.
         """
         registers = {register for register, _ in dense + states}
         named = bool(registers) and self._commands.named(sorted(registers))
         if named and pages and self._commands.waiting:
             self._send([], [], pages)
             pages = []
-        due = [(tier, of) for tier, of in
-               ((self._dense, dense), (self._of_states, states), (self._of_kv, pages)) if tier and of]  # fmt: skip
+        all_due = (self._dense, dense), (self._of_states, states), (self._of_kv, pages)
+        due = [(record_set, of) for record_set, of in all_due if record_set and of]
         fill = Action(lambda: self._fill(due, registers), forget=lambda: self._end_filling(due, []))
         if named:
             self._commands.then(fill)
         elif due:
             fill.run()
 
-    def _fill(self, due: Sequence[tuple[Tier, list[Filling]]], registers: set[int]) -> None:
-        parts: list[Transfer] = []
+    def _fill(self, due: Sequence[tuple[RecordSet, list[Copy]]], registers: set[int]) -> None:
+        parts: list[InFlight] = []
         try:
             for load in self.loads:  # what comes up may not go down before it is there
                 if not load.awaited and not registers.isdisjoint(load.registers):
                     self._await(load)
-            for tier, records in due:
-                parts.append(self._out(tier, None if tier is self._of_kv else self._slots, records))
+            for record_set, records in due:
+                parts.append(self._out(record_set, None if record_set is self._of_kv else self._slots, records))
         finally:
             self.backups += [parts] if parts else []
             self._end_filling(due, parts)
 
     @staticmethod
-    def _end_filling(due: Sequence[tuple[Tier, list[Filling]]], parts: Sequence[Transfer]) -> None:
-        for tier, records in due:
-            sent = any(part.tier is tier for part in parts)
+    def _end_filling(due: Sequence[tuple[RecordSet, list[Copy]]], parts: Sequence[InFlight]) -> None:
+        for record_set, records in due:
+            sent = any(part.record_set is record_set for part in parts)
             for _, entry in records:
-                tier.cache.unpin(entry)
+                record_set.cache.unpin(entry)
                 if not sent:  # nothing may be found that was never filled
-                    tier.cache.drop(entry)
+                    record_set.cache.drop(entry)
 
     @staticmethod
-    def _out(tier: Tier, slots: Tensor | None, due: Sequence[Filling]) -> Transfer:
+    def _out(record_set: RecordSet, slots: Tensor | None, due: Sequence[Copy]) -> InFlight:
         entries = [entry for _, entry in due]
-        ticket = tier.transfers.out(slots, [of for of, _ in due], [entry.record for entry in entries])
-        return Transfer(tier, entries, ticket)
+        ticket = record_set.transfers.out(slots, [of for of, _ in due], [entry.record for entry in entries])
+        return InFlight(record_set, entries, ticket)
 
-    def bring(self, states: Sequence[tuple[int, Hit]], pages: Sequence[Filling]) -> None:
-        """Copies states of hits to registers, and pages to page ids, behind what is recorded so far. Nothing reads them
-        before `await_loads` or `wait_layer`. Syncs: no.
+    def bring(self, states: Sequence[tuple[int, Hit]], pages: Sequence[Copy]) -> None:
+        """Copies states of hits to registers, and KV pages to page ids, behind what is recorded so far.
+
+        Nothing reads them before `await_loads` or `wait_layer`.
+
+        Args:
+            states: Register and hit of each state.
+            pages: Page id and entry of each KV page.
+
+        Syncs: no.
         """
         for _, hit in states:
             self._touch(hit.keys)
-        due: list[tuple[Tier, Sequence[Filling]]] = []
-        for tier in (self._dense, self._of_states):
-            own = [(register, hit.state) for register, hit in states if hit.tier is tier]
-            due += [(tier, own)] if tier and own else []
+        due: list[tuple[RecordSet, Sequence[Copy]]] = []
+        for record_set in (self._dense, self._of_states):
+            own = [(register, hit.state) for register, hit in states if hit.record_set is record_set]
+            due += [(record_set, own)] if record_set and own else []
         due += [(self._of_kv, pages)] if pages and self._of_kv is not None else []
-        for tier, records in due:
+        for record_set, records in due:
             for _, entry in records:
-                tier.cache.pin(entry)
+                record_set.cache.pin(entry)
 
         def begin() -> None:
-            parts = [self._into(tier, None if tier is self._of_kv else self._slots, records) for tier, records in due]
+            parts = [
+                self._into(record_set, None if record_set is self._of_kv else self._slots, records)
+                for record_set, records in due
+            ]
             self.loads.append(Load(parts, [register for register, _ in states], self._commands.packets))
 
         def forget() -> None:
-            for tier, records in due:
+            for record_set, records in due:
                 for _, entry in records:
-                    tier.cache.unpin(entry)
+                    record_set.cache.unpin(entry)
 
         self._commands.then(Action(begin, forget))
 
     @staticmethod
-    def _into(tier: Tier, slots: Tensor | None, due: Sequence[Filling]) -> Transfer:
+    def _into(record_set: RecordSet, slots: Tensor | None, due: Sequence[Copy]) -> InFlight:
         entries = [entry for _, entry in due]
         records = [entry.record for entry in entries]
-        return Transfer(tier, entries, tier.transfers.into(slots, [to for to, _ in due], records))
+        return InFlight(record_set, entries, record_set.transfers.into(slots, [to for to, _ in due], records))
 
     def await_loads(self, packet: Packet | None) -> None:
-        """Before a packet: makes the stream wait for states on their way, unless the caller waits for layers and this
-        first packet behind them does not touch them. Syncs: no.
+        """Makes the stream of the steps wait for states on their way, before a packet.
+
+        With `layerwise` it does not wait in front of the first packet behind them, unless that packet touches them.
+
+        Args:
+            packet: The packet, None for none.
+
+        Syncs: no.
         """
         for load in self.loads:
             if load.awaited:
@@ -330,43 +388,53 @@ class Host:
             part.ticket.wait()
 
     def wait_layer(self, kind: str, layer: int) -> None:
-        """Makes the current stream wait for what is on its way to one layer. Syncs: no."""
+        """Makes the current stream wait for what is being loaded to one layer.
+
+        Syncs: no.
+        """
         for load in self.loads:
             for part in load.parts if not load.awaited else ():
-                if (part.tier is self._of_kv) == (kind == "kv"):
+                if (part.record_set is self._of_kv) == (kind == "kv"):
                     part.ticket.wait(layer)
 
     def advance(self) -> list[CachedRecord]:
-        """Looks after transfers that are done; returns entries whose bytes are in host memory now, KV before states.
+        """Ends transfers that are done.
+
+        Returns:
+            Entries whose bytes are in host memory now, KV before states.
+
         Syncs: no.
         """
         for load in [load for load in self.loads if all(part.ticket.done for part in load.parts)]:
             self.loads.remove(load)
-            for tier, entries, _ in load.parts:
-                tier.transfers.end([entry.record for entry in entries])
+            for record_set, entries, _ in load.parts:
+                record_set.transfers.end([entry.record for entry in entries])
                 for entry in entries:
-                    tier.cache.unpin(entry)
+                    record_set.cache.unpin(entry)
         arrived: list[CachedRecord] = []
         while self.backups and all(part.ticket.done for part in self.backups[0]):
-            for tier, entries, _ in reversed(self.backups.pop(0)):
-                tier.transfers.end([entry.record for entry in entries])
-                arrived += entries if tier is not self._dense else []
+            for record_set, entries, _ in reversed(self.backups.pop(0)):
+                record_set.transfers.end([entry.record for entry in entries])
+                arrived += entries if record_set is not self._dense else []
         return arrived
 
     @property
     def staging_bytes(self) -> int:
-        """Device bytes between slots and host memory."""
-        built = [tier for tier in (self._of_states, self._of_kv) if tier]
-        return sum(tier.transfers.staging_bytes for tier in built)
+        """Bytes of the staging buffers on the device."""
+        built = [record_set for record_set in (self._of_states, self._of_kv) if record_set]
+        return sum(record_set.transfers.staging_bytes for record_set in built)
 
     @property
     def moved(self) -> tuple[int, int, int, int]:
-        """States out and in, pages out and in, between device and host since the start."""
+        """States out and in, and pages out and in, between device and host since the start."""
         states, kv = self._of_states.transfers, self._of_kv.transfers if self._of_kv else None
         return states.moved_out, states.moved_in, kv.moved_out if kv else 0, kv.moved_in if kv else 0
 
     def synchronize(self) -> None:
-        """Waits for every transfer. Syncs: yes."""
+        """Waits for every transfer.
+
+        Syncs: yes.
+        """
         for load in self.loads:
             self._await(load)
             for part in load.parts:

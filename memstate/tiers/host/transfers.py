@@ -20,9 +20,11 @@ from memstate.tiers.host.pool import RecordPool
 
 
 class Ticket:
-    """Bytes on their way. Ends with `done`, which is asked, never waited for, on the host.
+    """Tells when the bytes of a transfer have arrived.
 
-    groups: layers of each group, in the order in which they arrive.
+    Args:
+        groups: Layers of each group, in the order in which they arrive.
+        events: An event for each group; none on a CPU.
     """
 
     def __init__(self, groups: Sequence[range], events: Sequence["torch.cuda.Event"] = ()) -> None:
@@ -30,17 +32,29 @@ class Ticket:
 
     @property
     def done(self) -> bool:
-        """Whether all bytes have arrived. Syncs: no."""
+        """Whether all bytes have arrived.
+
+        Syncs: no.
+        """
         return all(event.query() for event in self._events)
 
     def wait(self, layer: int | None = None) -> None:
-        """Makes the current stream wait for a layer, or for everything. Syncs: no."""
+        """Makes the current stream wait for a layer, or for everything.
+
+        Args:
+            layer: The layer, None for all.
+
+        Syncs: no.
+        """
         for layers, event in zip(self.groups, self._events, strict=False):
             if layer is None or layer in layers:
                 torch.cuda.current_stream().wait_event(event)
 
     def synchronize(self) -> None:
-        """Waits for all bytes. Syncs: yes."""
+        """Waits for all bytes.
+
+        Syncs: yes.
+        """
         for event in self._events:
             event.synchronize()
 
@@ -49,13 +63,30 @@ class Ticket:
 
 
 def layer_groups(layers: int, groups: int) -> list[range]:
-    """Layers in at most so many groups, as even as can be."""
+    """Returns the layers in at most so many groups of equal size, give or take one.
+
+    Example:
+        >>> layer_groups(5, 2)
+        [range(0, 2), range(2, 5)]
+    """
     cuts = [layers * at // groups for at in range(groups + 1)]
     return [range(start, end) for start, end in pairwise(cuts) if end > start]
 
 
 def runs(to: Sequence[int], of: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Neighbours that go to neighbours: the first of each run, where it comes from, and how many they are."""
+    """Joins neighbours that go to neighbours, so that each run is one copy.
+
+    Args:
+        to: Where each record goes.
+        of: Where each record comes from.
+
+    Returns:
+        Of each run its first destination, its first source, and its length.
+
+    Example:
+        >>> runs([4, 5, 9], [0, 1, 2])
+        [(4, 0, 2), (9, 2, 1)]
+    """
     found: list[tuple[int, int, int]] = []
     for at, source in zip(to, of, strict=True):
         if found and (at, source) == (found[-1][0] + found[-1][2], found[-1][1] + found[-1][2]):
@@ -66,10 +97,16 @@ def runs(to: Sequence[int], of: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 class Transfers:
-    """Transfers of one kind of record between `planes` and `pool`.
+    """Moves one kind of record between planes and a pool.
 
-    header: bytes in front of each record's body in `pool`. staging: records that fit the device buffer of each
-    direction; 0: kernels read and write host memory themselves, with few programs. groups: of layers, on the way in.
+    Args:
+        planes: The slots.
+        packing: Where the bytes of a slot lie in a record.
+        pool: The records.
+        header: Bytes in front of each record's body in `pool`.
+        staging: Records that fit the device buffer of each direction. 0: kernels read and write host memory themselves,
+            with few programs.
+        groups: Groups of layers on the way in.
     """
 
     def __init__(
@@ -96,14 +133,20 @@ class Transfers:
 
     @property
     def staging_bytes(self) -> int:
-        """Device bytes of the staging buffers."""
+        """Bytes of the staging buffers on the device."""
         return self._outward.numel() + self._inward.numel()
 
     def out(self, slots: Tensor | None, index: Sequence[int], records: Sequence[int]) -> Ticket:
         """Copies slots to host records. The current stream is done with the slots as soon as it has packed them.
 
-        slots: int32 `register`, or None where `index` are slot ids themselves. Syncs: no; where every staged record is
-        still on its way, the stream waits for the oldest.
+        Where every staged record is still on its way, the stream waits for the oldest.
+
+        Args:
+            slots: int32 `register`, or None where `index` are slot ids.
+            index: Registers or slots.
+            records: Host records, as many.
+
+        Syncs: no.
         """
         step = self.staging or len(index)
         for at in range(0, len(index), step):
@@ -136,7 +179,15 @@ class Transfers:
 
     def into(self, slots: Tensor | None, index: Sequence[int], records: Sequence[int]) -> Ticket:
         """Copies host records to slots, layers in groups, behind everything that the current stream has been given.
-        Nothing may touch the slots before the ticket says so. Syncs: no.
+
+        Nothing may touch the slots before the ticket says so.
+
+        Args:
+            slots: int32 `register`, or None where `index` are slot ids.
+            index: Registers or slots.
+            records: Host records, as many.
+
+        Syncs: no.
         """
         self.pool.use(records)
         self.moved_in += len(records)
@@ -173,7 +224,7 @@ class Transfers:
         self.packing.unpack(slots, *sent, self._inward[:, self._header :], (layers[0], layers[-1]))
 
     def end(self, records: Sequence[int]) -> None:
-        """Says that the ticket of these records is done."""
+        """Ends the use of records whose ticket is done."""
         self.pool.unuse(records)
         for record in records:
             if (event := self._arriving.get(record)) is not None and event.query():

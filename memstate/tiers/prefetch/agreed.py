@@ -9,7 +9,7 @@ from collections.abc import Hashable
 
 from memstate.errors import InvalidArgument
 from memstate.prefix import Match
-from memstate.tiers.host.tier import Hit, Host
+from memstate.tiers.host.tier import Hit, HostTier
 from memstate.tiers.prefetch.fetch import Fetch
 
 
@@ -19,7 +19,7 @@ class AgreedHits:
     page_size: tokens.
     """
 
-    def __init__(self, host: Host, page_size: int) -> None:
+    def __init__(self, host: HostTier, page_size: int) -> None:
         self._host, self._page_size = host, page_size
         self._hits: dict[Fetch, Hit] = {}
 

@@ -1,4 +1,4 @@
-"""Agreement between ranks: the bitwise AND of the words that each of them has. Knows nothing of what they mean."""
+"""Agreement between ranks: the bitwise AND of the words of every rank. Knows nothing of what they mean."""
 
 from datetime import timedelta
 from typing import Any, Protocol
@@ -18,22 +18,35 @@ class Exchange(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether `result` would not wait."""
+        """Whether `result` returns without waiting."""
 
     def result(self) -> Words:
-        """The AND over all ranks, int64 `word`. Syncs: waits for the slowest rank. Raises: AgreementLost."""
+        """Returns the AND over all ranks, int64 `word`.
+
+        Raises:
+            AgreementLost: A rank does not answer.
+
+        Syncs: waits for the slowest rank.
+        """
 
 
 class Agreement(Protocol):
     """How ranks agree.
 
-    ranks: how many there are. With one, an exchange is done at once.
+    Attributes:
+        ranks: Number of ranks. With one, an exchange is done at once.
     """
 
     ranks: int
 
     def exchange(self, words: Words) -> Exchange:
-        """Sends words, as many on every rank. Syncs: no. Raises: AgreementLost."""
+        """Sends words; every rank sends as many.
+
+        Raises:
+            AgreementLost: The group does not take them.
+
+        Syncs: no.
+        """
 
 
 class _Settled:
@@ -47,12 +60,17 @@ class _Settled:
 
 
 class Alone:
-    """One rank agrees with itself."""
+    """The agreement of a single rank: its own words.
+
+    Example:
+        >>> Alone().exchange(pack(np.array([True, False, True]))).result().tolist()
+        [5]
+    """
 
     ranks = 1
 
     def exchange(self, words: Words) -> Exchange:
-        """The words themselves."""
+        """Returns the words themselves."""
         return _Settled(words)
 
 
@@ -79,10 +97,14 @@ class _Reduction:
 
 
 class Ranks:
-    """The ranks of a torch.distributed group with a backend for CPU tensors (gloo), which nobody else uses meanwhile.
+    """Agrees over a torch.distributed group with a backend for CPU tensors (gloo). Nothing else may use the group.
 
-    group: None for all ranks. timeout: seconds after which a rank that does not answer is given up.
-    Raises: ConfigurationError.
+    Args:
+        group: The group, None for all ranks.
+        timeout: Seconds after which a silent rank counts as lost.
+
+    Raises:
+        ConfigurationError: torch.distributed is not set up, or the group has no gloo backend.
     """
 
     def __init__(self, group: "dist.ProcessGroup | None" = None, timeout: float = 60.0) -> None:
@@ -95,17 +117,32 @@ class Ranks:
         self._group, self._timeout = group, timedelta(seconds=timeout)
 
     def exchange(self, words: Words) -> Exchange:
-        """All-reduces the words with BAND, in the background."""
+        """Reduces the words over all ranks with BAND, in the background."""
         return _Reduction(words, self._group, self._timeout)
 
 
 def pack(bits: NDArray[np.bool_]) -> Words:
-    """Truth values as words, the first the lowest bit of the first: int64 `word`."""
+    """Packs truth values into words, the first into the lowest bit of the first word.
+
+    Args:
+        bits: bool `size`.
+
+    Returns:
+        int64 `word`.
+    """
     packed = np.packbits(bits, bitorder="little")
     words: Words = np.pad(packed, (0, -packed.size % 8)).view(np.int64)
     return words
 
 
 def unpack(words: Words, size: int) -> NDArray[np.bool_]:
-    """The first `size` truth values of words that `pack` made: bool `size`."""
+    """Returns the first `size` truth values of packed words.
+
+    Args:
+        words: int64 `word`, as `pack` returns them.
+        size: How many truth values.
+
+    Returns:
+        bool `size`.
+    """
     return np.unpackbits(words.view(np.uint8), count=size, bitorder="little").astype(bool)

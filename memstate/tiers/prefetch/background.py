@@ -1,4 +1,4 @@
-"""What threads do for prefetches, and the host records that they write to meanwhile. Decides nothing."""
+"""Runs the work of prefetches in threads, and marks the host records that they write to as in use. Decides nothing."""
 
 import queue
 from collections.abc import Callable, Iterator, Sequence
@@ -8,19 +8,25 @@ from typing import Any
 from memstate.tiers.host.cache import RecordCache
 from memstate.tiers.prefetch.fetch import Fetch, Op
 from memstate.tiers.prefetch.reading import Answer, Chunk, Question, ask, read
-from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import Store
-
-Kind = tuple[RecordCache | None, RecordFormat | None]
 
 
 class Background:
-    """What has been handed to an executor and has not been looked at since. One thread hands out and looks.
+    """Hands work to an executor and collects the results. One thread calls it.
 
-    kv, states: host memory and records of either kind. chunk: records that the store is asked for at a time.
+    Args:
+        executor: Its threads call the store.
+        store: The storage.
+        kv: Host cache of KV pages.
+        states: Host cache of states.
+        chunk: Records that the store is asked for at a time.
+        page_size: Tokens of a page.
     """
 
-    def __init__(self, executor: Executor, store: Store, kv: Kind, states: Kind, chunk: int, page_size: int) -> None:
+    def __init__(
+        self, executor: Executor, store: Store, kv: RecordCache | None, states: RecordCache | None, chunk: int,
+        page_size: int,
+    ) -> None:  # fmt: skip
         self._executor, self._store, self._kv, self._states = executor, store, kv, states
         self._chunk, self._page_size = chunk, page_size
         self._running: set[Op] = set()
@@ -29,12 +35,13 @@ class Background:
     def ask(self, fetch: Fetch, question: Question) -> None:
         """Begins to ask storage, unless there is nothing to ask."""
         if question.pages or question.ends:
-            self._submit(Op(fetch), ask, self._store, self._kv[1], self._states[1], question, self._chunk, fetch.over)
+            forms = [cache.form if cache else None for cache in (self._kv, self._states)]
+            self._submit(Op(fetch), ask, self._store, *forms, question, self._chunk, fetch.over)
         else:
             fetch.answer = Answer()
 
     def read(self, fetch: Fetch) -> None:
-        """Begins to read what a prefetch has claimed records for."""
+        """Begins to read the records that a prefetch has reserved host memory for."""
         if fetch.reservation.state is not None:  # first: without it the pages are of no use
             self._read(fetch, self._states, [(fetch.end - 1, fetch.reservation.state)], [])
         pages = list(fetch.reservation.records.items())
@@ -42,15 +49,16 @@ class Background:
             part = pages[at : at + self._chunk]
             self._read(fetch, self._kv, part, [page for page, _ in part])
 
-    def _read(self, fetch: Fetch, kind: Kind, wanted: Sequence[tuple[int, int]], pages: list[int]) -> None:
-        cache, form = kind
-        assert cache is not None and form is not None, "what was claimed has a cache and a format"
+    def _read(
+        self, fetch: Fetch, cache: RecordCache | None, wanted: Sequence[tuple[int, int]], pages: list[int]
+    ) -> None:
+        assert cache is not None, "records were claimed from it"
         pieces = [Chunk(fetch.keys[page], (page + 1) * self._page_size, record) for page, record in wanted]
         op = Op(fetch, pool=cache.pool, records=[record for _, record in wanted], pages=pages)
-        self._submit(op, read, self._store, form, cache.pool.buffer, pieces, fetch.over)
+        self._submit(op, read, self._store, cache.form, cache.pool.buffer, pieces, fetch.over)
 
     def _submit(self, op: Op, work: Callable[..., Any], *arguments: Any) -> None:
-        """The records of the operation are in use from now until `collect` has come upon its end."""
+        """Starts an operation; its records are in use until `collect` finds its end."""
         if op.pool:
             op.pool.use(op.records)
         try:
@@ -63,7 +71,7 @@ class Background:
         op.future.add_done_callback(lambda _: self._ended.put(op))
 
     def collect(self) -> Iterator[tuple[Op, Any, BaseException | None]]:
-        """What has ended, in whatever order, of prefetches that still want to know: with its result, or its error."""
+        """Yields the operations that have ended, with result or error, as long as their prefetch is not over."""
         while not self._ended.empty():
             op = self._ended.get()
             self._running.remove(op)
@@ -76,11 +84,14 @@ class Background:
             yield op, None if error else op.future.result(), error
 
     def drop(self, fetch: Fetch) -> None:
-        """Nobody wants to know what is still found for a prefetch: what has not begun never will."""
+        """Cancels what has not begun for a prefetch; results of the rest are ignored."""
         fetch.over.set()
         for op in list(fetch.ops):
             op.future.cancel()
 
     def wait(self) -> None:
-        """Syncs: until everything has ended that was handed out."""
+        """Waits until everything that was handed out has ended.
+
+        Syncs: waits for the store's calls.
+        """
         wait([op.future for op in self._running if not op.future.cancelled()])

@@ -1,7 +1,6 @@
-"""What one rank could have of a prompt: by what storage and host memory hold, and by the host memory that there is."""
+"""Finds the page ends that one rank could start a prompt from, given storage, host memory and free records."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -10,15 +9,16 @@ from memstate.tiers.prefetch.fetch import Bits, End, Fetch, Hits, deepest
 from memstate.tiers.prefetch.reading import Answer, Question
 
 
-class Candidate(NamedTuple):
-    """ends: that can be had, with host memory claimed for the last. most: pages up to the last with memory enough."""
-
-    ends: Bits
-    most: int
-
-
 class Candidates:
-    """Makes offers, for prefetches that must gain `threshold` tokens."""
+    """Finds the candidates of prefetches and reserves host memory for the deepest.
+
+    Args:
+        kv: Host cache of KV pages, None where KV is the caller's.
+        states: Host cache of states, None where KV alone is enough.
+        page_size: Tokens of a page.
+        threshold: Tokens that a prefetch must gain.
+        ranks: Number of ranks.
+    """
 
     def __init__(
         self, kv: RecordCache | None, states: RecordCache | None, page_size: int, threshold: int, ranks: int
@@ -27,22 +27,31 @@ class Candidates:
         self._threshold, self._ranks = threshold, ranks
 
     def question(self, fetch: Fetch) -> Question:
-        """What storage has to be asked: for pages and states that are nowhere else."""
+        """Returns what to ask storage: the pages and states that are nowhere else."""
         keys, kv, states = fetch.keys, self._kv, self._states
         pages = [page for page in range(fetch.kv_pages, fetch.pages) if kv is not None and keys[page] not in kv]
         gaining = range(self._first(fetch, self._threshold), fetch.pages + 1)
         ends = [end for end in gaining if states is not None and keys[end - 1] not in states]
         return Question(keys, pages, ends)
 
-    def find(self, fetch: Fetch, asked: Sequence[int], answer: Answer) -> Candidate:
-        """Claims host memory for the deepest end that there is memory for. Changes: fetch.hits, fetch.claim."""
+    def claim(self, fetch: Fetch, asked: Sequence[int], answer: Answer) -> tuple[Bits, int]:
+        """Claims host memory for the deepest candidate that fits. Changes `fetch.hits` and `fetch.reservation`.
+
+        Args:
+            fetch: The prefetch.
+            asked: Pages that storage was asked for.
+            answer: What storage has.
+
+        Returns:
+            The candidates, bool `page`, and the deepest end with memory enough, in pages.
+        """
         hits = fetch.hits = self._hits(fetch, asked, answer)
         most = deepest(hits.ends)
         ends = self._claim(fetch, hits, most) if most else hits.ends
         if not deepest(ends):
             fetch.reservation.release()
             fetch.blame(End.NO_ROOM if most else End.MISSED, "")
-        return Candidate(ends, most)
+        return ends, most
 
     def _hits(self, fetch: Fetch, asked: Sequence[int], answer: Answer) -> Hits:
         keys, pages = fetch.keys, np.arange(fetch.pages)
@@ -56,7 +65,7 @@ class Candidates:
         return Hits(here, stated, able & (pages + 1 >= self._first(fetch, self._threshold)), able)
 
     def _first(self, fetch: Fetch, least: int) -> int:
-        """The first page end that gains so many tokens, and one at least."""
+        """Returns the first page end that gains so many tokens, and at least one."""
         return -(-(fetch.covered + max(least, 1)) // self._page_size)
 
     def _claim(self, fetch: Fetch, hits: Hits, most: int) -> Bits:
@@ -76,6 +85,6 @@ class Candidates:
         return ends
 
     def _reads_state(self, hits: Hits, ends: Bits) -> bool:
-        """Whether a state has to be read; with several ranks it may be that of an end before the last one."""
+        """Tells whether a state must be read. With several ranks it may be that of an end before the last one."""
         end = deepest(ends)
         return end > 0 and bool((ends & ~hits.states)[end - 1 if self._ranks == 1 else 0 :].any())

@@ -1,6 +1,6 @@
 """One prefetch: what it is after, how far it is, and what of it could be used. Knows no thread and no other prefetch.
 
-ASKING --- storage has answered ---> OFFERED --- all ranks agree on a length ---> READING
+ASKING --- storage has answered ---> PROPOSED -- all ranks agree on a length ---> READING
    |            host memory is claimed  |  on none: everything is given back        |  read, stopped, or beyond
    v                                    v                                           v  hope
   DONE <------------------------------ DONE <---- all ranks agree on what came --- ARRIVED
@@ -23,17 +23,17 @@ Bits = NDArray[np.bool_]
 
 
 class Phase(IntEnum):
-    """How far a prefetch is."""
+    """The phase of a prefetch."""
 
     ASKING = 0
-    OFFERED = 1
+    PROPOSED = 1
     READING = 2
     ARRIVED = 3
     DONE = 4
 
 
 class End(StrEnum):
-    """How a prefetch ended on this rank; `length` is the same on all."""
+    """How a prefetch ended on this rank. Its `length` is the same on all ranks."""
 
     COMPLETE = "complete"  # all that was agreed on
     PARTIAL = "partial"  # some of it
@@ -49,10 +49,13 @@ class End(StrEnum):
 
 
 class Hits(NamedTuple):
-    """What could be had, by page.
+    """What a prefetch could have, one bool per page.
 
-    here: its KV need not be read. states: the state at its end need not be read. ends: a request could start at its
-    end, once the rest is read. able: the same, also where it gains less than the threshold.
+    Attributes:
+        here: The page's KV need not be read.
+        states: The state at the page's end need not be read.
+        ends: A request could start at the page's end once the rest is read.
+        able: The same, also where it gains less than the threshold.
     """
 
     here: Bits
@@ -61,25 +64,38 @@ class Hits(NamedTuple):
     able: Bits
 
     def cut(self, room: int, state_room: bool) -> Bits:
-        """The ends that host memory has room for. room: pages."""
+        """Returns the ends that host memory has room for.
+
+        Args:
+            room: Pages that fit.
+            state_room: Whether a state fits.
+        """
         ends = self.ends & (np.cumsum(~self.here) <= room)
         return ends if state_room else ends & self.states
 
     def missing(self, end: int) -> list[int]:
-        """Pages up to an end that have to be read."""
+        """Returns the pages up to an end that must be read."""
         pages: list[int] = np.flatnonzero(~self.here[:end]).tolist()
         return pages
 
 
 def deepest(ends: Bits) -> int:
-    """Pages up to the last end, 0 where there is none."""
+    """Returns the pages up to the last end, 0 where there is none."""
     at = np.flatnonzero(ends)
     return int(at[-1]) + 1 if at.size else 0
 
 
 @dataclass(eq=False)
 class Op:
-    """Something that a thread does for a prefetch. pages: read by it; none for a question or the state."""
+    """An operation that a thread runs for a prefetch.
+
+    Attributes:
+        fetch: The prefetch.
+        future: Its result.
+        pool: The pool of the records that it fills, None for a question.
+        records: The records that it fills.
+        pages: The pages that it reads; empty for a question or a state.
+    """
 
     fetch: "Fetch"
     future: "Future[Any]" = field(default_factory=Future)
@@ -89,12 +105,18 @@ class Op:
 
 
 class Fetch:
-    """A handle on a prefetch.
+    """A handle on a prefetch, as `StateManager.prefetch` returns it.
 
-    tokens, keys: what it is after; shorter once host memory, or another rank, has less. covered: tokens that the
-    request could start from without it. began: seconds, by the prefetcher's clock.
-    done, length: whether it is over, and the tokens that a request can start from then, from device and host memory,
-    unless they are evicted before. outcome: how it ended; why: what went wrong first, if anything did.
+    Attributes:
+        tokens: Tokens that it fetches; fewer once host memory or another rank has less.
+        keys: Digests of the pages that it fetches.
+        covered: Tokens that the request could start from without it.
+        began: Start in seconds of the prefetcher's clock.
+        done: Whether it is over.
+        length: Tokens that a request can start from once it is done, from device and host memory, unless they are
+            evicted.
+        outcome: How it ended, None before.
+        why: What went wrong first, "" for nothing.
     """
 
     def __init__(
@@ -116,7 +138,7 @@ class Fetch:
         self.stop = False  # this rank wants it stopped
         self.over = Event()  # threads need not go on
         self.vote: Bits | None = None
-        self.round = 0  # the last in which the ranks were asked about it
+        self.asked_in = 0  # the last in which the ranks were asked about it
         self.ops: set[Op] = set()
         self.answer: Answer | None = None
         self.reason: End | None = None  # of this rank, for having nothing
@@ -138,23 +160,23 @@ class Fetch:
 
     @property
     def end(self) -> int:
-        """Pages that it is after."""
+        """Pages that it fetches."""
         return len(self.keys)
 
     def narrow(self, end: int, page_size: int) -> None:
-        """It is after fewer pages from now on."""
+        """Fetches fewer pages from now on."""
         self.tokens, self.keys = end * page_size, self.keys[:end]
 
     def propose(self, ends: Bits) -> None:
-        """Says what this rank could have."""
-        self.phase, self.vote = Phase.OFFERED, ends
+        """Sets this rank's candidates, bool `page`."""
+        self.phase, self.vote = Phase.PROPOSED, ends
 
     def blame(self, reason: End, why: str) -> None:
-        """Notes why this rank has less than it might; the first time counts."""
+        """Notes why this rank has less than it might; the first reason counts."""
         self.reason, self.why = self.reason or reason, self.why or why
 
     def begin(self) -> None:
-        """All ranks go for the same end."""
+        """Begins to read, now that all ranks agree on one end."""
         self.phase, self.vote = Phase.READING, None
         self._arrived, self._bad = self.hits.here.copy(), self.end
         self._state = None if self.reservation.state is not None else True
@@ -162,14 +184,14 @@ class Fetch:
         self._advance()
 
     def note_pages(self, pages: list[int], arrived: int) -> None:
-        """Pages have been read, the first so many of them well."""
+        """Notes that pages were read, of which the first `arrived` are sound."""
         self._arrived[pages[:arrived]] = True
         if arrived < len(pages):
             self._bad = min(self._bad, pages[arrived])
         self._advance()
 
     def note_state(self, arrived: bool) -> None:
-        """The state has been read, or not."""
+        """Notes whether the state was read."""
         self._state = arrived
 
     def _advance(self) -> None:
@@ -178,19 +200,19 @@ class Fetch:
 
     @property
     def hopeless(self) -> bool:
-        """Whether what is still being read cannot help: all has come, or what comes before it will not."""
+        """Whether what is still being read cannot help: all has arrived, or a page before it will not."""
         goal = deepest(self._reachable(self._bad, self._state is not False))
         return self._run >= goal and not (goal == self.end and self._state is None)
 
     def usable(self) -> Bits:
-        """Page ends that a request could start from with what has arrived: bool `page`."""
+        """Returns the page ends that a request could start from with what has arrived: bool `page`."""
         ends = np.zeros(self.pages, bool)
         reach = self._reachable(self._run, self._state is True)
         ends[: reach.size] = reach
         return ends
 
     def _reachable(self, run: int, state: bool) -> Bits:
-        """Ends up to a page, where the state is in host memory; the last one's is what is read."""
+        """Returns the ends up to a page whose state is in host memory; the state of the last end is read."""
         ends = self._targets[:run].copy()
         if run == self.end:
             ends[-1:] = state

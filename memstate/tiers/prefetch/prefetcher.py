@@ -1,16 +1,15 @@
-"""Prefetch: what storage has of a prompt is brought into host memory while its request waits.
+"""Prefetches: bring what storage has of a prompt into host memory while its request waits.
 
-One thread drives it, which never waits for storage: others ask and read, and what they found is looked at in `poll`.
-It promises nothing, it only fills host memory; whoever starts a request looks at what is there then. Knows no device.
-Two prefetches of one prefix read it twice, and the second result goes back.
+One thread drives it and never waits for storage: other threads ask and read, and `poll` handles their results. A
+prefetch guarantees nothing. It only fills host memory, and a request starts from what is there when it is admitted.
+Two prefetches of one prefix read it twice; the second result is discarded. Knows no device.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
-from memstate.checks import is_count
-from memstate.errors import AgreementLost, ConfigurationError, InvalidArgument
+from memstate.errors import AgreementLost
 from memstate.stats import PrefetchStats
 from memstate.tiers.host.cache import RecordCache
 from memstate.tiers.prefetch.agreement import Agreement
@@ -21,25 +20,30 @@ from memstate.tiers.prefetch.reading import Answer, Question, Read
 from memstate.tiers.prefetch.reservation import Reservation
 from memstate.tiers.prefetch.settings import Prefetch
 from memstate.tiers.prefetch.votes import MOST_PAGES, Votes
-from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import Store
 
 
 class Prefetcher:
-    """Prefetches in flight.
+    """Drives the prefetches in flight.
 
-    kv, states: host memory for either kind; no KV where it is the caller's alone, no states where KV alone is enough.
-    executor: its threads call the store; at most as many prefetches proceed at once. clock: seconds. With several ranks
-    all of them start, poll, ask and cancel in the same order.
-    Raises: ConfigurationError.
+    With several ranks, all of them start, poll, ask and cancel in the same order.
+
+    Args:
+        kv: Host cache of KV pages, None where KV is the caller's.
+        states: Host cache of states, None where KV alone is enough.
+        store: The storage.
+        settings: Which prefetches are worth it, and when they stop.
+        page_size: Tokens of a page.
+        agreement: How ranks agree.
+        executor: Its threads call the store; at most as many prefetches proceed at once.
+        clock: Seconds.
+        ended: Called with each prefetch that ends.
     """
 
     def __init__(
         self,
         kv: RecordCache | None,
         states: RecordCache | None,
-        kv_format: RecordFormat | None,
-        state_format: RecordFormat | None,
         store: Store,
         settings: Prefetch,
         page_size: int,
@@ -48,22 +52,13 @@ class Prefetcher:
         clock: Callable[[], float],
         ended: Callable[[Fetch], None] | None = None,
     ) -> None:
-        if kv is None and states is None:
-            raise ConfigurationError("a prefetch needs host memory: for states, for KV pages or for both")
-        for what, cache, form in (("kv", kv, kv_format), ("states", states, state_format)):
-            given, expected = None if cache is None else cache.pool.nbytes, None if form is None else form.nbytes
-            if given != expected:
-                raise ConfigurationError(f"{what}: host records of {given} bytes for a format of {expected}")
-        if not is_count(page_size) or page_size < 1:
-            raise ConfigurationError(f"page_size={page_size!r}: expected at least 1 token")
         self._kv, self._states, self._settings, self._page_size = kv, states, settings, page_size
         self._ended = ended
         self._agreement, self._clock = agreement, clock
-        kinds = (kv, kv_format), (states, state_format)
-        self._background = Background(executor, store, *kinds, settings.chunk, page_size)
+        self._background = Background(executor, store, kv, states, settings.chunk, page_size)
         self._candidates = Candidates(kv, states, page_size, settings.threshold, agreement.ranks)
         self._fetches: list[Fetch] = []  # in flight, in order of start
-        self._round: Votes | None = None
+        self._votes: Votes | None = None
         self._lost = False
         self._count: Counter[str] = Counter()
         self._flaws: Counter[str] = Counter()
@@ -73,19 +68,20 @@ class Prefetcher:
 
     @property
     def in_flight_tokens(self) -> int:
-        """Tokens that prefetches are after."""
+        """Tokens that prefetches in flight fetch."""
         return sum(fetch.reserved for fetch in self._fetches)
 
     @property
     def held(self) -> tuple[int, int]:
-        """Host records that prefetches have claimed and not filed yet: for states and for KV pages."""
-        claims = [fetch.reservation for fetch in self._fetches]
-        return sum(reservation.state is not None for reservation in claims), sum(
-            len(reservation.records) for reservation in claims
-        )
+        """Host records that prefetches have claimed and not filed yet: for states, and for KV pages."""
+        reserved = [fetch.reservation for fetch in self._fetches]
+        return sum(each.state is not None for each in reserved), sum(len(each.records) for each in reserved)
 
     def stats(self) -> PrefetchStats:
-        """Figures since the start. Syncs: no."""
+        """Returns figures since the start.
+
+        Syncs: no.
+        """
         return PrefetchStats(
             in_flight=len(self._fetches), in_flight_tokens=self.in_flight_tokens, flaws=dict(self._flaws), **self._count
         )
@@ -93,13 +89,16 @@ class Prefetcher:
     def start(self, tokens: int, keys: Sequence[bytes], *, covered: int, kv_pages: int) -> Fetch:
         """Begins to look for what storage has of a prompt.
 
-        tokens: that may be hit. keys: digests of its whole pages. covered: tokens that the request could start from
-        now, the same on every rank; what is missing decides whether it is worth it, and within the limit. kv_pages:
-        leading pages whose KV is on the device, and stays there.
-        Syncs: no. Raises: InvalidArgument.
+        Args:
+            tokens: Tokens that may be hit.
+            keys: Digests of the prompt's whole pages.
+            covered: Tokens that the request could start from now, the same on every rank. What is missing decides
+                whether the
+                prefetch is worth it and within the limit.
+            kv_pages: Leading pages whose KV is on the device, and stays there.
+
+        Syncs: no.
         """
-        if not all(map(is_count, (tokens, covered, kv_pages))):
-            raise InvalidArgument(f"tokens={tokens}, covered={covered}, kv_pages={kv_pages}: expected numbers from 0")
         most = tokens // self._page_size
         own = list(keys[: most if self._agreement.ranks == 1 else min(most, MOST_PAGES)])
         fetch = Fetch(
@@ -122,35 +121,41 @@ class Prefetcher:
         return fetch
 
     def poll(self) -> None:
-        """Goes on with every prefetch as far as it can, once an iteration of the scheduler.
+        """Advances every prefetch as far as it can. Call it once an iteration of the scheduler.
 
-        Syncs: only for a rank that has not polled as often as this one. Raises: AgreementLost, once; every prefetch is
-        over then.
+        Raises:
+            AgreementLost: A rank does not answer, or runs other prefetches. Raised once; every prefetch is over then.
+
+        Syncs: only for a rank that has not polled as often as this one.
         """
         try:
             self._collect()
-            if self._round is not None:
-                self._conclude(self._round)
+            if self._votes is not None:
+                self._conclude(self._votes)
             self._advance()
             if self._agreement.ranks > 1:
                 if self._fetches:
                     self._count["rounds"] += 1
-                    self._round = Votes(self._agreement, self._fetches, self._count["rounds"])
+                    self._votes = Votes(self._agreement, self._fetches, self._count["rounds"])
                 return
             while asked := [fetch for fetch in self._fetches if fetch.vote is not None or fetch.stop]:
                 self._conclude(Votes(self._agreement, asked, 0))
                 self._advance()
         except AgreementLost:
-            self._lost, self._round = True, None
+            self._lost, self._votes = True, None
             for fetch in list(self._fetches):
                 self._end(fetch, End.LOST)
             raise
 
     def ready(self, fetch: Fetch) -> bool:
-        """Whether the request may start as far as its prefetch is concerned; says so to the prefetch, which stops where
-        the settings want it. With several ranks that takes a poll or two.
+        """Tells whether a prefetch is over, and stops it where the settings say so.
 
-        Syncs: no. Raises: AgreementLost.
+        With several ranks that takes a poll or two.
+
+        Raises:
+            AgreementLost: As `poll`.
+
+        Syncs: no.
         """
         late = self._clock() - fetch.began >= self._settings.patience(-(-fetch.missing // self._page_size))
         stop = self._settings.stop == "best_effort" or (self._settings.stop == "timeout" and late)
@@ -160,15 +165,19 @@ class Prefetcher:
         return fetch.done
 
     def cancel(self, fetch: Fetch) -> None:
-        """Ends a prefetch at once, as its request has ended. Records being read into are free after that. Syncs:
-        no.
+        """Ends a prefetch at once. Records that are being read into are free after that.
+
+        Syncs: no.
         """
         if not fetch.done:
             self._end(fetch, End.CANCELLED)
             self._collect()
 
     def close(self) -> None:
-        """Cancels everything, on this rank alone. Syncs: waits for the calls of the store that have begun."""
+        """Cancels every prefetch, on this rank alone.
+
+        Syncs: waits for the calls of the store that have begun.
+        """
         for fetch in list(self._fetches):
             self._end(fetch, End.CANCELLED)
         self._background.wait()
@@ -196,8 +205,8 @@ class Prefetcher:
         else:
             op.fetch.note_state(found.arrived == 1)
 
-    def _offer(self, fetch: Fetch, question: Question, answer: Answer) -> None:
-        ends, most = self._candidates.find(fetch, question.pages, answer)
+    def _propose(self, fetch: Fetch, question: Question, answer: Answer) -> None:
+        ends, most = self._candidates.claim(fetch, question.pages, answer)
         if end := deepest(ends):
             self._count["truncated"] += end < most
             self._count["truncated_tokens"] += (most - end) * self._page_size
@@ -206,7 +215,7 @@ class Prefetcher:
     # -- reading --------------------------------------------------------------------------------------
 
     def _read(self, fetch: Fetch, end: int) -> None:
-        """All ranks go for an end: the rest goes back, and threads begin to read."""
+        """Begins to read up to an end that all ranks agree on, and releases the rest."""
         fetch.narrow(end, self._page_size)
         fetch.reservation.trim(end, not fetch.hits.states[end - 1])
         fetch.reserved = fetch.tokens - fetch.covered
@@ -214,49 +223,47 @@ class Prefetcher:
         self._background.read(fetch)
 
     def _arrive(self, fetch: Fetch) -> None:
-        """Nothing more is waited for."""
+        """Proposes what has arrived; nothing more is waited for."""
         self._background.drop(fetch)
         fetch.phase, fetch.vote = Phase.ARRIVED, fetch.usable()
 
     # -- deciding -------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """What this rank knows by itself."""
+        """Advances prefetches by what this rank knows by itself."""
         for fetch in self._fetches:
             if fetch.phase is Phase.ASKING and fetch.answer is not None:
-                self._offer(fetch, fetch.question, fetch.answer)
+                self._propose(fetch, fetch.question, fetch.answer)
             if fetch.phase is Phase.READING and fetch.hopeless:
                 self._arrive(fetch)
 
     def _conclude(self, agreed: Votes) -> None:
-        """What all ranks know."""
-        self._round = None
+        """Advances prefetches by what all ranks have agreed on."""
+        self._votes = None
         self._count["waits"] += not agreed.done
         for fetch, phase, ends, stop in agreed.verdicts():
             if fetch.done:  # cancelled since
                 continue
             fetch.stop = fetch.stop or stop
             if phase is Phase.ARRIVED and ends is not None:
-                self._file(fetch, deepest(ends))
+                self._commit(fetch, deepest(ends))
             elif stop and phase < Phase.READING:
                 self._end(fetch, fetch.reason or End.STOPPED)
             elif stop and fetch.phase is Phase.READING:
                 self._arrive(fetch)
-            elif phase is Phase.OFFERED and ends is not None:
+            elif phase is Phase.PROPOSED and ends is not None:
                 if end := deepest(ends):
                     self._read(fetch, end)
                 else:
                     self._end(fetch, fetch.reason or End.DISAGREED)
 
-    def _file(self, fetch: Fetch, end: int) -> None:
-        """Puts what all ranks have into host memory; what goes further, or has no state, goes back: the caches of the
-        ranks stay alike.
-        """
+    def _commit(self, fetch: Fetch, end: int) -> None:
+        """Files what all ranks have in host memory, and releases the rest: the caches of the ranks stay alike."""
         whole = end == fetch.end
         read_pages = sum(page < end for page in fetch.reservation.records)
         read_state = int(whole and fetch.reservation.state is not None)
         self._count.update(tokens=max(0, end * self._page_size - fetch.covered), pages=read_pages, states=read_state)
-        fetch.reservation.file(end, self._page_size, state=whole)
+        fetch.reservation.commit(end, self._page_size, state=whole)
         fetch.length = max(fetch.covered, end * self._page_size)
         if end:
             self._end(fetch, End.COMPLETE if whole else End.PARTIAL)
@@ -264,7 +271,7 @@ class Prefetcher:
             self._end(fetch, fetch.reason or (End.STOPPED if fetch.stop else End.DISAGREED))
 
     def _end(self, fetch: Fetch, outcome: End) -> None:
-        """The one way out: everything goes back that is not in a cache by now."""
+        """Ends a prefetch, and releases everything that is not in a cache by now."""
         self._background.drop(fetch)
         fetch.reservation.release()
         fetch.phase, fetch.outcome = Phase.DONE, outcome

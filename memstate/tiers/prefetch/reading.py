@@ -1,6 +1,4 @@
-"""What the background threads of a prefetch do: ask storage what it has, and read it into host memory. Knows no cache:
-what comes of it is looked at by whoever drives the prefetch.
-"""
+"""The work of the background threads: ask storage what it has, and read records into host memory. Knows no cache."""
 
 from collections.abc import Callable, Iterator, Sequence
 from threading import Event
@@ -13,10 +11,12 @@ T = TypeVar("T")
 
 
 class Question(NamedTuple):
-    """What a prefetch wants to know.
+    """What a prefetch asks of storage.
 
-    keys: digests of whole pages. pages: those whose KV is nowhere else, ascending. ends: pages at whose ends no state
-    is in host memory, counted from 1, ascending.
+    Attributes:
+        keys: Digests of whole pages.
+        pages: Pages whose KV is nowhere else, ascending.
+        ends: Page ends, from 1 on, whose state is not in host memory, ascending.
     """
 
     keys: Sequence[bytes]
@@ -25,14 +25,25 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """found: how many of the pages asked for are there, from the first on. ends: those where a state is."""
+    """What storage has.
+
+    Attributes:
+        found: How many of the pages asked for are there, from the first on.
+        ends: Page ends with a state.
+    """
 
     found: int = 0
     ends: Sequence[int] = ()
 
 
 class Chunk(NamedTuple):
-    """A record to be read. length: tokens that it stands for. record: where in host memory it goes."""
+    """A record to read.
+
+    Attributes:
+        key: Its digest.
+        length: Tokens that it stands for.
+        record: The host record to read it into.
+    """
 
     key: bytes
     length: int
@@ -40,7 +51,12 @@ class Chunk(NamedTuple):
 
 
 class Read(NamedTuple):
-    """arrived: good records from the first on. flaw: what is wrong with the next one."""
+    """What came of reading records.
+
+    Attributes:
+        arrived: Sound records, from the first on.
+        flaw: What is wrong with the next record, "" for nothing.
+    """
 
     arrived: int
     flaw: str
@@ -49,7 +65,19 @@ class Read(NamedTuple):
 def ask(
     store: Store, kv: RecordFormat | None, states: RecordFormat | None, question: Question, chunk: int, over: Event
 ) -> Answer:
-    """What storage has, as far as KV reaches without a gap. over: nobody wants to know any more. Raises: OSError."""
+    """Asks storage what it has of a prompt, as far as its KV has no gap; runs in a thread.
+
+    Args:
+        store: The storage.
+        kv: Format of KV pages, None where no page is asked for.
+        states: Format of states, None where no state is asked for.
+        question: What to ask.
+        chunk: Records a call of the store.
+        over: Set once the prefetch is over; ends the work early.
+
+    Raises:
+        OSError: The store failed.
+    """
     keys, found = question.keys, 0
     for pages in _parts(question.pages, chunk):
         there = _exist(store, kv, [keys[page] for page in pages])
@@ -74,10 +102,17 @@ def _exist(store: Store, form: RecordFormat | None, keys: Sequence[bytes]) -> li
 def read(
     store: Store, form: RecordFormat, buffer: Callable[[int], Bytes], pieces: Sequence[Chunk], over: Event
 ) -> Read:
-    """Reads records into host memory and checks them, up to the first that is not what was asked for; that one is
-    discarded.
+    """Reads records into host memory and checks them, up to the first flawed one, which is discarded; runs in a thread.
 
-    buffer: the bytes of a host record. Raises: OSError.
+    Args:
+        store: The storage.
+        form: Format of the records.
+        buffer: Returns the bytes of a host record.
+        pieces: The records, and where they go.
+        over: Set once the prefetch is over; ends the work early.
+
+    Raises:
+        OSError: The store failed.
     """
     if over.is_set():
         return Read(0, "unwanted")

@@ -1,6 +1,4 @@
-"""What one prefetch holds in host memory until it ends: entries that it relies on, and records that it fills. Decides
-nothing; whatever is taken here goes back here, or into a cache.
-"""
+"""What one prefetch holds in host memory until it ends: entries that it relies on, and records that it fills."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,9 +6,18 @@ from memstate.tiers.host.cache import CachedRecord, RecordCache
 
 
 class Reservation:
-    """Pages by their number along the prompt, from 0 on; states by the page at whose end they stand, from 1 on.
+    """Pins entries and claims records for one prefetch.
 
-    keys: digests of the prompt's whole pages. records: page -> host record to be filled. state: the one for the state.
+    Pages count along the prompt from 0 on; states are named by the page at whose end they stand, from 1 on.
+
+    Args:
+        kv: Host cache of KV pages.
+        states: Host cache of states.
+        keys: Digests of the prompt's whole pages.
+
+    Attributes:
+        records: Page -> host record to fill.
+        state: Host record to fill with the state, None for none.
     """
 
     def __init__(self, kv: RecordCache | None, states: RecordCache | None, keys: Sequence[bytes]) -> None:
@@ -21,7 +28,7 @@ class Reservation:
         self.state: int | None = None
 
     def pin(self, pages: Iterable[int], ends: Iterable[int]) -> None:
-        """Keeps what is in host memory where it is."""
+        """Pins what is in host memory of these pages and ends."""
         for cache, pinned, wanted, back in ((self._kv, self._pages, pages, 0), (self._states, self._ends, ends, 1)):
             for number in wanted if cache is not None else ():
                 if cache is not None and (entry := cache.get(self._keys[number - back])):
@@ -29,7 +36,11 @@ class Reservation:
                     pinned[number] = entry
 
     def claim_pages(self, pages: Sequence[int]) -> bool:
-        """Claims a record for each page, evicting what is missing and no more; False where they cannot be had."""
+        """Claims a record for each page, and evicts no more than is missing.
+
+        Returns:
+            Whether the records were claimed.
+        """
         if not pages:
             return True
         records = [] if self._kv is None else self._kv.claim(len(pages))
@@ -37,13 +48,17 @@ class Reservation:
         return bool(records)
 
     def claim_state(self) -> bool:
-        """Claims the record for a state, evicting one if none is free; False where it cannot be had."""
+        """Claims the record for a state, and evicts one if none is free.
+
+        Returns:
+            Whether the record was claimed.
+        """
         records = [] if self._states is None else self._states.claim(1)
         self.state = records[0] if records else None
         return bool(records)
 
     def trim(self, end: int, state: bool) -> None:
-        """Gives back what lies beyond the end of a page, and the state's record unless it is needed."""
+        """Releases what lies beyond a page end, and the state's record unless it is needed."""
         if self._kv is not None:
             surplus = [page for page in self.records if page >= end]
             self._kv.pool.release([self.records.pop(page) for page in surplus])
@@ -55,9 +70,13 @@ class Reservation:
                 if cache is not None:
                     cache.unpin(pinned.pop(number))
 
-    def file(self, end: int, page_size: int, state: bool) -> None:
-        """Puts into the caches what has been read up to the end of a page, the first page as the most recent, and gives
-        the rest back. state: the one at that end has been read too.
+    def commit(self, end: int, page_size: int, state: bool) -> None:
+        """Adds what was read up to a page end to the caches, the first page as the most recent, and releases the rest.
+
+        Args:
+            end: Pages.
+            page_size: Tokens of a page.
+            state: Whether the state at the end was read too.
         """
         self.trim(end, state)
         if self._kv is not None:
@@ -72,5 +91,5 @@ class Reservation:
         self.release()
 
     def release(self) -> None:
-        """Everything: records to their pools, entries to whoever evicts."""
+        """Releases all records and pins."""
         self.trim(0, state=False)

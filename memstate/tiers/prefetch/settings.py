@@ -1,4 +1,4 @@
-"""When a prefetch is worth its while, and when it is stopped."""
+"""Settings of prefetches, checked when they are made."""
 
 import math
 from dataclasses import dataclass
@@ -12,13 +12,25 @@ StopPolicy = Literal["best_effort", "wait_complete", "timeout"]
 
 @dataclass(frozen=True)
 class Prefetch:
-    """Settings of prefetches from storage.
+    """Configures prefetches from storage: which are worth it, and when they stop.
 
-    threshold: tokens that a prefetch must gain. limit: tokens that all prefetches together may be after, None for any
-    number; a prompt that lacks more is never fetched. stop: what happens to a prefetch whose request could be admitted:
-    `best_effort` stops it, `wait_complete` lets it end, `timeout` stops it `timeout` seconds, and `timeout_per_page`
-    for every page that it is after, from its start. chunk: records that storage is asked for at a time.
-    Raises: ConfigurationError.
+    Args:
+        threshold: Tokens that a prefetch must gain.
+        limit: Tokens that all prefetches together may fetch, None for any number. A prompt that lacks more is not
+            fetched.
+        stop: What happens to a prefetch whose request could be admitted. `best_effort` stops it. `wait_complete` lets
+            it
+            end. `timeout` stops it after `timeout` seconds plus `timeout_per_page` for each page.
+        timeout: Seconds.
+        timeout_per_page: Seconds.
+        chunk: Records that storage is asked for at a time.
+
+    Raises:
+        ConfigurationError: A setting is out of range.
+
+    Example:
+        >>> Prefetch(threshold=64, stop="timeout").patience(pages=100)
+        2.0
     """
 
     threshold: int = 256
@@ -44,5 +56,5 @@ class Prefetch:
             raise ConfigurationError(f"chunk={self.chunk!r}: expected at least 1 record")
 
     def patience(self, pages: int) -> float:
-        """Seconds that a prefetch of so many pages may take under `timeout`."""
+        """Returns the seconds that a prefetch of so many pages may take under `timeout`."""
         return self.timeout + pages * self.timeout_per_page

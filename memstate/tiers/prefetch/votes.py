@@ -1,4 +1,4 @@
-"""Rounds of agreement over prefetches: what each rank would have, and whether it wants an end. Knows no host memory."""
+"""Votes of the ranks over prefetches: what each could have, and whether it wants to stop. Knows no host memory."""
 
 import zlib
 from collections.abc import Iterator, Sequence
@@ -17,9 +17,13 @@ MOST_PAGES = (WORDS - 2 * HEADER) * 64
 
 
 class Verdict(NamedTuple):
-    """What the ranks say of a prefetch in the phase in which they were asked.
+    """The result of a vote about one prefetch.
 
-    ends: what all of them could have, None while some do not know yet. stop: one of them wants an end.
+    Attributes:
+        fetch: The prefetch.
+        phase: Its phase when the ranks were asked.
+        ends: Candidates of all ranks, bool `page`; None while a rank does not know yet.
+        stop: Whether a rank wants to stop.
     """
 
     fetch: Fetch
@@ -29,10 +33,15 @@ class Verdict(NamedTuple):
 
 
 class Votes:
-    """One exchange: a check that all ranks ask about the same prefetches, then of each whether this rank knows, whether
-    it wants to go on, and the ends it could have.
+    """Sends this rank's votes, and reads those of all ranks.
 
-    fetches: in order of start. number: of the round.
+    The exchange has a checksum of the prefetches, so that ranks notice where they differ. Then each prefetch has flags
+    (whether this rank knows, whether it goes on) and its candidates.
+
+    Args:
+        agreement: How ranks agree.
+        fetches: The prefetches, in order of start.
+        number: Number of the exchange, from 1 on.
     """
 
     def __init__(self, agreement: Agreement, fetches: Sequence[Fetch], number: int) -> None:
@@ -41,7 +50,7 @@ class Votes:
         self._check = zlib.crc32(np.array([(f.number, f.pages, f.covered) for f in chosen], np.int64).tobytes())
         words = [np.array([self._check, ~self._check], np.int64)]
         for fetch in chosen:
-            fetch.round = number
+            fetch.asked_in = number
             words.append(self._words(fetch))
         sent = np.concatenate(words)
         self._exchange: Exchange = agreement.exchange(
@@ -56,11 +65,17 @@ class Votes:
 
     @property
     def done(self) -> bool:
-        """Whether `verdicts` would not wait."""
+        """Whether `verdicts` returns without waiting."""
         return self._exchange.done
 
     def verdicts(self) -> Iterator[Verdict]:
-        """What came out, in the order of the prefetches. Syncs: waits for the slowest rank. Raises: AgreementLost."""
+        """Returns the verdicts in the order of the prefetches.
+
+        Raises:
+            AgreementLost: A rank does not answer, or runs other prefetches.
+
+        Syncs: waits for the slowest rank.
+        """
         words = self._exchange.result()
         if words[0] != self._check or words[1] != ~self._check:
             raise AgreementLost("they started or cancelled different prefetches")
@@ -78,9 +93,9 @@ def _size(fetch: Fetch) -> int:
 
 
 def _fitting(fetches: Sequence[Fetch]) -> list[Fetch]:
-    """As many as fit, in the same order; those that have not been asked about for longest."""
+    """Returns as many prefetches as fit, in the same order; those that were not asked about for longest."""
     chosen, room = set(), WORDS - HEADER
-    for fetch in sorted(fetches, key=lambda fetch: fetch.round):
+    for fetch in sorted(fetches, key=lambda fetch: fetch.asked_in):
         room -= _size(fetch)
         if room < 0:
             break

@@ -1,5 +1,6 @@
-"""What a storage backend must do: keep records of bytes under names. Knows no state, no token, no host memory but what
-it is handed.
+"""The protocol of a storage backend, which keeps records of bytes under names.
+
+Knows no state, no token and no host memory.
 """
 
 import re
@@ -19,21 +20,38 @@ RECORD = re.compile(r"(?:state|kv)-[0-9a-f]{64}")  # what records are called, se
 
 
 def require_names(names: Sequence[str]) -> None:
-    """Raises: InvalidArgument for what is no name of a record."""
+    """Checks names of records.
+
+    Raises:
+        InvalidArgument: One is not the name of a record.
+    """
     for name in names:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise InvalidArgument(f"record {name!r}: expected a name of 1 to 100 letters, digits, - and _")
 
 
 def require_records(names: Sequence[str]) -> None:
-    """Raises: InvalidArgument for what is no name that a record gets."""
+    """Checks that names are those of `RecordFormat.name`.
+
+    Raises:
+        InvalidArgument: One is another name.
+    """
     for name in names:
         if not isinstance(name, str) or not RECORD.fullmatch(name):
             raise InvalidArgument(f"record {name!r}: expected a name of state- or kv- and 64 hexadecimal digits")
 
 
 def require_buffers(names: Sequence[str], buffers: Sequence[Bytes], written: bool) -> None:
-    """Raises: InvalidArgument unless there is a buffer for each name. written: they are read into."""
+    """Checks that there is a buffer of contiguous bytes for each name.
+
+    Args:
+        names: Names of records.
+        buffers: uint8 `byte`.
+        written: Whether the buffers are written to.
+
+    Raises:
+        InvalidArgument: A buffer is missing or is not contiguous bytes.
+    """
     require_names(names)
     if len(names) != len(buffers):
         raise InvalidArgument(f"{len(names)} names with {len(buffers)} buffers: expected one for each")
@@ -46,7 +64,7 @@ def require_buffers(names: Sequence[str], buffers: Sequence[Bytes], written: boo
 
 
 class Outcome(IntEnum):
-    """What became of one name of a batch."""
+    """The outcome of one name of a batch."""
 
     MISSING = 0  # no such record
     DONE = 1  # read whole, or written whole
@@ -56,56 +74,73 @@ class Outcome(IntEnum):
 
 @runtime_checkable
 class Store(Protocol):
-    """Records by name. Every method is called by several threads at once, may take long and may raise OSError: then
-    nothing is known of the whole batch. What a batch does for one name it does whatever becomes of the others.
+    """Keeps records by name.
 
-    Names are ASCII letters, digits, `-` and `_`, at most 100 of them; those of `RecordFormat.name`, `state-` or `kv-`
-    and 64 hexadecimal digits, are all that a store has to take. A record is written whole or not at all: no
-    reader ever sees half of one under its name. Writing a name that is there may keep the old record or the new one:
-    equal names mean equal bytes. Records may go at any time.
+    Several threads call every method at once. A call may take long, and may raise OSError: then nothing is known of the
+    whole batch. What a batch does for one name does not depend on the others.
+
+    Names are ASCII letters, digits, `-` and `_`, at most 100 of them; a store need only take those of
+    `RecordFormat.name`,
+    `state-` or `kv-` and 64 hexadecimal digits. A record is written whole or not at all: no reader sees half of one.
+    Writing
+    a name that is there may keep the old record or the new one, because equal names mean equal bytes. Records may go at
+    any
+    time.
     """
 
     def register(self, memory: Tensor) -> None:
-        """Says that buffers of later calls lie in this host memory, before any of them: uint8, contiguous."""
+        """Announces host memory that buffers of later calls lie in.
+
+        Args:
+            memory: uint8, contiguous.
+        """
 
     def exists(self, names: Sequence[str]) -> list[bool]:
-        """Whether each record is there."""
+        """Tells whether each record is there."""
 
     def get(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        """Reads each record into its buffer, uint8 `byte`, contiguous, of exactly the record's size. A buffer whose
-        outcome is not DONE may hold anything.
+        """Reads each record into its buffer. A buffer whose outcome is not DONE may hold anything.
+
+        Args:
+            names: Names of records.
+            buffers: uint8 `byte`, contiguous, each of exactly the record's size.
         """
 
     def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        """Writes each record; DONE where it will be found from now on. Never MISSING."""
+        """Writes each record. DONE means that it will be found from now on; MISSING is never returned.
+
+        Args:
+            names: Names of records.
+            buffers: uint8 `byte`, contiguous.
+        """
 
     def discard(self, names: Sequence[str]) -> None:
-        """Removes records that were read whole and are not what they should be, so that they can be written again."""
+        """Removes records that were read whole and are flawed, so that they can be written again."""
 
     def close(self) -> None:
-        """Ends whatever the backend has begun; nothing is called after it."""
+        """Ends what the backend has begun. Nothing is called after it."""
 
 
 class NoStore:
-    """Keeps nothing: for ranks that agree on what they have in host memory alone."""
+    """Stores nothing. For ranks that agree on host memory alone."""
 
     def register(self, memory: Tensor) -> None:
-        """Nothing to prepare."""
+        """Does nothing."""
 
     def exists(self, names: Sequence[str]) -> list[bool]:
-        """Never."""
+        """Returns False for each name."""
         return [False] * len(names)
 
     def get(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        """Never."""
+        """Returns MISSING for each name."""
         return [Outcome.MISSING] * len(names)
 
     def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        """Never."""
+        """Returns FAILED for each name."""
         return [Outcome.FAILED] * len(names)
 
     def discard(self, names: Sequence[str]) -> None:
-        """There is nothing."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Nothing was begun."""
+        """Does nothing."""

@@ -1,6 +1,6 @@
-"""Storage in files: records are written whole under another name first. Knows no record's contents: who reads checks.
+"""Storage in files. A record is written whole under a temporary name first; a crash loses at most records in progress.
 
-A crash loses at most the records that were being written.
+Knows no record's contents: the reader checks them.
 """
 
 import os
@@ -21,18 +21,35 @@ FRESH_S = 60.0  # a use is noted at most once in this time, so that reading writ
 
 
 class FileStore:
-    """A `Store` in a folder, which is made where it is missing; any number of processes of one user may use it.
+    """A `Store` in a folder, which is made where it is missing. Any number of processes of one user may use it.
 
-    A process that was forked from one that used the store makes a store of its own.
+    A process that was forked from one that used the store makes a store of its own. Names are those of
+    `RecordFormat.name`;
+    other files in the folder are left alone.
 
-    path: of the folder; a leading `~` is the user's home, its last part is no link. capacity: bytes of records, None
-    is no limit; beyond it the least recently used go. Each further process that writes at the same time may exceed it
-    by a sixteenth. durable: what was put survives a power cut, for two flushes a record; without, the last records may
-    be missing after one, or damaged, which a reader notices. A process that dies loses nothing that was put, either
-    way. shared: takes a folder, and records, that others own or may write; whoever writes there can read, delete and
-    make up states, and nothing can notice. Names are those of `RecordFormat.name`; whatever else lies in the folder is
-    left alone. Raises: UnsafeFolder where others could write; ConfigurationError where the folder cannot be made or
-    written; InvalidArgument.
+    Args:
+        path: The folder. A leading `~` is the user's home; the last part must not be a link.
+        capacity: Bytes of records, None for no limit. Beyond it the least recently used go. Each further process that
+            writes at the same time may exceed it by a sixteenth.
+        durable: Whether records survive a power cut, for two flushes a record. Without it the last records may be
+            missing
+            or damaged after one, which a reader notices. A process that dies loses nothing either way.
+        shared: Whether to take a folder and records that others own or may write. They can then read, delete and make
+            up
+            states, and nothing notices.
+
+    Raises:
+        UnsafeFolder: Others could write to the folder.
+        ConfigurationError: The folder cannot be made or written.
+        InvalidArgument: A path or a capacity cannot be meant.
+
+    Example:
+        >>> import tempfile, numpy as np
+        >>> name, record = "state-" + "0" * 64, np.arange(8, dtype=np.uint8)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     store = FileStore(folder)
+        ...     store.put([name], [record]), store.exists([name, "state-" + "1" * 64])
+        ([<Outcome.DONE: 1>], [True, False])
     """
 
     def __init__(
@@ -47,7 +64,7 @@ class FileStore:
 
     @property
     def faults(self) -> Counter[str]:
-        """What the system refused, by the name of errno; EFBIG is a record larger than the capacity."""
+        """Refusals of the system by the name of errno. EFBIG: a record is larger than the capacity."""
         return self.folder.faults
 
     @property
@@ -56,28 +73,29 @@ class FileStore:
         return self.folder.evicted
 
     def register(self, memory: Tensor) -> None:
-        """Nothing to prepare: files are read into any memory."""
+        """Does nothing: files are read into any memory."""
 
     def close(self) -> None:
-        """Nothing is kept open between calls."""
+        """Does nothing: no file stays open between calls."""
 
     def exists(self, names: Sequence[str]) -> list[bool]:
-        """Whether each record is there; False where that cannot be said, which `faults` counts."""
+        """Tells whether each record is there; False where that is not known, which `faults` counts."""
         require_records(names)
         return [outcome is Outcome.DONE for outcome in self._each(self._exists, Outcome.MISSING, zip(names))]
 
     def get(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        """Reads each record into its buffer; one of another size is deleted, because it can never become right.
+        """Reads each record into its buffer. One of another size is deleted, because it can never become right.
 
-        Raises: InvalidArgument; nothing was read.
+        Raises:
+            InvalidArgument: Names or buffers cannot be meant; nothing was read.
         """
         return self._each(self._get, Outcome.MISSING, _pairs(names, buffers, written=True))
 
     def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        """Writes each record that is not there yet; one of another size, or what lies in its place, is replaced. Fails
-        where that is a folder.
+        """Writes each record that is not there yet. One of another size, or another file in its place, is replaced.
 
-        Raises: InvalidArgument; nothing was written.
+        Raises:
+            InvalidArgument: Names or buffers cannot be meant; nothing was written.
         """
         return self._each(self._put, Outcome.FAILED, _pairs(names, buffers, written=False))
 
@@ -94,9 +112,12 @@ class FileStore:
         self.folder.clean()
 
     def _each(self, work: Callable[..., Outcome], absent: Outcome, items: Iterable[tuple[Any, ...]]) -> list[Outcome]:
-        """What becomes of each name; what the system refuses is counted, and the next name has its turn.
+        """Does the work for each name. A refusal of the system is counted, and the next name follows.
 
-        absent: what it is where nothing is there; only MISSING is no fault.
+        Args:
+            work: Called with the folder's descriptor and the item.
+            absent: Outcome where nothing is there; only MISSING is no fault.
+            items: Arguments of each name.
         """
         outcomes: list[Outcome] = []
         root: int | None = None
@@ -145,7 +166,7 @@ class FileStore:
         return Outcome.DONE if whole else Outcome.DAMAGED
 
     def _read(self, shard: int, name: str, view: memoryview) -> bool:
-        """Whether a record came whole."""
+        """Tells whether a record came whole."""
         file = os.open(name, READ, dir_fd=shard)
         try:
             found = os.fstat(file)
@@ -165,16 +186,16 @@ class FileStore:
         try:
             if not self._is_there(shard, name, len(view)):
                 try:
-                    self.folder.take(name, len(view))
+                    self.folder.reserve(name, len(view))
                     self._write(shard, name, view)
                 finally:
-                    self.folder.wrote(name)
+                    self.folder.written(name)
         finally:
             shut(shard)
         return Outcome.DONE
 
     def _shard(self, root: int, name: str) -> int:
-        """Where a record will be written."""
+        """Opens the folder that a record goes to, and makes it where it is missing."""
         with suppress(FileNotFoundError):
             return self.folder.shard(root, name)
         shard = self.folder.make_shard(root, name)
@@ -217,14 +238,18 @@ class FileStore:
 
 
 def _pairs(names: Sequence[str], buffers: Sequence[Bytes], written: bool) -> Iterable[tuple[str, memoryview]]:
-    """Names with the memory of their buffers. Raises: InvalidArgument."""
+    """Returns names with the memory of their buffers.
+
+    Raises:
+        InvalidArgument: Names or buffers cannot be meant.
+    """
     require_records(names)
     require_buffers(names, buffers, written)
     return zip(names, (buffer.data for buffer in buffers), strict=True)
 
 
 def _note_use(file: int | str, found: os.stat_result, **where: Any) -> None:
-    """Sets the time of use; of a file with a second name, which may be another's, nothing is changed."""
+    """Sets the time of use. A file with a second name, which may be another user's, is not changed."""
     if abs(time.time() - found.st_mtime) > FRESH_S and found.st_nlink == 1:
         with suppress(OSError):  # evicted meanwhile, or not ours to change: it has been found all the same
             os.utime(file, **where)

@@ -1,10 +1,10 @@
-"""The folder of a file store: where a record lies, and who goes when it is full. Knows no contents and no outcome.
+"""The folder of a file store: where records lie, and which go when it is full. Knows no contents and no outcome.
 
     folder / records-7f / kv-<digest>              a record: it got its name when it was complete
-                        / .<process>-<random>.tmp  one being written, or what a dead process left
+                        / .<process>-<random>.tmp  one being written, or left by a dead process
 
-Whatever else lies there is foreign: not counted, not read, not deleted. Any number of threads, processes and machines
-share the folder without a lock that one of them could take to its grave; nothing is kept open between calls.
+Other files are not counted, read or deleted. Any number of threads, processes and machines share the folder without a
+file lock that a dying process could leave behind. Nothing stays open between calls.
 """
 
 import errno
@@ -43,10 +43,21 @@ TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{16}\.tmp")
 
 
 class Folder:
-    """Records as files of `path`, where `~` is the user's home; at most `capacity` bytes of them, None is no limit.
+    """Keeps records as files, up to a capacity.
 
-    shared: others may own and write the folder. faults: what the system refused, by the name of errno. Raises:
-    UnsafeFolder; ConfigurationError where the folder cannot be made or written; InvalidArgument.
+    Args:
+        path: The folder; a leading `~` is the user's home.
+        capacity: Bytes of records, None for no limit.
+        shared: Whether others may own and write the folder.
+
+    Attributes:
+        faults: Refusals of the system by the name of errno.
+        evicted: Records that this process deleted to make room.
+
+    Raises:
+        UnsafeFolder: Others could write to the folder.
+        ConfigurationError: The folder cannot be made or written.
+        InvalidArgument: A path or a capacity cannot be meant.
     """
 
     def __init__(self, path: str | os.PathLike[str], capacity: int | None, shared: bool = False) -> None:
@@ -75,7 +86,7 @@ class Folder:
             ) from error
 
     def _prepare(self) -> None:
-        """Makes the folder, looks at what is there already, and tries to write. Raises: OSError; UnsafeFolder."""
+        """Makes the folder, checks the shards that are there, and tries to write."""
         for missing in reversed([parent for parent in self.path.parents if not parent.exists()]):
             missing.mkdir(PRIVATE, exist_ok=True)
         with explained(self._text, self.shared):
@@ -94,30 +105,45 @@ class Folder:
             shut(root)
 
     def root(self) -> int:
-        """A descriptor of the folder, for one call. Raises: OSError."""
+        """Opens the folder for one call.
+
+        Raises:
+            OSError: It cannot be opened, or is not safe.
+        """
         return open_folder(self._text, self.shared)
 
     def shard(self, root: int, name: str) -> int:
-        """A descriptor of the folder that a record lies in. Raises: OSError."""
+        """Opens the shard that a record lies in.
+
+        Raises:
+            OSError: It cannot be opened, or is not safe.
+        """
         return open_folder(shard_of(name), self.shared, root)
 
     def make_shard(self, root: int, name: str) -> int:
-        """The same, made; not its parent: where a disk is no longer mounted nothing is to be written."""
+        """Opens the shard that a record lies in, and makes it where it is missing.
+
+        Its parent is never made: nothing is written where a disk is no longer mounted.
+        """
         return make_folder(shard_of(name), self.shared, root)
 
     @staticmethod
     def temporary() -> str:
-        """A name that no other thread, process or machine chooses."""
+        """Returns a name that no other thread, process or machine chooses."""
         return f".{os.getpid()}-{os.urandom(8).hex()}.tmp"
 
     def fault(self, error: OSError) -> None:
-        """Counts what the system refused."""
+        """Counts a refusal of the system."""
         with self._count:
             self.faults[errno.errorcode.get(error.errno or 0, "unknown")] += 1
 
-    def take(self, name: str, nbytes: int) -> None:
-        """Counts in a record that will be written; looks through the folder with the first one, where it would not fit,
-        and now and then for what others wrote. A look corrects the count. Raises: OSError for what can never fit.
+    def reserve(self, name: str, nbytes: int) -> None:
+        """Counts in a record that will be written, and makes room where it would not fit.
+
+        The first record, and every sixteenth of the capacity, makes it count the files again, because others write too.
+
+        Raises:
+            OSError: The record is larger than the capacity.
         """
         if self.capacity is not None and nbytes > self.capacity:
             raise OSError(errno.EFBIG, f"a record of {nbytes} bytes, capacity {self.capacity}")
@@ -135,8 +161,8 @@ class Folder:
         if due:
             self._clean()
 
-    def wrote(self, name: str) -> None:
-        """Says that a record that was taken has its name now, or never gets it."""
+    def written(self, name: str) -> None:
+        """Notes that a reserved record has its name now, or never gets it."""
         with self._room:
             self._writing.pop(name, None)
 
@@ -154,11 +180,11 @@ class Folder:
         return self.capacity is not None and self._new > self.capacity // PART
 
     def _begin(self) -> None:
-        """One at a time; what is being written now may be met or not, so it is counted from here on by its name."""
+        """Begins a clean-up. It may or may not meet a record that is being written, so those are counted by name."""
         self._cleaning, self._new, self._fresh = True, 0, dict(self._writing)
 
     def _clean(self) -> None:
-        """One look at every file, and a second that evicts: between them a record is a time and a size, no more."""
+        """Counts every file, then evicts in a second pass. Between them a record is a time and a size, no more."""
         try:
             times, sizes = self._look()
             met = sum(sizes)
@@ -176,7 +202,7 @@ class Folder:
                 self._room.notify_all()
 
     def _look(self) -> tuple["array[int]", "array[int]"]:
-        """Times of use and sizes of the records that are not fresh; deletes what dead processes left."""
+        """Returns times of use and sizes of the records that are not fresh; deletes what dead processes left."""
         times, sizes = array("q"), array("q")
         for shard, entry, record in self._files():
             if record and (self.capacity is None or entry.name in self._fresh):
@@ -193,7 +219,10 @@ class Folder:
         return times, sizes
 
     def _evict(self, until_ns: int, excess: int) -> None:
-        """Deletes records last used up to a time. A second process that does the same finds nothing left to delete."""
+        """Deletes records last used up to a time.
+
+        A second process that does the same finds nothing left to delete.
+        """
         for shard, entry, record in self._files():
             if excess <= 0:
                 return
@@ -202,9 +231,10 @@ class Folder:
                     excess -= self._delete(shard, entry.name, until_ns)
 
     def _delete(self, shard: int, name: str, until_ns: int) -> int:
-        """Deletes a record that nobody has used or written meanwhile; the bytes that are free now.
+        """Deletes a record that was neither used nor written meanwhile; returns the bytes that are free now.
 
-        While it leaves, nobody writes it; who came before has made it fresh: a new record never goes for an old one.
+        While it is being deleted, `reserve` of the same name waits. A record that was reserved before is fresh, and
+        stays.
         """
         with self._room:
             if name in self._fresh:
@@ -228,7 +258,7 @@ class Folder:
         return freed
 
     def _files(self) -> Iterator[tuple[int, os.DirEntry[str], bool]]:
-        """Files with names of ours, in no order: the shard that they lie in, and whether they are records."""
+        """Yields files with names of ours, in no order: descriptor of the shard, entry, and whether it is a record."""
         try:
             root = self.root()
         except FileNotFoundError:
@@ -260,7 +290,7 @@ class Folder:
 
 
 def shard_of(name: str) -> str:
-    """The folder that a record lies in."""
+    """Returns the name of the shard that a record lies in."""
     return SHARDS[zlib.crc32(name.encode()) % len(SHARDS)]
 
 

@@ -1,8 +1,8 @@
-"""Storage in the host memory of many machines, through the client of a Mooncake store. Knows no record's contents: who
-reads checks.
+"""Storage in the host memory of many machines, through the client of a Mooncake store.
 
-The client is safe to call from several threads, transfers without Python's lock, watches its master from a thread of
-its own and joins it again after a restart, segment, registered memory and all: nothing here reconnects.
+Knows no record's contents: the reader checks them. Several threads may call the client at once. It transfers without
+Python's lock, watches its master from a thread of its own, and joins it again after a restart, with its segment and
+registered memory: nothing here reconnects.
 """
 
 import threading
@@ -24,13 +24,20 @@ NO_MASTER, CLOSED = "NO_MASTER", "CLOSED"  # faults of calls that were not passe
 
 
 class MooncakeStore:
-    """A `Store` in a Mooncake store; any number of processes and machines share it.
+    """A `Store` in a Mooncake store. Any number of processes and machines share it.
 
-    A master that does not answer costs the calls in progress timeout + 5 s for each of at most three questions; from
-    then on, until it answers again, every call ends at once: with FAILED, and `exists` raises. A machine that falls
-    silent in the middle of a transfer costs at most 60 s.
-    faults: what went wrong, by Mooncake's name of it: one per record; NO_MASTER and CLOSED for what was not tried.
-    Raises: ConfigurationError where the client is not installed, or cannot be set up with these settings.
+    A master that does not answer costs each call in progress at most three times timeout + 5 s. From then on every call
+    ends at once until the master answers again: with FAILED, and `exists` raises. A machine that falls silent during a
+    transfer costs at most 60 s.
+
+    Args:
+        settings: Where the store is, and what this process adds to it.
+
+    Attributes:
+        faults: What went wrong, one a record, by Mooncake's name. NO_MASTER and CLOSED: calls that were not made.
+
+    Raises:
+        ConfigurationError: The client is not installed, or cannot be set up with these settings.
     """
 
     def __init__(self, settings: Mooncake) -> None:
@@ -48,9 +55,14 @@ class MooncakeStore:
         return f"MooncakeStore({at!r}, {self.settings.protocol}, gives {size}, {self.faults.total()} faults)"
 
     def register(self, memory: Tensor) -> None:
-        """Lets records go straight from and to this host memory; it stays alive until `close`.
+        """Lets records go straight from and to this host memory, which stays alive until `close`.
 
-        Raises: InvalidArgument; OSError where the client refuses it.
+        Args:
+            memory: uint8, contiguous, on the host.
+
+        Raises:
+            InvalidArgument: It is other memory.
+            OSError: The client refuses it.
         """
         if memory.dtype != torch.uint8 or not memory.is_contiguous() or memory.device.type != "cpu":
             raise InvalidArgument(f"memory {memory.dtype} on {memory.device}: expected contiguous bytes on the host")
@@ -70,8 +82,9 @@ class MooncakeStore:
     def close(self) -> None:
         """Takes this process's segment out of the store, once the calls in progress have ended.
 
-        The records in it are lost. With a master that does not answer it takes as long as several calls, and the
-        client then keeps Python's lock: close before the master.
+        The records in it are lost. With a master that does not answer it takes as long as several calls, and the client
+        then
+        keeps Python's lock: close before the master.
         """
         with self._idle:
             first, self._closed = not self._closed, True
@@ -81,9 +94,11 @@ class MooncakeStore:
             self._memory = ()
 
     def exists(self, names: Sequence[str]) -> list[bool]:
-        """Whether each record is there; False where that cannot be said of one, which `faults` counts.
+        """Tells whether each record is there; False where that is not known of one, which `faults` counts.
 
-        Raises: InvalidArgument; OSError where it can be said of none, with what went wrong.
+        Raises:
+            InvalidArgument: A name cannot be meant.
+            OSError: It is known of none, with what went wrong.
         """
         require_names(names)
         with self._using() as fault:
@@ -96,9 +111,10 @@ class MooncakeStore:
         return [code == 1 for code in codes]
 
     def get(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        """Reads each record into its buffer; one of another size is removed, because it can never become right.
+        """Reads each record into its buffer. One of another size is removed, because it can never become right.
 
-        Raises: InvalidArgument, also for memory that was not registered; nothing was read.
+        Raises:
+            InvalidArgument: Names or buffers cannot be meant, or memory was not registered; nothing was read.
         """
         require_buffers(names, buffers, written=True)
         return self._transfer(names, buffers, self._get)
@@ -106,7 +122,8 @@ class MooncakeStore:
     def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
         """Writes each record that is not there yet.
 
-        Raises: InvalidArgument, also for memory that was not registered; nothing was written.
+        Raises:
+            InvalidArgument: Names or buffers cannot be meant, or memory was not registered; nothing was written.
         """
         require_buffers(names, buffers, written=False)
         return self._transfer(names, buffers, self._put)
@@ -162,9 +179,9 @@ class MooncakeStore:
 
     @contextmanager
     def _using(self) -> Iterator[str]:
-        """Keeps the client open; gives why it is not to be called, or nothing.
+        """Keeps the client open; yields why it must not be called, or "".
 
-        Its watch over the master is a thread of its own: asking for what it found waits for nothing.
+        The client watches the master in a thread of its own, so asking for the result does not wait.
         """
         with self._idle:
             closed = self._closed
@@ -187,7 +204,10 @@ class MooncakeStore:
 
 
 def _rounds(names: Sequence[str]) -> list[list[int]]:
-    """Places of names, no name twice in a round: the client would fill one of the buffers and report both."""
+    """Returns places of names in turns, no name twice in a turn.
+
+    The client would fill one of two buffers of the same name and report both.
+    """
     rounds: list[list[int]] = []
     met: Counter[str] = Counter()
     for place, name in enumerate(names):

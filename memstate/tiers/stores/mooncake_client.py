@@ -1,7 +1,7 @@
 """The client of a Mooncake store: its settings, and setting it up. Knows no record.
 
-It is a piece of C++ with threads of its own. Its set-up keeps Python's lock and tries a master that is not there for a
-minute and more, so the addresses are tried before.
+The client is C++ with threads of its own. Its set-up holds Python's lock, and tries a master that is not there for more
+than a minute, so the addresses are tried before.
 """
 
 import importlib
@@ -40,22 +40,31 @@ _set_up = threading.Lock()  # the client reads its time limits from the environm
 
 
 def name_of(code: int) -> str:
-    """What a code of the client means."""
+    """Returns the name of a code of the client."""
     return CODES.get(code, str(code))
 
 
 @dataclass(frozen=True)
 class Mooncake:
-    """Where a Mooncake store is, and what this process adds to it.
+    """Says where a Mooncake store is, and what this process adds to it.
 
-    master: host:port of its master. hostname: under which the other machines reach this one; "" is the address from
-    which the master is reached. metadata: URL of the metadata server, the same for all; without one the clients ask
-    each other. protocol: "rdma" needs the network for it, device its adapters, comma-separated; "" looks for them.
-    segment_bytes: host memory that this process gives to the store, 16 MiB or more; 0 for one that only reads and
-    writes others'.
-    buffer_bytes: the client's own buffer, which only records on a disk of the store pass through. replicas: copies of
-    each record, on different segments. timeout: seconds in which the master must answer.
-    Raises: ConfigurationError.
+    Args:
+        master: host:port of its master.
+        hostname: Name under which other machines reach this one. "": the address that reaches the master.
+        metadata: URL of the metadata server, the same for all clients. Default: the clients ask each other.
+        protocol: "tcp" or "rdma"; the latter needs a network for it.
+        device: RDMA adapters, comma-separated. "": the client looks for them.
+        segment_bytes: Host memory that this process gives to the store, 16 MiB or more. 0: it only uses others' memory.
+        buffer_bytes: The client's own buffer, which only records on a disk of the store pass through.
+        replicas: Copies of each record, on different segments.
+        timeout: Seconds in which the master must answer.
+
+    Raises:
+        ConfigurationError: A setting is out of range.
+
+    Example:
+        >>> Mooncake("10.0.0.1:50051", segment_bytes=64 << 20).protocol
+        'tcp'
     """
 
     master: str
@@ -95,7 +104,14 @@ class Mooncake:
 
 
 def connect(settings: Mooncake) -> tuple[Client, Any]:
-    """A client that is set up, and how it is to keep records. Raises: ConfigurationError."""
+    """Sets up a client.
+
+    Returns:
+        The client, and how it keeps records.
+
+    Raises:
+        ConfigurationError: The client is not installed, an address does not answer, or it refuses the settings.
+    """
     try:
         module = importlib.import_module("mooncake.store")
     except ImportError as error:
@@ -123,7 +139,7 @@ def connect(settings: Mooncake) -> tuple[Client, Any]:
 
 
 def _answers(what: str, address: str, timeout: float) -> str:
-    """The address from which it is reached. Raises: ConfigurationError where nobody listens."""
+    """Connects to an address, and returns the local address of the connection."""
     found = ADDRESS.fullmatch(address)
     if not found or int(found[1]) > 65535:
         raise ConfigurationError(f"Mooncake {what} at {address}: expected host:port, such as 10.0.0.1:50051")
@@ -138,7 +154,7 @@ def _answers(what: str, address: str, timeout: float) -> str:
 
 @contextmanager
 def _limits(timeout: float) -> Iterator[None]:
-    """Sets the client's time limits for a master that does not answer; connecting it tries three times."""
+    """Sets the client's time limits for a master that does not answer; it tries three times to connect."""
     limits = {"MC_RPC_TIMEOUT_MS": timeout, "MC_RPC_CONNECT_TIMEOUT_MS": timeout / 3}
     before = {name: os.environ.get(name) for name in limits}
     os.environ.update({name: str(max(1, round(1000 * seconds))) for name, seconds in limits.items()})

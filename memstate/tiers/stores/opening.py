@@ -1,4 +1,4 @@
-"""Opening folders and files that nobody else may swap: relative to a descriptor, and no link is followed.
+"""Opens folders and files that no other user can swap: relative to a descriptor, and without following links.
 
     path given by the user ─▶ folder ─▶ records-7f ─▶ a record          every arrow is one open without links
 
@@ -26,7 +26,19 @@ CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS  # never a file that is th
 
 
 def open_folder(path: str, shared: bool, at: int | None = None) -> int:
-    """A descriptor of a folder; at: of the folder that it lies in. Raises: OSError, EPERM for one that is not safe."""
+    """Opens a folder.
+
+    Args:
+        path: The folder, relative to `at`.
+        shared: Whether others may own and write it.
+        at: Descriptor of the folder that it lies in.
+
+    Returns:
+        A descriptor.
+
+    Raises:
+        OSError: It cannot be opened; EPERM where it is not safe.
+    """
     descriptor = os.open(path, FOLDER, dir_fd=at)
     try:
         if flaw(os.fstat(descriptor), shared):
@@ -38,7 +50,11 @@ def open_folder(path: str, shared: bool, at: int | None = None) -> int:
 
 
 def make_folder(path: str, shared: bool, at: int | None = None) -> int:
-    """Makes a folder for this user alone, whatever the umask, or takes the one that is there; its descriptor."""
+    """Makes a folder for this user alone, whatever the umask, or opens the one that is there.
+
+    Returns:
+        A descriptor.
+    """
     made = False
     with suppress(FileExistsError):
         os.mkdir(path, PRIVATE, dir_fd=at)
@@ -52,7 +68,17 @@ def make_folder(path: str, shared: bool, at: int | None = None) -> int:
 
 @contextmanager
 def explained(path: str, shared: bool, at: int | None = None, inside: str = "") -> Iterator[None]:
-    """Says in words why a folder is not opened. inside: the path of `at`. Raises: UnsafeFolder."""
+    """Turns a refused folder into a named error.
+
+    Args:
+        path: The folder, relative to `at`.
+        shared: Whether others may own and write it.
+        at: Descriptor of the folder that it lies in.
+        inside: The path of `at`.
+
+    Raises:
+        UnsafeFolder: The folder is a link, no folder, or not safe.
+    """
     try:
         yield
     except OSError as error:
@@ -65,13 +91,17 @@ def explained(path: str, shared: bool, at: int | None = None, inside: str = "") 
 
 
 def require_descriptors() -> None:
-    """Raises: ConfigurationError on a system that cannot open a file relative to a folder."""
+    """Checks that the system can open a file relative to a folder.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
     if not DESCRIPTORS:
         raise ConfigurationError("file store: this system cannot open files relative to a folder, Linux and macOS can")
 
 
 def flaw(found: os.stat_result, shared: bool) -> str:
-    """Why something is no folder to keep records in, and what to do; nothing where it is one."""
+    """Tells why a folder is not safe for records, and what to do; "" where it is."""
     if stat.S_ISLNK(found.st_mode):
         return "a link, which is not followed: name the folder that it leads to, or take the link away"
     if not stat.S_ISDIR(found.st_mode):
@@ -84,18 +114,22 @@ def flaw(found: os.stat_result, shared: bool) -> str:
 
 
 def is_record(found: os.stat_result, shared: bool) -> bool:
-    """Whether what lies under the name of a record is a file that this user wrote."""
+    """Tells whether this is a regular file of this user."""
     return stat.S_ISREG(found.st_mode) and (shared or found.st_uid == os.geteuid())
 
 
 def require_record(found: os.stat_result, shared: bool) -> None:
-    """Raises: OSError for a pipe, a device, a folder or another user's file in the place of a record."""
+    """Checks that this is a regular file of this user.
+
+    Raises:
+        OSError: It is a pipe, a device, a folder or another user's file.
+    """
     if not is_record(found, shared):
         kinds = {stat.S_IFREG: errno.EPERM, stat.S_IFDIR: errno.EISDIR}
         raise OSError(kinds.get(stat.S_IFMT(found.st_mode), errno.ENXIO), "no record of this user")
 
 
 def shut(descriptor: int) -> None:
-    """Closes what was only read: then a refusal means nothing, and the descriptor is gone all the same."""
+    """Closes a descriptor that was only read from; a refusal means nothing then."""
     with suppress(OSError):
         os.close(descriptor)

@@ -197,7 +197,7 @@ ROOM = [
 ASKED = [
     Mutant(
         "no snapshot where prompts part", "lost snapshot", CACHE,
-        'match.kv_length: "junction", ', "",
+        'match.kv_length: "branch", ', "",
         "tests/prefix/test_prefix_wants.py::test_B49_junction_and_prompt_end_are_both_taken[reference-ping-pong-in turn]",
     ),
     Mutant(

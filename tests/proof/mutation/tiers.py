@@ -77,8 +77,8 @@ TRUNCATION = [
 AGREEMENT = [
     Mutant(
         "ranks agree on the shortest of their longest hits", "stale label", FETCH,
-        "self.phase, self.vote = Phase.OFFERED, ends",
-        "self.phase, self.vote = Phase.OFFERED, np.arange(ends.size) < deepest(ends)", AGREED,
+        "self.phase, self.vote = Phase.PROPOSED, ends",
+        "self.phase, self.vote = Phase.PROPOSED, np.arange(ends.size) < deepest(ends)", AGREED,
     ),
     Mutant(
         "a rank goes for its whole prompt", "stale label", PREFETCH,
@@ -96,7 +96,7 @@ AGREEMENT = [
     ),
     Mutant(
         "what is filed is not agreed on", "wrong count", PREFETCH,
-        "self._file(fetch, deepest(ends))", "self._file(fetch, deepest(fetch.usable()))",
+        "self._commit(fetch, deepest(ends))", "self._commit(fetch, deepest(fetch.usable()))",
         f"{RANKS}B61_what_arrived_on_one_rank_alone_goes_back",
     ),
     Mutant(
@@ -115,7 +115,7 @@ AGREEMENT = [
     ),
     Mutant(
         "prefetches that do not fit wait for ever", "lost update", ROUNDS,
-        "sorted(fetches, key=lambda fetch: fetch.round)", "list(fetches)",
+        "sorted(fetches, key=lambda fetch: fetch.asked_in)", "list(fetches)",
         f"{RANKS}many_prefetches_take_turns_in_exchanges_of_one_size",
     ),
 ]  # fmt: skip

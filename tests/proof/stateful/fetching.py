@@ -188,7 +188,7 @@ class Below(Hosting):
 
     # What there is room for
 
-    def _offer(self, fetch: Fetched) -> None:
+    def _propose(self, fetch: Fetched) -> None:
         s, states, size = self.settings, self.states, len(fetch.keys)
         assert fetch.answer
         found, ends = fetch.answer
@@ -208,7 +208,7 @@ class Below(Hosting):
         else:
             self.counts["truncated"] += end < most
             self.counts["truncated_tokens"] += (most - end) * s.page_size
-        fetch.phase, fetch.vote = "OFFERED", had
+        fetch.phase, fetch.vote = "PROPOSED", had
 
     def _claim(self, fetch: Fetched, wanted: set[int], most: int) -> set[int]:
         for page in range(fetch.kv_pages, most):
@@ -268,7 +268,7 @@ class Below(Hosting):
     def _think(self) -> None:
         for fetch in self.fetches:
             if fetch.phase == "ASKING" and fetch.answer is not None:
-                self._offer(fetch)
+                self._propose(fetch)
             if fetch.phase == "READING" and fetch.hopeless:
                 self._arrive(fetch)
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from memstate.cli import app as cli
 from memstate.cli.bench import NAMES, NEED_DEVICE, BenchResult, prefix, prefix_sides, radix_peer, run
 from memstate.cli.bench.prefix_sides import BATCH, OURS, Key, Ours, Sides
 from memstate.cli.bench.task import Setting
@@ -72,7 +71,6 @@ def toy(peer: str | None = None) -> BenchResult:
 
 def test_it_is_offered_and_needs_no_device() -> None:
     assert "prefix" in NAMES and "prefix" not in NEED_DEVICE
-    assert {name.value for name in cli.BenchName} == {"all", *NAMES}
 
 
 def test_every_case_is_checked_and_measured_for_both_policies() -> None:

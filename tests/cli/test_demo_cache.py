@@ -119,8 +119,8 @@ def test_the_command_takes_sessions() -> None:
 
 def test_a_snapshot_of_all_owners_can_be_read_by_another_process(tmp_path: Path) -> None:
     path = tmp_path / "owners.json"
-    small(requests=6, sessions=2, snapshot=path)
-    assert CliRunner().invoke(app, ["demo", "--snapshot", "-"], standalone_mode=False).exception is not None
+    small(requests=6, sessions=2, inspect=path)
+    assert CliRunner().invoke(app, ["demo", "--inspect", "-"], standalone_mode=False).exception is not None
     picture = Inspection.load(path)
     assert audit(picture).clean and set(picture.kinds.values()) <= {"cached", "session"}
     assert len(picture.prefix) >= len(picture.kinds) and picture.stats["rows_used"] == 0

@@ -38,7 +38,7 @@ def cli() -> Any:
     """The command line, where its packages are."""
     for package in ("typer", "rich"):
         pytest.importorskip(package)
-    from memstate.cli import app as cli
+    from memstate.cli.commands import kernels as cli
 
     return cli
 
@@ -178,7 +178,7 @@ def test_a_wrong_configuration_is_excluded_and_nothing_is_stored(
     with pytest.raises(pytest.importorskip("typer").Exit) as left:
         cli.tune(model="lfm2", limit=3, json_path=str(report))
     assert left.value.exit_code == 1 and not folder.exists()
-    assert "not as the reference: copy_slots" in capsys.readouterr().err
+    assert "differs from the reference: copy_slots" in capsys.readouterr().err
     found = json.loads(report.read_text())
     assert [trial["checked"] for trial in found["trials"]] == [True, False, True]
     assert [one["config"] for one in found["excluded"]] == [asdict(second)] and found["stored"] is None

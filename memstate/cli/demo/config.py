@@ -4,18 +4,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
+from memstate.cli import names
 from memstate.cli.demo.mixers import MIXERS
 from memstate.cli.demo.sizes import ModelSize
 from memstate.errors import InvalidArgument
 from memstate.state.layout import Order
 from memstate.tiers.settings import Write
 
-STRATEGIES = ("none", "ping-pong", "lazy", "redirect")
-SABOTAGES = ("swap", "stale")
+STRATEGIES: tuple[str, ...] = get_args(names.Strategy)
 MODELS = tuple(MIXERS)
 LAYOUTS: dict[str, Order] = {"layer-major": "layer_major", "slot-major": "slot_major"}
-ENGINES = ("own", "in-place", "arena")
-STORAGES = ("none", "file", "mooncake")
+ENGINES: tuple[str, ...] = get_args(names.Engine)
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class DemoConfig:
     mooncake_master: str = "127.0.0.1:50051"
     mooncake_segment: int = 0
     write: Write = "through"
-    snapshot: Path | None = None
+    inspect: Path | None = None
     size: ModelSize = field(default_factory=ModelSize)
 
     def __post_init__(self) -> None:
@@ -68,12 +67,12 @@ class DemoConfig:
         one_of("model", self.model, MODELS)
         one_of("layout", self.layout, tuple(LAYOUTS))
         one_of("engine", self.engine, ENGINES)
-        one_of("storage", self.storage, STORAGES)
+        one_of("storage", self.storage, get_args(names.Storage))
         one_of("write", self.write, get_args(Write))
         if self.storage_path is not None and self.storage != "file":
             raise InvalidArgument(f"storage-path {self.storage_path}: it is for storage file, not {self.storage}")
         if self.sabotage is not None:
-            one_of("sabotage", self.sabotage, SABOTAGES)
+            one_of("sabotage", self.sabotage, get_args(names.Sabotage))
         smallest = {"slots": 1, "track_every": 1, "page_size": 1, "batch": 2, "chunk": 1, "sessions": 0}
         for name, least in smallest.items():
             at_least(name, getattr(self, name), least)

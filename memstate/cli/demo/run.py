@@ -80,8 +80,8 @@ def _run(config: DemoConfig, store: Store | None, report: Progress) -> DemoRepor
     started = time.perf_counter()
     transcripts = scheduler.run(conversations)
     witness.look_now()
-    if config.snapshot is not None:
-        mem.inspect().save(config.snapshot)
+    if config.inspect is not None:
+        mem.inspect().save(config.inspect)
     if mem.tiers is not None:
         mem.tiers.flush()
     stats = mem.stats()

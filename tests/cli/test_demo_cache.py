@@ -40,7 +40,7 @@ def test_requests_hit_and_states_are_evicted(strategy: str, slots: int) -> None:
 def test_what_the_loop_counts_is_what_the_cache_counts(strategy: str, sessions: int) -> None:
     report = small(strategy=strategy, sessions=sessions, fail_claims=0.3)
     assert report.ok, report.failure()
-    found, prefix = report.to_json(), report.prefix
+    found, prefix = report.to_json(), report.stats.prefix
     assert prefix.lookups == found["admissions"] and prefix.prompt_tokens == found["prompt_tokens"]
     assert prefix.hit_tokens == found["prefix_hit_tokens"] >= found["session_hit_tokens"]
     assert (found["session_hit_tokens"] > 0) == (sessions > 0)

@@ -104,12 +104,7 @@ class Meter:
             self.slots_held_peak = max(self.slots_held_peak, *held)
             self.slots_held_mean_sum += sum(held) / len(held)
             self.slots_held_looks += 1
-        stats = mem.stats()
-        self.held.update(
-            live=stats.held_by_live, lane=stats.held_by_lanes, holder=stats.held_by_snapshots + stats.held_by_sessions
-        )
-        self.held["cached"] += stats.prefix.states if stats.prefix else 0
-        self.held["session"] += sum(len(session.kept) for session in mem._sessions.opened.values())
+        self.held.update(held_by_kind(mem))
         self.looks += 1
 
     @property
@@ -123,8 +118,21 @@ class Meter:
 
     @property
     def slots_held_by_kind(self) -> dict[str, float]:
-        """Slots per kind of owner, the mean over all looks; holders once more as what they are."""
-        return {kind: self.held[kind] / max(1, self.looks) for kind in ("live", "lane", "holder", "cached", "session")}
+        """Slots by kind of owner, each counted once: the mean over all samples."""
+        return {kind: slots / max(1, self.looks) for kind, slots in self.held.items()}
+
+
+def held_by_kind(mem: StateManager) -> dict[str, int]:
+    """Counts the slots that are held now by the kinds of owner that `mem.inspect()` names.
+
+    Syncs: no.
+    """
+    stats = mem.stats()
+    cached = stats.prefix.states if stats.prefix else 0
+    return {
+        "live": stats.held_by_live, "lane": stats.held_by_lanes, "snapshot": stats.held_by_snapshots - cached,
+        "cached": cached, "session": stats.held_by_sessions,
+    }  # fmt: skip
 
 
 def mean_and_max(values: list[int]) -> dict[str, float]:

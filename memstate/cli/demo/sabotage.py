@@ -3,14 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-import torch
-
-from memstate.cli.demo.transcript import slot_and_label, state_bytes
+from memstate.cli.demo.peek import kept_snapshots, session_hit, slot_and_label, state_bytes, write_state
 from memstate.cli.demo.work import Work
 from memstate.engine.manager import StateManager
 from memstate.requests.table import Row, Session
-from memstate.tokens import encode
 
 
 class Target(NamedTuple):
@@ -77,9 +73,9 @@ class Sabotage:
     def _target_of(self, work: Work, session: Session | None) -> Target | None:
         match = self.mem.match(work.tokens)
         if session is not None:
-            kept = self.mem._sessions.find(self.mem._sessions.get(session), encode(work.tokens), None)
-            if kept.length >= max(1, match.length):
-                return Target(work, kept.registers[0], kept.length, False)
+            length, register = session_hit(self.mem, session, work.tokens)
+            if length >= max(1, match.length):
+                return Target(work, register, length, False)
         if match.snapshot is None or match.host_length > match.length:  # it goes on from what host memory has
             return None
         return Target(work, match.snapshot.register, match.length, True)
@@ -99,16 +95,6 @@ class Sabotage:
 
     def _neighbours(self, target: Target) -> list[int]:
         """Slots of the other states that are kept, nearest length first."""
-        others = [one for one in self.mem._holders.kept.values() if one.register != target.register]
+        others = [one for one in kept_snapshots(self.mem).values() if one.register != target.register]
         others.sort(key=lambda one: abs(one.length - target.length))
         return [slot_and_label(self.mem, one.register)[0] for one in others]
-
-
-def write_state(mem: StateManager, slot: int, data: bytes) -> None:
-    """Overwrites every byte of a slot; the inverse of `state_bytes`."""
-    values, at = np.frombuffer(data, np.uint8), 0
-    for target in (layer[slot] for plane in mem.planes.values() for layer in plane):
-        size = target.numel() * target.element_size()
-        part = torch.from_numpy(values[at : at + size].copy()).view(target.dtype).reshape(target.shape)
-        target.copy_(part)
-        at += size

@@ -4,6 +4,7 @@ slot.
 
 from collections.abc import Sequence
 
+from memstate.cli.demo.peek import session_snapshots
 from memstate.cli.demo.work import Work
 from memstate.engine.manager import StateManager
 from memstate.requests.snapshots import Snapshot
@@ -29,7 +30,7 @@ class Streams:
     def kept(self, work: Work) -> list[Snapshot]:
         """States that the session of a request's conversation keeps now."""
         session = self._open.get(work.conversation.number)
-        return list(self.mem._sessions.opened[session].kept) if session else []
+        return session_snapshots(self.mem, session) if session else []
 
     def rest(self, work: Work) -> None:
         """Notes that a turn has ended, whether or not its conversation goes on later."""
@@ -47,7 +48,7 @@ class Streams:
         """
         busy = {work.conversation.number for work in running}
         for number, session in self._open.items():
-            if number not in busy and self.mem._sessions.opened[session].kept:
+            if number not in busy and session_snapshots(self.mem, session):
                 self.mem.close_session(self._open.pop(number))
                 return True
         return False

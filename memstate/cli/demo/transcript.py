@@ -1,14 +1,10 @@
 """What a run leaves behind to be compared: tokens, logits, and the bytes of states. Knows no model."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
+from memstate.cli.demo import peek
 from memstate.cli.demo.stepper import Logits
 from memstate.engine.manager import StateManager
-from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.requests.snapshots import Snapshot
 from memstate.requests.table import Row
 
@@ -58,7 +54,7 @@ class Witness:
         where there are any.
         """
         for conversation, snapshot, what in self._waiting:
-            if self.mem._holders.kept.get(snapshot.register) == snapshot:
+            if peek.kept_snapshots(self.mem).get(snapshot.register) == snapshot:
                 self._see(conversation, snapshot.register, what)
             else:
                 self.missed += 1
@@ -72,20 +68,8 @@ class Witness:
 
     def see_live(self, conversation: int, row: Row, why: str) -> None:
         """Reads the live state of a row about to end, a dead step's included. Syncs: yes."""
-        self._see(conversation, REGISTERS_PER_ROW * row.index, f"live state when {why}")
+        self._see(conversation, peek.live_register(row), f"live state when {why}")
 
     def _see(self, conversation: int, register: int, what: str) -> None:
-        slot, length = slot_and_label(self.mem, register)
-        self.sightings.append(Sighting(conversation, length, what, state_bytes(self.mem.planes, slot)))
-
-
-def slot_and_label(mem: StateManager, register: int) -> tuple[int, int]:
-    """What a register holds on the device, once what was recorded is submitted. Syncs: yes."""
-    table = mem._registers.table
-    return int(table.slots[register]), int(table.labels[register])
-
-
-def state_bytes(planes: Mapping[str, Tensor | Sequence[Tensor]], slot: int) -> bytes:
-    """Every byte of one slot, padding left out. Syncs: yes."""
-    parts = [layer[slot].reshape(-1).view(torch.uint8) for plane in planes.values() for layer in plane]
-    return torch.cat(parts).cpu().numpy().tobytes()
+        slot, length = peek.slot_and_label(self.mem, register)
+        self.sightings.append(Sighting(conversation, length, what, peek.state_bytes(self.mem.planes, slot)))

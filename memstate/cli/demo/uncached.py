@@ -14,8 +14,9 @@ from memstate.cli.demo.corpus import Conversation
 from memstate.cli.demo.engines import memory_of
 from memstate.cli.demo.mixers import state_layout
 from memstate.cli.demo.model import HybridModel, Slots
+from memstate.cli.demo.peek import state_bytes
 from memstate.cli.demo.stepper import Inputs, Logits, Stepper
-from memstate.cli.demo.transcript import Transcript, state_bytes
+from memstate.cli.demo.transcript import Transcript
 from memstate.state.planes import Planes
 
 

@@ -233,7 +233,7 @@ def test_the_figures_hold_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None
         (PageTable, "start"): 10**5,
         (CommandBuffer, "submit"): 10**6,
         (PrefixCache, "hold"): 10**7,
-        (PrefixCache, "let_go"): 10**8,
+        (PrefixCache, "release"): 10**8,
     }
     for (owner, name), cost in costs.items():
         real = getattr(owner, name)
@@ -298,7 +298,7 @@ def _emptied(true: Any, cache: PrefixCache, lease: Any) -> None:
     [
         (Tree, "find", _short, "a naive search"),
         (PrefixCache, "evict_states", _keep, "are allowed"),
-        (PrefixCache, "let_go", _emptied, "leaked slots: {'lru': 1, 'return-rate': 1}"),
+        (PrefixCache, "release", _emptied, "leaked slots: {'lru': 1, 'return-rate': 1}"),
     ],
 )
 def test_checks_find_a_wrong_cache(

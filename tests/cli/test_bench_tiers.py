@@ -344,7 +344,7 @@ MOVED = {f"evict and bring, R={size}" for size in tiers_moves.SIZES}
         (Keys, "of", _unchained, NAMED),
         (RecordFormat, "flaw", _blind, SEALED),
         (RecordFormat, "seal", _unsealed, SEALED),
-        (Host, "keep", _forgets, MOVED),
+        (Host, "save", _forgets, MOVED),
     ],
 )
 def test_checks_find_what_is_wrong_and_it_has_no_entry(

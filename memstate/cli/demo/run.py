@@ -35,8 +35,14 @@ Progress = Callable[[int, int], None]
 def run(config: DemoConfig, progress: Progress | None = None) -> DemoReport:
     """Runs the decode loop, then every conversation alone and uncached, and compares; audits in between and after.
 
-    progress: called with (done, total) requests, both runs counted. Syncs: yes. Raises: InvalidArgument for settings
-    that cannot work.
+    Args:
+        config: Settings of the run.
+        progress: Called with (done, total) requests, both runs counted.
+
+    Raises:
+        InvalidArgument: The settings cannot work.
+
+    Syncs: yes.
     """
     with _one_thread(), torch.inference_mode(), storage_of(config) as store:
         return _run(config, store, progress or (lambda done, total: None))

@@ -10,7 +10,7 @@ from memstate.requests.table import Row, Session
 
 
 class Target(NamedTuple):
-    """A state that a request is about to go on from: a holder register, and its length in tokens."""
+    """A state that a request is about to go on from: its register, and its length in tokens."""
 
     work: Work
     register: int
@@ -19,11 +19,15 @@ class Target(NamedTuple):
 
 
 class Sabotage:
-    """Strikes once: at the first hit whose request goes on to generate something; again if that came to nothing.
+    """Strikes once, at the first hit whose request goes on to generate something; again if that came to nothing.
 
     States in the prefix cache come before those that a session kept.
-    kind: "swap" exchanges the state's bytes with those of another that is kept, "stale" replaces them by the state one
-    token earlier. state_after: the bytes of the state that stands for some tokens, computed apart.
+
+    Args:
+        kind: "swap" exchanges the bytes of the state with those of another one that is kept. "stale" replaces them by
+            the state one token earlier.
+        mem: The manager.
+        state_after: Returns the bytes of the state after some tokens, computed apart.
     """
 
     def __init__(self, kind: str, mem: StateManager, state_after: Callable[[Sequence[int]], bytes]) -> None:
@@ -41,8 +45,11 @@ class Sabotage:
         return work.row is not row and len(work.tokens) == known
 
     def strike(self, batch: Sequence[Work], sessions: Sequence[Session | None]) -> None:
-        """Spoils a state that one of these requests, about to be admitted, goes on from. All that was recorded has been
-        submitted. Syncs: yes, where it strikes.
+        """Spoils a state that one of these requests, about to be admitted, goes on from.
+
+        All that was recorded has been submitted.
+
+        Syncs: yes, where it strikes.
         """
         if not self._armed:
             return
@@ -57,7 +64,7 @@ class Sabotage:
                 return
 
     def undo(self) -> None:
-        """Takes the last strike back: nobody was admitted."""
+        """Takes the last strike back: no request was admitted."""
         for slot, data in self._before.items():
             write_state(self.mem, slot, data)
         self._target, self._before = None, {}

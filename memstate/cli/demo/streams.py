@@ -1,6 +1,4 @@
-"""Which conversations run as streaming sessions: opened with a turn that has none, closed after the last one. Knows no
-slot.
-"""
+"""Which conversations run as streaming sessions: opened with the first turn, closed after the last. Knows no slot."""
 
 from collections.abc import Sequence
 
@@ -19,7 +17,7 @@ class Streams:
         self._open: dict[int, Session] = {}
 
     def of(self, work: Work) -> Session | None:
-        """The session of a request's conversation, opened if need be; None where it runs without."""
+        """Returns the session of a request's conversation, opened if need be; None where it runs without."""
         number = work.conversation.number
         if number >= self.count:
             return None
@@ -28,7 +26,7 @@ class Streams:
         return self._open[number]
 
     def kept(self, work: Work) -> list[Snapshot]:
-        """States that the session of a request's conversation keeps now."""
+        """Returns the states that the session of a request's conversation keeps now."""
         session = self._open.get(work.conversation.number)
         return session_snapshots(self.mem, session) if session else []
 
@@ -43,8 +41,10 @@ class Streams:
             self.mem.close_session(session)
 
     def give_up_idle(self, running: Sequence[Work]) -> bool:
-        """Closes the session that has been idle for longest; its next turn starts from the cache or anew. Returns
-        whether there was one that held something.
+        """Closes the session that has been idle for longest; its next turn starts from the cache or anew.
+
+        Returns:
+            Whether there was one that held something.
         """
         busy = {work.conversation.number for work in running}
         for number, session in self._open.items():

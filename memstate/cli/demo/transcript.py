@@ -11,9 +11,13 @@ from memstate.requests.table import Row
 
 @dataclass
 class Transcript:
-    """What came out of one conversation: its whole token stream, the answers in it, logits and states by position.
+    """What came out of one conversation.
 
-    logits: after so many tokens, where a token was sampled; states: bytes of a state that stands for so many tokens.
+    Attributes:
+        tokens: The whole token stream.
+        answers: The answers in it.
+        logits: By position, where a token was sampled.
+        states: Bytes of a state, by the number of tokens it stands for.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -36,7 +40,10 @@ class Witness:
     """Reads states back while the manager runs, from where the device's own registers say they are.
 
     A published snapshot is read after the plan that submits its move, so that looking submits nothing of its own.
-    Attributes: missed, snapshots given up before that.
+
+    Attributes:
+        sightings: States that were read.
+        missed: Snapshots that were given up before they could be read.
     """
 
     def __init__(self, mem: StateManager) -> None:
@@ -50,8 +57,9 @@ class Witness:
         self._waiting.append((conversation, snapshot, what))
 
     def look(self) -> None:
-        """Reads the snapshots noted since, unless they are gone; their moves must have been submitted. Syncs: yes,
-        where there are any.
+        """Reads the snapshots noted since, unless they are gone. Their moves must have been submitted.
+
+        Syncs: yes, where there are any.
         """
         for conversation, snapshot, what in self._waiting:
             if peek.kept_snapshots(self.mem).get(snapshot.register) == snapshot:
@@ -61,13 +69,19 @@ class Witness:
         self._waiting.clear()
 
     def look_now(self) -> None:
-        """Like `look` at any time: submits first what is recorded. Syncs: yes, where there are any."""
+        """Does the same at any time: submits first what is recorded.
+
+        Syncs: yes, where there are any.
+        """
         if self._waiting:
             self.mem.submit()
             self.look()
 
     def see_live(self, conversation: int, row: Row, why: str) -> None:
-        """Reads the live state of a row about to end, a dead step's included. Syncs: yes."""
+        """Reads the live state of a row about to end, also that of a dead step.
+
+        Syncs: yes.
+        """
         self._see(conversation, peek.live_register(row), f"live state when {why}")
 
     def _see(self, conversation: int, register: int, what: str) -> None:

@@ -13,7 +13,8 @@ WORKERS ?= 2
 PROOF_PYTHON ?= python3
 OUT ?= build/gpu-proof
 BIN := .venv/bin
-STAMP := .venv/.installed
+RUN := .venv/.installed-run
+TOOLS := .venv/.installed-tools
 
 # Two test processes with a thread each: torch would otherwise start a thread per core in both.
 THREADS ?= 1
@@ -25,51 +26,57 @@ TEST_ENV := OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS)
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
 
-# Mooncake goes last and may fail: not every platform has it, and it links to libraries that only a system's packages bring.
-# torch goes first and by its exact version: with a range pip may prefer a newer build of several gigabytes to one at hand.
-$(STAMP): pyproject.toml constraints.txt
+# What the programs need. torch goes first and by its exact version: with a range pip may prefer a newer build of several gigabytes
+# to one at hand.
+$(RUN): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "memstate needs Python 3.11 or later: install it, or name it with PYTHON=..."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt "$(TORCH)"
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e ".[cli]"
+	@touch $@
+
+# What tests and linters need besides. Mooncake goes last and may fail: not every platform has it, and it links to libraries that
+# only a system's packages bring.
+$(TOOLS): $(RUN)
 	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e ".[cli,test,dev]"
 	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[mooncake]" || true
 	@error=$$($(BIN)/python -c "import mooncake.store" 2>&1) || \
 		echo "Mooncake cannot be used here, its tests are skipped: $$(echo "$$error" | tail -n 1)"
 	@touch $@
 
-install: $(STAMP) ## create .venv and install memstate with its tools
+install: $(TOOLS) ## create .venv and install memstate with its tools
 	@echo "memstate is installed in .venv"
 
-demo: $(STAMP) ## run the decode loop and compare it with an uncached run
+demo: $(RUN) ## run the decode loop and compare it with an uncached run
 	$(BIN)/memstate demo $(ARGS)
 
 test: lint ## check format, lints, types and spelling, then run the tests
 	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) $(ARGS)
 
-lint: $(STAMP) ## check format, lints, types and spelling
+lint: $(TOOLS) ## check format, lints, types and spelling
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/codespell
 
-format: $(STAMP) ## format, and fix what the linter can fix
+format: $(TOOLS) ## format, and fix what the linter can fix
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-compile: $(STAMP) ## compile every kernel for every target, without a GPU
+compile: $(RUN) ## compile every kernel for every target, without a GPU
 	$(BIN)/memstate compile $(ARGS)
 
-compile-matrix: $(STAMP) ## compile with the oldest, the installed and the newest Triton, compare with tests/proof/compiled
+compile-matrix: $(TOOLS) ## compile with the oldest, the installed and the newest Triton, compare with tests/proof/compiled
 	$(BIN)/python -m tests.proof.compile_matrix $(ARGS)
 
-docs: $(STAMP) ## write the pages that are made from the code
+docs: $(RUN) ## write the pages that are made from the code
 	$(BIN)/python -m memstate.cli.support > docs/strategies.md.new && mv docs/strategies.md.new docs/strategies.md
 
-proof: $(STAMP) ## the long proofs: 1000 schedules for each kernel, every mutant against many tests; about an hour
+proof: $(TOOLS) ## the long proofs: 1000 schedules for each kernel, every mutant against many tests; about an hour
 	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) tests/proof/test_interleave.py
 	$(TEST_ENV) $(BIN)/python -m tests.proof.mutation
 
-soak: $(STAMP) ## a million random operations on the reference, 20 000 on the interpreter; about half an hour
+soak: $(TOOLS) ## a million random operations on the reference, 20 000 on the interpreter; about half an hour
 	$(TEST_ENV) $(BIN)/python -m tests.proof.stateful --backend reference --operations 1000000 --workers $(WORKERS) $(ARGS)
 	$(TEST_ENV) $(BIN)/python -m tests.proof.stateful --backend interpreter --operations 20000 --workers $(WORKERS) $(ARGS)
 

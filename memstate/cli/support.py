@@ -13,6 +13,7 @@ from memstate.engine.manager import StateManager
 from memstate.engine.settings import Forward
 from memstate.errors import ConfigurationError
 from memstate.requests.handles import Request, Row
+from memstate.requests.steps import Step
 from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
 from memstate.state.layout import Plane, StateLayout
 
@@ -26,12 +27,12 @@ class Use:
     """A manager driven as a feature asks; `most`: slots that one row was seen to hold."""
 
     def __init__(self, mem: StateManager) -> None:
-        self.mem = mem
-        self.most = 0
+        self.mem, self.most = mem, 0
+        self._unsettled: list[Step] = []
 
     def step(self, *rows: Row, tokens: int | Sequence[int] = 1) -> None:
         """Plans and settles; with overlap the settle comes one plan late."""
-        self.mem.plan(rows, tokens)
+        self._unsettled.append(self.mem.plan(rows, tokens))
         self.look(*rows)
         self.settle(int(self.mem.overlap))
 
@@ -46,8 +47,8 @@ class Use:
 
     def settle(self, but: int = 0) -> None:
         """Settles all steps but the newest so many."""
-        while len(self.mem._log.unsettled) > but:
-            self.mem.settle(self.mem._log.unsettled[0])
+        while len(self._unsettled) > but:
+            self.mem.settle(self._unsettled.pop(0))
 
 
 def _decode(use: Use) -> None:

@@ -18,7 +18,6 @@ import pytest
 import torch
 
 import memstate
-from memstate.cli import app as cli
 from memstate.cli.bench import (
     NAMES,
     NEED_DEVICE,
@@ -75,7 +74,6 @@ def setting(backend: str = "reference", peer: str | None = None) -> Setting:
 
 def test_it_is_offered_and_needs_no_device() -> None:
     assert "tiers" in NAMES and "tiers" not in NEED_DEVICE
-    assert {name.value for name in cli.BenchName} == {"all", *NAMES}
 
 
 def test_every_operation_is_measured_beside_a_plain_copy(no_mooncake: None) -> None:
@@ -346,7 +344,7 @@ MOVED = {f"evict and bring, R={size}" for size in tiers_moves.SIZES}
         (Keys, "of", _unchained, NAMED),
         (RecordFormat, "flaw", _blind, SEALED),
         (RecordFormat, "seal", _unsealed, SEALED),
-        (Host, "keep", _forgets, MOVED),
+        (Host, "save", _forgets, MOVED),
     ],
 )
 def test_checks_find_what_is_wrong_and_it_has_no_entry(

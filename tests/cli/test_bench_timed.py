@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,10 +28,9 @@ from memstate.cli.bench import (
     run,
     track,
 )
-from memstate.cli.bench.clock import IN_GRAPH, DeviceClock, ToyClock
+from memstate.cli.bench.clock import IN_GRAPH, RUNS, WARM_UPS, DeviceClock, ToyClock, nothing
 from memstate.cli.bench.naive import FreeList, RowByRow
 from memstate.cli.bench.task import Setting, Task, carry_out
-from memstate.cli.tune.timing import RUNS, WARM_UPS
 from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
 from memstate.kernels import bitmap, conv, gated_delta, gather, registers, scatter, speculation, tracking
@@ -346,19 +346,51 @@ def device_clock(monkeypatch: pytest.MonkeyPatch) -> DeviceClock:
     """A clock of a device that is not there: every run takes 20 microseconds."""
     happened.clear()
 
-    class Watch:
-        def __init__(self, device: torch.device) -> None: ...
+    class Timed(DeviceClock):
+        def __init__(self) -> None:
+            self._device = CPU
 
-        def __call__(self, act: Callable[[], object], *, warm: bool) -> float:
+        def _run(self, act: Callable[[], object], before: Callable[[], object] = nothing, warm: bool = False) -> float:
+            before()
             happened.append("warm" if warm else "cold")
             act()
             return 20e-6
 
-    monkeypatch.setattr(clock, "DeviceStopwatch", Watch)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", Capture)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: happened.append("wait"))
-    return DeviceClock(CPU)
+    return Timed()
+
+
+def test_a_run_floods_the_cache_and_reads_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened.clear()
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: str) -> None:
+            happened.append(f"event on {stream}")
+
+        def synchronize(self) -> None:
+            happened.append("wait")
+
+        def elapsed_time(self, end: object) -> float:
+            return 2.5  # milliseconds
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=100))
+    monkeypatch.setattr(clock, "FLOOD_BYTES", 10)
+    watch = DeviceClock(CPU)
+    assert watch._flood.numel() == 400
+    monkeypatch.setattr(watch, "_flood", SimpleNamespace(zero_=lambda: happened.append("flood")))
+
+    assert watch._run(lambda: happened.append("act"), warm=False) == 2.5e-3
+    assert happened == ["flood", "event on stream", "act", "event on stream", "wait"]
+    happened.clear()
+    watch._run(lambda: happened.append("act"), warm=True)
+    assert happened == ["flood", "act", "event on stream", "act", "event on stream", "wait"]
 
 
 def test_a_call_alone_is_cold_and_what_undoes_it_is_not_timed(device_clock: DeviceClock) -> None:

@@ -188,7 +188,3 @@ def test_what_is_refused_is_refused_before_the_work(
     monkeypatch.setattr(replaying, "replay", lambda *given: pytest.fail("it began"))
     for wrong in (("--policy", "lru,fifo"), ("--states", "4,0"), ("--from", "1")):
         assert memstate("replay", trace, *wrong).status == 2
-
-
-def test_kinds_of_the_command_line_are_those_that_are_made() -> None:
-    assert tuple(kind.value for kind in cli.TraceKind) == KINDS

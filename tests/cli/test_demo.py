@@ -2,13 +2,16 @@
 
 import dataclasses
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from memstate.cli.demo import DemoConfig, DemoReport, run
+from memstate.cli.demo import DemoConfig, DemoReport, meter, run
 from memstate.cli.demo.config import STRATEGIES
+from memstate.cli.demo.meter import held_by_kind
+from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 from tests.support.demo_talks import TINY, write_talks
@@ -92,9 +95,30 @@ def test_a_decode_step_is_a_plan_and_at_most_a_settle(strategy: str) -> None:
 
 def test_the_table_says_what_the_json_says(default_run: DemoReport) -> None:
     table = dict(default_run.table())
-    assert table["identical to uncached"] == "yes"
+    assert (table["identical to uncached"], table["result"]) == ("yes", "pass")
     assert table["generated"].startswith(f"{default_run.meter.generated_tokens} tokens")
     assert default_run.failure() == ""
+
+
+@pytest.mark.parametrize("settings", [{}, {"sessions": 3}, {"strategy": "lazy", "host_slots": 4, "sessions": 1}])
+def test_slots_held_by_kind_counts_each_slot_once(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every look the counts are those of an inspection, and of a slot that is not free there is one owner."""
+    seen: list[dict[str, int]] = []
+
+    def look(mem: StateManager) -> dict[str, int]:
+        found, inspection = held_by_kind(mem), mem.inspect()
+        assert +Counter(found) == Counter(inspection.kinds.values())
+        assert sum(found.values()) == inspection.capacity - sum(inspection.free[1:])
+        seen.append(found)
+        return found
+
+    monkeypatch.setattr(meter, "held_by_kind", look)
+    report = run(DemoConfig(backend="reference", size=TINY, **settings))
+    assert report.ok, report.failure()
+    found = report.to_json()["slots_held_by_kind"]
+    assert set(found) == {"live", "lane", "snapshot", "cached", "session"} and len(seen) == report.meter.looks
+    assert found == {kind: sum(each[kind] for each in seen) / len(seen) for kind in found}
+    assert (found["session"] > 0) == bool(settings.get("sessions"))
 
 
 def test_a_run_repeats(default_run: DemoReport) -> None:
@@ -158,7 +182,7 @@ def test_a_leak_that_was_not_planted_fails(default_run: DemoReport) -> None:
         other = dataclasses.replace(planted, leak_named=names)
         assert not other.ok and "one live register of the planted request" in other.failure()
     lost = dataclasses.replace(default_run, leak_named=["row 2 (request '0.0') live"])
-    assert not lost.ok and "(request '0.0') live" in lost.failure() and "expected nobody" in lost.failure()
+    assert not lost.ok and "(request '0.0') live" in lost.failure() and "expected none" in lost.failure()
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_requests_hit_and_states_are_evicted(strategy: str, slots: int) -> None:
 def test_what_the_loop_counts_is_what_the_cache_counts(strategy: str, sessions: int) -> None:
     report = small(strategy=strategy, sessions=sessions, fail_claims=0.3)
     assert report.ok, report.failure()
-    found, prefix = report.to_json(), report.prefix
+    found, prefix = report.to_json(), report.stats.prefix
     assert prefix.lookups == found["admissions"] and prefix.prompt_tokens == found["prompt_tokens"]
     assert prefix.hit_tokens == found["prefix_hit_tokens"] >= found["session_hit_tokens"]
     assert (found["session_hit_tokens"] > 0) == (sessions > 0)
@@ -122,8 +122,8 @@ def test_the_command_takes_sessions() -> None:
 
 def test_a_snapshot_of_all_owners_can_be_read_by_another_process(tmp_path: Path) -> None:
     path = tmp_path / "owners.json"
-    small(requests=6, sessions=2, snapshot=path)
-    assert CliRunner().invoke(app, ["demo", "--snapshot", "-"], standalone_mode=False).exception is not None
+    small(requests=6, sessions=2, inspect=path)
+    assert CliRunner().invoke(app, ["demo", "--inspect", "-"], standalone_mode=False).exception is not None
     picture = Inspection.load(path)
     assert audit(picture).clean and set(picture.kinds.values()) <= {"cached", "session"}
     assert len(picture.prefix) >= len(picture.kinds) and picture.stats["rows_used"] == 0

@@ -93,7 +93,7 @@ def test_unusual_sizes_are_identical_too(strategy: str, settings: dict[str, Any]
 
 def test_without_a_single_optional_claim_redirect_takes_no_snapshot_at_a_boundary() -> None:
     report = reference(strategy="redirect", fail_claims=1.0)
-    assert report.snapshots_taken == 0 and report.snapshots_degraded > 0 and report.meter.slots_held_peak == 1
+    assert report.stats.snapshots == 0 and report.stats.degraded > 0 and report.meter.slots_held_peak == 1
 
 
 def test_lazy_holds_less_than_ping_pong() -> None:

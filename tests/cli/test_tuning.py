@@ -1,6 +1,7 @@
 """The sweep: what it tries, what it notices, how it measures and ranks, and what it leaves behind."""
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -38,7 +39,7 @@ def cli() -> Any:
     """The command line, where its packages are."""
     for package in ("typer", "rich"):
         pytest.importorskip(package)
-    from memstate.cli import app as cli
+    from memstate.cli.commands import kernels as cli
 
     return cli
 
@@ -178,7 +179,7 @@ def test_a_wrong_configuration_is_excluded_and_nothing_is_stored(
     with pytest.raises(pytest.importorskip("typer").Exit) as left:
         cli.tune(model="lfm2", limit=3, json_path=str(report))
     assert left.value.exit_code == 1 and not folder.exists()
-    assert "not as the reference: copy_slots" in capsys.readouterr().err
+    assert "differs from the reference: copy_slots" in capsys.readouterr().err
     found = json.loads(report.read_text())
     assert [trial["checked"] for trial in found["trials"]] == [True, False, True]
     assert [one["config"] for one in found["excluded"]] == [asdict(second)] and found["stored"] is None
@@ -273,22 +274,16 @@ def test_the_command_ranks_checks_and_stores_where_there_is_no_gpu(
 # -- how copies are timed --------------------------------------------------------------------------
 
 
-def test_rates_are_medians_of_the_runs_after_the_first() -> None:
-    seconds = {False: iter([5e-3, 1e-3, 2e-3, 9.0, 3e-3]), True: iter([7.0, 8.0, 9.0, 4e-3, 1e-3, 1e-3, 1e-3, 9.0])}
-    acts: list[bool] = []
-
-    def stopwatch(act: Callable[[], object], *, warm: bool) -> float:
-        acts.append(warm)
-        return next(seconds[warm])
-
-    found = timing.rate(lambda: None, 6000, stopwatch, runs=5)
-    assert found == timing.Rate(cold=6000 / 3e-3, warm=6000 / 1e-3)
-    assert acts == [True] * 3 + [False] * 5 + [True] * 5
+def test_the_score_is_the_geometric_mean_of_rates() -> None:
+    assert timing.score([2e12, 8e12]) == pytest.approx(4e12)
+    assert timing.score([3e12]) == pytest.approx(3e12)
 
 
-def test_the_score_is_the_geometric_mean_of_cold_rates() -> None:
-    assert timing.score([timing.Rate(2e12, 9), timing.Rate(8e12, 9)]) == pytest.approx(4e12)
-    assert timing.score([timing.Rate(3e12, 9)]) == pytest.approx(3e12)
+def test_triton_times_a_call_by_its_median(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    testing = SimpleNamespace(do_bench=lambda act, return_mode: asked.append((act, return_mode)) or 2.5)
+    monkeypatch.setitem(sys.modules, "triton.testing", testing)
+    assert timing.device_seconds(print) == 2.5e-3 and asked == [(print, "median")]
 
 
 @pytest.mark.parametrize(
@@ -302,14 +297,14 @@ def test_a_course_copies_the_slots_it_counts() -> None:
     layout = StateLayout([Plane("ssm", (5,), torch.float32)], layers=2)
     backend = backend_here()
     course = timing.Course(layout, lambda slots: Planes(layout, slots, backend), 10**6)
-    assert course.due == (1, 8, 64) and course.storage.slots == 128
+    assert course.due == (1, 8, 64) and course.planes.slots == 128
     assert layout.bytes_per_slot == 64 and course.moved(8) == 2 * 8 * 64
     run: list[Any] = []
 
-    def stopwatch(act: Any, *, warm: bool) -> float:
+    def stopwatch(act: Any) -> float:
         if act not in run:  # once each is enough
             run.append(act)
-            plane, (dst, src) = course.storage["ssm"], (column[column != 0].long() for column in act.args)
+            plane, (dst, src) = course.planes["ssm"], (column[column != 0].long() for column in act.args)
             expected = plane.clone()
             expected[:, dst] = plane[:, src]
             act()
@@ -321,40 +316,9 @@ def test_a_course_copies_the_slots_it_counts() -> None:
         assert len(set(ids)) == 2 * due and dst.numel() == timing.BATCH
         assert torch.equal(dst != 0, src != 0) and (dst != 0).nonzero().diff(dim=0).unique().numel() <= 1
     rates = course.copies(stopwatch)
-    assert {due: round(one.cold) for due, one in rates.items()} == {due: 128 * due * 10**6 for due in (1, 8, 64)}
+    assert {due: round(rate) for due, rate in rates.items()} == {due: 128 * due * 10**6 for due in (1, 8, 64)}
     assert backend.counts.launches == {"copy_slots": 3}
-    assert course.yardstick(lambda act, *, warm: 2e-6)[64].cold == pytest.approx(64 * 64 * 10**6)
-
-
-def test_the_device_stopwatch_floods_the_cache_and_reads_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    happened: list[str] = []
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self, stream: str) -> None:
-            happened.append(f"event on {stream}")
-
-        def synchronize(self) -> None:
-            happened.append("wait")
-
-        def elapsed_time(self, end: object) -> float:
-            return 2.5  # milliseconds
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=100))
-    monkeypatch.setattr(timing, "FLOOD_BYTES", 10)
-    watch = timing.DeviceStopwatch(CPU)
-    assert watch._flood.numel() == 400
-    monkeypatch.setattr(watch, "_flood", SimpleNamespace(zero_=lambda: happened.append("flood")))
-
-    assert watch(lambda: happened.append("act"), warm=False) == 2.5e-3
-    assert happened == ["flood", "event on stream", "act", "event on stream", "wait"]
-    happened.clear()
-    watch(lambda: happened.append("act"), warm=True)
-    assert happened == ["flood", "act", "event on stream", "act", "event on stream", "wait"]
+    assert course.yardstick(lambda act: 2e-6)[64] == pytest.approx(64 * 64 * 10**6)
 
 
 @pytest.mark.gpu
@@ -383,7 +347,7 @@ class Clock:
         self.seconds = seconds
         self.asked: list[CopyConfig] = []
 
-    def __call__(self, act: Callable[[], object], *, warm: bool) -> float:
+    def __call__(self, act: Callable[[], object]) -> float:
         config = copy_launch(CPU, 16, 1).config
         self.asked.append(config)
         return self.seconds[config]
@@ -402,7 +366,7 @@ def test_a_timed_sweep_decides_what_is_launched(folder: Path, monkeypatch: pytes
     assert [trial.value for trial in outcome.trials] == pytest.approx(
         [8**0.5 * moved / seconds for seconds in (4e-6, 5e-6, 2e-6)]
     )
-    assert outcome.trials[2].details["1 slots"] == pytest.approx({"cold": moved / 2e-6, "warm": moved / 2e-6})
+    assert outcome.trials[2].details["1 slots"] == pytest.approx(moved / 2e-6)
     assert outcome.yardstick["1 slots"] == pytest.approx([moved / 4e-6] * 2)  # by the device, before and after
 
     path = tuning.store(outcome)
@@ -497,7 +461,7 @@ def test_a_file_is_written_whole_or_not_at_all(folder: Path, monkeypatch: pytest
     def fails(*_: Any, **__: Any) -> None:
         raise OSError("disk full")
 
-    for module, name in ((record.os, "replace"), (record.json, "dump"), (record.os, "fsync")):
+    for module, name in ((os, "replace"), (record.json, "dumps"), (os, "fsync")):
         with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
             patch.setattr(module, name, fails)
             tuning.store(outcome_of(1.0, 9.0))

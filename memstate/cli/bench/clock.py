@@ -1,4 +1,7 @@
-"""How long one call takes: on a GPU by its events, at toy sizes by the clock of the process. Knows no operation."""
+"""How long one call takes: on a GPU by its events, at toy sizes by the clock of the process. Knows no operation.
+
+Triton's own timers cannot undo a call between two runs, nor bound the calls that one graph holds; these can.
+"""
 
 import time
 from collections.abc import Callable
@@ -7,9 +10,9 @@ from typing import Protocol
 
 import torch
 
-from memstate.cli.tune.timing import RUNS, WARM_UPS, DeviceStopwatch
-
-GRAPH_SECONDS = 2e-3  # of a graph, behind which more calls say no more
+RUNS, WARM_UPS = 21, 3
+FLOOD_BYTES = 512 * 2**20  # takes longer to write than the host needs to queue a run
+GRAPH_SECONDS = 2e-3  # of a graph; longer graphs give the same figure
 IN_GRAPH = 20  # calls captured together, so that the launch of the graph hardly counts
 Act = Callable[[], object]
 
@@ -19,58 +22,76 @@ class Time(Protocol):
 
     __name__: str
 
-    def __call__(self, act: Act) -> float: ...
+    def __call__(self, act: Act) -> float:
+        """Returns seconds."""
+        ...
 
 
 def nothing() -> None:
-    """What comes before a call that needs nothing before it."""
+    """Does nothing: for calls that need nothing before or after them."""
 
 
 class Clock(Protocol):
     """Takes the median over many runs, in seconds."""
 
     def alone(self, act: Act, before: Act = nothing) -> float:
-        """One call, submitted alone, with caches full of something else. before: what undoes the last one."""
+        """Times one call, submitted alone, with caches full of something else.
+
+        Args:
+            act: The call.
+            before: Called before each run, not timed; undoes the last run.
+        """
         ...
 
     def in_graph(self, act: Act) -> float:
-        """One of many calls in a row that the host has no part in, as in a replayed CUDA graph."""
+        """Times one of many calls in a row without the host, as in a replayed CUDA graph."""
         ...
 
     def captured(self, act: Act) -> Act:
-        """The same call as a graph of its own, where there are graphs. `act` has run before."""
+        """Returns the call as a graph of its own, where there are graphs. `act` must have run before."""
         ...
 
 
 class DeviceClock:
-    """Times with the events of a GPU. Syncs: yes, after every run.
+    """Times with the events of a GPU.
 
-    The cache is overwritten before every call, which also keeps the device busy while the host queues the call: what
-    the host needs for a launch is in no figure.
+    The cache is overwritten before every run. That keeps the device busy while the host queues the call, so that no
+    figure includes the host's time.
+
+    Syncs: yes, after every run.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._watch = DeviceStopwatch(device)
+        cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
+        self._flood = torch.empty(max(4 * cache, FLOOD_BYTES), dtype=torch.uint8, device=device)
+        self._stream = torch.cuda.current_stream(device)
 
     def alone(self, act: Act, before: Act = nothing) -> float:
         """See `Clock`."""
         return median([self._run(act, before) for _ in range(WARM_UPS + RUNS)][WARM_UPS:])
 
-    def _run(self, act: Act, before: Act) -> float:
+    def _run(self, act: Act, before: Act = nothing, warm: bool = False) -> float:
         before()
-        return self._watch(act, warm=False)
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self._flood.zero_()
+        if warm:
+            act()
+        begin.record(self._stream)
+        act()
+        end.record(self._stream)
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1000
 
     def in_graph(self, act: Act) -> float:
         """See `Clock`. `act` is called once before it is captured, and may not wait for the device or upload."""
         act()  # compiles and loads
-        calls = max(1, min(IN_GRAPH, int(GRAPH_SECONDS / self._watch(act, warm=True))))
+        calls = max(1, min(IN_GRAPH, int(GRAPH_SECONDS / self._run(act, warm=True))))
         replay = self.captured(act, calls)
-        seconds = [self._watch(replay, warm=True) for _ in range(WARM_UPS + RUNS)][WARM_UPS:]
-        return median(seconds) / calls
+        return median([self._run(replay, warm=True) for _ in range(WARM_UPS + RUNS)][WARM_UPS:]) / calls
 
     def captured(self, act: Act, calls: int = 1) -> Act:
-        """See `Clock`; calls: of the act, in one graph."""
+        """See `Clock`; the graph holds `calls` of the act."""
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):  # runs nothing
@@ -80,25 +101,19 @@ class DeviceClock:
 
 
 class ToyClock:
-    """Takes the same course on a CPU, whose figures say nothing of a GPU."""
-
-    RUNS = 1
+    """Takes the same course on a CPU; its figures say nothing about a GPU."""
 
     def alone(self, act: Act, before: Act = nothing) -> float:
         """See `Clock`."""
-        return median(self._run(act, before) for _ in range(self.RUNS))
+        before()
+        begin = time.perf_counter()
+        act()
+        return time.perf_counter() - begin
 
     def in_graph(self, act: Act) -> float:
         """See `Clock`; nothing is captured."""
         return self.alone(act)
 
     def captured(self, act: Act) -> Act:
-        """See `Clock`; the call itself."""
+        """See `Clock`; returns the call itself."""
         return act
-
-    @staticmethod
-    def _run(act: Act, before: Act) -> float:
-        before()
-        begin = time.perf_counter()
-        act()
-        return time.perf_counter() - begin

@@ -90,8 +90,8 @@ class _Moves:
         """Bytes of the states and KV pages that the cache has for the prompts, in their order, plane by plane."""
         found = [self.mem.match(prompt).found for prompt in self.prompts]
         nodes = [each.stated for each in found if each is not None and each.stated is not None]
-        registers = [node.snapshot.register for node in nodes if node.snapshot]
-        slots = self.mem._registers.table.slots[registers].long()
+        snapshots = [node.snapshot for node in nodes if node.snapshot]
+        slots = torch.from_numpy(self.mem.read_slots(snapshots).wait()).long().to(self.mem.planes.device)
         pages = torch.tensor([page for node in nodes for page in self.cache.tree.pages_to(node)], device=slots.device)
         planes = [(plane, slots) for plane in self.mem.planes.values()]
         planes += [(plane, pages) for plane in self.kv.values()]

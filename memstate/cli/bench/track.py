@@ -120,7 +120,7 @@ class _Bench:
                     entries.append(self.setting.entry(op, case, value, "us", "nothing-due", other))
                 else:
                     entries.append(Figure(op, self.setting.case(case), value, "us"))
-            rows.mem._allocator.check()
+            rows.mem.check()
         return entries
 
     def _plan(self, clock: Clock, rows: _Rows, every: int) -> dict[tuple[str, str], float]:

@@ -1,19 +1,15 @@
 """Compiles every kernel for every target without a GPU, and reports registers, spills and access widths.
 
-Kernels that are interpreted in this process cannot be compiled in it: then a second process compiles them.
+Where kernels are interpreted in this process, a second process compiles them.
 """
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from memstate.cli.compile.build import TARGETS, build
 from memstate.cli.compile.report import KernelReport
+from memstate.cli.worker import WorkerFailed, run_module
 from memstate.errors import CompileFailed, ConfigurationError, InvalidArgument
 from memstate.kernels.catalog import CompileCase, all_cases
 
@@ -25,8 +21,14 @@ Progress = Callable[[int, int], None]
 def compile_all(targets: Sequence[str] = tuple(TARGETS), progress: Progress | None = None) -> list[KernelReport]:
     """Compiles every kernel of the library for every target: one report each, kernel by kernel.
 
-    progress: called with (done, total) after each. Syncs: no.
-    Raises: InvalidArgument for an unknown target, ConfigurationError without Triton, CompileFailed.
+    Args:
+        targets: Names in `TARGETS`.
+        progress: Called with (done, total) after each report.
+
+    Raises:
+        InvalidArgument: A target is unknown.
+        ConfigurationError: Triton is not installed.
+        CompileFailed: A kernel does not compile.
     """
     unknown = [target for target in targets if target not in TARGETS]
     if unknown or not targets:
@@ -43,7 +45,11 @@ def compile_all(targets: Sequence[str] = tuple(TARGETS), progress: Progress | No
 def compile_cases(
     cases: Sequence[CompileCase], targets: Sequence[str], progress: Progress | None = None
 ) -> list[KernelReport]:
-    """Compiles given cases in this process, whose kernels must not be interpreted. Raises: CompileFailed."""
+    """Compiles the given cases in this process, which must not interpret kernels.
+
+    Raises:
+        CompileFailed: A case does not compile.
+    """
     reports: list[KernelReport] = []
     for case in cases:
         for target in targets:
@@ -56,30 +62,24 @@ def compile_cases(
 def compile_elsewhere(
     targets: Sequence[str], progress: Progress | None = None, triton: Path | None = None
 ) -> list[KernelReport]:
-    """Compiles every kernel of the library in a process of its own, `python -m memstate.cli.compile`.
+    """Compiles every kernel of the library in a second process, `python -m memstate.cli.compile`.
 
-    triton: a folder with the Triton to use instead of the installed one, as `pip install --target` makes it.
-    progress: called with (done, total) after each. Syncs: no. Raises: CompileFailed.
+    Args:
+        targets: Names in `TARGETS`.
+        progress: Called with (done, total) after each report.
+        triton: A folder with the Triton to use, as `pip install --target` makes it. Default: the installed one.
+
+    Raises:
+        CompileFailed: A kernel does not compile, or the process failed.
     """
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    places = [str(triton or ""), str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, places))
-    command = [sys.executable, "-m", "memstate.cli.compile", *targets]
     reports: list[KernelReport] = []
-    with (
-        tempfile.TemporaryFile("w+") as complaints,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True, env=environment) as child,
-    ):
-        assert child.stdout is not None  # for the type checker: it is a pipe
-        for line in child.stdout:
-            message = json.loads(line)
+    try:
+        for message in run_module("memstate.cli.compile", *targets, interpret=False, path=triton):
             if "failed" in message:
                 raise CompileFailed(**message["failed"])
             reports.append(KernelReport(**message["report"]))
             if progress is not None:
                 progress(message["done"], message["total"])
-        if child.wait():
-            complaints.seek(0)
-            reason = complaints.read().strip().rpartition("\n")[2] or f"exit status {child.returncode}"
-            raise CompileFailed("every kernel", ", ".join(targets), reason)
+    except WorkerFailed as error:
+        raise CompileFailed("every kernel", ", ".join(targets), str(error)) from error
     return reports

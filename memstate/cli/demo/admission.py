@@ -1,4 +1,4 @@
-"""Who gets a row: first come, first served, several at once, from the longest known prefix. Knows no step, no slot."""
+"""Admits requests: first come, first served, several at once, from the longest known prefix. Knows no step, no slot."""
 
 from collections.abc import Sequence
 
@@ -31,10 +31,12 @@ class Admission:
         self.waiting: list[Work] = []
 
     def admit(self, running: Sequence[Work]) -> list[Work]:
-        """Admits as many waiting requests as fit, in order; returns them.
+        """Admits as many waiting requests as fit, in order, and returns them.
 
-        Raises: OutOfSlots, OutOfPages, OutOfRows where nothing runs, nothing can be given up, and not even the first
-        fits.
+        Raises:
+            OutOfSlots: Nothing runs, nothing can be given up, and not even the first request fits.
+            OutOfPages: Likewise, for KV pages.
+            OutOfRows: Likewise, for rows.
         """
         taken = {work.place for work in running}
         places = [place for place in range(self.config.batch) if place not in taken]
@@ -65,9 +67,12 @@ class Admission:
         return []
 
     def give_way(self, running: Sequence[Work]) -> bool:
-        """Gives up something that is kept for later, where no request could go on otherwise: an idle session, or else
-        what is cached, the very state that the first request would start from included. Returns whether it is worth
-        trying again.
+        """Gives up something that is kept for later, where no request could go on otherwise.
+
+        That is an idle session, or else all that is cached, even the state that the first request would start from.
+
+        Returns:
+            Whether it is worth trying again.
         """
         if self.streams.give_up_idle(running):
             self.meter.gave_way["session closed"] += 1
@@ -95,6 +100,7 @@ class Admission:
         self.meter.prefix_hit_tokens += start
         self.meter.resumed += start > 0
         if cached:  # it is not there any more where the row took it over
-            self.meter.read_cached += self.mem._snapshots.kept.get(cached.register) == cached
+            node = self.cache.nodes.get(cached.register)
+            self.meter.read_cached += node is not None and node.snapshot == cached
         self.meter.session_hit_tokens += 0 if cached else start
         return start

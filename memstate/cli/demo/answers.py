@@ -1,7 +1,6 @@
-"""What a conversation's answers are, whoever computes the logits: noise, stopping, breaking off. Knows no schedule.
+"""What the answers of a conversation are: noise, stopping, breaking off. Knows no schedule.
 
-Everything here depends on the seed, the conversation and the position only, so the cached loop and the uncached one
-must agree.
+All of it depends on seed, conversation and position only, so that the cached loop and the uncached one must agree.
 """
 
 import random
@@ -23,8 +22,10 @@ BROKEN_OFF = 0.15  # share of the requests that their user aborts
 class AnswerRule:
     """How one request ends.
 
-    limit: tokens after which it ends at the latest. abort_prompt: aborted once at least this many prompt tokens are
-    computed, 0 for never; abort_after: aborted once this many tokens are generated, 0 for never.
+    Attributes:
+        limit: Tokens after which it ends at the latest.
+        abort_prompt: Aborted once at least this many prompt tokens are computed; 0 for never.
+        abort_after: Aborted once this many tokens are generated; 0 for never.
     """
 
     limit: int
@@ -42,10 +43,10 @@ class AnswerRule:
 
 
 def rule_for(seed: int, conversation: int, turn: int, prompt: int, page_size: int) -> AnswerRule:
-    """The rule of one request whose prompt has `prompt` tokens.
+    """Returns the rule of one request whose prompt has `prompt` tokens.
 
-    The limit is such that the tokens folded into the state at the end fill a page: then even a run without tracking
-    may publish it.
+    The limit is such that the tokens folded into the state at the end fill a page: then even a run without tracking may
+    publish it.
     """
     chance = random.Random(f"answer {seed} {conversation} {turn}")
     limit = chance.randint(SHORTEST, LONGEST)
@@ -58,12 +59,12 @@ def rule_for(seed: int, conversation: int, turn: int, prompt: int, page_size: in
 
 
 def longest_context(conversation: Conversation, page_size: int) -> int:
-    """Tokens that a conversation may come to with its answers."""
+    """Returns the tokens that a conversation may come to with its answers."""
     return conversation.prompt_bytes + len(conversation.turns) * (LONGEST + page_size)
 
 
 def noise(seed: int, conversation: int, position: int) -> npt.NDArray[np.float32]:
-    """Gumbel noise for the token at `position`: the argmax of logits plus noise is a sample from their softmax.
+    """Returns Gumbel noise for the token at `position`: the argmax of logits plus noise is a sample from their softmax.
 
     Shape `vocabulary`. Source: Gumbel 1954; Maddison, Tarlow and Minka 2014, arXiv:1411.0030.
     """

@@ -1,7 +1,7 @@
-"""One block of memory as an engine allocates it: states and KV pages side by side, between bytes that are nobody's.
+"""One block of memory as an engine allocates it: states and KV pages side by side, between bytes of no owner.
 
-    layer-major   layer [index [plane gap] ..]     the attention layer last; each layer has its own record
-    slot-major    index [layer [plane gap] ..]     slot i and page i lie in one record
+layer-major   layer [index [plane gap] ..]     the attention layer last; each layer has its own record
+slot-major    index [layer [plane gap] ..]     slot i and page i lie in one record
 
 Knows no slot's owner. Index 0 of everything is null, as memstate wants it.
 """
@@ -19,7 +19,14 @@ GAP = MOVE_BYTES  # bytes between two blocks: a move that is one lane too long i
 
 @dataclass(frozen=True)
 class Place:
-    """Where a plane of one layer lies, in bytes: that of index i at offset + i * stride, for i up to `highest`."""
+    """Where a plane of one layer lies, in bytes.
+
+    Args:
+        plane: The plane.
+        highest: The highest index.
+        offset: Of index 0.
+        stride: From one index to the next.
+    """
 
     plane: Plane
     highest: int
@@ -27,21 +34,26 @@ class Place:
     stride: int
 
     def tensor(self, memory: Tensor) -> Tensor:
-        """It as `index ...`."""
+        """Returns the plane as `index ...`."""
         size, shape = self.plane.dtype.itemsize, self.plane.shape
         inner = torch.empty(shape, device="meta").stride()
         strides = (self.stride // size, *inner)
         return memory.view(self.plane.dtype).as_strided((self.highest + 1, *shape), strides, self.offset // size)
 
     def blocks(self, memory: Tensor) -> Tensor:
-        """Its bytes as `index byte`."""
+        """Returns its bytes as `index byte`."""
         return memory.as_strided((self.highest + 1, self.plane.nbytes), (self.stride, 1), self.offset)
 
 
 class Arena:
-    """A uint8 tensor for `slots` states and `pages` KV pages; its bytes outside of both follow a pattern.
+    """A uint8 tensor for states and KV pages. The bytes outside of both follow a pattern.
 
-    states: its order says how blocks follow each other.
+    Args:
+        states: Layout of a state; its order says how blocks follow each other.
+        slots: Number of states.
+        kv: Layout of a KV page.
+        pages: Number of KV pages.
+        device: Where the tensor lives.
     """
 
     def __init__(self, states: StateLayout, slots: int, kv: StateLayout, pages: int, device: torch.device) -> None:
@@ -66,14 +78,17 @@ class Arena:
         }
 
     def foreign(self) -> Tensor:
-        """Which bytes belong to no slot and no page: bool `byte`."""
+        """Returns which bytes belong to no slot and no page: bool `byte`."""
         outside = torch.ones_like(self.memory)
         for place in self.places:
             place.blocks(outside).zero_()
         return outside.bool()
 
     def changed(self) -> list[int]:
-        """Offsets of bytes that are nobody's and no longer what they were. Syncs: yes."""
+        """Returns the offsets of foreign bytes that differ from the pattern.
+
+        Syncs: yes.
+        """
         wrong = (self.memory != _pattern(len(self.memory)).to(self.memory.device)) & self.foreign()
         changed: list[int] = wrong.nonzero().flatten().tolist()
         return changed

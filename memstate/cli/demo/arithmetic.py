@@ -21,41 +21,66 @@ SQUARINGS = 8
 
 
 def fixed(x: Tensor, bits: int) -> Tensor:
-    """x as multiples of 2 ** -bits within -LIMIT..LIMIT, float64; products by powers of two are exact. Syncs: no."""
+    """Rounds x to multiples of 2 ** -bits within -LIMIT..LIMIT, float64; products by powers of two are exact.
+
+    Syncs: no.
+    """
     return (x.double().clamp(-LIMIT, LIMIT) * 2.0**bits).round() * 2.0**-bits
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x `... in` times weight `in out`, made by `fixed(.., WEIGHT_BITS)`, gives float32 `... out`. Syncs: no."""
+    """Multiplies x `... in` by a weight `in out` made by `fixed(.., WEIGHT_BITS)`; returns float32 `... out`.
+
+    Syncs: no.
+    """
     product: Tensor = fixed(x, TERM_BITS) @ weight
     return product.float()
 
 
 def mean_square(x: Tensor) -> Tensor:
-    """The mean of x squared over `channel`, `... channel` -> `... 1`. Syncs: no."""
+    """Returns the mean of x squared over `channel`: `... channel` -> `... 1`.
+
+    Syncs: no.
+    """
     return (fixed(x, SQUARE_BITS).square().sum(-1, keepdim=True) / x.shape[-1]).float()
 
 
 def rms_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """x `... channel` over its root mean square, without gain (Zhang, Sennrich 2019, arXiv:1910.07467). Syncs: no."""
+    """Divides x `... channel` by its root mean square, without gain (Zhang, Sennrich 2019, arXiv:1910.07467).
+
+    Syncs: no.
+    """
     return x / torch.sqrt(mean_square(x) + eps)
 
 
 def unit_norm(x: Tensor) -> Tensor:
-    """x `... channel` at length one. Syncs: no."""
+    """Scales x `... channel` to length one.
+
+    Syncs: no.
+    """
     return rms_norm(x) / math.sqrt(x.shape[-1])
 
 
 def gate(x: Tensor) -> Tensor:
-    """A value in 0..1 that rises with x: the logistic function's part, played by a quotient. Syncs: no."""
+    """Returns values in 0..1 that rise with x: a quotient that takes the part of the logistic function.
+
+    Syncs: no.
+    """
     return 0.5 + 0.5 * x / (1.0 + x.abs())
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
-    """Softmax attention, with `decaying_exp` for exp.
+    """Computes softmax attention, with `decaying_exp` for exp.
 
-    query: `batch head token dim`; key, value: `batch head position dim`. visible: `batch 1 token position`; keys and
-    values that are not visible may be anything. Returns float32 `batch head token dim`, zeros where nothing is visible.
+    Args:
+        query: `batch head token dim`.
+        key: `batch head position dim`.
+        value: `batch head position dim`.
+        visible: `batch 1 token position`; keys and values that are not visible may be anything.
+
+    Returns:
+        float32 `batch head token dim`, zeros where nothing is visible.
+
     Syncs: no.
     """
     seen = visible.any(2).unsqueeze(-1)  # rubbish must not become 0 * NaN
@@ -70,7 +95,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor
 
 
 def decaying_exp(x: Tensor) -> Tensor:
-    """(1 + x / 256) ** 256 for x <= 0: monotone, near exp(x), and made of exactly rounded products only. Syncs: no."""
+    """Returns (1 + x / 256) ** 256 for x <= 0: monotone, near exp(x), and made of exactly rounded products only.
+
+    Syncs: no.
+    """
     x = (1.0 + x * 2.0**-SQUARINGS).clamp(min=0.0)
     for _ in range(SQUARINGS):
         x = x * x

@@ -1,4 +1,4 @@
-"""Everything that goes wrong on purpose, drawn from a seed: retractions, forwards that never run, claims that fail."""
+"""Everything that goes wrong on purpose, drawn from a seed: retractions, forwards that never run, failing claims."""
 
 import random
 from collections.abc import Sequence
@@ -17,9 +17,11 @@ TOLD = 0.3  # per step
 
 
 class Chance:
-    """Decides, and does nothing itself.
+    """Decides what goes wrong, and does nothing itself.
 
-    fail_claims: probability that an optional claim fails.
+    Args:
+        seed: The same seed gives the same decisions.
+        fail_claims: Probability that an optional claim fails.
     """
 
     def __init__(self, seed: int, fail_claims: float) -> None:
@@ -38,7 +40,7 @@ class Chance:
         return self._events.random() < share and retracted_before < RETRACTIONS_EACH
 
     def aborts_at_once(self) -> bool:
-        """Whether a request that is to be aborted within its prompt is so before any step."""
+        """Whether a request that is to be aborted within its prompt is aborted before any step."""
         return self._events.random() < ABORTED_AT_ONCE
 
     def cancels(self) -> bool:

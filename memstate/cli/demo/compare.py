@@ -12,7 +12,11 @@ from memstate.cli.demo.uncached import Uncached
 class Comparison:
     """What was compared and what differed.
 
-    tokens, logits, states: how many of each were compared, logits by position. differences: the first few, in words.
+    Attributes:
+        tokens: Tokens compared.
+        logits: Positions whose logits were compared.
+        states: States compared.
+        differences: The first few, in words.
     """
 
     tokens: int = 0
@@ -41,10 +45,16 @@ def compare(
     uncached: Uncached,
     progress: Callable[[int], None],
 ) -> Comparison:
-    """Runs every conversation alone and uncached and compares. Syncs: yes.
+    """Runs every conversation alone and uncached and compares.
 
-    sightings: states the cached run held; the uncached one keeps its own at the same lengths. progress: called with
-    requests done.
+    Args:
+        conversations: The work.
+        cached: What the cached run gave, by conversation.
+        sightings: States that the cached run held; the uncached run keeps its own at the same lengths.
+        uncached: Runs conversations alone.
+        progress: Called with requests done.
+
+    Syncs: yes.
     """
     out, done = Comparison(), 0
     for conversation in conversations:

@@ -1,37 +1,59 @@
-"""The settings of a demo run, checked at the door."""
+"""The settings of a demo run."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
+from memstate.cli import names
 from memstate.cli.demo.mixers import MIXERS
 from memstate.cli.demo.sizes import ModelSize
 from memstate.errors import InvalidArgument
 from memstate.state.layout import Order
 from memstate.tiers.settings import Write
 
-STRATEGIES = ("none", "ping-pong", "lazy", "redirect")
-SABOTAGES = ("swap", "stale")
+STRATEGIES: tuple[str, ...] = get_args(names.Strategy)
 MODELS = tuple(MIXERS)
 LAYOUTS: dict[str, Order] = {"layer-major": "layer_major", "slot-major": "slot_major"}
-ENGINES = ("own", "in-place", "arena")
-STORAGES = ("none", "file", "mooncake")
+ENGINES: tuple[str, ...] = get_args(names.Engine)
 
 
 @dataclass(frozen=True)
 class DemoConfig:
     """What `memstate demo` is told.
 
-    requests: turns of all conversations together, None for the default or, with `input`, the whole file. slots:
-    capacity of the state pool. track_every, page_size: tokens. pages: KV pages in all, None for enough of them to run
-    short now and then. fail_claims: probability that an optional claim fails. batch: rows of the padded batch, one
-    more than requests can run at a time. chunk: tokens of a prefill step. model: kind of the recurrent layers. layout:
-    order of the state planes. engine: see `memstate.cli.demo.engines`. sessions: so many conversations, the first ones,
-    run as streaming sessions. host_slots: states that fit host memory, None for no host memory, or with storage twice
-    the slots; KV pages in proportion. storage: what lies below it; storage_path: the files' folder, None for one that
-    goes with the run. mooncake_master: host:port; mooncake_segment: bytes that the run itself gives to the store.
-    write: when states go down. snapshot: file for a picture of all owners after the last turn. size: of the model.
-    Raises: InvalidArgument.
+    Args:
+        strategy: When snapshots are taken.
+        backend: Name of the backend.
+        device: Where tensors live.
+        requests: Turns of all conversations together. None: the default or, with `input`, the whole file.
+        slots: Capacity of the state pool.
+        track_every: Tokens between snapshots.
+        fail_claims: Probability that an optional claim fails.
+        input: File with conversations.
+        overlap: Whether the next step is planned before the last one is settled.
+        pages: KV pages in all. None: few enough that they run out now and then.
+        page_size: Tokens in a page.
+        seed: Of conversations, arrivals and weights.
+        plant_leak: Whether a register is emptied by hand after the last request.
+        sabotage: How a snapshot is replaced by a wrong state.
+        batch: Rows of the padded batch, one more than requests can run at a time.
+        chunk: Tokens of a prefill step.
+        model: Kind of the recurrent layers.
+        layout: Order of the state planes.
+        engine: See `memstate.cli.demo.engines`.
+        sessions: The first so many conversations run as streaming sessions.
+        host_slots: States that fit in host memory; KV pages in proportion. None: no host memory or, with storage, twice
+            the slots.
+        storage: What lies below host memory.
+        storage_path: Folder of the files. None: a temporary one.
+        mooncake_master: host:port.
+        mooncake_segment: Bytes that the run itself gives to the store.
+        write: When states are written to host memory.
+        inspect: File for an inspection after the last request.
+        size: Sizes of the model.
+
+    Raises:
+        InvalidArgument: A setting has no meaning, alone or with the others.
     """
 
     strategy: str = "redirect"
@@ -60,7 +82,7 @@ class DemoConfig:
     mooncake_master: str = "127.0.0.1:50051"
     mooncake_segment: int = 0
     write: Write = "through"
-    snapshot: Path | None = None
+    inspect: Path | None = None
     size: ModelSize = field(default_factory=ModelSize)
 
     def __post_init__(self) -> None:
@@ -68,12 +90,12 @@ class DemoConfig:
         one_of("model", self.model, MODELS)
         one_of("layout", self.layout, tuple(LAYOUTS))
         one_of("engine", self.engine, ENGINES)
-        one_of("storage", self.storage, STORAGES)
+        one_of("storage", self.storage, get_args(names.Storage))
         one_of("write", self.write, get_args(Write))
         if self.storage_path is not None and self.storage != "file":
             raise InvalidArgument(f"storage-path {self.storage_path}: it is for storage file, not {self.storage}")
         if self.sabotage is not None:
-            one_of("sabotage", self.sabotage, SABOTAGES)
+            one_of("sabotage", self.sabotage, get_args(names.Sabotage))
         smallest = {"slots": 1, "track_every": 1, "page_size": 1, "batch": 2, "chunk": 1, "sessions": 0}
         for name, least in smallest.items():
             at_least(name, getattr(self, name), least)
@@ -97,12 +119,20 @@ class DemoConfig:
 
 
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raises: InvalidArgument where `value` is not among `allowed`."""
+    """Checks that `value` is among `allowed`.
+
+    Raises:
+        InvalidArgument: It is not.
+    """
     if value not in allowed:
         raise InvalidArgument(f"{name} {value!r}: expected {', '.join(allowed)}")
 
 
 def at_least(name: str, value: int, least: int) -> None:
-    """Raises: InvalidArgument where `value` is not a whole number from `least` on."""
+    """Checks that `value` is a whole number from `least` on.
+
+    Raises:
+        InvalidArgument: It is not.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidArgument(f"{name.replace('_', '-')} {value!r}: expected a whole number of at least {least}")

@@ -40,10 +40,13 @@ class Conversation:
 
 
 def from_docstrings(requests: int, seed: int) -> list[Conversation]:
-    """Conversations with `requests` turns in all; the same ones for the same seed and Python.
+    """Returns conversations with `requests` turns in all; the same ones for the same seed and Python.
 
-    A third of the conversations share each system prompt; lengths vary so that they fall before, on and after
-    multiples of every page and chunk size. Raises: InvalidArgument where this Python has no documentation strings.
+    A third of the conversations share each system prompt. Lengths vary so that they fall before, on and after
+    multiples of every page and chunk size.
+
+    Raises:
+        InvalidArgument: This Python has no documentation strings.
     """
     chance = random.Random(f"memstate demo {seed}")
     modules = list(MODULES)
@@ -66,9 +69,10 @@ def from_docstrings(requests: int, seed: int) -> list[Conversation]:
 
 
 def from_file(path: Path) -> list[Conversation]:
-    """One JSON object a line: {"system": "text", "turns": ["text", ...]}; "system" may be left out.
+    """Reads one JSON object a line: {"system": "text", "turns": ["text", ...]}; "system" may be left out.
 
-    Raises: InvalidArgument naming the file and the line.
+    Raises:
+        InvalidArgument: Names the file and the line.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # other line ends may stand inside a JSON text
@@ -95,7 +99,7 @@ def from_file(path: Path) -> list[Conversation]:
 
 
 def first_requests(conversations: list[Conversation], requests: int) -> list[Conversation]:
-    """The conversations cut after `requests` turns in all."""
+    """Returns the conversations, cut after `requests` turns in all."""
     kept = []
     for conversation in conversations:
         turns = conversation.turns[:requests]

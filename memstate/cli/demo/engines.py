@@ -1,7 +1,7 @@
-"""Whose memory it is and what the forward's kernels are told of slots: three kinds of decode engine.
+"""Whose memory it is and what the kernels of the forward are told of slots: three kinds of decode engine.
 
 own        memstate allocates; the kernels read one slot and write another and a snapshot
-in-place   memstate allocates; the kernels know one slot a row, as foreign ones do, and memstate copies around them
+in-place   memstate allocates; the kernels know one slot a row, and memstate copies around them
 arena      the engine allocates one block of memory for states and KV pages; the kernels are those of `own`
 """
 
@@ -33,9 +33,16 @@ Given = Mapping[str, Sequence[Tensor]] | None
 
 
 class Engine:
-    """`own`: a manager, a model, and the memory that both work on, poisoned where nothing was written yet.
+    """`own`: a manager, a model, and the memory that both work on. Memory that was never written holds NaN.
 
-    pages: KV pages in all; pages_per_row: of the longest request. Raises: InvalidArgument where not one request fits.
+    Args:
+        config: Settings of the run.
+        pages: KV pages in all.
+        pages_per_row: KV pages of the longest request.
+        store: Storage below host memory.
+
+    Raises:
+        InvalidArgument: Not even one request fits.
     """
 
     in_place = False
@@ -66,11 +73,14 @@ class Engine:
         self.memory = memory_of(self.mem.planes, self.kv, self.mem.page_table)
 
     def allocate(self, config: DemoConfig, states: StateLayout, kv: StateLayout, pages: int) -> tuple[Given, Given]:
-        """The engine's memory for states and pages, None where memstate allocates."""
+        """Returns the engine's memory for states and pages; None where memstate allocates."""
         return None, None
 
     def slots(self, step: Step) -> Slots:
-        """What the forward's kernels are told of a step. Syncs: no."""
+        """Returns what the kernels of the forward are told of a step.
+
+        Syncs: no.
+        """
         return Slots(step.rows, step.tokens, step.read, step.write, step.snapshot)
 
     @property
@@ -79,12 +89,15 @@ class Engine:
         return 0
 
     def foreign_changed(self) -> list[int]:
-        """Offsets of those that somebody wrote to. Syncs: yes."""
+        """Returns the offsets of foreign bytes that were written to.
+
+        Syncs: yes.
+        """
         return []
 
 
 class InPlace(Engine):
-    """Kernels that update the one slot they are told, and take no other; rubbish in the null slot, as they leave it."""
+    """Kernels that update the one slot they are told. The null slot holds garbage, as such kernels leave it."""
 
     in_place = True
 
@@ -95,21 +108,25 @@ class InPlace(Engine):
             plane[:, 0] = float("nan")
 
     def slots(self, step: Step) -> Slots:
+        """See `Engine`."""
         return Slots(step.rows, step.tokens, step.write, step.write, self._nowhere)
 
 
 class InArena(Engine):
-    """One block of memory, with the engine's own strides and its own bytes in between."""
+    """One block of memory with the engine's own strides, and its own bytes in between."""
 
     def allocate(self, config: DemoConfig, states: StateLayout, kv: StateLayout, pages: int) -> tuple[Given, Given]:
+        """See `Engine`."""
         self.arena = Arena(states, config.slots, kv, pages, torch.device(config.device))
         return self.arena.states, self.arena.kv
 
     @property
     def foreign_bytes(self) -> int:
+        """Bytes of the block that are neither state nor page."""
         return int(self.arena.foreign().sum())
 
     def foreign_changed(self) -> list[int]:
+        """See `Engine`."""
         return self.arena.changed()
 
 
@@ -117,7 +134,7 @@ ENGINES: dict[str, type[Engine]] = dict(zip(NAMES, (Engine, InPlace, InArena), s
 
 
 def memory_of(planes: Mapping[str, Tensor | Sequence[Tensor]], kv: Planes, page_table: Tensor) -> Memory:
-    """Planes and pages as the model takes them."""
+    """Returns planes and pages as the model takes them."""
     return Memory(planes["conv"], planes["ssm"], kv["key"][0], kv["value"][0], page_table)
 
 

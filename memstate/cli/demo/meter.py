@@ -14,8 +14,13 @@ COPY = "copy_slots"
 
 
 class Asked(NamedTuple):
-    """What a stretch of the loop asked of the device: launches of steps (plan, settle), copies around a forward,
-    launches of the ownership changes that the scheduler had recorded, and synchronisations.
+    """What a part of the loop asked of the device.
+
+    Attributes:
+        step: Launches of steps (plan, settle).
+        copies: Copies around a forward.
+        ownership: Launches of the ownership changes that the scheduler had recorded.
+        syncs: Synchronisations.
     """
 
     step: int = 0
@@ -44,8 +49,9 @@ NOTHING = Asked()
 
 
 class Gauge:
-    """Measures plan and settle. Copies of a snapshot count wherever they are carried out: a submit between two
-    measurements may do it.
+    """Measures plan and settle.
+
+    Copies of a snapshot count wherever they run: a submit between two measurements may run them.
     """
 
     def __init__(self, counts: Counts) -> None:
@@ -67,12 +73,18 @@ class Gauge:
 class Meter:
     """What a run did; slots and tokens unless said otherwise.
 
-    prefix_hit_tokens: that admissions started with; session_hit_tokens: those of them that a session had kept. resumed:
-    admissions that started with some; read_cached: from a state that stays cached. gave_way: what was given up because
-    else nobody could go on. refused: requests that had to wait, by what ran out, and extensions refused. ended:
-    requests by how they ended, retractions and cancelled ones included, which come back. session_turns: the same of
-    turns of sessions, aborted ones in more detail. between: calls between a plan and its forward. held: sums by kind
-    over `looks`. decode: what each decode step asked for.
+    Attributes:
+        prefix_hit_tokens: Tokens that admissions started with.
+        session_hit_tokens: Those of them that a session had kept.
+        resumed: Admissions that started with some.
+        read_cached: Admissions from a state that stays cached.
+        refused: Requests that had to wait, by what ran out, and extensions refused.
+        gave_way: What was given up because no request could go on otherwise.
+        ended: Requests by how they ended, with retracted and cancelled ones, which come back.
+        session_turns: The same of turns of sessions, aborted ones in more detail.
+        between: Calls between a plan and its forward.
+        held: Sums by kind of owner over `looks`.
+        decode: What each decode step asked for.
     """
 
     generated_tokens: int = 0
@@ -98,18 +110,16 @@ class Meter:
     decode: list[Asked] = field(default_factory=list)
 
     def look(self, mem: StateManager, rows: Iterable[Row]) -> None:
-        """Samples what is held now. Syncs: no."""
+        """Samples what is held now.
+
+        Syncs: no.
+        """
         held = [mem.slots_held(row) for row in rows]
         if held:
             self.slots_held_peak = max(self.slots_held_peak, *held)
             self.slots_held_mean_sum += sum(held) / len(held)
             self.slots_held_looks += 1
-        stats = mem.stats()
-        self.held.update(
-            live=stats.held_by_live, lane=stats.held_by_lanes, holder=stats.held_by_snapshots + stats.held_by_sessions
-        )
-        self.held["cached"] += stats.prefix.states if stats.prefix else 0
-        self.held["session"] += sum(len(session.kept) for session in mem._sessions.opened.values())
+        self.held.update(held_by_kind(mem))
         self.looks += 1
 
     @property
@@ -123,8 +133,21 @@ class Meter:
 
     @property
     def slots_held_by_kind(self) -> dict[str, float]:
-        """Slots per kind of owner, the mean over all looks; holders once more as what they are."""
-        return {kind: self.held[kind] / max(1, self.looks) for kind in ("live", "lane", "holder", "cached", "session")}
+        """Slots by kind of owner, each counted once: the mean over all samples."""
+        return {kind: slots / max(1, self.looks) for kind, slots in self.held.items()}
+
+
+def held_by_kind(mem: StateManager) -> dict[str, int]:
+    """Counts the slots that are held now by the kinds of owner that `mem.inspect()` names.
+
+    Syncs: no.
+    """
+    stats = mem.stats()
+    cached = stats.prefix.states if stats.prefix else 0
+    return {
+        "live": stats.held_by_live, "lane": stats.held_by_lanes, "snapshot": stats.held_by_snapshots - cached,
+        "cached": cached, "session": stats.held_by_sessions,
+    }  # fmt: skip
 
 
 def mean_and_max(values: list[int]) -> dict[str, float]:

@@ -56,10 +56,13 @@ class Mixer(ABC):
 
     @abstractmethod
     def advance(self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor) -> None:
-        """Runs the recurrence over what the conv mixed; fills out `batch token head value`. Changes: ssm."""
+        """Runs the recurrence over what the conv mixed; fills out `batch token head value` and changes ssm."""
 
     def __call__(self, x: Tensor, where: Where, conv: Tensor, ssm: Tensor) -> Tensor:
-        """x `batch token width`, normalised, through conv and recurrence. Changes: both planes. Syncs: no."""
+        """Runs conv and recurrence over x `batch token width`, normalised. Changes both planes.
+
+        Syncs: no.
+        """
         mixed = linear(x, self.inward)
         seen = torch.empty_like(mixed)
         self.backend.conv_step(mixed, self.taps, self.bias, self.window(conv), *where, None, seen)
@@ -73,13 +76,16 @@ class GatedDelta(Mixer):
 
     @staticmethod
     def channels(size: ModelSize) -> int:
+        """See `Mixer`."""
         return 2 * size.key + size.heads * size.value
 
     @staticmethod
     def rate_count(size: ModelSize) -> int:
+        """See `Mixer`."""
         return 2 * size.heads
 
     def advance(self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor) -> None:
+        """See `Mixer`."""
         s = self.size
         q, k, v = mixed.split((s.key, s.key, s.heads * s.value), -1)
         forget, learn = rates.split(s.heads, -1)
@@ -94,13 +100,16 @@ class KimiDelta(Mixer):
 
     @staticmethod
     def channels(size: ModelSize) -> int:
+        """See `Mixer`."""
         return size.heads * (2 * size.key + size.value)
 
     @staticmethod
     def rate_count(size: ModelSize) -> int:
+        """See `Mixer`."""
         return size.heads * (size.key + 1)
 
     def advance(self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor) -> None:
+        """See `Mixer`."""
         s = self.size
         q, k, v = (
             part.unflatten(-1, (s.heads, -1))
@@ -124,21 +133,26 @@ class Mamba2(Mixer):
 
     @staticmethod
     def channels(size: ModelSize) -> int:
+        """See `Mixer`."""
         return size.heads * size.value + 2 * size.key
 
     @staticmethod
     def rate_count(size: ModelSize) -> int:
+        """See `Mixer`."""
         return size.heads
 
     @classmethod
     def shapes(cls, size: ModelSize) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """See `Mixer`."""
         return (cls.channels(size), size.taps - 1), (size.heads, size.value, size.key)
 
     @staticmethod
     def window(conv: Tensor) -> Tensor:
+        """See `Mixer`."""
         return conv.transpose(1, 2)
 
     def advance(self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor) -> None:
+        """See `Mixer`."""
         s = self.size
         x, b, c = mixed.split((s.heads * s.value, s.key, s.key), -1)
         self.backend.selective_step(

@@ -23,7 +23,7 @@ VOCABULARY = 256  # bytes
 
 
 class Slots(NamedTuple):
-    """Where a step's states and pages lie: int32 `batch` each, 0 for padding; rows index the page table."""
+    """Where the states and pages of a step lie: int32 `batch` each, 0 for padding; rows index the page table."""
 
     rows: Tensor
     tokens: Tensor
@@ -33,8 +33,14 @@ class Slots(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The bytes the model works on: planes `layer slot ...` or `slot ...` of each layer, pages `page token head dim`,
-    page table `row page`.
+    """The bytes that the model works on.
+
+    Attributes:
+        conv: Plane `layer slot ...`, or `slot ...` of each layer.
+        ssm: Likewise.
+        key: `page token head dim`.
+        value: `page token head dim`.
+        page_table: `row page`.
     """
 
     conv: Tensor | Sequence[Tensor]
@@ -47,8 +53,11 @@ class Memory(NamedTuple):
 class HybridModel:
     """Fixed random weights from a seed; `forward` is the whole model.
 
-    backend: runs the kernels of the recurrent layers; the model's own, so that its launches are counted apart from the
-    library's. mixer: the kind of its recurrent layers.
+    Args:
+        size: Sizes.
+        seed: Of the weights.
+        backend: Runs the kernels of the recurrent layers. Its launches are counted apart.
+        mixer: Kind of the recurrent layers.
     """
 
     def __init__(self, size: ModelSize, seed: int, backend: Backend, mixer: str = "gdn") -> None:
@@ -67,10 +76,17 @@ class HybridModel:
         self.head = weights.matrix(s.width, VOCABULARY, gain=1.5)
 
     def forward(self, tokens: Tensor, start: Tensor, slots: Slots, memory: Memory) -> Tensor:
-        """Logits `batch vocabulary` after the last real token of each row; padded rows give numbers nobody reads.
+        """Returns logits `batch vocabulary` after the last real token of each row; padded rows have none.
 
-        tokens: int64 `batch token`; start: int64 `batch`, tokens already folded into the row's state. Changes: planes
-        at `write` and `snapshot`, the row's pages at start .. start + tokens. Syncs: no; capturable.
+        Changes planes at `write` and `snapshot`, and the row's pages at start .. start + tokens. It can be captured.
+
+        Args:
+            tokens: int64 `batch token`.
+            start: int64 `batch`, tokens already folded into the row's state.
+            slots: Where states and pages lie.
+            memory: The bytes.
+
+        Syncs: no.
         """
         x = self.embedding[tokens]
         where = (slots.read, slots.write, slots.snapshot, slots.tokens)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
+from memstate.cli.demo import peek
 from memstate.cli.demo.admission import Admission
 from memstate.cli.demo.answers import longest_context
 from memstate.cli.demo.chance import Chance
@@ -23,7 +24,6 @@ from memstate.cli.demo.tiers import storage_of
 from memstate.cli.demo.transcript import Witness
 from memstate.cli.demo.uncached import Uncached
 from memstate.engine.manager import StateManager
-from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.requests.handles import Request
 from memstate.slots.audit import AuditReport
 from memstate.tiers import Store
@@ -35,8 +35,14 @@ Progress = Callable[[int, int], None]
 def run(config: DemoConfig, progress: Progress | None = None) -> DemoReport:
     """Runs the decode loop, then every conversation alone and uncached, and compares; audits in between and after.
 
-    progress: called with (done, total) requests, both runs counted. Syncs: yes. Raises: InvalidArgument for settings
-    that cannot work.
+    Args:
+        config: Settings of the run.
+        progress: Called with (done, total) requests, both runs counted.
+
+    Raises:
+        InvalidArgument: The settings cannot work.
+
+    Syncs: yes.
     """
     with _one_thread(), torch.inference_mode(), storage_of(config) as store:
         return _run(config, store, progress or (lambda done, total: None))
@@ -80,8 +86,8 @@ def _run(config: DemoConfig, store: Store | None, report: Progress) -> DemoRepor
     started = time.perf_counter()
     transcripts = scheduler.run(conversations)
     witness.look_now()
-    if config.snapshot is not None:
-        mem.inspect().save(config.snapshot)
+    if config.inspect is not None:
+        mem.inspect().save(config.inspect)
     if mem.tiers is not None:
         mem.tiers.flush()
     stats = mem.stats()
@@ -99,7 +105,6 @@ def _run(config: DemoConfig, store: Store | None, report: Progress) -> DemoRepor
     answers = [answer for _, transcript in sorted(transcripts.items()) for answer in transcript.answers]
     meter.generated_tokens = sum(map(len, answers))
     unclean = next((audit for audit in audits if not audit.clean), None)
-    assert stats.prefix is not None
     return DemoReport(
         config=config,
         backend=mem.backend.name,
@@ -109,14 +114,8 @@ def _run(config: DemoConfig, store: Store | None, report: Progress) -> DemoRepor
         comparison=comparison,
         answers=answers,
         distinct_tokens=len({token for answer in answers for token in answer}),
-        snapshots_taken=stats.snapshots,
-        snapshots_degraded=stats.degraded,
-        snapshots_published=stats.published,
-        snapshots_dropped=stats.dropped,
+        stats=stats,
         snapshots_unseen=witness.missed,
-        prefix=stats.prefix,
-        tiers=stats.tiers,
-        copied_bytes=stats.copied_bytes,
         snapshot_bytes_copied=stats.copied_bytes - _copied_by_hits(mem, meter),
         leaked=sorted({*last.leaked}),
         double_owned=sorted({*last.double_owned, *last.owned_but_free}),
@@ -153,10 +152,7 @@ def _copied_by_hits(mem: StateManager, meter: Meter) -> int:
 
 
 def _plant_leak(mem: StateManager) -> int:
-    """Admits a request and empties its register by hand; returns the slot that is nobody's then. Syncs: yes."""
+    """Admits a request and empties its register; returns the slot that has no owner then. Syncs: yes."""
     (row,) = mem.admit([Request("planted leak")])
     mem.submit()
-    register = REGISTERS_PER_ROW * row.index
-    slot = int(mem._registers.table.slots[register])
-    mem._registers.table.slots[register] = 0
-    return slot
+    return peek.empty_register(mem, peek.live_register(row))

@@ -3,18 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-import torch
-
-from memstate.cli.demo.transcript import slot_and_label, state_bytes
+from memstate.cli.demo.peek import kept_snapshots, session_hit, slot_and_label, state_bytes, write_state
 from memstate.cli.demo.work import Work
 from memstate.engine.manager import StateManager
 from memstate.requests.handles import Row, Session
-from memstate.tokens import encode
 
 
 class Target(NamedTuple):
-    """A state that a request is about to go on from: a holder register, and its length in tokens."""
+    """A state that a request is about to go on from: its register, and its length in tokens."""
 
     work: Work
     register: int
@@ -23,11 +19,15 @@ class Target(NamedTuple):
 
 
 class Sabotage:
-    """Strikes once: at the first hit whose request goes on to generate something; again if that came to nothing.
+    """Strikes once, at the first hit whose request goes on to generate something; again if that came to nothing.
 
     States in the prefix cache come before those that a session kept.
-    kind: "swap" exchanges the state's bytes with those of another that is kept, "stale" replaces them by the state one
-    token earlier. state_after: the bytes of the state that stands for some tokens, computed apart.
+
+    Args:
+        kind: "swap" exchanges the bytes of the state with those of another one that is kept. "stale" replaces them by
+            the state one token earlier.
+        mem: The manager.
+        state_after: Returns the bytes of the state after some tokens, computed apart.
     """
 
     def __init__(self, kind: str, mem: StateManager, state_after: Callable[[Sequence[int]], bytes]) -> None:
@@ -45,8 +45,11 @@ class Sabotage:
         return work.row is not row and len(work.tokens) == known
 
     def strike(self, batch: Sequence[Work], sessions: Sequence[Session | None]) -> None:
-        """Spoils a state that one of these requests, about to be admitted, goes on from. All that was recorded has been
-        submitted. Syncs: yes, where it strikes.
+        """Spoils a state that one of these requests, about to be admitted, goes on from.
+
+        All that was recorded has been submitted.
+
+        Syncs: yes, where it strikes.
         """
         if not self._armed:
             return
@@ -61,7 +64,7 @@ class Sabotage:
                 return
 
     def undo(self) -> None:
-        """Takes the last strike back: nobody was admitted."""
+        """Takes the last strike back: no request was admitted."""
         for slot, data in self._before.items():
             write_state(self.mem, slot, data)
         self._target, self._before = None, {}
@@ -77,9 +80,9 @@ class Sabotage:
     def _target_of(self, work: Work, session: Session | None) -> Target | None:
         match = self.mem.match(work.tokens)
         if session is not None:
-            kept = self.mem._sessions.find(self.mem._sessions.get(session), encode(work.tokens), None)
-            if kept.length >= max(1, match.length):
-                return Target(work, kept.registers[0], kept.length, False)
+            length, register = session_hit(self.mem, session, work.tokens)
+            if length >= max(1, match.length):
+                return Target(work, register, length, False)
         if match.snapshot is None or match.host_length > match.length:  # it goes on from what host memory has
             return None
         return Target(work, match.snapshot.register, match.length, True)
@@ -99,16 +102,6 @@ class Sabotage:
 
     def _neighbours(self, target: Target) -> list[int]:
         """Slots of the other states that are kept, nearest length first."""
-        others = [one for one in self.mem._snapshots.kept.values() if one.register != target.register]
+        others = [one for one in kept_snapshots(self.mem).values() if one.register != target.register]
         others.sort(key=lambda one: abs(one.length - target.length))
         return [slot_and_label(self.mem, one.register)[0] for one in others]
-
-
-def write_state(mem: StateManager, slot: int, data: bytes) -> None:
-    """Overwrites every byte of a slot; the inverse of `state_bytes`."""
-    values, at = np.frombuffer(data, np.uint8), 0
-    for target in (layer[slot] for plane in mem.planes.values() for layer in plane):
-        size = target.numel() * target.element_size()
-        part = torch.from_numpy(values[at : at + size].copy()).view(target.dtype).reshape(target.shape)
-        target.copy_(part)
-        at += size

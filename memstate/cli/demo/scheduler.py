@@ -1,11 +1,10 @@
-"""The decode loop: continuous batching over one manager, with overlap, chunked prefill and things that go wrong.
+"""The decode loop: continuous batching over one manager, with overlap, chunked prefill, aborts and retractions.
 
-    with overlap       plan(t+1) forward(t+1)   read results(t)   settle(t)   ends, publications   plan(t+2) ..
-    without            plan(t)   forward(t)     read results(t)   settle(t)   ends, publications   plan(t+1) ..
+with overlap       plan(t+1) forward(t+1)   read results(t)   settle(t)   ends, publications   plan(t+2) ..
+without            plan(t)   forward(t)     read results(t)   settle(t)   ends, publications   plan(t+1) ..
 
-Now and then requests are retracted, admitted and published between a plan and its forward, as a scheduler in a thread
-of its own would.
-Knows tokens, rows and counts; never a slot.
+Now and then requests are retracted, admitted and published between a plan and its forward, as a scheduler in its own
+thread would do. Knows tokens, rows and counts; never a slot.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,8 +31,15 @@ REPLY_GAP = 6.0  # steps from an answer to the next turn
 class Scheduler:
     """Runs all turns of all conversations through one manager.
 
-    engine: its manager has `max_requests` below the batch, so that there is always padding. stepper: the forward on the
-    engine's memory. admission: who gets a row. progress: called with the number of requests done.
+    Args:
+        config: Settings of the run.
+        engine: Its manager has `max_requests` below the batch, so that there is always padding.
+        stepper: The forward on the engine's memory.
+        admission: Decides which request gets a row.
+        chance: Decides what goes wrong.
+        meter: Collects figures.
+        witness: Reads states back to compare them.
+        progress: Called with the number of requests done.
     """
 
     def __init__(
@@ -51,7 +57,13 @@ class Scheduler:
         self._flight: Flight | None = None
 
     def run(self, conversations: Sequence[Conversation]) -> dict[int, Transcript]:
-        """Works until every turn has ended; returns what came out by conversation. Syncs: yes, for results."""
+        """Works until every turn has ended.
+
+        Returns:
+            What came out, by conversation.
+
+        Syncs: yes, for results.
+        """
         at = 0
         for conversation in conversations:
             self.transcripts[conversation.number] = Transcript()

@@ -1,7 +1,7 @@
 """A forward pass and a sampled token a row for a padded batch: called on a CPU, replayed as a CUDA graph on a GPU.
 
-Knows no request. A step's first input token may be the token the step before sampled, which then never leaves the
-device: that is what lets the next step start before the results of the last are known.
+Knows no request. The first input token of a step may be the token that the step before sampled, which then never leaves
+the device: so the next step can start before the results of the last one are known.
 """
 
 from dataclasses import dataclass, field
@@ -18,10 +18,13 @@ Logits = npt.NDArray[np.float32]
 
 @dataclass
 class Inputs:
-    """What the rows of one step fold in, filled from the host.
+    """What the rows of one step fold in, filled by the host.
 
-    tokens: `batch token` byte values; start: `batch` tokens folded before; fed: `batch`, whether the first token is
-    the one sampled for this row a step ago; noise: `batch vocabulary`, added to the logits before the argmax.
+    Attributes:
+        tokens: Byte values, `batch token`.
+        start: Tokens folded before, `batch`.
+        fed: Whether the first token is the one sampled for this row a step ago, `batch`.
+        noise: Added to the logits before the argmax, `batch vocabulary`.
     """
 
     batch: int
@@ -52,7 +55,10 @@ class Results:
         return copy.copy_(x, non_blocking=True)
 
     def read(self) -> tuple[list[int], Logits]:
-        """Tokens `batch` and logits `batch vocabulary`. Syncs: yes, on this step alone."""
+        """Returns tokens `batch` and logits `batch vocabulary`.
+
+        Syncs: yes, on this step alone.
+        """
         if self._event:
             self._event.synchronize()
         return self._sampled.tolist(), self._logits.numpy()
@@ -61,9 +67,15 @@ class Results:
 class Stepper:
     """Runs steps of two shapes, `batch chunk` and `batch 1`, of one model on one memory.
 
-    On CUDA each pair of a shape and a step record is captured once: the record's tensors are part of the graph, so
-    they must be the same ones every time (the manager alternates between two records). Warm-up runs on null rows and
-    touches no state.
+    On CUDA each pair of a shape and a step record is captured once. The record's tensors are part of the graph, so they
+    must be the same ones every time (the manager alternates between two records). Warm-up runs on null rows and changes
+    no state.
+
+    Args:
+        model: The model.
+        memory: Planes, pages and page table.
+        batch: Rows.
+        chunk: Tokens of a prefill step.
     """
 
     def __init__(self, model: HybridModel, memory: Memory, batch: int, chunk: int) -> None:
@@ -82,7 +94,10 @@ class Stepper:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def run(self, inputs: Inputs, slots: Slots) -> Results:
-        """Submits one step. Changes: the memory, at the slots and pages of real rows. Syncs: no."""
+        """Submits one step. Changes the memory at the slots and pages of real rows.
+
+        Syncs: no.
+        """
         self._upload(inputs.packed, self._packed[inputs.width])
         self._upload(inputs.noise, self._noise)
         if self.device.type == "cuda":

@@ -1,9 +1,8 @@
-"""Which conversations run as streaming sessions: opened with a turn that has none, closed after the last one. Knows no
-slot.
-"""
+"""Which conversations run as streaming sessions: opened with the first turn, closed after the last. Knows no slot."""
 
 from collections.abc import Sequence
 
+from memstate.cli.demo.peek import session_snapshots
 from memstate.cli.demo.work import Work
 from memstate.engine.manager import StateManager
 from memstate.requests.handles import Session, Snapshot
@@ -17,7 +16,7 @@ class Streams:
         self._open: dict[int, Session] = {}
 
     def of(self, work: Work) -> Session | None:
-        """The session of a request's conversation, opened if need be; None where it runs without."""
+        """Returns the session of a request's conversation, opened if need be; None where it runs without."""
         number = work.conversation.number
         if number >= self.count:
             return None
@@ -26,9 +25,9 @@ class Streams:
         return self._open[number]
 
     def kept(self, work: Work) -> list[Snapshot]:
-        """States that the session of a request's conversation keeps now."""
+        """Returns the states that the session of a request's conversation keeps now."""
         session = self._open.get(work.conversation.number)
-        return list(self.mem._sessions.opened[session].kept) if session else []
+        return session_snapshots(self.mem, session) if session else []
 
     def rest(self, work: Work) -> None:
         """Notes that a turn has ended, whether or not its conversation goes on later."""
@@ -41,12 +40,14 @@ class Streams:
             self.mem.close_session(session)
 
     def give_up_idle(self, running: Sequence[Work]) -> bool:
-        """Closes the session that has been idle for longest; its next turn starts from the cache or anew. Returns
-        whether there was one that held something.
+        """Closes the session that has been idle for longest; its next turn starts from the cache or anew.
+
+        Returns:
+            Whether there was one that held something.
         """
         busy = {work.conversation.number for work in running}
         for number, session in self._open.items():
-            if number not in busy and self.mem._sessions.opened[session].kept:
+            if number not in busy and session_snapshots(self.mem, session):
                 self.mem.close_session(self._open.pop(number))
                 return True
         return False

@@ -1,4 +1,4 @@
-"""The demo's host memory and storage, and the prefetches of requests that wait. Knows no slot."""
+"""Host memory and storage of the demo, and the prefetches of requests that wait. Knows no slot."""
 
 import tempfile
 import time
@@ -18,7 +18,11 @@ NAP_S = 0.0005  # where nothing can run until storage has answered
 
 @contextmanager
 def storage_of(config: DemoConfig) -> Iterator[Store | None]:
-    """The storage of a run; without a path, files that go with it. Raises: ConfigurationError."""
+    """Yields the storage of a run; without a path, files in a temporary folder.
+
+    Raises:
+        ConfigurationError: The storage cannot be used.
+    """
     if config.storage == "mooncake":
         yield MooncakeStore(Mooncake(config.mooncake_master, segment_bytes=config.mooncake_segment))
     elif config.storage == "file" and config.storage_path is not None:
@@ -31,7 +35,7 @@ def storage_of(config: DemoConfig) -> Iterator[Store | None]:
 
 
 def tiers_of(config: DemoConfig, store: Store | None, kv: Planes) -> Tiers | None:
-    """The settings of the tiers; None where the run has none."""
+    """Returns the settings of the tiers; None where the run has none."""
     if config.host_slots is None and store is None:
         return None
     return Tiers(
@@ -49,7 +53,7 @@ class Fetches:
         self.tiers = mem.tiers if mem.tiers is not None and mem.tiers.prefetcher is not None else None
 
     def arrived(self, waiting: Sequence[Work]) -> list[Work]:
-        """Those of a queue, from its front on, whose prefetches are over."""
+        """Returns the requests at the front of a queue whose prefetches are over."""
         if self.tiers is None:
             return list(waiting)
         for work in waiting:

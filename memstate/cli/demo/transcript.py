@@ -1,22 +1,22 @@
 """What a run leaves behind to be compared: tokens, logits, and the bytes of states. Knows no model."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
+from memstate.cli.demo import peek
 from memstate.cli.demo.stepper import Logits
 from memstate.engine.manager import StateManager
-from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.requests.handles import Row, Snapshot
 
 
 @dataclass
 class Transcript:
-    """What came out of one conversation: its whole token stream, the answers in it, logits and states by position.
+    """What came out of one conversation.
 
-    logits: after so many tokens, where a token was sampled; states: bytes of a state that stands for so many tokens.
+    Attributes:
+        tokens: The whole token stream.
+        answers: The answers in it.
+        logits: By position, where a token was sampled.
+        states: Bytes of a state, by the number of tokens it stands for.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -39,7 +39,10 @@ class Witness:
     """Reads states back while the manager runs, from where the device's own registers say they are.
 
     A published snapshot is read after the plan that submits its move, so that looking submits nothing of its own.
-    Attributes: missed, snapshots given up before that.
+
+    Attributes:
+        sightings: States that were read.
+        missed: Snapshots that were given up before they could be read.
     """
 
     def __init__(self, mem: StateManager) -> None:
@@ -53,38 +56,33 @@ class Witness:
         self._waiting.append((conversation, snapshot, what))
 
     def look(self) -> None:
-        """Reads the snapshots noted since, unless they are gone; their moves must have been submitted. Syncs: yes,
-        where there are any.
+        """Reads the snapshots noted since, unless they are gone. Their moves must have been submitted.
+
+        Syncs: yes, where there are any.
         """
         for conversation, snapshot, what in self._waiting:
-            if self.mem._snapshots.kept.get(snapshot.register) == snapshot:
+            if peek.kept_snapshots(self.mem).get(snapshot.register) == snapshot:
                 self._see(conversation, snapshot.register, what)
             else:
                 self.missed += 1
         self._waiting.clear()
 
     def look_now(self) -> None:
-        """Like `look` at any time: submits first what is recorded. Syncs: yes, where there are any."""
+        """Does the same at any time: submits first what is recorded.
+
+        Syncs: yes, where there are any.
+        """
         if self._waiting:
             self.mem.submit()
             self.look()
 
     def see_live(self, conversation: int, row: Row, why: str) -> None:
-        """Reads the live state of a row about to end, a dead step's included. Syncs: yes."""
-        self._see(conversation, REGISTERS_PER_ROW * row.index, f"live state when {why}")
+        """Reads the live state of a row about to end, also that of a dead step.
+
+        Syncs: yes.
+        """
+        self._see(conversation, peek.live_register(row), f"live state when {why}")
 
     def _see(self, conversation: int, register: int, what: str) -> None:
-        slot, length = slot_and_label(self.mem, register)
-        self.sightings.append(Sighting(conversation, length, what, state_bytes(self.mem.planes, slot)))
-
-
-def slot_and_label(mem: StateManager, register: int) -> tuple[int, int]:
-    """What a register holds on the device, once what was recorded is submitted. Syncs: yes."""
-    table = mem._registers.table
-    return int(table.slots[register]), int(table.labels[register])
-
-
-def state_bytes(planes: Mapping[str, Tensor | Sequence[Tensor]], slot: int) -> bytes:
-    """Every byte of one slot, padding left out. Syncs: yes."""
-    parts = [layer[slot].reshape(-1).view(torch.uint8) for plane in planes.values() for layer in plane]
-    return torch.cat(parts).cpu().numpy().tobytes()
+        slot, length = peek.slot_and_label(self.mem, register)
+        self.sightings.append(Sighting(conversation, length, what, peek.state_bytes(self.mem.planes, slot)))

@@ -1,8 +1,8 @@
-"""Every conversation alone: one slot updated in place, its own pages, nothing kept, nothing shared, no manager.
+"""Runs every conversation alone: one slot updated in place, its own pages, no cache, no manager.
 
-The last turn's prompt contains all turns before it, so one pass over a conversation computes every position exactly
-once from an empty state; the same model object and answer rules as the cached loop. The batch is a single row: that
-it does not matter is what `memstate.cli.demo.arithmetic` is for.
+The prompt of the last turn contains all turns before it, so one pass over a conversation computes every position
+exactly once from an empty state, with the same model object and answer rules as the cached loop. The batch is one row;
+`memstate.cli.demo.arithmetic` makes results independent of the batch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,15 +14,21 @@ from memstate.cli.demo.corpus import Conversation
 from memstate.cli.demo.engines import memory_of
 from memstate.cli.demo.mixers import state_layout
 from memstate.cli.demo.model import HybridModel, Slots
+from memstate.cli.demo.peek import state_bytes
 from memstate.cli.demo.stepper import Inputs, Logits, Stepper
-from memstate.cli.demo.transcript import Transcript, state_bytes
+from memstate.cli.demo.transcript import Transcript
 from memstate.state.planes import Planes
 
 
 class Uncached:
     """A batch of one row over a pool of one slot, in memory of its own.
 
-    chunk, page_size, seed: as in the cached loop. pages: of a row, so many that the longest conversation fits.
+    Args:
+        model: The model of the cached loop.
+        chunk: Tokens of a prefill step, as in the cached loop.
+        pages: KV pages of a row, enough for the longest conversation.
+        page_size: As in the cached loop.
+        seed: As in the cached loop.
     """
 
     def __init__(self, model: HybridModel, chunk: int, pages: int, page_size: int, seed: int) -> None:
@@ -45,7 +51,10 @@ class Uncached:
         self.folded = 0
 
     def fold(self, tokens: Sequence[int], conversation: int) -> tuple[int, Logits]:
-        """Folds one chunk into the state and samples what follows. Syncs: yes."""
+        """Folds one chunk into the state and samples what follows.
+
+        Syncs: yes.
+        """
         width = self.chunk if len(tokens) > 1 else 1
         inputs = Inputs(1, width)
         inputs.tokens[0, : len(tokens)] = tokens
@@ -58,14 +67,20 @@ class Uncached:
         return sampled[0], logits[0].copy()
 
     def state_after(self, tokens: Sequence[int]) -> bytes:
-        """The state that stands for a token prefix. Syncs: yes."""
+        """Returns the state after some tokens.
+
+        Syncs: yes.
+        """
         self.start_over()
         for at in range(0, len(tokens), self.chunk):
             self.fold(tokens[at : at + self.chunk], 0)
         return state_bytes(self.state, 1)
 
     def answer(self, conversation: Conversation, lengths: Iterable[int] = ()) -> Transcript:
-        """Runs a whole conversation; keeps the states at `lengths`, where chunks are cut. Syncs: yes."""
+        """Runs a whole conversation; keeps the states at `lengths`, where chunks are cut.
+
+        Syncs: yes.
+        """
         wanted = sorted(set(lengths))
         self.start_over()
         out = Transcript(list(conversation.system))

@@ -15,11 +15,19 @@ from memstate.tiers import Fetch
 class Work:
     """A request and how far it has come.
 
-    tokens: everything known of the conversation so far, `prompt` of it given. folded: tokens folded into the state by
-    the steps planned so far; equal to len(tokens) while a sampled token is still on its way. resumed: length the row
-    started from. published: whole pages, in tokens, that the cache was offered with all there is of them.
-    fetch: what is on its way from storage while it waits. waited_for: what there was too little of since it last
-    arrived.
+    Attributes:
+        conversation: Its conversation.
+        turn: Number of the turn.
+        tokens: All that is known of the conversation so far, `prompt` of it given.
+        rule: How the request ends.
+        row: Its row while it runs.
+        place: Its place in the batch.
+        folded: Tokens folded into the state by planned steps; len(tokens) while a sampled token is on its way.
+        resumed: Length that the row started from.
+        published: Tokens in whole pages that were offered to the cache.
+        retractions: How often it was sent back.
+        fetch: What is on its way from storage while it waits.
+        waited_for: What there was too little of since it last arrived.
     """
 
     conversation: Conversation
@@ -41,7 +49,7 @@ class Work:
 
     @property
     def name(self) -> str:
-        """As audits show it."""
+        """The name that audits show."""
         return f"{self.conversation.number}.{self.turn}"
 
     @property
@@ -62,7 +70,7 @@ class Work:
 
     @property
     def begun(self) -> bool:
-        """Whether a step has run since the row was taken: before that the device may not know of it."""
+        """Whether a step has run since the row was taken; before that the device may not know the row."""
         return self.folded > self.resumed
 
     def start(self, row: Row, place: int, resumed: int, page_size: int) -> None:

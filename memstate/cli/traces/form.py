@@ -6,15 +6,14 @@ Knows nothing of the content: whether equal ids mean equal prefixes is up to who
 import gzip
 import json
 import os
-import tempfile
 import zlib
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Final
 
+from memstate.cli.files import replacing
 from memstate.errors import InvalidArgument
 
 BLOCK: Final = 512  # tokens that one id stands for
@@ -102,24 +101,14 @@ def write(path: Path, requests: Iterable[TraceRequest]) -> None:
     if not path.parent.is_dir() or (path.exists() and not path.is_file()):
         why = "is no file" if path.exists() else f"{str(path.parent)!r} is no directory"
         raise InvalidArgument(f"{str(path)!r}: cannot be written to: {why}")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".trace-", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as raw:
-            if path.suffix == ".gz":
-                with gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:  # no name and no time in the header
-                    written = sum(file.write(_line(request)) for request in requests)
-            else:
-                written = sum(raw.write(_line(request)) for request in requests)
-            raw.flush()
-            os.fsync(raw.fileno())
+    with replacing(path) as raw:
+        if path.suffix == ".gz":
+            with gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:  # no name and no time in the header
+                written = sum(file.write(_line(request)) for request in requests)
+        else:
+            written = sum(raw.write(_line(request)) for request in requests)
         if not written:
             raise InvalidArgument(f"{str(path)!r}: no requests to write: a trace has one at least")
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
 
 
 def _line(request: TraceRequest) -> bytes:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import tempfile
 from contextlib import suppress
 from dataclasses import asdict, astuple, fields
 from datetime import UTC, datetime
@@ -11,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from memstate.cli.files import replacing
 from memstate.cli.tune.trials import SweepResult, Trial
 from memstate.errors import InvalidArgument
 from memstate.kernels import tuned
@@ -68,20 +68,10 @@ def store(outcome: SweepResult, folder: Path | None = None) -> Path:
     path = folder / tuned.file_name(outcome.device)
     new["entries"] += _kept(path, new)
     folder.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=folder, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(new, file, indent=2)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        tuned.read(Path(name))  # nothing is put there that a launch would refuse
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
+    with replacing(path) as file:
+        file.write(json.dumps(new, indent=2).encode() + b"\n")
+        file.flush()
+        tuned.read(Path(file.name))  # nothing is put there that a launch would refuse
     tuned.forget()
     return path
 

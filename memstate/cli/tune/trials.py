@@ -12,7 +12,7 @@ from memstate.cli.tune import cost
 from memstate.cli.tune.check import SLOTS, wrong
 from memstate.cli.tune.grid import configurations, key_of, layout_of, toy
 from memstate.cli.tune.tasks import findings
-from memstate.cli.tune.timing import Course, DeviceStopwatch, Rate, Stopwatch, score
+from memstate.cli.tune.timing import Course, Stopwatch, device_seconds, score
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tuned import CopyConfig, device_name, trying
@@ -101,7 +101,7 @@ def sweep(
     layout = layout_of(model)
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
-        stopwatch = stopwatch or DeviceStopwatch(device)
+        stopwatch = stopwatch or device_seconds
     configs = configurations(stopwatch is not None, limit)
     if stopwatch is None:
         trials = _with_progress(_ranked(layout, model, target, configs), len(configs), progress)
@@ -134,19 +134,19 @@ def _timed(
         for config in configs:
             why = wrong(config, checked, backend, torch.seed() % 2**31)
             found = cost.Cost() if why or target is None else cost.cost(config, target)
-            rates: dict[int, Rate] = {}
+            rates: dict[int, float] = {}
             if not (why or found.why):
                 with trying(config):
                     rates = course.copies(stopwatch)
             value = score(list(rates.values())) if rates else None
-            details = {f"{due} slots": {"cold": one.cold, "warm": one.warm} for due, one in rates.items()}
+            details = {f"{due} slots": rate for due, rate in rates.items()}
             yield Trial("copy", key, config, not why, value, "bytes/s", why or found.why, details)
 
     target = own_target(device)
     before = course.yardstick(stopwatch)
     done = tuple(_with_progress(trials(), len(configs), progress))
     after = course.yardstick(stopwatch)
-    yardstick = {f"{due} slots": [before[due].cold, after[due].cold] for due in before}
+    yardstick = {f"{due} slots": [before[due], after[due]] for due in before}
     return SweepResult(device_name(device), True, done, yardstick)
 
 

@@ -26,7 +26,7 @@ class TimeIsUp(Exception):
     """A sweep is given up."""
 
 
-def stopwatch(act: object, *, warm: bool) -> float:
+def stopwatch(act: object) -> float:
     """At toy sizes nothing is timed: every run is said to have taken as long."""
     act()  # type: ignore[operator]
     return 1e-3

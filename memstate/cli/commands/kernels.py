@@ -1,0 +1,94 @@
+"""`memstate compile`, `memstate bench` and `memstate tune`."""
+
+from dataclasses import asdict, fields
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from memstate.cli import names
+from memstate.cli.options import BackendOption, Json, choose_backend, split_names
+from memstate.cli.output import complain, device_of, emit, fail, one_line_errors, progress, text_of
+
+
+def compile_kernels(
+    targets: Annotated[str, Option(help="Comma separated GPU targets.")] = "sm_80,sm_90,sm_100,gfx942",
+    json_path: Json = None,
+) -> None:
+    """Compile every kernel for every target. Needs no GPU."""
+    from memstate.cli.compile import compile_all
+
+    with one_line_errors(), progress("compile") as report:
+        reports = compile_all(split_names(targets), report)
+    columns = tuple(field.name for field in fields(reports[0]))
+    rows = [asdict(item) for item in reports]
+    emit(json_path, rows, "compiled kernels", columns, [[text_of(row[c]) for c in columns] for row in rows])
+    if bad := [f"{item.kernel} on {item.target}" for item in reports if not item.ok]:
+        fail(f"not ok: {', '.join(bad)}", status=1)
+
+
+def bench(
+    name: Annotated[names.Benchmark, Argument(help="Benchmark to run.")],
+    peer: Annotated[str | None, Option(help="Compare with this peer only. Default: all peers.")] = None,
+    toy: Annotated[bool, Option("--toy", help="Run at tiny sizes on a CPU; the times mean nothing.")] = False,
+    backend: BackendOption = "auto",
+    json_path: Json = None,
+) -> None:
+    """Measure memstate. `launches` is exact on any machine; `alloc`, `track` and `copy` need a GPU."""
+    if toy and backend == "auto":
+        backend = "interpreter"
+    choose_backend(backend)
+    from memstate.cli import bench
+
+    device = "cpu" if toy else device_of(backend)
+    chosen: tuple[str, ...] = bench.NAMES if name == "all" else (name,)
+    if name == "all" and device == "cpu" and not toy:
+        chosen = tuple(one for one in chosen if one not in bench.NEED_DEVICE)
+        complain(f"left out, because device time needs a GPU: {', '.join(bench.NEED_DEVICE)}")
+    with one_line_errors(), progress(name) as report:
+        outcome = bench.run(chosen, backend, device, toy, peer, report)
+    if name == "launches":
+        title, (columns, rows) = "launches, uploads and syncs of each operation", bench.by_unit(outcome.entries)
+    else:
+        title, (columns, rows) = f"bench {name}", bench.by_entry(outcome.entries)
+    emit(json_path, [asdict(entry) for entry in outcome.entries], title, columns, rows)
+    for line in outcome.wrong:
+        complain(f"not measured, because its result is wrong: {line}")
+    if outcome.wrong:
+        raise typer.Exit(1)
+
+
+def tune(
+    kernels: Annotated[str, Option(help="Comma separated kernels.")] = "copy",
+    model: Annotated[str, Option(help="Preset whose states are copied.")] = "qwen3_next",
+    target: Annotated[str, Option(help="Target to compile for where there is no GPU.")] = "sm_90",
+    limit: Annotated[int | None, Option(help="Number of configurations to try. Default: all.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", metavar="", help="Store nothing.")] = False,
+    json_path: Json = None,
+) -> None:
+    """Find the best launch configuration of each kernel and store it for this device.
+
+    Every configuration is checked against the reference first. A GPU times them; without a GPU they are ranked by
+    compiled cost. Results are stored in $MEMSTATE_TUNED, or in memstate/tuned under $XDG_CONFIG_HOME or ~/.config.
+    Launches on this device use what was timed. What was only ranked, without a GPU, is stored to be looked at and
+    changes none.
+    """
+    from memstate.cli import tune as tuning
+
+    stored, failure = None, ""
+    with one_line_errors(), progress("tune") as report:
+        if not dry_run:
+            tuning.require_folder()
+        outcome = tuning.sweep(model, split_names(kernels), target=target, limit=limit, progress=report)
+        data = tuning.document(outcome)
+    if not dry_run and not outcome.wrong:
+        try:
+            stored = str(tuning.store(outcome))
+        except (OSError, ValueError) as error:  # the sweep took long: show its result all the same
+            failure = f"nothing stored: {error}; set MEMSTATE_TUNED to another folder"
+    (title, columns), rows = tuning.table(outcome, stored)
+    emit(json_path, data | {"stored": stored}, title, columns, rows)
+    if failure:
+        fail(failure)
+    if outcome.wrong:
+        fail(f"differs from the reference: {outcome.wrong[0].why}; nothing stored", status=1)

@@ -1,0 +1,59 @@
+"""`memstate replay` and `memstate trace`."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from memstate.cli import names
+from memstate.cli.options import Json, split_names
+from memstate.cli.output import emit, one_line_errors, progress
+from memstate.errors import InvalidArgument
+
+
+def replay(
+    trace: Annotated[Path, Argument(help="Requests in the format of the Mooncake traces: .jsonl or .jsonl.gz.")],
+    states: Annotated[str, Option(help="Cached states that fit; comma separated to compare several.")] = "256",
+    pages: Annotated[int, Option(help="KV pages that fit; a page is a block of 512 tokens.")] = 50_000,
+    policy: Annotated[str, Option(help="Eviction policy; several comma separated, or all.")] = "return-rate",
+    start: Annotated[
+        float, Option("--from", help="Share of the requests that warm the cache up and are not counted.")
+    ] = 0.0,
+    limit: Annotated[int | None, Option(help="Number of requests to read. Default: all.")] = None,
+    json_path: Json = None,
+) -> None:
+    """Replay a trace through the prefix cache and report its hit rate under each policy."""
+    from memstate.cli import replay as replaying
+    from memstate.cli.traces.form import read
+
+    with one_line_errors(), progress("replay") as report:
+        requests = read(trace, limit)
+        sizes = [_whole("--states", size) for size in split_names(states)]
+        policies = replaying.NAMES if policy == "all" else tuple(split_names(policy))
+        replayed = replaying.compare(requests, sizes, pages, policies, start, report)
+    rows = [asdict(one) for one in replayed]
+    columns, lines = replaying.table(replayed)
+    title = f"{trace.name}: block hit rate, {pages} pages, {replayed[0].requests} requests"
+    emit(json_path, rows if len(rows) > 1 else rows[0], title, columns, lines)
+
+
+def trace(
+    kind: Annotated[names.TraceKind, Argument(help="Kind of workload.")],
+    out: Annotated[Path, Option(help="File to write: .jsonl or .jsonl.gz.")],
+    requests: Annotated[int, Option(help="Number of requests.")] = 10_000,
+    seed: Annotated[int, Option(help="The same seed makes the same trace.")] = 0,
+) -> None:
+    """Make a synthetic trace in the format that `replay` reads."""
+    from memstate.cli.traces.form import write
+    from memstate.cli.traces.make import make
+
+    with one_line_errors():
+        write(out, make(kind, requests, seed))
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise InvalidArgument(f"{name} {text!r}: expected whole numbers") from error

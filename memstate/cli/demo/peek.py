@@ -1,0 +1,74 @@
+"""What the demo reads and changes behind the manager's back, to compare states and to plant faults. All of it is here.
+
+Everything else in the demo uses the public interface.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memstate.engine.manager import StateManager
+from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.requests.handles import Row, Session, Snapshot
+from memstate.tokens import encode
+
+
+def live_register(row: Row) -> int:
+    """Returns the register that holds a row's live state."""
+    return REGISTERS_PER_ROW * row.index
+
+
+def slot_and_label(mem: StateManager, register: int) -> tuple[int, int]:
+    """Returns the slot that a register holds on the device, and the length it stands for.
+
+    Syncs: yes.
+    """
+    table = mem._registers.table
+    return int(table.slots[register]), int(table.labels[register])
+
+
+def empty_register(mem: StateManager, register: int) -> int:
+    """Empties a register without releasing its slot: a leak. Returns the slot.
+
+    Syncs: yes.
+    """
+    slot, _ = slot_and_label(mem, register)
+    mem._registers.table.slots[register] = 0
+    return slot
+
+
+def kept_snapshots(mem: StateManager) -> Mapping[int, Snapshot]:
+    """Returns the published snapshots that still exist, by register."""
+    return mem._snapshots.kept
+
+
+def session_snapshots(mem: StateManager, session: Session) -> list[Snapshot]:
+    """Returns the states that a session keeps now."""
+    return list(mem._sessions.opened[session].kept)
+
+
+def session_hit(mem: StateManager, session: Session, tokens: Sequence[int]) -> tuple[int, int]:
+    """Returns length and register of the state that a session has for a prompt; zeros where it has none."""
+    found = mem._sessions.find(mem._sessions.get(session), encode(tokens), None)
+    return (found.length, found.registers[0]) if found.length else (0, 0)
+
+
+def state_bytes(planes: Mapping[str, Tensor | Sequence[Tensor]], slot: int) -> bytes:
+    """Returns every byte of one slot, without padding.
+
+    Syncs: yes.
+    """
+    parts = [layer[slot].reshape(-1).view(torch.uint8) for plane in planes.values() for layer in plane]
+    return torch.cat(parts).cpu().numpy().tobytes()
+
+
+def write_state(mem: StateManager, slot: int, data: bytes) -> None:
+    """Overwrites every byte of a slot; the inverse of `state_bytes`."""
+    values, at = np.frombuffer(data, np.uint8), 0
+    for target in (layer[slot] for plane in mem.planes.values() for layer in plane):
+        size = target.numel() * target.element_size()
+        part = torch.from_numpy(values[at : at + size].copy()).view(target.dtype).reshape(target.shape)
+        target.copy_(part)
+        at += size

@@ -1,0 +1,99 @@
+"""What commands print: JSON or a table on stdout; progress, and one line for an error, on stderr."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import typer
+
+from memstate.cli.names import Backend
+from memstate.errors import InvalidArgument, MemstateError
+
+Progress = Callable[[int, int], None]
+WIDTH = 160  # of tables that go to a file or a pipe
+
+
+def complain(line: str) -> None:
+    """Prints one line in red to stderr."""
+    from rich.console import Console
+
+    Console(stderr=True).print(line, style="red", highlight=False, soft_wrap=True, markup=False)
+
+
+def fail(line: str, status: int = 2) -> NoReturn:
+    """Prints one line to stderr and ends the command."""
+    complain(" ".join(line.split()))
+    raise typer.Exit(status)
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turns errors of bad input into one line and exit status 2."""
+    try:
+        yield
+    except (MemstateError, ValueError, OSError) as error:
+        if not isinstance(error, (InvalidArgument, OSError, ValueError)):
+            raise
+        fail(str(error))
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Progress]:
+    """Shows a progress bar on a terminal, nothing elsewhere. Yields a function that takes (done, total)."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def device_of(backend: Backend) -> str:
+    """Returns "cuda" or "cpu" for a backend; ends the command where the backend cannot run."""
+    import torch
+
+    if backend == "cuda" and not torch.cuda.is_available():
+        fail("backend 'cuda': no CUDA device here; use --backend reference or interpreter")
+    return "cuda" if torch.cuda.is_available() and backend in ("cuda", "auto") else "cpu"
+
+
+def text_of(value: Any) -> str:
+    """Formats a table cell."""
+    return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def emit(path: str | None, data: Any, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Writes JSON to `path` and prints a table; "-" prints the JSON instead of the table."""
+    text = json.dumps(data, indent=2)
+    if path == "-":
+        write_stdout(lambda: sys.stdout.write(text + "\n"))
+        return
+    if path is not None:
+        try:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            fail(f"--json {path}: {error.strerror}")
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*map(escape, row))  # a name such as plan[lazy] is no markup
+    write_stdout(lambda: Console(width=None if sys.stdout.isatty() else WIDTH).print(table))
+
+
+def write_stdout(write: Callable[[], object]) -> None:
+    """Calls `write` and flushes stdout; a closed pipe or a full disk is one line on stderr."""
+    try:
+        write()
+        sys.stdout.flush()
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (nothing more can be written at exit)
+        fail(f"standard output: {error.strerror}")

@@ -99,7 +99,7 @@ class Ending:
         if turns:
             raise InvalidArgument(f"rows {turns} are turns of sessions: give tokens=[...], so that the next turn fits")
 
-    def end(self, rows: Longs, known: Longs | None, keys: Sequence[bytes] | None) -> list[Snapshot | None]:
+    def end(self, rows: Longs, known: Longs | None, keys: Sequence[bytes] | None, how: str) -> list[Snapshot | None]:
         """Ends rows, with what is known to be real of each; None: nothing is kept, and turns are aborted."""
         snapshots: list[Snapshot | None] = [None] * len(rows)
         if known is not None:
@@ -113,7 +113,7 @@ class Ending:
         self._cache.end(rows.tolist())
         self._pages.end(rows)
         self._boundaries.end(rows)
-        self._table.release(rows)
+        self._table.release(rows, how)
         file = self._file
         file.tracked[rows] = file.snapshot_at[rows] = file.source[rows] = 0
         for column in ("tracked", "snapshot_at", "source"):

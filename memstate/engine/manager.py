@@ -9,7 +9,7 @@ admit -> plan -> (your forward) -> settle | accept -> ... -> release | abort | r
 
 import threading
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.checks import counts, is_count, require_salt, sequence
+from memstate.engine import report
 from memstate.engine.admission import Admission, Fork
 from memstate.engine.ending import Ending
 from memstate.engine.pool import StatePool
@@ -46,7 +47,7 @@ from memstate.requests.tracking.mirror import Mirror
 from memstate.slots import audit
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.commands import Action, CommandBuffer
-from memstate.slots.inspect import Inspection, inspect
+from memstate.slots.inspect import Inspection
 from memstate.slots.journal import Change, Journal
 from memstate.slots.readback import Readback
 from memstate.slots.registers import Longs, RegisterFile
@@ -414,7 +415,8 @@ class StateManager:
             self._ending.require_sessions_told(current)
         entries, rows = self._stepping.cancel(step)
         known = self._table.confirmed[rows] if keep else None
-        ended = self._ending.end(rows, known, [keys[entry] for entry in entries] if keys is not None else None)
+        given = [keys[entry] for entry in entries] if keys is not None else None
+        ended = self._ending.end(rows, known, given, "cancelled with its step")
         snapshots: list[Snapshot | None] = [None] * len(step.numbers)
         for entry, snap in zip(entries, ended, strict=True):
             snapshots[entry] = snap
@@ -431,18 +433,23 @@ class StateManager:
         where there is none; what the cache has is the cache's to drop. Raises: StaleHandle, InvalidArgument,
         ConfigurationError; nothing changed then.
         """
+        return self._end(rows, publish, tokens, "released")
+
+    def _end(
+        self, rows: Sequence[Row], publish: bool | Sequence[int], tokens: Sequence[Tokens] | None, how: str
+    ) -> list[Snapshot | None]:
         self._enter()
         numbers = self._table.indices(rows)
         keys = self._ending.keys(tokens, numbers)
         if publish is False and keys is None:
-            return self._ending.end(numbers, None, None)
+            return self._ending.end(numbers, None, None, how)
         known = self._table.confirmed[numbers]
         if not isinstance(publish, bool):
             known = np.minimum(known, counts("publish", publish, len(numbers)))
         if keys is None:
             self._ending.require_sessions_told(numbers)
         before, told = self._stepping.lengths_before(numbers), self._told(numbers, known, keys)
-        snapshots = self._ending.end(numbers, known, keys)
+        snapshots = self._ending.end(numbers, known, keys, how)
         self._stepping.promise(numbers, told or [snap.length if snap else 0 for snap in snapshots], before)
         return snapshots
 
@@ -450,13 +457,13 @@ class StateManager:
         """Ends requests at once, whatever is in flight, and publishes nothing; a session goes back to where the turn
         began, as far as a register still has that state. Syncs: no. Raises: StaleHandle, InvalidArgument.
         """
-        self.release(rows)
+        self._end(rows, False, None, "aborted")
 
     def retract(self, rows: Sequence[Row], *, tokens: Sequence[Tokens] | None = None) -> list[Snapshot | None]:
         """Ends requests that will come back, and keeps the newest real snapshot of each. tokens: as for `release`.
         Syncs: no. Raises: StaleHandle, InvalidArgument, ConfigurationError.
         """
-        return self.release(rows, publish=True, tokens=tokens)
+        return self._end(rows, True, tokens, "retracted")
 
     def publish(
         self, rows: Sequence[Row], *, tokens: Sequence[Tokens] | None = None, strict: bool = False
@@ -488,15 +495,16 @@ class StateManager:
         turns = self._sessions.by_row
         return [n if row in turns else self._pages.floor(n) for row, n in zip(rows.tolist(), lengths, strict=True)]
 
-    def drop(self, snapshots: Sequence[Snapshot]) -> None:
+    def drop(self, snapshots: Sequence[Snapshot | None]) -> None:
         """Gives up snapshots: their slots and pages are free again, at once or when the first step of a row that
         resumes from one is planned.
 
         Syncs: no. Raises: StaleHandle, InvalidArgument (also for what the prefix cache has); nothing changed then.
         """
         self._enter()
-        self._cache.require_foreign(sequence("snapshots", snapshots, "[snapshot]"))
-        self._snapshots.drop(snapshots)
+        given = [snap for snap in sequence("snapshots", snapshots, "[snapshot]") if snap is not None]
+        self._cache.require_foreign(given)
+        self._snapshots.drop(given)
 
     def match(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Match:
         """What the prefix cache has for a prompt, and why it is not more: lengths by state and by KV, and what host
@@ -637,48 +645,28 @@ class StateManager:
         self._stepping.reset()
 
     def stats(self) -> Stats:
-        """Figures from the host's mirror. Syncs: no."""
-        held, rows_end = self._registers.held, self._registers.first_holder
-        live = int(held[:rows_end:PER_ROW].sum())
-        asked, traffic = self.backend.counts, self.planes.traffic
-        return Stats(
-            capacity=self._allocator.capacity,
-            free=self._allocator.free,
-            held_by_live=live,
-            held_by_lanes=int(held[:rows_end].sum()) - live,
-            held_by_snapshots=int(held[rows_end:].sum()) - self._sessions.held,
-            held_by_sessions=self._sessions.held,
-            rows=self._table.rows,
-            rows_used=self._table.rows - self._table.free,
-            pages=self._pages.allocator.pages,
-            pages_free=self._pages.allocator.free,
-            snapshots=self._mirror.snapshots,
-            degraded=self._mirror.degraded,
-            published=self._snapshots.published,
-            dropped=self._snapshots.dropped,
-            refused=self._snapshots.refused + self._sessions.refused,
-            copied_bytes=traffic.copied,
-            zeroed_bytes=traffic.zeroed,
-            packets=self._commands.packets,
-            uploads=asked.uploads,
-            upload_bytes=asked.upload_bytes,
-            upload_waits=self._commands.ring.waits,
-            launches=asked.total_launches,
-            syncs=asked.syncs,
-            prefix=self.prefix.stats() if self.prefix is not None else None,
-            tiers=self.tiers.stats() if self.tiers is not None else None,
-        )
+        """Figures from the host's mirror.
+
+        Syncs: no.
+        """
+        return report.stats(self)
 
     def audit(self) -> audit.AuditReport:
-        """Looks for leaked and doubly owned slots, by name, also while requests run. Syncs: yes, after submitting what
-        does not wait for a forward; what waits counts as carried out.
+        """Looks for leaked and doubly owned slots, by name, also while requests run.
+
+        It submits what does not wait for a forward; what waits counts as carried out.
+
+        Syncs: yes.
         """
         inspection, names = self._look()
         return audit.audit(inspection, names)
 
     def inspect(self) -> Inspection:
-        """Who owns which slot now, and all that the host knows, as plain data for audits, drawings and files. Syncs:
-        yes, after submitting what does not wait for a forward; what waits counts as carried out.
+        """Reads who owns which slot now, and all that the host knows, as plain data for audits, drawings and files.
+
+        It submits what does not wait for a forward; what waits counts as carried out.
+
+        Syncs: yes.
         """
         return self._look()[0]
 
@@ -686,45 +674,21 @@ class StateManager:
         self._enter()
         self._commands.submit()
         names = self.owners()
-        tags = {
-            register: f"@{self._registers.labels[register]}"
-            if register >= self._registers.first_holder
-            else str(self._table.ids[register // PER_ROW])
-            for register in names
-        }
-        rows = [
-            {
-                "row": row,
-                "id": str(self._table.ids[row]),
-                "length": int(self._mirror.lengths(np.array([row]))[0]),
-                "confirmed": int(self._table.confirmed[row]),
-                "finished": bool(self._table.finished[row]),
-                "unsettled": int(self._table.unsettled[row]),
-            }
-            for row in np.flatnonzero(self._table.used).tolist()
-        ]
-        taken = inspect(
-            self._registers, names, tags, rows=rows, prefix=self._cache.inspect(),
-            sessions=self._sessions.inspect(), changes=list(map(str, self.changes)),
-            stats=asdict(self.stats()), waiting=self._commands.waiting,
-        )  # fmt: skip
-        return taken, names
+        return report.inspection(self, names), names
 
     def owners(self) -> dict[int, tuple[str, str]]:
-        """Who has the registers that hold a slot, as (kind, name). Syncs: no."""
+        """Says who has the registers that hold a slot: register -> (kind, name).
+
+        Syncs: no.
+        """
         return {register: self.owner(register) for register in np.flatnonzero(self._registers.held).tolist()}
 
     def owner(self, register: int) -> tuple[str, str]:
-        """Who has a register, as (kind, name): a row by its request, a session by its id. Syncs: no."""
-        if register < self._registers.first_holder:
-            row, part = divmod(register, PER_ROW)
-            what = ("live", "lane 0", "lane 1")[part]
-            return what.split()[0], f"row {row} (request {self._table.ids[row]!r}) {what}"
-        if node := self._cache.nodes.get(register):
-            return "cached", f"cached prefix of {node.end * self._pages.page_size} tokens in register {register}"
-        if name := self._sessions.owner(register):
-            return "session", name
-        return "snapshot", self._snapshots.name(register)
+        """Says who has a register, as (kind, name): a row by its request, a session by its id.
+
+        Syncs: no.
+        """
+        return report.owner(self, register)
 
     def check(self) -> None:
         """Submits what does not wait for a forward, and raises the first fault that the device counted. Syncs: yes.

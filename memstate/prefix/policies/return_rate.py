@@ -1,10 +1,9 @@
 """The default: a state is worth the pages it saves x the rate at which it is asked for, learned while running.
 
 Kinds of states return very differently: the end of a first turn, of a later one, a branch point, what was used once
-(its conversation has moved on) and what is used all the time. Nobody knows the figures of a service beforehand, so they are
-counted: also for states that were given up, as long as their place is in the tree, because a request that reaches it
-shows what holding on would have brought. A state also serves the requests of those that were given up below it, and is
-worth their rates too.
+and what is used all the time. The figures of a service are not known beforehand, so they are counted. States that were
+given up count too, as long as their place is in the tree: a request that reaches it shows what keeping the state would
+have brought. A state also serves the requests of the given-up states below it, and is worth their rates too.
 
     value = (own rate + rates of those that it serves) x pages back to the next state above
 

@@ -3,8 +3,8 @@
 tree       which prefixes have KV and which a state
 policies/  what to admit and what to evict, for states and for KV
 ranking    nodes by rank, for policies
-match      what a look found, and why it was not more
-cache      all of it together, on holders, pages and the command buffer
+match      what a lookup found, and why it was not more
+cache      all of it together, on snapshots, pages and the command buffer
 """
 
 from memstate.prefix.cache import PrefixCache

@@ -69,9 +69,7 @@ def _lay_out(
     axes: "Axes", first: int, layout: StateLayout, slots: int, ids: Sequence[int], colours: "Mapping[str, Colour]",
     legible: float,
 ) -> None:  # fmt: skip
-    """Draws every block of a layout, its first arena on line `first`; blocks of `legible` bytes carry their slot's
-    number.
-    """
+    """Draws every block of a layout, its first arena on line `first`; `legible` blocks carry their slot's number."""
     from memstate.viz import figure
 
     for plane, place in zip(layout.planes, layout.placements(slots), strict=True):

@@ -3,7 +3,7 @@
 A *class* is one of a few kinds of states, an *age* a bucket of requests gone by, one for each octave. Every class
 counts how many states entered an age (`seen`) and were asked for in it (`hit`): hits / seen is the hazard. The index of
 an age is the best, over all horizons, of P(asked for until then) / E[requests that the slot is held until then]: what a
-slot earns if it is given up at the right moment (J. Gittins, Journal of the Royal Statistical Society B 41, 1979).
+slot earns if it is released at the right moment (J. Gittins, Journal of the Royal Statistical Society B 41, 1979).
 """
 
 from itertools import pairwise

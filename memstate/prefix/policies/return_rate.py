@@ -76,7 +76,7 @@ class ReturnRate(StatePolicy):
         self._unranked: dict[Node, None] = {}  # nodes whose worth changed since victims were looked for
         self.moved: dict[Node, None] = {}  # nodes whose worth changed since the page policy looked
         self._now = self._touches = 0
-        self._log: list[tuple[int, Candidate, int]] = []  # (request, spot, its touch): oldest first
+        self._log: list[tuple[int, Candidate, int]] = []  # (request, candidate, its touch): oldest first
         self._aged = [0] * AGES  # how far of the log has reached each age
 
     def admits(self, place: Place) -> bool:

@@ -29,8 +29,7 @@ from memstate.requests import table as requests
 from memstate.slots import commands, packet
 from memstate.state import windows
 from memstate.tiers import load as promotion
-from memstate.tiers import records
-from memstate.tiers import writeback
+from memstate.tiers import records, writeback
 from memstate.tiers.host import cache as host_cache
 from memstate.tiers.host import pool as host_pool
 from memstate.tiers.prefetch import background

@@ -13,8 +13,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from memstate.tiers import manager
-from memstate.tiers import writeback
+from memstate.tiers import manager, writeback
 from memstate.tiers.host import transfers
 from memstate.tiers.keys import Keys
 from memstate.tiers.prefetch import background

@@ -1,4 +1,4 @@
-"""What a look into the prefix cache found, and why it was not more. Plain data."""
+"""What a lookup in the prefix cache found, and why it was not more. Plain data."""
 
 from dataclasses import dataclass, field, replace
 
@@ -8,11 +8,23 @@ from memstate.requests.handles import Snapshot
 
 @dataclass(frozen=True)
 class Match:
-    """How much of a prompt need not be computed. Lengths in tokens, from the start of the prompt.
+    """How much of a prompt need not be computed. Lengths are tokens from the start of the prompt.
 
-    tokens: the prompt's. length: up to the deepest state, which is where a row starts. kv_length: as far as KV alone
-    reaches. evicted_length: up to the deepest state that was here and was given up, `length` where there is none.
-    snapshot: the state, None at length 0. host_length: up to a longer state in host memory, 0 where there is none.
+    Attributes:
+        tokens: Tokens of the prompt.
+        length: Up to the deepest state, which is where a row starts.
+        kv_length: As far as KV alone reaches.
+        evicted_length: Up to the deepest state that was evicted; `length` where there is none.
+        snapshot: The state, None at length 0.
+        host_length: Up to a longer state in host memory, 0 for none.
+        found: Where the tree matched, for the cache.
+
+    Example:
+        >>> match = Match(tokens=29, length=16, kv_length=20, evicted_length=16)
+        >>> match.lost, match.reason
+        ({'no_sharing': 9, 'evicted': 0, 'no_snapshot': 4}, 'no_snapshot')
+        >>> print(match)
+        16 of 29 tokens by state, 20 by KV (9 no sharing, 4 no snapshot)
     """
 
     tokens: int
@@ -25,9 +37,11 @@ class Match:
 
     @property
     def lost(self) -> dict[str, int]:
-        """Tokens to compute, by reason: `no_sharing` (nobody computed them, their KV is gone, or they are the end of
-        the prompt behind its last whole page that leaves a token to compute), `evicted` (a state was there),
-        `no_snapshot` (KV is there, and never was there a state).
+        """Tokens to compute, by reason.
+
+        `no_sharing`: no request computed them, their KV is gone, or they lie behind the last whole page that leaves a
+        token to
+        compute. `evicted`: a state was there. `no_snapshot`: KV is there, and no state ever was.
         """
         return {
             "no_sharing": self.tokens - self.kv_length,
@@ -37,15 +51,16 @@ class Match:
 
     @property
     def reason(self) -> str:
-        """Why KV reaches further than the state: `evicted` or `no_snapshot`; else `no_sharing`, or `` for a full
-        match.
+        """Why KV reaches further than the state: `evicted` or `no_snapshot`.
+
+        Else `no_sharing`, or "" for a full match.
         """
         lost = self.lost
         between = [reason for reason in ("evicted", "no_snapshot") if lost[reason]]
         return between[0] if between else "no_sharing" if lost["no_sharing"] else ""
 
     def instead(self, length: int) -> "Match":
-        """The same look where another state, of `length` tokens, is gone on from: one that a session kept."""
+        """Returns the match for a session's own state of `length` tokens instead of the cached one."""
         reach, gone = max(self.kv_length, length), max(self.evicted_length, length)
         return replace(self, length=length, kv_length=reach, evicted_length=gone, snapshot=None, found=None)
 

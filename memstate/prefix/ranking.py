@@ -1,4 +1,4 @@
-"""Nodes in the order of their ranks, least first: a heap in which old entries are left to rot. Knows no policy."""
+"""Nodes in the order of their ranks: a heap whose outdated entries are skipped when they come up. Knows no policy."""
 
 import heapq
 from collections.abc import Iterator
@@ -10,7 +10,16 @@ _Entry = tuple[float, int, Node]
 
 
 class Ranking:
-    """Places nodes by rank; equal ranks go by who was placed first. Every operation costs the logarithm of the size."""
+    """Orders nodes by rank; equal ranks go by who was placed first. Every operation costs the logarithm of the size.
+
+    Example:
+        >>> first, second = (Node(None, b"", [], 0) for _ in range(2))
+        >>> ranking = Ranking()
+        >>> ranking.place(first, 2.0)
+        >>> ranking.place(second, 1.0)
+        >>> ranking.least() is second, [ranking.rank(node) for node in ranking.ascending()]
+        (True, [1.0, 2.0])
+    """
 
     def __init__(self) -> None:
         self._heap: list[_Entry] = []
@@ -24,17 +33,17 @@ class Ranking:
         return node in self._entries
 
     def rank(self, node: Node) -> float:
-        """The rank of a node that is here."""
+        """Returns the rank of a node that is here."""
         return self._entries[node][0]
 
     def least(self) -> Node | None:
-        """The node of the least rank, None where there is none."""
+        """Returns the node of the least rank, None for none."""
         while self._heap and self._entries.get(self._heap[0][2]) is not self._heap[0]:
             heapq.heappop(self._heap)
         return self._heap[0][2] if self._heap else None
 
     def place(self, node: Node, rank: float) -> None:
-        """Gives a node its rank, instead of the one it had."""
+        """Gives a node its rank, in place of the one it had."""
         entry = self._entries[node] = (rank, next(self._serial), node)
         heapq.heappush(self._heap, entry)
         if len(self._heap) > 2 * len(self._entries) + 64:
@@ -42,12 +51,13 @@ class Ranking:
             heapq.heapify(self._heap)
 
     def remove(self, node: Node) -> None:
-        """Forgets a node, if it is there."""
+        """Removes a node, if it is here."""
         self._entries.pop(node, None)
 
     def ascending(self) -> Iterator[Node]:
-        """Nodes, least first, for as long as the caller asks. They stay where they are unless removed or placed
-        meanwhile.
+        """Yields nodes, least first, for as long as the caller asks.
+
+        They stay unless they are removed or placed meanwhile.
         """
         passed = []
         try:

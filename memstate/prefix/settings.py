@@ -1,4 +1,4 @@
-"""The settings of a prefix cache."""
+"""Settings of a prefix cache, checked when they are made."""
 
 from dataclasses import dataclass, field
 
@@ -9,12 +9,22 @@ from memstate.prefix.policies import LruPages, PagePolicy, ReturnRate, StatePoli
 
 @dataclass(frozen=True)
 class Prefix:
-    """What a manager's prefix cache is like; one manager's only, because policies remember nodes.
+    """Configures a manager's prefix cache. One manager only, because policies remember nodes.
 
-    states, pages: which of them to keep; pages None: what goes with the policy for states. most_states: at most so
-    many, None for as many as find slots. evict: give up cached states for snapshots that the next step is due (requests
-    always come before the cache).
-    Raises: ConfigurationError.
+    Args:
+        states: Which states to admit and evict.
+        pages: Which pages to evict. None: the policy that goes with `states`.
+        most_states: Cached states at most, None for as many as find slots.
+        evict: Whether to evict cached states for snapshots that the next step is due. Requests always come before the
+            cache.
+
+    Raises:
+        ConfigurationError: A setting is not what it should be.
+
+    Example:
+        >>> from memstate.prefix.policies import Lru
+        >>> Prefix(states=Lru(), most_states=100).of_pages
+        LruPages(tombstones=True)
     """
 
     states: StatePolicy = field(default_factory=ReturnRate)

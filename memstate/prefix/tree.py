@@ -4,7 +4,7 @@ root (salt)
  └─ [page page page]  state        a node is a run of whole pages; its state stands for everything up to its end
      ├─ [page]                     no state: KV only
      ├─ [page page]  evicted       a tombstone: there was a state once
-     └─ [page page]  hollow        its KV is gone too, and that of everything below: only what was asked is remembered
+     └─ [page page]  ghost         its KV is gone too, and that of everything below: only its tokens are remembered
 """
 
 from collections.abc import Hashable, Iterator
@@ -17,12 +17,19 @@ from memstate.tokens import common
 class Node:
     """A run of whole pages below its parent.
 
-    key: tokens of its own pages; end: pages from the root up to its end; pages: ids of its own pages, empty where KV is
-    the caller's. snapshot: the state that stands for everything up to its end. evicted: there was one, and it was given
-    up. leases: rows and sessions whose path leads here or through here. uses: requests that went on from its state.
-    hollow: its KV is gone; carriers: children of which it is not. digests: what the tiers below the device call its
-    first own pages, as far as they have asked.
-    touched, worth: bookkeeping of the policy for pages, and of that for states; nobody else reads them.
+    Attributes:
+        key: Tokens of its own pages, encoded.
+        end: Pages from the root up to its end.
+        pages: Ids of its own pages, empty where KV is the caller's.
+        snapshot: The state that stands for everything up to its end, None for none.
+        evicted: It had a state, which was evicted.
+        leases: Rows and sessions whose path leads here or through here.
+        uses: Requests that started from its state.
+        ghost: Its KV is gone.
+        carriers: Children that are no ghosts.
+        digests: Digests of its first own pages, as far as the tiers have asked.
+        touched: Bookkeeping of the policy for pages.
+        worth: Bookkeeping of the policy for states.
     """
 
     __slots__ = (
@@ -49,7 +56,7 @@ class Node:
         return self.parent is None
 
     def path(self) -> Iterator["Node"]:
-        """This node and its ancestors, deepest first, the root left out."""
+        """Yields this node and its ancestors, deepest first, without the root."""
         node = self
         while node.parent is not None:
             yield node
@@ -57,11 +64,15 @@ class Node:
 
 
 class Found(NamedTuple):
-    """How far a key goes.
+    """How far the tree matches a key.
 
-    node: the deepest node that the key enters; inside: bytes of that node's key that agree, all of them or fewer.
-    stated: the deepest node within the key that has a state; evicted: the deepest below it whose state is gone while
-    its KV is there. kv: pages that agree and are there; reach: the node that they end in.
+    Attributes:
+        node: The deepest node that the key enters.
+        inside: Bytes of that node's key that agree.
+        stated: The deepest node within the key that has a state.
+        evicted: The deepest node below it whose state is gone while its KV is there.
+        kv: Pages that agree and have KV.
+        reach: The node that they end in.
     """
 
     node: Node
@@ -81,7 +92,18 @@ class Found(NamedTuple):
 class Tree:
     """Prefixes by salt.
 
-    page: bytes of a key that one page takes. memory: pages that hollow nodes may stand for; the oldest go first.
+    Args:
+        page: Bytes of a key that one page takes.
+        memory: Pages that ghosts may stand for; the oldest go first.
+
+    Example:
+        >>> tree = Tree(page=2)
+        >>> node, had = tree.insert(b"aabbcc", [1, 2, 3], salt=None)
+        >>> tree.insert(b"aabbdd", [1, 2, 4], salt=None)[1]  # two pages were there
+        2
+        >>> found = tree.find(b"aabbccee", salt=None)
+        >>> found.kv, tree.pages_to(found.node)
+        (3, [1, 2, 3])
     """
 
     def __init__(self, page: int, memory: int = 0) -> None:
@@ -99,14 +121,14 @@ class Tree:
         self.leased_pages = 0  # of nodes that rows or sessions are on: they stay
 
     def root(self, salt: Hashable) -> Node:
-        """Where the prefixes of a salt start; made with the first."""
+        """Returns the root of a salt's prefixes; makes it where it is missing."""
         if salt not in self.roots:
             self.roots[salt] = root = Node(None, b"", [], 0)
             self._salts[root] = salt
         return self.roots[salt]
 
     def find(self, key: bytes, salt: Hashable) -> Found:
-        """Follows a key as far as whole pages agree; linear in the key, whatever else is in the tree."""
+        """Follows a key as far as whole pages agree. Linear in the key, whatever else is in the tree."""
         root = self.roots.get(salt)
         if root is None:
             nowhere = Node(None, b"", [], 0)
@@ -127,10 +149,16 @@ class Tree:
         return Found(node, inside, stated, gone, kv // page, reach)
 
     def insert(self, key: bytes, pages: list[int], salt: Hashable, start: "Node | None" = None) -> tuple[Node, int]:
-        """Makes a node end where the key ends, with KV all the way; returns it and how many pages were there before.
+        """Makes a node end where the key ends, with KV all the way.
 
-        pages: ids of the key's pages, or none at all; those beyond what was there are now the tree's. start: a node
-        on the key's path to begin from.
+        Args:
+            key: Whole pages of tokens, encoded.
+            pages: Ids of the key's pages, or none at all. Those beyond what was there are the tree's from now on.
+            salt: The salt of the prefix.
+            start: A node on the key's path to begin from.
+
+        Returns:
+            The node, and how many pages were there before.
         """
         page, node = self.page, start or self.root(salt)
         at = node.end * page
@@ -149,7 +177,7 @@ class Tree:
         return node, had
 
     def _fill(self, node: Node, pages: list[int]) -> None:
-        """Gives a hollow node KV again; what leads to it has some."""
+        """Gives a ghost KV again; what leads to it has some."""
         assert node.parent is not None and not node.parent.ghost
         size = len(node.key) // self.page
         node.ghost, node.pages = False, pages
@@ -159,8 +187,14 @@ class Tree:
         del self._ghosts[node]
 
     def ghost(self, leaf: Node, pages: int) -> list[int]:
-        """Takes the last so many pages from a node below which is no KV; returns their ids. What they stood for is
-        remembered, as far as the memory goes.
+        """Takes the last pages from a node without KV below it. Its tokens are remembered, as far as the memory goes.
+
+        Args:
+            leaf: The node, without leases.
+            pages: How many pages, from its end.
+
+        Returns:
+            The ids of the pages.
         """
         size = len(leaf.key) // self.page
         assert leaf.parent is not None and not (leaf.carriers or leaf.leases or leaf.ghost) and 0 < pages <= size
@@ -174,7 +208,7 @@ class Tree:
         return gone
 
     def forgettable(self, memory: int) -> Node | None:
-        """A hollow leaf that a memory of so many pages has no room for, None where there is room."""
+        """Returns a ghost leaf that a memory of so many pages has no room for, None where there is room."""
         return next(iter(self._ghosts)) if self.ghost_pages > memory else None
 
     def _grow(self, parent: Node, key: bytes, pages: list[int]) -> Node:
@@ -189,7 +223,7 @@ class Tree:
         return node
 
     def _extend(self, leaf: Node, key: bytes, pages: list[int], size: int) -> Node:
-        """Makes a leaf longer, at whose end nothing happens: a prompt that is computed bit by bit is one node."""
+        """Makes a leaf longer whose end has no state: a prompt that is computed chunk by chunk is one node."""
         leaf.key += key
         leaf.pages += pages
         leaf.end += size
@@ -198,7 +232,7 @@ class Tree:
         return leaf
 
     def _split(self, node: Node, inside: int) -> Node:
-        """Cuts a node after `inside` bytes; the upper part is new and has no state, the lower one stays who it was."""
+        """Cuts a node after `inside` bytes. The upper part is new and has no state."""
         parent, size = node.parent, inside // self.page
         assert parent is not None  # a root has no key to cut
         upper = Node(parent, node.key[:inside], node.pages[:size], parent.end + size)
@@ -214,7 +248,7 @@ class Tree:
         return upper
 
     def remove(self, node: Node) -> None:
-        """Takes a leaf out; its pages and state are the caller's to give up. An empty root goes with it."""
+        """Removes a leaf, and an empty root with it. Its pages and state are the caller's to release."""
         parent, size = node.parent, len(node.key) // self.page
         assert parent is not None and not node.children and not node.leases
         del parent.children[node.key[: self.page]]
@@ -241,25 +275,25 @@ class Tree:
             step.leases += 1
 
     def unlease(self, node: Node) -> None:
-        """Takes one lease away."""
+        """Ends one lease."""
         for step in node.path():
             step.leases -= 1
             if not step.leases:
                 self.leased_pages -= len(step.key) // self.page
 
     def pages_to(self, node: Node) -> list[int]:
-        """Ids of all pages from the root up to a node's end."""
+        """Returns the ids of all pages from the root up to a node's end."""
         parts = [step.pages for step in node.path()]
         return [page for part in reversed(parts) for page in part]
 
     def salt(self, node: Node) -> Hashable:
-        """The salt that a node's prefix was filed under."""
+        """Returns the salt of a node's prefix."""
         while node.parent is not None:
             node = node.parent
         return self._salts[node]
 
     def walk(self) -> Iterator[tuple[Hashable, Node]]:
-        """Every node with its salt, parents first."""
+        """Yields every node with its salt, parents first."""
         for salt, root in self.roots.items():
             waiting = list(root.children.values())
             while waiting:

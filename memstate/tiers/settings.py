@@ -29,7 +29,7 @@ class Tiers:
             name are never found.
         host_slots: States that host memory has room for, 1 or more.
         host_pages: KV pages that host memory has room for. None: in the device's proportion of pages to slots.
-        dense_slots: Records on the device for states that slots give up. With `int8` a record takes a quarter of
+        dense_slots: Records on the device for evicted states. With `int8` a record takes a quarter of
             float32's bytes.
         reserve: Share of host memory, 0 to 1, that prefetches leave to what comes from the device.
         kv: Planes of the KV pages, with a page as a slot. None where KV is the caller's.

@@ -33,14 +33,14 @@ def write(store: Store, cache: RecordCache, entries: Sequence[CachedRecord]) -> 
 class WriteBack:
     """Writes host records to storage with the threads of an executor.
 
+    Args:
+        store: Where the records go.
+        executor: Its threads write.
+
     Attributes:
         written: Records that were stored.
         failed: Records that storage did not take.
         missed: Records that were evicted before their turn.
-
-    Args:
-        store: Where the records go.
-        executor: Its threads write.
     """
 
     def __init__(self, store: Store, executor: Executor) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of layouts and of who owns what: functions of plain data, which launch nothing and wait for no device.
+"""Pictures of layouts and of slot owners: functions of plain data, which launch nothing and wait for no device.
 
 The arithmetic (`blocks`, `runs`, `touched`, `holdings`) needs nothing more; the pictures need the extra `viz`.
 """

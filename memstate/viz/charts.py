@@ -15,10 +15,18 @@ if TYPE_CHECKING:
 
 
 def slot(layouts: Layouts) -> "Figure":
-    """One slot of each layout, all to one scale: the blocks of a layer beside the slot over all layers.
+    """Draws one slot of each layout to one scale: the blocks of a layer beside the slot over all layers.
 
-    layouts: name -> layout, or one layout. Padding is hatched. Syncs: no. Raises: InvalidArgument; ImportError without
-    matplotlib.
+    Padding is hatched.
+
+    Args:
+        layouts: Name -> layout, or one layout.
+
+    Raises:
+        InvalidArgument: These are no layouts.
+        ImportError: matplotlib is not installed.
+
+    Syncs: no.
     """
     from memstate.viz import figure
 
@@ -47,7 +55,7 @@ def slot(layouts: Layouts) -> "Figure":
 
 
 def _stack(axes: "Axes", at: int, layout: StateLayout, layers: int, unit: int, colours: "Mapping[str, Colour]") -> None:
-    """A layout's planes one behind the other, each with its padding."""
+    """Draws a layout's planes one behind the other, each with its padding."""
     from memstate.viz import figure
 
     start = 0.0
@@ -63,17 +71,24 @@ def _stack(axes: "Axes", at: int, layout: StateLayout, layers: int, unit: int, c
 
 
 def _unit(most: int) -> tuple[int, str]:
-    """The unit in which so many bytes are a number that can be read: its bytes and its name."""
+    """Returns the unit in which so many bytes are a readable number: its bytes and its name."""
     power = min(3, max(0, most.bit_length() - 1) // 10)
     return 1024**power, ("bytes", "KiB", "MiB", "GiB")[power]
 
 
 def bars(numbers: Mapping[str, Mapping[str, float]], unit: str, *, log: bool = False) -> "Figure":
-    """Numbers as groups of bars with their values, such as MiB of several models by dtype.
+    """Draws numbers as groups of bars with their values, such as MiB of several models by dtype.
 
-    numbers: group -> name -> value, with the same names in every group. unit: of the values, for the axis. log: on a
-    logarithmic axis, where 0 is a number without a bar.
-    Syncs: no. Raises: InvalidArgument; ImportError without matplotlib.
+    Args:
+        numbers: Group -> name -> value, with the same names in every group.
+        unit: Unit of the values, for the axis.
+        log: Whether the axis is logarithmic; a 0 is a number without a bar then.
+
+    Raises:
+        InvalidArgument: A value is no number, or groups differ in their names.
+        ImportError: matplotlib is not installed.
+
+    Syncs: no.
     """
     from memstate.viz import figure
 

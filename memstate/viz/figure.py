@@ -35,12 +35,12 @@ class Drawing(Figure):
 
 
 def drawing(width: float, height: float) -> Drawing:
-    """An empty figure of so many inches."""
+    """Returns an empty figure of so many inches."""
     return Drawing(figsize=(width, height), dpi=80, layout="constrained")
 
 
 def plane_colours(names: Iterable[str]) -> dict[str, Colour]:
-    """A colour for each plane, the same one in every layout of a picture, and no two alike."""
+    """Returns a colour for each plane, the same one in every layout of a picture, and no two alike."""
     return {name: _colour(at) for at, name in enumerate(dict.fromkeys(names))}
 
 
@@ -49,18 +49,23 @@ def _colour(at: int) -> Colour:
 
 
 def plain(name: str) -> str:
-    """A name as it is: matplotlib takes `$` for a formula, and control characters break an SVG."""
+    """Returns a name that draws as it is: matplotlib takes `$` for a formula, and control characters break an SVG."""
     return NO_TEXT.sub("\ufffd", name).replace("$", r"\$")
 
 
 def lighter(colour: Colour, part: float) -> Colour:
-    """A colour moved towards white: 0 = as it is, 1 = white."""
+    """Returns a colour moved towards white: 0 = as it is, 1 = white."""
     red, green, blue = (value + (1 - value) * part for value in to_rgb(colour))
     return red, green, blue
 
 
 def key(colours: Mapping[str, Colour], padding: bool = False) -> list[Patch]:
-    """The entries of a legend; padding: one more for it, hatched as it is drawn."""
+    """Returns the entries of a legend.
+
+    Args:
+        colours: Name -> colour.
+        padding: Whether to add one for padding, hatched as it is drawn.
+    """
     shown = [
         Patch(facecolor=colour, edgecolor=EDGE, linewidth=0.5, label=plain(name)) for name, colour in colours.items()
     ]

@@ -1,5 +1,6 @@
-"""HTML for people who look at objects in a notebook: strings from plain data. Imports nothing of memstate, so that the
-reprs of every layer may load it.
+"""HTML for objects in a notebook: strings from plain data.
+
+Imports nothing of memstate, so the reprs of every layer may load it.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,14 @@ _PADDING = "repeating-linear-gradient(45deg,#d23b3b 0 2px,#ffffff 2px 5px)"
 
 
 class Block(NamedTuple):
-    """One plane of one layer of one slot; payload and padding are bytes."""
+    """One plane of one layer of one slot.
+
+    Attributes:
+        name: Name of the plane.
+        kind: Its shape and dtype.
+        payload: Bytes.
+        padding: Bytes.
+    """
 
     name: str
     kind: str
@@ -22,7 +30,12 @@ class Block(NamedTuple):
 
 
 def slot(caption: str, blocks: Sequence[Block]) -> str:
-    """A table of the blocks of a slot with bars to scale; padding is hatched."""
+    """Returns a table of the blocks of a slot with bars to scale; padding is hatched.
+
+    Example:
+        >>> slot("a slot", [Block("ssm", "4x8 float32", 128, 16)])[:37]
+        '<table><caption>a slot</caption><tr><'
+    """
     most = max((block.payload + block.padding for block in blocks), default=0) or 1
     rows = "".join(_row(block, _COLOURS[at % len(_COLOURS)], WIDTH / most) for at, block in enumerate(blocks))
     heads = "".join(f"<th>{head}</th>" for head in ("plane", "shape", "bytes", "padding", "one layer of one slot"))

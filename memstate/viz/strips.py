@@ -5,6 +5,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from memstate.errors import InvalidArgument
+from memstate.state import sharding as split
 from memstate.state.layout import StateLayout, format_bytes
 from memstate.viz import given
 from memstate.viz.given import Layouts
@@ -22,15 +23,22 @@ LEVELS = 4  # shades of a page that is touched in part
 
 
 def arena(layouts: Layouts, slots: int, ids: Sequence[int] = ()) -> "Figure":
-    """The arenas of each layout from their first byte to the last, a colour per plane and a shade per layer.
+    """Draws the arenas of each layout from first byte to last, a colour per plane and a shade per layer.
 
-    layouts: name -> layout, or one layout. slots: how many there are beside the null slot. ids: of 1..slots, those
-    whose blocks stand out; the others are pale. For layouts of up to 2000 blocks. Syncs: no.
-    Raises: InvalidArgument; ImportError without matplotlib.
+    Args:
+        layouts: Name -> layout, or one layout. They may have 2000 blocks in all.
+        slots: Number of slots, without the null slot.
+        ids: Slots whose blocks stand out, 1..slots; the others are pale.
+
+    Raises:
+        InvalidArgument: There are no such slots, or too many blocks to tell apart.
+        ImportError: matplotlib is not installed.
+
+    Syncs: no.
     """
     from memstate.viz import figure
 
-    layouts, slots = given.layouts(layouts), given.count("slots", slots)
+    layouts, slots = given.layouts(layouts), split.whole("slots", slots)
     ids = given.numbers("slots", ids, range(1, slots + 1))
     most = max(len(layout.planes) * layout.layers for layout in layouts.values()) * (slots + 1)
     if most > MOST_BLOCKS:
@@ -61,7 +69,7 @@ def _lay_out(
     axes: "Axes", first: int, layout: StateLayout, slots: int, ids: Sequence[int], colours: "Mapping[str, Colour]",
     legible: float,
 ) -> None:  # fmt: skip
-    """Every block of a layout, its first arena on line `first`; blocks of `legible` bytes carry their slot's number."""
+    """Draws every block of a layout, its first arena on line `first`; `legible` blocks carry their slot's number."""
     from memstate.viz import figure
 
     for plane, place in zip(layout.planes, layout.placements(slots), strict=True):
@@ -84,15 +92,26 @@ def pages(
     layouts: Layouts, slots: int, ids: Sequence[int], page_bytes: int,
     layers: Iterable[int] | None = None,
 ) -> "Figure":  # fmt: skip
-    """The pages of each layout's arenas; what a forward over these slots touches is dark, the darker the fuller.
+    """Draws the pages of each layout's arenas; what a forward over these slots touches is dark.
 
-    layouts: name -> layout, or one layout. slots: how many there are. ids, layers: what is read, see `touch.blocks`.
-    page_bytes: of one page. For arenas of up to 2**20 pages in all. Syncs: no.
-    Raises: InvalidArgument; ImportError without matplotlib.
+    The fuller a page, the darker.
+
+    Args:
+        layouts: Name -> layout, or one layout. Their arenas may have 2**20 pages in all.
+        slots: Number of slots.
+        ids: Slots that are read, 1..slots.
+        page_bytes: Bytes of a page.
+        layers: Layers that are read (default: all).
+
+    Raises:
+        InvalidArgument: There are no such slots or layers, or too many pages to tell apart.
+        ImportError: matplotlib is not installed.
+
+    Syncs: no.
     """
     from memstate.viz import figure
 
-    layouts, page_bytes = given.layouts(layouts), given.count("page_bytes", page_bytes)
+    layouts, page_bytes = given.layouts(layouts), split.whole("page_bytes", page_bytes)
     chosen = None if layers is None else list(layers)
     most = sum(size // page_bytes for layout in layouts.values() for size in layout.arena_bytes(slots))
     if most > MOST_PAGES:
@@ -130,7 +149,7 @@ def pages(
 
 
 def _levels(part: Sequence[float]) -> list[tuple[int, int, int]]:
-    """Touched pages, neighbours of one shade together: the first of them, how many, and the shade, 1..LEVELS."""
+    """Returns touched pages, neighbours of one shade joined: the first page, how many, and the shade, 1..LEVELS."""
     found: list[tuple[int, int, int]] = []
     for at, share in enumerate(part):
         level = -int(-share * LEVELS // 1)  # rounded up: what is touched is seen

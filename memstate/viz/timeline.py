@@ -29,10 +29,15 @@ LABELS = 24  # moments that have room for a label
 
 
 def holdings(inspection: Inspection) -> list[tuple[str, str]]:
-    """Kind and name, or tag, of the owner of each slot 1..capacity; no name where there is none or more than one.
+    """Returns kind and name, or tag, of the owner of each slot 1..capacity.
 
-    Kinds are those of the picture, and `free`, `in hand` (an open claim group), `leaked` (neither free nor owned) and
-    `contested` (several owners, or an owner of a slot that is marked free). Syncs: no.
+    Kinds are those of the inspection, and `free`, `in hand` (claimed by id), `leaked` (neither free nor owned) and
+    `contested` (several owners, or an owner of a free slot). The name is "" where there is no owner, or more than one.
+
+    Args:
+        inspection: What `StateManager.inspect` returned.
+
+    Syncs: no.
     """
     owners: list[list[tuple[str, str]]] = [[] for _ in range(inspection.capacity + 1)]
     for register, name in inspection.names.items():
@@ -52,11 +57,21 @@ def holdings(inspection: Inspection) -> list[tuple[str, str]]:
 
 
 def occupancy(inspections: Inspections, steps: Sequence[str] = ()) -> "Figure":
-    """Slots from top to bottom, moments from left to right, coloured by the kind of owner; short names are written in.
+    """Draws slots from top to bottom and moments from left to right, coloured by the kind of owner, with short names.
 
-    pictures: one, or several of one manager in the order they were taken. steps: a label for each (default: 0, 1, ...).
-    Beyond 100 slots or 48 moments names are left out, and neighbours of a kind are drawn as one; beyond 20,000 cells
-    nothing is drawn. Syncs: no. Raises: InvalidArgument; ImportError without matplotlib.
+    Beyond 100 slots or 48 moments names are left out, and neighbours of a kind are drawn as one. Beyond 20,000 cells
+    nothing
+    is drawn.
+
+    Args:
+        inspections: One, or several of one manager in the order they were taken.
+        steps: A label for each (default: 0, 1, ...).
+
+    Raises:
+        InvalidArgument: Inspections differ in their slots, labels do not fit, or there are too many cells.
+        ImportError: matplotlib is not installed.
+
+    Syncs: no.
     """
     from memstate.viz import figure
 
@@ -102,7 +117,12 @@ def occupancy(inspections: Inspections, steps: Sequence[str] = ()) -> "Figure":
 
 
 def _cells(column: Sequence[tuple[str, str]], joined: bool) -> Iterator[tuple[int, int, str, str]]:
-    """First slot, number of slots, kind and name of what is not free; joined: neighbours of a kind as one, unnamed."""
+    """Yields first slot, number of slots, kind and name of what is not free.
+
+    Args:
+        column: Kind and name of each slot's owner.
+        joined: Whether to join neighbours of a kind, unnamed.
+    """
     cells = list(enumerate(column, 1))
     for kind, run in groupby(cells, key=lambda cell: cell[1][0]):
         here = [] if kind == "free" else list(run)

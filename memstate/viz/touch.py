@@ -1,7 +1,7 @@
 """Which bytes and pages an access to some slots touches, exactly, from the arithmetic of a layout. Knows no picture.
 
-A page is whatever unit the reader cares about, such as what one entry of a TLB covers. Every arena counts as starting
-on a page: a large allocation does.
+A page is any unit, such as what one entry of a TLB covers. Every arena counts as starting on a page, as a large
+allocation does.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from memstate.state import sharding as split
 from memstate.state.layout import StateLayout
 from memstate.viz import given
 
@@ -23,12 +24,20 @@ class Block(NamedTuple):
 
 
 def blocks(layout: StateLayout, slots: int, ids: Sequence[int], layers: Iterable[int] | None = None) -> list[Block]:
-    """What a forward reads of these slots: every plane, a block per layer and slot, without its padding.
+    """Returns what a forward reads of these slots: every plane, a block per layer and slot, without its padding.
 
-    slots: how many there are. ids: 1..slots. layers: of 0..layout.layers-1 (default: all). Syncs: no.
-    Raises: InvalidArgument.
+    Args:
+        layout: The layout.
+        slots: Number of slots.
+        ids: Slots that are read, 1..slots.
+        layers: Layers that are read (default: all).
+
+    Raises:
+        InvalidArgument: There are no such slots or layers.
+
+    Syncs: no.
     """
-    ids = given.numbers("slots", ids, range(1, given.count("slots", slots) + 1))
+    ids = given.numbers("slots", ids, range(1, split.whole("slots", slots) + 1))
     chosen = given.numbers("layers", range(layout.layers) if layers is None else layers, range(layout.layers))
     return [
         Block(place.arena, place.offset + layer * place.layer_stride + slot * place.slot_stride, plane.nbytes)
@@ -40,18 +49,31 @@ def blocks(layout: StateLayout, slots: int, ids: Sequence[int], layers: Iterable
 
 
 def runs(layout: StateLayout, slots: int, ids: Sequence[int]) -> list[Block]:
-    """What a copy of these whole slots reads or writes: the runs of the layout, padding included. Syncs: no.
+    """Returns what a copy of these whole slots reads or writes: the runs of the layout, padding included.
 
-    slots, ids: as for `blocks`. Raises: InvalidArgument.
+    Args:
+        layout: The layout.
+        slots: Number of slots.
+        ids: Slots that are copied, 1..slots.
+
+    Raises:
+        InvalidArgument: There are no such slots.
+
+    Syncs: no.
     """
-    ids = given.numbers("slots", ids, range(1, given.count("slots", slots) + 1))
+    ids = given.numbers("slots", ids, range(1, split.whole("slots", slots) + 1))
     return [
         Block(run.arena, run.offset + slot * run.slot_stride, run.nbytes) for slot in ids for run in layout.runs(slots)
     ]
 
 
 def joined(pieces: Iterable[Block]) -> list[Block]:
-    """The same bytes in as few pieces as can be, in the order of memory; bytes that were there twice are there once."""
+    """Returns the same bytes in as few blocks as can be, in the order of memory, each byte once.
+
+    Example:
+        >>> joined([Block(0, 8, 8), Block(0, 0, 8), Block(0, 12, 8)])
+        [Block(arena=0, start=0, nbytes=20)]
+    """
     found: list[Block] = []
     for piece in sorted(pieces):
         last = found[-1] if found else None
@@ -64,8 +86,16 @@ def joined(pieces: Iterable[Block]) -> list[Block]:
 
 
 def touched(pieces: Iterable[Block], page_bytes: int) -> int:
-    """How many pages of `page_bytes` bytes these bytes lie on, each counted once. Raises: InvalidArgument."""
-    page_bytes = given.count("page_bytes", page_bytes)
+    """Returns how many pages these bytes lie on, each counted once.
+
+    Example:
+        >>> touched([Block(0, 0, 1), Block(0, 4000, 200)], page_bytes=4096)
+        2
+
+    Raises:
+        InvalidArgument: `page_bytes` is no size.
+    """
+    page_bytes = split.whole("page_bytes", page_bytes)
     numbers = (
         Block(arena, start // page_bytes, -(-(start + nbytes) // page_bytes) - start // page_bytes)
         for arena, start, nbytes in pieces
@@ -75,8 +105,12 @@ def touched(pieces: Iterable[Block], page_bytes: int) -> int:
 
 
 def shares(pieces: Iterable[Block], page_bytes: int, arena_bytes: Sequence[int]) -> list[NDArray[np.float64]]:
-    """The part of each page that these bytes are, 0..1: one vector `page` per arena. Raises: InvalidArgument."""
-    page_bytes = given.count("page_bytes", page_bytes)
+    """Returns the share of each page that these bytes take, 0..1: one vector `page` per arena.
+
+    Raises:
+        InvalidArgument: `page_bytes` is no size.
+    """
+    page_bytes = split.whole("page_bytes", page_bytes)
     found = []
     for arena, size in enumerate(arena_bytes):
         starts = np.arange(0, size, page_bytes)

@@ -35,7 +35,7 @@ class Rig:
     def fill(self, generator: torch.Generator, *records: int) -> list[Bytes]:
         """New contents; a copy of them."""
         for record in records:
-            self.pool.record(record).copy_(torch.randint(0, 256, (SIZE,), dtype=torch.uint8, generator=generator))
+            self.pool.memory[record].copy_(torch.randint(0, 256, (SIZE,), dtype=torch.uint8, generator=generator))
         return [buffer.copy() for buffer in self.buffers(*records)]
 
     def holds(self, wanted: Sequence[Bytes], *records: int) -> bool:

@@ -164,7 +164,7 @@ def test_threads_at_once(rig: Rig, generator: torch.Generator) -> None:
             seen |= {*rig.store.put([name, *shared], rig.buffers(mine, 0, 1))}
             seen |= {*rig.store.get([name, shared[common]], rig.buffers(into, into + 1))}
             seen |= {rig.holds([wanted[mine], wanted[common]], into, into + 1)}
-            rig.pool.record(into).zero_()
+            rig.pool.memory[into].zero_()
             rig.store.discard([name])
         return seen
 

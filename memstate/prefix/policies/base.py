@@ -1,4 +1,4 @@
-"""What the prefix cache asks of policies. They decide; the cache executes. Knows no slot and no register."""
+"""What the prefix cache asks of policies. They decide, the cache executes. Knows no slot and no register."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -6,15 +6,19 @@ from typing import ClassVar, NamedTuple
 from weakref import ref
 
 from memstate.errors import ConfigurationError
+from memstate.prefix.ranking import Ranking
 from memstate.prefix.tree import Node
 
 
 class Place(NamedTuple):
-    """Where a state could be kept. Lengths in pages from the start.
+    """A place where a state could be kept. Lengths are pages from the start.
 
-    end: what the state would stand for. above: up to the deepest state that a request with this prefix would go on
-    from without it. kind: `boundary`, `prompt` (the end of a prompt), `branch` (KV reached here and no state did),
-    `again` (here was one) or `end` (of an answer).
+    Attributes:
+        end: Pages that the state would stand for.
+        above: Pages up to the deepest state that a request with this prefix would otherwise start from.
+        kind: `boundary`, `prompt` (the end of a prompt), `branch` (KV reached here and no state did), `again` (a state
+            was
+            here) or `end` (of an answer).
     """
 
     end: int
@@ -23,28 +27,36 @@ class Place(NamedTuple):
 
 
 class Policy:
-    """One cache's, because it remembers that cache's nodes."""
+    """A policy of one prefix cache, because it remembers that cache's nodes."""
 
     _cache: "ref[object] | None" = None
 
     def belong(self, cache: object) -> None:
-        """Says whose policy this is. Raises: ConfigurationError where it is another's."""
+        """Binds the policy to a cache.
+
+        Raises:
+            ConfigurationError: It belongs to another one.
+        """
         other = self._cache() if self._cache is not None else None
         if other is not None and other is not cache:
             raise ConfigurationError(f"{self!r} belongs to another manager's prefix cache: give each one of its own")
         self._cache = ref(cache)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
 
 class StatePolicy(Policy, ABC):
-    """Which states are worth their slots.
+    """Decides which states are worth their slots.
 
-    remembers: wants to hear of prompts whose KV is gone too, as many pages again as there are.
+    Attributes:
+        remembers: Whether the tree remembers prompts whose KV is gone too, as many pages again as there are.
     """
 
     remembers: ClassVar[bool] = False
 
     def pages(self) -> "PagePolicy | None":
-        """The policy for pages that goes with it, None for any."""
+        """Returns the policy for pages that goes with this one, None for any."""
         return None
 
     @abstractmethod
@@ -52,60 +64,100 @@ class StatePolicy(Policy, ABC):
         """Forgets every node."""
 
     def asked(self, node: Node, pages: int) -> None:
-        """A prompt of so many pages has come, which the tree knows up to this node, or up to a root."""
+        """Hears of a prompt.
+
+        Args:
+            node: The deepest node that the prompt goes all the way through, or a root.
+            pages: Pages of the prompt.
+        """
 
     def admits(self, place: Place) -> bool:
-        """Whether a state is to be kept there at all."""
+        """Tells whether to keep a state there at all."""
         return place.kind != "again"
 
     @abstractmethod
     def added(self, node: Node, kind: str) -> None:
-        """The node has a state now."""
+        """Hears that a node has a state now.
+
+        Args:
+            node: The node.
+            kind: The kind of its place.
+        """
 
     @abstractmethod
     def used(self, node: Node) -> None:
-        """A request goes on from the node's state."""
+        """Hears that a request starts from the node's state."""
 
     def superseded(self, node: Node) -> None:
-        """Whoever left this state has a newer one elsewhere, and nobody else has used it."""
+        """Hears that the row or session that left this state has a newer one, and no other has used it."""
 
     @abstractmethod
     def dropped(self, node: Node) -> None:
-        """The node has no state any more."""
+        """Hears that the node has no state any more."""
 
     def forgotten(self, node: Node) -> None:
-        """The node, which has no state, leaves the tree, or no prompt ends there any more."""
+        """Hears that a node without a state leaves the tree, or that no prompt ends there any more."""
 
     @abstractmethod
     def victims(self) -> Iterator[Node]:
-        """Nodes with a state, the least worthy first; the caller passes over those that are in use."""
+        """Yields nodes with a state, the least worthy first. The cache skips those in use."""
+
+
+class RankedStates(StatePolicy):
+    """Ranks states by their uses; a subclass says how, in `used`."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets every node."""
+        self._order = Ranking()
+
+    def added(self, node: Node, kind: str) -> None:
+        """Hears that a node has a state now."""
+        self.used(node)
+
+    def dropped(self, node: Node) -> None:
+        """Hears that the node has no state any more."""
+        self._order.remove(node)
+
+    def victims(self) -> Iterator[Node]:
+        """Yields nodes with a state, the least worthy first. The cache skips those in use."""
+        return self._order.ascending()
 
 
 class PagePolicy(Policy, ABC):
-    """Which KV pages are worth keeping; asked about leaves only, because what leads to others must stay."""
+    """Decides which KV pages are worth keeping.
+
+    It is asked about leaves only, because what leads to others must stay.
+    """
 
     @abstractmethod
     def reset(self) -> None:
         """Forgets every node."""
 
     def keeps(self, node: Node) -> bool:
-        """Whether a leaf without a state keeps its KV, which can tell where a state is missed and serve no hit."""
+        """Tells whether a leaf without a state keeps its KV.
+
+        Such KV can show that a state is missed, and serves no hit.
+        """
         return True
 
     @abstractmethod
     def leaf(self, node: Node) -> None:
-        """The node is a leaf now: new, or its last child is gone."""
+        """Hears that a node is a leaf now: it is new, or its last child is gone."""
 
     @abstractmethod
     def used(self, node: Node) -> None:
-        """A request's prompt was followed down to this node, a leaf or not."""
+        """Hears that a prompt was followed down to this node, a leaf or not."""
 
     @abstractmethod
     def dropped(self, node: Node) -> None:
-        """The node is no leaf any more, or gone."""
+        """Hears that the node is no leaf any more, or gone."""
 
     @abstractmethod
     def victims(self) -> Iterator[Node]:
-        """Leaves, the least worthy first, some more than once if need be; the caller passes over those that are in use,
-        and what is not offered goes last.
+        """Yields leaves, the least worthy first, some more than once if need be.
+
+        The cache skips those in use. What is not yielded goes last.
         """

@@ -1,8 +1,8 @@
-"""FLOP-aware: recency and compute saved per byte, added up.
+"""FLOP-aware: recency plus compute saved per byte.
 
-After R. Pan et al., Marconi: prefix caching for the era of hybrid LLMs (MLSys 2025, arXiv 2411.19379): a state is worth
-its recency + alpha x FLOPs saved per byte kept, both scaled to 0..1 over the candidates; what two continuations share
-goes last.
+After R. Pan et al., Marconi: prefix caching for the era of hybrid LLMs (MLSys 2025, arXiv 2411.19379). A state is worth
+its recency + alpha x FLOPs saved per byte kept, both scaled to 0..1 over the states. What two continuations share goes
+last.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,15 +16,25 @@ Flops = Callable[[int, int], float]
 
 
 def linear(start: int, end: int) -> float:
-    """Compute from page `start` to page `end` where it is proportional to tokens: recurrent layers and MLPs."""
+    """Returns the compute from one page to another, where it is proportional to tokens: recurrent layers and MLPs."""
     return float(end - start)
 
 
 class FlopAware(StatePolicy):
-    """States by recency + alpha x compute saved per byte.
+    """Ranks states by recency + alpha x compute saved per byte.
 
-    alpha: weight of compute against recency, 0 = LRU. flops: compute from one page to another, in any unit. Every state
-    has the same bytes here, so that they scale out. An eviction looks at all states: linear in them.
+    Every state has the same bytes here, so bytes cancel out. An eviction is linear in the number of states.
+
+    Args:
+        alpha: Weight of compute against recency; 0 is LRU.
+        flops: Compute from one page to another, in any unit.
+
+    Raises:
+        ConfigurationError: The weight is negative, or `flops` is no function.
+
+    Example:
+        >>> FlopAware(alpha=0.5)
+        FlopAware(alpha=0.5)
     """
 
     def __init__(self, alpha: float = 1.0, flops: Flops = linear) -> None:
@@ -37,23 +47,29 @@ class FlopAware(StatePolicy):
         return f"FlopAware(alpha={self.alpha})"
 
     def reset(self) -> None:
+        """Forgets every node."""
         self._last: dict[Node, int] = {}
         self._clock = 0
 
     def added(self, node: Node, kind: str) -> None:
+        """Hears that a node has a state now."""
         self.used(node)
 
     def used(self, node: Node) -> None:
+        """Hears that a request starts from the node's state."""
         self._clock += 1
         self._last[node] = self._clock
 
     def superseded(self, node: Node) -> None:
+        """Hears that the row or session that left this state has a newer one, and no other has used it."""
         self._last[node] = 0
 
     def dropped(self, node: Node) -> None:
+        """Hears that the node has no state any more."""
         self._last.pop(node, None)
 
     def victims(self) -> Iterator[Node]:
+        """Yields nodes with a state, the least worthy first. The cache skips those in use."""
         if not self._last:
             return iter(())
         saved = {node: self.flops(node.end - gain(node), node.end) for node in self._last}

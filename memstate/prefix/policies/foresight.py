@@ -1,11 +1,13 @@
-"""The clairvoyant bound: what is used again latest goes first, and what is never used again is not kept (L. Belady, IBM
-Systems Journal 1966). It reads the rest of a trace, so that no engine can have it; replays print it beside policies.
+"""The clairvoyant bound: evict what is used again latest, and do not keep what is never used again.
+
+L. Belady, IBM Systems Journal 1966. It reads the rest of a trace, so no engine can have it; replays print it beside
+policies.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
-from memstate.prefix.policies.base import PagePolicy, Place, StatePolicy
+from memstate.prefix.policies.base import PagePolicy, Place, RankedStates
 from memstate.prefix.ranking import Ranking
 from memstate.prefix.tree import Node
 from memstate.tokens import BYTES
@@ -14,9 +16,15 @@ NEVER = 2**62
 
 
 class Future:
-    """When each block is where a request's known part ends: with a state there, and KV up to it, it hits all it can.
+    """Knows when each block is where a request's known part ends.
 
-    requests: their blocks, in order; an id names a block and all before it. now: the present one.
+    With a state there and KV up to it, the request hits all it can.
+
+    Args:
+        requests: Blocks of each request, in order. An id names a block and all before it.
+
+    Attributes:
+        now: The present request.
     """
 
     def __init__(self, requests: Sequence[Sequence[int]]) -> None:
@@ -30,71 +38,60 @@ class Future:
             seen.update(blocks)
 
     def next(self, block: int) -> int:
-        """The next request after the present one whose known part ends with the block, NEVER for none."""
+        """Returns the next request after the present one whose known part ends with the block, NEVER for none."""
         uses = self._uses.get(block, ())
         at = bisect_right(uses, self.now)
         return uses[at] if at < len(uses) else NEVER
 
     def wanted(self) -> list[int]:
-        """Where the present request is to leave states, in blocks from its start."""
+        """Returns where the present request should leave states, in blocks from its start."""
         return [n for n, block in enumerate(self.requests[self.now], 1) if self.next(block) < NEVER]
 
     def end(self, node: Node) -> int:
-        """The block that a node ends with."""
+        """Returns the block that a node ends with."""
         return int.from_bytes(node.key[-BYTES:], "little", signed=True)
 
 
-class Foresight(StatePolicy):
-    """States where requests will need them, by their next use; the latest first to go."""
+class Foresight(RankedStates):
+    """Ranks states by their next use; the latest goes first."""
 
     def __init__(self, future: Future) -> None:
         self.future = future
-        self.reset()
-
-    def __repr__(self) -> str:
-        return "Foresight()"
-
-    def reset(self) -> None:
-        self._order = Ranking()
+        super().__init__()
 
     def admits(self, place: Place) -> bool:
+        """Tells whether to keep a state there at all."""
         return self.future.next(self.future.requests[self.future.now][place.end - 1]) < NEVER
 
-    def added(self, node: Node, kind: str) -> None:
-        self._order.place(node, -self.future.next(self.future.end(node)))
-
     def used(self, node: Node) -> None:
-        self.added(node, "")
-
-    def dropped(self, node: Node) -> None:
-        self._order.remove(node)
-
-    def victims(self) -> Iterator[Node]:
-        return self._order.ascending()
+        """Hears that a request starts from the node's state."""
+        self._order.place(node, -self.future.next(self.future.end(node)))
 
 
 class ForesightPages(PagePolicy):
-    """Leaves by the next use of their last block, the latest first to go."""
+    """Ranks leaves by the next use of their last block; the latest goes first."""
 
     def __init__(self, future: Future) -> None:
         self.future = future
         self.reset()
 
-    def __repr__(self) -> str:
-        return "ForesightPages()"
-
     def reset(self) -> None:
+        """Forgets every node."""
         self._order = Ranking()
 
     def leaf(self, node: Node) -> None:
+        """Hears that a node is a leaf now: it is new, or its last child is gone."""
         self._order.place(node, -self.future.next(self.future.end(node)))
 
     def used(self, node: Node) -> None:
+        """Hears that a prompt was followed down to this node, a leaf or not."""
         if node in self._order:
             self.leaf(node)
 
     def dropped(self, node: Node) -> None:
+        """Hears that the node is no leaf any more, or gone."""
         self._order.remove(node)
 
     def victims(self) -> Iterator[Node]:
+        """Yields leaves, the least worthy first, some more than once if need be."""
         return self._order.ascending()

@@ -1,50 +1,44 @@
-"""GreedyDual: a state is worth what it has saved, plus a clock that every eviction turns on.
+"""GreedyDual: a state is worth what it has saved, plus a clock that every eviction advances.
 
-After P. Cao and S. Irani, Cost-aware WWW proxy caching algorithms (USITS 1997): value = clock + uses x cost; the least
-goes, and the clock becomes its value, so that worth fades without anybody counting down.
+After P. Cao and S. Irani, Cost-aware WWW proxy caching algorithms (USITS 1997): value = clock + uses x cost. The least
+goes, and the clock becomes its value, so that worth fades without a pass over all states.
 """
 
-from collections.abc import Iterator
-
-from memstate.prefix.policies.base import StatePolicy
-from memstate.prefix.ranking import Ranking
+from memstate.prefix.policies.base import RankedStates
 from memstate.prefix.tree import Node
 
 
 def gain(node: Node) -> int:
-    """Pages that need not be computed because of a node's state: back to the nearest state above it."""
+    """Returns the pages that need not be computed because of a node's state: back to the nearest state above it."""
     above = node.parent
     while above is not None and above.snapshot is None:
         above = above.parent
     return node.end - (above.end if above is not None else 0)
 
 
-class GreedyDual(StatePolicy):
-    """States by uses x pages saved. The cost of a state is its place among the others, so no parameter is left."""
+class GreedyDual(RankedStates):
+    """Ranks states by uses x pages saved, plus the clock. It has no parameter.
 
-    def __init__(self) -> None:
-        self.reset()
-
-    def __repr__(self) -> str:
-        return "GreedyDual()"
+    Example:
+        >>> GreedyDual()
+        GreedyDual()
+    """
 
     def reset(self) -> None:
-        self._order = Ranking()
+        """Forgets every node."""
+        super().reset()
         self._clock = 0.0
 
-    def added(self, node: Node, kind: str) -> None:
-        self.used(node)
-
     def used(self, node: Node) -> None:
+        """Hears that a request starts from the node's state."""
         self._order.place(node, self._clock + (1 + node.uses) * gain(node))
 
     def superseded(self, node: Node) -> None:
+        """Hears that the row or session that left this state has a newer one, and no other has used it."""
         self._order.place(node, self._clock)
 
     def dropped(self, node: Node) -> None:
+        """Hears that the node has no state any more."""
         if self._order.least() is node:
             self._clock = self._order.rank(node)
-        self._order.remove(node)
-
-    def victims(self) -> Iterator[Node]:
-        return self._order.ascending()
+        super().dropped(node)

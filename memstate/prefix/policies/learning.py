@@ -3,7 +3,7 @@
 A *class* is one of a few kinds of states, an *age* a bucket of requests gone by, one for each octave. Every class
 counts how many states entered an age (`seen`) and were asked for in it (`hit`): hits / seen is the hazard. The index of
 an age is the best, over all horizons, of P(asked for until then) / E[requests that the slot is held until then]: what a
-slot earns if it is given up at the right moment (J. Gittins, Journal of the Royal Statistical Society B 41, 1979).
+slot earns if it is released at the right moment (J. Gittins, Journal of the Royal Statistical Society B 41, 1979).
 """
 
 from itertools import pairwise
@@ -30,10 +30,12 @@ WIDTHS = [after - before for before, after in pairwise(EDGES)] + [EDGES[-1] - ED
 
 
 class ReturnRates:
-    """Learned chances per request that a state is asked for: `rate(class, age, growth)`.
+    """Learns the chances per request that a state is asked for: `rate(class, age, growth)`.
 
-    classes: how many; the first `pooled` of them lend their figures to those that know little. growths: how many kinds
-    of growth, a factor within each class: how far the last request went beyond the state.
+    Args:
+        classes: Number of classes.
+        pooled: How many of the first classes lend their figures to those that know little.
+        growths: Number of growths. A growth says how far the last request went beyond the state; it scales the rate.
     """
 
     def __init__(self, classes: int, pooled: int, growths: int) -> None:
@@ -45,27 +47,27 @@ class ReturnRates:
         self.update()
 
     def enter(self, kind: int, age: int, growth: int) -> None:
-        """A state reached an age without being asked for."""
+        """Counts a state that reached an age without being asked for."""
         self._seen[kind][age] += 1
         self._expected[kind][growth] += self._hazard[kind][age]
 
     def asked(self, kind: int, age: int, growth: int) -> None:
-        """A state, or one that was given up since, was asked for."""
+        """Counts a state that was asked for, whether it was kept or evicted."""
         self._hit[kind][age] += 1
         self._observed[kind][growth] += 1
 
     def rate(self, kind: int, age: int, growth: int) -> float:
-        """Chances per request of holding on."""
+        """Returns the chances per request of keeping a state."""
         return self._index[kind][age] * self._factor[kind][growth]
 
     def fade(self, by: float) -> None:
-        """Makes what was learned so far count less."""
+        """Scales all counts, so that what was learned so far counts less."""
         for table in (self._hit, self._seen, self._observed, self._expected):
             for row in table:
                 row[:] = [value * by for value in row]
 
     def update(self) -> None:
-        """Draws the conclusions from what was counted: for 11 classes and 15 ages half a millisecond."""
+        """Computes the rates from the counts: half a millisecond for 11 classes and 15 ages."""
         pooled, oldest = self._pool()
         self._hazard: Table = []
         self._index: Table = []
@@ -85,7 +87,7 @@ class ReturnRates:
             self._factor.append([(o + SHRINKAGE) / (e + SHRINKAGE) for o, e in pairs])
 
     def _pool(self) -> tuple[list[float], int]:
-        """The hazard by age of the pooled classes together, and how many ages anything has reached."""
+        """Returns the hazard by age of the pooled classes together, and how many ages were reached."""
         pooled, oldest = [], 1
         for age in range(AGES):
             hit = sum(self._hit[kind][age] for kind in range(self._pooled))
@@ -96,7 +98,7 @@ class ReturnRates:
 
 
 def _best(hazard: list[float], age: int, oldest: int) -> float:
-    """Over horizons from `age` on: chance of being asked for / requests held until then or until asked for."""
+    """Returns the best of all horizons: chance of being asked for / requests that the slot is kept."""
     alive, held, best = 1.0, 0.0, 0.0
     for at in range(age, max(age + 1, oldest)):
         held += alive * WIDTHS[at] * (1 - hazard[at] / 2)

@@ -1,47 +1,46 @@
-"""Least recently used: what nobody came back for goes first. A use refreshes what was used, not what leads to it."""
+"""Least recently used goes first. A use refreshes the state that was used, not what leads to it."""
 
 from collections.abc import Iterator
 
-from memstate.prefix.policies.base import PagePolicy, StatePolicy
+from memstate.prefix.policies.base import PagePolicy, RankedStates
 from memstate.prefix.ranking import Ranking
 from memstate.prefix.tree import Node
 
 
-class Lru(StatePolicy):
-    """States by their last use."""
+class Lru(RankedStates):
+    """Ranks states by their last use.
 
-    def __init__(self) -> None:
-        self.reset()
-
-    def __repr__(self) -> str:
-        return "Lru()"
+    Example:
+        >>> Lru()
+        Lru()
+    """
 
     def reset(self) -> None:
-        self._order = Ranking()
+        """Forgets every node."""
+        super().reset()
         self._clock = 0
 
-    def added(self, node: Node, kind: str) -> None:
-        self.used(node)
-
     def used(self, node: Node) -> None:
+        """Hears that a request starts from the node's state."""
         self._clock += 1
         self._order.place(node, self._clock)
 
     def superseded(self, node: Node) -> None:
+        """Hears that the row or session that left this state has a newer one, and no other has used it."""
         self._order.place(node, 0)
-
-    def dropped(self, node: Node) -> None:
-        self._order.remove(node)
-
-    def victims(self) -> Iterator[Node]:
-        return self._order.ascending()
 
 
 class LruPages(PagePolicy):
-    """Leaves by the last time a prompt was followed down to them.
+    """Ranks leaves by the last time a prompt was followed down to them.
 
-    tombstones: whether a leaf whose state was evicted keeps its KV. It can tell that a state is missed, and takes pages
-    from those that have one.
+    Args:
+        tombstones: Whether a leaf whose state was evicted keeps its KV. It can show that a state is missed, and takes
+            pages
+            from leaves that have one.
+
+    Example:
+        >>> LruPages(tombstones=False)
+        LruPages(tombstones=False)
     """
 
     def __init__(self, tombstones: bool = True) -> None:
@@ -52,30 +51,39 @@ class LruPages(PagePolicy):
         return f"LruPages(tombstones={self.tombstones})"
 
     def reset(self) -> None:
+        """Forgets every node."""
         self._order = Ranking()
         self._clock = 0
 
     def keeps(self, node: Node) -> bool:
+        """Tells whether a leaf without a state keeps its KV."""
         return self.tombstones or not node.evicted
 
     def leaf(self, node: Node) -> None:
+        """Hears that a node is a leaf now: it is new, or its last child is gone."""
         if not node.touched:
             self._touch(node)
-        self._order.place(node, node.touched)
+        self._place(node)
 
     def used(self, node: Node) -> None:
+        """Hears that a prompt was followed down to this node, a leaf or not."""
         self._touch(node)
         if node in self._order:
-            self._order.place(node, node.touched)
+            self._place(node)
+
+    def _place(self, node: Node) -> None:
+        self._order.place(node, node.touched)
 
     def _touch(self, node: Node) -> None:
         self._clock += 1
         node.touched = self._clock
 
     def dropped(self, node: Node) -> None:
+        """Hears that the node is no leaf any more, or gone."""
         if node.parent is not None:  # which was on the way to it
             node.parent.touched = max(node.parent.touched, node.touched)
         self._order.remove(node)
 
     def victims(self) -> Iterator[Node]:
+        """Yields leaves, the least worthy first, some more than once if need be."""
         return self._order.ascending()

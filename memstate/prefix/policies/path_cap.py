@@ -10,10 +10,22 @@ from memstate.prefix.tree import Node
 
 
 class PathCap(StatePolicy):
-    """Offers what is beyond the cap first, then what the other policy offers.
+    """Evicts states beyond the cap first, then follows another policy.
 
-    most: states from the start of a prompt to its end. Beyond them goes the one that fewest used; of equals the
-    shortest. A state from which continuations part is not counted: it is nobody's past alone.
+    Beyond the cap goes the state with the fewest uses, of equals the shortest. A state where continuations part is not
+    counted, because more than one conversation needs it.
+
+    Args:
+        most: States from the start of a prompt to its end.
+        policy: The other policy.
+
+    Raises:
+        ConfigurationError: The cap is below 1, or `policy` is no StatePolicy.
+
+    Example:
+        >>> from memstate.prefix.policies.lru import Lru
+        >>> PathCap(3, Lru())
+        PathCap(3, Lru())
     """
 
     def __init__(self, most: int, policy: StatePolicy) -> None:
@@ -26,13 +38,16 @@ class PathCap(StatePolicy):
         return f"PathCap({self.most}, {self.policy})"
 
     def reset(self) -> None:
+        """Forgets every node."""
         self.policy.reset()
         self._beyond: dict[Node, None] = {}  # in the order in which they came to be too many
 
     def admits(self, place: Place) -> bool:
+        """Tells whether to keep a state there at all."""
         return self.policy.admits(place)
 
     def added(self, node: Node, kind: str) -> None:
+        """Hears that a node has a state now."""
         self.policy.added(node, kind)
         path = [step for step in node.path() if step.snapshot and step is not node and len(step.children) < 2]
         path = [step for step in path if step not in self._beyond]
@@ -40,29 +55,37 @@ class PathCap(StatePolicy):
             self._beyond[min(path, key=lambda step: (step.uses, step.end))] = None
 
     def used(self, node: Node) -> None:
+        """Hears that a request starts from the node's state."""
         self._beyond.pop(node, None)
         self.policy.used(node)
 
     def belong(self, cache: object) -> None:
+        """Binds the policy to a cache."""
         super().belong(cache)
         self.policy.belong(cache)
 
     def pages(self) -> PagePolicy | None:
+        """Returns the policy for pages that goes with this one, None for any."""
         return self.policy.pages()
 
     def asked(self, node: Node, pages: int) -> None:
+        """Hears of a prompt."""
         self.policy.asked(node, pages)
 
     def forgotten(self, node: Node) -> None:
+        """Hears that a node without a state leaves the tree, or that no prompt ends there any more."""
         self.policy.forgotten(node)
 
     def superseded(self, node: Node) -> None:
+        """Hears that the row or session that left this state has a newer one, and no other has used it."""
         self.policy.superseded(node)
 
     def dropped(self, node: Node) -> None:
+        """Hears that the node has no state any more."""
         self._beyond.pop(node, None)
         self.policy.dropped(node)
 
     def victims(self) -> Iterator[Node]:
+        """Yields nodes with a state, the least worthy first. The cache skips those in use."""
         rest = (node for node in self.policy.victims() if node not in self._beyond)
         return chain(list(self._beyond), rest)

@@ -1,19 +1,20 @@
-"""The default: a state is worth the pages it saves x the rate at which it is asked for, learned while running.
+"""The default policy: a state is worth the pages it saves x the rate at which it is asked for, learned while running.
 
 Kinds of states return very differently: the end of a first turn, of a later one, a branch point, what was used once
 and what is used all the time. The figures of a service are not known beforehand, so they are counted. States that were
 given up count too, as long as their place is in the tree: a request that reaches it shows what keeping the state would
 have brought. A state also serves the requests of the given-up states below it, and is worth their rates too.
 
-    value = (own rate + rates of those that it serves) x pages back to the next state above
+    value = (own rate + rates of its dependents) x pages back to the next state above
 
 The clock is the request. Each request costs the logarithm of the number of states, and a walk up the path.
 """
 
 from collections.abc import Iterator
 
-from memstate.prefix.policies.base import PagePolicy, Place, StatePolicy
+from memstate.prefix.policies.base import Place, StatePolicy
 from memstate.prefix.policies.learning import AGES, EDGES, ReturnRates
+from memstate.prefix.policies.lru import LruPages
 from memstate.prefix.ranking import Ranking
 from memstate.prefix.tree import Node
 
@@ -29,25 +30,16 @@ MEMORY = 2**15  # touches after which what was counted has lost half its weight
 class Candidate:
     """What is known of a node that has or had a state.
 
-    held: has it now. server: who serves requests here: the spot itself while it is held, else the nearest held one
-    above. wards: whom it serves; worth: the sum of their rates.
+    Attributes:
+        held: It has the state now.
+        provider: The candidate that serves requests here: itself while it is held, else the nearest held one above.
+        dependents: The candidates that it serves.
+        worth: The sum of their rates.
     """
 
     __slots__ = (
-        "age",
-        "dependents",
-        "growth",
-        "held",
-        "kind",
-        "node",
-        "over",
-        "provider",
-        "rate",
-        "touched",
-        "turn",
-        "uses",
-        "what",
-        "worth",
+        "age", "dependents", "growth", "held", "kind", "node", "over", "provider", "rate", "touched", "turn", "uses",
+        "what", "worth",
     )  # fmt: skip
 
     def __init__(self, node: Node, what: str) -> None:
@@ -60,32 +52,38 @@ class Candidate:
 
 
 class ReturnRate(StatePolicy):
-    """States by learned rate of return x pages saved."""
+    """Ranks states by learned rate of return x pages saved.
+
+    Example:
+        >>> ReturnRate().pages()
+        ReturnRatePages()
+    """
 
     remembers = True
 
     def __init__(self) -> None:
         self.reset()
 
-    def __repr__(self) -> str:
-        return "ReturnRate()"
-
-    def pages(self) -> PagePolicy:
+    def pages(self) -> "ReturnRatePages":
+        """Returns the policy for pages that goes with this one, None for any."""
         return ReturnRatePages(self)
 
     def reset(self) -> None:
+        """Forgets every node."""
         self.rates = ReturnRates(CLASSES, POOLED, GROWTHS)
         self.order = Ranking()
         self._unranked: dict[Node, None] = {}  # nodes whose worth changed since victims were looked for
         self.moved: dict[Node, None] = {}  # nodes whose worth changed since the page policy looked
         self._now = self._touches = 0
-        self._log: list[tuple[int, Candidate, int]] = []  # (request, spot, its touch): oldest first
+        self._log: list[tuple[int, Candidate, int]] = []  # (request, candidate, its touch): oldest first
         self._aged = [0] * AGES  # how far of the log has reached each age
 
     def admits(self, place: Place) -> bool:
+        """Tells whether to keep a state there at all."""
         return True
 
     def asked(self, node: Node, pages: int) -> None:
+        """Hears of a prompt."""
         self._tick()
         step: Node | None = node
         while step is not None and step.worth is None:
@@ -98,6 +96,7 @@ class ReturnRate(StatePolicy):
             self._touch(candidate, pages - step.end)
 
     def added(self, node: Node, kind: str) -> None:
+        """Hears that a node has a state now."""
         known = node.worth is not None
         candidate: Candidate = node.worth or Candidate(node, "prompt" if kind == "end" else kind)
         node.worth, candidate.held, candidate.over = candidate, True, False
@@ -107,7 +106,7 @@ class ReturnRate(StatePolicy):
             self._begin(candidate, node)
 
     def _begin(self, candidate: Candidate, node: Node) -> None:
-        """A place not known before: how far it goes beyond the one above says what it is."""
+        """Classifies a new place by how far it goes beyond the one above."""
         above = node.parent
         while above is not None and above.worth is None:
             above = above.parent
@@ -119,9 +118,10 @@ class ReturnRate(StatePolicy):
         self._touch(candidate, grown)
 
     def used(self, node: Node) -> None:
-        """`asked` has said it."""
+        """Does nothing: `asked` has counted the request."""
 
     def dropped(self, node: Node) -> None:
+        """Hears that the node has no state any more."""
         candidate: Candidate = node.worth
         candidate.held = False
         self.order.remove(node)
@@ -136,6 +136,7 @@ class ReturnRate(StatePolicy):
         candidate.dependents, candidate.worth = {}, 0.0
 
     def forgotten(self, node: Node) -> None:
+        """Hears that a node without a state leaves the tree, or that no prompt ends there any more."""
         if (candidate := node.worth) is not None:
             self._provide(candidate, None)
             candidate.touched = -1  # what the log says of it is void, and may not keep its tokens
@@ -144,11 +145,13 @@ class ReturnRate(StatePolicy):
             self._unranked.pop(node, None)
 
     def superseded(self, node: Node) -> None:
+        """Hears that the row or session that left this state has a newer one, and no other has used it."""
         if (candidate := node.worth) is not None:
             candidate.over = True
             self._rank(candidate)
 
     def victims(self) -> Iterator[Node]:
+        """Yields nodes with a state, the least worthy first. The cache skips those in use."""
         unranked, self._unranked = self._unranked, {}
         for node in unranked:
             if node.worth is not None and node.worth.held:
@@ -161,16 +164,16 @@ class ReturnRate(StatePolicy):
                 yield node
 
     def value(self, candidate: Candidate) -> float:
-        """Pages saved per request of holding on."""
+        """Returns the pages saved per request of keeping a state."""
         above = self._provider(candidate.node)
         return self.density(candidate) * (candidate.node.end - (above.node.end if above is not None else 0))
 
     def density(self, candidate: Candidate) -> float:
-        """Chances per request of holding on, of its own and of those that it serves."""
+        """Returns the chances per request of keeping a state: its own and those of its dependents."""
         return 0.0 if candidate.over else max(candidate.worth, candidate.rate)
 
     def _provider(self, node: Node) -> Candidate | None:
-        """Who serves requests where a node's state is gone: the nearest state above it."""
+        """Returns what serves requests where a node's state is gone: the nearest state above it."""
         above = node.parent
         while above is not None and not (above.worth is not None and above.worth.held):
             above = above.parent
@@ -189,7 +192,7 @@ class ReturnRate(StatePolicy):
         self._credit(candidate)
 
     def _credit(self, candidate: Candidate) -> None:
-        """Gives a spot's rate to whoever serves it now."""
+        """Adds a candidate's rate to its present provider."""
         provider = candidate if candidate.held else self._provider(candidate.node)
         if provider is not candidate.provider or provider is None:
             self._provide(candidate, provider)
@@ -211,12 +214,12 @@ class ReturnRate(StatePolicy):
             self._rank(provider)
 
     def _rank(self, candidate: Candidate) -> None:
-        """Notes that a spot is worth something else now; who looks for victims ranks it."""
+        """Notes that a candidate's worth has changed; `victims` ranks it again."""
         if candidate.held:
             self.moved[candidate.node] = self._unranked[candidate.node] = None
 
     def _tick(self) -> None:
-        """One more request: whatever reaches another age is worth something else."""
+        """Counts one more request; a candidate that reaches another age changes its worth."""
         self._now += 1
         log = self._log
         for age in range(1, AGES):
@@ -237,56 +240,44 @@ class ReturnRate(StatePolicy):
             self.rates.fade(0.5**0.5)
 
 
-class ReturnRatePages(PagePolicy):
-    """Leaves without a state first, the least recently used of them first; then by the rates of what they carry.
+class ReturnRatePages(LruPages):
+    """Ranks leaves without a state first, by last use; then the others by the rates of their states.
 
-    states: the policy that knows the rates.
+    Args:
+        states: The policy that knows the rates.
     """
 
     def __init__(self, states: ReturnRate) -> None:
         self.states = states
-        self.reset()
+        super().__init__()
 
     def __repr__(self) -> str:
         return "ReturnRatePages()"
 
     def reset(self) -> None:
-        self._bare, self._carrying = Ranking(), Ranking()
-        self._clock = 0
-
-    def leaf(self, node: Node) -> None:
-        if not node.touched:
-            self._touch(node)
-        self._place(node)
-
-    def used(self, node: Node) -> None:
-        self._touch(node)
-        if node in self._bare:
-            self._place(node)
-
-    def _touch(self, node: Node) -> None:
-        self._clock += 1
-        node.touched = self._clock
+        """Forgets every node."""
+        super().reset()
+        self._carrying = Ranking()
 
     def _place(self, node: Node) -> None:
         self.dropped(node)
         if node.snapshot:
             self._carrying.place(node, self.states.density(node.worth))
         else:
-            self._bare.place(node, node.touched)
+            super()._place(node)
 
     def dropped(self, node: Node) -> None:
-        if node.parent is not None:  # which was on the way to it
-            node.parent.touched = max(node.parent.touched, node.touched)
-        self._bare.remove(node)
+        """Hears that the node is no leaf any more, or gone."""
+        super().dropped(node)
         self._carrying.remove(node)
 
     def victims(self) -> Iterator[Node]:
+        """Yields leaves, the least worthy first, some more than once if need be."""
         moved, self.states.moved = self.states.moved, {}
         for node in moved:
-            if node in self._bare or node in self._carrying:
+            if node in self._order or node in self._carrying:
                 self._place(node)
-        yield from self._bare.ascending()
+        yield from self._order.ascending()
         for node in self._carrying.ascending():
             yield node
-            yield from self._bare.ascending()  # what that one stood on may be bare now
+            yield from self._order.ascending()  # what that one stood on may be without a state now

@@ -128,7 +128,7 @@ class HandOver:
         handed, state, done = Handed(), None, 0
         reach = len(prompt.own) if self._kv is None else self._kv.reach(prompt, handed)
         for end in self._ends(prompt, reach, handed):
-            if end > reach:  # a page before it did not come
+            if end > reach:  # a page before it could not be brought
                 continue
             if self._state and not (state := self._state.prepare(prompt, [end - 1], handed)).usable:
                 continue

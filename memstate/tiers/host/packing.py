@@ -8,7 +8,7 @@ memory starts as zeros.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import gcd
 
@@ -25,8 +25,37 @@ from memstate.state.regions import Region
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class RecordTable:
-    """The tile table between some regions and the body of a record. It can be filled again in place.
+class AddressTable:
+    """A table of addresses on the device, which can be filled again in place. A row starts with its address."""
+
+    unit: int  # bytes that every address is a multiple of
+    table: Tensor  # int64 `row column`
+
+    def require_alignment(self) -> None:
+        """Checks that the addresses of now still fit the launches.
+
+        Raises:
+            LayoutMismatch: Memory has moved to a less aligned address.
+        """
+        for address, *_ in self.rows():
+            if address % self.unit:
+                where = f"memory came back at address {address:#x}"
+                raise LayoutMismatch(f"{where}, expected a multiple of {self.unit} bytes")
+
+    def fill(self) -> None:
+        """Writes the addresses of now into the table.
+
+        Syncs: yes, off the CPU.
+        """
+        self.table.copy_(torch.tensor(self.rows(), dtype=torch.int64).reshape(self.table.shape))
+
+    def rows(self) -> Sequence[tuple[int, ...]]:
+        """Returns the rows by the addresses of now."""
+        raise NotImplementedError
+
+
+class RecordTable(AddressTable):
+    """The tile table between some regions and the body of a record.
 
     Args:
         regions: Where the planes lie.
@@ -36,36 +65,22 @@ class RecordTable:
 
     def __init__(self, regions: Sequence[Region], layout: StateLayout, device: torch.device) -> None:
         self._blocks = tuple(region.blocks for region in regions)
-        pieces = _pieces(regions, layout)
-        self.unit = gcd(MOVE_BYTES, *(size for tile in self._tiles(pieces) for size in tile))
-        tiles = torch.tensor(self._tiles(pieces), dtype=torch.int64).reshape(-1, 4).to(device)
-        self.map = RecordMap(tiles, self._blocks, pieces, layout.bytes_per_slot, self.unit)
+        self._pieces = _pieces(regions, layout)
+        self.unit = gcd(MOVE_BYTES, *(size for tile in self.rows() for size in tile))
+        self.table = torch.tensor(self.rows(), dtype=torch.int64).reshape(-1, 4).to(device)
+        self.map = RecordMap(self.table, self._blocks, self._pieces, layout.bytes_per_slot, self.unit)
 
-    def require_alignment(self) -> None:
-        """Checks that the addresses of now still fit the launches.
-
-        Raises:
-            LayoutMismatch: Memory has moved to a less aligned address.
-        """
-        _require_alignment((address for address, *_ in self._tiles(self.map.pieces)), self.unit)
-
-    def fill(self) -> None:
-        """Writes the addresses of now into the table.
-
-        Syncs: yes, off the CPU.
-        """
-        self.map.tiles.copy_(torch.tensor(self._tiles(self.map.pieces), dtype=torch.int64).reshape(-1, 4))
-
-    def _tiles(self, pieces: Sequence[RecordPiece]) -> list[tuple[int, int, int, int]]:
+    def rows(self) -> list[tuple[int, int, int, int]]:
+        """Returns address, slot stride, length and offset in the body of each tile."""
         places = [(block.data_ptr(), block.stride(0), block.stride(1)) for block in self._blocks]
         return [
             (places[block][0] + layer * places[block][1] + start, places[block][2], length, offset)
-            for block, layer, start, length, offset in pieces
+            for block, layer, start, length, offset in self._pieces
         ]
 
 
-class ScaledTable:
-    """The table of a plane that records hold as int8. It can be filled again in place.
+class ScaledTable(AddressTable):
+    """The table of a plane that records hold as int8.
 
     Args:
         regions: Where the plane lies.
@@ -78,28 +93,15 @@ class ScaledTable:
         self._tensors = tuple(region.tensor for region in regions)
         rows = {row.name: row for row in layout.table()}
         values, scales = (rows[name] for name in (regions[0].plane.name, scales_of(regions[0].plane.name)))
-        layers = self._layers()
+        self.unit = gcd(MOVE_BYTES, *(size for row in self.rows() for size in row))
+        self.table = torch.tensor(self.rows(), dtype=torch.int64).to(device)
         self.map = ScaledMap(
-            torch.tensor(layers, dtype=torch.int64).to(device), self._tensors, axis, values.offset, scales.offset,
-            values.layer_stride, layout.bytes_per_slot, gcd(MOVE_BYTES, *(size for layer in layers for size in layer)),
+            self.table, self._tensors, axis, values.offset, scales.offset, values.layer_stride, layout.bytes_per_slot,
+            self.unit,
         )  # fmt: skip
 
-    def require_alignment(self) -> None:
-        """Checks that the addresses of now still fit the launches.
-
-        Raises:
-            LayoutMismatch: Memory has moved to a less aligned address.
-        """
-        _require_alignment((address for address, _ in self._layers()), self.map.unit)
-
-    def fill(self) -> None:
-        """Writes the addresses of now into the table.
-
-        Syncs: yes, off the CPU.
-        """
-        self.map.layers.copy_(torch.tensor(self._layers(), dtype=torch.int64))
-
-    def _layers(self) -> list[tuple[int, int]]:
+    def rows(self) -> list[tuple[int, int]]:
+        """Returns address and slot stride of each layer."""
         return [
             (layer.data_ptr(), layer.stride(0) * layer.element_size()) for tensor in self._tensors for layer in tensor
         ]
@@ -261,12 +263,6 @@ def in_records(layout: StateLayout, int8: Mapping[str, int]) -> StateLayout:
         scale = Plane(scales_of(plane.name), shared, torch.float32, parts=parts, axis=plane.axis if parts else 0)
         planes += [replace(plane, dtype=torch.int8), scale]
     return replace(layout, planes=tuple(planes), order="slot_major", alignment=MOVE_BYTES)
-
-
-def _require_alignment(addresses: Iterable[int], unit: int) -> None:
-    for address in addresses:
-        if address % unit:
-            raise LayoutMismatch(f"memory came back at address {address:#x}, expected a multiple of {unit} bytes")
 
 
 def _pieces(regions: Sequence[Region], layout: StateLayout) -> tuple[RecordPiece, ...]:

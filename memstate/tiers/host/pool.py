@@ -11,7 +11,6 @@ from typing import Any
 from weakref import finalize
 
 import torch
-from torch import Tensor
 
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.state.layout import format_bytes
@@ -52,7 +51,7 @@ class RecordPool:
         except RuntimeError as error:  # what torch raises for want of memory, on any device
             raise ConfigurationError(
                 f"{records} records of {nbytes} bytes are {format_bytes(records * nbytes)}, which {device} has not: "
-                "ask for less with host_slots, host_pages, host_bytes, host_ratio or dense_slots"
+                "ask for less with host_slots, host_pages or dense_slots"
             ) from error
         if pinned and self.memory.numel():
             self._lock()
@@ -95,10 +94,6 @@ class RecordPool:
         buffer: Bytes = self._bytes[record]
         return buffer
 
-    def record(self, record: int) -> Tensor:
-        """Returns the bytes of a record as a tensor, uint8 `byte`."""
-        return self.memory[record]
-
     def claim(self, n: int) -> list[int]:
         """Claims the n lowest free records.
 
@@ -135,7 +130,7 @@ class RecordPool:
         """Ends one use of each record."""
         for record in records:
             self._users[record] -= 1
-            assert self._users[record] >= 0, f"record {record} is used by nobody"
+            assert self._users[record] >= 0, f"record {record} is not in use"
             if not self._users[record]:
                 self._give(record)
 

@@ -202,7 +202,7 @@ class HostTier:
 
     @property
     def _pages(self) -> RecordCache:
-        assert self.kv is not None  # whoever has an entry of a page has it from there
+        assert self.kv is not None  # entries of pages come from it
         return self.kv
 
     def save(self, nodes: Sequence[Node]) -> None:

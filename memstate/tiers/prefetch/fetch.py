@@ -41,7 +41,7 @@ class End(StrEnum):
     LIMITED = "limited"  # others were after too many tokens
     MISSED = "missed"  # storage has too little, or what it had was not what it should be
     NO_ROOM = "no_room"  # host memory has too little
-    STOPPED = "stopped"  # before anything that could be used had come
+    STOPPED = "stopped"  # before anything usable had arrived
     FAILED = "failed"  # storage does not work
     DISAGREED = "disagreed"  # another rank could not
     CANCELLED = "cancelled"
@@ -120,15 +120,9 @@ class Fetch:
     """
 
     def __init__(
-        self,
-        number: int,
-        tokens: int,
-        keys: list[bytes],
-        covered: int,
-        kv_pages: int,
-        reservation: Reservation,
+        self, number: int, tokens: int, keys: list[bytes], covered: int, kv_pages: int, reservation: Reservation,
         began: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.number, self.pages = number, len(keys)  # bits of a vote, whatever it is after
         self.tokens, self.keys, self.covered, self.kv_pages = tokens, keys, covered, kv_pages
         self.reservation, self.began = reservation, began
@@ -146,7 +140,7 @@ class Fetch:
         self.hits: Hits
         self._arrived: Bits
         self._targets: Bits  # ends whose states are in host memory
-        self._run = self._bad = 0  # pages: arrived without a gap; the first that will not come
+        self._run = self._bad = 0  # pages: arrived without a gap; the first that will not arrive
         self._state: bool | None = None  # whether the state at the end has arrived; None: it may still
 
     def __repr__(self) -> str:

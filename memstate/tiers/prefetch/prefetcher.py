@@ -41,17 +41,10 @@ class Prefetcher:
     """
 
     def __init__(
-        self,
-        kv: RecordCache | None,
-        states: RecordCache | None,
-        store: Store,
-        settings: Prefetch,
-        page_size: int,
-        agreement: Agreement,
-        executor: Executor,
-        clock: Callable[[], float],
+        self, kv: RecordCache | None, states: RecordCache | None, store: Store, settings: Prefetch, page_size: int,
+        agreement: Agreement, executor: Executor, clock: Callable[[], float],
         ended: Callable[[Fetch], None] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._kv, self._states, self._settings, self._page_size = kv, states, settings, page_size
         self._ended = ended
         self._agreement, self._clock = agreement, clock

@@ -12,7 +12,7 @@ from memstate.tiers.prefetch.fetch import Bits, Fetch, Phase
 
 ALL = -1  # every bit, which agrees with anything
 WORDS = 4096  # of every exchange between ranks: of unequal sizes gloo ends the process
-HEADER = 2  # words of a round, and of each prefetch in it
+HEADER = 2  # words in front of an exchange, and of each prefetch in it
 MOST_PAGES = (WORDS - 2 * HEADER) * 64
 
 

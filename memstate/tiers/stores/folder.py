@@ -38,7 +38,7 @@ from memstate.tiers.stores.opening import (
 
 SHARDS = tuple(f"records-{number:02x}" for number in range(256))
 PART = 16  # the folder is looked through once per capacity / PART of new bytes, and that much room is made at a time
-STALE_S = 600.0  # a temporary file that nobody has written to for so long has no writer any more
+STALE_S = 600.0  # a temporary file that was not written to for so long has no writer any more
 TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{16}\.tmp")
 
 
@@ -73,7 +73,7 @@ class Folder:
         self._used: int | None = None  # bytes of records as far as known; None: not looked yet
         self._new = 0  # bytes taken since the last look
         self._room, self._count = threading.Condition(threading.Lock()), threading.Lock()
-        # Under _room, which nobody keeps while the system works:
+        # Guarded by _room, which is never held during a system call:
         self._cleaning = False
         self._writing: dict[str, int] = {}  # records that have room and, as far as known, no name yet
         self._fresh: dict[str, int] = {}  # those, and all that came since the clean-up under way began: they stay

@@ -147,7 +147,7 @@ class MooncakeStore:
             for address, buffer in zip(addresses, buffers, strict=True):
                 if not self._covers(address, len(buffer)):
                     raise InvalidArgument(f"buffer of {len(buffer)} bytes outside registered memory: register() it")
-            for places in _rounds(names):
+            for places in _turns(names):
                 done = move(*([column[place] for place in places] for column in (names, addresses, buffers)))
                 for place, outcome in zip(places, done, strict=True):
                     outcomes[place] = outcome
@@ -203,16 +203,16 @@ class MooncakeStore:
                 self.faults.update(faults)
 
 
-def _rounds(names: Sequence[str]) -> list[list[int]]:
+def _turns(names: Sequence[str]) -> list[list[int]]:
     """Returns places of names in turns, no name twice in a turn.
 
     The client would fill one of two buffers of the same name and report both.
     """
-    rounds: list[list[int]] = []
+    turns: list[list[int]] = []
     met: Counter[str] = Counter()
     for place, name in enumerate(names):
-        if met[name] == len(rounds):
-            rounds.append([])
-        rounds[met[name]].append(place)
+        if met[name] == len(turns):
+            turns.append([])
+        turns[met[name]].append(place)
         met[name] += 1
-    return rounds
+    return turns

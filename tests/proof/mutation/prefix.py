@@ -157,8 +157,8 @@ ROOM = [
     ),
     Mutant(
         "a use counts for all that leads to it", "lost snapshot", LRU,
-        "    def used(self, node: Node) -> None:\n        self._clock += 1\n",
-        "    def used(self, node: Node) -> None:\n        self._clock += 1\n"
+        "        self._order.place(node, self._clock)\n",
+        "        self._order.place(node, self._clock)\n"
         "        for step in node.path():\n            _ = step.snapshot and self._order.place(step, self._clock)\n",
         "tests/prefix/test_prefix_gaps.py::test_a_use_refreshes_nothing_that_leads_to_it[reference]",
     ),

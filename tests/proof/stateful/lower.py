@@ -63,8 +63,8 @@ class Lower:
         self.real, self.below = mem.tiers, model.below
         if self.kv:
             self.kv.attach(model)
-        self.keys = Keys(self.real._sources[0][1].fingerprint, self.settings.page_size)
-        forms = [form for _, form in self.real._sources]
+        self.keys = Keys(self.real._caches[0].form.fingerprint, self.settings.page_size)
+        forms = [cache.form for cache in self.real._caches]
         self.forms = dict(zip(("state", "kv"), forms, strict=False))
         self.payload = {kind: self._payload(kind) for kind in self.forms}
         s = self.settings
@@ -175,7 +175,7 @@ class Lower:
         assert len(self.threads.jobs) == len(below.jobs), f"{len(self.threads.jobs)} jobs, expected {len(below.jobs)}"
         states = [job.future.done() for job in self.threads.jobs]
         assert states == [job.ended for job in below.jobs], "jobs that have ended"
-        shelves = [(cache, form.header_bytes, form.kind) for cache, form in real._sources]
+        shelves = [(cache, cache.form.header_bytes, cache.form.kind) for cache in real._caches]
         if below.dense:
             shelves.append((real.host.dense, 0, "state"))
         for (cache, header, kind), shelf in zip(shelves, [*below.shelves, *([below.dense] if below.dense else [])],

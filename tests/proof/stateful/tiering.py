@@ -122,7 +122,7 @@ class Tiering(Remembering):
         below, tiers = self.model.below, self.mem.tiers
         if below and tiers:
             at, n = d(len(below.shelves)), d.pick(1, 2, 3, 99)
-            tiers._sources[-1 - at][0].evict(n)
+            tiers._caches[-1 - at].evict(n)
             below.shelves[-1 - at].evict(n)
 
     def hurt(self, d: Digits, fetch: Fetched) -> None:

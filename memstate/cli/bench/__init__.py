@@ -1,6 +1,7 @@
-"""Benchmarks. `launches` counts what the library asks of a device and is exact on every machine; `host`, `prefix`
-and `tiers` are host time, whose ratios mean something on any; `alloc`, `track` and `copy` are device time and need a
-GPU.
+"""Benchmarks.
+
+`launches` counts what the library asks of a device and is exact on every machine. `host`, `prefix` and `tiers` are host
+time, whose ratios mean something on any machine. `alloc`, `track` and `copy` are device time and need a GPU.
 """
 
 from memstate.cli.bench.entry import Figure

@@ -28,7 +28,14 @@ CELL_COLUMNS = ("generation", "snapshot_at", "tracked", "source")  # what an adm
 def packet(
     claims: Sequence[int] = (), releases: Sequence[int] = (), cells: Sequence[int] = (), value: int = 0
 ) -> np.ndarray:
-    """A command packet of `memstate.kernels.tables`: releases first, then claims, then cells, `value` in each."""
+    """Makes a command packet of `memstate.kernels.tables`: releases first, then claims, then cells.
+
+    Args:
+        claims: Registers that claim a slot.
+        releases: Registers that release theirs.
+        cells: Addresses of cells.
+        value: Written to each of them.
+    """
     columns: dict[Section, tuple[Sequence[int], ...]] = {
         Section.MOVES: ((), ()), Section.RELEASES: (releases,), Section.CLAIMS: (claims,),
         Section.WRITES: (cells, [value] * len(cells)), Section.DATA: ((), ()), Section.BATCH: ((), ()),
@@ -149,7 +156,7 @@ def _ownership(setting: Setting, size: int, mine: _Slots, twin: _Slots) -> Task:
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Claims, releases and packets of ownership changes."""
+    """Yields claims, releases and packets of ownership changes."""
     capacity = TOY_CAPACITY if setting.toy else CAPACITY
     sizes = TOY_SIZES if setting.toy else SIZES
     held = torch.rand(capacity) < 0.5

@@ -5,8 +5,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured value; `peer_value` and `ratio` (value / peer_value) where something else was measured in the same
-    run.
+    """A measured value; the last three where something else was measured in the same run.
+
+    Attributes:
+        op: Operation.
+        case: Case of the operation.
+        value: What was measured.
+        unit: Its unit.
+        peer: What it is compared with.
+        peer_value: The peer's value.
+        ratio: value / peer_value.
     """
 
     op: str

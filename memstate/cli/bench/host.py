@@ -163,7 +163,7 @@ def _entry(setting: Setting, case: str, op: str, value: float, theirs: dict[str,
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """admit, plan, settle, publish and release of 1, 64 and 256 rows; one stand-in for all strategies."""
+    """Yields admit, plan, settle, publish and release of 1, 64 and 256 rows; one stand-in for all strategies."""
     for size in TOY_SIZES if setting.toy else SIZES:
         for name in STRATEGIES:
             yield _task(setting, name, size)

@@ -90,7 +90,7 @@ class _Seals:
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Names of prompts; checksums of records."""
+    """Yields names of prompts, and checksums of records."""
     turns = Turns(setting)
     for page in PAGE_SIZES:
         names = _Names(turns, page)

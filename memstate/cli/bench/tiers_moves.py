@@ -167,7 +167,7 @@ class _Moves:
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """One state, and eight, down and up."""
+    """Yields one state, and eight, down and up."""
     for size in SIZES:
         moves = _Moves(setting, size)
         yield Task(f"evict and bring, R={size}", moves.check, moves.measure)

@@ -114,7 +114,7 @@ def _batches(name: str, store: Kept, turns: Turns, memory: Tensor, folder: Path 
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Puts and gets of files, and of Mooncake on loopback where it can be used."""
+    """Yields puts and gets of files, and of Mooncake on loopback where it can be used."""
     turns = Turns(setting)
     most = max(records * nbytes for records, nbytes in cases(setting))
     memory = torch.empty(2, most, dtype=torch.uint8).random_(0, 256)

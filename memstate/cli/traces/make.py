@@ -86,7 +86,10 @@ class Numbering:
         self._ids: dict[tuple[int, tuple[tuple[int, int], ...]], int] = {}
 
     def ids(self, context: Context) -> tuple[int, ...]:
-        """An id for each block of 512 tokens of the texts in a row, the last of them perhaps shorter. Syncs: no."""
+        """Returns an id for each block of 512 tokens of the texts in a row; the last block may be shorter.
+
+        Syncs: no.
+        """
         found: list[int] = []
         block: list[tuple[int, int]] = []  # each from where on: room and length say how far
         room = BLOCK
@@ -132,11 +135,20 @@ class _Draw:
 
 
 def make(kind: str, requests: int, seed: int) -> list[TraceRequest]:
-    """The first requests of a trace that has no end, by time; the same ones for the same kind and seed.
+    """Returns the first requests of an endless trace, by time; the same ones for the same kind and seed.
 
-    kind: one of KINDS. So a longer trace of the same seed begins with the shorter one. Ids count up from 0 as they
-    first appear. The beginning is colder than the rest: sessions start at 0, and none was under way before. Syncs: no.
-    Raises: InvalidArgument for an unknown kind, for fewer requests than 1, for a seed that is no whole number.
+    So a longer trace of the same seed begins with the shorter one. Ids count up from 0 as they first appear. The start
+    is colder than the rest: sessions start at 0, and none was under way before.
+
+    Args:
+        kind: One of `KINDS`.
+        requests: How many.
+        seed: A whole number.
+
+    Raises:
+        InvalidArgument: A value has no meaning.
+
+    Syncs: no.
     """
     if kind not in _SESSIONS:
         raise InvalidArgument(f"kind={kind!r}: expected one of {', '.join(KINDS)}")

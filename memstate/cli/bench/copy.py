@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from memstate.cli.bench.clock import Act, Clock, Time
-from memstate.cli.bench.entry import Figure
-from memstate.cli.bench.task import Setting, Task, differing
+from memstate.cli.bench.task import Figure, Setting, Task, differing
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from memstate.state.presets import qwen3_next

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from memstate.cli.bench.clock import Act, Clock
 from memstate.cli.bench.copy import OVERHEAD, TOY
-from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.forward import Forward
-from memstate.cli.bench.task import Setting, Task
+from memstate.cli.bench.task import Figure, Setting, Task
 from memstate.cli.bench.track import ALWAYS, DUE, NEVER, SIZES, STRATEGIES, beside_idle
 from memstate.engine.manager import StateManager
 from memstate.kernels.tables import StepRecord

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from memstate.cli.bench.clock import Clock
-from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.naive import RowByRow
-from memstate.cli.bench.task import Setting, Task
+from memstate.cli.bench.task import Figure, Setting, Task
 from memstate.engine.manager import StateManager
 from memstate.kernels.dispatch import OPS
 from memstate.requests.snapshots import Snapshot

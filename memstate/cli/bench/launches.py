@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from memstate.cli.bench.entry import Figure
+from memstate.cli.bench.task import Figure
 from memstate.engine.manager import StateManager
 from memstate.engine.settings import Pages
 from memstate.requests.table import Request, Rows

@@ -14,9 +14,8 @@ from itertools import count, islice
 
 from memstate.cli.bench import radix_peer
 from memstate.cli.bench.clock import Clock
-from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.prefix_sides import BATCH, Key, Ours, Side, Sides, Times
-from memstate.cli.bench.task import Differs, Setting, Task
+from memstate.cli.bench.task import Differs, Figure, Setting, Task
 from memstate.cli.traces import BLOCK
 from memstate.cli.traces.make import make
 

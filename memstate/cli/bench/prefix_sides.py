@@ -9,8 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from memstate.cli.bench import radix_peer
-from memstate.cli.bench.entry import Figure
-from memstate.cli.bench.task import Setting, peer_left, take_turns
+from memstate.cli.bench.task import Figure, Setting, peer_left, take_turns
 from memstate.cli.replay import REGISTERS, ROW, Rig
 from memstate.prefix import Prefix
 from memstate.prefix.cache import NO_MATCH, NO_NODE, Insertion, Lease

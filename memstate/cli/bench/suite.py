@@ -17,9 +17,8 @@ from memstate.cli.bench import (
     track,
 )
 from memstate.cli.bench.clock import Clock, ToyClock
-from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.launches import launches
-from memstate.cli.bench.task import BenchResult, Progress, Setting, Task, carry_out
+from memstate.cli.bench.task import BenchResult, Figure, Progress, Setting, Task, carry_out
 from memstate.errors import InvalidArgument
 
 COURSES: dict[str, tuple[Callable[[Setting], Iterator[Task]], ...]] = {

@@ -8,7 +8,6 @@ from typing import TypeVar
 import torch
 
 from memstate.cli.bench.clock import Clock, DeviceClock, ToyClock
-from memstate.cli.bench.entry import Figure
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 
@@ -27,6 +26,29 @@ PEERS = {
 }
 Progress = Callable[[int, int], None]
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured value; the last three where something else was measured in the same run.
+
+    Attributes:
+        op: Operation.
+        case: Case of the operation.
+        value: What was measured.
+        unit: Its unit.
+        peer: What it is compared with.
+        peer_value: The peer's value.
+        ratio: value / peer_value.
+    """
+
+    op: str
+    case: str
+    value: float
+    unit: str
+    peer: str | None = None
+    peer_value: float | None = None
+    ratio: float | None = None
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from memstate.cli.bench.clock import Clock
-from memstate.cli.bench.entry import Figure
-from memstate.cli.bench.task import Setting, Task
+from memstate.cli.bench.task import Figure, Setting, Task
 from memstate.cli.bench.tiers_transfers import LAYERS, TOY_LAYERS, layout_of
 from memstate.cli.bench.tiers_turns import KIB, MIB, Side, Turns, sized
 from memstate.tiers.keys import Keys

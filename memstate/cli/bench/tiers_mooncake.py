@@ -54,7 +54,7 @@ def loopback(segment_bytes: int) -> Iterator[MooncakeStore]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The client's log has its errors alone, where nobody has said otherwise."""
+    """Limits the client's log to errors, unless the environment sets its level."""
     said = LOG_LEVEL in os.environ
     os.environ.setdefault(LOG_LEVEL, "ERROR")
     try:

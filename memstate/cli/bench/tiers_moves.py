@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memstate.cli.bench.clock import Clock
-from memstate.cli.bench.entry import Figure
-from memstate.cli.bench.task import Setting, Task, differing
+from memstate.cli.bench.task import Figure, Setting, Task, differing
 from memstate.engine.manager import StateManager
 from memstate.engine.settings import Pages
 from memstate.kernels.dispatch import OPS

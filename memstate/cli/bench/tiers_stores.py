@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from memstate.cli.bench.clock import Clock
-from memstate.cli.bench.entry import Figure
-from memstate.cli.bench.task import Setting, Task
+from memstate.cli.bench.task import Figure, Setting, Task
 from memstate.cli.bench.tiers_mooncake import Unavailable, loopback
 from memstate.cli.bench.tiers_turns import MIB, Side, Turns, cases, sized
 from memstate.tiers import FileStore, MooncakeStore, Outcome

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from memstate.cli.bench.clock import Clock
-from memstate.cli.bench.entry import Figure
-from memstate.cli.bench.task import Setting, Task, differing
+from memstate.cli.bench.task import Figure, Setting, Task, differing
 from memstate.cli.bench.tiers_turns import Side, Turns, cases, sized
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from memstate.cli.bench.clock import Act, nothing
-from memstate.cli.bench.entry import Figure
-from memstate.cli.bench.task import Setting, take_turns
+from memstate.cli.bench.task import Figure, Setting, take_turns
 
 KIB, MIB = 2**10, 2**20
 CASES = ((1, 64 * KIB), (32, 64 * KIB), (1, MIB), (32, MIB), (1, 16 * MIB), (4, 16 * MIB), (1, 64 * MIB))

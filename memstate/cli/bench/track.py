@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from memstate.cli.bench.clock import Clock, nothing
-from memstate.cli.bench.entry import Figure
-from memstate.cli.bench.task import Setting, Task, differing
+from memstate.cli.bench.task import Figure, Setting, Task, differing
 from memstate.engine.manager import NO_LIMIT, StateManager
 from memstate.engine.settings import Forward
 from memstate.kernels.dispatch import Backend

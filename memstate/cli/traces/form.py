@@ -130,7 +130,7 @@ def write(path: Path, requests: Iterable[TraceRequest]) -> None:
         else:
             written = sum(raw.write(_line(request)) for request in requests)
         if not written:
-            raise InvalidArgument(f"{str(path)!r}: no requests to write: a trace has one at least")
+            raise InvalidArgument(f"{str(path)!r}: no requests to write: a trace has at least one")
 
 
 def _line(request: TraceRequest) -> bytes:
@@ -145,7 +145,7 @@ def _parsed(line: bytes) -> TraceRequest:
     except json.JSONDecodeError as error:
         raise InvalidArgument(f"not JSON: {error.msg} at column {error.colno}") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in lists in lists
-        raise InvalidArgument(f"not JSON that can be meant: {error}") from error
+        raise InvalidArgument(f"not JSON that can be read: {error}") from error
     if not isinstance(entry, dict):
         raise InvalidArgument(f"{short(entry)}: expected an object such as {EXAMPLE}")
     if missing := [name for name in (*COUNTS, "hash_ids") if name not in entry]:
@@ -157,6 +157,6 @@ def _parsed(line: bytes) -> TraceRequest:
 
 
 def _require_whole(name: str, value: Any) -> None:
-    """Whole numbers from 0 on; 1.0 and True are none."""
+    """Refuses all but whole numbers from 0 on; 1.0 and True are refused too."""
     if type(value) is not int or value < 0:
         raise InvalidArgument(f"{name}={short(value)}: expected a whole number from 0 on")

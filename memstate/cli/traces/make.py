@@ -30,9 +30,9 @@ class Spread:
 
 
 # Every kind.
-CONTEXT: Final = 131072  # the longest input: whoever would pass it ends there
+CONTEXT: Final = 131072  # the longest input: a session that would pass it ends there
 FIRST_TOKEN_MS: Final = 300.0  # from a request to the first token of its answer
-TOKEN_MS: Final = 20.0  # from one token of an answer to the next: nobody goes on before the answer is there
+TOKEN_MS: Final = 20.0  # from one token of an answer to the next; the next request waits for the whole answer
 
 # chat: people who read, think and go on.
 CHAT_GAP_MS: Final = 1000.0  # mean time between two new conversations
@@ -53,7 +53,7 @@ SHARED_ANSWER: Final = Spread(150, 0.9, 1, 2000)  # answers: mostly short and of
 
 # agent: programs that call tools in bursts, hand parts of a task to branches, and now and then ask a person.
 AGENT_GAP_MS: Final = 8000.0  # mean time between two new tasks
-AGENT_PREAMBLE: Final = 3500  # the tools that all agents are told of: six whole blocks, and the beginning of another
+AGENT_PREAMBLE: Final = 3500  # the tools of all agents: six whole blocks, and the beginning of another
 AGENT_TASK: Final = Spread(500, 1.0, 16, 16384)  # what a person asks for, at the beginning and after a burst
 AGENT_CALL: Final = Spread(90, 0.8, 8, 2000)  # what the model generates: a call, rarely a file to write
 AGENT_RESULT: Final = Spread(400, 1.4, 4, 16384)  # what a tool gives back: a line, or a whole file

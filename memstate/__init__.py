@@ -4,6 +4,7 @@ A name is loaded when it is first used, so `import memstate` alone does not load
 """
 
 from importlib import import_module as _import_module
+from importlib.util import find_spec as _find_spec
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING
 
@@ -145,12 +146,14 @@ if not TYPE_CHECKING:  # a type checker reads the imports above, and reports a n
     _SOURCE = {name: module for module, names in _MODULES.items() for name in names.split()}
 
     def __getattr__(name):
-        if name not in _SOURCE:
-            raise AttributeError(f"module 'memstate' has no attribute {name!r}")
-        module = _import_module(_SOURCE[name])
-        value = getattr(module, name, None) or _import_module(f"{module.__name__}.{name}")  # a submodule
-        globals()[name] = value
-        return value
+        if name in _SOURCE:
+            module = _import_module(_SOURCE[name])
+            value = getattr(module, name, None) or _import_module(f"{module.__name__}.{name}")  # a submodule
+            globals()[name] = value
+            return value
+        if not name.startswith("_") and _find_spec(f"memstate.{name}"):
+            return _import_module(f"memstate.{name}")  # such as memstate.errors
+        raise AttributeError(f"module 'memstate' has no attribute {name!r}")
 
     def __dir__():
         return sorted(__all__)

@@ -1,9 +1,8 @@
-"""Replays a trace through the production prefix cache: which share of the blocks need not be computed, and what a look
-and an insert cost the host.
+"""Replays a trace through the production prefix cache: its hit rate, and the host's time for a match and an insert.
 
 One page is one block of the trace. Requests come in order, one at a time: match the filled blocks, take pages for the
-rest, insert them with a state at their end and at the junction, where the policy admits one; submit; release the row.
-Slots, registers, pages and the command buffer are the library's; there are no planes, so no byte moves.
+rest, insert them with a state at their end and at the branch point, where the policy admits one; submit; release the
+row. Slots, registers, pages and the command buffer are the library's; there are no planes, so no byte moves.
 """
 
 import time
@@ -44,12 +43,23 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay found, over the requests from fraction `start` of the trace on; the cache is warm then.
+    """What a replay found, over the requests from fraction `start` of the trace on, when the cache is warm.
 
-    block_hit_rate: blocks up to the deepest state over all blocks asked for; ideal_hit_rate: with room for everything;
-    whole_hit_rate: over the whole trace, cold start included.
-    us_per_match, us_per_insert: microseconds of the host, medians; an insert records moves and evictions, and the
-    submit is apart. evicted_states, evicted_pages, leaked_slots: over the whole trace. misses_by_reason: blocks.
+    Attributes:
+        policy: Name of the policy.
+        states: States that fit.
+        pages: Pages that fit.
+        start: Fraction of the requests that only warm the cache up.
+        requests: Requests that count.
+        block_hit_rate: Blocks up to the deepest state over all blocks asked for.
+        ideal_hit_rate: The same with room for everything.
+        whole_hit_rate: Over the whole trace, cold start included.
+        us_per_match: Microseconds of the host, median.
+        us_per_insert: Likewise; an insert records moves and evictions, the submit is apart.
+        evicted_states: Over the whole trace.
+        evicted_pages: Over the whole trace.
+        leaked_slots: Over the whole trace.
+        misses_by_reason: Blocks.
     """
 
     policy: str
@@ -81,13 +91,13 @@ class Rig:
         self.cache = PrefixCache(prefix, self.commands, self.pages, snapshots)
 
     def state(self, register: int, length: int) -> None:
-        """A state of so many blocks in a register of the row, as if it had been computed."""
+        """Puts a state of so many blocks into a register of the row, as if it had been computed."""
         self.commands.claim([register])
         self.file.labels[register] = length
         self.commands.write(self.file.address("labels", np.array([register])), [length])
 
     def leaked(self) -> int:
-        """Slots that are nobody's, two owners' or somebody's and free, once all is submitted."""
+        """Returns the slots that are leaked, doubly owned, or owned but free, once all is submitted."""
         self.commands.submit()
         named = {register: ("cached", f"register {register}") for register in self.cache.nodes}
         report = audit(inspect(self.file, named), named)
@@ -100,8 +110,18 @@ def replay(
 ) -> Replayed:  # fmt: skip
     """Replays a trace with room for so many states and pages.
 
-    policy: one of `NAMES`. start: fraction of the requests that only warm the cache up. progress: called with requests
-    done and to do. Syncs: no. Raises: InvalidArgument, also where a request alone does not fit.
+    Args:
+        requests: The trace.
+        states: States that fit.
+        pages: KV pages that fit.
+        policy: One of `NAMES`.
+        start: Fraction of the requests that only warm the cache up.
+        progress: Called with requests done and to do.
+
+    Raises:
+        InvalidArgument: A value has no meaning, or a request alone does not fit.
+
+    Syncs: no.
     """
     keys = _keys(requests)
     _require(keys, states, pages, policy, start)
@@ -147,7 +167,11 @@ def compare(
     requests: Sequence[TraceRequest], states: Sequence[int], pages: int, policies: Sequence[str], start: float = 0.0,
     progress: Progress | None = None,
 ) -> list[Replayed]:  # fmt: skip
-    """Replays a trace once for every policy and number of states. Raises: as `replay`, before the first."""
+    """Replays a trace once for every policy and number of states.
+
+    Raises:
+        InvalidArgument: As `replay`, before the first of them.
+    """
     if not (states and policies and requests):
         raise InvalidArgument("nothing to replay: give at least one policy, one number of states and one request")
     runs = [(policy, size) for policy in policies for size in states]
@@ -165,7 +189,7 @@ def compare(
 
 
 def table(replayed: Sequence[Replayed]) -> tuple[tuple[str, ...], list[list[str]]]:
-    """A row for each policy, a column for each number of states, then what one of them cost the host."""
+    """Returns a row for each policy, a column for each number of states, then what one of them cost the host."""
     sizes = list(dict.fromkeys(one.states for one in replayed))
     rows = []
     for policy in dict.fromkeys(one.policy for one in replayed):
@@ -212,8 +236,9 @@ def _insert(rig: Rig, lease: Lease, key: bytes, blocks: int) -> float:
 
 
 def ideal(requests: Sequence[TraceRequest], start: float = 0.0) -> float:
-    """The block hit rate with room for everything: a block is a hit if any request had it before, as far as those of
-    the prompt's start all are.
+    """Returns the block hit rate with room for everything.
+
+    A block is a hit if an earlier request had it, as far as all blocks before it are hits.
     """
     seen: set[int] = set()
     hits = asked = 0

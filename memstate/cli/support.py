@@ -1,7 +1,7 @@
-"""What each tracking strategy does with each feature, found out by trying: the table of docs/strategies.md.
+"""Finds out by trying what each tracking strategy does with each feature: the table of docs/strategies.md.
 
 Every cell is a manager that is built and driven through its boundaries on the reference backend. Only counts are read
-here; that the bytes are right is what the tests of the cells show.
+here; tests of the cells show that the bytes are right.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,11 @@ RING = StateLayout((*LAYOUT.planes, Plane("ring", (4,), torch.float32, rewritten
 
 
 class Use:
-    """A manager driven as a feature asks; `most`: slots that one row was seen to hold."""
+    """A manager driven as a feature asks.
+
+    Attributes:
+        most: Slots that one row was seen to hold.
+    """
 
     def __init__(self, mem: StateManager) -> None:
         self.mem, self.most = mem, 0
@@ -41,7 +45,7 @@ class Use:
         self.most = max(self.most, *map(self.mem.slots_held, rows))
 
     def decode(self, row: Row, until: int) -> None:
-        """Single tokens up to a length."""
+        """Plans single tokens up to a length."""
         while self.mem.length(row) < until:
             self.step(row)
 
@@ -100,9 +104,13 @@ def _fork(use: Use) -> None:
 
 
 class Feature(NamedTuple):
-    """Two rows of the table: in turn, each step settled before the next is planned, and overlapped.
+    """Two rows of the table: each step settled before the next is planned, and overlapped.
 
-    settings: of the manager. drive: uses the feature across boundaries. means: a sentence for the reader.
+    Attributes:
+        name: Of the feature.
+        settings: Of the manager.
+        drive: Uses the feature across boundaries.
+        means: A sentence for the reader.
     """
 
     name: str
@@ -131,8 +139,11 @@ FEATURES = (
 class Cell(NamedTuple):
     """One strategy with one feature.
 
-    refused: the reason, if it cannot be. most: slots that one request was seen to hold. snapshots: taken; copies: of
-    states, or of their planes written in part, that memstate made for them, or for hits and forks.
+    Attributes:
+        refused: The reason, if it cannot be.
+        most: Slots that one request was seen to hold.
+        snapshots: Snapshots taken.
+        copies: States, or their planes written in part, that memstate copied for them, or for hits and forks.
     """
 
     refused: str
@@ -148,7 +159,10 @@ class Cell(NamedTuple):
 
 
 def cell(tracking: Tracking, feature: Feature, overlap: bool) -> Cell:
-    """Builds a manager for this strategy and feature, and drives it. Syncs: no."""
+    """Builds a manager for this strategy and feature, and drives it.
+
+    Syncs: no.
+    """
     settings: dict[str, Any] = {
         "layout": LAYOUT,
         "slots": 12,
@@ -169,7 +183,7 @@ def cell(tracking: Tracking, feature: Feature, overlap: bool) -> Cell:
 
 
 def page() -> str:
-    """docs/strategies.md as Markdown."""
+    """Returns docs/strategies.md as Markdown."""
     lines = [
         "# What works with what",
         "",

@@ -57,6 +57,11 @@ def test_dir_shows_the_public_names_and_each_of_them_is_there() -> None:
         memstate.StateManger  # type: ignore[attr-defined]  # noqa: B018
 
 
+def test_a_layer_is_loaded_when_it_is_used() -> None:
+    code = "import memstate as ms; print(ms.tokens.encode([1])[0], ms.viz.bars.__name__, hasattr(ms, 'layers'))"
+    assert run(code).split() == ["1", "bars", "False"]
+
+
 def test_what_a_type_checker_reads_is_what_is_loaded() -> None:
     tree = ast.parse((ROOT / "memstate" / "__init__.py").read_text())
     (block,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]

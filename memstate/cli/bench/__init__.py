@@ -5,9 +5,8 @@ host, prefix, tiers     host time: the ratios mean something on any machine
 alloc, track, copy      device time: needs a GPU
 """
 
-from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.launches import by_unit, launches
 from memstate.cli.bench.suite import NAMES, NEED_DEVICE, by_entry, run
-from memstate.cli.bench.task import PEERS, BenchResult
+from memstate.cli.bench.task import PEERS, BenchResult, Figure
 
 __all__ = ["NAMES", "NEED_DEVICE", "PEERS", "BenchResult", "Figure", "by_entry", "by_unit", "launches", "run"]

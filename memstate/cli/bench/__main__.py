@@ -1,5 +1,7 @@
-"""`python -m memstate.cli.bench NAME... [--peer NAME] [--toy] [--json PATH]`: the benchmarks where no command line is
-installed. The file is written behind every benchmark, so that what was measured survives a later failure.
+"""Runs benchmarks where typer and rich are not installed.
+
+`python -m memstate.cli.bench NAME... [--peer NAME] [--toy] [--json PATH]`. The file is written after every benchmark:
+a later failure loses nothing.
 """
 
 import argparse

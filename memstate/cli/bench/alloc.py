@@ -3,7 +3,7 @@
 The pool is in the middle of its life: half of the slots are held, the free ones lie scattered.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -11,37 +11,18 @@ import torch
 from torch import Tensor
 
 from memstate.cli.bench.clock import Clock
-from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.naive import FreeList
-from memstate.cli.bench.task import Setting, Task, differing
+from memstate.cli.bench.task import Figure, Setting, Task, differing
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import HEADER_INTS, REGISTERS_PER_ROW, Section
+from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.slots.allocator import SlotAllocator
-from memstate.slots.registers import RegisterFile
+from memstate.slots.packet import CLAIMS, RELEASES, WRITES, Operation, Packet
+from memstate.slots.registers import Ints, Longs, RegisterFile
 
 SIZES, TOY_SIZES = (1, 64, 256), (3,)
 # Releases of ids in hand stay unconfirmed while a graph is captured: so many must be free beside them.
 CAPACITY, TOY_CAPACITY = 16384, 256
 CELL_COLUMNS = ("generation", "snapshot_at", "tracked", "source")  # what an admission writes for every row
-
-
-def packet(
-    claims: Sequence[int] = (), releases: Sequence[int] = (), cells: Sequence[int] = (), value: int = 0
-) -> np.ndarray:
-    """A command packet of `memstate.kernels.tables`: releases first, then claims, then cells, `value` in each."""
-    columns: dict[Section, tuple[Sequence[int], ...]] = {
-        Section.MOVES: ((), ()), Section.RELEASES: (releases,), Section.CLAIMS: (claims,),
-        Section.WRITES: (cells, [value] * len(cells)), Section.DATA: ((), ()), Section.BATCH: ((), ()),
-    }  # fmt: skip
-    header, parts, at = np.zeros(HEADER_INTS, np.int32), [], HEADER_INTS
-    for section, lists in columns.items():
-        header[section], header[HEADER_INTS // 2 + section] = len(lists[0]), at
-        for values in lists:
-            padded = np.zeros(-(-len(values) // 4) * 4, np.int32)
-            padded[: len(values)] = values
-            parts.append(padded)
-            at += len(padded)
-    return np.concatenate([header, *parts])
 
 
 class _Slots:
@@ -54,7 +35,12 @@ class _Slots:
         self.allocator.release(ids[~held.to(ids.device)])
         self.allocator.check()
 
-    def send(self, packet: np.ndarray) -> Tensor:
+    def packet(self, section: int, registers: Longs, cells: Longs, value: int) -> Ints:
+        """Registers that claim or release a slot, and cells that all get one value."""
+        written = Operation(WRITES, cells, np.full(len(cells), value), None)
+        return Packet(self.file, [Operation(section, registers, registers, None), written]).encode()
+
+    def send(self, packet: Ints) -> Tensor:
         return torch.from_numpy(packet).to(self.file.cells.device)
 
     def wrong(self, twin: "_Slots") -> str:
@@ -117,9 +103,10 @@ def _ownership(setting: Setting, size: int, mine: _Slots, twin: _Slots) -> Task:
     """What an admission of so many rows sends: a claim each, and cells; then their release."""
     case = f"R={size}"
     rows = np.arange(1, size + 1)
-    registers = (rows * REGISTERS_PER_ROW).tolist()
-    cells = np.concatenate([mine.file.address(column, rows) for column in CELL_COLUMNS]).tolist()
-    admitting, ending = packet(claims=registers, cells=cells, value=7), packet(releases=registers, cells=cells)
+    registers = rows * REGISTERS_PER_ROW
+    cells = np.concatenate([mine.file.address(column, rows) for column in CELL_COLUMNS])
+    admitting = mine.packet(CLAIMS, registers, cells, 7)
+    ending = mine.packet(RELEASES, registers, cells, 0)
     admit, end = (partial(mine.file.ownership, mine.send(one)) for one in (admitting, ending))
 
     def both() -> None:
@@ -149,7 +136,7 @@ def _ownership(setting: Setting, size: int, mine: _Slots, twin: _Slots) -> Task:
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Claims, releases and packets of ownership changes."""
+    """Yields claims, releases and packets of ownership changes."""
     capacity = TOY_CAPACITY if setting.toy else CAPACITY
     sizes = TOY_SIZES if setting.toy else SIZES
     held = torch.rand(capacity) < 0.5

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from memstate.cli.bench.clock import Act, Clock, Time
-from memstate.cli.bench.entry import Figure
-from memstate.cli.bench.task import Setting, Task, differing
+from memstate.cli.bench.task import Figure, Setting, Task, differing
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from memstate.state.presets import qwen3_next
@@ -69,10 +68,9 @@ class _Copies:
             self._yardsticks[key] = time(to.zero_ if kind == "zero" else partial(to.copy_, of))
         return self._yardsticks[key]
 
-    def task(
-        self, op: str, due: int, nbytes: int, act: Act, peer: Act, check: Callable[[], str], kind: str = "copy",
-    ) -> Task:  # fmt: skip
-        """nbytes: of the slots that are due, once."""
+    def task(self, op: str, due: int, nbytes: int, act: Act, peer: Act, check: Callable[[], str]) -> Task:
+        """Puts a task together; nbytes: of the slots that are due, once."""
+        kind = "zero" if op == "zero" else "copy"
         case = f"{due} slots of {MODEL}" if not self.setting.toy else f"{due} slots"
         moved = (1 if kind == "zero" else 2) * nbytes
 
@@ -101,6 +99,29 @@ class _Copies:
             entry(op, case, moved / seconds, "bytes/s", "device-copy", lambda: moved / yard()),
         ]
 
+    def _moving(self, op: str, due: int, act: Callable[[Planes], object], peer: Act, scramble: Act) -> Task:
+        """A task whose operation changes planes: `act` on either storage, and the same by `peer` on the twin.
+
+        Args:
+            op: Name of the operation.
+            due: Slots that are due.
+            act: The operation, on the planes that it is given.
+            peer: The same by torch's indexing, on the twin.
+            scramble: Changes what the twin holds where the peer writes.
+        """
+
+        def check() -> str:
+            self.refill()
+            act(self.storage)
+            act(self.twin)
+            found = self.wrong()
+            scramble()
+            peer()
+            return found or (self.wrong() and "torch-indexing does something else")
+
+        bytes_each = self.layout.bytes_per_slot if op in ("copy", "zero") else self.twin[PLANE][:, 0].nbytes
+        return self.task(op, due, due * bytes_each, partial(act, self.storage), peer, check)
+
     def copy(self, due: int) -> Task:
         dst, src, to, of = self.spread(due)
 
@@ -108,23 +129,32 @@ class _Copies:
             for plane in self.twin.values():
                 plane[:, to] = plane[:, of]
 
-        def check() -> str:
-            self.refill()
-            self.storage.copy(dst, src, due=due)
-            self.twin.copy(dst, src, due=due)
-            found = self.wrong()
-            self.twin.zero(dst)
-            peer()
-            return found or (self.wrong() and "torch-indexing does something else")
+        return self._moving(
+            "copy", due, lambda planes: planes.copy(dst, src, due=due), peer, lambda: self.twin.zero(dst)
+        )
 
-        act = partial(self.storage.copy, dst, src, due=due)
-        return self.task("copy", due, due * self.layout.bytes_per_slot, act, peer, check)
+    def scatter(self, due: int) -> Task:
+        _, _, ids, _ = self.spread(due)
+        plane, narrow = self.twin[PLANE], ids.int()
+        batch = torch.randn_like(plane[:, :due])
+        return self._moving(
+            "scatter", due, lambda planes: planes.scatter(PLANE, narrow, batch),
+            lambda: plane.index_copy_(1, ids, batch), lambda: plane.index_fill_(1, ids, 0),
+        )  # fmt: skip
+
+    def zero(self, due: int) -> Task:
+        dst, _, ids, _ = self.spread(due)
+
+        def fill(value: int) -> None:
+            for plane in self.twin.values():
+                plane.index_fill_(1, ids, value)
+
+        return self._moving("zero", due, lambda planes: planes.zero(dst, due=due), partial(fill, 0), partial(fill, 1))
 
     def gather(self, due: int) -> Task:
         _, _, ids, _ = self.spread(due)
-        plane = self.twin[PLANE]
+        plane, narrow = self.twin[PLANE], ids.int()
         outs = [torch.empty_like(plane[:, :due]) for _ in range(2)]
-        narrow = ids.int()
 
         def peer() -> None:
             torch.index_select(plane, 1, ids, out=outs[1])
@@ -133,55 +163,14 @@ class _Copies:
             self.refill()
             outs[0].fill_(torch.nan)
             self.storage.gather(PLANE, narrow, out=outs[0])
-            expected = self.twin.gather(PLANE, narrow)
-            found = differing([("the batch", outs[0].view(torch.int32), expected.view(torch.int32))])
+            expected = self.twin.gather(PLANE, narrow).view(torch.int32)
             peer()
-            same = torch.equal(outs[1].view(torch.int32), expected.view(torch.int32))
-            return found or ("" if same else "torch-indexing does something else")
+            ours, theirs = (out.view(torch.int32) for out in outs)
+            found = differing([("the batch", ours, expected)])
+            return found or (differing([("it", theirs, expected)]) and "torch-indexing does something else")
 
         act = partial(self.storage.gather, PLANE, narrow, outs[0])
         return self.task("gather", due, outs[0].nbytes, act, peer, check)
-
-    def scatter(self, due: int) -> Task:
-        _, _, ids, _ = self.spread(due)
-        plane = self.twin[PLANE]
-        batch = torch.randn_like(plane[:, :due])
-        narrow = ids.int()
-
-        def peer() -> None:
-            plane.index_copy_(1, ids, batch)
-
-        def check() -> str:
-            self.refill()
-            self.storage.scatter(PLANE, narrow, batch)
-            self.twin.scatter(PLANE, narrow, batch)
-            found = self.wrong()
-            plane.index_fill_(1, ids, 0)
-            peer()
-            return found or (self.wrong() and "torch-indexing does something else")
-
-        act = partial(self.storage.scatter, PLANE, narrow, batch)
-        return self.task("scatter", due, batch.nbytes, act, peer, check)
-
-    def zero(self, due: int) -> Task:
-        dst, _, ids, _ = self.spread(due)
-
-        def peer() -> None:
-            for plane in self.twin.values():
-                plane.index_fill_(1, ids, 0)
-
-        def check() -> str:
-            self.refill()
-            self.storage.zero(dst, due=due)
-            self.twin.zero(dst, due=due)
-            found = self.wrong()
-            for plane in self.twin.values():
-                plane[:, ids] = 1
-            peer()
-            return found or (self.wrong() and "torch-indexing does something else")
-
-        act = partial(self.storage.zero, dst, due=due)
-        return self.task("zero", due, due * self.layout.bytes_per_slot, act, peer, check, "zero")
 
     def idle(self) -> Task:
         """A call with nothing due, which is what almost every step of a decode loop makes."""
@@ -200,12 +189,12 @@ class _Copies:
 
 
 def fitting(due: tuple[int, ...], slot_bytes: int, free_bytes: int) -> tuple[int, ...]:
-    """The numbers of due slots that fit three quarters of the memory; the smallest one in any case."""
+    """Returns the numbers of due slots that fit three quarters of the memory; the smallest one in any case."""
     return tuple(n for n in due if OVERHEAD * n * slot_bytes <= 0.75 * free_bytes) or due[:1]
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Copies, gathers, scatters and zeros of 1, 16 and 64 slots, and a copy with nothing due."""
+    """Yields copies, gathers, scatters and zeros of 1, 16 and 64 slots, and a copy with nothing due."""
     bench = _Copies(setting)
     yield bench.idle()
     for make in (bench.copy, bench.gather, bench.scatter, bench.zero):  # zeros last: they leave zeros behind

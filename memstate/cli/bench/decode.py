@@ -1,7 +1,7 @@
-"""Decode steps of a model's recurrent layers, with nothing due and with every row at a boundary: what a boundary costs.
+"""Decode steps of a model's recurrent layers, with nothing due and with every row at a boundary.
 
 What is timed is the forward in a CUDA graph, and beside it a whole step as it is submitted: plan, forward, settle. The
-forward's outputs and states are compared with the reference first, in the first and the last layer.
+outputs and states of the forward are compared with the reference first, in the first and the last layer.
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,9 @@ from torch import Tensor
 
 from memstate.cli.bench.clock import Act, Clock
 from memstate.cli.bench.copy import OVERHEAD, TOY
-from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.forward import Forward
-from memstate.cli.bench.task import Setting, Task
-from memstate.cli.bench.track import ALWAYS, DUE, NEVER, SIZES, STRATEGIES
+from memstate.cli.bench.task import Figure, Setting, Task
+from memstate.cli.bench.track import ALWAYS, DUE, NEVER, SIZES, STRATEGIES, beside_idle
 from memstate.engine.manager import StateManager
 from memstate.kernels.tables import StepRecord
 from memstate.requests.handles import Request
@@ -138,21 +137,11 @@ class _Task:
         bench, self._bench = self._bench, None
         entries, setting = [], self.setting
         for op, seconds in bench.times(clock).items():
-            if self.every == NEVER:
-                idle[op] = seconds
-            if self.every == ALWAYS and op in idle:
-                other = partial(_scaled, idle[op])
-                entries.append(setting.entry(op, self.case, seconds * 1e6, "us", "nothing-due", other))
-            else:
-                entries.append(Figure(op, setting.case(self.case), seconds * 1e6, "us"))
+            entries.append(beside_idle(setting, op, self.case, seconds, idle, op, self.every))
             if op == "forward":
                 other = partial(_copy_rate, bench, clock)
                 entries.append(setting.entry(op, self.case, bench.moved / seconds, "bytes/s", "device-copy", other))
         return entries
-
-
-def _scaled(seconds: float) -> float:
-    return seconds * 1e6
 
 
 def _copy_rate(bench: _Bench, clock: Clock) -> float:
@@ -163,7 +152,7 @@ def _copy_rate(bench: _Bench, clock: Clock) -> float:
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Every strategy, for the batches of 1, 64 and 256 rows whose states fit."""
+    """Yields every strategy, for the batches of 1, 64 and 256 rows whose states fit."""
     layout = TOY if setting.toy else qwen3_next()
     free = 2**40 if setting.toy else torch.cuda.mem_get_info(setting.device)[0]
     for size, (name, strategy) in product(TOY_SIZES if setting.toy else SIZES, STRATEGIES.items()):

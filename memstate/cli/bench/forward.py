@@ -13,10 +13,15 @@ from memstate.kernels.tables import StepRecord
 
 
 class Forward:
-    """Convolution and gated delta rule over the planes conv `channel tap-1` and ssm `head key value`, layer by layer.
+    """Convolution and gated delta rule, layer by layer, over the planes conv `channel tap-1` and ssm `head key value`.
 
-    ops: what carries out the two. batch: rows, of one token each. Inputs are random and stay as they are; keys have
-    norm 1, decays are negative and gates between 0 and 1, so that states stay bounded however often a step is repeated.
+    Inputs are random and stay as they are. Keys have norm 1, decays are negative and gates lie between 0 and 1, so that
+    states stay bounded however often a step is repeated.
+
+    Args:
+        ops: Carries out the two operations.
+        planes: The planes.
+        batch: Rows, of one token each.
     """
 
     def __init__(self, ops: Backend, planes: Mapping[str, Tensor], batch: int) -> None:
@@ -41,12 +46,15 @@ class Forward:
         self.mixed, self.out = torch.empty_like(self.x), torch.empty_like(self.v)
 
     def __call__(self, record: StepRecord) -> None:
-        """One decode step of all layers. Allocates nothing; Changes: planes, `mixed`, `out`. Syncs: no."""
+        """Runs one decode step of all layers. Changes planes, `mixed` and `out`; allocates nothing.
+
+        Syncs: no.
+        """
         for layer in range(len(self.planes["ssm"])):
             self.layer(layer, record)
 
     def layer(self, layer: int, record: StepRecord) -> None:
-        """One layer of it; the output of the last one run is in `mixed` and `out`."""
+        """Runs one layer; the output of the last one run is in `mixed` and `out`."""
         where = (record.read, record.write, record.snapshot, record.tokens)
         ops = self.ops
         ops.conv_step(self.x, self.weight, None, self.planes["conv"][layer].transpose(1, 2), *where, "silu", self.mixed)

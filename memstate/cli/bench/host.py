@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from memstate.cli.bench.clock import Clock
-from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.naive import RowByRow
-from memstate.cli.bench.task import Setting, Task
+from memstate.cli.bench.task import Figure, Setting, Task
 from memstate.engine.manager import StateManager
 from memstate.kernels.dispatch import OPS
 from memstate.requests.handles import Request, Row, Snapshot
@@ -162,7 +161,7 @@ def _entry(setting: Setting, case: str, op: str, value: float, theirs: dict[str,
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """admit, plan, settle, publish and release of 1, 64 and 256 rows; one stand-in for all strategies."""
+    """Yields admit, plan, settle, publish and release of 1, 64 and 256 rows; one stand-in for all strategies."""
     for size in TOY_SIZES if setting.toy else SIZES:
         for name in STRATEGIES:
             yield _task(setting, name, size)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from memstate.cli.bench.entry import Figure
+from memstate.cli.bench.task import Figure
 from memstate.engine.manager import StateManager
 from memstate.engine.settings import Pages
 from memstate.requests.handles import Request, Rows
@@ -64,11 +64,21 @@ class _Bench:
 def launches(
     backend: str = "auto", device: str = "cpu", progress: Callable[[int, int], None] | None = None
 ) -> list[Figure]:
-    """Counts of admit, publish, release, step (everything of a scheduler step together), plan, settle, copy and hit.
+    """Counts admit, publish, release, step (everything of a scheduler step together), plan, settle, copy and hit.
 
     plan and settle are counted at a boundary of every row: for each strategy, and the most of any strategy as the plain
-    case `R=n`. `bytes` are those copied between slots. Returns one entry per operation, case and unit. Raises:
-    ValueError for a backend that cannot run here.
+    case `R=n`. `bytes` are those copied between slots.
+
+    Args:
+        backend: Name of the backend.
+        device: Where tensors live.
+        progress: Called with (done, total) sizes.
+
+    Returns:
+        One entry per operation, case and unit.
+
+    Raises:
+        ValueError: The backend cannot run here.
     """
     entries: list[Figure] = []
     for done, size in enumerate(SIZES):
@@ -84,7 +94,7 @@ def launches(
 
 
 def by_unit(entries: list[Figure]) -> tuple[tuple[str, ...], list[list[str]]]:
-    """The same as a table with a column per unit: headings and rows."""
+    """Returns the entries as a table with a column per unit: headings and rows."""
     units = ("launches", "uploads", "syncs", "bytes")
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for entry in entries:

@@ -1,8 +1,7 @@
 """Small stand-ins for how slots are kept without batching: plain torch operations, request by request.
 
-They are written for comparison, after what serving engines are known to do, and do no less than the work that they are
-compared with: the same slots change owners. What a GPU would launch for is one torch operation here each; views are
-free. Knows no kernel.
+They do no less than the work that they are compared with: the same slots change owners. Each torch operation here is
+one launch on a GPU; views are free. Knows no kernel.
 """
 
 from collections.abc import Sequence
@@ -20,12 +19,12 @@ class FreeList:
         self.free = torch.arange(1, slots + 1, device=device)
 
     def claim(self, n: int) -> Tensor:
-        """The next n slots. Launches: none."""
+        """Returns the next n slots. Launches: none."""
         taken, self.free = self.free[:n], self.free[n:]
         return taken
 
     def release(self, ids: Tensor) -> None:
-        """Puts slots behind the others. Launches: one."""
+        """Appends slots to the list. Launches: one."""
         self.free = torch.cat((self.free, ids))
 
 
@@ -47,7 +46,7 @@ class RowByRow:
         return torch.tensor(rows).to(self.device, non_blocking=True)
 
     def admit(self, rows: Sequence[int]) -> None:
-        """Launches: 2 a row, and 5."""
+        """Admits rows. Launches: 2 a row, and 5."""
         n = len(rows)
         taken = self.list.claim((1 + LANES) * n)
         live, lanes = taken[:n], taken[n:].view(n, LANES)
@@ -62,7 +61,7 @@ class RowByRow:
         self.fresh.index_fill_(0, index, True)
 
     def step(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The slots that a decode step writes, and those of its snapshots. Launches: 4, and 3 a row at a boundary."""
+        """Returns the slots that a decode step writes, and those of snapshots. Launches: 4, and 3 a row due."""
         index = self._index(rows)
         self.snapshot.zero_()
         for row in rows:
@@ -86,13 +85,13 @@ class RowByRow:
         return kept
 
     def release(self, rows: Sequence[int]) -> None:
-        """Launches: 2 a row."""
+        """Releases rows. Launches: 2 a row."""
         for row in rows:
             self.list.free = torch.cat((self.list.free, self.live[row : row + 1], self.lanes[row]))
             self.live[row].fill_(0)
             del self.length[row], self.turn[row]
 
     def drop(self, kept: Sequence[Tensor]) -> None:
-        """Gives up snapshots. Launches: 2."""
+        """Releases snapshots. Launches: 2."""
         if kept:
             self.list.release(torch.stack(list(kept)))

@@ -2,7 +2,7 @@
 
 A match makes a key of a list of block ids, follows it through the tree, and tells the policies. An insert takes a
 request's pages and the state at its end into the tree, and evicts what is too many. Slot, register and pages of the
-request were allocated before; what is recorded is submitted after, once for all rows of a step. Neither is timed.
+request were allocated before. What is recorded is submitted after, once for all rows of a step. Neither is timed.
 """
 
 import random
@@ -14,9 +14,8 @@ from itertools import count, islice
 
 from memstate.cli.bench import radix_peer
 from memstate.cli.bench.clock import Clock
-from memstate.cli.bench.entry import Figure
-from memstate.cli.bench.prefix_sides import BATCH, Differs, Key, Ours, Side, Sides, Times
-from memstate.cli.bench.task import Setting, Task
+from memstate.cli.bench.prefix_sides import BATCH, Key, Ours, Side, Sides, Times
+from memstate.cli.bench.task import Differs, Figure, Setting, Task
 from memstate.cli.traces import BLOCK
 from memstate.cli.traces.make import make
 
@@ -93,8 +92,9 @@ class _Chat:
         self.longest = max(map(len, self.keys))
 
     def check(self) -> str:
-        """With room for all, everybody must find what a naive search finds; with little, nobody may keep too much, and
-        ours must find whatever they keep, and lose no slot.
+        """Compares every side with a naive search; with little room, none may keep too much.
+
+        With little room ours must find whatever they keep, and lose no slot.
         """
         some = self.keys[: 2 * SAMPLE]
         known: defaultdict[str, set[tuple[int, ...]]] = defaultdict(set)
@@ -150,8 +150,8 @@ def _told(check: Callable[[], str]) -> str:
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """A trace at steady state, then trees of several sizes and keys of several lengths."""
-    peers = [name for name in radix_peer.CORES if setting.boundaries(name)]
+    """Yields a trace at steady state, then trees of several sizes and keys of several lengths."""
+    peers = [name for name in radix_peer.CORES if setting.compares(name)]
     try:
         if peers:
             radix_peer.load()

@@ -1,6 +1,5 @@
-"""Whose prefix caches are measured, ours and the peers, and what is timed of each. Knows no trace and no tree."""
+"""The prefix caches that are measured, ours and the peers, and what is timed of each. Knows no trace and no tree."""
 
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
@@ -10,8 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from memstate.cli.bench import radix_peer
-from memstate.cli.bench.entry import Figure
-from memstate.cli.bench.task import Setting
+from memstate.cli.bench.task import Figure, Setting, peer_left, take_turns
 from memstate.cli.replay import REGISTERS, ROW, Rig
 from memstate.prefix import Prefix
 from memstate.prefix.cache import NO_MATCH, NO_NODE, Insertion, Lease
@@ -26,18 +24,14 @@ Keys = Sequence[Key]
 
 
 def seconds(act: Callable[[], object]) -> float:
-    """How long a call takes."""
+    """Returns how long a call takes."""
     begin = time.perf_counter()
     act()
     return time.perf_counter() - begin
 
 
-class Differs(Exception):
-    """What is measured does not do what it should."""
-
-
 class Side(Protocol):
-    """Whoever keeps prefixes."""
+    """A prefix cache."""
 
     @property
     def held(self) -> tuple[int, int]:
@@ -45,12 +39,14 @@ class Side(Protocol):
         ...
 
     def match(self, ids: Key) -> int:
-        """Blocks up to the deepest state; notes the use."""
+        """Returns the blocks up to the deepest state; notes the use."""
         ...
 
     def insert(self, ids: Key) -> float:
-        """Takes what was matched last, with a state at its end, and evicts what is too many; returns the seconds of
-        both, allocation left out.
+        """Inserts what was matched last, with a state at its end, and evicts what is too many.
+
+        Returns:
+            The seconds of both, without allocation.
         """
         ...
 
@@ -59,7 +55,11 @@ Act = Callable[[str, Side, Key], object]
 
 
 class Ours:
-    """The library's cache under one policy. looked: seconds of the last match before anything was noted."""
+    """The library's cache under one policy.
+
+    Attributes:
+        looked: Seconds of the last match before anything was noted.
+    """
 
     def __init__(self, states: int, pages: int, longest: int, policy: str) -> None:
         of_states, of_pages = POLICIES[policy]
@@ -73,7 +73,7 @@ class Ours:
         return len(self.rig.cache.nodes), self.rig.cache.tree.total_pages
 
     def match(self, ids: Key) -> int:
-        """Blocks up to the deepest state; notes the use, as a request's admission does."""
+        """Returns the blocks up to the deepest state; notes the use, as a request's admission does."""
         begin = time.perf_counter()
         self._key = encode(ids)
         self._match = self.rig.cache.match(self._key, None, len(ids))
@@ -99,48 +99,39 @@ class Ours:
         return spent
 
     def stated(self) -> set[tuple[int, ...]]:
-        """Every prefix that has a state, put together node by node."""
+        """Returns every prefix that has a state, put together node by node."""
         paths = (reversed(list(node.path())) for node in self.rig.cache.nodes.values())
         return {tuple(np.frombuffer(b"".join(step.key for step in path), np.int64).tolist()) for path in paths}
 
 
 class Sides:
-    """Those who take the same course in turns. A peer that fails leaves: that takes nothing from the others."""
+    """Caches that do the same in turns. A peer that fails leaves; the others go on."""
 
     def __init__(self, case: str, peers: Collection[str], states: int, pages: int, longest: int) -> None:
-        self.case, self.ours = case, {name: Ours(states, pages, longest, name) for name in OURS}
+        self.case = case
+        self.ours = {name: Ours(states, pages, longest, name) for name in OURS}
         self.peers: dict[str, Side] = {}
         for name in peers:
             try:
                 self.peers[name] = radix_peer.SglangCache(states, pages, longest, radix_peer.CORES[name])
             except Exception as error:
-                self._leave(name, error)
+                peer_left(f"prefix, {case}", name, error)
 
     def take(self, keys: Keys, act: Act) -> None:
-        """Lets everybody act on every key. Raises: what one of ours raises."""
-        for turn in range(-(-len(keys) // BATCH)):
-            sides = [*self.ours.items(), *self.peers.items()]
-            first = turn % len(sides)  # another one each time: who is first finds the keys cold
-            for name, side in sides[first:] + sides[:first]:
-                try:
-                    for key in keys[turn * BATCH : (turn + 1) * BATCH]:
-                        act(name, side, key)
-                except Exception as error:
-                    if name in self.ours:
-                        raise
-                    self._leave(name, error)
+        """Lets every side act on every key; raises what one of ours raises."""
 
-    def _leave(self, name: str, error: Exception) -> None:
-        self.peers.pop(name, None)
-        why = str(error) if isinstance(error, Differs) else f"raises {type(error).__name__}: {error}"
-        print(f"prefix, {self.case}: peer {' '.join(f'{name} {why}'.split())[:300]}", file=sys.stderr)
+        def calls(turn: int, name: str, side: Side) -> None:
+            for key in keys[turn * BATCH : (turn + 1) * BATCH]:
+                act(name, side, key)
+
+        take_turns(self.ours, self.peers, -(-len(keys) // BATCH), calls, f"prefix, {self.case}")
 
 
 class Times:
     """Seconds of every call, by what was called and whose it was.
 
-    match: the key made of a list, followed through the tree, and the use noted; look: the same without the note, which
-    no peer can be asked for; insert: see `Side`.
+    match makes a key of a list, follows it through the tree, and notes the use. look is the same without the note; no
+    peer can be asked for it. insert: see `Side`.
     """
 
     def __init__(self) -> None:
@@ -165,7 +156,7 @@ class Times:
         self.spent["insert"][name].append(side.insert(key))
 
     def entries(self, setting: Setting, sides: Sides, warm: int = 0) -> list[Figure]:
-        """Medians of all calls but the first `warm`: each of ours beside each peer that is left."""
+        """Returns medians of all calls but the first `warm`: each of ours beside each peer that is left."""
         found = []
         for op, spent in self.spent.items():
             there = {**sides.ours, **sides.peers}

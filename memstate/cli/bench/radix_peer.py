@@ -1,5 +1,4 @@
-"""SGLang's prefix cache for hybrid models as a peer on a CPU: `UnifiedRadixCache` with the components FULL and MAMBA,
-as it is in 0.5.23.
+"""SGLang's prefix cache for hybrid models as a peer on a CPU: `UnifiedRadixCache` of 0.5.23 with FULL and MAMBA.
 
 One page is one block (page size 1), a key is the list of block ids, a state is one slot number. Tree, allocators of
 pages and of slots, and eviction are SGLang's own; only the tensors are left out, since no model runs. SGLang is no
@@ -37,7 +36,11 @@ NAMES = {
 
 @lru_cache
 def load() -> SimpleNamespace:
-    """What is used of SGLang. Raises: ImportError, in one line."""
+    """Returns what is used of SGLang.
+
+    Raises:
+        ImportError: In one line.
+    """
     if importlib.util.find_spec("sglang") is None:
         raise ImportError("sglang is not installed: pip install --no-deps sglang==0.5.23, and what it then misses")
     try:
@@ -76,10 +79,16 @@ def _hollow_torchvision() -> Iterator[None]:
 
 
 class SglangCache:
-    """Keeps so many states and pages, the least recently used go. core: `rust` or `python`.
+    """Keeps so many states and pages; the least recently used go.
 
-    longest: pages of the longest key, for which there is room beside the others until what is too many is evicted.
-    Raises: ImportError.
+    Args:
+        states: States that it keeps.
+        pages: Pages that it keeps.
+        longest: Pages of the longest key; there is room for them until what is too many is evicted.
+        core: `rust` or `python`.
+
+    Raises:
+        ImportError: SGLang cannot be used.
     """
 
     def __init__(self, states: int, pages: int, longest: int, core: str) -> None:
@@ -105,15 +114,20 @@ class SglangCache:
         return self._most[0] + 1 - self._slots.available_size(), self._total - self._kv.available_size()
 
     def match(self, ids: Sequence[int]) -> int:
-        """Blocks of the longest prefix that ends in a state; notes the use, as SGLang does."""
+        """Returns the blocks of the longest prefix that ends in a state; notes the use, as SGLang does."""
         key = self._sgl.RadixKey(array("q", ids))
         hit = self.tree.match_prefix(self._sgl.MatchPrefixParams(key=key))
         self._found = key, hit.device_prefix_len, hit.best_match_node
         return int(hit.device_prefix_len)
 
     def insert(self, ids: Sequence[int]) -> float:
-        """Inserts what was matched last, with a state at its end, and evicts what is too many; returns the seconds of
-        that, without those of allocation. Raises: MemoryError.
+        """Inserts what was matched last, with a state at its end, and evicts what is too many.
+
+        Returns:
+            The seconds of that, without those of allocation.
+
+        Raises:
+            MemoryError: There is no room.
         """
         key, hit, node = self._found
         fresh, slot = self._kv.alloc(len(ids) - hit), self._slots.alloc(1)

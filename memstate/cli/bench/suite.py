@@ -17,9 +17,8 @@ from memstate.cli.bench import (
     track,
 )
 from memstate.cli.bench.clock import Clock, ToyClock
-from memstate.cli.bench.entry import Figure
 from memstate.cli.bench.launches import launches
-from memstate.cli.bench.task import BenchResult, Progress, Setting, Task, carry_out
+from memstate.cli.bench.task import BenchResult, Figure, Progress, Setting, Task, carry_out
 from memstate.errors import InvalidArgument
 
 COURSES: dict[str, tuple[Callable[[Setting], Iterator[Task]], ...]] = {
@@ -45,9 +44,19 @@ def run(
 ) -> BenchResult:
     """Runs benchmarks one after the other; each of its measurements follows a check of what it measures.
 
-    toy: sizes that an interpreter can carry, timed by the clock of the process; their cases say so. peer: the only one
-    to compare with. found: told the outcome so far behind every benchmark. Syncs: yes. Raises: InvalidArgument for
-    unknown names and peers, and for timed ones without a GPU.
+    Args:
+        names: Names in `NAMES`.
+        backend: Name of the backend.
+        device: Where tensors live.
+        toy: Sizes that an interpreter can run, timed by the clock of the process; their cases say so.
+        peer: The only peer to compare with.
+        progress: Called with (done, total).
+        found: Called with the outcome so far after every benchmark.
+
+    Raises:
+        InvalidArgument: A name or the peer is unknown, or device time is asked for without a GPU.
+
+    Syncs: yes.
     """
     unknown = [name for name in names if name not in NAMES]
     if unknown or not names:
@@ -72,7 +81,7 @@ def run(
 
 
 def by_entry(entries: Sequence[Figure]) -> tuple[tuple[str, ...], list[list[str]]]:
-    """Entries as a table for people: headings and rows."""
+    """Returns entries as a table: headings and rows."""
     columns = ("op", "case", "value", "unit", "peer", "peer value", "ratio")
     rows = [
         [

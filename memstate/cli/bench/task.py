@@ -1,13 +1,13 @@
-"""What a timed benchmark is made of: a check and, only where it finds nothing, a measurement."""
+"""What a timed benchmark is made of: a check and, only where it finds nothing wrong, a measurement."""
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
 from memstate.cli.bench.clock import Clock, DeviceClock, ToyClock
-from memstate.cli.bench.entry import Figure
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 
@@ -25,11 +25,45 @@ PEERS = {
     "plain-hash": "one hash or checksum of the same bytes in one piece, in turns",
 }
 Progress = Callable[[int, int], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured value; the last three where something else was measured in the same run.
+
+    Attributes:
+        op: Operation.
+        case: Case of the operation.
+        value: What was measured.
+        unit: Its unit.
+        peer: What it is compared with.
+        peer_value: The peer's value.
+        ratio: value / peer_value.
+    """
+
+    op: str
+    case: str
+    value: float
+    unit: str
+    peer: str | None = None
+    peer_value: float | None = None
+    ratio: float | None = None
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how large. toy: sizes that an interpreter can carry. peer: the only one compared with, None for all."""
+    """Where and how large.
+
+    Args:
+        backend: Name of the backend.
+        device: Where tensors live.
+        toy: Whether sizes are so small that an interpreter can run them.
+        peer: The only peer compared with. None: all.
+
+    Raises:
+        InvalidArgument: The peer is unknown.
+    """
 
     backend: str
     device: torch.device
@@ -41,43 +75,49 @@ class Setting:
             raise InvalidArgument(f"peer {self.peer!r}: expected one of {', '.join(PEERS)}")
 
     def make_backend(self) -> Backend:
-        """What carries out the operations that are timed."""
+        """Returns what carries out the operations that are timed."""
         return Backend(self.backend, self.device)
 
     def reference(self) -> Backend:
-        """What the results are compared with."""
+        """Returns what the results are compared with."""
         return Backend("reference", self.device)
 
     def clock(self) -> Clock:
-        """What measures here."""
+        """Returns what measures here."""
         return ToyClock() if self.toy else DeviceClock(self.device)
 
     def case(self, text: str) -> str:
-        """The name of a case, which at toy sizes says so."""
+        """Returns the name of a case, which at toy sizes says so."""
         return f"toy {text}" if self.toy else text
 
-    def boundaries(self, peer: str) -> bool:
+    def compares(self, peer: str) -> bool:
         """Whether a peer is to be measured."""
         return self.peer in (None, peer)
 
     def entry(
         self, op: str, case: str, value: float, unit: str, peer: str, peer_value: Callable[[], float]
     ) -> Figure:  # fmt: skip
-        """A value beside a peer's, measured only where that peer is wanted."""
+        """Returns a value beside a peer's, which is measured only where that peer is wanted."""
         alone = Figure(op, self.case(case), value, unit)
-        if not self.boundaries(peer):
+        if not self.compares(peer):
             return alone
         try:
             other = peer_value()
         except Exception as error:  # a peer that cannot run here takes nothing from what was measured
-            print(f"{op}, {case}: peer {peer} {_raised(error)}", file=sys.stderr)
+            peer_left(f"{op}, {case}", peer, error)
             return alone
         return Figure(op, self.case(case), value, unit, peer, other, value / other)
 
 
 @dataclass(frozen=True)
 class Task:
-    """check: what is wrong, empty if nothing; it runs first. measure: the entries."""
+    """One measurement.
+
+    Attributes:
+        name: For messages.
+        check: Returns what is wrong, empty if nothing; it runs first.
+        measure: Returns the entries.
+    """
 
     name: str
     check: Callable[[], str]
@@ -93,7 +133,7 @@ class BenchResult:
 
 
 def carry_out(tasks: Iterable[Task], clock: Clock, outcome: BenchResult, progress: Progress | None = None) -> None:
-    """Checks and measures one task after the other; one that raises is wrong as well. Changes: outcome."""
+    """Checks and measures one task after the other, and adds to `outcome`. A task that raises is wrong as well."""
     done = 0
     name = "the first task"
     try:
@@ -117,10 +157,48 @@ def _carry_out(task: Task, clock: Clock, outcome: BenchResult) -> None:
         outcome.wrong.append(f"{task.name}: {_raised(error)}")
 
 
+class Differs(Exception):
+    """What is measured does not do what it should."""
+
+
+def take_turns(
+    ours: Mapping[str, T], peers: dict[str, T], turns: int, act: Callable[[int, str, T], object], what: str
+) -> None:
+    """Lets every side act in each turn, another one first each time, so that a disturbed machine disturbs all.
+
+    Args:
+        ours: Sides by name; what one of them raises is raised.
+        peers: Sides by name; one that raises is removed.
+        turns: Number of turns.
+        act: Called with the turn, the name and the side.
+        what: Names what is measured, for the line about a peer that left.
+    """
+    for turn in range(turns):
+        sides = [*ours.items(), *peers.items()]
+        first = turn % len(sides)
+        for name, side in sides[first:] + sides[:first]:
+            try:
+                act(turn, name, side)
+            except Exception as error:
+                if name in ours:
+                    raise
+                del peers[name]
+                peer_left(what, name, error)
+
+
+def peer_left(what: str, peer: str, error: Exception) -> None:
+    """Says on stderr that a peer is not measured; the others are."""
+    print(f"{what}: peer {peer} {_raised(error)}", file=sys.stderr)
+
+
 def _raised(error: Exception) -> str:
-    return f"raises {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    text = " ".join(str(error).split())[:300]
+    return text if isinstance(error, Differs) else f"raises {type(error).__name__}: {text}"
 
 
 def differing(pairs: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> str:
-    """The names of tensors that are not the same, bit for bit; empty if all are. Syncs: yes."""
+    """Returns the names of tensors that differ in any bit; empty if none does.
+
+    Syncs: yes.
+    """
     return ", ".join(name for name, a, b in pairs if not torch.equal(a, b))

@@ -10,8 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from memstate.cli.bench.clock import Clock
-from memstate.cli.bench.entry import Figure
-from memstate.cli.bench.task import Setting, Task
+from memstate.cli.bench.task import Figure, Setting, Task
 from memstate.cli.bench.tiers_transfers import LAYERS, TOY_LAYERS, layout_of
 from memstate.cli.bench.tiers_turns import KIB, MIB, Side, Turns, sized
 from memstate.tiers.keys import Keys
@@ -90,7 +89,7 @@ class _Seals:
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Names of prompts; checksums of records."""
+    """Yields names of prompts, and checksums of records."""
     turns = Turns(setting)
     for page in PAGE_SIZES:
         names = _Names(turns, page)

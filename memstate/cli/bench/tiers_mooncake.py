@@ -1,6 +1,6 @@
 """A Mooncake store on loopback for the time of a benchmark: a master, and a second process that has the memory.
 
-A client copies to and from its own memory past the network; only what lies in another process goes the way that records
+A client copies to and from its own memory past the network. Only what lies in another process goes the way that records
 of other machines go. Knows nothing of what is measured.
 """
 
@@ -25,12 +25,16 @@ HOLD = "import sys; from memstate.cli.bench.tiers_mooncake import hold; hold(sys
 
 
 class Unavailable(Exception):
-    """Why there can be no Mooncake store here."""
+    """There can be no Mooncake store here, and why."""
 
 
 @contextmanager
 def loopback(segment_bytes: int) -> Iterator[MooncakeStore]:
-    """A client of a store of so many bytes, which lie in another process. Raises: Unavailable."""
+    """Yields a client of a store of so many bytes, which lie in another process.
+
+    Raises:
+        Unavailable: There can be no store here.
+    """
     with _quiet():
         try:
             importlib.import_module("mooncake.store")
@@ -50,7 +54,7 @@ def loopback(segment_bytes: int) -> Iterator[MooncakeStore]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The client's log has its errors alone, where nobody has said otherwise."""
+    """Limits the client's log to errors, unless the environment sets its level."""
     said = LOG_LEVEL in os.environ
     os.environ.setdefault(LOG_LEVEL, "ERROR")
     try:

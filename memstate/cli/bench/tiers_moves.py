@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memstate.cli.bench.clock import Clock
-from memstate.cli.bench.entry import Figure
-from memstate.cli.bench.task import Setting, Task, differing
+from memstate.cli.bench.task import Figure, Setting, Task, differing
 from memstate.engine.manager import StateManager
 from memstate.engine.settings import Pages
 from memstate.kernels.dispatch import OPS
@@ -167,7 +166,7 @@ class _Moves:
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """One state, and eight, down and up."""
+    """Yields one state, and eight, down and up."""
     for size in SIZES:
         moves = _Moves(setting, size)
         yield Task(f"evict and bring, R={size}", moves.check, moves.measure)

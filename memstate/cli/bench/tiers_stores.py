@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from memstate.cli.bench.clock import Clock
-from memstate.cli.bench.entry import Figure
-from memstate.cli.bench.task import Setting, Task
+from memstate.cli.bench.task import Figure, Setting, Task
 from memstate.cli.bench.tiers_mooncake import Unavailable, loopback
 from memstate.cli.bench.tiers_turns import MIB, Side, Turns, cases, sized
 from memstate.tiers import FileStore, MooncakeStore, Outcome
@@ -114,7 +113,7 @@ def _batches(name: str, store: Kept, turns: Turns, memory: Tensor, folder: Path 
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Puts and gets of files, and of Mooncake on loopback where it can be used."""
+    """Yields puts and gets of files, and of Mooncake on loopback where it can be used."""
     turns = Turns(setting)
     most = max(records * nbytes for records, nbytes in cases(setting))
     memory = torch.empty(2, most, dtype=torch.uint8).random_(0, 256)

@@ -1,7 +1,7 @@
 """Throughput between slots of the device and records of host memory, beside one plain copy of the same bytes.
 
-out: packed into staging, copied to the host. in: copied to staging, unpacked. On a GPU the peer is its copy engine; on
-a CPU, where a copy stands in for the engine and the reference for the kernels, the figures say little of one.
+out: packed into staging, copied to the host. in: copied to staging, unpacked. On a GPU the peer is its copy engine. On
+a CPU a copy stands in for the engine and the reference for the kernels; these figures say little about a GPU.
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from memstate.cli.bench.clock import Clock
-from memstate.cli.bench.entry import Figure
-from memstate.cli.bench.task import Setting, Task, differing
+from memstate.cli.bench.task import Figure, Setting, Task, differing
 from memstate.cli.bench.tiers_turns import Side, Turns, cases, sized
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
@@ -27,7 +26,7 @@ STAGING, GROUPS = 2, 4  # the defaults of `Tiers`
 
 
 def layout_of(nbytes: int, layers: int) -> StateLayout:
-    """A state of so many bytes, a sixteenth of it convolution."""
+    """Returns the layout of a state of so many bytes, a sixteenth of it convolution."""
     part = nbytes // layers // 16
     planes = (Plane("conv", (part // 2,), torch.bfloat16), Plane("ssm", (15, part // 4), torch.float32))
     return StateLayout(planes, layers)
@@ -113,7 +112,7 @@ class _Ways:
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Batches of states out of slots and into them."""
+    """Yields batches of states out of slots and into them."""
     turns = Turns(setting)
     for records, nbytes in cases(setting):
         ways = _Ways(turns, records, nbytes)

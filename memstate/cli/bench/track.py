@@ -4,13 +4,11 @@ A boundary at every token makes every row due in every step; boundaries 2^30 tok
 """
 
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 
 from memstate.cli.bench.clock import Clock, nothing
-from memstate.cli.bench.entry import Figure
-from memstate.cli.bench.task import Setting, Task, differing
+from memstate.cli.bench.task import Figure, Setting, Task, differing
 from memstate.engine.manager import NO_LIMIT, StateManager
 from memstate.engine.settings import Forward
 from memstate.kernels.dispatch import Backend
@@ -28,6 +26,27 @@ DUE = {NEVER: "nothing due", ALWAYS: "all due"}
 LAYOUT = StateLayout((Plane("ssm", (4,), torch.float32),), 1)  # bytes are another benchmark's
 WINDOW, ACCEPTED = 3, 2  # tokens drafted and accepted
 STEPS = 5  # compared with the reference: lanes are empty, filled and taken again
+
+
+def beside_idle(
+    setting: Setting, op: str, case: str, seconds: float, idle: dict[str, float], key: str, every: int
+) -> Figure:
+    """Makes the entry of a step; one with every row due stands beside the same step with nothing due.
+
+    Args:
+        setting: Of the benchmark.
+        op: Operation of the entry.
+        case: Case of the entry.
+        seconds: Of the step.
+        idle: Seconds of steps with nothing due, by key; filled by them.
+        key: Of the step.
+        every: `NEVER` or `ALWAYS`.
+    """
+    if every == NEVER:
+        idle[key] = seconds
+    if every == NEVER or key not in idle:
+        return Figure(op, setting.case(case), seconds * 1e6, "us")
+    return setting.entry(op, case, seconds * 1e6, "us", "nothing-due", lambda: idle[key] * 1e6)
 
 
 class _Rows:
@@ -112,14 +131,8 @@ class _Bench:
         for every, (rows, _) in self.pairs.items():
             times = self._accept(clock, rows) if self.window else self._plan(clock, rows, every)
             for (op, way), seconds in times.items():
-                value, case, key = seconds * 1e6, f"{self.case}, {DUE[every]}{way}", op + way
-                if every == NEVER:
-                    idle[key] = value
-                if every == ALWAYS and key in idle:
-                    other = partial(idle.__getitem__, key)
-                    entries.append(self.setting.entry(op, case, value, "us", "nothing-due", other))
-                else:
-                    entries.append(Figure(op, self.setting.case(case), value, "us"))
+                case = f"{self.case}, {DUE[every]}{way}"
+                entries.append(beside_idle(self.setting, op, case, seconds, idle, op + way, every))
             rows.mem.check()
         return entries
 
@@ -139,7 +152,7 @@ class _Bench:
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Plain and speculative steps of every strategy, for 1, 64 and 256 rows."""
+    """Yields plain and speculative steps of every strategy, for 1, 64 and 256 rows."""
     for size in TOY_SIZES if setting.toy else SIZES:
         for name in STRATEGIES:
             for window in (False, True):

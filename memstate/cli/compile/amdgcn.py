@@ -25,7 +25,7 @@ KEEPS_OLD = re.compile(r"v_\w+_dpp$|v_(writelane|fmac|mac|dot\w*c)|s_cmov")
 
 
 def instructions(text: str) -> Iterator[tuple[str, str, list[str]]]:
-    """(label, opcode, operands) of the kernel's body, in order; a label is an entry of its own."""
+    """Yields (label, opcode, operands) of the kernel's body, in order; a label is an entry of its own."""
     name = re.search(r"\.amdhsa_kernel\s+(\S+)", text)
     if name is None:
         raise ValueError("amdgcn: no kernel in the text")
@@ -40,14 +40,19 @@ def instructions(text: str) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def barriers(text: str) -> int:
-    """Barriers of the whole program in the text."""
+    """Counts the barriers of the whole program in the text."""
     return sum(opcode == "s_barrier" for _, opcode, _ in instructions(text))
 
 
 def accesses(text: str, arguments: Sequence[str]) -> list[Access]:
-    """Every access of global memory. arguments: names, in the order of the kernel's parameters.
+    """Returns every access of global memory.
 
-    Raises: ValueError on control flow that cannot be followed.
+    Args:
+        text: The assembly.
+        arguments: Names, in the order of the kernel's parameters.
+
+    Raises:
+        ValueError: There is control flow that cannot be followed.
     """
     labels: dict[str, int] = {}
     body: list[tuple[str, list[str]]] = []
@@ -63,7 +68,11 @@ def accesses(text: str, arguments: Sequence[str]) -> list[Access]:
 
 
 def resources(text: str) -> Resources:
-    """Registers per lane and spilled bytes, from the metadata. Raises: ValueError where they are not there."""
+    """Returns registers per lane and spilled bytes, from the metadata.
+
+    Raises:
+        ValueError: They are not there.
+    """
     figures = dict(re.findall(r"\.(vgpr_count|[sv]gpr_spill_count|private_segment_fixed_size):\s*(\d+)", text))
     try:
         spilled = 4 * (int(figures["vgpr_spill_count"]) + int(figures["sgpr_spill_count"]))

@@ -1,4 +1,4 @@
-"""Compiles one kernel for one target, without a GPU, and says what came out. Knows Triton's compiler."""
+"""Compiles one kernel for one target, without a GPU, and reports what came out. Knows Triton's compiler."""
 
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +24,8 @@ KERNELS = Path(catalog.__file__).parent
 def build(case: CompileCase, target: str) -> KernelReport:
     """Compiles one case, or takes it from Triton's cache, and inspects the result.
 
-    Raises: CompileFailed with what the compiler says, or where its output cannot be followed.
+    Raises:
+        CompileFailed: With what the compiler says, or where its output cannot be followed.
     """
     try:
         return inspect(case, target, compile_case(case, target))
@@ -36,7 +37,7 @@ def build(case: CompileCase, target: str) -> KernelReport:
 
 
 def compile_case(case: CompileCase, target: str) -> Any:
-    """The compiled kernel, with its texts in `.asm`."""
+    """Returns the compiled kernel, with its texts in `.asm`."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -50,7 +51,7 @@ def compile_case(case: CompileCase, target: str) -> Any:
 
 
 def inspect(case: CompileCase, target: str, compiled: Any) -> KernelReport:
-    """What the compiled texts of a kernel say."""
+    """Reports what the compiled texts of a kernel say."""
     arguments = [name for name in case.kernel.arg_names if name not in case.constexprs]
     reader: ModuleType
     if "amdgcn" in compiled.asm:

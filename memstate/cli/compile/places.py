@@ -1,6 +1,6 @@
-"""Which barriers of a compiled text does the source ask for? The compiler adds others. Knows no kernel.
+"""Counts the barriers of a compiled text that its source asks for; the compiler adds others. Knows no kernel.
 
-A program whose phases speak to each other through memory needs the barrier between them, and the number of all barriers
+A program whose phases speak to each other through memory needs the barrier between them. The number of all barriers
 does not always tell: where one of these is missing, the compiler may put one of its own a few lines further on.
 """
 
@@ -14,10 +14,12 @@ BARRIER = re.compile(r"\s*(?:bar|barrier)(?:\.cta)?\.sync|\s*s_barrier")
 
 
 def source_barriers(text: str, folders: Sequence[Path]) -> int:
-    """Barriers in PTX or AMD GPU assembly that stand where a line of the source has `debug_barrier`.
+    """Counts the barriers in PTX or AMD GPU assembly that stand where a line of the source has `debug_barrier`.
 
-    folders: where the source is looked for, by the names of files in the text. Their paths may be those of another
-    checkout, which compiled the same lines earlier and left the result in Triton's cache.
+    Args:
+        text: The assembly.
+        folders: Where the source is looked for, by the names of files in the text. Their paths may be those of another
+            checkout, which compiled the same lines earlier and left the result in Triton's cache.
     """
     found, line = 0, ""
     for statement in text.splitlines():
@@ -29,6 +31,6 @@ def source_barriers(text: str, folders: Sequence[Path]) -> int:
 
 
 def source_line(name: str, number: int, folders: Sequence[Path]) -> str:
-    """A line of a file, by the name and number that a compiled text gives; empty where no folder has the file."""
+    """Returns a line of a file, by the name and number in a compiled text; empty where no folder has the file."""
     path = next((folder / name for folder in folders if (folder / name).exists()), None)
     return linecache.getline(str(path), number) if path else ""

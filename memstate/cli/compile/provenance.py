@@ -35,11 +35,18 @@ NOTHING: Origins = frozenset()
 class Instruction:
     """One instruction as far as values move.
 
-    writes: registers that get a value derived from `reads`; copies: the very value; weak: they may also keep the old
-    one. clears: registers that get a value derived from nothing, such as a predicate.
-    bits: width per lane of an access of global memory at an address derived from `address`, 0 for none; loads: `writes`
-    get what is there. arguments: per register written, the kernel argument it gets where `address` turns out to be the
-    start of the arguments. jumps: instructions that may follow; falls: the next one may.
+    Attributes:
+        writes: Registers that get a value derived from `reads`.
+        reads: Registers.
+        copies: Whether it is the very value.
+        weak: Whether they may also keep the old one.
+        clears: Registers that get a value derived from nothing, such as a predicate.
+        address: Registers that the address of an access derives from.
+        bits: Width per lane of an access of global memory, 0 for none.
+        loads: Whether `writes` get what is there.
+        arguments: Per register written, the kernel argument it gets where `address` is the start of the arguments.
+        jumps: Instructions that may follow.
+        falls: Whether the next one may.
     """
 
     writes: tuple[str, ...] = ()
@@ -67,9 +74,11 @@ State = dict[str, Origins]
 
 
 def trace(program: Sequence[Instruction], entry: Mapping[str, Origins]) -> list[Access]:
-    """Every access of global memory, with all that its address may derive from; nothing where no path leads.
+    """Returns every access of global memory, with all that its address may derive from; nothing where no path leads.
 
-    entry: what registers hold when the program starts.
+    Args:
+        program: The instructions.
+        entry: What registers hold when the program starts.
     """
     at_start: dict[int, State] = {0: dict(entry)}
     found = {index: Access(step.bits, step.loads, NOTHING) for index, step in enumerate(program) if step.bits}
@@ -131,7 +140,7 @@ def _join(at_start: dict[int, State], target: int, state: State) -> bool:
 
 
 def plane_accesses(accesses: Sequence[Access], plane_args: Iterable[str], pointers: Iterable[str]) -> list[Access]:
-    """The accesses that move plane bytes.
+    """Returns the accesses that move plane bytes.
 
     An argument through which addresses are loaded is a table: what those addresses reach counts, reading the table does
     not. An access whose address derives from no argument in `pointers` counts: it may move plane bytes.

@@ -17,7 +17,7 @@ USAGE = re.compile(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)")
 
 
 def statements(text: str) -> Iterator[tuple[str, str, str, str]]:
-    """(label, guard, opcode, operands) of the kernel's body, in order; a label is a statement of its own.
+    """Yields (label, guard, opcode, operands) of the kernel's body, in order; a label is a statement of its own.
 
     Inline assembly puts several statements, with scopes of their own, on a line.
     """
@@ -42,14 +42,19 @@ def _closing_brace(text: str, start: int) -> int:
 
 
 def barriers(text: str) -> int:
-    """Barriers of the whole program (not of a warp) in the text."""
+    """Counts the barriers of the whole program (not of a warp) in the text."""
     return sum(bool(BARRIER.match(opcode)) for _, _, opcode, _ in statements(text))
 
 
 def accesses(text: str, arguments: Sequence[str]) -> list[Access]:
-    """Every access of global memory. arguments: names, in the order of the kernel's parameters.
+    """Returns every access of global memory.
 
-    Raises: ValueError on control flow that cannot be followed.
+    Args:
+        text: The PTX.
+        arguments: Names, in the order of the kernel's parameters.
+
+    Raises:
+        ValueError: There is control flow that cannot be followed.
     """
     labels: dict[str, int] = {}
     body: list[tuple[str, str, str]] = []
@@ -120,9 +125,12 @@ def _bits(opcode: str) -> int:
 
 
 def resources(cubin: bytes, cuobjdump: str) -> Resources:
-    """Registers per thread and bytes of its stack frame, as the assembler noted them in the binary.
+    """Returns registers per thread and bytes of its stack frame, as the assembler noted them in the binary.
 
-    Triton gives kernels no local arrays: the frame is what was spilled. Raises: ValueError where nothing is noted.
+    Triton gives kernels no local arrays: the frame is what was spilled.
+
+    Raises:
+        ValueError: Nothing is noted.
     """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

@@ -1,4 +1,4 @@
-"""What is said of one kernel compiled for one target."""
+"""What is reported of one kernel compiled for one target."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,10 +15,16 @@ class Resources(NamedTuple):
 class KernelReport:
     """One kernel compiled for one target.
 
-    registers: per thread; spill_bytes: per thread; shared_bytes: shared memory of one program; barriers: in the
-    program's text. narrowest_bulk_access_bits: of the loads and stores of one lane that move plane bytes, None for
-    kernels that move none. ok: nothing spilled, and plane bytes move at least 16 at a time. source_barriers: those of
-    the barriers that the kernel's source asks for; the compiler added the others.
+    Attributes:
+        kernel: Name of the kernel.
+        target: Name of the target.
+        registers: Per thread.
+        spill_bytes: Per thread.
+        shared_bytes: Shared memory of one program.
+        narrowest_bulk_access_bits: Of one lane's loads and stores that move plane bytes; None where none do.
+        barriers: In the program's text.
+        ok: Whether nothing spilled, and plane bytes move at least 16 at a time.
+        source_barriers: Those of the barriers that the kernel's source asks for; the compiler added the others.
     """
 
     kernel: str

@@ -12,9 +12,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from memstate.cli.demo.arithmetic import gate, linear, rms_norm, unit_norm
+from memstate.cli.demo.arithmetic import Weights, gate, linear, rms_norm, unit_norm
 from memstate.cli.demo.sizes import ModelSize
-from memstate.cli.demo.weights import Weights
 from memstate.kernels.dispatch import Backend
 from memstate.state.layout import Order, Plane, StateLayout
 

@@ -13,10 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from memstate.cli.demo.arithmetic import attend, linear, rms_norm
+from memstate.cli.demo.arithmetic import Weights, attend, linear, rms_norm
 from memstate.cli.demo.mixers import MIXERS
 from memstate.cli.demo.sizes import ModelSize
-from memstate.cli.demo.weights import Weights
 from memstate.kernels.dispatch import Backend
 
 VOCABULARY = 256  # bytes

@@ -93,7 +93,7 @@ def _run(config: DemoConfig, store: Store | None, report: Progress) -> DemoRepor
     stats = mem.stats()
     audits.append(mem.audit())
     admission.cache.clear()
-    empty = mem.stats()  # nobody is left to own anything
+    empty = mem.stats()  # no request and no cached state is left
     planted = _plant_leak(mem) if config.plant_leak else None
     last = mem.audit()
     if mem.tiers is not None:

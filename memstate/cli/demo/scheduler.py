@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 from memstate.cli.demo.admission import Admission
 from memstate.cli.demo.answers import rule_for
-from memstate.cli.demo.batching import Batch, assemble
 from memstate.cli.demo.chance import Chance
 from memstate.cli.demo.config import DemoConfig
 from memstate.cli.demo.corpus import Conversation
@@ -19,7 +18,7 @@ from memstate.cli.demo.engines import Engine
 from memstate.cli.demo.meter import Gauge, Meter
 from memstate.cli.demo.stepper import Stepper
 from memstate.cli.demo.transcript import Transcript, Witness
-from memstate.cli.demo.work import Flight, Work
+from memstate.cli.demo.work import Batch, Flight, Work, assemble
 from memstate.errors import OutOfPages
 from memstate.requests.handles import Snapshot
 from memstate.requests.steps import Step
@@ -101,12 +100,12 @@ class Scheduler:
         self.meter.look(self.mem, (work.handle for work in self.running))
 
     def _nap(self) -> None:
-        """Waits for storage where nobody runs and the first in the queue waits for it."""
+        """Waits for storage where no request runs and the first in the queue waits for storage."""
         if self.admission.waiting and not self.running:
             self.admission.fetches.nap()
 
     def _launch(self) -> Flight | None:
-        """Plans and submits a step for everyone not known to be finished."""
+        """Plans and submits a step for every request that is not known to be finished."""
         going = self._with_pages()
         if not going:
             return None
@@ -156,7 +155,7 @@ class Scheduler:
         self._between = False
 
     def _with_pages(self) -> list[tuple[Work, int]]:
-        """Who goes on with how many tokens, all with KV pages: what is cached makes way first, then the youngest."""
+        """Returns requests that go on, with tokens and KV pages; cached states make way first, then the youngest."""
         while True:
             going = [(work, self._tokens_next(work)) for work in self.running if not work.sure_to_end]
             if not going:
@@ -183,7 +182,7 @@ class Scheduler:
             pass
 
     def _collect(self, flight: Flight) -> None:
-        """Reads a step's results, settles it and ends who is done."""
+        """Reads the results of a step, settles it and ends the requests that are done."""
         sampled, logits = flight.results.read()
         finished = [False] * self.config.batch
         broken_off = []
@@ -236,7 +235,7 @@ class Scheduler:
             self._retract(unlucky, "at random")
 
     def _break_off(self, admitted: Sequence[Work]) -> None:
-        """Aborts those whose user gives up while the prompt is still being read, some of them before any step."""
+        """Aborts requests whose user gives up while the prompt is being read, some of them before any step."""
         at_once = [work for work in admitted if work.rule.abort_prompt and self.chance.aborts_at_once()]
         for work in list(self.running):
             if work in at_once or (work.rule.abort_prompt and work.folded >= work.rule.abort_prompt):

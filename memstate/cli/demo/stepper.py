@@ -4,8 +4,6 @@ Knows no request. The first input token of a step may be the token that the step
 the device: so the next step can start before the results of the last one are known.
 """
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -16,7 +14,6 @@ from memstate.cli.demo.model import VOCABULARY, HybridModel, Memory, Slots
 Logits = npt.NDArray[np.float32]
 
 
-@dataclass
 class Inputs:
     """What the rows of one step fold in, filled by the host.
 
@@ -27,18 +24,11 @@ class Inputs:
         noise: Added to the logits before the argmax, `batch vocabulary`.
     """
 
-    batch: int
-    width: int
-    tokens: npt.NDArray[np.int64] = field(init=False)
-    start: npt.NDArray[np.int64] = field(init=False)
-    fed: npt.NDArray[np.int64] = field(init=False)
-    noise: Logits = field(init=False)
-    packed: npt.NDArray[np.int64] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.packed = np.zeros((self.batch, self.width + 2), np.int64)
+    def __init__(self, batch: int, width: int) -> None:
+        self.width = width
+        self.packed = np.zeros((batch, width + 2), np.int64)
         self.tokens, self.start, self.fed = self.packed[:, :-2], self.packed[:, -2], self.packed[:, -1]
-        self.noise = np.zeros((self.batch, VOCABULARY), np.float32)
+        self.noise = np.zeros((batch, VOCABULARY), np.float32)
 
 
 class Results:

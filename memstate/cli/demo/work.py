@@ -1,12 +1,13 @@
-"""One request: a turn of a conversation, from its arrival to its end."""
+"""One request, a turn of a conversation, from its arrival to its end; and the batch of a step, padding included."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from memstate.cli.demo.answers import AnswerRule
+from memstate.cli.demo.answers import AnswerRule, noise
+from memstate.cli.demo.config import DemoConfig
 from memstate.cli.demo.corpus import Conversation
 from memstate.cli.demo.meter import Asked
-from memstate.cli.demo.stepper import Results
-from memstate.requests.handles import Row
+from memstate.cli.demo.stepper import Inputs, Results
 from memstate.requests.steps import Step
 from memstate.tiers import Fetch
 
@@ -110,3 +111,36 @@ class Flight:
     entries: list[BatchEntry]
     decode_only: bool
     asked: Asked
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A step to be planned; rows and token counts by place, None and 0 for padding."""
+
+    rows: list[Row | None]
+    counts: list[int]
+    inputs: Inputs
+    entries: list[BatchEntry]
+
+    @property
+    def decode_only(self) -> bool:
+        """Whether every row folds a single token."""
+        return self.inputs.width == 1
+
+
+def assemble(config: DemoConfig, going: Sequence[tuple[Work, int]]) -> Batch:
+    """Returns the batch in which each request folds so many tokens: known ones, or the one on its way."""
+    width = config.chunk if any(n > 1 for _, n in going) else 1
+    inputs = Inputs(config.batch, width)
+    batch = Batch([None] * config.batch, [0] * config.batch, inputs, [])
+    for work, n in going:
+        place, after = work.place, work.folded + n
+        known = work.tokens[work.folded : after]
+        batch.rows[place], batch.counts[place] = work.handle, n
+        inputs.tokens[place, : len(known)] = known
+        inputs.start[place], inputs.fed[place] = work.folded, not known
+        samples = after >= len(work.tokens)
+        if samples:
+            inputs.noise[place] = noise(config.seed, work.conversation.number, after)
+        batch.entries.append(BatchEntry(work, work.handle, place, after, samples))
+    return batch

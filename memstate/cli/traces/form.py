@@ -1,6 +1,6 @@
-"""The form of the traces that came with Mooncake (FAST'25): one JSON object a line, plain or compressed by gzip.
+"""The format of the Mooncake traces (FAST'25): one JSON object a line, plain or compressed by gzip.
 
-Knows nothing of the content: whether equal ids mean equal prefixes is up to whoever wrote the file.
+Knows nothing of the content: the writer of the file decides whether equal ids mean equal prefixes.
 """
 
 import gzip
@@ -25,10 +25,19 @@ LINES_PER_REPORT: Final = 500
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """One request: when it arrived (ms), tokens given and generated, and an id per block of the tokens given.
+    """One request.
 
     An id stands for its block *and* everything before it, so two requests share a prefix as long as their ids agree.
-    The last block may hold fewer than 512 tokens. Raises: InvalidArgument for what no request can be.
+    The last block may hold fewer than 512 tokens.
+
+    Args:
+        timestamp: When it arrived, in milliseconds.
+        input_length: Tokens given.
+        output_length: Tokens generated.
+        hash_ids: An id per block of the tokens given.
+
+    Raises:
+        InvalidArgument: No request can be like this.
     """
 
     timestamp: int
@@ -55,11 +64,19 @@ class TraceRequest:
 def read(
     path: Path, limit: int | None = None, progress: Callable[[int, int], None] | None = None
 ) -> list[TraceRequest]:
-    """The requests of a file in its order, compressed or not, whatever it is called; blank lines are skipped.
+    """Reads the requests of a file in its order, compressed or not, whatever its name; skips blank lines.
 
-    limit: requests to stop after; what follows is not looked at. progress: called with (bytes read, bytes of the file),
-    never for a pipe. Fields beyond the four are ignored. Syncs: no.
-    Raises: InvalidArgument, in one line with file and line, for a file that cannot be read or holds anything else.
+    Fields beyond the four are ignored.
+
+    Args:
+        path: The file.
+        limit: Requests to stop after; what follows is not read.
+        progress: Called with (bytes read, bytes of the file), never for a pipe.
+
+    Raises:
+        InvalidArgument: The file cannot be read or holds anything else; names file and line in one line.
+
+    Syncs: no.
     """
     if limit is not None and (type(limit) is not int or limit < 1):
         raise InvalidArgument(f"limit={short(limit)}: expected a whole number from 1 on, or None for all requests")
@@ -94,8 +111,13 @@ def read(
 def write(path: Path, requests: Iterable[TraceRequest]) -> None:
     """Writes a file that `read` gives back, whole or not at all; compressed if its name ends in .gz.
 
-    The same requests give the same bytes (of the same zlib, where compressed). Changes: the file, which is replaced.
-    Syncs: no. Raises: InvalidArgument for no requests and for a place where no file can be; OSError.
+    The same requests give the same bytes (with the same zlib, where compressed). An old file is replaced.
+
+    Raises:
+        InvalidArgument: There are no requests, or no file can be there.
+        OSError: The file cannot be written.
+
+    Syncs: no.
     """
     path = Path(path)
     if not path.parent.is_dir() or (path.exists() and not path.is_file()):
@@ -108,7 +130,7 @@ def write(path: Path, requests: Iterable[TraceRequest]) -> None:
         else:
             written = sum(raw.write(_line(request)) for request in requests)
         if not written:
-            raise InvalidArgument(f"{str(path)!r}: no requests to write: a trace has one at least")
+            raise InvalidArgument(f"{str(path)!r}: no requests to write: a trace has at least one")
 
 
 def _line(request: TraceRequest) -> bytes:
@@ -123,7 +145,7 @@ def _parsed(line: bytes) -> TraceRequest:
     except json.JSONDecodeError as error:
         raise InvalidArgument(f"not JSON: {error.msg} at column {error.colno}") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in lists in lists
-        raise InvalidArgument(f"not JSON that can be meant: {error}") from error
+        raise InvalidArgument(f"not JSON that can be read: {error}") from error
     if not isinstance(entry, dict):
         raise InvalidArgument(f"{short(entry)}: expected an object such as {EXAMPLE}")
     if missing := [name for name in (*COUNTS, "hash_ids") if name not in entry]:
@@ -135,6 +157,6 @@ def _parsed(line: bytes) -> TraceRequest:
 
 
 def _require_whole(name: str, value: Any) -> None:
-    """Whole numbers from 0 on; 1.0 and True are none."""
+    """Refuses all but whole numbers from 0 on; 1.0 and True are refused too."""
     if type(value) is not int or value < 0:
         raise InvalidArgument(f"{name}={short(value)}: expected a whole number from 0 on")

@@ -30,9 +30,9 @@ class Spread:
 
 
 # Every kind.
-CONTEXT: Final = 131072  # the longest input: whoever would pass it ends there
+CONTEXT: Final = 131072  # the longest input: a session that would pass it ends there
 FIRST_TOKEN_MS: Final = 300.0  # from a request to the first token of its answer
-TOKEN_MS: Final = 20.0  # from one token of an answer to the next: nobody goes on before the answer is there
+TOKEN_MS: Final = 20.0  # from one token of an answer to the next; the next request waits for the whole answer
 
 # chat: people who read, think and go on.
 CHAT_GAP_MS: Final = 1000.0  # mean time between two new conversations
@@ -53,7 +53,7 @@ SHARED_ANSWER: Final = Spread(150, 0.9, 1, 2000)  # answers: mostly short and of
 
 # agent: programs that call tools in bursts, hand parts of a task to branches, and now and then ask a person.
 AGENT_GAP_MS: Final = 8000.0  # mean time between two new tasks
-AGENT_PREAMBLE: Final = 3500  # the tools that all agents are told of: six whole blocks, and the beginning of another
+AGENT_PREAMBLE: Final = 3500  # the tools of all agents: six whole blocks, and the beginning of another
 AGENT_TASK: Final = Spread(500, 1.0, 16, 16384)  # what a person asks for, at the beginning and after a burst
 AGENT_CALL: Final = Spread(90, 0.8, 8, 2000)  # what the model generates: a call, rarely a file to write
 AGENT_RESULT: Final = Spread(400, 1.4, 4, 16384)  # what a tool gives back: a line, or a whole file
@@ -86,7 +86,10 @@ class Numbering:
         self._ids: dict[tuple[int, tuple[tuple[int, int], ...]], int] = {}
 
     def ids(self, context: Context) -> tuple[int, ...]:
-        """An id for each block of 512 tokens of the texts in a row, the last of them perhaps shorter. Syncs: no."""
+        """Returns an id for each block of 512 tokens of the texts in a row; the last block may be shorter.
+
+        Syncs: no.
+        """
         found: list[int] = []
         block: list[tuple[int, int]] = []  # each from where on: room and length say how far
         room = BLOCK
@@ -132,11 +135,20 @@ class _Draw:
 
 
 def make(kind: str, requests: int, seed: int) -> list[TraceRequest]:
-    """The first requests of a trace that has no end, by time; the same ones for the same kind and seed.
+    """Returns the first requests of an endless trace, by time; the same ones for the same kind and seed.
 
-    kind: one of KINDS. So a longer trace of the same seed begins with the shorter one. Ids count up from 0 as they
-    first appear. The beginning is colder than the rest: sessions start at 0, and none was under way before. Syncs: no.
-    Raises: InvalidArgument for an unknown kind, for fewer requests than 1, for a seed that is no whole number.
+    So a longer trace of the same seed begins with the shorter one. Ids count up from 0 as they first appear. The start
+    is colder than the rest: sessions start at 0, and none was under way before.
+
+    Args:
+        kind: One of `KINDS`.
+        requests: How many.
+        seed: A whole number.
+
+    Raises:
+        InvalidArgument: A value has no meaning.
+
+    Syncs: no.
     """
     if kind not in _SESSIONS:
         raise InvalidArgument(f"kind={kind!r}: expected one of {', '.join(KINDS)}")

@@ -1,4 +1,4 @@
-"""Whether copies under a configuration are those of the reference, byte for byte. Times nothing."""
+"""Checks that copies under a configuration are those of the reference, byte for byte. Times nothing."""
 
 from collections.abc import Callable
 
@@ -34,9 +34,16 @@ class _Bytes:
 
 
 def wrong(config: CopyConfig, layout: StateLayout, backend: Backend, seed: int) -> str:
-    """What a configuration makes wrong on fresh random bytes; empty where everything is as in the reference.
+    """Returns what a configuration makes wrong on fresh random bytes; empty where all is as in the reference.
 
     Whatever the launch raises is an answer too, because a configuration may be more than a device can carry.
+
+    Args:
+        config: The configuration.
+        layout: Of the planes.
+        backend: Whose copies are checked.
+        seed: Of the bytes.
+
     Syncs: yes, off the CPU.
     """
     tried = _Bytes(layout, backend, seed)

@@ -17,8 +17,12 @@ UNIT = "register bytes per byte in flight"
 class Cost:
     """The worst of the three operations of the copy kernel under a configuration; None where it does not compile.
 
-    registers, spill_bytes: per thread. shared_bytes: per program. narrowest_bulk_access_bits: of one lane. why: what
-    excludes the configuration, empty if nothing does.
+    Attributes:
+        registers: Per thread.
+        spill_bytes: Per thread.
+        shared_bytes: Per program.
+        narrowest_bulk_access_bits: Of one lane.
+        why: What excludes the configuration, empty if nothing does.
     """
 
     registers: int | None = None
@@ -29,7 +33,7 @@ class Cost:
 
 
 def cost(config: CopyConfig, target: str) -> Cost:
-    """Compiles the copy kernel under a configuration, in this process, whose kernels must not be interpreted."""
+    """Compiles the copy kernel under a configuration, in this process, which must not interpret kernels."""
     return _cost(replace(config, programs_per_sm=CopyConfig().programs_per_sm), target)
 
 
@@ -51,10 +55,10 @@ def _cost(config: CopyConfig, target: str) -> Cost:
 
 
 def weight(config: CopyConfig, found: Cost, target: str) -> float:
-    """Bytes of registers that a program takes, for each byte that one step of it has in flight: less is better.
+    """Returns the register bytes that a program takes for each byte that it has in flight: less is better.
 
     A multiprocessor holds a fixed number of registers, so this is the reciprocal of the bytes it can keep in flight.
-    It says nothing of how long a copy takes.
+    It does not tell how long a copy takes.
     """
     assert found.registers is not None, f"{config} does not compile"
     threads = config.warps * TARGETS[target][2]

@@ -17,10 +17,14 @@ TOY_BYTES = TILE_BYTES + 1200  # of a plane: a whole tile, and one that ends in 
 
 
 def configurations(timed: bool, limit: int | None = None) -> list[CopyConfig]:
-    """The default and what lies around it, in order; the first `limit` of them.
+    """Returns the default and what lies around it, in order; the first `limit` of them.
 
-    timed: compiled code is the same for any number of programs, so that these are told apart only by timing.
-    Raises: InvalidArgument for a limit below 1.
+    Args:
+        timed: Whether they are timed; compiled code is the same for any number of programs.
+        limit: How many. None: all.
+
+    Raises:
+        InvalidArgument: The limit is below 1.
     """
     if limit is not None and limit < 1:
         raise InvalidArgument(f"limit {limit}: at least 1 configuration must be tried")
@@ -34,14 +38,18 @@ def configurations(timed: bool, limit: int | None = None) -> list[CopyConfig]:
 
 
 def layout_of(model: str) -> StateLayout:
-    """The layout of a preset. Raises: InvalidArgument naming those there are."""
+    """Returns the layout of a preset.
+
+    Raises:
+        InvalidArgument: Names the presets there are.
+    """
     if model not in CHECKPOINTS:
         raise InvalidArgument(f"model {model!r}: expected one of {', '.join(CHECKPOINTS)}")
     return from_config(CHECKPOINTS[model])
 
 
 def toy(layout: StateLayout) -> StateLayout:
-    """The same planes over at most two layers, cut to a tile and a bit each: what an interpreter can copy."""
+    """Returns the planes over at most two layers, cut to a tile and a bit each: what an interpreter can copy."""
     planes = [
         Plane(plane.name, (min(plane.elements, TOY_BYTES // plane.dtype.itemsize),), plane.dtype)
         for plane in layout.planes
@@ -50,6 +58,6 @@ def toy(layout: StateLayout) -> StateLayout:
 
 
 def key_of(layout: StateLayout) -> str:
-    """The key under which planes of memstate's own, laid out so, find a configuration."""
+    """Returns the key under which planes of memstate's own, laid out so, find a configuration."""
     tiles = sum(-(-run.nbytes // TILE_BYTES) for run in layout.runs(slots=1))
     return copy_key(MOVE_BYTES, tiles)

@@ -1,4 +1,4 @@
-"""What a sweep leaves behind: a document for people and scripts, and the file that launches look into."""
+"""What a sweep leaves: a document for people and scripts, and the file that launches read."""
 
 import json
 import os
@@ -20,7 +20,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def document(outcome: SweepResult) -> dict[str, Any]:
-    """The content of a file, and beside it every trial and what was excluded, with the reason."""
+    """Returns the content of the file, with every trial and what was excluded and why."""
     return contents(outcome) | {
         "trials": [_entry(trial) | {"why": trial.why, "details": trial.details} for trial in outcome.trials],
         "excluded": [{"config": asdict(trial.config), "why": trial.why} for trial in outcome.excluded],
@@ -28,7 +28,7 @@ def document(outcome: SweepResult) -> dict[str, Any]:
 
 
 def contents(outcome: SweepResult) -> dict[str, Any]:
-    """What `memstate.kernels.tuned` reads: an entry for the best configuration of each kernel and key."""
+    """Returns what `memstate.kernels.tuned` reads: the best configuration of each kernel and key."""
     return {
         "format": tuned.FORMAT,
         "device": outcome.device,
@@ -41,9 +41,13 @@ def contents(outcome: SweepResult) -> dict[str, Any]:
 
 
 def require_folder(folder: Path | None = None) -> None:
-    """Refuses a folder that `store` could not write to, without making it; folder: where (default: the user's).
+    """Checks that `store` could write to a folder, without making it.
 
-    Raises: InvalidArgument, saying how to choose another.
+    Args:
+        folder: Where. Default: the user's.
+
+    Raises:
+        InvalidArgument: Says how to choose another.
     """
     folder = folder or tuned.user_folder()
     there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
@@ -55,11 +59,18 @@ def require_folder(folder: Path | None = None) -> None:
 
 
 def store(outcome: SweepResult, folder: Path | None = None) -> Path:
-    """Writes the file of the device whole or not at all, and has this process look into it.
+    """Writes the file of the device whole or not at all, and makes this process read it.
 
-    folder: where (default: the user's). Entries of the file that was there stay where this sweep has none for their key
-    and they were made alike: timed or not, with the same versions. Raises: InvalidArgument where nothing is left to
-    store; OSError.
+    Entries of the old file stay where this sweep has none for their key and they were made alike: timed or not, with
+    the same versions.
+
+    Args:
+        outcome: The sweep.
+        folder: Where. Default: the user's.
+
+    Raises:
+        InvalidArgument: Nothing is left to store.
+        OSError: The file cannot be written.
     """
     new = contents(outcome)
     if not new["entries"]:
@@ -77,7 +88,7 @@ def store(outcome: SweepResult, folder: Path | None = None) -> Path:
 
 
 def versions() -> dict[str, str]:
-    """What compiled and ran the kernels, as far as it is known."""
+    """Returns the versions of what compiled and ran the kernels, as far as they are known."""
     found = {}
     for package in ("torch", "triton"):
         with suppress(PackageNotFoundError):
@@ -89,7 +100,7 @@ def versions() -> dict[str, str]:
 
 
 def table(outcome: SweepResult, stored: str | None) -> tuple[tuple[str, tuple[str, ...]], list[list[str]]]:
-    """The same for people: title and headings, and a row per trial, the best first and the excluded last."""
+    """Returns title, headings, and a row per trial, the best first and the excluded last."""
     how = "timed" if outcome.timed else "NOT timed (no GPU): ranked by compiled code, launches keep their defaults"
     where = f"stored in {stored}" if stored else "nothing stored"
     headings = ("kernel", *(field.name for field in fields(CopyConfig)), "value", "unit", "note")

@@ -1,6 +1,6 @@
-"""What is done with configurations one by one, here or in a process that may do it. Judges nothing.
+"""What is done with configurations one by one, here or in a second process. Judges nothing.
 
-Kernels are interpreted in a process or compiled in it, never both: checking without a GPU needs the one kind, compiling
+Kernels are interpreted in a process or compiled in it, never both. Checking without a GPU needs the one kind, compiling
 the other. A process that is not of the kind asks a second one, `python -m memstate.cli.tune`.
 """
 
@@ -29,7 +29,7 @@ def check(config: CopyConfig, model: str) -> Finding:
 
 
 def compiled(config: CopyConfig, target: str) -> Finding:
-    """The fields of `memstate.cli.tune.cost.Cost`."""
+    """Returns the fields of `memstate.cli.tune.cost.Cost`."""
     return asdict(cost(config, target))
 
 
@@ -37,7 +37,11 @@ TASKS: dict[str, Callable[[CopyConfig, str], Finding]] = {"check": check, "compi
 
 
 def findings(task: str, argument: str, configs: Sequence[CopyConfig]) -> Iterator[Finding]:
-    """What a task finds, configuration by configuration. Raises: ConfigurationError where the second process fails."""
+    """Yields what a task finds, configuration by configuration.
+
+    Raises:
+        ConfigurationError: The second process failed.
+    """
     interpreted = Backend("auto").name == "interpreter"
     if interpreted == (task == "check"):
         for config in configs:

@@ -28,9 +28,15 @@ Progress = Callable[[int, int], None]
 class Trial:
     """What became of one configuration.
 
-    checked: its copies are those of the reference, byte for byte. value: bytes a second where timed, or the weight of
-    `memstate.cli.tune.cost`; None if the configuration is excluded. why: what excludes it, empty if nothing does.
-    details: what the value was made of.
+    Attributes:
+        kernel: Name of the kernel.
+        key: What it was tried for.
+        config: The configuration.
+        checked: Whether its copies are those of the reference, byte for byte.
+        value: Bytes a second where timed, or the weight of `memstate.cli.tune.cost`; None if it is excluded.
+        unit: Of the value.
+        why: What excludes it, empty if nothing does.
+        details: What the value was made of.
     """
 
     kernel: str
@@ -45,9 +51,13 @@ class Trial:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A sweep on `device`, or for it where nothing was timed; the trials in the order in which they were made.
+    """A sweep on `device`, or for it where nothing was timed.
 
-    yardstick: of a timed sweep, the device's own copy of as many slots, bytes a second before and after the trials.
+    Attributes:
+        device: Name of the device or target.
+        timed: Whether configurations were timed.
+        trials: In the order in which they were made.
+        yardstick: Of a timed sweep, the device's own copy of as many slots, bytes a second before and after the trials.
     """
 
     device: str
@@ -87,9 +97,20 @@ def sweep(
     With a GPU, each is checked there in planes of the model and timed. Without, each is checked by an interpreter in
     small planes, and ranked by what it compiles to for `target`; nothing that was not timed changes a launch.
 
-    progress: called with (done, total). device: where to try them (default: the GPU if there is one). stopwatch: what
-    measures a run (default: the device's events); with one, launches are timed wherever they run.
-    Syncs: yes. Raises: InvalidArgument for what is not known, ConfigurationError without Triton.
+    Args:
+        model: Name of a preset.
+        kernels: Names in `KERNELS`.
+        target: Name in `TARGETS`.
+        limit: How many configurations. None: all.
+        progress: Called with (done, total).
+        device: Where to try them. Default: the GPU if there is one.
+        stopwatch: Measures a call. Default: Triton's timer. With one, launches are timed wherever they run.
+
+    Raises:
+        InvalidArgument: A name is unknown.
+        ConfigurationError: Triton is not installed.
+
+    Syncs: yes.
     """
     unknown = [kernel for kernel in kernels if kernel not in KERNELS]
     if unknown or not kernels:
@@ -151,7 +172,7 @@ def _timed(
 
 
 def own_target(device: torch.device) -> str | None:
-    """The compile target that a device is; None if it is none of those compiled ahead, or no GPU."""
+    """Returns the compile target that a device is; None if it is none of those compiled ahead, or no GPU."""
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)

@@ -8,6 +8,7 @@ from memstate.cli.demo.config import DemoConfig
 from memstate.cli.demo.corpus import Conversation
 from memstate.cli.demo.meter import Asked
 from memstate.cli.demo.stepper import Inputs, Results
+from memstate.requests.handles import Row
 from memstate.requests.steps import Step
 from memstate.tiers import Fetch
 

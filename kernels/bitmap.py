@@ -170,7 +170,7 @@ def chunk_words(words: int, warps: int) -> int:
     Of 16 warps of 64 threads every other thread reads one: 1024 words would spill, and the barrier behind the loads is
     enough.
     """
-    return max(min(LANES * warps, 512), min(256, triton.next_power_of_2(words)))
+    return max(min(LANES * warps, 512), min(256, int(triton.next_power_of_2(words))))
 
 
 def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:

@@ -53,9 +53,9 @@ def nth_set_bit(word, n):
 def take_lowest(bitmap_ptr, words, start, n, rank, CHUNK: tl.constexpr):
     """Clears the n lowest free bits from word `start` on; lanes with rank < n learn the slot of that rank, others 0.
 
-    Returns (slots, the chunk where the scan ended, slots found). n is the same in every warp: it hangs on nothing that
-    was loaded without a barrier behind it. Where n > 0 a barrier has been passed before anything is stored; whoever
-    reads the bitmap next needs another.
+    Returns (slots, the chunk where the scan ended, slots found). n is the same in every warp: it does not depend on
+    loads without a barrier behind them. Where n > 0 a barrier has been passed before anything is stored; the next
+    reader of the bitmap needs another.
     """
     slot = rank * 0
     taken = n * 0
@@ -92,8 +92,9 @@ def take_lowest(bitmap_ptr, words, start, n, rank, CHUNK: tl.constexpr):
 
 @triton.jit
 def bump(counters_ptr, cell: tl.constexpr, by):
-    """Adds to one counter. Only one program of one launch at a time writes counters, and one thread of it: what others
-    load is not used.
+    """Adds to one counter.
+
+    Only one program of one launch at a time writes counters, and one thread of it: what other threads load is not used.
     """
     tl.store(counters_ptr + cell, tl.load(counters_ptr + cell) + by)
 
@@ -164,10 +165,12 @@ def _release(bitmap_ptr, ids_ptr, counters_ptr, n, capacity, BLOCK: tl.constexpr
 
 
 def chunk_words(words: int, warps: int) -> int:
-    """Bitmap words that one step of the scan reads: the whole bitmap where it is small, and one or more for each thread
-    (of 16 warps of 64 every other: 1024 words would spill, and the barrier behind the loads is enough).
+    """Bitmap words that one step of the scan reads: the whole bitmap where it is small, else one or more a thread.
+
+    Of 16 warps of 64 threads every other thread reads one: 1024 words would spill, and the barrier behind the loads is
+    enough.
     """
-    return max(min(LANES * warps, 512), min(256, triton.next_power_of_2(words)))
+    return max(min(LANES * warps, 512), min(256, int(triton.next_power_of_2(words))))
 
 
 def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:

@@ -64,8 +64,10 @@ def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 def taps_are_fastest(windows: Tensor) -> bool:
     """Whether a window of `.. tap channel` lies in memory as `channel tap`, and not as `tap channel`."""
-    shape, strides = windows.shape[-2:], windows.stride()[-2:]
-    return not is_dense(shape, strides) and is_dense(shape[::-1], strides[::-1])
+    (taps, channels), (tap, channel) = windows.shape[-2:], windows.stride()[-2:]
+    if (channels == 1 or channel == 1) and (taps == 1 or tap == channels):
+        return False
+    return (taps == 1 or tap == 1) and (channels == 1 or channel == taps)
 
 
 def stride_unit(state: Tensor) -> int:

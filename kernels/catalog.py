@@ -11,9 +11,15 @@ from memstate.kernels.dispatch import OPS
 class CompileCase(NamedTuple):
     """One kernel as one launch would compile it.
 
-    signature: argument -> Triton type ("*i32", "i64", ...); constexprs: argument -> value; divisible: arguments known
-    to be multiples of 16 (pointers and strides); plane_args: pointer arguments through which plane bytes move, or the
-    table their addresses come from; options: further compile options of the launch (enable_fp_fusion, ...).
+    Args:
+        name: of the case.
+        kernel: the function under `@triton.jit`.
+        signature: argument -> Triton type ("*i32", "i64", ...).
+        constexprs: argument -> value.
+        divisible: arguments known to be multiples of 16 (pointers and strides).
+        num_warps: of a program.
+        plane_args: pointer arguments through which plane bytes move, or the table their addresses come from.
+        options: further compile options of the launch (enable_fp_fusion, ...).
     """
 
     name: str

@@ -26,13 +26,7 @@ DATA_SECTION = tl.constexpr(int(Section.DATA))
 ZEROS = tl.constexpr(ZERO_SOURCE)
 
 DEFAULT = CopyConfig()
-WORDS = {
-    16: tl.int32,
-    8: tl.int32,
-    4: tl.int32,
-    2: tl.int16,
-    1: tl.int8,
-}  # bytes of a unit -> what the pointers point at
+WORDS = {16: tl.int32, 8: tl.int32, 4: tl.int32, 2: tl.int16, 1: tl.int8}  # bytes of a unit -> elements of pointers
 
 
 @triton.jit
@@ -136,8 +130,9 @@ def run_data(planes: PlaneMap, slots: Tensor, packet: Tensor) -> None:
 def compile_cases(unit: int = 16, config: CopyConfig = DEFAULT) -> list[CompileCase]:
     """The launches to compile ahead; plane bytes move through the addresses in the tile table.
 
-    unit: bytes a lane; fewer than 16 are for memory that others have laid out, and narrow on purpose. config: other
-    than the default, to see what becomes of it.
+    Args:
+        unit: bytes a lane; fewer than 16 are for memory that an engine has laid out, and narrow on purpose.
+        config: a launch configuration other than the default.
     """
     pointers = {"tiles": "*i64", "first_ptr": "*i32", "second_ptr": "*i32"}
     signature = pointers | dict.fromkeys(("n", "tile_count", "capacity"), "i32")

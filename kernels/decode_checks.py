@@ -12,6 +12,7 @@ from torch import Tensor
 
 from memstate.kernels.blocks import Blocks, is_dense, taps_are_fastest
 from memstate.kernels.checks import (
+    FLOATS,
     check_apart,
     check_columns,
     check_contiguous,
@@ -29,10 +30,11 @@ ACTIVATIONS = ("silu", None)
 
 def check(name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...], device: torch.device) -> None:
     """Refuses a tensor that is not contiguous, of a known dtype, on the device, and of `shape`."""
-    check_shape(name, tensor, pattern, shape)
-    check_contiguous(name, tensor, pattern)
-    check_float(name, tensor)
-    if tensor.device != device or tensor.is_neg():
+    dense = tensor.shape == shape and tensor.is_contiguous()
+    if not (dense and tensor.dtype in FLOATS and tensor.device == device) or tensor.is_neg():
+        check_shape(name, tensor, pattern, shape)
+        check_contiguous(name, tensor, pattern)
+        check_float(name, tensor)
         check_memory(name, tensor, device)
 
 
@@ -114,7 +116,7 @@ def _check_conv_state(state: Tensor, shape: tuple[int, int]) -> Blocks:
     if state.shape[1:] != shape:
         raise ValueError(f"state: expected `slot tap-1 channel` = {('slots', *shape)}, got {tuple(state.shape)}")
     check_float("state", state)
-    if not is_dense(shape, state.stride()[1:]) and not taps_are_fastest(state):
+    if not taps_are_fastest(state) and not is_dense(shape, state.stride()[1:]):
         raise ValueError(
             f"state: a slot `tap-1 channel` must be contiguous, or the transpose of a contiguous `channel tap-1`, "
             f"got strides {state.stride()}"

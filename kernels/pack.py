@@ -126,7 +126,9 @@ def unpack_slots(
 def compile_cases(unit: int = 16, config: CopyConfig = DEFAULT) -> list[CompileCase]:
     """The launches to compile ahead: slots in registers, and slots, or pages, named directly.
 
-    unit: bytes a lane; fewer than 16 are for memory that others have laid out. config: other than the default.
+    Args:
+        unit: bytes a lane; fewer than 16 are for memory that an engine has laid out.
+        config: a launch configuration other than the default.
     """
     pointers = {"tiles": "*i64", "slots_ptr": "*i32", "index_ptr": "*i32", "places_ptr": "*i32", "records_ptr": "*u8"}
     signature = pointers | dict.fromkeys(SIZES, "i32")

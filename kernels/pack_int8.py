@@ -181,10 +181,10 @@ def unpack_int8(
 
 
 def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead: every dtype of a plane `head key value` with a scale for each key of 32 heads, and
-    of one `head dim state` with a scale for each state of 128 heads.
+    """The launches to compile ahead: every dtype of two kinds of planes.
 
-    Values are what moves 16 bytes a lane; scales are one of a hundred bytes and lie one a lane.
+    One is `head key value` with a scale for each key of 32 heads, the other `head dim state` with a scale for each
+    state of 128 heads. Values move 16 bytes a lane. Scales are one of a hundred bytes, and lie one a lane.
     """
     signature = (
         {"layers": "*i64", "slots_ptr": "*i32", "index_ptr": "*i32", "places_ptr": "*i32"}

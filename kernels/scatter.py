@@ -118,19 +118,24 @@ def scatter_inputs(
 
 
 def _launch(
-    plane: Tensor,
-    source: Tensor,
-    step_bytes: int,
-    steps: int,
-    row_steps: int,
-    ahead: int,
-    write: Tensor,
-    accepted: Tensor | None,
-    snapshot: Tensor | None,
-    crossed: Tensor | None,
-    taps: int = 0,
-) -> None:
-    """steps: the largest count; ahead: a count less the step where its block starts; taps: of a transposed block."""
+    plane: Tensor, source: Tensor, step_bytes: int, steps: int, row_steps: int, ahead: int, write: Tensor,
+    accepted: Tensor | None, snapshot: Tensor | None, crossed: Tensor | None, taps: int = 0,
+) -> None:  # fmt: skip
+    """Launches the one kernel of all scatters.
+
+    Args:
+        plane: what is changed.
+        source: rows of steps.
+        step_bytes: bytes of a step.
+        steps: the largest count.
+        row_steps: steps of a row of the source.
+        ahead: a count less the step where its block starts.
+        write: slots.
+        accepted: counts for `write`.
+        snapshot: more slots.
+        crossed: counts for `snapshot`.
+        taps: of a transposed block, else 0.
+    """
     if plane.numel() == 0 or source.numel() == 0:
         return
     size = plane.element_size()

@@ -12,9 +12,9 @@ def known_slot(slot, last):
 
 @triton.jit
 def row_slots(read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last, STORES: tl.constexpr):
-    """Whether a row is real, its slots, and how many of its tokens are real: nothing of it where it writes no slot.
+    """Whether a row is real, its slots, and how many of its tokens are real; zeros where it writes no slot.
 
-    STORES: whether slots are stored at all; if not, `write` says no more than whether the row is real.
+    STORES: whether slots are stored at all; if not, `write` says only whether the row is real.
     """
     write = tl.load(write_ptr + row)
     real = write > 0

@@ -1,5 +1,6 @@
-"""Plan and settle: the tracking rules for a whole batch in one launch each. Knows no plane; the rules are in
-ARCHITECTURE.md.
+"""Plan and settle: the tracking rules for a whole batch in one launch each. Knows no plane.
+
+The rules are in ARCHITECTURE.md.
 
     plan(t) forward(t)  plan(t+1) forward(t+1)  settle(t)  plan(t+2) forward(t+2)  settle(t+1) ..    one order
 
@@ -45,7 +46,7 @@ def known_row(row, table_rows):
 
 @triton.jit
 def claim_needed(need, bitmap_ptr, counters_ptr, words, limit, CHUNK: tl.constexpr):
-    """One free slot for each lane in need, in batch order up to the budget; 0 for the rest, who are counted.
+    """One free slot for each lane in need, in batch order up to the budget; 0 for the rest, which are counted.
 
     Holds the barrier between all that its caller has loaded and all that its caller stores.
     """
@@ -67,8 +68,9 @@ def take_lane(
     due, real, live, label, slot_a, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, limit,
     LANES: tl.constexpr, IN_PLACE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The slot of the lane that takes the snapshot of each row that is due, 0 for none; the lane's register is filled
-    and labelled.
+    """The slot of the lane that takes the snapshot of each row that is due, 0 for none.
+
+    The lane's register is filled and labelled.
     """
     lane_a = live + 1
     lane_b = live + 2
@@ -231,15 +233,9 @@ SIZES = {"none": (32, 256), "ping-pong": (32, 256), "lazy": (32, 256, 512), "red
 def compile_cases() -> list[CompileCase]:
     """Every strategy from the smallest batch on; none moves plane bytes."""
     columns = (
-        "slots_ptr",
-        "labels_ptr",
-        "tracked_ptr",
-        "snapshot_at_ptr",
-        "source_ptr",
-        "generation_ptr",
-        "bitmap_ptr",
+        "slots_ptr", "labels_ptr", "tracked_ptr", "snapshot_at_ptr", "source_ptr", "generation_ptr", "bitmap_ptr",
         "counters_ptr",
-    )
+    )  # fmt: skip
     outputs = tuple(f"out_{name}_ptr" for name in StepRecord._fields)
     pointers = ("rows_ptr", "tokens_ptr", *columns, *outputs)
     scalars = {"batch": "i32", "table_rows": "i32", "words": "i32", "every": "i32", "limit": "i32"}

@@ -42,9 +42,14 @@ ENTRY_KEYS = {"kernel": str, "key": str, "config": dict, "value": float, "unit":
 class CopyConfig:
     """How the copy kernel is launched.
 
-    entries: of the slot vectors, compacted at a time. lanes: words per step of a tile. warps: of a program.
-    programs_per_sm: programs of a launch, for each multiprocessor.
-    Raises: ValueError with the number and what is allowed.
+    Args:
+        entries: of the slot vectors, compacted at a time.
+        lanes: words per step of a tile.
+        warps: of a program.
+        programs_per_sm: programs of a launch, for each multiprocessor.
+
+    Raises:
+        ValueError: with the number and what is allowed.
     """
 
     entries: int = ENTRIES
@@ -80,10 +85,19 @@ def copy_key(unit: int, tiles: int) -> str:
 
 @cache
 def copy_launch(device: torch.device, unit: int, tiles: int) -> CopyLaunch:
-    """How planes of `tiles` tiles a slot, moved `unit` bytes a lane, are copied on a device.
+    """How planes are copied on a device.
 
-    The first call for planes of that size reads files; every other is a lookup in memory. Syncs: no.
-    Raises: ValueError for a file that cannot be meant, with its name, the key and the numbers.
+    The first call for planes of a size reads files; every other is a lookup in memory.
+
+    Args:
+        device: of the planes.
+        unit: bytes that one lane moves.
+        tiles: of a slot.
+
+    Raises:
+        ValueError: a file is invalid; with its name, the key and the numbers.
+
+    Syncs: no.
     """
     config = _trial[-1] if _trial else _table(device_name(device)).get(("copy", copy_key(unit, tiles)))
     if config is None:
@@ -158,7 +172,12 @@ def _is_there(path: Path) -> bool:
 def configurations(path: Path, device: str) -> Table:
     """What a file says of launches on a device; nothing where it was not timed.
 
-    Raises: ValueError naming the file, the key and the numbers, also for another device's.
+    Args:
+        path: of the file.
+        device: name of the device.
+
+    Raises:
+        ValueError: naming the file, the key and the numbers, also for another device's.
     """
     record = read(path)
     if record["device"] != device:

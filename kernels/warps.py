@@ -14,9 +14,13 @@ MOST = 16
 
 
 def warps_for(lanes: int) -> int:
-    """Warps of a program whose tensors have `lanes` lanes or more: no lane is in two of them.
+    """Warps of a program, so that no lane is in two of them.
 
-    Raises: ValueError below 32 lanes, of which even one warp would hold copies.
+    Args:
+        lanes: the fewest lanes of the program's tensors.
+
+    Raises:
+        ValueError: below 32 lanes, of which even one warp would hold copies.
     """
     warps = min(MOST, max(1, lanes // LANES))
     if warps * 32 > lanes:

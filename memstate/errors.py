@@ -1,4 +1,4 @@
-"""Named errors. Each carries the numbers and says what the caller can do; none leaves anything half done."""
+"""Named errors. Each carries the numbers and says what the caller can do; no error leaves a call half done."""
 
 
 class MemstateError(Exception):
@@ -31,7 +31,24 @@ def _never(too_many: bool, there_are: str, wait: str) -> str:
 
 
 class OutOfSlots(MemstateError):
-    """Back-pressure: not enough free slots; nothing was claimed."""
+    """Back-pressure: not enough free slots; nothing was claimed.
+
+    Args:
+        requested: slots asked for.
+        free: slots that are free.
+        evictable: slots of snapshots that can be evicted.
+        capacity: all slots, where the caller knows.
+        in_sessions: slots that idle sessions hold.
+        waiting: slots that become free behind the newest step's forward.
+
+    Example:
+        >>> from memstate import Backend, OutOfSlots, SlotAllocator
+        >>> try:
+        ...     SlotAllocator(4, Backend("reference")).claim(5)
+        ... except OutOfSlots as error:
+        ...     error.requested, error.free
+        (5, 4)
+    """
 
     def __init__(
         self, requested: int, free: int, evictable: int = 0, capacity: int | None = None, in_sessions: int = 0,
@@ -68,7 +85,7 @@ class OutOfPages(MemstateError):
 
 
 class StaleHandle(MemstateError):
-    """A handle to a row, a snapshot or a step that has been given up since."""
+    """A handle to a row, a snapshot or a step that has been released since."""
 
     def __init__(self, what: str, generation: int, now: int, why: str = "") -> None:
         self.what, self.generation, self.now, self.why = what, generation, now, why
@@ -130,7 +147,7 @@ class CompileFailed(MemstateError):
 
 
 class AgreementLost(MemstateError):
-    """A rank does not answer, or runs other prefetches than this one; every prefetch in flight has been given up."""
+    """A rank does not answer, or runs other prefetches than this one; every prefetch in flight is cancelled."""
 
     def __init__(self, why: str) -> None:
         self.why = why

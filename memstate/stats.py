@@ -1,6 +1,4 @@
-"""Figures of a running manager, as one typed record. All from the host's mirror: taking them never waits for the
-device.
-"""
+"""Figures of a running manager, as typed records. From the host's mirror: reading them never waits for the device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,12 +8,24 @@ from dataclasses import dataclass, field
 class PrefixStats:
     """The prefix cache: what it holds now, and since the start what requests found, and what came and went.
 
-    states, nodes, pages: held; leased_pages: of nodes that rows or sessions share. lookups: requests with tokens;
-    prompt_tokens are theirs, hit_tokens need not be computed, and the three `lost_` add up to the rest: nobody has
-    computed them (or their KV is gone), a state was there and given up, KV is there and never was a state.
-    inserted: states; duplicates: came when one was there already; declined: by the policy; refused: for want of a
-    holder register. loaded: came back from host memory. evicted_states, evicted_pages: given up, the former also with a
-    leaf's pages.
+    Attributes:
+        states: held.
+        nodes: held.
+        pages: held.
+        leased_pages: pages of nodes that rows or sessions share.
+        lookups: requests with tokens.
+        prompt_tokens: tokens of these requests.
+        hit_tokens: prompt tokens that need not be computed. The three `lost_` figures add up to the rest.
+        lost_no_sharing: prompt tokens that no request has computed before, or whose KV is gone.
+        lost_evicted: prompt tokens whose state was there and has been evicted.
+        lost_no_snapshot: prompt tokens whose KV is there, and that never had a state.
+        inserted: states.
+        duplicates: states that came when one was there already.
+        declined: states that the policy did not keep.
+        refused: states for which no register was free.
+        loaded: states that came back from host memory.
+        evicted_states: also those that went with the pages of a leaf.
+        evicted_pages: pages.
     """
 
     states: int = 0
@@ -41,13 +51,30 @@ class PrefixStats:
 class TierStats:
     """Host memory and storage: what is held now, and since the start what moved.
 
-    dense_states of dense_records: in dense records on the device. host_states of host_state_records, host_pages of
-    host_page_records: in use. host_bytes, staging_bytes: memory of the host and of the device. dense_hit_tokens,
-    host_hit_tokens, storage_hit_tokens: of prompts, beyond what the tree had, by where the state was found; a
-    prefetched one counts as storage's. states_out, states_in, pages_out, pages_in: copied between device and host
-    memory. refused: states that found no room in host memory. evicted_states, evicted_pages: of host memory. written,
-    write_failed, write_missed: records to storage; missed ones were evicted before their turn. leaked_records: 0, or
-    something is wrong. prefetch: of storage, where there is one.
+    Attributes:
+        dense_states: states in dense records on the device.
+        dense_records: dense records that exist.
+        host_states: states in host memory.
+        host_state_records: records for states that exist.
+        host_pages: pages in host memory.
+        host_page_records: records for pages that exist.
+        host_bytes: memory of the host.
+        staging_bytes: memory of the device.
+        dense_hit_tokens: prompt tokens beyond what the tree had, found in dense records.
+        host_hit_tokens: the same, found in host memory.
+        storage_hit_tokens: the same, found in storage; prefetched ones count here.
+        states_out: copied from the device to host memory.
+        states_in: copied from host memory to the device.
+        pages_out: copied from the device to host memory.
+        pages_in: copied from host memory to the device.
+        refused: states that found no room in host memory.
+        evicted_states: of host memory.
+        evicted_pages: of host memory.
+        written: records written to storage.
+        write_failed: records that storage did not take.
+        write_missed: records that were evicted before their turn.
+        leaked_records: 0, or something is wrong.
+        prefetch: of storage, where there is one.
     """
 
     dense_states: int
@@ -77,14 +104,36 @@ class TierStats:
 
 @dataclass(frozen=True)
 class Stats:
-    """Slots unless said otherwise.
+    """Figures of a manager; slots unless said otherwise.
 
-    held_by_live, held_by_lanes, held_by_snapshots (cached ones too), held_by_sessions: owners by kind; with `free`
-    they add up to `capacity` (slots in hand apart).
-    snapshots, degraded: boundaries with and without one, since the start. published, dropped, refused: published
-    snapshots; refused for want of a holder register. copied_bytes, zeroed_bytes: moved by memstate's own launches.
-    packets: of recorded changes, sent: at most one a scheduler step where no two of them conflict. uploads, launches,
-    syncs, upload_waits: counts. prefix: the prefix cache, where there is one.
+    The four `held_by_` figures and `free` add up to `capacity`, but for slots that are claimed by id.
+
+    Attributes:
+        capacity: the highest slot.
+        free: free slots.
+        held_by_live: held by rows for their live states.
+        held_by_lanes: held by rows for snapshots that are not published.
+        held_by_snapshots: held by published snapshots, cached ones too.
+        held_by_sessions: held by sessions.
+        rows: rows of the request table.
+        rows_used: rows that requests have.
+        pages: KV pages.
+        pages_free: KV pages that are free.
+        snapshots: boundaries with a snapshot, since the start.
+        degraded: boundaries without one, since the start.
+        published: snapshots that were published.
+        dropped: published snapshots that were dropped.
+        refused: snapshots for which no register was free.
+        copied_bytes: moved by memstate's own launches.
+        zeroed_bytes: zeroed by memstate's own launches.
+        packets: sent; at most one a scheduler step where no two recorded changes conflict.
+        uploads: asynchronous copies to the device.
+        upload_bytes: bytes of these.
+        upload_waits: times that the host waited because the ring of upload buffers was full.
+        launches: of all ops together.
+        syncs: times that the host waited for the device.
+        prefix: the prefix cache, where there is one.
+        tiers: host memory and storage, where there are such.
     """
 
     capacity: int
@@ -118,14 +167,33 @@ class Stats:
 class PrefetchStats:
     """Prefetches from storage: what is in flight, and since the start how they ended.
 
-    in_flight: prefetches; in_flight_tokens: that they are after. started: all of them; the next eleven add up to those
-    that are over: all that was agreed on has come, a part of it; too little was missing, others were after too many
-    tokens, storage had too little, host memory had, stopped before anything had come, storage failed, another rank
-    could not; cancelled, lost with another rank.
-    truncated, truncated_tokens: cut to the host memory that there was. tokens: that need not be computed. read: records
-    that came whole; pages, states: those that were kept. flaws: records that were not what was asked for, by what was
-    wrong. failures: calls that storage failed. rounds, waits: agreements with other ranks, and those that this
-    one had to wait for.
+    The eleven figures from `complete` to `lost` add up to the prefetches that are over.
+
+    Attributes:
+        in_flight: prefetches.
+        in_flight_tokens: tokens that these prefetches are after.
+        started: all prefetches.
+        complete: everything that was agreed on came.
+        partial: a part of it came.
+        short: too little was missing to begin.
+        limited: others were after too many tokens already.
+        missed: storage had too little.
+        no_room: host memory had too little room.
+        stopped: stopped before anything had come.
+        failed: storage failed.
+        disagreed: another rank could not.
+        cancelled: cancelled by a caller.
+        lost: lost with another rank.
+        truncated: cut to the host memory that was there.
+        truncated_tokens: tokens cut off.
+        tokens: tokens that need not be computed.
+        read: records that came whole.
+        pages: pages that were kept.
+        states: states that were kept.
+        flaws: what was wrong with a record -> records that were not what was asked for.
+        failures: calls that storage failed.
+        rounds: agreements with other ranks.
+        waits: agreements that this rank had to wait for.
     """
 
     in_flight: int = 0

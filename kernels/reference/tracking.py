@@ -116,13 +116,8 @@ def settle(registers: Registers, record: StepRecord, results: Tensor | None) -> 
     check_settle(registers, record, results)
     said = [Result.ALIVE] * record.rows.numel() if results is None else results.tolist()
     r = registers
-    with on_host(r.slots, r.labels, r.generation, r.bitmap, r.counters) as (
-        slots,
-        labels,
-        generation,
-        bitmap,
-        counters,
-    ):
+    with on_host(r.slots, r.labels, r.generation, r.bitmap, r.counters) as arrays:
+        slots, labels, generation, bitmap, counters = arrays
         released = []
         steps = zip(record.rows.tolist(), record.after.tolist(), record.generation.tolist(), said, strict=True)
         for row, after, step_generation, result in steps:

@@ -120,6 +120,7 @@ class Stepping:
         given = counts("tokens", tokens, len(numbers))
         if (over := self._table.finished[numbers]).any():
             numbers = np.where(over, 0, numbers)
+            distinct = len(set(running := numbers[numbers > 0].tolist())) == len(running)
         real = slice(None) if numbers.all() else np.flatnonzero(numbers)
         given = given if isinstance(real, slice) else given * (numbers > 0)
         return Batch(numbers, given, real, numbers[real], given[real], distinct)

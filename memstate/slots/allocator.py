@@ -250,7 +250,21 @@ class SlotAllocator:
 
 
 class ClaimGroup:
-    """Slots claimed up front by `SlotAllocator.group`."""
+    """Slots claimed up front by `SlotAllocator.group`, to be handed out one by one.
+
+    Args:
+        allocator: that has claimed them.
+        ids: int32 `n`, the slots.
+
+    Example:
+        >>> from memstate import Backend, SlotAllocator
+        >>> allocator = SlotAllocator(8, Backend("reference"))
+        >>> with allocator.group(3) as group:
+        ...     group.claim(2).tolist(), group.left
+        ([1, 2], 1)
+        >>> allocator.free  # the third has gone back
+        6
+    """
 
     def __init__(self, allocator: SlotAllocator, ids: Tensor) -> None:
         self._allocator, self._ids = allocator, ids

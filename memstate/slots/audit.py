@@ -47,15 +47,8 @@ class AuditReport:
     @property
     def clean(self) -> bool:
         """Whether nothing was found."""
-        return not (
-            self.leaked
-            or self.double_owned
-            or self.owned_but_free
-            or self.foreign
-            or self.lost
-            or self.unexpected
-            or self.null_slot_free
-        )
+        slots = (self.leaked, self.double_owned, self.owned_but_free, self.null_slot_free)
+        return not any((*slots, self.foreign, self.lost, self.unexpected))
 
     def raise_if_leaking(self) -> None:
         """Raises: LeakFound with everything that was found."""

@@ -15,6 +15,14 @@ class Readback:
     Args:
         n: how many.
         backend: whose device has them.
+
+    Example:
+        >>> import torch
+        >>> from memstate import Backend, Readback
+        >>> ids = Readback(2, Backend("reference"))
+        >>> ids.begin(torch.tensor([3, 5], dtype=torch.int32))
+        >>> ids.wait().tolist()
+        [3, 5]
     """
 
     def __init__(self, n: int, backend: Backend) -> None:

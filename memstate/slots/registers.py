@@ -59,12 +59,8 @@ class RegisterFile:
     @property
     def nbytes(self) -> int:
         """Device bytes of bookkeeping, bitmap included, page tables apart."""
-        return 4 * (
-            self.cells.numel()
-            - self.page_table.numel()
-            + self.allocator.bitmap.numel()
-            + self.allocator.counters.numel()
-        )
+        own = self.cells.nbytes - self.page_table.nbytes
+        return own + self.allocator.bitmap.nbytes + self.allocator.counters.nbytes
 
     def address(self, column: str, index: Longs) -> Longs:
         """Cell numbers of a column.

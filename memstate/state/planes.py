@@ -52,9 +52,8 @@ class Planes(Mapping[str, Any]):
     Example:
         >>> import torch
         >>> import memstate as ms
-        >>> from memstate.state.planes import Planes
         >>> layout = ms.StateLayout((ms.Plane("ssm", (2,), torch.float32),), layers=3)
-        >>> planes = Planes(layout, 4, ms.Backend("reference"))
+        >>> planes = ms.Planes(layout, 4, ms.Backend("reference"))
         >>> planes["ssm"].shape  # layer slot ...
         torch.Size([3, 5, 2])
         >>> planes["ssm"][:, 1] = 7.0

@@ -37,24 +37,32 @@ class LowerHit:
 class NoLoader:
     """Stands in for a loader where nothing lies below the device: it finds nothing."""
 
-    def require_awake(self) -> None: ...
+    def require_awake(self) -> None:
+        """Raises: Asleep, where what is loaded has nowhere to go."""
 
     def find(self, key: bytes, salt: Hashable, match: Match, known: int, fetch: Fetch | None) -> LowerHit | None:
+        """Finds a hit that reaches further than the device's match and `known` tokens."""
         return None
 
-    def begun(self, fetches: Sequence[Fetch | None]) -> None: ...
+    def begun(self, fetches: Sequence[Fetch | None]) -> None:
+        """Notes that the requests of these prefetches have their rows."""
 
-    def hold(self, hits: Sequence[LowerHit]) -> None: ...
+    def hold(self, hits: Sequence[LowerHit]) -> None:
+        """Keeps what was found, here and on the device, until `release`."""
 
-    def release(self, hits: Sequence[LowerHit]) -> None: ...
+    def release(self, hits: Sequence[LowerHit]) -> None:
+        """Ends `hold`, where there was one."""
 
     def alone(self, hits: Sequence[LowerHit | None]) -> list[LowerHit]:
+        """Returns the hits whose states no other of them starts from."""
         return []
 
     def needs(self, hits: Sequence[LowerHit]) -> tuple[int, int]:
+        """Returns the slots and pages that loading takes, each state and page once."""
         return 0, 0
 
     def bring(self, hits: Sequence[LowerHit]) -> list[tuple[Node, bool]]:
+        """Makes hits cached states of the device, whose bytes are on their way."""
         return []
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from memstate import checks
 from memstate.errors import InvalidArgument
 from memstate.slots.inspect import Inspection
-from memstate.state import sharding as split
 from memstate.state.layout import StateLayout
 
 Layouts = StateLayout | Mapping[str, StateLayout]
@@ -51,7 +51,7 @@ def numbers(what: str, given: Any, known: range) -> list[int]:
     if not isinstance(given, Iterable):
         raise InvalidArgument(f"{what} {given!r}: expected a list of {known.start}..{known.stop - 1}")
     found = list(given)
-    unknown = [number for number in found if not split.is_whole(number) or int(number) not in known]
+    unknown = [number for number in found if not checks.is_whole(number) or int(number) not in known]
     if unknown:
         raise InvalidArgument(f"{what} {unknown}: expected {known.start}..{known.stop - 1}")
     return [int(number) for number in found]

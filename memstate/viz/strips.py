@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
+from memstate import checks
 from memstate.errors import InvalidArgument
-from memstate.state import sharding as split
 from memstate.state.layout import StateLayout, format_bytes
 from memstate.viz import given
 from memstate.viz.given import Layouts
@@ -38,7 +38,7 @@ def arena(layouts: Layouts, slots: int, ids: Sequence[int] = ()) -> "Figure":
     """
     from memstate.viz import figure
 
-    layouts, slots = given.layouts(layouts), split.whole("slots", slots)
+    layouts, slots = given.layouts(layouts), checks.whole("slots", slots)
     ids = given.numbers("slots", ids, range(1, slots + 1))
     most = max(len(layout.planes) * layout.layers for layout in layouts.values()) * (slots + 1)
     if most > MOST_BLOCKS:
@@ -111,7 +111,7 @@ def pages(
     """
     from memstate.viz import figure
 
-    layouts, page_bytes = given.layouts(layouts), split.whole("page_bytes", page_bytes)
+    layouts, page_bytes = given.layouts(layouts), checks.whole("page_bytes", page_bytes)
     chosen = None if layers is None else list(layers)
     most = sum(size // page_bytes for layout in layouts.values() for size in layout.arena_bytes(slots))
     if most > MOST_PAGES:

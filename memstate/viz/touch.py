@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memstate.state import sharding as split
+from memstate import checks
 from memstate.state.layout import StateLayout
 from memstate.viz import given
 
@@ -37,7 +37,7 @@ def blocks(layout: StateLayout, slots: int, ids: Sequence[int], layers: Iterable
 
     Syncs: no.
     """
-    ids = given.numbers("slots", ids, range(1, split.whole("slots", slots) + 1))
+    ids = given.numbers("slots", ids, range(1, checks.whole("slots", slots) + 1))
     chosen = given.numbers("layers", range(layout.layers) if layers is None else layers, range(layout.layers))
     return [
         Block(place.arena, place.offset + layer * place.layer_stride + slot * place.slot_stride, plane.nbytes)
@@ -61,7 +61,7 @@ def runs(layout: StateLayout, slots: int, ids: Sequence[int]) -> list[Block]:
 
     Syncs: no.
     """
-    ids = given.numbers("slots", ids, range(1, split.whole("slots", slots) + 1))
+    ids = given.numbers("slots", ids, range(1, checks.whole("slots", slots) + 1))
     return [
         Block(run.arena, run.offset + slot * run.slot_stride, run.nbytes) for slot in ids for run in layout.runs(slots)
     ]
@@ -95,7 +95,7 @@ def touched(pieces: Iterable[Block], page_bytes: int) -> int:
     Raises:
         InvalidArgument: `page_bytes` is no size.
     """
-    page_bytes = split.whole("page_bytes", page_bytes)
+    page_bytes = checks.whole("page_bytes", page_bytes)
     numbers = (
         Block(arena, start // page_bytes, -(-(start + nbytes) // page_bytes) - start // page_bytes)
         for arena, start, nbytes in pieces
@@ -110,7 +110,7 @@ def shares(pieces: Iterable[Block], page_bytes: int, arena_bytes: Sequence[int])
     Raises:
         InvalidArgument: `page_bytes` is no size.
     """
-    page_bytes = split.whole("page_bytes", page_bytes)
+    page_bytes = checks.whole("page_bytes", page_bytes)
     found = []
     for arena, size in enumerate(arena_bytes):
         starts = np.arange(0, size, page_bytes)

@@ -1,7 +1,7 @@
 """What the fields of a configuration mean, model type by model type. Knows names of fields; imports no transformers.
 
 A configuration is an object with attributes, or a config.json as a dict, written before or after transformers 5.0. A
-field that is missing is an error, never a default: the layout of a model that nobody has is worse than none.
+field that is missing is an error, never a default: a wrong layout is worse than none.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,8 +43,8 @@ def _mamba2(
 ) -> Callable[[Fields], Family]:
     """A reader for the five names that a model has for the same five dimensions.
 
-    wide: what the heads make up together as a product of fields, where the class insists on it; of several the first
-    that is there. Nemotron-H has heads that are not expand * hidden_size, and its class does not mind.
+    `wide` names fields whose product is the channels of all heads, where the class insists on it; of several the first
+    that is there counts. Nemotron-H has heads that are not expand * hidden_size, and its class allows it.
     """
 
     def read(fields: Fields) -> Family:
@@ -118,12 +118,29 @@ def from_config(
     ranks: int = 1,
     conv_order: ConvOrder | None = None,
 ) -> StateLayout:
-    """The layout of one of `ranks` ranks for a configuration object of transformers, or for a config.json as a dict.
+    """The layout of a model, from a configuration object of transformers, or from a config.json as a dict.
 
-    A configuration of several models stands for its text model. conv_order: how windows lie in memory, "channel_first"
-    or "width_first" (default: as engines of the model have them). Syncs: no.
-    Raises: InvalidArgument for a type that is not known, for fields that are missing or contradict each other, and for
-    ranks that do not divide.
+    A configuration of several models stands for its text model.
+
+    Args:
+        config: the configuration.
+        ssm_dtype: of ssm planes.
+        conv_dtype: of convolution windows.
+        order: "layer_major" or "slot_major".
+        ranks: tensor-parallel ranks; the layout is that of one of them.
+        conv_order: how windows lie in memory, "channel_first" or "width_first" (default: as engines of the model have
+            them).
+
+    Raises:
+        InvalidArgument: the type is not known; fields are missing or contradict each other; or the ranks do not divide.
+
+    Example:
+        >>> from memstate.state.presets import from_config
+        >>> from_config({"model_type": "lfm2", "hidden_size": 64, "conv_L_cache": 3, "num_hidden_layers": 4,
+        ...              "full_attn_idxs": [2]})
+        StateLayout(conv x 3 layers, layer_major, 768 B per slot with 0 B padding)
+
+    Syncs: no.
     """
     fields = Fields(config)
     for _ in range(NESTED):

@@ -48,7 +48,7 @@ class DeltaRule:
 
 @dataclass(frozen=True)
 class Mamba2:
-    """Mamba-2: ssm `head dim state`, and a window over x | B | C. https://arxiv.org/abs/2405.21060"""
+    """Mamba-2: ssm `head dim state`, and a window over x | B | C. See https://arxiv.org/abs/2405.21060."""
 
     heads: int
     dim: int
@@ -65,7 +65,7 @@ class Mamba2:
 
 @dataclass(frozen=True)
 class Mamba:
-    """Mamba: ssm `channel state`, and a window over the channels. https://arxiv.org/abs/2312.00752"""
+    """Mamba: ssm `channel state`, and a window over the channels. See https://arxiv.org/abs/2312.00752."""
 
     channels: int
     state: int
@@ -80,7 +80,7 @@ class Mamba:
 
 @dataclass(frozen=True)
 class ShortConv:
-    """Gated short convolution: a window over the channels and no ssm plane. https://arxiv.org/abs/2511.23404"""
+    """Gated short convolution: a window over the channels and no ssm plane. See https://arxiv.org/abs/2511.23404."""
 
     channels: int
     width: int
@@ -101,7 +101,12 @@ def _window(parts: tuple[Part, ...], width: int, dtype: torch.dtype, width_first
 def ordered(planes: tuple[Plane, ...], order: ConvOrder) -> tuple[Plane, ...]:
     """The same planes with windows as `channel (width-1)` or `(width-1) channel`; the cut stays one of the channels.
 
-    Raises: InvalidArgument for another order.
+    Args:
+        planes: of one layer.
+        order: "channel_first" or "width_first".
+
+    Raises:
+        InvalidArgument: another order.
     """
     if order not in get_args(ConvOrder):
         raise InvalidArgument(f"conv_order {order!r}: expected {' or '.join(get_args(ConvOrder))}")

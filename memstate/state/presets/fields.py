@@ -14,7 +14,11 @@ from memstate.errors import InvalidArgument
 class Fields:
     """The fields of a configuration, which is an object with attributes or a dict; a dot leads into a nested one.
 
-    Raises: InvalidArgument for what is neither, such as the name of a model.
+    Args:
+        config: the configuration.
+
+    Raises:
+        InvalidArgument: it is neither, such as the name of a model.
     """
 
     def __init__(self, config: object) -> None:

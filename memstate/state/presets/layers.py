@@ -81,7 +81,11 @@ ONE_EACH: Final = ("layer_types", "layers_block_type", "hybrid_override_pattern"
 def state_layers(config: object) -> int:
     """How many layers of a configuration hold state, from whichever list of layers it has.
 
-    Raises: InvalidArgument where there is none, and where the list and num_hidden_layers contradict each other.
+    Args:
+        config: a configuration object of transformers, or a config.json as a dict.
+
+    Raises:
+        InvalidArgument: it has no such list, or the list and num_hidden_layers contradict each other.
     """
     fields = Fields(config)
     kind, total = fields.get("model_type"), fields.get("num_hidden_layers")

@@ -50,7 +50,7 @@ install: $(TOOLS) ## create .venv and install memstate with its tools
 demo: $(RUN) ## run the decode loop and compare it with an uncached run
 	$(BIN)/memstate demo $(ARGS)
 
-test: lint ## check format, lints, types and spelling, then run the tests
+test: lint ## check format, lints, types and spelling, then run the tests and a sample of the long ones
 	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) $(ARGS)
 
 lint: $(TOOLS) ## check format, lints, types and spelling
@@ -72,8 +72,8 @@ compile-matrix: $(TOOLS) ## compile with the oldest, the installed and the newes
 docs: $(RUN) ## write the pages that are made from the code
 	$(BIN)/python -m memstate.cli.support > docs/strategies.md.new && mv docs/strategies.md.new docs/strategies.md
 
-proof: $(TOOLS) ## the long proofs: 1000 schedules for each kernel, every mutant against many tests; about an hour
-	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) tests/proof/test_interleave.py
+proof: $(TOOLS) ## the long proofs: every case of every test, 1000 schedules for each kernel, every mutant; hours
+	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --deselect tests/proof/test_mutants.py::test_a_mutant_is_killed
 	$(TEST_ENV) $(BIN)/python -m tests.proof.mutation
 
 soak: $(TOOLS) ## a million random operations on the reference, 20 000 on the interpreter; about half an hour

@@ -26,6 +26,7 @@ def tiny(backend: Backend, **settings: Any) -> DemoReport:
     return run(DemoConfig(backend=backend.name, device=str(backend.device), **given | settings))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_identical_to_uncached_with_failing_claims(backend: Backend, strategy: str, overlap: bool) -> None:

@@ -20,6 +20,7 @@ def reference(**settings: Any) -> DemoReport:
     return run(DemoConfig(**{"backend": "reference", "requests": 8, "size": TINY} | settings))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_B51_prompts_around_page_chunk_and_boundary_multiples(tmp_path: Path, strategy: str) -> None:
     lengths = [multiple + d for multiple in MULTIPLES for d in (-1, 0, 1)]

@@ -106,6 +106,7 @@ def test_answers_depend_on_the_model_alone(model: str) -> None:
     assert all(answers[0] != other for other in others.values())
 
 
+@pytest.mark.sample(1)
 @every_model
 def test_generated_tokens_are_varied(model: str) -> None:
     report = run(DemoConfig(backend="reference", model=model, engine="arena"))

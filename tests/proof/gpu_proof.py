@@ -42,7 +42,7 @@ LEAST = 0.2  # share of its own time below which a part is not started
 PACKAGES = ("torch", "triton", "numpy", "einops", "pytest", "pytest-xdist", "hypothesis", "memstate")
 CLOCKS = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem,temperature.gpu,power.draw,memory.total"
 FILES = ("summary.json", "proofs.json", "gpu-tests.xml", "bench.json", "log.txt")
-PROGRAM = "{python} -m tests.proof.{name} --json {folder}/{name}.json --seconds {seconds}"
+PROGRAM = "{python} -m tests.proof.gpu.{name} --json {folder}/{name}.json --seconds {seconds}"
 BENCH = "{python} -m memstate.cli.bench alloc copy track --json {folder}/bench.json"
 
 

@@ -110,6 +110,15 @@ def test_a_machine_without_a_gpu_has_nothing_to_prove(tmp_path: Path) -> None:
     assert done.returncode == 0 and "nothing to prove here" in done.stdout and not (tmp_path / "out").exists()
 
 
+@on_cpu
+def test_a_part_goes_through_at_toy_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others in full runs only: each takes as long."""
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    proof = Proof(tmp_path / "out", toy=True)
+    assert proof.run([part for part in PARTS if part.name == "graphs"]), (tmp_path / "out" / "log.txt").read_text()
+    assert read(tmp_path / "out" / "proofs.json")["graphs"]["replays"] == {"Redirect, batch 2": 5}
+
+
 @pytest.mark.proof
 @on_cpu
 def test_the_whole_proof_goes_through_at_toy_sizes(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def prove(machine: Machine, result: Result) -> None:
         environment = os.environ | {"PROOF_RESULTS": str(lines), "PROOF_SECONDS": str(max(1.0, machine.left - MARGIN))}
         if not machine.toy:
             environment.pop("TRITON_INTERPRET", None)
+            environment["MEMSTATE_PROOF"] = "1"  # all cases
         status = subprocess.run(command(machine, report), cwd=ROOT, env=environment, check=False).returncode
         found = lines.read_text(encoding="utf-8").splitlines() if lines.exists() else []
         result |= summed_up([json.loads(line) for line in found]) | {"status": status}

@@ -1,5 +1,6 @@
-"""New rows: for requests, for more continuations of a running one, for states that arrive from elsewhere. All of what
-is needed, or nothing. Knows no step.
+"""Starts rows: for new requests, for forks of a running row, and for states that arrive from elsewhere.
+
+A call gets everything it needs, or changes nothing. This file does not know steps.
 """
 
 from collections.abc import Hashable, Sequence
@@ -30,10 +31,22 @@ NOTHING = Resumption(0, [], [])
 
 
 class Fork(NamedTuple):
-    """More continuations of a row.
+    """The result of `StateManager.fork`.
 
-    rows: the new ones. page_copies: (new page, page whose contents it needs) for the page that the row has filled in
-    part; the caller copies the KV.
+    Attributes:
+        rows: the new rows, in the order of their ids.
+        page_copies: (new page, page to copy from), for the page that the row has filled in part. The caller copies the
+            KV.
+
+    Example:
+        >>> import torch, memstate as ms
+        >>> layout = ms.StateLayout([ms.Plane("ssm", (4,), torch.float32)], layers=1)
+        >>> mem = ms.StateManager(layout, slots=8, max_requests=4)
+        >>> row = mem.admit([ms.Request("a")])[0]
+        >>> mem.settle(mem.plan([row], [3]))
+        >>> fork = mem.fork(row, ["a2", "a3"])
+        >>> [mem.length(new) for new in fork.rows], fork.page_copies
+        ([3, 3], [])
     """
 
     rows: Rows
@@ -42,10 +55,21 @@ class Fork(NamedTuple):
 
 @dataclass
 class Start:
-    """Where a request starts from: a snapshot to read or copy, registers of its session to move, or zeros.
+    """Where a request starts: from a snapshot to read or copy, from registers of its session, or from zeros.
 
-    tokens: pages are taken for. shared: pages that it has at once. promotion: a longer state below the device, which
-    becomes the match once there is room. taken: the snapshot itself becomes the row's state.
+    Attributes:
+        request: the request.
+        tokens: number of tokens that pages are taken for.
+        key: its prompt as a key, None without tokens.
+        snapshot: the state to read or copy.
+        session: the session that it is a turn of.
+        resumption: what the session still has for it.
+        match: what the prefix cache has for it.
+        lease: keeps the matched path from eviction.
+        promotion: a longer state below the device. It becomes the match once there is room.
+        shared: pages that it has at once.
+        boundaries: lengths at which a snapshot is due, ascending.
+        taken: the snapshot itself becomes the row's state.
     """
 
     request: Request
@@ -70,8 +94,18 @@ class Start:
 class Admission:
     """Gives requests their rows, slots and pages.
 
-    lanes: that a row holds from its admission on. direct_hits: the first step reads a snapshot instead of a copy of it.
-    tracks: the strategy takes snapshots. loader: finds hits below the device.
+    Args:
+        commands: records the changes of owners.
+        table: the request table.
+        pages: KV pages of rows.
+        snapshots: published snapshots.
+        cache: the prefix cache, or its null object.
+        sessions: open sessions.
+        boundaries: lengths at which snapshots are due.
+        lanes: lanes that a row holds from its admission on.
+        direct_hits: the first step reads a snapshot instead of a copy of it.
+        tracks: the strategy takes snapshots.
+        loader: finds hits below the device, or is a null object.
     """
 
     def __init__(
@@ -128,14 +162,14 @@ class Admission:
         if promotions:
             try:
                 self._promote(starts, promotions)
-            except BaseException:  # of a policy of somebody's
+            except BaseException:  # a policy of the caller may raise anything
                 self._undo(starts)
                 raise
         self._loader.begun([start.request.fetch for start in starts])
         return self._carry_out(starts, fresh)
 
     def _promote(self, starts: Sequence[Start], promotions: Sequence[LowerHit]) -> None:
-        """Brings up what lies below the device: from there on it is a match like any other."""
+        """Brings up what lies below the device. From then on it is a match like any other."""
         self._cache.evict_states(self._loader.needs(promotions)[0] - self._snapshots.free)
         self._cache.loaded(self._loader.bring(promotions))
         for start in starts:
@@ -149,13 +183,17 @@ class Admission:
                     start.resumption = Resumption(start.snapshot.length, [start.snapshot.register], [])
 
     def _require_holders(self, n: int) -> None:
-        """Registers for states from below, beside those that the requests are about to read. Raises: OutOfSlots."""
+        """Requires registers for states from below, beside those that the requests are about to read.
+
+        Raises:
+            OutOfSlots: too few are free.
+        """
         free, evictable = self._snapshots.free, self._cache.evictable_states
         if n > free + evictable:
             raise OutOfSlots(n, free, evictable)
 
     def _carry_out(self, starts: Sequence[Start], fresh: Sequence[int]) -> Rows:
-        """Gives rows what there is enough of."""
+        """Gives rows their pages, registers and states. The caller has checked that there is enough."""
         rows = self._table.claim([start.request.id for start in starts])
         self._pages.start(rows, [start.shared for start in starts], fresh)
         self._move(rows, starts)
@@ -227,7 +265,7 @@ class Admission:
             start.shared = self._cache.pages(start.match)
 
     def _hold(self, starts: Sequence[Start]) -> None:
-        """Keeps what was matched while room is made for the rest, and says what more snapshots are wanted."""
+        """Leases what was matched while room is made for the rest, and collects the lengths of further snapshots."""
         for start in starts:
             if start.promotion is not None:
                 self._loader.hold([start.promotion])
@@ -262,8 +300,12 @@ class Admission:
             self._cache.release(start.lease)
 
     def _take_over(self, starts: Sequence[Start], slots: int) -> int:
-        """Where slots are short, requests take the cached states that they matched instead of reading them: a slot each
-        that need not be found. Returns how many do.
+        """Lets requests take the cached states that they matched, where slots are short.
+
+        Such a request needs one slot less, because it does not read a copy.
+
+        Returns:
+            Number of requests that do.
         """
         short, taken = slots - self._file.allocator.free - self._cache.evictable_states, 0
         alone = self._loader.alone([start.promotion for start in starts])
@@ -276,9 +318,12 @@ class Admission:
         return taken
 
     def _require(self, rows: int, pages: int, slots: int) -> None:
-        """Makes room in the cache where that helps.
+        """Makes sure that there are enough rows, pages and slots. Evicts from the cache where that helps.
 
-        Raises: OutOfRows, OutOfPages, OutOfSlots where there is not that much; nothing changed then.
+        Raises:
+            OutOfRows: too few rows are free; nothing changed.
+            OutOfPages: too few pages; nothing changed.
+            OutOfSlots: too few slots; nothing changed.
         """
         if rows > self._table.free:
             raise OutOfRows(rows, self._table.free, self._table.rows)
@@ -297,7 +342,7 @@ class Admission:
             raise OutOfSlots(slots, allocator.free, 0, allocator.capacity)
 
     def _claim(self, rows: Longs, moved: Sequence[int]) -> None:
-        """Claims the registers that new rows begin with, but for those that something is about to be moved to."""
+        """Claims the registers that new rows begin with, except those that a move is about to fill."""
         registers = [
             PER_ROW * row + part
             for row, have in zip(rows.tolist(), moved, strict=True)
@@ -320,10 +365,15 @@ class Admission:
                     self._cache.shorten(start.lease, turn.length)
 
     def _start(self, rows: Longs, source: Longs, length: Longs, boundaries: Sequence[Sequence[int]]) -> None:
-        """Fills the columns of new rows, and their states: zeros, a copy, or a note to read the source once; a state
-        that was moved there stays.
+        """Fills the columns of new rows, and their states: zeros, a copy, or a note to read the source once.
 
-        source: register of the state to continue from, 0 = none. length: tokens that the row starts with.
+        A state that was moved to its row stays.
+
+        Args:
+            rows: the new rows.
+            source: register of the state to continue from, `row`; 0 = none.
+            length: tokens that each row starts with, `row`.
+            boundaries: of each row, lengths at which a snapshot is due.
         """
         file, live, hit = self._file, rows * PER_ROW, source > 0
         file.tracked[rows] = length

@@ -1,5 +1,6 @@
-"""What rows leave behind: snapshots to handles or to the prefix cache, turns to their sessions, the rest to be free.
-Orchestrates; decides nothing.
+"""Ends rows: snapshots go to handles or to the prefix cache, turns to their sessions, and the rest becomes free.
+
+It only calls the parts that own these. It makes no decision and does not know steps.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ PER_ROW = REGISTERS_PER_ROW
 
 
 class Ending:
-    """Publishes, and ends rows."""
+    """Publishes snapshots of rows, and ends rows."""
 
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, snapshots: Snapshots,
@@ -36,7 +37,19 @@ class Ending:
         self._sessions, self._boundaries = sessions, boundaries
 
     def keys(self, tokens: Sequence[Tokens | None] | None, rows: Longs) -> list[bytes] | None:
-        """The tokens of each row as keys; entries of row 0 need none. Raises: InvalidArgument, ConfigurationError."""
+        """Encodes the tokens of each row as a key, and checks that they continue what is known of the row.
+
+        Args:
+            tokens: one sequence a row, or None.
+            rows: `row`; entries of row 0 need no tokens.
+
+        Returns:
+            One key a row, None without tokens.
+
+        Raises:
+            InvalidArgument: a row has no tokens, or they do not continue its prompt.
+            ConfigurationError: a row is not a turn of a session, and there is no prefix cache.
+        """
         if tokens is None:
             return None
         if len(sequence("token sequences", tokens, "tokens=[[1, 2, 3]], one per row")) != len(rows):
@@ -57,7 +70,7 @@ class Ending:
         return keys
 
     def _require_continued(self, row: int, key: bytes) -> None:
-        """A state filed under tokens that are not its own would be wrong for whoever finds it."""
+        """Requires that the tokens continue the row's prompt; a state filed under other tokens would be wrong later."""
         lease = self._cache.leases.get(row)
         if lease and not (key.startswith(lease.key) or lease.key.startswith(key)):
             raise InvalidArgument(
@@ -70,8 +83,16 @@ class Ending:
     def publish(
         self, rows: Longs, known: Longs, keys: Sequence[bytes] | None, ended: bool = False
     ) -> list[Snapshot | None]:
-        """Moves the newest snapshot within `known` tokens out of each row: to the prefix cache, where its tokens are
-        given, or to a handle.
+        """Moves the newest snapshot of each row to the prefix cache, or to a handle if no tokens are given.
+
+        Args:
+            rows: `row`.
+            known: tokens up to which each row is real, `row`; a snapshot stands for at most that many.
+            keys: one key a row.
+            ended: the rows have ended, so their live states count too.
+
+        Returns:
+            One snapshot a row; None where there is none.
         """
         if keys is None:
             return self._snapshots.publish(rows, known, ended)
@@ -94,13 +115,27 @@ class Ending:
         return Insertion(self._cache.leases[row], key[: length * BYTES], pages, answer, label, ended)
 
     def require_sessions_told(self, rows: Longs) -> None:
-        """Raises: InvalidArgument where a turn of a session is to be kept and its tokens are not given."""
+        """Requires tokens for turns of sessions that are to be kept.
+
+        Raises:
+            InvalidArgument: a row is a turn of a session.
+        """
         turns = [row for row in rows.tolist() if row in self._sessions.by_row]
         if turns:
             raise InvalidArgument(f"rows {turns} are turns of sessions: give tokens=[...], so that the next turn fits")
 
     def end(self, rows: Longs, known: Longs | None, keys: Sequence[bytes] | None, how: str) -> list[Snapshot | None]:
-        """Ends rows, with what is known to be real of each; None: nothing is kept, and turns are aborted."""
+        """Ends rows and frees what they hold.
+
+        Args:
+            rows: `row`.
+            known: tokens up to which each row is real, `row`. None: nothing is kept, and turns are aborted.
+            keys: one key a row.
+            how: what ended them, for the errors of stale handles.
+
+        Returns:
+            One snapshot a row; None where there is none.
+        """
         snapshots: list[Snapshot | None] = [None] * len(rows)
         if known is not None:
             snapshots = self.publish(rows, known, keys, ended=True)

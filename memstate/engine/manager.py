@@ -1,5 +1,6 @@
-"""StateManager: what a decode loop sees. Orchestrates; decides nothing that a strategy, an allocator or the device
-decides.
+"""Offers the calls of a decode loop as one object, `StateManager`.
+
+It joins the parts of `memstate.engine` and keeps no rule of its own. Strategies, allocators and the device decide.
 
 admit -> plan -> (your forward) -> settle | accept -> ... -> release | abort | retract
               `-> cancel                      `-> publish -> (your index) -> admit(resume=...) | drop
@@ -65,40 +66,40 @@ PER_ROW = REGISTERS_PER_ROW
 
 
 class StateManager:
-    """The states of all requests: their slots, their snapshots and the page ids of their KV.
+    """Manages the states of all requests: their slots, their snapshots and the page ids of their KV.
 
     Args:
         layout: what one state is made of.
-        slots: states that fit.
+        slots: number of states that fit.
         max_requests: requests that can run at a time; each has a row of the request table.
         tracking: the strategy that takes snapshots. Default: `Redirect()`.
         pages: KV pages of requests. None: the caller manages KV, and a page has one token.
-        prefix: settings of a prefix cache, for requests with tokens. What is cached gives way to requests.
-        tiers: settings of host memory and storage below the prefix cache. They want one `poll` an iteration.
+        prefix: settings of a prefix cache, for requests with tokens. Cached states and pages are evicted for requests.
+        tiers: settings of host memory and storage below the prefix cache. Call `poll` once an iteration with them.
         forward: what the forward's kernels can do.
-        overlap: the next step is planned before the last one is settled.
-        max_batch: entries of the largest batch. Default: max_requests and preallocated.
+        overlap: plan the next step before the last one is settled.
+        max_batch: entries of the largest batch. Default: max_requests + preallocated.
         preallocated: more rows, for requests whose state is still arriving.
-        snapshots: snapshots that can be kept at a time. Default: slots, and with a prefix cache rows too.
+        snapshots: snapshots that can be kept at a time. Default: slots; with a prefix cache slots + rows.
         reserve: slots that snapshots at boundaries leave free for admissions.
-        tensors: the planes, where the engine has allocated them. See `Planes.from_tensors`.
+        tensors: plane name -> tensors that the engine has allocated. See `Planes.from_tensors`.
         device: where the states live.
-        backend: what carries out the kernels: "auto", "reference", "interpreter" or "cuda".
-        journal: how many of the last changes of owners `changes` remembers.
+        backend: what runs the kernels: "auto", "reference", "interpreter" or "cuda".
+        journal: number of the last changes of owners that `changes` keeps.
         debug: check the calling thread and overlapping copies.
 
     Attributes:
         planes: the bytes of all slots, by plane, with gather and scatter.
-        page_table: KV pages of each row.
+        layout: the argument of this name, as are `forward`, `overlap` and `tracking`.
         pool: slots by id, for callers that hold them outside of any request.
         prefix: the prefix cache, or None.
         tiers: host memory and storage, or None.
-        backend: carries out launches and counts them. The kernels of a forward take another one, or are counted too.
+        backend: runs the launches and counts them. Give the kernels of a forward another one, or they are counted too.
 
     Raises:
-        ConfigurationError: for settings that contradict each other.
-        InvalidArgument: for arguments that cannot be meant.
-        LayoutMismatch: for tensors that do not fit the layout.
+        ConfigurationError: settings contradict each other.
+        InvalidArgument: an argument has no meaning here.
+        LayoutMismatch: tensors do not fit the layout.
 
     Example:
         >>> import torch, memstate as ms
@@ -160,7 +161,7 @@ class StateManager:
         self.forward = forward
         try:
             self.backend = Backend(backend, device)
-        except (ValueError, TypeError, RuntimeError) as error:  # torch's own word on a device it does not know
+        except (ValueError, TypeError, RuntimeError) as error:  # torch names the device that it does not know
             raise ConfigurationError(str(error)) from error
         self._allocator = SlotAllocator(slots, self.backend, reserve)
         if tensors is None:
@@ -169,7 +170,7 @@ class StateManager:
             self.planes = Planes.from_tensors(layout, tensors, self.backend, slots)
         self.pool = StatePool(self._allocator, self.planes, debug=debug)
         self._table = RequestTable(max_requests + preallocated)
-        spare = self._table.rows if prefix else 0  # else one given up and taken again in a step would cost a submit
+        spare = self._table.rows if prefix else 0  # without them, a holder reused within a step would cost a submit
         self._registers = RegisterFile(
             self._allocator, self._table.rows, slots + spare if snapshots is None else snapshots, pages.per_row
         )
@@ -224,19 +225,23 @@ class StateManager:
 
     @property
     def changes(self) -> list[Change]:
-        """The last changes of owners, oldest first: as many as `journal` said, none without it."""
+        """The last changes of owners, oldest first.
+
+        The manager keeps as many as its argument `journal` says. Without a journal the list is empty.
+        """
         journal = self._commands.journal
         return list(journal.changes) if journal else []
 
     @property
     def page_table(self) -> Tensor:
-        """KV pages of each row: int32 `row page`; 0 = none."""
+        """KV pages of each row: int32 `row page` on the device; 0 = none."""
         return self._registers.page_table
 
     @property
     def free_slots(self) -> int:
-        """Slots that requests can be given now; those whose release waits for a forward are not there for
-        `pool.claim` yet.
+        """Slots that requests can be given now.
+
+        The number includes slots whose release waits for a forward. `pool.claim` cannot have these yet.
         """
         return self._allocator.free
 
@@ -246,63 +251,159 @@ class StateManager:
         return self._pages.allocator.free
 
     def length(self, row: Row) -> int:
-        """Tokens folded into the row's state by the steps planned so far. Raises: StaleHandle."""
+        """Returns the tokens folded into the row's state by the steps planned so far.
+
+        Args:
+            row: the request.
+
+        Raises:
+            StaleHandle: the request has ended.
+            InvalidArgument: not a row of this manager.
+
+        Syncs: no.
+        """
         return int(self._mirror.lengths(np.array([self._table.index(row)]))[0])
 
     def confirmed(self, row: Row) -> int:
-        """Tokens up to which the row is known to be real. Raises: StaleHandle."""
+        """Returns the length in tokens up to which the row is known to be real.
+
+        Args:
+            row: the request.
+
+        Raises:
+            StaleHandle: the request has ended.
+            InvalidArgument: not a row of this manager.
+
+        Syncs: no.
+        """
         return int(self._table.confirmed[self._table.index(row)])
 
     def next_boundary(self, row: Row) -> int:
-        """The next length at which a snapshot is due; a prefill chunk must not go beyond it. Raises: StaleHandle."""
+        """Returns the next length in tokens at which a snapshot is due.
+
+        A prefill chunk must not go beyond it.
+
+        Args:
+            row: the request.
+
+        Raises:
+            StaleHandle: the request has ended.
+            InvalidArgument: not a row of this manager.
+
+        Syncs: no.
+        """
         index, length = self._table.index(row), self.length(row)
         following = (length // self.tracking.every + 1) * self.tracking.every
         snapshot_at = self._boundaries.after(index, length)
         return snapshot_at if length < snapshot_at < following else following
 
     def slots_held(self, row: Row) -> int:
-        """Slots that the row's registers hold. Raises: StaleHandle."""
+        """Returns how many slots the row's registers hold.
+
+        Args:
+            row: the request.
+
+        Raises:
+            StaleHandle: the request has ended.
+            InvalidArgument: not a row of this manager.
+
+        Syncs: no.
+        """
         first = PER_ROW * self._table.index(row)
         return int(self._registers.held[first : first + PER_ROW].sum())
 
     def admit(self, requests: Sequence[Request]) -> Rows:
-        """Gives every request a row, its slots and its pages, or gives none anything. Fresh states are zeroed with the
-        next submit. Syncs: no.
+        """Gives every request a row, slots and pages; or raises and gives no request anything.
 
-        Raises: OutOfSlots, OutOfRows, OutOfPages (back-pressure), StaleHandle, InvalidArgument; nothing changed then.
+        Fresh states are zeroed with the next submit.
+
+        Args:
+            requests: the requests to start.
+
+        Returns:
+            One row a request, in the same order.
+
+        Raises:
+            OutOfSlots: back-pressure, too few slots are free; nothing changed.
+            OutOfRows: back-pressure, the request table is full; nothing changed.
+            OutOfPages: back-pressure, too few KV pages are free; nothing changed.
+            StaleHandle: a snapshot was dropped, or a session closed; nothing changed.
+            InvalidArgument: a request contradicts itself, or a turn of its session runs; nothing changed.
+
+        Syncs: no.
         """
         self._enter()
         return self._admission.admit(requests)
 
     def fork(self, row: Row, ids: Sequence[Hashable]) -> Fork:
-        """Makes more requests go on from a running row's state, as for several samples of one prompt.
+        """Starts more requests from a running row's state, for example several samples of one prompt.
 
-        With direct_hits (Redirect) nothing is copied: all of them, and the row itself, read one slot in their next step
-        and write their own. Otherwise the state is copied with the next submit. KV pages are shared as far as they are
-        full; the result says which page contents the caller copies. What all of them read is no snapshot of anyone: a
-        row given up before its next step answers with an older one.
-        Syncs: no. Raises: OutOfSlots, OutOfRows, OutOfPages (back-pressure), StaleHandle, InvalidArgument (also while a
-        step of the row is unsettled, or where a page is to be copied while changes wait for a forward); nothing changed
-        then.
+        With `direct_hits` (Redirect) nothing is copied. The new rows and the row itself read one slot in their next
+        step, and each writes its own. Otherwise the state is copied with the next submit.
+
+        The rows share the KV pages that are full. The result names the pages whose contents the caller must copy.
+
+        The shared state is not a snapshot of any row. A row that ends before its next step publishes an older snapshot.
+
+        Args:
+            row: the running request.
+            ids: names of the new requests.
+
+        Returns:
+            The new rows, and the page copies to make.
+
+        Raises:
+            OutOfSlots: back-pressure, too few slots are free; nothing changed.
+            OutOfRows: back-pressure, the request table is full; nothing changed.
+            OutOfPages: back-pressure, too few KV pages are free; nothing changed.
+            StaleHandle: the request has ended; nothing changed.
+            InvalidArgument: the row has finished or has an unsettled step, no register for a snapshot is free, or a
+                page needs a copy while changes wait for a forward; nothing changed.
+
+        Syncs: no.
         """
         self._enter()
         return self._admission.fork(row, ids)
 
     def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
-        """Says that states computed elsewhere have been written to the live slots of fresh rows (see `read_slots`) and
-        what lengths in tokens they stand for. Under Redirect one that arrives at a boundary becomes a snapshot, as if
-        it had been computed here; elsewhere the next boundary is the first.
-        Syncs: no. Raises: StaleHandle, InvalidArgument; nothing changed then.
+        """Tells the manager that states computed elsewhere are in the live slots of fresh rows.
+
+        Use `read_slots` to learn which slots to write. Under Redirect, a state that arrives at a boundary becomes a
+        snapshot, as if it had been computed here. Under other strategies the next boundary is the first.
+
+        Args:
+            rows: rows that have folded no token yet.
+            lengths: tokens that each state stands for, at least 1.
+
+        Raises:
+            StaleHandle: a request has ended; nothing changed.
+            InvalidArgument: a row has folded tokens, is in a step or has finished, or its pages are too few for its
+                length; nothing changed.
+
+        Syncs: no.
         """
         self._enter()
         self._admission.arrived(rows, lengths)
 
     def read_slots(self, handles: Sequence[Row | Snapshot]) -> Readback:
-        """Asks the device which slots hold these rows' states and snapshots, for RDMA or debugging: one upload, one
-        launch, one copy back, ready a step later.
+        """Asks the device which slots hold these rows' states and snapshots, for RDMA or debugging.
 
-        Where a change recorded before waits for a forward, the question waits with it, so that no id is known before
-        its slot may be used. Syncs: no; `Readback.wait` does. Raises: StaleHandle, InvalidArgument.
+        It takes one upload, one launch and one copy back. The ids are ready a step later.
+
+        If a change recorded before waits for a forward, the question waits with it. So no id is known before its slot
+        may be used.
+
+        Args:
+            handles: rows and snapshots, in any order.
+
+        Returns:
+            A readback of one slot id a handle. `Readback.wait` syncs.
+
+        Raises:
+            StaleHandle: a request has ended, or a snapshot was dropped.
+            InvalidArgument: a handle is neither a row nor a snapshot.
+
+        Syncs: no.
         """
         self._enter()
         sequence("rows and snapshots", handles, "[row, snapshot]")
@@ -323,16 +424,37 @@ class StateManager:
         return found
 
     def shortfall(self, rows: Sequence[Row | None], tokens: int | Sequence[int] = 1, *, window: bool = False) -> int:
-        """Slots that snapshots due in the next plan of these rows (or, at most, in the accept of a window) would lack:
-        drop as many snapshots first to have all of them. Syncs: no. Raises: StaleHandle, InvalidArgument.
+        """Returns how many slots the snapshots due in the next plan of these rows would lack.
+
+        Drop that many snapshots first to take all of them.
+
+        Args:
+            rows: the batch; None and finished rows are padding.
+            tokens: tokens of each row in the step.
+            window: count for the accept of a window instead; the result is then an upper bound.
+
+        Raises:
+            StaleHandle: a request has ended.
+            InvalidArgument: the tokens do not fit the rows.
+
+        Syncs: no.
         """
         self._enter()
         return self._stepping.shortfall(self._stepping.batch(rows, tokens), window)
 
     def extend(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
-        """Takes KV pages so that row i can hold lengths[i] tokens, for all rows or for none. Syncs: no.
+        """Takes KV pages for longer rows, for all of them or for none.
 
-        Raises: OutOfPages (back-pressure), StaleHandle, InvalidArgument; nothing changed then.
+        Args:
+            rows: the rows.
+            lengths: tokens that each row must have pages for.
+
+        Raises:
+            OutOfPages: back-pressure, too few KV pages are free; nothing changed.
+            StaleHandle: a request has ended; nothing changed.
+            InvalidArgument: a row is named twice, or a length needs more than `per_row` pages; nothing changed.
+
+        Syncs: no.
         """
         self._enter()
         numbers = self._table.indices(rows)
@@ -348,18 +470,31 @@ class StateManager:
         limit: int = NO_LIMIT,
         window: bool = False,
     ) -> Step:
-        """Decides which slots the next step reads, writes and snapshots: one launch, after a submit of what was
-        recorded.
+        """Decides which slots the next step reads, writes and snapshots.
 
-        rows: the batch; None and finished rows are padding. tokens: of each row in this step: 1 in decode, the chunk in
-        prefill, the drafted tokens of a window.
-        limit: optional claims (for snapshots) that this step may make.
-        Launch the forward before the next plan. Any other call may come before the forward: what would change the owner
-        of a slot that this step names is recorded, and sent behind the forward by the next plan or `submit(step)`.
-        window: a speculative step. Its forward reads `step.read` and stores no state in a slot, but the states after
-        each of its tokens in windows of the caller's, which `accept` chooses from.
-        Syncs: no. Raises: StaleHandle, InvalidArgument (also when an older step must be settled first); nothing changed
-        then.
+        It submits what was recorded, then takes one launch. Launch the forward before the next plan.
+
+        Any other call may come between the plan and its forward. A change of the owner of a slot that this step names
+        is recorded, and sent behind the forward by the next plan or by `submit(step)`.
+
+        The forward of a window reads `step.read` and stores no state in a slot. It writes the states after each of its
+        tokens to windows that the caller owns, and `accept` chooses from these.
+
+        Args:
+            rows: the batch; None and finished rows are padding.
+            tokens: tokens of each row in this step: 1 in decode, the chunk in prefill, the drafted tokens of a window.
+            limit: number of optional claims (for snapshots) that this step may make.
+            window: plan a speculative step.
+
+        Returns:
+            The step, with its slots on the device: int32 `batch` each.
+
+        Raises:
+            StaleHandle: a request has ended; nothing changed.
+            InvalidArgument: an older step must be settled first, the batch is too large, a row is named twice, a row
+                crosses a boundary, or its pages are too few; nothing changed.
+
+        Syncs: no.
         """
         self._enter()
         if window and not self.forward.speculation:
@@ -370,12 +505,20 @@ class StateManager:
         return step
 
     def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None = None) -> None:
-        """Says that the results of a step are known, and which of its entries they ended; finished rows are padding
-        from now on.
+        """Tells the manager that a step's results are known, and which of its rows they finished.
 
-        finished: one per entry of the batch; None = nobody. Steps are settled in the order they were planned; at most
-        one launch, none where no slot can become free. Syncs: no. Raises: StaleHandle for a step settled before,
-        InvalidArgument.
+        Finished rows are padding from now on. Settle steps in the order in which they were planned. It takes one launch
+        where a slot can become free, otherwise none.
+
+        Args:
+            step: the oldest unsettled step.
+            finished: one switch an entry of the batch. None: no row has finished.
+
+        Raises:
+            StaleHandle: the step was settled before.
+            InvalidArgument: the step is speculative or an older one is unsettled, or `finished` does not fit the batch.
+
+        Syncs: no.
         """
         self._enter()
         self._stepping.settle(step, finished)
@@ -384,14 +527,26 @@ class StateManager:
         self, step: Step, accepted: Sequence[int], windows: Mapping[str, Tensor],
         finished: Sequence[bool] | NDArray[np.bool_] | None = None, *, limit: int = NO_LIMIT,
     ) -> None:  # fmt: skip
-        """Says how many tokens of each window are real, keeps the states after them, and settles the step.
+        """Keeps the states after the accepted tokens of each window, and settles the step.
 
-        accepted: per entry, 0 = none: that row stays where it was. windows: for every plane, `layer batch step ...`,
-        the states after each token; or for a plane of conv inputs `layer batch tap-1+step channel`, every input once.
-        Where a window crosses a boundary, the state there becomes a snapshot, if the strategy finds a slot for it.
-        finished: as for `settle`; a row that ends within its window is accepted up to its end.
-        One upload, one launch, one more for each plane, one where lanes can go. Syncs: no. Raises: StaleHandle,
-        InvalidArgument; nothing changed then.
+        If a window crosses a boundary, the state there becomes a snapshot, as long as the strategy finds a slot for it.
+
+        It takes one upload, one launch, one more launch for each plane, and one where lanes can be released.
+
+        Args:
+            step: the oldest unsettled step, planned with `window=True`.
+            accepted: number of real tokens of each entry; 0: the row stays where it was.
+            windows: plane name -> the states after each token, `layer batch step ...`. For a plane of conv inputs also
+                `layer batch tap-1+step channel`, every input once.
+            finished: as for `settle`. Count the tokens of a row that ends within its window up to its end.
+            limit: number of optional claims (for snapshots) that this call may make.
+
+        Raises:
+            StaleHandle: the step was settled before; nothing changed.
+            InvalidArgument: the step is not speculative or an older one is unsettled, or `accepted`, `windows` or
+                `finished` do not fit it; nothing changed.
+
+        Syncs: no.
         """
         self._enter()
         self._stepping.accept(step, accepted, windows, finished, _limit(limit))
@@ -399,13 +554,26 @@ class StateManager:
     def cancel(
         self, step: Step, *, publish: bool = False, tokens: Sequence[Tokens | None] | None = None
     ) -> list[Snapshot | None]:
-        """Gives up a planned step whose forward never ran: its rows are aborted as they were before it, also those that
-        the step before it had ended: release them first, or ask to publish.
+        """Gives up a planned step whose forward never ran, and aborts its rows.
 
-        tokens: as for `release`, one per entry of the batch. Returns the snapshots, entry by entry, if asked to
-        publish. Syncs: no. Raises: StaleHandle, InvalidArgument (also where something that the step computes has been
-        handed out since its plan, or `submit(step)` said that its forward was launched), ConfigurationError; nothing
-        changed then.
+        The rows end as they were before the step. Rows that the step before it had finished are aborted as well. To
+        keep their states, release them first, or ask to publish.
+
+        Args:
+            step: the newest step.
+            publish: publish the newest real snapshot of each row.
+            tokens: as for `release`, one sequence an entry of the batch.
+
+        Returns:
+            One snapshot an entry, if asked to publish; None where there is none.
+
+        Raises:
+            StaleHandle: the step was settled before; nothing changed.
+            InvalidArgument: the step is not the newest, a result of it was handed out since its plan, `submit(step)`
+                said that its forward was launched, or the tokens do not fit; nothing changed.
+            ConfigurationError: tokens without a prefix cache or a session; nothing changed.
+
+        Syncs: no.
         """
         self._enter()
         current = self._stepping.current(step)
@@ -425,13 +593,27 @@ class StateManager:
     def release(
         self, rows: Sequence[Row], publish: bool | Sequence[int] = False, *, tokens: Sequence[Tokens] | None = None
     ) -> list[Snapshot | None]:
-        """Ends requests: their newest real snapshots are published if asked, everything else is given back. Syncs: no.
+        """Ends requests: publishes their newest real snapshots if asked, and frees everything else.
 
-        publish: False, True, or the key length of each row (tokens whose KV may be shared), which bounds the snapshot's
-        length. tokens: all that is known of each request, prompt and answer; with them KV and snapshot go to the prefix
-        cache, and a turn of a session to the session (without them it is aborted). Returns one snapshot a row, None
-        where there is none; what the cache has is the cache's to drop. Raises: StaleHandle, InvalidArgument,
-        ConfigurationError; nothing changed then.
+        With tokens, KV and snapshot go to the prefix cache, and a turn's states go to its session. A turn that ends
+        with neither tokens nor `publish` is aborted. The cache owns the snapshots that it takes; `drop` refuses them.
+
+        Args:
+            rows: the requests.
+            publish: False, True, or the key length of each row: tokens whose KV may be shared. It bounds the snapshot's
+                length.
+            tokens: everything known of each request, prompt and answer.
+
+        Returns:
+            One snapshot a row; None where there is none.
+
+        Raises:
+            StaleHandle: a request has ended; nothing changed.
+            InvalidArgument: a row is named twice, tokens do not continue their prompt, or a turn is published without
+                tokens; nothing changed.
+            ConfigurationError: tokens without a prefix cache or a session; nothing changed.
+
+        Syncs: no.
         """
         return self._end(rows, publish, tokens, "released")
 
@@ -454,26 +636,63 @@ class StateManager:
         return snapshots
 
     def abort(self, rows: Sequence[Row]) -> None:
-        """Ends requests at once, whatever is in flight, and publishes nothing; a session goes back to where the turn
-        began, as far as a register still has that state. Syncs: no. Raises: StaleHandle, InvalidArgument.
+        """Ends requests at once, also while a step is in flight, and publishes nothing.
+
+        A session goes back to where the turn began, as far as a register still has that state.
+
+        Args:
+            rows: the requests.
+
+        Raises:
+            StaleHandle: a request has ended.
+            InvalidArgument: a row is named twice, or is no row of this manager.
+
+        Syncs: no.
         """
         self._end(rows, False, None, "aborted")
 
     def retract(self, rows: Sequence[Row], *, tokens: Sequence[Tokens] | None = None) -> list[Snapshot | None]:
-        """Ends requests that will come back, and keeps the newest real snapshot of each. tokens: as for `release`.
-        Syncs: no. Raises: StaleHandle, InvalidArgument, ConfigurationError.
+        """Ends requests that will come back, and keeps the newest real snapshot of each.
+
+        Args:
+            rows: the requests.
+            tokens: as for `release`.
+
+        Returns:
+            One snapshot a row, for `Request(resume=...)`; None where there is none.
+
+        Raises:
+            StaleHandle: a request has ended.
+            InvalidArgument: as for `release`.
+            ConfigurationError: tokens without a prefix cache or a session.
+
+        Syncs: no.
         """
         return self._end(rows, True, tokens, "retracted")
 
     def publish(
         self, rows: Sequence[Row], *, tokens: Sequence[Tokens] | None = None, strict: bool = False
     ) -> list[Snapshot | None]:
-        """Moves the newest real snapshot out of each running row's lanes; the row goes on with another slot. Syncs: no.
+        """Publishes the newest real snapshot of each running row; the row continues with another slot.
 
-        tokens: all that is known of each request, prompt and answer; with them KV and snapshot go to the prefix cache.
-        Returns one snapshot a row, None where there is none or no holder is free; strict: raise InvalidArgument then,
-        and publish nothing. A snapshot keeps its slot until it is dropped, however many requests resumed from it.
-        Raises: StaleHandle, InvalidArgument, ConfigurationError; nothing changed then.
+        The snapshot moves from the row's lanes to a register of its own. It keeps its slot until it is dropped, however
+        many requests resumed from it. With tokens, KV and snapshot go to the prefix cache.
+
+        Args:
+            rows: the requests.
+            tokens: everything known of each request, prompt and answer.
+            strict: raise where a row has no snapshot or no register is free for it, and publish nothing.
+
+        Returns:
+            One snapshot a row; None where there is none, or no register is free for it.
+
+        Raises:
+            StaleHandle: a request has ended; nothing changed.
+            InvalidArgument: `strict`, and a snapshot is missing; or tokens do not continue their prompt; nothing
+                changed.
+            ConfigurationError: tokens without a prefix cache or a session; nothing changed.
+
+        Syncs: no.
         """
         self._enter()
         numbers = self._table.indices(rows)
@@ -488,7 +707,7 @@ class StateManager:
         return snapshots
 
     def _told(self, rows: Longs, known: NDArray[np.integer], keys: Sequence[bytes] | None) -> list[int] | None:
-        """Tokens of each row that the cache or a session is about to rely on; None where handles say it."""
+        """Returns the tokens of each row that the cache or a session is about to rely on; None where handles say it."""
         if keys is None:
             return None
         lengths = [min(n, len(key) // BYTES) for n, key in zip(known.tolist(), keys, strict=True)]
@@ -496,10 +715,18 @@ class StateManager:
         return [n if row in turns else self._pages.floor(n) for row, n in zip(rows.tolist(), lengths, strict=True)]
 
     def drop(self, snapshots: Sequence[Snapshot | None]) -> None:
-        """Gives up snapshots: their slots and pages are free again, at once or when the first step of a row that
-        resumes from one is planned.
+        """Gives up snapshots, so that their slots and pages become free.
 
-        Syncs: no. Raises: StaleHandle, InvalidArgument (also for what the prefix cache has); nothing changed then.
+        They are free at once. If a row is about to resume from one, they are free when its first step is planned.
+
+        Args:
+            snapshots: what `publish` and `release` returned; None is skipped.
+
+        Raises:
+            StaleHandle: a snapshot was dropped before; nothing changed.
+            InvalidArgument: a snapshot is named twice, or the prefix cache owns it; nothing changed.
+
+        Syncs: no.
         """
         self._enter()
         given = [snap for snap in sequence("snapshots", snapshots, "[snapshot]") if snap is not None]
@@ -507,18 +734,29 @@ class StateManager:
         self._snapshots.drop(given)
 
     def match(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Match:
-        """What the prefix cache has for a prompt, and why it is not more: lengths by state and by KV, and what host
-        memory would add. Changes nothing.
+        """Says how much of a prompt the prefix cache has, and why not more. Changes nothing.
 
-        session: whose next turn it is; what it keeps counts too. A request computes its last token in any case.
-        Syncs: no. Raises: InvalidArgument, StaleHandle, ConfigurationError without a prefix cache.
+        The result has the lengths by state and by KV, and what host memory would add. A request computes its last token
+        in any case.
+
+        Args:
+            tokens: the whole prompt.
+            salt: as the request's.
+            session: the session whose next turn it is; what the session keeps counts too.
+
+        Raises:
+            InvalidArgument: tokens or salt are not valid, or a turn of the session runs.
+            StaleHandle: the session is closed.
+            ConfigurationError: the manager has no prefix cache.
+
+        Syncs: no.
         """
         self._enter()
         found, kept = self._match(encode(tokens), require_salt(salt), session)
         return found.instead(kept) if kept >= found.length and kept else found
 
     def _match(self, key: bytes, salt: Hashable, session: Session | None) -> tuple[Match, int]:
-        """What cache and host memory have, and what a session keeps."""
+        """Returns what cache and host memory have, and the length that a session keeps."""
         if self.prefix is None:
             raise ConfigurationError("there is no prefix cache: build the manager with prefix=ms.Prefix()")
         most = max(0, len(key) // BYTES - 1)
@@ -529,12 +767,25 @@ class StateManager:
         return found, kept
 
     def prefetch(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Fetch:
-        """Begins to bring what storage has for a prompt to host memory, where the next `match` and `admit` find it.
-        Ask for it when a request arrives, `poll` every iteration, and admit the request once `fetch.done`, or once
+        """Starts to bring what storage has for a prompt to host memory, where `match` and `admit` find it.
+
+        Call it when a request arrives, and `poll` every iteration. Admit the request once `fetch.done`, or once
         `mem.tiers.ready(fetch)` says that it has waited long enough.
 
-        salt, session: as the request's. Syncs: no. Raises: InvalidArgument, StaleHandle, ConfigurationError without a
-        storage.
+        Args:
+            tokens: the whole prompt.
+            salt: as the request's.
+            session: as the request's.
+
+        Returns:
+            The fetch, for `Request(fetch=...)`.
+
+        Raises:
+            InvalidArgument: tokens or salt are not valid, or a turn of the session runs.
+            StaleHandle: the session is closed.
+            ConfigurationError: the manager has no storage, or it is closed.
+
+        Syncs: no.
         """
         self._enter()
         if self.tiers is None:
@@ -545,44 +796,90 @@ class StateManager:
         return self.tiers.prefetch(key, salt, found, max(kept, found.length, own))
 
     def poll(self) -> None:
-        """Moves on what goes in the background between device, host memory and storage: once an iteration of the loop,
-        also while no request runs. Syncs: no; with several ranks it waits for those that are late. Raises:
-        AgreementLost.
+        """Advances the transfers between device, host memory and storage.
+
+        Call it once an iteration of the loop, also while no request runs.
+
+        Raises:
+            AgreementLost: a rank does not answer, or runs other prefetches.
+
+        Syncs: no; with several ranks it waits for those that are late.
         """
         self._enter()
         if self.tiers is not None:
             self.tiers.poll()
 
     def close(self) -> None:
-        """Brings what is cached to storage, where there is one, closes it, and ends the threads of the tiers; only they
-        need it, and requests go on without them. Syncs: yes. Raises: Asleep; InvalidArgument while something waits for
-        the newest step's forward; nothing changed then.
+        """Writes what is cached to storage, closes the storage, and ends the threads of the tiers.
+
+        Only tiers need it. Requests continue without them.
+
+        Raises:
+            Asleep: states or KV pages sleep; nothing changed.
+            InvalidArgument: something waits for the newest step's forward; nothing changed.
+
+        Syncs: yes.
         """
         if self.tiers is not None:
             self.tiers.close()
 
     def open_session(self, name: Hashable) -> Session:
-        """A conversation whose states and pages stay between its turns: `Request(session=...)`. Syncs: no."""
+        """Opens a conversation whose states and pages stay between its turns.
+
+        Args:
+            name: a name, shown by audits.
+
+        Returns:
+            The session, for `Request(session=...)`.
+
+        Raises:
+            InvalidArgument: the name is not hashable.
+
+        Syncs: no.
+        """
         self._enter()
         return self._sessions.open(name)
 
     def close_session(self, session: Session) -> None:
-        """Gives back what a session holds. Syncs: no. Raises: StaleHandle, InvalidArgument (a turn of it runs)."""
+        """Closes a session and frees what it holds.
+
+        Args:
+            session: what `open_session` returned.
+
+        Raises:
+            StaleHandle: the session was closed before.
+            InvalidArgument: a turn of the session runs.
+
+        Syncs: no.
+        """
         self._enter()
         if lease := self._sessions.close(session):
             self._cache.release(lease)
 
     def scrub_null(self) -> None:
-        """Zeroes slot 0, where kernels that are not memstate's may have left rubbish. Syncs: no."""
+        """Zeroes slot 0, after kernels outside memstate may have written to it.
+
+        Syncs: no.
+        """
         self._enter()
         self.planes.scrub_null()
 
     def submit(self, step: Step | None = None) -> None:
-        """Sends what is recorded now instead of with the next plan: for each packet one upload, at most two launches.
+        """Sends what is recorded now, instead of with the next plan.
 
-        step: the newest one, whose forward has been launched: all is sent, behind the snapshot copies of an in-place
-        engine. Without it, the first change of a slot that the newest step names waits for the forward, and what was
-        recorded after it. Syncs: no. Raises: StaleHandle, InvalidArgument; nothing changed then.
+        Each packet takes one upload and at most two launches.
+
+        Without `step`, the first change of a slot that the newest step names waits for the forward. Everything recorded
+        after it waits too. With `step`, everything is sent, behind the snapshot copies of an in-place engine.
+
+        Args:
+            step: the newest step, once its forward has been launched.
+
+        Raises:
+            StaleHandle: the step was settled before; nothing changed.
+            InvalidArgument: the step is not the newest; nothing changed.
+
+        Syncs: no.
         """
         self._enter()
         if step is not None:
@@ -590,11 +887,18 @@ class StateManager:
         self._commands.submit()
 
     def sleep(self, keep: bool = True) -> None:
-        """Releases the memory of the states, and keeps who owns what. Until `wake` lengths, counts and `stats` answer;
-        everything else raises Asleep.
+        """Releases the memory of the states, and remembers who owns each slot.
 
-        keep: keep the bytes in host memory; otherwise no request and no snapshot may hold a slot.
-        Syncs: yes. Raises: InvalidArgument, Asleep (nothing changed).
+        Until `wake`, only lengths, counts and `stats` work. All other calls raise Asleep.
+
+        Args:
+            keep: keep the bytes in host memory. Without it, no request and no snapshot may hold a slot.
+
+        Raises:
+            InvalidArgument: slots are held and `keep` is False, or memory cannot be released; nothing changed.
+            Asleep: the states sleep already; nothing changed.
+
+        Syncs: yes.
         """
         self._enter()
         held = (
@@ -611,21 +915,34 @@ class StateManager:
         self.planes.sleep(keep=keep)
 
     def wake(self) -> None:
-        """Takes the memory back, with the bytes that were kept, at addresses that may have moved: CUDA graphs that hold
-        addresses of planes are captured anew. Syncs: yes. Raises: InvalidArgument unless asleep; Asleep, LayoutMismatch
-        where an engine's memory is not back as it was.
+        """Takes the memory back, with the bytes that were kept.
+
+        Addresses may have moved. Capture CUDA graphs that hold addresses of planes anew.
+
+        Raises:
+            InvalidArgument: the states do not sleep.
+            Asleep: an engine's memory is not back.
+            LayoutMismatch: an engine's memory is not back as it was.
+
+        Syncs: yes.
         """
         self._require_thread()
         self.planes.wake()
 
     def buffer_infos(self) -> list[BufferInfo]:
-        """Base address, slot stride and length of every plane and layer, in bytes, to register for RDMA. Syncs: no."""
+        """Returns base address, slot stride and length of every plane and layer, in bytes, to register for RDMA.
+
+        Syncs: no.
+        """
         return self.planes.buffer_infos()
 
     def reset(self) -> None:
-        """Everything free, every register, column and page zero, every handle stale; the bytes stay. Host memory is
-        empty, storage stays. No forward of a step planned before may be launched from here on. Syncs: no, but for
-        tiers.
+        """Frees every slot, row and page, and makes every handle stale.
+
+        Registers, columns and the page table become zero. The bytes of states and what storage has stay; host memory is
+        emptied. From here on, do not launch the forward of a step planned before.
+
+        Syncs: no; with tiers yes.
         """
         self._enter()
         self._commands.discard()
@@ -645,16 +962,16 @@ class StateManager:
         self._stepping.reset()
 
     def stats(self) -> Stats:
-        """Figures from the host's mirror.
+        """Returns figures from the host's mirror. It works while the states sleep.
 
         Syncs: no.
         """
         return report.stats(self)
 
     def audit(self) -> audit.AuditReport:
-        """Looks for leaked and doubly owned slots, by name, also while requests run.
+        """Looks for leaked and doubly owned slots, and names their owners. It works while requests run.
 
-        It submits what does not wait for a forward; what waits counts as carried out.
+        It submits what does not wait for a forward. Changes that wait count as carried out.
 
         Syncs: yes.
         """
@@ -662,9 +979,10 @@ class StateManager:
         return audit.audit(inspection, names)
 
     def inspect(self) -> Inspection:
-        """Reads who owns which slot now, and all that the host knows, as plain data for audits, drawings and files.
+        """Reads who owns which slot now, and all that the host knows, as plain data.
 
-        It submits what does not wait for a forward; what waits counts as carried out.
+        Use it for audits, drawings and files. It submits what does not wait for a forward. Changes that wait count as
+        carried out.
 
         Syncs: yes.
         """
@@ -677,22 +995,30 @@ class StateManager:
         return report.inspection(self, names), names
 
     def owners(self) -> dict[int, tuple[str, str]]:
-        """Says who has the registers that hold a slot: register -> (kind, name).
+        """Returns the owner of each register that holds a slot: register -> (kind, name).
 
         Syncs: no.
         """
         return {register: self.owner(register) for register in np.flatnonzero(self._registers.held).tolist()}
 
     def owner(self, register: int) -> tuple[str, str]:
-        """Says who has a register, as (kind, name): a row by its request, a session by its id.
+        """Returns the owner of a register as (kind, name): a row by its request, a session by its id.
+
+        Args:
+            register: number of the register.
 
         Syncs: no.
         """
         return report.owner(self, register)
 
     def check(self) -> None:
-        """Submits what does not wait for a forward, and raises the first fault that the device counted. Syncs: yes.
-        Raises: DeviceFault, DoubleRelease.
+        """Submits what does not wait for a forward, and raises the first fault that the device counted.
+
+        Raises:
+            DeviceFault: the device counted an operation that cannot be right.
+            DoubleRelease: a slot was released that was free already.
+
+        Syncs: yes.
         """
         self._enter()
         self._commands.submit()
@@ -709,7 +1035,7 @@ class StateManager:
 
 
 def _limit(limit: int) -> int:
-    """As an argument that kernels take: a plain integer that fits 32 bits."""
+    """Returns a limit as kernels take it: a plain integer that fits 32 bits."""
     if not isinstance(limit, int | np.integer) or isinstance(limit, bool):
         raise InvalidArgument(f"limit={limit!r}: expected a whole number of claims")
     return max(0, min(int(limit), NO_LIMIT))

@@ -1,4 +1,7 @@
-"""Slots and their bytes together, for callers who hold slot ids in hand. One allocator may serve several storages."""
+"""Joins slots and their bytes, for callers that hold slot ids. One allocator may serve several `Planes`.
+
+This file does not know requests.
+"""
 
 from collections.abc import Sequence
 
@@ -10,11 +13,26 @@ from memstate.state.planes import Planes
 
 
 class StatePool:
-    """Claims slots and moves their bytes.
+    """Claims slots by id and moves their bytes.
 
-    of: each holds planes for every slot of the allocator. debug: refuse overlapping copies (costs a
-    synchronisation).
-    Raises: ConfigurationError.
+    Args:
+        allocator: the slots.
+        of: planes with one entry for every slot of the allocator.
+        debug: refuse overlapping copies (costs a synchronisation).
+
+    Raises:
+        ConfigurationError: planes and allocator have different numbers of slots.
+
+    Example:
+        >>> import torch, memstate as ms
+        >>> layout = ms.StateLayout([ms.Plane("ssm", (4,), torch.float32)], layers=1)
+        >>> mem = ms.StateManager(layout, slots=8, max_requests=2)
+        >>> ids = mem.pool.claim(2)
+        >>> ids.tolist(), mem.free_slots
+        ([1, 2], 6)
+        >>> mem.pool.release(ids)
+        >>> mem.free_slots
+        8
     """
 
     def __init__(self, allocator: SlotAllocator, *of: Planes, debug: bool = False) -> None:
@@ -29,10 +47,21 @@ class StatePool:
         return f"StatePool({self.allocator!r}, {len(self.planes)} of planes)"
 
     def claim(self, n: int, *, zero: bool = True) -> Tensor:
-        """Claims the n lowest free slots, zeroed unless they are about to be overwritten whole: int32 `n`. Syncs: as
-        `SlotAllocator.claim`.
+        """Claims the n lowest free slots.
 
-        Raises: OutOfSlots, InvalidArgument, Asleep; nothing changed then.
+        Args:
+            n: number of slots.
+            zero: zero their bytes. Switch it off for slots that are about to be overwritten whole.
+
+        Returns:
+            int32 `n`.
+
+        Raises:
+            OutOfSlots: fewer are free; nothing changed.
+            InvalidArgument: n is not a number of slots; nothing changed.
+            Asleep: `zero`, and the states sleep; nothing changed.
+
+        Syncs: as `SlotAllocator.claim`.
         """
         for planes in self.planes if zero else ():
             planes.memory.require_awake("claim")
@@ -42,31 +71,66 @@ class StatePool:
         return ids
 
     def release(self, ids: Tensor | Sequence[int]) -> None:
-        """Takes slots back that `claim` gave; see `SlotAllocator.release`. One that a register owns is not this
-        caller's: the device cannot tell, and only an audit shows its two owners. Syncs: no. Raises: InvalidArgument.
+        """Takes back slots that `claim` gave; see `SlotAllocator.release`.
+
+        Do not release a slot that a register owns. The device cannot tell, and only an audit shows its two owners.
+
+        Args:
+            ids: integers in any shape.
+
+        Raises:
+            InvalidArgument: the ids are not integers.
+
+        Syncs: no.
         """
         self.allocator.release(ids)
 
     def zero(self, ids: Tensor) -> None:
-        """Zeroes slots; 0 is skipped. ids: integers `n`. Syncs: no."""
+        """Zeroes slots.
+
+        Args:
+            ids: integers `n`; 0 is skipped.
+
+        Syncs: no.
+        """
         for planes in self.planes:
             planes.zero(ids)
 
     def copy(self, dst: Tensor, src: Tensor, *, due: int | None = None) -> None:
-        """Copies slots src[i] to dst[i], over all planes and layers, in one launch a storage; pairs with a 0 and pairs
-        of equals are skipped.
+        """Copies slots src[i] to dst[i] over all planes and layers, in one launch for each `Planes`.
 
-        dst, src: integers `n`. due: pairs that are not skipped, where the caller knows. Syncs: in debug mode only.
-        Raises: InvalidArgument in debug mode for overlapping sets.
+        Pairs with a 0, and pairs of equal slots, are skipped.
+
+        Args:
+            dst: integers `n`.
+            src: integers `n`.
+            due: number of pairs that are not skipped, if the caller knows it.
+
+        Raises:
+            InvalidArgument: the sets overlap (in debug mode only).
+
+        Syncs: in debug mode only.
         """
         for planes in self.planes:
             planes.copy(dst, src, checked=self.debug, due=due)
 
     def run_data(self, slots: Tensor, packet: Tensor, *, copied: int, zeroed: int) -> None:
-        """Carries out the data section of a command packet, register-indirect, in one launch a storage. Syncs: no."""
+        """Carries out the data section of a command packet, register by register, in one launch for each `Planes`.
+
+        Args:
+            slots: int32 `register`.
+            packet: the packet on the device.
+            copied: number of slots that it copies.
+            zeroed: number of slots that it zeroes.
+
+        Syncs: no.
+        """
         for planes in self.planes:
             planes.run_data(slots, packet, copied=copied, zeroed=zeroed)
 
     def check(self) -> None:
-        """Raises the first fault that the device counted; see `SlotAllocator.check`. Syncs: yes."""
+        """Raises the first fault that the device counted; see `SlotAllocator.check`.
+
+        Syncs: yes.
+        """
         self.allocator.check()

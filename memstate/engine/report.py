@@ -1,4 +1,7 @@
-"""What a manager says of itself: figures, owners by name, and everything as plain data."""
+"""Reports what a manager knows: figures, owners by name, and everything as plain data.
+
+It changes nothing.
+"""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -16,7 +19,7 @@ PER_ROW = REGISTERS_PER_ROW
 
 
 def stats(mem: "StateManager") -> Stats:
-    """See `StateManager.stats`."""
+    """Builds the result of `StateManager.stats`."""
     held, rows_end = mem._registers.held, mem._registers.first_holder
     live = int(held[:rows_end:PER_ROW].sum())
     asked, traffic = mem.backend.counts, mem.planes.traffic
@@ -50,7 +53,12 @@ def stats(mem: "StateManager") -> Stats:
 
 
 def inspection(mem: "StateManager", names: dict[int, tuple[str, str]]) -> Inspection:
-    """See `StateManager.inspect`. names: owners by register."""
+    """Builds the result of `StateManager.inspect`.
+
+    Args:
+        mem: the manager.
+        names: (kind, name) of owners by register.
+    """
     tags = {
         register: f"@{mem._registers.labels[register]}"
         if register >= mem._registers.first_holder
@@ -76,7 +84,7 @@ def inspection(mem: "StateManager", names: dict[int, tuple[str, str]]) -> Inspec
 
 
 def owner(mem: "StateManager", register: int) -> tuple[str, str]:
-    """See `StateManager.owner`."""
+    """Builds the result of `StateManager.owner`."""
     if register < mem._registers.first_holder:
         row, part = divmod(register, PER_ROW)
         what = ("live", "lane 0", "lane 1")[part]

@@ -1,4 +1,4 @@
-"""Settings of a manager: what belongs together is one object, and contradictions are refused with the reason."""
+"""Holds the settings of a manager that belong together, and refuses contradictions with the reason."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class Pages:
         per_row: pages that one request can have, the width of the page table.
 
     Raises:
-        ConfigurationError: for sizes that are no counts, or a count without per_row.
+        ConfigurationError: a size is not a count, or only one of count and per_row is given.
 
     Example:
         >>> Pages(count=1024, size=16, per_row=64)
@@ -48,7 +48,7 @@ class Forward:
             place.
 
     Raises:
-        ConfigurationError: for a value that is no switch.
+        ConfigurationError: a value is not a switch.
 
     Example:
         >>> Forward(in_place=True)
@@ -67,7 +67,11 @@ class Forward:
 
 
 def require_switch(name: str, switch: object, why: str = "") -> None:
-    """Raises: ConfigurationError for what is neither True nor False."""
+    """Requires True or False.
+
+    Raises:
+        ConfigurationError: the value is neither.
+    """
     if not isinstance(switch, bool):
         raise ConfigurationError(f"{name}={switch!r}: expected True or False{why}")
 
@@ -75,7 +79,11 @@ def require_switch(name: str, switch: object, why: str = "") -> None:
 def validate_sizes(
     slots: int, max_requests: int, preallocated: int, max_batch: int | None, snapshots: int | None
 ) -> None:
-    """Raises: ConfigurationError for sizes that are no counts, or too small to serve one request."""
+    """Requires sizes that can serve at least one request.
+
+    Raises:
+        ConfigurationError: a size is not a count, or too small.
+    """
     if not is_count(slots):
         raise ConfigurationError(f"slots={slots!r}: expected a whole number of at least 1")
     numbers = (max_requests, preallocated, max_batch or 1, snapshots or 0)
@@ -87,7 +95,11 @@ def validate_sizes(
 
 
 def validate_tracking(tracking: Tracking, slots: int, page_size: int, overlap: bool, speculation: bool) -> None:
-    """Raises: ConfigurationError where a strategy cannot work with the rest."""
+    """Requires a strategy that works with the other settings.
+
+    Raises:
+        ConfigurationError: it cannot work with them.
+    """
     if not isinstance(tracking, Tracking):
         raise ConfigurationError(f"tracking={tracking!r}: expected NoTracking, PingPong, LazyPingPong or Redirect")
     tracking.validate(page_size, overlap)
@@ -101,6 +113,10 @@ def validate_tracking(tracking: Tracking, slots: int, page_size: int, overlap: b
 
 
 def validate_layout(layout: StateLayout) -> None:
-    """Raises: ConfigurationError for a layout that is none."""
+    """Requires a layout.
+
+    Raises:
+        ConfigurationError: it is not a StateLayout.
+    """
     if not isinstance(layout, StateLayout):
         raise ConfigurationError(f"layout={layout!r}: expected a StateLayout")

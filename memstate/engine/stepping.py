@@ -1,10 +1,12 @@
-"""Steps: planned, their results told, or given up. Orchestrates mirror, registers and storage; decides nothing itself.
+"""Plans steps, and settles, accepts or cancels them.
+
+It joins mirror, registers and planes, and makes no decision itself.
 
 plain         plan  forward  [copies of an in-place engine]  settle
 speculative   plan  forward into a window                    accept: labels, lanes, then the window's bytes
 
-A step is open from its plan until its forward is known to be launched: until the next plan, its own settle, accept or
-cancel, or a submit that names it. While it is open, no slot that it names changes owners.
+A step is open from its plan until its forward is known to be launched. It closes with the next plan, with its own
+settle, accept or cancel, or with a submit that names it. While a step is open, no slot that it names changes owners.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,8 +40,13 @@ PER_ROW = REGISTERS_PER_ROW
 class Batch(NamedTuple):
     """The rows of one step.
 
-    numbers, tokens_of: of every entry, 0 for padding. real: the entries that are no padding. rows, tokens: theirs.
-    distinct: no row comes twice.
+    Attributes:
+        numbers: row of every entry, `batch`; 0 for padding.
+        tokens_of: tokens of every entry, `batch`; 0 for padding.
+        real: the entries that are not padding.
+        rows: rows of these entries.
+        tokens: tokens of these entries.
+        distinct: whether no row comes twice.
     """
 
     numbers: Longs
@@ -50,7 +57,7 @@ class Batch(NamedTuple):
     distinct: bool
 
     def spread(self, values: Longs) -> Longs:
-        """Values of the rows as values of the entries, 0 for padding."""
+        """Returns values of the rows as values of the entries, 0 for padding."""
         if isinstance(self.real, slice):
             return values
         entries = np.zeros_like(self.numbers)
@@ -59,10 +66,22 @@ class Batch(NamedTuple):
 
 
 class Stepping:
-    """Plans, settles, accepts and cancels.
+    """Plans, settles, accepts and cancels steps.
 
-    copied: planes that a forward updates in place, in one slot: they are copied where a step reads one slot and writes
-    another, and where a snapshot is due.
+    Args:
+        commands: records the changes of owners.
+        table: the request table.
+        pages: KV pages of rows.
+        mirror: the host's copy of held registers and labels.
+        snapshots: published snapshots.
+        boundaries: lengths at which snapshots are due.
+        log: unsettled steps.
+        planes: the bytes of slots.
+        copied: planes that a forward updates in place, in one slot. They are copied where a step reads one slot and
+            writes another, and where a snapshot is due.
+
+    Attributes:
+        open: the step whose forward may not be launched yet, or None.
     """
 
     def __init__(
@@ -82,12 +101,20 @@ class Stepping:
         self._log.forget()
 
     def launched(self, step: Step) -> None:
-        """Says that the forward of the newest step has been launched. Raises: StaleHandle, InvalidArgument."""
+        """Notes that the forward of the newest step has been launched.
+
+        Raises:
+            StaleHandle: the step was settled before.
+            InvalidArgument: the step is not the newest.
+        """
         self._log.require(step, newest=True)
         self._close(step)
 
     def lengths_before(self, rows: Longs) -> list[int]:
-        """Tokens that rows had before the open step, a number beyond all lengths for those that are not in it."""
+        """Returns the tokens that rows had before the open step.
+
+        A row that is not in the step gets a number beyond all lengths.
+        """
         if self.open is None:
             return [INT32_MAX] * len(rows)
         running = np.where(self._same_request(self.open), self.open.numbers, 0)
@@ -95,16 +122,24 @@ class Stepping:
         return [before.get(row, INT32_MAX) if row else INT32_MAX for row in rows.tolist()]
 
     def promise(self, rows: Longs, lengths: Sequence[int], before: Sequence[int]) -> None:
-        """Notes that states and KV of rows were handed out up to these lengths: where that is more than the rows had
-        before the open step, its forward must run.
+        """Notes the lengths up to which states and KV of rows were handed out.
+
+        Where a length is more than the row had before the open step, the step's forward must run.
+
+        Args:
+            rows: `row`.
+            lengths: tokens handed out, `row`.
+            before: tokens before the open step, `row`; see `lengths_before`.
         """
         pairs = zip(rows.tolist(), lengths, before, strict=True)
         self._promised += [row for row, length, had in pairs if length > had]
 
     def _close(self, step: Step | None, send: bool = False) -> None:
-        """The forward of the open step is in order: what waited may follow it, and the copies of its snapshots do.
+        """Closes the open step: its forward is launched, so what waited and the copies of its snapshots may follow.
 
-        send: at once, where a caller waits for something of it, such as slots to be read back: no plan may follow.
+        Args:
+            step: closed if it is the open one.
+            send: submit at once, for callers that wait for a result such as slots to be read back. No plan may follow.
         """
         if step is None or step is not self.open:
             return
@@ -115,7 +150,16 @@ class Stepping:
             self._commands.submit()
 
     def batch(self, rows: Sequence[Row | None], tokens: int | Sequence[int]) -> Batch:
-        """Row numbers and tokens of a batch. Raises: StaleHandle, InvalidArgument."""
+        """Returns row numbers and tokens of a batch.
+
+        Args:
+            rows: rows, `batch`; None and finished rows are padding.
+            tokens: tokens of each entry.
+
+        Raises:
+            StaleHandle: a request has ended.
+            InvalidArgument: an entry is not a row, or the tokens do not fit the rows.
+        """
         numbers, distinct = self._table.batch(rows)
         given = counts("tokens", tokens, len(numbers))
         if (over := self._table.finished[numbers]).any():
@@ -136,7 +180,15 @@ class Stepping:
         self, rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, window: bool,
         cache: PrefixCache,
     ) -> Step:  # fmt: skip
-        """See `StateManager.plan`. cache: gives up states for the snapshots that are due, where it is set to."""
+        """Plans a step; see `StateManager.plan`.
+
+        Args:
+            rows: the batch.
+            tokens: of each entry.
+            limit: number of optional claims.
+            window: whether the step is speculative.
+            cache: evicts states for the snapshots that are due, if its settings say so.
+        """
         self._log.require_room()
         batch = self.batch(rows, tokens)
         if len(batch.numbers) > self._log.max_batch:
@@ -195,7 +247,10 @@ class Stepping:
     def _copy_around(self, step: Step, direct: int, taken: int) -> None:
         """Copies what in-place kernels need before the forward, and notes what they need after it.
 
-        direct: entries that read another register's slot. taken: snapshots of this step.
+        Args:
+            step: the step.
+            direct: number of entries that read another register's slot.
+            taken: snapshots of this step.
         """
         if not self._copied:
             return
@@ -206,15 +261,20 @@ class Stepping:
             self._uncopied = (step, taken)
 
     def _copy_snapshots(self) -> None:
-        """Copies the snapshots of a step whose forward is in order, where its kernels could not write them."""
+        """Copies the snapshots of a step whose forward is launched, if its kernels could not write them."""
         if self._uncopied is not None:
             (of, due), self._uncopied = self._uncopied, None
             self._planes.copy(of.snapshot, of.write, planes=self._copied, due=due)
 
     def _named(self, rows: Longs, sources: Ints | None, before: Longs, after: Longs, taken: int) -> Longs:
-        """Registers with the slots that a step reads, writes and snapshots, after its plan.
+        """Returns the registers of the slots that a step reads, writes and snapshots, after its plan.
 
-        sources: registers that rows read instead of their own, 0 = none. taken: snapshots of this step.
+        Args:
+            rows: `row`.
+            sources: registers that rows read instead of their own, `row`; 0 = none.
+            before: lengths before the step, `row`.
+            after: lengths after the step, `row`.
+            taken: snapshots of this step.
         """
         live = rows * PER_ROW
         if sources is None and not taken:
@@ -291,13 +351,13 @@ class Stepping:
             self._release_lanes(step, rows, known, np.full(len(given), Result.ALIVE, np.int32))
 
     def _may_release(self, rows: Longs) -> bool:
-        """Whether a settle of these rows could release a lane."""
+        """Returns whether a settle of these rows could release a lane."""
         return self._mirror.tracking.releases_at_settle and self._mirror.superseding(rows)
 
     def _release_lanes(self, step: Step, rows: Longs, known: NDArray[np.integer], results: NDArray[np.int32]) -> None:
-        """Lets go of lanes that newer snapshots supersede, where the strategy does that at settle.
+        """Releases lanes that newer snapshots supersede, if the strategy does that at settle.
 
-        None of them is a slot that the open step names: its snapshot has the largest label of its row.
+        None of them holds a slot that the open step names: that step's snapshot has the largest label of its row.
         """
         said = results if results.any() else None
 
@@ -314,21 +374,30 @@ class Stepping:
         self._commands.then(Action(release, owners=owners, released=self._file.allocator.free - free))
 
     def _same_request(self, step: Step) -> NDArray[np.bool_]:
-        """Which entries of a step still belong to the request they were planned for."""
+        """Returns which entries of a step still belong to the request they were planned for."""
         same: NDArray[np.bool_] = self._table.generation[step.numbers] == step.generation
         same &= self._table.used[step.numbers]  # not row 0, which is padding
         return same
 
     def current(self, step: Step) -> Longs:
-        """The rows of a step's entries, 0 for padding and for those that have another tenant since. Raises:
-        StaleHandle, InvalidArgument.
+        """Returns the rows of a step's entries, 0 for padding and for rows that another request has since.
+
+        Raises:
+            StaleHandle: the step was settled before.
+            InvalidArgument: not a step.
         """
         self._log.require(step)
         return np.where(self._same_request(step), step.numbers, 0)
 
     def cancel(self, step: Step) -> tuple[list[int], Longs]:
-        """Gives up the newest step; returns its entries that still run and their rows, which are known to be real up to
-        where they were before it. Raises: StaleHandle, InvalidArgument.
+        """Gives up the newest step. Its rows count as real up to where they were before it.
+
+        Returns:
+            The entries that still run, and their rows.
+
+        Raises:
+            StaleHandle: the step was settled before.
+            InvalidArgument: the step is not the newest, its forward was launched, or a result of it was handed out.
         """
         self._log.require(step)
         if self._promised and step is self.open:

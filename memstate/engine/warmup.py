@@ -1,4 +1,7 @@
-"""Compiles what serving will launch before it serves. Launches everything once on nothing, and changes nothing."""
+"""Compiles what serving will launch, before it serves.
+
+It launches everything once on empty inputs, and changes nothing.
+"""
 
 import numpy as np
 import torch
@@ -9,9 +12,24 @@ from memstate.kernels.tables import HEADER_INTS, Strategy
 
 
 def warm_up(mem: StateManager) -> int:
-    """Launches every kernel of the manager on an empty packet and null rows, for every batch size that compiles anew.
+    """Compiles every kernel of the manager, by launching it on an empty packet and null rows.
 
-    Call it between steps, before CUDA graphs are captured. Returns the number of launches. Syncs: no.
+    It does so for every batch size that compiles anew. Call it between steps, before CUDA graphs are captured.
+
+    Args:
+        mem: the manager.
+
+    Returns:
+        The number of launches.
+
+    Example:
+        >>> import torch, memstate as ms
+        >>> layout = ms.StateLayout([ms.Plane("ssm", (4,), torch.float32)], layers=1)
+        >>> mem = ms.StateManager(layout, slots=8, max_requests=2)
+        >>> ms.warm_up(mem) > 0, mem.free_slots
+        (True, 8)
+
+    Syncs: no.
     """
     mem.submit()
     before = mem.backend.counts.total_launches
@@ -48,7 +66,7 @@ def _plan_and_settle(mem: StateManager, batch: int) -> None:
 
 
 def _scatter(mem: StateManager, nothing: Tensor) -> None:
-    """Windows of every plane in the forms that a caller may keep them, of one step and one entry that is padding."""
+    """Scatters windows of every plane in the forms that a caller may keep them, with one step and one padding entry."""
     layers, device, columns = mem.layout.layers, mem.backend.device, (nothing,) * 4
     for plane in mem.layout.planes:
         states = torch.zeros((layers, 1, 1, *plane.shape), dtype=plane.dtype, device=device)

@@ -1,5 +1,6 @@
-"""Lengths besides the multiples of `every` at which a row's snapshot is due. The register file has one cell a row for
-them; this keeps the rest and moves the next one in. Knows no slot.
+"""Keeps the lengths besides the multiples of `every` at which a row's snapshot is due.
+
+The register file has one cell a row for them. This file keeps the rest and moves the next one in. It knows no slot.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,10 @@ from memstate.slots.registers import Longs
 class Boundaries:
     """The lengths still to come, by row.
 
-    reads_old_slot: the boundary is found before the step that leaves it (Redirect), not by the step that reaches it.
+    Args:
+        commands: records the changes of the cells.
+        reads_old_slot: the boundary is found before the step that leaves it (Redirect), not by the step that reaches
+            it.
     """
 
     def __init__(self, commands: CommandBuffer, reads_old_slot: bool) -> None:
@@ -23,11 +27,11 @@ class Boundaries:
         self._coming: dict[int, list[int]] = {}
 
     def reset(self) -> None:
-        """Forgets all of them."""
+        """Forgets all lengths."""
         self._coming = {}
 
     def start(self, rows: Longs, lengths: Sequence[Sequence[int]]) -> None:
-        """Notes what new rows want, in ascending order; rows that want nothing are told so."""
+        """Notes the lengths of new rows, ascending. Rows without one get a 0 in their cell."""
         self._file.snapshot_at[rows] = [wanted[0] if wanted else 0 for wanted in lengths]
         self._commands.write(self._file.address("snapshot_at", rows), self._file.snapshot_at[rows])
         for row, wanted in zip(rows.tolist(), lengths, strict=True):
@@ -40,7 +44,7 @@ class Boundaries:
             del self._coming[row]
 
     def advance(self, rows: Longs, lengths: Longs) -> None:
-        """Moves the next length in, for rows that have left theirs behind."""
+        """Moves the next length in, for rows that have passed theirs."""
         if not self._coming:
             return
         moved = []
@@ -56,7 +60,11 @@ class Boundaries:
             self._commands.write(self._file.address("snapshot_at", which), self._file.snapshot_at[which])
 
     def require_within(self, rows: Longs, before: Longs, after: Longs) -> None:
-        """Raises: InvalidArgument where a step would go beyond a length that a row still wants."""
+        """Requires that no step goes beyond a length at which a row's snapshot is due.
+
+        Raises:
+            InvalidArgument: a row's step crosses one.
+        """
         if not self._coming:
             return
         for row, length, reach in zip(rows.tolist(), before.tolist(), after.tolist(), strict=True):
@@ -68,6 +76,6 @@ class Boundaries:
                 )
 
     def after(self, row: int, length: int) -> int:
-        """The next length beyond this one that the row wants, 0 for none."""
+        """Returns the row's next length beyond this one, 0 for none."""
         wanted = [int(self._file.snapshot_at[row]), *self._coming.get(row, ())]
         return next((snapshot_at for snapshot_at in wanted if snapshot_at > length), 0)

@@ -1,4 +1,4 @@
-"""Handles and requests: what callers pass in and get back. Knows no table and no register file."""
+"""Defines handles and requests: what callers pass in and get back. This file knows no register file."""
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,18 +17,27 @@ _TABLES = count(1)
 
 
 def first_generation() -> int:
-    """Where the generations of a table start: elsewhere for each, so that another manager's handles are stale here."""
+    """Returns where the generations of a table start.
+
+    Each table starts elsewhere, so that another manager's handles are stale here.
+    """
     return next(_TABLES) * 1_000_003 % 2**30
 
 
 def risen(generation: Ints) -> Ints:
-    """The generations after these; after the largest int32 comes 0."""
+    """Returns the generations after these; after the largest int32 comes 0."""
     return ((generation.astype(np.int64) + 1) % 2**31).astype(np.int32)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A published state. It stands for `length` tokens, and keeps their KV pages alive until it is dropped.
+    """A handle to a published state, which it keeps until it is dropped. It keeps the state's KV pages as well.
+
+    Attributes:
+        register: the register that has the state.
+        generation: counts the uses of this register.
+        length: tokens that the state stands for.
+        pages: KV pages of these tokens, in order.
 
     Example:
         >>> Snapshot(register=12, generation=1, length=64).length
@@ -44,6 +53,10 @@ class Snapshot:
 @dataclass(frozen=True)
 class Session:
     """A handle to a conversation whose states stay between its turns, until it is closed.
+
+    Attributes:
+        id: its name, shown by audits.
+        serial: tells sessions of one name apart.
 
     Example:
         >>> Session("chat 7", serial=1).id
@@ -61,14 +74,14 @@ class Request:
     Args:
         id: a name, shown by audits. Two live requests may have the same one.
         length: tokens that KV pages are taken for at once. Default: all of `tokens`.
-        resume: a snapshot to continue from. It says what length it stands for, not of which tokens: a caller that
-            gives `resume` and `tokens` vouches for them.
-        snapshot_at: one more length, besides the multiples of `every`, at which a snapshot is due. 0: none.
-        tokens: the whole prompt, for the prefix cache or a session to find what is computed already. One dimension,
-            any sequence of whole numbers.
+        resume: a snapshot to continue from. It says what length it stands for, but not of which tokens. A caller that
+            gives `resume` and `tokens` must make sure that they agree.
+        snapshot_at: one more length in tokens, besides the multiples of `every`, at which a snapshot is due. 0: none.
+        tokens: the whole prompt, for the prefix cache or a session to find what is computed already. One dimension, any
+            sequence of whole numbers.
         salt: equal tokens under different salts never match. None, str, bytes, int or a tuple of these.
-        session: the conversation that this is the next turn of.
-        fetch: the prefetch that was begun for it. Several ranks start from what they agreed on.
+        session: the session that this request is the next turn of.
+        fetch: the prefetch that was started for it. Several ranks start from what they agreed on.
 
     Example:
         >>> Request("a", tokens=[1, 2, 3]).snapshot_at
@@ -89,6 +102,10 @@ class Request:
 class Row:
     """A handle to one running request: a row of the request table, until it is released.
 
+    Attributes:
+        index: number of the row.
+        generation: counts the uses of this row.
+
     Example:
         >>> Row(index=3, generation=17).index
         3
@@ -99,13 +116,14 @@ class Row:
 
 
 class Rows(Sequence[Row]):
-    """The rows of a batch, as two numpy vectors. Every call that takes a list of rows takes it as it is.
+    """The rows of a batch, as two numpy vectors. Every call that takes a list of rows takes one of these.
 
-    A part of it, `rows[2:5]` or `rows[mask]`, and the sum of two are such batches too. One entry is a `Row`.
+    A part of it, `rows[2:5]` or `rows[mask]`, and the sum of two are `Rows` too. One entry is a `Row`.
 
     Attributes:
         indices: rows of the request table, int64 `batch`.
         generations: of each handle, int32 `batch`.
+        table: the request table.
         distinct: whether no row comes twice.
 
     Example:
@@ -126,7 +144,7 @@ class Rows(Sequence[Row]):
 
     @property
     def any_alive(self) -> bool:
-        """Whether one of them is neither finished nor released."""
+        """Whether at least one of them is neither finished nor released."""
         return any(self.table.alive(row) for row in self)
 
     def __len__(self) -> int:

@@ -1,5 +1,6 @@
-"""The KV pages of rows: host page ids, and the device's page table by way of the command buffer. Knows no slot and no
-plane.
+"""Keeps the KV pages of rows: page ids on the host, and the device's page table through the command buffer.
+
+It knows no slot and no plane.
 """
 
 from collections.abc import Sequence
@@ -13,9 +14,15 @@ from memstate.slots.registers import Longs
 
 
 class PageTable:
-    """Gives rows their pages. With `pages=0` the caller manages KV elsewhere: every request needs 0 pages.
+    """Gives rows their pages. With `pages=0` the caller manages KV elsewhere, and every request needs 0 pages.
 
-    pages: in all. page_size: tokens a page.
+    Args:
+        pages: number of pages.
+        page_size: tokens of a page.
+        commands: records the changes of the device's table.
+
+    Attributes:
+        allocator: the free pages.
     """
 
     def __init__(self, pages: int, page_size: int, commands: CommandBuffer) -> None:
@@ -27,12 +34,16 @@ class PageTable:
         self.reset()
 
     def reset(self) -> None:
-        """Every page free, no row with pages; the device's table is the register file's to zero."""
+        """Frees every page. The register file zeroes the device's table."""
         self.allocator.reset()
         self._rows = [[] for _ in range(self._commands.registers.rows + 1)]
 
     def count(self, length: int) -> int:
-        """Pages that `length` tokens need. Raises: InvalidArgument where a row is too narrow."""
+        """Returns the pages that `length` tokens need.
+
+        Raises:
+            InvalidArgument: they are more than a row can have.
+        """
         if not self.allocator.pages:
             return 0
         count = -(-int(length) // self.page_size)
@@ -41,17 +52,28 @@ class PageTable:
         return count
 
     def floor(self, length: int) -> int:
-        """The longest length up to `length` that fills whole pages: what a snapshot can share."""
+        """Returns the longest length up to `length` that fills whole pages, which is what a snapshot can share."""
         return length // self.page_size * self.page_size
 
     def require_free(self, n: int) -> None:
-        """Raises: OutOfPages where fewer than n pages are free."""
+        """Requires n free pages.
+
+        Raises:
+            OutOfPages: fewer are free.
+        """
         if n > self.allocator.free:
             raise OutOfPages(n, self.allocator.free, self.allocator.pages)
 
     def start(self, rows: Longs, shared: Sequence[Sequence[int]], fresh: Sequence[int]) -> None:
-        """Fills rows that have no pages: first those shared with a snapshot, then new ones. Raises: OutOfPages (nothing
-        changed).
+        """Fills rows that have no pages: first with shared pages, then with new ones.
+
+        Args:
+            rows: `row`.
+            shared: pages of each row that a snapshot or the cache has too.
+            fresh: number of new pages of each row.
+
+        Raises:
+            OutOfPages: too few are free; nothing changed.
         """
         self.require_free(sum(fresh))
         for row, prefix, n in zip(rows.tolist(), shared, fresh, strict=True):
@@ -60,7 +82,11 @@ class PageTable:
         self._write([(row, 0, self._rows[row]) for row in rows.tolist()])
 
     def missing(self, rows: Longs, lengths: Sequence[int]) -> int:
-        """Pages that rows lack for their lengths, beyond those that are free. Raises: InvalidArgument."""
+        """Returns the pages that rows lack for their lengths, beyond those that are free.
+
+        Raises:
+            InvalidArgument: a length needs more pages than a row can have.
+        """
         needed = sum(
             max(0, self.count(length) - len(self._rows[row]))
             for row, length in zip(rows.tolist(), lengths, strict=True)
@@ -68,7 +94,12 @@ class PageTable:
         return max(0, needed - self.allocator.free)
 
     def extend(self, rows: Longs, lengths: Sequence[int]) -> None:
-        """Gives each row pages for its length, or none to any. Raises: OutOfPages, InvalidArgument."""
+        """Gives each row pages for its length, or changes nothing.
+
+        Raises:
+            OutOfPages: too few are free.
+            InvalidArgument: a length needs more pages than a row can have.
+        """
         needed = [
             max(0, self.count(length) - len(self._rows[row]))
             for row, length in zip(rows.tolist(), lengths, strict=True)
@@ -89,25 +120,30 @@ class PageTable:
             self._rows[row] = []
 
     def of(self, row: int) -> list[int]:
-        """The row's pages, in order."""
+        """Returns the row's pages, in order."""
         return list(self._rows[row])
 
     def share(self, row: int, length: int) -> list[int]:
-        """The row's pages for its first `length` tokens, with one more holder."""
+        """Returns the row's pages for its first `length` tokens, with one more holder."""
         pages = self._rows[row][: length // self.page_size] if self.allocator.pages else []
         self.allocator.share(pages)
         return pages
 
     def own_partial(self, row: int, length: int) -> bool:
-        """Whether a row could go on writing behind its first `length` tokens: a page filled in part that a snapshot
-        shares since, filled further, may not be written again.
+        """Returns whether a row may continue to write behind its first `length` tokens.
+
+        It may not if the last page is filled in part and has another holder: a snapshot shares it since.
         """
         page = length // self.page_size
         partial = self.allocator.pages and length % self.page_size
         return not partial or self.allocator.holders[self._rows[row][page]] == 1
 
     def require_room(self, rows: Longs, lengths: Longs) -> None:
-        """Raises: InvalidArgument for the first row whose pages do not reach to its length."""
+        """Requires pages for each row's length.
+
+        Raises:
+            InvalidArgument: the pages of a row do not reach to its length; the first such row is named.
+        """
         if not self.allocator.pages:
             return
         for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""KV pages by host integers: lowest free page first, shared by reference count. Knows no tensor."""
+"""Hands out KV pages as integers on the host: lowest free page first, shared by reference count. It knows no tensor."""
 
 import heapq
 from collections import Counter
@@ -8,7 +8,17 @@ from memstate.errors import InvalidArgument, OutOfPages
 
 
 class PageAllocator:
-    """Hands out page ids 1..pages; page 0 is the null page. A page is free again when its last holder gives it back."""
+    """Hands out page ids 1..pages. Page 0 is the null page. A page is free again when its last holder releases it.
+
+    Args:
+        pages: number of pages.
+
+    Attributes:
+        holders: number of holders of each page.
+
+    Raises:
+        InvalidArgument: pages is negative.
+    """
 
     def __init__(self, pages: int) -> None:
         if pages < 0:
@@ -21,7 +31,7 @@ class PageAllocator:
 
     @property
     def free(self) -> int:
-        """Pages that nobody holds."""
+        """Pages without a holder."""
         return len(self._free)
 
     def reset(self) -> None:
@@ -30,7 +40,12 @@ class PageAllocator:
         self.holders = [0] * (self.pages + 1)
 
     def claim(self, n: int) -> list[int]:
-        """The n lowest free pages. Raises: OutOfPages (nothing changed), InvalidArgument."""
+        """Claims the n lowest free pages.
+
+        Raises:
+            OutOfPages: fewer are free; nothing changed.
+            InvalidArgument: n is negative.
+        """
         if n < 0:
             raise InvalidArgument(f"claim of {n} pages: expected 0 or more")
         if n > self.free:
@@ -41,14 +56,22 @@ class PageAllocator:
         return pages
 
     def share(self, pages: Sequence[int]) -> None:
-        """Adds a holder to pages that are held. Raises: InvalidArgument (nothing changed)."""
+        """Adds a holder to pages that are held.
+
+        Raises:
+            InvalidArgument: a page has no holder; nothing changed.
+        """
         self._require_held(pages)
         holders = self.holders
         for page in pages:
             holders[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
-        """Takes a holder from each page. Raises: InvalidArgument for a page that nobody holds; nothing changed."""
+        """Removes a holder from each page.
+
+        Raises:
+            InvalidArgument: a page has fewer holders than that; nothing changed.
+        """
         self._require_held(pages)
         holders = self.holders
         if len(set(pages)) != len(pages):

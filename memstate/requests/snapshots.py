@@ -1,4 +1,4 @@
-"""Published snapshots: their registers, pins and KV pages. Knows no slot and no plane."""
+"""Keeps published snapshots: their registers, pins and KV pages. This file knows no slot and no plane."""
 
 from collections import deque
 from collections.abc import Iterable, KeysView, Sequence
@@ -15,14 +15,22 @@ from memstate.slots.registers import Longs
 
 
 class Snapshots:
-    """Moves states from rows to registers of their own, and gives them up again.
+    """Moves states from rows to registers of their own, and releases them again.
 
-    A register is given out again as late as possible, so that it is rarely reused within a command buffer. A pin keeps
-    a snapshot that a first step is about to read, also when its handle is dropped meanwhile.
+    A register is used again as late as possible, so that a command buffer rarely sees it twice. A pin keeps a snapshot
+    that a first step is about to read, also if its handle is dropped meanwhile.
+
+    Args:
+        commands: records the changes of owners.
+        pages: KV pages of rows.
+        mirror: the host's copy of held registers and labels.
 
     Attributes:
         kept: snapshots with a valid handle, by register.
-        published, dropped, refused: counts since the start; refused for lack of a register.
+        generation: of each register, int32 `holder`.
+        published: count since the start.
+        dropped: count since the start.
+        refused: count since the start, for lack of a register.
     """
 
     def __init__(self, commands: CommandBuffer, pages: PageTable, mirror: Mirror) -> None:
@@ -47,21 +55,30 @@ class Snapshots:
         return len(self._free)
 
     def pins(self, register: int) -> int:
-        """How many are about to read a register."""
+        """Returns how many first steps are about to read a register."""
         return self._pins.get(register, 0)
 
     @property
     def pinned(self) -> KeysView[int]:
-        """Registers that somebody is about to read."""
+        """Registers that a first step is about to read."""
         return self._pins.keys()
 
     @property
     def evictable(self) -> int:
-        """Snapshots that nobody is about to read."""
+        """Snapshots that no first step is about to read."""
         return sum(register not in self._pins for register in self.kept)
 
     def publish(self, rows: Longs, known: Longs, ended: bool) -> list[Snapshot | None]:
-        """Moves the newest snapshot within `known` tokens out of each row; live as well where the rows have ended."""
+        """Moves the newest snapshot within `known` tokens out of each row.
+
+        Args:
+            rows: `row`.
+            known: tokens up to which each row is real, `row`.
+            ended: the rows have ended, so their live states count too.
+
+        Returns:
+            One snapshot a row; None where there is none, or no register is free.
+        """
         snapshots: list[Snapshot | None] = []
         sources = []
         for row, bound in zip(rows.tolist(), known.tolist(), strict=True):
@@ -78,7 +95,11 @@ class Snapshots:
         return snapshots
 
     def require_answers(self, rows: Longs, known: Longs) -> None:
-        """Raises: InvalidArgument where a running row has nothing to publish, or no holder is left for it."""
+        """Requires that every running row has a snapshot to publish, and a register for it.
+
+        Raises:
+            InvalidArgument: a snapshot or a register is missing.
+        """
         if len(rows) > self.free:
             raise InvalidArgument(f"{len(rows)} snapshots to publish, {self.free} holders free: drop some")
         bounds = zip(rows.tolist(), known.tolist(), strict=True)
@@ -89,29 +110,35 @@ class Snapshots:
             )
 
     def answer(self, row: int, known: int, ended: bool) -> int | None:
-        """The register with the newest snapshot within `known` tokens.
+        """Returns the register with the newest snapshot within `known` tokens, or None.
 
-        A snapshot shares whole KV pages, so that it stands for whole pages only.
+        A snapshot shares whole KV pages, so it stands for whole pages only.
         """
         return self._mirror.answer(row, self._pages.floor(known), ended)
 
     def hold(self, register: int, length: int) -> Snapshot:
-        """Moves a state to a holder for those who are about to read it: it goes with the last pin, and shares no page.
-        Only where a holder is free.
+        """Moves a state to a register of its own for first steps that are about to read it. It goes with the last pin.
+
+        It shares no page. Call it only where `free` is positive.
         """
         snapshot = self.add(length, ())
         self._commands.move([snapshot.register], [register])
         return snapshot
 
     def add(self, length: int, pages: Sequence[int]) -> Snapshot:
-        """Takes a register for a snapshot. Only where `free` is positive."""
+        """Takes a register for a snapshot. Call it only where `free` is positive."""
         register = self._free.popleft()
         snapshot = Snapshot(register, int(self.generation[register - self._first]), length, tuple(pages))
         self.kept[register] = snapshot
         return snapshot
 
     def require(self, snapshots: Iterable[Snapshot]) -> None:
-        """Raises: StaleHandle for a snapshot that was dropped, InvalidArgument for something that is none."""
+        """Requires valid handles.
+
+        Raises:
+            StaleHandle: a snapshot was dropped.
+            InvalidArgument: something is not a snapshot.
+        """
         for snapshot in snapshots:
             if not isinstance(snapshot, Snapshot):
                 raise InvalidArgument(
@@ -123,7 +150,12 @@ class Snapshots:
                 raise StaleHandle(f"snapshot in register {snapshot.register}", snapshot.generation, now)
 
     def drop(self, snapshots: Sequence[Snapshot]) -> None:
-        """Gives up snapshots, once nobody is about to read them. Raises: StaleHandle, InvalidArgument."""
+        """Drops snapshots. One with a pin is released with its last pin.
+
+        Raises:
+            StaleHandle: a snapshot was dropped before.
+            InvalidArgument: a snapshot is named twice, or something is not a snapshot.
+        """
         self.require(sequence("snapshots", snapshots, "[snapshot]"))
         if len(set(snapshots)) != len(snapshots):
             raise InvalidArgument("a snapshot is named twice")
@@ -131,7 +163,7 @@ class Snapshots:
         self.dropped += len(snapshots)
 
     def end(self, snapshot: Snapshot) -> Snapshot | None:
-        """Ends a handle; returns the snapshot to release now, or None where a pin still holds it."""
+        """Ends a handle; returns the snapshot to release now, or None where a pin still keeps it."""
         del self.kept[snapshot.register]
         at = snapshot.register - self._first
         self.generation[at : at + 1] = risen(self.generation[at : at + 1])
@@ -141,11 +173,11 @@ class Snapshots:
         return self._recycle(snapshot)
 
     def pin(self, register: int) -> None:
-        """Keeps a register's snapshot until `unpin`, even when it is dropped meanwhile."""
+        """Keeps a register's snapshot until `unpin`, even if it is dropped meanwhile."""
         self._pins[register] = self._pins.get(register, 0) + 1
 
     def unpin(self, register: int) -> Snapshot | None:
-        """Takes a pin away; returns the snapshot to release now, if it was dropped meanwhile and no pin is left."""
+        """Removes a pin; returns the snapshot to release now, if it was dropped meanwhile and no pin is left."""
         self._pins[register] -= 1
         if self._pins[register]:
             return None
@@ -154,12 +186,12 @@ class Snapshots:
         return snapshot and self._recycle(snapshot)
 
     def read_first(self, row: int, register: int) -> None:
-        """Keeps a holder until the row's first step, which reads it, is planned or the row is given up."""
+        """Pins a register until the row's first step, which reads it, is planned or the row has ended."""
         self.pin(register)
         self._first_reads[row] = register
 
     def first_steps_done(self, rows: Longs) -> None:
-        """Ends the pins of rows, where they have one."""
+        """Removes the pins of rows that have one."""
         for row in self._first_reads.keys() & set(rows.tolist()) if self._first_reads else ():
             if dropped := self.unpin(self._first_reads.pop(row)):
                 self._release([dropped])
@@ -174,6 +206,6 @@ class Snapshots:
         return snapshot
 
     def name(self, register: int) -> str:
-        """Who owns a holder register, for audits."""
+        """Returns a name for the owner of a holder register, for audits."""
         snapshot = self.kept.get(register) or self._dropped.get(register)
         return f"snapshot {register} of {snapshot.length} tokens" if snapshot else f"holder {register} (given up)"

@@ -1,4 +1,4 @@
-"""Steps that are planned and not yet settled: two records, taken in turn. Knows no slot id.
+"""Keeps the steps that are planned and not settled yet, on two records that alternate. It knows no slot id.
 
 record 0   plan(0) ............ settle(0)   plan(2) ............ settle(2)
 record 1             plan(1) ............ settle(1)   plan(3) ..
@@ -20,9 +20,26 @@ from memstate.slots.registers import Ints, Longs
 class Step:
     """One planned step: which slot each entry of the batch reads, writes and snapshots; 0 everywhere marks padding.
 
-    rows, tokens, read, write, snapshot: int32 `batch` on the device, at addresses that alternate between two records
-    (capture a CUDA graph for each). numbers, tokens_of, before, after: the same rows, tokens and their lengths on the
-    host. window: a speculative step, whose tokens count when they are accepted; until then `after` is `before`.
+    The device vectors `rows`, `tokens`, `read`, `write` and `snapshot` are at addresses that alternate between two
+    records. Capture a CUDA graph for each.
+
+    Attributes:
+        serial: number of the step.
+        record: the vectors on the device.
+        numbers: row of each entry on the host, int64 `batch`.
+        tokens_of: tokens of each entry on the host, int64 `batch`.
+        before: length of each entry before the step, int64 `batch`.
+        after: length of each entry after it, int64 `batch`. In a window it equals `before` until tokens are accepted.
+        generation: of each entry's row, int32 `batch`.
+        window: whether the step is speculative, so that its tokens count once they are accepted.
+
+    Example:
+        >>> import torch, memstate as ms
+        >>> layout = ms.StateLayout([ms.Plane("ssm", (4,), torch.float32)], layers=1)
+        >>> mem = ms.StateManager(layout, slots=8, max_requests=2)
+        >>> step = mem.plan([*mem.admit([ms.Request("a")]), None], 3)
+        >>> step.read.tolist(), step.write.tolist(), step.after.tolist()
+        ([1, 0], [1, 0], [3, 0])
     """
 
     serial: int
@@ -36,7 +53,7 @@ class Step:
 
     @property
     def parity(self) -> int:
-        """Which of the two records this step uses."""
+        """Number of the record that this step uses, 0 or 1."""
         return self.serial % 2
 
     @property
@@ -66,10 +83,16 @@ class Step:
 
 
 class StepLog:
-    """The unsettled steps of a manager, oldest first.
+    """Keeps the unsettled steps of a manager, oldest first.
 
-    depth: steps that may be unsettled when the next is planned: 1 with overlap, 0 without. speculation: whether there
-    are speculative ones.
+    Args:
+        max_batch: entries of the largest batch.
+        depth: steps that may be unsettled when the next is planned: 1 with overlap, 0 without.
+        device: where the records are.
+        speculation: whether steps can be speculative.
+
+    Attributes:
+        unsettled: the steps.
     """
 
     def __init__(self, max_batch: int, depth: int, device: torch.device, speculation: bool = False) -> None:
@@ -85,7 +108,11 @@ class StepLog:
         self.unsettled: list[Step] = []
 
     def require_room(self) -> None:
-        """Raises: InvalidArgument when a step has to be settled before the next is planned."""
+        """Requires that the next step may be planned.
+
+        Raises:
+            InvalidArgument: an older step must be settled first.
+        """
         if len(self.unsettled) > self.depth:
             raise InvalidArgument(
                 f"{len(self.unsettled)} steps are unsettled, the limit before a plan is {self.depth}: "
@@ -93,18 +120,18 @@ class StepLog:
             )
 
     def next_record(self, batch: int) -> StepRecord:
-        """The record that the next plan of `batch` entries writes."""
+        """Returns the record that the next plan of `batch` entries writes."""
         parity = self._serial % 2
         if (found := self._records[parity].get(batch)) is None:
             found = self._records[parity][batch] = StepRecord(*(column[:batch] for column in self._columns[parity]))
         return found
 
     def outcome(self, batch: int) -> Accepted:
-        """Where the accept of a batch says what came of it; one speculative step is in flight at most."""
+        """Returns where the accept of a batch writes its outcome. At most one speculative step is in flight."""
         return Accepted(*(column[:batch] for column in self._outcome))
 
     def repeated(self, rows: Longs, tokens: Longs) -> tuple[Tensor, Tensor] | None:
-        """The device copies of these rows and tokens where the step before had the same batch."""
+        """Returns the device copies of these rows and tokens, if the step before had the same batch."""
         if self._planned is None:
             return None
         last = self._planned
@@ -125,7 +152,12 @@ class StepLog:
         return step
 
     def require(self, step: Step, newest: bool = False) -> None:
-        """Raises: StaleHandle for a step settled before, InvalidArgument for what is none, or not the newest."""
+        """Requires an unsettled step.
+
+        Raises:
+            StaleHandle: the step was settled before.
+            InvalidArgument: not a step, or not the newest where that is asked for.
+        """
         if not isinstance(step, Step):
             raise InvalidArgument(f"{step!r} is no step: use what plan() returned")
         if step not in self.unsettled:
@@ -134,7 +166,12 @@ class StepLog:
             raise InvalidArgument(f"step {step.serial}: expected the newest, step {self.unsettled[-1].serial}")
 
     def pop(self, step: Step, newest: bool = False) -> Step:
-        """Removes an unsettled step, the oldest, or the newest for a cancel. Raises: StaleHandle, InvalidArgument."""
+        """Removes an unsettled step: the oldest, or the newest for a cancel.
+
+        Raises:
+            StaleHandle: the step was settled before.
+            InvalidArgument: another step comes first.
+        """
         self.require(step)
         expected = self.unsettled[-1 if newest else 0]
         if step is not expected:
@@ -148,6 +185,6 @@ class StepLog:
         return step
 
     def forget(self) -> None:
-        """The next plan uploads its batch again, and no step is unsettled."""
+        """Forgets every step; the next plan uploads its batch again."""
         self._planned = None
         self.unsettled = []

@@ -1,4 +1,4 @@
-"""The request table: rows, their generations and their progress.
+"""Keeps the request table: rows, their generations and their progress.
 
 It is sized by rows, never by slots, and knows no slot id and no plane.
 """
@@ -15,7 +15,22 @@ from memstate.slots.registers import Longs
 
 
 class RequestTable:
-    """Rows 1..rows, lowest first; row 0 is the null row and stands for padding."""
+    """Hands out rows 1..rows, lowest first. Row 0 is the null row and stands for padding.
+
+    Args:
+        rows: number of rows.
+
+    Attributes:
+        generation: of each row, int32 `row`; one more at every end.
+        used: whether a request has the row, `row`.
+        finished: whether a settled step finished the row, `row`.
+        unsettled: planned steps whose results are not known, `row`.
+        confirmed: length up to which the row is known to be real, `row`.
+        ids: the request of each row.
+
+    Raises:
+        InvalidArgument: rows is less than 1.
+    """
 
     def __init__(self, rows: int) -> None:
         if rows < 1:
@@ -37,11 +52,15 @@ class RequestTable:
 
     @property
     def free(self) -> int:
-        """Rows that nobody uses."""
+        """Rows without a request."""
         return len(self._free)
 
     def claim(self, ids: Sequence[Hashable]) -> Longs:
-        """Uses the lowest free rows for requests. Raises: OutOfRows (nothing changed)."""
+        """Takes the lowest free rows for requests.
+
+        Raises:
+            OutOfRows: too few are free; nothing changed.
+        """
         if len(ids) > self.free:
             raise OutOfRows(len(ids), self.free, self.rows)
         rows = [heapq.heappop(self._free) for _ in ids]
@@ -54,7 +73,12 @@ class RequestTable:
         return np.asarray(rows, np.int64)
 
     def release(self, rows: Longs, how: str = "released") -> None:
-        """Frees rows and makes every handle to them stale. how: what ended them, for the errors of stale handles."""
+        """Frees rows and makes every handle to them stale.
+
+        Args:
+            rows: `row`.
+            how: what ended them, for the errors of stale handles.
+        """
         for row, generation in zip(rows.tolist(), self.generation[rows].tolist(), strict=True):
             self._ended[row] = generation, f"request {self.ids[row]!r} was {how}"
         self.used[rows] = False
@@ -64,17 +88,22 @@ class RequestTable:
             heapq.heappush(self._free, row)
 
     def handle(self, row: int) -> Row:
-        """The handle to a row in use."""
+        """Returns the handle to a row in use."""
         return Row(row, int(self.generation[row]))
 
     def alive(self, row: Row) -> bool:
-        """Whether the handle's request still runs."""
+        """Returns whether the handle's request still runs."""
         return bool(
             self.generation[row.index] == row.generation and self.used[row.index] and not self.finished[row.index]
         )
 
     def index(self, row: Row) -> int:
-        """The number of a handle's row. Raises: StaleHandle, InvalidArgument."""
+        """Returns the number of a handle's row.
+
+        Raises:
+            StaleHandle: the request has ended.
+            InvalidArgument: not a row of this table.
+        """
         if not isinstance(row, Row):
             raise InvalidArgument(f"{row!r} is no row: use the handles that admit() returned")
         if type(row.index) is not int or not 0 < row.index <= self.rows:
@@ -86,7 +115,12 @@ class RequestTable:
         return row.index
 
     def batch(self, rows: Sequence[Row | None]) -> tuple[Longs, bool]:
-        """The numbers of rows, 0 for None, and whether no row comes twice. Raises: StaleHandle, InvalidArgument."""
+        """Returns the numbers of rows, 0 for None, and whether no row comes twice.
+
+        Raises:
+            StaleHandle: a request has ended.
+            InvalidArgument: an entry is not a row of this table.
+        """
         if isinstance(rows, Rows) and rows.table is self:
             numbers = rows.indices
             if ((self.generation[numbers] == rows.generations) & self.used[numbers]).all():
@@ -97,7 +131,12 @@ class RequestTable:
         return numbers, len(set(real)) == len(real)
 
     def indices(self, rows: Sequence[Row]) -> Longs:
-        """The numbers of distinct rows. Raises: StaleHandle, InvalidArgument."""
+        """Returns the numbers of distinct rows.
+
+        Raises:
+            StaleHandle: a request has ended.
+            InvalidArgument: an entry is not a row of this table, or a row is named twice.
+        """
         if isinstance(rows, Rows):
             numbers, distinct = self.batch(rows)
         else:
@@ -108,5 +147,5 @@ class RequestTable:
         return numbers
 
     def handles(self, rows: Longs) -> Rows:
-        """The handles to distinct rows in use."""
+        """Returns the handles to distinct rows in use."""
         return Rows(rows, self.generation[rows], self, distinct=True)

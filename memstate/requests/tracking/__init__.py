@@ -1,4 +1,4 @@
-"""Tracking strategies: when a snapshot is due and which slots a step reads, writes and keeps.
+"""Decides when a snapshot is due, and which slots a step reads, writes and keeps.
 
 | strategy | slots at admission | steady | at most | snapshot costs |
 | --- | --- | --- | --- | --- |

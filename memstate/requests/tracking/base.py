@@ -1,4 +1,4 @@
-"""What every tracking strategy answers, and the host's view of one row that it decides on. Knows no device."""
+"""Defines what every tracking strategy answers, and the rules that strategies share. It knows no device."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,9 +18,15 @@ TryClaim = Callable[[], bool]  # takes one optional slot if the budget allows
 
 @dataclass(frozen=True)
 class Tracking(ABC):
-    """A strategy: settings for the kernels, and the same rules on the host's mirror, where they keep the counts exact.
+    """A strategy: settings for the kernels, and the same rules on the host's mirror, which keep its counts exact.
 
-    every: tokens between boundaries.
+    Args:
+        every: tokens between boundaries.
+
+    Attributes:
+        strategy: the kernels' number of the strategy.
+        reads_old_slot: the boundary is found before the step (Redirect), not after it.
+        releases_at_settle: a settle can release lanes.
     """
 
     every: int = 256
@@ -36,40 +42,74 @@ class Tracking(ABC):
 
     @abstractmethod
     def lanes(self, overlap: bool) -> int:
-        """Lane registers that a row may fill."""
+        """Returns the lane registers that a row may fill."""
 
     @abstractmethod
     def lanes_at_admission(self, overlap: bool) -> int:
-        """Lanes that are filled when a request is admitted; with live these are its slots."""
+        """Returns the lanes that are filled when a request is admitted. With live these are its slots."""
 
     def most_slots(self, overlap: bool) -> int:
-        """Slots that one request holds at most, live included."""
+        """Returns the slots that one request holds at most, live included."""
         return 1 + self.lanes(overlap)
 
     def needs_claim(self, file: RegisterFile, row: int, length: int, lanes: int, window: bool = False) -> bool:
-        """Whether a snapshot of a row at a boundary takes another slot; `length` is that before the step, and with
-        `window` the boundary lies inside it.
+        """Returns whether a snapshot of a row at a boundary takes another slot.
+
+        Args:
+            file: the register file.
+            row: the row.
+            length: tokens before the step.
+            lanes: lane registers of a row.
+            window: whether the boundary lies inside the step.
         """
         return False
 
     def boundary(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: TryClaim) -> bool:
-        """Applies the rule for a row at a boundary to the mirror; returns whether a snapshot is taken."""
+        """Applies the rule for a row at a boundary to the mirror; returns whether a snapshot is taken.
+
+        Args:
+            file: the register file.
+            row: the row.
+            length: tokens before the step.
+            after: tokens after the step.
+            lanes: lane registers of a row.
+            claim: takes one optional slot if the budget allows.
+        """
         return False
 
     def accept(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: TryClaim) -> bool:
-        """Applies the rule for a window of which the tokens up to `after` are real; returns whether a snapshot is
-        taken.
+        """Applies the rule for a window to the mirror; returns whether a snapshot is taken.
+
+        Args:
+            file: the register file.
+            row: the row.
+            length: tokens before the step.
+            after: tokens after the accepted ones; all up to here are real.
+            lanes: lane registers of a row.
+            claim: takes one optional slot if the budget allows.
         """
         return False
 
     def settle(self, file: RegisterFile, row: int, known: int) -> int:
-        """Applies settle to the mirror, `known` being the length up to which the row is real; returns the slots
-        released.
+        """Applies settle to the mirror; returns the number of slots released.
+
+        Args:
+            file: the register file.
+            row: the row.
+            known: length up to which the row is real.
         """
         return 0
 
     def validate(self, page_size: int, overlap: bool) -> None:
-        """Raises: ConfigurationError where the settings cannot work."""
+        """Requires settings that can work.
+
+        Args:
+            page_size: tokens of a KV page.
+            overlap: the next step is planned before the last one is settled.
+
+        Raises:
+            ConfigurationError: they cannot work.
+        """
         if not is_count(self.every) or self.every < 1:
             raise ConfigurationError(f"every={self.every!r}: a boundary needs a whole number of tokens, at least 1")
         if self.every % page_size:
@@ -79,18 +119,18 @@ class Tracking(ABC):
 
 
 def last_boundary(tracking: Tracking, file: RegisterFile, row: int, length: int, reach: int) -> int:
-    """The largest boundary in length + 1 .. reach, 0 for none."""
+    """Returns the largest boundary in length + 1 .. reach, 0 for none."""
     marks = (reach // tracking.every * tracking.every, int(file.snapshot_at[row]))
     return max((mark for mark in marks if length < mark <= reach), default=0)
 
 
 def lane_registers(row: int, lanes: int) -> list[int]:
-    """Lane registers of a row."""
+    """Returns the lane registers of a row."""
     return [REGISTERS_PER_ROW * row + 1 + lane for lane in range(lanes)]
 
 
 def due(tracking: Tracking, file: RegisterFile, rows: Longs, lengths: Longs) -> NDArray[np.bool_]:
-    """Which of `rows` are at a boundary at `lengths`: a multiple of `every`, or the row's `snapshot_at`."""
+    """Returns which rows are at a boundary at their length: a multiple of `every`, or the row's `snapshot_at`."""
     at: NDArray[np.bool_] = lengths % tracking.every == 0
     extra = file.snapshot_at[rows]
     if extra.any():

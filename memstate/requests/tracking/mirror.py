@@ -1,7 +1,6 @@
-"""Plan and settle on the host's mirror: the same rules as the kernels, on the lengths the host knows, so that its
-counts stay exact.
+"""Repeats plan and settle on the host's mirror, by the same rules as the kernels, so that its counts stay exact.
 
-Whole batches are numpy; Python runs once for each row at a boundary only.
+It uses the lengths that the host knows. Whole batches are numpy; Python runs once for each row at a boundary only.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +15,19 @@ from memstate.slots.registers import Longs, RegisterFile
 
 
 class Mirror:
-    """Keeps the mirror of a register file in step with plan and settle of one strategy."""
+    """Keeps the mirror of a register file in step with plan and settle of one strategy.
+
+    Args:
+        file: the register file.
+        tracking: the strategy.
+        overlap: the next step is planned before the last one is settled.
+
+    Attributes:
+        lanes: lane registers of a row.
+        rules: the strategy's settings for the kernels.
+        snapshots: taken since the start.
+        degraded: optional claims refused since the start.
+    """
 
     def __init__(self, file: RegisterFile, tracking: Tracking, overlap: bool) -> None:
         self.file, self.tracking = file, tracking
@@ -26,11 +37,18 @@ class Mirror:
         self.degraded = 0  # optional claims refused since the start
 
     def plan(self, rows: Longs, length: Longs, after: Longs, limit: int) -> None:
-        """Plans distinct rows that hold a state. length, after: theirs before and after the step."""
+        """Plans distinct rows that hold a state.
+
+        Args:
+            rows: `row`.
+            length: tokens before the step, `row`.
+            after: tokens after the step, `row`.
+            limit: number of optional claims.
+        """
         self._advance(rows, length, after, self._due(rows, length, after), limit, self.tracking.boundary)
 
     def accept(self, rows: Longs, accepted: Longs, limit: int) -> Longs:
-        """Moves distinct rows on by what was accepted of their windows; returns their lengths after that."""
+        """Moves distinct rows on by the accepted tokens of their windows; returns their lengths after that, `row`."""
         length = self.lengths(rows)
         after = length + accepted
         self._advance(rows, length, after, self._crossed(rows, length, after), limit, self.tracking.accept)
@@ -50,7 +68,7 @@ class Mirror:
         file.source[rows] = 0
 
     def _claims(self, rows: int, limit: int) -> TryClaim:
-        """Takes one optional slot after the other, as far as the budget of a plan goes."""
+        """Returns a function that takes one optional slot after the other, as far as the budget of a plan goes."""
         allocator = self.file.allocator
         allocator.confirm(allocator.reserve + rows)
         budget = max(0, min(allocator.free - allocator.reserve, limit))
@@ -80,8 +98,9 @@ class Mirror:
         return np.flatnonzero(crossed)
 
     def claims(self, rows: Longs, length: Longs, tokens: Longs, window: bool) -> int:
-        """Optional claims that the next plan of these rows would make with slots to spare; for a window, that its
-        accept would make at most.
+        """Returns the optional claims that the next plan of these rows would make if slots were free.
+
+        With `window` it is the most that the accept of a window would make.
         """
         if not self.lanes:
             return 0
@@ -89,7 +108,11 @@ class Mirror:
         return sum(self.tracking.needs_claim(self.file, int(rows[i]), int(length[i]), self.lanes, window) for i in at)
 
     def require_within_boundary(self, rows: Longs, length: Longs, after: Longs) -> None:
-        """Raises: InvalidArgument where a step crosses a boundary: its snapshot would be lost."""
+        """Requires that no step crosses a boundary, because its snapshot would be lost.
+
+        Raises:
+            InvalidArgument: a row's step crosses one.
+        """
         file, every = self.file, self.tracking.every
         if not self.lanes:
             return
@@ -104,15 +127,15 @@ class Mirror:
             )
 
     def own_lengths(self, rows: Longs) -> Longs:
-        """Tokens folded into the states of rows that read their own register."""
+        """Returns the tokens folded into the states of rows that read their own register."""
         return self.file.labels[rows * REGISTERS_PER_ROW].astype(np.int64)
 
     def lengths(self, rows: Longs) -> Longs:
-        """Tokens folded into the states of rows."""
+        """Returns the tokens folded into the states of rows."""
         return self.file.labels[self.file.origins(rows)].astype(np.int64)
 
     def superseding(self, rows: Longs) -> bool:
-        """Whether a settle of these rows could release a lane: one lane alone supersedes nothing."""
+        """Returns whether a settle of these rows could release a lane. One lane alone supersedes nothing."""
         return bool(self._both(rows).any())
 
     def _both(self, rows: Longs) -> NDArray[np.bool_]:
@@ -121,12 +144,12 @@ class Mirror:
         return both
 
     def settle(self, rows: Longs, known: NDArray[np.integer]) -> None:
-        """Settles rows of which lengths up to `known` are real."""
+        """Settles rows whose lengths up to `known` are real."""
         for i in np.flatnonzero(self._both(rows)):
             self.file.allocator.free += self.tracking.settle(self.file, int(rows[i]), int(known[i]))
 
     def answer(self, row: int, known: int, ended: bool) -> int | None:
-        """The register that stands for the most tokens in 1..known: a lane, or live too when the row has ended."""
+        """Returns the register with the most tokens in 1..known: a lane, or live too if the row has ended."""
         first = REGISTERS_PER_ROW * row
         candidates: Sequence[int] = range(first if ended else first + 1, first + 1 + self.lanes)
         valid = [r for r in candidates if self.file.held[r] and 1 <= self.file.labels[r] <= known]

@@ -1,5 +1,6 @@
-"""Snapshots written in the same pass into one of two lanes: eager (both lanes held) and lazy (the second claimed when
-due).
+"""Writes snapshots in the same pass into one of two lanes.
+
+PingPong is eager: both lanes are held. LazyPingPong claims the second lane when a snapshot is due.
 
 One row under PingPong, I = 4, unpublished snapshots in brackets; `a`, `b` are slots:
 
@@ -21,10 +22,12 @@ class _Alternating(Tracking):
     """The choice of a lane that both strategies share."""
 
     def needs_claim(self, file: RegisterFile, row: int, length: int, lanes: int, window: bool = False) -> bool:
+        """Returns whether every lane that has a slot has a snapshot in it, and a lane is empty."""
         registers = lane_registers(row, lanes)
         return not file.held[registers].all() and not (file.held[registers] & (file.labels[registers] == 0)).any()
 
     def boundary(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: TryClaim) -> bool:
+        """Writes the snapshot to an unused lane or a newly claimed one, or over the older snapshot."""
         registers = lane_registers(row, lanes)
         held = [lane for lane in registers if file.held[lane]]
         if not self.needs_claim(file, row, length, lanes):
@@ -39,6 +42,7 @@ class _Alternating(Tracking):
         return True
 
     def accept(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: TryClaim) -> bool:
+        """Keeps the state at the last boundary inside the accepted tokens."""
         mark = last_boundary(self, file, row, length, after)
         return bool(mark) and self.boundary(file, row, length, mark, lanes, claim)
 
@@ -47,7 +51,13 @@ class _Alternating(Tracking):
 class PingPong(_Alternating):
     """Two lanes held from admission on (one without overlap); snapshots alternate.
 
-    lane_count: None chooses 2 with overlap and 1 without.
+    Args:
+        every: tokens between boundaries.
+        lane_count: 1 or 2. None: 2 with overlap and 1 without.
+
+    Example:
+        >>> PingPong(every=64).most_slots(overlap=True), PingPong(every=64).most_slots(overlap=False)
+        (3, 2)
     """
 
     lane_count: int | None = None
@@ -55,12 +65,19 @@ class PingPong(_Alternating):
     strategy = Strategy.PING_PONG
 
     def lanes(self, overlap: bool) -> int:
+        """Returns `lane_count`, or its default."""
         return self.lane_count if self.lane_count is not None else 2 if overlap else 1
 
     def lanes_at_admission(self, overlap: bool) -> int:
+        """Returns the same as `lanes`."""
         return self.lanes(overlap)
 
     def validate(self, page_size: int, overlap: bool) -> None:
+        """Requires one or two lanes, and two with overlap.
+
+        Raises:
+            ConfigurationError: it cannot work with these lanes, or with this `every`.
+        """
         super().validate(page_size, overlap)
         if self.lane_count is not None and not (is_count(self.lane_count) and 1 <= self.lane_count <= 2):
             raise ConfigurationError(f"lane_count={self.lane_count!r}: a row has 1 or 2 lanes")
@@ -72,10 +89,16 @@ class PingPong(_Alternating):
 
 @dataclass(frozen=True)
 class LazyPingPong(_Alternating):
-    """One lane held; the second is claimed at a boundary and the older one released at the next settle of the row.
+    """One lane held; the second is claimed at a boundary, and the older one released at the next settle of the row.
 
-    overwrite: with nothing free the only lane is overwritten in place; otherwise the boundary passes without a
-    snapshot.
+    Args:
+        every: tokens between boundaries.
+        overwrite: if no slot is free, overwrite the only lane in place. Without it, the boundary passes without a
+            snapshot.
+
+    Example:
+        >>> LazyPingPong().lanes_at_admission(overlap=True), LazyPingPong().most_slots(overlap=True)
+        (1, 3)
     """
 
     overwrite: bool = True
@@ -85,15 +108,19 @@ class LazyPingPong(_Alternating):
 
     @property
     def in_place(self) -> bool:
+        """Whether the only lane is overwritten when no slot is left for another."""
         return self.overwrite
 
     def lanes(self, overlap: bool) -> int:
+        """Returns 2."""
         return 2
 
     def lanes_at_admission(self, overlap: bool) -> int:
+        """Returns 1."""
         return 1
 
     def settle(self, file: RegisterFile, row: int, known: int) -> int:
+        """Releases lanes with a label below the largest real one."""
         lanes = lane_registers(row, 2)
         top = max((int(file.labels[lane]) for lane in lanes if file.labels[lane] <= known), default=0)
         old = [lane for lane in lanes if file.held[lane] and file.labels[lane] < top]

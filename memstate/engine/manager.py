@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.checks import counts, is_count, require_salt, sequence
-from memstate.engine import report
 from memstate.engine.admission import Admission, Fork
 from memstate.engine.ending import Ending
 from memstate.engine.pool import StatePool
+from memstate.engine.report import Reports
 from memstate.engine.settings import (
     Forward,
     Pages,
@@ -31,7 +31,7 @@ from memstate.engine.settings import (
     validate_tracking,
 )
 from memstate.engine.stepping import Stepping
-from memstate.errors import Asleep, ConfigurationError, InvalidArgument, MemstateError
+from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import Match, Prefix, PrefixCache
@@ -45,17 +45,14 @@ from memstate.requests.steps import Step, StepLog
 from memstate.requests.table import RequestTable
 from memstate.requests.tracking import Redirect, Tracking
 from memstate.requests.tracking.mirror import Mirror
-from memstate.slots import audit
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.commands import Action, CommandBuffer
-from memstate.slots.inspect import Inspection
-from memstate.slots.journal import Change, Journal
+from memstate.slots.journal import Journal
 from memstate.slots.readback import Readback
 from memstate.slots.registers import Longs, RegisterFile
 from memstate.state.layout import StateLayout
 from memstate.state.planes import Planes
 from memstate.state.regions import BufferInfo
-from memstate.stats import Stats
 from memstate.tiers import Fetch, TierManager, Tiers
 from memstate.tiers.load import Loader, NoLoader
 from memstate.tokens import BYTES, Tokens, encode
@@ -65,7 +62,7 @@ TWO_STEPS = ": a depth of 0 or 1; with more unsettled steps a dead one could ove
 PER_ROW = REGISTERS_PER_ROW
 
 
-class StateManager:
+class StateManager(Reports):
     """Manages the states of all requests: their slots, their snapshots and the page ids of their KV.
 
     Args:
@@ -182,7 +179,7 @@ class StateManager:
         self._cache = PrefixCache(prefix, *parts) if prefix is not None else NoCache(*parts)
         self.prefix = self._cache if self._cache.enabled else None
         copied = tuple(plane.name for plane in layout.planes if in_place or not plane.rewritten_each_step)
-        self.tiers: TierManager | None = None
+        self.tiers = None
         loader = NoLoader()
         if tiers is not None:
             if copied:  # the plan reads whole states itself, before any layer
@@ -222,15 +219,6 @@ class StateManager:
     def page_size(self) -> int:
         """Tokens of a KV page."""
         return self._pages.page_size
-
-    @property
-    def changes(self) -> list[Change]:
-        """The last changes of owners, oldest first.
-
-        The manager keeps as many as its argument `journal` says. Without a journal the list is empty.
-        """
-        journal = self._commands.journal
-        return list(journal.changes) if journal else []
 
     @property
     def page_table(self) -> Tensor:
@@ -961,56 +949,6 @@ class StateManager:
         self._pages.reset()
         self._stepping.reset()
 
-    def stats(self) -> Stats:
-        """Returns figures from the host's mirror. It works while the states sleep.
-
-        Syncs: no.
-        """
-        return report.stats(self)
-
-    def audit(self) -> audit.AuditReport:
-        """Looks for leaked and doubly owned slots, and names their owners. It works while requests run.
-
-        It submits what does not wait for a forward. Changes that wait count as carried out.
-
-        Syncs: yes.
-        """
-        inspection, names = self._look()
-        return audit.audit(inspection, names)
-
-    def inspect(self) -> Inspection:
-        """Reads who owns which slot now, and all that the host knows, as plain data.
-
-        Use it for audits, drawings and files. It submits what does not wait for a forward. Changes that wait count as
-        carried out.
-
-        Syncs: yes.
-        """
-        return self._look()[0]
-
-    def _look(self) -> tuple[Inspection, dict[int, tuple[str, str]]]:
-        self._enter()
-        self._commands.submit()
-        names = self.owners()
-        return report.inspection(self, names), names
-
-    def owners(self) -> dict[int, tuple[str, str]]:
-        """Returns the owner of each register that holds a slot: register -> (kind, name).
-
-        Syncs: no.
-        """
-        return {register: self.owner(register) for register in np.flatnonzero(self._registers.held).tolist()}
-
-    def owner(self, register: int) -> tuple[str, str]:
-        """Returns the owner of a register as (kind, name): a row by its request, a session by its id.
-
-        Args:
-            register: number of the register.
-
-        Syncs: no.
-        """
-        return report.owner(self, register)
-
     def check(self) -> None:
         """Submits what does not wait for a forward, and raises the first fault that the device counted.
 
@@ -1023,15 +961,6 @@ class StateManager:
         self._enter()
         self._commands.submit()
         self.pool.check()
-
-    def _enter(self) -> None:
-        self._require_thread()
-        if self.planes.asleep:
-            raise Asleep()
-
-    def _require_thread(self) -> None:
-        if self._thread is not None and self._thread != threading.get_ident():
-            raise MemstateError(f"a manager is driven by one thread ({self._thread}), this is {threading.get_ident()}")
 
 
 def _limit(limit: int) -> int:

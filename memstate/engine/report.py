@@ -4,93 +4,126 @@ It changes nothing.
 """
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memstate.engine.parts import Parts
 from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.slots import audit
 from memstate.slots.inspect import Inspection, inspect
 from memstate.stats import Stats
-
-if TYPE_CHECKING:
-    from memstate.engine.manager import StateManager
 
 PER_ROW = REGISTERS_PER_ROW
 
 
-def stats(mem: "StateManager") -> Stats:
-    """Builds the result of `StateManager.stats`."""
-    held, rows_end = mem._registers.held, mem._registers.first_holder
-    live = int(held[:rows_end:PER_ROW].sum())
-    asked, traffic = mem.backend.counts, mem.planes.traffic
-    return Stats(
-        capacity=mem._allocator.capacity,
-        free=mem._allocator.free,
-        held_by_live=live,
-        held_by_lanes=int(held[:rows_end].sum()) - live,
-        held_by_snapshots=int(held[rows_end:].sum()) - mem._sessions.held,
-        held_by_sessions=mem._sessions.held,
-        rows=mem._table.rows,
-        rows_used=mem._table.rows - mem._table.free,
-        pages=mem._pages.allocator.pages,
-        pages_free=mem._pages.allocator.free,
-        snapshots=mem._mirror.snapshots,
-        degraded=mem._mirror.degraded,
-        published=mem._snapshots.published,
-        dropped=mem._snapshots.dropped,
-        refused=mem._snapshots.refused + mem._sessions.refused,
-        copied_bytes=traffic.copied,
-        zeroed_bytes=traffic.zeroed,
-        packets=mem._commands.packets,
-        uploads=asked.uploads,
-        upload_bytes=asked.upload_bytes,
-        upload_waits=mem._commands.ring.waits,
-        launches=asked.total_launches,
-        syncs=asked.syncs,
-        prefix=mem.prefix.stats() if mem.prefix is not None else None,
-        tiers=mem.tiers.stats() if mem.tiers is not None else None,
-    )
+class Reports(Parts):
+    """The questions that a manager answers about itself."""
 
+    def stats(self) -> Stats:
+        """Returns figures from the host's mirror. It works while the states sleep.
 
-def inspection(mem: "StateManager", names: dict[int, tuple[str, str]]) -> Inspection:
-    """Builds the result of `StateManager.inspect`.
+        Syncs: no.
+        """
+        held, rows_end = self._registers.held, self._registers.first_holder
+        live = int(held[:rows_end:PER_ROW].sum())
+        asked, traffic = self.backend.counts, self.planes.traffic
+        return Stats(
+            capacity=self._allocator.capacity,
+            free=self._allocator.free,
+            held_by_live=live,
+            held_by_lanes=int(held[:rows_end].sum()) - live,
+            held_by_snapshots=int(held[rows_end:].sum()) - self._sessions.held,
+            held_by_sessions=self._sessions.held,
+            rows=self._table.rows,
+            rows_used=self._table.rows - self._table.free,
+            pages=self._pages.allocator.pages,
+            pages_free=self._pages.allocator.free,
+            snapshots=self._mirror.snapshots,
+            degraded=self._mirror.degraded,
+            published=self._snapshots.published,
+            dropped=self._snapshots.dropped,
+            refused=self._snapshots.refused + self._sessions.refused,
+            copied_bytes=traffic.copied,
+            zeroed_bytes=traffic.zeroed,
+            packets=self._commands.packets,
+            uploads=asked.uploads,
+            upload_bytes=asked.upload_bytes,
+            upload_waits=self._commands.ring.waits,
+            launches=asked.total_launches,
+            syncs=asked.syncs,
+            prefix=self.prefix.stats() if self.prefix is not None else None,
+            tiers=self.tiers.stats() if self.tiers is not None else None,
+        )
 
-    Args:
-        mem: the manager.
-        names: (kind, name) of owners by register.
-    """
-    tags = {
-        register: f"@{mem._registers.labels[register]}"
-        if register >= mem._registers.first_holder
-        else str(mem._table.ids[register // PER_ROW])
-        for register in names
-    }
-    rows = [
-        {
-            "row": row,
-            "id": str(mem._table.ids[row]),
-            "length": int(mem._mirror.lengths(np.array([row]))[0]),
-            "confirmed": int(mem._table.confirmed[row]),
-            "finished": bool(mem._table.finished[row]),
-            "unsettled": int(mem._table.unsettled[row]),
+    def audit(self) -> audit.AuditReport:
+        """Looks for leaked and doubly owned slots, and names their owners. It works while requests run.
+
+        It submits what does not wait for a forward. Changes that wait count as carried out.
+
+        Syncs: yes.
+        """
+        inspection, names = self._look()
+        return audit.audit(inspection, names)
+
+    def inspect(self) -> Inspection:
+        """Reads who owns which slot now, and all that the host knows, as plain data.
+
+        Use it for audits, drawings and files. It submits what does not wait for a forward. Changes that wait count as
+        carried out.
+
+        Syncs: yes.
+        """
+        return self._look()[0]
+
+    def _look(self) -> tuple[Inspection, dict[int, tuple[str, str]]]:
+        self._enter()
+        self._commands.submit()
+        names = self.owners()
+        tags = {
+            register: f"@{self._registers.labels[register]}"
+            if register >= self._registers.first_holder
+            else str(self._table.ids[register // PER_ROW])
+            for register in names
         }
-        for row in np.flatnonzero(mem._table.used).tolist()
-    ]
-    return inspect(
-        mem._registers, names, tags, rows=rows, prefix=mem._cache.inspect(),
-        sessions=mem._sessions.inspect(), changes=list(map(str, mem.changes)),
-        stats=asdict(stats(mem)), waiting=mem._commands.waiting,
-    )  # fmt: skip
+        rows = [
+            {
+                "row": row,
+                "id": str(self._table.ids[row]),
+                "length": int(self._mirror.lengths(np.array([row]))[0]),
+                "confirmed": int(self._table.confirmed[row]),
+                "finished": bool(self._table.finished[row]),
+                "unsettled": int(self._table.unsettled[row]),
+            }
+            for row in np.flatnonzero(self._table.used).tolist()
+        ]
+        found = inspect(
+            self._registers, names, tags, rows=rows, prefix=self._cache.inspect(),
+            sessions=self._sessions.inspect(), changes=list(map(str, self.changes)),
+            stats=asdict(self.stats()), waiting=self._commands.waiting,
+        )  # fmt: skip
+        return found, names
 
+    def owners(self) -> dict[int, tuple[str, str]]:
+        """Returns the owner of each register that holds a slot: register -> (kind, name).
 
-def owner(mem: "StateManager", register: int) -> tuple[str, str]:
-    """Builds the result of `StateManager.owner`."""
-    if register < mem._registers.first_holder:
-        row, part = divmod(register, PER_ROW)
-        what = ("live", "lane 0", "lane 1")[part]
-        return what.split()[0], f"row {row} (request {mem._table.ids[row]!r}) {what}"
-    if node := mem._cache.nodes.get(register):
-        return "cached", f"cached prefix of {node.end * mem._pages.page_size} tokens in register {register}"
-    if name := mem._sessions.owner(register):
-        return "session", name
-    return "snapshot", mem._snapshots.name(register)
+        Syncs: no.
+        """
+        return {register: self.owner(register) for register in np.flatnonzero(self._registers.held).tolist()}
+
+    def owner(self, register: int) -> tuple[str, str]:
+        """Returns the owner of a register as (kind, name): a row by its request, a session by its id.
+
+        Args:
+            register: number of the register.
+
+        Syncs: no.
+        """
+        if register < self._registers.first_holder:
+            row, part = divmod(register, PER_ROW)
+            what = ("live", "lane 0", "lane 1")[part]
+            return what.split()[0], f"row {row} (request {self._table.ids[row]!r}) {what}"
+        if node := self._cache.nodes.get(register):
+            return "cached", f"cached prefix of {node.end * self._pages.page_size} tokens in register {register}"
+        if name := self._sessions.owner(register):
+            return "session", name
+        return "snapshot", self._snapshots.name(register)

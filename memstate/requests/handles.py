@@ -3,15 +3,12 @@
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, Protocol, overload
 
 import numpy as np
 
 from memstate.slots.registers import Ints, Longs
 from memstate.tokens import Tokens
-
-if TYPE_CHECKING:
-    from memstate.requests.table import RequestTable
 
 _TABLES = count(1)
 
@@ -115,6 +112,14 @@ class Row:
     generation: int
 
 
+class Table(Protocol):
+    """Knows which handles are valid: a request table."""
+
+    def alive(self, row: Row) -> bool:
+        """Whether the handle's request still runs."""
+        ...
+
+
 class Rows(Sequence[Row]):
     """The rows of a batch, as two numpy vectors. Every call that takes a list of rows takes one of these.
 
@@ -137,7 +142,7 @@ class Rows(Sequence[Row]):
 
     __slots__ = ("distinct", "generations", "indices", "table")
 
-    def __init__(self, indices: Longs, generations: Ints, table: "RequestTable", distinct: bool | None = None) -> None:
+    def __init__(self, indices: Longs, generations: Ints, table: "Table", distinct: bool | None = None) -> None:
         self.indices, self.generations, self.table = indices, generations, table
         self.distinct = np.unique(indices).size == indices.size if distinct is None else distinct
         indices.flags.writeable = generations.flags.writeable = False  # what has been looked at once stays so

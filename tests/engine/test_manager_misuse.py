@@ -70,7 +70,7 @@ MISUSE: dict[str, tuple[type[ms.MemstateError], Misuse]] = {
     "publishing nothing strictly": (ms.InvalidArgument, lambda s: s.mem.publish([s.other, s.row], strict=True)),
     "dropping twice at once": (ms.InvalidArgument, lambda s: s.mem.drop([s.kept, s.kept])),
     "dropping what is dropped": (ms.StaleHandle, lambda s: s.mem.drop([s.kept, s.dropped])),
-    "dropping None": (ms.InvalidArgument, lambda s: s.mem.drop([s.kept, None])),  # type: ignore[list-item]
+    "dropping a row": (ms.InvalidArgument, lambda s: s.mem.drop([s.kept, s.row])),  # type: ignore[list-item]
     "resuming what is dropped": (ms.StaleHandle, lambda s: s.mem.admit([ms.Request("d", resume=s.dropped)])),
     "a negative wish": (ms.InvalidArgument, lambda s: s.mem.admit([ms.Request("d"), ms.Request("e", snapshot_at=-2)])),
     "a wish in a page": (ms.InvalidArgument, lambda s: s.mem.admit([ms.Request("d"), ms.Request("e", snapshot_at=3)])),

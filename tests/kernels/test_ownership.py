@@ -125,7 +125,7 @@ def test_G1_a_negative_slot_in_a_register_is_out_of_range(backend: Backend) -> N
 def test_G1_check_raises_what_the_device_counted(backend: Backend, kind: Count) -> None:
     """Once, by name, with the register or slot at fault; the host's count is the device's afterwards."""
     allocator = SlotAllocator(3, backend)
-    file = RegisterFile(allocator, rows=3, holders=2)
+    file = RegisterFile(allocator, rows=3, snapshots=2)
     file.ownership(Packet(claims=[3, 6]).pack(backend.device))
     offender = {Count.DOUBLE_RELEASE: 1, Count.OUT_OF_RANGE: 9, Count.CLAIM_SHORT: 12}.get(kind, 3)
     if kind == Count.OUT_OF_RANGE:

@@ -350,7 +350,7 @@ def test_warps_may_hold_the_same_lanes(op: str, variant: str, warps: int) -> Non
 
 def test_a_label_that_is_written_is_copied_behind_a_barrier() -> None:
     """In one packet: what the first lane writes, another reads."""
-    file = RegisterFile(SlotAllocator(8, Backend("interpreter")), rows=3, holders=0)
+    file = RegisterFile(SlotAllocator(8, Backend("interpreter")), rows=3, snapshots=0)
     commands = CommandBuffer(file)
     commands.claim([3, 6, 9])
     commands.submit()

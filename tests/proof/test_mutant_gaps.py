@@ -54,7 +54,7 @@ def test_barriers_stand_between_what_phases_write_and_read() -> None:
 def test_settle_skips_steps_that_meant_nothing(backend: Backend) -> None:
     """The labels above K of a row that had ended are of a dead step; they may not supersede what is real."""
     for result, kept in ((Result.DEAD, [True, True, True]), (Result.ALIVE, [True, False, True])):
-        file = RegisterFile(SlotAllocator(8, backend), rows=2, holders=0)
+        file = RegisterFile(SlotAllocator(8, backend), rows=2, snapshots=0)
         commands = CommandBuffer(file)
         row = REGISTERS_PER_ROW * 2 + np.arange(REGISTERS_PER_ROW)  # live, and lanes of which the second is dead
         commands.claim(row)

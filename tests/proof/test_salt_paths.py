@@ -34,7 +34,7 @@ REFUSED = VALUES + "what_is_no_salt_is_refused"
 # What has a salt (a function with such a parameter, a class with such a field) or hands one on (function -> what it
 # calls), and the test that is for it.
 PATHS = {
-    "memstate.requests.table.Request.salt": ADMITTED,
+    "memstate.requests.handles.Request.salt": ADMITTED,
     # admission
     "memstate.engine.admission.Admission._start_of -> require_salt": REFUSED,
     "memstate.engine.admission.Admission._look -> _cache.match": ADMITTED,
@@ -78,6 +78,7 @@ PATHS = {
     "memstate.prefix.cache.PrefixCache.insert_loaded -> tree.find": BELOW
     + "a_state_that_comes_up_shares_no_page_with_another_salt",
     "memstate.prefix.cache.PrefixCache.insert_loaded -> tree.insert": HOST,
+    "memstate.prefix.none.NoCache.on_miss": TURNS,
     "memstate.prefix.tree.Tree.root": ROOTS,
     "memstate.prefix.tree.Tree.find": ROOTS,
     "memstate.prefix.tree.Tree.find -> roots.get": DEVICE
@@ -90,6 +91,7 @@ PATHS = {
     "memstate.prefix.sessions.Sessions.begin": TURNS,
     # hits from below
     "memstate.tiers.load.LowerHit.salt": HOST,
+    "memstate.tiers.load.NoLoader.find": HOST,
     "memstate.tiers.load.Loader.find": HOST,
     "memstate.tiers.load.Loader.find -> _tiers.find": HOST,
     "memstate.tiers.load.Loader.find -> _tiers.agreed.get": AGREED,

@@ -54,14 +54,17 @@ class Operations(Tiering):
             snaps.append(snaps[0])
             faults.add(ms.InvalidArgument)
         elif wrong == 3:
-            snaps.append(d.pick(None, 3, "snapshot"))
+            snaps.append(d.pick((), 3, "snapshot"))
             faults.add(ms.InvalidArgument)
+        elif wrong == 5:
+            snaps.append(None)  # as publish() returns it where there is nothing
         elif wrong == 4 and self.cached:
             snaps.append(snap := d.pick(*self.cached))
             faults |= {ms.StaleHandle} if snap in self.stale() else {ms.InvalidArgument}
         if self.attempt(faults, lambda: self.mem.drop(snaps)) is not REFUSED:
-            self.model.drop([self.snaps.pop(snap) for snap in snaps])
-            self.dropped.extend(snaps)
+            real = [snap for snap in snaps if snap is not None]
+            self.model.drop([self.snaps.pop(snap) for snap in real])
+            self.dropped.extend(real)
 
     # Everything else
 

@@ -62,7 +62,7 @@ def launches(name: str, tree: ast.Module) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
             subscripted = ast.unparse(node.func.value).split(".")[-1]
-            if not (subscripted[0].isupper() or subscripted in ("dict", "list", "set")):
+            if not (subscripted[0].isupper() or subscripted in ("dict", "list", "set", "defaultdict")):
                 found.append(f"{name}:{node.lineno} launches {ast.unparse(node.func)}")
     return found
 

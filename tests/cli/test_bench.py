@@ -38,6 +38,7 @@ def test_G2_counts_meet_the_bars_for_1_64_and_256_requests(counted: dict[tuple[s
         assert counted["step", f"R={size}", "launches"] > 0
 
 
+@pytest.mark.sample(interpreter=0)
 @pytest.mark.parametrize("strategy", ["none", "ping-pong", "lazy", "redirect"])
 def test_B32_a_boundary_copies_nothing(counted: dict[tuple[str, str, str], float], strategy: str) -> None:
     for op in ("plan", "settle"):

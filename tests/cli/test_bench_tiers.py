@@ -40,7 +40,7 @@ from memstate.stats import PrefetchStats, TierStats
 from memstate.tiers import FileStore, HandOver, Prefetch, Tiers
 from memstate.tiers import Outcome as Became
 from memstate.tiers.host.packing import Packing, in_records
-from memstate.tiers.host.tier import Host
+from memstate.tiers.host.tier import HostTier
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.prefetch.fetch import End
 from memstate.tiers.records import FLAWS, RecordFormat
@@ -321,7 +321,7 @@ def _unsealed(true: Any, form: RecordFormat, buffer: Any, key: bytes, length: in
     buffer[: form.header_bytes] = 0
 
 
-def _forgets(true: Any, host: Host, nodes: Any) -> list[Any]:
+def _forgets(true: Any, host: HostTier, nodes: Any) -> list[Any]:
     return true(host, nodes[:-1])  # type: ignore[no-any-return]
 
 
@@ -344,7 +344,7 @@ MOVED = {f"evict and bring, R={size}" for size in tiers_moves.SIZES}
         (Keys, "of", _unchained, NAMED),
         (RecordFormat, "flaw", _blind, SEALED),
         (RecordFormat, "seal", _unsealed, SEALED),
-        (Host, "save", _forgets, MOVED),
+        (HostTier, "save", _forgets, MOVED),
     ],
 )
 def test_checks_find_what_is_wrong_and_it_has_no_entry(

@@ -168,6 +168,7 @@ def test_a_state_inherits_the_requests_of_those_given_up_below_it() -> None:
 # -- what is recorded -------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(interpreter=0)
 def test_the_journal_names_every_change_of_owners(backend: Backend) -> None:
     at = server(backend, journal=50, direct_hits=False, overlap=False)
     row = at.start(T[:8])

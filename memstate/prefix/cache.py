@@ -1,11 +1,11 @@
 """The prefix cache: a tree of token prefixes, policies that decide, and the command buffer that executes.
 
 insert   a row's snapshot moves to a holder that a node of the tree names; the row's KV pages get one more owner
-match    the deepest node with a state; a row starts from it and takes a lease on what leads to it
-evict    a state: its slot is free, KV stays (a tombstone) or goes with the leaf; a leaf's pages: its state goes too
+match    the deepest node with a state; a row starts from it and leases the path that leads to it
+evict    a state: its slot is free, and KV stays (a tombstone) or goes with the leaf; a leaf's pages: its state goes too
 
-Pins are the holders' (a first step is about to read the state), leases the tree's (a row or a session shares the
-pages). Nothing here touches a tensor, and nothing is submitted.
+`Snapshots` keeps the pins: a first step is about to read the state. The tree keeps the leases: a row or a session
+shares the pages. Nothing here touches a tensor, and nothing is submitted.
 """
 
 from collections import Counter
@@ -32,25 +32,41 @@ KEYS = 2**20  # tokens of prompts remembered where KV is the caller's: 8 MiB of 
 
 
 class Below(Protocol):
-    """What lies below the device: it hears of states that come, are used and go."""
+    """Hears of states that are cached, used and evicted, to keep them below the device."""
 
     def added(self, node: Node) -> None:
-        """A state has been cached."""
+        """Notes that a state has been cached.
+
+        Args:
+            node: Its node.
+        """
 
     def used(self, node: Node) -> None:
-        """A request goes on from a state."""
+        """Notes that a request starts from a state.
+
+        Args:
+            node: Its node.
+        """
 
     def save(self, nodes: Sequence[Node]) -> None:
-        """The states of these nodes are given up right behind this call."""
+        """Saves states that are evicted right after this call.
+
+        Args:
+            nodes: Their nodes.
+        """
 
 
 @dataclass
 class Lease:
-    """What a row or a session has of the tree.
+    """The part of the tree that a row or a session keeps.
 
-    node: what its path leads to; what is below it is not kept. kinds: why a snapshot is wanted at a length. own: nodes
-    whose states came from here, and how often they were used from here. key: the prompt's, which all that is handed
-    over later must go on from.
+    Attributes:
+        node: End of the path that is kept; what is below it is not.
+        salt: Salt of the prompt.
+        match: What the lookup found.
+        kinds: Why a snapshot is wanted, by length in tokens.
+        own: Nodes whose states came from here, with how often they were used from here.
+        key: The prompt's tokens, encoded. All tokens that are handed over later must continue it.
     """
 
     node: Node
@@ -63,7 +79,16 @@ class Lease:
 
 @dataclass
 class Insertion:
-    """What a row has for the tree: a key of whole pages, their ids, and a register with a state of `length` tokens."""
+    """What a row hands to the tree.
+
+    Attributes:
+        lease: The row's lease.
+        key: Tokens of whole pages, encoded.
+        pages: Ids of these pages.
+        register: Register with a state, None for none.
+        length: Tokens that the state stands for.
+        ended: Whether the row's request has ended.
+    """
 
     lease: Lease
     key: bytes
@@ -74,7 +99,20 @@ class Insertion:
 
 
 class PrefixCache:
-    """Finds states again by token prefix. Attributes: tree, leases (by row), nodes (by holder register), to look at."""
+    """Finds states again by token prefix.
+
+    Args:
+        settings: Policies and limits.
+        commands: Records the changes of owners.
+        pages: KV pages of rows.
+        snapshots: Registers and pins of published states.
+
+    Attributes:
+        tree: The prefixes, to look at.
+        leases: Leases by row, to look at.
+        nodes: Nodes with a state, by holder register, to look at.
+        below: Hears of cached, used and evicted states; None where nothing lies below the device.
+    """
 
     enabled = True
 
@@ -94,7 +132,7 @@ class PrefixCache:
         return f"PrefixCache({held}, {self._states}, {self._kv})"
 
     def reset(self) -> None:
-        """Forgets everything: only where registers and pages are reset as well."""
+        """Forgets everything. Call it only where registers and pages are reset as well."""
         pages, size = self._pages.allocator.pages, self._pages.page_size
         self.tree.reset((pages or KEYS // size) if self._states.remembers else 0)
         self.leases: dict[int, Lease] = {}
@@ -107,7 +145,13 @@ class PrefixCache:
     def match(self, key: bytes, salt: Hashable, most: int) -> Match:
         """Looks a prompt up and changes nothing.
 
-        key: its tokens. most: tokens that a hit may cover; the rest is computed in any case.
+        Args:
+            key: Its tokens, encoded.
+            salt: Its salt.
+            most: Tokens that a hit may cover; the rest is computed in any case.
+
+        Returns:
+            What was found, and how far it reaches.
         """
         found = self.tree.find(key[: most * BYTES // self._unit * self._unit], salt)
         size, stated = self._pages.page_size, found.stated
@@ -118,7 +162,17 @@ class PrefixCache:
         )  # fmt: skip
 
     def hold(self, match: Match, salt: Hashable) -> Lease:
-        """Keeps what was matched, whatever else is evicted, until `let_go`."""
+        """Keeps what was matched until `release`, whatever else is evicted.
+
+        The state is pinned too, until `unpin`.
+
+        Args:
+            match: What `match` returned.
+            salt: Salt of the prompt.
+
+        Returns:
+            The lease.
+        """
         node = match.found.stated if match.found and match.found.stated else NO_NODE
         self.tree.lease(node)
         if match.snapshot:
@@ -126,67 +180,125 @@ class PrefixCache:
         return Lease(node, salt, match, {})
 
     def pages(self, match: Match) -> list[int]:
-        """Ids of the pages up to the state that was matched."""
+        """Returns the ids of the pages up to the matched state.
+
+        Args:
+            match: What `match` returned.
+        """
         stated = match.found.stated if match.found else None
         return self.tree.pages_to(stated) if stated else []
 
     def unpin(self, lease: Lease) -> None:
-        """Ends the pin of `hold`: who reads the state has one of its own, or its copy is recorded."""
+        """Ends the pin of `hold`, once the reader has its own pin or its copy is recorded.
+
+        Args:
+            lease: What `hold` returned.
+        """
         if lease.match.snapshot:
             self._snapshots.unpin(lease.match.snapshot.register)
 
     def release(self, lease: Lease) -> None:
-        """Ends a lease; KV that nobody can use goes with it, if the policy says so."""
+        """Ends a lease, and evicts KV that no request can use any more, if the policy says so.
+
+        Args:
+            lease: The lease to end.
+        """
         self.tree.unlease(lease.node)
         self._drop_bare_leaves(lease.node)
 
     def shorten(self, lease: Lease, length: int) -> None:
-        """Moves a lease up to the first `length` tokens: the rest is not shared."""
+        """Moves the end of a lease up the tree; the rest of its path is no longer shared.
+
+        Args:
+            lease: The lease to shorten.
+            length: Tokens that it still covers.
+        """
         node, end = self._up(lease.node, length), length // self._pages.page_size
         self._move_lease(lease, self.tree.cut(node, end) if node.end > end else node)
 
     def _up(self, node: Node, length: int) -> Node:
-        """The node above that has the last whole page of `length` tokens."""
+        """Returns the node at or above `node` that has the last whole page of `length` tokens."""
         end = length // self._pages.page_size
         while node.parent is not None and node.end - len(node.key) // self._unit >= end:
             node = node.parent
         return node
 
     def suspend(self, lease: Lease, length: int, match: Match, salt: Hashable) -> Lease:
-        """A lease on the first `length` tokens of another's, which lets go of its own until `restore` or for good."""
+        """Opens a lease on the start of another lease's path, and releases that other path.
+
+        `restore` takes the path again; `release_suspended` gives it up for good.
+
+        Args:
+            lease: The lease to suspend.
+            length: Tokens that the new lease covers.
+            match: Match of the new lease.
+            salt: Salt of the new lease.
+
+        Returns:
+            The new lease.
+        """
         node = self._up(lease.node, length)
         self.tree.lease(node)
         self.tree.unlease(lease.node)
         return Lease(node, salt, match, {})
 
     def release_suspended(self, lease: Lease) -> None:
-        """Looks after what a suspended lease led to, now that it is gone for good."""
+        """Gives up a suspended lease for good, and evicts KV that it leaves unused, if the policy says so.
+
+        Args:
+            lease: The lease that `suspend` was called with.
+        """
         self._drop_bare_leaves(lease.node)
 
     def restore(self, lease: Lease) -> None:
-        """Undoes `suspend` for the lease that let go."""
+        """Undoes `suspend`: the lease covers its whole path again.
+
+        Args:
+            lease: The lease that `suspend` was called with.
+        """
         self.tree.lease(lease.node)
 
     def on_miss(self, row: int, salt: Hashable, key: bytes | None) -> None:
-        """Notes a row that found nothing here: what it leaves goes under its salt all the same."""
+        """Opens a lease for a row that found nothing, so that its states and KV are cached under its salt.
+
+        Args:
+            row: The row.
+            salt: Its salt.
+            key: Tokens of its prompt, encoded; None where they are not known.
+        """
         self.leases[row] = Lease(NO_NODE, salt, NO_MATCH, {}, key=key or b"")
 
     def fork(self, row: int, others: Sequence[int], length: int) -> None:
-        """Gives more rows the lease of one that they share the first `length` tokens with."""
+        """Gives the lease of one row to other rows, if it has one.
+
+        Args:
+            row: The row with the lease.
+            others: Rows that share its first tokens.
+            length: How many tokens they share.
+        """
         if lease := self.leases.get(row):
             for other in others:
                 self.tree.lease(lease.node)
                 self.leases[other] = Lease(lease.node, lease.salt, lease.match, {}, key=lease.key[: length * BYTES])
 
     def end(self, rows: Sequence[int]) -> None:
-        """Ends the leases of rows."""
+        """Ends the leases of rows.
+
+        Args:
+            rows: Rows; those without a lease are skipped.
+        """
         for row in rows:
             if lease := self.leases.pop(row, None):
                 self.release(lease)
 
     def supersede(self, own: dict[Node, int], length: int) -> None:
-        """Says that whoever left these states here keeps a newer one of `length` tokens, or here where that is 0: older
-        ones that nobody else has used go first.
+        """Marks a session's older states as the first to evict.
+
+        A state is marked where the session has a newer one and no other request has used it.
+
+        Args:
+            own: Nodes whose states the session left here, with its own uses of each. Those without a state are removed.
+            length: Tokens of the newest state that the session keeps itself; 0 where its newest state is cached here.
         """
         for node in [node for node in own if not node.snapshot]:
             del own[node]
@@ -197,18 +309,35 @@ class PrefixCache:
                 self._states.superseded(node)
 
     def take_over(self, lease: Lease) -> bool:
-        """Whether the state of a match can go to a row itself, because nobody else is about to read it."""
+        """Returns whether the matched state can move to a row, because no other first step is about to read it.
+
+        Args:
+            lease: What `hold` returned.
+        """
         return lease.match.snapshot is not None and self._snapshots.pins(lease.match.snapshot.register) == 1
 
     def taken(self, lease: Lease) -> None:
-        """The state of a match has moved to a row: a tombstone stays."""
+        """Detaches the state of a match that has moved to a row. A tombstone stays.
+
+        Args:
+            lease: What `hold` returned.
+        """
         assert lease.match.found is not None and lease.match.found.stated is not None
         if snapshot := self._detach(lease.match.found.stated):
             self._snapshots.end(snapshot)  # its register is free with the pin
 
     def boundaries(self, lease: Lease, tokens: int) -> list[int]:
-        """Lengths at which a request is to take snapshots besides the boundaries: the junction, where KV reached and no
-        state did, and the end of the prompt; as far as the policy would keep them.
+        """Returns the lengths, besides the boundaries, at which a request is to take snapshots.
+
+        These are the branch point (KV reached it and no state did), the length of an evicted state, and the end of the
+        prompt in whole pages. Lengths that the policy would not keep are left out.
+
+        Args:
+            lease: The request's lease; its `kinds` are set.
+            tokens: Length of the prompt.
+
+        Returns:
+            Lengths in tokens, ascending.
         """
         size, match = self._pages.page_size, lease.match
         kinds = {match.evicted_length: "again", match.kv_length: "branch", tokens // size * size: "prompt"}
@@ -220,7 +349,11 @@ class PrefixCache:
         return list(lease.kinds)
 
     def use(self, lease: Lease) -> None:
-        """Notes that a request starts from what it matched: counts, and tells the policies."""
+        """Notes that a request starts from what it matched: counts it, and tells the policies.
+
+        Args:
+            lease: The request's lease.
+        """
         match, counts = lease.match, self._counts
         counts["lookups"] += 1
         counts["prompt_tokens"] += match.tokens
@@ -241,8 +374,15 @@ class PrefixCache:
                 self.below.used(match.found.stated)
 
     def insert(self, insertions: Sequence[Insertion]) -> list[Snapshot | None]:
-        """Takes what rows have: KV in any case, states as the policy says. Returns the states that stand for each
-        offer's length now; leases move on to the ends of their keys.
+        """Takes KV of rows in any case, and their states as the policy says.
+
+        Each lease moves on to the end of its key.
+
+        Args:
+            insertions: What the rows have. A key of no tokens is skipped.
+
+        Returns:
+            For each insertion the state that stands for its length now, None for none.
         """
         try:
             snapshots = [self._insert(insertion) if insertion.key else None for insertion in insertions]
@@ -280,7 +420,10 @@ class PrefixCache:
 
     @staticmethod
     def _shared(node: Node, pages: list[int]) -> Node:
-        """The deepest node that has the row's own pages: those that another brought first are not the row's to keep."""
+        """Returns the deepest node that has the row's own pages.
+
+        Pages that another row brought first are not the row's to keep.
+        """
         while pages and node.parent is not None and node.pages[-1] != pages[node.end - 1]:
             node = node.parent
         return node
@@ -304,7 +447,7 @@ class PrefixCache:
         self._kv.leaf(node)
 
     def _attach(self, node: Node, register: int, length: int, kind: str) -> Snapshot | None:
-        """Moves a state to the node, if a holder can be had."""
+        """Moves a state to the node, if a holder is free or can be freed."""
         if not self._snapshots.free:
             self.tree.lease(node)  # or making room could take it away again
             self.evict_states(1)
@@ -324,11 +467,18 @@ class PrefixCache:
         return snapshot
 
     def insert_loaded(self, key: bytes, salt: Hashable, length: int) -> tuple[Node, int, list[int]]:
-        """Takes in a state that arrives from below, and pages for what leads to it. Only where a holder, a slot and the
-        pages are free; `planted` tells the policies, once the bytes are on their way.
+        """Takes in a state that is loaded from below, and pages for the path to it.
 
-        key: the `length` tokens that it stands for. Returns its node, how many pages are here already, and ids of the
-        rest.
+        Call it only where a holder, a slot and the pages are free. `loaded` tells the policies, once the bytes are on
+        their way.
+
+        Args:
+            key: The tokens that the state stands for, encoded.
+            salt: Their salt.
+            length: How many tokens these are.
+
+        Returns:
+            Its node, how many pages are on the device already, and the ids of the rest.
         """
         size, allocator = len(key) // self._unit, self._pages.allocator
         had = self.tree.find(key, salt).kv
@@ -343,7 +493,11 @@ class PrefixCache:
         return node, had, fresh
 
     def loaded(self, nodes: Sequence[tuple[Node, bool]]) -> None:
-        """Tells the policies of states that have come up, each with whether KV has come with it."""
+        """Tells the policies of states that were loaded from below.
+
+        Args:
+            nodes: Their nodes, each with whether KV was loaded too.
+        """
         for node, grown in nodes:
             self._states.added(node, "again")
             if grown:
@@ -356,17 +510,22 @@ class PrefixCache:
 
     @property
     def evictable_states(self) -> int:
-        """States that nobody is about to read."""
+        """States that no first step is about to read."""
         return len(self.nodes) - sum(register in self.nodes for register in self._snapshots.pinned)
 
     @property
     def evictable_pages(self) -> int:
-        """Pages of which no row and no session has a lease; others may hold them."""
+        """Pages without a lease of a row or session; other owners may hold them too."""
         return self.tree.total_pages - self.tree.leased_pages if self._pages.allocator.pages else 0
 
     def can_evict(self, pages: int) -> bool:
-        """Whether so many pages would be free: those that no lease keeps and nobody else holds. Leaves are looked at
-        first, in the order in which they would go; everything only where these are not enough.
+        """Returns whether eviction could free so many pages.
+
+        A page counts where no lease keeps it and only the tree owns it. Leaves are checked first, in the order of
+        eviction; the whole tree only where these are not enough.
+
+        Args:
+            pages: Pages to free.
         """
         if pages <= 0 or pages > self.evictable_pages:
             return pages <= 0
@@ -386,8 +545,13 @@ class PrefixCache:
         return sum(holders[page] == 1 for page in node.pages)
 
     def evict_states(self, n: int) -> int:
-        """Gives up n states, the least worthy first, or as many as there are; returns how many slots are free then.
-        What lies below the device may keep them.
+        """Evicts states, the least valuable first. What lies below the device may keep them.
+
+        Args:
+            n: States to evict; fewer are evicted where there are fewer without a pin.
+
+        Returns:
+            How many slots this frees.
         """
         chosen: list[Node] = []
         for node in self._states.victims() if n > 0 else ():
@@ -405,8 +569,15 @@ class PrefixCache:
         return len(chosen)
 
     def evict_pages(self, n: int) -> int:
-        """Gives up leaves, the least worthy first and those that the policy does not offer last, until n pages are free
-        that were not, or none is left to give up; returns how many are.
+        """Evicts leaves until enough pages are free or no leaf is left.
+
+        The least valuable leaf goes first; leaves that the policy does not offer go last.
+
+        Args:
+            n: Pages to free, besides those that are free now.
+
+        Returns:
+            How many pages this frees.
         """
         self._record_moves()
         allocator = self._pages.allocator
@@ -420,7 +591,7 @@ class PrefixCache:
         return allocator.free - before
 
     def _give_up_leaves(self, nodes: Iterable[Node], goal: int) -> bool:
-        """Gives up those that are leaves, until so many pages are free; returns whether there were any."""
+        """Gives up those nodes that are leaves, until `goal` pages are free. Returns whether there were any."""
         allocator, any_given = self._pages.allocator, False
         for node in nodes:
             if not (node.leases or node.carriers or node.ghost):
@@ -431,12 +602,23 @@ class PrefixCache:
         return any_given
 
     def make_room(self, pages: int) -> None:
-        """Gives up as many pages, where that many can be given up, else none."""
+        """Evicts pages where eviction can free that many, else none.
+
+        Args:
+            pages: Pages to free.
+        """
         if self.can_evict(pages):
             self.evict_pages(pages)
 
     def require_foreign(self, snapshots: Sequence[Snapshot]) -> None:
-        """Raises: InvalidArgument for snapshots that are the cache's to drop."""
+        """Refuses snapshots that belong to the cache.
+
+        Args:
+            snapshots: Handles that a caller wants to drop.
+
+        Raises:
+            InvalidArgument: One of them is the cache's to drop.
+        """
         for snapshot in snapshots:
             if isinstance(snapshot, Snapshot) and self._has(snapshot):
                 raise InvalidArgument(
@@ -444,7 +626,7 @@ class PrefixCache:
                 )
 
     def clear(self) -> None:
-        """Gives up everything that no row and no session uses, for good: nothing below the device keeps it."""
+        """Evicts everything that no row and no session uses. Nothing below the device keeps it."""
         below, self.below = self.below, None
         try:
             self._clear()
@@ -469,15 +651,19 @@ class PrefixCache:
         return snapshot
 
     def _drop_bare_leaves(self, node: Node | None) -> None:
-        """Gives up KV of a leaf without a state, if the policy says so, then its parent's where that is true too."""
+        """Gives up the KV of a leaf without a state, if the policy says so.
+
+        Its parent follows where the same is true of it, and so on.
+        """
         while node is not None and not (node.is_root or node.carriers or node.snapshot or node.leases or node.ghost):
             if self._kv.keeps(node) and self._pages.allocator.pages:
                 return
             node = self._give_up(node, len(node.pages))
 
     def _give_up(self, leaf: Node, pages: int) -> Node | None:
-        """Takes the KV of a leaf, with its state, or only the end of one without a state where that is enough. Returns
-        what is the leaf then, if it is one.
+        """Gives up the KV of a leaf and its state; without a state only the end of its KV, where that is enough.
+
+        Returns the parent where it is a leaf then, else None.
         """
         size = len(leaf.key) // self._unit
         if leaf.snapshot:
@@ -499,13 +685,13 @@ class PrefixCache:
         return above
 
     def _forget(self, memory: int) -> None:
-        """Takes out hollow nodes that the memory has no room for."""
+        """Removes ghosts that the memory has no room for."""
         while (node := self.tree.forgettable(memory)) is not None:
             self._states.forgotten(node)
             self.tree.remove(node)
 
     def inspect(self) -> list[dict[str, Any]]:
-        """The nodes as plain data, parents first."""
+        """Returns the nodes as plain data, parents first."""
         return [
             {
                 "salt": None if salt is None else shown(salt),
@@ -522,7 +708,10 @@ class PrefixCache:
         ]
 
     def stats(self) -> PrefixStats:
-        """Figures since the start, and what is held now. Syncs: no."""
+        """Returns counts since the start, and what is held now.
+
+        Syncs: no
+        """
         kv = self._pages.allocator.pages
         return replace(
             PrefixStats(**self._counts), states=len(self.nodes), nodes=self.tree.nodes,

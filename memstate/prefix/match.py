@@ -39,9 +39,10 @@ class Match:
     def lost(self) -> dict[str, int]:
         """Tokens to compute, by reason.
 
-        `no_sharing`: no request computed them, their KV is gone, or they lie behind the last whole page that leaves a
-        token to
-        compute. `evicted`: a state was there. `no_snapshot`: KV is there, and no state ever was.
+        `no_sharing`: No request computed them, their KV is gone, or they lie behind the last whole page that leaves a
+        token to compute.
+        `evicted`: A state was there.
+        `no_snapshot`: KV is there, and no state ever was.
         """
         return {
             "no_sharing": self.tokens - self.kv_length,
@@ -53,14 +54,18 @@ class Match:
     def reason(self) -> str:
         """Why KV reaches further than the state: `evicted` or `no_snapshot`.
 
-        Else `no_sharing`, or "" for a full match.
+        `no_sharing` where it does not, "" for a full match.
         """
         lost = self.lost
         between = [reason for reason in ("evicted", "no_snapshot") if lost[reason]]
         return between[0] if between else "no_sharing" if lost["no_sharing"] else ""
 
     def instead(self, length: int) -> "Match":
-        """Returns the match for a session's own state of `length` tokens instead of the cached one."""
+        """Returns the match for a session's own state instead of the cached one.
+
+        Args:
+            length: Tokens that the session's state stands for.
+        """
         reach, gone = max(self.kv_length, length), max(self.evicted_length, length)
         return replace(self, length=length, kv_length=reach, evicted_length=gone, snapshot=None, found=None)
 

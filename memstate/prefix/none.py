@@ -1,4 +1,4 @@
-"""Stands in for the prefix cache of a manager that has none, so that its callers need not ask whether there is one."""
+"""Stands in for the prefix cache of a manager without one, so that callers need not ask whether there is one."""
 
 from collections.abc import Hashable, Sequence
 
@@ -11,7 +11,13 @@ from memstate.slots.commands import CommandBuffer
 
 
 class NoCache(PrefixCache):
-    """An empty cache that stays empty: callers look nothing up in it, and it keeps nothing."""
+    """An empty cache that stays empty: callers look nothing up in it, and it keeps nothing.
+
+    Args:
+        commands: Records the changes of owners.
+        pages: KV pages of rows.
+        snapshots: Registers and pins of published states.
+    """
 
     enabled = False
 
@@ -19,7 +25,8 @@ class NoCache(PrefixCache):
         super().__init__(Prefix(evict=False), commands, pages, snapshots)
 
     def insert(self, insertions: Sequence[Insertion]) -> list[Snapshot | None]:
+        """Keeps nothing, and returns None for each insertion."""
         return [None] * len(insertions)
 
     def on_miss(self, row: int, salt: Hashable, key: bytes | None) -> None:
-        pass
+        """Opens no lease."""

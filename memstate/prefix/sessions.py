@@ -1,6 +1,6 @@
 """Streaming sessions: between the turns of a conversation its states and pages stay where they are. All by moves.
 
-turn ends       live, lanes -> holders of the session, as far as they stand for real tokens; the row's pages too
+turn ends       live, lanes -> holders of the session, up to the last real token; the row's pages too
 turn begins     the longest state that the new prompt begins with -> live; shorter ones -> lanes
 turn aborted    what stood at the turn's beginning, as far as a register still holds it
 closed          released
@@ -30,9 +30,16 @@ _SERIALS = count(1)  # of all managers: another's handle is stale here
 class Conversation:
     """What a session holds while no turn runs, and which turn runs.
 
-    tokens: those that its states and pages stand for, as a key, or that its turn began with. kept: its states, longest
-    first. own: nodes of the prefix cache whose states it left there, and how often it used them itself. row: of the
-    turn that runs, 0 for none; start: tokens that this turn began with.
+    Attributes:
+        handle: The session's handle.
+        tokens: Tokens that its states and pages stand for, encoded; while a turn runs, those that it began with.
+        kept: Its states, longest first.
+        pages: Ids of its KV pages.
+        lease: Its lease in the prefix cache, None for none.
+        own: Nodes of the prefix cache whose states it left there, with how often it used each itself.
+        salt: Salt of its tokens.
+        row: Row of the turn that runs, 0 for none.
+        start: Tokens that this turn began with.
     """
 
     handle: Session
@@ -47,7 +54,13 @@ class Conversation:
 
 
 class Resumption(NamedTuple):
-    """Where a turn can go on: tokens that its state stands for, registers for live and lanes, pages of these tokens."""
+    """Where a turn can continue.
+
+    Attributes:
+        length: Tokens that its state stands for, 0 for none.
+        registers: Registers for live and lanes, longest state first.
+        pages: Ids of the pages of these tokens.
+    """
 
     length: int
     registers: list[int]
@@ -55,28 +68,55 @@ class Resumption(NamedTuple):
 
 
 class Sessions:
-    """Open sessions. lanes: lane registers that a row may fill."""
+    """Keeps the open sessions.
+
+    Args:
+        commands: Records the changes of owners.
+        pages: KV pages of rows.
+        snapshots: Gives and ends holder registers.
+        lanes: Lane registers that a row may fill.
+
+    Attributes:
+        opened: Open sessions by handle.
+        by_row: Sessions with a running turn, by row.
+        refused: States lost for lack of a holder register.
+    """
 
     def __init__(self, commands: CommandBuffer, pages: PageTable, snapshots: Snapshots, lanes: int) -> None:
         self._commands, self._file, self._pages, self._snapshots = commands, commands.registers, pages, snapshots
         self._lanes = lanes
-        self.refused = 0  # states lost for want of a holder register
+        self.refused = 0  # states lost for lack of a holder register
         self.reset()
 
     def reset(self) -> None:
-        """Closes all of them without giving anything back: only where registers and pages are reset as well."""
+        """Closes all sessions and releases nothing. Call it only where registers and pages are reset as well."""
         self.opened: dict[Session, Conversation] = {}
         self.by_row: dict[int, Conversation] = {}
         self._by_register: dict[int, tuple[Conversation, int]] = {}
 
     def open(self, name: Hashable) -> Session:
-        """A new session, which holds nothing yet."""
+        """Opens a session, which holds nothing yet.
+
+        Args:
+            name: The caller's name for it.
+
+        Returns:
+            Its handle.
+        """
         handle = Session(hashable("session", name), next(_SERIALS))
         self.opened[handle] = Conversation(handle)
         return handle
 
     def get(self, handle: Session) -> Conversation:
-        """An open session that no turn is running of. Raises: StaleHandle, InvalidArgument."""
+        """Returns an open session without a running turn.
+
+        Args:
+            handle: What `open` returned.
+
+        Raises:
+            StaleHandle: The session is closed, or another manager's.
+            InvalidArgument: This is no handle, or a turn runs.
+        """
         if not isinstance(handle, Session):
             raise InvalidArgument(f"{handle!r} is no session: use the handle that open_session() returned")
         found = self.opened.get(hashable("session", handle))
@@ -89,7 +129,16 @@ class Sessions:
         return found
 
     def find(self, session: Conversation, key: bytes, salt: Hashable) -> Resumption:
-        """How far the session's states serve a prompt; at least its last token is left to compute."""
+        """Finds how far the session's states serve a prompt. At least its last token is left to compute.
+
+        Args:
+            session: The session.
+            key: Tokens of the prompt, encoded.
+            salt: Salt of the prompt.
+
+        Returns:
+            Where the turn can continue; length 0 where no state serves it.
+        """
         if salt != session.salt:
             return Resumption(0, [], [])
         shared = min(common(session.tokens, key, BYTES), len(key) - BYTES) // BYTES
@@ -100,13 +149,23 @@ class Sessions:
         return Resumption(length, [snap.register for snap in serving], session.pages[: self._pages.count(length)])
 
     def surplus(self, session: Conversation, resumption: Resumption) -> tuple[int, int]:
-        """Slots and pages that a turn with this beginning gives back before it takes any."""
+        """Returns the slots and pages that a turn gives back before it takes any.
+
+        Args:
+            session: The session.
+            resumption: Where the turn continues.
+        """
         pages = session.pages[len(resumption.pages) :]
         alone = sum(self._pages.allocator.holders[page] == 1 for page in pages)
         return len(session.kept) - len(resumption.registers), alone
 
     def give_up(self, session: Conversation, resumption: Resumption) -> None:
-        """Gives back what the turn does not go on from."""
+        """Releases the states and pages that the turn does not continue from.
+
+        Args:
+            session: The session.
+            resumption: Where the turn continues.
+        """
         self._commands.release([snap.register for snap in session.kept if snap.register not in resumption.registers])
         self._pages.allocator.release(session.pages[len(resumption.pages) :])
         session.pages = session.pages[: len(resumption.pages)]
@@ -116,7 +175,13 @@ class Sessions:
     ) -> None:
         """Moves what is left to a new row, which shares the pages already.
 
-        start: tokens of the key that the row begins with, from here or, without a resumption, from elsewhere.
+        Args:
+            session: The session.
+            row: The new row.
+            resumption: Where the turn continues.
+            start: Tokens of the key that the row begins with, from here or, without a resumption, from elsewhere.
+            key: Tokens of the prompt, encoded.
+            salt: Salt of the prompt.
         """
         first = PER_ROW * row
         self._commands.move(range(first, first + len(resumption.registers)), resumption.registers)
@@ -127,7 +192,7 @@ class Sessions:
         self.by_row[row] = session
 
     def _empty(self, session: Conversation) -> None:
-        """The registers are moved or released: the rest of what a session holds goes."""
+        """Ends the states and releases the pages. The registers have been moved or released before."""
         for snap in session.kept:
             self._snapshots.end(snap)
             del self._by_register[snap.register]
@@ -135,9 +200,17 @@ class Sessions:
         session.kept, session.pages, session.lease = [], [], None
 
     def end(self, row: int, known: int, key: bytes | None, lease: Lease | None, cache: PrefixCache) -> bool:
-        """Keeps what a turn leaves: registers up to `known` tokens, and pages. Returns whether the lease is kept too.
+        """Keeps what a turn leaves: registers with states of at most `known` tokens, and pages.
 
-        key: the conversation's tokens; None: the turn was aborted, and what it began with is what counts.
+        Args:
+            row: The turn's row.
+            known: Tokens that are known to be real.
+            key: The conversation's tokens, encoded. None after an abort: what the turn began with counts then.
+            lease: The row's lease, None for none.
+            cache: The prefix cache; it evicts a state where a holder is needed.
+
+        Returns:
+            Whether the session keeps the lease.
         """
         session = self.by_row.pop(row)
         session.row = 0
@@ -166,7 +239,18 @@ class Sessions:
         return lease is not None
 
     def close(self, handle: Session) -> Lease | None:
-        """Gives back what a session holds; returns its lease. Raises: StaleHandle, InvalidArgument (a turn runs)."""
+        """Closes a session and releases what it holds.
+
+        Args:
+            handle: What `open` returned.
+
+        Returns:
+            Its lease, which the caller ends; None for none.
+
+        Raises:
+            StaleHandle: The session is closed, or another manager's.
+            InvalidArgument: This is no handle, or a turn runs.
+        """
         session = self.get(handle)
         del self.opened[handle]
         self._commands.release([snap.register for snap in session.kept])
@@ -180,7 +264,15 @@ class Sessions:
         return len(self._by_register)
 
     def require_continued(self, row: int, key: bytes) -> None:
-        """Raises: InvalidArgument where tokens do not go on from those that the row's turn began with."""
+        """Refuses tokens that do not continue those that the row's turn began with.
+
+        Args:
+            row: The turn's row.
+            key: The conversation's tokens, encoded.
+
+        Raises:
+            InvalidArgument: They do not.
+        """
         session = self.by_row[row]
         if not (key.startswith(session.tokens) or session.tokens.startswith(key)):
             raise InvalidArgument(
@@ -189,7 +281,7 @@ class Sessions:
             )
 
     def inspect(self) -> list[dict[str, Any]]:
-        """The open sessions as plain data."""
+        """Returns the open sessions as plain data."""
         return [
             {
                 "id": str(session.handle.id),
@@ -202,6 +294,10 @@ class Sessions:
         ]
 
     def owner(self, register: int) -> str:
-        """Who owns a holder register, where it is a session's."""
+        """Returns text that names the session which owns a holder register, "" where no session does.
+
+        Args:
+            register: The register.
+        """
         session, length = self._by_register.get(register, (None, 0))
         return f"session {session.handle.id!r} ({length} tokens)" if session else ""

@@ -1,8 +1,8 @@
-"""What several ranks have agreed to start requests from, kept until these come. Knows no rank.
+"""What several ranks have agreed to start requests from, kept until these requests are admitted. Knows no rank.
 
-Host memory differs from rank to rank, because threads and copies pin what they work on; what one rank evicts, another
-still has. So a rank starts a request from what all of them had when they agreed, or from its device's states, which
-are the same everywhere.
+Host memory differs from rank to rank, because threads and copies pin what they work on. A record that one rank evicts
+may still be on another. So a rank starts a request from what all ranks had when they agreed, or from its device's
+states, which are the same everywhere.
 """
 
 from collections.abc import Hashable
@@ -14,9 +14,11 @@ from memstate.tiers.prefetch.fetch import Fetch
 
 
 class AgreedHits:
-    """Hits of prefetches that are over, pinned.
+    """Keeps the hits of finished prefetches, pinned.
 
-    page_size: tokens.
+    Args:
+        host: Host memory.
+        page_size: Tokens of a KV page.
     """
 
     def __init__(self, host: HostTier, page_size: int) -> None:
@@ -24,7 +26,11 @@ class AgreedHits:
         self._hits: dict[Fetch, Hit] = {}
 
     def ended(self, fetch: Fetch) -> None:
-        """Keeps what has just been agreed on, before anything else can take its place."""
+        """Keeps what has just been agreed on, before other records can take its place.
+
+        Args:
+            fetch: The finished prefetch.
+        """
         keys = fetch.keys[: fetch.length // self._page_size]
         if fetch.length <= fetch.covered:
             return
@@ -33,8 +39,20 @@ class AgreedHits:
             self._host.pin([hit])
 
     def get(self, fetch: Fetch | None, key: bytes, salt: Hashable, match: Match, known: int) -> Hit | None:
-        """What a request starts from: nothing, where that is no more than `known` tokens, or where the device has given
-        up KV that was not fetched for that reason. Raises: InvalidArgument for another prompt's prefetch.
+        """Returns what a request starts from, None for nothing.
+
+        A hit of at most `known` tokens counts for nothing. So does one where the device has evicted KV that was not
+        fetched because the device had it.
+
+        Args:
+            fetch: The request's prefetch, None for none.
+            key: Tokens of the prompt, encoded.
+            salt: Salt of the prompt.
+            match: What the device has.
+            known: Tokens that the request has a state for already.
+
+        Raises:
+            InvalidArgument: The prefetch was begun for another prompt.
         """
         hit = self._hits.get(fetch) if fetch is not None else None
         if hit is None or hit.length <= known or match.kv_length < hit.first * self._page_size:
@@ -46,11 +64,15 @@ class AgreedHits:
         return hit
 
     def forget(self, fetch: Fetch) -> None:
-        """The request of a prefetch has come, or will not come."""
+        """Ends the pin of a prefetch whose request has been admitted or will not come.
+
+        Args:
+            fetch: The prefetch; without a hit, nothing happens.
+        """
         if hit := self._hits.pop(fetch, None):
             self._host.unpin([hit])
 
     def clear(self) -> None:
-        """No request will come."""
+        """Ends all pins: no request will come."""
         for fetch in list(self._hits):
             self.forget(fetch)

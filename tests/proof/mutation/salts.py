@@ -208,8 +208,8 @@ BELOW_THE_DEVICE = [
     ),
     Mutant(
         "salt: a hit is planted under none", "stale label", PROMOTION,
-        "self._cache.insert_loaded(promotion.head, promotion.salt, hit.length)",
-        "self._cache.insert_loaded(promotion.head, None, hit.length)",
+        "self._cache.insert_loaded(lower.head, lower.salt, hit.length)",
+        "self._cache.insert_loaded(lower.head, None, hit.length)",
         f"{BELOW}host_memory_gives_what_its_own_salt_has[a-None-through]",
     ),
     Mutant(

@@ -26,7 +26,7 @@ from memstate.slots.commands import CommandBuffer
 from memstate.stats import PrefixStats
 from memstate.tokens import BYTES
 
-NO_NODE = Node(None, b"", [], 0)  # the path of who shares nothing
+NO_NODE = Node(None, b"", [], 0)  # the path of a lease that shares nothing
 NO_MATCH = Match(0, 0, 0, 0)
 KEYS = 2**20  # tokens of prompts remembered where KV is the caller's: 8 MiB of keys
 
@@ -324,7 +324,7 @@ class PrefixCache:
         """
         assert lease.match.found is not None and lease.match.found.stated is not None
         if snapshot := self._detach(lease.match.found.stated):
-            self._snapshots.end(snapshot)  # its register is free with the pin
+            self._snapshots.end(snapshot)  # its register is freed with the pin
 
     def boundaries(self, lease: Lease, tokens: int) -> list[int]:
         """Returns the lengths, besides the boundaries, at which a request is to take snapshots.
@@ -386,9 +386,9 @@ class PrefixCache:
         """
         try:
             snapshots = [self._insert(insertion) if insertion.key else None for insertion in insertions]
-        finally:  # also where a policy of somebody's raises: what a node has is moved there
+        finally:  # also where a caller's policy raises: states that nodes have by then are moved
             self._record_moves()
-        if self.settings.most_states is not None:  # what has just come may be what is worth least
+        if self.settings.most_states is not None:  # a new state may be the least valuable one
             self.evict_states(len(self.nodes) - self.settings.most_states)
         return [snapshot if snapshot and self._has(snapshot) else None for snapshot in snapshots]
 
@@ -449,7 +449,7 @@ class PrefixCache:
     def _attach(self, node: Node, register: int, length: int, kind: str) -> Snapshot | None:
         """Moves a state to the node, if a holder is free or can be freed."""
         if not self._snapshots.free:
-            self.tree.lease(node)  # or making room could take it away again
+            self.tree.lease(node)  # or eviction could remove the node again
             self.evict_states(1)
             self.tree.unlease(node)
         if not self._snapshots.free:
@@ -538,7 +538,8 @@ class PrefixCache:
                     return True
         held = Counter(page for _, node in self.tree.walk() if not node.leases for page in node.pages)
         holders = self._pages.allocator.holders
-        return pages <= sum(holders[page] == times for page, times in held.items())  # those under two salts as well
+        # Pages under two salts count as well.
+        return pages <= sum(holders[page] == times for page, times in held.items())
 
     def _alone(self, node: Node) -> int:
         holders = self._pages.allocator.holders
@@ -583,7 +584,7 @@ class PrefixCache:
         allocator = self._pages.allocator
         before = allocator.free
         goal = before + n
-        while allocator.free < goal:  # a policy may have passed over what became a leaf meanwhile
+        while allocator.free < goal:  # a policy may have skipped nodes that became leaves meanwhile
             if not self._give_up_leaves(self._kv.victims(), goal):
                 rest = [node for _, node in self.tree.walk()]
                 if not self._give_up_leaves(reversed(rest), goal):  # children first
@@ -596,7 +597,7 @@ class PrefixCache:
         for node in nodes:
             if not (node.leases or node.carriers or node.ghost):
                 self._give_up(node, goal - allocator.free)
-                any_given = True  # others may hold its pages: what it stood on is a leaf now
+                any_given = True  # its pages may have other owners, but its parent may be a leaf now
                 if allocator.free >= goal:
                     break
         return any_given
@@ -710,7 +711,7 @@ class PrefixCache:
     def stats(self) -> PrefixStats:
         """Returns counts since the start, and what is held now.
 
-        Syncs: no
+        Syncs: no.
         """
         kv = self._pages.allocator.pages
         return replace(

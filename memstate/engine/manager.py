@@ -96,7 +96,7 @@ class StateManager(Reports):
 
     Raises:
         ConfigurationError: settings contradict each other.
-        InvalidArgument: `slots` or `reserve` is out of range, or `tensors` are not valid.
+        InvalidArgument: a value is out of range, such as `reserve`.
         LayoutMismatch: tensors do not fit the layout.
 
     Example:

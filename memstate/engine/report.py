@@ -1,5 +1,4 @@
-"""Reports the state of a manager: figures, owners by name, and everything as plain data.
-"""
+"""Reports the state of a manager: figures, owners by name, and everything as plain data."""
 
 from dataclasses import asdict
 

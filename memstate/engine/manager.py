@@ -347,8 +347,8 @@ class StateManager(Reports):
             OutOfRows: back-pressure, the request table is full; nothing changed.
             OutOfPages: back-pressure, too few KV pages are free; nothing changed.
             StaleHandle: the request has ended; nothing changed.
-            InvalidArgument: the row has finished or has an unsettled step, no register for a snapshot is free, or a
-                page needs a copy while changes wait for a forward; nothing changed.
+            InvalidArgument: the row has finished or has an unsettled step; no register for a snapshot is free; or a
+                page needs a copy while changes wait for a forward. Nothing changed.
 
         Syncs: no, unless it needs slots that `pool.release` freed by id.
         """
@@ -484,8 +484,8 @@ class StateManager(Reports):
 
         Raises:
             StaleHandle: a request has ended; nothing changed.
-            InvalidArgument: an older step must be settled first, the batch is too large, a row is named twice, a row
-                crosses a boundary, or its pages are too few; nothing changed.
+            InvalidArgument: an older step must be settled first; or the batch is too large; or a row is named twice,
+                crosses a boundary or has too few pages. Nothing changed.
 
         Syncs: no.
         """
@@ -564,8 +564,8 @@ class StateManager(Reports):
 
         Raises:
             StaleHandle: the step was settled before; nothing changed.
-            InvalidArgument: the step is not the newest, its forward was launched according to `submit(step)`, a state
-                that it computes was published already, or the tokens do not fit; nothing changed.
+            InvalidArgument: the step is not the newest; `submit(step)` said that its forward was launched; a state
+                that it computes was published; or the tokens do not fit. Nothing changed.
             ConfigurationError: tokens without a prefix cache or a session; nothing changed.
 
         Syncs: no.
@@ -918,7 +918,7 @@ class StateManager(Reports):
         Raises:
             InvalidArgument: the states do not sleep.
             Asleep: the engine has not restored its own tensors.
-            LayoutMismatch: the engine has restored its tensors with another alignment.
+            LayoutMismatch: the engine has restored its tensors with a smaller alignment.
 
         Syncs: yes.
         """

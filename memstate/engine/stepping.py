@@ -91,9 +91,9 @@ class Stepping:
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._mirror, self._snapshots, self._boundaries = pages, mirror, snapshots, boundaries
         self._log, self._planes, self._copied = log, planes, copied
-        self.open: Step | None = None  # whose forward may not be launched yet
-        self._promised: list[int] = []  # its rows of which something that it computes was handed out
-        self._uncopied: tuple[Step, int] | None = None  # whose snapshots are copied behind its forward
+        self.open: Step | None = None  # the step whose forward is perhaps not launched yet
+        self._promised: list[int] = []  # rows of the open step with results that were handed out
+        self._uncopied: tuple[Step, int] | None = None  # snapshots to copy after the forward
 
     def reset(self) -> None:
         """Forgets every step."""
@@ -296,7 +296,7 @@ class Stepping:
         self._log.pop(step)
         self._close(step, send=True)
         table, same = self._table, self._same_request(step)
-        dead = same & table.finished[step.numbers]  # ended by the step before: what is real was settled with that
+        dead = same & table.finished[step.numbers]  # rows that ended in the step before
         if same.all() and not dead.any():
             rows, ended, after = step.numbers, over, step.after
             table.unsettled[rows] -= 1

@@ -71,9 +71,9 @@ class CommandBuffer:
         self._run_data = run_data
         self._first: list[WeakMethod[Callable[[Packet | None], None]]] = []
         self._queue: list[Packet | Action] = []  # in the order of record; operations go to the last packet
-        self._fenced = np.zeros(registers.count, bool)  # registers with a slot that a forward not yet launched uses
-        self.fencing = False  # whether there is such a forward
-        self._waits: tuple[int, int] | None = None  # what waits for it: from this entry, and this operation in it, on
+        self._fenced = np.zeros(registers.count, bool)  # registers whose slots a coming forward uses
+        self.fencing = False  # whether such a forward is expected
+        self._waits: tuple[int, int] | None = None  # the first change that waits: its entry, its operation
 
     def before_packet(self, call: Callable[[Packet | None], None]) -> None:
         """Registers a method to call before each packet, with the packet, or with None before an empty submit.
@@ -241,7 +241,7 @@ class CommandBuffer:
         self._require_held("label", regs)
         cells, content = self._cells(self.registers.address("labels", regs), lengths)
         if regs.size:
-            self._packet_for(regs, DATA).add(WRITES, cells, content, regs)  # no later change of owners overtakes it
+            self._packet_for(regs, DATA).add(WRITES, cells, content, regs)  # later changes stay behind it
             self.registers.labels[regs] = content
 
     def _cells(self, addresses: Indices, values: Indices) -> tuple[Longs, Longs]:
@@ -416,7 +416,7 @@ class CommandBuffer:
         """Forgets the recorded changes. Only a reset may call it, because it also frees everything on the device."""
         forgotten, self._queue = self._queue, []
         self.lift()
-        for entry in reversed(forgotten):  # what comes later may stand on what comes before
+        for entry in reversed(forgotten):  # later entries may depend on earlier ones
             if isinstance(entry, Action) and entry.forget:
                 entry.forget()
 

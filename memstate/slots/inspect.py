@@ -34,7 +34,7 @@ class Inspection:
         tags: register -> a short name of its owner.
         rows: running requests with their lengths.
         prefix: nodes of the prefix cache, parents first. Each has its pages from `start` to `end`, the register of its
-            state or 0, and whether it had a state before.
+            state or 0, and whether that state was evicted.
         sessions: open sessions.
         changes: the changes in the journal, oldest first.
         stats: figures by name.

@@ -107,7 +107,8 @@ class StatePool:
             due: number of pairs that it will copy, if the caller knows it; used to count bytes.
 
         Raises:
-            InvalidArgument: a target is named twice, or a slot is target and source (in debug mode only).
+            InvalidArgument: an id names no slot, a target is named twice, or a slot is target and source (in debug mode
+                only).
 
         Syncs: in debug mode only.
         """

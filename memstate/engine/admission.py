@@ -1,6 +1,6 @@
 """Starts rows: for new requests, for forks of a running row, and for states that arrive from elsewhere.
 
-A call gets everything it needs, or changes nothing. This file does not know steps.
+A call gets everything that it needs, or it changes nothing. This module does not know steps.
 """
 
 from collections.abc import Hashable, Sequence
@@ -35,8 +35,8 @@ class Fork(NamedTuple):
 
     Attributes:
         rows: the new rows, in the order of their ids.
-        page_copies: (new page, page to copy from), for the page that the row has filled in part. The caller copies the
-            KV.
+        page_copies: pairs (new page, page to copy from). The row has filled the second page in part. The caller copies
+            its KV.
 
     Example:
         >>> import torch, memstate as ms
@@ -60,16 +60,16 @@ class Start:
     Attributes:
         request: the request.
         tokens: number of tokens that pages are taken for.
-        key: its prompt as a key, None without tokens.
+        key: the prompt as a key; None if the request has no tokens.
         snapshot: the state to read or copy.
-        session: the session that it is a turn of.
-        resumption: what the session still has for it.
-        match: what the prefix cache has for it.
+        session: the session, if the request is one of its turns.
+        resumption: the registers and pages of the session that the request continues from.
+        match: the match of the prompt in the prefix cache.
         lease: keeps the matched path from eviction.
-        promotion: a longer state below the device. It becomes the match once there is room.
-        shared: pages that it has at once.
+        promotion: a longer state below the device. After its load it becomes the match.
+        shared: pages that the row starts with and shares.
         boundaries: lengths at which a snapshot is due, ascending.
-        taken: the snapshot itself becomes the row's state.
+        taken: whether the row takes the slot of the snapshot, instead of reading or copying it.
     """
 
     request: Request
@@ -103,9 +103,9 @@ class Admission:
         sessions: open sessions.
         boundaries: lengths at which snapshots are due.
         lanes: lanes that a row holds from its admission on.
-        direct_hits: the first step reads a snapshot instead of a copy of it.
-        tracks: the strategy takes snapshots.
-        loader: finds hits below the device, or is a null object.
+        direct_hits: whether the first step reads the snapshot itself instead of a copy.
+        tracks: whether the strategy takes snapshots.
+        loader: finds and loads hits below the device, or its null object.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Admission:
         return starts
 
     def _admit(self, starts: Sequence[Start]) -> Rows:
-        """Rows for all of them, or for none."""
+        """Returns a row for each start, or raises and starts none."""
         fresh = [max(0, self._pages.count(start.tokens) - len(start.shared)) for start in starts]
         promotions = [start.promotion for start in starts if start.promotion]
         try:
@@ -169,7 +169,7 @@ class Admission:
         return self._carry_out(starts, fresh)
 
     def _promote(self, starts: Sequence[Start], promotions: Sequence[LowerHit]) -> None:
-        """Brings up what lies below the device. From then on it is a match like any other."""
+        """Loads the states from below the device. Then they are matches in the prefix cache."""
         self._cache.evict_states(self._loader.needs(promotions)[0] - self._snapshots.free)
         self._cache.loaded(self._loader.bring(promotions))
         for start in starts:
@@ -183,7 +183,7 @@ class Admission:
                     start.resumption = Resumption(start.snapshot.length, [start.snapshot.register], [])
 
     def _require_holders(self, n: int) -> None:
-        """Requires registers for states from below, beside those that the requests are about to read.
+        """Requires n free registers for loaded states. Registers that the requests are about to read do not count.
 
         Raises:
             OutOfSlots: too few are free.
@@ -193,7 +193,7 @@ class Admission:
             raise OutOfSlots(n, free, evictable)
 
     def _carry_out(self, starts: Sequence[Start], fresh: Sequence[int]) -> Rows:
-        """Gives rows their pages, registers and states. The caller has checked that there is enough."""
+        """Gives rows their pages, registers and states. The caller has checked that all of them are available."""
         rows = self._table.claim([start.request.id for start in starts])
         self._pages.start(rows, [start.shared for start in starts], fresh)
         self._move(rows, starts)
@@ -243,7 +243,7 @@ class Admission:
         start.shared = snapshot.pages if isinstance(snapshot, Snapshot) else ()
 
     def _look(self, start: Start, key: bytes, promote: bool) -> None:
-        """Finds the longest state for a prompt: its session's, one of the cache, or one below the device."""
+        """Finds the longest state for a prompt, in its session, in the prefix cache or below the device."""
         request, known = start.request, len(key) // BYTES
         if not known:
             raise InvalidArgument(f"request {request.id!r}: no tokens; a prompt has at least one")
@@ -265,7 +265,7 @@ class Admission:
             start.shared = self._cache.pages(start.match)
 
     def _hold(self, starts: Sequence[Start]) -> None:
-        """Leases what was matched while room is made for the rest, and collects the lengths of further snapshots."""
+        """Leases the matched paths, so that making room does not evict them. Adds the boundaries of the cache."""
         for start in starts:
             if start.promotion is not None:
                 self._loader.hold([start.promotion])
@@ -300,12 +300,12 @@ class Admission:
             self._cache.release(start.lease)
 
     def _take_over(self, starts: Sequence[Start], slots: int) -> int:
-        """Lets requests take the cached states that they matched, where slots are short.
+        """Lets requests take over the cached states that they matched, if slots are short.
 
-        Such a request needs one slot less, because it does not read a copy.
+        Such a request needs one slot less, because the slot of the state becomes its own.
 
         Returns:
-            Number of requests that do.
+            Number of requests that take a state over.
         """
         short, taken = slots - self._file.allocator.free - self._cache.evictable_states, 0
         alone = self._loader.alone([start.promotion for start in starts])
@@ -318,7 +318,7 @@ class Admission:
         return taken
 
     def _require(self, rows: int, pages: int, slots: int) -> None:
-        """Makes sure that there are enough rows, pages and slots. Evicts from the cache where that helps.
+        """Makes sure that enough rows, pages and slots are free, and evicts from the cache if that helps.
 
         Raises:
             OutOfRows: too few rows are free; nothing changed.
@@ -342,7 +342,7 @@ class Admission:
             raise OutOfSlots(slots, allocator.free, 0, allocator.capacity)
 
     def _claim(self, rows: Longs, moved: Sequence[int]) -> None:
-        """Claims the registers that new rows begin with, except those that a move is about to fill."""
+        """Claims the registers that new rows start with, except the registers that a move fills."""
         registers = [
             PER_ROW * row + part
             for row, have in zip(rows.tolist(), moved, strict=True)
@@ -351,7 +351,7 @@ class Admission:
         self._commands.claim(registers)
 
     def _move(self, rows: Longs, starts: Sequence[Start]) -> None:
-        """Moves what sessions kept, and states that are taken over, to new rows."""
+        """Moves the registers kept by sessions, and states that are taken over, to new rows."""
         for row, start in zip(rows.tolist(), starts, strict=True):
             if start.taken and start.lease is not None:
                 self._commands.move([PER_ROW * row], start.resumption.registers)
@@ -365,15 +365,16 @@ class Admission:
                     self._cache.shorten(start.lease, turn.length)
 
     def _start(self, rows: Longs, source: Longs, length: Longs, boundaries: Sequence[Sequence[int]]) -> None:
-        """Fills the columns of new rows, and their states: zeros, a copy, or a note to read the source once.
+        """Fills the columns and the states of new rows.
 
-        A state that was moved to its row stays.
+        A state becomes zeros or a copy of its source, or the first step reads the source itself. A state that was moved
+        to its row stays as it is.
 
         Args:
             rows: the new rows.
             source: register of the state to continue from, `row`; 0 = none.
             length: tokens that each row starts with, `row`.
-            boundaries: of each row, lengths at which a snapshot is due.
+            boundaries: for each row, the lengths at which a snapshot is due.
         """
         file, live, hit = self._file, rows * PER_ROW, source > 0
         file.tracked[rows] = length
@@ -432,7 +433,7 @@ class Admission:
         return Fork(self._table.handles(rows), copies)
 
     def _share_live(self, row: int, length: int) -> Snapshot:
-        """Moves a row's state to a holder, from which the row itself reads it in its next step."""
+        """Moves a row's state to a holder. The row itself reads it from there in its next step."""
         if not self._snapshots.free:
             self._cache.evict_states(1)
         snapshot = self._snapshots.hold(PER_ROW * row, length)

@@ -1,6 +1,7 @@
-"""Ends rows: snapshots go to handles or to the prefix cache, turns to their sessions, and the rest becomes free.
+"""Ends rows, and hands on what they leave.
 
-It only calls the parts that own these. It makes no decision and does not know steps.
+Snapshots go to handles or to the prefix cache, the states of turns go to their sessions, and everything else becomes
+free. This module calls the parts that own these things. It makes no decision and does not know steps.
 """
 
 from collections.abc import Sequence
@@ -37,14 +38,14 @@ class Ending:
         self._sessions, self._boundaries = sessions, boundaries
 
     def keys(self, tokens: Sequence[Tokens | None] | None, rows: Longs) -> list[bytes] | None:
-        """Encodes the tokens of each row as a key, and checks that they continue what is known of the row.
+        """Encodes the tokens of each row as a key, and checks that they continue the prompt of the row.
 
         Args:
             tokens: one sequence a row, or None.
             rows: `row`; entries of row 0 need no tokens.
 
         Returns:
-            One key a row, None without tokens.
+            One key a row; None if `tokens` is None.
 
         Raises:
             InvalidArgument: a row has no tokens, or they do not continue its prompt.
@@ -70,7 +71,7 @@ class Ending:
         return keys
 
     def _require_continued(self, row: int, key: bytes) -> None:
-        """Requires that the tokens continue the row's prompt; a state filed under other tokens would be wrong later."""
+        """Requires that the tokens continue the row's prompt. Otherwise later requests would match a wrong state."""
         lease = self._cache.leases.get(row)
         if lease and not (key.startswith(lease.key) or lease.key.startswith(key)):
             raise InvalidArgument(
@@ -87,9 +88,9 @@ class Ending:
 
         Args:
             rows: `row`.
-            known: tokens up to which each row is real, `row`; a snapshot stands for at most that many.
-            keys: one key a row.
-            ended: the rows have ended, so their live states count too.
+            known: tokens up to which each row is real, `row`. No published snapshot is longer.
+            keys: one key a row; None: return handles.
+            ended: whether the rows have ended. Their live states count as snapshots then.
 
         Returns:
             One snapshot a row; None where there is none.
@@ -115,7 +116,7 @@ class Ending:
         return Insertion(self._cache.leases[row], key[: length * BYTES], pages, answer, label, ended)
 
     def require_sessions_told(self, rows: Longs) -> None:
-        """Requires tokens for turns of sessions that are to be kept.
+        """Refuses rows that are turns of sessions, because the caller gave no tokens for them.
 
         Raises:
             InvalidArgument: a row is a turn of a session.
@@ -130,8 +131,8 @@ class Ending:
         Args:
             rows: `row`.
             known: tokens up to which each row is real, `row`. None: nothing is kept, and turns are aborted.
-            keys: one key a row.
-            how: what ended them, for the errors of stale handles.
+            keys: one key a row, or None.
+            how: the word for what ended them, for the errors of stale handles.
 
         Returns:
             One snapshot a row; None where there is none.

@@ -1,6 +1,6 @@
 """Offers the calls of a decode loop as one object, `StateManager`.
 
-It joins the parts of `memstate.engine` and keeps no rule of its own. Strategies, allocators and the device decide.
+It joins the parts of `memstate.engine` and has no rules of its own. Strategies, allocators and the device decide.
 
 admit -> plan -> (your forward) -> settle | accept -> ... -> release | abort | retract
               `-> cancel                      `-> publish -> (your index) -> admit(resume=...) | drop
@@ -67,35 +67,36 @@ class StateManager(Reports):
 
     Args:
         layout: what one state is made of.
-        slots: number of states that fit.
+        slots: number of states that the memory holds.
         max_requests: requests that can run at a time; each has a row of the request table.
         tracking: the strategy that takes snapshots. Default: `Redirect()`.
         pages: KV pages of requests. None: the caller manages KV, and a page has one token.
-        prefix: settings of a prefix cache, for requests with tokens. Cached states and pages are evicted for requests.
-        tiers: settings of host memory and storage below the prefix cache. Call `poll` once an iteration with them.
+        prefix: settings of a prefix cache, for requests with tokens. Requests may evict cached states and pages.
+        tiers: settings of host memory and storage below the prefix cache. With tiers, call `poll` once an iteration.
         forward: what the forward's kernels can do.
         overlap: plan the next step before the last one is settled.
         max_batch: entries of the largest batch. Default: max_requests + preallocated.
-        preallocated: more rows, for requests whose state is still arriving.
-        snapshots: snapshots that can be kept at a time. Default: slots; with a prefix cache slots + rows.
+        preallocated: additional rows, for requests whose state is still arriving.
+        snapshots: largest number of published snapshots. Default: slots; with a prefix cache slots + rows.
         reserve: slots that snapshots at boundaries leave free for admissions.
-        tensors: plane name -> tensors that the engine has allocated. See `Planes.from_tensors`.
+        tensors: plane name -> tensors that the engine has allocated; None: allocate. See `Planes.from_tensors`.
         device: where the states live.
         backend: what runs the kernels: "auto", "reference", "interpreter" or "cuda".
-        journal: number of the last changes of owners that `changes` keeps.
+        journal: how many changes of owners `changes` keeps; 0: none.
         debug: check the calling thread and overlapping copies.
 
     Attributes:
         planes: the bytes of all slots, by plane, with gather and scatter.
-        layout: the argument of this name, as are `forward`, `overlap` and `tracking`.
-        pool: slots by id, for callers that hold them outside of any request.
+        layout: the argument `layout`. The arguments `forward`, `overlap` and `tracking` are attributes, too.
+        pool: hands out slots by id, for callers that use slots outside of requests.
         prefix: the prefix cache, or None.
         tiers: host memory and storage, or None.
-        backend: runs the launches and counts them. Give the kernels of a forward another one, or they are counted too.
+        backend: runs the launches and counts them. Use another `Backend` for the kernels of your forward; otherwise
+            its launches are counted here, too.
 
     Raises:
         ConfigurationError: settings contradict each other.
-        InvalidArgument: an argument has no meaning here.
+        InvalidArgument: a value is out of range, such as `reserve`.
         LayoutMismatch: tensors do not fit the layout.
 
     Example:
@@ -222,24 +223,24 @@ class StateManager(Reports):
 
     @property
     def page_table(self) -> Tensor:
-        """KV pages of each row: int32 `row page` on the device; 0 = none."""
+        """KV page ids of each row: int32 `row page` on the device; 0 = no page."""
         return self._registers.page_table
 
     @property
     def free_slots(self) -> int:
-        """Slots that requests can be given now.
+        """Number of slots that requests can get now.
 
-        The number includes slots whose release waits for a forward. `pool.claim` cannot have these yet.
+        The number includes slots whose release waits for a forward. `pool.claim` cannot use these slots yet.
         """
         return self._allocator.free
 
     @property
     def free_pages(self) -> int:
-        """KV pages that can be claimed now."""
+        """Number of KV pages that requests can get now."""
         return self._pages.allocator.free
 
     def length(self, row: Row) -> int:
-        """Returns the tokens folded into the row's state by the steps planned so far.
+        """Returns the length of the row's state in tokens, with all steps that are planned so far.
 
         Args:
             row: the request.
@@ -253,7 +254,7 @@ class StateManager(Reports):
         return int(self._mirror.lengths(np.array([self._table.index(row)]))[0])
 
     def confirmed(self, row: Row) -> int:
-        """Returns the length in tokens up to which the row is known to be real.
+        """Returns the confirmed length of the row in tokens: known results reach up to it.
 
         Args:
             row: the request.
@@ -269,7 +270,7 @@ class StateManager(Reports):
     def next_boundary(self, row: Row) -> int:
         """Returns the next length in tokens at which a snapshot is due.
 
-        A prefill chunk must not go beyond it.
+        A prefill chunk must not go beyond this length.
 
         Args:
             row: the request.
@@ -301,9 +302,9 @@ class StateManager(Reports):
         return int(self._registers.held[first : first + PER_ROW].sum())
 
     def admit(self, requests: Sequence[Request]) -> Rows:
-        """Gives every request a row, slots and pages; or raises and gives no request anything.
+        """Gives every request a row, slots and pages; or raises and changes nothing.
 
-        Fresh states are zeroed with the next submit.
+        The next submit zeroes the states of requests that start from nothing.
 
         Args:
             requests: the requests to start.
@@ -318,7 +319,7 @@ class StateManager(Reports):
             StaleHandle: a snapshot was dropped, or a session closed; nothing changed.
             InvalidArgument: a request contradicts itself, or a turn of its session runs; nothing changed.
 
-        Syncs: no.
+        Syncs: no, unless it needs slots that `pool.release` freed by id.
         """
         self._enter()
         return self._admission.admit(requests)
@@ -326,12 +327,13 @@ class StateManager(Reports):
     def fork(self, row: Row, ids: Sequence[Hashable]) -> Fork:
         """Starts more requests from a running row's state, for example several samples of one prompt.
 
-        With `direct_hits` (Redirect) nothing is copied. The new rows and the row itself read one slot in their next
-        step, and each writes its own. Otherwise the state is copied with the next submit.
+        With `direct_hits` (Redirect) nothing is copied. The new rows and the row itself read the same slot in their
+        next step, and each row writes its own slot. Otherwise the next submit copies the state.
 
         The rows share the KV pages that are full. The result names the pages whose contents the caller must copy.
 
-        The shared state is not a snapshot of any row. A row that ends before its next step publishes an older snapshot.
+        The shared state is not a snapshot of any row. If a row ends before its next step, it publishes an older
+        snapshot, or none.
 
         Args:
             row: the running request.
@@ -345,10 +347,10 @@ class StateManager(Reports):
             OutOfRows: back-pressure, the request table is full; nothing changed.
             OutOfPages: back-pressure, too few KV pages are free; nothing changed.
             StaleHandle: the request has ended; nothing changed.
-            InvalidArgument: the row has finished or has an unsettled step, no register for a snapshot is free, or a
-                page needs a copy while changes wait for a forward; nothing changed.
+            InvalidArgument: the row has finished or has an unsettled step; no register for a snapshot is free; or a
+                page needs a copy while changes wait for a forward. Nothing changed.
 
-        Syncs: no.
+        Syncs: no, unless it needs slots that `pool.release` freed by id.
         """
         self._enter()
         return self._admission.fork(row, ids)
@@ -357,16 +359,17 @@ class StateManager(Reports):
         """Tells the manager that states computed elsewhere are in the live slots of fresh rows.
 
         Use `read_slots` to learn which slots to write. Under Redirect, a state that arrives at a boundary becomes a
-        snapshot, as if it had been computed here. Under other strategies the next boundary is the first.
+        snapshot, like a state computed here. Under other strategies it does not; the first snapshot comes at the next
+        boundary.
 
         Args:
-            rows: rows that have folded no token yet.
-            lengths: tokens that each state stands for, at least 1.
+            rows: rows of length 0.
+            lengths: length of each state in tokens, at least 1.
 
         Raises:
             StaleHandle: a request has ended; nothing changed.
-            InvalidArgument: a row has folded tokens, is in a step or has finished, or its pages are too few for its
-                length; nothing changed.
+            InvalidArgument: a row has a length already, is in a step or has finished, or its pages are too few for
+                the new length; nothing changed.
 
         Syncs: no.
         """
@@ -376,10 +379,10 @@ class StateManager(Reports):
     def read_slots(self, handles: Sequence[Row | Snapshot]) -> Readback:
         """Asks the device which slots hold these rows' states and snapshots, for RDMA or debugging.
 
-        It takes one upload, one launch and one copy back. The ids are ready a step later.
+        It takes one upload, one launch and one copy to the host. The ids are ready a step later.
 
-        If a change recorded before waits for a forward, the question waits with it. So no id is known before its slot
-        may be used.
+        If an earlier change waits for a forward, this request waits too. So the ids never name a slot that the forward
+        still uses for another owner.
 
         Args:
             handles: rows and snapshots, in any order.
@@ -412,14 +415,14 @@ class StateManager(Reports):
         return found
 
     def shortfall(self, rows: Sequence[Row | None], tokens: int | Sequence[int] = 1, *, window: bool = False) -> int:
-        """Returns how many slots the snapshots due in the next plan of these rows would lack.
+        """Returns how many slots are missing for the snapshots that are due in the next plan of these rows.
 
-        Drop that many snapshots first to take all of them.
+        If you drop that many snapshots first, the plan can take every snapshot that is due.
 
         Args:
             rows: the batch; None and finished rows are padding.
             tokens: tokens of each row in the step.
-            window: count for the accept of a window instead; the result is then an upper bound.
+            window: count for the next `accept` instead of the next plan. The result is then an upper bound.
 
         Raises:
             StaleHandle: a request has ended.
@@ -431,7 +434,7 @@ class StateManager(Reports):
         return self._stepping.shortfall(self._stepping.batch(rows, tokens), window)
 
     def extend(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
-        """Takes KV pages for longer rows, for all of them or for none.
+        """Gives rows the KV pages for longer lengths; all rows get them, or none does.
 
         Args:
             rows: the rows.
@@ -460,18 +463,20 @@ class StateManager(Reports):
     ) -> Step:
         """Decides which slots the next step reads, writes and snapshots.
 
-        It submits what was recorded, then takes one launch. Launch the forward before the next plan.
+        It sends the recorded changes, then takes one launch. With in-place kernels it may take one more, for copies.
+        Launch the forward before the next plan.
 
-        Any other call may come between the plan and its forward. A change of the owner of a slot that this step names
-        is recorded, and sent behind the forward by the next plan or by `submit(step)`.
+        Between the plan and its forward, every call is allowed except the next plan and the settle of this step.
+        Changes of owners of the slots that this step uses wait for the forward. The next plan or `submit(step)` sends
+        them.
 
-        The forward of a window reads `step.read` and stores no state in a slot. It writes the states after each of its
-        tokens to windows that the caller owns, and `accept` chooses from these.
+        The forward of a speculative step reads `step.read` and stores no state in a slot. It writes the state after
+        each token to windows that the caller owns. `accept` then moves the accepted states to the slots.
 
         Args:
             rows: the batch; None and finished rows are padding.
             tokens: tokens of each row in this step: 1 in decode, the chunk in prefill, the drafted tokens of a window.
-            limit: number of optional claims (for snapshots) that this step may make.
+            limit: largest number of slots that this step may claim for snapshots.
             window: plan a speculative step.
 
         Returns:
@@ -479,8 +484,8 @@ class StateManager(Reports):
 
         Raises:
             StaleHandle: a request has ended; nothing changed.
-            InvalidArgument: an older step must be settled first, the batch is too large, a row is named twice, a row
-                crosses a boundary, or its pages are too few; nothing changed.
+            InvalidArgument: an older step must be settled first; or the batch is too large; or a row is named twice,
+                crosses a boundary or has too few pages. Nothing changed.
 
         Syncs: no.
         """
@@ -495,8 +500,9 @@ class StateManager(Reports):
     def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None = None) -> None:
         """Tells the manager that a step's results are known, and which of its rows they finished.
 
-        Finished rows are padding from now on. Settle steps in the order in which they were planned. It takes one launch
-        where a slot can become free, otherwise none.
+        Finished rows are padding from now on. Settle steps in the order of their plans. It takes one launch if a lane
+        can be released. It also launches the work that waited for this step's forward, if a result was requested or
+        in-place kernels need copies.
 
         Args:
             step: the oldest unsettled step.
@@ -517,17 +523,18 @@ class StateManager(Reports):
     ) -> None:  # fmt: skip
         """Keeps the states after the accepted tokens of each window, and settles the step.
 
-        If a window crosses a boundary, the state there becomes a snapshot, as long as the strategy finds a slot for it.
+        If the accepted tokens cross a boundary, the state there becomes a snapshot, if a slot is free for it.
 
-        It takes one upload, one launch, one more launch for each plane, and one where lanes can be released.
+        It first sends the recorded changes. It then takes one upload, one launch, one launch for each plane, and one
+        more if lanes can be released.
 
         Args:
             step: the oldest unsettled step, planned with `window=True`.
-            accepted: number of real tokens of each entry; 0: the row stays where it was.
+            accepted: number of accepted tokens of each entry; 0: the row keeps its length.
             windows: plane name -> the states after each token, `layer batch step ...`. For a plane of conv inputs also
                 `layer batch tap-1+step channel`, every input once.
-            finished: as for `settle`. Count the tokens of a row that ends within its window up to its end.
-            limit: number of optional claims (for snapshots) that this call may make.
+            finished: as for `settle`. If a row ends within its window, accept only the tokens up to its end.
+            limit: largest number of slots that this call may claim for snapshots.
 
         Raises:
             StaleHandle: the step was settled before; nothing changed.
@@ -542,23 +549,23 @@ class StateManager(Reports):
     def cancel(
         self, step: Step, *, publish: bool = False, tokens: Sequence[Tokens | None] | None = None
     ) -> list[Snapshot | None]:
-        """Gives up a planned step whose forward never ran, and aborts its rows.
+        """Cancels a planned step whose forward never ran, and ends its rows.
 
-        The rows end as they were before the step. Rows that the step before it had finished are aborted as well. To
-        keep their states, release them first, or ask to publish.
+        The rows end with the lengths that they had before the step. Rows that finished in the step before it end, too.
+        To keep their states, release these rows first, or set `publish`.
 
         Args:
             step: the newest step.
             publish: publish the newest real snapshot of each row.
-            tokens: as for `release`, one sequence an entry of the batch.
+            tokens: as for `release`, one sequence for each entry of the batch; publishes, too.
 
         Returns:
-            One snapshot an entry, if asked to publish; None where there is none.
+            One snapshot for each entry of the batch; None where nothing was published.
 
         Raises:
             StaleHandle: the step was settled before; nothing changed.
-            InvalidArgument: the step is not the newest, a result of it was handed out since its plan, `submit(step)`
-                said that its forward was launched, or the tokens do not fit; nothing changed.
+            InvalidArgument: the step is not the newest; `submit(step)` said that its forward was launched; a state
+                that it computes was published; or the tokens do not fit. Nothing changed.
             ConfigurationError: tokens without a prefix cache or a session; nothing changed.
 
         Syncs: no.
@@ -581,24 +588,24 @@ class StateManager(Reports):
     def release(
         self, rows: Sequence[Row], publish: bool | Sequence[int] = False, *, tokens: Sequence[Tokens] | None = None
     ) -> list[Snapshot | None]:
-        """Ends requests: publishes their newest real snapshots if asked, and frees everything else.
+        """Ends requests: publishes their newest confirmed snapshots if asked, and frees everything else.
 
-        With tokens, KV and snapshot go to the prefix cache, and a turn's states go to its session. A turn that ends
-        with neither tokens nor `publish` is aborted. The cache owns the snapshots that it takes; `drop` refuses them.
+        With tokens, KV and snapshot go to the prefix cache, and the states of a session's turn go to the session. A
+        turn without tokens and without `publish` is aborted. The cache owns the snapshots that it takes; `drop` refuses
+        them.
 
         Args:
             rows: the requests.
-            publish: False, True, or the key length of each row: tokens whose KV may be shared. It bounds the snapshot's
-                length.
-            tokens: everything known of each request, prompt and answer.
+            publish: False, True, or for each row the number of tokens that may be shared. The snapshot is not longer.
+            tokens: all tokens of each request so far, prompt and answer.
 
         Returns:
             One snapshot a row; None where there is none.
 
         Raises:
             StaleHandle: a request has ended; nothing changed.
-            InvalidArgument: a row is named twice, tokens do not continue their prompt, or a turn is published without
-                tokens; nothing changed.
+            InvalidArgument: a row is named twice, tokens do not continue the prompt of their row, or a turn is
+                published without tokens; nothing changed.
             ConfigurationError: tokens without a prefix cache or a session; nothing changed.
 
         Syncs: no.
@@ -626,21 +633,21 @@ class StateManager(Reports):
     def abort(self, rows: Sequence[Row]) -> None:
         """Ends requests at once, also while a step is in flight, and publishes nothing.
 
-        A session goes back to where the turn began, as far as a register still has that state.
+        A session goes back to where the turn began, if that state is still held; otherwise to an older state.
 
         Args:
             rows: the requests.
 
         Raises:
             StaleHandle: a request has ended.
-            InvalidArgument: a row is named twice, or is no row of this manager.
+            InvalidArgument: a row is named twice, or is not a row of this manager.
 
         Syncs: no.
         """
         self._end(rows, False, None, "aborted")
 
     def retract(self, rows: Sequence[Row], *, tokens: Sequence[Tokens] | None = None) -> list[Snapshot | None]:
-        """Ends requests that will come back, and keeps the newest real snapshot of each.
+        """Ends requests that will resume later, and publishes the newest confirmed snapshot of each.
 
         Args:
             rows: the requests.
@@ -661,23 +668,23 @@ class StateManager(Reports):
     def publish(
         self, rows: Sequence[Row], *, tokens: Sequence[Tokens] | None = None, strict: bool = False
     ) -> list[Snapshot | None]:
-        """Publishes the newest real snapshot of each running row; the row continues with another slot.
+        """Publishes the newest confirmed snapshot of each row, which continues to run.
 
-        The snapshot moves from the row's lanes to a register of its own. It keeps its slot until it is dropped, however
-        many requests resumed from it. With tokens, KV and snapshot go to the prefix cache.
+        The snapshot moves with its slot from the row to a register of its own. It keeps the slot until it is dropped;
+        any number of requests can resume from it. With tokens, KV and snapshot go to the prefix cache.
 
         Args:
             rows: the requests.
-            tokens: everything known of each request, prompt and answer.
-            strict: raise where a row has no snapshot or no register is free for it, and publish nothing.
+            tokens: all tokens of each request so far, prompt and answer.
+            strict: raise if a row has no snapshot, or if no register is free for it; publish nothing then.
 
         Returns:
             One snapshot a row; None where there is none, or no register is free for it.
 
         Raises:
             StaleHandle: a request has ended; nothing changed.
-            InvalidArgument: `strict`, and a snapshot is missing; or tokens do not continue their prompt; nothing
-                changed.
+            InvalidArgument: tokens do not continue the prompt of their row, or with `strict` a snapshot is missing;
+                nothing changed.
             ConfigurationError: tokens without a prefix cache or a session; nothing changed.
 
         Syncs: no.
@@ -695,7 +702,7 @@ class StateManager(Reports):
         return snapshots
 
     def _told(self, rows: Longs, known: NDArray[np.integer], keys: Sequence[bytes] | None) -> list[int] | None:
-        """Returns the tokens of each row that the cache or a session is about to rely on; None where handles say it."""
+        """Returns the length of each row that the cache or a session will use; None if handles are published."""
         if keys is None:
             return None
         lengths = [min(n, len(key) // BYTES) for n, key in zip(known.tolist(), keys, strict=True)]
@@ -703,12 +710,13 @@ class StateManager(Reports):
         return [n if row in turns else self._pages.floor(n) for row, n in zip(rows.tolist(), lengths, strict=True)]
 
     def drop(self, snapshots: Sequence[Snapshot | None]) -> None:
-        """Gives up snapshots, so that their slots and pages become free.
+        """Ends the handles of snapshots, and frees their slots and pages.
 
-        They are free at once. If a row is about to resume from one, they are free when its first step is planned.
+        They become free at once. If a row still has to read the snapshot in its first step, they become free when that
+        step is planned.
 
         Args:
-            snapshots: what `publish` and `release` returned; None is skipped.
+            snapshots: results of `publish`, `release`, `retract` or `cancel`; None is skipped.
 
         Raises:
             StaleHandle: a snapshot was dropped before; nothing changed.
@@ -722,15 +730,15 @@ class StateManager(Reports):
         self._snapshots.drop(given)
 
     def match(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Match:
-        """Says how much of a prompt the prefix cache has, and why not more. Changes nothing.
+        """Returns how much of a prompt the prefix cache has, and why it has no more. Changes nothing.
 
-        The result has the lengths by state and by KV, and what host memory would add. A request computes its last token
-        in any case.
+        The result has the length by state, the length by KV, and the length with host memory. The last token never
+        counts, because a request always computes it.
 
         Args:
             tokens: the whole prompt.
-            salt: as the request's.
-            session: the session whose next turn it is; what the session keeps counts too.
+            salt: the salt of the request.
+            session: the session of the request; the states that it keeps count, too.
 
         Raises:
             InvalidArgument: tokens or salt are not valid, or a turn of the session runs.
@@ -755,15 +763,15 @@ class StateManager(Reports):
         return found, kept
 
     def prefetch(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Fetch:
-        """Starts to bring what storage has for a prompt to host memory, where `match` and `admit` find it.
+        """Starts to read the states of a prompt from storage to host memory, where `match` and `admit` find them.
 
-        Call it when a request arrives, and `poll` every iteration. Admit the request once `fetch.done`, or once
-        `mem.tiers.ready(fetch)` says that it has waited long enough.
+        Call it when a request arrives, and call `poll` every iteration. Admit the request when `fetch.done` is true, or
+        when `mem.tiers.ready(fetch)` is true: then the fetch is done or has had enough time.
 
         Args:
             tokens: the whole prompt.
-            salt: as the request's.
-            session: as the request's.
+            salt: the salt of the request.
+            session: the session of the request.
 
         Returns:
             The fetch, for `Request(fetch=...)`.
@@ -786,25 +794,25 @@ class StateManager(Reports):
     def poll(self) -> None:
         """Advances the transfers between device, host memory and storage.
 
-        Call it once an iteration of the loop, also while no request runs.
+        Call it once an iteration of the loop, even if no request runs.
 
         Raises:
-            AgreementLost: a rank does not answer, or runs other prefetches.
+            AgreementLost: a rank does not answer, or its prefetches differ.
 
-        Syncs: no; with several ranks it waits for those that are late.
+        Syncs: no; with several ranks it waits for late ranks.
         """
         self._enter()
         if self.tiers is not None:
             self.tiers.poll()
 
     def close(self) -> None:
-        """Writes what is cached to storage, closes the storage, and ends the threads of the tiers.
+        """Writes the cached states to storage, closes the storage, and ends the threads of the tiers.
 
-        Only tiers need it. Requests continue without them.
+        Without tiers it does nothing. Requests can continue without tiers.
 
         Raises:
             Asleep: states or KV pages sleep; nothing changed.
-            InvalidArgument: something waits for the newest step's forward; nothing changed.
+            InvalidArgument: a change waits for the newest step's forward; nothing changed.
 
         Syncs: yes.
         """
@@ -815,7 +823,7 @@ class StateManager(Reports):
         """Opens a conversation whose states and pages stay between its turns.
 
         Args:
-            name: a name, shown by audits.
+            name: the name that audits show.
 
         Returns:
             The session, for `Request(session=...)`.
@@ -845,7 +853,7 @@ class StateManager(Reports):
             self._cache.release(lease)
 
     def scrub_null(self) -> None:
-        """Zeroes slot 0, after kernels outside memstate may have written to it.
+        """Zeroes slot 0. Call it if kernels outside memstate write to slot 0 and read it.
 
         Syncs: no.
         """
@@ -853,12 +861,12 @@ class StateManager(Reports):
         self.planes.scrub_null()
 
     def submit(self, step: Step | None = None) -> None:
-        """Sends what is recorded now, instead of with the next plan.
+        """Sends the recorded changes now, instead of with the next plan.
 
         Each packet takes one upload and at most two launches.
 
-        Without `step`, the first change of a slot that the newest step names waits for the forward. Everything recorded
-        after it waits too. With `step`, everything is sent, behind the snapshot copies of an in-place engine.
+        Without `step`, the first change of a slot that the newest step uses waits for the forward, and so does every
+        later change. With `step`, all changes are sent. With in-place kernels, the copies of snapshots come first.
 
         Args:
             step: the newest step, once its forward has been launched.
@@ -877,10 +885,10 @@ class StateManager(Reports):
     def sleep(self, keep: bool = True) -> None:
         """Releases the memory of the states, and remembers who owns each slot.
 
-        Until `wake`, only lengths, counts and `stats` work. All other calls raise Asleep.
+        Until `wake`, only lengths, counts and `stats` work. Other calls raise Asleep.
 
         Args:
-            keep: keep the bytes in host memory. Without it, no request and no snapshot may hold a slot.
+            keep: keep the bytes in host memory. With False, no slot may be held.
 
         Raises:
             InvalidArgument: slots are held and `keep` is False, or memory cannot be released; nothing changed.
@@ -903,14 +911,14 @@ class StateManager(Reports):
         self.planes.sleep(keep=keep)
 
     def wake(self) -> None:
-        """Takes the memory back, with the bytes that were kept.
+        """Restores the memory of the states, and the bytes that `sleep` kept.
 
-        Addresses may have moved. Capture CUDA graphs that hold addresses of planes anew.
+        Planes may have new addresses. Capture CUDA graphs that hold such addresses again.
 
         Raises:
             InvalidArgument: the states do not sleep.
-            Asleep: an engine's memory is not back.
-            LayoutMismatch: an engine's memory is not back as it was.
+            Asleep: the engine has not restored its own tensors.
+            LayoutMismatch: the engine has restored its tensors with a smaller alignment.
 
         Syncs: yes.
         """
@@ -927,8 +935,8 @@ class StateManager(Reports):
     def reset(self) -> None:
         """Frees every slot, row and page, and makes every handle stale.
 
-        Registers, columns and the page table become zero. The bytes of states and what storage has stay; host memory is
-        emptied. From here on, do not launch the forward of a step planned before.
+        Registers, columns and the page table become zero. Host memory becomes empty. The bytes of states and the
+        records in storage stay. After it, do not launch the forward of a step that was planned before.
 
         Syncs: no; with tiers yes.
         """
@@ -950,11 +958,11 @@ class StateManager(Reports):
         self._stepping.reset()
 
     def check(self) -> None:
-        """Submits what does not wait for a forward, and raises the first fault that the device counted.
+        """Sends the recorded changes that may be sent, and raises the first fault that the device counted.
 
         Raises:
-            DeviceFault: the device counted an operation that cannot be right.
             DoubleRelease: a slot was released that was free already.
+            DeviceFault: the device counted another invalid operation.
 
         Syncs: yes.
         """

@@ -1,4 +1,4 @@
-"""The parts of a manager, and the guards in front of its calls. It decides nothing."""
+"""Declares the attributes of a manager, and the guards in front of its calls."""
 
 import threading
 
@@ -20,7 +20,7 @@ from memstate.tiers import TierManager
 
 
 class Parts:
-    """What a manager consists of; its constructor puts it together."""
+    """The attributes of a manager. The constructor of `StateManager` sets them."""
 
     backend: Backend
     planes: Planes
@@ -42,7 +42,7 @@ class Parts:
     def changes(self) -> list[Change]:
         """The last changes of owners, oldest first.
 
-        The manager keeps as many as its argument `journal` says. Without a journal the list is empty.
+        The argument `journal` of the manager limits their number. With `journal=0` the list is empty.
         """
         journal = self._commands.journal
         return list(journal.changes) if journal else []

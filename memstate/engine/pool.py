@@ -1,6 +1,6 @@
 """Joins slots and their bytes, for callers that hold slot ids. One allocator may serve several `Planes`.
 
-This file does not know requests.
+This module does not know requests.
 """
 
 from collections.abc import Sequence
@@ -51,17 +51,17 @@ class StatePool:
 
         Args:
             n: number of slots.
-            zero: zero their bytes. Switch it off for slots that are about to be overwritten whole.
+            zero: zero their bytes. Pass False only if you will overwrite every byte of the slots.
 
         Returns:
             int32 `n`.
 
         Raises:
-            OutOfSlots: fewer are free; nothing changed.
+            OutOfSlots: fewer than n slots are free; nothing changed.
             InvalidArgument: n is not a number of slots; nothing changed.
-            Asleep: `zero`, and the states sleep; nothing changed.
+            Asleep: `zero` is True and the states sleep; nothing changed.
 
-        Syncs: as `SlotAllocator.claim`.
+        Syncs: only after `release` by id, if the host's count of free slots is not certain enough.
         """
         for planes in self.planes if zero else ():
             planes.memory.require_awake("claim")
@@ -71,9 +71,9 @@ class StatePool:
         return ids
 
     def release(self, ids: Tensor | Sequence[int]) -> None:
-        """Takes back slots that `claim` gave; see `SlotAllocator.release`.
+        """Takes back slots that `claim` returned; see `SlotAllocator.release`.
 
-        Do not release a slot that a register owns. The device cannot tell, and only an audit shows its two owners.
+        Do not release a slot that a register owns. The device cannot detect this; only an audit does.
 
         Args:
             ids: integers in any shape.
@@ -97,17 +97,18 @@ class StatePool:
             planes.zero(ids)
 
     def copy(self, dst: Tensor, src: Tensor, *, due: int | None = None) -> None:
-        """Copies slots src[i] to dst[i] over all planes and layers, in one launch for each `Planes`.
+        """Copies slot src[i] to slot dst[i] in all planes and layers, in one launch for each `Planes`.
 
-        Pairs with a 0, and pairs of equal slots, are skipped.
+        It skips pairs with a 0 and pairs of equal slots.
 
         Args:
             dst: integers `n`.
             src: integers `n`.
-            due: number of pairs that are not skipped, if the caller knows it.
+            due: number of pairs that it will copy, if the caller knows it; used to count bytes.
 
         Raises:
-            InvalidArgument: the sets overlap (in debug mode only).
+            InvalidArgument: an id names no slot, a target is named twice, or a slot is target and source (in debug mode
+                only).
 
         Syncs: in debug mode only.
         """
@@ -115,13 +116,13 @@ class StatePool:
             planes.copy(dst, src, checked=self.debug, due=due)
 
     def run_data(self, slots: Tensor, packet: Tensor, *, copied: int, zeroed: int) -> None:
-        """Carries out the data section of a command packet, register by register, in one launch for each `Planes`.
+        """Copies and zeroes the states that a command packet names, in one launch for each `Planes`.
 
         Args:
-            slots: int32 `register`.
+            slots: slot of each register, int32 `register`.
             packet: the packet on the device.
-            copied: number of slots that it copies.
-            zeroed: number of slots that it zeroes.
+            copied: number of slots that the packet copies.
+            zeroed: number of slots that the packet zeroes.
 
         Syncs: no.
         """

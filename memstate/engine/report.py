@@ -1,7 +1,4 @@
-"""Reports what a manager knows: figures, owners by name, and everything as plain data.
-
-It changes nothing.
-"""
+"""Reports the state of a manager: figures, owners by name, and everything as plain data."""
 
 from dataclasses import asdict
 
@@ -17,10 +14,10 @@ PER_ROW = REGISTERS_PER_ROW
 
 
 class Reports(Parts):
-    """The questions that a manager answers about itself."""
+    """The calls of a manager that report and change no state."""
 
     def stats(self) -> Stats:
-        """Returns figures from the host's mirror. It works while the states sleep.
+        """Returns figures that the host knows. It works while the states sleep, too.
 
         Syncs: no.
         """
@@ -58,7 +55,7 @@ class Reports(Parts):
     def audit(self) -> audit.AuditReport:
         """Looks for leaked and doubly owned slots, and names their owners. It works while requests run.
 
-        It submits what does not wait for a forward. Changes that wait count as carried out.
+        It first sends the recorded changes that may be sent. Changes that wait for a forward count as done.
 
         Syncs: yes.
         """
@@ -66,10 +63,10 @@ class Reports(Parts):
         return audit.audit(inspection, names)
 
     def inspect(self) -> Inspection:
-        """Reads who owns which slot now, and all that the host knows, as plain data.
+        """Returns the owner of every slot, and what the host knows of requests and caches, as plain data.
 
-        Use it for audits, drawings and files. It submits what does not wait for a forward. Changes that wait count as
-        carried out.
+        Use it for audits, drawings and files. It first sends the recorded changes that may be sent. Changes that wait
+        for a forward count as done.
 
         Syncs: yes.
         """
@@ -111,7 +108,9 @@ class Reports(Parts):
         return {register: self.owner(register) for register in np.flatnonzero(self._registers.held).tolist()}
 
     def owner(self, register: int) -> tuple[str, str]:
-        """Returns the owner of a register as (kind, name): a row by its request, a session by its id.
+        """Returns the owner of a register as (kind, name).
+
+        The kinds are live, lane, cached, session and snapshot.
 
         Args:
             register: number of the register.

@@ -1,4 +1,4 @@
-"""Holds the settings of a manager that belong together, and refuses contradictions with the reason."""
+"""Groups settings of a manager, and refuses settings that contradict each other, with the reason."""
 
 from dataclasses import dataclass
 
@@ -14,11 +14,12 @@ class Pages:
 
     Args:
         size: tokens of a page. Snapshots stand for whole pages.
-        count: page ids that the manager hands out, 1 to count. 0: the caller manages KV itself.
-        per_row: pages that one request can have, the width of the page table.
+        count: number of pages; the manager hands out ids 1 to `count`. 0: the caller manages KV itself.
+        per_row: largest number of pages of one request, the width of the page table.
 
     Raises:
-        ConfigurationError: a size is not a count, or only one of count and per_row is given.
+        ConfigurationError: a number is not a whole number from 0 on, `size` is 0, or only one of `count` and `per_row`
+            is given.
 
     Example:
         >>> Pages(count=1024, size=16, per_row=64)
@@ -42,10 +43,10 @@ class Forward:
     """What the forward's kernels can do.
 
     Args:
-        in_place: they update one slot, `step.write`. memstate copies what snapshots need, before and after.
-        speculation: steps may be windows of tokens of which some are accepted. Needs `overlap=False`.
-        direct_hits: the first step reads a resumed snapshot instead of a copy of it. None: with Redirect, unless in
-            place.
+        in_place: the kernels update one slot, `step.write`. memstate copies the states that become snapshots.
+        speculation: steps may be windows of drafted tokens, of which some are accepted. Needs `overlap=False`.
+        direct_hits: the first step of a resumed request reads the snapshot itself instead of a copy. None: True with
+            Redirect and without `in_place`, otherwise False.
 
     Raises:
         ConfigurationError: a value is not a switch.
@@ -98,7 +99,7 @@ def validate_tracking(tracking: Tracking, slots: int, page_size: int, overlap: b
     """Requires a strategy that works with the other settings.
 
     Raises:
-        ConfigurationError: it cannot work with them.
+        ConfigurationError: the strategy does not work with the other settings.
     """
     if not isinstance(tracking, Tracking):
         raise ConfigurationError(f"tracking={tracking!r}: expected NoTracking, PingPong, LazyPingPong or Redirect")

@@ -5,8 +5,8 @@ It joins mirror, registers and planes, and makes no decision itself.
 plain         plan  forward  [copies of an in-place engine]  settle
 speculative   plan  forward into a window                    accept: labels, lanes, then the window's bytes
 
-A step is open from its plan until its forward is known to be launched. It closes with the next plan, with its own
-settle, accept or cancel, or with a submit that names it. While a step is open, no slot that it names changes owners.
+A step is open from its plan until its forward is known to be launched. The next plan closes it; so do its own settle,
+accept or cancel, and a submit that names it. While a step is open, the slots that it uses do not change owners.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,9 +44,9 @@ class Batch(NamedTuple):
         numbers: row of every entry, `batch`; 0 for padding.
         tokens_of: tokens of every entry, `batch`; 0 for padding.
         real: the entries that are not padding.
-        rows: rows of these entries.
-        tokens: tokens of these entries.
-        distinct: whether no row comes twice.
+        rows: rows of the real entries.
+        tokens: tokens of the real entries.
+        distinct: whether every row comes only once.
     """
 
     numbers: Longs
@@ -57,7 +57,7 @@ class Batch(NamedTuple):
     distinct: bool
 
     def spread(self, values: Longs) -> Longs:
-        """Returns values of the rows as values of the entries, 0 for padding."""
+        """Takes one value for each real entry, and returns one for each entry; 0 for padding."""
         if isinstance(self.real, slice):
             return values
         entries = np.zeros_like(self.numbers)
@@ -77,11 +77,11 @@ class Stepping:
         boundaries: lengths at which snapshots are due.
         log: unsettled steps.
         planes: the bytes of slots.
-        copied: planes that a forward updates in place, in one slot. They are copied where a step reads one slot and
-            writes another, and where a snapshot is due.
+        copied: planes that a forward updates in one slot, in place. memstate copies them if a step reads one slot and
+            writes another, and if a snapshot is due.
 
     Attributes:
-        open: the step whose forward may not be launched yet, or None.
+        open: the step whose forward is perhaps not launched yet, or None.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class Stepping:
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._mirror, self._snapshots, self._boundaries = pages, mirror, snapshots, boundaries
         self._log, self._planes, self._copied = log, planes, copied
-        self.open: Step | None = None  # whose forward may not be launched yet
-        self._promised: list[int] = []  # its rows of which something that it computes was handed out
-        self._uncopied: tuple[Step, int] | None = None  # whose snapshots are copied behind its forward
+        self.open: Step | None = None  # the step whose forward is perhaps not launched yet
+        self._promised: list[int] = []  # rows of the open step with results that were handed out
+        self._uncopied: tuple[Step, int] | None = None  # snapshots to copy after the forward
 
     def reset(self) -> None:
         """Forgets every step."""
@@ -113,7 +113,7 @@ class Stepping:
     def lengths_before(self, rows: Longs) -> list[int]:
         """Returns the tokens that rows had before the open step.
 
-        A row that is not in the step gets a number beyond all lengths.
+        Rows that are not in the open step get INT32_MAX.
         """
         if self.open is None:
             return [INT32_MAX] * len(rows)
@@ -124,7 +124,7 @@ class Stepping:
     def promise(self, rows: Longs, lengths: Sequence[int], before: Sequence[int]) -> None:
         """Notes the lengths up to which states and KV of rows were handed out.
 
-        Where a length is more than the row had before the open step, the step's forward must run.
+        If a length is larger than before the open step, that step cannot be cancelled any more.
 
         Args:
             rows: `row`.
@@ -135,11 +135,11 @@ class Stepping:
         self._promised += [row for row, length, had in pairs if length > had]
 
     def _close(self, step: Step | None, send: bool = False) -> None:
-        """Closes the open step: its forward is launched, so what waited and the copies of its snapshots may follow.
+        """Closes the open step. Its forward is launched, so waiting changes and the copies of its snapshots may follow.
 
         Args:
-            step: closed if it is the open one.
-            send: submit at once, for callers that wait for a result such as slots to be read back. No plan may follow.
+            step: the step to close; nothing happens if it is not the open step.
+            send: submit at once if an action is queued. A caller may wait for its result, and no plan may follow.
         """
         if step is None or step is not self.open:
             return
@@ -184,10 +184,10 @@ class Stepping:
 
         Args:
             rows: the batch.
-            tokens: of each entry.
-            limit: number of optional claims.
+            tokens: tokens of each entry.
+            limit: largest number of slots that the step may claim for snapshots.
             window: whether the step is speculative.
-            cache: evicts states for the snapshots that are due, if its settings say so.
+            cache: the prefix cache. If its settings allow it, it evicts states for snapshots that are due.
         """
         self._log.require_room()
         batch = self.batch(rows, tokens)
@@ -245,12 +245,12 @@ class Stepping:
         self._pages.require_room(rows, after)
 
     def _copy_around(self, step: Step, direct: int, taken: int) -> None:
-        """Copies what in-place kernels need before the forward, and notes what they need after it.
+        """Copies states for in-place kernels before the forward, and notes the copies to make after it.
 
         Args:
             step: the step.
-            direct: number of entries that read another register's slot.
-            taken: snapshots of this step.
+            direct: number of entries that read the slot of another register.
+            taken: number of snapshots of this step.
         """
         if not self._copied:
             return
@@ -261,7 +261,7 @@ class Stepping:
             self._uncopied = (step, taken)
 
     def _copy_snapshots(self) -> None:
-        """Copies the snapshots of a step whose forward is launched, if its kernels could not write them."""
+        """Copies the snapshots of a step after its forward, for planes that in-place kernels update."""
         if self._uncopied is not None:
             (of, due), self._uncopied = self._uncopied, None
             self._planes.copy(of.snapshot, of.write, planes=self._copied, due=due)
@@ -274,7 +274,7 @@ class Stepping:
             sources: registers that rows read instead of their own, `row`; 0 = none.
             before: lengths before the step, `row`.
             after: lengths after the step, `row`.
-            taken: snapshots of this step.
+            taken: number of snapshots of this step.
         """
         live = rows * PER_ROW
         if sources is None and not taken:
@@ -296,7 +296,7 @@ class Stepping:
         self._log.pop(step)
         self._close(step, send=True)
         table, same = self._table, self._same_request(step)
-        dead = same & table.finished[step.numbers]  # ended by the step before: what is real was settled with that
+        dead = same & table.finished[step.numbers]  # rows that ended in the step before
         if same.all() and not dead.any():
             rows, ended, after = step.numbers, over, step.after
             table.unsettled[rows] -= 1
@@ -355,9 +355,9 @@ class Stepping:
         return self._mirror.tracking.releases_at_settle and self._mirror.superseding(rows)
 
     def _release_lanes(self, step: Step, rows: Longs, known: NDArray[np.integer], results: NDArray[np.int32]) -> None:
-        """Releases lanes that newer snapshots supersede, if the strategy does that at settle.
+        """Releases lanes whose snapshots are superseded by newer ones.
 
-        None of them holds a slot that the open step names: that step's snapshot has the largest label of its row.
+        It never releases a slot that the open step uses: the snapshot of that step has the largest label of its row.
         """
         said = results if results.any() else None
 
@@ -374,13 +374,13 @@ class Stepping:
         self._commands.then(Action(release, owners=owners, released=self._file.allocator.free - free))
 
     def _same_request(self, step: Step) -> NDArray[np.bool_]:
-        """Returns which entries of a step still belong to the request they were planned for."""
+        """Returns for each entry of a step whether the row still belongs to the same request."""
         same: NDArray[np.bool_] = self._table.generation[step.numbers] == step.generation
         same &= self._table.used[step.numbers]  # not row 0, which is padding
         return same
 
     def current(self, step: Step) -> Longs:
-        """Returns the rows of a step's entries, 0 for padding and for rows that another request has since.
+        """Returns the row of each entry of a step; 0 for padding and for rows whose request has ended.
 
         Raises:
             StaleHandle: the step was settled before.
@@ -390,10 +390,10 @@ class Stepping:
         return np.where(self._same_request(step), step.numbers, 0)
 
     def cancel(self, step: Step) -> tuple[list[int], Longs]:
-        """Gives up the newest step. Its rows count as real up to where they were before it.
+        """Cancels the newest step. The confirmed lengths of its rows become at most the lengths before the step.
 
         Returns:
-            The entries that still run, and their rows.
+            The entries whose requests have not ended, and their rows.
 
         Raises:
             StaleHandle: the step was settled before.

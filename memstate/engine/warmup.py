@@ -1,6 +1,6 @@
-"""Compiles what serving will launch, before it serves.
+"""Compiles the kernels of a manager before serving starts.
 
-It launches everything once on empty inputs, and changes nothing.
+It launches each kernel on empty inputs, and changes no state.
 """
 
 import numpy as np
@@ -12,9 +12,10 @@ from memstate.kernels.tables import HEADER_INTS, Strategy
 
 
 def warm_up(mem: StateManager) -> int:
-    """Compiles every kernel of the manager, by launching it on an empty packet and null rows.
+    """Compiles every kernel of the manager: launches it on an empty packet and null rows.
 
-    It does so for every batch size that compiles anew. Call it between steps, before CUDA graphs are captured.
+    It repeats the kernels of steps for every batch size that needs its own compilation. Call it between steps, before
+    you capture CUDA graphs.
 
     Args:
         mem: the manager.
@@ -66,7 +67,7 @@ def _plan_and_settle(mem: StateManager, batch: int) -> None:
 
 
 def _scatter(mem: StateManager, nothing: Tensor) -> None:
-    """Scatters windows of every plane in the forms that a caller may keep them, with one step and one padding entry."""
+    """Scatters one window of every plane, in each form that `accept` takes, with one step and one padding entry."""
     layers, device, columns = mem.layout.layers, mem.backend.device, (nothing,) * 4
     for plane in mem.layout.planes:
         states = torch.zeros((layers, 1, 1, *plane.shape), dtype=plane.dtype, device=device)

@@ -1,9 +1,12 @@
-"""Free slots and their owners. Knows no plane and no byte.
+"""Manages free slots and their owners. This folder does not know planes or the bytes of states.
 
-allocator   the bitmap of free slots, and the exact count
-registers   where slot ids live, and the launches that change them
-commands    records changes of owners and sends them in packets; packet: one of them; upload: its way to the device
+allocator   the bitmap of free slots, and their exact count
+registers   the cells that hold slot ids, and the launches that change them
+commands    records changes of owners and sends them in packets
+packet      one packet, and its bytes in an upload
+upload      copies packets to the device
 journal     the last changes of owners
-inspect     all owners as plain data; audit: leaked, doubly owned, or owned but free slots
-readback    slot ids on their way to the host
+inspect     all owners as plain data
+audit       finds leaked, doubly owned, and owned but free slots
+readback    copies slot ids to the host
 """

@@ -1,7 +1,8 @@
-"""Free slots: a bitmap on the device, an exact count on the host. Knows no plane, no request and no bytes.
+"""Keeps free slots: a bitmap on the device, and an exact count on the host.
 
-Two ways to own a slot: by id (`claim` returns ids, `release` takes them back) or in a register
-(`memstate.slots.registers`). Both change the same bitmap and the same count.
+There are two ways to own a slot: by id (`claim` returns ids, `release` takes them back) or in a register
+(`memstate.slots.registers`). Both change the same bitmap and the same count. This module does not know planes or
+requests.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,27 +23,27 @@ FAULTS = (Count.DOUBLE_RELEASE, Count.OUT_OF_RANGE, Count.CLAIM_FULL, Count.CLAI
 
 
 class Recorder(Protocol):
-    """Records changes of owners that are sent later: a command buffer."""
+    """Records changes of owners and sends them later; a command buffer does this."""
 
     def submit(self) -> None:
-        """Sends what may be sent now."""
+        """Sends the recorded changes that do not wait for a forward."""
 
     @property
     def withheld(self) -> tuple[int, int]:
-        """Slots that changes which may not be sent yet release and claim."""
+        """Numbers of slots (released, claimed) in recorded changes that wait for a forward."""
         ...
 
 
 class SlotAllocator:
-    """Hands out slot ids 1..capacity, lowest first; slot 0 is the null slot and never handed out.
+    """Hands out slot ids 1..capacity, lowest first. Slot 0 is the null slot, and is never handed out.
 
     Args:
-        capacity: slots.
-        backend: what launches.
+        capacity: number of slots.
+        backend: runs the launches.
         reserve: slots that optional claims (snapshots at a boundary) leave free.
 
     Raises:
-        InvalidArgument: a number of slots that cannot be meant.
+        InvalidArgument: `capacity` or `reserve` is out of range.
 
     Example:
         >>> from memstate import Backend, SlotAllocator
@@ -71,7 +72,10 @@ class SlotAllocator:
         return f"SlotAllocator({self.free} of {self.capacity} slots free)"
 
     def reset(self) -> None:
-        """Makes every slot free and voids open groups. Syncs: no."""
+        """Makes every slot free, and empties open groups.
+
+        Syncs: no.
+        """
         words = np.full(self.bitmap.numel(), -1, np.int32)
         words[0] &= ~1  # slot 0
         tail = (self.capacity + 1) % 32
@@ -88,41 +92,45 @@ class SlotAllocator:
         self._groups = []
 
     def send_before_use(self, recorder: Recorder) -> None:
-        """Makes a recorder send before the bitmap or the device's count is read.
+        """Registers the recorder that must send its changes before the bitmap or the device's count is read.
 
         Args:
-            recorder: held weakly, because its planes are memory that may not wait for a garbage collection.
+            recorder: the command buffer. The reference is weak, so that its planes are freed without a garbage
+                collection.
 
         Raises:
-            ConfigurationError: there is one already; neither would know what the other has recorded.
+            ConfigurationError: the allocator has a recorder already. Two recorders would not know each other's changes.
         """
         if any(reference() is not None for reference in self._recorders):
             raise ConfigurationError("an allocator takes one command buffer, and this one has one already")
         self._recorders = [ref(recorder)]
 
     def confirm(self, n: int) -> None:
-        """Makes the host's count certain where n slots depend on releases by id. Syncs: only then."""
+        """Reads the device's count if n slots are available only with releases by id that are not confirmed yet.
+
+        Syncs: only then.
+        """
         if self._unverified and n > self.free - self._unverified:
             self._reconcile()
 
     def claim(self, n: int) -> Tensor:
         """Claims the n lowest free slots.
 
-        Inside a claim group, slots that open groups still hold are used when the bitmap alone has too few. Slots whose
+        If the bitmap has too few free slots, it takes slots that open claim groups have not handed out. Slots whose
         release waits for a forward are not free yet.
 
         Args:
-            n: how many.
+            n: number of slots.
 
         Returns:
-            int32 `n`, ascending, the caller's own tensor.
+            The ids, int32 `n`, ascending, in a tensor of the caller's own.
 
         Raises:
-            OutOfSlots: fewer are free; nothing changed.
-            InvalidArgument: n is no number of slots.
+            OutOfSlots: fewer than n slots are free; nothing changed.
+            InvalidArgument: n is not a number of slots.
 
-        Syncs: only where the answer depends on releases by id that the device has not confirmed; at most once in
-            `capacity` claims.
+        Syncs: only if it needs slots released by id that the device has not confirmed; at most once in `capacity`
+            claims.
         """
         n = self._valid_count(n)
         held = sum(group.left for group in self._groups)
@@ -145,27 +153,27 @@ class SlotAllocator:
         return ids
 
     def _submit_recorded(self) -> None:
-        """What was recorded before comes first, on the device as in the host's count."""
+        """Sends earlier recorded changes first, so that device and host count in the same order."""
         for reference in self._recorders:
             if recorder := reference():
                 recorder.submit()
 
     def _withheld(self) -> tuple[int, int]:
-        """Slots that will be released and claimed by what waits for a forward."""
+        """Returns the numbers of slots (released, claimed) in changes that wait for a forward."""
         pairs = [recorder.withheld for reference in self._recorders if (recorder := reference())]
         return sum(released for released, _ in pairs), sum(claimed for _, claimed in pairs)
 
     def release(self, ids: Tensor | Sequence[int]) -> None:
-        """Takes slots back.
+        """Takes slots back by id.
 
-        0 and negative ids are ignored. A double or unknown id is counted on the device and raised by `check()`. The
-        host's count is exact while releases are valid; `check()` corrects it.
+        It ignores 0 and negative ids. The device counts ids that are free already or out of range; `check()` raises
+        them. Such ids, and ignored ids, make the host's count too high until `check()` corrects it.
 
         Args:
             ids: integers in any shape, on any device.
 
         Raises:
-            InvalidArgument: the ids are no integers.
+            InvalidArgument: the ids are not integers.
 
         Syncs: no, for ids on this device.
         """
@@ -201,14 +209,16 @@ class SlotAllocator:
 
     @contextmanager
     def group(self, n: int) -> "Iterator[ClaimGroup]":
-        """Claims n slots in one launch, to be handed out one by one. What is left goes back at the end, or on an error.
+        """Claims n slots in one launch. The group hands them out; the rest goes back at the end, or on an error.
 
         Args:
-            n: how many.
+            n: number of slots.
 
         Raises:
-            OutOfSlots: fewer are free.
-            InvalidArgument: n is no number of slots.
+            OutOfSlots: fewer than n slots are free.
+            InvalidArgument: n is not a number of slots.
+
+        Syncs: as `claim`.
         """
         group = ClaimGroup(self, self.claim(n))
         self._groups.append(group)
@@ -224,7 +234,9 @@ class SlotAllocator:
         return tuple(self._groups)
 
     def check(self) -> None:
-        """Corrects the host's count by the device's counters, and raises the first fault once.
+        """Sets the host's count from the device's counters, and raises the first fault that the device counted.
+
+        It clears the faults, so a second call does not raise them again.
 
         Raises:
             DoubleRelease: a slot was released twice.
@@ -250,11 +262,11 @@ class SlotAllocator:
 
 
 class ClaimGroup:
-    """Slots claimed up front by `SlotAllocator.group`, to be handed out one by one.
+    """Hands out slots that `SlotAllocator.group` has claimed in advance.
 
     Args:
-        allocator: that has claimed them.
-        ids: int32 `n`, the slots.
+        allocator: the allocator that claimed the slots.
+        ids: the slots, int32 `n`.
 
     Example:
         >>> from memstate import Backend, SlotAllocator
@@ -273,7 +285,7 @@ class ClaimGroup:
 
     @property
     def left(self) -> int:
-        """Slots not handed out yet."""
+        """Number of slots not handed out yet."""
         return 0 if self.void else self._ids.numel() - self._next
 
     @property
@@ -282,14 +294,14 @@ class ClaimGroup:
         return self._ids[self._next :] if not self.void else self._ids[:0]
 
     def claim(self, n: int) -> Tensor:
-        """The next n slots of the group: int32 `n`.
+        """Returns the next n slots of the group: int32 `n`.
 
         Args:
-            n: how many.
+            n: number of slots.
 
         Raises:
-            OutOfSlots: the group has fewer.
-            InvalidArgument: n is no number of slots.
+            OutOfSlots: the group has fewer than n slots left.
+            InvalidArgument: n is not a number of slots.
 
         Syncs: no.
         """
@@ -300,7 +312,16 @@ class ClaimGroup:
         return self._ids[self._next - n : self._next]
 
     def give_back(self, most: int | None = None) -> int:
-        """Gives what was not handed out back to the bitmap, or the last `most` of it; returns how many. Syncs: no."""
+        """Frees slots that were not handed out, from the last one on.
+
+        Args:
+            most: largest number of slots to free. None: all.
+
+        Returns:
+            Number of freed slots.
+
+        Syncs: no.
+        """
         n = self.left if most is None else min(most, self.left)
         if n:
             end = self._ids.numel() - n

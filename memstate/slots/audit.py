@@ -1,4 +1,4 @@
-"""Finds slots without an owner and slots with two, by name. Reads only an `Inspection`; touches no device."""
+"""Finds leaked and doubly owned slots in an `Inspection`, and names their owners. It does not use the device."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,19 +9,22 @@ from memstate.slots.inspect import Inspection
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What an audit found; every slot is free, held by exactly one register, in an open claim group, or listed here.
+    """The result of an audit.
+
+    A slot is right if it is free, held by exactly one register, or in an open claim group. All others are listed.
 
     Args:
-        capacity: the highest slot.
-        free: slots that the bitmap says are free.
-        owned_by_kind: kind of owner -> slots.
+        capacity: number of slots, the highest slot id.
+        free: number of slots that are free in the bitmap.
+        owned_by_kind: kind of owner -> number of slots.
         leaked: slots that are neither free nor owned.
         double_owned: slot -> its owners.
-        owned_but_free: slot -> owner, while the bitmap says free.
-        foreign: registers that hold no slot of this pool.
-        lost: registers that the host knows as held and that read empty.
-        unexpected: registers that hold a slot while the host believes them empty; it would never be released.
-        null_slot_free: whether the bitmap says that slot 0 is free.
+        owned_but_free: slot -> its first owner, for owned slots that are free in the bitmap.
+        foreign: owners of registers whose slot id is out of range.
+        lost: owners of registers that are empty, but held according to the host.
+        unexpected: owners of registers that hold a slot, but are empty according to the host. Such a slot would never
+            be released.
+        null_slot_free: whether slot 0 is free in the bitmap.
 
     Example:
         >>> import torch
@@ -46,12 +49,16 @@ class AuditReport:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing was found."""
+        """Whether the audit found nothing wrong."""
         slots = (self.leaked, self.double_owned, self.owned_but_free, self.null_slot_free)
         return not any((*slots, self.foreign, self.lost, self.unexpected))
 
     def raise_if_leaking(self) -> None:
-        """Raises: LeakFound with everything that was found."""
+        """Raises an error that lists everything wrong; does nothing if the audit is clean.
+
+        Raises:
+            LeakFound: the audit found something wrong.
+        """
         if not self.clean:
             raise LeakFound(str(self))
 
@@ -70,12 +77,12 @@ class AuditReport:
 
 
 def audit(inspection: Inspection, expected: dict[int, tuple[str, str]] | None = None) -> AuditReport:
-    """Finds what is wrong in an inspection.
+    """Finds leaked, doubly owned and other wrong slots in an inspection.
 
     Args:
         inspection: owners, bitmap and names at one moment.
-        expected: register -> (kind, owner) of the registers that the host knows as held; those that read empty are
-            named as lost.
+        expected: register -> (kind, owner), for the registers that are held according to the host. None: do not look
+            for lost and unexpected registers.
     """
     by_slot: dict[int, list[str]] = {}
     foreign = []

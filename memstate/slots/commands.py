@@ -1,13 +1,15 @@
-"""The command buffer: ownership changes recorded on the host and sent together. Knows no plane.
+"""Records ownership changes on the host, and sends them together in packets. This module does not know planes.
 
-recording   never sends:   move, release, claim ..   ->   [ packet | packet | action | packet ]   in the order of record
-sending     for each packet one asynchronous upload, one ownership launch and, where bytes are due, one data launch
+recording   move, release, claim ..   ->   [ packet | packet | action | packet ]   in the order of record
+sending     each packet takes one asynchronous upload, one ownership launch, and one data launch if it moves bytes
 
-A packet runs its phases in the order move, release, claim, write, data. An operation that this order would carry out
-too early begins another packet, so the order of record is always the order of effect.
+Recording sends nothing, with one exception: a claim that needs slots released by id, which the device must confirm.
 
-Between the plan of a step and its forward, the slots that the step names are fenced: the first change of a register
-that holds one waits for the forward, and so does everything recorded after it. `submit` sends what comes before.
+A packet runs its phases in the order move, release, claim, write, data. If this order would run an operation too early,
+the operation starts another packet. So the order of record is always the order of effect.
+
+Between the plan of a step and its forward, the registers of the slots that the step uses are fenced. The first change
+of a fenced register waits for the forward, and so does every later change. `submit` sends the changes before it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,20 +32,20 @@ Indices = Sequence[int] | NDArray[np.integer]
 
 
 class DataMover(Protocol):
-    """Carries out the data section of a packet over the planes that the caller has."""
+    """Copies and zeroes the states that a packet names, in the planes of the caller."""
 
     def __call__(self, slots: Tensor, packet: Tensor, *, copied: int, zeroed: int) -> None:
-        """Copies and zeroes; `copied`, `zeroed`: how many slots."""
+        """Copies `copied` slots and zeroes `zeroed` slots."""
 
 
 class Action(NamedTuple):
-    """Work on the device that has its place among packets.
+    """Work on the device that runs in order with the packets.
 
     Args:
-        run: does it.
-        forget: gives back what it would have used, where it is never run.
-        owners: carries out what it does to owners on another register file.
-        released: slots that it makes free.
+        run: does the work.
+        forget: frees what the work would have used, if the work is discarded.
+        owners: makes the same changes of owners in another register file.
+        released: number of slots that the work makes free.
     """
 
     run: Callable[[], None]
@@ -57,7 +59,7 @@ class CommandBuffer:
 
     Args:
         registers: the register file.
-        run_data: moves the bytes (a pool does); None for a register file without planes.
+        run_data: copies and zeroes the bytes of states; None for a register file without planes.
     """
 
     def __init__(self, registers: RegisterFile, run_data: DataMover | None = None) -> None:
@@ -69,12 +71,12 @@ class CommandBuffer:
         self._run_data = run_data
         self._first: list[WeakMethod[Callable[[Packet | None], None]]] = []
         self._queue: list[Packet | Action] = []  # in the order of record; operations go to the last packet
-        self._fenced = np.zeros(registers.count, bool)  # registers with a slot that a forward not yet launched uses
-        self.fencing = False  # whether there is such a forward
-        self._waits: tuple[int, int] | None = None  # what waits for it: from this entry, and this operation in it, on
+        self._fenced = np.zeros(registers.count, bool)  # registers whose slots a coming forward uses
+        self.fencing = False  # whether such a forward is expected
+        self._waits: tuple[int, int] | None = None  # the first change that waits: its entry, its operation
 
     def before_packet(self, call: Callable[[Packet | None], None]) -> None:
-        """Has a method called before each packet, with the packet, and before a submit that has none.
+        """Registers a method to call before each packet, with the packet, or with None before an empty submit.
 
         Args:
             call: a bound method, held weakly.
@@ -89,26 +91,26 @@ class CommandBuffer:
     # The fence
 
     def fence(self, registers: Longs) -> None:
-        """Makes changes of these registers wait for `lift`: a forward not yet launched uses their slots.
+        """Makes changes of these registers wait for `lift`, because a coming forward uses their slots.
 
-        Only where nothing is recorded.
+        Call it only while nothing is recorded.
         """
         self._fenced.fill(False)
         self._fenced[registers] = self.fencing = True
 
     def lift(self) -> None:
-        """Says that the forward has been launched, or never will be: what waited goes with the next submit."""
+        """Ends the wait, because the forward was launched or will never run. The next submit sends the changes."""
         self._fenced.fill(False)
         self.fencing, self._waits = False, None
 
     @property
     def acts(self) -> bool:
-        """Whether more than changes of owners is queued: answers and bytes that a caller waits for."""
+        """Whether an action is queued, such as a readback that a caller waits for."""
         return any(isinstance(entry, Action) for entry in self._queue)
 
     @property
     def waiting(self) -> list[Packet | Action]:
-        """What a submit would not send, in order."""
+        """The packets and actions that wait for a forward, in order."""
         if self._waits is None:
             return []
         at, operations = self._waits
@@ -117,7 +119,7 @@ class CommandBuffer:
 
     @property
     def withheld(self) -> tuple[int, int]:
-        """Slots that what waits for a forward releases and claims."""
+        """Numbers of slots (released, claimed) in changes that wait for a forward."""
         released = claimed = 0
         for entry in self.waiting:
             if isinstance(entry, Packet):
@@ -130,17 +132,17 @@ class CommandBuffer:
     # Recording
 
     def named(self, registers: Indices) -> bool:
-        """Whether something is recorded and not sent that changes one of these registers, or reads its state."""
+        """Returns whether an unsent operation changes one of these registers or reads its state."""
         regs = self._known(registers, "named")
         return any(isinstance(entry, Packet) and entry.names(regs) for entry in self._queue)
 
     @property
     def pending(self) -> bool:
-        """Whether something is recorded and not sent."""
+        """Whether recorded changes are not sent yet."""
         return bool(self._queue)
 
     def move(self, targets: Indices, sources: Indices) -> None:
-        """Moves slot and label from each source register to its target; the sources are empty after.
+        """Moves slot and label from each source register to its target. The sources are empty then.
 
         Args:
             targets: empty registers.
@@ -148,8 +150,8 @@ class CommandBuffer:
 
         Raises:
             RegisterInUse: a target holds a slot; nothing recorded.
-            EmptyRegister: a source holds none; nothing recorded.
-            InvalidArgument: registers that do not fit; nothing recorded.
+            EmptyRegister: a source holds no slot; nothing recorded.
+            InvalidArgument: registers are not valid, or one is named twice; nothing recorded.
         """
         to, of = self._distinct(targets, "move"), self._distinct(sources, "move")
         if len(to) != len(of):
@@ -168,16 +170,16 @@ class CommandBuffer:
         self._note("move", to, of)
 
     def release(self, registers: Indices) -> int:
-        """Empties registers and frees their slots; empty ones are skipped.
+        """Empties registers and frees their slots. Skips empty registers.
 
         Args:
             registers: each once.
 
         Returns:
-            How many slots become free.
+            Number of slots that become free.
 
         Raises:
-            InvalidArgument: registers that do not fit; nothing recorded.
+            InvalidArgument: registers are not valid, or one is named twice; nothing recorded.
         """
         regs = self._distinct(registers, "release")
         regs = regs[self.registers.held[regs]]
@@ -200,7 +202,9 @@ class CommandBuffer:
         Raises:
             OutOfSlots: fewer slots are free; nothing recorded.
             RegisterInUse: a register holds a slot; nothing recorded.
-            InvalidArgument: registers that do not fit; nothing recorded.
+            InvalidArgument: registers are not valid, or one is named twice; nothing recorded.
+
+        Syncs: only if it needs slots released by id that the device has not confirmed.
         """
         regs = self._distinct(registers, "claim")
         self._require_empty("claim", regs)
@@ -217,27 +221,27 @@ class CommandBuffer:
         self._note("claim", regs)
 
     def write(self, addresses: Indices, values: Indices) -> None:
-        """Sets cells of the register file's columns; the last value recorded for a cell wins."""
+        """Sets cells of columns in the register file. If a cell is written twice, the last value stays."""
         cells, content = self._cells(addresses, values)
         if cells.size:
             self._last().add(WRITES, cells, content, None)
 
     def label(self, registers: Indices, lengths: Indices) -> None:
-        """Says how many tokens the states in registers stand for, after they were loaded.
+        """Sets the lengths of states that were loaded into registers.
 
         Args:
             registers: each once.
-            lengths: tokens, one for each register or one for all.
+            lengths: lengths in tokens, one for each register or one for all.
 
         Raises:
             EmptyRegister: a register holds no slot; nothing recorded.
-            InvalidArgument: values that do not fit; nothing recorded.
+            InvalidArgument: registers or lengths are not valid; nothing recorded.
         """
         regs = self._distinct(registers, "label")
         self._require_held("label", regs)
         cells, content = self._cells(self.registers.address("labels", regs), lengths)
         if regs.size:
-            self._packet_for(regs, DATA).add(WRITES, cells, content, regs)  # no later change of owners overtakes it
+            self._packet_for(regs, DATA).add(WRITES, cells, content, regs)  # later changes stay behind it
             self.registers.labels[regs] = content
 
     def _cells(self, addresses: Indices, values: Indices) -> tuple[Longs, Longs]:
@@ -253,11 +257,16 @@ class CommandBuffer:
         return cells, content
 
     def zero(self, registers: Indices) -> None:
-        """Zeroes the states in registers. Raises: EmptyRegister, InvalidArgument; nothing recorded then."""
+        """Zeroes the states in registers.
+
+        Raises:
+            EmptyRegister: a register holds no slot; nothing recorded.
+            InvalidArgument: registers are not valid, or one is named twice; nothing recorded.
+        """
         self._data(self._distinct(registers, "zero"), None)
 
     def copy(self, targets: Indices, sources: Indices) -> None:
-        """Copies states, and what they stand for, between registers.
+        """Copies states and their labels between registers.
 
         Args:
             targets: registers that hold slots, each once.
@@ -265,7 +274,7 @@ class CommandBuffer:
 
         Raises:
             EmptyRegister: a register holds no slot; nothing recorded.
-            InvalidArgument: registers that do not fit; nothing recorded.
+            InvalidArgument: registers are not valid, or one is target and source; nothing recorded.
         """
         of, to = self._known(sources, "copy"), self._distinct(targets, "copy")
         if len(to) != len(of):
@@ -292,7 +301,7 @@ class CommandBuffer:
 
     @contextmanager
     def noting(self, what: str) -> Iterator[None]:
-        """Notes in the journal, where there is one, what a launch other than a packet's changes inside."""
+        """Notes in the journal the registers that a launch inside this context fills or empties."""
         before = self.registers.held.copy() if self.journal is not None else None
         yield
         if self.journal is not None and before is not None:
@@ -300,20 +309,20 @@ class CommandBuffer:
 
     @property
     def _number(self) -> int:
-        """Of the packet that is being recorded, if all that is in front of it is sent whole."""
+        """Number of the packet that is being recorded, if no earlier packet is split."""
         return self.packets + max(1, sum(isinstance(entry, Packet) for entry in self._queue))
 
     def _last(self) -> Packet:
-        """The packet that is being recorded."""
+        """Returns the packet that is being recorded."""
         if self._queue and isinstance(last := self._queue[-1], Packet):
             return last
         self._queue.append(packet := Packet(self.registers))
         return packet
 
     def _packet_for(self, regs: Longs, phase: int, sources: Longs | None = None) -> Packet:
-        """The packet for a change of registers: another one where the order of phases would carry it out too early.
+        """Returns the packet for a change of registers. Starts another packet if the order of phases requires it.
 
-        Notes where this is the first change that waits for a forward. `sources` are registers that a copy reads.
+        It also notes the first change that waits for a forward. `sources` are registers that a copy reads.
         """
         packet = self._last()
         if packet.late(regs, phase, sources):
@@ -327,9 +336,11 @@ class CommandBuffer:
     # Sending
 
     def submit(self) -> None:
-        """Sends what is recorded, up to what waits for a forward.
+        """Sends the recorded changes, up to the first one that waits for a forward.
 
-        For each packet one upload and at most two launches. Syncs: no.
+        Each packet takes one upload and at most two launches.
+
+        Syncs: no.
         """
         if not self._queue:
             self._prepare(None)
@@ -350,13 +361,13 @@ class CommandBuffer:
             self._waits = len(self._queue) - rest, 0
 
     def submit_batch(self, rows: Ints, tokens: Ints) -> tuple[Tensor, Tensor]:
-        """Sends everything recorded, with the batch of the next plan in the last packet's upload.
+        """Sends all recorded changes, with the batch of the next plan in the upload of the last packet.
 
-        Only where nothing waits for a forward.
+        Call it only while no change waits for a forward.
 
         Args:
-            rows: int32 `n`.
-            tokens: int32 `n`.
+            rows: rows of the batch, int32 `n`.
+            tokens: tokens of each row, int32 `n`.
 
         Returns:
             Rows and tokens on the device, int32 `n` each, valid until the next upload.
@@ -371,9 +382,9 @@ class CommandBuffer:
         return sent[start : start + len(rows)], sent[start + padded : start + padded + len(rows)]
 
     def then(self, action: Action) -> None:
-        """Carries out an action behind everything recorded so far.
+        """Runs an action after all changes recorded so far.
 
-        At once, after a submit, unless something recorded waits for a forward: then behind that forward.
+        If no change waits for a forward, it submits and runs the action at once. Otherwise the action waits, too.
         """
         if self._waits is None:
             self.submit()
@@ -382,7 +393,7 @@ class CommandBuffer:
             self._queue.append(action)
 
     def _send_up_to(self, left: int) -> None:
-        """Sends from the front of the queue until so many entries are left."""
+        """Sends from the front of the queue, until `left` entries remain."""
         while len(self._queue) > left:
             entry = self._queue.pop(0)
             if isinstance(entry, Packet):
@@ -402,10 +413,10 @@ class CommandBuffer:
         return sent
 
     def discard(self) -> None:
-        """Forgets what is recorded: only for a reset, which makes everything free on both sides."""
+        """Forgets the recorded changes. Only a reset may call it, because it also frees everything on the device."""
         forgotten, self._queue = self._queue, []
         self.lift()
-        for entry in reversed(forgotten):  # what comes later may stand on what comes before
+        for entry in reversed(forgotten):  # later entries may depend on earlier ones
             if isinstance(entry, Action) and entry.forget:
                 entry.forget()
 

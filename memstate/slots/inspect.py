@@ -1,4 +1,4 @@
-"""Who owns what at one moment, as plain data that can be saved and read without a device, also by another process."""
+"""Describes the owners of all slots at one moment, as plain data that another process can load without a device."""
 
 import json
 from collections.abc import Sequence
@@ -20,23 +20,23 @@ FORMAT = "memstate inspection 1"
 
 @dataclass(frozen=True)
 class Inspection:
-    """Every slot's owners at one moment, and what the manager knew.
+    """The owners of every slot at one moment, and what the manager knew then.
 
     Args:
-        capacity: the highest slot.
-        owners: `slot`, how many registers hold each.
-        free: `slot`, whether the bitmap says free.
-        slots: `register`, the slot each holds.
-        labels: `register`, tokens that each state stands for.
-        names: register -> owner, for the registers that are filled.
+        capacity: number of slots, the highest slot id.
+        owners: number of registers that hold each slot, `slot`.
+        free: whether each slot is free in the bitmap, `slot`.
+        slots: the slot that each register holds, `register`; 0 = none.
+        labels: length of the state in each register, in tokens, `register`.
+        names: register -> owner, for the registers that hold a slot.
         kinds: register -> kind of owner.
         by_id: slots held by open claim groups.
-        tags: register -> its owner in a few letters, where there are such.
-        rows: requests with their lengths.
-        prefix: nodes of the prefix cache, parents first: pages from `start` to `end`, the register of the state or 0,
-            and whether there was one.
-        sessions: open ones.
-        changes: the journal's, oldest first.
+        tags: register -> a short name of its owner.
+        rows: running requests with their lengths.
+        prefix: nodes of the prefix cache, parents first. Each has its pages from `start` to `end`, the register of its
+            state or 0, and whether that state was evicted.
+        sessions: open sessions.
+        changes: the changes in the journal, oldest first.
         stats: figures by name.
     """
 
@@ -56,12 +56,21 @@ class Inspection:
     stats: dict[str, Any] = field(default_factory=dict)
 
     def save(self, path: Path | str) -> None:
-        """Writes the inspection as JSON. Raises: OSError."""
+        """Writes the inspection as JSON.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         Path(path).write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path | str) -> "Inspection":
-        """Reads what `save` wrote. Raises: InvalidArgument for anything else, OSError."""
+        """Reads an inspection that `save` wrote.
+
+        Raises:
+            InvalidArgument: the file is not an inspection.
+            OSError: the file cannot be read.
+        """
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
@@ -87,14 +96,16 @@ def inspect(
     file: RegisterFile, name: dict[int, tuple[str, str]], tags: dict[int, str] | None = None,
     waiting: Sequence[Packet | Action] = (), **more: Any,
 ) -> Inspection:  # fmt: skip
-    """Reads bitmap, registers and the device's audit back: three small copies after one launch.
+    """Copies registers and the device's audit to the host: one launch and three small copies.
+
+    Open claim groups and waiting changes take more copies.
 
     Args:
         file: the register file.
-        name: register -> (kind, owner) for every register that has an owner by name.
-        tags: register -> a short name.
-        waiting: changes that wait for a forward. They are carried out on a copy, so that the inspection shows what the
-            host knows.
+        name: register -> (kind, owner), for the registers whose owner is known.
+        tags: register -> a short name of its owner.
+        waiting: changes that wait for a forward. They are applied to a copy, so that the inspection agrees with the
+            host.
         more: the other fields of an inspection.
 
     Syncs: yes.
@@ -121,7 +132,7 @@ def inspect(
 
 
 def _behind(file: RegisterFile, waiting: Sequence[Packet | Action]) -> RegisterFile:
-    """The register file in host memory, once these changes have been carried out."""
+    """Returns a copy of the register file in host memory, with these changes applied."""
     copied = file.on_host()
     for entry in waiting:
         if isinstance(entry, Packet):

@@ -1,4 +1,4 @@
-"""The last changes of owners, for finding out what went wrong. Costs nothing unless a manager is asked for it."""
+"""Keeps the last changes of owners, to find the cause of a fault. Only managers with `journal=` pay for it."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -20,13 +20,13 @@ class Change:
     Args:
         serial: number of the change.
         submit: number of the packet with which the device carries it out.
-        what: `claim`, `release`, `move` (to `register`, from `source`), or `plan`, `accept`, `settle` for a lane that a
-            launch claimed at a boundary, or released.
-        register: number of the register.
-        owner: who had the register then.
-        label: tokens that its state stood for.
-        source: the register that a move took from.
-        source_owner: who had that one.
+        what: `claim`, `release` or `move`; or `plan`, `accept` or `settle`, for a lane that this launch claimed or
+            released.
+        register: number of the register; of a move, the target.
+        owner: owner of the register at that time.
+        label: length of its state in tokens.
+        source: source register of a move, otherwise 0.
+        source_owner: owner of the source register.
     """
 
     serial: int
@@ -44,12 +44,12 @@ class Change:
 
 
 class Journal:
-    """Keeps the last changes.
+    """Keeps the last changes of owners.
 
     Args:
-        size: how many.
+        size: number of changes to keep.
         registers: the register file.
-        owner: says who has a register; a bound method, held weakly.
+        owner: returns the owner of a register; a bound method, held weakly.
     """
 
     def __init__(self, size: int, registers: RegisterFile, owner: Owner) -> None:
@@ -58,7 +58,7 @@ class Journal:
         self._serial = 0
 
     def note(self, what: str, submit: int, registers: Iterable[int], sources: Iterable[int] | None = None) -> None:
-        """Notes a change that the command buffer records; before a release, after a claim or a move."""
+        """Notes changes that the command buffer records. Call it before a release, and after a claim or a move."""
         given = list(registers)
         for register, source in zip(given, sources if sources is not None else [0] * len(given), strict=True):
             of = self._owner(source) if source else ""
@@ -72,5 +72,5 @@ class Journal:
         return owner(register)[1] if owner else f"register {register}"
 
     def note_changes(self, what: str, submit: int, before: NDArray[np.bool_]) -> None:
-        """Notes what a launch changed: registers that are held now and were not, or the other way round."""
+        """Notes the registers that a launch filled or emptied, by comparing `held` with its copy from before."""
         self.note(what, submit, np.flatnonzero(before != self._file.held).tolist())

@@ -1,6 +1,6 @@
-"""One packet of a command buffer: operations in the order of record, and their bytes in an upload.
+"""Holds one packet of a command buffer: operations in the order of record, and their bytes in an upload.
 
-Knows neither what is held nor what may be sent.
+This module does not check the operations, and does not know which of them wait for a forward.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ FEW = 8  # registers that a loop looks at sooner than numpy
 
 
 class Operation(NamedTuple):
-    """What is recorded in one call: a section with its two columns, and the registers that it changes."""
+    """One recorded call: its section with two columns, and the registers that it changes."""
 
     section: int
     first: Longs
@@ -32,7 +32,7 @@ class Packet:
 
     Args:
         registers: the register file.
-        operations: those to begin with.
+        operations: the first operations.
     """
 
     def __init__(self, registers: RegisterFile, operations: Iterable[Operation] = ()) -> None:
@@ -45,7 +45,7 @@ class Packet:
             self.add(*operation)
 
     def add(self, section: int, first: Longs, second: Longs, registers: Longs | None) -> None:
-        """Adds what belongs behind everything that is there."""
+        """Adds an operation at the end."""
         if registers is not None:
             self.latest[registers] = DATA if section == WRITES else section
         if section == DATA:
@@ -53,14 +53,14 @@ class Packet:
         self.operations.append(Operation(section, first, second, registers))
 
     def late(self, registers: Longs, phase: int, sources: Longs | None = None) -> bool:
-        """Whether the packet would carry out another operation too early, or beside one that it must follow.
+        """Returns whether another operation does not fit this packet, because it would run too early there.
 
-        Zeros, copies and labels of one packet have no order.
+        Zeros, copies and labels of one packet run in no fixed order, so none of them may depend on another.
 
         Args:
-            registers: that the operation changes.
-            phase: of the operation.
-            sources: registers whose state it reads.
+            registers: registers that the operation changes.
+            phase: phase of the operation.
+            sources: registers whose states the operation reads.
         """
         latest, reads = self.latest, self.reads
         if sources is not None and (latest[sources] == DATA).any():
@@ -70,30 +70,30 @@ class Packet:
         return bool((latest[registers] >= phase).any() or reads[registers].any())
 
     def names(self, registers: Longs) -> bool:
-        """Whether something here changes one of these registers, or reads its state."""
+        """Returns whether an operation of this packet changes one of these registers or reads its state."""
         return bool((self.latest[registers] >= 0).any() or self.reads[registers].any())
 
     def size(self, section: int) -> int:
-        """Entries of a section."""
+        """Returns the number of entries in a section."""
         return sum(len(operation.first) for operation in self.operations if operation.section == section)
 
     @property
     def moved(self) -> tuple[int, int]:
-        """States that this copies and zeroes."""
+        """Numbers of states (copied, zeroed)."""
         sources = [operation.second for operation in self.operations if operation.section == DATA]
         zeroed = sum(int((of == ZERO_SOURCE).sum()) for of in sources)
         return sum(map(len, sources)) - zeroed, zeroed
 
     def tail(self, operations: int) -> "Packet":
-        """What comes behind the first so many operations, as a packet."""
+        """Returns a packet without the first `operations` operations."""
         return Packet(self._file, self.operations[operations:])
 
     def split(self, operations: int) -> "tuple[Packet, Packet]":
-        """The first so many operations, and the others."""
+        """Returns a packet of the first `operations` operations, and a packet of the others."""
         return Packet(self._file, self.operations[:operations]), self.tail(operations)
 
     def encode(self, batch: tuple[Ints, Ints] | None = None) -> Ints:
-        """The bytes of the packet: a header, and one or two columns a section, each padded to 16 bytes.
+        """Returns the packet as int32: a header, and one or two columns a section, each padded to 16 bytes.
 
         The layout is that of `memstate.kernels.tables.Section`.
 
@@ -127,6 +127,6 @@ class Packet:
 
 
 def _newest(cells: Longs, values: Longs) -> tuple[Longs, Longs]:
-    """The last value of each cell; as they are where no cell is named twice."""
+    """Keeps only the last value of each cell."""
     kept, newest = np.unique(cells[::-1], return_index=True)
     return (cells, values) if len(kept) == len(cells) else (kept, values[::-1][newest])

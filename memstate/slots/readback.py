@@ -1,4 +1,4 @@
-"""Slot ids on their way to the host. Knows no owner."""
+"""Copies slot ids to the host without waiting. This module does not know owners."""
 
 import numpy as np
 import torch
@@ -10,11 +10,11 @@ from memstate.kernels.dispatch import Backend
 
 
 class Readback:
-    """Slot ids that are copied to pinned host memory behind everything recorded before them.
+    """Slot ids that the device copies to pinned host memory, after all changes that were recorded earlier.
 
     Args:
-        n: how many.
-        backend: whose device has them.
+        n: number of slot ids.
+        backend: the backend of the device.
 
     Example:
         >>> import torch
@@ -32,7 +32,13 @@ class Readback:
         self._copied: torch.cuda.Event | None = None
 
     def begin(self, ids: Tensor) -> None:
-        """Sends the copy. ids: int32 `n` on the device. Syncs: no."""
+        """Starts the copy to the host.
+
+        Args:
+            ids: int32 `n` on the device.
+
+        Syncs: no.
+        """
         self._source = ids
         self._host.copy_(ids, non_blocking=True)
         if ids.device.type == "cuda":
@@ -45,10 +51,10 @@ class Readback:
         return self._source is not None and (self._copied is None or self._copied.query())
 
     def wait(self) -> NDArray[np.int32]:
-        """The ids, int32 `n`, in the order they were asked for.
+        """Returns the ids, int32 `n`, in the order of the handles. Waits until they have arrived.
 
         Raises:
-            InvalidArgument: the copy itself still waits for a forward.
+            InvalidArgument: the copy has not started, because it waits for a forward.
 
         Syncs: yes, unless `ready`.
         """

@@ -1,11 +1,12 @@
-"""The register file: where slot ids live, and the launches that change them. Knows no plane and no request.
+"""Holds slot ids in registers on the device, and launches the kernels that change them.
 
     cells   [ slots | labels | tracked | snapshot_at | source | generation | page table ]    one int32 arena
 
-Columns start at multiples of 256 bytes. Registers of row r are 3r (live), 3r+1 and 3r+2 (lanes); row 0 is null.
-Registers of snapshots that are kept for later follow those of the rows.
+Columns start at multiples of 256 bytes. Registers of row r are 3r (live), 3r+1 and 3r+2 (lanes); row 0 is the null row.
+The registers of the rows come first. The holders follow: the registers of published snapshots and of sessions.
 
-The host mirrors which registers are held and their labels, by the same rules and without asking.
+The host mirrors the labels, and which registers are held. It follows the same rules as the device, and reads nothing
+back. This module does not know planes or requests.
 """
 
 import numpy as np
@@ -26,9 +27,9 @@ class RegisterFile:
     """Registers, request columns and the page table on the device, with the host's mirror.
 
     Args:
-        allocator: whose slots the registers hold.
-        rows: request rows without the null row.
-        snapshots: registers for snapshots that are kept.
+        allocator: the allocator of the slots.
+        rows: number of request rows, without the null row.
+        snapshots: number of holders.
         pages_per_row: width of the page table.
     """
 
@@ -58,26 +59,32 @@ class RegisterFile:
 
     @property
     def nbytes(self) -> int:
-        """Device bytes of bookkeeping, bitmap included, page tables apart."""
+        """Device bytes of registers, columns, bitmap and counters; without the page table."""
         own = self.cells.nbytes - self.page_table.nbytes
         return own + self.allocator.bitmap.nbytes + self.allocator.counters.nbytes
 
     def address(self, column: str, index: Longs) -> Longs:
-        """Cell numbers of a column.
+        """Returns cell numbers of a column.
 
         Args:
             column: "slots", "labels", "tracked", "snapshot_at", "source", "generation" or "pages".
-            index: of the register or row; for "pages" the flat row-major index.
+            index: numbers of registers or rows; for "pages" the flat row-major index.
         """
         return index + self._starts[column]
 
     def origins(self, rows: Longs) -> Longs:
-        """The register that holds each row's state: its live one, or before its first step the snapshot it reads."""
+        """Returns the register of each row's state.
+
+        It is the live register, or before the first step the register of the snapshot that this step reads.
+        """
         source = self.source[rows].astype(np.int64)
         return np.where(source > 0, source, rows * REGISTERS_PER_ROW)
 
     def reset(self) -> None:
-        """Empties every register and column but the generations, mirror included; not the allocator. Syncs: no."""
+        """Empties every register, column and mirror, except the generations. Does not reset the allocator.
+
+        Syncs: no.
+        """
         start = self._starts["generation"]
         kept = self.cells[start : start + self.rows + 1].clone()
         self.cells.zero_()
@@ -86,7 +93,10 @@ class RegisterFile:
             mirror[:] = 0
 
     def on_host(self) -> "RegisterFile":
-        """A copy in host memory, without the mirror, to try changes on. Syncs: yes."""
+        """Returns a copy in host memory, without the mirror, for trying changes.
+
+        Syncs: yes.
+        """
         file = RegisterFile(
             SlotAllocator(self.allocator.capacity, Backend("reference")), self.rows, self.holders, self.pages_per_row
         )
@@ -96,29 +106,47 @@ class RegisterFile:
         return file
 
     def ownership(self, packet: Tensor) -> None:
-        """Carries out a packet's ownership phases in one launch. Syncs: no."""
+        """Carries out the ownership phases of a packet in one launch.
+
+        Syncs: no.
+        """
         self.backend.ownership(self.table, packet)
 
     def plan(self, rows: Tensor, tokens: Tensor, record: StepRecord, rules: Rules, limit: int) -> None:
-        """Fills a step record in one launch; see `Backend.plan`. Syncs: no."""
+        """Fills a step record in one launch; see `Backend.plan`.
+
+        Syncs: no.
+        """
         self.backend.plan(self.table, rows, tokens, record, rules, limit)
 
     def accept(self, accepted: Tensor, record: StepRecord, outcome: Accepted, rules: Rules, limit: int) -> None:
-        """Moves a speculative step on in one launch; see `Backend.accept`. Syncs: no."""
+        """Applies the accepted tokens of a speculative step in one launch; see `Backend.accept`.
+
+        Syncs: no.
+        """
         self.backend.accept(self.table, accepted, record, outcome, rules, limit)
 
     def settle(self, record: StepRecord, results: Tensor | None) -> None:
-        """Releases superseded lanes in one launch; see `Backend.settle`. Syncs: no."""
+        """Releases superseded lanes in one launch; see `Backend.settle`.
+
+        Syncs: no.
+        """
         self.backend.settle(self.table, record, results)
 
     def resolve(self, registers: Tensor) -> Tensor:
-        """Slots of registers, on the device: int32 `n`. Syncs: no."""
+        """Returns the slots of registers on the device: int32 `n`.
+
+        Syncs: no.
+        """
         out = torch.empty_like(registers)
         self.backend.resolve(self.table, registers, out)
         return out
 
     def owners(self) -> Tensor:
-        """Owners of every slot, as `Backend.audit` counts them: int32 `capacity+1`. Syncs: no."""
+        """Returns owner counts and the free flag of every slot, as `Backend.audit` writes them: int32 `capacity+1`.
+
+        Syncs: no.
+        """
         out = torch.empty(self.allocator.capacity + 1, dtype=torch.int32, device=self.backend.device)
         self.backend.audit(self.table, out)
         return out

@@ -1,8 +1,8 @@
-"""Sends small integer packets to the device without waiting. Knows nothing of what is in them.
+"""Sends small integer packets to the device without waiting. This module does not know their contents.
 
-host ring    [ 0 | 1 | 2 | 3 ]   pinned; a buffer is reused when the event behind its last copy has passed
+host ring    [ 0 | 1 | 2 | 3 ]   pinned; a buffer is used again when the event after its last copy has passed
                      |
-device       [    packet     ]   one buffer: in stream order, its last reader is done before the next copy lands
+device       [    packet     ]   one buffer; in stream order, a packet is read before the next one is copied
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ RING = 4
 
 
 class UploadRing:
-    """A ring of pinned host buffers before one device buffer, grown when a packet is larger than all before."""
+    """A ring of pinned host buffers and one device buffer. They grow if a packet does not fit."""
 
     def __init__(self, backend: Backend, ints: int = 4096) -> None:
         self.waits = 0  # times that the host waited because the ring was full
@@ -39,7 +39,7 @@ class UploadRing:
         Returns:
             The packet on the device, int32 `n`.
 
-        Syncs: only when the ring is full, counted.
+        Syncs: only if the ring is full; `waits` counts this.
         """
         if packet.size > self._device.numel():
             self._grow(2 * packet.size)

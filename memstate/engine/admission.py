@@ -66,7 +66,7 @@ class Start:
         resumption: the registers and pages of the session that the request continues from.
         match: the match of the prompt in the prefix cache.
         lease: keeps the matched path from eviction.
-        promotion: a longer state below the device. After its load it becomes the match.
+        lower: a longer state below the device. After its load it becomes the match.
         shared: pages that the row starts with and shares.
         boundaries: lengths at which a snapshot is due, ascending.
         taken: whether the row takes the slot of the snapshot, instead of reading or copying it.
@@ -80,7 +80,7 @@ class Start:
     resumption: Resumption = NOTHING
     match: Match | None = None
     lease: Lease | None = None
-    promotion: LowerHit | None = None
+    lower: LowerHit | None = None
     shared: Sequence[int] = ()
     boundaries: list[int] = field(default_factory=list)
     taken: bool = False
@@ -122,17 +122,17 @@ class Admission:
     def admit(self, requests: Sequence[Request]) -> Rows:
         """See `StateManager.admit`."""
         given = sequence("requests", requests, "admit([request])")
-        starts = self._starts_of(given, promote=True)
-        if any(start.promotion for start in starts):
+        starts = self._starts_of(given, below=True)
+        if any(start.lower for start in starts):
             self._loader.require_awake()
             try:
                 return self._admit(starts)
             except (OutOfSlots, OutOfPages, OutOfRows):  # nothing changed; without what lies below there may be room
-                starts = self._starts_of(given, promote=False)
+                starts = self._starts_of(given, below=False)
         return self._admit(starts)
 
-    def _starts_of(self, requests: Sequence[Request], promote: bool) -> list[Start]:
-        starts = [self._start_of(request, promote) for request in requests]
+    def _starts_of(self, requests: Sequence[Request], below: bool) -> list[Start]:
+        starts = [self._start_of(request, below) for request in requests]
         self._snapshots.require(start.request.resume for start in starts if start.request.resume is not None)
         running = [start.session.handle for start in starts if start.session]
         if len(set(running)) != len(running):
@@ -142,14 +142,14 @@ class Admission:
     def _admit(self, starts: Sequence[Start]) -> Rows:
         """Returns a row for each start, or raises and starts none."""
         fresh = [max(0, self._pages.count(start.tokens) - len(start.shared)) for start in starts]
-        promotions = [start.promotion for start in starts if start.promotion]
+        hits = [start.lower for start in starts if start.lower]
         try:
             self._hold(starts)
             back = [self._sessions.surplus(start.session, start.resumption) for start in starts if start.session]
             slots = sum(max(0, self._per_request - len(start.resumption.registers)) for start in starts)
             slots, pages = slots - sum(of for of, _ in back), sum(fresh) - sum(of for _, of in back)
-            if promotions:
-                more = self._loader.needs(promotions)
+            if hits:
+                more = self._loader.needs(hits)
                 slots, pages = slots + more[0], pages + more[1]
                 self._require_holders(more[0])
             self._require(len(starts), pages, slots - self._take_over(starts, slots))
@@ -159,25 +159,25 @@ class Admission:
         for start in starts:
             if start.session is not None:
                 self._sessions.give_up(start.session, NOTHING if start.taken else start.resumption)
-        if promotions:
+        if hits:
             try:
-                self._promote(starts, promotions)
+                self._load_hits(starts, hits)
             except BaseException:  # a policy of the caller may raise anything
                 self._undo(starts)
                 raise
         self._loader.begun([start.request.fetch for start in starts])
         return self._carry_out(starts, fresh)
 
-    def _promote(self, starts: Sequence[Start], promotions: Sequence[LowerHit]) -> None:
+    def _load_hits(self, starts: Sequence[Start], hits: Sequence[LowerHit]) -> None:
         """Loads the states from below the device. Then they are matches in the prefix cache."""
-        self._cache.evict_states(self._loader.needs(promotions)[0] - self._snapshots.free)
-        self._cache.loaded(self._loader.bring(promotions))
+        self._cache.evict_states(self._loader.needs(hits)[0] - self._snapshots.free)
+        self._cache.loaded(self._loader.bring(hits))
         for start in starts:
-            if start.promotion is not None and start.key is not None:
-                promotion, start.promotion = start.promotion, None
+            if start.lower is not None and start.key is not None:
+                lower, start.lower = start.lower, None
                 start.match = self._cache.match(start.key, start.request.salt, len(start.key) // BYTES - 1)
                 start.snapshot, start.shared = start.match.snapshot, self._cache.pages(start.match)
-                self._loader.release([promotion])
+                self._loader.release([lower])
                 self._hold([start])
                 if start.taken and start.snapshot:
                     start.resumption = Resumption(start.snapshot.length, [start.snapshot.register], [])
@@ -211,7 +211,7 @@ class Admission:
             self._cache.use(start.lease)
         return self._table.handles(rows)
 
-    def _start_of(self, request: Request, promote: bool) -> Start:
+    def _start_of(self, request: Request, below: bool) -> Start:
         if not isinstance(request, Request):
             raise InvalidArgument(f"{request!r} is no Request: admit([Request(id, ...), ...])")
         key = None if request.tokens is None else encode(request.tokens)
@@ -229,7 +229,7 @@ class Admission:
         if request.resume is not None:
             self._resume(start, request.resume)
         elif key is not None:
-            self._look(start, key, promote)
+            self._look(start, key, below)
         elif request.session is not None:
             raise InvalidArgument(f"request {request.id!r}: a turn of a session needs tokens, to see where it goes on")
         return start
@@ -242,7 +242,7 @@ class Admission:
         start.snapshot = snapshot
         start.shared = snapshot.pages if isinstance(snapshot, Snapshot) else ()
 
-    def _look(self, start: Start, key: bytes, promote: bool) -> None:
+    def _look(self, start: Start, key: bytes, below: bool) -> None:
         """Finds the longest state for a prompt, in its session, in the prefix cache or below the device."""
         request, known = start.request, len(key) // BYTES
         if not known:
@@ -252,10 +252,10 @@ class Admission:
             start.resumption = self._sessions.find(start.session, key, request.salt)
         if self._cache.enabled:
             start.match = match = self._cache.match(key, request.salt, known - 1)
-            if promote:
-                start.promotion = self._loader.find(key, request.salt, match, start.resumption.length, request.fetch)
-            if start.promotion:
-                start.resumption, start.shared = NOTHING, [0] * self._pages.count(start.promotion.hit.length)
+            if below:
+                start.lower = self._loader.find(key, request.salt, match, start.resumption.length, request.fetch)
+            if start.lower:
+                start.resumption, start.shared = NOTHING, [0] * self._pages.count(start.lower.hit.length)
                 return
             if match.length > start.resumption.length:
                 start.resumption, start.snapshot = NOTHING, match.snapshot
@@ -267,9 +267,9 @@ class Admission:
     def _hold(self, starts: Sequence[Start]) -> None:
         """Leases the matched paths, so that making room does not evict them. Adds the boundaries of the cache."""
         for start in starts:
-            if start.promotion is not None:
-                self._loader.hold([start.promotion])
-            if start.match is None or start.key is None or start.promotion is not None:
+            if start.lower is not None:
+                self._loader.hold([start.lower])
+            if start.match is None or start.key is None or start.lower is not None:
                 continue
             kept = start.session.lease if start.session else None
             if start.resumption.length:
@@ -290,8 +290,8 @@ class Admission:
 
     def _undo(self, starts: Sequence[Start]) -> None:
         for start in starts:
-            if start.promotion is not None:
-                self._loader.release([start.promotion])
+            if start.lower is not None:
+                self._loader.release([start.lower])
             if start.lease is None:
                 continue
             if start.session is not None and start.session.lease is not None:
@@ -308,9 +308,9 @@ class Admission:
             Number of requests that take a state over.
         """
         short, taken = slots - self._file.allocator.free - self._cache.evictable_states, 0
-        alone = self._loader.alone([start.promotion for start in starts])
+        alone = self._loader.alone([start.lower for start in starts])
         for start in starts:
-            if taken < short and start.promotion in alone and start.promotion is not None:
+            if taken < short and start.lower in alone and start.lower is not None:
                 start.taken, taken = True, taken + 1
             elif taken < short and start.snapshot and start.lease and self._cache.take_over(start.lease):
                 start.taken, taken = True, taken + 1

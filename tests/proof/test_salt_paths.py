@@ -40,7 +40,7 @@ PATHS = {
     "memstate.engine.admission.Admission._look -> _cache.match": ADMITTED,
     "memstate.engine.admission.Admission._look -> _sessions.find": TURNS,
     "memstate.engine.admission.Admission._look -> _loader.find": HOST,
-    "memstate.engine.admission.Admission._promote -> _cache.match": HOST,
+    "memstate.engine.admission.Admission._load_hits -> _cache.match": HOST,
     "memstate.engine.admission.Admission._hold -> _cache.hold": LEFT,
     "memstate.engine.admission.Admission._hold -> _cache.suspend": LEFT_BY_TURNS,
     "memstate.engine.admission.Admission._carry_out -> _cache.on_miss": WITHOUT,

@@ -99,7 +99,7 @@ class HybridModel:
         return linear(rms_norm(x), self.head)
 
     def _attend(self, x: Tensor, start: Tensor, slots: Slots, memory: Memory) -> Tensor:
-        """x `batch token width` over all pages that a row may have; what is not yet written is masked."""
+        """Attends over all pages that a row may have, masking what is not written yet. x: `batch token width`."""
         s, (_, steps, _) = self.size, x.shape
         q, k, v = linear(x, self.attention["inward"]).unflatten(-1, (3, s.heads, s.value)).unbind(2)
         pages = memory.page_table[slots.rows.long()].long()

@@ -151,7 +151,7 @@ if not TYPE_CHECKING:  # a type checker reads the imports above, and reports a n
             value = getattr(module, name, None) or _import_module(f"{module.__name__}.{name}")  # a submodule
             globals()[name] = value
             return value
-        if not name.startswith("_") and _find_spec(f"memstate.{name}"):
+        if not name.startswith("_") and name.isidentifier() and _find_spec(f"memstate.{name}"):
             return _import_module(f"memstate.{name}")  # such as memstate.errors
         raise AttributeError(f"module 'memstate' has no attribute {name!r}")
 

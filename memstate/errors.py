@@ -1,8 +1,20 @@
 """Named errors. Each carries the numbers and says what the caller can do; no error leaves a call half done."""
 
+from typing import Any
+
 
 class MemstateError(Exception):
-    """Everything that memstate raises on purpose."""
+    """Everything that memstate raises on purpose. It can be pickled, and sent to another process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, (type(self), self.args, dict(self.__dict__))
+
+
+def _remade(kind: type[MemstateError], args: tuple[Any, ...], attributes: dict[str, Any]) -> MemstateError:
+    """The same error once more, from what pickle kept."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
 
 
 class InvalidArgument(MemstateError, ValueError):

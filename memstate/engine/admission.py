@@ -416,7 +416,9 @@ class Admission:
             )
         moved = self._direct_hits and not self._file.source[index]
         if moved and not (self._snapshots.free or self._cache.evictable_states):
-            raise InvalidArgument("no holder is free for the state that the rows share: drop a snapshot first")
+            raise InvalidArgument(
+                "no register is free for the state that the rows share: drop a snapshot, or raise snapshots="
+            )
         self._require(len(ids), partial * len(ids), self._per_request * len(ids) + moved)
         snapshot = self._share_live(index, length) if moved else None
         shared = self._pages.of(index)
@@ -456,5 +458,5 @@ class Admission:
                 "token, is in no step and not finished, and stands for at least 1"
             )
         self._pages.require_room(numbers, tokens)
-        self._table.confirmed[numbers] = tokens
         self._commands.label(live, tokens)
+        self._table.confirmed[numbers] = tokens

@@ -7,6 +7,7 @@ from typing import Any, Protocol, overload
 
 import numpy as np
 
+from memstate.errors import InvalidArgument
 from memstate.slots.registers import Ints, Longs
 from memstate.tokens import Tokens
 
@@ -143,9 +144,10 @@ class Rows(Sequence[Row]):
     __slots__ = ("distinct", "generations", "indices", "table")
 
     def __init__(self, indices: Longs, generations: Ints, table: "Table", distinct: bool | None = None) -> None:
-        self.indices, self.generations, self.table = indices, generations, table
+        self.indices, self.generations = np.array(indices, np.int64), np.array(generations, np.int32)
+        self.table = table
         self.distinct = np.unique(indices).size == indices.size if distinct is None else distinct
-        indices.flags.writeable = generations.flags.writeable = False  # what has been looked at once stays so
+        self.indices.flags.writeable = self.generations.flags.writeable = False
 
     @property
     def any_alive(self) -> bool:
@@ -163,9 +165,23 @@ class Rows(Sequence[Row]):
     @overload
     def __getitem__(self, at: slice) -> "Rows": ...
     def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, int | np.integer):
-            return Row(int(self.indices[at]), int(self.generations[at]))
-        return Rows(self.indices[at].copy(), self.generations[at].copy(), self.table)
+        if not isinstance(at, slice):
+            which = np.asarray(at)
+            if which.ndim == 0 and which.dtype.kind in "iu":
+                return Row(int(self.indices[which]), int(self.generations[which]))
+            if which.ndim != 1 or (which.size and which.dtype.kind not in "biu"):
+                raise InvalidArgument(f"rows[{at!r}]: expected a number, a slice, a list of numbers or a mask")
+            at = which if which.size else slice(0, 0)
+        return Rows(self.indices[at], self.generations[at], self.table)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("rows belong to a manager of this process: send rows.indices and rows.generations instead")
+
+    def __copy__(self) -> "Rows":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "Rows":
+        return self
 
     def __add__(self, other: Iterable[Row]) -> Any:
         if isinstance(other, Rows) and other.table is self.table:

@@ -48,7 +48,7 @@ class PageTable:
             return 0
         count = -(-int(length) // self.page_size)
         if count > self._width:
-            raise InvalidArgument(f"{length} tokens need {count} pages, a row has {self._width}: raise pages_per_row")
+            raise InvalidArgument(f"{length} tokens need {count} pages, a row has {self._width}: raise Pages(per_row=)")
         return count
 
     def floor(self, length: int) -> int:

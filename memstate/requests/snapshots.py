@@ -101,7 +101,9 @@ class Snapshots:
             InvalidArgument: a snapshot or a register is missing.
         """
         if len(rows) > self.free:
-            raise InvalidArgument(f"{len(rows)} snapshots to publish, {self.free} holders free: drop some")
+            raise InvalidArgument(
+                f"{len(rows)} snapshots to publish, room for {self.free}: drop some, or raise snapshots="
+            )
         bounds = zip(rows.tolist(), known.tolist(), strict=True)
         missing = [row for row, bound in bounds if self.answer(row, bound, ended=False) is None]
         if missing:

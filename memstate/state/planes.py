@@ -139,6 +139,9 @@ class Planes(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._tensors)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
     __hash__ = object.__hash__  # memory is itself, whatever other memory holds
     __eq__ = object.__eq__
 

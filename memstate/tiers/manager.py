@@ -408,8 +408,8 @@ def _record_sets(
     kv, on_device = settings.kv, pages.allocator.pages
     if (kv is not None) != (on_device > 0) or (kv is not None and kv.slots != on_device):
         raise ConfigurationError(
-            f"tiers with kv={kv} for {on_device} KV pages: give the planes of all pages, or manage pages elsewhere "
-            "(pages=None)"
+            f"tiers with kv={kv} for {on_device} KV pages: give the planes of all pages, or manage pages elsewhere, "
+            "with pages=ms.Pages(size=...)"
         )
     packing = Packing(planes, settings.int8)
     if not packing.nbytes:

@@ -160,7 +160,7 @@ def test_without_a_holder_a_fork_is_refused_before_it_begins(backend: Backend) -
     loop = Loop(backend, ms.Redirect(I), snapshots=0)
     (row,) = loop.admit()
     loop.advance([row], 2)
-    with pytest.raises(ms.InvalidArgument, match="holder"):
+    with pytest.raises(ms.InvalidArgument, match="no register is free"):
         loop.mem.fork(row, ["b"])
     assert loop.mem.free_slots == 15 and loop.mem._table.free == 3
     loop.advance([row])

@@ -61,9 +61,8 @@ class Redirect(Tracking):
         """
         mark, lane = last_boundary(self, file, row, length, after - 1), REGISTERS_PER_ROW * row + 1
         if not mark:
-            return (length % self.every == 0 or length == file.snapshot_at[row]) and self.boundary(
-                file, row, length, after, lanes, claim
-            )
+            at = length % self.every == 0 or length == int(file.snapshot_at[row])
+            return at and self.boundary(file, row, length, after, lanes, claim)
         if not file.held[lane] and not claim():
             return False
         file.held[lane], file.labels[lane] = True, mark

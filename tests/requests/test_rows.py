@@ -1,0 +1,82 @@
+"""Batch handles: what they are made of, which parts of them there are, and what they refuse."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import memstate as ms
+
+LAYOUT = ms.StateLayout([ms.Plane("ssm", (2,), torch.float64)], layers=1)
+
+
+@pytest.fixture
+def mem() -> ms.StateManager:
+    return ms.StateManager(LAYOUT, slots=12, max_requests=6, backend="reference")
+
+
+def admitted(mem: ms.StateManager, n: int = 4) -> ms.Rows:
+    return mem.admit([ms.Request(f"r{i}") for i in range(n)])
+
+
+def test_parts_and_sums_are_batches_of_the_same_handles(mem: ms.StateManager) -> None:
+    rows = admitted(mem)
+    single = list(rows)
+    assert single == [rows[i] for i in range(4)] and all(type(row) is ms.Row for row in single)
+    assert rows[1:3] == single[1:3] and rows[[0, 2]] == [single[0], single[2]] and rows[np.array(1)] == single[1]
+    assert rows[np.array([True, False, False, True])] == [single[0], single[3]] and len(rows[[]]) == 0
+    assert rows[:2] + rows[2:] == rows and hash(rows[:2] + rows[2:]) == hash(rows) and rows[-1] == single[-1]
+    assert not rows[[0, 0]].distinct and rows.distinct and copy.deepcopy(rows) is rows is copy.copy(rows)
+
+
+@pytest.mark.parametrize("at", [None, True, [[0, 1], [2, 3]], 1.0, "a", ...], ids=repr)
+def test_what_is_no_place_in_a_batch_is_refused(mem: ms.StateManager, at: object) -> None:
+    with pytest.raises(ms.InvalidArgument):
+        admitted(mem)[at]  # type: ignore[call-overload]
+
+
+def test_a_batch_is_planned_settled_and_released_as_it_is(mem: ms.StateManager) -> None:
+    rows = admitted(mem)
+    mem.settle(mem.plan(rows, 3), [False, True, False, False])
+    mem.settle(mem.plan(rows[[0, 2]] + rows[1:2] + rows[1:2]))  # the finished one is padding, however often it comes
+    assert [mem.length(row) for row in rows] == [4, 3, 4, 3]
+    with pytest.raises(ms.InvalidArgument, match="named twice"):
+        mem.plan(rows[[0, 0]])
+    mem.release(rows[:2])
+    with pytest.raises(ms.StaleHandle, match="request 'r0' was released"):
+        mem.plan(rows)
+    mem.abort(rows[2:])
+    with pytest.raises(ms.StaleHandle, match="request 'r3' was aborted"):
+        mem.length(rows[3])
+    assert mem.free_slots == 12 and mem.audit().free == 12
+
+
+def test_batches_cannot_be_changed_or_sent_away(mem: ms.StateManager) -> None:
+    rows, given = admitted(mem), np.array([1, 2])
+    made = ms.Rows(given, rows.generations[:2], rows.table)
+    given[:] = 1
+    assert made == rows[:2]
+    with pytest.raises(ValueError, match="read-only"):
+        rows.indices[0] = 2
+    with pytest.raises(TypeError, match="belong to a manager"):
+        pickle.dumps(rows)
+
+
+def test_figures_are_plain_numbers_after_windows_under_redirect(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    mem = ms.StateManager(
+        LAYOUT, slots=12, max_requests=6, tracking=ms.Redirect(every=2), overlap=False, backend="reference",
+        forward=ms.Forward(speculation=True),
+    )  # fmt: skip
+    rows = mem.admit([ms.Request("a")])
+    for _ in range(4):
+        mem.accept(mem.plan(rows, 2, window=True), [1], {"ssm": torch.zeros(1, 1, 2, 2, dtype=torch.float64)})
+    assert type(mem.stats().snapshots) is int
+    mem.inspect().save(tmp_path / "inspection.json")
+
+
+def test_errors_can_be_sent_to_another_process() -> None:
+    for error in (ms.OutOfSlots(5, 4), ms.StaleHandle("row 3", 1, 2, "request 'a' was aborted"), ms.Asleep()):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error) and str(again) == str(error) and vars(again) == vars(error)

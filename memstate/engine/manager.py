@@ -823,7 +823,7 @@ class StateManager(Reports):
         """Opens a conversation whose states and pages stay between its turns.
 
         Args:
-            name: the name that audits show.
+            name: the name that audits show. Two open sessions may have one name; each keeps its own states.
 
         Returns:
             The session, for `Request(session=...)`.

@@ -76,7 +76,7 @@ class Request:
             gives `resume` and `tokens` must make sure that they agree.
         snapshot_at: one more length in tokens, besides the multiples of `every`, at which a snapshot is due. 0: none.
         tokens: the whole prompt, for the prefix cache or a session to find what is computed already. One dimension, any
-            sequence of whole numbers.
+            sequence of whole numbers. Without a prefix cache and without a session they only say the length.
         salt: equal tokens under different salts never match. None, str, bytes, int or a tuple of these.
         session: the session that this request is the next turn of.
         fetch: the prefetch that was started for it. Several ranks start from what they agreed on.

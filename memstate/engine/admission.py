@@ -14,20 +14,20 @@ from memstate.errors import InvalidArgument, OutOfPages, OutOfRows, OutOfSlots
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import Match, PrefixCache
 from memstate.prefix.cache import Lease
-from memstate.prefix.sessions import Conversation, Resumption, Sessions
+from memstate.prefix.sessions import Conversation, Sessions
 from memstate.requests.boundaries import Boundaries
 from memstate.requests.handles import Request, Row, Rows, Snapshot
+from memstate.requests.origin import START, Origin
 from memstate.requests.page_table import PageTable
 from memstate.requests.snapshots import Snapshots
 from memstate.requests.table import RequestTable
 from memstate.slots.commands import CommandBuffer
-from memstate.slots.registers import Longs
+from memstate.slots.registers import Ints, Longs
 from memstate.tiers import Fetch
 from memstate.tiers.load import LowerHit, NoLoader
 from memstate.tokens import BYTES, encode
 
 PER_ROW = REGISTERS_PER_ROW
-NOTHING = Resumption(0, [], [])
 
 
 class Fork(NamedTuple):
@@ -55,40 +55,36 @@ class Fork(NamedTuple):
 
 @dataclass
 class Start:
-    """Where a request starts: from a snapshot to read or copy, from registers of its session, or from zeros.
+    """How one request starts.
 
     Attributes:
         request: the request.
         tokens: number of tokens that pages are taken for.
         key: the prompt as a key; None if the request has no tokens.
-        snapshot: the state to read or copy.
+        origin: where the state comes from.
         session: the session, if the request is one of its turns.
-        resumption: the registers and pages of the session that the request continues from.
         match: the match of the prompt in the prefix cache.
         lease: keeps the matched path from eviction.
-        lower: a longer state below the device. After its load it becomes the match.
-        shared: pages that the row starts with and shares.
+        lower: a longer state below the device. After its load it becomes the match and the origin.
         boundaries: lengths at which a snapshot is due, ascending.
-        taken: whether the row takes the slot of the snapshot, instead of reading or copying it.
+        taken: whether the row takes over the slot of a cached state, instead of reading or copying it.
     """
 
     request: Request
     tokens: int
     key: bytes | None = None
-    snapshot: Snapshot | None = None
+    origin: Origin = START
     session: Conversation | None = None
-    resumption: Resumption = NOTHING
     match: Match | None = None
     lease: Lease | None = None
     lower: LowerHit | None = None
-    shared: Sequence[int] = ()
     boundaries: list[int] = field(default_factory=list)
     taken: bool = False
 
     @property
-    def length(self) -> int:
-        """Tokens that the row starts with."""
-        return self.snapshot.length if self.snapshot else self.resumption.length
+    def turn(self) -> Origin:
+        """What comes from the session: the origin, or `START` where the state comes from elsewhere."""
+        return self.origin if self.origin.moves and not self.taken else START
 
 
 class Admission:
@@ -133,7 +129,6 @@ class Admission:
 
     def _starts_of(self, requests: Sequence[Request], below: bool) -> list[Start]:
         starts = [self._start_of(request, below) for request in requests]
-        self._snapshots.require(start.request.resume for start in starts if start.request.resume is not None)
         running = [start.session.handle for start in starts if start.session]
         if len(set(running)) != len(running):
             raise InvalidArgument(f"a session is named twice in {running}: one turn at a time")
@@ -141,12 +136,12 @@ class Admission:
 
     def _admit(self, starts: Sequence[Start]) -> Rows:
         """Returns a row for each start, or raises and starts none."""
-        fresh = [max(0, self._pages.count(start.tokens) - len(start.shared)) for start in starts]
+        fresh = [max(0, self._pages.count(start.tokens) - len(start.origin.pages)) for start in starts]
         hits = [start.lower for start in starts if start.lower]
         try:
             self._hold(starts)
-            back = [self._sessions.surplus(start.session, start.resumption) for start in starts if start.session]
-            slots = sum(max(0, self._per_request - len(start.resumption.registers)) for start in starts)
+            back = [self._sessions.surplus(start.session, start.turn) for start in starts if start.session]
+            slots = sum(max(0, self._per_request - len(start.turn.registers)) for start in starts)
             slots, pages = slots - sum(of for of, _ in back), sum(fresh) - sum(of for _, of in back)
             if hits:
                 more = self._loader.needs(hits)
@@ -158,7 +153,7 @@ class Admission:
             raise
         for start in starts:
             if start.session is not None:
-                self._sessions.give_up(start.session, NOTHING if start.taken else start.resumption)
+                self._sessions.give_up(start.session, start.turn)
         if hits:
             try:
                 self._load_hits(starts, hits)
@@ -176,11 +171,9 @@ class Admission:
             if start.lower is not None and start.key is not None:
                 lower, start.lower = start.lower, None
                 start.match = self._cache.match(start.key, start.request.salt, len(start.key) // BYTES - 1)
-                start.snapshot, start.shared = start.match.snapshot, self._cache.pages(start.match)
+                start.origin = self._cached(start.match)._replace(moves=start.taken)
                 self._loader.release([lower])
                 self._hold([start])
-                if start.taken and start.snapshot:
-                    start.resumption = Resumption(start.snapshot.length, [start.snapshot.register], [])
 
     def _require_holders(self, n: int) -> None:
         """Requires n free registers for loaded states. Registers that the requests are about to read do not count.
@@ -195,12 +188,13 @@ class Admission:
     def _carry_out(self, starts: Sequence[Start], fresh: Sequence[int]) -> Rows:
         """Gives rows their pages, registers and states. The caller has checked that all of them are available."""
         rows = self._table.claim([start.request.id for start in starts])
-        self._pages.start(rows, [start.shared for start in starts], fresh)
+        origins = [start.origin for start in starts]
+        self._pages.start(rows, [origin.pages for origin in origins], fresh)
         self._move(rows, starts)
-        self._claim(rows, [len(start.resumption.registers) for start in starts])
-        read = [start.snapshot.register if start.snapshot and not start.taken else 0 for start in starts]
+        self._claim(rows, [len(origin.registers) if origin.moves else 0 for origin in origins])
+        read = [origin.registers[0] if origin.registers and not origin.moves else 0 for origin in origins]
         source = np.array(read, np.int64)
-        length = np.array([start.length for start in starts], np.int64)
+        length = np.array([origin.length for origin in origins], np.int64)
         self._start(rows, source, length, [start.boundaries for start in starts])
         for row, start in zip(rows.tolist(), starts, strict=True):
             if start.lease is None:
@@ -238,9 +232,9 @@ class Admission:
         request = start.request
         if request.session is not None:
             raise InvalidArgument(f"request {request.id!r}: resume a snapshot or a session, not both")
+        self._snapshots.require([snapshot])
         self._cache.require_foreign([snapshot])
-        start.snapshot = snapshot
-        start.shared = snapshot.pages if isinstance(snapshot, Snapshot) else ()
+        start.origin = Origin(snapshot.length, [snapshot.register], snapshot.pages)
 
     def _look(self, start: Start, key: bytes, below: bool) -> None:
         """Finds the longest state for a prompt, in its session, in the prefix cache or below the device."""
@@ -249,20 +243,20 @@ class Admission:
             raise InvalidArgument(f"request {request.id!r}: no tokens; a prompt has at least one")
         if request.session is not None:
             start.session = self._sessions.get(request.session)
-            start.resumption = self._sessions.find(start.session, key, request.salt)
+            start.origin = self._sessions.find(start.session, key, request.salt)
         if self._cache.enabled:
             start.match = match = self._cache.match(key, request.salt, known - 1)
             if below:
-                start.lower = self._loader.find(key, request.salt, match, start.resumption.length, request.fetch)
-            if start.lower:
-                start.resumption, start.shared = NOTHING, [0] * self._pages.count(start.lower.hit.length)
-                return
-            if match.length > start.resumption.length:
-                start.resumption, start.snapshot = NOTHING, match.snapshot
-        if start.resumption.length:
-            start.shared = start.resumption.pages
-        elif start.match is not None:
-            start.shared = self._cache.pages(start.match)
+                start.lower = self._loader.find(key, request.salt, match, start.origin.length, request.fetch)
+            if start.lower:  # its pages are counted with what is loaded
+                start.origin = Origin(pages=[0] * self._pages.count(start.lower.hit.length))
+            elif match.length > start.origin.length:
+                start.origin = self._cached(match)
+
+    def _cached(self, match: Match) -> Origin:
+        """Returns the cached state of a match as an origin."""
+        assert match.snapshot is not None
+        return Origin(match.length, [match.snapshot.register], self._cache.pages(match))
 
     def _hold(self, starts: Sequence[Start]) -> None:
         """Leases the matched paths, so that making room does not evict them. Adds the boundaries of the cache."""
@@ -272,10 +266,11 @@ class Admission:
             if start.match is None or start.key is None or start.lower is not None:
                 continue
             kept = start.session.lease if start.session else None
-            if start.resumption.length:
-                start.match = start.match.instead(start.resumption.length)
-            if kept is not None and start.resumption.length:  # the row has the session's pages
-                start.lease = self._cache.suspend(kept, start.length, start.match, start.request.salt)
+            turn = start.turn
+            if turn.length:
+                start.match = start.match.instead(turn.length)
+            if kept is not None and turn.length:  # the row has the session's pages
+                start.lease = self._cache.suspend(kept, turn.length, start.match, start.request.salt)
             else:
                 start.lease = self._cache.hold(start.match, start.request.salt)
                 if kept is not None:
@@ -285,7 +280,7 @@ class Admission:
                 start.lease.own = start.session.own
             boundaries = self._cache.boundaries(start.lease, start.match.tokens) if self._tracks else ()
             start.boundaries = sorted(
-                snapshot_at for snapshot_at in {*start.boundaries, *boundaries} if snapshot_at > start.length
+                snapshot_at for snapshot_at in {*start.boundaries, *boundaries} if snapshot_at > start.origin.length
             )
 
     def _undo(self, starts: Sequence[Start]) -> None:
@@ -312,9 +307,9 @@ class Admission:
         for start in starts:
             if taken < short and start.lower in alone and start.lower is not None:
                 start.taken, taken = True, taken + 1
-            elif taken < short and start.snapshot and start.lease and self._cache.take_over(start.lease):
+            elif taken < short and start.lease and self._cache.take_over(start.lease):
                 start.taken, taken = True, taken + 1
-                start.resumption = Resumption(start.snapshot.length, [start.snapshot.register], [])
+                start.origin = start.origin._replace(moves=True)
         return taken
 
     def _require(self, rows: int, pages: int, slots: int) -> None:
@@ -335,9 +330,10 @@ class Admission:
         if slots > allocator.free + cache.evictable_states:
             evictable = self._snapshots.evictable - self._sessions.held
             raise OutOfSlots(slots, allocator.free, evictable, allocator.capacity, self._sessions.held)
-        cache.evict_pages(missing)
+        if missing > 0:
+            cache.evict_pages(missing)
+            self._pages.require_free(pages)  # a policy may have offered less than there is
         cache.evict_states(slots - allocator.free)
-        self._pages.require_free(pages)  # a policy may have offered less than there is
         if slots > allocator.free:
             raise OutOfSlots(slots, allocator.free, 0, allocator.capacity)
 
@@ -354,15 +350,15 @@ class Admission:
         """Moves the registers kept by sessions, and states that are taken over, to new rows."""
         for row, start in zip(rows.tolist(), starts, strict=True):
             if start.taken and start.lease is not None:
-                self._commands.move([PER_ROW * row], start.resumption.registers)
+                self._commands.move([PER_ROW * row], start.origin.registers)
                 self._cache.taken(start.lease)
             if start.session is not None and start.key is not None:
-                turn, left = NOTHING if start.taken else start.resumption, start.session.lease
-                if left is not None:
-                    self._cache.release_suspended(left)
-                self._sessions.begin(start.session, row, turn, start.length, start.key, start.request.salt)
-                if turn.length and start.lease is not None:
-                    self._cache.shorten(start.lease, turn.length)
+                if start.session.lease is not None:
+                    self._cache.release_suspended(start.session.lease)
+                length = start.origin.length
+                self._sessions.begin(start.session, row, start.turn, length, start.key, start.request.salt)
+                if start.turn.length and start.lease is not None:
+                    self._cache.shorten(start.lease, length)
 
     def _start(self, rows: Longs, source: Longs, length: Longs, boundaries: Sequence[Sequence[int]]) -> None:
         """Fills the columns and the states of new rows.
@@ -381,12 +377,9 @@ class Admission:
         file.source[rows] = source if self._direct_hits else 0
         self._table.confirmed[rows] = length
         self._boundaries.start(rows, boundaries)
-        for column, values in (
-            ("generation", self._table.generation[rows]),
-            ("tracked", length),
-            ("source", file.source[rows]),
-        ):
-            self._commands.write(file.address(column, rows), values)
+        cells = [file.address(column, rows) for column in ("generation", "tracked", "source")]
+        values: list[Longs | Ints] = [self._table.generation[rows], length, file.source[rows]]
+        self._commands.write(np.concatenate(cells), np.concatenate(values))
         self._commands.zero(live[~hit & (length == 0)])
         if self._direct_hits:
             for row, register in zip(rows[hit].tolist(), source[hit].tolist(), strict=True):

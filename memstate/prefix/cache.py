@@ -555,7 +555,9 @@ class PrefixCache:
             How many slots this frees.
         """
         chosen: list[Node] = []
-        for node in self._states.victims() if n > 0 else ():
+        if n <= 0:
+            return 0
+        for node in self._states.victims():
             if node.snapshot and node.snapshot.register not in self._snapshots.pinned:
                 chosen.append(node)
                 if len(chosen) == n:

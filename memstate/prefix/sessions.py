@@ -9,7 +9,7 @@ closed          released
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 from memstate.checks import hashable
 from memstate.errors import InvalidArgument, StaleHandle
@@ -17,6 +17,7 @@ from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix.cache import Lease, PrefixCache
 from memstate.prefix.tree import Node
 from memstate.requests.handles import Session, Snapshot
+from memstate.requests.origin import START, Origin
 from memstate.requests.page_table import PageTable
 from memstate.requests.snapshots import Snapshots
 from memstate.slots.commands import CommandBuffer
@@ -51,20 +52,6 @@ class Conversation:
     salt: Hashable = None
     row: int = 0
     start: int = 0
-
-
-class Resumption(NamedTuple):
-    """Where a turn can continue.
-
-    Attributes:
-        length: Tokens that its state stands for, 0 for none.
-        registers: Registers for live and lanes, longest state first.
-        pages: Ids of the pages of these tokens.
-    """
-
-    length: int
-    registers: list[int]
-    pages: list[int]
 
 
 class Sessions:
@@ -128,7 +115,7 @@ class Sessions:
             )
         return found
 
-    def find(self, session: Conversation, key: bytes, salt: Hashable) -> Resumption:
+    def find(self, session: Conversation, key: bytes, salt: Hashable) -> Origin:
         """Finds how far the session's states serve a prompt. At least its last token is left to compute.
 
         Args:
@@ -137,54 +124,53 @@ class Sessions:
             salt: Salt of the prompt.
 
         Returns:
-            Where the turn can continue; length 0 where no state serves it.
+            Where the turn can continue; `START` where no state serves it.
         """
         if salt != session.salt:
-            return Resumption(0, [], [])
+            return START
         shared = min(common(session.tokens, key, BYTES), len(key) - BYTES) // BYTES
         serving = [snap for snap in session.kept if snap.length <= shared][: 1 + self._lanes]
         if not serving:
-            return Resumption(0, [], [])
+            return START
         length = serving[0].length
-        return Resumption(length, [snap.register for snap in serving], session.pages[: self._pages.count(length)])
+        pages = session.pages[: self._pages.count(length)]
+        return Origin(length, [snap.register for snap in serving], pages, moves=True)
 
-    def surplus(self, session: Conversation, resumption: Resumption) -> tuple[int, int]:
+    def surplus(self, session: Conversation, turn: Origin) -> tuple[int, int]:
         """Returns the slots and pages that a turn gives back before it takes any.
 
         Args:
             session: The session.
-            resumption: Where the turn continues.
+            turn: Where the turn continues; `START` if it takes nothing from the session.
         """
-        pages = session.pages[len(resumption.pages) :]
+        pages = session.pages[len(turn.pages) :]
         alone = sum(self._pages.allocator.holders[page] == 1 for page in pages)
-        return len(session.kept) - len(resumption.registers), alone
+        return len(session.kept) - len(turn.registers), alone
 
-    def give_up(self, session: Conversation, resumption: Resumption) -> None:
+    def give_up(self, session: Conversation, turn: Origin) -> None:
         """Releases the states and pages that the turn does not continue from.
 
         Args:
             session: The session.
-            resumption: Where the turn continues.
+            turn: Where the turn continues; `START` if it takes nothing from the session.
         """
-        self._commands.release([snap.register for snap in session.kept if snap.register not in resumption.registers])
-        self._pages.allocator.release(session.pages[len(resumption.pages) :])
-        session.pages = session.pages[: len(resumption.pages)]
+        self._commands.release([snap.register for snap in session.kept if snap.register not in turn.registers])
+        self._pages.allocator.release(session.pages[len(turn.pages) :])
+        session.pages = session.pages[: len(turn.pages)]
 
-    def begin(
-        self, session: Conversation, row: int, resumption: Resumption, start: int, key: bytes, salt: Hashable
-    ) -> None:
+    def begin(self, session: Conversation, row: int, turn: Origin, start: int, key: bytes, salt: Hashable) -> None:
         """Moves what is left to a new row, which shares the pages already.
 
         Args:
             session: The session.
             row: The new row.
-            resumption: Where the turn continues.
-            start: Tokens of the key that the row begins with, from here or, without a resumption, from elsewhere.
+            turn: Where the turn continues; `START` if it takes nothing from the session.
+            start: Tokens of the key that the row begins with, from the session or from elsewhere.
             key: Tokens of the prompt, encoded.
             salt: Salt of the prompt.
         """
         first = PER_ROW * row
-        self._commands.move(range(first, first + len(resumption.registers)), resumption.registers)
+        self._commands.move(range(first, first + len(turn.registers)), turn.registers)
         self._empty(session)
         if salt != session.salt:
             session.own.clear()  # nothing under this salt replaces what was left under another

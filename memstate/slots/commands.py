@@ -24,7 +24,7 @@ from torch import Tensor
 from memstate.errors import EmptyRegister, InvalidArgument, OutOfSlots, RegisterInUse
 from memstate.kernels.tables import REGISTERS_PER_ROW, ZERO_SOURCE
 from memstate.slots.journal import Journal
-from memstate.slots.packet import CLAIMS, DATA, FEW, MOVES, RELEASES, WRITES, Packet
+from memstate.slots.packet import CLAIMS, DATA, MOVES, RELEASES, WRITES, Packet
 from memstate.slots.registers import Ints, Longs, RegisterFile
 from memstate.slots.upload import UploadRing
 
@@ -123,8 +123,8 @@ class CommandBuffer:
         released = claimed = 0
         for entry in self.waiting:
             if isinstance(entry, Packet):
-                released += entry.size(RELEASES)
-                claimed += entry.size(CLAIMS)
+                released += entry.sizes[RELEASES]
+                claimed += entry.sizes[CLAIMS]
             else:
                 released += entry.released
         return released, claimed
@@ -133,7 +133,7 @@ class CommandBuffer:
 
     def named(self, registers: Indices) -> bool:
         """Returns whether an unsent operation changes one of these registers or reads its state."""
-        regs = self._known(registers, "named")
+        regs = self._known(registers, "named", distinct=False)
         return any(isinstance(entry, Packet) and entry.names(regs) for entry in self._queue)
 
     @property
@@ -153,7 +153,7 @@ class CommandBuffer:
             EmptyRegister: a source holds no slot; nothing recorded.
             InvalidArgument: registers are not valid, or one is named twice; nothing recorded.
         """
-        to, of = self._distinct(targets, "move"), self._distinct(sources, "move")
+        to, of = self._known(targets, "move"), self._known(sources, "move")
         if len(to) != len(of):
             raise InvalidArgument(f"move: {len(to)} targets for {len(of)} sources")
         if not to.size:
@@ -181,7 +181,7 @@ class CommandBuffer:
         Raises:
             InvalidArgument: registers are not valid, or one is named twice; nothing recorded.
         """
-        regs = self._distinct(registers, "release")
+        regs = self._known(registers, "release")
         regs = regs[self.registers.held[regs]]
         if not regs.size:
             return 0
@@ -206,7 +206,7 @@ class CommandBuffer:
 
         Syncs: only if it needs slots released by id that the device has not confirmed.
         """
-        regs = self._distinct(registers, "claim")
+        regs = self._known(registers, "claim")
         self._require_empty("claim", regs)
         self.registers.allocator.confirm(len(regs))
         if len(regs) > self.registers.allocator.free:
@@ -237,7 +237,7 @@ class CommandBuffer:
             EmptyRegister: a register holds no slot; nothing recorded.
             InvalidArgument: registers or lengths are not valid; nothing recorded.
         """
-        regs = self._distinct(registers, "label")
+        regs = self._known(registers, "label")
         self._require_held("label", regs)
         cells, content = self._cells(self.registers.address("labels", regs), lengths)
         if regs.size:
@@ -263,7 +263,7 @@ class CommandBuffer:
             EmptyRegister: a register holds no slot; nothing recorded.
             InvalidArgument: registers are not valid, or one is named twice; nothing recorded.
         """
-        self._data(self._distinct(registers, "zero"), None)
+        self._data(self._known(registers, "zero"), None)
 
     def copy(self, targets: Indices, sources: Indices) -> None:
         """Copies states and their labels between registers.
@@ -276,7 +276,7 @@ class CommandBuffer:
             EmptyRegister: a register holds no slot; nothing recorded.
             InvalidArgument: registers are not valid, or one is target and source; nothing recorded.
         """
-        of, to = self._known(sources, "copy"), self._distinct(targets, "copy")
+        of, to = self._known(sources, "copy", distinct=False), self._known(targets, "copy")
         if len(to) != len(of):
             raise InvalidArgument(f"copy: {len(to)} targets for {len(of)} sources")
         if _overlap(to, of):
@@ -407,9 +407,9 @@ class CommandBuffer:
         if packet.operations:
             self.packets += 1
             self.registers.ownership(sent)
-            copied, zeroed = packet.moved
-            if copied + zeroed and self._run_data:
-                self._run_data(self.registers.table.slots, sent, copied=copied, zeroed=zeroed)
+            moved, zeroed = packet.sizes[DATA], packet.zeroed
+            if moved and self._run_data:
+                self._run_data(self.registers.table.slots, sent, copied=moved - zeroed, zeroed=zeroed)
         return sent
 
     def discard(self) -> None:
@@ -420,22 +420,19 @@ class CommandBuffer:
             if isinstance(entry, Action) and entry.forget:
                 entry.forget()
 
-    def _distinct(self, registers: Indices, operation: str) -> Longs:
-        regs = self._known(registers, operation)
-        if len(set(regs.tolist())) != regs.size:
-            raise InvalidArgument(f"{operation}: a register is named twice in {regs.tolist()}")
-        return regs
-
-    def _known(self, registers: Indices, operation: str) -> Longs:
+    def _known(self, registers: Indices, operation: str, distinct: bool = True) -> Longs:
         given = np.asarray(registers)
         if given.size and given.dtype.kind not in "iu":
             raise InvalidArgument(f"{operation}: registers {registers!r}, expected integers")
         regs = given.astype(np.int64)
-        least, most = _range(regs)
-        if regs.size and not (least >= REGISTERS_PER_ROW and most < self.registers.count):
+        listed = regs.tolist()
+        if listed and not (min(listed) >= REGISTERS_PER_ROW and max(listed) < self.registers.count):
             raise InvalidArgument(
-                f"{operation}: registers {least}..{most}, expected {REGISTERS_PER_ROW}..{self.registers.count - 1}"
+                f"{operation}: registers {min(listed)}..{max(listed)}, expected "
+                f"{REGISTERS_PER_ROW}..{self.registers.count - 1}"
             )
+        if distinct and len(set(listed)) != len(listed):
+            raise InvalidArgument(f"{operation}: a register is named twice in {listed}")
         return regs
 
     def _require_empty(self, operation: str, regs: Longs) -> None:
@@ -449,10 +446,3 @@ class CommandBuffer:
 
 def _overlap(one: Longs, other: Longs) -> bool:
     return not set(one.tolist()).isdisjoint(other.tolist())
-
-
-def _range(regs: Longs) -> tuple[int, int]:
-    if regs.size > FEW:
-        return int(regs.min()), int(regs.max())
-    listed = regs.tolist()
-    return min(listed, default=0), max(listed, default=0)

@@ -3,7 +3,7 @@
 This module does not check the operations, and does not know which of them wait for a forward.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +12,7 @@ from memstate.kernels.tables import HEADER_INTS, ZERO_SOURCE, Section
 from memstate.slots.registers import Ints, Longs, RegisterFile
 
 PAIRS = (Section.MOVES, Section.WRITES, Section.DATA, Section.BATCH)
-MOVES, RELEASES, CLAIMS, WRITES, DATA = (
-    int(section) for section in (Section.MOVES, Section.RELEASES, Section.CLAIMS, Section.WRITES, Section.DATA)
-)  # as plain numbers: an enumeration costs a microsecond a look
+MOVES, RELEASES, CLAIMS, WRITES, DATA, BATCH = map(int, Section)  # an enumeration costs a microsecond a look
 FEW = 8  # registers that a loop looks at sooner than numpy
 
 
@@ -40,6 +38,8 @@ class Packet:
         self.operations: list[Operation] = []
         self.latest = np.full(registers.count, -1, np.int8)  # the last phase that names a register
         self.reads = np.zeros(registers.count, bool)  # registers that a copy reads
+        self.sizes = [0] * len(Section)  # entries by section
+        self.zeroed = 0  # states to zero, of the entries of DATA
         self.batch_at = 0  # where the batch of a plan lies in the upload
         for operation in operations:
             self.add(*operation)
@@ -50,6 +50,8 @@ class Packet:
             self.latest[registers] = DATA if section == WRITES else section
         if section == DATA:
             self.reads[second[second != ZERO_SOURCE]] = True
+            self.zeroed += int(np.count_nonzero(second == ZERO_SOURCE))
+        self.sizes[section] += len(first)
         self.operations.append(Operation(section, first, second, registers))
 
     def late(self, registers: Longs, phase: int, sources: Longs | None = None) -> bool:
@@ -73,17 +75,6 @@ class Packet:
         """Returns whether an operation of this packet changes one of these registers or reads its state."""
         return bool((self.latest[registers] >= 0).any() or self.reads[registers].any())
 
-    def size(self, section: int) -> int:
-        """Returns the number of entries in a section."""
-        return sum(len(operation.first) for operation in self.operations if operation.section == section)
-
-    @property
-    def moved(self) -> tuple[int, int]:
-        """Numbers of states (copied, zeroed)."""
-        sources = [operation.second for operation in self.operations if operation.section == DATA]
-        zeroed = sum(int((of == ZERO_SOURCE).sum()) for of in sources)
-        return sum(map(len, sources)) - zeroed, zeroed
-
     def tail(self, operations: int) -> "Packet":
         """Returns a packet without the first `operations` operations."""
         return Packet(self._file, self.operations[operations:])
@@ -103,24 +94,26 @@ class Packet:
         header = np.zeros(HEADER_INTS, np.int32)
         parts: list[Ints] = [header]
         at = HEADER_INTS
-        columns: dict[int, list[tuple[Longs, Longs]]] = {section: [] for section in Section}
-        for section, first, second, _ in self.operations:
-            columns[section].append((first, second))
+        operations = self.operations
         if batch is not None:
-            columns[Section.BATCH].append((batch[0].astype(np.int64), batch[1].astype(np.int64)))
-        self.batch_at = 0
-        for section, entries in columns.items():
-            pair: Sequence[Longs] = [np.concatenate(column) for column in zip(*entries, strict=True)]
-            pair = pair or [np.zeros(0, np.int64)] * 2
+            rows, tokens = batch
+            operations = [*operations, Operation(BATCH, rows.astype(np.int64), tokens.astype(np.int64), None)]
+        firsts: list[list[Longs]] = [[] for _ in Section]
+        seconds: list[list[Longs]] = [[] for _ in Section]
+        for section, first, second, _ in operations:
+            firsts[section].append(first)
+            seconds[section].append(second)
+        for section, (first_columns, second_columns) in enumerate(zip(firsts, seconds, strict=True)):
+            header[8 + section] = self.batch_at = at  # the batch is the last section
+            if not first_columns:
+                continue
+            pair = np.concatenate(first_columns), np.concatenate(second_columns)
             if section == WRITES:
-                pair = _newest(pair[0], pair[1])
-            size = len(pair[0])
-            header[section], header[8 + section] = size, at
-            if section == Section.BATCH:
-                self.batch_at = at
+                pair = _newest(*pair)
             for column in pair if section in PAIRS else pair[:1]:
-                padded = np.zeros((size + 3) // 4 * 4, np.int32)
-                padded[:size] = column
+                header[section] = len(column)
+                padded = np.zeros((len(column) + 3) // 4 * 4, np.int32)
+                padded[: len(column)] = column
                 parts.append(padded)
                 at += len(padded)
         return np.concatenate(parts)

@@ -247,8 +247,8 @@ def a_turn_leaves_its_last_state_only(patch: pytest.MonkeyPatch) -> None:
 def an_aborted_turn_is_kept(patch: pytest.MonkeyPatch) -> None:
     begin = sessions.Sessions.begin
 
-    def broken(self: Any, session: Any, row: int, resumption: Any, start: int, key: bytes, salt: Any) -> Any:
-        return begin(self, session, row, resumption, len(key) // 8, key, salt)
+    def broken(self: Any, session: Any, row: int, turn: Any, start: int, key: bytes, salt: Any) -> Any:
+        return begin(self, session, row, turn, len(key) // 8, key, salt)
 
     patch.setattr(sessions.Sessions, "begin", broken)
 

@@ -254,7 +254,7 @@ TURNS = [
     Mutant(
         "an edited history keeps its old states", "leak", SESSIONS,
         "        self._commands.release([snap.register for snap in session.kept if snap.register not in "
-        "resumption.registers])\n", "",
+        "turn.registers])\n", "",
         "tests/prefix/test_sessions.py::test_B73_an_edited_history_goes_on_from_an_older_state[reference-after 8-ping-pong]",
     ),
     Mutant(

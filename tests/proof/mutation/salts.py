@@ -47,7 +47,7 @@ STARTED = [
     ),
     Mutant(
         "salt: the lease of a second turn has none", "stale label", ADMISSION,
-        "start.length, start.match, start.request.salt)", "start.length, start.match, None)",
+        "turn.length, start.match, start.request.salt)", "turn.length, start.match, None)",
         f"{DEVICE}what_a_later_turn_leaves_goes_under_its_salt{ONE}",
     ),
     Mutant(
@@ -57,7 +57,7 @@ STARTED = [
     ),
     Mutant(
         "salt: a turn begins under none", "stale byte", ADMISSION,
-        "start.length, start.key, start.request.salt)", "start.length, start.key, None)",
+        "row, start.turn, length, start.key, start.request.salt)", "row, start.turn, length, start.key, None)",
         f"{DEVICE}a_later_turn_of_a_session_goes_on_under_its_own_salt{ONE}",
     ),
     Mutant(

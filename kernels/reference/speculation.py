@@ -4,8 +4,9 @@ from torch import Tensor
 
 from memstate.kernels.checks import check_accept
 from memstate.kernels.reference.host import on_host
-from memstate.kernels.reference.tracking import Claims, choose_lane
-from memstate.kernels.tables import Accepted, Registers, Rules, StepRecord, Strategy
+from memstate.kernels.reference.tracking import Claims
+from memstate.kernels.rules import Columns, accept_snapshot
+from memstate.kernels.tables import Accepted, Registers, Rules, StepRecord
 
 
 def accept(
@@ -28,9 +29,9 @@ def accept(
     Syncs: no.
     """
     check_accept(registers, accepted, record, outcome)
-    strategy, lanes, every, in_place = rules
     with on_host(*registers[:6], *registers[7:9], *record, *outcome) as arrays:
         slots, labels, tracked, snapshot_at, source, generation, bitmap, counters = arrays[:8]
+        columns = Columns(slots, labels, tracked, snapshot_at, source)
         step = StepRecord(*arrays[8:15])  # type: ignore[arg-type]
         out = Accepted(*arrays[15:])  # type: ignore[arg-type]
         claims = Claims(bitmap, counters, limit)
@@ -43,27 +44,9 @@ def accept(
                 continue
             length = int(labels[source[row] or live])
             after = length + n
-            mark = last_boundary(length, after - (strategy == Strategy.REDIRECT), every, int(snapshot_at[row]))
-            slot = 0
-            if strategy == Strategy.REDIRECT:
-                due = (length % every == 0 or length == snapshot_at[row]) and length > tracked[row] and not source[row]
-                fresh = (int(slots[live + 1]) or claims.next()) if mark or due else 0
-                if fresh and mark:
-                    slot = slots[live + 1] = fresh
-                    labels[live + 1] = tracked[row] = mark
-                elif fresh:
-                    slots[live + 1], slots[live] = slots[live], fresh
-                    labels[live + 1] = tracked[row] = length
-            elif strategy in (Strategy.PING_PONG, Strategy.LAZY) and mark:
-                lane = choose_lane(slots, labels, [live + 1 + k for k in range(lanes)], claims, in_place)
-                if lane:
-                    slot, labels[lane] = int(slots[lane]), mark
+            lane, mark = accept_snapshot(columns, rules, row, length, after, claims.next)
+            slot = int(slots[lane]) if lane and mark else 0
             labels[live] = after
             source[row] = 0
             step.write[i], step.snapshot[i], step.after[i] = slots[live], slot, after
             out.accepted[i], out.crossed[i] = n, mark - length if slot else 0
-
-
-def last_boundary(length: int, reach: int, every: int, snapshot_at: int) -> int:
-    """The largest boundary in length + 1 .. reach, 0 for none."""
-    return max((mark for mark in (reach // every * every, snapshot_at) if length < mark <= reach), default=0)

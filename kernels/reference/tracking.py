@@ -5,6 +5,7 @@ from torch import Tensor
 from memstate.kernels.checks import check_plan, check_settle
 from memstate.kernels.reference.bitmap import give_back, take_lowest
 from memstate.kernels.reference.host import Ints, on_host
+from memstate.kernels.rules import Columns, plan_snapshot, superseded
 from memstate.kernels.tables import Count, Registers, Result, Rules, StepRecord, Strategy
 
 
@@ -47,9 +48,9 @@ def plan(registers: Registers, rows: Tensor, tokens: Tensor, record: StepRecord,
     Syncs: no.
     """
     check_plan(registers, rows, tokens, record)
-    strategy, lanes, every, in_place = rules
     with on_host(*registers[:6], *registers[7:9], *record) as arrays:
         slots, labels, tracked, snapshot_at, source, generation, bitmap, counters = arrays[:8]
+        columns = Columns(slots, labels, tracked, snapshot_at, source)
         out = StepRecord(*arrays[8:])  # type: ignore[arg-type]
         claims = Claims(bitmap, counters, limit)
         for i, (row, n) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
@@ -60,42 +61,16 @@ def plan(registers: Registers, rows: Tensor, tokens: Tensor, record: StepRecord,
                 continue
             origin = int(source[row]) or live
             length = int(labels[origin])
-            after = length if strategy == Strategy.WINDOW else length + n
-            read, snapshot = slots[origin], 0
-            if strategy == Strategy.REDIRECT:
-                due = length % every == 0 or length == snapshot_at[row]
-                if due and length > tracked[row] and not source[row]:
-                    fresh = int(slots[live + 1]) or claims.next()
-                    if fresh:
-                        slots[live + 1], labels[live + 1] = slots[live], length
-                        slots[live] = fresh
-                        tracked[row] = length
-            elif strategy in (Strategy.PING_PONG, Strategy.LAZY) and (after % every == 0 or after == snapshot_at[row]):
-                lane = choose_lane(slots, labels, [live + 1 + k for k in range(lanes)], claims, in_place)
-                if lane:
-                    snapshot, labels[lane] = slots[lane], after
-            if strategy != Strategy.WINDOW:
+            after = length if rules.strategy == Strategy.WINDOW else length + n
+            read = slots[origin]
+            lane = plan_snapshot(columns, rules, row, length, after, claims.next)
+            snapshot = slots[lane] if lane and rules.strategy != Strategy.REDIRECT else 0
+            if rules.strategy != Strategy.WINDOW:
                 labels[live] = after
                 source[row] = 0
             values = (row, n, read, slots[live], snapshot, after, generation[row])
             for column, value in zip(out, values, strict=True):
                 column[i] = value
-
-
-def choose_lane(slots: Ints, labels: Ints, lanes: list[int], claims: Claims, in_place: bool) -> int:
-    """The lane register that takes the snapshot, 0 for none."""
-    held = [lane for lane in lanes if slots[lane]]
-    for lane in held:
-        if labels[lane] == 0:
-            return lane
-    if len(held) == len(lanes):
-        return min(held, key=lambda lane: int(labels[lane]))
-    slot = claims.next()
-    if slot:
-        lane = next(lane for lane in lanes if not slots[lane])
-        slots[lane] = slot
-        return lane
-    return held[0] if in_place and held else 0
 
 
 def settle(registers: Registers, record: StepRecord, results: Tensor | None) -> None:
@@ -116,18 +91,13 @@ def settle(registers: Registers, record: StepRecord, results: Tensor | None) -> 
     check_settle(registers, record, results)
     said = [Result.ALIVE] * record.rows.numel() if results is None else results.tolist()
     r = registers
-    with on_host(r.slots, r.labels, r.generation, r.bitmap, r.counters) as arrays:
-        slots, labels, generation, bitmap, counters = arrays
-        released = []
+    with on_host(*r[:6], r.bitmap, r.counters) as arrays:
+        *columns, generation, bitmap, counters = arrays
+        labels, released = arrays[1], []
         steps = zip(record.rows.tolist(), record.after.tolist(), record.generation.tolist(), said, strict=True)
         for row, after, step_generation, result in steps:
             if not 0 < row < len(generation) or generation[row] != step_generation or result == Result.DEAD:
                 continue
             known = after if result == Result.ENDED else labels[3 * row]
-            lanes = (3 * row + 1, 3 * row + 2)
-            top = max((int(labels[lane]) for lane in lanes if labels[lane] <= known), default=0)
-            for lane in lanes:
-                if slots[lane] and labels[lane] < top:
-                    released.append(int(slots[lane]))
-                    slots[lane] = labels[lane] = 0
+            released += superseded(Columns(*columns), row, int(known))
         give_back(bitmap, counters, released, r.capacity)

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 import memstate as ms
 from memstate.engine import manager as engine
 from memstate.engine import stepping
+from memstate.kernels import rules
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.reference import copy, registers, tracking
+from memstate.kernels.reference import copy, registers
 from memstate.prefix import cache, policies, sessions, tree
 from memstate.requests import boundaries, pages, snapshots
 from memstate.requests import table as requests
@@ -121,14 +122,14 @@ def settle_ignores_the_generation(patch: pytest.MonkeyPatch) -> None:
 
 
 def newest_lane_is_overwritten(patch: pytest.MonkeyPatch) -> None:
-    choose = tracking.choose_lane
+    choose = rules.choose_lane
 
-    def broken(slots: Any, labels: Any, lanes: Any, claims: Any, in_place: bool) -> Any:
-        if len(lanes) == 2 and all(slots[lane] and labels[lane] for lane in lanes):
-            return max(lanes, key=lambda lane: int(labels[lane]))
-        return choose(slots, labels, lanes, claims, in_place)
+    def broken(columns: Any, lanes: Any, claim: Any, in_place: bool) -> Any:
+        if len(lanes) == 2 and all(columns.slots[lane] and columns.labels[lane] for lane in lanes):
+            return max(lanes, key=lambda lane: int(columns.labels[lane]))
+        return choose(columns, lanes, claim, in_place)
 
-    patch.setattr(tracking, "choose_lane", broken)
+    patch.setattr(rules, "choose_lane", broken)
 
 
 def nothing_is_pinned(patch: pytest.MonkeyPatch) -> None:

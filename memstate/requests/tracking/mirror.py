@@ -3,14 +3,15 @@
 It uses the lengths that the host knows. Whole batches are numpy; Python runs once for each row at a boundary only.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memstate.errors import InvalidArgument
+from memstate.kernels.rules import Claim, Columns, accept_snapshot, needs_claim, plan_snapshot, superseded
 from memstate.kernels.tables import REGISTERS_PER_ROW, Rules
-from memstate.requests.tracking.base import Tracking, TryClaim, due
+from memstate.requests.tracking.base import Tracking
 from memstate.slots.registers import Longs, RegisterFile
 
 
@@ -33,6 +34,7 @@ class Mirror:
         self.file, self.tracking = file, tracking
         self.lanes = tracking.lanes(overlap)
         self.rules = Rules(int(tracking.strategy), self.lanes, int(tracking.every), tracking.in_place)
+        self._columns = Columns(file.held, file.labels, file.tracked, file.snapshot_at, file.source)
         self.snapshots = 0  # taken since the start
         self.degraded = 0  # optional claims refused since the start
 
@@ -45,67 +47,77 @@ class Mirror:
             after: tokens after the step, `row`.
             limit: number of optional claims.
         """
-        self._advance(rows, length, after, self._due(rows, length, after), limit, self.tracking.boundary)
+        if at := self._at_boundary(self._due(rows, length, after)):
+            claim = self._claims(len(rows), limit)
+            for i in at:
+                lane = plan_snapshot(self._columns, self.rules, int(rows[i]), int(length[i]), int(after[i]), claim)
+                self.snapshots += lane > 0
+        self._advance(rows, after)
 
     def accept(self, rows: Longs, accepted: Longs, limit: int) -> Longs:
         """Moves distinct rows on by the accepted tokens of their windows; returns their lengths after that, `row`."""
         length = self.lengths(rows)
         after = length + accepted
-        self._advance(rows, length, after, self._crossed(rows, length, after), limit, self.tracking.accept)
+        if at := self._at_boundary(self._crossed(rows, length, after)):
+            claim = self._claims(len(rows), limit)
+            for i in at:
+                lane, _ = accept_snapshot(self._columns, self.rules, int(rows[i]), int(length[i]), int(after[i]), claim)
+                self.snapshots += lane > 0
+        self._advance(rows, after)
         return after
 
-    def _advance(
-        self, rows: Longs, length: Longs, after: Longs, at: Longs, limit: int,
-        rule: Callable[[RegisterFile, int, int, int, int, TryClaim], bool],
-    ) -> None:  # fmt: skip
-        """Applies a strategy's rule to the rows `at` a boundary, and moves all of them on."""
-        file = self.file
-        if self.lanes and at.size:
-            claim = self._claims(len(rows), limit)
-            for i in at.tolist():
-                self.snapshots += rule(file, int(rows[i]), int(length[i]), int(after[i]), self.lanes, claim)
-        file.labels[rows * REGISTERS_PER_ROW] = after
-        file.source[rows] = 0
+    def _at_boundary(self, rows: NDArray[np.bool_]) -> list[int]:
+        """Returns the indices of rows that take a snapshot; none where the strategy takes none."""
+        at: list[int] = np.flatnonzero(rows).tolist() if self.lanes else []
+        return at
 
-    def _claims(self, rows: int, limit: int) -> TryClaim:
+    def _advance(self, rows: Longs, after: Longs) -> None:
+        self.file.labels[rows * REGISTERS_PER_ROW] = after
+        self.file.source[rows] = 0
+
+    def _claims(self, rows: int, limit: int) -> Claim:
         """Returns a function that takes one optional slot after the other, as far as the budget of a plan goes."""
         allocator = self.file.allocator
         allocator.confirm(allocator.reserve + rows)
         budget = max(0, min(allocator.free - allocator.reserve, limit))
 
-        def claim() -> bool:
+        def claim() -> int:
             nonlocal budget
             if budget < 1:
                 self.degraded += 1
-                return False
+                return 0
             budget -= 1
             allocator.free -= 1
-            return True
+            return 1
 
         return claim
 
-    def _due(self, rows: Longs, length: Longs, after: Longs) -> Longs:
-        return np.flatnonzero(due(self.tracking, self.file, rows, length if self.tracking.reads_old_slot else after))
+    def _due(self, rows: Longs, length: Longs, after: Longs) -> NDArray[np.bool_]:
+        """Returns which rows are at a boundary: a multiple of `every`, or the row's `snapshot_at`."""
+        at = length if self.tracking.reads_old_slot else after
+        due: NDArray[np.bool_] = at % self.tracking.every == 0
+        extra = self.file.snapshot_at[rows]
+        if extra.any():
+            due |= at == extra
+        return due
 
-    def _crossed(self, rows: Longs, length: Longs, after: Longs) -> Longs:
-        """Rows that a window takes from, to or across a boundary."""
+    def _crossed(self, rows: Longs, length: Longs, after: Longs) -> NDArray[np.bool_]:
+        """Returns which rows a window takes from, to or across a boundary."""
         every, snapshot_at = self.tracking.every, self.file.snapshot_at[rows]
-        crossed = (
+        crossed: NDArray[np.bool_] = (
             (length // every != after // every)
             | (length % every == 0)
             | ((length <= snapshot_at) & (snapshot_at <= after))
         )
-        return np.flatnonzero(crossed)
+        return crossed
 
     def claims(self, rows: Longs, length: Longs, tokens: Longs, window: bool) -> int:
         """Returns the optional claims that the next plan of these rows would make if slots were free.
 
         With `window` it is the most that the accept of a window would make.
         """
-        if not self.lanes:
-            return 0
-        at = (self._crossed if window else self._due)(rows, length, length + tokens).tolist()
-        return sum(self.tracking.needs_claim(self.file, int(rows[i]), int(length[i]), self.lanes, window) for i in at)
+        at = self._at_boundary((self._crossed if window else self._due)(rows, length, length + tokens))
+        return sum(needs_claim(self._columns, self.rules, int(rows[i]), int(length[i]), window) for i in at)
 
     def require_within_boundary(self, rows: Longs, length: Longs, after: Longs) -> None:
         """Requires that no step crosses a boundary, because its snapshot would be lost.
@@ -145,8 +157,9 @@ class Mirror:
 
     def settle(self, rows: Longs, known: NDArray[np.integer]) -> None:
         """Settles rows whose lengths up to `known` are real."""
-        for i in np.flatnonzero(self._both(rows)):
-            self.file.allocator.free += self.tracking.settle(self.file, int(rows[i]), int(known[i]))
+        if self.tracking.releases_at_settle:
+            for i in np.flatnonzero(self._both(rows)):
+                self.file.allocator.free += len(superseded(self._columns, int(rows[i]), int(known[i])))
 
     def answer(self, row: int, known: int, ended: bool) -> int | None:
         """Returns the register with the most tokens in 1..known: a lane, or live too if the row has ended."""

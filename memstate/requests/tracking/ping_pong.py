@@ -14,41 +14,11 @@ from dataclasses import dataclass
 from memstate.checks import is_count
 from memstate.errors import ConfigurationError
 from memstate.kernels.tables import Strategy
-from memstate.requests.tracking.base import Tracking, TryClaim, lane_registers, last_boundary
-from memstate.slots.registers import RegisterFile
-
-
-class _Alternating(Tracking):
-    """The choice of a lane that both strategies share."""
-
-    def needs_claim(self, file: RegisterFile, row: int, length: int, lanes: int, window: bool = False) -> bool:
-        """Returns whether every lane that has a slot has a snapshot in it, and a lane is empty."""
-        registers = lane_registers(row, lanes)
-        return not file.held[registers].all() and not (file.held[registers] & (file.labels[registers] == 0)).any()
-
-    def boundary(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: TryClaim) -> bool:
-        """Writes the snapshot to an unused lane or a newly claimed one, or over the older snapshot."""
-        registers = lane_registers(row, lanes)
-        held = [lane for lane in registers if file.held[lane]]
-        if not self.needs_claim(file, row, length, lanes):
-            lane = min(held, key=lambda lane: int(file.labels[lane]))  # nothing valid in it: label 0, the smallest
-        elif claim():
-            lane = next(lane for lane in registers if not file.held[lane])
-        elif self.in_place and held:
-            lane = held[0]
-        else:
-            return False
-        file.held[lane], file.labels[lane] = True, after
-        return True
-
-    def accept(self, file: RegisterFile, row: int, length: int, after: int, lanes: int, claim: TryClaim) -> bool:
-        """Keeps the state at the last boundary inside the accepted tokens."""
-        mark = last_boundary(self, file, row, length, after)
-        return bool(mark) and self.boundary(file, row, length, mark, lanes, claim)
+from memstate.requests.tracking.base import Tracking
 
 
 @dataclass(frozen=True)
-class PingPong(_Alternating):
+class PingPong(Tracking):
     """Two lanes held from admission on (one without overlap); snapshots alternate.
 
     Args:
@@ -88,7 +58,7 @@ class PingPong(_Alternating):
 
 
 @dataclass(frozen=True)
-class LazyPingPong(_Alternating):
+class LazyPingPong(Tracking):
     """One lane held; the second is claimed at a boundary, and the older one released at the next settle of the row.
 
     Args:
@@ -118,12 +88,3 @@ class LazyPingPong(_Alternating):
     def lanes_at_admission(self, overlap: bool) -> int:
         """Returns 1."""
         return 1
-
-    def settle(self, file: RegisterFile, row: int, known: int) -> int:
-        """Releases lanes with a label below the largest real one."""
-        lanes = lane_registers(row, 2)
-        top = max((int(file.labels[lane]) for lane in lanes if file.labels[lane] <= known), default=0)
-        old = [lane for lane in lanes if file.held[lane] and file.labels[lane] < top]
-        file.held[old] = False
-        file.labels[old] = 0
-        return len(old)

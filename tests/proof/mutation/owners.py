@@ -16,7 +16,7 @@ REQUESTS, PAGES, PAGE_TABLE = (
     "memstate/requests/pages.py",
     "memstate/requests/page_table.py",
 )
-MIRROR, PING_PONG, REDIRECT = (f"memstate/requests/tracking/{name}.py" for name in ("mirror", "ping_pong", "redirect"))
+MIRROR, RULES = "memstate/requests/tracking/mirror.py", "kernels/rules.py"
 
 SCHEDULES = "tests/engine/test_tracking_model.py::test_random_schedules_follow_the_rules[reference-{}]"
 MANY = "tests/prefix/test_prefix_gaps.py::test_the_order_of_record_is_kept_for_many_registers_too[reference]"
@@ -442,27 +442,27 @@ MIRRORED = [
         "[reference-PingPong(every=256, lane_count=None)]",
     ),
     Mutant(
-        "host: the lane is the first one", "lost snapshot", PING_PONG,
-        "lane = min(held, key=lambda lane: int(file.labels[lane]))", "lane = held[0]",
-        "tests/requests/test_tracking_ends.py::test_B27_a_dead_step_at_a_boundary_leaves_the_older_snapshot[reference-ping-pong]",
+        "the lane is the first one", "lost snapshot", RULES,
+        "return min(held, key=lambda lane: int(labels[lane]))", "return held[0]",
+        SCHEDULES.format("ping-pong-overlap"),
     ),
     Mutant(
-        "host: lanes let go of are not counted", "wrong count", PING_PONG,
-        "        return len(old)\n", "        return 0\n",
+        "host: lanes let go of are not counted", "wrong count", MIRROR,
+        "allocator.free += len(superseded", "allocator.free += 0 * len(superseded",
         "tests/requests/test_lazy.py::test_B23_lazy_holds_two_lanes_from_a_boundary_to_the_settle_after_it[reference-in turn]",
     ),
     Mutant(
-        "host: settle trusts labels above K", "lost snapshot", PING_PONG,
-        "for lane in lanes if file.labels[lane] <= known)", "for lane in lanes)",
+        "settle in Python trusts labels above K", "lost snapshot", RULES,
+        "for lane in lanes if labels[lane] <= known)", "for lane in lanes)",
         "tests/requests/test_tracking_ends.py::test_B27_a_dead_step_at_a_boundary_leaves_the_older_snapshot[reference-lazy]",
     ),
     Mutant(
-        "host: redirect forgets which boundary it tracked", "stale label", REDIRECT,
-        "        file.tracked[row] = length\n", "", SCHEDULES.format("redirect-in turn"),
+        "redirect forgets which boundary it tracked", "stale label", RULES,
+        "    columns.tracked[row] = length\n", "", SCHEDULES.format("redirect-in turn"),
     ),
     Mutant(
-        "redirect snapshots what it was given", "wrong count", REDIRECT,
-        "return bool(length > file.tracked[row] and not file.source[row])", "return bool(length > 0)",
+        "redirect snapshots what it was given", "wrong count", RULES,
+        "return bool(length > columns.tracked[row] and not columns.source[row])", "return bool(length > 0)",
         "tests/requests/test_redirect.py::test_B36a_redirect_takes_no_snapshot_of_what_it_was_given[reference-copied-in turn]",
     ),
 ]  # fmt: skip

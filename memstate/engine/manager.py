@@ -487,7 +487,7 @@ class StateManager(Reports):
             InvalidArgument: an older step must be settled first; or the batch is too large; or a row is named twice,
                 crosses a boundary or has too few pages. Nothing changed.
 
-        Syncs: no.
+        Syncs: no, unless it needs slots that `pool.release` freed by id.
         """
         self._enter()
         if window and not self.forward.speculation:
@@ -541,7 +541,7 @@ class StateManager(Reports):
             InvalidArgument: the step is not speculative or an older one is unsettled, or `accepted`, `windows` or
                 `finished` do not fit it; nothing changed.
 
-        Syncs: no.
+        Syncs: no, unless it needs slots that `pool.release` freed by id.
         """
         self._enter()
         self._stepping.accept(step, accepted, windows, finished, _limit(limit))

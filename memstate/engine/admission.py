@@ -23,7 +23,6 @@ from memstate.requests.snapshots import Snapshots
 from memstate.requests.table import RequestTable
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import Ints, Longs
-from memstate.tiers import Fetch
 from memstate.tiers.load import LowerHit, NoLoader
 from memstate.tokens import BYTES, encode
 
@@ -217,8 +216,8 @@ class Admission:
                 f"whole numbers from 0 on, snapshot_at a multiple of page_size={self._pages.page_size}"
             )
         require_salt(request.salt)
-        if not isinstance(request.fetch, Fetch | None):
-            raise InvalidArgument(f"request {request.id!r}: fetch={request.fetch!r} is not what prefetch() returned")
+        if request.fetch is not None:
+            self._loader.require_own(request.fetch)
         start = Start(request, length, key, boundaries=[request.snapshot_at] if request.snapshot_at else [])
         if request.resume is not None:
             self._resume(start, request.resume)

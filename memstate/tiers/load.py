@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from memstate.errors import InvalidArgument
 from memstate.prefix import Match, PrefixCache
 from memstate.prefix.tree import Node
 from memstate.requests.page_table import PageTable
@@ -51,6 +52,17 @@ class NoLoader:
         Raises:
             Asleep: What is loaded has nowhere to go.
         """
+
+    def require_own(self, fetch: Fetch) -> None:
+        """Refuses a prefetch that is another manager's.
+
+        Args:
+            fetch: A request's prefetch.
+
+        Raises:
+            InvalidArgument: It is not what this manager's `prefetch` returned.
+        """
+        raise InvalidArgument(f"fetch={fetch!r}: this manager has no storage to fetch from: Tiers(store=) names one")
 
     def find(self, key: bytes, salt: Hashable, match: Match, known: int, fetch: Fetch | None) -> LowerHit | None:
         """Finds a hit that reaches further than the device's match and `known` tokens.
@@ -137,6 +149,17 @@ class Loader(NoLoader):
             Asleep: What is loaded has nowhere to go.
         """
         self._tiers.require_awake("admit")
+
+    def require_own(self, fetch: Fetch) -> None:
+        """Refuses a prefetch that is another manager's.
+
+        Args:
+            fetch: A request's prefetch.
+
+        Raises:
+            InvalidArgument: It is not what this manager's `prefetch` returned.
+        """
+        self._tiers.require_own(fetch)
 
     def find(self, key: bytes, salt: Hashable, match: Match, known: int, fetch: Fetch | None) -> LowerHit | None:
         """Finds a hit that reaches further than the device's match and `known` tokens.

@@ -5,6 +5,7 @@ The checks of tensors that ops make are in `memstate.kernels.checks`.
 
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import chain
+from reprlib import Repr
 from types import NoneType
 from typing import Any, TypeGuard
 
@@ -18,6 +19,8 @@ PLAIN = frozenset((NoneType, str, bytes, int))  # types of salts whose values ar
 NESTED = 8  # tuples in tuples of a salt
 PARTS = 1000  # of a salt, tuples included
 SHOWN = 200  # characters of a value in a message
+SHORT = Repr()  # of collections: four levels of six parts, so that parts which are shared are not shown again and again
+SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 4, SHOWN, SHOWN
 
 
 def is_whole(value: object) -> TypeGuard[int]:
@@ -159,9 +162,9 @@ def _is_salt(salt: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value for people: its beginning where it is long, its type where it cannot be shown."""
+    """A value for people: its beginning where it is long or deep, its type where it cannot be shown."""
     try:
-        text = repr(value)
+        text = SHORT.repr(value) if isinstance(value, tuple | list | dict | set | frozenset) else repr(value)
     except Exception:  # as of a number of more digits than Python prints
         text = f"<{type(value).__name__}>"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}.."

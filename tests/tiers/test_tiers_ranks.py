@@ -127,7 +127,7 @@ def test_the_prefetch_of_another_prompt_is_refused(keyed: Tiered) -> None:
     at.note([*whole(2, 4), 7])
     with pytest.raises(InvalidArgument, match="begun for other tokens"):
         at.mem.admit([ms.Request("r", tokens=[*whole(2, 4), 7], fetch=fetch)])
-    with pytest.raises(InvalidArgument, match="what this manager.s prefetch"):
+    with pytest.raises(InvalidArgument, match="is not what this manager"):
         at.mem.admit([ms.Request("r", tokens=[*whole(2, 4), 7], fetch="fetch")])
     at.below.cancel(fetch)
     at.empty()

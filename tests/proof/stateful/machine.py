@@ -1,8 +1,8 @@
 """A manager beside its model: calls that raise what they may raise, and everything compared after each of them."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
@@ -140,6 +140,14 @@ class Machine:
         assert not faults, f"answered {answer!r}, expected {[fault.__name__ for fault in faults]}"
         return answer
 
+    @contextmanager
+    def counted(self) -> Iterator[Counter[str]]:
+        """Launches by op, uploads and synchronisations of what runs inside."""
+        spent, counts = Counter[str](), self.mem.backend.counts
+        before = counts.launches | Counter(uploads=counts.uploads, syncs=counts.syncs)
+        yield spent
+        spent.update((counts.launches | Counter(uploads=counts.uploads, syncs=counts.syncs)) - before)
+
     # Everything that both sides know
 
     def look(self) -> None:
@@ -192,7 +200,7 @@ class Machine:
         told = [len(model.free), self.settings.reserve, model.claimed, model.released, model.degraded, *[0] * 11]
         self._same("device counters", raw(mem._allocator.counters).tolist(), told)
         if self.store is not None:
-            store = raw(self.store).reshape(2, 7, 64)
+            store = raw(self.store).reshape(model.records.shape)
             if not np.array_equal(store, model.records):
                 self._same("step records", store[:, :, :8].tolist(), model.records[:, :, :8].tolist())
                 raise AssertionError("step records beyond the batch have changed")

@@ -19,13 +19,13 @@ from memstate.tiers.keys import Keys
 from memstate.tiers.prefetch import background
 from memstate.tiers.stores.base import Bytes, Outcome
 from tests.proof.stateful.cache import Text
-from tests.proof.stateful.fetches import Fetched
 from tests.proof.stateful.history import EMPTY, fold
 from tests.proof.stateful.kv import ELEMENTS, EngineKv, elements
 from tests.proof.stateful.memory import Memory
 from tests.proof.stateful.rows import Row
 from tests.proof.stateful.settings import Digits, Settings
-from tests.proof.stateful.shelves import Key
+from tests.support.fetches import Fetched
+from tests.support.shelves import Key
 from tests.support.virtual import ByHand, Clock, MemoryStore
 
 
@@ -203,7 +203,7 @@ class Lower:
             _same("records of prefetches", real.prefetcher.held, tuple(map(sum, held)))
             _same("tokens in flight", real.prefetcher.in_flight_tokens, below.in_flight_tokens)
         for fetch, told in fetches.items():
-            seen = fetch.phase.name, fetch.outcome and fetch.outcome.value, fetch.length, fetch.tokens
+            seen = fetch.phase.name.lower(), fetch.outcome and fetch.outcome.value, fetch.length, fetch.tokens
             _same("prefetch", seen, (told.phase, told.outcome, told.length, told.tokens))
 
     def _payload(self, kind: str) -> np.ndarray:

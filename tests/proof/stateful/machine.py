@@ -13,7 +13,6 @@ from torch import Tensor
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.proof.stateful.fetches import Fetched
 from tests.proof.stateful.ledger import COLUMNS
 from tests.proof.stateful.lower import Lower
 from tests.proof.stateful.memory import Memory
@@ -22,6 +21,7 @@ from tests.proof.stateful.rows import Kept, Row
 from tests.proof.stateful.settings import Settings
 from tests.proof.stateful.talking import Talk
 from tests.support.build import build
+from tests.support.fetches import Fetched
 
 Faults = set[type[ms.MemstateError]]
 REFUSED = object()  # the answer of a call that raised what it had to

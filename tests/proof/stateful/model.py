@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tests.proof.stateful.below import Below
 from tests.proof.stateful.cache import Text
-from tests.proof.stateful.fetching import Below
 from tests.proof.stateful.history import fold
 from tests.proof.stateful.ledger import Later
 from tests.proof.stateful.rows import Row

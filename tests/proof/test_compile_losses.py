@@ -84,6 +84,7 @@ def losses() -> dict[str, list[list[KernelReport]]]:
     return {name: [[KernelReport(**one) for one in side] for side in sides] for name, sides in found.items()}
 
 
+@pytest.mark.proof
 def test_losses_in_real_kernels_are_noticed(losses: dict[str, list[list[KernelReport]]]) -> None:
     assert set(losses) == set(LOSSES)
     for name, (sound, lossy) in losses.items():

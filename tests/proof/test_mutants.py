@@ -79,7 +79,7 @@ MUTATED = {
 
 
 @pytest.fixture(scope="module")
-def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+def sandbox(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     root = tmp_path_factory.mktemp("project")
     for folder in ("memstate", "tests"):
         (root / folder).mkdir()
@@ -88,8 +88,8 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     (root / "memstate" / "half.py").write_text("def half(n):\n    part = n // 2\n    return part\n")
     test = "from memstate.half import half\n\ndef test_half():\n    assert half(7) == 3\n"
     (root / "tests" / "test_half.py").write_text(test)
-    with Runner(root) as runner:
-        yield runner
+    with Runner(root, beside=runner) as other:
+        yield other
 
 
 @pytest.mark.parametrize("fate", MUTATED)
@@ -100,13 +100,13 @@ def test_what_becomes_of_a_mutant_is_told(sandbox: Runner, fate: str) -> None:
     assert verdict.fate == fate, str(verdict)
     assert bool(verdict.failed) == (fate in ("killed", "broken"))
     assert {path: path.read_text() for path in sandbox.tree.root.rglob("*.py")} == before
-    assert sandbox.run(None, ["tests"], LIMIT).fate == "survived", "without a mutant"
 
 
 def test_an_equivalent_change_is_reported_as_a_survivor(sandbox: Runner) -> None:
     """What `test_a_mutant_is_killed` says of a mutant that no test notices: its name, its test and its lines."""
     with pytest.raises(AssertionError, match=r"(?s)test_half\.py::test_half\s+survived after .*-    part = n // 2"):
         test_a_mutant_is_killed(sandbox, EQUIVALENT)
+    assert sandbox.run(None, ["tests"], LIMIT).fate == "survived", "without a mutant"
 
 
 @pytest.mark.parametrize(("old", "times"), [("n // 4", 0), ("part", 2)])

@@ -1,5 +1,6 @@
 """Which tests are near a file of the library: those that the long run tries against its mutants."""
 
+from functools import cache
 from pathlib import Path
 
 from tests.proof.mutation.mutant import Mutant
@@ -88,6 +89,7 @@ LONG = (
 )
 
 
+@cache
 def _file(name: str, test: str = "") -> str:
     """Where in the tree of tests a file is: its name is given once."""
     (path,) = ROOT.glob(f"tests/**/test_{name.removesuffix('.py')}.py")

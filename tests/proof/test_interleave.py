@@ -31,7 +31,7 @@ from memstate.slots.allocator import SlotAllocator
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import RegisterFile
 from tests.kernels.test_plan_kernel import VARIANTS
-from tests.proof.mutants import MUTANTS, OUTSIDE, mutated
+from tests.proof.mutation.interleaved import MUTANTS, OUTSIDE, mutated
 from tests.support import op_launches, register_cases
 from tests.support.addresses import LOAD, STORE, Bytes, Launch, Limits, Log, Stray, spans
 from tests.support.planes import MAKERS, Loop, every_strategy

@@ -16,22 +16,29 @@ from tests.proof.mutation.mutant import Mutant
 FILES = ("kernels", "owners", "places", "prefix", "tiers", "host", "salts")
 
 
-def parse(text: str) -> Iterator[Mutant]:
-    """The mutants of a file. Raises: ValueError for a block that has another form."""
+def parse(text: str) -> Iterator[tuple[list[str], str, str, list[str]]]:
+    """What each block of a file has: the fields of its first line, old text, new text, and other lines."""
     for block in text.strip().split("\n\n"):
-        if block.startswith("#"):
-            continue
-        try:
-            head, *lines, killer = block.split("\n")
-            name, category, file, *fate = head.split(" | ")
+        if not block.startswith("#"):
+            head, *lines = block.split("\n")
             old, new = ([line[1:] for line in lines if line.startswith(sign)] for sign in "-+")
-            if not old or len(old) + len(new) < len(lines) or not killer.startswith("tests/"):
-                raise ValueError("expected lines with - and +, and a test below them")
-            yield Mutant(name, category, file, "\n".join(old) + "\n" * (not new), "\n".join(new), killer, *fate)
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"no mutant: {error}:\n{block}") from error
+            others = [line for line in lines if not line.startswith(("-", "+"))]
+            yield head.split(" | "), "\n".join(old) + "\n" * (not new), "\n".join(new), others
 
 
-MUTANTS = [
-    mutant for name in FILES for mutant in parse((Path(__file__).parent / "mutants" / f"{name}.txt").read_text())
-]
+def blocks(name: str) -> Iterator[tuple[list[str], str, str, list[str]]]:
+    """What each block of `mutants/{name}.txt` has."""
+    return parse((Path(__file__).parent / "mutants" / f"{name}.txt").read_text())
+
+
+def mutant_of(head: list[str], old: str, new: str, others: list[str]) -> Mutant:
+    """Raises: ValueError where a block has another form."""
+    if len(head) not in (3, 4) or not old.strip() or len(others) != 1 or not others[0].startswith("tests/"):
+        raise ValueError(
+            f"no mutant: {' | '.join(head)}: expected three or four fields, lines with - and +, and a test"
+        )
+    name, category, file, *fate = head
+    return Mutant(name, category, file, old, new, *others, *fate)
+
+
+MUTANTS = [mutant_of(*block) for name in FILES for block in blocks(name)]

@@ -74,19 +74,9 @@ NEAR = {
 
 # What takes long: pools beyond 1024 slots, and what is compiled, which is for those mutants alone that need it.
 LONG = (
-    "B11",
-    "65535",
-    "65536",
-    "32767",
-    "69960",
-    "1000000",
-    "1023",
-    "1025",
-    "2049",
-    "1500",
-    "narrow_words",
+    "B11", "65535", "65536", "32767", "69960", "1000000", "1023", "1025", "2049", "1500", "narrow_words",
     "one_order",
-)
+)  # fmt: skip
 
 
 @cache

@@ -106,14 +106,9 @@ class Planning(Machine):
         return self.plan_batch(d, self.take_pages(d, handles, counts), counts, limit, window, run)
 
     def plan_batch(
-        self,
-        d: Digits,
-        handles: Handles,
-        counts: list[int],
-        limit: Any = NO_LIMIT,
-        window: bool = False,
+        self, d: Digits, handles: Handles, counts: list[int], limit: Any = NO_LIMIT, window: bool = False,
         run: bool = True,
-    ) -> Flight | None:
+    ) -> Flight | None:  # fmt: skip
         """Plans these rows, whatever is wrong with that; the step's forward runs unless told otherwise."""
         model = self.model
         given: Any = counts[0] if len(set(counts)) == 1 and len(counts) == len(handles) and d(2) else counts

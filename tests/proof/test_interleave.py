@@ -138,16 +138,11 @@ def test_every_schedule_of_a_lost_update(programs: int, schedules: int, right: i
     assert [result for result, _ in every_order(partial(counted, programs, True))] == [programs] * right
 
 
-def test_a_lost_update_shows_in_many_schedules_and_never_in_the_stock_order() -> None:
-    assert {counted(3, False, stock)[0] for _ in range(5)} == {3}
-    found = [counted(3, False, Seeded(seed))[0] for seed in range(60)]
-    assert set(found) == {1, 2, 3} and found.count(3) < 30
-    assert {counted(3, True, Seeded(seed))[0] for seed in range(60)} == {3}
-
-
 def test_conflicts_are_seen_in_the_stock_order_too() -> None:
     """What no result shows: a race is one wherever the programs happen to meet."""
-    (conflict,) = counted(3, False, stock)[1].conflicts()
+    found, log = counted(3, False, stock)
+    assert found == 3 and counted(3, False, Seeded(1))[0] < 3
+    (conflict,) = log.conflicts()
     who = ", ".join(f"program {program} {kind}" for program in range(3) for kind in (LOAD, STORE))
     assert conflict == f"_count: bytes up to counter_ptr +3 of 4: {who}"
     assert counted(3, True, stock)[1].conflicts() == []

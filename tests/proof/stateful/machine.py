@@ -15,7 +15,7 @@ import memstate as ms
 from memstate.kernels.dispatch import Backend
 from tests.proof.stateful.ledger import COLUMNS
 from tests.proof.stateful.lower import Lower
-from tests.proof.stateful.memory import Memory
+from tests.proof.stateful.memory import Memory, raw, same
 from tests.proof.stateful.model import Model, Planned
 from tests.proof.stateful.rows import Kept, Row
 from tests.proof.stateful.settings import Settings
@@ -62,13 +62,10 @@ def foreign() -> Foreign:
     return Foreign(tuple(rows[1:]), snapshot, step, window)
 
 
-def raw(tensor: Tensor) -> np.ndarray:
-    """A tensor's numbers on the host."""
-    return tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
-
-
 class Machine:
     """One manager, one model, one memory; `handles` and `snaps` are what a caller would keep."""
+
+    _same = staticmethod(same)
 
     def __init__(self, settings: Settings, backend: Backend) -> None:
         s = self.settings = settings
@@ -263,10 +260,6 @@ class Machine:
         """Which of some holders the library has taken; it is done already."""
         taken = [one for one in sorted(free) if one in self.mem._snapshots.kept]
         return next((one for one in taken if self.mem._snapshots.kept[one].length == length), min(taken or free))
-
-    @staticmethod
-    def _same(what: str, seen: Any, told: Any) -> None:
-        assert seen == told, f"{what}: {seen}, expected {told}"
 
     # What a caller keeps
 

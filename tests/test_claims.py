@@ -5,13 +5,11 @@ Every rule is a function of one module's source, and is tried on sources that br
 
 import ast
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from memstate.kernels.dispatch import OPS
-
-LIBRARY = Path(__file__).parent.parent / "memstate"
+from tests.support.sources import sources
 
 # Which module may ask the backend for which operation. claim, ownership, plan and accept hand out slots.
 ALLOCATOR, REGISTERS, STORAGE = ("slots.allocator",), ("slots.registers",), ("state.planes",)
@@ -48,12 +46,7 @@ Rule = Callable[[str, ast.Module], list[str]]
 
 def library() -> dict[str, ast.Module]:
     """Every module of the library but the kernels, by name: `tiers.keys` for memstate/tiers/keys.py."""
-    paths = {path.relative_to(LIBRARY): path for path in sorted(LIBRARY.rglob("*.py"))}
-    return {
-        ".".join(short.with_suffix("").parts): ast.parse(path.read_text())
-        for short, path in paths.items()
-        if short.parts[0] != "kernels"
-    }
+    return {".".join(path.with_suffix("").parts[1:]): tree for path, tree in sources("memstate").items()}
 
 
 def launches(name: str, tree: ast.Module) -> list[str]:
@@ -88,10 +81,10 @@ def _backends(tree: ast.Module) -> set[str]:
     """Expressions that stand for a backend: named or annotated so, made by the class, or assigned from such a one."""
     names: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name | ast.Attribute | ast.Call):
-            text = ast.unparse(node)
-            if text.split("(")[0].lower().endswith("backend"):
-                names.add(text)
+        called = node.func if isinstance(node, ast.Call) else node
+        word = getattr(called, "id", "") or getattr(called, "attr", "")
+        if isinstance(called, ast.Name | ast.Attribute) and word.lower().endswith("backend"):
+            names.add(ast.unparse(node))
         if isinstance(node, ast.arg) and node.annotation and ast.unparse(node.annotation) == "Backend":
             names.add(node.arg)
     for node in ast.walk(tree):

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from memstate.kernels.dispatch import OPS, Backend
-
-ROOT = Path(__file__).parent.parent
+from tests.support.sources import ROOT, sources
 
 # A letter of each stands in brackets, because this file is searched as well.
 UNWANTED = {
@@ -43,10 +42,9 @@ def test_unwanted_patterns_find_what_they_are_for() -> None:
     assert all(re.search(pattern, text) for pattern, text in zip(UNWANTED.values(), texts, strict=True))
 
 
-def sources() -> dict[str, ast.Module]:
+def modules() -> dict[str, ast.Module]:
     """Every module of the library and the kernels, by path."""
-    paths = [path.relative_to(ROOT) for folder in ("kernels", "memstate") for path in (ROOT / folder).rglob("*.py")]
-    return {str(path): ast.parse((ROOT / path).read_text()) for path in paths if "kernels" not in path.parts[1:]}
+    return {str(path): tree for folder in ("kernels", "memstate") for path, tree in sources(folder).items()}
 
 
 def named(body: list[ast.stmt], inside: str = "") -> Iterator[tuple[str, ast.ClassDef | ast.FunctionDef]]:
@@ -79,11 +77,11 @@ def undocumented(trees: dict[str, ast.Module]) -> list[str]:
 
 
 def test_public_functions_have_a_docstring() -> None:
-    assert undocumented(sources()) == []
+    assert undocumented(modules()) == []
 
 
 def test_modules_have_a_docstring() -> None:
-    assert [path for path, tree in sources().items() if tree.body and not ast.get_docstring(tree)] == []
+    assert [path for path, tree in modules().items() if tree.body and not ast.get_docstring(tree)] == []
 
 
 def test_undocumented_finds_what_is_not_inherited() -> None:

@@ -6,15 +6,15 @@ Every rule is a function of one module's source, and is tried on sources that br
 import ast
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 from memstate.kernels.dispatch import OPS
-
-ROOT = Path(__file__).parent.parent
+from tests.support.sources import ROOT, sources
 
 # Every folder of memstate/ is one layer: its modules import from their own folder and from those above it in this list.
 # BASE stands for the files errors, checks, tokens and stats; PACKAGE for memstate/__init__.py.
@@ -45,21 +45,23 @@ Rule = Callable[[str, ast.Module], list[str]]
 
 def module_name(path: Path) -> str:
     """`tiers.keys` for memstate/tiers/keys.py, `tiers` for its __init__, "" for memstate/__init__.py."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = path.with_suffix("").parts
     parts = parts if parts[0] == "kernels" else parts[1:]
     return ".".join(part for part in parts if part != "__init__")
 
 
-def sources(folder: str) -> dict[str, ast.Module]:
+def modules(folder: str) -> dict[str, ast.Module]:
     """Every module of the library, or of the kernels, by name."""
-    paths = [
-        path for path in sorted((ROOT / folder).rglob("*.py")) if "kernels" not in path.relative_to(ROOT).parts[1:]
-    ]
-    return {module_name(path): ast.parse(path.read_text()) for path in paths}
+    return {module_name(path): tree for path, tree in sources(folder).items()}
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
+@cache
+def imported(tree: ast.AST) -> Sequence[str]:
     """Dotted names that a module imports, wherever the statement stands; a relative import shows as dots."""
+    return tuple(_imported(tree))
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -133,15 +135,15 @@ def cycle(trees: dict[str, ast.Module]) -> list[str]:
 
 @pytest.mark.parametrize("rule", [direction, past_the_dispatcher])
 def test_library_keeps_the_rule(rule: Rule) -> None:
-    assert [problem for name, tree in sources("memstate").items() for problem in rule(name, tree)] == []
+    assert [problem for name, tree in modules("memstate").items() for problem in rule(name, tree)] == []
 
 
 def test_kernels_import_kernels_alone() -> None:
-    assert [problem for name, tree in sources("kernels").items() for problem in kernel_direction(name, tree)] == []
+    assert [problem for name, tree in modules("kernels").items() for problem in kernel_direction(name, tree)] == []
 
 
 def test_no_import_cycles() -> None:
-    assert cycle(sources("memstate")) == []
+    assert cycle(modules("memstate")) == []
     assert cycle({"a": ast.parse("from memstate.b import x"), "b": ast.parse("import memstate.a")}) != []
 
 

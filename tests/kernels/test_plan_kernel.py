@@ -13,7 +13,10 @@ from memstate.kernels.reference import tracking as reference
 from memstate.kernels.tables import Count, Registers, StepRecord, Strategy
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.registers import RegisterFile
-from tests.support.model import Entry, Model, Row, Rules
+from tests.proof.stateful.history import EMPTY
+from tests.proof.stateful.model import Entry, Model, Planned
+from tests.proof.stateful.rows import Row
+from tests.proof.stateful.settings import Settings
 
 POISON = 0x5A5A5A5A
 NO_LIMIT = 2**31 - 1
@@ -77,31 +80,30 @@ class RandomFile:
         for name, values in (("slots", slots), ("labels", labels), *columns.items()):
             getattr(table, name).copy_(torch.tensor(values, dtype=torch.int32))
 
-    def model(self, name: str, lanes: int, in_place: bool) -> Model:
+    def model(self, name: str, lanes: int, overwrite: bool) -> Model:
         """The same file as the model sees it."""
         table = self.file.table
-        free = self.free()
-        model = Model(Rules(name, self.every, lanes, 0, in_place), capacity=self.capacity, nodes=0, direct=True)
-        model.reserve, model.free, model.free_count = int(table.counters[Count.RESERVE]), set(free), len(free)
-        for number, slot in enumerate(table.slots.tolist()):
-            if slot:
-                model.slot[self.name(number)], model.label[self.name(number)] = slot, int(table.labels[number])
-        model.held, model.known = set(model.slot), +model.label
-        for row, (tracked, snapshot_at, source) in enumerate(
-            zip(*(c.tolist() for c in (table.tracked, table.snapshot_at, table.source)), strict=True)
-        ):
-            if model.slot["live", row]:
-                model.rows[row] = Row(row, snapshot_at, tracked, self.name(source) if source else None)
+        settings = Settings(
+            name, self.every, lane_count=lanes or None, overwrite=overwrite, slots=self.capacity, rows=self.rows,
+            reserve=int(table.counters[Count.RESERVE]), snapshots=self.file.count - self.file.first_holder,
+        )  # fmt: skip
+        model = Model(settings, table.generation.tolist())
+        slots, labels = table.slots.tolist(), table.labels.tolist()
+        model.slot = {register: slot for register, slot in enumerate(slots) if slot}
+        model.label = {register: labels[register] for register in model.slot}
+        model.free = set(self.free())
+        model.agree()
+        columns = [column.tolist() for column in (table.generation, table.snapshot_at, table.tracked, table.source)]
+        for number, (generation, snapshot_at, tracked, source) in enumerate(zip(*columns, strict=True)):
+            if slots[3 * number]:
+                row = Row(number, generation, "", snapshot_at, tracked=tracked, source=source)
+                row.truth = {model.length(row): EMPTY}
+                model.rows[number] = row
         return model
 
     def free(self) -> list[int]:
         words = self.file.table.bitmap.tolist()
         return [slot for slot in range(32 * len(words)) if words[slot // 32] >> (slot % 32) & 1]
-
-    def name(self, register: int) -> tuple[str, int]:
-        if register >= self.file.first_holder:
-            return "node", register
-        return ("live", "lane 0", "lane 1")[register % 3], register // 3
 
 
 def copy_of(registers: Registers) -> Registers:
@@ -137,17 +139,18 @@ def assert_follows(model: Model, file: RandomFile) -> None:
     """Registers, columns and free slots are what the model made of them."""
     table = file.file.table
     slots, labels = table.slots.tolist(), table.labels.tolist()
-    held = {file.name(register): (slot, labels[register]) for register, slot in enumerate(slots) if slot}
-    assert held == {register: (slot, model.label[register]) for register, slot in model.slot.items() if slot}
+    held = {register: (slot, labels[register]) for register, slot in enumerate(slots) if slot}
+    assert held == {register: (slot, model.label[register]) for register, slot in model.slot.items()}
     assert file.free() == sorted(model.free) and int(table.counters[Count.FREE]) == len(model.free)
     tracked, source = table.tracked.tolist(), table.source.tolist()
     for number, row in model.rows.items():
-        assert (tracked[number], source[number] > 0) == (row.tracked, row.source is not None)
+        assert (tracked[number], source[number] > 0) == (row.tracked, row.source > 0)
 
 
 def assert_recorded(record: StepRecord, entries: Sequence[Entry], generation: list[int]) -> None:
-    for name in ("tokens", "read", "write", "snapshot", "after"):
+    for name in ("read", "write", "snapshot", "after"):
         assert getattr(record, name).tolist() == [getattr(entry, name) for entry in entries], name
+    assert record.tokens.tolist() == [len(entry.tokens) for entry in entries]
     assert record.rows.tolist() == [entry.row.number if entry.row else 0 for entry in entries]
     assert record.generation.tolist() == [generation[entry.row.number] if entry.row else 0 for entry in entries]
 
@@ -176,7 +179,9 @@ def test_plan_is_the_rule_for_every_row(variant: str, batch: int, backend: Backe
         assert all(torch.equal(*columns) for columns in zip(record, expected, strict=True))
 
         pairs = zip(rows, tokens, strict=True)
-        entries = model.plan([(model.rows.get(row) if n > 0 else None, n) for row, n in pairs], limit)
+        entries = model.plan(
+            [(model.rows.get(row) if n > 0 else None, [7] * n) for row, n in pairs], limit, False
+        ).entries
         assert_follows(model, file)
         assert_recorded(record, entries, table.generation.tolist())
         after = table.counters.tolist()
@@ -221,7 +226,8 @@ def test_settle_releases_what_is_superseded_and_real(batch: int, backend: Backen
             Entry(model.rows.get(row), after=known) if is_current else Entry()
             for row, known, is_current in zip(rows, after, current, strict=True)
         ]
-        model.settle(entries, [bool(over) for over in ended])
+        model.steps.append(step := Planned(entries, window=False, record=0))
+        model.settle(step, [bool(over) for over in ended])
         assert_follows(model, file)
         assert int(table.counters[Count.RELEASED]) - before[Count.RELEASED] == len(model.free) - before[Count.FREE]
 

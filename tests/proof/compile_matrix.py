@@ -101,9 +101,7 @@ def _text(figure: int | None) -> str:
 
 
 def faults(
-    version: str,
-    reports: Iterable[KernelReport],
-    exceptions: Mapping[tuple[str, str, str, str], str] = EXCEPTIONS,
+    version: str, reports: Iterable[KernelReport], exceptions: Mapping[tuple[str, str, str, str], str] = EXCEPTIONS
 ) -> list[str]:
     """A line for each kernel that spills or moves planes in narrow pieces, whatever is recorded, unless excepted."""
     lines, unused = [], {key for key in exceptions if key[0] == version}

@@ -103,20 +103,25 @@ def test_the_parts_fit_into_nine_minutes_and_six_files() -> None:
     assert len({part.name for part in PARTS}) == len(PARTS)
 
 
-@on_cpu
-def test_a_machine_without_a_gpu_has_nothing_to_prove(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.proof.gpu_proof", "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "nothing to prove here" in done.stdout and not (tmp_path / "out").exists()
+@pytest.mark.parametrize(
+    ("devices", "status", "said"),
+    [([], 0, "nothing to prove here (no CUDA)"), ([{"name": "a card"}], 1, "a card is here")],
+)
+def test_a_machine_without_a_gpu_has_nothing_to_prove(
+    devices: list[Any], status: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu_proof", "--out", str(tmp_path / "out")])
+    monkeypatch.setattr(gpu_proof, "find_gpu", lambda: (None, "no CUDA"))
+    monkeypatch.setattr(gpu_proof, "nvidia_smi", lambda: devices)
+    assert gpu_proof.main() == status
+    assert said in capsys.readouterr().out and not (tmp_path / "out").exists()
 
 
+@pytest.mark.proof
 @on_cpu
-def test_a_part_goes_through_at_toy_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others in full runs only: each takes as long."""
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    proof = Proof(tmp_path / "out", toy=True)
-    assert proof.run([part for part in PARTS if part.name == "graphs"]), (tmp_path / "out" / "log.txt").read_text()
-    assert read(tmp_path / "out" / "proofs.json")["graphs"]["replays"] == {"Redirect, batch 2": 5}
+def test_no_gpu_is_found_where_there_is_none() -> None:
+    gpu, why = gpu_proof.find_gpu()
+    assert gpu is None and why
 
 
 @pytest.mark.proof
@@ -161,6 +166,7 @@ class Forgetful(Machine):
 
 
 @on_cpu
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stale", [False, True])
 def test_a_replay_of_something_else_is_noticed(stale: bool) -> None:
     made, _, wrong = graphs.course(Forgetful(stale), ms.NoTracking(2), 1, seed=1, replays=4)

@@ -1,6 +1,6 @@
 """No kernel depends on the order of its programs, or touches a byte that is none of its business.
 
-Every operation runs under random schedules, with random arguments each time: 8 of them, or 1000 with MEMSTATE_PROOF=1.
+Every operation runs under random schedules, with random arguments each time: 4 of them, or 1000 with MEMSTATE_PROOF=1.
 What is looked for is put into kernels on purpose as well, and must be found.
 """
 
@@ -31,7 +31,7 @@ from memstate.slots.allocator import SlotAllocator
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import RegisterFile
 from tests.kernels.test_plan_kernel import VARIANTS
-from tests.proof.mutants import MUTANTS, OUTSIDE, mutated
+from tests.proof.mutation.interleaved import MUTANTS, OUTSIDE, mutated
 from tests.support import op_launches, register_cases
 from tests.support.addresses import LOAD, STORE, Bytes, Launch, Limits, Log, Stray, spans
 from tests.support.planes import MAKERS, Loop, every_strategy
@@ -52,7 +52,7 @@ from tests.proof.interleaver import Chooser, Seeded, every_order, every_outcome,
 from tests.support.op_case import Case, Maker
 from tests.support.op_cases import CASES
 
-SCHEDULES = 1000 if PROOF else 8
+SCHEDULES = 1000 if PROOF else 4
 PARTED = "_take: barriers and atomics of the warps of program 0 ({}) differ"
 SEEDS = 200  # within which a defect that was put there must show
 COUNTER = torch.zeros(1, dtype=torch.int32)
@@ -138,16 +138,11 @@ def test_every_schedule_of_a_lost_update(programs: int, schedules: int, right: i
     assert [result for result, _ in every_order(partial(counted, programs, True))] == [programs] * right
 
 
-def test_a_lost_update_shows_in_many_schedules_and_never_in_the_stock_order() -> None:
-    assert {counted(3, False, stock)[0] for _ in range(5)} == {3}
-    found = [counted(3, False, Seeded(seed))[0] for seed in range(SEEDS)]
-    assert set(found) == {1, 2, 3} and found.count(3) < SEEDS // 2
-    assert {counted(3, True, Seeded(seed))[0] for seed in range(SEEDS)} == {3}
-
-
 def test_conflicts_are_seen_in_the_stock_order_too() -> None:
     """What no result shows: a race is one wherever the programs happen to meet."""
-    (conflict,) = counted(3, False, stock)[1].conflicts()
+    found, log = counted(3, False, stock)
+    assert found == 3 and counted(3, False, Seeded(1))[0] < 3
+    (conflict,) = log.conflicts()
     who = ", ".join(f"program {program} {kind}" for program in range(3) for kind in (LOAD, STORE))
     assert conflict == f"_count: bytes up to counter_ptr +3 of 4: {who}"
     assert counted(3, True, stock)[1].conflicts() == []
@@ -284,7 +279,7 @@ def mixed(launch: Launch) -> bool:
 @pytest.mark.parametrize("op", [op for op in OPS if op not in ONE_PROGRAM])
 def test_no_program_sees_what_another_one_does(op: str, generator: torch.Generator) -> None:
     """Nobody touches a byte that another program changes, with atomics or without: all schedules are the same."""
-    for seed in range(generator.initial_seed(), generator.initial_seed() + 3):
+    for seed in range(generator.initial_seed(), generator.initial_seed() + (3 if PROOF else 1)):
         case = CASES[op](Maker(seed))
 
         def run(chooser: Chooser, shared: Bytes, case: Case = case) -> tuple[None, Log]:
@@ -339,6 +334,7 @@ def alone(op: str, variant: str, seed: int) -> Case:
     return getattr(register_cases, op)(make, variant) if variant else CASES[op](make)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("warps", [2, 3, 4] if PROOF else [4])
 @pytest.mark.parametrize(("op", "variant"), ALONE)
 def test_warps_may_hold_the_same_lanes(op: str, variant: str, warps: int) -> None:
@@ -365,7 +361,7 @@ def test_launches_hold_every_lane_in_one_warp(generator: torch.Generator) -> Non
     """As they are launched: 32 threads a warp, and no tensor has fewer lanes."""
     for op in sorted(ONE_PROGRAM):
         logs: list[Log] = []
-        for seed in range(generator.initial_seed(), generator.initial_seed() + 5):
+        for seed in range(generator.initial_seed(), generator.initial_seed() + (5 if PROOF else 2)):
             wrong(CASES[op](Maker(seed)), seed, logs)
         for launch in (launch for log in logs for launch in log.launches):
             assert {a.lanes for a in launch.accesses if 1 < a.lanes < 32 * launch.warps} == set(), launch.kernel
@@ -384,7 +380,10 @@ def two_programs(op: str, make: Maker) -> Case:
     return Case(op, arguments[op], Limits(reach=[plane], null=[plane[:, 0]]))
 
 
-@pytest.mark.parametrize(("op", "accesses"), [("gather_slots", 3), ("scatter_slots", 3), ("zero_slots", 5)])
+@pytest.mark.parametrize(
+    ("op", "accesses"),
+    [("gather_slots", 3), ("scatter_slots", 3), pytest.param("zero_slots", 5, marks=pytest.mark.proof)],
+)
 def test_every_schedule_of_two_programs(op: str, accesses: int, generator: torch.Generator) -> None:
     """All orders of all their loads and stores, whatever they touch."""
     case = two_programs(op, Maker(generator.initial_seed()))
@@ -402,14 +401,14 @@ def test_every_schedule_of_two_programs(op: str, accesses: int, generator: torch
 
 def test_a_seed_is_a_schedule() -> None:
     """The same one again for the same seed, others for others."""
-    case = CASES["gated_delta_step"](Maker(5))
+    case = two_programs("zero_slots", Maker(5))
 
     def order(seed: int) -> tuple[tuple[int, str], ...]:
         with interleaved(Seeded(seed), case.limits) as log:
             case.run(case.module())
         return tuple(log.order())
 
-    assert order(1) == order(1) and len({order(seed) for seed in range(10)}) == 10
+    assert order(1) == order(1) and len({order(seed) for seed in range(10)}) > 5
 
 
 # -- what is wrong on purpose ------------------------------------------------------------------------------------

@@ -19,13 +19,9 @@ class Speculator(Loop):
         super().__init__(backend, tracking, overlap=False, speculation=True, **settings)  # type: ignore[arg-type]
 
     def window(
-        self,
-        rows: Sequence[ms.Row | None],
-        accepted: Sequence[int],
-        finished: Sequence[bool] | None = None,
-        width: int = WINDOW,
-        **settings: int,
-    ) -> ms.Step:
+        self, rows: Sequence[ms.Row | None], accepted: Sequence[int], finished: Sequence[bool] | None = None,
+        width: int = WINDOW, **settings: int,
+    ) -> ms.Step:  # fmt: skip
         """Plans, runs and accepts a window; every plane's forward reads `read` and fills the windows only."""
         step = self.mem.plan(rows, width, window=True)
         before = [block.clone() for block in self.mem.planes.plane_map.blocks]

@@ -1,10 +1,15 @@
-"""The rules of prefetch once more, with sets and lists, one rank at a time. It never asks the library anything; of the
-store it looks at what the test has put there.
+"""The rules of prefetch once more, with sets and lists: what storage has of a prompt comes to host memory.
+
+One rank at a time. It never asks the library anything.
 """
 
-from collections import Counter, OrderedDict
-from dataclasses import dataclass, field
-from typing import Any
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from tests.support.fetches import Fetched, Job
+from tests.support.shelves import Key, Shelf
 
 ENDS = (
     "complete", "partial", "short", "limited", "missed", "no_room", "stopped", "failed", "disagreed", "cancelled",
@@ -13,424 +18,337 @@ ENDS = (
 COUNTS = (
     *ENDS, "started", "truncated", "truncated_tokens", "tokens", "read", "pages", "states", "failures", "rounds",
 )  # fmt: skip
-FLAWS = {"vanished": "missing", "half": "damaged", "garbage": "checksum", "denied": "failed"}
+FLAWS = {"vanished": "missing", "denied": "failed", "half": "damaged", "garbage": "checksum"}
+
+Said = tuple[Fetched, str, set[int] | None, bool]  # what a rank sends of a prefetch: phase, vote, wish to stop
 
 
-@dataclass(eq=False)
-class Slot:
-    """A host record: whose it is does not matter, only whether it is free."""
+class Storage(Protocol):
+    """What is in storage, and what goes wrong with it. broken: every call fails; forgetful: every question."""
 
-    users: int = 0
-    claimed: bool = False
+    broken: bool
+    forgetful: bool
 
-
-@dataclass(eq=False)
-class Kept:
-    slot: Slot
-    length: int
-    pins: int = 0
-    fetched: bool = False
+    def has(self, kind: str, key: Key) -> bool: ...
+    def fault(self, kind: str, key: Key) -> str: ...
 
 
-class Cache:
-    """Host memory of one kind."""
-
-    def __init__(self, records: int, reserve: int) -> None:
-        self.slots = [Slot() for _ in range(records)]
-        self.reserve, self.evicted = reserve, 0
-        self.kept: OrderedDict[bytes, Kept] = OrderedDict()
-
-    @property
-    def free(self) -> int:
-        return sum(not slot.claimed and not slot.users for slot in self.slots)
-
-    @property
-    def waiting(self) -> int:
-        return sum(not slot.claimed and slot.users > 0 for slot in self.slots)
-
-    @property
-    def loose(self) -> list[bytes]:
-        return [key for key, kept in self.kept.items() if not kept.pins]
-
-    def room(self) -> int:
-        return max(0, self.free + len(self.loose) - self.reserve)
-
-    def evict(self, n: int) -> None:
-        for key in [key for key in self.loose if not self.kept[key].slot.users][: max(0, n)]:
-            self.kept.pop(key).slot.claimed = False
-            self.evicted += 1
-
-    def take(self, n: int) -> list[Slot]:
-        if n > self.free + len(self.loose):
-            return []
-        self.evict(n - self.free)
-        if n > self.free:
-            return []
-        taken = [slot for slot in self.slots if not slot.claimed and not slot.users][:n]
-        for slot in taken:
-            slot.claimed = True
-        return taken
-
-    def add(self, key: bytes, slot: Slot, length: int, fetched: bool) -> None:
-        if key in self.kept:
-            slot.claimed = False
-        else:
-            self.kept[key] = Kept(slot, length, fetched=fetched)
-        self.kept.move_to_end(key)
-
-
-@dataclass(eq=False)
-class Work:
-    """A job: the model's side of one that the executor has."""
-
-    fetch: "Wish"
-    kind: str  # ask, kv, state
-    numbers: list[int]  # pages; for a state its end
-    slots: list[Slot]
-    fate: str = "queued"  # running, ended, cancelled
-    result: Any = None  # what it found, or "error"
-
-
-@dataclass(eq=False)
-class Wish:
-    """A prefetch."""
-
-    keys: list[bytes]
-    covered: int
-    kv_pages: int
-    began: float
-    missing: int
-    phase: str = "asking"
-    outcome: str | None = None
-    length: int = 0
-    end: int = 0
-    reserved: int = 0
-    stop: bool = False
-    over: bool = False
-    vote: set[int] | None = None
-    reason: str | None = None
-    asked: list[int] = field(default_factory=list)
-    ask_ends: list[int] = field(default_factory=list)
-    answer: tuple[int, list[int]] | None = None
-    pins: list[tuple[str, int, Kept]] = field(default_factory=list)
-    slots: dict[int, Slot] = field(default_factory=dict)
-    state: Slot | None = None
-    here: set[int] = field(default_factory=set)
-    stated: set[int] = field(default_factory=set)
-    able: set[int] = field(default_factory=set)
-    arrived: set[int] = field(default_factory=set)
-    bad: int = 0
-    has_state: bool | None = None
-
-
-Said = tuple[Wish, str, set[int] | None, bool]  # what a rank sends of a prefetch: its phase, its vote, its wish to stop
-
-
-class Rank:
-    """One rank's prefetches. names: (kind, key) -> name in storage."""
+class Prefetches:
+    """Those of one rank. pages, states: host memory of either kind, None for a rank without it; rules: its settings."""
 
     def __init__(
-        self, page: int, settings: Any, kv: Cache | None, states: Cache | None, store: Any, names: Any
+        self, page_size: int, rules: Any, pages: Shelf | None, states: Shelf | None, storage: Storage, ranks: int = 1
     ) -> None:
-        self.page, self.settings, self.kv, self.states = page, settings, kv, states
-        self.store, self.names, self.ranks = store, names, 1
-        self.flying: list[Wish] = []
-        self.jobs: list[Work] = []
-        self.ended: list[Work] = []
+        self.page_size, self.rules, self.ranks = page_size, rules, ranks
+        self.pages, self.states, self.storage = pages, states, storage
+        self.now = 0.0
+        self.fetches: list[Fetched] = []  # in flight
+        self.jobs: list[Job] = []  # all that were handed out
+        self.ended: list[Job] = []  # not looked at yet
         self.rounds: list[list[Said]] = []
         self.pending = False
-        self.count: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
+        self.counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
         self.flaws: Counter[str] = Counter()
 
-    # -- storage ---------------------------------------------------------------------------------------
+    @property
+    def in_flight_tokens(self) -> int:
+        return sum(fetch.reserved for fetch in self.fetches)
 
-    def _there(self, kind: str, key: bytes) -> bool:
-        return self.names(kind, key) in self.store.records
+    # What a caller does
 
-    def begin(self, job: Work) -> None:
-        if job.fate == "queued":
-            job.fate = "running"
-
-    def finish(self, job: Work) -> None:
-        """What a job finds: the store is looked at now, not when it began."""
-        wish, job.fate = job.fetch, "ended"
-        self.ended.append(job)
-        if wish.over:
-            return
-        if job.kind == "ask":
-            found = 0
-            while found < len(wish.asked) and self._there("kv", wish.keys[wish.asked[found]]):
-                found += 1
-            reach = wish.asked[found] if found < len(wish.asked) else len(wish.keys)
-            if self.store.broken:
-                reach = wish.asked[0] if wish.asked else reach
-                job.result = "error" if wish.asked or any(end <= reach for end in wish.ask_ends) else (0, [])
-                return
-            ends = [end for end in wish.ask_ends if end <= reach and self._there("state", wish.keys[end - 1])]
-            job.result = (found, ends)
-            return
-        names = [self.names(job.kind, wish.keys[n - (job.kind == "state")]) for n in job.numbers]
-        if self.store.broken or any(self.store.faults.get(name) == "raises" for name in names):
-            job.result = "error"
-            return
-        for arrived, name in enumerate(names):
-            fault = self.store.faults.get(name, "")
-            flaw = FLAWS["vanished"] if name not in self.store.records and fault != "denied" else FLAWS.get(fault, "")
-            if flaw:
-                job.result = (arrived, flaw)
-                return
-        job.result = (len(names), "")
-
-    def collect(self) -> None:
-        for job in self.ended:
-            for slot in job.slots:
-                slot.users -= 1
-            wish = job.fetch
-            if wish.over:
-                continue
-            if job.result == "error":
-                self.count["failures"] += 1
-                wish.reason = wish.reason or "failed"
-            if job.kind == "ask":
-                wish.answer = (0, []) if job.result == "error" else job.result
-                continue
-            arrived, flaw = (0, "") if job.result == "error" else job.result
-            self.count["read"] += arrived
-            if flaw:
-                self.flaws[flaw] += 1
-                wish.reason = wish.reason or ("failed" if flaw == "failed" else "missed")
-            if job.kind == "state":
-                wish.has_state = arrived == 1
-                continue
-            wish.arrived |= set(job.numbers[:arrived])
-            if arrived < len(job.numbers):
-                wish.bad = min(wish.bad, job.numbers[arrived])
-        self.ended = []
-
-    def drop(self, wish: Wish) -> None:
-        wish.over = True
-        for job in self.jobs:
-            if job.fetch is wish and job.fate == "queued":
-                job.fate = "cancelled"
-                self.ended.append(job)
-
-    def submit(self, wish: Wish, kind: str, numbers: list[int], slots: list[Slot]) -> None:
-        for slot in slots:
-            slot.users += 1
-        self.jobs.append(Work(wish, kind, numbers, slots))
-
-    # -- host memory -----------------------------------------------------------------------------------
-
-    def keep(self, wish: Wish, end: int, state: bool) -> None:
-        for page in [page for page in wish.slots if page >= end]:
-            wish.slots.pop(page).claimed = False
-        if wish.state and not state:
-            wish.state.claimed, wish.state = False, None
-        for pin in [pin for pin in wish.pins if (pin[1] >= end if pin[0] == "kv" else pin[1] > end)]:
-            pin[2].pins -= 1
-            wish.pins.remove(pin)
-
-    def out(self, wish: Wish, outcome: str) -> None:
-        self.drop(wish)
-        self.keep(wish, 0, False)
-        wish.phase, wish.outcome, wish.reserved, wish.vote = "done", outcome, 0, None
-        self.count[outcome] += 1
-        if wish in self.flying:
-            self.flying.remove(wish)
-
-    # -- calls -----------------------------------------------------------------------------------------
-
-    def start(self, tokens: int, keys: list[bytes], covered: int, kv_pages: int, now: float) -> Wish:
-        end = min(tokens // self.page, len(keys))
-        wish = Wish(keys[:end], covered, min(kv_pages, end), now, end * self.page - covered, length=covered, end=end)
-        self.count["started"] += 1
-        limit, least = self.settings.limit, max(self.settings.threshold, 1)
-        if wish.missing < least:
-            self.out(wish, "short")
-        elif limit is not None and sum(other.reserved for other in self.flying) + wish.missing > limit:
-            self.out(wish, "limited")
+    def start(self, keys: Sequence[Key], covered: int, kv_pages: int) -> Fetched:
+        """keys: those of the prompt's whole pages."""
+        fetch = Fetched(list(keys), covered, min(kv_pages, len(keys)), self.now, self.page_size)
+        self.counts["started"] += 1
+        if fetch.missing < max(self.rules.threshold, 1):
+            self._end(fetch, "short")
+        elif self.rules.limit is not None and self.in_flight_tokens + fetch.missing > self.rules.limit:
+            self._end(fetch, "limited")
         else:
-            wish.reserved = wish.missing
-            self.flying.append(wish)
-            if self.kv:
-                wish.asked = [page for page in range(wish.kv_pages, end) if keys[page] not in self.kv.kept]
-            if self.states:
-                gaining = [e for e in range(1, end + 1) if e * self.page - covered >= least]
-                wish.ask_ends = [e for e in gaining if keys[e - 1] not in self.states.kept]
-            if wish.asked or wish.ask_ends:
-                self.submit(wish, "ask", [], [])
-            else:
-                wish.answer = (0, [])
-        return wish
+            fetch.reserved = fetch.missing
+            self.fetches.append(fetch)
+            self._ask(fetch)
+        return fetch
 
-    def cancel(self, wish: Wish) -> None:
-        if wish.phase != "done":
-            self.out(wish, "cancelled")
-            self.collect()
-
-    def wants_end(self, wish: Wish, now: float) -> bool:
-        pages = -(-wish.missing // self.page)
-        late = now - wish.began >= self.settings.timeout + pages * self.settings.timeout_per_page
-        return self.settings.stop == "best_effort" or (self.settings.stop == "timeout" and late)
-
-    def ready(self, wish: Wish, now: float) -> None:
-        if wish.phase != "done":
-            wish.stop = wish.stop or self.wants_end(wish, now)
+    def ready(self, fetch: Fetched) -> bool:
+        rules, pages = self.rules, math.ceil(fetch.missing / self.page_size)
+        late = rules.stop == "timeout" and self.now - fetch.began >= rules.timeout + pages * rules.timeout_per_page
+        if not fetch.done:
+            fetch.stop |= late or rules.stop == "best_effort"
             if self.ranks == 1:
-                self.poll([self])
+                self.poll_fetches()
+        return fetch.done
 
-    def poll(self, everyone: "list[Rank]") -> None:
-        self.collect()
+    def cancel(self, fetch: Fetched) -> None:
+        if not fetch.done:
+            self._end(fetch, "cancelled")
+            self._collect()
+
+    def poll_fetches(self, everyone: "Sequence[Prefetches]" = ()) -> None:
+        """everyone: the ranks that vote together, this one among them, where there are several."""
+        self._collect()
         if self.pending:
             self.pending = False
             number = len(self.rounds) - 1  # others may be a round ahead
-            self.conclude(self.rounds[number], [rank.rounds[number] for rank in everyone])
-        self.advance()
-        if self.ranks > 1:
-            if self.flying:
-                self.count["rounds"] += 1
-                self.rounds.append([(wish, wish.phase, wish.vote, wish.stop) for wish in self.flying])
-                self.pending = True
+            self._conclude(self.rounds[number], [rank.rounds[number] for rank in everyone])
+        self._think()
+        if self.ranks > 1 and self.fetches:
+            self.counts["rounds"] += 1
+            self.rounds.append(self._said(self.fetches))
+            self.pending = True
+        while self.ranks == 1 and (asked := [fetch for fetch in self.fetches if fetch.vote is not None or fetch.stop]):
+            own = self._said(asked)
+            self._conclude(own, [own])
+            self._think()
+
+    # Threads
+
+    def submit(self, job: Job) -> Job:
+        if job.shelf:
+            job.shelf.use(job.records)
+        self.jobs.append(job)
+        return job
+
+    def finish(self, job: Job) -> None:
+        """A thread has done it: storage is looked at now. Whether a prefetch has failed is asked later."""
+        job.begun = job.ended = True
+        try:
+            job.result = job.run()
+        except OSError:
+            job.failed = True
+        if job.fetch:
+            self.ended.append(job)
+
+    def _hand_out(self, fetch: Fetched, job: Job) -> None:
+        fetch.jobs.append(self.submit(job))
+
+    # What storage has
+
+    def _first(self, fetch: Fetched, least: int) -> int:
+        """The first end that gains so many tokens."""
+        return math.ceil((fetch.covered + max(least, 1)) / self.page_size)
+
+    def _ask(self, fetch: Fetched) -> None:
+        size, shelf, states = len(fetch.keys), self.pages, self.states
+        fetch.asked = [page for page in range(fetch.kv_pages, size) if shelf and not shelf.get(fetch.keys[page])]
+        first = self._first(fetch, self.rules.threshold)
+        ends = [end for end in range(first, size + 1) if states and not states.get(fetch.keys[end - 1])]
+        if not fetch.asked and not ends:
+            fetch.answer = 0, ()
             return
-        while asked := [wish for wish in self.flying if wish.vote is not None or wish.stop]:
-            own = [(wish, wish.phase, wish.vote, wish.stop) for wish in asked]
-            self.conclude(own, [own])
-            self.advance()
+        self._hand_out(fetch, Job(lambda: self._asked(fetch.keys, fetch.asked, ends), fetch))
 
-    # -- rules -----------------------------------------------------------------------------------------
+    def _asked(self, keys: Sequence[Key], pages: Sequence[int], ends: Sequence[int]) -> tuple[int, Sequence[int]]:
+        has = self.storage.has
+        if self.storage.broken or self.storage.forgetful:
+            raise OSError
+        gaps = [page for page in pages if not has("kv", keys[page])]
+        reach = gaps[0] if gaps else len(keys)
+        found = [end for end in ends if end <= reach and has("state", keys[end - 1])]
+        return sum(page < reach for page in pages), found
 
-    def advance(self) -> None:
-        for wish in self.flying:
-            if wish.phase == "asking" and wish.answer is not None:
-                self.offer(wish, *wish.answer)
-            if wish.phase == "reading" and self.hopeless(wish):
-                self.arrive(wish)
+    def _read(self, fetch: Fetched, kind: str, keys: Sequence[Key]) -> tuple[int, str]:
+        """How many records are good from the first on, and what is wrong with the next."""
+        if fetch.over:
+            return 0, ""
+        faults = [self.storage.fault(kind, key) for key in keys]
+        if self.storage.broken or "raises" in faults:
+            raise OSError
+        for at, (key, fault) in enumerate(zip(keys, faults, strict=True)):
+            if fault != "denied" and not self.storage.has(kind, key):
+                fault = "vanished"
+            if fault:
+                return at, FLAWS[fault]
+        return len(keys), ""
 
-    def offer(self, wish: Wish, found: int, ends: list[int]) -> None:
-        keys, size, kv, states = wish.keys, len(wish.keys), self.kv, self.states
-        wish.here = {page for page in range(size) if page < wish.kv_pages or kv is None or keys[page] in kv.kept}
-        wish.stated = {end for end in range(1, size + 1) if states is None or keys[end - 1] in states.kept}
-        reach, known = 0, wish.here | set(wish.asked[:found])
-        while reach in known:
-            reach += 1
-        wish.able = {e for e in range(1, reach + 1) if e * self.page > wish.covered and (e in wish.stated or e in ends)}
-        worth = {e for e in wish.able if e * self.page - wish.covered >= self.settings.threshold}
-        wish.phase, wish.vote = "proposed", set()
-        if not worth:
-            wish.reason = wish.reason or "missed"
-            return
-        most = max(worth)
-        if kv is not None:
-            wish.pins += [("kv", p, kv.kept[keys[p]]) for p in range(wish.kv_pages, most) if keys[p] in kv.kept]
-        if states is not None:
-            wish.pins += [("state", e, states.kept[keys[e - 1]]) for e in sorted(wish.able & wish.stated) if e <= most]
-        for _, _, kept in wish.pins:
-            kept.pins += 1
+    def _collect(self) -> None:
+        ended, self.ended = self.ended, []
+        for job in ended:
+            fetch = job.fetch
+            assert fetch
+            fetch.jobs.remove(job)
+            if job.shelf:
+                job.shelf.unuse(job.records)
+            if fetch.over:
+                continue
+            if job.failed:
+                self.counts["failures"] += 1
+                fetch.blame("failed")
+            if not job.shelf:
+                fetch.answer = (0, ()) if job.failed else job.result
+                continue
+            arrived, flaw = (0, "") if job.failed else job.result
+            self.counts["read"] += arrived
+            if flaw:
+                self.flaws[flaw] += 1
+                fetch.blame("failed" if flaw == "failed" else "missed")
+            if job.pages:
+                fetch.arrived |= set(job.pages[:arrived])
+                fetch.bad = min([fetch.bad, *job.pages[arrived:]])
+            else:
+                fetch.come = arrived == 1
 
-        def needed(end: int) -> list[int]:
-            return [page for page in range(end) if page not in wish.here]
+    # What there is room for
 
-        def fitting(room: int) -> set[int]:
-            return {end for end in worth if len(needed(end)) <= room}
+    def _propose(self, fetch: Fetched) -> None:
+        pages, states, size = self.pages, self.states, len(fetch.keys)
+        assert fetch.answer
+        found, ends = fetch.answer
+        fetch.here = {at for at, key in enumerate(fetch.keys) if at < fetch.kv_pages or not pages or pages.get(key)}
+        fetch.stated = {end for end in range(1, size + 1) if not states or states.get(fetch.keys[end - 1])}
+        reached = fetch.here | set(fetch.asked[:found])
+        reach = min(set(range(size)) - reached, default=size)
+        fetch.able = {end for end in {*fetch.stated, *ends} if self._first(fetch, 1) <= end <= reach}
+        wanted = {end for end in fetch.able if end >= self._first(fetch, self.rules.threshold)}
+        most = max(wanted, default=0)
+        had = self._claim(fetch, wanted, most) if most else wanted
+        end = max(had, default=0)
+        if not end:
+            self._give_back(fetch, 0, False)
+            fetch.blame("no_room" if most else "missed")
+        else:
+            self.counts["truncated"] += end < most
+            self.counts["truncated_tokens"] += (most - end) * self.page_size
+        fetch.phase, fetch.vote = "proposed", had
 
-        def reads_state() -> bool:
-            relevant = worth if self.ranks > 1 else {max(worth, default=0)} - {0}
-            return bool(relevant - wish.stated)
+    def _claim(self, fetch: Fetched, wanted: set[int], most: int) -> set[int]:
+        """The ends that there are records for. Several ranks may agree on any, one alone takes the last."""
+        pages, states = self.pages, self.states
+        here = [(page + 1, pages.get(fetch.keys[page])) for page in range(fetch.kv_pages, most) if pages]
+        here += [(end, states.get(fetch.keys[end - 1])) for end in fetch.able & fetch.stated if end <= most and states]
+        fetch.pinned += [(end, item) for end, item in here if item]
+        Shelf.pin(item for _, item in fetch.pinned)
 
-        worth = fitting(kv.room() if kv else 0)
-        if states is not None and not states.room():
-            worth &= wish.stated
-        if reads_state() and states is not None:
-            wish.state = next(iter(states.take(1)), None)
-            worth = worth if wish.state else worth & wish.stated
-        if kv is not None and (pages := needed(max(worth, default=0))):
-            slots = kv.take(len(pages))
-            if not slots:
-                worth = fitting(max(0, kv.free - kv.reserve))
-                pages = needed(max(worth, default=0))
-                slots = kv.take(len(pages))
-            wish.slots = dict(zip(pages, slots, strict=True))
-        self.keep(wish, max(worth, default=0), reads_state())
-        if not worth:
-            wish.reason = wish.reason or "no_room"
-            return
-        if max(worth) < most:
-            self.count["truncated"] += 1
-            self.count["truncated_tokens"] += (most - max(worth)) * self.page
-        wish.vote = worth
+        def reads_state(ends: set[int]) -> bool:
+            return bool((ends if self.ranks > 1 else {max(ends, default=0)} - {0}) - fetch.stated)
 
-    def reachable(self, wish: Wish, run: int, state: bool) -> set[int]:
-        ends = {end for end in wish.able & wish.stated if end <= run and end < wish.end}
-        return ends | ({wish.end} if run >= wish.end and state else set())
+        def with_state(ends: set[int]) -> set[int]:
+            if states and reads_state(ends) and fetch.state is None:
+                fetch.state = next(iter(states.take(1)), None)
+                return ends if fetch.state is not None else ends & fetch.stated
+            return ends
 
-    def run_of(self, wish: Wish) -> int:
-        run = 0
-        while run < wish.end and run in wish.arrived:
-            run += 1
-        return run
+        ends = {end for end in wanted if len(fetch.missing_up_to(end)) <= (pages.room() if pages else 0)}
+        ends = with_state(ends & fetch.stated if states and not states.room() else ends)
+        if not self._take(fetch, ends) and pages:
+            left = max(0, len(pages.free) - pages.reserve)
+            ends = {end for end in ends if len(fetch.missing_up_to(end)) <= left}
+            self._take(fetch, ends)
+            ends = with_state(ends)
+        self._give_back(fetch, max(ends, default=0), reads_state(ends))
+        return ends
 
-    def hopeless(self, wish: Wish) -> bool:
-        goal = max(self.reachable(wish, wish.bad, wish.has_state is not False), default=0)
-        return self.run_of(wish) >= goal and not (goal == wish.end and wish.has_state is None)
+    def _take(self, fetch: Fetched, ends: set[int]) -> bool:
+        missing = fetch.missing_up_to(max(ends, default=0))
+        if not missing or not self.pages:
+            return not missing
+        fetch.pages = dict(zip(missing, self.pages.take(len(missing)), strict=False))
+        return bool(fetch.pages)
 
-    def arrive(self, wish: Wish) -> None:
-        self.drop(wish)
-        wish.phase, wish.vote = "arrived", self.reachable(wish, self.run_of(wish), wish.has_state is True)
+    def _give_back(self, fetch: Fetched, end: int, state: bool) -> None:
+        """What is beyond an end, and the state's record unless it is for that."""
+        for page in [page for page in fetch.pages if page >= end]:
+            assert self.pages
+            self.pages.give(fetch.pages.pop(page))
+        if self.states and fetch.state is not None and not state:
+            self.states.give(fetch.state)
+            fetch.state = None
+        beyond = [pair for pair in fetch.pinned if pair[0] > end]
+        Shelf.pin((item for _, item in beyond), -1)
+        fetch.pinned = [pair for pair in fetch.pinned if pair not in beyond]
 
-    def conclude(self, own: list[Said], sent: list[list[Said]]) -> None:
-        for at, (wish, phase, _, _) in enumerate(own):
+    # From there on
+
+    @staticmethod
+    def _said(fetches: Sequence[Fetched]) -> list[Said]:
+        return [(fetch, fetch.phase, fetch.vote, fetch.stop) for fetch in fetches]
+
+    def _think(self) -> None:
+        for fetch in self.fetches:
+            if fetch.phase == "asking" and fetch.answer is not None:
+                self._propose(fetch)
+            if fetch.phase == "reading" and fetch.hopeless:
+                self._arrive(fetch)
+
+    def _conclude(self, own: list[Said], sent: list[list[Said]]) -> None:
+        """What the ranks agree on. own: what this one asked; sent: what each did."""
+        for at, (fetch, phase, _, _) in enumerate(own):
             votes = [each[at][2] for each in sent]
             stop = any(each[at][3] for each in sent)
             known = [vote for vote in votes if vote is not None]
             agreed = set.intersection(*known) if len(known) == len(votes) else None
-            if wish.phase == "done":
+            if fetch.done:
                 continue
-            wish.stop = wish.stop or stop
+            fetch.stop |= stop
             if phase == "arrived" and agreed is not None:
-                self.file(wish, max(agreed, default=0))
+                self._file(fetch, max(agreed, default=0))
             elif stop and phase in ("asking", "proposed"):
-                self.out(wish, wish.reason or "stopped")
-            elif stop and wish.phase == "reading":
-                self.arrive(wish)
+                self._end(fetch, fetch.reason or "stopped")
+            elif stop and fetch.phase == "reading":
+                self._arrive(fetch)
+            elif phase == "proposed" and agreed:
+                self._go(fetch, max(agreed))
             elif phase == "proposed" and agreed is not None:
-                if agreed:
-                    self.read(wish, max(agreed))
-                else:
-                    self.out(wish, wish.reason or "disagreed")
+                self._end(fetch, fetch.reason or "disagreed")
 
-    def read(self, wish: Wish, end: int) -> None:
-        wish.end = end
-        self.keep(wish, end, end not in wish.stated)
-        wish.reserved = end * self.page - wish.covered
-        wish.phase, wish.vote, wish.bad = "reading", None, end
-        wish.arrived = set(wish.here)
-        wish.has_state = None if wish.state else True
-        if wish.state:
-            self.submit(wish, "state", [end], [wish.state])
-        pages = list(wish.slots)
-        while pages:
-            part, pages = pages[: self.settings.chunk], pages[self.settings.chunk :]
-            self.submit(wish, "kv", part, [wish.slots[page] for page in part])
+    def _go(self, fetch: Fetched, end: int) -> None:
+        chunk, fetch.keys = self.rules.chunk, fetch.keys[:end]
+        self._give_back(fetch, end, end not in fetch.stated)
+        assert (fetch.state is None) == (end in fetch.stated), "a state that nobody reads"
+        fetch.reserved = fetch.tokens - fetch.covered
+        fetch.phase, fetch.vote = "reading", None
+        fetch.arrived, fetch.bad = set(fetch.here), end
+        fetch.come = True if fetch.state is None else None
+        if fetch.state is not None:
+            self._read_in(fetch, self.states, fetch.keys[-1:], [fetch.state], [])
+        pages = list(fetch.pages)
+        for at in range(0, len(pages), chunk):
+            part = pages[at : at + chunk]
+            keys, records = [fetch.keys[page] for page in part], [fetch.pages[page] for page in part]
+            self._read_in(fetch, self.pages, keys, records, part)
 
-    def file(self, wish: Wish, end: int) -> None:
-        whole, tokens = end == wish.end, end * self.page
-        self.keep(wish, end, whole)
-        self.count["tokens"] += max(0, tokens - wish.covered)
-        self.count["pages"] += len(wish.slots)
-        self.count["states"] += wish.state is not None
-        if self.kv is not None:
-            for page, slot in wish.slots.items():
-                self.kv.add(wish.keys[page], slot, (page + 1) * self.page, True)
-            for key in reversed(wish.keys[:end]):
-                if key in self.kv.kept:
-                    self.kv.kept.move_to_end(key)
-        if self.states is not None and end:
-            if wish.state:
-                self.states.add(wish.keys[end - 1], wish.state, tokens, True)
-            if wish.keys[end - 1] in self.states.kept:
-                self.states.kept.move_to_end(wish.keys[end - 1])
-        wish.slots, wish.state, wish.length = {}, None, max(wish.covered, tokens)
-        outcome = (
-            ("complete" if whole else "partial") if end else wish.reason or ("stopped" if wish.stop else "disagreed")
-        )
-        self.out(wish, outcome)
+    def _read_in(
+        self, fetch: Fetched, shelf: Shelf | None, keys: Sequence[Key], records: Sequence[int], pages: Sequence[int]
+    ) -> None:
+        assert shelf
+        self._hand_out(fetch, Job(lambda: self._read(fetch, shelf.kind, keys), fetch, shelf, records, pages))
+
+    def _arrive(self, fetch: Fetched) -> None:
+        self._drop(fetch)
+        fetch.phase, fetch.vote = "arrived", fetch.reachable(fetch.run, fetch.come is True)
+
+    def _drop(self, fetch: Fetched) -> None:
+        """What has not begun never will."""
+        fetch.over = True
+        for job in fetch.jobs:
+            if not job.begun and not job.ended:
+                job.ended = True
+                self.ended.append(job)
+
+    def _file(self, fetch: Fetched, end: int) -> None:
+        whole = end == fetch.end
+        self._give_back(fetch, end, whole)
+        self.counts["pages"] += len(fetch.pages)
+        self.counts["states"] += fetch.state is not None
+        self.counts["tokens"] += max(0, end * self.page_size - fetch.covered)
+        if self.pages:
+            for page, record in fetch.pages.items():
+                self.pages.add(fetch.keys[page], record, fetched=True)
+            self.pages.touch(fetch.keys[:end])
+        if self.states and end:
+            if fetch.state is not None:
+                self.states.add(fetch.keys[end - 1], fetch.state, fetched=True)
+            self.states.touch(fetch.keys[end - 1 : end])
+        fetch.pages, fetch.state = {}, None
+        fetch.length = max(fetch.covered, end * self.page_size)
+        ended = "complete" if whole else "partial"
+        self._end(fetch, ended if end else fetch.reason or ("stopped" if fetch.stop else "disagreed"))
+
+    def _end(self, fetch: Fetched, outcome: str) -> None:
+        self._drop(fetch)
+        self._give_back(fetch, 0, False)
+        fetch.reserved, fetch.vote = 0, None
+        fetch.phase, fetch.outcome = "done", outcome
+        self.counts[outcome] += 1
+        if fetch in self.fetches:
+            self.fetches.remove(fetch)

@@ -231,14 +231,9 @@ def _move_records(op: Callable[..., Any]) -> None:
             held = torch.zeros(2, 16 * value, dtype=torch.uint8)[:, :16]
             slots = ints(value) if n % 2 else None
             op(
-                records(value, 4096 // value),
-                slots,
-                ints(n, start=1),
-                nowhere(n, start=3),
-                held,
-                value // 2,
+                records(value, 4096 // value), slots, ints(n, start=1), nowhere(n, start=3), held, value // 2,
                 value // 4,
-            )
+            )  # fmt: skip
             op(records(2, 8), slots, ints(n), nowhere(n), held[:1], 0, 2)
             op(records(2, 8), slots, ints(n), nowhere(n), held[1:], 1, 1)
 

@@ -17,10 +17,7 @@ from memstate.engine.pool import StatePool
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.registers import RegisterFile
 
-FLOAT, INTEGER = (
-    0xFF,
-    0x5A,
-)  # NaN in every float format; what `tests.support.planes` expects in slots nobody wrote
+FLOAT, INTEGER = (0xFF, 0x5A)  # NaN in every float format; what `tests.support.planes` expects in slots nobody wrote
 
 
 @contextmanager

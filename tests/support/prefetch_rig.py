@@ -39,21 +39,11 @@ class Rig:
     """One rank. kv, states: host records of either kind, None for a prefetcher without them."""
 
     def __init__(
-        self,
-        settings: Prefetch | None = None,
-        kv: int | None = PLENTY,
-        states: int | None = 4,
-        *,
-        reserve: int = 0,
-        state_reserve: int = 0,
-        page: int = PAGE,
-        agreement: Agreement | None = None,
-        executor: Executor | None = None,
-        latency: Callable[[], float] = lambda: 1.0,
-        workers: int = 4,
-        clock: Clock | None = None,
-        store: MemoryStore | None = None,
-    ) -> None:
+        self, settings: Prefetch | None = None, kv: int | None = PLENTY, states: int | None = 4, *, reserve: int = 0,
+        state_reserve: int = 0, page: int = PAGE, agreement: Agreement | None = None,
+        executor: Executor | None = None, latency: Callable[[], float] = lambda: 1.0, workers: int = 4,
+        clock: Clock | None = None, store: MemoryStore | None = None,
+    ) -> None:  # fmt: skip
         self.page, self.clock, self.store = page, clock or Clock(), store or MemoryStore()
         self.workers = Workers(self.clock, latency, workers)
         self.kv = None if kv is None else RecordCache(RecordPool(kv, KV.nbytes), KV, reserve)

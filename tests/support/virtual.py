@@ -97,9 +97,9 @@ class Workers(ByHand):
 class MemoryStore:
     """Records in a dictionary.
 
-    faults: name -> `vanished` (there, and gone when it is read), `half`, `garbage` (read whole, wrong bytes), `denied`,
-    `raises` (whatever batch it is in). broken: every call raises. calls: what was asked, by whom it was answered or
-    not.
+    faults: name -> `vanished` (there, and gone when it is read), `half`, `garbage` (read whole, wrong bytes), `denied`
+    (writes too), `raises` (whatever batch it is in). broken: every call raises. calls: what was asked, by whom it was
+    answered or not.
     """
 
     def __init__(self) -> None:
@@ -135,8 +135,9 @@ class MemoryStore:
 
     def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
         self._called("put", names)
-        self.records.update((name, buffer.tobytes()) for name, buffer in zip(names, buffers, strict=True))
-        return [Outcome.DONE] * len(names)
+        taken = [self.faults.get(name) != "denied" for name in names]
+        self.records.update((n, b.tobytes()) for n, b, well in zip(names, buffers, taken, strict=True) if well)
+        return [Outcome.DONE if well else Outcome.FAILED for well in taken]
 
     def _called(self, call: str, names: Sequence[str]) -> None:
         self.calls.append((call, list(names)))

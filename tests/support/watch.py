@@ -13,18 +13,9 @@ class Watch(TorchDispatchMode):
     """Counts torch operations that would reach a device, outside the library's own launches and uploads."""
 
     FREE = (
-        "empty",
-        "view",
-        "slice",
-        "select",
-        "as_strided",
-        "alias",
-        "detach",
-        "reshape",
-        "unsqueeze",
-        "squeeze",
+        "empty", "view", "slice", "select", "as_strided", "alias", "detach", "reshape", "unsqueeze", "squeeze",
         "split",
-    )
+    )  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()

@@ -13,14 +13,35 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memstate.tiers.host.cache import RecordCache
 from memstate.tiers.prefetch.settings import Prefetch
-from tests.support.model_prefetch import COUNTS, Cache, Rank
+from tests.support.model_prefetch import COUNTS, Prefetches
 from tests.support.prefetch_rig import KV, STATE, Rig, digests, record
-from tests.support.virtual import ByHand, Together
+from tests.support.shelves import Shelf
+from tests.support.virtual import ByHand, MemoryStore, Together
 
 PAGE, MOST = 4, 12  # tokens; pages of a prompt
 NAMES = {"kv": KV.name, "state": STATE.name}
 FAULTS = ("vanished", "half", "garbage", "denied", "raises")
+
+
+class Names:
+    """A store as the model asks it, by kind and key."""
+
+    forgetful = False
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    @property
+    def broken(self) -> bool:
+        return self._store.broken
+
+    def has(self, kind: str, key: bytes) -> bool:
+        return NAMES[kind](key) in self._store.records
+
+    def fault(self, kind: str, key: bytes) -> str:
+        return self._store.faults.get(NAMES[kind](key), "")
 
 
 class Program:
@@ -42,7 +63,8 @@ class Program:
         self.prompts = [root, root[:5] + trunk[5:], *[root[:n] + digests(f"leaf {n}", MOST)[n:] for n in (3, 6, 9)]]
         self.prompts += [digests("other", MOST)]
         self.rigs: list[Rig] = []
-        self.models: list[Rank] = []
+        self.models: list[Prefetches] = []
+        self.lengths = {key: (at + 1) * PAGE for keys in self.prompts for at, key in enumerate(keys)}
         together = Together(self.ranks)
         for rank in range(self.ranks):
             sizes = [rng.choice([0, 5, 10, 20, 40]), rng.choice([0, 1, 2, 4, 8])]
@@ -52,14 +74,12 @@ class Program:
                 reserve=reserves[0], state_reserve=reserves[1], page=PAGE, executor=ByHand(),
                 agreement=together.of(rank) if self.ranks > 1 else None,
             )  # fmt: skip
-            kv = Cache(sizes[0], reserves[0]) if kinds != "states" else None
-            states = Cache(sizes[1], reserves[1]) if kinds != "kv" else None
-            model = Rank(PAGE, self.settings, kv, states, rig.store, lambda kind, key: NAMES[kind](key))
-            model.ranks = self.ranks
+            kv = Shelf("kv", sizes[0], reserves[0]) if kinds != "states" else None
+            states = Shelf("state", sizes[1], reserves[1]) if kinds != "kv" else None
             self.rigs.append(rig)
-            self.models.append(model)
+            self.models.append(Prefetches(PAGE, self.settings, kv, states, Names(rig.store), self.ranks))
         self.fetches: list[tuple[list[Any], list[Any]]] = []
-        self.writing: list[tuple[int, str, int, Any]] = []
+        self.writing: list[tuple[RecordCache, Shelf, int]] = []
         self.steps: list[str] = []
         for rig in self.rigs:
             for keys in self.prompts:
@@ -72,8 +92,12 @@ class Program:
 
     # -- operations: every one is done to the library and to the model -----------------------------------
 
-    def pairs(self) -> list[tuple[Rig, Rank]]:
+    def pairs(self) -> list[tuple[Rig, Prefetches]]:
         return list(zip(self.rigs, self.models, strict=True))
+
+    def caches(self, number: int) -> list[tuple[RecordCache, Shelf]]:
+        rig, rank = self.pairs()[number]
+        return [(real, told) for real, told in ((rig.kv, rank.pages), (rig.states, rank.states)) if real and told]
 
     def start(self) -> str:
         rng, keys = self.rng, self.rng.choice(self.prompts)
@@ -81,14 +105,14 @@ class Program:
         covered = rng.choice([0, 0, 4, 8, 9, 20])
         kv_pages = rng.choice([0, 0, covered // PAGE, rng.randrange(MOST)])
         real = [rig.start(tokens, keys, covered, kv_pages) for rig in self.rigs]
-        model = [rank.start(tokens, keys, covered, kv_pages, rig.clock()) for rig, rank in self.pairs()]
+        model = [rank.start(keys[: tokens // PAGE], covered, kv_pages) for rank in self.models]
         self.fetches.append((real, model))
         return f"start {tokens} tokens of prompt {self.prompts.index(keys)}, {covered} covered, {kv_pages} KV pages"
 
     def poll(self) -> str:
         for rig, rank in self.pairs():
             rig.prefetcher.poll()
-            rank.poll(self.models)
+            rank.poll_fetches(self.models)
         return "poll"
 
     def recent(self) -> tuple[int, tuple[list[Any], list[Any]]]:
@@ -98,8 +122,7 @@ class Program:
     def ready(self) -> str:
         at, (real, model) = self.recent()
         for (rig, rank), fetch, wish in zip(self.pairs(), real, model, strict=True):
-            rank.ready(wish, rig.clock())
-            assert rig.prefetcher.ready(fetch) == (wish.phase == "done")
+            assert rig.prefetcher.ready(fetch) == rank.ready(wish)
         return f"ready {at}"
 
     def cancel(self) -> str:
@@ -113,14 +136,14 @@ class Program:
         """Begins a job, or ends one that runs."""
         number = self.rng.randrange(self.ranks)
         rig, rank = self.pairs()[number]
-        live = [at for at, job in enumerate(rank.jobs) if job.fate in ("queued", "running")]
+        live = [at for at, job in enumerate(rank.jobs) if not job.ended]
         if not live:
             return "no job"
         at = self.rng.choice(live[:4])
         job, work = rank.jobs[at], rig.prefetcher._background._executor.jobs[at]  # type: ignore[attr-defined]
-        if job.fate == "queued":
+        if not job.begun:
             assert work.begin()
-            rank.begin(job)
+            job.begun = True
             return f"begin job {at} of rank {number}"
         work.finish()
         rank.finish(job)
@@ -129,51 +152,47 @@ class Program:
     def time(self) -> str:
         number, seconds = self.rng.randrange(self.ranks), self.rng.choice([0.5, 2.0, 7.0])
         self.rigs[number].clock.advance(seconds)
+        self.models[number].now += seconds
         return f"{seconds} seconds on rank {number}"
 
     def host(self) -> str:
         """The device gives something to host memory, or host memory gives something up."""
         number = self.rng.randrange(self.ranks)
-        rig, rank = self.pairs()[number]
-        kind = self.rng.choice([kind for kind in ("kv", "states") if getattr(rank, kind)])
-        real, model = getattr(rig, kind), getattr(rank, kind)
+        real, model = self.rng.choice(self.caches(number))
         if self.rng.random() < 0.3:
             n = self.rng.randrange(4)
             real.evict(n)
             model.evict(n)
-            return f"rank {number} evicts {n} of {kind}"
+            return f"rank {number} evicts {n} of {model.kind}"
         keys, page = self.rng.choice(self.prompts), self.rng.randrange(MOST)
-        rows, slots = real.claim(1), model.take(1)
-        assert bool(rows) == bool(slots)
+        rows = real.claim(1)
+        assert rows == model.take(1)
         if rows:
-            bytes_of = record(KV if kind == "kv" else STATE, keys[page], (page + 1) * PAGE)
+            bytes_of = record(real.form, keys[page], (page + 1) * PAGE)
             real.pool.buffer(rows[0])[:] = np.frombuffer(bytes_of, np.uint8)
             real.add(keys[page], rows[0], (page + 1) * PAGE)
-            model.add(keys[page], slots[0], (page + 1) * PAGE, False)
-        return f"rank {number} keeps page {page} of prompt {self.prompts.index(keys)} in {kind}"
+            model.add(keys[page], rows[0])
+        return f"rank {number} keeps page {page} of prompt {self.prompts.index(keys)} in {model.kind}"
 
     def write(self) -> str:
         """A record in host memory is being written to storage, or that ends."""
         if self.writing and self.rng.random() < 0.5:
             return self.written()
         number = self.rng.randrange(self.ranks)
-        rig, rank = self.pairs()[number]
-        kind = self.rng.choice([kind for kind in ("kv", "states") if getattr(rank, kind)])
-        kept = getattr(rank, kind).kept
-        if not kept:
+        real, model = self.rng.choice(self.caches(number))
+        if not model.items:
             return "nothing to write"
-        key = self.rng.choice(list(kept))
-        row, slot = getattr(rig, kind).get(key).record, kept[key].slot
-        getattr(rig, kind).pool.use([row])
-        slot.users += 1
-        self.writing.append((number, kind, row, slot))
-        return f"rank {number} writes one of {kind}"
+        row = self.rng.choice(model.items).record
+        real.pool.use([row])
+        model.use([row])
+        self.writing.append((real, model, row))
+        return f"rank {number} writes one of {model.kind}"
 
     def written(self) -> str:
-        number, kind, row, slot = self.writing.pop(self.rng.randrange(len(self.writing)))
-        getattr(self.rigs[number], kind).pool.unuse([row])
-        slot.users -= 1
-        return f"rank {number} has written one of {kind}"
+        real, model, row = self.writing.pop(self.rng.randrange(len(self.writing)))
+        real.pool.unuse([row])
+        model.unuse([row])
+        return f"one of {model.kind} is written"
 
     def storage(self) -> str:
         """Records come and go; calls fail."""
@@ -204,7 +223,7 @@ class Program:
             self.step(self.rng.choice(operations))
         while self.writing:
             self.step(self.written)
-        while any(job.fate in ("queued", "running") for rank in self.models for job in rank.jobs):
+        while not all(job.ended for rank in self.models for job in rank.jobs):
             self.step(self.job)
         for _ in range(3):
             self.step(self.poll)
@@ -213,11 +232,11 @@ class Program:
                 rig.prefetcher.cancel(fetch)
                 rank.cancel(wish)
             self.steps.append(f"cancel {at} at last")
-        while any(job.fate in ("queued", "running") for rank in self.models for job in rank.jobs):
+        while not all(job.ended for rank in self.models for job in rank.jobs):
             self.step(self.job)
         for rig, rank in self.pairs():
             rig.prefetcher.poll()
-            rank.poll(self.models)
+            rank.poll_fetches(self.models)
         for rig in self.rigs:
             rig.check()
             assert all(cache.pool.waiting == 0 for cache in rig.caches)
@@ -228,20 +247,30 @@ class Program:
         self.compare()
 
     def compare(self) -> None:
-        for rig, rank in self.pairs():
-            for real, model in ((rig.kv, rank.kv), (rig.states, rank.states)):
-                if real is None or model is None:
-                    continue
-                found = [(e.key, e.length, e.pins, e.fetched, real.pool.in_use(e.record)) for e in real.entries()]
-                assert found == [(k, e.length, e.pins, e.fetched, e.slot.users > 0) for k, e in model.kept.items()]
+        for number, (rig, rank) in enumerate(self.pairs()):
+            for real, model in self.caches(number):
+                found = [
+                    (e.key, e.record, e.length, e.pins, e.fetched, real.pool.in_use(e.record)) for e in real.entries()
+                ]
+                assert found == [
+                    (
+                        item.key,
+                        item.record,
+                        self.lengths[item.key],
+                        item.pins,
+                        item.fetched,
+                        model.users[item.record] > 0,
+                    )
+                    for item in model.items
+                ]
                 said = (real.pool.free, real.pool.waiting, real.evicted)
-                assert said == (model.free, model.waiting, model.evicted)
+                assert said == (len(model.free), len(model.waiting), model.evicted)
             stats = rig.prefetcher.stats()
-            assert {name: getattr(stats, name) for name in COUNTS} == dict(rank.count)
+            assert {name: getattr(stats, name) for name in COUNTS} == dict(rank.counts)
             assert (dict(stats.flaws), stats.waits) == (dict(rank.flaws), 0)
-            assert (stats.in_flight, stats.in_flight_tokens) == (len(rank.flying), sum(w.reserved for w in rank.flying))
-            held = sum(wish.state is not None for wish in rank.flying), sum(len(wish.slots) for wish in rank.flying)
-            assert rig.prefetcher.held == held
+            assert (stats.in_flight, stats.in_flight_tokens) == (len(rank.fetches), rank.in_flight_tokens)
+            held = [fetch.state is not None for fetch in rank.fetches], [len(fetch.pages) for fetch in rank.fetches]
+            assert rig.prefetcher.held == tuple(map(sum, held))
             jobs = rig.prefetcher._background._executor.jobs  # type: ignore[attr-defined]
             fates = ["cancelled" if job.future.cancelled() else "ended" if job.future.done() else "running"
                      if job.future.running() else "queued" for job in jobs[-30:]]  # fmt: skip
@@ -254,7 +283,7 @@ class Program:
                     wish.outcome,
                     wish.length,
                 )
-                assert (fetch.tokens, fetch.end) == (wish.end * PAGE, wish.end)
+                assert (fetch.tokens, fetch.end) == (wish.tokens, wish.end)
             assert len({(fetch.done, fetch.length) for fetch in real}) == 1, "ranks that differ"
 
 
@@ -276,7 +305,7 @@ def test_random_prefetches_follow_the_rules(lot: int) -> None:
     seen: dict[str, int] = {}
     for seed in range(first + 15 * lot, first + 15 * lot + 15):
         for rank in play(seed, 150).models:
-            seen |= {name: seen.get(name, 0) + number for name, number in rank.count.items()}
+            seen |= {name: seen.get(name, 0) + number for name, number in rank.counts.items()}
     print(seen)
     assert seen["complete"] and seen["cancelled"] and seen["missed"]
 
@@ -286,5 +315,5 @@ if __name__ == "__main__":
     total: dict[str, int] = {}
     for number in range(start, start + programs):
         for of_rank in play(number, size).models:
-            total = {name: total.get(name, 0) + count for name, count in of_rank.count.items()}
+            total = {name: total.get(name, 0) + count for name, count in of_rank.counts.items()}
     print(total)

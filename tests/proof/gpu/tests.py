@@ -22,16 +22,9 @@ NO_TESTS = 5  # exit status of pytest
 def command(machine: Machine, report: Path) -> list[str]:
     """What is run, from the root of the checkout."""
     given = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--tb=short",
-        "-p",
-        "no:cacheprovider",
-        "-p",
+        sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-p",
         "tests.proof.gpu.collecting",
-    ]
+    ]  # fmt: skip
     given += ["--continue-on-collection-errors", f"--junitxml={report}"]
     if machine.toy:
         return [*given, TOY]

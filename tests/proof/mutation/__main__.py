@@ -4,7 +4,7 @@ python -m tests.proof.mutation            runs, and writes the page
 python -m tests.proof.mutation --new      runs those that the page does not list so, and keeps the rows of the others
 python -m tests.proof.mutation --quick    the same without the tests near, for a page that the next long run completes
 python -m tests.proof.mutation --check    says whether the page lists the mutants that there are
-python -m tests.proof.mutation WORD ..    runs the mutants with a word in their name or file, and prints what became of them
+python -m tests.proof.mutation WORD ..    runs the mutants with a word in their name or file, and prints their fate
 """
 
 import sys

@@ -1,5 +1,6 @@
 """Which tests are near a file of the library: those that the long run tries against its mutants."""
 
+from functools import cache
 from pathlib import Path
 
 from tests.proof.mutation.mutant import Mutant
@@ -73,21 +74,12 @@ NEAR = {
 
 # What takes long: pools beyond 1024 slots, and what is compiled, which is for those mutants alone that need it.
 LONG = (
-    "B11",
-    "65535",
-    "65536",
-    "32767",
-    "69960",
-    "1000000",
-    "1023",
-    "1025",
-    "2049",
-    "1500",
-    "narrow_words",
+    "B11", "65535", "65536", "32767", "69960", "1000000", "1023", "1025", "2049", "1500", "narrow_words",
     "one_order",
-)
+)  # fmt: skip
 
 
+@cache
 def _file(name: str, test: str = "") -> str:
     """Where in the tree of tests a file is: its name is given once."""
     (path,) = ROOT.glob(f"tests/**/test_{name.removesuffix('.py')}.py")

@@ -98,10 +98,13 @@ class Tree:
 
 
 class Runner:
-    """A tree and a warm process."""
+    """A tree and a warm process, its own or that of another runner, which asks one thing at a time as well."""
 
-    def __init__(self, root: Path = ROOT) -> None:
-        self.tree = Tree(root)
+    def __init__(self, root: Path = ROOT, beside: "Runner | None" = None) -> None:
+        self.tree, self._beside = Tree(root), beside
+        if beside:
+            self._process = beside._process
+            return
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         program = str(Path(__file__).with_name("warm.py"))
         self._process = subprocess.Popen(
@@ -115,9 +118,10 @@ class Runner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._process.stdin and self._process.stdout
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
+        if not self._beside:
+            self._process.stdin.close()
+            self._process.wait()
+            self._process.stdout.close()
         self.tree.remove()
 
     def killer(self, mutant: Mutant, limit: float) -> Verdict:

@@ -13,8 +13,8 @@ UNTRIED = Verdict("not run", [], 0, 0.0, "")  # of the tests near, where only th
 NAMED = 3  # failing tests that the table names
 HEAD = """# Mutants
 
-Broken copies of the library: each has one text replaced, see `tests/proof/mutation`. `make test` runs every mutant against
-one test, which must fail; `make proof` runs it against all tests that are near and writes this page.
+Broken copies of the library: each has one text replaced, see `tests/proof/mutation`. `make test` runs every mutant
+against one test, which must fail; `make proof` runs it against all tests that are near and writes this page.
 
 "Fails" is what becomes of the run of that one test: where an address may lie outside of the process, its end counts.
 "Near" is how many of the tests near the changed file fail, with fresh random inputs, and the first of them.

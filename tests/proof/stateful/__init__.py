@@ -11,10 +11,8 @@ keeping    what comes into it and what goes
 talking    sessions
 starting   admissions, forks and endings
 model      the rules of tracking: plan, settle, accept
-shelves    one kind of record in host memory
-hosting    what goes to host memory and storage, and what comes up again
-fetches   fetching
-           prefetches
+hosting    what goes to host memory and storage, and what comes up again; prefetches: tests/support/model_prefetch.py
+below      what a caller does with it
 kv         the KV pages of an engine
 lower      host memory, storage and threads as they are, beside the model
 settings   what a manager can be built with, drawn from small numbers

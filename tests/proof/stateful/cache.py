@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tests.proof.stateful.rows import Kept, Tenants
 
 if TYPE_CHECKING:
-    from tests.proof.stateful.fetching import Below
+    from tests.proof.stateful.below import Below
 
 Text = tuple[int, ...]
 

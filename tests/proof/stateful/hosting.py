@@ -3,39 +3,24 @@ byte.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tests.proof.stateful.cache import Entry, Found, Text
 from tests.proof.stateful.history import EMPTY, WHOLE, fold
 from tests.proof.stateful.ledger import Later, Packet
 from tests.proof.stateful.rows import Kept, Row
-from tests.proof.stateful.shelves import Item, Key, Shelf
+from tests.support.fetches import Job
+from tests.support.model_prefetch import Prefetches
+from tests.support.shelves import Item, Key, Shelf
 
 if TYPE_CHECKING:
-    from tests.proof.stateful.fetches import Fetched
     from tests.proof.stateful.model import Model
 
 BATCH = 32  # records a write
 Due = list[tuple[int, Item]]  # the register or page that an item is filled from
 SHARE = 0.25  # of a shelf that writes may pin
-
-
-@dataclass(eq=False)
-class Job:
-    """Something for a thread. items: of a write; fetch: of a prefetch; pages: that it reads; shelf, records: in use."""
-
-    run: Callable[[], Any]
-    fetch: "Fetched | None" = None
-    shelf: Shelf | None = None
-    records: Sequence[int] = ()
-    pages: Sequence[int] = ()
-    items: Sequence[Item] = ()
-    begun: bool = False
-    ended: bool = False
-    failed: bool = False
-    result: Any = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +53,12 @@ class Planes:
     broken: bool = False
     forgetful: bool = False
 
+    def has(self, kind: str, key: Key) -> bool:
+        return (kind, key) in self.records
+
+    def fault(self, kind: str, key: Key) -> str:
+        return self.faults.get((kind, key), "")
+
     def put(self, kind: str, keys: Sequence[Key]) -> list[bool]:
         if self.broken:
             return [False] * len(keys)
@@ -76,18 +67,21 @@ class Planes:
         return done
 
 
-class Hosting:
-    """Host memory and what is written from it."""
+class Hosting(Prefetches):
+    """Host memory, what is written from it, and prefetches into it."""
+
+    states: Shelf
+    storage: "Planes"
 
     def __init__(self, model: "Model") -> None:
         s = self.settings = model.settings
-        self.model, self.storage = model, Planes()
-        self.states = Shelf("state", s.host_slots, int(s.host_slots * s.host_reserve))
-        self.pages = Shelf("kv", s.host_pages, int(s.host_pages * s.host_reserve)) if s.pages else None
+        self.model = model
+        pages = Shelf("kv", s.host_pages, int(s.host_pages * s.host_reserve)) if s.pages else None
+        states = Shelf("state", s.host_slots, int(s.host_slots * s.host_reserve))
+        super().__init__(s.page_size, s.prefetch, pages, states, Planes())
         self.dense = Shelf("dense", s.dense_slots, 0) if s.dense_slots else None
         self.shelves = [self.states, *([self.pages] if self.pages else [])]
         self.kv: list[list[int | None]] = [[None] * s.page_size for _ in range(s.pages + 1)]  # numbers, by page
-        self.jobs: list[Job] = []
         self.figures: Counter[str] = Counter()
         self.loads: list[Way] = []
         self.backups: list[Way] = []
@@ -346,20 +340,6 @@ class Hosting:
         self.advance()
 
     # To storage
-
-    def submit(self, job: Job) -> Job:
-        if job.shelf:
-            job.shelf.use(job.records)
-        self.jobs.append(job)
-        return job
-
-    def finish(self, job: Job) -> None:
-        """A thread has done it; whether a prefetch has failed is asked later."""
-        job.begun = job.ended = True
-        try:
-            job.result = job.run()
-        except OSError:
-            job.failed = True
 
     def write(self) -> None:
         """Looks after writes, and begins others."""

@@ -17,29 +17,16 @@ from memstate.tiers import manager, writeback
 from memstate.tiers.host import transfers
 from memstate.tiers.keys import Keys
 from memstate.tiers.prefetch import background
-from memstate.tiers.stores.base import Bytes, Outcome
+from memstate.tiers.stores.base import Bytes
 from tests.proof.stateful.cache import Text
-from tests.proof.stateful.fetches import Fetched
 from tests.proof.stateful.history import EMPTY, fold
 from tests.proof.stateful.kv import ELEMENTS, EngineKv, elements
-from tests.proof.stateful.memory import Memory
+from tests.proof.stateful.memory import Memory, raw, same
 from tests.proof.stateful.rows import Row
 from tests.proof.stateful.settings import Digits, Settings
-from tests.proof.stateful.shelves import Key
+from tests.support.fetches import Fetched
+from tests.support.shelves import Key
 from tests.support.virtual import ByHand, Clock, MemoryStore
-
-
-class Shop(MemoryStore):
-    """A store that may refuse to write as well."""
-
-    def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        before = {name: self.records.get(name) for name in names if self.faults.get(name) == "denied"}
-        outcomes = super().put(names, buffers)
-        for name, record in before.items():
-            self.records.pop(name)
-            if record is not None:
-                self.records[name] = record
-        return [Outcome.FAILED if name in before else outcome for name, outcome in zip(names, outcomes, strict=True)]
 
 
 class Lower:
@@ -47,7 +34,7 @@ class Lower:
 
     def __init__(self, settings: Settings, backend: Backend) -> None:
         s = self.settings = settings
-        self.clock, self.threads, self.store = Clock(), ByHand(), Shop()
+        self.clock, self.threads, self.store = Clock(), ByHand(), MemoryStore()
         self.kv = EngineKv(settings, backend) if s.pages else None
         self.tiers = s.tiers(self.kv.storage if self.kv else None, self.store, self.threads, self.clock)
         self._digests: dict[Key, bytes] = {}
@@ -189,10 +176,10 @@ class Lower:
                                      f"{[(texts.get(k, k), *rest) for k, *rest in told]}")  # fmt: skip
             pool = cache.pool
             users = {record: n for record, n in pool._users.items() if n}
-            _same(f"free {shelf.kind} records", sorted(pool._free), sorted(shelf.free))
-            _same(f"waiting {shelf.kind} records", pool._waiting, shelf.waiting)
-            _same(f"{shelf.kind} records in use", users, {record: n for record, n in shelf.users.items() if n})
-            _same("evictable", cache.evictable, len(shelf.loose))
+            same(f"free {shelf.kind} records", sorted(pool._free), sorted(shelf.free))
+            same(f"waiting {shelf.kind} records", pool._waiting, shelf.waiting)
+            same(f"{shelf.kind} records in use", users, {record: n for record, n in shelf.users.items() if n})
+            same("evictable", cache.evictable, len(shelf.loose))
             self._look_at_bytes(kind, pool, {item.record: item.key for item in shelf.items if item.filled}, header)
         if self.kv:
             self.kv.look()
@@ -200,11 +187,11 @@ class Lower:
         self._look_at_figures()
         if real.prefetcher:
             held = [fetch.state is not None for fetch in below.fetches], [len(fetch.pages) for fetch in below.fetches]
-            _same("records of prefetches", real.prefetcher.held, tuple(map(sum, held)))
-            _same("tokens in flight", real.prefetcher.in_flight_tokens, below.in_flight_tokens)
+            same("records of prefetches", real.prefetcher.held, tuple(map(sum, held)))
+            same("tokens in flight", real.prefetcher.in_flight_tokens, below.in_flight_tokens)
         for fetch, told in fetches.items():
-            seen = fetch.phase.name, fetch.outcome and fetch.outcome.value, fetch.length, fetch.tokens
-            _same("prefetch", seen, (told.phase, told.outcome, told.length, told.tokens))
+            seen = fetch.phase.name.lower(), fetch.outcome and fetch.outcome.value, fetch.length, fetch.tokens
+            same("prefetch", seen, (told.phase, told.outcome, told.length, told.tokens))
 
     def _payload(self, kind: str) -> np.ndarray:
         """Which bytes of a body mean something."""
@@ -244,7 +231,7 @@ class Lower:
 
     def _look_at_storage(self) -> None:
         told = {self.name(*record): record for record in self.below.storage.records}
-        _same("records in storage", sorted(self.store.records), sorted(told))
+        same("records in storage", sorted(self.store.records), sorted(told))
         for name in told.keys() - self._names.keys():
             kind, key = told[name]
             record = np.frombuffer(self.store.records[name], np.uint8)
@@ -271,21 +258,12 @@ class Lower:
             f["write_failed"], f["write_missed"], len(below.dense.items) if below.dense else 0,
             self.settings.dense_slots,
         ]  # fmt: skip
-        _same("stats of the tiers", seen, told)
+        same("stats of the tiers", seen, told)
         if stats.prefetch is None:
             return
         names = vars(stats.prefetch).keys() - {"flaws", "in_flight", "in_flight_tokens"}
-        _same("stats of prefetches", {name: n for name in names if (n := getattr(stats.prefetch, name))},
+        same("stats of prefetches", {name: n for name in names if (n := getattr(stats.prefetch, name))},
               {name: n for name, n in below.counts.items() if n})  # fmt: skip
-        _same("flaws", dict(stats.prefetch.flaws), dict(below.flaws))
-        _same("prefetches", (stats.prefetch.in_flight, stats.prefetch.in_flight_tokens),
+        same("flaws", dict(stats.prefetch.flaws), dict(below.flaws))
+        same("prefetches", (stats.prefetch.in_flight, stats.prefetch.in_flight_tokens),
               (len(below.fetches), below.in_flight_tokens))  # fmt: skip
-
-
-def raw(tensor: torch.Tensor) -> np.ndarray:
-    """A tensor's numbers on the host."""
-    return tensor.cpu().numpy()
-
-
-def _same(what: str, seen: Any, told: Any) -> None:
-    assert seen == told, f"{what}: {seen}, expected {told}"

@@ -1,8 +1,8 @@
 """A manager beside its model: calls that raise what they may raise, and everything compared after each of them."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
@@ -13,15 +13,15 @@ from torch import Tensor
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.proof.stateful.fetches import Fetched
 from tests.proof.stateful.ledger import COLUMNS
 from tests.proof.stateful.lower import Lower
-from tests.proof.stateful.memory import Memory
+from tests.proof.stateful.memory import Memory, raw, same
 from tests.proof.stateful.model import Model, Planned
 from tests.proof.stateful.rows import Kept, Row
 from tests.proof.stateful.settings import Settings
 from tests.proof.stateful.talking import Talk
 from tests.support.build import build
+from tests.support.fetches import Fetched
 
 Faults = set[type[ms.MemstateError]]
 REFUSED = object()  # the answer of a call that raised what it had to
@@ -62,13 +62,10 @@ def foreign() -> Foreign:
     return Foreign(tuple(rows[1:]), snapshot, step, window)
 
 
-def raw(tensor: Tensor) -> np.ndarray:
-    """A tensor's numbers on the host."""
-    return tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
-
-
 class Machine:
     """One manager, one model, one memory; `handles` and `snaps` are what a caller would keep."""
+
+    _same = staticmethod(same)
 
     def __init__(self, settings: Settings, backend: Backend) -> None:
         s = self.settings = settings
@@ -140,6 +137,14 @@ class Machine:
         assert not faults, f"answered {answer!r}, expected {[fault.__name__ for fault in faults]}"
         return answer
 
+    @contextmanager
+    def counted(self) -> Iterator[Counter[str]]:
+        """Launches by op, uploads and synchronisations of what runs inside."""
+        spent, counts = Counter[str](), self.mem.backend.counts
+        before = counts.launches | Counter(uploads=counts.uploads, syncs=counts.syncs)
+        yield spent
+        spent.update((counts.launches | Counter(uploads=counts.uploads, syncs=counts.syncs)) - before)
+
     # Everything that both sides know
 
     def look(self) -> None:
@@ -192,7 +197,7 @@ class Machine:
         told = [len(model.free), self.settings.reserve, model.claimed, model.released, model.degraded, *[0] * 11]
         self._same("device counters", raw(mem._allocator.counters).tolist(), told)
         if self.store is not None:
-            store = raw(self.store).reshape(2, 7, 64)
+            store = raw(self.store).reshape(model.records.shape)
             if not np.array_equal(store, model.records):
                 self._same("step records", store[:, :, :8].tolist(), model.records[:, :, :8].tolist())
                 raise AssertionError("step records beyond the batch have changed")
@@ -255,10 +260,6 @@ class Machine:
         """Which of some holders the library has taken; it is done already."""
         taken = [one for one in sorted(free) if one in self.mem._snapshots.kept]
         return next((one for one in taken if self.mem._snapshots.kept[one].length == length), min(taken or free))
-
-    @staticmethod
-    def _same(what: str, seen: Any, told: Any) -> None:
-        assert seen == told, f"{what}: {seen}, expected {told}"
 
     # What a caller keeps
 

@@ -28,6 +28,15 @@ Bytes = NDArray[np.uint8]
 State = History | None
 
 
+def raw(tensor: Tensor) -> np.ndarray:
+    """A tensor's numbers on the host."""
+    return tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
+
+
+def same(what: str, seen: object, told: object) -> None:
+    assert seen == told, f"{what}: {seen}, expected {told}"
+
+
 class Block(NamedTuple):
     """One allocation. host: its bytes; on a GPU a copy of them. padding: bytes that mean nothing, memstate's own."""
 

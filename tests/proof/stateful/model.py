@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tests.proof.stateful.below import Below
 from tests.proof.stateful.cache import Text
-from tests.proof.stateful.fetching import Below
 from tests.proof.stateful.history import fold
 from tests.proof.stateful.ledger import Later
 from tests.proof.stateful.rows import Row
@@ -44,7 +44,8 @@ class Model(Starting):
     def __init__(self, settings: Settings, generations: Sequence[int]) -> None:
         self.snapshots = self.refused_claims = 0
         self.serial = 0
-        self.records = np.zeros((2, 7, 64), np.int32)  # parity, column, entry
+        width = -(-max(settings.max_batch or 0, settings.row_count) // 64) * 64
+        self.records = np.zeros((2, 7, width), np.int32)  # parity, column, entry
         super().__init__(settings, generations)
         self.below = Below(self) if settings.tiered else None
         if self.below:

@@ -106,19 +106,16 @@ class Planning(Machine):
         return self.plan_batch(d, self.take_pages(d, handles, counts), counts, limit, window, run)
 
     def plan_batch(
-        self,
-        d: Digits,
-        handles: Handles,
-        counts: list[int],
-        limit: Any = NO_LIMIT,
-        window: bool = False,
+        self, d: Digits, handles: Handles, counts: list[int], limit: Any = NO_LIMIT, window: bool = False,
         run: bool = True,
-    ) -> Flight | None:
+    ) -> Flight | None:  # fmt: skip
         """Plans these rows, whatever is wrong with that; the step's forward runs unless told otherwise."""
         model = self.model
         given: Any = counts[0] if len(set(counts)) == 1 and len(counts) == len(handles) and d(2) else counts
         faults = self._plan_faults(handles, counts, limit, window)
-        step = self.attempt(faults, lambda: self.mem.plan(handles, given, limit=limit, window=window))
+        packets = model.packets
+        with self.counted() as spent:
+            step = self.attempt(faults, lambda: self.mem.plan(handles, given, limit=limit, window=window))
         if step is REFUSED:
             return None
         rows = [self.handles[handle] if handle else None for handle in handles]
@@ -127,6 +124,10 @@ class Planning(Machine):
             for row, n in zip(rows, counts, strict=True)
         ]
         planned = model.plan(list(zip(rows, fed, strict=True)), max(0, limit), window)
+        packets = model.packets - packets
+        assert spent["plan"] == 1 and spent["ownership"] == packets and not spent["syncs"], spent
+        if spent.keys() <= {"plan", "ownership", "run_data", "uploads"}:  # and nothing is copied, read back or packed
+            assert spent["run_data"] <= packets and spent["uploads"] <= max(1, packets), spent
         flight = Flight(step, planned, fed, {})
         self.note_step(flight)
         entries = planned.entries

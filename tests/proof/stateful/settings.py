@@ -151,21 +151,18 @@ class Settings:
             return None
         return ms.Prefix(ms.policies.Lru(), ms.policies.LruPages(self.tombstones), self.most_states, self.evict)
 
+    @property
+    def prefetch(self) -> Prefetch:
+        of_time = (self.timeout, self.timeout_per_page)
+        return Prefetch(self.fetch_threshold, self.fetch_limit, self.stop, *of_time, self.chunk)  # type: ignore[arg-type]
+
     def tiers(self, kv: Planes | None, store: Store, executor: Executor, clock: Callable[[], float]) -> Tiers | None:
         if not self.tiered:
             return None
-        fetch = Prefetch(
-            self.fetch_threshold,
-            self.fetch_limit,
-            self.stop,
-            self.timeout,
-            self.timeout_per_page,
-            self.chunk,  # type: ignore[arg-type]
-        )
         return Tiers(
             "model", host_slots=self.host_slots, host_pages=self.host_pages or None, reserve=self.host_reserve, kv=kv,
             dense_slots=self.dense_slots,
-            write=self.write, store=store if self.storing else None, prefetch=fetch, staging=self.staging,  # type: ignore[arg-type]
+            write=self.write, store=store if self.storing else None, prefetch=self.prefetch, staging=self.staging,  # type: ignore[arg-type]
             load_threshold=self.load_threshold, layer_groups=self.layer_groups, layerwise=self.layerwise,
             executor=executor, clock=clock,
         )  # fmt: skip

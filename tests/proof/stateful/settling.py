@@ -57,7 +57,10 @@ class Settling(Planning):
             given = d.pick([*over, True], [1] * len(over), "x")
             if given:
                 faults.add(ms.InvalidArgument)
-        if self.attempt(faults, lambda: self.mem.settle(flight.step, given)) is not REFUSED:
+        with self.counted() as spent:
+            settled = self.attempt(faults, lambda: self.mem.settle(flight.step, given))
+        if settled is not REFUSED:
+            assert spent["settle"] <= (self.settings.strategy == "lazy") and not spent["plan"] + spent["syncs"], spent
             self.model.settle(flight.planned, over)
             self.forget_step(flight)
 

@@ -7,11 +7,11 @@ import pytest
 
 import memstate as ms
 from tests.proof.stateful.cache import Text
-from tests.proof.stateful.fetches import Fetched
 from tests.proof.stateful.machine import REFUSED, Faults
 from tests.proof.stateful.prompting import NO_TOKENS, SALTS, STEMS, spelled
 from tests.proof.stateful.remembering import Remembering
 from tests.proof.stateful.settings import Digits
+from tests.support.fetches import Fetched
 
 FAULTS = ("gone", "vanished", "half", "garbage", "denied", "raises", "", "")
 
@@ -53,7 +53,7 @@ class Tiering(Remembering):
         if fetch is REFUSED:
             return None
         assert below and found
-        self.fetches[fetch] = below.start(keys, covered, found.kv)
+        self.fetches[fetch] = below.start(keys, covered, found.kv // s.page_size)
         return fetch
 
     def _open(self) -> list[ms.Fetch]:

@@ -1,10 +1,32 @@
-"""One prefetch of the model: what it is after, and how far it is. Knows no host memory."""
+"""One prefetch of the model, and the jobs that it hands out. Knows no host memory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from tests.proof.stateful.hosting import Job
-from tests.proof.stateful.shelves import Item, Key
+from tests.support.shelves import Item, Key, Shelf
+
+
+@dataclass(eq=False)
+class Job:
+    """Something for a thread. items: of a write; fetch: of a prefetch; pages: that it reads; shelf, records: in use."""
+
+    run: Callable[[], Any]
+    fetch: "Fetched | None" = None
+    shelf: Shelf | None = None
+    records: Sequence[int] = ()
+    pages: Sequence[int] = ()
+    items: Sequence[Item] = ()
+    begun: bool = False
+    ended: bool = False
+    failed: bool = False
+    result: Any = None
+
+    @property
+    def fate(self) -> str:
+        if self.ended:
+            return "ended" if self.begun else "cancelled"
+        return "running" if self.begun else "queued"
 
 
 @dataclass(eq=False)
@@ -19,11 +41,9 @@ class Fetched:
     covered: int
     kv_pages: int
     began: float
-    tokens: int
-    size: int
-    phase: str = "ASKING"
+    size: int  # tokens of a page
+    phase: str = "asking"
     outcome: str | None = None
-    length: int = 0
     reserved: int = 0
     stop: bool = False
     over: bool = False
@@ -47,11 +67,15 @@ class Fetched:
 
     @property
     def done(self) -> bool:
-        return self.phase == "DONE"
+        return self.phase == "done"
 
     @property
     def end(self) -> int:
         return len(self.keys)
+
+    @property
+    def tokens(self) -> int:
+        return self.end * self.size
 
     @property
     def run(self) -> int:
@@ -59,9 +83,6 @@ class Fetched:
         while run < self.end and run in self.arrived:
             run += 1
         return run
-
-    def narrow(self, end: int) -> None:
-        self.keys, self.tokens = self.keys[:end], end * self.size
 
     def blame(self, reason: str) -> None:
         self.reason = self.reason or reason

@@ -19,11 +19,10 @@ import torch
 
 import memstate
 from memstate.cli.bench import (
-    NAMES,
-    NEED_DEVICE,
     PEERS,
     BenchResult,
     Figure,
+    clock,
     run,
     tiers_costs,
     tiers_mooncake,
@@ -31,9 +30,9 @@ from memstate.cli.bench import (
     tiers_stores,
     tiers_turns,
 )
-from memstate.cli.bench.clock import ToyClock
+from memstate.cli.bench.launches import UNITS
 from memstate.cli.bench.task import Setting, Task
-from memstate.cli.bench.tiers_turns import KIB, MIB, Side, Turns
+from memstate.cli.bench.tiers_turns import KIB, MIB, Side, rates
 from memstate.kernels.dispatch import Backend
 from memstate.state import presets
 from memstate.stats import PrefetchStats, TierStats
@@ -49,7 +48,6 @@ from tests.support.mooncake_server import missing
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
-UNITS = ("launches", "uploads", "syncs", "copies", "bytes")
 OPS = {"file put", "file get", "transfer out", "transfer in", "evict", "bring", "name", "seal", "flaw"}
 MOONCAKE = {"mooncake put", "mooncake get"}
 TOYS = [f"toy {tiers_turns.sized(*case)}" for case in tiers_turns.TOY_CASES]
@@ -70,10 +68,6 @@ def setting(backend: str = "reference", peer: str | None = None) -> Setting:
 
 
 # -- what is measured ------------------------------------------------------------------------------
-
-
-def test_it_is_offered_and_needs_no_device() -> None:
-    assert "tiers" in NAMES and "tiers" not in NEED_DEVICE
 
 
 def test_every_operation_is_measured_beside_a_plain_copy(no_mooncake: None) -> None:
@@ -123,15 +117,13 @@ def counted(backend: str, device: str) -> dict[tuple[str, str, str], float]:
     entries: list[Figure] = []
     for task in tiers_moves.tasks(Setting(backend, torch.device(device), True)):
         assert task.check() == ""
-        entries += task.measure(ToyClock())
+        entries += task.measure()
     return {(entry.op, entry.case, entry.unit): entry.value for entry in entries}
 
 
 @pytest.mark.parametrize("size", tiers_moves.SIZES)
 def test_moves_ask_of_the_device_what_staging_and_groups_of_layers_say(size: int, backend: Backend) -> None:
-    """Two states fit the staging buffer, and eleven pages; layers of states come up in four groups, pages whole;
-    neighbours are copied together where they are copied whole.
-    """
+    """Two states fit the staging buffer, and eleven pages; layers of states come up in four groups, pages whole."""
     found = counted(backend.name, str(backend.device))
     pages = size * tiers_moves.PAGES
     states_a_time, pages_a_time = 2, 2 * tiers_moves.STATE.bytes_per_slot // tiers_moves.KV.bytes_per_slot
@@ -139,8 +131,8 @@ def test_moves_ask_of_the_device_what_staging_and_groups_of_layers_say(size: int
     unpacks = 4 * -(-size // states_a_time) + -(-pages // pages_a_time)
     moved = size * tiers_moves.STATE.bytes_per_slot + pages * tiers_moves.KV.bytes_per_slot
     expected = {
-        "evict": {"launches": sends + 1, "uploads": sends + 1, "copies": sends},  # one packet gives up the slots
-        "bring": {"launches": unpacks + 2, "uploads": sends + 2, "copies": 4 * size + -(-pages // pages_a_time)},
+        "evict": {"launches": sends + 1, "uploads": sends + 1},  # one packet gives up the slots
+        "bring": {"launches": unpacks + 2, "uploads": sends + 2},
     }
     for op, counts in expected.items():
         assert {unit: found[op, f"toy R={size}", unit] for unit in UNITS} == counts | {"syncs": 0, "bytes": moved}, op
@@ -149,15 +141,10 @@ def test_moves_ask_of_the_device_what_staging_and_groups_of_layers_say(size: int
 # -- who takes turns -------------------------------------------------------------------------------
 
 
-def turns_of(monkeypatch: pytest.MonkeyPatch, rounds: int, peer: str | None = None) -> Turns:
-    monkeypatch.setattr(tiers_turns, "TOY_ROUNDS", rounds)
-    return Turns(setting(peer=peer))
-
-
 def test_each_side_has_a_call_in_every_round_and_is_first_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that stands still but in the calls; the first round does not count, nor does what comes behind."""
     now, calls = [0.0], list[str]()
-    monkeypatch.setattr(tiers_turns, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     takes = {"ours": [9.0, 2.0, 4.0, 100.0], "memory-copy": [9.0, 1.0, 1.0, 1.0]}
 
     def act(name: str) -> None:
@@ -168,42 +155,30 @@ def test_each_side_has_a_call_in_every_round_and_is_first_in_its_turn(monkeypatc
         now[0] += 1000
 
     sides = {name: Side(partial(act, name), undo) for name in takes}
-    (entry,) = turns_of(monkeypatch, 3).rates("op", "case", 8, sides.pop("ours"), sides)
+    monkeypatch.setattr(tiers_turns, "TOY_ROUNDS", 3)
+    (entry,) = rates(setting(), "op", "case", 8, sides.pop("ours"), sides)
     assert calls == ["ours", "memory-copy", "memory-copy", "ours"] * 2
     assert entry == Figure("op", "toy case", 2.0, "bytes/s", "memory-copy", 8.0, 0.25)
 
 
-def test_a_peer_that_fails_leaves_and_ours_that_fails_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_peer_that_fails_leaves_and_ours_that_fails_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     def fails() -> None:
         raise OSError("no\nroom")
 
     fine = Side(lambda: None)
-    turns = turns_of(monkeypatch, 2)
-    found = turns.rates("op", "case", 8, fine, {"plain-file": Side(fails), "memory-copy": fine})
+    found = rates(setting(), "op", "case", 8, fine, {"plain-file": Side(fails), "memory-copy": fine})
     assert [entry.peer for entry in found] == ["memory-copy"]
     assert capsys.readouterr().err == "op, case: peer plain-file raises OSError: no room\n"
-    assert [entry.peer for entry in turns.rates("op", "case", 8, fine, {"plain-file": Side(fails)})] == [None]
+    assert [entry.peer for entry in rates(setting(), "op", "case", 8, fine, {"plain-file": Side(fails)})] == [None]
     with pytest.raises(OSError, match="no\nroom"):
-        turns.rates("op", "case", 8, Side(fails), {"memory-copy": fine})
-    assert turns_of(monkeypatch, 1, "plain-hash").rates("op", "case", 8, fine, {"memory-copy": fine})[0].peer is None
-
-
-def test_caches_are_cold_before_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiers_turns, "COLD", 16)
-    turns = Turns(Setting("reference", CPU, False))
-    turns._cold[:] = 7
-    seen = list[int]()
-    turns._seconds(Side(lambda: seen.append(int(turns._cold.min()))))
-    assert turns._cold.nbytes == 16 and seen == [1]
-    assert tiers_turns.COLD == 16 and Turns(setting())._cold.nbytes == 0
+        rates(setting(), "op", "case", 8, Side(fails), {"memory-copy": fine})
+    assert rates(setting(peer="plain-hash"), "op", "case", 8, fine, {"memory-copy": fine})[0].peer is None
 
 
 def test_units_are_of_the_bytes_and_pages_that_were_moved(no_mooncake: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock by which every call takes a millisecond."""
     now = count()
-    monkeypatch.setattr(tiers_turns, "time", SimpleNamespace(perf_counter=lambda: next(now) / 1000))
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: next(now) / 1000))
     found = {(entry.op, entry.case): entry for entry in toy().entries if entry.unit not in UNITS}
     expected = {("name", "toy 16 tokens a page"): 1000 / tiers_costs.TOY_PROMPT, ("seal", "toy 1 x 4 KiB"): 256e3}
     expected |= {("flaw", "toy 1 x 4 KiB"): 256e3, ("file put", "toy 3 x 4 KiB"): 12288e3}
@@ -217,7 +192,7 @@ def test_nothing_is_left_behind(no_mooncake: None, tmp_path: Path, monkeypatch: 
     seen = set[str]()
     for task in tiers_stores.tasks(setting()):
         (folder,) = tmp_path.iterdir()
-        assert task.check() == "" and task.measure(ToyClock())
+        assert task.check() == "" and task.measure()
         files = [path for path in folder.rglob("*") if path.is_file()]
         assert files == []
         seen.add(task.name)
@@ -229,7 +204,7 @@ def test_nothing_is_left_behind(no_mooncake: None, tmp_path: Path, monkeypatch: 
 
 def stored(task: Task) -> list[Figure]:
     assert task.check() == ""
-    return task.measure(ToyClock())
+    return task.measure()
 
 
 def test_mooncake_is_measured_over_loopback() -> None:
@@ -238,7 +213,6 @@ def test_mooncake_is_measured_over_loopback() -> None:
     entries = [entry for task in tiers_stores.tasks(setting()) if "mooncake" in task.name for entry in stored(task)]
     found = {(entry.op, entry.case, entry.peer) for entry in entries}
     assert found == {(op, case, "memory-copy") for op in MOONCAKE for case in TOYS}
-    assert tiers_mooncake.LOG_LEVEL not in os.environ
 
 
 def test_without_its_client_one_line_says_so(no_mooncake: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -339,8 +313,8 @@ MOVED = {f"evict and bring, R={size}" for size in tiers_moves.SIZES}
         (FileStore, "put", _failed, FILES),
         (FileStore, "get", _bit, FILES),
         (FileStore, "discard", _kept, FILES),
-        (Packing, "pack", _no_layer, WAYS | MOVED),
-        (Packing, "unpack", _first_group, WAYS | MOVED),
+        (Packing, "pack", _no_layer, WAYS),
+        (Packing, "unpack", _first_group, WAYS),
         (Keys, "of", _unchained, NAMED),
         (RecordFormat, "flaw", _blind, SEALED),
         (RecordFormat, "seal", _unsealed, SEALED),

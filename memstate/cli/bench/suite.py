@@ -16,7 +16,6 @@ from memstate.cli.bench import (
     tiers_transfers,
     track,
 )
-from memstate.cli.bench.clock import Clock, ToyClock
 from memstate.cli.bench.launches import launches
 from memstate.cli.bench.task import BenchResult, Figure, Progress, Setting, Task, carry_out
 from memstate.errors import InvalidArgument
@@ -66,13 +65,12 @@ def run(
     if timed and not (toy or on_gpu):
         raise InvalidArgument(f"bench {', '.join(timed)}: device time needs a GPU; --toy goes through it at toy sizes")
     setting = Setting(backend, torch.device(device), toy, peer)
-    clock: Clock = setting.clock() if timed else ToyClock()  # the others have timers of their own
     outcome = BenchResult()
     for name in names:
         if name == "launches":
             outcome.entries += launches(backend, device, progress)
         for course in COURSES.get(name, ()):
-            carry_out(course(setting), clock, outcome, progress)
+            carry_out(course(setting), outcome, progress)
             if on_gpu:
                 torch.cuda.empty_cache()  # what fits is asked of the driver
         if found:

@@ -10,8 +10,6 @@ from memstate.cli.bench import (
     decode,
     host,
     prefix,
-    tiers_costs,
-    tiers_moves,
     tiers_stores,
     tiers_transfers,
     track,
@@ -26,7 +24,7 @@ COURSES: dict[str, tuple[Callable[[Setting], Iterator[Task]], ...]] = {
     "track": (track.tasks, decode.tasks),
     "copy": (copy.tasks,),
     "prefix": (prefix.tasks,),
-    "tiers": (tiers_stores.tasks, tiers_transfers.tasks, tiers_moves.tasks, tiers_costs.tasks),
+    "tiers": (tiers_stores.tasks, tiers_transfers.tasks),
 }
 NEED_DEVICE = ("alloc", "track", "copy")  # timed there; elsewhere at toy sizes only
 NAMES = ("launches", *COURSES)

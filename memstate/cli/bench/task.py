@@ -12,7 +12,7 @@ from memstate.cli.bench.clock import Clock, DeviceClock
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 
-PEERS = ("device-copy", "torch-indexing", "sglang", "memory-copy", "pinned-copy", "plain-file", "plain-hash")
+PEERS = ("device-copy", "torch-indexing", "sglang", "memory-copy", "pinned-copy", "plain-file")
 Progress = Callable[[int, int], None]
 T = TypeVar("T")
 

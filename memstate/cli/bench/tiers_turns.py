@@ -1,7 +1,7 @@
 """Sides that are measured in turns, and on how many bytes. Knows no store and no device's layout."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from statistics import median
 from typing import NamedTuple
 
@@ -39,18 +39,16 @@ class Side(NamedTuple):
     undo: Act = nothing
 
 
-def in_turns(
-    setting: Setting, op: str, case: str, unit: str, value: Callable[[float], float], ours: Side,
-    peers: Mapping[str, Side],
+def rates(
+    setting: Setting, op: str, case: str, nbytes: int, ours: Side, peers: Mapping[str, Side]
 ) -> list[Figure]:  # fmt: skip
-    """Lets all sides take one call each in every round.
+    """Measures bytes a second of sides that take one call each in every round.
 
     Args:
         setting: Of the benchmark.
         op: Operation of the figures.
         case: Case of the figures.
-        unit: Unit of the figures.
-        value: Turns the median seconds of a call into a figure.
+        nbytes: Bytes that a call of any side moves.
         ours: What memstate does.
         peers: What it is compared with, by name.
 
@@ -59,7 +57,7 @@ def in_turns(
 
     Syncs: yes, on a GPU.
     """
-    sides, spent = {"": ours}, defaultdict[str, list[float]](list)
+    spent = defaultdict[str, list[float]](list)
     wanted = {name: peers[name] for name in peers if setting.compares(name)}
     cold = np.zeros(0 if setting.toy else COLD, np.uint8)
 
@@ -68,15 +66,8 @@ def in_turns(
         spent[name].append(host_seconds(side.act, setting.device))
         side.undo()
 
-    take_turns(sides, wanted, 1 + (TOY_ROUNDS if setting.toy else ROUNDS), act, f"{op}, {case}")
-    values = {name: value(median(spent[name][1:])) for name in ("", *wanted)}  # the first round may compile
-    mine = values.pop("")
-    alone = (op, setting.case(case), mine, unit)
-    return [Figure(*alone, name, other, mine / other) for name, other in values.items()] or [Figure(*alone)]
-
-
-def rates(
-    setting: Setting, op: str, case: str, nbytes: int, ours: Side, peers: Mapping[str, Side]
-) -> list[Figure]:  # fmt: skip
-    """Returns bytes a second, beside each peer that moves as many; see `in_turns`."""
-    return in_turns(setting, op, case, "bytes/s", lambda seconds: nbytes / seconds, ours, peers)
+    take_turns({"": ours}, wanted, 1 + (TOY_ROUNDS if setting.toy else ROUNDS), act, f"{op}, {case}")
+    value = {name: nbytes / median(spent[name][1:]) for name in ("", *wanted)}  # the first round may compile
+    alone = (op, setting.case(case), value[""], "bytes/s")
+    beside = [(name, value[name], value[""] / value[name]) for name in wanted]
+    return [Figure(*alone, *each) for each in beside] or [Figure(*alone)]

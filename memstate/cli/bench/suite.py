@@ -1,6 +1,7 @@
 """Runs benchmarks by name. An entry exists only where its check was green in the same run."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, fields
 
 import torch
 
@@ -78,16 +79,9 @@ def run(
 
 def by_entry(entries: Sequence[Figure]) -> tuple[tuple[str, ...], list[list[str]]]:
     """Returns entries as a table: headings and rows."""
-    columns = ("op", "case", "value", "unit", "peer", "peer value", "ratio")
-    rows = [
-        [
-            entry.op, entry.case, _number(entry.value), entry.unit, entry.peer or "", _number(entry.peer_value),
-            _number(entry.ratio),
-        ]
-        for entry in entries
-    ]  # fmt: skip
-    return columns, rows
+    columns = tuple(each.name.replace("_", " ") for each in fields(Figure))
+    return columns, [["" if cell is None else _text(cell) for cell in astuple(entry)] for entry in entries]
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else str(value) if isinstance(value, int) else f"{value:.4g}"
+def _text(cell: str | float) -> str:
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import fields
-from functools import lru_cache, partial
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,28 +19,22 @@ import torch
 
 import memstate
 from memstate.cli.bench import (
-    NAMES,
-    NEED_DEVICE,
     PEERS,
     BenchResult,
     Figure,
+    clock,
     run,
-    tiers_costs,
     tiers_mooncake,
-    tiers_moves,
     tiers_stores,
     tiers_turns,
 )
-from memstate.cli.bench.clock import ToyClock
 from memstate.cli.bench.task import Setting, Task
-from memstate.cli.bench.tiers_turns import KIB, MIB, Side, Turns
-from memstate.kernels.dispatch import Backend
+from memstate.cli.bench.tiers_turns import KIB, MIB, Side, rates
 from memstate.state import presets
 from memstate.stats import PrefetchStats, TierStats
 from memstate.tiers import FileStore, HandOver, Prefetch, Tiers
 from memstate.tiers import Outcome as Became
 from memstate.tiers.host.packing import Packing, in_records
-from memstate.tiers.host.tier import HostTier
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.prefetch.fetch import End
 from memstate.tiers.records import FLAWS, RecordFormat
@@ -49,8 +43,7 @@ from tests.support.mooncake_server import missing
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
-UNITS = ("launches", "uploads", "syncs", "copies", "bytes")
-OPS = {"file put", "file get", "transfer out", "transfer in", "evict", "bring", "name", "seal", "flaw"}
+OPS = {"file put", "file get", "transfer out", "transfer in"}
 MOONCAKE = {"mooncake put", "mooncake get"}
 TOYS = [f"toy {tiers_turns.sized(*case)}" for case in tiers_turns.TOY_CASES]
 
@@ -72,10 +65,6 @@ def setting(backend: str = "reference", peer: str | None = None) -> Setting:
 # -- what is measured ------------------------------------------------------------------------------
 
 
-def test_it_is_offered_and_needs_no_device() -> None:
-    assert "tiers" in NAMES and "tiers" not in NEED_DEVICE
-
-
 def test_every_operation_is_measured_beside_a_plain_copy(no_mooncake: None) -> None:
     outcome = toy()
     assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == OPS
@@ -88,27 +77,16 @@ def test_every_operation_is_measured_beside_a_plain_copy(no_mooncake: None) -> N
             assert (op, case, "bytes/s", "memory-copy") in found
     for entry in outcome.entries:
         assert entry.case.startswith("toy ")
-        if entry.op in ("evict", "bring"):
-            assert entry.unit in UNITS and entry.peer is None
-            continue
-        assert entry.value > 0 and entry.peer in PEERS
+        assert entry.value > 0 and entry.unit == "bytes/s" and entry.peer in PEERS
         assert entry.ratio == entry.value / (entry.peer_value or 0)
-    rates = {entry.unit for entry in outcome.entries if entry.op not in ("evict", "bring")}
-    assert rates == {"bytes/s", "host us/page", "host us/MiB"}
 
 
 def test_a_full_run_says_nothing_of_toys(no_mooncake: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    small: dict[Any, dict[str, Any]] = {
-        tiers_turns: {"CASES": ((2, 64 * KIB),), "ROUNDS": 1, "COLD": 8},
-        tiers_costs: {"RECORDS": (64 * KIB,), "PROMPT": 3},
-    }
-    for module, values in small.items():
-        for name, value in values.items():
-            monkeypatch.setattr(module, name, value)
+    for name, value in {"CASES": ((2, 64 * KIB),), "ROUNDS": 1, "COLD": 8}.items():
+        monkeypatch.setattr(tiers_turns, name, value)
     outcome = run(["tiers"], "reference")
     assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == OPS
-    cases = {"2 x 64 KiB", "1 x 64 KiB", "R=1", "R=8", "16 tokens a page", "64 tokens a page"}
-    assert {entry.case for entry in outcome.entries} == cases
+    assert {entry.case for entry in outcome.entries} == {"2 x 64 KiB"}
 
 
 def test_only_the_peer_that_was_asked_for_is_measured(no_mooncake: None) -> None:
@@ -117,47 +95,13 @@ def test_only_the_peer_that_was_asked_for_is_measured(no_mooncake: None) -> None
     assert {entry.peer for entry in entries if not entry.op.startswith("file ")} == {None}
 
 
-@lru_cache
-def counted(backend: str, device: str) -> dict[tuple[str, str, str], float]:
-    """Counts by operation, case and unit, which do not change from run to run."""
-    entries: list[Figure] = []
-    for task in tiers_moves.tasks(Setting(backend, torch.device(device), True)):
-        assert task.check() == ""
-        entries += task.measure(ToyClock())
-    return {(entry.op, entry.case, entry.unit): entry.value for entry in entries}
-
-
-@pytest.mark.parametrize("size", tiers_moves.SIZES)
-def test_moves_ask_of_the_device_what_staging_and_groups_of_layers_say(size: int, backend: Backend) -> None:
-    """Two states fit the staging buffer, and eleven pages; layers of states come up in four groups, pages whole;
-    neighbours are copied together where they are copied whole.
-    """
-    found = counted(backend.name, str(backend.device))
-    pages = size * tiers_moves.PAGES
-    states_a_time, pages_a_time = 2, 2 * tiers_moves.STATE.bytes_per_slot // tiers_moves.KV.bytes_per_slot
-    sends = -(-size // states_a_time) + -(-pages // pages_a_time)
-    unpacks = 4 * -(-size // states_a_time) + -(-pages // pages_a_time)
-    moved = size * tiers_moves.STATE.bytes_per_slot + pages * tiers_moves.KV.bytes_per_slot
-    expected = {
-        "evict": {"launches": sends + 1, "uploads": sends + 1, "copies": sends},  # one packet gives up the slots
-        "bring": {"launches": unpacks + 2, "uploads": sends + 2, "copies": 4 * size + -(-pages // pages_a_time)},
-    }
-    for op, counts in expected.items():
-        assert {unit: found[op, f"toy R={size}", unit] for unit in UNITS} == counts | {"syncs": 0, "bytes": moved}, op
-
-
 # -- who takes turns -------------------------------------------------------------------------------
-
-
-def turns_of(monkeypatch: pytest.MonkeyPatch, rounds: int, peer: str | None = None) -> Turns:
-    monkeypatch.setattr(tiers_turns, "TOY_ROUNDS", rounds)
-    return Turns(setting(peer=peer))
 
 
 def test_each_side_has_a_call_in_every_round_and_is_first_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that stands still but in the calls; the first round does not count, nor does what comes behind."""
     now, calls = [0.0], list[str]()
-    monkeypatch.setattr(tiers_turns, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     takes = {"ours": [9.0, 2.0, 4.0, 100.0], "memory-copy": [9.0, 1.0, 1.0, 1.0]}
 
     def act(name: str) -> None:
@@ -168,45 +112,32 @@ def test_each_side_has_a_call_in_every_round_and_is_first_in_its_turn(monkeypatc
         now[0] += 1000
 
     sides = {name: Side(partial(act, name), undo) for name in takes}
-    (entry,) = turns_of(monkeypatch, 3).rates("op", "case", 8, sides.pop("ours"), sides)
+    monkeypatch.setattr(tiers_turns, "TOY_ROUNDS", 3)
+    (entry,) = rates(setting(), "op", "case", 8, sides.pop("ours"), sides)
     assert calls == ["ours", "memory-copy", "memory-copy", "ours"] * 2
     assert entry == Figure("op", "toy case", 2.0, "bytes/s", "memory-copy", 8.0, 0.25)
 
 
-def test_a_peer_that_fails_leaves_and_ours_that_fails_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_peer_that_fails_leaves_and_ours_that_fails_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     def fails() -> None:
         raise OSError("no\nroom")
 
     fine = Side(lambda: None)
-    turns = turns_of(monkeypatch, 2)
-    found = turns.rates("op", "case", 8, fine, {"plain-file": Side(fails), "memory-copy": fine})
+    found = rates(setting(), "op", "case", 8, fine, {"plain-file": Side(fails), "memory-copy": fine})
     assert [entry.peer for entry in found] == ["memory-copy"]
     assert capsys.readouterr().err == "op, case: peer plain-file raises OSError: no room\n"
-    assert [entry.peer for entry in turns.rates("op", "case", 8, fine, {"plain-file": Side(fails)})] == [None]
+    assert [entry.peer for entry in rates(setting(), "op", "case", 8, fine, {"plain-file": Side(fails)})] == [None]
     with pytest.raises(OSError, match="no\nroom"):
-        turns.rates("op", "case", 8, Side(fails), {"memory-copy": fine})
-    assert turns_of(monkeypatch, 1, "plain-hash").rates("op", "case", 8, fine, {"memory-copy": fine})[0].peer is None
-
-
-def test_caches_are_cold_before_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiers_turns, "COLD", 16)
-    turns = Turns(Setting("reference", CPU, False))
-    turns._cold[:] = 7
-    seen = list[int]()
-    turns._seconds(Side(lambda: seen.append(int(turns._cold.min()))))
-    assert turns._cold.nbytes == 16 and seen == [1]
-    assert tiers_turns.COLD == 16 and Turns(setting())._cold.nbytes == 0
+        rates(setting(), "op", "case", 8, Side(fails), {"memory-copy": fine})
+    assert rates(setting(peer="plain-file"), "op", "case", 8, fine, {"memory-copy": fine})[0].peer is None
 
 
 def test_units_are_of_the_bytes_and_pages_that_were_moved(no_mooncake: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock by which every call takes a millisecond."""
     now = count()
-    monkeypatch.setattr(tiers_turns, "time", SimpleNamespace(perf_counter=lambda: next(now) / 1000))
-    found = {(entry.op, entry.case): entry for entry in toy().entries if entry.unit not in UNITS}
-    expected = {("name", "toy 16 tokens a page"): 1000 / tiers_costs.TOY_PROMPT, ("seal", "toy 1 x 4 KiB"): 256e3}
-    expected |= {("flaw", "toy 1 x 4 KiB"): 256e3, ("file put", "toy 3 x 4 KiB"): 12288e3}
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: next(now) / 1000))
+    found = {(entry.op, entry.case): entry for entry in toy().entries}
+    expected = {("file put", "toy 3 x 4 KiB"): 12288e3}
     expected |= {("transfer in", "toy 3 x 4 KiB"): 12288e3, ("transfer out", "toy 1 x 4 KiB"): 4096e3}
     assert {key: found[key].value for key in expected} == pytest.approx(expected)
     assert all(entry.ratio == pytest.approx(1) for entry in found.values())
@@ -217,7 +148,7 @@ def test_nothing_is_left_behind(no_mooncake: None, tmp_path: Path, monkeypatch: 
     seen = set[str]()
     for task in tiers_stores.tasks(setting()):
         (folder,) = tmp_path.iterdir()
-        assert task.check() == "" and task.measure(ToyClock())
+        assert task.check() == "" and task.measure()
         files = [path for path in folder.rglob("*") if path.is_file()]
         assert files == []
         seen.add(task.name)
@@ -229,7 +160,7 @@ def test_nothing_is_left_behind(no_mooncake: None, tmp_path: Path, monkeypatch: 
 
 def stored(task: Task) -> list[Figure]:
     assert task.check() == ""
-    return task.measure(ToyClock())
+    return task.measure()
 
 
 def test_mooncake_is_measured_over_loopback() -> None:
@@ -238,7 +169,6 @@ def test_mooncake_is_measured_over_loopback() -> None:
     entries = [entry for task in tiers_stores.tasks(setting()) if "mooncake" in task.name for entry in stored(task)]
     found = {(entry.op, entry.case, entry.peer) for entry in entries}
     assert found == {(op, case, "memory-copy") for op in MOONCAKE for case in TOYS}
-    assert tiers_mooncake.LOG_LEVEL not in os.environ
 
 
 def test_without_its_client_one_line_says_so(no_mooncake: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,28 +238,8 @@ def _first_group(
         true(packing, slots, index, places, records, layers)
 
 
-def _unchained(true: Any, keys: Keys, key: bytes, salt: Any, known: Any = ()) -> list[bytes]:
-    unit = 8 * keys.page_tokens
-    return [true(keys, key[at : at + unit], salt)[0] for at in range(0, len(key), unit)]
-
-
-def _blind(true: Any, form: RecordFormat, buffer: Any, key: bytes, length: int) -> str:
-    return ""
-
-
-def _unsealed(true: Any, form: RecordFormat, buffer: Any, key: bytes, length: int) -> None:
-    buffer[: form.header_bytes] = 0
-
-
-def _forgets(true: Any, host: HostTier, nodes: Any) -> list[Any]:
-    return true(host, nodes[:-1])  # type: ignore[no-any-return]
-
-
 FILES = {f"file, {tiers_turns.sized(*case)}" for case in tiers_turns.TOY_CASES}
 WAYS = {f"transfers, {tiers_turns.sized(*case)}" for case in tiers_turns.TOY_CASES}
-NAMED = {f"name, {page} tokens a page" for page in tiers_costs.PAGE_SIZES}
-SEALED = {"seal and flaw, 1 x 4 KiB"}
-MOVED = {f"evict and bring, R={size}" for size in tiers_moves.SIZES}
 
 
 @pytest.mark.parametrize(
@@ -339,12 +249,8 @@ MOVED = {f"evict and bring, R={size}" for size in tiers_moves.SIZES}
         (FileStore, "put", _failed, FILES),
         (FileStore, "get", _bit, FILES),
         (FileStore, "discard", _kept, FILES),
-        (Packing, "pack", _no_layer, WAYS | MOVED),
-        (Packing, "unpack", _first_group, WAYS | MOVED),
-        (Keys, "of", _unchained, NAMED),
-        (RecordFormat, "flaw", _blind, SEALED),
-        (RecordFormat, "seal", _unsealed, SEALED),
-        (HostTier, "save", _forgets, MOVED),
+        (Packing, "pack", _no_layer, WAYS),
+        (Packing, "unpack", _first_group, WAYS),
     ],
 )
 def test_checks_find_what_is_wrong_and_it_has_no_entry(
@@ -355,8 +261,7 @@ def test_checks_find_what_is_wrong_and_it_has_no_entry(
     monkeypatch.setattr(owner, name, lambda *given: fault(true, *given))
     outcome = toy("sglang")  # which is none of its peers
     assert {line.split(": ")[0] for line in outcome.wrong} == lost
-    ops = {"file, ": "file ", "trans": "transfer ", "name,": "name", "seal ": "seal", "evict": "evict"}
-    gone = {ops[each[:5] if each[:5] in ops else each[:6]] for each in lost}
+    gone = {each[:4] for each in lost}
     assert gone and not any(entry.op.startswith(each) for entry in outcome.entries for each in gone)
 
 

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memstate.cli.bench import (
     NEED_DEVICE,
@@ -28,9 +26,9 @@ from memstate.cli.bench import (
     run,
     track,
 )
-from memstate.cli.bench.clock import IN_GRAPH, RUNS, WARM_UPS, DeviceClock, ToyClock, nothing
-from memstate.cli.bench.naive import FreeList, RowByRow
+from memstate.cli.bench.clock import IN_GRAPH, RUNS, WARM_UPS, DeviceClock, nothing
 from memstate.cli.bench.task import Setting, Task, carry_out
+from memstate.cli.due import BATCH, fitting, spread
 from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
 from memstate.kernels import bitmap, conv, gated_delta, gather, registers, scatter, speculation, tracking
@@ -69,7 +67,7 @@ def test_every_operation_is_checked_measured_and_marked_as_a_toy(name: str) -> N
     assert len({(entry.op, entry.case, entry.unit) for entry in entries}) == len(entries)
     for entry in entries:
         assert entry.case.startswith("toy ") and entry.value > 0, entry
-        assert entry.unit in ("us", "host us", "bytes", "bytes/s")
+        assert entry.unit in ("us", "host us", "bytes/s")
         if entry.peer:
             assert entry.peer in PEERS and entry.ratio == pytest.approx(entry.value / (entry.peer_value or 0))
     assert by_entry(entries)[1][0][:2] == [entries[0].op, entries[0].case]
@@ -82,7 +80,6 @@ def test_copies_say_bytes_rate_and_share_of_a_plain_copy() -> None:
     for op, nbytes, factor in (("copy", slot, 2), ("gather", plane, 2), ("scatter", plane, 2), ("zero", slot, 1)):
         for due in copy.TOY_DUE:
             case = f"toy {due} slots"
-            assert found[op, case, "bytes"].value == factor * due * nbytes
             rate, time = found[op, case, "bytes/s"], found[op, case, "us"]
             assert rate.value == pytest.approx(factor * due * nbytes / time.value * 1e6)
             assert (rate.peer, time.peer) == ("device-copy", "torch-indexing")
@@ -90,35 +87,22 @@ def test_copies_say_bytes_rate_and_share_of_a_plain_copy() -> None:
 
 
 @on_cpu
-def test_a_boundary_stands_beside_the_same_step_without_one() -> None:
-    """Only strategies whose kernels write a second state move more bytes at a boundary."""
-    entries = toy("track").entries
-    for name in ("ping-pong", "lazy", "redirect"):
-        due = [entry for entry in entries if f" {name}, all due" in entry.case and entry.unit == "us"]
-        assert {"plan", "step", "accept", "forward", "decode step"} <= {entry.op for entry in due}
-        assert all(entry.peer == "nothing-due" for entry in due if entry.op != "settle")
-    assert {entry.case for entry in entries if entry.op == "settle"} == {"toy R=2 lazy, all due"}
-    assert not any(" none, all due" in entry.case for entry in entries)
-
-
-@on_cpu
 def test_only_the_peer_that_was_asked_for_is_measured() -> None:
     assert {entry.peer for entry in toy("copy", "device-copy").entries} == {None, "device-copy"}
-    with pytest.raises(InvalidArgument, match="peer 'nobody': expected one of device-copy, "):
-        run(["copy"], toy=True, peer="nobody")
 
 
-@pytest.mark.parametrize("name", NEED_DEVICE)
-def test_device_time_is_not_taken_on_a_cpu(name: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"bench {name}: device time needs a GPU; --toy"):
-        run([name], device="cpu")
-
-
-def test_unknown_benchmarks_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="bench everything: expected launches, host, alloc, track, copy"):
-        run(["copy", "everything"], toy=True)
-    with pytest.raises(InvalidArgument, match="bench nothing"):
-        run([], toy=True)
+@pytest.mark.parametrize(
+    ("names", "given", "says"),
+    [
+        (["copy"], {"toy": True, "peer": "nobody"}, "peer 'nobody': expected one of device-copy, "),
+        (["copy", "everything"], {"toy": True}, "bench everything: expected launches, host, alloc, track, copy"),
+        ([], {"toy": True}, "bench nothing"),
+        *(([name], {"device": "cpu"}, f"bench {name}: device time needs a GPU; --toy") for name in NEED_DEVICE),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(names: list[str], given: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        run(names, **given)
 
 
 # -- what is wrong is not measured -----------------------------------------------------------------
@@ -206,7 +190,7 @@ def test_checks_find_a_wrong_operation(
 def test_a_wrong_operation_has_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     true = copy_kernel.copy_slots
     monkeypatch.setattr(copy_kernel, "copy_slots", lambda *given: _skip_last(true, *given))
-    outcome = run(["copy"], "auto", toy=True, peer="nothing-due")
+    outcome = run(["copy"], "auto", toy=True, peer="sglang")
     assert [line.split(": ")[0] for line in outcome.wrong] == ["copy, 1 slots", "copy, 2 slots"]
     assert {entry.op for entry in outcome.entries} == MOVING
     assert {entry.case for entry in outcome.entries if entry.op == "copy"} == {
@@ -219,7 +203,7 @@ def test_a_wrong_operation_has_no_entry(monkeypatch: pytest.MonkeyPatch) -> None
 def test_host_times_need_requests_that_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StateManager, "drop", lambda mem, snapshots: None)
     outcome = run(["host"], "auto", toy=True)
-    assert outcome.entries == [] and len(outcome.wrong) == len(host.STRATEGIES) * len(host.TOY_SIZES)
+    assert outcome.entries == [] and len(outcome.wrong) == 3 * len(host.TOY_SIZES)
     assert "slots free" in outcome.wrong[0]
 
 
@@ -230,13 +214,13 @@ def test_a_failing_check_is_told_and_the_next_task_runs() -> None:
         raise RuntimeError("out of\nmemory")
 
     def tasks() -> Iterator[Task]:
-        yield Task("bad", lambda: "broken", lambda clock: [good])
-        yield Task("raises", raises, lambda clock: [good])
-        yield Task("good", lambda: "", lambda clock: [good])
+        yield Task("bad", lambda: "broken", lambda: [good])
+        yield Task("raises", raises, lambda: [good])
+        yield Task("good", lambda: "", lambda: [good])
         raises()
 
     outcome, calls = BenchResult(), []
-    carry_out(tasks(), ToyClock(), outcome, lambda *at: calls.append(at))
+    carry_out(tasks(), outcome, lambda *at: calls.append(at))
     told = "raises RuntimeError: out of memory"
     assert outcome.wrong == ["bad: broken", f"raises: {told}", f"the task behind good: {told}"]
     assert (outcome.entries, len(calls)) == ([good], 3)
@@ -255,59 +239,17 @@ def test_the_program_without_a_command_line_writes_json(tmp_path: Path) -> None:
     assert set(json.loads(target.read_text())[0]) == {"op", "case", "value", "unit", "peer", "peer_value", "ratio"}
 
 
-# -- peers -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("free", "due"), [(10**9, (1, 16, 64)), (2134, (1, 16)), (2133, (1,)), (0, (1,))])
+def test_what_fits_is_what_is_measured(free: int, due: tuple[int, ...]) -> None:
+    assert fitting((1, 16, 64), 100, free) == due
 
 
-class Launches(TorchDispatchMode):
-    """Torch operations that change a tensor or make one with contents."""
-
-    COUNTED = ("copy_", "fill_", "zero_", "index_fill_", "cat", "clone", "index_select", "stack")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        name = func.overloadpacket.__name__
-        self.seen[name] += name in self.COUNTED
-        return func(*args, **(kwargs or {}))
-
-
-def counted(act: Callable[[], object]) -> int:
-    with Launches() as launches:
-        act()
-    return launches.seen.total()
-
-
-@pytest.mark.parametrize("size", [1, 5])
-def test_the_stand_in_costs_what_it_says_and_loses_nothing(size: int) -> None:
-    naive, rows = RowByRow(size, 5 * size, 2, CPU), list(range(1, size + 1))
-    assert counted(lambda: naive.admit(rows)) + 1 == 2 * size + 5  # and an upload
-    held = torch.cat([naive.live[rows], naive.lanes[rows].flatten()])
-    assert sorted(held.tolist()) == list(range(1, 3 * size + 1))
-    assert counted(lambda: naive.step(rows)) + 1 == 4
-    assert counted(lambda: naive.step(rows)) + 1 == 4 + 3 * size
-    assert naive.snapshot[rows].tolist() == naive.lanes[rows, 0].tolist()
-    newest, kept = naive.lanes[rows, 0].tolist(), []
-    assert counted(lambda: kept.extend(naive.publish(rows))) == 3 * size
-    assert [int(slot) for slot in kept] == newest
-    assert counted(lambda: naive.release(rows)) == 2 * size
-    naive.drop(kept)
-    assert sorted(naive.list.free.tolist()) == list(range(1, 5 * size + 1))
-
-
-def test_a_free_list_gives_slots_back() -> None:
-    peer = FreeList(4, CPU)
-    taken = peer.claim(3)
-    peer.release(taken)
-    assert sorted(peer.free.tolist()) == [1, 2, 3, 4]
-
-
-def test_what_fits_is_what_is_measured() -> None:
-    slot = 100
-    assert copy.fitting((1, 16, 64), slot, 10**9) == (1, 16, 64)
-    assert copy.fitting((1, 16, 64), slot, int(copy.OVERHEAD * 16 * slot / 0.75) + 1) == (1, 16)
-    assert copy.fitting((1, 16, 64), slot, 0) == (1,)
+@pytest.mark.parametrize("due", [1, 8, 64])
+def test_slots_that_are_due_are_spread_evenly(due: int) -> None:
+    dst, src = spread(due, 64, CPU)
+    ids = torch.cat([dst[dst != 0], src[src != 0]]).tolist()
+    assert len(set(ids)) == 2 * due and max(ids) <= 128 and dst.numel() == BATCH
+    assert torch.equal(dst != 0, src != 0) and (dst != 0).nonzero().diff(dim=0).unique().numel() <= 1
 
 
 # -- a device's clock ------------------------------------------------------------------------------
@@ -426,6 +368,6 @@ def test_a_device_times_calls_alone_and_in_a_graph() -> None:
 def test_small_benchmarks_run_on_a_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At toy sizes, with the device's clock: whatever a graph cannot capture shows here."""
     device = torch.device("cuda")
-    monkeypatch.setattr(Setting, "clock", lambda setting: DeviceClock(device))
+    monkeypatch.setattr(Setting, "clock", DeviceClock(device))
     outcome = run([name], "cuda", "cuda", toy=True)
     assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == OPS[name]

@@ -1,48 +1,25 @@
-"""`memstate trace` and `memstate replay`: what they write, and one clear line for what they cannot do."""
+"""`memstate trace` and `memstate replay`: what they write."""
 
 import gzip
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from memstate.cli import app as cli
 from memstate.cli import replay as replaying
 from memstate.cli.replay import NAMES, Replayed
 from memstate.cli.traces import TraceRequest, form
 from memstate.cli.traces.make import KINDS, make
+from tests.support.command import Done, memstate
 
 ROOT = Path(__file__).parents[2]
 CONTRACT = """requests block_hit_rate ideal_hit_rate policy states pages us_per_match us_per_insert evicted_states
     leaked_slots misses_by_reason"""
-
-
-class Done(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-Call = Callable[..., Done]
-
-
-@pytest.fixture
-def memstate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """`memstate ...` as the program's entry point, in this process."""
-
-    def call(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["memstate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        return Done(int(left.value.code or 0), *capsys.readouterr())
-
-    return call
 
 
 @pytest.fixture
@@ -62,7 +39,7 @@ def untimed(report: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_trace_writes_what_replay_reads(kind: str, name: str, memstate: Call, tmp_path: Path) -> None:
+def test_trace_writes_what_replay_reads(kind: str, name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     assert memstate("trace", kind, "--out", path, "--requests", "25", "--seed", "4") == Done(0, "", "")
     assert form.read(path) == make(kind, 25, 4)
@@ -71,7 +48,7 @@ def test_trace_writes_what_replay_reads(kind: str, name: str, memstate: Call, tm
     assert done.status == 0 and json.loads(done.out)["requests"] == 25
 
 
-def test_trace_makes_ten_thousand_requests_unless_told_otherwise(memstate: Call, tmp_path: Path) -> None:
+def test_trace_makes_ten_thousand_requests_unless_told_otherwise(tmp_path: Path) -> None:
     assert memstate("trace", "shared-prompt", "--out", tmp_path / "a.jsonl.gz").status == 0
     with gzip.open(tmp_path / "a.jsonl.gz") as file:
         lines = file.readlines()
@@ -94,7 +71,7 @@ def test_replay_writes_json_to_stdout_and_nothing_else(trace: Path) -> None:
     assert untimed(report) == untimed(asdict(replaying.replay(requests, 4, 50_000, "return-rate")))
 
 
-def test_options_reach_the_replay(trace: Path, memstate: Call, tmp_path: Path) -> None:
+def test_options_reach_the_replay(trace: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.json"
     given = ("--states", "2", "--pages", "45", "--policy", "greedy-dual", "--from", "0.5", "--limit", "30")
     done = memstate("replay", trace, *given, "--json", target)
@@ -105,7 +82,7 @@ def test_options_reach_the_replay(trace: Path, memstate: Call, tmp_path: Path) -
     assert "talks.jsonl: block hit rate, 45 pages, 15 requests" in done.out
 
 
-def test_several_policies_and_sizes_are_a_list_and_a_table(trace: Path, memstate: Call) -> None:
+def test_several_policies_and_sizes_are_a_list_and_a_table(trace: Path) -> None:
     done = memstate("replay", trace, "--states", "2, 6,2", "--policy", "lru,clairvoyant", "--json", "-")
     found = [(one["policy"], one["states"]) for one in json.loads(done.out)]
     assert found == [("lru", 2), ("lru", 6), ("clairvoyant", 2), ("clairvoyant", 6)]
@@ -116,75 +93,7 @@ def test_several_policies_and_sizes_are_a_list_and_a_table(trace: Path, memstate
     assert all(policy in shown.out for policy in NAMES)
 
 
-# -- what they refuse ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("no-such-file.jsonl",), "'no-such-file.jsonl': No such file"),
-        (("{folder}",), "Is a directory"),
-        (("{trace}", "--policy", "fifo"), "policy 'fifo': expected lru, "),
-        (("{trace}", "--policy", "lru,all"), "policy 'all': expected lru, "),
-        (("{trace}", "--policy", ""), "nothing to replay"),
-        (("{trace}", "--states", "0"), "states 0, pages 50000: expected at least 1 of each"),
-        (("{trace}", "--states", "4,-1"), "states -1, "),
-        (("{trace}", "--states", "many"), "--states 'many': expected whole numbers"),
-        (("{trace}", "--states", "1.5"), "--states '1.5': expected whole numbers"),
-        (("{trace}", "--states", ","), "nothing to replay"),
-        (("{trace}", "--pages", "2"), "pages 2: the longest request has "),
-        (("{trace}", "--pages", "0"), "pages 0: expected at least 1 of each"),
-        (("{trace}", "--pages", "few"), "'--pages'"),
-        (("{trace}", "--from", "1.0"), "from 1.0: expected a fraction from 0 to below 1"),
-        (("{trace}", "--from", "-0.5"), "from -0.5: "),
-        (("{trace}", "--from", "nan"), "from nan: "),
-        (("{trace}", "--from", "half"), "'--from'"),
-        (("{trace}", "--limit", "0"), "limit=0: expected a whole number from 1 on"),
-        (("{trace}", "--limit", "x"), "'--limit'"),
-        (("{broken}",), "'{broken}', line 2: hash_ids missing"),
-        (("{empty}",), "no request in 0 lines"),
-        (("{trace}", "--json", "no/such/x.json"), "'no/such/x.json': no/such is no directory"),
-        (("no-such-file.jsonl", "--json", ""), "'--json': '': expected a path"),  # before the work
-        ((), "Missing argument"),
-    ],
-)
-def test_replay_refuses_in_one_line(
-    arguments: tuple[str, ...], says: str, memstate: Call, trace: Path, tmp_path: Path
-) -> None:
-    broken, empty = tmp_path / "broken.jsonl", tmp_path / "empty.jsonl"
-    first = trace.read_text().splitlines()[0]
-    broken.write_text(f'{first}\n{{"timestamp": 0, "input_length": 1, "output_length": 1}}\n')
-    empty.touch()
-    names = {"trace": trace, "folder": tmp_path, "broken": broken, "empty": empty}
-    done = memstate("replay", *(each.format(**names) for each in arguments))
-    assert (done.status, done.out) == (2, "")
-    assert says.format(**names) in done.err and len(done.err.splitlines()) == 1, done.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("novel", "--out", "{out}"), "'novel'"),
-        (("chat",), "'--out'"),
-        (("chat", "--out", "{out}", "--requests", "0"), "requests=0: expected a whole number from 1 on"),
-        (("chat", "--out", "{out}", "--requests", "few"), "'--requests'"),
-        (("chat", "--out", "{out}", "--seed", "x"), "'--seed'"),
-        (("chat", "--out", "no/such/a.jsonl"), "'no/such' is no directory"),
-        (("chat", "--out", "{folder}", "--requests", "1"), "is no file"),
-    ],
-)
-def test_trace_refuses_in_one_line_and_writes_nothing(
-    arguments: tuple[str, ...], says: str, memstate: Call, tmp_path: Path
-) -> None:
-    done = memstate("trace", *(each.format(out=tmp_path / "a.jsonl", folder=tmp_path) for each in arguments))
-    assert (done.status, done.out) == (2, "")
-    assert says in done.err and len(done.err.splitlines()) == 1, done.err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_refused_is_refused_before_the_work(
-    memstate: Call, trace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_refused_is_refused_before_the_work(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replaying, "replay", lambda *given: pytest.fail("it began"))
     for wrong in (("--policy", "lru,fifo"), ("--states", "4,0"), ("--from", "1")):
         assert memstate("replay", trace, *wrong).status == 2

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from memstate.cli.compile.assembly import BARRIER, PLACE, source_line
 from memstate.cli.compile.build import KERNELS, compile_case
-from memstate.cli.compile.places import BARRIER, PLACE, source_line
 from memstate.kernels.catalog import CompileCase, all_cases
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from memstate.cli.demo.meter import held_by_kind
 from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
-from tests.support.demo_talks import TINY, write_talks
+from tests.support.demo_talks import TINY, demo, write_talks
 
 TRACKED = STRATEGIES[1:]
 MOST_SLOTS = {"none": 1, "ping-pong": 3, "lazy": 3, "redirect": 2}
@@ -22,8 +22,7 @@ MOST_SLOTS = {"none": 1, "ping-pong": 3, "lazy": 3, "redirect": 2}
 
 def tiny(backend: Backend, **settings: Any) -> DemoReport:
     """A short run of a small model with a tight pool, on the backend under test."""
-    given = {"requests": 6, "slots": 7, "track_every": 8, "size": TINY}
-    return run(DemoConfig(backend=backend.name, device=str(backend.device), **given | settings))
+    return demo(backend=backend.name, device=str(backend.device), requests=6, slots=7, track_every=8, **settings)
 
 
 @pytest.mark.sample
@@ -42,6 +41,7 @@ def test_identical_to_uncached_with_failing_claims(backend: Backend, strategy: s
     assert found["slots_held_peak"] <= MOST_SLOTS[strategy]
     assert found["snapshot_bytes_copied"] == 0  # written in the same pass, or not at all
     assert found["host_syncs_per_decode_step"] == {"mean": 0, "max": 0}
+    assert {asked.step for asked in report.meter.decode} <= {1, 2}  # a plan, and at most a settle
     assert json.loads(json.dumps(found)) == found
 
 
@@ -49,8 +49,7 @@ def test_B36_every_strategy_generates_what_no_tracking_generates() -> None:
     answers = {}
     for strategy in STRATEGIES:
         for overlap in (True, False):
-            config = DemoConfig(strategy=strategy, overlap=overlap, backend="reference", requests=10, size=TINY)
-            answers[strategy, overlap] = run(config).answers
+            answers[strategy, overlap] = demo(strategy=strategy, overlap=overlap).answers
     assert all(given == answers["none", False] for given in answers.values())
     assert sum(map(len, answers["none", False])) > 50
 
@@ -86,14 +85,6 @@ def test_a_decode_step_costs_a_plan_and_what_changes_hands(default_run: DemoRepo
     assert {0, 1} <= {asked.ownership for asked in default_run.meter.decode} <= {0, 1, 2}
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_decode_step_is_a_plan_and_at_most_a_settle(strategy: str) -> None:
-    report = run(DemoConfig(strategy=strategy, backend="reference", size=TINY))
-    assert {asked.step for asked in report.meter.decode} <= {1, 2}
-    assert {asked.syncs for asked in report.meter.decode} == {0}
-
-
 def test_the_table_says_what_the_json_says(default_run: DemoReport) -> None:
     table = dict(default_run.table())
     assert (table["identical to uncached"], table["result"]) == ("yes", "pass")
@@ -114,7 +105,7 @@ def test_slots_held_by_kind_counts_each_slot_once(settings: dict[str, Any], monk
         return found
 
     monkeypatch.setattr(meter, "held_by_kind", look)
-    report = run(DemoConfig(backend="reference", size=TINY, **settings))
+    report = demo(requests=None, **settings)
     assert report.ok, report.failure()
     found = report.to_json()["slots_held_by_kind"]
     assert set(found) == {"live", "lane", "snapshot", "cached", "session"} and len(seen) == report.meter.looks
@@ -135,7 +126,7 @@ def test_a_run_repeats(default_run: DemoReport) -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_sabotage_is_noticed(tmp_path: Path, strategy: str, kind: str) -> None:
     talks = write_talks(tmp_path / "talks.jsonl", [20, 31, 40, 24, 52, 17, 36, 45, 28, 60])
-    report = run(DemoConfig(strategy=strategy, backend="reference", input=talks, sabotage=kind, size=TINY))
+    report = demo(strategy=strategy, input=talks, sabotage=kind, requests=None)
     assert report.strikes > 0
     assert not report.to_json()["identical_to_uncached"]
     assert report.comparison.wrong_logits > 0 and report.comparison.differences
@@ -152,7 +143,7 @@ def test_sabotage_is_noticed_on_every_backend(backend: Backend, kind: str) -> No
 def test_sabotage_that_finds_nothing_to_strike_fails(tmp_path: Path) -> None:
     path = tmp_path / "short.jsonl"
     path.write_text('{"turns": ["?"]}')
-    report = run(DemoConfig(backend="reference", input=path, sabotage="swap", size=TINY, page_size=64, track_every=64))
+    report = demo(input=path, sabotage="swap", page_size=64, track_every=64, requests=None)
     assert not report.ok and "no snapshot was resumed" in report.failure()
 
 
@@ -164,7 +155,7 @@ def test_sabotage_that_goes_unnoticed_fails(default_run: DemoReport) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_planted_leak_is_named_and_nothing_else(strategy: str) -> None:
-    report = run(DemoConfig(strategy=strategy, backend="reference", requests=4, plant_leak=True, sessions=1, size=TINY))
+    report = demo(strategy=strategy, requests=4, plant_leak=True, sessions=1)
     assert report.planted and report.leaked == [report.planted]
     assert report.ok and report.identical, report.failure()
     assert f"slot {report.planted} leaked" in report.audit_text and "planted leak" in report.audit_text
@@ -217,6 +208,14 @@ def test_progress_counts_both_runs() -> None:
         ({"slots": 2, "strategy": "ping-pong"}, "slots 2: one request under ping-pong needs 3"),
         ({"backend": "tpu"}, "backend 'tpu'"),
         ({"input": Path("missing.jsonl")}, "missing.jsonl"),
+        ({"model": "rwkv"}, "model 'rwkv': expected gdn, mamba2, kda"),
+        ({"layout": "layer_major"}, "layout 'layer_major': expected layer-major, slot-major"),
+        ({"engine": "theirs"}, "engine 'theirs': expected own, in-place, arena"),
+        ({"storage": "tape"}, "storage 'tape': expected none, file, mooncake"),
+        ({"write": "never"}, "write 'never': expected through, selective, back"),
+        ({"storage_path": Path("x")}, "storage-path x: it is for storage file, not none"),
+        ({"host_slots": 0}, "host-slots 0: expected a whole number of at least 1"),
+        ({"mooncake_segment": -1}, "mooncake-segment -1: expected a whole number of at least 0"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(settings: dict[str, Any], says: str) -> None:

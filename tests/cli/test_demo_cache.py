@@ -3,44 +3,26 @@
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from memstate.cli.app import app
-from memstate.cli.demo import DemoConfig, DemoReport, run
 from memstate.cli.demo.config import STRATEGIES
 from memstate.errors import InvalidArgument
 from memstate.requests.page_table import PageTable
 from memstate.slots.audit import audit
 from memstate.slots.inspect import Inspection
-from tests.support.demo_talks import TINY, write_talks
+from tests.support.demo_talks import demo, write_talks
 
 EVERYBODY = 1000  # sessions: more than there are conversations
-
-
-def small(**settings: Any) -> DemoReport:
-    """A run of a small model on the reference."""
-    return run(DemoConfig(**{"backend": "reference", "requests": 10, "size": TINY} | settings))
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("slots", [8, 12])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_requests_hit_and_states_are_evicted(strategy: str, slots: int) -> None:
-    report = small(strategy=strategy, slots=slots, requests=20, fail_claims=0.3)
-    assert report.ok, report.failure()
-    found = report.to_json()
-    assert found["prefix_hit_tokens"] > 0 and found["resumed"] > 0 and found["session_hit_tokens"] == 0
-    assert found["cached_states_evicted"] > 0
 
 
 @pytest.mark.sample
 @pytest.mark.parametrize("sessions", [0, 2, EVERYBODY])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_the_loop_counts_is_what_the_cache_counts(strategy: str, sessions: int) -> None:
-    report = small(strategy=strategy, sessions=sessions, fail_claims=0.3)
+    report = demo(strategy=strategy, sessions=sessions, fail_claims=0.3)
     assert report.ok, report.failure()
     found, prefix = report.to_json(), report.stats.prefix
     assert prefix.lookups == found["admissions"] and prefix.prompt_tokens == found["prompt_tokens"]
@@ -58,13 +40,13 @@ def test_what_the_loop_counts_is_what_the_cache_counts(strategy: str, sessions: 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_B73_turns_of_sessions_are_identical_to_uncached(strategy: str, overlap: bool) -> None:
-    report = small(strategy=strategy, overlap=overlap, sessions=2, requests=16, slots=8, track_every=8, fail_claims=0.3)
+    report = demo(strategy=strategy, overlap=overlap, sessions=2, requests=16, slots=8, track_every=8, fail_claims=0.3)
     assert report.ok, report.failure()
     assert report.meter.session_hit_tokens > 0 and report.meter.session_turns["finished"] > 0
 
 
 def test_B36_sessions_change_no_answer() -> None:
-    answers = [small(strategy=strategy, sessions=sessions).answers for strategy in STRATEGIES for sessions in (0, 2)]
+    answers = [demo(strategy=strategy, sessions=sessions).answers for strategy in STRATEGIES for sessions in (0, 2)]
     assert all(given == answers[0] for given in answers) and sum(map(len, answers[0])) > 50
 
 
@@ -74,7 +56,7 @@ def test_turns_of_sessions_end_in_every_way() -> None:
     """
     turns: Counter[str] = Counter()
     for seed, strategy in enumerate(STRATEGIES * 2, 40):
-        report = small(strategy=strategy, seed=seed, sessions=EVERYBODY, requests=14, overlap=seed % 3 > 0)
+        report = demo(strategy=strategy, seed=seed, sessions=EVERYBODY, requests=14, overlap=seed % 3 > 0)
         assert report.ok and report.meter.session_hit_tokens, report.failure()
         assert report.meter.session_turns.total() == report.meter.admissions  # everyone's
         turns += report.meter.session_turns
@@ -89,20 +71,20 @@ def test_sabotage_of_a_state_that_a_session_kept_is_noticed(tmp_path: Path, stra
     lines = [{"turns": [letter * 21, "And then?"]} for letter in "abcd"]
     talks = tmp_path / "talks.jsonl"
     talks.write_text("\n".join(map(json.dumps, lines)))
-    report = small(strategy=strategy, input=talks, requests=None, sessions=EVERYBODY, sabotage=kind, overlap=False)
+    report = demo(strategy=strategy, input=talks, requests=None, sessions=EVERYBODY, sabotage=kind, overlap=False)
     assert report.strikes and report.strikes_at_sessions and report.comparison.wrong_logits > 0
     assert report.ok and not report.identical and report.failure() == ""
 
 
 def test_sabotage_strikes_what_is_cached_first(tmp_path: Path) -> None:
     talks = write_talks(tmp_path / "talks.jsonl", [20, 31, 40, 24, 52, 17, 36, 45, 28, 60])
-    report = small(input=talks, requests=None, sabotage="stale")
+    report = demo(input=talks, requests=None, sabotage="stale")
     assert report.ok and report.strikes and not report.strikes_at_sessions, report.failure()
 
 
 def test_pages_that_are_not_given_back_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PageTable, "end", lambda self, rows: [self._rows.__setitem__(row, []) for row in rows.tolist()])
-    report = small(requests=2, pages=400)
+    report = demo(requests=2, pages=400)
     assert (
         report.identical
         and not report.ok
@@ -112,21 +94,14 @@ def test_pages_that_are_not_given_back_are_noticed(monkeypatch: pytest.MonkeyPat
 
 def test_what_is_kept_gives_way_where_nobody_could_go_on() -> None:
     """Idle sessions hold all there is for one request."""
-    report = small(strategy="lazy", slots=2, sessions=EVERYBODY)
+    report = demo(strategy="lazy", slots=2, sessions=EVERYBODY)
     assert report.ok and report.meter.gave_way["session closed"] > 0, report.failure()
     assert report.to_json()["gave_way"] == dict(report.meter.gave_way)
 
 
-def test_the_command_takes_sessions() -> None:
-    given = ["demo", "--backend", "reference", "--requests", "3", "--sessions", "2", "--json", "-"]
-    done = CliRunner().invoke(app, given)
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["sessions"] == 2
-
-
 def test_a_snapshot_of_all_owners_can_be_read_by_another_process(tmp_path: Path) -> None:
     path = tmp_path / "owners.json"
-    small(requests=6, sessions=2, inspect=path)
+    demo(requests=6, sessions=2, inspect=path)
     assert CliRunner().invoke(app, ["demo", "--inspect", "-"], standalone_mode=False).exception is not None
     picture = Inspection.load(path)
     assert audit(picture).clean and set(picture.kinds.values()) <= {"cached", "session"}

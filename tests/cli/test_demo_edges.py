@@ -6,18 +6,13 @@ from typing import Any
 
 import pytest
 
-from memstate.cli.demo import DemoConfig, DemoReport, run
 from memstate.cli.demo.config import STRATEGIES
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
-from tests.support.demo_talks import TINY, write_talks
+from tests.support.demo_talks import demo, write_talks
 
 MULTIPLES = (8, 16, 32)  # page and chunk, boundary, and a few pages in one
 LEAST_SLOTS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 1}
-
-
-def reference(**settings: Any) -> DemoReport:
-    return run(DemoConfig(**{"backend": "reference", "requests": 8, "size": TINY} | settings))
 
 
 @pytest.mark.sample(2)
@@ -25,7 +20,7 @@ def reference(**settings: Any) -> DemoReport:
 def test_B51_prompts_around_page_chunk_and_boundary_multiples(tmp_path: Path, strategy: str) -> None:
     lengths = [multiple + d for multiple in MULTIPLES for d in (-1, 0, 1)]
     talks = write_talks(tmp_path / "talks.jsonl", [*lengths, 7, *lengths])  # the second time they hit
-    report = reference(strategy=strategy, input=talks, requests=None, fail_claims=0.2)
+    report = demo(strategy=strategy, input=talks, requests=None, fail_claims=0.2)
     assert report.ok, report.failure()
     assert report.requests == 2 * (2 * len(lengths) + 1)
     assert report.meter.prefix_hit_tokens > 0
@@ -34,15 +29,14 @@ def test_B51_prompts_around_page_chunk_and_boundary_multiples(tmp_path: Path, st
 @pytest.mark.sample(interpreter=0)
 def test_B51_prompts_around_multiples_on_every_backend(tmp_path: Path, backend: Backend) -> None:
     talks = write_talks(tmp_path / "talks.jsonl", [15, 16, 17, 16])
-    config = DemoConfig(backend=backend.name, device=str(backend.device), input=talks, requests=6, size=TINY)
-    report = run(config)
+    report = demo(backend=backend.name, device=str(backend.device), input=talks, requests=6)
     assert report.ok and report.meter.resumed, report.failure()
 
 
 def test_B15_a_prompt_of_one_token_is_not_taken_for_padding(tmp_path: Path) -> None:
     path = tmp_path / "one.jsonl"
     path.write_text('{"turns": ["?"]}\n{"turns": ["?", "!"]}\n')
-    report = reference(input=path, requests=None)
+    report = demo(input=path, requests=None)
     assert report.ok and report.meter.generated_tokens > 3, report.failure()
 
 
@@ -51,7 +45,7 @@ def test_B15_a_prompt_of_one_token_is_not_taken_for_padding(tmp_path: Path) -> N
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_slots_for_one_request_make_the_others_wait(strategy: str, overlap: bool) -> None:
     least = LEAST_SLOTS[strategy] - (strategy == "ping-pong" and not overlap)
-    report = reference(strategy=strategy, overlap=overlap, slots=least)
+    report = demo(strategy=strategy, overlap=overlap, slots=least, requests=8)
     assert report.ok, report.failure()
     assert report.meter.refused["slots"] > 0
 
@@ -61,10 +55,10 @@ def test_slots_for_one_request_make_the_others_wait(strategy: str, overlap: bool
 def test_pages_for_one_conversation_make_the_others_wait_or_come_back(tmp_path: Path, strategy: str) -> None:
     talks = write_talks(tmp_path / "talks.jsonl", [30, 41, 25, 52, 33, 47, 28, 60])
     with pytest.raises(InvalidArgument, match="alone needs 16 pages"):
-        reference(strategy=strategy, input=talks, requests=None, pages=15)
+        demo(strategy=strategy, input=talks, requests=None, pages=15)
     refused, ended = Counter[str](), Counter[str]()
     for seed in range(4):  # other arrivals each
-        report = reference(strategy=strategy, input=talks, requests=None, pages=16, seed=seed)
+        report = demo(strategy=strategy, input=talks, requests=None, pages=16, seed=seed)
         assert report.ok and report.meter.prefix_hit_tokens > 0, report.failure()
         refused, ended = refused + report.meter.refused, ended + report.meter.ended
     assert refused["pages"] > 0 and refused["pages to go on"] > 0 and ended["retracted, pages ran out"] > 0
@@ -74,30 +68,24 @@ def test_pages_for_one_conversation_make_the_others_wait_or_come_back(tmp_path: 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"page_size": 1, "track_every": 1, "chunk": 3},
-        {"page_size": 16, "track_every": 16},
-        {"page_size": 4, "track_every": 12, "chunk": 5},
-        {"chunk": 1},
-        {"chunk": 64},
-        {"batch": 2},
-        {"batch": 9, "slots": 40},
-        {"track_every": 64},
-        {"fail_claims": 1.0},
+        {"page_size": 1, "track_every": 1, "chunk": 3}, {"page_size": 16, "track_every": 16},
+        {"page_size": 4, "track_every": 12, "chunk": 5}, {"chunk": 1}, {"chunk": 64}, {"batch": 2},
+        {"batch": 9, "slots": 40}, {"track_every": 64}, {"fail_claims": 1.0},
     ],
     ids=str,
-)
+)  # fmt: skip
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])
 def test_unusual_sizes_are_identical_too(strategy: str, settings: dict[str, Any]) -> None:
-    report = reference(strategy=strategy, seed=3, **settings)
+    report = demo(strategy=strategy, seed=3, requests=8, **settings)
     assert report.ok, report.failure()
 
 
 def test_without_a_single_optional_claim_redirect_takes_no_snapshot_at_a_boundary() -> None:
-    report = reference(strategy="redirect", fail_claims=1.0)
+    report = demo(strategy="redirect", fail_claims=1.0)
     assert report.stats.snapshots == 0 and report.stats.degraded > 0 and report.meter.slots_held_peak == 1
 
 
 def test_lazy_holds_less_than_ping_pong() -> None:
-    lazy, eager = (reference(strategy=strategy, requests=16) for strategy in ("lazy", "ping-pong"))
+    lazy, eager = (demo(strategy=strategy, requests=16) for strategy in ("lazy", "ping-pong"))
     assert lazy.meter.slots_held_mean < eager.meter.slots_held_mean
     assert lazy.meter.slots_held_peak <= eager.meter.slots_held_peak == 3

@@ -10,17 +10,16 @@ import pytest
 from typer.testing import CliRunner
 
 from memstate.cli.app import app
-from memstate.cli.demo import DemoConfig, DemoReport, run
+from memstate.cli.demo import DemoReport
 from memstate.cli.demo.config import ENGINES, MODELS, STRATEGIES
-from memstate.errors import InvalidArgument
 from memstate.tiers import MooncakeStore
-from tests.support.demo_talks import TINY
+from tests.support.demo_talks import demo
 from tests.support.mooncake_server import running_master
 
 
 def small(**settings: Any) -> DemoReport:
     """A run of a small model on the reference; it must come out as it must."""
-    report = run(DemoConfig(**{"backend": "reference", "requests": 10, "size": TINY} | settings))
+    report = demo(**settings)
     assert report.ok, report.failure()
     return report
 
@@ -98,37 +97,10 @@ def test_sabotage_and_planted_leaks_are_noticed_over_tiers(tmp_path: Path) -> No
         small(storage="file", storage_path=tmp_path / str(number), host_slots=8, requests=14, **expected)
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"storage": "tape"}, "storage 'tape': expected none, file, mooncake"),
-        ({"write": "never"}, "write 'never': expected through, selective, back"),
-        ({"storage_path": Path("x")}, "storage-path x: it is for storage file, not none"),
-        ({"host_slots": 0}, "host-slots 0: expected a whole number of at least 1"),
-        ({"mooncake_segment": -1}, "mooncake-segment -1: expected a whole number of at least 0"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidArgument, match=told):
-        DemoConfig(**settings)
-
-
 def command(*options: str) -> dict[str, Any]:
     """What `memstate demo` in a process of its own says."""
-    given = [
-        sys.executable,
-        "-m",
-        "memstate",
-        "demo",
-        "--backend",
-        "reference",
-        "--requests",
-        "8",
-        "--json",
-        "-",
-        *options,
-    ]
-    done = subprocess.run(given, capture_output=True, text=True, check=False)
+    program = [sys.executable, *["-m", "memstate", "demo", "--backend", "reference", "--requests", "8", "--json", "-"]]
+    done = subprocess.run([*program, *options], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["identical_to_uncached"] and not found["leaked_slots"] and not found["tiers"]["leaked_records"]

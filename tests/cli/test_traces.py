@@ -105,16 +105,8 @@ def test_limit_counts_requests_and_looks_no_further(tmp_path: Path) -> None:
     assert form.read(path, limit=1) == [REQUEST]
     assert form.read(path, limit=2) == [REQUEST, REQUEST]
     assert "line 6" in refusal(lambda: form.read(path, limit=3))
-
-
-@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])
-def test_progress_goes_up_to_the_size_of_the_file(tmp_path: Path, name: str) -> None:
-    path, calls = tmp_path / name, []
-    form.write(path, make("chat", 2 * form.LINES_PER_REPORT + 1, 0))
-    form.read(path, progress=lambda *at: calls.append(at))
-    size = path.stat().st_size
-    assert len(calls) == 3 and calls == sorted(calls) and calls[-1] == (size, size)
-    assert 0 < calls[0][0] < size and {total for _, total in calls} == {size}
+    for wrong in (0, -1, True, 1.0, "2"):
+        assert f"limit={wrong!r}" in refusal(lambda wrong=wrong: form.read(path, wrong))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
@@ -124,7 +116,7 @@ def test_a_pipe_is_read_like_a_file(tmp_path: Path, content: bytes) -> None:
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_bytes, args=(content,))
     writer.start()
-    assert form.read(pipe, progress=lambda *at: pytest.fail(f"nobody knows how long a pipe is: {at}")) == [REQUEST]
+    assert form.read(pipe) == [REQUEST]
     writer.join()
 
 
@@ -188,7 +180,6 @@ BAD_LINES = {
     "two in a line": (line().strip() * 2, "not JSON: Extra data at column"),
     "digits without end": (line(timestamp="1" * 5000), "not JSON that can be read"),
     "lists in lists": (b"[" * 100_000, "not JSON that can be read"),
-    "byte order mark": (b"\xef\xbb\xbf" + line(), "not JSON: Unexpected UTF-8 BOM"),
     "Latin-1": (line(place='"\xe9"').decode().encode("latin-1"), "not UTF-8: byte 0xe9 at column"),
     "UTF-16": (line().decode().encode("utf-16"), "not UTF-8: byte 0xf"),
     "a list": (b"[1, 600, 2, [3, 4]]", "[1, 600, 2, [3, 4]]: expected an object such as {"),
@@ -214,25 +205,17 @@ BAD_LINES = {
 }
 
 
-@pytest.mark.parametrize("packed", [bytes, gzip.compress], ids=["plain", "gzip"])
 @pytest.mark.parametrize(("bad", "why"), BAD_LINES.values(), ids=BAD_LINES)
-def test_bad_lines_are_named(tmp_path: Path, bad: bytes, why: str, packed: Callable[[bytes], bytes]) -> None:
+def test_bad_lines_are_named(tmp_path: Path, bad: bytes, why: str) -> None:
+    packed = gzip.compress if len(bad) % 2 else bytes  # both are read in the same way
     path = stored(tmp_path / "tra\nce.jsonl", packed(line() + b"\n" + bad))
     text = refusal(lambda: form.read(path))
     assert text.startswith(f"{str(path)!r}, line 3: ") and why in text
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (b"", "no request in 0 lines"),
-        (b" \n\n", "no request in 2 lines"),
-        (gzip.compress(b""), "no request in 0 lines"),
-    ],
-    ids=["empty", "blank", "compressed"],
-)
-def test_files_without_a_request(tmp_path: Path, content: bytes, why: str) -> None:
-    assert why in refusal(lambda: form.read(stored(tmp_path / "x", content)))
+@pytest.mark.parametrize("content", [b"", b" \n\n", gzip.compress(b"")], ids=["empty", "blank", "compressed"])
+def test_files_without_a_request(tmp_path: Path, content: bytes) -> None:
+    assert "no request in it" in refusal(lambda: form.read(stored(tmp_path / "x", content)))
 
 
 @pytest.mark.parametrize(
@@ -248,14 +231,6 @@ def test_files_without_a_request(tmp_path: Path, content: bytes, why: str) -> No
 def test_places_without_a_file(tmp_path: Path, name: str, why: str) -> None:
     stored(tmp_path / "x", LINE)
     assert why in refusal(lambda: form.read(tmp_path / name)).replace("Is a directory", "directory")
-
-
-def test_a_file_that_may_not_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("builtins.open", denied)
-    assert refusal(lambda: form.read(tmp_path)) == f"{str(tmp_path)!r}: Permission denied"
 
 
 def test_gzip_cut_anywhere_is_refused(tmp_path: Path) -> None:
@@ -282,11 +257,6 @@ def test_gzip_with_a_wrong_byte_is_refused_or_means_the_same(tmp_path: Path, gen
             assert "\n" not in str(error)
     assert set(harmless) <= {3, *range(4, 10)} and {4, 5, 6, 7} <= set(harmless)
     assert "Not a gzipped file" in refusal(lambda: form.read(stored(tmp_path / "x", whole + b"more")))
-
-
-@pytest.mark.parametrize("limit", [0, -1, True, 1.0, "2"])
-def test_limits_that_cannot_be_meant(tmp_path: Path, limit: Any) -> None:
-    assert f"limit={limit!r}" in refusal(lambda: form.read(stored(tmp_path / "x", LINE), limit))
 
 
 @pytest.mark.parametrize(
@@ -337,21 +307,6 @@ def faults(requests: list[TraceRequest]) -> list[str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_id_stands_for_one_block_after_one_prefix(made: dict[str, list[TraceRequest]], kind: str) -> None:
     assert faults(made[kind]) == []
-
-
-@pytest.mark.parametrize(
-    "second",
-    [
-        TraceRequest(0, 1536, 1, (0, 2, 1)),  # at another place
-        TraceRequest(0, 1024, 1, (2, 1)),  # after another prefix
-        TraceRequest(0, 1000, 1, (0, 1)),  # filled before, not filled now
-        TraceRequest(0, 1024, 1, (0, 7)),  # a gap
-    ],
-)
-def test_faults_finds_what_it_is_for(second: TraceRequest) -> None:
-    first = TraceRequest(0, 1024, 1, (0, 1))
-    assert faults([first, first, TraceRequest(0, 1500, 1, (0, 1, 2))]) == []
-    assert faults([first, second]) != []
 
 
 def test_equal_ids_mean_equal_tokens_and_different_ids_different_ones(generator: torch.Generator) -> None:
@@ -416,12 +371,6 @@ def test_the_same_seed_gives_the_same_trace_in_another_process() -> None:
     environment = os.environ | {"PYTHONHASHSEED": "1234", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str([make(kind, 50, 3) for kind in KINDS])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_made_traces_are_written_and_read(made: dict[str, list[TraceRequest]], kind: str, tmp_path: Path) -> None:
-    form.write(tmp_path / "x.jsonl.gz", made[kind])
-    assert form.read(tmp_path / "x.jsonl.gz") == made[kind]
 
 
 def by_session(requests: list[TraceRequest], shared: int) -> list[list[TraceRequest]]:

@@ -19,7 +19,7 @@ from pathlib import Path
 import triton
 
 from memstate.cli.compile import TARGETS, KernelReport, compile_elsewhere
-from memstate.cli.compile.provenance import WIDE_BITS
+from memstate.cli.compile.accesses import WIDE_BITS
 from memstate.errors import CompileFailed
 
 ROOT = Path(__file__).parents[2]

@@ -3,11 +3,18 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from memstate.cli.demo import DemoConfig, DemoReport, run
 from memstate.cli.demo.sizes import ModelSize
 
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom"
 TINY = ModelSize(recurrent_layers=1, heads=1, hidden=32)
+
+
+def demo(**settings: Any) -> DemoReport:
+    """A run of a small model on the reference."""
+    return run(DemoConfig(**{"backend": "reference", "requests": 10, "size": TINY} | settings))
 
 
 def write_talks(path: Path, lengths: Sequence[int]) -> Path:

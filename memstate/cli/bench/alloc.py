@@ -10,14 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memstate.cli.bench.clock import Clock
-from memstate.cli.bench.naive import FreeList
 from memstate.cli.bench.task import Figure, Setting, Task, differing
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.packet import CLAIMS, RELEASES, WRITES, Operation, Packet
-from memstate.slots.registers import Ints, Longs, RegisterFile
+from memstate.slots.registers import Longs, RegisterFile
 
 SIZES, TOY_SIZES = (1, 64, 256), (3,)
 # Releases of ids in hand stay unconfirmed while a graph is captured: so many must be free beside them.
@@ -35,23 +33,20 @@ class _Slots:
         self.allocator.release(ids[~held.to(ids.device)])
         self.allocator.check()
 
-    def packet(self, section: int, registers: Longs, cells: Longs, value: int) -> Ints:
+    def packet(self, section: int, registers: Longs, cells: Longs, value: int) -> Tensor:
         """Registers that claim or release a slot, and cells that all get one value."""
         written = Operation(WRITES, cells, np.full(len(cells), value), None)
-        return Packet(self.file, [Operation(section, registers, registers, None), written]).encode()
-
-    def send(self, packet: Ints) -> Tensor:
+        packet = Packet(self.file, [Operation(section, registers, registers, None), written]).encode()
         return torch.from_numpy(packet).to(self.file.cells.device)
 
     def wrong(self, twin: "_Slots") -> str:
         """What differs in owners, free slots or cells."""
-        names = ("owners and free slots", "register cells")
-        pairs = ((self.file.owners(), twin.file.owners()), (self.file.cells, twin.file.cells))
-        return differing((name, *pair) for name, pair in zip(names, pairs, strict=True))
+        pairs = (self.file.owners(), twin.file.owners()), (self.file.cells, twin.file.cells)
+        return differing((name, *pair) for name, pair in zip(("owners", "register cells"), pairs, strict=True))
 
 
 def _claims(setting: Setting, size: int, mine: _Slots, twin: _Slots) -> Task:
-    case, allocator = f"R={size}", mine.allocator
+    case, allocator, clock = f"R={size}", mine.allocator, setting.clock
     held: list[Tensor] = []
 
     def claim() -> None:
@@ -65,49 +60,40 @@ def _claims(setting: Setting, size: int, mine: _Slots, twin: _Slots) -> Task:
         give_back()
         allocator.check()  # or a later claim would wait for the device
 
-    def both() -> None:
-        allocator.release(allocator.claim(size))
-
     def check() -> str:
         ours, theirs = mine.allocator.claim(size), twin.allocator.claim(size)
         found = differing([("ids", ours, theirs)]) or mine.wrong(twin)
-        mine.allocator.release(ours)
-        twin.allocator.release(theirs)
-        found = found or mine.wrong(twin)
-        for slots in (mine, twin):
+        for slots, ids in ((mine, ours), (twin, theirs)):
+            slots.allocator.release(ids)
             slots.allocator.check()
-        return found
+        return found or mine.wrong(twin)
 
-    def measure(clock: Clock) -> list[Figure]:
-        peer = FreeList(allocator.capacity // 2, mine.file.cells.device)
-        taken: list[Tensor] = []
+    def measure() -> list[Figure]:
         alone = clock.alone(claim, undo)
         undo()
         released = clock.alone(give_back, claim)
-        allocator.check()
-        in_graph = clock.in_graph(both)
+        undo()
+        both = clock.in_graph(lambda: allocator.release(allocator.claim(size)))
         allocator.check()
         return [
-            Figure("claim", setting.case(case), alone * 1e6, "us"),
-            setting.entry(
-                "release", case, released * 1e6, "us", "torch-free-list",
-                lambda: clock.alone(lambda: peer.release(taken.pop()), lambda: taken.append(peer.claim(size))) * 1e6,
-            ),
-            Figure("claim and release", setting.case(f"{case}, in a graph"), in_graph * 1e6, "us"),
-        ]  # fmt: skip
+            setting.micros("claim", case, alone),
+            setting.micros("release", case, released),
+            setting.micros("claim and release", f"{case}, in a graph", both),
+        ]
 
     return Task(f"claim, {case}", check, measure)
 
 
 def _ownership(setting: Setting, size: int, mine: _Slots, twin: _Slots) -> Task:
     """What an admission of so many rows sends: a claim each, and cells; then their release."""
-    case = f"R={size}"
-    rows = np.arange(1, size + 1)
+    case, clock, rows = f"R={size}", setting.clock, np.arange(1, size + 1)
     registers = rows * REGISTERS_PER_ROW
     cells = np.concatenate([mine.file.address(column, rows) for column in CELL_COLUMNS])
-    admitting = mine.packet(CLAIMS, registers, cells, 7)
-    ending = mine.packet(RELEASES, registers, cells, 0)
-    admit, end = (partial(mine.file.ownership, mine.send(one)) for one in (admitting, ending))
+    packets = {
+        slots: (slots.packet(CLAIMS, registers, cells, 7), slots.packet(RELEASES, registers, cells, 0))
+        for slots in (mine, twin)
+    }
+    admit, end = (partial(mine.file.ownership, packet) for packet in packets[mine])
 
     def both() -> None:
         admit()
@@ -115,22 +101,19 @@ def _ownership(setting: Setting, size: int, mine: _Slots, twin: _Slots) -> Task:
 
     def check() -> str:
         found = ""
-        for one in (admitting, ending):
+        for turn in range(2):
             for slots in (mine, twin):
-                slots.file.ownership(slots.send(one))
+                slots.file.ownership(packets[slots][turn])
             found = found or mine.wrong(twin)
         return found
 
-    def measure(clock: Clock) -> list[Figure]:
+    def measure() -> list[Figure]:
         claims = clock.alone(admit, end)  # the first one ends what holds nothing, and releases nothing
         end()
         releases = clock.alone(end, admit)
-        in_graph = clock.in_graph(both)
+        times = {"claims": claims, "releases": releases, "claims and releases, in a graph": clock.in_graph(both)}
         mine.allocator.check()
-        times = {"claims": claims, "releases": releases, "claims and releases, in a graph": in_graph}
-        return [
-            Figure("ownership", setting.case(f"{case}, {name}"), seconds * 1e6, "us") for name, seconds in times.items()
-        ]
+        return [setting.micros("ownership", f"{case}, {name}", seconds) for name, seconds in times.items()]
 
     return Task(f"ownership, {case}", check, measure)
 

@@ -1,4 +1,4 @@
-"""How long one call takes: on a GPU by its events, at toy sizes by the clock of the process. Knows no operation.
+"""How long one call takes: on a GPU by its events, elsewhere by the clock of the process. Knows no operation.
 
 Triton's own timers cannot undo a call between two runs, nor bound the calls that one graph holds; these can.
 """
@@ -6,7 +6,6 @@ Triton's own timers cannot undo a call between two runs, nor bound the calls tha
 import time
 from collections.abc import Callable
 from statistics import median
-from typing import Protocol
 
 import torch
 
@@ -17,43 +16,46 @@ IN_GRAPH = 20  # calls captured together, so that the launch of the graph hardly
 Act = Callable[[], object]
 
 
-class Time(Protocol):
-    """A way to time a call."""
-
-    __name__: str
-
-    def __call__(self, act: Act) -> float:
-        """Returns seconds."""
-        ...
-
-
 def nothing() -> None:
     """Does nothing: for calls that need nothing before or after them."""
 
 
-class Clock(Protocol):
-    """Takes the median over many runs, in seconds."""
+def host_seconds(act: Act, device: torch.device | None = None) -> float:
+    """Returns how long a call takes to return, after the device has finished what came before.
+
+    Syncs: yes, on a GPU.
+    """
+    if device is not None and device.type == "cuda":
+        torch.cuda.synchronize(device)
+    begin = time.perf_counter()
+    act()
+    return time.perf_counter() - begin
+
+
+class Clock:
+    """Times a call once by the clock of the process, as at toy sizes: its figures say nothing about a GPU."""
 
     def alone(self, act: Act, before: Act = nothing) -> float:
-        """Times one call, submitted alone, with caches full of something else.
+        """Returns the seconds of one call, submitted alone, with caches full of something else.
 
         Args:
             act: The call.
             before: Called before each run, not timed; undoes the last run.
         """
-        ...
+        before()
+        return host_seconds(act)
 
     def in_graph(self, act: Act) -> float:
-        """Times one of many calls in a row without the host, as in a replayed CUDA graph."""
-        ...
+        """Returns the seconds of one of many calls in a row without the host, as in a replayed CUDA graph."""
+        return self.alone(act)
 
     def captured(self, act: Act) -> Act:
         """Returns the call as a graph of its own, where there are graphs. `act` must have run before."""
-        ...
+        return act
 
 
-class DeviceClock:
-    """Times with the events of a GPU.
+class DeviceClock(Clock):
+    """Takes medians over many runs with the events of a GPU.
 
     The cache is overwritten before every run. That keeps the device busy while the host queues the call, so that no
     figure includes the host's time.
@@ -98,22 +100,3 @@ class DeviceClock:
             for _ in range(calls):
                 act()
         return graph.replay
-
-
-class ToyClock:
-    """Takes the same course on a CPU; its figures say nothing about a GPU."""
-
-    def alone(self, act: Act, before: Act = nothing) -> float:
-        """See `Clock`."""
-        before()
-        begin = time.perf_counter()
-        act()
-        return time.perf_counter() - begin
-
-    def in_graph(self, act: Act) -> float:
-        """See `Clock`; nothing is captured."""
-        return self.alone(act)
-
-    def captured(self, act: Act) -> Act:
-        """See `Clock`; returns the call itself."""
-        return act

@@ -1,17 +1,18 @@
-"""Bytes of slots: copies, zeros, gathers and scatters of a real model's states, beside the device's own copy.
+"""Copies, gathers, scatters and zeros of a model's states, beside torch's indexing and a plain copy: device time.
 
-Every operation has its bytes compared with the reference first. Entries of a call are as many as a large batch has, and
-only some of them are due, as at a boundary.
+A check compares memstate with the reference, and torch's indexing with the reference, each on fresh random bytes.
 """
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from memstate.cli.bench.clock import Act, Clock, Time
+from memstate.cli.bench.clock import Act
 from memstate.cli.bench.task import Figure, Setting, Task, differing
+from memstate.cli.due import BATCH, fitting, spread
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from memstate.state.presets import qwen3_next
@@ -19,184 +20,135 @@ from memstate.state.presets import qwen3_next
 MODEL = "qwen3_next"
 PLANE = "ssm"  # the one that is gathered and scattered
 DUE, TOY_DUE = (1, 16, 64), (1, 2)
-BATCH = 256  # entries of a copy
 TOY = StateLayout((Plane("conv", (48, 3), torch.bfloat16), Plane(PLANE, (2, 16, 8), torch.float32)), 2)
+SHORT = (("in_graph", ", in a graph"),)  # how else a call is timed that may take less time than its launch
 OVERHEAD = 9  # slots needed for each one due: two storages, the yardstick, batches and what torch allocates
+
+Operation = Callable[[Planes, Tensor], object]  # changes planes, or fills a batch
+
+
+class Way(NamedTuple):
+    """One operation on slots.
+
+    Attributes:
+        ours: By memstate, on planes and a batch.
+        peer: The same by torch's indexing.
+        nbytes: Bytes of the slots that are due, once.
+    """
+
+    ours: Operation
+    peer: Operation
+    nbytes: int
 
 
 class _Copies:
-    """Two storages with the same bytes: one for what is timed, a twin for reference and peers."""
+    """Two storages, each with a batch to gather into: one for what is timed, and a twin for the reference."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.layout = TOY if setting.toy else qwen3_next()
         free = 2**30 if setting.toy else torch.cuda.mem_get_info(setting.device)[0]
-        self.due = fitting(TOY_DUE if setting.toy else DUE, self.layout.bytes_per_slot, free)
+        self.due = fitting(TOY_DUE if setting.toy else DUE, OVERHEAD * self.layout.bytes_per_slot, free)
         most = max(self.due)
         self.storage = Planes(self.layout, 2 * most, setting.make_backend())
         self.twin = Planes(self.layout, 2 * most, setting.reference())
         size = (2, most * self.layout.bytes_per_slot)
         self.plain = torch.empty(size, dtype=torch.uint8, device=self.storage.device).random_(0, 256)
-        self._yardsticks: dict[tuple[str, str, int], float] = {}
-        self.refill()
+        self.yardstick = cache(self._yardstick)
 
-    def refill(self) -> None:
-        """Fresh random bytes: those that are all the same may move faster."""
-        for mine, other in zip(self.storage.arenas, self.twin.arenas, strict=True):
-            mine.random_(0, 256)
-            other.copy_(mine)
-        self.storage.scrub_null()
-        self.twin.scrub_null()
-
-    def wrong(self) -> str:
-        names = (f"arena {number}" for number in range(len(self.storage.arenas)))
-        return differing(zip(names, self.storage.arenas, self.twin.arenas, strict=True))
-
-    def spread(self, due: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Destinations and sources, evenly among the entries of a batch; and those that are due alone, int64."""
-        shuffled = torch.randperm(2 * max(self.due))[: 2 * due].view(2, due) + 1
-        columns = torch.zeros(2, BATCH, dtype=torch.int32)
-        columns[:, :: BATCH // due][:, :due] = shuffled.int()
-        dst, src = columns.to(self.storage.device)
-        return dst, src, *shuffled.to(self.storage.device)
-
-    def yardstick(self, time: Time, nbytes: int, kind: str = "copy") -> float:
+    def _yardstick(self, timer: str, nbytes: int, op: str) -> float:
         """Seconds of torch's copy_ of `nbytes` in one piece, or of its zero_."""
-        key = (time.__name__, kind, nbytes)
-        if key not in self._yardsticks:
-            to, of = self.plain[:, :nbytes]
-            self._yardsticks[key] = time(to.zero_ if kind == "zero" else partial(to.copy_, of))
-        return self._yardsticks[key]
+        to, of = self.plain[:, :nbytes]
+        return self.time(timer, to.zero_ if op == "zero" else partial(to.copy_, of))
 
-    def task(self, op: str, due: int, nbytes: int, act: Act, peer: Act, check: Callable[[], str]) -> Task:
-        """Puts a task together; nbytes: of the slots that are due, once."""
-        kind = "zero" if op == "zero" else "copy"
-        case = f"{due} slots of {MODEL}" if not self.setting.toy else f"{due} slots"
-        moved = (1 if kind == "zero" else 2) * nbytes
+    def time(self, timer: str, act: Act) -> float:
+        seconds: float = getattr(self.setting.clock, timer)(act)
+        return seconds
 
-        def yard(time: Time) -> float:
-            return self.yardstick(time, nbytes, kind)
+    def wrong(self, act: Operation, right: Operation, outs: Sequence[Tensor]) -> str:
+        """Names what an operation makes of fresh random bytes that the reference does not."""
+        for mine, other in zip(self.storage.arenas, self.twin.arenas, strict=True):
+            other.copy_(mine.random_(0, 256))  # bytes that are all the same may move faster
+        for planes, operation, out in ((self.storage, act, outs[0]), (self.twin, right, outs[1])):
+            planes.scrub_null()
+            operation(planes, out.zero_())
+        pairs = [*zip(self.storage.arenas, self.twin.arenas, strict=True), tuple(out.view(torch.int32) for out in outs)]
+        return differing((f"tensor {number}", mine, other) for number, (mine, other) in enumerate(pairs))
 
-        def measure(clock: Clock) -> list[Figure]:
-            entries = [Figure(op, self.setting.case(case), moved, "bytes")]
-            ways: list[tuple[str, Time]] = [(case, clock.alone)]
-            if due == 1:  # one slot may take less time than its launch
-                ways.append((f"{case}, in a graph", clock.in_graph))
-            for name, time in ways:
-                seconds = time(act)
-                entries += self._beside(op, name, seconds, moved, partial(time, peer), partial(yard, time))
+    def ways(self, due: int) -> dict[str, Way]:
+        """Returns every operation with so many slots due; zeros last, because they leave zeros behind."""
+        dst, src = spread(due, max(self.due), self.storage.device)
+        to, of = (column[column > 0].long() for column in (dst, src))
+        ids, slots = to.int(), due * self.layout.bytes_per_slot
+        batch = torch.randn_like(self.twin[PLANE][:, :due])
+
+        def indexed(planes: Planes, out: Tensor) -> None:
+            for plane in planes.values():
+                plane[:, to] = plane[:, of]
+
+        def zeroed(planes: Planes, out: Tensor) -> None:
+            for plane in planes.values():
+                plane.index_fill_(1, to, 0)
+
+        return {
+            "copy": Way(lambda planes, out: planes.copy(dst, src, due=due), indexed, slots),
+            "gather": Way(
+                lambda planes, out: planes.gather(PLANE, ids, out=out),
+                lambda planes, out: torch.index_select(planes[PLANE], 1, to, out=out), batch.nbytes,
+            ),
+            "scatter": Way(
+                lambda planes, out: planes.scatter(PLANE, ids, batch),
+                lambda planes, out: planes[PLANE].index_copy_(1, to, batch), batch.nbytes,
+            ),
+            "zero": Way(lambda planes, out: planes.zero(dst, due=due), zeroed, slots),
+        }  # fmt: skip
+
+    def task(self, op: str, due: int, way: Way) -> Task:
+        setting, outs = self.setting, [torch.empty_like(self.twin[PLANE][:, :due]) for _ in range(2)]
+        case = f"{due} slots" if setting.toy else f"{due} slots of {MODEL}"
+        ours, peer = (partial(act, self.storage, outs[0]) for act in (way.ours, way.peer))
+        moved = way.nbytes if op == "zero" else 2 * way.nbytes  # read and written
+
+        def check() -> str:
+            found = self.wrong(way.ours, way.ours, outs)
+            return found or (self.wrong(way.peer, way.ours, outs) and "torch-indexing does something else")
+
+        def measure() -> list[Figure]:
+            entries = []
+            for timer, suffix in (("alone", ""), *SHORT * (due == 1)):
+                seconds = self.time(timer, ours)
+                spent, plain = partial(self.time, timer, peer), partial(self.yardstick, timer, way.nbytes, op)
+                time = setting.micros(op, case + suffix, seconds)
+                rate = Figure(op, setting.case(case + suffix), moved / seconds, "bytes/s")
+                entries.append(setting.beside(time, "torch-indexing", spent, lambda other: other * 1e6))
+                entries.append(setting.beside(rate, "device-copy", plain, lambda other: moved / other))
             return entries
 
         return Task(f"{op}, {case}", check, measure)
 
-    def _beside(
-        self, op: str, case: str, seconds: float, moved: int, peer: Callable[[], float], yard: Callable[[], float]
-    ) -> list[Figure]:
-        """Time beside torch's indexing, and bytes a second beside the plain copy; both peers give seconds."""
-        entry = self.setting.entry
-        return [
-            entry(op, case, seconds * 1e6, "us", "torch-indexing", lambda: peer() * 1e6),
-            entry(op, case, moved / seconds, "bytes/s", "device-copy", lambda: moved / yard()),
-        ]
-
-    def _moving(self, op: str, due: int, act: Callable[[Planes], object], peer: Act, scramble: Act) -> Task:
-        """A task whose operation changes planes: `act` on either storage, and the same by `peer` on the twin.
-
-        Args:
-            op: Name of the operation.
-            due: Slots that are due.
-            act: The operation, on the planes that it is given.
-            peer: The same by torch's indexing, on the twin.
-            scramble: Changes what the twin holds where the peer writes.
-        """
-
-        def check() -> str:
-            self.refill()
-            act(self.storage)
-            act(self.twin)
-            found = self.wrong()
-            scramble()
-            peer()
-            return found or (self.wrong() and "torch-indexing does something else")
-
-        bytes_each = self.layout.bytes_per_slot if op in ("copy", "zero") else self.twin[PLANE][:, 0].nbytes
-        return self.task(op, due, due * bytes_each, partial(act, self.storage), peer, check)
-
-    def copy(self, due: int) -> Task:
-        dst, src, to, of = self.spread(due)
-
-        def peer() -> None:
-            for plane in self.twin.values():
-                plane[:, to] = plane[:, of]
-
-        return self._moving(
-            "copy", due, lambda planes: planes.copy(dst, src, due=due), peer, lambda: self.twin.zero(dst)
-        )
-
-    def scatter(self, due: int) -> Task:
-        _, _, ids, _ = self.spread(due)
-        plane, narrow = self.twin[PLANE], ids.int()
-        batch = torch.randn_like(plane[:, :due])
-        return self._moving(
-            "scatter", due, lambda planes: planes.scatter(PLANE, narrow, batch),
-            lambda: plane.index_copy_(1, ids, batch), lambda: plane.index_fill_(1, ids, 0),
-        )  # fmt: skip
-
-    def zero(self, due: int) -> Task:
-        dst, _, ids, _ = self.spread(due)
-
-        def fill(value: int) -> None:
-            for plane in self.twin.values():
-                plane.index_fill_(1, ids, value)
-
-        return self._moving("zero", due, lambda planes: planes.zero(dst, due=due), partial(fill, 0), partial(fill, 1))
-
-    def gather(self, due: int) -> Task:
-        _, _, ids, _ = self.spread(due)
-        plane, narrow = self.twin[PLANE], ids.int()
-        outs = [torch.empty_like(plane[:, :due]) for _ in range(2)]
-
-        def peer() -> None:
-            torch.index_select(plane, 1, ids, out=outs[1])
-
-        def check() -> str:
-            self.refill()
-            outs[0].fill_(torch.nan)
-            self.storage.gather(PLANE, narrow, out=outs[0])
-            expected = self.twin.gather(PLANE, narrow).view(torch.int32)
-            peer()
-            ours, theirs = (out.view(torch.int32) for out in outs)
-            found = differing([("the batch", ours, expected)])
-            return found or (differing([("it", theirs, expected)]) and "torch-indexing does something else")
-
-        act = partial(self.storage.gather, PLANE, narrow, outs[0])
-        return self.task("gather", due, outs[0].nbytes, act, peer, check)
-
     def idle(self) -> Task:
         """A call with nothing due, which is what almost every step of a decode loop makes."""
         ids = torch.zeros(BATCH, dtype=torch.int32, device=self.storage.device)
-        act = partial(self.storage.copy, ids, ids, due=0)
+        outs = [torch.empty(0)] * 2
 
-        def check() -> str:
-            act()
-            return self.wrong()
+        def act(planes: Planes, out: Tensor) -> None:
+            planes.copy(ids, ids, due=0)
 
-        def measure(clock: Clock) -> list[Figure]:
-            cases = (("nothing due", clock.alone(act)), ("nothing due, in a graph", clock.in_graph(act)))
-            return [Figure("copy", self.setting.case(name), seconds * 1e6, "us") for name, seconds in cases]
+        def measure() -> list[Figure]:
+            ours = partial(act, self.storage, outs[0])
+            timers = (("alone", ""), *SHORT)
+            return [
+                self.setting.micros("copy", f"nothing due{suffix}", self.time(timer, ours)) for timer, suffix in timers
+            ]
 
-        return Task("copy, nothing due", check, measure)
-
-
-def fitting(due: tuple[int, ...], slot_bytes: int, free_bytes: int) -> tuple[int, ...]:
-    """Returns the numbers of due slots that fit three quarters of the memory; the smallest one in any case."""
-    return tuple(n for n in due if OVERHEAD * n * slot_bytes <= 0.75 * free_bytes) or due[:1]
+        return Task("copy, nothing due", partial(self.wrong, act, lambda planes, out: None, outs), measure)
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
     """Yields copies, gathers, scatters and zeros of 1, 16 and 64 slots, and a copy with nothing due."""
     bench = _Copies(setting)
     yield bench.idle()
-    for make in (bench.copy, bench.gather, bench.scatter, bench.zero):  # zeros last: they leave zeros behind
+    ways = {due: bench.ways(due) for due in bench.due}
+    for op in ways[bench.due[0]]:
         for due in bench.due:
-            yield make(due)
+            yield bench.task(op, due, ways[due][op])

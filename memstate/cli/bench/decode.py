@@ -11,13 +11,12 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from memstate.cli.bench.clock import Act, Clock
+from memstate.cli.bench.clock import Act
 from memstate.cli.bench.copy import OVERHEAD, TOY
 from memstate.cli.bench.forward import Forward
 from memstate.cli.bench.task import Figure, Setting, Task
-from memstate.cli.bench.track import ALWAYS, DUE, NEVER, SIZES, STRATEGIES, beside_idle
+from memstate.cli.bench.track import ALWAYS, DUE, NEVER, SIZES, STRATEGIES
 from memstate.engine.manager import StateManager
-from memstate.kernels.tables import StepRecord
 from memstate.requests.handles import Request
 from memstate.requests.tracking import NoTracking
 from memstate.state.layout import StateLayout
@@ -32,8 +31,10 @@ FILLED = 3  # steps until every strategy has taken its lanes
 class _Bench:
     """A manager, its forward and one plan of all rows, for one strategy."""
 
-    def __init__(self, setting: Setting, layout: StateLayout, name: str, size: int, every: int) -> None:
-        self.setting, self.name, self.size, self.every = setting, name, size, every
+    def __init__(self, setting: Setting, layout: StateLayout, case: str, name: str, size: int, every: int) -> None:
+        self.setting, self.case, self.size = setting, case, size
+        # Redirect's snapshots are the slots that were read; the forward of others writes every state twice.
+        self.writes_snapshots = every == ALWAYS and name in ("ping-pong", "lazy")
         tracking = STRATEGIES[name](every)
         slots = tracking.most_slots(True) * size
         self.mem = StateManager(
@@ -56,11 +57,11 @@ class _Bench:
         self.replays.get(step.parity, partial(self.forward, step.record))()
         self.mem.settle(step)
 
-    def capture(self, clock: Clock) -> None:
+    def capture(self) -> None:
         """From here on forwards are replayed, one graph for each of the two records."""
         for _ in range(2):
             step = self.mem.plan(self.rows)
-            replay = self.replays[step.parity] = clock.captured(partial(self.forward, step.record))
+            replay = self.replays[step.parity] = self.setting.clock.captured(partial(self.forward, step.record))
             replay()
             self.mem.settle(step)
 
@@ -92,18 +93,24 @@ class _Bench:
                 return f"layer {layer}: off the reference by {', '.join(bad)}"
         return ""
 
-    def times(self, clock: Clock) -> dict[str, float]:
-        """Seconds of the forward of this plan, and of a whole step."""
-        record: StepRecord = self.planned.record
-        forward = clock.in_graph(partial(self.forward, record))
+    def measure(self) -> list[Figure]:
+        """The forward of this plan beside a plain copy of as many bytes, and a whole step."""
+        setting, clock, case = self.setting, self.setting.clock, self.case
+        forward = clock.in_graph(partial(self.forward, self.planned.record))
         self.mem.settle(self.planned)
-        self.capture(clock)
-        return {"forward": forward, "decode step": clock.alone(self.step)}
+        self.capture()
+        size = min(self.moved // 2, MOST_COPIED)  # enough to fill the device
 
-    @property
-    def writes_snapshots(self) -> bool:
-        """Whether the forward writes every state twice; Redirect's snapshots are the slots that were read."""
-        return self.every == ALWAYS and self.name in ("ping-pong", "lazy")
+        def plain() -> float:
+            to, of = torch.empty(2, size, dtype=torch.uint8, device=setting.device).random_(0, 256)
+            return clock.alone(partial(to.copy_, of))
+
+        rate = Figure("forward", setting.case(case), self.moved / forward, "bytes/s")
+        return [
+            setting.micros("forward", case, forward),
+            setting.beside(rate, "device-copy", plain, lambda seconds: 2 * size / seconds),
+            setting.micros("decode step", case, clock.alone(self.step)),
+        ]
 
     @property
     def moved(self) -> int:
@@ -116,39 +123,15 @@ def _error(got: Tensor, expected: Tensor) -> float:
     return float(difference / expected.double().norm())
 
 
-class _Task:
-    """Checks and measures one bench, which exists only meanwhile: states of a model are large.
+def _task(setting: Setting, layout: StateLayout, name: str, size: int, every: int) -> Task:
+    case = f"{'' if setting.toy else f'{MODEL}, '}R={size} {name}, {DUE[every]}"
+    made: list[_Bench] = []  # from the check to the measurement: states of a model are large
 
-    idle: seconds of the same strategy with nothing due, by operation; filled by the task that finds them.
-    """
+    def check() -> str:
+        made.append(_Bench(setting, layout, case, name, size, every))
+        return made[0].check()
 
-    def __init__(self, setting: Setting, layout: StateLayout, name: str, size: int, every: int) -> None:
-        self.setting, self.name, self.every = setting, name, every
-        self.make = partial(_Bench, setting, layout, name, size, every)
-        self.case = f"{'' if setting.toy else f'{MODEL}, '}R={size} {name}, {DUE[every]}"
-        self._bench: _Bench | None = None
-
-    def check(self) -> str:
-        self._bench = self.make()
-        return self._bench.check()
-
-    def measure(self, idle: dict[str, float], clock: Clock) -> list[Figure]:
-        assert self._bench is not None
-        bench, self._bench = self._bench, None
-        entries, setting = [], self.setting
-        for op, seconds in bench.times(clock).items():
-            entries.append(beside_idle(setting, op, self.case, seconds, idle, op, self.every))
-            if op == "forward":
-                other = partial(_copy_rate, bench, clock)
-                entries.append(setting.entry(op, self.case, bench.moved / seconds, "bytes/s", "device-copy", other))
-        return entries
-
-
-def _copy_rate(bench: _Bench, clock: Clock) -> float:
-    """Bytes a second, read and written, of a plain copy of as many bytes, or of enough to fill the device."""
-    size = min(bench.moved // 2, MOST_COPIED)
-    to, of = torch.empty(2, size, dtype=torch.uint8, device=bench.mem.planes.device).random_(0, 256)
-    return 2 * size / clock.alone(partial(to.copy_, of))
+    return Task(f"decode, {case}", check, lambda: made.pop().measure())
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
@@ -158,7 +141,5 @@ def tasks(setting: Setting) -> Iterator[Task]:
     for size, (name, strategy) in product(TOY_SIZES if setting.toy else SIZES, STRATEGIES.items()):
         if size > 1 and (3 * size + OVERHEAD) * layout.bytes_per_slot + 2 * MOST_COPIED > 0.75 * free:
             continue
-        idle: dict[str, float] = {}
         for every in (NEVER,) if strategy is NoTracking else (NEVER, ALWAYS):
-            task = _Task(setting, layout, name, size, every)
-            yield Task(f"decode, {task.case}", task.check, partial(task.measure, idle))
+            yield _task(setting, layout, name, size, every)

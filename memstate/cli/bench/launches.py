@@ -18,12 +18,10 @@ from memstate.state.layout import Plane, StateLayout
 SIZES = (1, 64, 256)
 EVERY = 4
 LAYOUT = StateLayout(planes=(Plane("ssm", (2, 4, 4), torch.float32),), layers=1)
-STRATEGIES: tuple[tuple[str, Tracking], ...] = (
-    ("none", NoTracking(every=EVERY)),
-    ("ping-pong", PingPong(every=EVERY)),
-    ("lazy", LazyPingPong(every=EVERY)),
-    ("redirect", Redirect(every=EVERY)),
-)
+UNITS = ("launches", "uploads", "syncs", "bytes")
+STRATEGIES: dict[str, Tracking] = {
+    "none": NoTracking(EVERY), "ping-pong": PingPong(EVERY), "lazy": LazyPingPong(EVERY), "redirect": Redirect(EVERY),
+}  # fmt: skip
 
 
 class _Bench:
@@ -41,15 +39,16 @@ class _Bench:
 
     def count(self, op: str, act: Callable[[], object], case: str | None = None) -> None:
         """Runs `act` and submits what it recorded, and notes what that took."""
-        mem = self.mem
-        mem.submit()
-        counts, traffic = mem.backend.counts, mem.planes.traffic
-        before = (counts.total_launches, counts.uploads, counts.syncs, traffic.copied)
+        self.mem.submit()
+        before = self._counts()
         act()
-        mem.submit()
-        after = (counts.total_launches, counts.uploads, counts.syncs, traffic.copied)
-        for unit, was, now in zip(("launches", "uploads", "syncs", "bytes"), before, after, strict=True):
+        self.mem.submit()
+        for unit, was, now in zip(UNITS, before, self._counts(), strict=True):
             self.entries.append(Figure(op, case or self.case, now - was, unit))
+
+    def _counts(self) -> tuple[int, ...]:
+        counts = self.mem.backend.counts
+        return counts.total_launches, counts.uploads, counts.syncs, self.mem.planes.traffic.copied
 
     def admit(self, name: str) -> Rows:
         """R requests with pages for a few tokens."""
@@ -83,7 +82,9 @@ def launches(
     entries: list[Figure] = []
     for done, size in enumerate(SIZES):
         entries += _ownership(size, backend, device)
-        steps = [entry for name, tracking in STRATEGIES for entry in _steps(name, tracking, size, backend, device)]
+        steps = [
+            entry for name, tracking in STRATEGIES.items() for entry in _steps(name, tracking, size, backend, device)
+        ]
         most: dict[tuple[str, str], float] = {}
         for entry in steps:
             most[entry.op, entry.unit] = max(entry.value, most.get((entry.op, entry.unit), 0))
@@ -95,11 +96,10 @@ def launches(
 
 def by_unit(entries: list[Figure]) -> tuple[tuple[str, ...], list[list[str]]]:
     """Returns the entries as a table with a column per unit: headings and rows."""
-    units = ("launches", "uploads", "syncs", "bytes")
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for entry in entries:
         cells.setdefault((entry.op, entry.case), {})[entry.unit] = f"{entry.value:.0f}"
-    return ("op", "case", *units), [[*key, *(row[unit] for unit in units)] for key, row in cells.items()]
+    return ("op", "case", *UNITS), [[*key, *(row[unit] for unit in UNITS)] for key, row in cells.items()]
 
 
 def _ownership(size: int, backend: str, device: str) -> list[Figure]:

@@ -5,21 +5,19 @@ pages and of slots, and eviction are SGLang's own; only the tensors are left out
 dependency: it is imported with the first cache that is made.
 """
 
-import importlib.machinery
 import importlib.util
 import logging
-import sys
-import time
 import warnings
 from array import array
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib import import_module
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
-CORES = {"sglang": "rust", "sglang-python": "python"}  # SGLang's default first
+from memstate.cli.bench.clock import host_seconds
+
+NAME = "sglang"
 NAMES = {
     "InsertParams": "base_prefix_cache",
     "MatchPrefixParams": "base_prefix_cache",
@@ -42,9 +40,11 @@ def load() -> SimpleNamespace:
         ImportError: In one line.
     """
     if importlib.util.find_spec("sglang") is None:
-        raise ImportError("sglang is not installed: pip install --no-deps sglang==0.5.23, and what it then misses")
+        raise ImportError(
+            "sglang is not installed: pip install --no-deps sglang==0.5.23, torchvision, and what it then misses"
+        )
     try:
-        with warnings.catch_warnings(), _hollow_torchvision():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = {name: getattr(import_module(f"sglang.srt.mem_cache.{at}"), name) for name, at in NAMES.items()}
             context = import_module("sglang.srt.runtime_context").get_context()
@@ -57,27 +57,6 @@ def load() -> SimpleNamespace:
     return SimpleNamespace(**found)
 
 
-@contextmanager
-def _hollow_torchvision() -> Iterator[None]:
-    """Stands in for torchvision where there is none: SGLang imports it for images only."""
-    names = ("torchvision", "torchvision.transforms", "torchvision.transforms.functional")
-    if names[0] in sys.modules or importlib.util.find_spec(names[0]):
-        yield
-        return
-    import_module("transformers.utils.import_utils").is_torchvision_available()  # remembers that it is absent
-    hollow: dict[str, Any] = {name: ModuleType(name) for name in names}
-    for name, module in hollow.items():
-        module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
-        module.__path__, module.InterpolationMode = [], None
-    hollow[names[0]].transforms = hollow[names[1]]
-    sys.modules.update(hollow)
-    try:
-        yield
-    finally:
-        for name in names:
-            del sys.modules[name]
-
-
 class SglangCache:
     """Keeps so many states and pages; the least recently used go.
 
@@ -85,13 +64,12 @@ class SglangCache:
         states: States that it keeps.
         pages: Pages that it keeps.
         longest: Pages of the longest key; there is room for them until what is too many is evicted.
-        core: `rust` or `python`.
 
     Raises:
         ImportError: SGLang cannot be used.
     """
 
-    def __init__(self, states: int, pages: int, longest: int, core: str) -> None:
+    def __init__(self, states: int, pages: int, longest: int) -> None:
         self._sgl = sgl = load()
         self._most = states, pages
         self._slots = sgl.MambaSlotAllocator(size=states + 1, device="cpu")
@@ -103,7 +81,7 @@ class SglangCache:
         self.tree = sgl.UnifiedRadixCache(
             sgl.CacheInitParams(
                 disable=False, req_to_token_pool=pool, token_to_kv_pool_allocator=self._kv, page_size=1,
-                tree_core_backend=core, tree_components=parts,
+                tree_core_backend="rust", tree_components=parts,
             )
         )  # fmt: skip
         self._found: tuple[Any, int, Any] = (None, 0, None)  # key, pages and node of the last match
@@ -135,10 +113,12 @@ class SglangCache:
             raise MemoryError(f"no room for {len(ids) - hit} pages and a state beside {self.held}")
         indices = import_module("torch").cat([self.tree.path_device_indices(node), fresh]) if hit else fresh
         given = self._sgl.InsertParams(key=key, value=indices, mamba_value=slot.clone(), prev_prefix_len=hit)
-        begin = time.perf_counter()
-        if self.tree.insert(given).mamba_exist:  # the tree keeps the state that it had there
-            self._slots.free(slot)
-        states, pages = (max(0, held - most) for held, most in zip(self.held, self._most, strict=True))
-        if pages or states:
-            self.tree.evict(self._sgl.EvictParams(num_tokens=pages, mamba_num=states))
-        return time.perf_counter() - begin
+
+        def insert() -> None:
+            if self.tree.insert(given).mamba_exist:  # the tree keeps the state that it had there
+                self._slots.free(slot)
+            states, pages = (max(0, held - most) for held, most in zip(self.held, self._most, strict=True))
+            if pages or states:
+                self.tree.evict(self._sgl.EvictParams(num_tokens=pages, mamba_num=states))
+
+        return host_seconds(insert)

@@ -1,6 +1,7 @@
 """Runs benchmarks by name. An entry exists only where its check was green in the same run."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, fields
 
 import torch
 
@@ -10,13 +11,10 @@ from memstate.cli.bench import (
     decode,
     host,
     prefix,
-    tiers_costs,
-    tiers_moves,
     tiers_stores,
     tiers_transfers,
     track,
 )
-from memstate.cli.bench.clock import Clock, ToyClock
 from memstate.cli.bench.launches import launches
 from memstate.cli.bench.task import BenchResult, Figure, Progress, Setting, Task, carry_out
 from memstate.errors import InvalidArgument
@@ -27,7 +25,7 @@ COURSES: dict[str, tuple[Callable[[Setting], Iterator[Task]], ...]] = {
     "track": (track.tasks, decode.tasks),
     "copy": (copy.tasks,),
     "prefix": (prefix.tasks,),
-    "tiers": (tiers_stores.tasks, tiers_transfers.tasks, tiers_moves.tasks, tiers_costs.tasks),
+    "tiers": (tiers_stores.tasks, tiers_transfers.tasks),
 }
 NEED_DEVICE = ("alloc", "track", "copy")  # timed there; elsewhere at toy sizes only
 NAMES = ("launches", *COURSES)
@@ -66,13 +64,12 @@ def run(
     if timed and not (toy or on_gpu):
         raise InvalidArgument(f"bench {', '.join(timed)}: device time needs a GPU; --toy goes through it at toy sizes")
     setting = Setting(backend, torch.device(device), toy, peer)
-    clock: Clock = setting.clock() if timed else ToyClock()  # the others have timers of their own
     outcome = BenchResult()
     for name in names:
         if name == "launches":
             outcome.entries += launches(backend, device, progress)
         for course in COURSES.get(name, ()):
-            carry_out(course(setting), clock, outcome, progress)
+            carry_out(course(setting), outcome, progress)
             if on_gpu:
                 torch.cuda.empty_cache()  # what fits is asked of the driver
         if found:
@@ -82,16 +79,9 @@ def run(
 
 def by_entry(entries: Sequence[Figure]) -> tuple[tuple[str, ...], list[list[str]]]:
     """Returns entries as a table: headings and rows."""
-    columns = ("op", "case", "value", "unit", "peer", "peer value", "ratio")
-    rows = [
-        [
-            entry.op, entry.case, _number(entry.value), entry.unit, entry.peer or "", _number(entry.peer_value),
-            _number(entry.ratio),
-        ]
-        for entry in entries
-    ]  # fmt: skip
-    return columns, rows
+    columns = tuple(each.name.replace("_", " ") for each in fields(Figure))
+    return columns, [["" if cell is None else _text(cell) for cell in astuple(entry)] for entry in entries]
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else str(value) if isinstance(value, int) else f"{value:.4g}"
+def _text(cell: str | float) -> str:
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)

@@ -1,29 +1,18 @@
-"""What a timed benchmark is made of: a check and, only where it finds nothing wrong, a measurement."""
+"""What a benchmark is made of: a check and, only where it finds nothing wrong, a measurement."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import cached_property
+from typing import NamedTuple, TypeVar
 
 import torch
 
-from memstate.cli.bench.clock import Clock, DeviceClock, ToyClock
+from memstate.cli.bench.clock import Clock, DeviceClock
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 
-PEERS = {
-    "device-copy": "torch's own copy_ (or zero_) of as many bytes in one piece, in the same session",
-    "torch-indexing": "t[:, dst] = t[:, src], index_select, index_copy_ and index_fill_, plane by plane",
-    "torch-free-list": "a tensor of free slots: claim slices it, release concatenates",
-    "row-by-row": "ownership kept request by request in torch tensors: memstate.cli.bench.naive",
-    "nothing-due": "the same step of the same strategy with no row at a boundary",
-    "sglang": "SGLang's prefix cache for hybrid models with its default core, in Rust, where it is installed",
-    "sglang-python": "the same with its core in Python",
-    "memory-copy": "numpy's copyto of the same bytes in host memory, in turns",
-    "pinned-copy": "torch's copy_ of the same bytes in one piece between device and pinned host memory, in turns",
-    "plain-file": "files of the same bytes in the same folder: one write or read each, in turns",
-    "plain-hash": "one hash or checksum of the same bytes in one piece, in turns",
-}
+PEERS = ("device-copy", "torch-indexing", "sglang", "memory-copy", "pinned-copy", "plain-file")
 Progress = Callable[[int, int], None]
 T = TypeVar("T")
 
@@ -37,7 +26,7 @@ class Figure:
         case: Case of the operation.
         value: What was measured.
         unit: Its unit.
-        peer: What it is compared with.
+        peer: What it is compared with, one of `PEERS`.
         peer_value: The peer's value.
         ratio: value / peer_value.
     """
@@ -82,9 +71,10 @@ class Setting:
         """Returns what the results are compared with."""
         return Backend("reference", self.device)
 
+    @cached_property
     def clock(self) -> Clock:
-        """Returns what measures here."""
-        return ToyClock() if self.toy else DeviceClock(self.device)
+        """What measures device time here."""
+        return Clock() if self.toy else DeviceClock(self.device)
 
     def case(self, text: str) -> str:
         """Returns the name of a case, which at toy sizes says so."""
@@ -94,34 +84,36 @@ class Setting:
         """Whether a peer is to be measured."""
         return self.peer in (None, peer)
 
-    def entry(
-        self, op: str, case: str, value: float, unit: str, peer: str, peer_value: Callable[[], float]
+    def micros(self, op: str, case: str, seconds: float, unit: str = "us") -> Figure:
+        """Returns a time beside no peer, in microseconds."""
+        return Figure(op, self.case(case), seconds * 1e6, unit)
+
+    def beside(
+        self, figure: Figure, peer: str, seconds: Callable[[], float], value: Callable[[float], float]
     ) -> Figure:  # fmt: skip
-        """Returns a value beside a peer's, which is measured only where that peer is wanted."""
-        alone = Figure(op, self.case(case), value, unit)
+        """Returns a figure beside a peer's, of which `seconds` are measured only where that peer is wanted."""
         if not self.compares(peer):
-            return alone
+            return figure
         try:
-            other = peer_value()
+            other = value(seconds())
         except Exception as error:  # a peer that cannot run here takes nothing from what was measured
-            peer_left(f"{op}, {case}", peer, error)
-            return alone
-        return Figure(op, self.case(case), value, unit, peer, other, value / other)
+            peer_left(f"{figure.op}, {figure.case}", peer, error)
+            return figure
+        return Figure(figure.op, figure.case, figure.value, figure.unit, peer, other, figure.value / other)
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """One measurement.
 
     Attributes:
         name: For messages.
         check: Returns what is wrong, empty if nothing; it runs first.
-        measure: Returns the entries.
+        measure: Returns the figures.
     """
 
     name: str
     check: Callable[[], str]
-    measure: Callable[[Clock], list[Figure]]
+    measure: Callable[[], list[Figure]]
 
 
 @dataclass
@@ -132,33 +124,26 @@ class BenchResult:
     wrong: list[str] = field(default_factory=list)
 
 
-def carry_out(tasks: Iterable[Task], clock: Clock, outcome: BenchResult, progress: Progress | None = None) -> None:
+class Differs(Exception):
+    """What is measured does not do what it should."""
+
+
+def carry_out(tasks: Iterable[Task], outcome: BenchResult, progress: Progress | None = None) -> None:
     """Checks and measures one task after the other, and adds to `outcome`. A task that raises is wrong as well."""
-    done = 0
-    name = "the first task"
+    done, before = 0, "the first task"
     try:
         for task in tasks:
-            name = task.name
-            _carry_out(task, clock, outcome)
-            name, done = f"the task behind {name}", done + 1
+            try:
+                if why := task.check():
+                    raise Differs(why)
+                outcome.entries += task.measure()
+            except Exception as error:  # of whatever kind the device's libraries raise: the next task may still run
+                outcome.wrong.append(f"{task.name}: {_raised(error)}")
+            done, before = done + 1, f"the task behind {task.name}"
             if progress:
                 progress(done, done + 1)  # what is left is not known: tasks are made one by one
     except Exception as error:  # where a task is made: there is no going on
-        outcome.wrong.append(f"{name}: {_raised(error)}")
-
-
-def _carry_out(task: Task, clock: Clock, outcome: BenchResult) -> None:
-    try:
-        if why := task.check():
-            outcome.wrong.append(f"{task.name}: {why}")
-        else:
-            outcome.entries += task.measure(clock)
-    except Exception as error:  # of whatever kind the device's libraries raise: the next task may still run
-        outcome.wrong.append(f"{task.name}: {_raised(error)}")
-
-
-class Differs(Exception):
-    """What is measured does not do what it should."""
+        outcome.wrong.append(f"{before}: {_raised(error)}")
 
 
 def take_turns(

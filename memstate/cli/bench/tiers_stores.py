@@ -15,38 +15,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memstate.cli.bench.clock import Clock
 from memstate.cli.bench.task import Figure, Setting, Task
 from memstate.cli.bench.tiers_mooncake import Unavailable, loopback
-from memstate.cli.bench.tiers_turns import MIB, Side, Turns, cases, sized
+from memstate.cli.bench.tiers_turns import MIB, Side, cases, rates, sized
 from memstate.tiers import FileStore, MooncakeStore, Outcome
 from memstate.tiers.stores.base import Bytes
 
 SEGMENT, TOY_SEGMENT = 512 * MIB, 16 * MIB
-WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 Kept = FileStore | MooncakeStore  # stores that can take a record out again
 
 
 class _Plain:
-    """Files written and read by one call each, where the system takes that many bytes at a time."""
+    """Files written and read without a store, one after the other."""
 
     def __init__(self, folder: Path, of: list[Bytes], to: list[Bytes]) -> None:
         paths = [folder / f"plain-{at}" for at in range(len(of))]
-        self._files = [(path, a.data, b.data) for path, a, b in zip(paths, of, to, strict=True)]
+        self._files = list(zip(paths, of, to, strict=True))
 
     def put(self) -> None:
-        for path, view, _ in self._files:
-            descriptor = os.open(path, WRITE, 0o600)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            os.close(descriptor)
+        for path, source, _ in self._files:
+            source.tofile(path)
 
     def get(self) -> None:
-        for path, _, view in self._files:
+        for path, _, target in self._files:
             with open(path, "rb", buffering=0) as file:
-                while view and (count := file.readinto(view)):
-                    view = view[count:]
+                file.readinto(target.data)
 
     def discard(self) -> None:
         for path, _, _ in self._files:
@@ -59,8 +53,8 @@ class _Batch:
     memory: uint8 `way byte`, to write from and to read into.
     """
 
-    def __init__(self, store: Kept, turns: Turns, memory: Tensor, records: int, nbytes: int) -> None:
-        self.store, self.turns = store, turns
+    def __init__(self, setting: Setting, store: Kept, memory: Tensor, records: int, nbytes: int) -> None:
+        self.setting, self.store = setting, store
         self.case, self.total = sized(records, nbytes), records * nbytes
         self.names = [f"state-{os.urandom(32).hex()}" for _ in range(records)]
         self.source, self.target = (way[: self.total].numpy() for way in memory)
@@ -90,37 +84,37 @@ class _Batch:
             return "a record is not there after it was put, or there after it was taken out"
         return "" if np.array_equal(self.source, self.target) else "other bytes came back than were written"
 
-    def measure(self, name: str, plain: _Plain | None, clock: Clock) -> list[Figure]:
-        copy = {"memory-copy": Side(partial(np.copyto, self.target, self.source))}
-        puts = copy | ({"plain-file": Side(plain.put, plain.discard)} if plain else {})
-        entries = self.turns.rates(f"{name} put", self.case, self.total, Side(self.put, self.discard), puts)
-        keepers = (self, plain) if plain else (self,)
+    def measure(self, name: str, plain: _Plain | None) -> list[Figure]:
+        each = partial(rates, self.setting, case=self.case, nbytes=self.total)
+        puts = {"memory-copy": Side(partial(np.copyto, self.target, self.source))}
+        gets, keepers = dict(puts), (self, plain) if plain else (self,)
+        if plain:
+            puts["plain-file"], gets["plain-file"] = Side(plain.put, plain.discard), Side(plain.get)
+        entries = each(f"{name} put", ours=Side(self.put, self.discard), peers=puts)
         for keeper in keepers:
             keeper.put()
-        gets = copy | ({"plain-file": Side(plain.get)} if plain else {})
-        entries += self.turns.rates(f"{name} get", self.case, self.total, Side(self.get), gets)
+        entries += each(f"{name} get", ours=Side(self.get), peers=gets)
         for keeper in keepers:
             keeper.discard()
         return entries
 
 
-def _batches(name: str, store: Kept, turns: Turns, memory: Tensor, folder: Path | None) -> Iterator[Task]:
+def _batches(setting: Setting, name: str, store: Kept, memory: Tensor, folder: Path | None) -> Iterator[Task]:
     store.register(memory)
-    for records, nbytes in cases(turns.setting):
-        batch = _Batch(store, turns, memory, records, nbytes)
+    for records, nbytes in cases(setting):
+        batch = _Batch(setting, store, memory, records, nbytes)
         plain = _Plain(folder, batch.of, batch.to) if folder else None
         yield Task(f"{name}, {batch.case}", batch.check, partial(batch.measure, name, plain))
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
     """Yields puts and gets of files, and of Mooncake on loopback where it can be used."""
-    turns = Turns(setting)
     most = max(records * nbytes for records, nbytes in cases(setting))
     memory = torch.empty(2, most, dtype=torch.uint8).random_(0, 256)
     with tempfile.TemporaryDirectory(prefix="memstate-bench-") as folder:
-        yield from _batches("file", FileStore(Path(folder) / "store"), turns, memory, Path(folder))
+        yield from _batches(setting, "file", FileStore(Path(folder) / "store"), memory, Path(folder))
     try:
         with loopback(TOY_SEGMENT if setting.toy else SEGMENT) as store:
-            yield from _batches("mooncake", store, turns, memory, None)
+            yield from _batches(setting, "mooncake", store, memory, None)
     except Unavailable as error:
         print(f"tiers: measured without mooncake: {error}", file=sys.stderr)

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memstate.cli.bench.clock import Clock
 from memstate.cli.bench.task import Figure, Setting, Task, differing
-from memstate.cli.bench.tiers_turns import Side, Turns, cases, sized
+from memstate.cli.bench.tiers_turns import Side, cases, rates, sized
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
@@ -35,9 +34,8 @@ def layout_of(nbytes: int, layers: int) -> StateLayout:
 class _Ways:
     """States in slots, records for them in host memory, and what moves between."""
 
-    def __init__(self, turns: Turns, records: int, nbytes: int) -> None:
-        setting = self.setting = turns.setting
-        self.turns, self.case, self.total = turns, sized(records, nbytes), records * nbytes
+    def __init__(self, setting: Setting, records: int, nbytes: int) -> None:
+        self.setting, self.case, self.total = setting, sized(records, nbytes), records * nbytes
         layout = layout_of(nbytes, TOY_LAYERS if setting.toy else LAYERS)
         self.planes = Planes(layout, records, setting.make_backend())
         form = RecordFormat("state", layout, bytes(32))
@@ -85,35 +83,28 @@ class _Ways:
         self.planes.scrub_null()
         return found or differing([("states", self.states(), states)])
 
-    def measure(self, clock: Clock) -> list[Figure]:
-        host, device = self._plain()
-        sides = {
-            "out": (Side(self.out, self.end), partial(self._copy, host, device)),
-            "in": (Side(self.into, self.end), partial(self._copy, device, host)),
-        }
-        peer = "pinned-copy" if self.setting.device.type == "cuda" else "memory-copy"
-        return [
-            entry
-            for way, (ours, plain) in sides.items()
-            for entry in self.turns.rates(f"transfer {way}", self.case, self.total, ours, {peer: Side(plain)})
-        ]
-
-    def _plain(self) -> tuple[Tensor, Tensor]:
+    def measure(self) -> list[Figure]:
         on_gpu = self.setting.device.type == "cuda"
         host = torch.empty(self.total, dtype=torch.uint8, pin_memory=on_gpu).random_(0, 256)
-        return host, torch.empty(self.total, dtype=torch.uint8, device=self.setting.device).random_(0, 256)
+        device = torch.empty(self.total, dtype=torch.uint8, device=self.setting.device).random_(0, 256)
 
-    def _copy(self, to: Tensor, of: Tensor) -> None:
-        if to.device == of.device:
-            np.copyto(to.numpy(), of.numpy())
-        else:
-            to.copy_(of, non_blocking=True)
-            torch.cuda.synchronize(self.setting.device)
+        def copy(to: Tensor, of: Tensor) -> None:
+            if on_gpu:
+                to.copy_(of, non_blocking=True)
+                torch.cuda.synchronize(self.setting.device)
+            else:
+                np.copyto(to.numpy(), of.numpy())
+
+        each = partial(rates, self.setting, case=self.case, nbytes=self.total)
+        peer = "pinned-copy" if on_gpu else "memory-copy"
+        return [
+            *each("transfer out", ours=Side(self.out, self.end), peers={peer: Side(partial(copy, host, device))}),
+            *each("transfer in", ours=Side(self.into, self.end), peers={peer: Side(partial(copy, device, host))}),
+        ]
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
     """Yields batches of states out of slots and into them."""
-    turns = Turns(setting)
     for records, nbytes in cases(setting):
-        ways = _Ways(turns, records, nbytes)
+        ways = _Ways(setting, records, nbytes)
         yield Task(f"transfers, {ways.case}", ways.check, ways.measure)

@@ -1,15 +1,13 @@
 """Sides that are measured in turns, and on how many bytes. Knows no store and no device's layout."""
 
-import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from memstate.cli.bench.clock import Act, nothing
+from memstate.cli.bench.clock import Act, host_seconds, nothing
 from memstate.cli.bench.task import Figure, Setting, take_turns
 
 KIB, MIB = 2**10, 2**20
@@ -41,39 +39,35 @@ class Side(NamedTuple):
     undo: Act = nothing
 
 
-class Turns:
-    """Sides take one call each in every round."""
+def rates(
+    setting: Setting, op: str, case: str, nbytes: int, ours: Side, peers: Mapping[str, Side]
+) -> list[Figure]:  # fmt: skip
+    """Measures bytes a second of sides that take one call each in every round.
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting, self.rounds = setting, TOY_ROUNDS if setting.toy else ROUNDS
-        self._cold = np.zeros(0 if setting.toy else COLD, np.uint8)
+    Args:
+        setting: Of the benchmark.
+        op: Operation of the figures.
+        case: Case of the figures.
+        nbytes: Bytes that a call of any side moves.
+        ours: What memstate does.
+        peers: What it is compared with, by name.
 
-    def rates(self, op: str, case: str, nbytes: int, ours: Side, peers: Mapping[str, Side]) -> list[Figure]:
-        """Returns bytes a second, beside each peer that moves as many."""
-        return self.entries(op, case, "bytes/s", lambda seconds: nbytes / seconds, ours, peers)
+    Returns:
+        A figure for each peer that is wanted and can do it, or one beside no peer.
 
-    def entries(
-        self, op: str, case: str, unit: str, value: Callable[[float], float], ours: Side, peers: Mapping[str, Side]
-    ) -> list[Figure]:
-        """Returns an entry for each peer that is wanted; `value` is of the median seconds of a call."""
-        sides, spent = {"": ours}, defaultdict[str, list[float]](list)
-        wanted = {name: peers[name] for name in peers if self.setting.compares(name)}
+    Syncs: yes, on a GPU.
+    """
+    spent = defaultdict[str, list[float]](list)
+    wanted = {name: peers[name] for name in peers if setting.compares(name)}
+    cold = np.zeros(0 if setting.toy else COLD, np.uint8)
 
-        def act(turn: int, name: str, side: Side) -> None:
-            spent[name].append(self._seconds(side))
-
-        take_turns(sides, wanted, 1 + self.rounds, act, f"{op}, {case}")
-        values = {name: value(median(spent[name][1:])) for name in ("", *wanted)}
-        mine = values.pop("")
-        alone = (op, self.setting.case(case), mine, unit)
-        return [Figure(*alone, name, other, mine / other) for name, other in values.items()] or [Figure(*alone)]
-
-    def _seconds(self, side: Side) -> float:
-        self._cold.fill(1)
-        if self.setting.device.type == "cuda":
-            torch.cuda.synchronize(self.setting.device)
-        begin = time.perf_counter()
-        side.act()
-        end = time.perf_counter()
+    def act(turn: int, name: str, side: Side) -> None:
+        cold.fill(1)
+        spent[name].append(host_seconds(side.act, setting.device))
         side.undo()
-        return end - begin
+
+    take_turns({"": ours}, wanted, 1 + (TOY_ROUNDS if setting.toy else ROUNDS), act, f"{op}, {case}")
+    value = {name: nbytes / median(spent[name][1:]) for name in ("", *wanted)}  # the first round may compile
+    alone = (op, setting.case(case), value[""], "bytes/s")
+    beside = [(name, value[name], value[""] / value[name]) for name in wanted]
+    return [Figure(*alone, *each) for each in beside] or [Figure(*alone)]

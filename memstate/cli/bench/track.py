@@ -4,10 +4,11 @@ A boundary at every token makes every row due in every step; boundaries 2^30 tok
 """
 
 from collections.abc import Iterator
+from itertools import product
 
 import torch
 
-from memstate.cli.bench.clock import Clock, nothing
+from memstate.cli.bench.clock import nothing
 from memstate.cli.bench.task import Figure, Setting, Task, differing
 from memstate.engine.manager import NO_LIMIT, StateManager
 from memstate.engine.settings import Forward
@@ -28,27 +29,6 @@ WINDOW, ACCEPTED = 3, 2  # tokens drafted and accepted
 STEPS = 5  # compared with the reference: lanes are empty, filled and taken again
 
 
-def beside_idle(
-    setting: Setting, op: str, case: str, seconds: float, idle: dict[str, float], key: str, every: int
-) -> Figure:
-    """Makes the entry of a step; one with every row due stands beside the same step with nothing due.
-
-    Args:
-        setting: Of the benchmark.
-        op: Operation of the entry.
-        case: Case of the entry.
-        seconds: Of the step.
-        idle: Seconds of steps with nothing due, by key; filled by them.
-        key: Of the step.
-        every: `NEVER` or `ALWAYS`.
-    """
-    if every == NEVER:
-        idle[key] = seconds
-    if every == NEVER or key not in idle:
-        return Figure(op, setting.case(case), seconds * 1e6, "us")
-    return setting.entry(op, case, seconds * 1e6, "us", "nothing-due", lambda: idle[key] * 1e6)
-
-
 class _Rows:
     """A manager with `size` rows in one batch; plans and settles come past its mirror, from then on its own again."""
 
@@ -64,6 +44,7 @@ class _Rows:
         tokens = torch.ones_like(self.rows)
         self.tokens, self.accepted = tokens * WINDOW if window else tokens, tokens * ACCEPTED
         self.rules = self.mem._mirror.rules
+        self.settles = tracking.releases_at_settle and self.rules.every == ALWAYS  # where the mirror says lanes can go
         self.record = self.mem._log.next_record(size)
         self.outcome = self.mem._log.outcome(size) if window else None
 
@@ -74,9 +55,9 @@ class _Rows:
         self.file.settle(self.record, None)
 
     def step(self) -> None:
-        """What a decode step launches: settle where the mirror says that lanes can go."""
+        """What a decode step launches."""
         self.plan()
-        if self.mem.tracking.releases_at_settle and self.rules.every == ALWAYS:
+        if self.settles:
             self.settle()
 
     def draft(self) -> None:
@@ -90,7 +71,7 @@ class _Rows:
     def speculate(self) -> None:
         self.draft()
         self.accept()
-        if self.mem.tracking.releases_at_settle and self.rules.every == ALWAYS:
+        if self.settles:
             self.settle()
 
     def wrong(self, twin: "_Rows") -> str:
@@ -105,57 +86,53 @@ class _Rows:
 
 
 class _Bench:
-    """One strategy, batch size and kind of step."""
+    """One strategy, batch size and kind of step: plain steps, or windows of drafted tokens."""
 
     def __init__(self, setting: Setting, name: str, size: int, window: bool) -> None:
-        self.setting, self.window = setting, window
-        self.name, self.case = name, f"R={size} {name}"
-        self.pairs = {}
-        for every in (NEVER, ALWAYS) if name != "none" else (NEVER,):
-            tracking = STRATEGIES[name](every)
-            backends = (setting.make_backend(), setting.reference())
-            self.pairs[every] = [_Rows(backend, tracking, size, window) for backend in backends]
+        self.setting, self.window, self.case = setting, window, f"R={size} {name}"
+        backends = (setting.make_backend(), setting.reference())
+        self.pairs = {
+            every: [_Rows(backend, STRATEGIES[name](every), size, window) for backend in backends]
+            for every in ((NEVER,) if name == "none" else (NEVER, ALWAYS))
+        }
 
     def check(self) -> str:
-        for every, pair in self.pairs.items():
+        for every, (mine, twin) in self.pairs.items():
             for _ in range(STEPS):
-                for rows in pair:
+                for rows in (mine, twin):
                     (rows.speculate if self.window else rows.step)()
-                if found := pair[0].wrong(pair[1]):
+                if found := mine.wrong(twin):
                     return f"{DUE[every]}: {found}"
         return ""
 
-    def measure(self, clock: Clock) -> list[Figure]:
-        idle: dict[str, float] = {}
+    def measure(self) -> list[Figure]:
         entries = []
         for every, (rows, _) in self.pairs.items():
-            times = self._accept(clock, rows) if self.window else self._plan(clock, rows, every)
-            for (op, way), seconds in times.items():
-                case = f"{self.case}, {DUE[every]}{way}"
-                entries.append(beside_idle(self.setting, op, case, seconds, idle, op + way, every))
+            case = f"{self.case}, {DUE[every]}"
+            times = self._windows(rows) if self.window else self._plain(rows, rows.settles)
+            for op, seconds in times.items():
+                graph = ", in a graph" if op in ("step", "window and accept") else ""
+                entries.append(self.setting.micros(op, case + graph, seconds))
             rows.mem.check()
         return entries
 
-    def _plan(self, clock: Clock, rows: _Rows, every: int) -> dict[tuple[str, str], float]:
-        releases = rows.mem.tracking.releases_at_settle and every == ALWAYS
-        times = {("plan", ""): clock.alone(rows.plan, rows.settle if releases else nothing)}
-        if releases:
-            times["settle", ""] = clock.alone(rows.settle, rows.plan)
-        times["step", ", in a graph"] = clock.in_graph(rows.step)
-        return times
+    def _plain(self, rows: _Rows, settles: bool) -> dict[str, float]:
+        clock = self.setting.clock
+        times = {"plan": clock.alone(rows.plan, rows.settle if settles else nothing)}
+        if settles:
+            times["settle"] = clock.alone(rows.settle, rows.plan)
+        return times | {"step": clock.in_graph(rows.step)}
 
-    def _accept(self, clock: Clock, rows: _Rows) -> dict[tuple[str, str], float]:
+    def _windows(self, rows: _Rows) -> dict[str, float]:
+        clock = self.setting.clock
         return {
-            ("accept", ""): clock.alone(rows.accept, rows.draft),
-            ("window and accept", ", in a graph"): clock.in_graph(rows.speculate),
+            "accept": clock.alone(rows.accept, rows.draft),
+            "window and accept": clock.in_graph(rows.speculate),
         }
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
     """Yields plain and speculative steps of every strategy, for 1, 64 and 256 rows."""
-    for size in TOY_SIZES if setting.toy else SIZES:
-        for name in STRATEGIES:
-            for window in (False, True):
-                bench = _Bench(setting, name, size, window)
-                kind = "accept" if window else "plan and settle"
-                yield Task(f"{kind}, {bench.case}", bench.check, bench.measure)
+    for size, name, window in product(TOY_SIZES if setting.toy else SIZES, STRATEGIES, (False, True)):
+        bench = _Bench(setting, name, size, window)
+        yield Task(f"{'accept' if window else 'plan and settle'}, {bench.case}", bench.check, bench.measure)

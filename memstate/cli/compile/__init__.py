@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from memstate.cli.compile.build import TARGETS, build
-from memstate.cli.compile.report import KernelReport
+from memstate.cli.compile.build import TARGETS, KernelReport, build
 from memstate.cli.worker import WorkerFailed, run_module
 from memstate.errors import CompileFailed, ConfigurationError, InvalidArgument
 from memstate.kernels.catalog import CompileCase, all_cases

@@ -1,13 +1,11 @@
 """Compiles one kernel for one target, without a GPU, and reports what came out. Knows Triton's compiler."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from memstate.cli.compile import amdgcn, ptx
-from memstate.cli.compile.places import source_barriers
-from memstate.cli.compile.provenance import WIDE_BITS, plane_accesses
-from memstate.cli.compile.report import KernelReport
+from memstate.cli.compile.accesses import WIDE_BITS, accesses, plane_accesses
+from memstate.cli.compile.assembly import barriers, resources
 from memstate.errors import CompileFailed
 from memstate.kernels import catalog
 from memstate.kernels.catalog import CompileCase
@@ -19,6 +17,33 @@ TARGETS: dict[str, tuple[str, int | str, int]] = {  # name -> Triton's backend, 
     "gfx942": ("hip", "gfx942", 64),
 }
 KERNELS = Path(catalog.__file__).parent
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """One kernel compiled for one target.
+
+    Attributes:
+        kernel: Name of the kernel.
+        target: Name of the target.
+        registers: Per thread.
+        spill_bytes: Per thread.
+        shared_bytes: Shared memory of one program.
+        narrowest_bulk_access_bits: Of one lane's loads and stores that move plane bytes; None where none do.
+        barriers: In the program's text.
+        ok: Whether nothing spilled, and plane bytes move at least 16 at a time.
+        source_barriers: Those of the barriers that the kernel's source asks for; the compiler added the others.
+    """
+
+    kernel: str
+    target: str
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    narrowest_bulk_access_bits: int | None
+    barriers: int
+    ok: bool
+    source_barriers: int = 0
 
 
 def build(case: CompileCase, target: str) -> KernelReport:
@@ -53,31 +78,23 @@ def compile_case(case: CompileCase, target: str) -> Any:
 def inspect(case: CompileCase, target: str, compiled: Any) -> KernelReport:
     """Reports what the compiled texts of a kernel say."""
     arguments = [name for name in case.kernel.arg_names if name not in case.constexprs]
-    reader: ModuleType
-    if "amdgcn" in compiled.asm:
-        text, reader = compiled.asm["amdgcn"], amdgcn
-        resources = amdgcn.resources(text)
-    else:
-        from triton import knobs
-
-        text, reader = compiled.asm["ptx"], ptx
-        resources = ptx.resources(compiled.asm["cubin"], knobs.nvidia.cuobjdump.path)
-
     narrowest = None
     if case.plane_args:
         pointers = [name for name in arguments if case.signature[name].startswith("*")]
-        moved = plane_accesses(reader.accesses(text, arguments), case.plane_args, pointers)
+        moved = plane_accesses(accesses(compiled.asm["llir"], arguments), case.plane_args, pointers)
         narrowest = min((access.bits for access in moved), default=None)
+    used = resources(compiled.asm)
     folders = (Path(case.kernel.fn.__code__.co_filename).parent, KERNELS)
+    found, of_source = barriers(compiled.asm.get("amdgcn") or compiled.asm["ptx"], folders)
     wide = narrowest is not None and narrowest >= WIDE_BITS
     return KernelReport(
         kernel=case.name,
         target=target,
-        registers=resources.registers,
-        spill_bytes=resources.spill_bytes,
+        registers=used.registers,
+        spill_bytes=used.spill_bytes,
         shared_bytes=compiled.metadata.shared,
         narrowest_bulk_access_bits=narrowest,
-        barriers=reader.barriers(text),
-        ok=resources.spill_bytes == 0 and (wide or not case.plane_args),
-        source_barriers=source_barriers(text, folders),
+        barriers=found,
+        ok=used.spill_bytes == 0 and (wide or not case.plane_args),
+        source_barriers=of_source,
     )

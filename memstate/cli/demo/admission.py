@@ -45,7 +45,10 @@ class Admission:
             self.witness.look_now()  # what is published so far is seen as it was
             self.mem.submit()
         while batch:
-            requests = [self._request(work) for work in batch]
+            requests = [
+                Request(work.name, len(work.tokens), tokens=work.tokens, session=self.streams.of(work))
+                for work in batch
+            ]
             if self.sabotage:
                 self.sabotage.strike(batch, [request.session for request in requests])
             try:
@@ -82,9 +85,6 @@ class Admission:
         freed = (self.mem.free_slots, self.mem.free_pages) != before
         self.meter.gave_way["cache cleared"] += freed
         return freed
-
-    def _request(self, work: Work) -> Request:
-        return Request(work.name, len(work.tokens), tokens=work.tokens, session=self.streams.of(work))
 
     def _refuse(self, work: Work, short_of: str) -> None:
         """Counts a request that has to wait, once for each thing it waits for."""

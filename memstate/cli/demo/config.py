@@ -5,16 +5,23 @@ from pathlib import Path
 from typing import get_args
 
 from memstate.cli import names
-from memstate.cli.demo.mixers import MIXERS
 from memstate.cli.demo.sizes import ModelSize
 from memstate.errors import InvalidArgument
 from memstate.state.layout import Order
 from memstate.tiers.settings import Write
 
 STRATEGIES: tuple[str, ...] = get_args(names.Strategy)
-MODELS = tuple(MIXERS)
+MODELS: tuple[str, ...] = get_args(names.Model)
 LAYOUTS: dict[str, Order] = {"layer-major": "layer_major", "slot-major": "slot_major"}
 ENGINES: tuple[str, ...] = get_args(names.Engine)
+CHOICES: dict[str, tuple[str | None, ...]] = {
+    "strategy": STRATEGIES, "model": MODELS, "layout": tuple(LAYOUTS), "engine": ENGINES,
+    "storage": get_args(names.Storage), "write": get_args(Write), "sabotage": (None, *get_args(names.Sabotage)),
+}  # fmt: skip
+LEAST = {
+    "slots": 1, "track_every": 1, "page_size": 1, "batch": 2, "chunk": 1, "sessions": 0, "mooncake_segment": 0,
+    "requests": 1, "pages": 1, "host_slots": 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -86,23 +93,16 @@ class DemoConfig:
     size: ModelSize = field(default_factory=ModelSize)
 
     def __post_init__(self) -> None:
-        one_of("strategy", self.strategy, STRATEGIES)
-        one_of("model", self.model, MODELS)
-        one_of("layout", self.layout, tuple(LAYOUTS))
-        one_of("engine", self.engine, ENGINES)
-        one_of("storage", self.storage, get_args(names.Storage))
-        one_of("write", self.write, get_args(Write))
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise InvalidArgument(f"{name} {getattr(self, name)!r}: expected {', '.join(filter(None, allowed))}")
         if self.storage_path is not None and self.storage != "file":
             raise InvalidArgument(f"storage-path {self.storage_path}: it is for storage file, not {self.storage}")
-        if self.sabotage is not None:
-            one_of("sabotage", self.sabotage, get_args(names.Sabotage))
-        smallest = {"slots": 1, "track_every": 1, "page_size": 1, "batch": 2, "chunk": 1, "sessions": 0}
-        for name, least in smallest.items():
-            at_least(name, getattr(self, name), least)
-        at_least("mooncake_segment", self.mooncake_segment, 0)
-        for name in ("requests", "pages", "host_slots"):
-            if getattr(self, name) is not None:
-                at_least(name, getattr(self, name), 1)
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                shown = f"{name.replace('_', '-')} {value!r}"
+                raise InvalidArgument(f"{shown}: expected a whole number of at least {least}")
         if not -(2**63) <= self.seed < 2**63:
             raise InvalidArgument(f"seed {self.seed}: expected a 64-bit whole number")
         if not 0.0 <= self.fail_claims <= 1.0:
@@ -116,23 +116,3 @@ class DemoConfig:
     def order(self) -> Order:
         """The layout's name in `StateLayout`."""
         return LAYOUTS[self.layout]
-
-
-def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Checks that `value` is among `allowed`.
-
-    Raises:
-        InvalidArgument: It is not.
-    """
-    if value not in allowed:
-        raise InvalidArgument(f"{name} {value!r}: expected {', '.join(allowed)}")
-
-
-def at_least(name: str, value: int, least: int) -> None:
-    """Checks that `value` is a whole number from `least` on.
-
-    Raises:
-        InvalidArgument: It is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidArgument(f"{name.replace('_', '-')} {value!r}: expected a whole number of at least {least}")

@@ -5,13 +5,12 @@ Knows no model and no cache; a token is a byte.
 
 import importlib
 import inspect
-import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from memstate.cli.files import objects
 from memstate.errors import InvalidArgument
 
 MODULES = (
@@ -74,16 +73,13 @@ def from_file(path: Path) -> list[Conversation]:
     Raises:
         InvalidArgument: Names the file and the line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # other line ends may stand inside a JSON text
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"input {path}: {error}") from error
     conversations: list[Conversation] = []
-    for at, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        where = f"input {path}, line {at}"
-        system, turns = _parse(line, where)
+    for place, entry in objects(path, '{"system": "...", "turns": ["..."]}'):
+        where, system, turns = f"input {place}", entry.get("system", ""), entry.get("turns")
+        if not isinstance(system, str):
+            raise InvalidArgument(f'{where}: "system" must be a text')
+        if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
+            raise InvalidArgument(f'{where}: "turns" must be a list of one or more texts that are not empty')
         try:
             conversation = Conversation(len(conversations), system.encode(), tuple(turn.encode() for turn in turns))
         except UnicodeEncodeError as error:
@@ -107,23 +103,6 @@ def first_requests(conversations: list[Conversation], requests: int) -> list[Con
             kept.append(Conversation(conversation.number, conversation.system, turns))
         requests -= len(turns)
     return kept
-
-
-def _parse(line: str, where: str) -> tuple[str, list[str]]:
-    try:
-        found: Any = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InvalidArgument(f"{where}: not JSON ({error.msg.removesuffix(' at')}, column {error.colno})") from error
-    except (ValueError, RecursionError) as error:  # a number or a nesting beyond what Python reads
-        raise InvalidArgument(f"{where}: not JSON that can be read ({error})") from error
-    if not isinstance(found, dict):
-        raise InvalidArgument(f'{where}: expected an object {{"system": "...", "turns": ["..."]}}')
-    system, turns = found.get("system", ""), found.get("turns")
-    if not isinstance(system, str):
-        raise InvalidArgument(f'{where}: "system" must be a text')
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
-        raise InvalidArgument(f'{where}: "turns" must be a list of one or more texts that are not empty')
-    return system, turns
 
 
 def _read_module(name: str) -> tuple[str, str, list[str]] | None:

@@ -1,9 +1,9 @@
 """Figures of a running decode loop, sampled from the host's mirror and the backend's counts."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from memstate.engine.manager import StateManager
 from memstate.kernels.dispatch import Counts
@@ -13,7 +13,8 @@ OWNERSHIP = ("ownership", "run_data")
 COPY = "copy_slots"
 
 
-class Asked(NamedTuple):
+@dataclass
+class Asked:
     """What a part of the loop asked of the device.
 
     Attributes:
@@ -33,20 +34,6 @@ class Asked(NamedTuple):
         """What steps cost, without ownership changes."""
         return self.step + self.copies
 
-    @classmethod
-    def so_far(cls, counts: Counts) -> "Asked":
-        """Everything since the start."""
-        ownership = sum(counts.launches[op] for op in OWNERSHIP)
-        copies = counts.launches[COPY]
-        return cls(counts.total_launches - ownership - copies, copies, ownership, counts.syncs)
-
-    def plus(self, begin: "Asked", end: "Asked") -> "Asked":
-        """With what was asked from `begin` to `end` added."""
-        return Asked(*(mine + b - a for mine, a, b in zip(self, begin, end, strict=True)))
-
-
-NOTHING = Asked()
-
 
 class Gauge:
     """Measures plan and settle.
@@ -58,15 +45,23 @@ class Gauge:
         self._counts = counts
         self._copies = counts.launches[COPY]
 
-    def begin(self) -> Asked:
-        """Where a measurement starts."""
-        return Asked.so_far(self._counts)._replace(copies=self._copies)
+    @contextmanager
+    def adding_to(self, asked: Asked) -> Iterator[None]:
+        """Adds what a block asks of the device."""
+        counts, copies = self._counts, self._copies
+        launches, ownership, syncs = counts.total_launches, self._ownership, counts.syncs
+        already = counts.launches[COPY]
+        yield
+        self._copies = counts.launches[COPY]
+        changed = self._ownership - ownership
+        asked.copies += self._copies - copies
+        asked.ownership += changed
+        asked.step += counts.total_launches - launches - changed - (self._copies - already)
+        asked.syncs += counts.syncs - syncs
 
-    def end(self, begin: Asked, before: Asked = NOTHING) -> Asked:
-        """What was asked since `begin`, added to what was asked before."""
-        now = Asked.so_far(self._counts)
-        self._copies = now.copies
-        return before.plus(begin, now)
+    @property
+    def _ownership(self) -> int:
+        return sum(self._counts.launches[op] for op in OWNERSHIP)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from memstate.cli.demo.chance import Chance
 from memstate.cli.demo.config import DemoConfig
 from memstate.cli.demo.corpus import Conversation
 from memstate.cli.demo.engines import Engine
-from memstate.cli.demo.meter import Gauge, Meter
+from memstate.cli.demo.meter import Asked, Gauge, Meter
 from memstate.cli.demo.stepper import Stepper
 from memstate.cli.demo.transcript import Transcript, Witness
 from memstate.cli.demo.work import Batch, Flight, Work, assemble
@@ -92,17 +92,13 @@ class Scheduler:
         flight = self._launch()
         if flight is None:
             self.mem.poll()
-            self._nap()
+            if self.admission.waiting and not self.running:
+                self.admission.fetches.nap()  # the first in the queue waits for storage
         if self.config.overlap:
             flight, self._flight = self._flight, flight
         if flight:
             self._collect(flight)
         self.meter.look(self.mem, (work.handle for work in self.running))
-
-    def _nap(self) -> None:
-        """Waits for storage where no request runs and the first in the queue waits for storage."""
-        if self.admission.waiting and not self.running:
-            self.admission.fetches.nap()
 
     def _launch(self) -> Flight | None:
         """Plans and submits a step for every request that is not known to be finished."""
@@ -110,9 +106,9 @@ class Scheduler:
         if not going:
             return None
         batch = assemble(self.config, going)
-        begin = self.gauge.begin()
-        step = self.mem.plan(batch.rows, batch.counts, limit=self.chance.claims_allowed(len(going)))
-        asked = self.gauge.end(begin)
+        asked, limit = Asked(), self.chance.claims_allowed(len(going))
+        with self.gauge.adding_to(asked):
+            step = self.mem.plan(batch.rows, batch.counts, limit=limit)
         if self.chance.cancels():
             self._cancel(step, batch)
             return None
@@ -124,9 +120,8 @@ class Scheduler:
         if self.config.sabotage or self.chance.tells():
             self.mem.submit(step)
         self.meter.look(self.mem, (work.handle for work in self.running))
-        begin = self.gauge.begin()
-        self.mem.poll()
-        asked = self.gauge.end(begin, asked)
+        with self.gauge.adding_to(asked):
+            self.mem.poll()
         self.meter.steps += 1
         self.meter.mixed_steps += not batch.decode_only
         return Flight(step, results, batch.entries, batch.decode_only, asked)
@@ -195,11 +190,10 @@ class Scheduler:
             finished[entry.place] = work.rule.ends(len(work.answer), work.tokens[-1])
             if not finished[entry.place] and len(work.answer) == work.rule.abort_after:
                 broken_off.append(work)
-        begin = self.gauge.begin()
-        self.mem.settle(flight.step, finished)
-        asked = self.gauge.end(begin, flight.asked)
+        with self.gauge.adding_to(flight.asked):
+            self.mem.settle(flight.step, finished)
         if flight.decode_only:
-            self.meter.decode.append(asked)
+            self.meter.decode.append(flight.asked)
         done = [entry.work for entry in flight.entries if entry.current and finished[entry.place]]
         if done:
             self._finish(done)

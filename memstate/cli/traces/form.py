@@ -5,22 +5,19 @@ Knows nothing of the content: the writer of the file decides whether equal ids m
 
 import gzip
 import json
-import os
-import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Final
 
-from memstate.cli.files import replacing
+from memstate.cli.files import objects, replacing
 from memstate.errors import InvalidArgument
 
 BLOCK: Final = 512  # tokens that one id stands for
 COUNTS: Final = ("timestamp", "input_length", "output_length")
 EXAMPLE: Final = '{"timestamp": 0, "input_length": 600, "output_length": 50, "hash_ids": [0, 1]}'
-MAGIC: Final = b"\x1f\x8b"  # how a gzip file begins
-LINES_PER_REPORT: Final = 500
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class TraceRequest:
         for name in COUNTS:
             _require_whole(name, getattr(self, name))
         if not isinstance(self.hash_ids, tuple):
-            raise InvalidArgument(f"hash_ids={short(self.hash_ids)}: expected a tuple of whole numbers")
+            raise InvalidArgument(f"hash_ids={short(self.hash_ids)}: expected a list of whole numbers")
         for place, value in enumerate(self.hash_ids):
             if type(value) is not int or value < 0:  # once more here: a call for each of a million ids is felt
                 _require_whole(f"hash_ids[{place}]", value)
@@ -61,9 +58,7 @@ class TraceRequest:
             )
 
 
-def read(
-    path: Path, limit: int | None = None, progress: Callable[[int, int], None] | None = None
-) -> list[TraceRequest]:
+def read(path: Path, limit: int | None = None) -> list[TraceRequest]:
     """Reads the requests of a file in its order, compressed or not, whatever its name; skips blank lines.
 
     Fields beyond the four are ignored.
@@ -71,7 +66,6 @@ def read(
     Args:
         path: The file.
         limit: Requests to stop after; what follows is not read.
-        progress: Called with (bytes read, bytes of the file), never for a pipe.
 
     Raises:
         InvalidArgument: The file cannot be read or holds anything else; names file and line in one line.
@@ -80,31 +74,17 @@ def read(
     """
     if limit is not None and (type(limit) is not int or limit < 1):
         raise InvalidArgument(f"limit={short(limit)}: expected a whole number from 1 on, or None for all requests")
-    shown, number = repr(str(path)), 0
     found: list[TraceRequest] = []
-    try:
-        with open(path, "rb") as raw:
-            size = os.fstat(raw.fileno()).st_size
-            report = progress if raw.seekable() else None
-            for number, line in enumerate(gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == MAGIC else raw, 1):
-                if line.strip():
-                    found.append(_parsed(line))
-                    if len(found) == limit:
-                        break
-                if report is not None and number % LINES_PER_REPORT == 0:
-                    report(raw.tell(), size)
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{shown}, line {number}: {error}") from error
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InvalidArgument(
-            f"{shown}, after line {number}: the gzip file is cut short or damaged: {error}"
-        ) from error
-    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-        raise InvalidArgument(f"{shown}: {getattr(error, 'strerror', None) or error}") from error
+    for where, entry in islice(objects(path, EXAMPLE), limit):
+        try:
+            if missing := [name for name in (*COUNTS, "hash_ids") if name not in entry]:
+                raise InvalidArgument(f"{', '.join(missing)} missing: expected an object such as {EXAMPLE}")
+            at, given, generated, ids = (entry[name] for name in (*COUNTS, "hash_ids"))
+            found.append(TraceRequest(at, given, generated, tuple(ids) if isinstance(ids, list) else ids))
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{where}: {error}") from error
     if not found:
-        raise InvalidArgument(f"{shown}: no request in {number} lines: expected lines such as {EXAMPLE}")
-    if report is not None:
-        report(size, size)
+        raise InvalidArgument(f"{str(path)!r}: no request in it: expected lines such as {EXAMPLE}")
     return found
 
 
@@ -135,25 +115,6 @@ def write(path: Path, requests: Iterable[TraceRequest]) -> None:
 
 def _line(request: TraceRequest) -> bytes:
     return json.dumps(vars(request)).encode() + b"\n"
-
-
-def _parsed(line: bytes) -> TraceRequest:
-    try:
-        entry = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise InvalidArgument(f"not UTF-8: byte {line[error.start]:#04x} at column {error.start + 1}") from error
-    except json.JSONDecodeError as error:
-        raise InvalidArgument(f"not JSON: {error.msg} at column {error.colno}") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in lists in lists
-        raise InvalidArgument(f"not JSON that can be read: {error}") from error
-    if not isinstance(entry, dict):
-        raise InvalidArgument(f"{short(entry)}: expected an object such as {EXAMPLE}")
-    if missing := [name for name in (*COUNTS, "hash_ids") if name not in entry]:
-        raise InvalidArgument(f"{', '.join(missing)} missing: expected an object such as {EXAMPLE}")
-    ids = entry["hash_ids"]
-    if not isinstance(ids, list):
-        raise InvalidArgument(f"hash_ids={short(ids)}: expected a list of whole numbers")
-    return TraceRequest(entry["timestamp"], entry["input_length"], entry["output_length"], tuple(ids))
 
 
 def _require_whole(name: str, value: Any) -> None:

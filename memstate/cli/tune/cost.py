@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from memstate.cli.compile import TARGETS
+from memstate.cli.compile.accesses import WIDE_BITS
 from memstate.cli.compile.build import build
-from memstate.cli.compile.provenance import WIDE_BITS
 from memstate.errors import CompileFailed
 from memstate.kernels.tuned import CopyConfig, compile_cases
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from contextlib import suppress
 from dataclasses import asdict, astuple, fields
 from datetime import UTC, datetime
@@ -16,15 +15,11 @@ from memstate.errors import InvalidArgument
 from memstate.kernels import tuned
 from memstate.kernels.tuned import CopyConfig
 
-DRIVER = Path("/proc/driver/nvidia/version")
-
 
 def document(outcome: SweepResult) -> dict[str, Any]:
     """Returns the content of the file, with every trial and what was excluded and why."""
-    return contents(outcome) | {
-        "trials": [_entry(trial) | {"why": trial.why, "details": trial.details} for trial in outcome.trials],
-        "excluded": [{"config": asdict(trial.config), "why": trial.why} for trial in outcome.excluded],
-    }
+    trials = [_entry(trial) | {"why": trial.why, "details": trial.details} for trial in outcome.trials]
+    return contents(outcome) | {"trials": trials}
 
 
 def contents(outcome: SweepResult) -> dict[str, Any]:
@@ -88,14 +83,11 @@ def store(outcome: SweepResult, folder: Path | None = None) -> Path:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of what compiled and ran the kernels, as far as they are known."""
+    """Returns the versions of what compiled the kernels, as far as they are known."""
     found = {}
     for package in ("torch", "triton"):
         with suppress(PackageNotFoundError):
             found[package] = version(package)
-    with suppress(OSError):
-        if number := re.search(r"\b\d{3}\.\d+(\.\d+)?\b", DRIVER.read_text(encoding="utf-8")):
-            found["driver"] = number[0]
     return found
 
 

@@ -1,10 +1,11 @@
 """What is done with configurations one by one, here or in a second process. Judges nothing.
 
 Kernels are interpreted in a process or compiled in it, never both. Checking without a GPU needs the one kind, compiling
-the other. A process that is not of the kind asks a second one, `python -m memstate.cli.tune`.
+the other. A process that is not of the kind asks a second one, which runs this file.
 """
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from memstate.cli.tune.check import wrong
 from memstate.cli.tune.cost import cost
 from memstate.cli.tune.grid import layout_of, toy
-from memstate.cli.worker import WorkerFailed, run_module
+from memstate.cli.worker import WorkerFailed, run_module, serve
 from memstate.errors import ConfigurationError
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tuned import CopyConfig
@@ -49,6 +50,11 @@ def findings(task: str, argument: str, configs: Sequence[CopyConfig]) -> Iterato
         return
     given = json.dumps([asdict(config) for config in configs])
     try:
-        yield from run_module("memstate.cli.tune", task, argument, given, interpret=task == "check")
+        yield from run_module("memstate.cli.tune.tasks", task, argument, given, interpret=task == "check")
     except WorkerFailed as error:
         raise ConfigurationError(f"tune: the process for {task!r} of {len(configs)} configurations: {error}") from error
+
+
+if __name__ == "__main__":
+    name, given, asked = sys.argv[1:]
+    serve(lambda: (TASKS[name](CopyConfig(**config), given) for config in json.loads(asked)))

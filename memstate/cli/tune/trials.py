@@ -1,8 +1,10 @@
 """The sweep: every configuration is checked, then timed on a GPU or, without one, ranked by what it compiles to."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
+from statistics import geometric_mean
 from typing import Any
 
 import torch
@@ -12,12 +14,11 @@ from memstate.cli.tune import cost
 from memstate.cli.tune.check import SLOTS, wrong
 from memstate.cli.tune.grid import configurations, key_of, layout_of, toy
 from memstate.cli.tune.tasks import findings
-from memstate.cli.tune.timing import Course, Stopwatch, device_seconds, score
+from memstate.cli.tune.timing import Course, Rates, Stopwatch, device_seconds
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tuned import CopyConfig, device_name, trying
 from memstate.state.layout import StateLayout
-from memstate.state.planes import Planes
 
 KERNELS = ("copy",)
 MARGIN = 1.02  # what another configuration must be better by than the default: less is chance
@@ -46,7 +47,7 @@ class Trial:
     value: float | None
     unit: str
     why: str = ""
-    details: dict[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,15 +68,19 @@ class SweepResult:
 
     @property
     def best(self) -> list[Trial]:
-        """The best trial of each kernel and key that is left; the default, unless another is clearly better."""
-        keys = dict.fromkeys((trial.kernel, trial.key) for trial in self.trials)
-        chosen = (_best([t for t in self.trials if (t.kernel, t.key) == key], self.timed) for key in keys)
-        return [trial for trial in chosen if trial is not None]
+        """The best trial that is left, if any is: the default, unless another is better by a margin.
 
-    @property
-    def excluded(self) -> list[Trial]:
-        """Trials that are wrong, spill, move less than they could at a time, or do not compile."""
-        return [trial for trial in self.trials if trial.why]
+        What is measured differs from run to run.
+        """
+        left = sorted((trial for trial in self.trials if trial.value), key=self._goodness, reverse=True)
+        default = next((trial for trial in left if trial.config == CopyConfig()), None)
+        if default and self._goodness(left[0]) <= MARGIN * self._goodness(default):
+            return [default]
+        return left[:1]
+
+    def _goodness(self, trial: Trial) -> float:
+        value = trial.value or 0.0
+        return value if self.timed else 1 / value
 
     @property
     def wrong(self) -> list[Trial]:
@@ -124,10 +129,18 @@ def sweep(
     if device.type == "cuda":
         stopwatch = stopwatch or device_seconds
     configs = configurations(stopwatch is not None, limit)
+    show = partial(_with_progress, total=len(configs), progress=progress)
     if stopwatch is None:
-        trials = _with_progress(_ranked(layout, model, target, configs), len(configs), progress)
-        return SweepResult(target, False, tuple(trials))
-    return _timed(layout, configs, device, stopwatch, progress)
+        return SweepResult(target, False, tuple(show(_ranked(layout, model, target, configs))))
+    on_gpu, backend = device.type == "cuda", Backend("auto", device)
+    free = torch.cuda.mem_get_info(device)[0] if on_gpu else 2**20
+    layout = layout if on_gpu else toy(layout)
+    checked = layout if 20 * SLOTS * layout.bytes_per_slot < free else toy(layout)  # beside what is timed
+    course = Course(layout, backend, stopwatch, free)
+    before = course.yardstick()
+    done = tuple(show(_timed(course, key_of(layout), checked, backend, configs)))
+    after = course.yardstick()
+    return SweepResult(device_name(device), True, done, {due: [before[due], after[due]] for due in before})
 
 
 def _ranked(layout: StateLayout, model: str, target: str, configs: Sequence[CopyConfig]) -> Iterator[Trial]:
@@ -141,34 +154,18 @@ def _ranked(layout: StateLayout, model: str, target: str, configs: Sequence[Copy
 
 
 def _timed(
-    layout: StateLayout, configs: Sequence[CopyConfig], device: torch.device, stopwatch: Stopwatch,
-    progress: Progress | None,
-) -> SweepResult:  # fmt: skip
-    backend = Backend("auto", device)
-    free = _free_bytes(device)
-    fits = device.type == "cuda" and 20 * SLOTS * layout.bytes_per_slot < free  # beside what is timed
-    layout = layout if device.type == "cuda" else toy(layout)
-    checked, key = (layout if fits else toy(layout)), key_of(layout)
-    course = Course(layout, lambda slots: Planes(layout, slots, backend), free)
-
-    def trials() -> Iterator[Trial]:
-        for config in configs:
-            why = wrong(config, checked, backend, torch.seed() % 2**31)
-            found = cost.Cost() if why or target is None else cost.cost(config, target)
-            rates: dict[int, float] = {}
-            if not (why or found.why):
-                with trying(config):
-                    rates = course.copies(stopwatch)
-            value = score(list(rates.values())) if rates else None
-            details = {f"{due} slots": rate for due, rate in rates.items()}
-            yield Trial("copy", key, config, not why, value, "bytes/s", why or found.why, details)
-
-    target = own_target(device)
-    before = course.yardstick(stopwatch)
-    done = tuple(_with_progress(trials(), len(configs), progress))
-    after = course.yardstick(stopwatch)
-    yardstick = {f"{due} slots": [before[due], after[due]] for due in before}
-    return SweepResult(device_name(device), True, done, yardstick)
+    course: Course, key: str, checked: StateLayout, backend: Backend, configs: Sequence[CopyConfig]
+) -> Iterator[Trial]:
+    target = own_target(backend.device)
+    for config in configs:
+        bad = wrong(config, checked, backend, torch.seed() % 2**31)
+        why = bad or (cost.cost(config, target).why if target else "")
+        rates: Rates = {}
+        if not why:
+            with trying(config):
+                rates = course.copies()
+        value = geometric_mean(rates.values()) if rates else None  # few and many slots weigh the same
+        yield Trial("copy", key, config, not bad, value, "bytes/s", why, rates)
 
 
 def own_target(device: torch.device) -> str | None:
@@ -179,25 +176,6 @@ def own_target(device: torch.device) -> str | None:
     architecture = getattr(properties, "gcnArchName", "").split(":")[0]
     name = architecture if torch.version.hip else f"sm_{properties.major}{properties.minor}"
     return name if name in TARGETS else None
-
-
-def _free_bytes(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 2**20
-
-
-def _best(trials: Sequence[Trial], timed: bool) -> Trial | None:
-    """The default stays where nothing beats it by a margin: what is measured differs from run to run."""
-    left = [trial for trial in trials if trial.value is not None]
-    if not left:
-        return None
-
-    def goodness(trial: Trial) -> float:
-        assert trial.value is not None
-        return trial.value if timed else 1 / trial.value
-
-    best = max(left, key=goodness)
-    default = next((trial for trial in left if trial.config == CopyConfig()), best)
-    return best if goodness(best) > MARGIN * goodness(default) else default
 
 
 def _with_progress(trials: Iterator[Trial], total: int, progress: Progress | None) -> Iterator[Trial]:

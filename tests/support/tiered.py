@@ -163,6 +163,21 @@ class Tiered(Server):
         while self.below.writeback and self.below.writeback.pending:
             self.work()
 
+    def last(self, rows: Sequence[ms.Row | None]) -> None:
+        """One more step, whose reads are checked; then the rows are aborted, and everything must be free."""
+        self.run(rows, publish=False)
+        self.look()
+        self.mem.abort([row for row in rows if row])
+        self.empty()
+
+    def fetch(self, tokens: Sequence[int], salt: object = None) -> ms.Fetch:
+        """A prefetch that is over."""
+        self.note(tokens, salt)
+        fetch = self.mem.prefetch(tokens, salt)
+        while not fetch.done:
+            self.mem.poll()
+        return fetch
+
     def keeps(self) -> set[History]:
         """What the states of host memory stand for."""
         return {self.known[entry.key] for entry in self.below.host.states.entries()}
@@ -214,8 +229,9 @@ class Tiered(Server):
         return not (host.loads or host.backups or (writeback and writeback.pending))
 
     def empty(self) -> None:
-        """Nothing runs, nothing is on its way: everything is free after clearing, on the device and here."""
+        """Nothing runs: what is on its way arrives, and after clearing everything is free, on the device and here."""
         self.mem.submit()
+        self.mem.poll()
         self.below.settle()
         self.mem.poll()
         self.drain()
@@ -255,6 +271,19 @@ def page_bytes(tokens: History) -> bytes:
     """The body of the record of the last page."""
     k, v = kv_of(tokens, PAGE)
     return padded(block for layer in range(2) for block in (k[layer, -1], v[layer, -1]))
+
+
+def below(
+    backend: Backend, name: str = "redirect", *prompts: Sequence[int], states: int = 99, kv_stays: bool = False,
+    kind: type[Tiered] = Tiered, **more: object,
+) -> Tiered:  # fmt: skip
+    """A server that computed prompts and sent them down; its device has given up so many states, and their KV."""
+    at = kind(backend, name, **({"slots": 14} | more))  # type: ignore[arg-type]
+    at.cache_prompts(*(prompts or (whole(1),)))
+    settle(at)
+    at.give_up(states, 0 if kv_stays else 99)
+    at.look(idle=True)
+    return at
 
 
 def settle(at: Tiered) -> None:

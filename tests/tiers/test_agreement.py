@@ -1,10 +1,6 @@
 """Agreement between ranks: words and bits, and real processes in a gloo group that take the same decisions."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +9,7 @@ import pytest
 from memstate.errors import AgreementLost, ConfigurationError
 from memstate.tiers.prefetch.agreement import Alone, Ranks, pack, unpack
 from tests.support.agreement_rank import SCENARIOS
-
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import run_ranks
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 63, 64, 65, 1000])
@@ -48,27 +43,11 @@ def test_a_lost_agreement_says_why() -> None:
     assert "no longer agree on prefetches: it is gone; restart" in str(AgreementLost("it is gone"))
 
 
-# -- processes ----------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module", params=[2, 4])
 def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
     """What each rank of a group printed: its decisions, then what it saw of the end; the last one sees none."""
     ranks, file = request.param, tmp_path_factory.mktemp("group") / "meeting"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    commands = [
-        [sys.executable, "-m", "tests.support.agreement_rank", str(rank), str(ranks), str(file)]
-        for rank in range(ranks)
-    ]
-    running = [
-        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for command in commands
-    ]
-    try:
-        outputs = [process.communicate(timeout=120) for process in running]
-    finally:
-        for process in running:
-            process.kill()
+    outputs = run_ranks("tests.support.agreement_rank", ranks, file)
     lines = [[json.loads(line) for line in out.splitlines() if line.startswith("{")] for out, _ in outputs]
     assert [len(rank) for rank in lines] == [2] * (ranks - 1) + [1], "\n".join(error for _, error in outputs)
     return lines

@@ -12,8 +12,6 @@ from memstate.kernels.dispatch import OPS, Backend
 from tests.support.tiered import Tiered, whole
 from tests.support.watch import Watch, real_launches
 
-pytest_plugins = ["tests.support.tiered_fixtures"]
-
 
 class Spent:
     """What was spent since the last look."""

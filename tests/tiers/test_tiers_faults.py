@@ -12,8 +12,6 @@ from memstate.tiers import Outcome, Prefetch
 from tests.support.tiered import T, Tiered, settle, whole
 from tests.support.virtual import ByHand, Clock, MemoryStore, Workers
 
-pytest_plugins = ["tests.support.tiered_fixtures"]
-
 ONE = whole(1)
 
 
@@ -48,7 +46,6 @@ def test_a_storage_that_never_answers_leaves_host_memory_evictable(plain: Backen
         assert at.tiers.write_missed > before and at.tiers.write_failed == 0
         assert at.tiers.written == len(store.records)
         assert at.tiers.written + at.tiers.write_missed == at.moved[0] + at.moved[2]
-        at.look(idle=True)
         at.empty()
 
 
@@ -99,7 +96,6 @@ def test_what_is_evicted_before_its_turn_is_missed_and_not_written(plain: Backen
     at.below.host.kv.evict(9)  # type: ignore[union-attr]
     at.drain()
     assert at.tiers.written + at.tiers.write_missed == 3 and len(store.records) == at.tiers.written
-    at.look(idle=True)
     at.empty()
 
 
@@ -116,7 +112,6 @@ def test_writes_that_take_seconds_hold_nobody_up(plain: Backend) -> None:
         clock.advance(5.0)
         at.mem.poll()
     assert len(store.records) == at.tiers.written == at.moved[0] + at.moved[2]
-    at.look(idle=True)
     at.empty()
 
 
@@ -183,5 +178,4 @@ def test_a_request_that_does_not_wait_gets_what_has_come(plain: Backend) -> None
     assert not fetch.done and at.below.ready(fetch) and fetch.done and fetch.length == 0
     assert at.turn(T[:17], publish=False) == 0
     at.work()
-    at.look(idle=True)
     at.empty()

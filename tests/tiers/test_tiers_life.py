@@ -10,8 +10,6 @@ from tests.support.planes import every_strategy
 from tests.support.tiered import T, Tiered, settle, whole
 from tests.support.virtual import MemoryStore
 
-pytest_plugins = ["tests.support.tiered_fixtures"]
-
 ONE = whole(1)
 
 
@@ -52,7 +50,6 @@ def test_a_state_that_was_due_when_everything_was_reset_is_forgotten(plain: Back
     at.cache_prompts(whole(2), poll=False)  # in the same register
     settle(at)
     assert at.keeps() == {tuple(whole(2))}
-    at.look(idle=True)
     at.empty()
 
 
@@ -61,7 +58,6 @@ def test_clearing_the_device_leaves_host_memory(plain: Backend) -> None:
     at.cache.clear()
     assert at.keeps() == {tuple(ONE), tuple(T[:16])} and at.mem.free_pages == 60
     assert at.turn([*T[:16], 1], publish=False) == 16
-    at.look(idle=True)
     at.empty()
 
 
@@ -105,7 +101,6 @@ def test_host_memory_outlives_sleep(name: str, keep: bool, plain: Backend) -> No
     at.cache_prompts(whole(5))
     settle(at)
     assert tuple(whole(5)) in at.keeps(), "addresses may be others: records are right all the same"
-    at.look(idle=True)
     at.empty()
 
 

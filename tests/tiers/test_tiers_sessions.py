@@ -8,8 +8,6 @@ from tests.support.planes import both_orders, every_strategy
 from tests.support.scan import row_problems, scan_registers
 from tests.support.tiered import NEEDS, T, Tiered, everything, settle, whole
 
-pytest_plugins = ["tests.support.tiered_fixtures"]
-
 ONE = whole(1)
 
 
@@ -53,7 +51,6 @@ def test_a_turn_goes_on_from_the_longer_of_session_and_host_memory(name: str, ov
     at.run([row], publish=False)
     at.mem.abort([row])
     at.mem.close_session(session)
-    settle(at)
     at.empty()
 
 
@@ -67,7 +64,6 @@ def test_a_session_that_has_as_much_moves_nothing(name: str, plain: Backend) -> 
     at.end([row])
     check(at)
     at.mem.close_session(session)
-    settle(at)
     at.empty()
 
 
@@ -85,7 +81,6 @@ def test_a_turn_that_came_from_host_memory_is_aborted(name: str, plain: Backend)
     at.end([row])
     check(at)
     at.mem.close_session(session)
-    settle(at)
     at.empty()
 
 
@@ -108,7 +103,6 @@ def test_a_turn_that_is_refused_leaves_session_and_host_memory_alone(name: str, 
     at.run([row], publish=False)
     at.end([row])
     at.mem.close_session(session)
-    settle(at)
     at.empty()
 
 
@@ -129,7 +123,6 @@ def test_where_slots_are_short_a_turn_takes_the_state_that_came_and_gives_its_ow
     check(at)
     at.mem.abort([row])
     at.mem.close_session(session)
-    settle(at)
     at.empty()
 
 
@@ -142,7 +135,6 @@ def test_sessions_of_other_salts_do_not_mix(plain: Backend) -> None:
     assert at.turn(T[:17], session=session, salt="b") == 0
     check(at)
     at.mem.close_session(session)
-    settle(at)
     at.empty()
 
 
@@ -191,8 +183,6 @@ def test_what_is_pinned_stays_and_the_rest_gives_way(plain: Backend) -> None:
     at.cache_prompts(whole(5, 3))
     at.give_up(pages=60)
     assert tuple(whole(5, 3)) in at.keeps() and at.tiers.refused == 1
-    settle(at)
-    at.look(idle=True)
     at.empty()
 
 
@@ -202,8 +192,6 @@ def test_states_that_go_together_do_not_take_each_other_s_records(plain: Backend
     at.cache_prompts(whole(1), whole(2), whole(3))
     at.give_up()
     assert at.keeps() == {tuple(whole(1)), tuple(whole(2))} and at.tiers.refused == 1
-    settle(at)
-    at.look(idle=True)
     at.empty()
 
 
@@ -217,5 +205,4 @@ def test_a_prompt_s_own_pages_do_not_make_room_for_it(plain: Backend) -> None:
     at.give_up(pages=60)
     assert at.keeps_pages() == {tuple(T[:4]), tuple(T[:8])} and at.tiers.refused == 1
     assert at.turn([*T[:12], 1], publish=False) == 8
-    settle(at)
     at.empty()

@@ -12,8 +12,6 @@ from tests.support.planes import both_orders, every_strategy
 from tests.support.tiered import T, Tiered, settle, whole
 from tests.support.virtual import MemoryStore
 
-pytest_plugins = ["tests.support.tiered_fixtures"]
-
 ONE = whole(1)
 
 
@@ -106,11 +104,7 @@ def test_B64_a_fetched_state_is_attached_to_a_node_that_had_lost_its_own(name: s
     row = at.start([*ONE, 1])
     assert at.mem.length(row) == 8 and node.snapshot is not None and not node.evicted
     assert [each for _, each in at.cache.tree.walk()] == [node] and at.moved[3] == 0
-    at.run([row], publish=False)
-    at.look()
-    at.mem.abort([row])
-    settle(at)
-    at.empty()
+    at.last([row])
 
 
 @pytest.mark.parametrize("fault", ["vanished", "half", "garbage", "denied", "raises"])

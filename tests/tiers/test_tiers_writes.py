@@ -8,8 +8,6 @@ from memstate.prefix.policies import Lru, LruPages
 from tests.support.planes import both_orders, every_strategy
 from tests.support.tiered import PAGE, T, Tiered, settle, whole
 
-pytest_plugins = ["tests.support.tiered_fixtures"]
-
 ONE, TWO = tuple(whole(1)), tuple(whole(2, 3))
 
 
@@ -45,7 +43,6 @@ def test_through_saves_what_is_evicted_before_its_turn(name: str, overlap: bool,
     assert at.moved == (1, 0, 2, 0) and at.keeps() == {ONE}
     settle(at)
     assert at.moved == (2, 0, 5, 0) and at.keeps() == {ONE, TWO}
-    at.look(idle=True)
     at.empty()
 
 
@@ -63,7 +60,6 @@ def test_back_copies_when_the_device_gives_up(name: str, overlap: bool, plain: B
     at.look(idle=True)
     at.give_up(0, pages=99)  # leaves and their states
     assert ONE in at.keeps() and at.mem.free_pages == 60
-    at.look(idle=True)
     at.empty()
 
 
@@ -94,7 +90,6 @@ def test_selective_keeps_what_was_hit_once_and_lets_the_rest_go(name: str, plain
     at.give_up()
     assert at.moved == (1, 0, 3, 0) and at.keeps() == {TWO}
     assert at.mem.match([*ONE, 1]).host_length == 0 and at.mem.match([*TWO, 1]).host_length == 12
-    at.look(idle=True)
     at.empty()
 
 
@@ -166,7 +161,6 @@ def test_pages_that_states_share_go_once(plain: Backend) -> None:
     at.give_up()
     assert at.moved[0] == 4 and at.moved[2] == 6 + 1
     assert at.keeps_pages() == {tuple(T[:end]) for end in range(4, 25, 4)} | {(*T[:8], 1, 2, 3, 4)}
-    at.look(idle=True)
     at.empty()
 
 
@@ -196,7 +190,6 @@ def test_only_pages_that_are_missing_go(plain: Backend) -> None:
     assert at.keeps_pages() == {tuple(T[:4])}
     at.give_up()
     assert at.moved == (2, 1, 2 + 3, 0) and len(at.keeps_pages()) == 4
-    at.look(idle=True)
     at.empty()
 
 

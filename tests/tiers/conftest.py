@@ -1,4 +1,4 @@
-"""Fixtures of the tests of tiers under a manager; named as a plugin by those."""
+"""Fixtures of the tests of tiers under a manager."""
 
 import pytest
 

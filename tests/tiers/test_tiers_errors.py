@@ -1,24 +1,24 @@
-"""What is refused at the doors of the tiers, what a closed manager does, and what is left where something raises."""
+"""Calls that tiers refuse, what a closed manager does, and what is left where something raises."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 import memstate as ms
-from memstate.errors import Asleep, ConfigurationError, InvalidArgument
+from memstate.errors import Asleep, InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
 from memstate.prefix.tree import Node
-from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from memstate.tiers import manager
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.prefetch import agreement
 from memstate.tiers.settings import Tiers
-from memstate.tiers.stores.base import Bytes, NoStore, Outcome
+from memstate.tiers.stores.base import NoStore, Outcome
 from tests.support.build import build
 from tests.support.planes import LAYOUT
 from tests.support.serving import PAGE
@@ -26,92 +26,28 @@ from tests.support.tiered import KV, Tiered, whole
 from tests.support.virtual import ByHand, MemoryStore
 
 
-def ended(at: Tiered, prompt: Sequence[int]) -> ms.Fetch:
-    fetch = at.mem.prefetch(prompt)
-    while not fetch.done:
-        at.mem.poll()
-    return fetch
-
-
-# -- settings -----------------------------------------------------------------------------------------
-
-
-class Five:
-    """A store that cannot be told of memory."""
-
-    def exists(self) -> None: ...
-    def get(self) -> None: ...
-    def put(self) -> None: ...
-    def discard(self) -> None: ...
-    def close(self) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"store": "file"}, "store='file': expected a store, .* with register, exists, get, put, discard, close"),
-        ({"store": ms.FileStore}, "expected a store"),
-        ({"store": Five()}, "expected a store"),
-        ({"int8": ["ssm"]}, "int8=.'ssm'.*: expected axes by plane"),
-        ({"executor": 3}, "executor=3"),
-        ({"clock": 3}, "clock=3"),
-        ({"host_slots": 10**12}, "host_slots=1000000000000: expected a whole number from 1 to 2147483647"),
-        ({"host_pages": 10}, "host_pages=10 without kv"),
-    ],
-)
-def test_settings_are_checked_when_they_are_made(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
-        Tiers(**({"model": "toy", "host_slots": 2} | settings))
-    with pytest.raises(ConfigurationError, match="limit=10 below threshold=256"):
-        ms.Prefetch(threshold=256, limit=10)
-
-
-EMPTY = StateLayout((Plane("empty", (0,), torch.float32),), layers=2)
-
-
-def test_planes_of_0_bytes_are_refused(plain: Backend) -> None:
-    with pytest.raises(ConfigurationError, match="pages have 0 bytes"):
-        Tiers("toy", 2, kv=Planes(EMPTY, 8, plain))
-    with pytest.raises(ConfigurationError, match="states have 0 bytes"):
-        build(EMPTY, slots=2, max_requests=2, prefix=ms.Prefix(), pages=0, page_size=4, tiers=Tiers("toy", 2))
-
-
-def test_memory_that_is_not_there_is_a_named_error() -> None:
-    from memstate.tiers.host.pool import RecordPool
-
-    with pytest.raises(ConfigurationError, match=r"1000000000000 records of 1000000 bytes are .*: ask for less"):
-        RecordPool(10**12, 10**6)
-
-
-# -- handles ------------------------------------------------------------------------------------------
-
-
-def test_the_prefetches_of_others_are_refused(backend: Backend) -> None:
-    one, other = (Tiered(backend, tiers={"store": MemoryStore()}) for _ in range(2))
+def test_the_prefetches_of_others_are_refused(plain: Backend) -> None:
+    one, other = (Tiered(plain, tiers={"store": MemoryStore()}) for _ in range(2))
     fetch = one.mem.prefetch(whole(1, 4))
     for wrong in (fetch, None, 3):
-        with pytest.raises(InvalidArgument, match="not what this manager's prefetch"):
-            other.below.ready(wrong)  # type: ignore[arg-type]
-        with pytest.raises(InvalidArgument, match="not what this manager's prefetch"):
-            other.below.cancel(wrong)  # type: ignore[arg-type]
+        for call in (other.below.ready, other.below.cancel):
+            with pytest.raises(InvalidArgument, match="not what this manager's prefetch"):
+                call(wrong)  # type: ignore[arg-type]
     one.below.cancel(fetch)
     assert fetch.outcome == "cancelled"
 
 
 @pytest.mark.parametrize(("kind", "layer"), [("states", 0), ("state", 2), ("state", -1), ("kv", 2), ("kv", None)])
-def test_a_layer_that_there_is_not_is_refused(backend: Backend, kind: str, layer: Any) -> None:
-    at = Tiered(backend, tiers={"layerwise": True})
+def test_a_layer_that_there_is_not_is_refused(kind: str, layer: Any, plain: Backend) -> None:
+    at = Tiered(plain, tiers={"layerwise": True})
     at.below.wait_layer("state", 1)
     at.below.wait_layer("kv", 1)
     with pytest.raises(InvalidArgument, match="wait_layer"):
         at.below.wait_layer(kind, layer)
 
 
-# -- closed -------------------------------------------------------------------------------------------
-
-
-def test_a_closed_manager_goes_on_without_tiers(backend: Backend) -> None:
-    at = Tiered(backend, tiers={"store": MemoryStore()}, slots=4)
+def test_a_closed_manager_goes_on_without_tiers(plain: Backend) -> None:
+    at = Tiered(plain, tiers={"store": MemoryStore()}, slots=4)
     prompts = [[*whole(n, 2), 7] for n in range(6)]
     at.cache_prompts(*prompts)
     at.mem.close()
@@ -120,19 +56,16 @@ def test_a_closed_manager_goes_on_without_tiers(backend: Backend) -> None:
         assert at.turn(prompt) in (0, 2 * PAGE)
         at.mem.poll()
     assert at.tiers.host_states == at.tiers.host_pages == 0
-    with pytest.raises(ConfigurationError, match="the manager is closed"):
+    with pytest.raises(ms.ConfigurationError, match="the manager is closed"):
         at.mem.prefetch(prompts[0])
     assert at.mem.match(prompts[0]).host_length == 0
     at.below.flush()
 
 
-# -- what raises in the middle ------------------------------------------------------------------------
-
-
-def test_kv_that_sleeps_is_not_filed(backend: Backend) -> None:
+def test_kv_that_sleeps_is_not_filed(plain: Backend) -> None:
     """The engine's KV is not put to sleep by the manager; what cannot be packed is not there."""
     store = MemoryStore()
-    at = Tiered(backend, tiers={"store": store, "write": "back"})
+    at = Tiered(plain, tiers={"store": store, "write": "back"})
     at.cache_prompts(whole(1))
     assert at.pages_kv is not None
     at.mem.submit()
@@ -146,21 +79,13 @@ def test_kv_that_sleeps_is_not_filed(backend: Backend) -> None:
     assert at.below.host.kv is not None and at.below.host.kv.pool.free == at.below.host.kv.pool.records
     at.pages_kv.wake()
     at.give_up(pages=60)
-    assert at.turn([*whole(1), 1], publish=False) == 2 * PAGE
-    at.empty()
-
-
-def test_admit_refuses_before_anything_where_kv_sleeps(backend: Backend) -> None:
-    at = Tiered(backend)
-    at.cache_prompts(whole(1))
-    at.give_up(pages=60)
-    before = at.mem.free_slots, at.mem.free_pages
-    assert at.pages_kv is not None
     at.pages_kv.sleep()
+    before = at.mem.free_slots, at.mem.free_pages
     with pytest.raises(Asleep):
         at.mem.admit([ms.Request("r", tokens=[*whole(1), 1])])
     assert (at.mem.free_slots, at.mem.free_pages) == before
     at.pages_kv.wake()
+    assert at.turn([*whole(1), 1], publish=False) == 2 * PAGE
     at.empty()
 
 
@@ -175,9 +100,9 @@ class Fragile(Lru):
         super().added(node, kind)
 
 
-def test_a_policy_that_raises_leaves_right_bytes(backend: Backend) -> None:
+def test_a_policy_that_raises_leaves_right_bytes(plain: Backend) -> None:
     policy = Fragile()
-    at = Tiered(backend, prefix=ms.Prefix(policy, LruPages()))
+    at = Tiered(plain, prefix=ms.Prefix(policy, LruPages()))
     at.cache_prompts(whole(1))
     at.give_up(pages=60)
     policy.broken = True
@@ -190,23 +115,11 @@ def test_a_policy_that_raises_leaves_right_bytes(backend: Backend) -> None:
     at.look_below(idle=True)
 
 
-class Answering(MemoryStore):
-    """A store whose `put` answers as it is told to."""
-
-    def __init__(self, answer: Any) -> None:
-        super().__init__()
-        self.answer = answer
-
-    def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        if isinstance(self.answer, BaseException):
-            raise self.answer
-        answer: list[Outcome] = self.answer
-        return answer
-
-
 @pytest.mark.parametrize("answer", [None, [], [Outcome.DONE] * 99, KeyError("x")])
-def test_whatever_put_answers_is_a_failure_at_most(backend: Backend, answer: Any) -> None:
-    at = Tiered(backend, tiers={"store": Answering(answer), "executor": ByHand()})
+def test_whatever_put_answers_is_a_failure_at_most(answer: Any, plain: Backend) -> None:
+    store = MemoryStore()
+    store.put = Mock(side_effect=[answer] * 9)  # type: ignore[method-assign]
+    at = Tiered(plain, tiers={"store": store, "executor": ByHand()})
     at.cache_prompts(whole(1))
     at.mem.submit()
     at.mem.poll()
@@ -215,11 +128,11 @@ def test_whatever_put_answers_is_a_failure_at_most(backend: Backend, answer: Any
     at.look(idle=True)
 
 
-def test_an_executor_that_was_shut_down_loses_writes_alone(backend: Backend) -> None:
+def test_an_executor_that_was_shut_down_loses_writes_alone(plain: Backend) -> None:
     executor = ByHand()
-    at = Tiered(backend, tiers={"store": MemoryStore(), "executor": executor})
+    at = Tiered(plain, tiers={"store": MemoryStore(), "executor": executor})
     at.cache_prompts(whole(1))
-    executor.submit = lambda *args, **kwargs: (_ for _ in ()).throw(RuntimeError("shut down"))  # type: ignore[method-assign]
+    executor.submit = Mock(side_effect=RuntimeError("shut down"))  # type: ignore[method-assign]
     at.mem.submit()
     at.mem.poll()
     at.mem.poll()
@@ -227,20 +140,17 @@ def test_an_executor_that_was_shut_down_loses_writes_alone(backend: Backend) -> 
     at.look(idle=True)
 
 
-# -- agreed, and pinned at once -----------------------------------------------------------------------
-
-
 @pytest.fixture
-def stocked(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tiered]:
+def stocked(plain: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tiered]:
     """A rank whose fellow always agrees, with room for one prompt in host memory; two lie in storage."""
     monkeypatch.setattr(manager, "Ranks", lambda group: agreement.Alone())
     place = {"rank": 0, "ranks": 2, "group": object(), "store": MemoryStore()}
     keys = Keys(fingerprint("toy", LAYOUT, KV, PAGE, 0, 2), PAGE)
-    first = Tiered(backend, tiers=place)
+    first = Tiered(plain, tiers=place)
     first._keys = keys
     first.cache_prompts(whole(1), whole(2))
     first.mem.close()
-    at = Tiered(backend, tiers=place | {"host_slots": 1, "host_pages": 2, "executor": ByHand()})
+    at = Tiered(plain, tiers=place | {"host_slots": 1, "host_pages": 2, "executor": ByHand()})
     at._keys = keys
     yield at
     at.empty()
@@ -268,18 +178,14 @@ def test_B63_what_was_agreed_on_is_pinned_before_anything_takes_its_place(stocke
         at.mem.abort([row])
 
 
-# -- records of one axis are not those of another ------------------------------------------------------
-
-
-def test_records_of_one_axis_are_strangers_to_another(backend: Backend, tmp_path: Path) -> None:
+def test_records_of_one_axis_are_strangers_to_another(tmp_path: Path) -> None:
     """Both axes of a square plane leave scales of the same size."""
     layout = ms.StateLayout((ms.Plane("ssm", (2, 8, 8), torch.float32),), layers=1)
-    marks = set()
+    marks, usual = set(), {"slots": 2, "max_requests": 1, "page_size": PAGE}
     for axis in (0, 1, 2):
         mem = build(
-            layout, slots=2, max_requests=1, page_size=PAGE, prefix=ms.Prefix(), backend=backend.name,
-            device=backend.device, tiers=Tiers("toy", host_slots=2, int8={"ssm": axis}, store=ms.FileStore(tmp_path)),
-        )  # fmt: skip
+            layout, **usual, prefix=ms.Prefix(), tiers=Tiers("toy", 2, int8={"ssm": axis}, store=ms.FileStore(tmp_path))
+        )
         assert mem.tiers is not None
         marks.add(mem.tiers.host.digests(bytes(8 * PAGE), None, mem.match(range(PAGE)))[0])
         mem.close()
@@ -296,11 +202,11 @@ def test_no_store_keeps_nothing() -> None:
     store.close()
 
 
-def test_two_storages_of_one_layout_need_not_agree_on_order(backend: Backend) -> None:
+def test_two_storages_of_one_layout_need_not_agree_on_order(plain: Backend) -> None:
     """Records say nothing of how a device lays pages out."""
     marks = set()
     for order in ("layer_major", "slot_major"):
         layout = ms.StateLayout(KV.planes, KV.layers, order)  # type: ignore[arg-type]
-        assert Planes(layout, 2, backend).slots == 2
+        assert Planes(layout, 2, plain).slots == 2
         marks.add(fingerprint("toy", LAYOUT, layout, PAGE, 0, 1))
     assert len(marks) == 1

@@ -13,6 +13,9 @@ from memstate.prefix.policies import Lru, LruPages
 from tests.support.planes import every_snapshot, every_strategy
 from tests.support.serving import Server
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+
+
 T = [7 * n % 50 for n in range(60)]
 SIZES = {"every": 64, "slots": 12, "rows": 2, "pages": 24}
 
@@ -186,6 +189,7 @@ def test_B48_a_hit_refreshes_only_the_state_it_uses(backend: Backend) -> None:
     at.empty()
 
 
+@pytest.mark.sample(interpreter=1)
 @every_strategy
 def test_B53_equal_tokens_under_different_salts_never_match(name: str, backend: Backend) -> None:
     at = server(backend, name)

@@ -12,6 +12,9 @@ from tests.support.build import build
 from tests.support.scan import scan_registers
 from tests.support.watch import Watch, real_launches
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+
+
 LAYOUT = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=1)
 KINDS = {
     "none": (ms.NoTracking(8), False),
@@ -63,6 +66,7 @@ def prefilled(mem: ms.StateManager, numbers: range, length: int = 14) -> ms.Rows
     return rows
 
 
+@pytest.mark.sample(interpreter=1)
 @pytest.mark.parametrize("n", [1, 12])
 @every_kind
 def test_any_mix_with_a_cache_is_one_submit(kind: str, n: int, backend: Backend) -> None:
@@ -194,6 +198,7 @@ def test_nothing_but_launches_and_uploads_reaches_the_device(kind: str, backend:
     assert (mem.backend.counts.syncs, mem.stats().upload_waits, mem.free_slots) == (0, 0, 80)
 
 
+@pytest.mark.sample(interpreter=1)
 def test_counted_launches_are_the_launches(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     mem = manager(backend, "redirect, copied", 4)
     with real_launches(monkeypatch) as seen:

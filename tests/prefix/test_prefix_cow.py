@@ -13,6 +13,9 @@ from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
 from tests.support.serving import Server, prefix_of
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+
+
 X, Y, Z, W = ([100 * n + i for i in range(8)] for n in range(1, 5))
 hits = pytest.mark.parametrize(
     ("name", "direct"),
@@ -54,6 +57,7 @@ def everything(at: Server) -> list[Any]:
     ]  # fmt: skip
 
 
+@pytest.mark.sample(interpreter=1)
 @hits
 def test_B50_the_source_of_a_hit_is_not_evicted_for_it(name: str, direct: bool, backend: Backend) -> None:
     needs = per_request(name)

@@ -23,6 +23,9 @@ from tests.support.command_bench import require_unordered
 from tests.support.scan import scan_registers
 from tests.support.serving import Server
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+
+
 T = [7 * n % 50 for n in range(60)]
 PAGE = 8  # bytes of a page of one token
 

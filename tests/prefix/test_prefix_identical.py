@@ -19,6 +19,9 @@ from memstate.prefix.policies import Lru, LruPages
 from tests.support.planes import both_orders, every_strategy, fold
 from tests.support.serving import EVERY, PAGE, Server, written
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+
+
 CHUNK = 6
 SLOTS = {"none": 6, "ping-pong": 11, "lazy": 9, "redirect": 7}
 LENGTHS = sorted({n + d for n in (PAGE, CHUNK, EVERY, 2 * EVERY, 3 * EVERY) for d in (-1, 0, 1)})

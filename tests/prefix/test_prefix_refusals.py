@@ -11,6 +11,9 @@ from memstate.prefix.policies.names import POLICIES
 from memstate.prefix.tree import Node
 from tests.support.serving import Server
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+
+
 T = list(range(100, 116))
 
 

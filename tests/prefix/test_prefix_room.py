@@ -14,6 +14,9 @@ from memstate.prefix.policies import Lru, LruPages
 from tests.support.planes import every_snapshot, every_strategy
 from tests.support.serving import Server
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+
+
 PROMPTS = [[100 * n + i for i in range(8)] for n in range(1, 7)]
 
 
@@ -103,6 +106,7 @@ def test_a_leaf_given_up_for_its_pages_gives_its_slot_too(backend: Backend) -> N
     at.empty()
 
 
+@pytest.mark.sample(interpreter=1)
 @pytest.mark.parametrize("name", ["lazy", "redirect"])
 def test_B24a_one_cached_state_goes_for_the_snapshot_that_is_due(name: str, backend: Backend) -> None:
     at = server(backend, name, spare=NEEDS[name], every=8)
@@ -161,6 +165,7 @@ def test_the_reserve_is_evicted_for_too(backend: Backend) -> None:
     at.empty()
 
 
+@pytest.mark.sample(interpreter=1)
 @every_strategy
 @pytest.mark.parametrize("most", [0, 1, 2])
 def test_no_more_states_than_the_settings_allow(name: str, most: int, backend: Backend) -> None:

@@ -11,6 +11,9 @@ from memstate.prefix.policies import Lru, LruPages, Place
 from tests.support.planes import both_orders, every_snapshot
 from tests.support.serving import Server
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+
+
 T = [7 * n % 50 for n in range(60)]
 
 
@@ -83,6 +86,7 @@ CASES = {  # every, tokens whose KV is there, prompt: where its prefill stops, a
 }
 
 
+@pytest.mark.sample(interpreter=1)
 @both_orders
 @every_snapshot
 def test_B49_junction_and_prompt_end_are_both_taken(name: str, overlap: bool, backend: Backend) -> None:

@@ -9,6 +9,9 @@ from tests.prefix.test_session_pages import TEXT, Talks
 from tests.prefix.test_sessions import counts, row_holds_nothing, with_and_without_cache
 from tests.support.planes import both_orders, every_strategy
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+
+
 POINTS = ["admitted", "planned", "run", "to the end", "dead step"]
 
 
@@ -18,6 +21,7 @@ def real_labels(talks: Talks, row: ms.Row, most: int) -> list[int]:
     return sorted((label for part in range(3) if 0 < (label := talks.label(row, part)) <= most), reverse=True)
 
 
+@pytest.mark.sample(interpreter=1)
 @every_strategy
 @both_orders
 @with_and_without_cache

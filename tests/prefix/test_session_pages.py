@@ -11,6 +11,9 @@ from memstate.kernels.dispatch import Backend
 from tests.support.planes import MAKERS, History, Loop, both_orders, every_strategy
 from tests.support.scan import row_problems, scan_registers
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+
+
 PAGE = 2
 DEAD = 666  # a token that a dead step computes
 
@@ -214,6 +217,7 @@ def test_B71_a_page_filled_in_part_that_somebody_else_has_is_not_gone_on_in(back
     assert talks.all_free()
 
 
+@pytest.mark.sample(interpreter=1)
 @every_strategy
 @both_orders
 def test_B73_forks_and_the_conversation_go_on_in_pages_of_their_own(backend: Backend, name: str, overlap: bool) -> None:

@@ -14,6 +14,9 @@ from tests.prefix.test_session_pages import TEXT, Talks, fork
 from tests.prefix.test_sessions import counts, row_holds_nothing, with_and_without_cache
 from tests.support.planes import both_orders, every_strategy
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+
+
 BACK_PRESSURE = (ms.OutOfSlots, ms.OutOfPages, ms.OutOfRows)
 WEIGHTS = {
     "open": 2, "close": 1, "begin": 6, "run": 8, "publish": 2, "finish": 2, "end": 3, "abort": 2, "cancel": 1,
@@ -129,6 +132,7 @@ class Walk:
         self.mem.wake()
 
 
+@pytest.mark.sample(interpreter=1)
 @every_strategy
 @both_orders
 @with_and_without_cache

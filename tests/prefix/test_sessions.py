@@ -10,6 +10,9 @@ from memstate.kernels.tables import Count
 from tests.prefix.test_session_pages import TEXT, Talks
 from tests.support.planes import both_orders, every_strategy
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+
+
 with_and_without_cache = pytest.mark.parametrize("cache", [False, True], ids=["alone", "cache"])
 
 
@@ -185,6 +188,7 @@ def test_B73_two_turns_at_once_are_refused(backend: Backend, overlap: bool, cach
     assert talks.all_free()
 
 
+@pytest.mark.sample(interpreter=1)
 @every_strategy
 @both_orders
 def test_B72_a_session_can_be_closed_whenever_no_turn_runs(backend: Backend, name: str, overlap: bool) -> None:

@@ -1,8 +1,11 @@
-"""Ranks of a group as processes of their own."""
+"""Processes of their own: ranks of a group, and children that may die."""
 
 import os
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -19,3 +22,29 @@ def run_ranks(module: str, ranks: int, place: Path) -> list[tuple[str, str]]:
     finally:
         for process in running:
             process.kill()
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Forks, works there, and dies without a word to anything that this process has begun; the process id."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        work()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def ended(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def has_ended(child: int) -> int | None:
+    """Its exit status once, as soon as there is one."""
+    with suppress(ChildProcessError):
+        found, status = os.waitpid(child, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if found else None
+    return None

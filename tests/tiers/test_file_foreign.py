@@ -189,6 +189,7 @@ def test_what_is_no_file_is_no_record(kind: str, tmp_path: Path, monkeypatch: py
     store.clean()
     assert (path.lstat().st_ino, path.lstat().st_mtime) == (before.st_ino, before.st_mtime) and store.evicted == 1
     assert store.faults == {"EISDIR" if kind == "folder" else "ENXIO": 2}
+    assert put(store, "a", record(0)) is (FAILED if kind == "folder" else DONE)
 
 
 def test_a_second_name_of_a_foreign_file(tmp_path: Path) -> None:
@@ -452,10 +453,21 @@ def test_a_folder_that_appears_while_it_is_made(tmp_path: Path, monkeypatch: pyt
     assert holds(store, "a", record(0)) and not store.faults
 
 
-@pytest.mark.parametrize("shared", ["false", "0", 1, None])
-def test_shared_is_true_or_false(tmp_path: Path, shared: object) -> None:
-    with pytest.raises(ConfigurationError, match="expected True or False"):
-        FileStore(tmp_path / "records", shared=shared)  # type: ignore[arg-type]
+REFUSED = [({"shared": value}, ConfigurationError, "expected True or False") for value in ("false", "0", 1, None)]
+REFUSED += [
+    ({"path": path}, errors.InvalidArgument, "expected the folder of a file") for path in ("", None, 3, b"store")
+]
+REFUSED += [({"capacity": value}, errors.InvalidArgument, "capacity") for value in (0, -1, 1.5, "1 GiB")]
+
+
+@pytest.mark.parametrize(("settings", "error", "message"), REFUSED)
+def test_settings_that_make_no_sense_are_refused(
+    settings: dict[str, Any], error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        FileStore(**({"path": tmp_path / "records"} | settings))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_relative_path_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

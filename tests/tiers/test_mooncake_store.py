@@ -182,6 +182,7 @@ def test_threads_that_write_the_same(rig: Rig, generator: torch.Generator) -> No
     assert rig.holds(wanted, *range(8, 16))
 
 
+@pytest.mark.sample(1)
 def test_two_processes_see_each_others_records(rig: Rig, generator: torch.Generator) -> None:
     mine, theirs = fresh(), fresh()
     wanted = rig.fill(generator, 0)

@@ -50,15 +50,6 @@ def test_B54_what_lacks_less_than_the_threshold_is_given_up_at_once(tokens: int,
         assert outcome(rig, fetch, keys) == ("short", covered)
 
 
-def test_B54_fewer_keys_than_tokens_are_what_counts() -> None:
-    rig, keys = Rig(WAIT), digests("a", 20)
-    rig.stock(keys, range(20), [320])
-    fetch = rig.start(1000, keys)
-    assert fetch.tokens == 320
-    rig.run()
-    assert outcome(rig, fetch, keys) == ("complete", 320)
-
-
 def test_a_gap_ends_what_storage_is_asked_for() -> None:
     """40 pages: 10 on the device, 5 in host memory, then storage, with a gap at page 33: chunks of 8 from page 15."""
     rig, keys = Rig(Prefetch(stop="wait_complete", chunk=8)), digests("a", 80)
@@ -97,20 +88,6 @@ def test_B55_a_hit_is_truncated_to_the_pages_that_host_memory_has(tokens_free: i
     assert (stats.truncated, stats.truncated_tokens) == (int(length < 992), 992 - length)
 
 
-def test_B55_pinned_entries_give_no_room() -> None:
-    rig, keys, others = Rig(WAIT, kv=40), digests("a", 62), digests("b", 9)
-    rig.stock(keys, range(62), range(16, 993, 16))
-    pinned = rig.host(others, range(9))
-    for entry in pinned:
-        rig.kv.pin(entry)
-    fetch = rig.start(1000, keys)
-    rig.run()
-    assert fetch.length == 31 * 16 and rig.kv.evicted == 0
-    for entry in pinned:
-        rig.kv.unpin(entry)
-    assert outcome(rig, fetch, keys) == ("complete", 496)
-
-
 @pytest.mark.parametrize(("tokens_free", "ends"), [(250, range(16, 993, 16)), (255, range(16, 993, 16)), (600, [992])])
 def test_B56_truncated_below_the_threshold_gives_everything_up(tokens_free: int, ends: range | list[int]) -> None:
     """The last: pages for 592 tokens, and no state before 992."""
@@ -136,30 +113,6 @@ def test_B57_eviction_asks_for_the_shortfall_only(free: int, filled: int, evicte
     assert rig.kv.evicted == evicted
     assert outcome(rig, fetch, keys) == ("complete", min(62, free + filled) * 16)
     assert [key in rig.kv for key in others[:filled]] == [False] * evicted + [True] * (filled - evicted)
-
-
-def test_B57_a_truncated_hit_evicts_for_the_state_that_it_ends_at_only() -> None:
-    """Room for 50 pages of which 30 are others', and no state between 480 and 992: 10 are given up, not 30."""
-    rig, keys, others = Rig(WAIT, kv=50), digests("a", 62), digests("b", 30)
-    rig.stock(keys, range(62), [480, 992])
-    rig.host(others, range(30))
-    fetch = rig.start(1000, keys)
-    rig.run()
-    assert outcome(rig, fetch, keys) == ("complete", 480) and rig.kv.evicted == 10
-
-
-def test_B57_what_is_being_copied_is_not_given_up_and_nothing_is_for_it() -> None:
-    """20 free and 52 of others, of which 30 are being written to storage: 22 are given up, and 42 are enough."""
-    rig, keys, others = Rig(WAIT, kv=72), digests("a", 62), digests("b", 52)
-    rig.stock(keys, range(62), range(16, 993, 16))
-    writing = [entry.record for entry in rig.host(others, range(52))][:30]
-    rig.kv.pool.use(writing)
-    fetch = rig.start(1000, keys)
-    rig.run()
-    assert rig.kv.evicted == 22 and rig.kv.pool.waiting == 0
-    assert outcome(rig, fetch, keys) == ("complete", 42 * 16)
-    rig.kv.pool.unuse(writing)
-    rig.check()
 
 
 def test_B57_what_a_prefetch_relies_on_is_not_evicted_for_it() -> None:
@@ -208,47 +161,6 @@ def test_B59_without_a_record_for_the_state_the_pages_go_back(pinned: bool) -> N
     assert outcome(rig, fetch, keys) == (("no_room", 0) if pinned else ("complete", 992))
 
 
-def test_B59_a_record_that_is_being_copied_cannot_be_had_either() -> None:
-    rig, keys, others = Rig(WAIT, states=1), digests("a", 62), digests("b", 10)
-    rig.stock(keys, range(62), [992])
-    (entry,) = rig.host(others, (), [160])
-    rig.states.pool.use([entry.record])
-    fetch = rig.start(1000, keys)
-    rig.run()
-    assert outcome(rig, fetch, keys) == ("no_room", 0) and rig.states.evicted == 0
-    assert rig.kv.pool.free == rig.kv.pool.records and rig.kv.evicted == 0
-    rig.states.pool.unuse([entry.record])
-    rig.check()
-
-
-def test_B59_a_state_that_is_in_host_memory_needs_no_record() -> None:
-    """States at 512 in host memory, at 992 in storage, and room for no other: 512 it is."""
-    rig, keys = Rig(WAIT, states=1), digests("a", 62)
-    rig.stock(keys, range(62), [992])
-    rig.host(keys, (), [512])
-    fetch = rig.start(1000, keys)
-    rig.run()
-    assert outcome(rig, fetch, keys) == ("complete", 512)
-    assert names(rig, "get", "state") == 0 and rig.states.evicted == 0
-
-
-@pytest.mark.parametrize(
-    ("kv", "states", "covered"),
-    [(range(15), [240], 0), (range(62), [], 0), (range(62), [240], 0), ([], [992], 0), (range(1, 62), [992], 0),
-     (range(62), [512], 272), (range(20), [992], 0)],
-)  # fmt: skip
-def test_B60_fewer_hits_than_the_threshold_are_revoked(kv: range, states: list[int], covered: int) -> None:
-    rig, keys = Rig(WAIT), digests("a", 62)
-    rig.stock(keys, kv, states)
-    fetch = rig.start(1000, keys, covered=covered, kv_pages=0)
-    rig.run()
-    assert fetch.outcome == "missed" and fetch.length == covered
-    rig.check()
-    stats = rig.prefetcher.stats()
-    assert (stats.missed, stats.tokens, stats.read) == (1, 0, 0)
-    assert rig.kv.pool.free == rig.kv.pool.records and rig.states.pool.free == rig.states.pool.records
-
-
 @pytest.mark.parametrize(
     ("pages", "covered", "length"), [(15, 0, 0), (16, 0, 256), (20, 80, 0), (21, 80, 336), (0, 0, 0)]
 )
@@ -285,14 +197,6 @@ def test_B68_the_reserve_holds_where_records_are_being_copied() -> None:
     assert outcome(rig, fetch, keys) == ("complete", (32 - 10) * 16)
 
 
-def test_B68_states_have_a_reserve_too() -> None:
-    rig, keys = Rig(WAIT, states=2, state_reserve=2), digests("a", 62)
-    rig.stock(keys, range(62), [992])
-    fetch = rig.start(1000, keys)
-    rig.run()
-    assert outcome(rig, fetch, keys) == ("no_room", 0)
-
-
 # -- where it lands -----------------------------------------------------------------------------------
 
 
@@ -326,35 +230,6 @@ def test_B64_kv_comes_back_to_a_state_that_is_in_host_memory() -> None:
     rig.run()
     assert outcome(rig, fetch, keys, kv_pages=10) == ("complete", 640)
     assert names(rig, "get", "kv") == 30 and names(rig, "get", "state") == rig.states.evicted == 0
-
-
-def test_kv_alone_is_usable_at_every_page() -> None:
-    rig, keys = Rig(WAIT, states=None), digests("a", 62)
-    rig.stock(keys, range(41))
-    fetch = rig.start(1000, keys, covered=80, kv_pages=5)
-    rig.run()
-    assert outcome(rig, fetch, keys, kv_pages=5) == ("complete", 41 * 16)
-    assert names(rig, "get", "kv") == 36
-
-
-def test_states_alone_leave_kv_to_the_caller() -> None:
-    rig, keys = Rig(WAIT, kv=None), digests("a", 62)
-    rig.stock(keys, (), [320, 640])
-    fetch = rig.start(1000, keys)
-    rig.run()
-    assert outcome(rig, fetch, keys) == ("complete", 640)
-    assert all(name.startswith("state") for _, asked in rig.store.calls for name in asked)
-
-
-def test_what_host_memory_has_by_now_is_not_read_again() -> None:
-    """Others bring the same prefix down from the device while storage is being asked."""
-    rig, keys = Rig(WAIT), digests("a", 62)
-    rig.stock(keys, range(62), [992])
-    fetch = rig.start(1000, keys)
-    rig.host(keys, range(30), [992])
-    rig.run()
-    assert outcome(rig, fetch, keys) == ("complete", 992)
-    assert (names(rig, "get", "kv"), names(rig, "get", "state")) == (32, 0)
 
 
 def test_what_host_memory_has_no_longer_ends_the_reach() -> None:

@@ -101,16 +101,6 @@ def test_B63_a_rank_without_memory_leaves_when_all_have_agreed() -> None:
     assert not any(rig.store.asked("get") for rig in ranks.rigs)
 
 
-@pytest.mark.parametrize(("states", "length"), [(EVERY, 592), ([512, 592, 608, 1024], 592), ([256, 1024], 256)])
-def test_B63_what_one_rank_truncates_all_do(states: Any, length: int) -> None:
-    ranks = Ranks({}, {"kv": 600 // 16}, {"kv": 700 // 16}, settings=WAIT)
-    ranks.stock(states, states, states)
-    ranks.start()
-    ranks.run()
-    ranks.check("complete", "complete", "complete", length=length)
-    assert all(rig.kv.pool.free == rig.kv.pool.records - length // 16 for rig in ranks.rigs)
-
-
 def test_B63_a_slow_rank_is_waited_for() -> None:
     ranks = Ranks({}, {"latency": lambda: 7.0, "workers": 1}, settings=WAIT)
     ranks.stock([1024], [1024])
@@ -120,19 +110,6 @@ def test_B63_a_slow_rank_is_waited_for() -> None:
     assert len(ranks.rigs[0].kv) == 0
     ranks.run(50)
     ranks.check("complete", "complete", length=1024)
-
-
-@pytest.mark.parametrize("when", [0, 4])
-def test_B63_a_rank_whose_storage_fails_takes_the_others_with_it(when: int) -> None:
-    """Before it has answered, and while it is read."""
-    ranks = Ranks({}, {}, settings=WAIT)
-    ranks.stock([1024], [1024])
-    ranks.start()
-    ranks.run(when)
-    ranks.rigs[1].store.broken = True
-    ranks.run()
-    ranks.check("disagreed", "failed", length=0)
-    assert all(len(rig.kv) == len(rig.states) == 0 for rig in ranks.rigs)
 
 
 def test_B61_what_arrived_on_one_rank_alone_goes_back() -> None:
@@ -176,24 +153,6 @@ def test_B64_a_state_that_one_rank_has_in_host_memory_settles_nothing_for_the_ot
     ranks.run()
     ranks.check("complete", "complete", length=512)
     assert ranks.rigs[0].states.pool.free == 2
-
-
-@pytest.mark.parametrize("polls", range(14))
-def test_B65_an_abort_between_two_rounds_returns_everything_on_all_ranks(polls: int) -> None:
-    ranks = Ranks({}, {"latency": lambda: 2.0}, settings=WAIT)
-    ranks.stock([1024], [1024])
-    first = ranks.start()
-    second = ranks.start(512)
-    ranks.run(polls)
-    for rig, fetch in zip(ranks.rigs, first, strict=True):
-        rig.prefetcher.cancel(fetch)
-        assert rig.prefetcher.stats().in_flight == (not second[0].done)
-    ranks.run()
-    assert [fetch.outcome for fetch in second] == ["missed", "missed"]
-    assert first[0].outcome == first[1].outcome
-    for rig in ranks.rigs:
-        rig.check()
-        assert rig.kv.pool.waiting == rig.states.pool.waiting == 0
 
 
 def test_many_prefetches_take_turns_in_exchanges_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:

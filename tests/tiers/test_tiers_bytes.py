@@ -18,6 +18,8 @@ from tests.support.build import build
 from tests.support.given import FORMS, Engine
 from tests.support.tiered import padded, whole
 
+pytestmark = pytest.mark.sample
+
 ODD = StateLayout(
     (Plane("a", (), torch.int8), Plane("b", (7,), torch.float64), Plane("c", (0,), torch.float32)), layers=3
 )

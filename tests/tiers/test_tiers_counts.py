@@ -12,6 +12,8 @@ from memstate.kernels.dispatch import OPS, Backend
 from tests.support.tiered import Tiered, whole
 from tests.support.watch import Watch, real_launches
 
+pytestmark = pytest.mark.sample
+
 
 class Spent:
     """What was spent since the last look."""

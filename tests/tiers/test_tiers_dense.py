@@ -14,6 +14,8 @@ from tests.support.build import build
 from tests.support.serving import PAGE
 from tests.support.tiered import Tiered, whole
 
+pytestmark = pytest.mark.sample(None, interpreter=0)
+
 HEADS, KEYS, VALUES, LAYERS = 2, 3, 16, 2
 LAYOUT = ms.StateLayout(
     (ms.Plane("ssm", (HEADS, KEYS, VALUES), torch.float32), ms.Plane("conv", (5,), torch.bfloat16)), layers=LAYERS
@@ -95,6 +97,7 @@ def come_back(mem: ms.StateManager, prompt: list[int], backend: Backend) -> None
     mem.poll()
 
 
+@pytest.mark.sample(None, interpreter=1)
 @pytest.mark.parametrize("dense", [0, 4])
 def test_b66_int8_states_come_back_within_half_a_step(backend: Backend, dense: int) -> None:
     rng = random.Random(dense)

@@ -12,6 +12,8 @@ from memstate.tiers import Outcome, Prefetch
 from tests.support.tiered import T, Tiered, settle, whole
 from tests.support.virtual import ByHand, Clock, MemoryStore, Workers
 
+pytestmark = pytest.mark.sample
+
 ONE = whole(1)
 
 

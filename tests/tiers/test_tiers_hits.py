@@ -8,6 +8,8 @@ from tests.support.planes import both_orders, every_strategy
 from tests.support.serving import written
 from tests.support.tiered import NEEDS, T, below, settle, whole
 
+pytestmark = pytest.mark.sample
+
 ONE = whole(1)
 
 
@@ -69,16 +71,6 @@ def test_B64_a_tombstone_gets_its_state_back(name: str, plain: Backend) -> None:
     assert [each for _, each in at.cache.tree.walk()] == [node], "the same node"
     assert node.snapshot is not None and node.snapshot.length == 8 and not node.evicted
     at.last([row])
-
-
-@both_orders
-@every_strategy
-def test_requests_of_one_admission_share_one_transfer(name: str, overlap: bool, plain: Backend) -> None:
-    at = below(plain, name, overlap=overlap)
-    rows = at.admit(*[ms.Request(n, tokens=[*ONE, n]) for n in range(3)])
-    assert [at.mem.length(row) for row in rows] == [8, 8, 8] and at.moved == (1, 1, 2, 2)
-    assert at.tiers.host_hit_tokens == 24 and at.mem.stats().prefix.loaded == 1  # type: ignore[union-attr]
-    at.last([*rows, None])
 
 
 @both_orders
@@ -166,29 +158,6 @@ def test_a_state_that_two_start_from_is_not_taken_over(name: str, plain: Backend
     assert [at.mem.length(row) for row in rows] == [0, 0] and at.moved == before
     at.look()
     at.last(rows)
-
-
-@every_strategy
-def test_in_place_engines_copy_what_came(name: str, plain: Backend) -> None:
-    at = below(plain, name, whole(1), whole(2, 3), in_place=True)
-    rows = at.admit(*[ms.Request(n, tokens=[*tokens, 1]) for n, tokens in enumerate((ONE, whole(2, 3)))])
-    assert [at.mem.length(row) for row in rows] == [8, 12]
-    for _ in range(2):
-        at.run(rows)
-        at.look()
-    at.end(rows)
-    at.empty()
-
-
-@every_strategy
-def test_a_promoted_row_forks(name: str, plain: Backend) -> None:
-    at = below(plain, name)
-    row = at.start([*ONE, 1])
-    fork = at.mem.fork(row, ["other"])
-    (other,), copies = fork.rows, fork.page_copies
-    assert not copies and at.mem.length(other) == 8 and at.moved[1] == 1
-    at.text[other] = [*ONE, 2]
-    at.last([row, other])
 
 
 @every_strategy

@@ -10,6 +10,8 @@ from tests.support.planes import both_orders, every_strategy
 from tests.support.tiered import T, Tiered, below, settle, whole
 from tests.support.tiered_late import Late
 
+pytestmark = pytest.mark.sample
+
 ONE = whole(1)
 
 

@@ -10,6 +10,8 @@ from tests.support.planes import every_strategy
 from tests.support.tiered import T, Tiered, settle, whole
 from tests.support.virtual import MemoryStore
 
+pytestmark = pytest.mark.sample
+
 ONE = whole(1)
 
 

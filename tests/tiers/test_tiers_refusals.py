@@ -16,6 +16,8 @@ from tests.support.build import build
 from tests.support.planes import LAYOUT, every_strategy
 from tests.support.tiered import KV, NEEDS, T, Tiered, below, everything, settle, whole
 
+pytestmark = pytest.mark.sample
+
 ONE = whole(1)
 
 

@@ -8,6 +8,8 @@ from tests.support.planes import both_orders, every_strategy
 from tests.support.scan import row_problems, scan_registers
 from tests.support.tiered import NEEDS, T, Tiered, everything, settle, whole
 
+pytestmark = pytest.mark.sample
+
 ONE = whole(1)
 
 

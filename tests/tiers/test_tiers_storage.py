@@ -12,6 +12,8 @@ from tests.support.planes import both_orders, every_strategy
 from tests.support.tiered import T, Tiered, settle, whole
 from tests.support.virtual import MemoryStore
 
+pytestmark = pytest.mark.sample
+
 ONE = whole(1)
 
 

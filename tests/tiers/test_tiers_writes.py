@@ -8,6 +8,8 @@ from memstate.prefix.policies import Lru, LruPages
 from tests.support.planes import both_orders, every_strategy
 from tests.support.tiered import PAGE, T, Tiered, settle, whole
 
+pytestmark = pytest.mark.sample
+
 ONE, TWO = tuple(whole(1)), tuple(whole(2, 3))
 
 

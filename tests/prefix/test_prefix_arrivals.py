@@ -75,4 +75,3 @@ def test_states_that_arrive_are_cached_like_those_computed_here(name: str, backe
             assert at.turn([*at.text[row][:16], 77]) == 16  # the boundary; and the prompt's end, where one was due
     assert at.mem.match([*others[1], 1]).length == (8 if name == "redirect" else 0)
     assert at.turn([*first, 3]) == 8
-    at.empty()

@@ -71,7 +71,6 @@ def test_B50_the_source_of_a_hit_is_not_evicted_for_it(name: str, direct: bool, 
         at.look()
     at.mem.abort([row])
     assert at.turn([*X, 7], publish=False) == 8
-    at.empty()
 
 
 @hits
@@ -86,8 +85,6 @@ def test_B50_several_rows_read_one_state(name: str, direct: bool, backend: Backe
     assert (
         len({at.slot(3 * row.index) for row in rows} | {at.slot(snap.register) for snap in at.states().values()}) == 4
     )
-    at.mem.abort(rows)
-    at.empty()
 
 
 @hits
@@ -105,8 +102,6 @@ def test_B50_what_a_first_step_is_to_read_cannot_go(name: str, direct: bool, bac
     assert at.cache.evictable_states == len(at.states_by_prefix())
     at.cache.clear()
     at.look()
-    at.mem.abort([row, other])
-    at.empty()
 
 
 def test_B50_a_row_given_up_before_its_first_step_lets_go(backend: Backend) -> None:
@@ -122,7 +117,6 @@ def test_B50_a_row_given_up_before_its_first_step_lets_go(backend: Backend) -> N
     assert not at.mem._snapshots.pinned
     at.look(idle=True)
     assert at.turn([*X, 4], publish=False) == 8
-    at.empty()
 
 
 def test_B50_a_fork_of_a_hit_reads_the_same_state(backend: Backend) -> None:
@@ -138,8 +132,6 @@ def test_B50_a_fork_of_a_hit_reads_the_same_state(backend: Backend) -> None:
     at.look()
     at.mem.abort([row])
     at.look()
-    at.mem.abort([new])
-    at.empty()
 
 
 REFUSALS: dict[str, tuple[type[ms.MemstateError], list[list[int]]]] = {
@@ -170,8 +162,6 @@ def test_B50_a_refusal_gives_pin_and_lease_and_slot_back(what: str, name: str, d
     assert at.mem.length(row) == 8
     at.run([row, running], publish=False)
     at.look()
-    at.mem.abort([row, running])
-    at.empty()
 
 
 @pytest.mark.parametrize("direct", [True, False], ids=["read", "copied"])
@@ -194,10 +184,8 @@ def test_B46_a_pinned_state_is_never_evicted_and_pins_balance(direct: bool, back
     at.run([row], publish=False)
     assert not at.mem._snapshots.pinned and at.cache.evictable_states == 2
     at.look()
-    other = at.start([7])  # takes the slot of Y, which nobody used
+    at.start([7])  # takes the slot of Y, which nobody used
     assert set(at.states_by_prefix()) == {tuple(X)}
-    at.mem.abort([row, other])
-    at.empty()
 
 
 def test_B46_a_snapshot_of_the_caller_and_one_of_the_cache_do_not_mix(backend: Backend) -> None:
@@ -215,4 +203,3 @@ def test_B46_a_snapshot_of_the_caller_and_one_of_the_cache_do_not_mix(backend: B
     at.look()
     at.end([row])
     assert at.mem.match([*X, 1]).kv_length == 8
-    at.empty()

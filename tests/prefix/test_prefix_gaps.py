@@ -44,7 +44,6 @@ def test_a_use_refreshes_nothing_that_leads_to_it(backend: Backend) -> None:
     assert at.turn(T[:13]) == 12
     assert at.cache.evict_states(2) == 2
     assert set(at.states_by_prefix()) == {tuple(T[:12]), tuple(other)}
-    at.empty()
 
 
 @pytest.mark.parametrize("call", ["publish", "release", "retract", "cancel"])
@@ -68,7 +67,6 @@ def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -
     else:
         at.end([row])  # all of them, and what came after
     assert at.mem.match(T[:9]).kv_length == 8
-    at.empty()
 
 
 def test_one_page_that_a_handle_has_too_is_no_room(backend: Backend) -> None:
@@ -84,8 +82,6 @@ def test_one_page_that_a_handle_has_too_is_no_room(backend: Backend) -> None:
     assert handle
     at.mem.drop([handle])
     (row,) = at.mem.admit([ms.Request("b", length=28)])
-    at.mem.abort([row])
-    at.empty()
 
 
 # -- policies, on nodes alone -----------------------------------------------------------------------
@@ -190,7 +186,6 @@ def test_the_journal_names_every_change_of_owners(backend: Backend) -> None:
     for n in range(60):
         at.mem.abort([at.start([n])])
     assert len(at.mem.changes) == 50 and at.mem.changes[-1].serial == 3 + 2 * 60
-    at.empty()
 
 
 def test_the_order_of_record_is_kept_for_many_registers_too(backend: Backend) -> None:

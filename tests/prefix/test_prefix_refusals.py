@@ -123,7 +123,6 @@ def test_a_salt_or_a_snapshot_that_cannot_be_meant_changes_nothing(backend: Back
         with pytest.raises(ms.InvalidArgument):
             call()
         assert figures(at) == before and not at.mem._snapshots.pinned
-    at.empty()
 
 
 def of_pages(name: str) -> ms.Prefix:
@@ -143,5 +142,3 @@ def test_one_request_can_have_every_page_and_every_slot(policy: str, backend: Ba
     assert (at.mem.free_slots, at.mem.free_pages, at.cache.evictable_pages) == (2, 0, 0)
     at.run([row])
     at.look()
-    at.mem.abort([row])
-    at.empty()

@@ -56,8 +56,6 @@ def test_admit_evicts_exactly_what_is_missing(name: str, backend: Backend) -> No
         assert at.mem.stats().prefix.evicted_states == lacking  # type: ignore[union-attr]
         at.run(rows)
         at.look()
-        at.mem.abort(rows)
-        at.empty()
 
 
 @every_strategy
@@ -70,7 +68,6 @@ def test_admit_evicts_nothing_where_that_is_not_enough(name: str, backend: Backe
     with pytest.raises(ms.OutOfPages):  # 3 slots could be had: the pages are asked for first
         at.mem.admit(fresh(3, range(40)))
     assert cached(at) == [0, 1, 2] and at.mem.free_pages == 30 - 6
-    at.empty()
 
 
 def test_pages_come_from_the_leaves_that_were_followed_least_recently(backend: Backend) -> None:
@@ -92,8 +89,6 @@ def test_pages_come_from_the_leaves_that_were_followed_least_recently(backend: B
     with pytest.raises(ms.OutOfPages):
         at.mem.extend([row], [32])
     at.look()
-    at.mem.abort([row, hit])
-    at.empty()
 
 
 def test_a_leaf_given_up_for_its_pages_gives_its_slot_too(backend: Backend) -> None:
@@ -102,8 +97,6 @@ def test_a_leaf_given_up_for_its_pages_gives_its_slot_too(backend: Backend) -> N
     assert cached(at) == [1, 2] and (at.mem.free_slots, at.mem.free_pages) == (0, 1)
     at.run([row])
     at.look()
-    at.mem.abort([row])
-    at.empty()
 
 
 @pytest.mark.sample(interpreter=1)
@@ -121,7 +114,6 @@ def test_B24a_one_cached_state_goes_for_the_snapshot_that_is_due(name: str, back
     at.look()
     at.end([row])
     assert len(at.states_by_prefix()) >= 3
-    at.empty()
 
 
 @every_snapshot
@@ -135,8 +127,6 @@ def test_B24a_one_for_each_row_that_lacks_one(name: str, rows: int, backend: Bac
     claims = {"ping-pong": 0, "lazy": rows, "redirect": rows}[name]
     assert len(cached(at)) == 3 - max(0, claims - 1) and at.mem.stats().degraded == 0
     at.look()
-    at.mem.abort(running)
-    at.empty()
 
 
 @pytest.mark.parametrize("evict", [True, False], ids=["limited", "off"])
@@ -161,8 +151,6 @@ def test_the_reserve_is_evicted_for_too(backend: Backend) -> None:
         at.run([row], publish=False)
     assert cached(at) == [1, 2] and at.mem.free_slots == 1 and at.mem.stats().degraded == 0
     at.look()
-    at.mem.abort([row])
-    at.empty()
 
 
 @pytest.mark.sample(interpreter=1)
@@ -178,7 +166,6 @@ def test_no_more_states_than_the_settings_allow(name: str, most: int, backend: B
     assert figures and figures.states == most and figures.pages == 3 * 6  # KV stays
     assert at.mem.free_slots == 8 - most
     assert at.turn([*PROMPTS[-1], 1], publish=False) in ((0,) if most == 0 else (0, 8, 12))
-    at.empty()
 
 
 @every_strategy
@@ -198,7 +185,6 @@ def test_without_pages_no_leaf_stays_without_a_state(name: str, backend: Backend
     at.mem.abort([row])
     at.cache.evict_states(99)
     assert at.cache.tree.nodes == 0 and not at.cache.tree.roots
-    at.empty()
 
 
 def test_without_pages_a_shorter_key_leaves_no_bare_leaf(backend: Backend) -> None:
@@ -232,4 +218,3 @@ def test_a_reset_forgets_everything(backend: Backend) -> None:
     at.look(idle=True)
     assert [at.turn(PROMPTS[0]), at.turn([*PROMPTS[0], 1])] == [0, 8]
     at.look(idle=True)
-    at.empty()

@@ -5,9 +5,9 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.prefix.test_session_pages import TEXT, Talks
-from tests.prefix.test_sessions import counts, row_holds_nothing, with_and_without_cache
-from tests.support.planes import both_orders, every_strategy
+from tests.support.planes import every_strategy
+from tests.support.talks import TEXT, Talks, counts, row_holds_nothing
+from tests.support.ways import every_strategy_and_order, every_way_and_cache
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
 
@@ -22,9 +22,7 @@ def real_labels(talks: Talks, row: ms.Row, most: int) -> list[int]:
 
 
 @pytest.mark.sample(interpreter=1)
-@every_strategy
-@both_orders
-@with_and_without_cache
+@every_way_and_cache
 def test_B71_the_first_turn_aborted_returns_its_slots_once(
     backend: Backend, name: str, overlap: bool, cache: bool
 ) -> None:
@@ -46,7 +44,6 @@ def test_B71_the_first_turn_aborted_returns_its_slots_once(
         mem.prefix.clear() if mem.prefix else None
         assert mem.free_slots == 24 and mem.free_pages == 80
     assert talks.whole(TEXT[:9], session) == 0 and talks.whole(TEXT, session) == 9
-    assert talks.all_free()
 
 
 @every_strategy
@@ -61,11 +58,9 @@ def test_B71_a_first_turn_that_began_in_the_cache(backend: Backend, name: str) -
     talks.look()
     assert talks.kept(session) == ([] if name == "redirect" else [8]) and not talks.mem._snapshots.pinned
     assert talks.whole(TEXT, session) == 8
-    assert talks.all_free()
 
 
-@every_strategy
-@both_orders
+@every_strategy_and_order
 def test_B71_a_turn_aborted_before_it_ran_changes_nothing(backend: Backend, name: str, overlap: bool) -> None:
     talks = Talks(backend, name, overlap)
     session = talks.mem.open_session("a")
@@ -85,11 +80,9 @@ def test_B71_a_turn_aborted_before_it_ran_changes_nothing(backend: Backend, name
         assert (held(), counts(talks)) == before
         talks.look()
     assert talks.whole(TEXT, session) == 9
-    assert talks.all_free()
 
 
-@every_strategy
-@both_orders
+@every_strategy_and_order
 def test_B71_an_aborted_turn_goes_back_to_where_it_began(backend: Backend, name: str, overlap: bool) -> None:
     """As far as a register still has a state of then; what the turn computed is nobody's."""
     talks = Talks(backend, name, overlap, cache=False)
@@ -117,11 +110,9 @@ def test_B71_an_aborted_turn_goes_back_to_where_it_began(backend: Backend, name:
         talks.end(row)
         talks.mem.close_session(session)
         session = talks.mem.open_session("b")
-    assert talks.all_free()
 
 
-@every_strategy
-@both_orders
+@every_strategy_and_order
 def test_B73_a_retracted_turn_comes_back_as_the_next(backend: Backend, name: str, overlap: bool) -> None:
     talks = Talks(backend, name, overlap)
     mem, session = talks.mem, talks.mem.open_session("a")
@@ -141,11 +132,9 @@ def test_B73_a_retracted_turn_comes_back_as_the_next(backend: Backend, name: str
     assert mem.retract([row], tokens=[TEXT[:7]]) == [None]
     talks.look()
     assert talks.kept(session)[0] == 7 and talks.whole(TEXT, session) == 7
-    assert talks.all_free()
 
 
-@every_strategy
-@both_orders
+@every_strategy_and_order
 @pytest.mark.parametrize("keep", [True, False], ids=["with tokens", "aborted"])
 def test_B73_a_cancelled_step_ends_the_turn(backend: Backend, name: str, overlap: bool, keep: bool) -> None:
     """The state in `live` says one token more than was ever folded, so that a lane is what is left."""
@@ -164,7 +153,6 @@ def test_B73_a_cancelled_step_ends_the_turn(backend: Backend, name: str, overlap
     assert talks.kept(session) == expected and row_holds_nothing(mem, row.index)
     talks.look()
     assert talks.whole(TEXT, session) == max(expected, default=0)
-    assert talks.all_free()
 
 
 @every_strategy
@@ -197,7 +185,6 @@ def test_B73_a_turn_for_which_there_is_no_room_changes_nothing(backend: Backend,
     mem.abort(rows)
     talks.look()
     assert talks.whole(TEXT, session) == 9
-    assert talks.all_free()
 
 
 @every_strategy
@@ -212,7 +199,6 @@ def test_B70_without_a_holder_a_state_is_let_go(backend: Backend, name: str, hol
     talks.whole(TEXT[:9], second)
     assert talks.kept(second) == [9][: holders - len(talks.kept(first))]
     assert talks.whole(TEXT, first) == (9 if holders else 0)
-    assert talks.all_free()
 
 
 @pytest.mark.parametrize("read", [False, True], ids=["idle", "about to be read"])
@@ -220,12 +206,11 @@ def test_B70_a_cached_state_gives_way_to_a_session_unless_it_is_about_to_be_read
     talks = Talks(backend, "redirect", snapshots=1)
     mem, session = talks.mem, talks.mem.open_session("a")
     talks.whole(TEXT[:8])
-    rows = [talks.turn(TEXT)] if read else []
+    if read:
+        talks.turn(TEXT)
     talks.whole([90, 91, 92], session)
     assert talks.kept(session) == ([] if read else [3])
     assert mem.match(TEXT).length == (8 if read else 0)
-    mem.abort(rows)
-    assert talks.all_free()
 
 
 @every_strategy
@@ -251,4 +236,3 @@ def test_B70_sleep_keeps_idle_sessions_and_reset_voids_them(backend: Backend, na
             stale()
     again = mem.open_session("a")
     assert again != session and talks.whole(TEXT[:9], again) == 0 and talks.whole(TEXT, again) == 9
-    assert talks.all_free()

@@ -7,33 +7,14 @@ import pytest
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Count
-from tests.prefix.test_session_pages import TEXT, Talks
 from tests.support.planes import both_orders, every_strategy
+from tests.support.talks import TEXT, Talks, counts, row_holds_nothing
+from tests.support.ways import every_strategy_and_order, every_way_and_cache, with_and_without_cache
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
 
 
-with_and_without_cache = pytest.mark.parametrize("cache", [False, True], ids=["alone", "cache"])
-
-
-def row_holds_nothing(mem: ms.StateManager, index: int) -> bool:
-    """Whether a row's registers, labels, columns and pages are all 0, on the device and in the mirror."""
-    mem.submit()
-    file, first = mem._registers, 3 * index
-    cells = [file.table.slots[first : first + 3], file.table.labels[first : first + 3], mem.page_table[index]]
-    columns = [getattr(of, name)[index] for of in (file, file.table) for name in ("tracked", "snapshot_at", "source")]
-    mirror = [file.held[first : first + 3], file.labels[first : first + 3]]
-    return not any(bool(cell.any()) for cell in [*cells, *columns, *mirror]) and not mem._pages.of(index)
-
-
-def counts(talks: Talks) -> tuple[int, ...]:
-    """What is free."""
-    return talks.mem.free_slots, talks.mem.free_pages, talks.mem._table.free, talks.mem._snapshots.free
-
-
-@every_strategy
-@both_orders
-@with_and_without_cache
+@every_way_and_cache
 def test_B69_a_turn_that_ends_moves_everything_to_the_session(
     backend: Backend, name: str, overlap: bool, cache: bool
 ) -> None:
@@ -51,7 +32,6 @@ def test_B69_a_turn_that_ends_moves_everything_to_the_session(
     assert mem.free_slots == 24 - len(held) and mem.audit().owned_by_kind == {"session": len(held)}
     assert set(mem.owners().values()) == {("session", f"session 'a' ({n} tokens)") for n, _ in held}
     talks.look()
-    assert talks.all_free()
 
 
 @every_strategy
@@ -73,12 +53,9 @@ def test_B69_a_dead_step_in_flight_leaves_the_newest_answer(backend: Backend, na
     assert talks.mem.length(row) == (0 if name == "none" else 12)
     talks.run(row, TEXT)
     talks.end(row)
-    assert talks.all_free()
 
 
-@every_strategy
-@both_orders
-@with_and_without_cache
+@every_way_and_cache
 def test_B73_the_next_turn_goes_on_where_the_last_one_ended(
     backend: Backend, name: str, overlap: bool, cache: bool
 ) -> None:
@@ -98,7 +75,6 @@ def test_B73_the_next_turn_goes_on_where_the_last_one_ended(
     talks.run(row, TEXT[:12])
     talks.end(row)
     assert talks.whole(TEXT, session) == 12
-    assert talks.all_free()
 
 
 @every_strategy
@@ -123,7 +99,6 @@ def test_B73_an_edited_history_goes_on_from_an_older_state(
     talks.whole(TEXT[:9], session)
     assert talks.whole(text, session) == expected[name]
     assert talks.whole([*text, 60], session) == len(text)
-    assert talks.all_free()
 
 
 @every_strategy
@@ -143,7 +118,6 @@ def test_B73_the_longer_of_session_and_cache_is_gone_on_from(backend: Backend, n
     talks.run(row, TEXT)
     talks.end(row)
     talks.look()
-    assert talks.all_free()
 
 
 @every_strategy
@@ -158,8 +132,6 @@ def test_B73_equal_tokens_under_another_salt_are_not_gone_on_from(backend: Backe
     tokens = talks.end(row)
     talks.look()
     assert talks.mem.length(talks.turn([*tokens, 1], session, salt="other")) == 15
-    talks.mem.abort([row for row in talks.fed if talks.mem._table.alive(row)])
-    assert talks.all_free()
 
 
 @both_orders
@@ -185,12 +157,10 @@ def test_B73_two_turns_at_once_are_refused(backend: Backend, overlap: bool, cach
     refused(turn)
     talks.end(row)
     assert talks.whole([*TEXT, 1], session) == 15
-    assert talks.all_free()
 
 
 @pytest.mark.sample(interpreter=1)
-@every_strategy
-@both_orders
+@every_strategy_and_order
 def test_B72_a_session_can_be_closed_whenever_no_turn_runs(backend: Backend, name: str, overlap: bool) -> None:
     """Before its first turn, with all it can hold, with what a dead step left, with nothing: it gives back that."""
     talks = Talks(backend, name, overlap)
@@ -211,7 +181,6 @@ def test_B72_a_session_can_be_closed_whenever_no_turn_runs(backend: Backend, nam
                 again()
         talks.look()
         assert talks.count(Count.DOUBLE_RELEASE) == talks.count(Count.OUT_OF_RANGE) == 0
-    assert talks.all_free()
 
 
 REFUSED: dict[str, Callable[[ms.StateManager, ms.Session, ms.Snapshot], object]] = {

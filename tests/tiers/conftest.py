@@ -1,9 +1,12 @@
-"""Fixtures of the tests of tiers under a manager."""
+"""Fixtures of the tests of tiers under a manager, whose servers end empty."""
 
 import pytest
 
 from memstate.kernels.dispatch import Backend
+from tests.support.endings import pytest_pyfunc_call
 from tests.support.tiered_late import Late
+
+__all__ = ["late", "plain", "pytest_pyfunc_call"]
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import OPS, Backend
+from tests.support.endings import unchecked
 from tests.support.tiered import Tiered, whole
 from tests.support.watch import Watch, real_launches
 
@@ -45,6 +46,7 @@ def cached(backend: Backend, n: int, write: str, staging: int = 2, **more: objec
     rows = at.admit(*[ms.Request(i, tokens=whole(i + 1)) for i in range(n)])
     at.run(rows, publish=False)
     at.end(rows)
+    unchecked()
     return at, Spent(at)
 
 
@@ -129,6 +131,7 @@ def test_a_look_costs_nothing(plain: Backend) -> None:
 
 def busy(at: Tiered) -> None:
     """Down, up, down again, with ends of all sorts."""
+    unchecked()
     first = 1 + 10 * len(at.known)
     prompts = [whole(first + i) for i in range(3)]
     rows = at.admit(*[ms.Request(i, tokens=tokens) for i, tokens in enumerate(prompts)])

@@ -49,7 +49,6 @@ def test_dense_records_are_given_up_last_used_first(backend: Backend) -> None:
         at.mem.poll()
         gone += [n for n, prompt in enumerate(prompts) if n not in gone and not at.mem.match(prompt).snapshot]
     assert [n for n in gone if at.mem.match(prompts[n]).host_length] == gone[-2:]
-    at.empty()
 
 
 def value(tokens: list[int], backend: Backend) -> tuple[Tensor, Tensor]:

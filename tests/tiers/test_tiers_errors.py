@@ -86,7 +86,6 @@ def test_kv_that_sleeps_is_not_filed(plain: Backend) -> None:
     assert (at.mem.free_slots, at.mem.free_pages) == before
     at.pages_kv.wake()
     assert at.turn([*whole(1), 1], publish=False) == 2 * PAGE
-    at.empty()
 
 
 class Fragile(Lru):

@@ -48,7 +48,6 @@ def test_a_storage_that_never_answers_leaves_host_memory_evictable(plain: Backen
         assert at.tiers.write_missed > before and at.tiers.write_failed == 0
         assert at.tiers.written == len(store.records)
         assert at.tiers.written + at.tiers.write_missed == at.moved[0] + at.moved[2]
-        at.empty()
 
 
 def test_storage_that_fails_is_counted_and_host_memory_serves_on(plain: Backend) -> None:
@@ -65,7 +64,6 @@ def test_storage_that_fails_is_counted_and_host_memory_serves_on(plain: Backend)
     fetch = at.mem.prefetch(whole(9, 5))
     at.work()
     assert fetch.done and fetch.length == 0 and at.tiers.prefetch.failures == 1  # type: ignore[union-attr]
-    at.empty()
 
 
 def test_storage_that_refuses_some_records_is_counted(plain: Backend) -> None:
@@ -80,7 +78,6 @@ def test_storage_that_refuses_some_records_is_counted(plain: Backend) -> None:
     settle(at)
     at.drain()
     assert (at.tiers.written, at.tiers.write_failed) == (2, 2) and len(store.records) == 2
-    at.empty()
 
 
 def test_what_is_evicted_before_its_turn_is_missed_and_not_written(plain: Backend) -> None:
@@ -98,7 +95,6 @@ def test_what_is_evicted_before_its_turn_is_missed_and_not_written(plain: Backen
     at.below.host.kv.evict(9)  # type: ignore[union-attr]
     at.drain()
     assert at.tiers.written + at.tiers.write_missed == 3 and len(store.records) == at.tiers.written
-    at.empty()
 
 
 def test_writes_that_take_seconds_hold_nobody_up(plain: Backend) -> None:
@@ -114,7 +110,6 @@ def test_writes_that_take_seconds_hold_nobody_up(plain: Backend) -> None:
         clock.advance(5.0)
         at.mem.poll()
     assert len(store.records) == at.tiers.written == at.moved[0] + at.moved[2]
-    at.empty()
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -167,7 +162,6 @@ def test_B65_a_prefetch_ends_at_any_moment(how: str, moment: int, plain: Backend
     while not fetch.done:
         at.work()
     assert at.turn(T[:17], publish=False) == 16
-    at.empty()
 
 
 def test_a_request_that_does_not_wait_gets_what_has_come(plain: Backend) -> None:
@@ -180,4 +174,3 @@ def test_a_request_that_does_not_wait_gets_what_has_come(plain: Backend) -> None
     assert not fetch.done and at.below.ready(fetch) and fetch.done and fetch.length == 0
     assert at.turn(T[:17], publish=False) == 0
     at.work()
-    at.empty()

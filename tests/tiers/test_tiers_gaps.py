@@ -27,8 +27,6 @@ def test_a_look_is_no_use(threshold: int, plain: Backend) -> None:
         assert at.mem.length(row) == 0 and order(at) == before
     else:
         assert order(at) != before and order(at)[0][-1] == before[0][0], "this is one"
-    at.mem.abort([row])
-    at.empty()
 
 
 def test_a_refused_admission_is_no_use(plain: Backend) -> None:
@@ -42,7 +40,6 @@ def test_a_refused_admission_is_no_use(plain: Backend) -> None:
         with pytest.raises(error):
             at.mem.admit(requests)
         assert order(at) == before
-    at.empty()
 
 
 @pytest.mark.parametrize("salt", [1.5, frozenset({1}), (1, 2.0), Tiers])
@@ -84,7 +81,6 @@ def test_a_manager_that_sleeps_gives_nothing_to_host_memory(call: str, plain: Ba
         getattr(at.below if call == "flush" else at.mem, call)()
     assert at.keeps() == set() and at.tiers.leaked_records == 0
     at.mem.wake()
-    at.empty()
 
 
 def test_flushing_more_than_host_memory_holds_writes_all_of_it(plain: Backend) -> None:
@@ -110,5 +106,3 @@ def test_a_load_ends_although_no_packet_is_sent(plain: Backend) -> None:
         at.run([row], most=1, publish=False)
     at.mem.poll()
     assert not at.below.host.loads
-    at.mem.abort([row])
-    at.empty()

@@ -4,17 +4,17 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support.planes import both_orders, every_strategy
+from tests.support.planes import every_strategy
 from tests.support.serving import written
 from tests.support.tiered import NEEDS, T, below, settle, whole
+from tests.support.ways import every_order_and_strategy
 
 pytestmark = pytest.mark.sample
 
 ONE = whole(1)
 
 
-@both_orders
-@every_strategy
+@every_order_and_strategy
 def test_a_prompt_goes_on_from_host_memory(name: str, overlap: bool, plain: Backend) -> None:
     at = below(plain, name, whole(1), whole(2, 3), overlap=overlap)
     match = at.mem.match([*whole(2, 3), 1])
@@ -24,7 +24,6 @@ def test_a_prompt_goes_on_from_host_memory(name: str, overlap: bool, plain: Back
     stats = at.mem.stats()
     assert stats.prefix and (stats.prefix.loaded, stats.prefix.hit_tokens) == (2, 20)
     assert at.moved[1::2] == (2, 5) and (at.tiers.host_hit_tokens, at.tiers.storage_hit_tokens) == (20, 0)
-    at.empty()
 
 
 @pytest.mark.parametrize("staging", [0, 1, 2, 50])
@@ -39,7 +38,6 @@ def test_staging_of_any_size_carries_the_same_bytes(name: str, staging: int, pla
     at.mem.abort(rows)
     settle(at)
     assert at.tiers.staging_bytes == at.below.host.staging_bytes and bool(at.tiers.staging_bytes) == bool(staging)
-    at.empty()
 
 
 def test_hits_through_the_kernels(backend: Backend) -> None:
@@ -47,7 +45,6 @@ def test_hits_through_the_kernels(backend: Backend) -> None:
     for name, staging in (("redirect", 0), ("lazy", 2)):
         at = below(backend, name, tiers={"staging": staging})
         assert at.turn([*ONE, 1], goal=2) == 8
-        at.empty()
 
 
 @every_strategy
@@ -58,7 +55,6 @@ def test_kv_on_the_device_stays_and_the_rest_comes(name: str, plain: Backend) ->
     match = at.mem.match(T[:17])
     assert (match.length, match.kv_length, match.host_length) == (0, 8, 16)
     assert at.turn(T[:17], publish=False) == 16 and at.moved == (1, 1, 4, 2)
-    at.empty()
 
 
 @every_strategy
@@ -73,8 +69,7 @@ def test_B64_a_tombstone_gets_its_state_back(name: str, plain: Backend) -> None:
     at.last([row])
 
 
-@both_orders
-@every_strategy
+@every_order_and_strategy
 def test_prefixes_of_one_another_come_up_in_one_admission(name: str, overlap: bool, plain: Backend) -> None:
     """The longer one first, so that it is not the order of the requests that makes it work."""
     at = below(plain, name, T[:8], T[:20], T[:12], [*T[:8], *whole(9)], overlap=overlap, slots=18)
@@ -85,7 +80,6 @@ def test_prefixes_of_one_another_come_up_in_one_admission(name: str, overlap: bo
     at.run(rows, publish=False)
     at.look()
     at.end(rows)
-    at.empty()
 
 
 @every_strategy
@@ -97,7 +91,6 @@ def test_the_longer_of_device_and_host_memory_counts(name: str, plain: Backend) 
     at.cache_prompts(T[:8])  # computed again: this one is on the device now
     assert at.moved[1] == 0 and at.mem.match(T[:17]).length == 8
     assert at.turn(T[:17], publish=False) == 16 and at.moved[1::2] == (1, 0)
-    at.empty()
 
 
 def test_at_least_the_last_token_is_computed(plain: Backend) -> None:
@@ -113,7 +106,6 @@ def test_a_hit_below_the_threshold_is_not_worth_its_way(threshold: int, hit: int
     at = below(plain, tiers={"load_threshold": threshold}, kv_stays=True)
     assert at.mem.match([*ONE, 1]).host_length == hit
     assert at.turn([*ONE, 1], publish=False) == hit and at.moved[1] == bool(hit)
-    at.empty()
 
 
 def test_the_threshold_counts_what_is_gained(plain: Backend) -> None:
@@ -123,7 +115,6 @@ def test_the_threshold_counts_what_is_gained(plain: Backend) -> None:
     assert at.mem.match(T[:13]).length == 8 and at.mem.match(T[:13]).host_length == 0
     at.give_up()
     assert at.mem.match(T[:13]).host_length == 12
-    at.empty()
 
 
 @every_strategy
@@ -138,7 +129,6 @@ def test_where_slots_are_short_the_state_becomes_the_row_s_own(name: str, plain:
     at.mem.abort([row])
     settle(at)
     assert at.mem.free_slots == NEEDS[name]
-    at.empty()
 
 
 @every_strategy

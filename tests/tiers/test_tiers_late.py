@@ -6,9 +6,11 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support.planes import both_orders, every_strategy
+from tests.support.endings import unchecked
+from tests.support.planes import every_strategy
 from tests.support.tiered import T, Tiered, below, settle, whole
 from tests.support.tiered_late import Late
+from tests.support.ways import every_order_and_strategy
 
 pytestmark = pytest.mark.sample
 
@@ -30,8 +32,7 @@ class Layerwise(Tiered):
 TWO = (ONE, whole(2, 3))  # what only host memory has
 
 
-@both_orders
-@every_strategy
+@every_order_and_strategy
 def test_nothing_reads_a_state_before_it_is_there(name: str, overlap: bool, late: list[Late], plain: Backend) -> None:
     at = below(plain, name, *TWO, overlap=overlap)
     rows = at.admit(*[ms.Request(n, tokens=[*ONE, n]) for n in range(2)])
@@ -46,8 +47,6 @@ def test_nothing_reads_a_state_before_it_is_there(name: str, overlap: bool, late
     at.mem.poll()
     assert at.landed
     at.look()
-    at.mem.abort(rows)
-    at.empty()
 
 
 @every_strategy
@@ -57,7 +56,6 @@ def test_in_place_engines_copy_a_state_once_it_is_there(name: str, late: list[La
     at.run([row], publish=False)
     at.look()
     at.end([row])
-    at.empty()
 
 
 @every_strategy
@@ -75,7 +73,6 @@ def test_a_request_that_ends_at_once_leaves_its_load_to_itself(name: str, late: 
     assert not host.loads and at.landed
     at.look(idle=True)
     assert at.mem.match([*ONE, 1]).length == 8
-    at.empty()
 
 
 @every_strategy
@@ -101,7 +98,6 @@ def test_a_canceled_step_leaves_the_hit_where_it_is(name: str, late: list[Late],
     assert at.mem.length(row) == 8 and at.moved[1] == 1
     snaps = at.mem.retract([row])
     at.mem.drop([snap for snap in snaps if snap])
-    at.empty()
 
 
 def test_a_fork_before_the_first_step_waits_as_well(late: list[Late], plain: Backend) -> None:
@@ -131,7 +127,6 @@ def test_a_record_that_is_being_filled_is_nobody_else_s(late: list[Late], plain:
     at.cache_prompts(whole(3))
     at.give_up()
     assert at.keeps() == {tuple(whole(3))} and (at.tiers.refused, at.tiers.evicted_states) == (1, 1)
-    at.empty()
 
 
 def test_a_hit_on_bytes_that_are_still_leaving_comes_back_right(late: list[Late], plain: Backend) -> None:
@@ -160,8 +155,6 @@ def test_a_caller_that_waits_for_layers_gets_them_one_by_one(late: list[Late], p
     at.run(rows, publish=False)
     assert [ticket.waits for ticket in tickets] == [[0, 1, None], [0, 1, None]], "the next packet waits for the rest"
     at.look()
-    at.mem.abort(rows)
-    at.empty()
 
 
 @every_strategy
@@ -173,7 +166,6 @@ def test_layerwise_engines_read_what_they_waited_for(name: str, late: list[Late]
         at.mem.poll()
         at.look()
     at.end(rows)
-    at.empty()
 
 
 def test_a_layerwise_engine_that_does_not_wait_reads_rubbish(late: list[Late], plain: Backend) -> None:
@@ -184,6 +176,7 @@ def test_a_layerwise_engine_that_does_not_wait_reads_rubbish(late: list[Late], p
     row = at.start([*ONE, 1])
     with pytest.raises(AssertionError, match="not its prompt's"):
         at.step([row])
+    unchecked()
 
 
 def test_states_and_kv_are_waited_for_apart(late: list[Late], plain: Backend) -> None:

@@ -52,7 +52,6 @@ def test_a_state_that_was_due_when_everything_was_reset_is_forgotten(plain: Back
     at.cache_prompts(whole(2), poll=False)  # in the same register
     settle(at)
     assert at.keeps() == {tuple(whole(2))}
-    at.empty()
 
 
 def test_clearing_the_device_leaves_host_memory(plain: Backend) -> None:
@@ -60,7 +59,6 @@ def test_clearing_the_device_leaves_host_memory(plain: Backend) -> None:
     at.cache.clear()
     assert at.keeps() == {tuple(ONE), tuple(T[:16])} and at.mem.free_pages == 60
     assert at.turn([*T[:16], 1], publish=False) == 16
-    at.empty()
 
 
 def test_clearing_host_memory_leaves_the_device(plain: Backend) -> None:
@@ -77,7 +75,6 @@ def test_clearing_host_memory_leaves_the_device(plain: Backend) -> None:
     assert at.moved == moved, "what is on the device goes down when it is evicted"
     at.give_up()
     assert at.keeps() == {tuple(ONE), tuple(T[:16])}
-    at.empty()
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -103,7 +100,6 @@ def test_host_memory_outlives_sleep(name: str, keep: bool, plain: Backend) -> No
     at.cache_prompts(whole(5))
     settle(at)
     assert tuple(whole(5)) in at.keeps(), "addresses may be others: records are right all the same"
-    at.empty()
 
 
 def test_a_manager_in_one_thread_is_polled_from_there(plain: Backend) -> None:
@@ -166,4 +162,3 @@ def test_looks_change_nothing(plain: Backend) -> None:
     assert at.moved == moved and at.mem._commands.packets == submits
     picture = at.mem.inspect()
     assert picture.stats["tiers"]["host_states"] == 2
-    at.empty()

@@ -62,7 +62,6 @@ def test_what_was_agreed_on_stays_until_its_request_comes(keyed: Tiered) -> None
     assert at.mem.length(row) == 4 * PAGE
     at.prefill(row)
     at.end([row])
-    at.empty()
 
 
 def test_host_memory_without_an_agreement_is_not_used(keyed: Tiered) -> None:
@@ -72,7 +71,6 @@ def test_host_memory_without_an_agreement_is_not_used(keyed: Tiered) -> None:
     assert at.mem.length(row) == 0
     at.mem.abort([row])
     at.below.cancel(at.fetch(PROMPT))  # and keeps nothing
-    at.empty()
 
 
 def test_the_prefetch_of_another_prompt_is_refused(keyed: Tiered) -> None:
@@ -85,7 +83,6 @@ def test_the_prefetch_of_another_prompt_is_refused(keyed: Tiered) -> None:
     with pytest.raises(InvalidArgument, match="is not what prefetch"):
         at.mem.admit([ms.Request("r", tokens=[*whole(2, 4), 7], fetch="fetch")])
     at.below.cancel(fetch)
-    at.empty()
 
 
 def test_kv_that_the_device_lost_meanwhile_is_not_taken_for_granted(keyed: Tiered) -> None:
@@ -96,5 +93,3 @@ def test_kv_that_the_device_lost_meanwhile_is_not_taken_for_granted(keyed: Tiere
     at.give_up(pages=60)
     row = at.start(PROMPT, fetch=fetch)
     assert at.mem.length(row) == 0
-    at.mem.abort([row])
-    at.empty()

@@ -27,15 +27,13 @@ BOTH = (ONE, T[:16])
 @every_strategy
 def test_an_admission_that_lacks_slots_changes_nothing(name: str, plain: Backend) -> None:
     at = below(plain, name, *BOTH, pages=12, slots=2 * NEEDS[name] + 1)
-    held = at.admit(ms.Request("held", tokens=[1]))
+    at.admit(ms.Request("held", tokens=[1]))
     before = everything(at)
     with pytest.raises(ms.OutOfSlots) as caught:
         at.mem.admit([ms.Request(n, tokens=[*ONE, n]) for n in range(3)])
     assert caught.value.requested == 3 * NEEDS[name]
     assert everything(at) == before
     at.look()
-    at.mem.abort(held)
-    at.empty()
 
 
 def test_an_admission_that_lacks_pages_changes_nothing(plain: Backend) -> None:
@@ -50,7 +48,6 @@ def test_an_admission_that_lacks_pages_changes_nothing(plain: Backend) -> None:
         with pytest.raises(error):
             at.mem.admit(requests)
         assert everything(at) == before
-    at.empty()
 
 
 @pytest.mark.parametrize("bad", [{"snapshot_at": 3}, {"length": -1}, {"resume": "x"}, {"session": "x"}, {"salt": []}])
@@ -60,7 +57,6 @@ def test_an_admission_that_makes_no_sense_changes_nothing(bad: dict[str, object]
     with pytest.raises(ms.InvalidArgument):
         at.mem.admit([ms.Request(0, tokens=[*ONE, 1]), ms.Request(1, tokens=[*T[:16], 1], **bad)])  # type: ignore
     assert everything(at) == before
-    at.empty()
 
 
 def test_where_only_the_admission_without_the_hit_fits_it_is_taken(plain: Backend) -> None:
@@ -71,8 +67,6 @@ def test_where_only_the_admission_without_the_hit_fits_it_is_taken(plain: Backen
     assert [at.mem.length(row) for row in rows] == [0, 0] and at.mem.stats().prefix.loaded == 0  # type: ignore
     assert all(not entry.pins for cache in at.caches for entry in cache.entries())
     at.prefill(rows[0], publish=False)
-    at.mem.abort(rows)
-    at.empty()
 
 
 def test_a_hit_makes_room_for_itself(plain: Backend) -> None:
@@ -116,7 +110,6 @@ def test_equal_tokens_under_another_salt_never_hit(plain: Backend) -> None:
         hits = {salt: at.mem.match([*ONE, 1], salt=salt).host_length for salt in SALTS}
         assert hits == dict.fromkeys(SALTS, 0) | {mine: 8}
         assert at.turn([*ONE, 1], salt="another") == 0 and at.turn([*ONE, 1], salt=mine) == 8
-        at.empty()
 
 
 def test_without_tiers_poll_does_nothing() -> None:

@@ -4,9 +4,10 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support.planes import both_orders, every_strategy
+from tests.support.planes import every_strategy
 from tests.support.scan import row_problems, scan_registers
 from tests.support.tiered import NEEDS, T, Tiered, everything, settle, whole
+from tests.support.ways import every_order_and_strategy
 
 pytestmark = pytest.mark.sample
 
@@ -34,8 +35,7 @@ def talk(at: Tiered, *computed: list[int]) -> ms.Session:
     return session
 
 
-@both_orders
-@every_strategy
+@every_order_and_strategy
 def test_a_turn_goes_on_from_the_longer_of_session_and_host_memory(name: str, overlap: bool, plain: Backend) -> None:
     at = Tiered(plain, name, slots=12, overlap=overlap)
     session = talk(at, T[:16])
@@ -51,9 +51,6 @@ def test_a_turn_goes_on_from_the_longer_of_session_and_host_memory(name: str, ov
     row = at.start(at.text[row][:18], session=session)  # on from its own state now
     assert at.mem.length(row) >= 16 and at.moved[1] == 1
     at.run([row], publish=False)
-    at.mem.abort([row])
-    at.mem.close_session(session)
-    at.empty()
 
 
 @every_strategy
@@ -65,8 +62,6 @@ def test_a_session_that_has_as_much_moves_nothing(name: str, plain: Backend) -> 
     at.run([row], publish=False)
     at.end([row])
     check(at)
-    at.mem.close_session(session)
-    at.empty()
 
 
 @every_strategy
@@ -82,8 +77,6 @@ def test_a_turn_that_came_from_host_memory_is_aborted(name: str, plain: Backend)
     at.run([row], publish=False)
     at.end([row])
     check(at)
-    at.mem.close_session(session)
-    at.empty()
 
 
 @every_strategy
@@ -104,8 +97,6 @@ def test_a_turn_that_is_refused_leaves_session_and_host_memory_alone(name: str, 
     assert at.mem.length(row) == 16
     at.run([row], publish=False)
     at.end([row])
-    at.mem.close_session(session)
-    at.empty()
 
 
 @every_strategy
@@ -123,9 +114,6 @@ def test_where_slots_are_short_a_turn_takes_the_state_that_came_and_gives_its_ow
     assert at.mem.length(row) == 16 and at.mem.free_slots == 0
     at.run([row], publish=False)
     check(at)
-    at.mem.abort([row])
-    at.mem.close_session(session)
-    at.empty()
 
 
 def test_sessions_of_other_salts_do_not_mix(plain: Backend) -> None:
@@ -136,8 +124,6 @@ def test_sessions_of_other_salts_do_not_mix(plain: Backend) -> None:
     session = at.mem.open_session("talk")
     assert at.turn(T[:17], session=session, salt="b") == 0
     check(at)
-    at.mem.close_session(session)
-    at.empty()
 
 
 @every_strategy
@@ -151,7 +137,6 @@ def test_host_memory_of_one_record_has_the_last(name: str, plain: Backend) -> No
         at.look(idle=True)
     assert at.tiers.evicted_states == 3 and at.tiers.evicted_pages == 5, "no more than were missing"
     assert at.turn([*whole(4), 1], publish=False) == 8 and at.turn([*whole(3), 1], publish=False) == 0
-    at.empty()
 
 
 def test_a_prompt_that_host_memory_is_too_small_for_is_let_go(plain: Backend) -> None:
@@ -163,7 +148,6 @@ def test_a_prompt_that_host_memory_is_too_small_for_is_let_go(plain: Backend) ->
     assert at.keeps() == {tuple(ONE)} and (at.tiers.refused, at.tiers.evicted_pages) == (1, 0)
     at.look(idle=True)
     assert at.turn([*T[:12], 1], publish=False) == 0 and at.turn([*ONE, 1], publish=False) == 8
-    at.empty()
 
 
 def test_what_is_pinned_stays_and_the_rest_gives_way(plain: Backend) -> None:
@@ -185,7 +169,6 @@ def test_what_is_pinned_stays_and_the_rest_gives_way(plain: Backend) -> None:
     at.cache_prompts(whole(5, 3))
     at.give_up(pages=60)
     assert tuple(whole(5, 3)) in at.keeps() and at.tiers.refused == 1
-    at.empty()
 
 
 def test_states_that_go_together_do_not_take_each_other_s_records(plain: Backend) -> None:
@@ -194,7 +177,6 @@ def test_states_that_go_together_do_not_take_each_other_s_records(plain: Backend
     at.cache_prompts(whole(1), whole(2), whole(3))
     at.give_up()
     assert at.keeps() == {tuple(whole(1)), tuple(whole(2))} and at.tiers.refused == 1
-    at.empty()
 
 
 def test_a_prompt_s_own_pages_do_not_make_room_for_it(plain: Backend) -> None:
@@ -207,4 +189,3 @@ def test_a_prompt_s_own_pages_do_not_make_room_for_it(plain: Backend) -> None:
     at.give_up(pages=60)
     assert at.keeps_pages() == {tuple(T[:4]), tuple(T[:8])} and at.tiers.refused == 1
     assert at.turn([*T[:12], 1], publish=False) == 8
-    at.empty()

@@ -8,9 +8,10 @@ import pytest
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.tiers import Fetch, FileStore
-from tests.support.planes import both_orders, every_strategy
+from tests.support.planes import every_strategy
 from tests.support.tiered import T, Tiered, settle, whole
 from tests.support.virtual import MemoryStore
+from tests.support.ways import every_order_and_strategy
 
 pytestmark = pytest.mark.sample
 
@@ -43,8 +44,7 @@ def managers() -> Iterator[list[Tiered]]:
         at.mem.close()
 
 
-@both_orders
-@every_strategy
+@every_order_and_strategy
 def test_another_process_goes_on_from_files(
     name: str, overlap: bool, plain: Backend, tmp_path: Path, managers: list[Tiered]
 ) -> None:
@@ -62,7 +62,6 @@ def test_another_process_goes_on_from_files(
     settle(at)
     at.below.flush()
     assert at.tiers.written == at.moved[0] + at.moved[2], "what came from storage is not written again"
-    at.empty()
 
 
 def test_another_process_goes_on_through_the_kernels(backend: Backend, tmp_path: Path, managers: list[Tiered]) -> None:

@@ -10,9 +10,8 @@ import pytest
 
 from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tiers.prefetch.settings import Prefetch
-from tests.support.prefetch_rig import KV, STATE, Rig, digests, record
+from tests.support.prefetch_rig import KV, STATE, Rig, digests, outcome, record
 from tests.support.virtual import MemoryStore
-from tests.tiers.test_prefetch import outcome
 
 CHUNK = 8
 ENDS = (496, 992)
@@ -29,8 +28,6 @@ def stocked(settings: Prefetch, **sizes: object) -> tuple[Rig, list[bytes], Fetc
     rig.prefetcher.poll()
     return rig, keys, fetch
 
-
-# -- stopping -----------------------------------------------------------------------------------------
 
 # With one worker a second brings the answer, the next one the state, and each after that 8 pages.
 KV_ONLY = [("stopped", 0), *[("partial", n * CHUNK * 16) for n in range(1, 8)], ("complete", 992)]
@@ -65,9 +62,6 @@ def test_timeouts_grow_with_length(timeout: float, per_page: float) -> None:
         assert outcome(rig, fetch, keys) == ("partial", 2 * CHUNK * 16)
     rig.run()
     assert outcome(rig, fetch, keys) == (("partial", 256) if timeout < 100 else ("complete", 992))
-
-
-# -- cancelling ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("states", [None, 4])
@@ -118,8 +112,6 @@ def test_B65_close_waits_for_what_has_begun() -> None:
     assert (late.outcome, rig.prefetcher.stats().failures) == ("failed", 1)
     rig.check()
 
-
-# -- storage that fails -------------------------------------------------------------------------------
 
 FLAWS = {"vanished": "missing", "half": "damaged", "garbage": "checksum", "denied": "failed"}
 
@@ -178,9 +170,6 @@ def test_a_store_that_raises_has_failed(when: str) -> None:
     again = rig.start(1000, keys)
     rig.run()
     assert again.length == (256 if when == "one page" else 992)
-
-
-# -- real threads -------------------------------------------------------------------------------------
 
 
 class Jittery(MemoryStore):

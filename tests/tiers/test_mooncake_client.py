@@ -31,31 +31,18 @@ class Scripted:
     """A client whose answers are given, and which notes what it is asked."""
 
     def __init__(self, codes: Sequence[int] = (), size: int = -704, health: int = 0) -> None:
-        self.codes, self.size, self.health = list(codes), size, health
-        self.removed: list[str] = []
+        self.codes, self.removed = list(codes), list[str]()
         self.closed, self.entered, self.goes_on = threading.Event(), threading.Event(), threading.Event()
         self.goes_on.set()
-
-    def health_check(self) -> int:
-        return self.health
-
-    def register_buffer(self, address: int, nbytes: int) -> int:
-        return 0
+        self.health_check, self.get_size = (lambda: health), (lambda name: size)
+        self.register_buffer = lambda address, nbytes: 0
+        self.batch_is_exist = self.batch_put_from = lambda *_: self.codes
 
     def batch_get_into(self, names: list[str], addresses: list[int], sizes: list[int]) -> list[int]:
         self.entered.set()
         assert self.goes_on.wait(PATIENCE_S)
         assert not self.closed.is_set()
         return self.codes
-
-    def batch_put_from(self, names: list[str], addresses: list[int], sizes: list[int], config: Any) -> list[int]:
-        return self.codes
-
-    def batch_is_exist(self, names: list[str]) -> list[int]:
-        return self.codes
-
-    def get_size(self, name: str) -> int:
-        return self.size
 
     def batch_remove(self, names: list[str], force: bool) -> None:
         self.removed += names
@@ -102,9 +89,7 @@ def test_what_codes_mean(monkeypatch: pytest.MonkeyPatch) -> None:
         (-900, FAILED, 0, "RPC_FAIL"),
     ],
 )
-def test_a_read_that_is_refused(
-    monkeypatch: pytest.MonkeyPatch, size: int, outcome: Outcome, removed: int, fault: str
-) -> None:
+def test_a_read_that_is_refused(monkeypatch: Any, size: int, outcome: Outcome, removed: int, fault: str) -> None:
     client = Scripted([-600], size)
     store, buffers = scripted(monkeypatch, client, 1)
     assert store.get(["a"], buffers) == [outcome]
@@ -194,21 +179,21 @@ def test_settings_that_cannot_be_meant(bad: dict[str, Any]) -> None:
 
 
 def test_what_is_refused_says_what_would_do() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"metadata='foo': expected P2PHANDSHAKE, or .*http://10\.0\.0\.1:8080"
+    said = [r"metadata='foo': expected P2PHANDSHAKE, or .*http://10\.0\.0\.1:8080",
+            r"segment_bytes=5: expected 16777216 \(16.00 MiB\) or more, or 0"]  # fmt: skip
+    for wrong, message in zip(({"metadata": "foo"}, {"segment_bytes": 5}), said, strict=True):
+        with pytest.raises(ConfigurationError, match=message):
+            Mooncake("host:1", **wrong)
+    for good in (
+        "P2PHANDSHAKE",
+        "http://h:1/metadata",
+        "https://h:1",
+        "etcd://h:1",
+        "etcd://[::1]:1;h:1",
+        "redis://h:1",
     ):
-        Mooncake("host:1", metadata="foo")
-    with pytest.raises(ConfigurationError, match=r"segment_bytes=5: expected 16777216 \(16.00 MiB\) or more, or 0"):
-        Mooncake("host:1", segment_bytes=5)
-
-
-@pytest.mark.parametrize(
-    "metadata",
-    ["P2PHANDSHAKE", "http://h:1/metadata", "https://h:1", "etcd://h:1", "etcd://[::1]:1;h:1", "redis://h:1"],
-)
-@pytest.mark.parametrize("segment", [0, 16 << 20])
-def test_settings_that_can_be_meant(metadata: str, segment: int) -> None:
-    assert Mooncake("host:1", metadata=metadata, segment_bytes=segment).metadata == metadata
+        for segment in (0, 16 << 20):
+            assert Mooncake("host:1", metadata=good, segment_bytes=segment).metadata == good
 
 
 class Module(ModuleType):
@@ -216,9 +201,9 @@ class Module(ModuleType):
 
     LIMITS = ("MC_RPC_TIMEOUT_MS", "MC_RPC_CONNECT_TIMEOUT_MS")
 
-    def __init__(self, code: int = 0) -> None:
+    def __init__(self) -> None:
         super().__init__("mooncake.store")
-        self.code = code
+        self.code = 0
         self.asked: list[tuple[Any, ...]] = []
         self.MooncakeDistributedStore = lambda: self
         self.ReplicateConfig = lambda: SimpleNamespace(replica_num=1)
@@ -226,6 +211,13 @@ class Module(ModuleType):
     def setup(self, *settings: Any) -> int:
         self.asked = [settings, tuple(os.environ.get(name) for name in self.LIMITS)]
         return self.code
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Module:
+    found = Module()
+    monkeypatch.setitem(sys.modules, "mooncake.store", found)
+    return found
 
 
 @pytest.fixture
@@ -237,10 +229,9 @@ def address() -> Iterator[str]:
 
 @pytest.mark.parametrize("code", [0, -900])
 def test_setting_up_says_everything_and_leaves_the_environment_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, address: str, code: int
+    monkeypatch: pytest.MonkeyPatch, module: Module, address: str, code: int
 ) -> None:
-    module = Module(code)
-    monkeypatch.setitem(sys.modules, "mooncake.store", module)
+    module.code = code
     monkeypatch.setenv("MC_RPC_TIMEOUT_MS", "1234")
     monkeypatch.delenv("MC_RPC_CONNECT_TIMEOUT_MS", raising=False)
     metadata = f"http://{address}/metadata"
@@ -256,10 +247,7 @@ def test_setting_up_says_everything_and_leaves_the_environment_as_it_was(
 
 @pytest.mark.parametrize("server", ["master", "metadata server"])
 @pytest.mark.parametrize("given", ["host", "host:", "host:x", ":1", "host:+1", "host:70000", "host:1_0", "host:²"])
-def test_addresses_that_are_none_are_told_their_form(
-    monkeypatch: pytest.MonkeyPatch, address: str, given: str, server: str
-) -> None:
-    monkeypatch.setitem(sys.modules, "mooncake.store", Module())
+def test_addresses_that_are_none_are_told_their_form(module: Module, address: str, given: str, server: str) -> None:
     named = (given, P2P) if server == "master" else (address, f"http://{given}/metadata")
     expected = rf"^Mooncake {server} at {re.escape(given)}: expected host:port, such as 10.0.0.1:50051$"
     with pytest.raises(ConfigurationError, match=expected):
@@ -267,21 +255,14 @@ def test_addresses_that_are_none_are_told_their_form(
 
 
 @pytest.mark.parametrize("address", [f"{HOST}:1", "[::1]:1", f"{'x' * 70}:1", "a\0b:1"])
-def test_addresses_where_nobody_answers_are_named(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setitem(sys.modules, "mooncake.store", Module())
+def test_addresses_where_nobody_answers_are_named(module: Module, address: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"master at {re.escape(address)}: .*expected host:port"):
         MooncakeStore(Mooncake(address))
 
 
-def test_masters_that_the_client_looks_up_are_not_tried_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = Module()
-    monkeypatch.setitem(sys.modules, "mooncake.store", module)
+def test_a_process_is_reached_where_it_reaches_its_master(module: Module, address: str) -> None:
+    """Masters that the client looks up are not tried before."""
     MooncakeStore(Mooncake("etcd://nowhere:1", "me"))
     assert module.asked[0][-1] == "etcd://nowhere:1"
-
-
-def test_a_process_is_reached_where_it_reaches_its_master(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    module = Module()
-    monkeypatch.setitem(sys.modules, "mooncake.store", module)
     MooncakeStore(Mooncake(address))
     assert module.asked[0][0] == HOST

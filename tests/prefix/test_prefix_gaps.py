@@ -9,7 +9,7 @@ import memstate as ms
 from memstate.engine.pool import StatePool
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Registers
-from memstate.prefix.policies import GreedyDual, Lru, LruPages, ReturnRate
+from memstate.prefix.policies import Lru, LruPages, ReturnRate
 from memstate.prefix.policies.return_rate import UPDATE
 from memstate.prefix.tree import Node, Tree
 from memstate.requests.handles import Snapshot
@@ -33,17 +33,6 @@ PAGE = 8  # bytes of a page of one token
 def server(backend: Backend, **more: object) -> Server:
     prefix = ms.Prefix(states=Lru(), pages=LruPages())
     return Server(backend, **({"every": 64, "slots": 12, "rows": 2, "pages": 24, "prefix": prefix} | more))  # type: ignore[arg-type]
-
-
-def test_a_use_refreshes_nothing_that_leads_to_it(backend: Backend) -> None:
-    at = server(backend)
-    for end in (4, 8, 12):
-        at.turn(T[:end])
-    other = [99] * 8
-    at.turn(other)  # used after 4 and 8, and before 12 is used again
-    assert at.turn(T[:13]) == 12
-    assert at.cache.evict_states(2) == 2
-    assert set(at.states_by_prefix()) == {tuple(T[:12]), tuple(other)}
 
 
 @pytest.mark.parametrize("call", ["publish", "release", "retract", "cancel"])
@@ -101,27 +90,6 @@ class Prompts:
         node, _ = self.tree.insert(key, [], None)
         node.snapshot = Snapshot(self.serial, 0, node.end)
         return node
-
-
-def test_greedy_dual_lets_worth_fade() -> None:
-    """What comes later is worth more by what the last one that went was worth: else old worth never goes."""
-    policy, prompt = GreedyDual(), Prompts()
-    old, small, middling = prompt(10), prompt(4), prompt(5)
-    for node in (old, small, middling):
-        policy.added(node, "prompt")
-    assert list(policy.victims()) == [small, middling, old]
-    policy.dropped(small)
-    new = prompt(7)
-    policy.added(new, "prompt")  # 4 + 7 pages
-    assert list(policy.victims()) == [middling, old, new]
-    policy.dropped(new)  # not because it was the least: no time has passed
-    other = prompt(6)
-    policy.added(other, "prompt")  # 4 + 6: as much as the old one, which was there first
-    assert list(policy.victims()) == [middling, old, other]
-    middling.uses = 1
-    policy.used(middling)  # 4 + 2 x 5
-    policy.superseded(old)
-    assert list(policy.victims()) == [old, other, middling]
 
 
 @pytest.mark.parametrize("returning", ["branch", "prompt"])

@@ -27,19 +27,6 @@ def figures(at: Server) -> tuple[object, ...]:
     return at.mem.stats().prefix, at.mem.free_slots, at.mem.free_pages, at.mem._table.free, len(at.cache.leases)
 
 
-def test_pages_that_a_handle_has_too_are_no_room(backend: Backend) -> None:
-    at = server(backend)
-    row = at.start(T[:8])
-    at.prefill(row, publish=False)
-    at.publish([row])  # KV for the cache, whose two pages
-    (handle,) = at.mem.release([row], publish=True)  # the caller's handle has as well
-    assert handle and handle.pages and at.cache.tree.total_pages == 2
-    before = figures(at)
-    with pytest.raises(ms.OutOfPages):
-        at.mem.admit([ms.Request("b", length=32)])
-    assert figures(at) == before
-
-
 def test_pages_of_a_row_that_published_a_shorter_key_are_no_room(backend: Backend) -> None:
     at = server(backend, pages=6)
     row = at.start(T[:16])
@@ -75,15 +62,6 @@ def test_the_settings_of_one_manager_are_no_other_managers(backend: Backend) -> 
     with pytest.raises(ms.ConfigurationError):
         server(backend, slots=1, prefix=prefix)
     assert at.turn(T[8:12]) == 0
-
-
-def test_settings_that_cannot_be_meant_are_refused() -> None:
-    for wrong in (
-        {"states": LruPages()}, {"states": "lru"}, {"pages": Lru()}, {"most_states": -1}, {"most_states": 1.5},
-        {"most_states": True}, {"evict": 1},
-    ):  # fmt: skip
-        with pytest.raises(ms.ConfigurationError):
-            ms.Prefix(**wrong)  # type: ignore[arg-type]
 
 
 def test_what_needs_a_cache_says_so_where_there_is_none(backend: Backend) -> None:

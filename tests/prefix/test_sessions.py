@@ -1,6 +1,7 @@
 """Sessions: what a turn leaves to the next, and what that one goes on from. I = 4, pages of 2 tokens."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -183,13 +184,17 @@ def test_B72_a_session_can_be_closed_whenever_no_turn_runs(backend: Backend, nam
         assert talks.count(Count.DOUBLE_RELEASE) == talks.count(Count.OUT_OF_RANGE) == 0
 
 
+def ask(mem: ms.StateManager, **more: Any) -> ms.Rows:
+    return mem.admit([ms.Request("a", **more)])
+
+
 REFUSED: dict[str, Callable[[ms.StateManager, ms.Session, ms.Snapshot], object]] = {
-    "no tokens": lambda mem, session, snap: mem.admit([ms.Request("a", session=session)]),
-    "no token": lambda mem, session, snap: mem.admit([ms.Request("a", tokens=[], session=session)]),
-    "a state as well": lambda mem, session, snap: mem.admit(
-        [ms.Request("a", tokens=TEXT, session=session, resume=snap)]
-    ),
-    "a name": lambda mem, session, snap: mem.admit([ms.Request("a", tokens=TEXT, session="a")]),  # type: ignore[arg-type]
+    "no tokens": lambda mem, session, snap: ask(mem, session=session),
+    "no token": lambda mem, session, snap: ask(mem, tokens=[], session=session),
+    "a state as well": lambda mem, session, snap: ask(mem, tokens=TEXT, session=session, resume=snap),
+    "a name": lambda mem, session, snap: ask(mem, tokens=TEXT, session="a"),
+    "a salt that is no key": lambda mem, session, snap: ask(mem, tokens=TEXT, session=session, salt=["a"]),
+    "a name that is no key": lambda mem, session, snap: mem.open_session(["a"]),  # type: ignore[arg-type]
     "a row": lambda mem, session, snap: mem.close_session(ms.Row(1, 1)),  # type: ignore[arg-type]
 }
 

@@ -284,6 +284,14 @@ def below(
     return at
 
 
+def filled(backend: Backend, store: object, *prompts: list[int], name: str = "redirect", **more: object) -> None:
+    """A process that has computed prompts, and ended."""
+    at = Tiered(backend, name, slots=14, tiers={"store": store}, **more)  # type: ignore[arg-type]
+    at.cache_prompts(*prompts)
+    at.mem.close()
+    assert at.tiers.written == at.moved[0] + at.moved[2] and at.tiers.leaked_records == 0
+
+
 def settle(at: Tiered) -> None:
     """Sends what is recorded, and lets everything arrive."""
     at.mem.submit()

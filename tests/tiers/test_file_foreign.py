@@ -18,6 +18,7 @@ from memstate.errors import ConfigurationError
 from memstate.tiers.stores.file import FileStore
 from tests.support.file_case import DONE, FAILED, OLD, files, get, holds, key, keys, place, put, record, shard
 
+pytestmark = pytest.mark.sample
 LINKS = ("folder", "file", "dangling", "loop")
 OTHERS = (0o777, 0o770, 0o720, 0o702, 0o1777)
 STALE = ".1-0123456789abcdef.tmp"
@@ -29,9 +30,16 @@ def away(tmp_path: Path) -> Path:
     folder = tmp_path / "away"
     folder.mkdir(0o700)
     for name in (key("a"), STALE):
-        (folder / name).write_bytes(bytes(100))
-        os.utime(folder / name, (OLD, OLD))
+        old(folder / name, 100)
     return folder
+
+
+def old(path: Path, size: int) -> Path:
+    """Makes a file that was long not used."""
+    path.parent.mkdir(0o700, exist_ok=True)
+    path.write_bytes(bytes(size))
+    os.utime(path, (OLD, OLD))
+    return path
 
 
 def link(path: Path, kind: str, away: Path) -> None:
@@ -63,10 +71,10 @@ def refuses_all(store: FileStore, fault: str) -> None:
 @pytest.mark.parametrize("kind", LINKS)
 def test_a_folder_that_is_a_link_is_refused(kind: str, shared: bool, away: Path, tmp_path: Path) -> None:
     link(tmp_path / "store", kind, away)
-    before, settings = look(away), {"shared": True} if shared else {}
+    before = look(away)
     for path in (tmp_path / "store", f"{tmp_path}/store/"):
         with pytest.raises(ConfigurationError, match=rf"{tmp_path}/store: mode 0o777, owner \d+, is a link") as caught:
-            FileStore(path, **settings)
+            FileStore(path, shared=shared)
         assert isinstance(caught.value, errors.UnsafeFolder)
     assert look(away) == before
 
@@ -95,15 +103,11 @@ def test_links_in_front_of_the_folder_are_the_users(away: Path, tmp_path: Path) 
 def test_a_shard_that_is_no_folder_is_refused(kind: str, shared: bool, away: Path, tmp_path: Path) -> None:
     FileStore(tmp_path / "store")
     path = tmp_path / "store" / shard("a")
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "no link":
-        path.write_bytes(b"mine")
-    else:
-        link(path, kind, away)
-    before, settings = (look(away), look(tmp_path / "store")), {"shared": True} if shared else {}
+    make = {"pipe": os.mkfifo, "no link": lambda path: path.write_bytes(b"mine")}
+    make.get(kind, lambda path: link(path, kind, away))(path)
+    before = look(away), look(tmp_path / "store")
     with pytest.raises(ConfigurationError, match=rf"{path}: mode .* is (a link|no folder)") as caught:
-        FileStore(tmp_path / "store", **settings)
+        FileStore(tmp_path / "store", shared=shared)
     assert isinstance(caught.value, errors.UnsafeFolder) and caught.value.path == str(path)
     assert (look(away), look(tmp_path / "store")) == before
 
@@ -112,7 +116,7 @@ def test_a_shard_that_is_no_folder_is_refused(kind: str, shared: bool, away: Pat
 @pytest.mark.parametrize("kind", LINKS)
 def test_a_shard_that_becomes_a_link(kind: str, shared: bool, away: Path, tmp_path: Path) -> None:
     """Nothing behind it is found, read, written or deleted, and the other records have their turn."""
-    store = FileStore(tmp_path / "store", **({"shared": True} if shared else {}))
+    store = FileStore(tmp_path / "store", shared=shared)
     put(store, "b", record(1))
     link(tmp_path / "store" / shard("a"), kind, away)
     before = look(away)
@@ -236,11 +240,8 @@ def test_foreign_names_are_left_alone(name: str, tmp_path: Path) -> None:
     folders = [tmp_path / "store" / folder for folder in ("", "records-00", shard("a"), mine)]
     foreign = {}
     for folder in folders:
-        folder.mkdir(0o700, exist_ok=True)
         if not (folder / name).exists():
-            (folder / name).write_bytes(bytes(1000))
-            os.utime(folder / name, (OLD, OLD))
-            foreign[folder / name] = (folder / name).stat()
+            foreign[folder / name] = old(folder / name, 1000).stat()
     other = FileStore(tmp_path / "store", capacity=1600)
     assert other.put(keys(f"n{n}" for n in range(15)), [record(n) for n in range(15)]) == [DONE] * 15
     other.clean()
@@ -251,10 +252,7 @@ def test_foreign_names_are_left_alone(name: str, tmp_path: Path) -> None:
 
 def test_a_record_in_a_shard_of_others_is_foreign(tmp_path: Path) -> None:
     store = FileStore(tmp_path, capacity=100)
-    wrong = tmp_path / f"records-{(int(shard('a')[-2:], 16) + 1) % 256:02x}" / key("a")
-    wrong.parent.mkdir(0o700, exist_ok=True)
-    wrong.write_bytes(bytes(1000))
-    os.utime(wrong, (OLD, OLD))
+    wrong = old(tmp_path / f"records-{(int(shard('a')[-2:], 16) + 1) % 256:02x}" / key("a"), 1000)
     assert put(store, "b", record(1)) is DONE and put(store, "c", record(2)) is DONE
     store.clean()
     assert wrong.exists() and store.evicted == 1 and holds(store, "c", record(2))
@@ -315,12 +313,7 @@ def test_a_folder_that_becomes_another_users(level: str, tmp_path: Path, monkeyp
 
 def test_a_record_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FileStore(tmp_path, capacity=200)
-    for word in ("a", STALE):
-        path = place(store, word) if word == "a" else place(store, "a").with_name(STALE)
-        path.parent.mkdir(0o700, exist_ok=True)
-        path.write_bytes(record(0, 150).tobytes())
-        os.utime(path, (OLD, OLD))
-    theirs = [place(store, "a"), place(store, "a").with_name(STALE)]
+    theirs = [old(place(store, "a"), 150), old(place(store, "a").with_name(STALE), 150)]
     with monkeypatch.context() as patch:
         another_owns(patch, *theirs)
         assert store.exists(keys(["a"])) == [False]
@@ -375,27 +368,28 @@ def test_a_folder_that_others_may_only_read_is_taken_as_it_is(mode: int, tmp_pat
     assert stat.S_IMODE(place(store, "a").parent.stat().st_mode) == 0o700
 
 
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    yield
+    os.umask(before)
+
+
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077, 0o177], ids=oct)
 @pytest.mark.parametrize("shared", [False, True])
 def test_what_is_made_is_for_this_user_alone(shared: bool, mask: int, tmp_path: Path) -> None:
     tmp_path.chmod(0o2777)  # whose group new folders would take over
-    before = os.umask(mask)
-    try:
-        store = FileStore(tmp_path / "store", **({"shared": True} if shared else {}))
+    with umask(mask):
+        store = FileStore(tmp_path / "store", shared=shared)
         put(store, "a", record(0))
-    finally:
-        os.umask(before)
     for path in (store.folder.path, place(store, "a").parent):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert stat.S_IMODE(place(store, "a").stat().st_mode) == 0o600
 
 
 def test_folders_on_the_way_are_for_this_user_alone(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
+    with umask(0):
         FileStore(tmp_path / "one" / "two" / "store")
-    finally:
-        os.umask(before)
     for path in (tmp_path / "one", tmp_path / "one" / "two"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
 

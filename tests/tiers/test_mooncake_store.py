@@ -172,16 +172,6 @@ def test_threads_at_once(rig: Rig, generator: torch.Generator) -> None:
         assert list(pool.map(work, range(6))) == [{DONE, True}] * 6
 
 
-def test_threads_that_write_the_same(rig: Rig, generator: torch.Generator) -> None:
-    names = [fresh() for _ in range(8)]
-    wanted = rig.fill(generator, *range(8))
-    with ThreadPoolExecutor(6) as pool:
-        calls = [pool.submit(rig.store.put, names, rig.buffers(*range(8))) for _ in range(6)]
-        assert [call.result() for call in calls] == [[DONE] * 8] * 6
-    assert rig.store.get(names, rig.buffers(*range(8, 16))) == [DONE] * 8  # now that the first has ended
-    assert rig.holds(wanted, *range(8, 16))
-
-
 @pytest.mark.sample(1)
 def test_two_processes_see_each_others_records(rig: Rig, generator: torch.Generator) -> None:
     mine, theirs = fresh(), fresh()

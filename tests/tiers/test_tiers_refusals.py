@@ -59,16 +59,6 @@ def test_an_admission_that_makes_no_sense_changes_nothing(bad: dict[str, object]
     assert everything(at) == before
 
 
-def test_where_only_the_admission_without_the_hit_fits_it_is_taken(plain: Backend) -> None:
-    """Two start from one state: three slots with it, two without."""
-    at = below(plain, "redirect", *BOTH, pages=12, slots=2)
-    requests = [ms.Request(n, tokens=[*ONE, n]) for n in range(2)]
-    rows = at.admit(*requests)
-    assert [at.mem.length(row) for row in rows] == [0, 0] and at.mem.stats().prefix.loaded == 0  # type: ignore
-    assert all(not entry.pins for cache in at.caches for entry in cache.entries())
-    at.prefill(rows[0], publish=False)
-
-
 def test_a_hit_makes_room_for_itself(plain: Backend) -> None:
     """What is cached on the device gives way to what comes up, states and pages, and goes to host memory."""
     at = below(plain, "redirect", *BOTH, slots=2, pages=6)
@@ -96,20 +86,6 @@ class Five:
     """A store that cannot be told of memory."""
 
     exists = get = put = discard = close = lambda self: None
-
-
-SALTS = [None, 0, 1, "", "a", b"a", ("a",), ("a", None), (("a",),), 2**70, -1]
-
-
-def test_equal_tokens_under_another_salt_never_hit(plain: Backend) -> None:
-    for mine in SALTS:
-        at = Tiered(plain, slots=6)
-        at.cache_prompts(ONE, salt=mine)
-        settle(at)
-        at.give_up(pages=60)
-        hits = {salt: at.mem.match([*ONE, 1], salt=salt).host_length for salt in SALTS}
-        assert hits == dict.fromkeys(SALTS, 0) | {mine: 8}
-        assert at.turn([*ONE, 1], salt="another") == 0 and at.turn([*ONE, 1], salt=mine) == 8
 
 
 def test_without_tiers_poll_does_nothing() -> None:

@@ -116,16 +116,6 @@ def test_where_slots_are_short_a_turn_takes_the_state_that_came_and_gives_its_ow
     check(at)
 
 
-def test_sessions_of_other_salts_do_not_mix(plain: Backend) -> None:
-    at = Tiered(plain, slots=8)
-    at.cache_prompts(T[:16], salt="a")
-    settle(at)
-    at.give_up(pages=60)
-    session = at.mem.open_session("talk")
-    assert at.turn(T[:17], session=session, salt="b") == 0
-    check(at)
-
-
 @every_strategy
 def test_host_memory_of_one_record_has_the_last(name: str, plain: Backend) -> None:
     at = Tiered(plain, name, slots=8, tiers={"host_slots": 1, "host_pages": 3, "write": "back"})

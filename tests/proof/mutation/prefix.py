@@ -148,7 +148,7 @@ ROOM = [
     Mutant(
         "pages that others hold count as room", "wrong count", CACHE,
         "return sum(holders[page] == 1 for page in node.pages)", "return sum(holders[page] > 0 for page in node.pages)",
-        "tests/prefix/test_prefix_refusals.py::test_pages_that_a_handle_has_too_are_no_room[reference]",
+        "tests/prefix/test_prefix_gaps.py::test_one_page_that_a_handle_has_too_is_no_room[reference]",
     ),
     Mutant(
         "one page less is enough", "wrong count", CACHE,
@@ -160,7 +160,7 @@ ROOM = [
         "        self._order.place(node, self._clock)\n",
         "        self._order.place(node, self._clock)\n"
         "        for step in node.path():\n            _ = step.snapshot and self._order.place(step, self._clock)\n",
-        "tests/prefix/test_prefix_gaps.py::test_a_use_refreshes_nothing_that_leads_to_it[reference]",
+        "tests/prefix/test_prefix_cache.py::test_B48_a_hit_refreshes_only_the_state_it_uses[reference]",
     ),
     Mutant(
         "what is superseded goes last", "lost snapshot", LRU,
@@ -180,7 +180,7 @@ ROOM = [
     Mutant(
         "the clock of GreedyDual stands still", "lost snapshot", GREEDY_DUAL,
         "            self._clock = self._order.rank(node)\n", "            pass\n",
-        "tests/prefix/test_prefix_gaps.py::test_greedy_dual_lets_worth_fade",
+        "tests/prefix/test_policies.py::test_greedy_dual_by_hand",
     ),
     Mutant(
         "the rate of return is never learned", "lost snapshot", RETURN_RATE,

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,77 +14,13 @@ import torch
 from torch import Tensor
 
 from memstate.errors import InvalidArgument, LayoutMismatch
-from memstate.state.layout import Plane, StateLayout
-from memstate.state.sharding import Part
 from memstate.tiers.handover.handover import HandOver
-from memstate.tiers.keys import Keys, fingerprint
-from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import Bytes, Outcome
 from memstate.tiers.stores.file import FileStore
-from memstate.tokens import encode
-from tests.tiers.test_resplit import HEAD, KV, LAYERS, MIXED, scaled, shard, toy, whole
+from tests.support.splits import EVERY, HEAD, KV, PAGE, TOKENS, Model, toy
+from tests.tiers.test_resplit import scaled
 
-PAGE, MODEL = 4, "toy"
 CALLS = ("exists", "get", "put", "discard")
-TOKENS = random.Random(7).choices(range(1000), k=5 * PAGE + 2)  # five whole pages and a part of one
-STATE = StateLayout((MIXED.planes[0], Plane("ssm", (8, 3, 2), torch.float32, parts=(Part("head", 8),))), LAYERS)
-EVERY = range(5)
-
-
-class Model(NamedTuple):
-    """The layouts of a whole model; what a record must hold is drawn from its kind and its page."""
-
-    state: StateLayout | None = STATE
-    kv: StateLayout | None = KV["2 heads"]
-
-    @property
-    def kinds(self) -> dict[str, StateLayout]:
-        return {kind: layout for kind, layout in (("state", self.state), ("kv", self.kv)) if layout}
-
-    def keys(self, ranks: int, rank: int) -> Keys:
-        state, kv = (layout and layout.shard(ranks) for layout in self)
-        return Keys(fingerprint(MODEL, state, kv, PAGE, rank, ranks), PAGE)
-
-    def form(self, kind: Any, ranks: int, rank: int) -> RecordFormat:
-        return RecordFormat(kind, self.kinds[kind].shard(ranks), self.keys(ranks, rank).fingerprint)
-
-    def name(self, kind: str, page: int, ranks: int, rank: int, salt: object = None) -> str:
-        return self.form(kind, ranks, rank).name(self.keys(ranks, rank).of(encode(TOKENS), salt)[page])
-
-    def record(self, kind: str, page: int, ranks: int, rank: int, salt: object = None) -> Bytes:
-        form, layout = self.form(kind, ranks, rank), self.kinds[kind]
-        record = np.zeros(form.nbytes, np.uint8)
-        record[form.header_bytes :] = shard(layout, whole(layout, 2 * page + (kind == "kv")), ranks, rank)
-        form.seal(record, self.keys(ranks, rank).of(encode(TOKENS), salt)[page], (page + 1) * PAGE)
-        return record
-
-    def put(self, store: Any, ranks: int, states: Any = (0, 2, 4), pages: Any = EVERY, salt: object = None) -> None:
-        """What all ranks have written. states: pages at whose ends there is one."""
-        for kind, there in (("state", states), ("kv", pages)):
-            for page, rank in itertools.product(there if kind in self.kinds else (), range(ranks)):
-                name, record = self.name(kind, page, ranks, rank, salt), self.record(kind, page, ranks, rank, salt)
-                assert store.put([name], [record]) == [Outcome.DONE]
-
-    def hand_over(self, source: Any, ranks: int, target: Any, to_ranks: int, rank: int, batch: int = 8) -> HandOver:
-        ends = {"source": source, "ranks": ranks, "target": target, "to_ranks": to_ranks}
-        return HandOver(MODEL, *self, PAGE, **ends, rank=rank, batch=batch)
-
-    def found(self, store: Any, ranks: int, rank: int, salt: object = None) -> int:
-        """Tokens that a rank can start from, as a prefetch finds it; every byte is what the model says."""
-        names = {kind: [self.name(kind, page, ranks, rank, salt) for page in EVERY] for kind in self.kinds}
-        there = {kind: store.exists(names[kind]) for kind in names}
-        reach = [*there.get("kv", [True] * 5), False].index(False)
-        ends = there.get("state", [True] * 5)[:reach]
-        end = max([page + 1 for page, has in enumerate(ends) if has], default=0)
-        wanted = {"kv": range(end), "state": range(end - 1, end) if end else ()}
-        for kind in self.kinds:
-            form, keys = self.form(kind, ranks, rank), self.keys(ranks, rank).of(encode(TOKENS), salt)
-            for page in wanted[kind]:
-                record = np.zeros(form.nbytes, np.uint8)
-                assert store.get([form.name(keys[page])], [record]) == [Outcome.DONE]
-                assert form.flaw(record, keys[page], (page + 1) * PAGE) == ""
-                assert record.tobytes() == self.record(kind, page, ranks, rank, salt).tobytes()
-        return end * PAGE
 
 
 MODELS = {

@@ -11,7 +11,7 @@ from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
 from tests.kernels.test_copy import ORDERS
 from tests.support.given import FORMS, Engine
-from tests.tiers.test_packing import PRESETS, Records, body_mask, filled, ids, toy
+from tests.support.packed import PRESETS, Records, body_mask, filled, ids, toy
 
 # The axis of values, in the ssm plane of each preset that has one: `head key value`, `head dim state`, `channel state`.
 AXES = dict.fromkeys(("qwen3_next", "qwen3_5", "kimi_linear"), 2)

@@ -11,11 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from memstate.errors import InvalidArgument, LayoutMismatch
 from memstate.kernels.dispatch import Backend
-from memstate.state import presets
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from memstate.state.sharding import Part
@@ -23,44 +21,9 @@ from memstate.tiers.handover.resplit import Resplit
 from memstate.tiers.host.packing import Packing
 from memstate.tiers.keys import fingerprint
 from memstate.tiers.stores.base import Bytes
+from tests.support.splits import HEAD, KV, LAYERS, MIXED, PRESETS, WIDE, cut, shard, toy, whole
 
-RANKS, LAYERS, CANARY = (1, 2, 4, 8), 2, 48
-PRESETS = [name for name in presets.__all__ if name in presets.CHECKPOINTS]
-GROUPS = (Part("B", 2, 3), Part("C", 2, 3))
-MIXED = StateLayout(
-    (
-        Plane("conv", (30, 3), torch.bfloat16, parts=(Part("x", 8, 2), *GROUPS, Part("z", 1, 2))),
-        Plane("turned", (3, 28), torch.float32, parts=(Part("x", 8, 2), *GROUPS), axis=1),
-        Plane("inner", (2, 16, 3), torch.int8, parts=(Part("channel", 16),), axis=1),
-        Plane("whole", (7, 2), torch.float32),
-        Plane("one", (), torch.float32),
-        Plane("none", (8, 0), torch.float32, parts=(Part("head", 8),)),
-    ),
-    LAYERS,
-)  # fmt: skip
-KV = {"latent": StateLayout((Plane("latent", (4, 5), torch.bfloat16),), LAYERS)}
-for count in (2, 4):
-    of_heads = {"parts": (Part("head", count),), "axis": 1}
-    KV[f"{count} heads"] = StateLayout([Plane(n, (4, count, 3), torch.float16, **of_heads) for n in "kv"], LAYERS)
-
-
-def toy(name: str) -> StateLayout:
-    """A preset with fewer units, of which as many ranks have a share, and small sizes along every other axis."""
-
-    def units(count: int) -> int:
-        while count > 16 and count // 2 % 8 == 0:
-            count //= 2
-        return count
-
-    def small(plane: Plane) -> Plane:
-        parts = tuple(Part(part.name, units(part.units), min(part.size, 3)) for part in plane.parts)
-        shape = [min(size, 3) for size in plane.shape]
-        shape[plane.axis] = sum(part.length for part in parts)
-        return Plane(plane.name, tuple(shape), plane.dtype, parts=parts, axis=plane.axis)
-
-    return StateLayout(tuple(map(small, getattr(presets, name)().planes)), LAYERS)
-
-
+RANKS, CANARY = (1, 2, 4, 8), 48
 BY_TRYING = (
     "mixed",
     "2 heads",
@@ -74,36 +37,6 @@ LAYOUTS = {name: toy(name) for name in PRESETS} | {"mixed": MIXED} | KV
 def legal(layout: StateLayout, ranks: int) -> bool:
     units = [part.units for plane in layout.planes for part in plane.parts]
     return all(count % ranks == 0 or ranks % count == 0 for count in units)
-
-
-def whole(layout: StateLayout, seed: int) -> dict[str, Tensor]:
-    """Every plane of the whole model as random bytes, `layer ... byte`."""
-    random = {"dtype": torch.uint8, "generator": torch.Generator().manual_seed(seed)}
-    shapes = {plane.name: (layout.layers, *plane.shape, plane.dtype.itemsize) for plane in layout.planes}
-    return {name: torch.randint(0, 256, shape, **random) for name, shape in shapes.items()}
-
-
-def cut(plane: Plane, full: Tensor, ranks: int, rank: int) -> Tensor:
-    """What a rank holds: of each part its share of the units, or the one that it has in common with neighbours."""
-    pieces, axis = [], plane.axis + 1
-    for part in plane.parts:
-        units = full.narrow(axis, sum(piece.length for piece in plane.parts[: plane.parts.index(part)]), part.length)
-        if part.units < ranks:
-            units = units.unflatten(axis, (part.units, part.size)).repeat_interleave(ranks // part.units, axis)
-            units = units.flatten(axis, axis + 1)
-        pieces.append(units.chunk(ranks, axis)[rank])
-    return torch.cat(pieces, axis) if pieces else full
-
-
-def shard(layout: StateLayout, full: dict[str, Tensor], ranks: int, rank: int, padding: int = 0) -> Bytes:
-    """The body of a rank, from the order of a body alone."""
-    blocks = []
-    cuts = [cut(plane, full[plane.name], ranks, rank) for plane in layout.planes]
-    for layer in range(layout.layers):
-        for plane in cuts:
-            block = plane[layer].reshape(-1)
-            blocks += [block, torch.full((-len(block) % 16,), padding, dtype=torch.uint8)]
-    return torch.cat(blocks).numpy()
 
 
 def resplit(form: Resplit, rank: int, bodies: dict[int, Bytes], size: int) -> Bytes:
@@ -246,9 +179,6 @@ def test_a_body_is_not_made_in_the_memory_of_its_sources() -> None:
 def test_impossible_splits_are_refused(ranks: Any, to_ranks: Any, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         Resplit(SMALL, ranks, to_ranks)
-
-
-HEAD, WIDE = (Part("head", 4),), (Part("x", 4, 2),)
 
 
 @pytest.mark.parametrize("shared", [1, 2])

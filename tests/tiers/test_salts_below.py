@@ -11,9 +11,9 @@ from memstate.tiers import FileStore, manager
 from memstate.tiers.keys import Keys
 from memstate.tiers.prefetch import agreement
 from memstate.tokens import encode
+from tests.support.splits import TOKENS, Model
 from tests.support.tenants import NOTHING, PAGE, House, T, two_tenants
 from tests.support.virtual import MemoryStore
-from tests.tiers.test_handover import TOKENS, Model
 
 BELOW = (0, 0, 0, 8)  # of what has gone down
 

@@ -37,20 +37,9 @@ def prompt(n: int, length: int = 14) -> list[int]:
 
 def manager(backend: Backend, kind: str, n: int, **more: object) -> ms.StateManager:
     tracking, direct = KINDS[kind]
-    return build(
-        LAYOUT,
-        slots=20 * n,
-        max_requests=24 * n,
-        tracking=tracking,
-        device=backend.device,
-        backend=backend.name,
-        pages=40 * n,
-        page_size=4,
-        pages_per_row=40 * n,
-        prefix=ms.Prefix(states=Lru(), pages=LruPages()),
-        direct_hits=direct,
-        **more,  # type: ignore[arg-type]
-    )
+    sizes = {"slots": 20 * n, "max_requests": 24 * n, "pages": 40 * n, "page_size": 4, "pages_per_row": 40 * n}
+    policies = {"prefix": ms.Prefix(states=Lru(), pages=LruPages()), "tracking": tracking, "direct_hits": direct}
+    return build(LAYOUT, device=backend.device, backend=backend.name, **sizes, **policies, **more)
 
 
 def text(mem: ms.StateManager, row: ms.Row, first: int) -> list[int]:

@@ -4,7 +4,7 @@ import pytest
 
 from memstate.kernels.dispatch import Backend
 from tests.support.planes import every_strategy
-from tests.support.talks import TEXT, Talks, fork
+from tests.support.talks import TEXT, fork, told
 from tests.support.ways import every_strategy_and_order
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
@@ -14,9 +14,7 @@ OTHER = [*TEXT[:9], 77, 78, 79, 80]
 @every_strategy_and_order
 def test_B73_a_page_that_the_tree_has_is_not_written_again(backend: Backend, name: str, overlap: bool) -> None:
     """A turn begins in a page filled in part, fills it, gives it to the tree, is aborted; the next says otherwise."""
-    talks = Talks(backend, name, overlap)
-    session = talks.mem.open_session("a")
-    talks.whole(TEXT[:9], session)
+    talks, _, session = told(backend, name, overlap, first=9)
     row = talks.turn(TEXT, session)
     assert talks.mem.length(row) == 9
     filled = talks.mem._pages.of(row.index)[4]  # tokens 9 and 10
@@ -35,9 +33,7 @@ def test_B73_a_page_that_the_tree_has_is_not_written_again(backend: Backend, nam
 @every_strategy
 def test_B71_a_page_filled_in_part_that_somebody_else_has_is_not_gone_on_in(backend: Backend, name: str) -> None:
     """The state of 9 tokens would write behind them, in a page that is no longer the row's alone."""
-    talks = Talks(backend, name, cache=False)
-    session = talks.mem.open_session("a")
-    talks.whole(TEXT[:9], session)
+    talks, _, session = told(backend, name, cache=False, first=9)
     older = talks.kept(session)[1:]
     row = talks.turn(TEXT, session)
     shared = talks.mem._pages.of(row.index)[4:5]
@@ -51,9 +47,7 @@ def test_B71_a_page_filled_in_part_that_somebody_else_has_is_not_gone_on_in(back
 @pytest.mark.sample(interpreter=1)
 @every_strategy_and_order
 def test_B73_forks_and_the_conversation_go_on_in_pages_of_their_own(backend: Backend, name: str, overlap: bool) -> None:
-    talks = Talks(backend, name, overlap)
-    session = talks.mem.open_session("a")
-    talks.whole(TEXT[:7], session)
+    talks, _, session = told(backend, name, overlap, first=7)
     row = talks.turn(TEXT[:8], session)
     early = fork(talks, row, "early")[0]  # before the turn's first step: where the session stands
     talks.run(row, TEXT[:11])
@@ -73,8 +67,7 @@ def test_B73_forks_and_the_conversation_go_on_in_pages_of_their_own(backend: Bac
 
 @pytest.mark.parametrize("name", ["ping-pong", "redirect"])
 def test_B74_pages_of_an_idle_session_stay_and_go_with_it(backend: Backend, name: str) -> None:
-    talks = Talks(backend, name)
-    mem, session = talks.mem, talks.mem.open_session("a")
+    talks, mem, session = told(backend, name)
     talks.whole(TEXT, session)
     assert mem.prefix.tree.leased_pages == mem.prefix.tree.total_pages == 7
     assert mem.prefix.evictable_pages == mem.prefix.evict_pages(80) == 0

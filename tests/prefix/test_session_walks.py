@@ -10,7 +10,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support.talks import TEXT, Talks, counts, fork, row_holds_nothing
+from tests.support.talks import TEXT, Talks, counts, fork, row_holds_nothing, told
 from tests.support.ways import every_way_and_cache
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
@@ -147,9 +147,7 @@ def test_B70_open_run_close_leaves_the_counts_as_before(
 
 def idle(backend: Backend, cache: bool = False, **settings: object) -> tuple[Talks, ms.Session]:
     """A session of 9 tokens between two turns."""
-    talks = Talks(backend, "none", True, cache, **settings)
-    session = talks.mem.open_session("a")
-    talks.whole(TEXT[:9], session)
+    talks, _, session = told(backend, "none", True, cache, first=9, **settings)
     return talks, session
 
 

@@ -9,7 +9,7 @@ import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Count
 from tests.support.planes import both_orders, every_strategy
-from tests.support.talks import TEXT, Talks, counts, row_holds_nothing
+from tests.support.talks import TEXT, Talks, counts, row_holds_nothing, told
 from tests.support.ways import every_strategy_and_order, every_way_and_cache, with_and_without_cache
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
@@ -19,8 +19,7 @@ pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run
 def test_B69_a_turn_that_ends_moves_everything_to_the_session(
     backend: Backend, name: str, overlap: bool, cache: bool
 ) -> None:
-    talks = Talks(backend, name, overlap, cache)
-    mem, session = talks.mem, talks.mem.open_session("a")
+    talks, mem, session = told(backend, name, overlap, cache)
     row = talks.turn(TEXT[:9], session, snapshot_at=6)
     talks.run(row, TEXT[:9])
     held = sorted((talks.label(row, part), talks.slot(row, part)) for part in range(3) if talks.label(row, part))
@@ -39,8 +38,7 @@ def test_B69_a_turn_that_ends_moves_everything_to_the_session(
 @with_and_without_cache
 def test_B69_a_dead_step_in_flight_leaves_the_newest_answer(backend: Backend, name: str, cache: bool) -> None:
     """To 11, and a dead step to 12, a boundary; then to 12, and a dead step that Redirect finds a boundary behind."""
-    talks = Talks(backend, name, cache=cache)
-    session = talks.mem.open_session("a")
+    talks, _, session = told(backend, name, cache=cache)
     for length, kept in ((11, [10] if cache else [8]), (12, [12])):
         row = talks.turn(TEXT[:length], session)
         talks.run(row, TEXT[:length], dead=True)
@@ -61,8 +59,7 @@ def test_B73_the_next_turn_goes_on_where_the_last_one_ended(
     backend: Backend, name: str, overlap: bool, cache: bool
 ) -> None:
     """By moves alone: no byte is copied or zeroed, no slot changes, and pages stay."""
-    talks = Talks(backend, name, overlap, cache)
-    mem, session = talks.mem, talks.mem.open_session("a")
+    talks, mem, session = told(backend, name, overlap, cache)
     assert talks.whole(TEXT[:7], session) == 0
     moved, spent = mem.stats(), mem.backend.counts.launches.copy()
     pages, slots = mem._sessions.opened[session].pages, [talks.node(s) for s in mem._sessions.opened[session].kept]
@@ -95,9 +92,7 @@ def test_B73_an_edited_history_goes_on_from_an_older_state(
     backend: Backend, name: str, text: list[int], expected: dict[str, int]
 ) -> None:
     """What is longer than the two have in common is given up; KV that the tree has of it does not help."""
-    talks = Talks(backend, name)
-    session = talks.mem.open_session("a")
-    talks.whole(TEXT[:9], session)
+    talks, _, session = told(backend, name, first=9)
     assert talks.whole(text, session) == expected[name]
     assert talks.whole([*text, 60], session) == len(text)
 
@@ -105,9 +100,7 @@ def test_B73_an_edited_history_goes_on_from_an_older_state(
 @every_strategy
 @pytest.mark.parametrize("longer", [True, False])
 def test_B73_the_longer_of_session_and_cache_is_gone_on_from(backend: Backend, name: str, longer: bool) -> None:
-    talks = Talks(backend, name)
-    mem, session = talks.mem, talks.mem.open_session("a")
-    talks.whole(TEXT[:5], session)
+    talks, mem, session = told(backend, name, first=5)
     held = len(talks.kept(session))
     talks.whole(TEXT[: 8 if longer else 4])  # somebody else's, released into the cache
     assert mem.match(TEXT).length == (8 if longer else 4)
@@ -124,9 +117,7 @@ def test_B73_the_longer_of_session_and_cache_is_gone_on_from(backend: Backend, n
 @every_strategy
 @with_and_without_cache
 def test_B73_equal_tokens_under_another_salt_are_not_gone_on_from(backend: Backend, name: str, cache: bool) -> None:
-    talks = Talks(backend, name, cache=cache)
-    session = talks.mem.open_session("a")
-    talks.whole(TEXT[:8], session)
+    talks, _, session = told(backend, name, cache=cache, first=8)
     row = talks.turn(TEXT, session, salt="other")
     assert talks.mem.length(row) == 0
     talks.run(row, TEXT)
@@ -138,9 +129,7 @@ def test_B73_equal_tokens_under_another_salt_are_not_gone_on_from(backend: Backe
 @both_orders
 @with_and_without_cache
 def test_B73_two_turns_at_once_are_refused(backend: Backend, overlap: bool, cache: bool) -> None:
-    talks = Talks(backend, "redirect", overlap, cache)
-    mem, session = talks.mem, talks.mem.open_session("a")
-    talks.whole(TEXT[:5], session)
+    talks, mem, session = told(backend, "redirect", overlap, cache, first=5)
 
     def refused(*requests: ms.Request) -> None:
         before = (*counts(talks), talks.kept(session), mem._commands.pending)
@@ -201,9 +190,7 @@ REFUSED: dict[str, Callable[[ms.StateManager, ms.Session, ms.Snapshot], object]]
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_G1_misuse_is_refused_and_changes_nothing(backend: Backend, case: str) -> None:
-    talks = Talks(backend, "ping-pong", cache=False)
-    session = talks.mem.open_session("a")
-    talks.whole(TEXT[:9], session)
+    talks, _, session = told(backend, "ping-pong", cache=False, first=9)
     row = talks.turn(TEXT[:5])
     talks.run(row, TEXT[:5])
     (snap,) = talks.mem.publish([row], strict=True)

@@ -189,3 +189,14 @@ def row_holds_nothing(mem: ms.StateManager, index: int) -> bool:
 def counts(talks: Talks) -> tuple[int, ...]:
     """What is free."""
     return talks.mem.free_slots, talks.mem.free_pages, talks.mem._table.free, talks.mem._snapshots.free
+
+
+def told(
+    backend: Backend, name: str, overlap: bool = True, cache: bool = True, first: int = 0, **settings: object
+) -> tuple[Talks, ms.StateManager, ms.Session]:
+    """Conversations with one session, which has had a turn of so many tokens."""
+    talks = Talks(backend, name, overlap, cache, **settings)
+    session = talks.mem.open_session("a")
+    if first:
+        talks.whole(TEXT[:first], session)
+    return talks, talks.mem, session

@@ -24,13 +24,7 @@ from memstate.tiers.stores.base import Bytes
 from tests.support.splits import HEAD, KV, LAYERS, MIXED, PRESETS, WIDE, cut, shard, toy, whole
 
 RANKS, CANARY = (1, 2, 4, 8), 48
-BY_TRYING = (
-    "mixed",
-    "2 heads",
-    "latent",
-    "nemotron_h",
-    "granite_hybrid",
-)  # layouts whose sources are also searched for
+BY_TRYING = ("mixed", "2 heads", "latent", "nemotron_h", "granite_hybrid")  # whose sources are searched for, too
 LAYOUTS = {name: toy(name) for name in PRESETS} | {"mixed": MIXED} | KV
 
 

@@ -74,20 +74,6 @@ def test_B50_the_source_of_a_hit_is_not_evicted_for_it(name: str, direct: bool, 
 
 
 @hits
-def test_B50_several_rows_read_one_state(name: str, direct: bool, backend: Backend) -> None:
-    at = server(backend, name, direct, [X], spare=6)
-    rows = at.admit(*(ms.Request(n, tokens=[*X, n]) for n in range(3)))
-    assert [at.mem.length(row) for row in rows] == [8, 8, 8]
-    at.run([rows[0], None, rows[2]], publish=False)
-    at.look()
-    at.run([rows[1], rows[0]], publish=False)
-    at.look()
-    assert (
-        len({at.slot(3 * row.index) for row in rows} | {at.slot(snap.register) for snap in at.states().values()}) == 4
-    )
-
-
-@hits
 def test_B50_what_a_first_step_is_to_read_cannot_go(name: str, direct: bool, backend: Backend) -> None:
     at = server(backend, name, direct, [X, Y], spare=3)
     row, other = at.admit(ms.Request("a", tokens=[*X, 1]), ms.Request("b", tokens=[9] * 5))

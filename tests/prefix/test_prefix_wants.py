@@ -168,13 +168,9 @@ class Picky(Lru):
 
 @pytest.mark.parametrize(
     ("kind", "stops", "states"),
-    [
-        ("prompt", [16, 20, 22], [20]),
-        ("branch", [12, 16, 22], [12]),
-        ("boundary", [16, 22], [16]),
-        ("end", [16, 22], [24]),
-    ],
-)
+    [("prompt", [16, 20, 22], [20]), ("branch", [12, 16, 22], [12]), ("boundary", [16, 22], [16]),
+     ("end", [16, 22], [24])],
+)  # fmt: skip
 def test_only_what_the_policy_would_keep_is_asked_for_and_kept(
     kind: str, stops: list[int], states: list[int], backend: Backend
 ) -> None:

@@ -1,48 +1,20 @@
 """Turns that do not come to their end: aborted, retracted, cancelled, or refused for want of room."""
 
 import pytest
-import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from tests.support.planes import every_strategy
 from tests.support.talks import TEXT, Talks, counts, row_holds_nothing, told
-from tests.support.ways import every_strategy_and_order, every_way_and_cache
+from tests.support.ways import every_strategy_and_order
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
-
-
-POINTS = ["admitted", "planned", "run", "to the end", "dead step"]
 
 
 def real_labels(talks: Talks, row: ms.Row, most: int) -> list[int]:
     """What a row's registers stand for on the device, up to a length, longest first."""
     talks.mem.submit()
     return sorted((label for part in range(3) if 0 < (label := talks.label(row, part)) <= most), reverse=True)
-
-
-@pytest.mark.sample(interpreter=1)
-@every_way_and_cache
-def test_B71_the_first_turn_aborted_returns_its_slots_once(
-    backend: Backend, name: str, overlap: bool, cache: bool
-) -> None:
-    talks, mem, session = told(backend, name, overlap, cache)
-    for point in POINTS[: 5 if overlap else 4] if backend.name == "reference" else POINTS[1::2]:
-        row = talks.turn(TEXT[:9], session)
-        if point == "planned":
-            talks.flying.append(talks.feed([row], [TEXT[:2]]))
-        elif point != "admitted":
-            talks.run(row, TEXT[: 5 if point == "run" else 9], dead=point == "dead step", publish=cache)
-        free, held = mem.free_slots, mem.slots_held(row)
-        mem.abort([row])
-        assert mem.free_slots == free + held and talks.kept(session) == []
-        assert row_holds_nothing(mem, row.index)
-        talks.land()
-        talks.look()
-        mem.check()
-        mem.prefix.clear() if mem.prefix else None
-        assert mem.free_slots == 24 and mem.free_pages == 80
-    assert talks.whole(TEXT[:9], session) == 0 and talks.whole(TEXT, session) == 9
 
 
 @every_strategy
@@ -144,33 +116,6 @@ def test_B73_a_cancelled_step_ends_the_turn(backend: Backend, name: str, overlap
     assert talks.kept(session) == expected and row_holds_nothing(mem, row.index)
     talks.look()
     assert talks.whole(TEXT, session) == max(expected, default=0)
-
-
-@every_strategy
-@pytest.mark.parametrize("lacking", ["slots", "pages", "rows"])
-def test_B73_a_turn_for_which_there_is_no_room_changes_nothing(backend: Backend, name: str, lacking: str) -> None:
-    """Neither to the session nor to the cache; and when there is room, it goes on where it would have gone on."""
-    talks, mem, session = told(backend, name, slots=12, pages=16, rows=2, first=9)
-    rows = [talks.turn(TEXT[:2])]
-    by_id = mem.pool.claim(mem.free_slots) if lacking == "slots" else torch.zeros(0, dtype=torch.int32)
-    taken = mem._pages.allocator.claim(mem.free_pages) if lacking == "pages" else []
-    if lacking == "rows":
-        rows.append(talks.turn(TEXT[:2]))
-    others = [ms.Request("other", tokens=TEXT[:1])] * (lacking == "slots")
-
-    def held() -> object:
-        return counts(talks), talks.kept(session), list(mem._sessions.opened[session].pages), mem.prefix.stats()
-
-    before = held()
-    for _ in range(2):
-        with pytest.raises((ms.OutOfSlots, ms.OutOfPages, ms.OutOfRows)):
-            mem.admit([ms.Request("turn", tokens=TEXT, session=session), *others])
-        assert held() == before
-    mem.pool.release(by_id)
-    mem._pages.allocator.release(taken)
-    mem.abort(rows)
-    talks.look()
-    assert talks.whole(TEXT, session) == 9
 
 
 @every_strategy

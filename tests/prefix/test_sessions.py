@@ -97,35 +97,6 @@ def test_B73_an_edited_history_goes_on_from_an_older_state(
     assert talks.whole([*text, 60], session) == len(text)
 
 
-@every_strategy
-@pytest.mark.parametrize("longer", [True, False])
-def test_B73_the_longer_of_session_and_cache_is_gone_on_from(backend: Backend, name: str, longer: bool) -> None:
-    talks, mem, session = told(backend, name, first=5)
-    held = len(talks.kept(session))
-    talks.whole(TEXT[: 8 if longer else 4])  # somebody else's, released into the cache
-    assert mem.match(TEXT).length == (8 if longer else 4)
-    free = mem.free_slots
-    row = talks.turn(TEXT, session)
-    assert mem.length(row) == (8 if longer else 5)
-    assert mem.free_slots == free + held - mem.slots_held(row)  # moved or given back: the session has none of them
-    talks.look()
-    talks.run(row, TEXT)
-    talks.end(row)
-    talks.look()
-
-
-@every_strategy
-@with_and_without_cache
-def test_B73_equal_tokens_under_another_salt_are_not_gone_on_from(backend: Backend, name: str, cache: bool) -> None:
-    talks, _, session = told(backend, name, cache=cache, first=8)
-    row = talks.turn(TEXT, session, salt="other")
-    assert talks.mem.length(row) == 0
-    talks.run(row, TEXT)
-    tokens = talks.end(row)
-    talks.look()
-    assert talks.mem.length(talks.turn([*tokens, 1], session, salt="other")) == 15
-
-
 @both_orders
 @with_and_without_cache
 def test_B73_two_turns_at_once_are_refused(backend: Backend, overlap: bool, cache: bool) -> None:

@@ -64,15 +64,8 @@ def test_what_codes_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     store, buffers = scripted(monkeypatch, Scripted(codes), len(codes))
     names = [fresh() for _ in codes]
     assert store.get(names, buffers) == [DONE, DAMAGED, *[MISSING] * 4, *[FAILED] * 7, DAMAGED]
-    faults = [
-        "INVALID_REPLICA",
-        "LEASE_EXPIRED",
-        "TRANSFER_FAIL",
-        "CHECKSUM_MISMATCH",
-        "RPC_FAIL",
-        "RPC_TIMEOUT",
-        "-12345",
-    ]
+    faults = ["INVALID_REPLICA", "LEASE_EXPIRED", "TRANSFER_FAIL", "CHECKSUM_MISMATCH"]
+    faults += ["RPC_FAIL", "RPC_TIMEOUT", "-12345"]
     assert store.faults == dict.fromkeys(faults, 1)
 
     store, buffers = scripted(monkeypatch, Scripted([0, -705, -200, -704, -800]), 5)
@@ -82,13 +75,9 @@ def test_what_codes_mean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("size", "outcome", "removed", "fault"),
-    [
-        (9, DAMAGED, 1, ""),
-        (8, FAILED, 0, "INVALID_PARAMS"),  # of the right size, and refused all the same
-        (-704, MISSING, 0, ""),
-        (-900, FAILED, 0, "RPC_FAIL"),
-    ],
-)
+    [(9, DAMAGED, 1, ""), (8, FAILED, 0, "INVALID_PARAMS"),  # of the right size, and refused all the same
+     (-704, MISSING, 0, ""), (-900, FAILED, 0, "RPC_FAIL")],
+)  # fmt: skip
 def test_a_read_that_is_refused(monkeypatch: Any, size: int, outcome: Outcome, removed: int, fault: str) -> None:
     client = Scripted([-600], size)
     store, buffers = scripted(monkeypatch, client, 1)
@@ -108,14 +97,11 @@ def test_a_client_without_a_master_is_not_asked(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("codes", "there", "faults"),
-    [
-        ([1, 0, -704, -900], [True, False, False, False], {"RPC_FAIL": 1}),
-        ([0, -900, -900], [False] * 3, {"RPC_FAIL": 2}),  # one answer is enough to know that somebody answers
-        ([-704, -710, 0], [False] * 3, {}),
-        ([-900, -901, -900], None, {"RPC_FAIL": 2, "RPC_TIMEOUT": 1}),
-        ([-12345], None, {"-12345": 1}),
-    ],
-)
+    [([1, 0, -704, -900], [True, False, False, False], {"RPC_FAIL": 1}),
+     ([0, -900, -900], [False] * 3, {"RPC_FAIL": 2}),  # one answer is enough to know that somebody answers
+     ([-704, -710, 0], [False] * 3, {}), ([-900, -901, -900], None, {"RPC_FAIL": 2, "RPC_TIMEOUT": 1}),
+     ([-12345], None, {"-12345": 1})],
+)  # fmt: skip
 def test_nothing_is_said_of_records_that_no_master_spoke_of(
     monkeypatch: pytest.MonkeyPatch, codes: list[int], there: list[bool] | None, faults: dict[str, int]
 ) -> None:
@@ -152,6 +138,11 @@ def test_closing_waits_for_calls_in_progress(monkeypatch: pytest.MonkeyPatch) ->
         assert call.result(PATIENCE_S) == [DONE]
         closing.result(PATIENCE_S)
     assert client.closed.is_set()
+    store.close()  # closes nothing twice
+    store.discard(["a"])
+    assert store.get(["a"], buffers) == [FAILED] and set(store.faults) == {"CLOSED"}
+    with pytest.raises(OSError, match="CLOSED"):
+        store.register(torch.zeros(4, dtype=torch.uint8))
 
 
 def test_a_client_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,21 +152,21 @@ def test_a_client_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch
         MooncakeStore(Mooncake(f"{HOST}:1"))
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"master": ""}, {"master": None}, {"hostname": None}, {"hostname": "", "master": "etcd://host:1"},
-        {"metadata": ""}, {"metadata": "foo"}, {"metadata": "10.0.0.1:8080"}, {"metadata": "p2phandshake"},
-        {"metadata": "HTTP://host:1/metadata"}, {"metadata": "http://"}, {"metadata": "http:///metadata"},
-        {"metadata": "ftp://host:1"}, {"metadata": "P2PHANDSHAKE "}, {"protocol": "udp"}, {"device": None},
-        {"segment_bytes": -1}, {"segment_bytes": 1.5}, {"segment_bytes": True}, {"segment_bytes": 5},
-        {"segment_bytes": (16 << 20) - 1}, {"buffer_bytes": -1}, {"replicas": 0},
-        {"timeout": 0}, {"timeout": "1"}, {"timeout": float("nan")}, {"timeout": float("inf")},
-    ],
-)  # fmt: skip
-def test_settings_that_cannot_be_meant(bad: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=next(iter(bad))):
-        Mooncake(**{"master": "host:1", **bad})
+BAD: dict[str, tuple[Any, ...]] = {
+    "master": ("", None), "hostname": (None,), "protocol": ("udp",), "device": (None,), "buffer_bytes": (-1,),
+    "metadata": ("", "foo", "10.0.0.1:8080", "p2phandshake", "HTTP://host:1/metadata", "http://", "http:///metadata",
+                 "ftp://host:1", "P2PHANDSHAKE "),
+    "segment_bytes": (-1, 1.5, True, 5, (16 << 20) - 1), "replicas": (0,),
+    "timeout": (0, "1", float("nan"), float("inf")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in BAD for value in BAD[name]])
+def test_settings_that_cannot_be_meant(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        Mooncake(**{"master": "host:1", name: value})
+    with pytest.raises(ConfigurationError, match="hostname"):
+        Mooncake(hostname="", master="etcd://host:1")
 
 
 def test_what_is_refused_says_what_would_do() -> None:
@@ -184,14 +175,8 @@ def test_what_is_refused_says_what_would_do() -> None:
     for wrong, message in zip(({"metadata": "foo"}, {"segment_bytes": 5}), said, strict=True):
         with pytest.raises(ConfigurationError, match=message):
             Mooncake("host:1", **wrong)
-    for good in (
-        "P2PHANDSHAKE",
-        "http://h:1/metadata",
-        "https://h:1",
-        "etcd://h:1",
-        "etcd://[::1]:1;h:1",
-        "redis://h:1",
-    ):
+    schemes = ("P2PHANDSHAKE", "http://h:1/metadata", "https://h:1", "etcd://h:1", "etcd://[::1]:1;h:1", "redis://h:1")
+    for good in schemes:
         for segment in (0, 16 << 20):
             assert Mooncake("host:1", metadata=good, segment_bytes=segment).metadata == good
 

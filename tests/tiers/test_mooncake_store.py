@@ -120,13 +120,9 @@ def test_memory_is_registered_once(rig: Rig) -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [
-        np.zeros(4, np.uint8),  # nobody registered it
-        np.zeros((2, 2), np.uint8),
-        np.zeros(4, np.int16),
-        np.zeros(8, np.uint8)[::2],
-    ],
-)
+    [np.zeros(4, np.uint8),  # nobody registered it
+     np.zeros((2, 2), np.uint8), np.zeros(4, np.int16), np.zeros(8, np.uint8)[::2]],
+)  # fmt: skip
 def test_buffers_that_cannot_be_meant(rig: Rig, bad: Any) -> None:
     name = fresh()
     for call in (rig.store.get, rig.store.put):
@@ -182,22 +178,6 @@ def test_two_processes_see_each_others_records(rig: Rig, generator: torch.Genera
     assert rig.holds([wanted[0] ^ 90], 1)
     reader.communicate()
     assert rig.store.get([theirs], rig.buffers(2)) == [DONE]  # it gave no memory: what it wrote is in this process
-
-
-def test_closing_twice_and_calling_afterwards() -> None:
-    with running_master() as own:
-        rig = Rig(own.settings())
-        name = fresh()
-        assert rig.store.put([name], rig.buffers(0)) == [DONE]
-        rig.store.close()
-        rig.store.close()
-        assert rig.store.get([name], rig.buffers(1)) == rig.store.put([name], rig.buffers(1)) == [FAILED]
-        with pytest.raises(OSError, match="CLOSED"):
-            rig.store.exists([name])
-        rig.store.discard([name])
-        assert rig.store.faults == {"CLOSED": 3}
-        with pytest.raises(OSError, match="CLOSED"):
-            rig.store.register(torch.zeros(4, dtype=torch.uint8))
 
 
 def test_a_master_that_is_not_there_is_named(master: Master) -> None:

@@ -174,35 +174,27 @@ def test_many_prefetches_take_turns_in_exchanges_of_one_size(monkeypatch: pytest
         rig.check()
 
 
-# -- ranks that are lost ------------------------------------------------------------------------------
-
-
 class Broken(Alone):
     """A group of two that falls apart: when words are sent, or when they are waited for."""
 
-    ranks = 2
+    ranks, done, left = 2, False, 3
 
     def __init__(self, when: str) -> None:
-        self.when, self.left = when, 3
+        self.when = when
 
     def exchange(self, words: Words) -> Exchange:
-        self.left -= self.when == "sent"
-        if self.left < 0:
-            raise AgreementLost("the other one has gone")
-        return Falling(self, words)
-
-
-class Falling:
-    done = False
-
-    def __init__(self, group: Broken, words: Words) -> None:
-        self._group, self._words = group, words
+        self.words = words
+        self._come("sent")
+        return self
 
     def result(self) -> Words:
-        self._group.left -= self._group.when == "waited for"
-        if self._group.left < 0:
+        self._come("waited for")
+        return self.words
+
+    def _come(self, now: str) -> None:
+        self.left -= self.when == now
+        if self.left < 0:
             raise AgreementLost("the other one has gone")
-        return self._words
 
 
 @pytest.mark.parametrize("when", ["sent", "waited for"])

@@ -131,19 +131,15 @@ def body(ranks: int) -> Bytes:
 
 @pytest.mark.parametrize(
     ("rank", "bodies", "out", "message"),
-    [
-        (2, {0: body(4), 1: body(4)}, body(2), "rank 2: expected 0 to 1"),
-        (-1, {}, body(2), "rank -1"),
-        (True, {}, body(2), "rank True"),
-        (1, {2: body(4)}, body(2), r"ranks \[2\]: rank 1 also needs that of 3"),
-        (0, {}, body(2), r"also needs that of 0"),
-        (0, {0: body(4), 1: body(2)}, body(2), f"body of rank 1: .* expected {body(4).size} contiguous bytes"),
-        (0, {0: body(4), 1: body(4)}, body(4), f"out: .* expected {body(2).size} contiguous bytes"),
-        (0, {0: body(4), 1: body(4).view(np.int8)}, body(2), "body of rank 1: int8"),
-        (0, {0: np.zeros(2 * body(4).size, np.uint8)[::2], 1: body(4)}, body(2), "body of rank 0"),
-        (0, {0: body(4), 1: body(4)}, np.frombuffer(bytes(body(2).size), np.uint8), "out is read-only"),
-    ],
-)
+    [(2, {0: body(4), 1: body(4)}, body(2), "rank 2: expected 0 to 1"), (-1, {}, body(2), "rank -1"),
+     (True, {}, body(2), "rank True"), (1, {2: body(4)}, body(2), r"ranks \[2\]: rank 1 also needs that of 3"),
+     (0, {}, body(2), r"also needs that of 0"),
+     (0, {0: body(4), 1: body(2)}, body(2), f"body of rank 1: .* expected {body(4).size} contiguous bytes"),
+     (0, {0: body(4), 1: body(4)}, body(4), f"out: .* expected {body(2).size} contiguous bytes"),
+     (0, {0: body(4), 1: body(4).view(np.int8)}, body(2), "body of rank 1: int8"),
+     (0, {0: np.zeros(2 * body(4).size, np.uint8)[::2], 1: body(4)}, body(2), "body of rank 0"),
+     (0, {0: body(4), 1: body(4)}, np.frombuffer(bytes(body(2).size), np.uint8), "out is read-only")],
+)  # fmt: skip
 def test_bodies_that_do_not_fit_are_refused(rank: int, bodies: Any, out: Bytes, message: str) -> None:
     if out.flags.writeable:
         out[:] = 7

@@ -20,7 +20,7 @@ from tests.support.file_case import DONE, FAILED, OLD, files, get, holds, key, k
 
 pytestmark = pytest.mark.sample
 LINKS = ("folder", "file", "dangling", "loop")
-OTHERS = (0o777, 0o770, 0o720, 0o702, 0o1777)
+OTHERS, ANOTHERS = (0o777, 0o770, 0o720, 0o702, 0o1777), 0
 STALE = ".1-0123456789abcdef.tmp"
 
 
@@ -299,18 +299,6 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest
         assert {name: was[:4] for name, was in look(folder).items()} == {name: was[:4] for name, was in before.items()}
 
 
-@pytest.mark.parametrize("level", ["folder", "shard"])
-def test_a_folder_that_becomes_another_users(level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = FileStore(tmp_path, capacity=50)
-    big = FileStore(tmp_path)
-    put(big, "a", record(0))
-    before = look(tmp_path)
-    with monkeypatch.context() as patch:
-        another_owns(patch, tmp_path if level == "folder" else place(store, "a").parent)
-        refuses_all(store, "EPERM")
-    assert look(tmp_path) == before
-
-
 def test_a_record_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FileStore(tmp_path, capacity=200)
     theirs = [old(place(store, "a"), 150), old(place(store, "a").with_name(STALE), 150)]
@@ -347,14 +335,17 @@ def test_a_folder_that_others_may_write_to_is_refused(mode: int, tmp_path: Path)
         path.chmod(0o700)
 
 
-@pytest.mark.parametrize("mode", OTHERS, ids=oct)
+@pytest.mark.parametrize("mode", [*OTHERS, ANOTHERS], ids=lambda mode: oct(mode) if mode else "another user's")
 @pytest.mark.parametrize("level", ["folder", "shard"])
-def test_a_folder_that_others_may_write_to_since(level: str, mode: int, tmp_path: Path) -> None:
+def test_a_folder_that_others_may_write_to_since(
+    level: str, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = FileStore(tmp_path / "store", capacity=50)
     put(FileStore(tmp_path / "store"), "a", record(0))
-    before = look(place(store, "a"))
-    (store.folder.path if level == "folder" else place(store, "a").parent).chmod(mode)
-    refuses_all(store, "EPERM")
+    before, folder = look(place(store, "a")), store.folder.path if level == "folder" else place(store, "a").parent
+    with monkeypatch.context() as patch:
+        another_owns(patch, folder) if mode == ANOTHERS else folder.chmod(mode)
+        refuses_all(store, "EPERM")
     assert look(place(store, "a")) == before
 
 

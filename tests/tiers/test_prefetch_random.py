@@ -28,13 +28,10 @@ class Program:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
+        choices = {"threshold": [0, 4, 8, 12], "limit": [None, None, 40, 100], "timeout": [0.0, 3.0]}
+        choices |= {"stop": ["best_effort", "wait_complete", "timeout"], "timeout_per_page": [0.0, 1.0]}
         self.settings = Prefetch(
-            threshold=rng.choice([0, 4, 8, 12]),
-            limit=rng.choice([None, None, 40, 100]),
-            stop=rng.choice(["best_effort", "wait_complete", "timeout"]),
-            timeout=rng.choice([0.0, 3.0]),
-            timeout_per_page=rng.choice([0.0, 1.0]),
-            chunk=rng.choice([1, 2, 3, 32]),
+            **{name: rng.choice(of) for name, of in choices.items()}, chunk=rng.choice([1, 2, 3, 32])
         )
         self.ranks = rng.choice([1, 1, 2, 3])
         kinds = rng.choice(["both", "both", "both", "kv", "kv", "states"])
@@ -63,9 +60,8 @@ class Program:
         self.steps: list[str] = []
         for rig in self.rigs:
             for keys in self.prompts:
-                self.put(
-                    rig, keys, rng.choice([0, 7, MOST, MOST]), [n for n in range(1, MOST + 1) if rng.random() < 0.4]
-                )
+                pages = rng.choice([0, 7, MOST, MOST])
+                self.put(rig, keys, pages, [n for n in range(1, MOST + 1) if rng.random() < 0.4])
 
     def put(self, rig: Rig, keys: list[bytes], pages: int, ends: list[int]) -> None:
         rig.stock(keys, range(pages), [end * PAGE for end in ends])
@@ -249,11 +245,8 @@ class Program:
             rig.check(idle=False)
         for real, model in self.fetches[-6:]:
             for fetch, wish in zip(real, model, strict=True):
-                assert (fetch.phase.name.lower(), fetch.outcome, fetch.length) == (
-                    wish.phase,
-                    wish.outcome,
-                    wish.length,
-                )
+                said = (fetch.phase.name.lower(), fetch.outcome, fetch.length)
+                assert said == (wish.phase, wish.outcome, wish.length)
                 assert (fetch.tokens, fetch.end) == (wish.end * PAGE, wish.end)
             assert len({(fetch.done, fetch.length) for fetch in real}) == 1, "ranks that differ"
 

@@ -126,20 +126,3 @@ def test_int8_records_outlive_the_process(backend: Backend, tmp_path: Path) -> N
         again.poll()
     come_back(again, prompt, backend)
     again.close()
-
-
-def test_exact_and_int8_records_are_strangers(backend: Backend, tmp_path: Path) -> None:
-    prompt = list(range(2 * PAGE + 1))
-    mem = manager(backend, host_slots=4, store=ms.FileStore(tmp_path))
-    compute(mem, prompt, backend)
-    mem.close()
-    exact = build(
-        LAYOUT, slots=4, max_requests=2, tracking=ms.Redirect(every=2 * PAGE), page_size=PAGE, prefix=ms.Prefix(Lru()),
-        tiers=ms.Tiers("toy", host_slots=4, store=ms.FileStore(tmp_path), prefetch=ms.Prefetch(threshold=PAGE)),
-        backend=backend.name, device=backend.device,
-    )  # fmt: skip
-    fetch = exact.prefetch(prompt)
-    while not fetch.done:
-        exact.poll()
-    assert fetch.length == 0 and fetch.outcome == "missed"
-    exact.close()

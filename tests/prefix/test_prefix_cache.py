@@ -175,7 +175,6 @@ def test_B48_a_hit_refreshes_only_the_state_it_uses(backend: Backend) -> None:
         at.mem.match(tokens)  # a look is no use
     assert at.cache.evict_states(3) == 3
     assert set(at.states_by_prefix()) == {tuple(T[:12])}
-    at.look(idle=True)
 
 
 @pytest.mark.sample(interpreter=1)
@@ -195,4 +194,3 @@ def test_B53_equal_tokens_under_different_salts_never_match(name: str, backend: 
     at.mem.retract([row], tokens=[at.text[row]])
     assert at.turn([*T[:8], 5, 6], salt="a") == 8
     assert {salt for salt, _ in at.cache.tree.walk()} == {"a", "b"}
-    at.look(idle=True)

@@ -87,7 +87,6 @@ def test_B50_what_a_first_step_is_to_read_cannot_go(name: str, direct: bool, bac
     at.run([row, other], publish=False)
     assert at.cache.evictable_states == len(at.states_by_prefix())
     at.cache.clear()
-    at.look()
 
 
 def test_B50_a_row_given_up_before_its_first_step_lets_go(backend: Backend) -> None:
@@ -117,7 +116,6 @@ def test_B50_a_fork_of_a_hit_reads_the_same_state(backend: Backend) -> None:
     assert at.text[new] == at.text[row] and at.cache.evict_states(9) == 1
     at.look()
     at.mem.abort([row])
-    at.look()
 
 
 REFUSALS: dict[str, tuple[type[ms.MemstateError], list[list[int]]]] = {
@@ -147,7 +145,6 @@ def test_B50_a_refusal_gives_pin_and_lease_and_slot_back(what: str, name: str, d
     row = at.start(prompts[0])  # one of them alone fits
     assert at.mem.length(row) == 8
     at.run([row, running], publish=False)
-    at.look()
 
 
 @pytest.mark.parametrize("direct", [True, False], ids=["read", "copied"])

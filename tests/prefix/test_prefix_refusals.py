@@ -119,4 +119,3 @@ def test_one_request_can_have_every_page_and_every_slot(policy: str, backend: Ba
     row = at.start(range(500, 537))  # ten pages
     assert (at.mem.free_slots, at.mem.free_pages, at.cache.evictable_pages) == (2, 0, 0)
     at.run([row])
-    at.look()

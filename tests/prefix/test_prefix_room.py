@@ -88,7 +88,6 @@ def test_pages_come_from_the_leaves_that_were_followed_least_recently(backend: B
     assert at.mem.length(hit) == 8 and at.cache.evictable_pages == 0
     with pytest.raises(ms.OutOfPages):
         at.mem.extend([row], [32])
-    at.look()
 
 
 def test_a_leaf_given_up_for_its_pages_gives_its_slot_too(backend: Backend) -> None:
@@ -96,7 +95,6 @@ def test_a_leaf_given_up_for_its_pages_gives_its_slot_too(backend: Backend) -> N
     (row,) = at.admit(ms.Request("a", tokens=[1, 2, 3]))  # a page and a slot: one leaf has both
     assert cached(at) == [1, 2] and (at.mem.free_slots, at.mem.free_pages) == (0, 1)
     at.run([row])
-    at.look()
 
 
 @pytest.mark.sample(interpreter=1)
@@ -126,7 +124,6 @@ def test_B24a_one_for_each_row_that_lacks_one(name: str, rows: int, backend: Bac
         at.run(running, publish=False)
     claims = {"ping-pong": 0, "lazy": rows, "redirect": rows}[name]
     assert len(cached(at)) == 3 - max(0, claims - 1) and at.mem.stats().degraded == 0
-    at.look()
 
 
 @pytest.mark.parametrize("evict", [True, False], ids=["limited", "off"])
@@ -150,7 +147,6 @@ def test_the_reserve_is_evicted_for_too(backend: Backend) -> None:
     while at.mem.length(row) < 10:
         at.run([row], publish=False)
     assert cached(at) == [1, 2] and at.mem.free_slots == 1 and at.mem.stats().degraded == 0
-    at.look()
 
 
 @pytest.mark.sample(interpreter=1)
@@ -201,7 +197,6 @@ def test_a_hit_keeps_no_request_out_that_would_fit_without_it(name: str, backend
     at = server(backend, name, spare=NEEDS[name] - 1, cached=1)
     row = at.start([*PROMPTS[0], 1])
     at.run([row])
-    at.look()
 
 
 def test_a_reset_forgets_everything(backend: Backend) -> None:
@@ -217,4 +212,3 @@ def test_a_reset_forgets_everything(backend: Backend) -> None:
             at.mem.publish([handle], tokens=[PROMPTS[0]])
     at.look(idle=True)
     assert [at.turn(PROMPTS[0]), at.turn([*PROMPTS[0], 1])] == [0, 8]
-    at.look(idle=True)

@@ -41,7 +41,6 @@ def test_B71_a_page_filled_in_part_that_somebody_else_has_is_not_gone_on_in(back
     talks.mem.abort([row])
     assert talks.kept(session) == older
     talks.mem._pages.allocator.release(shared)
-    talks.look()
 
 
 @pytest.mark.sample(interpreter=1)

@@ -212,4 +212,3 @@ def test_B17_a_refusal_for_want_of_pages_gives_up_none(backend: Backend) -> None
         talks.mem.abort([talks.turn(range(100, 132))])
     finally:
         assert talks.mem._table.free == rows
-    talks.look()

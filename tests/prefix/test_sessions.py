@@ -31,7 +31,6 @@ def test_B69_a_turn_that_ends_moves_everything_to_the_session(
     assert sorted((snap.length, talks.node(snap)) for snap in talk.kept) == held and talk.pages == pages
     assert mem.free_slots == 24 - len(held) and mem.audit().owned_by_kind == {"session": len(held)}
     assert set(mem.owners().values()) == {("session", f"session 'a' ({n} tokens)") for n, _ in held}
-    talks.look()
 
 
 @every_strategy
@@ -169,4 +168,3 @@ def test_G1_misuse_is_refused_and_changes_nothing(backend: Backend, case: str) -
     with pytest.raises(ms.InvalidArgument):
         REFUSED[case](talks.mem, session, snap)
     assert before == (*counts(talks), talks.kept(session))
-    talks.look()

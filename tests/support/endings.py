@@ -13,6 +13,9 @@ class Ending(Protocol):
 
     mem: ms.StateManager
 
+    def look(self) -> None:
+        """Holds everything against everything."""
+
     def empty(self) -> None:
         """Nothing runs: everything must be free after clearing."""
 
@@ -42,12 +45,19 @@ def running(mem: ms.StateManager) -> list[ms.Row]:
 
 def finish(one: Ending) -> None:
     mem = one.mem
+    close_idle(mem)
+    one.look()
     mem.abort(running(mem))
-    for session in list(mem._sessions.opened):
-        mem.close_session(session)
+    close_idle(mem)
     own = set(mem.prefix.nodes) if mem.prefix else set()
     mem.drop([snap for register, snap in mem._snapshots.kept.items() if register not in own])
     one.empty()
+
+
+def close_idle(mem: ms.StateManager) -> None:
+    """Closes the sessions without a running turn."""
+    for session in [session for session, talk in mem._sessions.opened.items() if not talk.row]:
+        mem.close_session(session)
 
 
 @pytest.hookimpl(wrapper=True)

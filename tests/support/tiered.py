@@ -163,7 +163,18 @@ class Tiered(Server):
         while self.below.writeback and self.below.writeback.pending:
             self.work()
 
-    def last(self, rows: Sequence[ms.Row | None]) -> None:
+    def hit(self, length: int, tokens: Sequence[int], **more: object) -> ms.Row:
+        """Admits a prompt, which must go on from so many tokens."""
+        row = self.start(tokens, **more)
+        assert self.mem.length(row) == length
+        return row
+
+    def pass_down(self, *prompts: Sequence[int], **more: object) -> None:
+        """Computes prompts; then the device gives up everything."""
+        self.cache_prompts(*prompts, **more)  # type: ignore[arg-type]
+        self.give_up(pages=60)
+
+    def checked(self, rows: Sequence[ms.Row | None]) -> None:
         """One more step, whose reads are checked; nothing is published."""
         self.run(rows, publish=False)
         self.look()

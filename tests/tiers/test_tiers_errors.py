@@ -102,8 +102,7 @@ class Fragile(Lru):
 def test_a_policy_that_raises_leaves_right_bytes(plain: Backend) -> None:
     policy = Fragile()
     at = Tiered(plain, prefix=ms.Prefix(policy, LruPages()))
-    at.cache_prompts(whole(1))
-    at.give_up(pages=60)
+    at.pass_down(whole(1))
     policy.broken = True
     with pytest.raises(RuntimeError, match="policy"):
         at.mem.admit([ms.Request("r", tokens=[*whole(1), 1])])
@@ -124,7 +123,6 @@ def test_whatever_put_answers_is_a_failure_at_most(answer: Any, plain: Backend) 
     at.mem.poll()
     at.drain()
     assert at.tiers.write_failed == 3 and at.tiers.written == 0  # a state and two pages
-    at.look(idle=True)
 
 
 def test_an_executor_that_was_shut_down_loses_writes_alone(plain: Backend) -> None:
@@ -136,7 +134,6 @@ def test_an_executor_that_was_shut_down_loses_writes_alone(plain: Backend) -> No
     at.mem.poll()
     at.mem.poll()
     assert at.tiers.write_failed == 3
-    at.look(idle=True)
 
 
 @pytest.fixture

@@ -29,8 +29,7 @@ def test_a_storage_that_never_answers_leaves_host_memory_evictable(plain: Backen
         jobs, store = ByHand(), MemoryStore()
         at = virtual(plain, store, jobs, tiers={"host_slots": slots, "host_pages": pages})
         for n in range(1, 20):
-            at.cache_prompts(whole(n))
-            at.give_up(pages=60)
+            at.pass_down(whole(n))
             states, kv = (cache._pinned for cache in at.caches)
             assert states <= of_states and kv <= of_pages
             assert tuple(whole(n)) in at.keeps(), "the last one always finds room"

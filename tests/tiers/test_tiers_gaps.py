@@ -68,7 +68,7 @@ def test_a_hit_is_worth_a_holder_that_the_cache_has(plain: Backend) -> None:
     assert at.mem._snapshots.free == 0
     row = at.start([*ONE, 1])
     assert at.mem.length(row) == 8 and len(at.cache.nodes) == 2
-    at.last([row])
+    at.checked([row])
 
 
 @pytest.mark.parametrize("call", ["flush", "close"])

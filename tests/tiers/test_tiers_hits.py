@@ -66,7 +66,7 @@ def test_B64_a_tombstone_gets_its_state_back(name: str, plain: Backend) -> None:
     assert at.mem.length(row) == 8 and at.moved == (1, 1, 2, 0), "its KV was here"
     assert [each for _, each in at.cache.tree.walk()] == [node], "the same node"
     assert node.snapshot is not None and node.snapshot.length == 8 and not node.evicted
-    at.last([row])
+    at.checked([row])
 
 
 @every_order_and_strategy
@@ -77,8 +77,7 @@ def test_prefixes_of_one_another_come_up_in_one_admission(name: str, overlap: bo
     rows = at.admit(*[ms.Request(n, tokens=tokens) for n, tokens in enumerate(prompts)])
     assert [at.mem.length(row) for row in rows] == [20, 12, 8, 16]
     assert at.moved == (4, 4, 7, 7), "pages that they share came once"
-    at.run(rows, publish=False)
-    at.look()
+    at.checked(rows)
     at.end(rows)
 
 
@@ -98,7 +97,7 @@ def test_at_least_the_last_token_is_computed(plain: Backend) -> None:
     assert [at.mem.match(T[:n]).host_length for n in (8, 9, 16, 17)] == [0, 8, 8, 16]
     row = at.start(T[:16])
     assert at.mem.length(row) == 8 and at.moved[1] == 1
-    at.last([row])
+    at.checked([row])
 
 
 @pytest.mark.parametrize(("threshold", "hit"), [(7, 8), (8, 8), (9, 0)])
@@ -123,8 +122,7 @@ def test_where_slots_are_short_the_state_becomes_the_row_s_own(name: str, plain:
     at = below(plain, name, slots=NEEDS[name], kv_stays=True)
     row = at.start([*ONE, 1])
     assert at.mem.length(row) == 8 and at.mem.free_slots == 0 and not at.cache.nodes
-    at.run([row], publish=False)
-    at.look()
+    at.checked([row])
     assert at.text[row] == written([*ONE, 1], 1)
     at.mem.abort([row])
     settle(at)
@@ -136,7 +134,7 @@ def test_where_slots_are_short_only_so_many_are_taken_over(name: str, plain: Bac
     at = below(plain, name, whole(1), whole(2), slots=2 * NEEDS[name] + 1, kv_stays=True)
     rows = at.admit(*[ms.Request(n, tokens=[*whole(n), 1]) for n in (1, 2)])
     assert [at.mem.length(row) for row in rows] == [8, 8] and len(at.cache.nodes) == 1
-    at.last(rows)
+    at.checked(rows)
 
 
 @every_strategy
@@ -147,7 +145,7 @@ def test_a_state_that_two_start_from_is_not_taken_over(name: str, plain: Backend
     rows = at.admit(*[ms.Request(n, tokens=[*ONE, n]) for n in range(2)])
     assert [at.mem.length(row) for row in rows] == [0, 0] and at.moved == before
     at.look()
-    at.last(rows)
+    at.checked(rows)
 
 
 @every_strategy
@@ -155,4 +153,4 @@ def test_a_hit_that_requests_share_takes_one_slot_and_its_pages_once(name: str, 
     at = below(plain, name, ONE, slots=2 * NEEDS[name] + 1, pages=4)
     rows = at.admit(*[ms.Request(n, tokens=[*ONE, n]) for n in range(2)])
     assert [at.mem.length(row) for row in rows] == [8, 8] and (at.mem.free_slots, at.mem.free_pages) == (0, 0)
-    at.last(rows)
+    at.checked(rows)

@@ -46,15 +46,13 @@ def test_nothing_reads_a_state_before_it_is_there(name: str, overlap: bool, late
         ticket.land()
     at.mem.poll()
     assert at.landed
-    at.look()
 
 
 @every_strategy
 def test_in_place_engines_copy_a_state_once_it_is_there(name: str, late: list[Late], plain: Backend) -> None:
     at = below(plain, name, *TWO, in_place=True)
     row = at.start([*ONE, 1])
-    at.run([row], publish=False)
-    at.look()
+    at.checked([row])
     at.end([row])
 
 
@@ -83,7 +81,7 @@ def test_a_state_is_evicted_again_before_its_load_is_there(name: str, late: list
     assert late[0].flying("into") and at.cache.evict_states(9) == 1 and at.moved[0] == 2
     rows = [at.start([60 + n]) for n in range(at.mem.free_slots // (3 if name == "ping-pong" else 2))]
     at.run(rows, publish=False)
-    at.last(rows)
+    at.checked(rows)
 
 
 @every_strategy
@@ -107,7 +105,7 @@ def test_a_fork_before_the_first_step_waits_as_well(late: list[Late], plain: Bac
         row = at.start([*ONE, 1])
         (other,) = at.mem.fork(row, ["other"]).rows
         at.text[other] = [*ONE, 2]
-        at.last([row, other])
+        at.checked([row, other])
 
 
 def test_a_record_that_is_being_filled_is_nobody_else_s(late: list[Late], plain: Backend) -> None:
@@ -136,9 +134,7 @@ def test_a_hit_on_bytes_that_are_still_leaving_comes_back_right(late: list[Late]
     at.cache.evict_states(1)
     at.cache.evict_pages(60)
     assert late[0].flying("out") and late[1].flying("out")
-    row = at.start([*ONE, 1])
-    assert at.mem.length(row) == 8
-    at.last([row])
+    at.checked([at.hit(8, [*ONE, 1])])
 
 
 def test_a_caller_that_waits_for_layers_gets_them_one_by_one(late: list[Late], plain: Backend) -> None:
@@ -154,7 +150,6 @@ def test_a_caller_that_waits_for_layers_gets_them_one_by_one(late: list[Late], p
     rows = [row, at.start([9])]
     at.run(rows, publish=False)
     assert [ticket.waits for ticket in tickets] == [[0, 1, None], [0, 1, None]], "the next packet waits for the rest"
-    at.look()
 
 
 @every_strategy
@@ -196,7 +191,7 @@ def test_copies_on_write_wait_although_the_caller_waits_for_layers(late: list[La
     at.mem.submit()
     loads = [ticket for each in late for kind, _, ticket in each.tickets if kind == "into"]
     assert [ticket.waits for ticket in loads] == [[None], [None]]
-    at.last([row])
+    at.checked([row])
 
 
 @pytest.mark.parametrize("ending", ["sleep", "reset", "clear", "close", "flush"])

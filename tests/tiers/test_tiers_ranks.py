@@ -58,8 +58,7 @@ def test_what_was_agreed_on_stays_until_its_request_comes(keyed: Tiered) -> None
     at.below.host.states.evict(99)
     assert at.below.host.kv is not None
     at.below.host.kv.evict(99)
-    row = at.start(PROMPT, fetch=fetch)
-    assert at.mem.length(row) == 4 * PAGE
+    row = at.hit(4 * PAGE, PROMPT, fetch=fetch)
     at.prefill(row)
     at.end([row])
 
@@ -67,8 +66,7 @@ def test_what_was_agreed_on_stays_until_its_request_comes(keyed: Tiered) -> None
 def test_host_memory_without_an_agreement_is_not_used(keyed: Tiered) -> None:
     at = keyed
     at.give_up(pages=60)
-    row = at.start(PROMPT)
-    assert at.mem.length(row) == 0
+    row = at.hit(0, PROMPT)
     at.mem.abort([row])
     at.below.cancel(at.fetch(PROMPT))  # and keeps nothing
 
@@ -91,5 +89,4 @@ def test_kv_that_the_device_lost_meanwhile_is_not_taken_for_granted(keyed: Tiere
     fetch = at.fetch(PROMPT)
     assert fetch.kv_pages == 4 and fetch.length == 4 * PAGE
     at.give_up(pages=60)
-    row = at.start(PROMPT, fetch=fetch)
-    assert at.mem.length(row) == 0
+    at.hit(0, PROMPT, fetch=fetch)

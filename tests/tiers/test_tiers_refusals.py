@@ -33,7 +33,6 @@ def test_an_admission_that_lacks_slots_changes_nothing(name: str, plain: Backend
         at.mem.admit([ms.Request(n, tokens=[*ONE, n]) for n in range(3)])
     assert caught.value.requested == 3 * NEEDS[name]
     assert everything(at) == before
-    at.look()
 
 
 def test_an_admission_that_lacks_pages_changes_nothing(plain: Backend) -> None:
@@ -67,7 +66,7 @@ def test_a_hit_makes_room_for_itself(plain: Backend) -> None:
     assert (at.mem.free_slots, at.mem.free_pages) == (0, 1)
     row = at.start([*T[:16], 1])
     assert at.mem.length(row) == 16 and at.keeps() == {tuple(p) for p in (ONE, T[:16], whole(5), whole(6, 3))}
-    at.last([row])
+    at.checked([row])
 
 
 def test_making_room_for_a_hit_does_not_cost_the_hit(plain: Backend) -> None:
@@ -79,7 +78,7 @@ def test_making_room_for_a_hit_does_not_cost_the_hit(plain: Backend) -> None:
     assert at.keeps() == {tuple(T[:16])} and at.mem.free_slots == 0
     row = at.start([*T[:16], 1])
     assert at.mem.length(row) == 16 and at.tiers.refused == 1 and at.keeps() == {tuple(T[:16])}
-    at.last([row])
+    at.checked([row])
 
 
 class Five:

@@ -72,8 +72,7 @@ def test_a_turn_that_came_from_host_memory_is_aborted(name: str, plain: Backend)
     at.mem.abort([row])
     check(at)
     assert at.mem.match(T[:17], session=session).length == 16, "the state that came up is a cached one"
-    row = at.start(T[:17], session=session)
-    assert at.mem.length(row) == 16
+    row = at.hit(16, T[:17], session=session)
     at.run([row], publish=False)
     at.end([row])
     check(at)
@@ -93,8 +92,7 @@ def test_a_turn_that_is_refused_leaves_session_and_host_memory_alone(name: str, 
             at.mem.admit([turn, *others])
         assert everything(at) == before and at.mem._sessions.opened[session].kept == kept
     check(at)
-    row = at.start(T[:17], session=session)
-    assert at.mem.length(row) == 16
+    row = at.hit(16, T[:17], session=session)
     at.run([row], publish=False)
     at.end([row])
 
@@ -120,8 +118,7 @@ def test_where_slots_are_short_a_turn_takes_the_state_that_came_and_gives_its_ow
 def test_host_memory_of_one_record_has_the_last(name: str, plain: Backend) -> None:
     at = Tiered(plain, name, slots=8, tiers={"host_slots": 1, "host_pages": 3, "write": "back"})
     for n in range(1, 5):
-        at.cache_prompts(whole(n))
-        at.give_up(pages=60)
+        at.pass_down(whole(n))
         settle(at)
         assert at.keeps() == {tuple(whole(n))}
         at.look(idle=True)
@@ -131,10 +128,8 @@ def test_host_memory_of_one_record_has_the_last(name: str, plain: Backend) -> No
 
 def test_a_prompt_that_host_memory_is_too_small_for_is_let_go(plain: Backend) -> None:
     at = Tiered(plain, slots=6, tiers={"host_slots": 4, "host_pages": 2, "write": "back"})
-    at.cache_prompts(ONE)
-    at.give_up(pages=60)
-    at.cache_prompts(T[:12])
-    at.give_up(pages=60)
+    at.pass_down(ONE)
+    at.pass_down(T[:12])
     assert at.keeps() == {tuple(ONE)} and (at.tiers.refused, at.tiers.evicted_pages) == (1, 0)
     at.look(idle=True)
     assert at.turn([*T[:12], 1], publish=False) == 0 and at.turn([*ONE, 1], publish=False) == 8
@@ -142,22 +137,18 @@ def test_a_prompt_that_host_memory_is_too_small_for_is_let_go(plain: Backend) ->
 
 def test_what_is_pinned_stays_and_the_rest_gives_way(plain: Backend) -> None:
     at = Tiered(plain, slots=8, tiers={"host_slots": 2, "host_pages": 4, "write": "back"})
-    at.cache_prompts(whole(1), whole(2))
-    at.give_up(pages=60)
+    at.pass_down(whole(1), whole(2))
     match = at.mem.prefix.match(ms.tokens.encode([*ONE, 1]), None, 8)  # type: ignore[union-attr]
     hit = at.below.find(ms.tokens.encode([*ONE, 1]), None, match, 0, 8)
     assert hit is not None and hit.length == 8
     at.below.host.pin([hit])
     for n in (3, 4):
-        at.cache_prompts(whole(n))
-        at.give_up(pages=60)
+        at.pass_down(whole(n))
         assert at.keeps() == {tuple(ONE), tuple(whole(n))}
-    at.cache_prompts(whole(5, 3))
-    at.give_up(pages=60)
+    at.pass_down(whole(5, 3))
     assert at.tiers.refused == 1 and at.keeps() == {tuple(ONE), tuple(whole(4))}
     at.below.host.unpin([hit])
-    at.cache_prompts(whole(5, 3))
-    at.give_up(pages=60)
+    at.pass_down(whole(5, 3))
     assert tuple(whole(5, 3)) in at.keeps() and at.tiers.refused == 1
 
 
@@ -172,8 +163,7 @@ def test_states_that_go_together_do_not_take_each_other_s_records(plain: Backend
 def test_a_prompt_s_own_pages_do_not_make_room_for_it(plain: Backend) -> None:
     """Two of its pages are there, a third does not fit: none of the two goes for it."""
     at = Tiered(plain, slots=8, tiers={"host_slots": 2, "host_pages": 2, "write": "back"})
-    at.cache_prompts(T[:8])
-    at.give_up(pages=60)
+    at.pass_down(T[:8])
     at.cache_prompts(T[:12])
     settle(at)  # what came up is no longer pinned for that
     at.give_up(pages=60)

@@ -67,7 +67,7 @@ def test_B64_a_fetched_state_is_attached_to_a_node_that_had_lost_its_own(name: s
     row = at.start([*ONE, 1])
     assert at.mem.length(row) == 8 and node.snapshot is not None and not node.evicted
     assert [each for _, each in at.cache.tree.walk()] == [node] and at.moved[3] == 0
-    at.last([row])
+    at.checked([row])
 
 
 @pytest.mark.parametrize("fault", ["vanished", "half", "garbage", "denied", "raises"])
@@ -87,4 +87,3 @@ def test_B67_a_record_that_is_no_good_is_a_miss(kind: str, fault: str, plain: Ba
     at.cache.clear()
     at.below.clear()
     assert at.fetch([*T[:16], 1]).length == 16 and at.turn([*T[:16], 1], goal=3) == 16
-    at.look(idle=True)

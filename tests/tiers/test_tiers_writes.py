@@ -99,8 +99,7 @@ def test_what_comes_back_and_goes_again_is_not_copied_again(name: str, write: st
         assert at.moved == (1, times - 1, 2, 2 * times - 2)
         row = at.start([*ONE, 1])
         assert at.mem.length(row) == 8 and at.moved == (1, times, 2, 2 * times)
-        at.run([row], publish=False)
-        at.look()
+        at.checked([row])
         at.mem.abort([row])
         at.give_up(pages=60)
         assert at.keeps() == {ONE}
@@ -161,8 +160,7 @@ def test_prompts_that_part_within_a_node_keep_their_keys(plain: Backend) -> None
     at.mem.match([*T[:16], 1])
     at.give_up()
     prompts = [[*T[:8], *whole(9)], T[:24], [*T[:8], *whole(9, 3)], [*T[:4], 1, 2, 3, 4]]
-    at.cache_prompts(*prompts)
-    at.give_up(pages=60)
+    at.pass_down(*prompts)
     assert at.keeps() == {tuple(T[:16]), *map(tuple, prompts)}
     at.look(idle=True)
     assert [at.turn([*prompt, 1], publish=False) for prompt in prompts] == [16, 24, 20, 8]

@@ -11,7 +11,8 @@ import pytest
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
-from tests.support.serving import Server, prefix_of
+from tests.support.held import held
+from tests.support.serving import Server
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
 
@@ -42,19 +43,9 @@ def per_request(name: str) -> int:
     return 2 if name in ("ping-pong", "lazy") else 1
 
 
-def everything(at: Server) -> list[Any]:
-    """What a refusal may not change."""
+def everything(at: Server) -> object:
     at.look()
-    tree = [
-        (salt, prefix_of(node), node.snapshot, node.leases, node.evicted, node.uses)
-        for salt, node in at.cache.tree.walk()
-    ]
-    table = at.mem._registers.table
-    pins = {register: at.mem._snapshots._pins[register] for register in at.mem._snapshots.pinned}
-    return [
-        at.mem.stats().prefix, at.mem.free_slots, at.mem._table.free, list(at.mem._pages.allocator.holders),
-        table.cells.tolist(), table.bitmap.tolist(), tree, pins, list(at.cache.leases),
-    ]  # fmt: skip
+    return held(at.mem)
 
 
 @pytest.mark.sample(interpreter=1)

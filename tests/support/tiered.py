@@ -7,7 +7,6 @@ a page of another prefix with the same tokens is found out; what a step reads is
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from memstate.tiers import Prefetch, TierManager, Tiers
 from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tokens import encode
+from tests.support.held import held
 from tests.support.planes import LAYOUT, History, fold
 from tests.support.serving import PAGE, STALE, Server
 from tests.support.tiered_late import Late
@@ -312,20 +312,10 @@ def settle(at: Tiered) -> None:
 
 
 def everything(at: Tiered) -> tuple[object, ...]:
-    """All that a refusal may not change."""
-    mem = at.mem
-    mem.submit()
-    tree = [
-        (salt, node.end, node.snapshot, node.leases, node.uses, list(node.pages)) for salt, node in at.cache.tree.walk()
-    ]
+    """All that a refusal may not change, here and in host memory."""
+    at.mem.submit()
     host = [{entry.key: (entry.record, entry.pins) for entry in cache.entries()} for cache in at.caches]
-    stats = mem.stats()
-    return (
-        mem._registers.table.slots.tolist(), mem._registers.table.labels.tolist(), tree, host,
-        dict(mem._snapshots._pins),
-        sorted(mem._snapshots.kept), mem.free_slots, mem.free_pages, stats.prefix, stats.tiers, mem._table.free,
-        np.asarray(mem._pages.allocator.holders).tolist(),
-    )  # fmt: skip
+    return held(at.mem), host, at.tiers, sorted(at.mem._snapshots.kept)
 
 
 NEEDS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 1}  # slots that a request takes

@@ -103,11 +103,6 @@ def test_what_is_discarded_is_missing_and_can_be_written_anew(rig: Rig, generato
     assert rig.holds(wanted, 3)
 
 
-def test_empty_batches(rig: Rig) -> None:
-    rig.store.discard([])
-    assert (rig.store.exists([]), rig.store.get([], []), rig.store.put([], [])) == ([], [], [])
-
-
 def test_memory_is_registered_once(rig: Rig) -> None:
     rig.store.register(rig.pool.memory)
     rig.store.register(rig.pool.memory[3:5])

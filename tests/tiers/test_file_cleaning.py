@@ -56,9 +56,7 @@ def free(store: FileStore) -> bool:
 
 
 @pytest.mark.parametrize("capacity", [None, 3200])
-def test_no_lock_is_held_while_the_system_works(
-    capacity: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_lock_is_held_while_the_system_works(capacity: int | None, tmp_path: Path, monkeypatch: Any) -> None:
     store = full(tmp_path, capacity, 64)
     held: list[str] = []
     seen: list[str] = []

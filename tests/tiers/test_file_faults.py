@@ -7,6 +7,7 @@ import signal
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +19,6 @@ from tests.support.file_case import OLD, files, get, holds, key, keys, place, pu
 from tests.support.processes import ended, in_child
 
 MISSING, DONE, DAMAGED, FAILED = Outcome
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> FileStore:
-    return FileStore(tmp_path / "store")
 
 
 def is_file(descriptor: int) -> bool:
@@ -128,9 +124,7 @@ def test_short_reads_are_continued(store: FileStore, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("left", [0, 3, 50, 99])
-def test_b67_a_record_that_is_cut_while_it_is_read(
-    left: int, store: FileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_b67_a_record_that_is_cut_while_it_is_read(left: int, store: FileStore, monkeypatch: Any) -> None:
     put(store, "a", record(0))
     in_parts(monkeypatch, lambda file: os.truncate(place(store, "a"), left))
     assert get(store, "a")[0] is DAMAGED and get(store, "a")[0] is MISSING

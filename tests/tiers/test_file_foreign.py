@@ -153,9 +153,7 @@ def test_a_record_that_is_a_link(kind: str, away: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", LINKS)
-def test_a_temporary_file_that_is_a_link(
-    kind: str, away: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_temporary_file_that_is_a_link(kind: str, away: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """Neither cleaned away nor written through, should anybody guess its name."""
     store = FileStore(tmp_path / "store")
     put(store, "a", record(0))

@@ -22,11 +22,6 @@ FORM = RecordFormat("kv", StateLayout((Plane("k", (3,), torch.int8), Plane("v", 
 KEY = bytes(range(32))
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> FileStore:
-    return FileStore(tmp_path / "store")
-
-
 @pytest.mark.parametrize("size", [0, 1, 15, 4096, 1 << 20])
 def test_what_was_put_comes_back(size: int, store: FileStore, tmp_path: Path) -> None:
     names, data = keys([f"kv-{n}" for n in range(5)]), [record(n, size) for n in range(5)]
@@ -111,9 +106,7 @@ def test_repr_has_no_path_of_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_durable_flushes_before_and_after_the_name(
-    durable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_durable_flushes_before_and_after_the_name(durable: bool, tmp_path: Path, monkeypatch: Any) -> None:
     store, calls = FileStore(tmp_path, durable=durable), []
     for name in ("write", "fsync", "replace"):
         real = getattr(os, name)

@@ -183,9 +183,7 @@ def test_a_master_that_is_not_there_is_named(master: Master) -> None:
         MooncakeStore(Mooncake(master.settings().master, metadata=f"http://{nobody}/metadata"))
 
 
-def test_segments_that_the_client_refuses_are_those_that_the_settings_refuse(
-    master: Master, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_segments_that_the_client_refuses_are_those_that_the_settings_refuse(master: Master, monkeypatch: Any) -> None:
     least = mooncake_client.LEAST_SEGMENT
     MooncakeStore(master.settings(segment_bytes=least)).close()
     monkeypatch.setattr(mooncake_client, "LEAST_SEGMENT", 1)

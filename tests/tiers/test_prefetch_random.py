@@ -1,12 +1,10 @@
 """Random programs of prefetches beside a model of the rules: after every operation the same outcomes, the same host
 memory, the same figures.
-
-Run long: python -m tests.tiers.test_prefetch_random FIRST_SEED PROGRAMS [LENGTH]
 """
 
 import os
 import random
-import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +14,7 @@ import pytest
 from memstate.tiers.prefetch.settings import Prefetch
 from tests.support.model_prefetch import COUNTS, Cache, Rank
 from tests.support.prefetch_rig import KV, STATE, Rig, digests, record
+from tests.support.sampling import PROOF
 from tests.support.virtual import ByHand, Together
 
 PAGE, MOST = 4, 12  # tokens; pages of a prompt
@@ -264,20 +263,12 @@ def play(seed: int, length: int) -> Program:
 
 @pytest.mark.parametrize("lot", range(4))
 def test_random_prefetches_follow_the_rules(lot: int) -> None:
+    programs = 150 if PROOF else 15
     first = int(os.environ.get("MEMSTATE_SEED", random.randrange(2**31)))
     print(f"MEMSTATE_SEED={first}")
-    seen: dict[str, int] = {}
-    for seed in range(first + 15 * lot, first + 15 * lot + 15):
+    seen = Counter[str]()
+    for seed in range(first + programs * lot, first + programs * (lot + 1)):
         for rank in play(seed, 150).models:
-            seen |= {name: seen.get(name, 0) + number for name, number in rank.count.items()}
+            seen.update(rank.count)
     print(seen)
     assert seen["complete"] and seen["cancelled"] and seen["missed"]
-
-
-if __name__ == "__main__":
-    start, programs, size = (int(text) for text in [*sys.argv[1:], "300"][:3])
-    total: dict[str, int] = {}
-    for number in range(start, start + programs):
-        for of_rank in play(number, size).models:
-            total = {name: total.get(name, 0) + count for name, count in of_rank.count.items()}
-    print(total)

@@ -67,18 +67,6 @@ def refuses_all(store: FileStore, fault: str) -> None:
     assert set(store.faults) == {fault} and store.faults[fault] >= 4 and store.evicted == 0
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("kind", LINKS)
-def test_a_folder_that_is_a_link_is_refused(kind: str, shared: bool, away: Path, tmp_path: Path) -> None:
-    link(tmp_path / "store", kind, away)
-    before = look(away)
-    for path in (tmp_path / "store", f"{tmp_path}/store/"):
-        with pytest.raises(ConfigurationError, match=rf"{tmp_path}/store: mode 0o777, owner \d+, is a link") as caught:
-            FileStore(path, shared=shared)
-        assert isinstance(caught.value, errors.UnsafeFolder)
-    assert look(away) == before
-
-
 @pytest.mark.parametrize("kind", LINKS)
 def test_a_folder_that_becomes_a_link(kind: str, away: Path, tmp_path: Path) -> None:
     store = FileStore(tmp_path / "store", capacity=100)
@@ -98,17 +86,23 @@ def test_links_in_front_of_the_folder_are_the_users(away: Path, tmp_path: Path) 
     assert (away / "deep" / "store" / shard("a") / key("a")).read_bytes() == record(0).tobytes()
 
 
+PLACES = [("folder", kind) for kind in LINKS] + [("shard", kind) for kind in (*LINKS, "pipe", "no link")]
+
+
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("kind", [*LINKS, "pipe", "no link"])
-def test_a_shard_that_is_no_folder_is_refused(kind: str, shared: bool, away: Path, tmp_path: Path) -> None:
-    FileStore(tmp_path / "store")
-    path = tmp_path / "store" / shard("a")
+@pytest.mark.parametrize(("where", "kind"), PLACES)
+def test_what_is_no_folder_is_refused(where: str, kind: str, shared: bool, away: Path, tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    if where == "shard":
+        FileStore(path)
+        path /= shard("a")
     make = {"pipe": os.mkfifo, "no link": lambda path: path.write_bytes(b"mine")}
     make.get(kind, lambda path: link(path, kind, away))(path)
     before = look(away), look(tmp_path / "store")
-    with pytest.raises(ConfigurationError, match=rf"{path}: mode .* is (a link|no folder)") as caught:
-        FileStore(tmp_path / "store", shared=shared)
-    assert isinstance(caught.value, errors.UnsafeFolder) and caught.value.path == str(path)
+    for given in (tmp_path / "store", f"{tmp_path}/store/"):
+        with pytest.raises(errors.UnsafeFolder, match=rf"{path}: mode .* is (a link|no folder)") as caught:
+            FileStore(given, shared=shared)
+        assert isinstance(caught.value, ConfigurationError) and caught.value.path == str(path)
     assert (look(away), look(tmp_path / "store")) == before
 
 

@@ -10,7 +10,7 @@ from tests.support.loops import Speculator
 from tests.support.planes import every_snapshot, every_strategy, fold
 from tests.support.serving import EVERY, TRACKING, Server
 
-pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
 
 
 @every_snapshot

@@ -13,7 +13,7 @@ from memstate.prefix.policies import Lru, LruPages
 from tests.support.planes import every_snapshot, every_strategy
 from tests.support.serving import Server
 
-pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
 
 
 T = [7 * n % 50 for n in range(60)]

@@ -12,7 +12,7 @@ from tests.support.build import build
 from tests.support.scan import scan_registers
 from tests.support.watch import Watch, real_launches
 
-pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
 
 
 LAYOUT = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=1)

@@ -23,7 +23,7 @@ from tests.support.command_bench import require_unordered
 from tests.support.scan import scan_registers
 from tests.support.serving import Server
 
-pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
 
 
 T = [7 * n % 50 for n in range(60)]

@@ -20,7 +20,7 @@ from tests.support.planes import every_strategy, fold
 from tests.support.serving import EVERY, PAGE, Server, written
 from tests.support.ways import every_strategy_and_order
 
-pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
 
 
 CHUNK = 6

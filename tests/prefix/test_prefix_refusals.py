@@ -12,7 +12,7 @@ from memstate.prefix.tree import Node
 from tests.support.held import held
 from tests.support.serving import Server
 
-pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
 
 
 T = list(range(100, 116))

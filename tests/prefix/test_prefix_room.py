@@ -14,7 +14,7 @@ from memstate.prefix.policies import Lru, LruPages
 from tests.support.planes import every_snapshot, every_strategy
 from tests.support.serving import Server
 
-pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
 
 
 PROMPTS = [[100 * n + i for i in range(8)] for n in range(1, 7)]

@@ -11,7 +11,7 @@ from memstate.prefix.policies import Lru, LruPages, Place
 from tests.support.planes import both_orders, every_snapshot
 from tests.support.serving import Server
 
-pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
 
 
 T = [7 * n % 50 for n in range(60)]

@@ -8,7 +8,7 @@ from tests.support.planes import every_strategy
 from tests.support.talks import TEXT, Talks, counts, row_holds_nothing, told
 from tests.support.ways import every_strategy_and_order
 
-pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
 
 
 def real_labels(talks: Talks, row: ms.Row, most: int) -> list[int]:

@@ -7,7 +7,7 @@ from tests.support.planes import every_strategy
 from tests.support.talks import TEXT, fork, told
 from tests.support.ways import every_strategy_and_order
 
-pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
 OTHER = [*TEXT[:9], 77, 78, 79, 80]
 
 

@@ -13,7 +13,7 @@ from memstate.kernels.dispatch import Backend
 from tests.support.talks import TEXT, Talks, counts, fork, row_holds_nothing, told
 from tests.support.ways import every_way_and_cache
 
-pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
 
 
 BACK_PRESSURE = (ms.OutOfSlots, ms.OutOfPages, ms.OutOfRows)

@@ -12,7 +12,7 @@ from tests.support.planes import both_orders, every_strategy
 from tests.support.talks import TEXT, Talks, counts, row_holds_nothing, told
 from tests.support.ways import every_strategy_and_order, every_way_and_cache, with_and_without_cache
 
-pytestmark = pytest.mark.sample(interpreter=0)  # the reference: the kernels run elsewhere
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
 
 
 @every_way_and_cache

@@ -314,7 +314,7 @@ def settle(at: Tiered) -> None:
 def everything(at: Tiered) -> tuple[object, ...]:
     """All that a refusal may not change, here and in host memory."""
     at.mem.submit()
-    host = [{entry.key: (entry.record, entry.pins) for entry in cache.entries()} for cache in at.caches]
+    host = [[(entry.key, entry.record, entry.pins) for entry in cache.entries()] for cache in at.caches]  # by use
     return held(at.mem), host, at.tiers, sorted(at.mem._snapshots.kept)
 
 

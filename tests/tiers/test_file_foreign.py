@@ -20,7 +20,7 @@ from tests.support.file_case import DONE, FAILED, OLD, files, get, holds, key, k
 
 pytestmark = pytest.mark.sample
 LINKS = ("folder", "file", "dangling", "loop")
-OTHERS, ANOTHERS = (0o777, 0o770, 0o720, 0o702, 0o1777), 0
+OTHERS, ANOTHER = (0o777, 0o770, 0o720, 0o702, 0o1777), 0
 STALE = ".1-0123456789abcdef.tmp"
 
 
@@ -327,7 +327,7 @@ def test_a_folder_that_others_may_write_to_is_refused(mode: int, tmp_path: Path)
         path.chmod(0o700)
 
 
-@pytest.mark.parametrize("mode", [*OTHERS, ANOTHERS], ids=lambda mode: oct(mode) if mode else "another user's")
+@pytest.mark.parametrize("mode", [*OTHERS, ANOTHER], ids=lambda mode: oct(mode) if mode else "another user's")
 @pytest.mark.parametrize("level", ["folder", "shard"])
 def test_a_folder_that_others_may_write_to_since(
     level: str, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -336,7 +336,7 @@ def test_a_folder_that_others_may_write_to_since(
     put(FileStore(tmp_path / "store"), "a", record(0))
     before, folder = look(place(store, "a")), store.folder.path if level == "folder" else place(store, "a").parent
     with monkeypatch.context() as patch:
-        another_owns(patch, folder) if mode == ANOTHERS else folder.chmod(mode)
+        another_owns(patch, folder) if mode == ANOTHER else folder.chmod(mode)
         refuses_all(store, "EPERM")
     assert look(place(store, "a")) == before
 

@@ -121,12 +121,14 @@ def test_a_look_costs_nothing(plain: Backend) -> None:
     at.cache.evict_states(4)
     spent = Spent(at)
     for i in range(4):
-        assert at.mem.match([*whole(i + 1), 1]).host_length == 8
+        match = at.mem.match([*whole(i + 1), 1])
+        assert (match.length, match.host_length) == (0, 8) and "8 in host memory" in str(match)
     with pytest.raises(ms.OutOfRows):
         at.mem.admit([ms.Request(i, tokens=[*whole(1), i]) for i in range(11)])
     at.mem.poll()
-    at.mem.stats()
+    assert at.mem.stats().tiers == at.tiers and repr(at.below.host.states) and repr(at.below.host.states.pool)
     assert spent() == (0, 0, {})
+    assert at.mem.inspect().stats["tiers"]["host_states"] == 4
 
 
 def busy(at: Tiered) -> None:

@@ -13,7 +13,6 @@ from memstate.errors import Asleep, InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
 from memstate.prefix.tree import Node
-from memstate.state.planes import Planes
 from memstate.tiers import manager
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.prefetch import agreement
@@ -194,13 +193,3 @@ def test_no_store_keeps_nothing() -> None:
     assert store.put(["a"], [memory.numpy()]) == [Outcome.FAILED]
     store.discard(["a"])
     store.close()
-
-
-def test_two_storages_of_one_layout_need_not_agree_on_order(plain: Backend) -> None:
-    """Records say nothing of how a device lays pages out."""
-    marks = set()
-    for order in ("layer_major", "slot_major"):
-        layout = ms.StateLayout(KV.planes, KV.layers, order)  # type: ignore[arg-type]
-        assert Planes(layout, 2, plain).slots == 2
-        marks.add(fingerprint("toy", LAYOUT, layout, PAGE, 0, 1))
-    assert len(marks) == 1

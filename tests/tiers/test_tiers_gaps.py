@@ -29,19 +29,6 @@ def test_a_look_is_no_use(threshold: int, plain: Backend) -> None:
         assert order(at) != before and order(at)[0][-1] == before[0][0], "this is one"
 
 
-def test_a_refused_admission_is_no_use(plain: Backend) -> None:
-    at = below(plain, "redirect", ONE, T[:16], pages=12, rows=2)
-    before = order(at)
-    for error, requests in (
-        (ms.OutOfRows, [ms.Request(n, tokens=[*ONE, n]) for n in range(3)]),
-        (ms.OutOfPages, [ms.Request(0, tokens=[*ONE, *range(60)])]),
-        (ms.InvalidArgument, [ms.Request(0, tokens=[*ONE, 1]), ms.Request(1, snapshot_at=3)]),
-    ):
-        with pytest.raises(error):
-            at.mem.admit(requests)
-        assert order(at) == before
-
-
 @pytest.mark.parametrize("salt", [1.5, frozenset({1}), (1, 2.0), Tiers])
 def test_a_salt_that_means_nothing_elsewhere_is_refused_at_the_door(salt: object, plain: Backend) -> None:
     for prompts in ((), (ONE,)):

@@ -120,17 +120,3 @@ def test_states_are_written_for_good_once_nothing_is_pending(plain: Backend) -> 
     assert len(store.asked("put")) == 5
     at.mem.close()
     assert len(store.asked("put")) == 5
-
-
-def test_looks_change_nothing(plain: Backend) -> None:
-    at = below(plain, "redirect", *BOTH, **ONE_GONE)
-    at.mem.submit()
-    moved, submits = at.moved, at.mem._commands.packets
-    for _ in range(3):
-        match = at.mem.match([*ONE, 1])
-        assert (match.length, match.host_length) == (0, 8) and "8 in host memory" in str(match)
-        assert at.mem.stats().tiers == at.tiers and repr(at.below.host.states) and repr(at.below.host.states.pool)
-        at.mem.poll()
-    assert at.moved == moved and at.mem._commands.packets == submits
-    picture = at.mem.inspect()
-    assert picture.stats["tiers"]["host_states"] == 2

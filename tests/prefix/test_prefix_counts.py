@@ -173,6 +173,7 @@ def busy(mem: ms.StateManager) -> None:
     mem.submit()
 
 
+@pytest.mark.sample(interpreter=1)
 @every_kind
 def test_nothing_but_launches_and_uploads_reaches_the_device(kind: str, backend: Backend) -> None:
     mem = manager(backend, kind, 4)

@@ -201,6 +201,7 @@ def test_B51_every_length_around_pages_chunks_and_boundaries(name: str, backend:
     assert at.mem.stats().prefix.evicted_states == 0  # type: ignore[union-attr]
 
 
+@pytest.mark.sample(interpreter=1)
 @every_strategy_and_order
 def test_B52_prompts_packed_into_one_batch_have_the_states_they_have_alone(
     name: str, overlap: bool, backend: Backend

@@ -15,9 +15,9 @@ import pytest
 import memstate as ms
 from memstate.checks import NESTED, require_salt, shown
 from memstate.tiers.keys import Keys, encode
+from tests.support.splits import TOKENS, Model
 from tests.support.tenants import NOTHING, PAGE, House, T
 from tests.support.virtual import MemoryStore
-from tests.tiers.test_resplit import TOKENS, Model
 
 HUGE = 10**5000  # of more digits than Python prints
 

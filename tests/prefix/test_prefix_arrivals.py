@@ -10,6 +10,8 @@ from tests.support.loops import Speculator
 from tests.support.planes import every_snapshot, every_strategy, fold
 from tests.support.serving import EVERY, TRACKING, Server
 
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+
 
 @every_snapshot
 @pytest.mark.parametrize("direct", [False, True], ids=["copied", "read directly"])
@@ -43,6 +45,7 @@ def test_B51_windows_leave_and_find_the_same_states(name: str, direct: bool, bac
     assert loop.mem.free_slots == 8
 
 
+@pytest.mark.sample(interpreter=1)
 @every_strategy
 def test_states_that_arrive_are_cached_like_those_computed_here(name: str, backend: Backend) -> None:
     """Disaggregated: the prompt is computed elsewhere, its state written to the slot of a preallocated row."""
@@ -72,4 +75,3 @@ def test_states_that_arrive_are_cached_like_those_computed_here(name: str, backe
             assert at.turn([*at.text[row][:16], 77]) == 16  # the boundary; and the prompt's end, where one was due
     assert at.mem.match([*others[1], 1]).length == (8 if name == "redirect" else 0)
     assert at.turn([*first, 3]) == 8
-    at.empty()

@@ -13,6 +13,9 @@ from memstate.prefix.policies import Lru, LruPages
 from tests.support.planes import every_snapshot, every_strategy
 from tests.support.serving import Server
 
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+
+
 T = [7 * n % 50 for n in range(60)]
 SIZES = {"every": 64, "slots": 12, "rows": 2, "pages": 24}
 
@@ -44,7 +47,6 @@ def test_B42_of_the_same_key_inserted_twice_one_state_stays(name: str, together:
     figures = at.mem.stats().prefix
     assert figures and (figures.inserted, figures.duplicates, figures.nodes, figures.pages) == (1, 1, 1, 2)
     assert (at.mem.free_slots, at.mem.free_pages) == (12 - 1, 24 - 2)
-    at.empty()
 
 
 @every_snapshot
@@ -60,7 +62,6 @@ def test_B42_a_running_row_gives_up_the_state_that_is_there_already(name: str, b
     at.run([one, other])
     at.end([one, other])
     assert at.mem.stats().prefix.duplicates == 1  # type: ignore[union-attr]
-    at.empty()
 
 
 def test_B43_a_state_is_never_split(backend: Backend) -> None:
@@ -72,7 +73,6 @@ def test_B43_a_state_is_never_split(backend: Backend) -> None:
     assert found(at, [*T[:8], 1, 2])[:2] == (0, 8) and found(at, [*T[:16], 1])[:2] == (16, 16)
     assert at.slot(at.states_by_prefix()[tuple(T[:16])].register) == slot and at.cache.tree.nodes == 3
     assert at.turn([*T[:16], 1]) == 16
-    at.empty()
 
 
 @every_strategy
@@ -88,7 +88,6 @@ def test_B44_a_tombstone_is_revived(name: str, backend: Backend) -> None:
     assert sorted(page for _, node in at.cache.tree.walk() for page in node.pages) == pages
     assert set(at.states()) == ({8} if name == "none" else {4, 8}) and at.mem.free_pages == 22
     assert at.turn(T[:9]) == 8
-    at.empty()
 
 
 def test_B45_an_inner_node_without_its_state_keeps_its_kv(backend: Backend) -> None:
@@ -99,7 +98,6 @@ def test_B45_an_inner_node_without_its_state_keeps_its_kv(backend: Backend) -> N
     assert found(at, T[:9]) == (0, 8, {"no_sharing": 1, "evicted": 8}, "evicted")
     assert found(at, T[:17]) == (16, 16, {"no_sharing": 1}, "no_sharing")
     assert at.mem.free_pages == 24 - 4 and at.turn(T[:17]) == 16
-    at.empty()
 
 
 def test_B45_a_leaf_that_loses_its_kv_loses_its_state(backend: Backend) -> None:
@@ -110,7 +108,6 @@ def test_B45_a_leaf_that_loses_its_kv_loses_its_state(backend: Backend) -> None:
     at.look(idle=True)
     assert found(at, T[:17])[:2] == (8, 8) and at.mem.free_slots == 11
     assert at.cache.evict_pages(9) == 2 and not at.cache.tree.roots and at.mem.free_slots == 12
-    at.empty()
 
 
 def test_B45_a_leaf_without_a_state_goes_and_what_led_to_it_too(backend: Backend) -> None:
@@ -122,7 +119,6 @@ def test_B45_a_leaf_without_a_state_goes_and_what_led_to_it_too(backend: Backend
     at.look(idle=True)
     assert at.cache.evict_states(1) == 1
     assert at.mem.free_pages == 24 and not at.cache.tree.roots
-    at.empty()
 
 
 def test_B45_only_what_nobody_uses_goes_up_the_path(backend: Backend) -> None:
@@ -141,7 +137,6 @@ def test_B45_only_what_nobody_uses_goes_up_the_path(backend: Backend) -> None:
     at.look()
     at.mem.abort([row])
     assert at.mem.free_pages == 24
-    at.empty()
 
 
 @pytest.mark.parametrize("tombstones", [True, False])
@@ -151,7 +146,6 @@ def test_B45_kv_that_never_had_a_state_is_kept(tombstones: bool, backend: Backen
     assert found(at, T[:20]) == (0, 8, {"no_sharing": 12, "no_snapshot": 8}, "no_snapshot")
     assert at.cache.evict_states(5) == 0 and at.mem.free_pages == 22
     assert at.cache.evict_pages(5) == 2
-    at.empty()
 
 
 def test_B47_the_deepest_state_and_why_it_is_not_deeper(backend: Backend) -> None:
@@ -169,7 +163,6 @@ def test_B47_the_deepest_state_and_why_it_is_not_deeper(backend: Backend) -> Non
     for length in range(1, 16):  # the last token is computed in any case, and pages are whole
         assert found(at, T[:length])[:2] == (0, min(12, (length - 1) // 4 * 4))
     assert at.mem.stats() == before
-    at.empty()
 
 
 def test_B48_a_hit_refreshes_only_the_state_it_uses(backend: Backend) -> None:
@@ -182,10 +175,9 @@ def test_B48_a_hit_refreshes_only_the_state_it_uses(backend: Backend) -> None:
         at.mem.match(tokens)  # a look is no use
     assert at.cache.evict_states(3) == 3
     assert set(at.states_by_prefix()) == {tuple(T[:12])}
-    at.look(idle=True)
-    at.empty()
 
 
+@pytest.mark.sample(interpreter=1)
 @every_strategy
 def test_B53_equal_tokens_under_different_salts_never_match(name: str, backend: Backend) -> None:
     at = server(backend, name)
@@ -202,5 +194,3 @@ def test_B53_equal_tokens_under_different_salts_never_match(name: str, backend: 
     at.mem.retract([row], tokens=[at.text[row]])
     assert at.turn([*T[:8], 5, 6], salt="a") == 8
     assert {salt for salt, _ in at.cache.tree.walk()} == {"a", "b"}
-    at.look(idle=True)
-    at.empty()

@@ -12,6 +12,9 @@ from tests.support.build import build
 from tests.support.scan import scan_registers
 from tests.support.watch import Watch, real_launches
 
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+
+
 LAYOUT = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=1)
 KINDS = {
     "none": (ms.NoTracking(8), False),
@@ -34,20 +37,9 @@ def prompt(n: int, length: int = 14) -> list[int]:
 
 def manager(backend: Backend, kind: str, n: int, **more: object) -> ms.StateManager:
     tracking, direct = KINDS[kind]
-    return build(
-        LAYOUT,
-        slots=20 * n,
-        max_requests=24 * n,
-        tracking=tracking,
-        device=backend.device,
-        backend=backend.name,
-        pages=40 * n,
-        page_size=4,
-        pages_per_row=40 * n,
-        prefix=ms.Prefix(states=Lru(), pages=LruPages()),
-        direct_hits=direct,
-        **more,  # type: ignore[arg-type]
-    )
+    sizes = {"slots": 20 * n, "max_requests": 24 * n, "pages": 40 * n, "page_size": 4, "pages_per_row": 40 * n}
+    policies = {"prefix": ms.Prefix(states=Lru(), pages=LruPages()), "tracking": tracking, "direct_hits": direct}
+    return build(LAYOUT, device=backend.device, backend=backend.name, **sizes, **policies, **more)
 
 
 def text(mem: ms.StateManager, row: ms.Row, first: int) -> list[int]:
@@ -63,6 +55,7 @@ def prefilled(mem: ms.StateManager, numbers: range, length: int = 14) -> ms.Rows
     return rows
 
 
+@pytest.mark.sample(interpreter=1)
 @pytest.mark.parametrize("n", [1, 12])
 @every_kind
 def test_any_mix_with_a_cache_is_one_submit(kind: str, n: int, backend: Backend) -> None:
@@ -180,6 +173,7 @@ def busy(mem: ms.StateManager) -> None:
     mem.submit()
 
 
+@pytest.mark.sample(interpreter=1)
 @every_kind
 def test_nothing_but_launches_and_uploads_reaches_the_device(kind: str, backend: Backend) -> None:
     mem = manager(backend, kind, 4)
@@ -194,6 +188,7 @@ def test_nothing_but_launches_and_uploads_reaches_the_device(kind: str, backend:
     assert (mem.backend.counts.syncs, mem.stats().upload_waits, mem.free_slots) == (0, 0, 80)
 
 
+@pytest.mark.sample(interpreter=1)
 def test_counted_launches_are_the_launches(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     mem = manager(backend, "redirect, copied", 4)
     with real_launches(monkeypatch) as seen:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import memstate as ms
-from memstate.prefix.policies import FlopAware, Lru, PathCap, Place, ReturnRate
+from memstate.prefix.policies import FlopAware, Lru, LruPages, PathCap, Place, ReturnRate
 from memstate.slots.inspect import Inspection
 from tests.support.build import build
 
@@ -91,23 +92,17 @@ def test_G1_a_policy_that_raises_leaves_nothing_half_done(where: str) -> None:
     assert (mem.free_slots, mem.free_pages, mem.prefix.tree.leased_pages) == (8, 40, 0)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: PathCap(0, Lru()),
-        lambda: PathCap(True, Lru()),
-        lambda: PathCap(3, "lru"),  # type: ignore[arg-type]
-        lambda: FlopAware(float("nan")),
-        lambda: FlopAware(-1.0),
-        lambda: FlopAware(1.0, "linear"),  # type: ignore[arg-type]
-        lambda: ms.Prefix(states=Lru),  # type: ignore[arg-type]
-        lambda: ms.Prefix(most_states=-1),
-        lambda: manager(prefix=True),
-        lambda: manager(prefix=Lru()),
-        lambda: manager(journal=-1),
-        lambda: manager(journal=1.5),
-    ],
-)
+PREFIXES = [{"states": LruPages()}, {"states": "lru"}, {"states": Lru}, {"pages": Lru()}, {"most_states": -1},
+            {"most_states": 1.5}, {"most_states": True}, {"evict": 1}]  # fmt: skip
+WRONG: list[Any] = [
+    *(partial(ms.Prefix, **wrong) for wrong in PREFIXES),
+    *(partial(manager, **wrong) for wrong in ({"prefix": True}, {"prefix": Lru()}, {"journal": -1}, {"journal": 1.5})),
+    *(partial(PathCap, *wrong) for wrong in ((0, Lru()), (True, Lru()), (3, "lru"))),
+    *(partial(FlopAware, *wrong) for wrong in ((float("nan"),), (-1.0,), (1.0, "linear"))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", WRONG)
 def test_G1_settings_that_cannot_be_meant_are_refused_at_construction(make: Callable[[], object]) -> None:
     with pytest.raises(ms.ConfigurationError):
         make()

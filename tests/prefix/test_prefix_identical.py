@@ -16,8 +16,12 @@ import torch
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
-from tests.support.planes import both_orders, every_strategy, fold
+from tests.support.planes import every_strategy, fold
 from tests.support.serving import EVERY, PAGE, Server, written
+from tests.support.ways import every_strategy_and_order
+
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+
 
 CHUNK = 6
 SLOTS = {"none": 6, "ping-pong": 11, "lazy": 9, "redirect": 7}
@@ -159,8 +163,7 @@ def server(backend: Backend, name: str, overlap: bool, prefix: ms.Prefix | bool,
 
 
 @pytest.mark.sample
-@every_strategy
-@both_orders
+@every_strategy_and_order
 @pytest.mark.parametrize("in_place", [False, True], ids=["", "in place"])
 def test_B51_with_and_without_a_cache_the_same_tokens(
     name: str, overlap: bool, in_place: bool, backend: Backend, generator: torch.Generator
@@ -196,11 +199,10 @@ def test_B51_every_length_around_pages_chunks_and_boundaries(name: str, backend:
         at.look(idle=True)
     assert at.mem.match(BASES[0]).length >= (3 * EVERY if backend.name == "reference" else EVERY)
     assert at.mem.stats().prefix.evicted_states == 0  # type: ignore[union-attr]
-    at.empty()
 
 
-@every_strategy
-@both_orders
+@pytest.mark.sample(interpreter=1)
+@every_strategy_and_order
 def test_B52_prompts_packed_into_one_batch_have_the_states_they_have_alone(
     name: str, overlap: bool, backend: Backend
 ) -> None:
@@ -224,4 +226,3 @@ def test_B52_prompts_packed_into_one_batch_have_the_states_they_have_alone(
             assert torch.equal(plane[:, at.slot(3 * row.index)], reference[:, other.slot(3 * twin.index)])
         assert int(at.mem.planes["long"][0, at.slot(3 * row.index), 0]) == fold(tuple(prompt))
     at.end(rows)
-    at.empty()

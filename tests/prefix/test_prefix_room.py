@@ -14,6 +14,9 @@ from memstate.prefix.policies import Lru, LruPages
 from tests.support.planes import every_snapshot, every_strategy
 from tests.support.serving import Server
 
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+
+
 PROMPTS = [[100 * n + i for i in range(8)] for n in range(1, 7)]
 
 
@@ -53,8 +56,6 @@ def test_admit_evicts_exactly_what_is_missing(name: str, backend: Backend) -> No
         assert at.mem.stats().prefix.evicted_states == lacking  # type: ignore[union-attr]
         at.run(rows)
         at.look()
-        at.mem.abort(rows)
-        at.empty()
 
 
 @every_strategy
@@ -67,7 +68,6 @@ def test_admit_evicts_nothing_where_that_is_not_enough(name: str, backend: Backe
     with pytest.raises(ms.OutOfPages):  # 3 slots could be had: the pages are asked for first
         at.mem.admit(fresh(3, range(40)))
     assert cached(at) == [0, 1, 2] and at.mem.free_pages == 30 - 6
-    at.empty()
 
 
 def test_pages_come_from_the_leaves_that_were_followed_least_recently(backend: Backend) -> None:
@@ -88,9 +88,6 @@ def test_pages_come_from_the_leaves_that_were_followed_least_recently(backend: B
     assert at.mem.length(hit) == 8 and at.cache.evictable_pages == 0
     with pytest.raises(ms.OutOfPages):
         at.mem.extend([row], [32])
-    at.look()
-    at.mem.abort([row, hit])
-    at.empty()
 
 
 def test_a_leaf_given_up_for_its_pages_gives_its_slot_too(backend: Backend) -> None:
@@ -98,11 +95,9 @@ def test_a_leaf_given_up_for_its_pages_gives_its_slot_too(backend: Backend) -> N
     (row,) = at.admit(ms.Request("a", tokens=[1, 2, 3]))  # a page and a slot: one leaf has both
     assert cached(at) == [1, 2] and (at.mem.free_slots, at.mem.free_pages) == (0, 1)
     at.run([row])
-    at.look()
-    at.mem.abort([row])
-    at.empty()
 
 
+@pytest.mark.sample(interpreter=1)
 @pytest.mark.parametrize("name", ["lazy", "redirect"])
 def test_B24a_one_cached_state_goes_for_the_snapshot_that_is_due(name: str, backend: Backend) -> None:
     at = server(backend, name, spare=NEEDS[name], every=8)
@@ -117,7 +112,6 @@ def test_B24a_one_cached_state_goes_for_the_snapshot_that_is_due(name: str, back
     at.look()
     at.end([row])
     assert len(at.states_by_prefix()) >= 3
-    at.empty()
 
 
 @every_snapshot
@@ -130,9 +124,6 @@ def test_B24a_one_for_each_row_that_lacks_one(name: str, rows: int, backend: Bac
         at.run(running, publish=False)
     claims = {"ping-pong": 0, "lazy": rows, "redirect": rows}[name]
     assert len(cached(at)) == 3 - max(0, claims - 1) and at.mem.stats().degraded == 0
-    at.look()
-    at.mem.abort(running)
-    at.empty()
 
 
 @pytest.mark.parametrize("evict", [True, False], ids=["limited", "off"])
@@ -156,11 +147,9 @@ def test_the_reserve_is_evicted_for_too(backend: Backend) -> None:
     while at.mem.length(row) < 10:
         at.run([row], publish=False)
     assert cached(at) == [1, 2] and at.mem.free_slots == 1 and at.mem.stats().degraded == 0
-    at.look()
-    at.mem.abort([row])
-    at.empty()
 
 
+@pytest.mark.sample(interpreter=1)
 @every_strategy
 @pytest.mark.parametrize("most", [0, 1, 2])
 def test_no_more_states_than_the_settings_allow(name: str, most: int, backend: Backend) -> None:
@@ -173,7 +162,6 @@ def test_no_more_states_than_the_settings_allow(name: str, most: int, backend: B
     assert figures and figures.states == most and figures.pages == 3 * 6  # KV stays
     assert at.mem.free_slots == 8 - most
     assert at.turn([*PROMPTS[-1], 1], publish=False) in ((0,) if most == 0 else (0, 8, 12))
-    at.empty()
 
 
 @every_strategy
@@ -193,7 +181,6 @@ def test_without_pages_no_leaf_stays_without_a_state(name: str, backend: Backend
     at.mem.abort([row])
     at.cache.evict_states(99)
     assert at.cache.tree.nodes == 0 and not at.cache.tree.roots
-    at.empty()
 
 
 def test_without_pages_a_shorter_key_leaves_no_bare_leaf(backend: Backend) -> None:
@@ -210,7 +197,6 @@ def test_a_hit_keeps_no_request_out_that_would_fit_without_it(name: str, backend
     at = server(backend, name, spare=NEEDS[name] - 1, cached=1)
     row = at.start([*PROMPTS[0], 1])
     at.run([row])
-    at.look()
 
 
 def test_a_reset_forgets_everything(backend: Backend) -> None:
@@ -226,5 +212,3 @@ def test_a_reset_forgets_everything(backend: Backend) -> None:
             at.mem.publish([handle], tokens=[PROMPTS[0]])
     at.look(idle=True)
     assert [at.turn(PROMPTS[0]), at.turn([*PROMPTS[0], 1])] == [0, 8]
-    at.look(idle=True)
-    at.empty()

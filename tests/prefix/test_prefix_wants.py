@@ -11,6 +11,9 @@ from memstate.prefix.policies import Lru, LruPages, Place
 from tests.support.planes import both_orders, every_snapshot
 from tests.support.serving import Server
 
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+
+
 T = [7 * n % 50 for n in range(60)]
 
 
@@ -66,7 +69,6 @@ def test_B49_the_second_of_three_requests_leaves_what_the_third_goes_on_from(
     assert at.turn([*shared, *tails[1]]) == 16 and at.turn([*shared, *tails[2]]) == 16
     figures = at.mem.stats().prefix
     assert figures and figures.lost_no_snapshot == 8
-    at.empty()
 
 
 CASES = {  # every, tokens whose KV is there, prompt: where its prefill stops, and the states that it leaves
@@ -83,6 +85,7 @@ CASES = {  # every, tokens whose KV is there, prompt: where its prefill stops, a
 }
 
 
+@pytest.mark.sample(interpreter=1)
 @both_orders
 @every_snapshot
 def test_B49_junction_and_prompt_end_are_both_taken(name: str, overlap: bool, backend: Backend) -> None:
@@ -96,7 +99,6 @@ def test_B49_junction_and_prompt_end_are_both_taken(name: str, overlap: bool, ba
         assert (case, boundaries(at, row)) == (case, stops)
         assert (case, sorted(at.states())) == (case, states)
         at.end([row])
-        at.empty()
 
 
 @every_snapshot
@@ -112,7 +114,6 @@ def test_B49_a_snapshot_is_asked_for_once(name: str, backend: Backend) -> None:
     assert figures and (figures.inserted, figures.duplicates) == (2 + 1, 2)  # one was the KV's
     at.end(rows)
     assert at.turn(T[:13]) == 12  # nothing is due any more
-    at.empty()
 
 
 def test_B49_a_want_of_the_request_is_one_more(backend: Backend) -> None:
@@ -123,7 +124,6 @@ def test_B49_a_want_of_the_request_is_one_more(backend: Backend) -> None:
     (same,) = at.admit(ms.Request("b", tokens=[*T[:20], 1, 2], snapshot_at=20))
     assert at.mem.length(same) == 20 and boundaries(at, same) == [22]
     at.end([row, same])
-    at.empty()
 
 
 @every_snapshot
@@ -142,7 +142,6 @@ def test_B49_a_chunk_beyond_what_is_wanted_is_refused(name: str, backend: Backen
     at.prefill(row)
     at.look()
     at.end([row])
-    at.empty()
 
 
 def test_a_strategy_without_snapshots_takes_any_chunk(backend: Backend) -> None:
@@ -169,13 +168,9 @@ class Picky(Lru):
 
 @pytest.mark.parametrize(
     ("kind", "stops", "states"),
-    [
-        ("prompt", [16, 20, 22], [20]),
-        ("branch", [12, 16, 22], [12]),
-        ("boundary", [16, 22], [16]),
-        ("end", [16, 22], [24]),
-    ],
-)
+    [("prompt", [16, 20, 22], [20]), ("branch", [12, 16, 22], [12]), ("boundary", [16, 22], [16]),
+     ("end", [16, 22], [24])],
+)  # fmt: skip
 def test_only_what_the_policy_would_keep_is_asked_for_and_kept(
     kind: str, stops: list[int], states: list[int], backend: Backend
 ) -> None:
@@ -198,4 +193,3 @@ def test_only_what_the_policy_would_keep_is_asked_for_and_kept(
     assert {place.kind for place in policy.places[2:]} == {kind, "boundary", "end"}
     declined = at.mem.stats().prefix.declined  # type: ignore[union-attr]
     assert declined == sum(place.kind != kind for place in policy.places[2:]) > 0
-    at.empty()

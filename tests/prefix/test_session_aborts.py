@@ -1,15 +1,14 @@
 """Turns that do not come to their end: aborted, retracted, cancelled, or refused for want of room."""
 
 import pytest
-import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.prefix.test_session_pages import TEXT, Talks
-from tests.prefix.test_sessions import counts, row_holds_nothing, with_and_without_cache
-from tests.support.planes import both_orders, every_strategy
+from tests.support.planes import every_strategy
+from tests.support.talks import TEXT, Talks, counts, row_holds_nothing, told
+from tests.support.ways import every_strategy_and_order
 
-POINTS = ["admitted", "planned", "run", "to the end", "dead step"]
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
 
 
 def real_labels(talks: Talks, row: ms.Row, most: int) -> list[int]:
@@ -19,37 +18,9 @@ def real_labels(talks: Talks, row: ms.Row, most: int) -> list[int]:
 
 
 @every_strategy
-@both_orders
-@with_and_without_cache
-def test_B71_the_first_turn_aborted_returns_its_slots_once(
-    backend: Backend, name: str, overlap: bool, cache: bool
-) -> None:
-    talks = Talks(backend, name, overlap, cache)
-    mem, session = talks.mem, talks.mem.open_session("a")
-    for point in POINTS[: 5 if overlap else 4] if backend.name == "reference" else POINTS[1::2]:
-        row = talks.turn(TEXT[:9], session)
-        if point == "planned":
-            talks.flying.append(talks.feed([row], [TEXT[:2]]))
-        elif point != "admitted":
-            talks.run(row, TEXT[: 5 if point == "run" else 9], dead=point == "dead step", publish=cache)
-        free, held = mem.free_slots, mem.slots_held(row)
-        mem.abort([row])
-        assert mem.free_slots == free + held and talks.kept(session) == []
-        assert row_holds_nothing(mem, row.index)
-        talks.land()
-        talks.look()
-        mem.check()
-        mem.prefix.clear() if mem.prefix else None
-        assert mem.free_slots == 24 and mem.free_pages == 80
-    assert talks.whole(TEXT[:9], session) == 0 and talks.whole(TEXT, session) == 9
-    assert talks.all_free()
-
-
-@every_strategy
 def test_B71_a_first_turn_that_began_in_the_cache(backend: Backend, name: str) -> None:
     """A state that was copied is the session's then; one that was to be read once, as under Redirect, never was."""
-    talks = Talks(backend, name)
-    session = talks.mem.open_session("a")
+    talks, _, session = told(backend, name)
     talks.whole(TEXT[:8])
     row = talks.turn(TEXT, session)
     assert talks.mem.length(row) == 8
@@ -57,15 +28,11 @@ def test_B71_a_first_turn_that_began_in_the_cache(backend: Backend, name: str) -
     talks.look()
     assert talks.kept(session) == ([] if name == "redirect" else [8]) and not talks.mem._snapshots.pinned
     assert talks.whole(TEXT, session) == 8
-    assert talks.all_free()
 
 
-@every_strategy
-@both_orders
+@every_strategy_and_order
 def test_B71_a_turn_aborted_before_it_ran_changes_nothing(backend: Backend, name: str, overlap: bool) -> None:
-    talks = Talks(backend, name, overlap)
-    session = talks.mem.open_session("a")
-    talks.whole(TEXT[:9], session)
+    talks, _, session = told(backend, name, overlap, first=9)
 
     def held() -> object:
         talk = talks.mem._sessions.opened[session]
@@ -81,15 +48,12 @@ def test_B71_a_turn_aborted_before_it_ran_changes_nothing(backend: Backend, name
         assert (held(), counts(talks)) == before
         talks.look()
     assert talks.whole(TEXT, session) == 9
-    assert talks.all_free()
 
 
-@every_strategy
-@both_orders
+@every_strategy_and_order
 def test_B71_an_aborted_turn_goes_back_to_where_it_began(backend: Backend, name: str, overlap: bool) -> None:
     """As far as a register still has a state of then; what the turn computed is nobody's."""
-    talks = Talks(backend, name, overlap, cache=False)
-    session = talks.mem.open_session("a")
+    talks, _, session = told(backend, name, overlap, cache=False)
     one_step = {"none": [], "ping-pong": [8, 4] if overlap else [8]}.get(name, [8])
     for steps, settled in (
         ((1, True), (3, False), (4, False), (5, True)) if backend.name == "reference" else ((4, False),)
@@ -113,15 +77,11 @@ def test_B71_an_aborted_turn_goes_back_to_where_it_began(backend: Backend, name:
         talks.end(row)
         talks.mem.close_session(session)
         session = talks.mem.open_session("b")
-    assert talks.all_free()
 
 
-@every_strategy
-@both_orders
+@every_strategy_and_order
 def test_B73_a_retracted_turn_comes_back_as_the_next(backend: Backend, name: str, overlap: bool) -> None:
-    talks = Talks(backend, name, overlap)
-    mem, session = talks.mem, talks.mem.open_session("a")
-    talks.whole(TEXT[:5], session)
+    talks, mem, session = told(backend, name, overlap, first=5)
     row = talks.turn(TEXT, session)
     talks.run(row, TEXT[:7])
     before = (counts(talks), mem._commands.pending)
@@ -137,17 +97,13 @@ def test_B73_a_retracted_turn_comes_back_as_the_next(backend: Backend, name: str
     assert mem.retract([row], tokens=[TEXT[:7]]) == [None]
     talks.look()
     assert talks.kept(session)[0] == 7 and talks.whole(TEXT, session) == 7
-    assert talks.all_free()
 
 
-@every_strategy
-@both_orders
+@every_strategy_and_order
 @pytest.mark.parametrize("keep", [True, False], ids=["with tokens", "aborted"])
 def test_B73_a_cancelled_step_ends_the_turn(backend: Backend, name: str, overlap: bool, keep: bool) -> None:
     """The state in `live` says one token more than was ever folded, so that a lane is what is left."""
-    talks = Talks(backend, name, overlap)
-    mem, session = talks.mem, talks.mem.open_session("a")
-    talks.whole(TEXT[:5], session)
+    talks, mem, session = told(backend, name, overlap, first=5)
     row = talks.turn(TEXT, session)
     talks.run(row, TEXT[:9])
     mem.extend([row], [10])
@@ -160,40 +116,6 @@ def test_B73_a_cancelled_step_ends_the_turn(backend: Backend, name: str, overlap
     assert talks.kept(session) == expected and row_holds_nothing(mem, row.index)
     talks.look()
     assert talks.whole(TEXT, session) == max(expected, default=0)
-    assert talks.all_free()
-
-
-@every_strategy
-@pytest.mark.parametrize("lacking", ["slots", "pages", "rows"])
-def test_B73_a_turn_for_which_there_is_no_room_changes_nothing(backend: Backend, name: str, lacking: str) -> None:
-    """Neither to the session nor to the cache; and when there is room, it goes on where it would have gone on."""
-    talks = Talks(backend, name, slots=12, pages=16, rows=2)
-    mem, session = talks.mem, talks.mem.open_session("a")
-    talks.whole(TEXT[:9], session)
-    rows = [talks.turn(TEXT[:2])]
-    by_id = mem.pool.claim(mem.free_slots) if lacking == "slots" else torch.zeros(0, dtype=torch.int32)
-    taken = mem._pages.allocator.claim(mem.free_pages) if lacking == "pages" else []
-    if lacking == "rows":
-        rows.append(talks.turn(TEXT[:2]))
-    more = (
-        talks.turn
-        if lacking != "slots"
-        else lambda text, session: talks.mem.admit(
-            [ms.Request("turn", tokens=text, session=session), ms.Request("other", tokens=TEXT[:1])]
-        )
-    )
-    before = (counts(talks), talks.kept(session), list(mem._sessions.opened[session].pages), mem.prefix.stats())
-    for _ in range(2):
-        with pytest.raises((ms.OutOfSlots, ms.OutOfPages, ms.OutOfRows)):
-            more(TEXT, session)
-        after = (counts(talks), talks.kept(session), list(mem._sessions.opened[session].pages), mem.prefix.stats())
-        assert after == before
-    mem.pool.release(by_id)
-    mem._pages.allocator.release(taken)
-    mem.abort(rows)
-    talks.look()
-    assert talks.whole(TEXT, session) == 9
-    assert talks.all_free()
 
 
 @every_strategy
@@ -208,27 +130,22 @@ def test_B70_without_a_holder_a_state_is_let_go(backend: Backend, name: str, hol
     talks.whole(TEXT[:9], second)
     assert talks.kept(second) == [9][: holders - len(talks.kept(first))]
     assert talks.whole(TEXT, first) == (9 if holders else 0)
-    assert talks.all_free()
 
 
 @pytest.mark.parametrize("read", [False, True], ids=["idle", "about to be read"])
 def test_B70_a_cached_state_gives_way_to_a_session_unless_it_is_about_to_be_read(backend: Backend, read: bool) -> None:
-    talks = Talks(backend, "redirect", snapshots=1)
-    mem, session = talks.mem, talks.mem.open_session("a")
+    talks, mem, session = told(backend, "redirect", snapshots=1)
     talks.whole(TEXT[:8])
-    rows = [talks.turn(TEXT)] if read else []
+    if read:
+        talks.turn(TEXT)
     talks.whole([90, 91, 92], session)
     assert talks.kept(session) == ([] if read else [3])
     assert mem.match(TEXT).length == (8 if read else 0)
-    mem.abort(rows)
-    assert talks.all_free()
 
 
 @every_strategy
 def test_B70_sleep_keeps_idle_sessions_and_reset_voids_them(backend: Backend, name: str) -> None:
-    talks = Talks(backend, name)
-    mem, session = talks.mem, talks.mem.open_session("a")
-    talks.whole(TEXT[:9], session)
+    talks, mem, session = told(backend, name, first=9)
     with pytest.raises(ms.InvalidArgument, match="slots are held"):
         mem.sleep(keep=False)
     mem.sleep()
@@ -247,4 +164,3 @@ def test_B70_sleep_keeps_idle_sessions_and_reset_voids_them(backend: Backend, na
             stale()
     again = mem.open_session("a")
     assert again != session and talks.whole(TEXT[:9], again) == 0 and talks.whole(TEXT, again) == 9
-    assert talks.all_free()

@@ -12,6 +12,7 @@ from memstate.prefix.policies import Lru, LruPages, ReturnRate
 from memstate.prefix.policies.names import POLICIES
 from memstate.prefix.tree import Node
 from tests.support.build import build
+from tests.support.held import held
 
 LAYOUT = ms.StateLayout((ms.Plane("ssm", (2,), torch.float32),), 1)
 BACK_PRESSURE = (ms.OutOfSlots, ms.OutOfPages, ms.OutOfRows)
@@ -38,17 +39,6 @@ def turn(mem: ms.StateManager, tokens: list[int], session: ms.Session | None = N
     prefill(mem, row, tokens)
     mem.publish([row], tokens=[tokens])
     mem.release([row], tokens=[tokens])
-
-
-def held(mem: ms.StateManager) -> object:
-    """Everything that a refusal may not change, as plain data."""
-    assert mem.prefix
-    talks = mem._sessions.opened.values()
-    leases = [(talk.lease.node if talk.lease else None, list(talk.own)) for talk in talks]
-    tree = [(id(node), node.snapshot, list(node.pages)) for _, node in mem.prefix.tree.walk()]
-    found = (mem.prefix.inspect(), tree, dict(mem.prefix.nodes), mem.prefix.stats(), dict(mem.prefix.leases))
-    others = (mem._sessions.inspect(), leases, list(mem._pages.allocator.holders), dict(mem._snapshots._pins))
-    return found, others, mem.free_slots, mem.free_pages, mem._table.free, mem._snapshots.free
 
 
 def nobody_is_on_what_is_gone(mem: ms.StateManager) -> bool:

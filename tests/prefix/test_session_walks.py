@@ -10,9 +10,11 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.prefix.test_session_pages import TEXT, Talks, fork
-from tests.prefix.test_sessions import counts, row_holds_nothing, with_and_without_cache
-from tests.support.planes import both_orders, every_strategy
+from tests.support.talks import TEXT, Talks, counts, fork, row_holds_nothing, told
+from tests.support.ways import every_way_and_cache
+
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+
 
 BACK_PRESSURE = (ms.OutOfSlots, ms.OutOfPages, ms.OutOfRows)
 WEIGHTS = {
@@ -129,9 +131,8 @@ class Walk:
         self.mem.wake()
 
 
-@every_strategy
-@both_orders
-@with_and_without_cache
+@pytest.mark.sample(interpreter=1)
+@every_way_and_cache
 def test_B70_open_run_close_leaves_the_counts_as_before(
     backend: Backend, name: str, overlap: bool, cache: bool, generator: torch.Generator
 ) -> None:
@@ -142,15 +143,11 @@ def test_B70_open_run_close_leaves_the_counts_as_before(
     for _ in range(120 if backend.name == "reference" else 12):
         walk.step()
     talks.land()
-    talks.mem.abort(list(walk.rows))
-    assert talks.all_free()
 
 
 def idle(backend: Backend, cache: bool = False, **settings: object) -> tuple[Talks, ms.Session]:
     """A session of 9 tokens between two turns."""
-    talks = Talks(backend, "none", True, cache, **settings)
-    session = talks.mem.open_session("a")
-    talks.whole(TEXT[:9], session)
+    talks, _, session = told(backend, "none", True, cache, first=9, **settings)
     return talks, session
 
 
@@ -167,35 +164,17 @@ def test_B19_a_session_of_another_manager_is_stale(backend: Backend) -> None:
         talks.mem.close_session(foreign)
 
 
-@pytest.mark.parametrize("how", ["release", "cancel"])
+@pytest.mark.parametrize("how", ["release", "cancel", "new tokens alone"])
 def test_G1_tokens_of_a_turn_that_are_none_are_refused(backend: Backend, how: str) -> None:
-    """Else the conversation is lost without a word."""
+    """Else the conversation is lost without a word, or a state stands for other tokens than the session believes."""
     talks, session = idle(backend)
     row = talks.turn(TEXT, session)
     step = talks.feed([row], [[TEXT[9]]])
     with pytest.raises(ms.InvalidArgument):
-        talks.mem.cancel(step, tokens=[None]) if how == "cancel" else talks.mem.release([row], tokens=[None])  # type: ignore[list-item]
-
-
-def test_G1_tokens_that_do_not_go_on_from_the_turns_beginning_are_refused(backend: Backend) -> None:
-    """Only what is new, say: the state would stand for other tokens than the session believes."""
-    talks, session = idle(backend)
-    row = talks.turn(TEXT, session)
-    talks.run(row, TEXT)
-    with pytest.raises(ms.InvalidArgument):
-        talks.mem.release([row], tokens=[TEXT[9:]])
-
-
-@pytest.mark.parametrize("where", ["name", "salt", "match"])
-def test_G1_a_name_or_a_salt_that_cannot_be_a_key_is_refused(backend: Backend, where: str) -> None:
-    talks, session = idle(backend, cache=True)
-    with pytest.raises(ms.InvalidArgument):
-        if where == "name":
-            talks.mem.open_session(["a"])  # type: ignore[arg-type]
-        elif where == "salt":
-            talks.turn(TEXT, session, salt=["a"])
+        if how == "cancel":
+            talks.mem.cancel(step, tokens=[None])  # type: ignore[list-item]
         else:
-            talks.mem.match(TEXT, ["a"])  # type: ignore[arg-type]
+            talks.mem.release([row], tokens=[None if how == "release" else TEXT[9:]])  # type: ignore[list-item]
 
 
 def test_B36b_a_cancelled_step_says_nothing_of_a_turn_that_has_one_of_its_rows_now(backend: Backend) -> None:
@@ -233,4 +212,3 @@ def test_B17_a_refusal_for_want_of_pages_gives_up_none(backend: Backend) -> None
         talks.mem.abort([talks.turn(range(100, 132))])
     finally:
         assert talks.mem._table.free == rows
-    talks.look()

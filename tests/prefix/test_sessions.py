@@ -1,41 +1,25 @@
 """Sessions: what a turn leaves to the next, and what that one goes on from. I = 4, pages of 2 tokens."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Count
-from tests.prefix.test_session_pages import TEXT, Talks
 from tests.support.planes import both_orders, every_strategy
+from tests.support.talks import TEXT, Talks, counts, row_holds_nothing, told
+from tests.support.ways import every_strategy_and_order, every_way_and_cache, with_and_without_cache
 
-with_and_without_cache = pytest.mark.parametrize("cache", [False, True], ids=["alone", "cache"])
-
-
-def row_holds_nothing(mem: ms.StateManager, index: int) -> bool:
-    """Whether a row's registers, labels, columns and pages are all 0, on the device and in the mirror."""
-    mem.submit()
-    file, first = mem._registers, 3 * index
-    cells = [file.table.slots[first : first + 3], file.table.labels[first : first + 3], mem.page_table[index]]
-    columns = [getattr(of, name)[index] for of in (file, file.table) for name in ("tracked", "snapshot_at", "source")]
-    mirror = [file.held[first : first + 3], file.labels[first : first + 3]]
-    return not any(bool(cell.any()) for cell in [*cells, *columns, *mirror]) and not mem._pages.of(index)
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
 
 
-def counts(talks: Talks) -> tuple[int, ...]:
-    """What is free."""
-    return talks.mem.free_slots, talks.mem.free_pages, talks.mem._table.free, talks.mem._snapshots.free
-
-
-@every_strategy
-@both_orders
-@with_and_without_cache
+@every_way_and_cache
 def test_B69_a_turn_that_ends_moves_everything_to_the_session(
     backend: Backend, name: str, overlap: bool, cache: bool
 ) -> None:
-    talks = Talks(backend, name, overlap, cache)
-    mem, session = talks.mem, talks.mem.open_session("a")
+    talks, mem, session = told(backend, name, overlap, cache)
     row = talks.turn(TEXT[:9], session, snapshot_at=6)
     talks.run(row, TEXT[:9])
     held = sorted((talks.label(row, part), talks.slot(row, part)) for part in range(3) if talks.label(row, part))
@@ -47,16 +31,13 @@ def test_B69_a_turn_that_ends_moves_everything_to_the_session(
     assert sorted((snap.length, talks.node(snap)) for snap in talk.kept) == held and talk.pages == pages
     assert mem.free_slots == 24 - len(held) and mem.audit().owned_by_kind == {"session": len(held)}
     assert set(mem.owners().values()) == {("session", f"session 'a' ({n} tokens)") for n, _ in held}
-    talks.look()
-    assert talks.all_free()
 
 
 @every_strategy
 @with_and_without_cache
 def test_B69_a_dead_step_in_flight_leaves_the_newest_answer(backend: Backend, name: str, cache: bool) -> None:
     """To 11, and a dead step to 12, a boundary; then to 12, and a dead step that Redirect finds a boundary behind."""
-    talks = Talks(backend, name, cache=cache)
-    session = talks.mem.open_session("a")
+    talks, _, session = told(backend, name, cache=cache)
     for length, kept in ((11, [10] if cache else [8]), (12, [12])):
         row = talks.turn(TEXT[:length], session)
         talks.run(row, TEXT[:length], dead=True)
@@ -70,18 +51,14 @@ def test_B69_a_dead_step_in_flight_leaves_the_newest_answer(backend: Backend, na
     assert talks.mem.length(row) == (0 if name == "none" else 12)
     talks.run(row, TEXT)
     talks.end(row)
-    assert talks.all_free()
 
 
-@every_strategy
-@both_orders
-@with_and_without_cache
+@every_way_and_cache
 def test_B73_the_next_turn_goes_on_where_the_last_one_ended(
     backend: Backend, name: str, overlap: bool, cache: bool
 ) -> None:
     """By moves alone: no byte is copied or zeroed, no slot changes, and pages stay."""
-    talks = Talks(backend, name, overlap, cache)
-    mem, session = talks.mem, talks.mem.open_session("a")
+    talks, mem, session = told(backend, name, overlap, cache)
     assert talks.whole(TEXT[:7], session) == 0
     moved, spent = mem.stats(), mem.backend.counts.launches.copy()
     pages, slots = mem._sessions.opened[session].pages, [talks.node(s) for s in mem._sessions.opened[session].kept]
@@ -95,7 +72,6 @@ def test_B73_the_next_turn_goes_on_where_the_last_one_ended(
     talks.run(row, TEXT[:12])
     talks.end(row)
     assert talks.whole(TEXT, session) == 12
-    assert talks.all_free()
 
 
 @every_strategy
@@ -115,56 +91,15 @@ def test_B73_an_edited_history_goes_on_from_an_older_state(
     backend: Backend, name: str, text: list[int], expected: dict[str, int]
 ) -> None:
     """What is longer than the two have in common is given up; KV that the tree has of it does not help."""
-    talks = Talks(backend, name)
-    session = talks.mem.open_session("a")
-    talks.whole(TEXT[:9], session)
+    talks, _, session = told(backend, name, first=9)
     assert talks.whole(text, session) == expected[name]
     assert talks.whole([*text, 60], session) == len(text)
-    assert talks.all_free()
-
-
-@every_strategy
-@pytest.mark.parametrize("longer", [True, False])
-def test_B73_the_longer_of_session_and_cache_is_gone_on_from(backend: Backend, name: str, longer: bool) -> None:
-    talks = Talks(backend, name)
-    mem, session = talks.mem, talks.mem.open_session("a")
-    talks.whole(TEXT[:5], session)
-    held = len(talks.kept(session))
-    talks.whole(TEXT[: 8 if longer else 4])  # somebody else's, released into the cache
-    assert mem.match(TEXT).length == (8 if longer else 4)
-    free = mem.free_slots
-    row = talks.turn(TEXT, session)
-    assert mem.length(row) == (8 if longer else 5)
-    assert mem.free_slots == free + held - mem.slots_held(row)  # moved or given back: the session has none of them
-    talks.look()
-    talks.run(row, TEXT)
-    talks.end(row)
-    talks.look()
-    assert talks.all_free()
-
-
-@every_strategy
-@with_and_without_cache
-def test_B73_equal_tokens_under_another_salt_are_not_gone_on_from(backend: Backend, name: str, cache: bool) -> None:
-    talks = Talks(backend, name, cache=cache)
-    session = talks.mem.open_session("a")
-    talks.whole(TEXT[:8], session)
-    row = talks.turn(TEXT, session, salt="other")
-    assert talks.mem.length(row) == 0
-    talks.run(row, TEXT)
-    tokens = talks.end(row)
-    talks.look()
-    assert talks.mem.length(talks.turn([*tokens, 1], session, salt="other")) == 15
-    talks.mem.abort([row for row in talks.fed if talks.mem._table.alive(row)])
-    assert talks.all_free()
 
 
 @both_orders
 @with_and_without_cache
 def test_B73_two_turns_at_once_are_refused(backend: Backend, overlap: bool, cache: bool) -> None:
-    talks = Talks(backend, "redirect", overlap, cache)
-    mem, session = talks.mem, talks.mem.open_session("a")
-    talks.whole(TEXT[:5], session)
+    talks, mem, session = told(backend, "redirect", overlap, cache, first=5)
 
     def refused(*requests: ms.Request) -> None:
         before = (*counts(talks), talks.kept(session), mem._commands.pending)
@@ -182,11 +117,10 @@ def test_B73_two_turns_at_once_are_refused(backend: Backend, overlap: bool, cach
     refused(turn)
     talks.end(row)
     assert talks.whole([*TEXT, 1], session) == 15
-    assert talks.all_free()
 
 
-@every_strategy
-@both_orders
+@pytest.mark.sample(interpreter=1)
+@every_strategy_and_order
 def test_B72_a_session_can_be_closed_whenever_no_turn_runs(backend: Backend, name: str, overlap: bool) -> None:
     """Before its first turn, with all it can hold, with what a dead step left, with nothing: it gives back that."""
     talks = Talks(backend, name, overlap)
@@ -207,25 +141,26 @@ def test_B72_a_session_can_be_closed_whenever_no_turn_runs(backend: Backend, nam
                 again()
         talks.look()
         assert talks.count(Count.DOUBLE_RELEASE) == talks.count(Count.OUT_OF_RANGE) == 0
-    assert talks.all_free()
+
+
+def ask(mem: ms.StateManager, **more: Any) -> ms.Rows:
+    return mem.admit([ms.Request("a", **more)])
 
 
 REFUSED: dict[str, Callable[[ms.StateManager, ms.Session, ms.Snapshot], object]] = {
-    "no tokens": lambda mem, session, snap: mem.admit([ms.Request("a", session=session)]),
-    "no token": lambda mem, session, snap: mem.admit([ms.Request("a", tokens=[], session=session)]),
-    "a state as well": lambda mem, session, snap: mem.admit(
-        [ms.Request("a", tokens=TEXT, session=session, resume=snap)]
-    ),
-    "a name": lambda mem, session, snap: mem.admit([ms.Request("a", tokens=TEXT, session="a")]),  # type: ignore[arg-type]
+    "no tokens": lambda mem, session, snap: ask(mem, session=session),
+    "no token": lambda mem, session, snap: ask(mem, tokens=[], session=session),
+    "a state as well": lambda mem, session, snap: ask(mem, tokens=TEXT, session=session, resume=snap),
+    "a name": lambda mem, session, snap: ask(mem, tokens=TEXT, session="a"),
+    "a salt that is no key": lambda mem, session, snap: ask(mem, tokens=TEXT, session=session, salt=["a"]),
+    "a name that is no key": lambda mem, session, snap: mem.open_session(["a"]),  # type: ignore[arg-type]
     "a row": lambda mem, session, snap: mem.close_session(ms.Row(1, 1)),  # type: ignore[arg-type]
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_G1_misuse_is_refused_and_changes_nothing(backend: Backend, case: str) -> None:
-    talks = Talks(backend, "ping-pong", cache=False)
-    session = talks.mem.open_session("a")
-    talks.whole(TEXT[:9], session)
+    talks, _, session = told(backend, "ping-pong", cache=False, first=9)
     row = talks.turn(TEXT[:5])
     talks.run(row, TEXT[:5])
     (snap,) = talks.mem.publish([row], strict=True)
@@ -233,4 +168,3 @@ def test_G1_misuse_is_refused_and_changes_nothing(backend: Backend, case: str) -
     with pytest.raises(ms.InvalidArgument):
         REFUSED[case](talks.mem, session, snap)
     assert before == (*counts(talks), talks.kept(session))
-    talks.look()

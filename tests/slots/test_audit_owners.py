@@ -4,10 +4,10 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.prefix.test_session_pages import TEXT, Talks
 from tests.slots.test_audit import nothing_but
 from tests.support.planes import both_orders, every_snapshot, every_strategy
 from tests.support.scan import scan_registers
+from tests.support.talks import TEXT, Talks
 
 OTHER = [70 + token for token in TEXT]
 

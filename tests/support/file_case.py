@@ -1,13 +1,10 @@
-"""File stores in tests: records, what lies in the folder, a system that refuses, processes that die."""
+"""File stores in tests: records, what lies in the folder, a system that refuses."""
 
 import os
 import random
 import re
-import sys
-import traceback
 import zlib
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,7 @@ import pytest
 from memstate.tiers.stores.base import Bytes, Outcome
 from memstate.tiers.stores.file import FileStore
 
-MISSING, DONE, DAMAGED, FAILED = Outcome.MISSING, Outcome.DONE, Outcome.DAMAGED, Outcome.FAILED
+MISSING, DONE, DAMAGED, FAILED = Outcome
 OLD = 1_000_000_000  # seconds since 1970: long ago
 
 
@@ -64,32 +61,6 @@ def place(store: FileStore, word: str) -> Path:
 def shard(word: str) -> str:
     """The folder of a record."""
     return f"records-{zlib.crc32(key(word).encode()) % 256:02x}"
-
-
-def in_child(work: Callable[[], object]) -> int:
-    """Forks, works there, and dies without a word to anything that this process has begun; the process id."""
-    child = os.fork()
-    if child:
-        return child
-    try:
-        work()
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-
-
-def ended(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def has_ended(child: int) -> int | None:
-    """Its exit status once, as soon as there is one."""
-    with suppress(ChildProcessError):
-        found, status = os.waitpid(child, os.WNOHANG)
-        return os.waitstatus_to_exitcode(status) if found else None
-    return None
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, call: str, code: int, when: Callable[..., bool]) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
+from typing import Any
 
 import numpy as np
 import torch
@@ -118,3 +119,42 @@ class Rig:
         assert sum(ends) + stats.in_flight == stats.started
         if idle:
             assert (stats.in_flight, stats.in_flight_tokens) == (0, 0)
+
+
+WAIT = Prefetch(stop="wait_complete")
+ALL, ENDS = range(62), range(16, 993, 16)  # pages of a prompt of 1000 tokens, and every length with whole pages
+
+
+class Case:
+    """A prompt of 1000 tokens in storage, and its prefetch.
+
+    kv: pages in storage. ends: lengths that storage has a state of. here: the same in host memory. others: pages and
+    states of another prompt in host memory. rig: its settings.
+    """
+
+    def __init__(
+        self, *, kv: Iterable[int] = ALL, ends: Iterable[int] = ENDS, others: tuple[Iterable[int], ...] = (),
+        here: tuple[Iterable[int], ...] = (), covered: int = 0, kv_pages: int = 0, settings: Prefetch = WAIT,
+        rig: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        self.rig, self.keys, self.others = Rig(settings, **(rig or {})), digests("a", 62), digests("b", 80)
+        self.rig.stock(self.keys, kv, ends)
+        self.here, self.old = self.rig.host(self.keys, *here), self.rig.host(self.others, *others)
+        self.kv_pages, self.fetch = kv_pages, self.rig.start(1000, self.keys, covered, kv_pages)
+
+    def end(self, polls: int = 40) -> tuple[str | None, int]:
+        """How the prefetch ended; nothing is held, and a look finds what it promised."""
+        self.rig.run(polls)
+        return outcome(self.rig, self.fetch, self.keys, self.kv_pages)
+
+    def asked(self, call: str, kind: str) -> int:
+        return sum(name.startswith(kind) for name in self.rig.store.asked(call))
+
+
+def outcome(rig: Rig, fetch: Fetch, keys: Sequence[bytes], kv_pages: int = 0) -> tuple[str | None, int]:
+    """How a prefetch ended, once it is certain that nothing is held and that a look finds what it promised."""
+    assert fetch.done
+    rig.check()
+    found = rig.found(keys, kv_pages)
+    assert found == fetch.length or (found <= fetch.covered == fetch.length)
+    return fetch.outcome and fetch.outcome.value, fetch.length

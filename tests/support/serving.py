@@ -13,6 +13,7 @@ import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.tree import Node
 from tests.support.build import build
+from tests.support.endings import made
 from tests.support.loops import InPlacePlanes
 from tests.support.planes import LAYOUT, Planes, fold
 from tests.support.scan import row_problems, scan_registers
@@ -70,6 +71,8 @@ class Server:
         self.planes = InPlacePlanes(self.mem) if in_place else Planes(self.mem)
         self.page, self.kv = page, np.full((pages + 1, page), STALE, np.int64)
         self.text: dict[ms.Row, list[int]] = {}
+        if self.mem.prefix is not None:
+            made(self)
 
     def admit(self, *requests: ms.Request) -> list[ms.Row]:
         rows = list(self.mem.admit(requests))

@@ -7,7 +7,6 @@ a page of another prefix with the same tokens is found out; what a step reads is
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from memstate.tiers import Prefetch, TierManager, Tiers
 from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tokens import encode
+from tests.support.held import held
 from tests.support.planes import LAYOUT, History, fold
 from tests.support.serving import PAGE, STALE, Server
 from tests.support.tiered_late import Late
@@ -163,6 +163,30 @@ class Tiered(Server):
         while self.below.writeback and self.below.writeback.pending:
             self.work()
 
+    def hit(self, length: int, tokens: Sequence[int], **more: object) -> ms.Row:
+        """Admits a prompt, which must go on from so many tokens."""
+        row = self.start(tokens, **more)
+        assert self.mem.length(row) == length
+        return row
+
+    def pass_down(self, *prompts: Sequence[int], **more: object) -> None:
+        """Computes prompts; then the device gives up everything."""
+        self.cache_prompts(*prompts, **more)  # type: ignore[arg-type]
+        self.give_up(pages=60)
+
+    def checked(self, rows: Sequence[ms.Row | None]) -> None:
+        """One more step, whose reads are checked; nothing is published."""
+        self.run(rows, publish=False)
+        self.look()
+
+    def fetch(self, tokens: Sequence[int], salt: object = None) -> ms.Fetch:
+        """A prefetch that is over."""
+        self.note(tokens, salt)
+        fetch = self.mem.prefetch(tokens, salt)
+        while not fetch.done:
+            self.mem.poll()
+        return fetch
+
     def keeps(self) -> set[History]:
         """What the states of host memory stand for."""
         return {self.known[entry.key] for entry in self.below.host.states.entries()}
@@ -214,8 +238,9 @@ class Tiered(Server):
         return not (host.loads or host.backups or (writeback and writeback.pending))
 
     def empty(self) -> None:
-        """Nothing runs, nothing is on its way: everything is free after clearing, on the device and here."""
+        """Nothing runs: what is on its way arrives, and after clearing everything is free, on the device and here."""
         self.mem.submit()
+        self.mem.poll()
         self.below.settle()
         self.mem.poll()
         self.drain()
@@ -257,6 +282,27 @@ def page_bytes(tokens: History) -> bytes:
     return padded(block for layer in range(2) for block in (k[layer, -1], v[layer, -1]))
 
 
+def below(
+    backend: Backend, name: str = "redirect", *prompts: Sequence[int], states: int = 99, kv_stays: bool = False,
+    kind: type[Tiered] = Tiered, **more: object,
+) -> Tiered:  # fmt: skip
+    """A server that computed prompts and sent them down; its device has given up so many states, and their KV."""
+    at = kind(backend, name, **({"slots": 14} | more))  # type: ignore[arg-type]
+    at.cache_prompts(*(prompts or (whole(1),)))
+    settle(at)
+    at.give_up(states, 0 if kv_stays else 99)
+    at.look(idle=True)
+    return at
+
+
+def filled(backend: Backend, store: object, *prompts: list[int], name: str = "redirect", **more: object) -> None:
+    """A process that has computed prompts, and ended."""
+    at = Tiered(backend, name, slots=14, tiers={"store": store}, **more)  # type: ignore[arg-type]
+    at.cache_prompts(*prompts)
+    at.mem.close()
+    assert at.tiers.written == at.moved[0] + at.moved[2] and at.tiers.leaked_records == 0
+
+
 def settle(at: Tiered) -> None:
     """Sends what is recorded, and lets everything arrive."""
     at.mem.submit()
@@ -266,20 +312,10 @@ def settle(at: Tiered) -> None:
 
 
 def everything(at: Tiered) -> tuple[object, ...]:
-    """All that a refusal may not change."""
-    mem = at.mem
-    mem.submit()
-    tree = [
-        (salt, node.end, node.snapshot, node.leases, node.uses, list(node.pages)) for salt, node in at.cache.tree.walk()
-    ]
-    host = [{entry.key: (entry.record, entry.pins) for entry in cache.entries()} for cache in at.caches]
-    stats = mem.stats()
-    return (
-        mem._registers.table.slots.tolist(), mem._registers.table.labels.tolist(), tree, host,
-        dict(mem._snapshots._pins),
-        sorted(mem._snapshots.kept), mem.free_slots, mem.free_pages, stats.prefix, stats.tiers, mem._table.free,
-        np.asarray(mem._pages.allocator.holders).tolist(),
-    )  # fmt: skip
+    """All that a refusal may not change, here and in host memory."""
+    at.mem.submit()
+    host = [[(entry.key, entry.record, entry.pins) for entry in cache.entries()] for cache in at.caches]  # by use
+    return held(at.mem), host, at.tiers, sorted(at.mem._snapshots.kept)
 
 
 NEEDS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 1}  # slots that a request takes

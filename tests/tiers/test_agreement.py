@@ -1,11 +1,7 @@
 """Agreement between ranks: words and bits, and real processes in a gloo group that take the same decisions."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +9,7 @@ import pytest
 from memstate.errors import AgreementLost, ConfigurationError
 from memstate.tiers.prefetch.agreement import Alone, Ranks, pack, unpack
 from tests.support.agreement_rank import SCENARIOS
-
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import run_ranks
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 63, 64, 65, 1000])
@@ -48,32 +43,6 @@ def test_a_lost_agreement_says_why() -> None:
     assert "no longer agree on prefetches: it is gone; restart" in str(AgreementLost("it is gone"))
 
 
-# -- processes ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module", params=[2, 4])
-def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
-    """What each rank of a group printed: its decisions, then what it saw of the end; the last one sees none."""
-    ranks, file = request.param, tmp_path_factory.mktemp("group") / "meeting"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    commands = [
-        [sys.executable, "-m", "tests.support.agreement_rank", str(rank), str(ranks), str(file)]
-        for rank in range(ranks)
-    ]
-    running = [
-        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for command in commands
-    ]
-    try:
-        outputs = [process.communicate(timeout=120) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    lines = [[json.loads(line) for line in out.splitlines() if line.startswith("{")] for out, _ in outputs]
-    assert [len(rank) for rank in lines] == [2] * (ranks - 1) + [1], "\n".join(error for _, error in outputs)
-    return lines
-
-
 EXPECTED = {
     "plain": (592, "complete", "complete"),
     "short of memory": (512, "complete", "complete"),  # of both prefetches the second: see the test
@@ -85,19 +54,20 @@ EXPECTED = {
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_processes_take_the_same_decisions_in_the_same_polls(said: list[list[Any]], scenario: str) -> None:
-    found = [rank[0][scenario] for rank in said]
-    print(found)
-    length, elsewhere, last = EXPECTED[scenario]
-    for rank in found:
-        for same in ("ended", "length", "found", "rounds"):
-            assert rank[same] == found[0][same]
-        assert None not in rank["ended"] and rank["rounds"] > 0
-        assert rank["length"][0] == length if scenario != "short of memory" else 592
-    assert {rank["outcome"][0] for rank in found[:-1]} == {elsewhere} and found[-1]["outcome"][0] == last
-
-
-def test_a_rank_that_goes_away_is_noticed_by_all_others(said: list[list[Any]]) -> None:
-    for rank in said[:-1]:
-        assert rank[1] == {"lost": 1, "outcome": "lost", "free": 200}
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_processes_take_the_same_decisions_in_the_same_polls(ranks: int, tmp_path: Path) -> None:
+    """And a rank that goes away in the end is noticed by all others."""
+    outputs = run_ranks("tests.support.agreement_rank", ranks, tmp_path / "meeting")
+    said = [[json.loads(line) for line in out.splitlines() if line.startswith("{")] for out, _ in outputs]
+    assert [len(rank) for rank in said] == [2] * (ranks - 1) + [1], "\n".join(error for _, error in outputs)
+    for scenario in SCENARIOS:
+        found = [rank[0][scenario] for rank in said]
+        print(scenario, found)
+        length, elsewhere, last = EXPECTED[scenario]
+        for rank in found:
+            for same in ("ended", "length", "found", "rounds"):
+                assert rank[same] == found[0][same]
+            assert None not in rank["ended"] and rank["rounds"] > 0
+            assert rank["length"][0] == length if scenario != "short of memory" else 592
+        assert {rank["outcome"][0] for rank in found[:-1]} == {elsewhere} and found[-1]["outcome"][0] == last
+    assert [rank[1] for rank in said[:-1]] == [{"lost": 1, "outcome": "lost", "free": 200}] * (ranks - 1)

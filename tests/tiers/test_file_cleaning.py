@@ -56,9 +56,7 @@ def free(store: FileStore) -> bool:
 
 
 @pytest.mark.parametrize("capacity", [None, 3200])
-def test_no_lock_is_held_while_the_system_works(
-    capacity: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_lock_is_held_while_the_system_works(capacity: int | None, tmp_path: Path, monkeypatch: Any) -> None:
     store = full(tmp_path, capacity, 64)
     held: list[str] = []
     seen: list[str] = []
@@ -140,6 +138,15 @@ def test_a_record_used_during_a_clean_up_stays(tmp_path: Path, monkeypatch: pyte
     assert store.exists(met) == [True] and store.evicted == 33
 
 
+def reserves(store: FileStore, word: str, size: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a record gets its room without waiting for it."""
+    ready: list[bool] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(store.folder._room, "wait_for", lambda asked: ready.append(asked()))
+        store.folder.reserve(key(word), size)
+    return ready == [True]
+
+
 def test_who_writes_what_is_leaving_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the new record would go for the old one; who writes another one does not wait."""
     store = full(tmp_path, None, 4)
@@ -150,13 +157,8 @@ def test_who_writes_what_is_leaving_waits(tmp_path: Path, monkeypatch: pytest.Mo
     def unlink(name: str, **where: Any) -> None:
         real(name, **where)
         if name == key("n0"):
-            with monkeypatch.context() as patch:
-                store.folder._used = 0  # there is room for all
-                for word in ("n0", "other"):
-                    patch.setattr(
-                        store.folder._room, "wait_for", lambda ready, word=word: asked.append((word, ready()))
-                    )
-                    store.folder.reserve(key(word), 10)
+            store.folder._used = 0  # there is room for all
+            asked.extend((word, reserves(store, word, 10, monkeypatch)) for word in ("n0", "other"))
 
     monkeypatch.setattr(os, "unlink", unlink)
     assert put(store, "new", record(5)) is DONE
@@ -169,13 +171,9 @@ def test_who_has_no_room_waits_for_who_makes_it(tmp_path: Path, monkeypatch: pyt
     real = store.folder._evict
 
     def evict(*what: Any) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(store.folder._room, "wait_for", lambda ready: asked.append(ready()))
-            store.folder.reserve(key("second"), 100)
+        asked.append(reserves(store, "second", 100, monkeypatch))
         real(*what)
-        with monkeypatch.context() as patch:
-            patch.setattr(store.folder._room, "wait_for", lambda ready: asked.append(ready()))
-            store.folder.reserve(key("third"), 100)
+        asked.append(reserves(store, "third", 100, monkeypatch))
 
     monkeypatch.setattr(store.folder, "_evict", evict)
     assert put(store, "first", record(0)) is DONE

@@ -12,22 +12,8 @@ import numpy as np
 import pytest
 
 from memstate.tiers.stores.file import FileStore
-from tests.support.file_case import (
-    DAMAGED,
-    DONE,
-    MISSING,
-    OLD,
-    ended,
-    files,
-    get,
-    has_ended,
-    holds,
-    in_child,
-    keys,
-    place,
-    put,
-    record,
-)
+from tests.support.file_case import DAMAGED, DONE, MISSING, OLD, files, get, holds, keys, place, put, record
+from tests.support.processes import ended, has_ended, in_child
 
 CALLS = ("stat", "fstat", "open", "mkdir", "fchmod", "write", "fsync", "close", "replace", "utime", "scandir")
 

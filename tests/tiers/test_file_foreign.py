@@ -18,8 +18,9 @@ from memstate.errors import ConfigurationError
 from memstate.tiers.stores.file import FileStore
 from tests.support.file_case import DONE, FAILED, OLD, files, get, holds, key, keys, place, put, record, shard
 
+pytestmark = pytest.mark.sample
 LINKS = ("folder", "file", "dangling", "loop")
-OTHERS = (0o777, 0o770, 0o720, 0o702, 0o1777)
+OTHERS, ANOTHER = (0o777, 0o770, 0o720, 0o702, 0o1777), 0
 STALE = ".1-0123456789abcdef.tmp"
 
 
@@ -29,9 +30,16 @@ def away(tmp_path: Path) -> Path:
     folder = tmp_path / "away"
     folder.mkdir(0o700)
     for name in (key("a"), STALE):
-        (folder / name).write_bytes(bytes(100))
-        os.utime(folder / name, (OLD, OLD))
+        old(folder / name, 100)
     return folder
+
+
+def old(path: Path, size: int) -> Path:
+    """Makes a file that was long not used."""
+    path.parent.mkdir(0o700, exist_ok=True)
+    path.write_bytes(bytes(size))
+    os.utime(path, (OLD, OLD))
+    return path
 
 
 def link(path: Path, kind: str, away: Path) -> None:
@@ -59,18 +67,6 @@ def refuses_all(store: FileStore, fault: str) -> None:
     assert set(store.faults) == {fault} and store.faults[fault] >= 4 and store.evicted == 0
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("kind", LINKS)
-def test_a_folder_that_is_a_link_is_refused(kind: str, shared: bool, away: Path, tmp_path: Path) -> None:
-    link(tmp_path / "store", kind, away)
-    before, settings = look(away), {"shared": True} if shared else {}
-    for path in (tmp_path / "store", f"{tmp_path}/store/"):
-        with pytest.raises(ConfigurationError, match=rf"{tmp_path}/store: mode 0o777, owner \d+, is a link") as caught:
-            FileStore(path, **settings)
-        assert isinstance(caught.value, errors.UnsafeFolder)
-    assert look(away) == before
-
-
 @pytest.mark.parametrize("kind", LINKS)
 def test_a_folder_that_becomes_a_link(kind: str, away: Path, tmp_path: Path) -> None:
     store = FileStore(tmp_path / "store", capacity=100)
@@ -90,21 +86,23 @@ def test_links_in_front_of_the_folder_are_the_users(away: Path, tmp_path: Path) 
     assert (away / "deep" / "store" / shard("a") / key("a")).read_bytes() == record(0).tobytes()
 
 
+PLACES = [("folder", kind) for kind in LINKS] + [("shard", kind) for kind in (*LINKS, "pipe", "no link")]
+
+
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("kind", [*LINKS, "pipe", "no link"])
-def test_a_shard_that_is_no_folder_is_refused(kind: str, shared: bool, away: Path, tmp_path: Path) -> None:
-    FileStore(tmp_path / "store")
-    path = tmp_path / "store" / shard("a")
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "no link":
-        path.write_bytes(b"mine")
-    else:
-        link(path, kind, away)
-    before, settings = (look(away), look(tmp_path / "store")), {"shared": True} if shared else {}
-    with pytest.raises(ConfigurationError, match=rf"{path}: mode .* is (a link|no folder)") as caught:
-        FileStore(tmp_path / "store", **settings)
-    assert isinstance(caught.value, errors.UnsafeFolder) and caught.value.path == str(path)
+@pytest.mark.parametrize(("where", "kind"), PLACES)
+def test_what_is_no_folder_is_refused(where: str, kind: str, shared: bool, away: Path, tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    if where == "shard":
+        FileStore(path)
+        path /= shard("a")
+    make = {"pipe": os.mkfifo, "no link": lambda path: path.write_bytes(b"mine")}
+    make.get(kind, lambda path: link(path, kind, away))(path)
+    before = look(away), look(tmp_path / "store")
+    for given in (tmp_path / "store", f"{tmp_path}/store/"):
+        with pytest.raises(errors.UnsafeFolder, match=rf"{path}: mode .* is (a link|no folder)") as caught:
+            FileStore(given, shared=shared)
+        assert isinstance(caught.value, ConfigurationError) and caught.value.path == str(path)
     assert (look(away), look(tmp_path / "store")) == before
 
 
@@ -112,7 +110,7 @@ def test_a_shard_that_is_no_folder_is_refused(kind: str, shared: bool, away: Pat
 @pytest.mark.parametrize("kind", LINKS)
 def test_a_shard_that_becomes_a_link(kind: str, shared: bool, away: Path, tmp_path: Path) -> None:
     """Nothing behind it is found, read, written or deleted, and the other records have their turn."""
-    store = FileStore(tmp_path / "store", **({"shared": True} if shared else {}))
+    store = FileStore(tmp_path / "store", shared=shared)
     put(store, "b", record(1))
     link(tmp_path / "store" / shard("a"), kind, away)
     before = look(away)
@@ -149,9 +147,7 @@ def test_a_record_that_is_a_link(kind: str, away: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", LINKS)
-def test_a_temporary_file_that_is_a_link(
-    kind: str, away: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_temporary_file_that_is_a_link(kind: str, away: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """Neither cleaned away nor written through, should anybody guess its name."""
     store = FileStore(tmp_path / "store")
     put(store, "a", record(0))
@@ -189,6 +185,7 @@ def test_what_is_no_file_is_no_record(kind: str, tmp_path: Path, monkeypatch: py
     store.clean()
     assert (path.lstat().st_ino, path.lstat().st_mtime) == (before.st_ino, before.st_mtime) and store.evicted == 1
     assert store.faults == {"EISDIR" if kind == "folder" else "ENXIO": 2}
+    assert put(store, "a", record(0)) is (FAILED if kind == "folder" else DONE)
 
 
 def test_a_second_name_of_a_foreign_file(tmp_path: Path) -> None:
@@ -235,11 +232,8 @@ def test_foreign_names_are_left_alone(name: str, tmp_path: Path) -> None:
     folders = [tmp_path / "store" / folder for folder in ("", "records-00", shard("a"), mine)]
     foreign = {}
     for folder in folders:
-        folder.mkdir(0o700, exist_ok=True)
         if not (folder / name).exists():
-            (folder / name).write_bytes(bytes(1000))
-            os.utime(folder / name, (OLD, OLD))
-            foreign[folder / name] = (folder / name).stat()
+            foreign[folder / name] = old(folder / name, 1000).stat()
     other = FileStore(tmp_path / "store", capacity=1600)
     assert other.put(keys(f"n{n}" for n in range(15)), [record(n) for n in range(15)]) == [DONE] * 15
     other.clean()
@@ -250,10 +244,7 @@ def test_foreign_names_are_left_alone(name: str, tmp_path: Path) -> None:
 
 def test_a_record_in_a_shard_of_others_is_foreign(tmp_path: Path) -> None:
     store = FileStore(tmp_path, capacity=100)
-    wrong = tmp_path / f"records-{(int(shard('a')[-2:], 16) + 1) % 256:02x}" / key("a")
-    wrong.parent.mkdir(0o700, exist_ok=True)
-    wrong.write_bytes(bytes(1000))
-    os.utime(wrong, (OLD, OLD))
+    wrong = old(tmp_path / f"records-{(int(shard('a')[-2:], 16) + 1) % 256:02x}" / key("a"), 1000)
     assert put(store, "b", record(1)) is DONE and put(store, "c", record(2)) is DONE
     store.clean()
     assert wrong.exists() and store.evicted == 1 and holds(store, "c", record(2))
@@ -300,26 +291,9 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest
         assert {name: was[:4] for name, was in look(folder).items()} == {name: was[:4] for name, was in before.items()}
 
 
-@pytest.mark.parametrize("level", ["folder", "shard"])
-def test_a_folder_that_becomes_another_users(level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = FileStore(tmp_path, capacity=50)
-    big = FileStore(tmp_path)
-    put(big, "a", record(0))
-    before = look(tmp_path)
-    with monkeypatch.context() as patch:
-        another_owns(patch, tmp_path if level == "folder" else place(store, "a").parent)
-        refuses_all(store, "EPERM")
-    assert look(tmp_path) == before
-
-
 def test_a_record_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FileStore(tmp_path, capacity=200)
-    for word in ("a", STALE):
-        path = place(store, word) if word == "a" else place(store, "a").with_name(STALE)
-        path.parent.mkdir(0o700, exist_ok=True)
-        path.write_bytes(record(0, 150).tobytes())
-        os.utime(path, (OLD, OLD))
-    theirs = [place(store, "a"), place(store, "a").with_name(STALE)]
+    theirs = [old(place(store, "a"), 150), old(place(store, "a").with_name(STALE), 150)]
     with monkeypatch.context() as patch:
         another_owns(patch, *theirs)
         assert store.exists(keys(["a"])) == [False]
@@ -353,14 +327,17 @@ def test_a_folder_that_others_may_write_to_is_refused(mode: int, tmp_path: Path)
         path.chmod(0o700)
 
 
-@pytest.mark.parametrize("mode", OTHERS, ids=oct)
+@pytest.mark.parametrize("mode", [*OTHERS, ANOTHER], ids=lambda mode: oct(mode) if mode else "another user's")
 @pytest.mark.parametrize("level", ["folder", "shard"])
-def test_a_folder_that_others_may_write_to_since(level: str, mode: int, tmp_path: Path) -> None:
+def test_a_folder_that_others_may_write_to_since(
+    level: str, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = FileStore(tmp_path / "store", capacity=50)
     put(FileStore(tmp_path / "store"), "a", record(0))
-    before = look(place(store, "a"))
-    (store.folder.path if level == "folder" else place(store, "a").parent).chmod(mode)
-    refuses_all(store, "EPERM")
+    before, folder = look(place(store, "a")), store.folder.path if level == "folder" else place(store, "a").parent
+    with monkeypatch.context() as patch:
+        another_owns(patch, folder) if mode == ANOTHER else folder.chmod(mode)
+        refuses_all(store, "EPERM")
     assert look(place(store, "a")) == before
 
 
@@ -374,27 +351,28 @@ def test_a_folder_that_others_may_only_read_is_taken_as_it_is(mode: int, tmp_pat
     assert stat.S_IMODE(place(store, "a").parent.stat().st_mode) == 0o700
 
 
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    yield
+    os.umask(before)
+
+
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077, 0o177], ids=oct)
 @pytest.mark.parametrize("shared", [False, True])
 def test_what_is_made_is_for_this_user_alone(shared: bool, mask: int, tmp_path: Path) -> None:
     tmp_path.chmod(0o2777)  # whose group new folders would take over
-    before = os.umask(mask)
-    try:
-        store = FileStore(tmp_path / "store", **({"shared": True} if shared else {}))
+    with umask(mask):
+        store = FileStore(tmp_path / "store", shared=shared)
         put(store, "a", record(0))
-    finally:
-        os.umask(before)
     for path in (store.folder.path, place(store, "a").parent):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert stat.S_IMODE(place(store, "a").stat().st_mode) == 0o600
 
 
 def test_folders_on_the_way_are_for_this_user_alone(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
+    with umask(0):
         FileStore(tmp_path / "one" / "two" / "store")
-    finally:
-        os.umask(before)
     for path in (tmp_path / "one", tmp_path / "one" / "two"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
@@ -452,10 +430,21 @@ def test_a_folder_that_appears_while_it_is_made(tmp_path: Path, monkeypatch: pyt
     assert holds(store, "a", record(0)) and not store.faults
 
 
-@pytest.mark.parametrize("shared", ["false", "0", 1, None])
-def test_shared_is_true_or_false(tmp_path: Path, shared: object) -> None:
-    with pytest.raises(ConfigurationError, match="expected True or False"):
-        FileStore(tmp_path / "records", shared=shared)  # type: ignore[arg-type]
+REFUSED = [({"shared": value}, ConfigurationError, "expected True or False") for value in ("false", "0", 1, None)]
+REFUSED += [
+    ({"path": path}, errors.InvalidArgument, "expected the folder of a file") for path in ("", None, 3, b"store")
+]
+REFUSED += [({"capacity": value}, errors.InvalidArgument, "capacity") for value in (0, -1, 1.5, "1 GiB")]
+
+
+@pytest.mark.parametrize(("settings", "error", "message"), REFUSED)
+def test_settings_that_make_no_sense_are_refused(
+    settings: dict[str, Any], error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        FileStore(**({"path": tmp_path / "records"} | settings))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_relative_path_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,21 +8,8 @@ from pathlib import Path
 import pytest
 
 from memstate.tiers.stores.file import FileStore
-from tests.support.file_case import (
-    DONE,
-    FAILED,
-    OLD,
-    ended,
-    files,
-    holds,
-    in_child,
-    key,
-    keys,
-    place,
-    put,
-    record,
-    refuse,
-)
+from tests.support.file_case import DONE, FAILED, OLD, files, holds, key, keys, place, put, record, refuse
+from tests.support.processes import ended, in_child
 
 
 def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
@@ -146,21 +133,6 @@ def test_what_cannot_be_deleted_does_not_stop_the_rest(tmp_path: Path, monkeypat
         refuse(patch, "unlink", errno.EPERM, lambda path: path == key("n0"))
         assert put(store, "new", record(99)) is DONE
     assert store.faults == {"EPERM": 1} and store.exists(names[:4]) == [True, False, False, True]
-
-
-def test_what_is_not_the_stores_is_never_deleted(tmp_path: Path) -> None:
-    store = FileStore(tmp_path, capacity=100)
-    put(store, "a", record(0))
-    shard = place(store, "a").parent
-    foreign = [tmp_path / "notes", tmp_path / "ab" / "cd", shard / "a.txt", shard / ".keep", shard / "folder" / "x"]
-    for path in foreign:
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(bytes(1000))
-        os.utime(path, (OLD, OLD))
-    (shard / "link").symlink_to(tmp_path / "notes")
-    put(store, "b", record(1))
-    assert store.exists(keys(["a", "b"])) == [False, True] and store.evicted == 1
-    assert all(path.exists() for path in [*foreign, shard / "link"]) and not store.faults
 
 
 @pytest.mark.parametrize("capacity", [None, 1000])

@@ -31,31 +31,18 @@ class Scripted:
     """A client whose answers are given, and which notes what it is asked."""
 
     def __init__(self, codes: Sequence[int] = (), size: int = -704, health: int = 0) -> None:
-        self.codes, self.size, self.health = list(codes), size, health
-        self.removed: list[str] = []
+        self.codes, self.removed = list(codes), list[str]()
         self.closed, self.entered, self.goes_on = threading.Event(), threading.Event(), threading.Event()
         self.goes_on.set()
-
-    def health_check(self) -> int:
-        return self.health
-
-    def register_buffer(self, address: int, nbytes: int) -> int:
-        return 0
+        self.health_check, self.get_size = (lambda: health), (lambda name: size)
+        self.register_buffer = lambda address, nbytes: 0
+        self.batch_is_exist = self.batch_put_from = lambda *_: self.codes
 
     def batch_get_into(self, names: list[str], addresses: list[int], sizes: list[int]) -> list[int]:
         self.entered.set()
         assert self.goes_on.wait(PATIENCE_S)
         assert not self.closed.is_set()
         return self.codes
-
-    def batch_put_from(self, names: list[str], addresses: list[int], sizes: list[int], config: Any) -> list[int]:
-        return self.codes
-
-    def batch_is_exist(self, names: list[str]) -> list[int]:
-        return self.codes
-
-    def get_size(self, name: str) -> int:
-        return self.size
 
     def batch_remove(self, names: list[str], force: bool) -> None:
         self.removed += names
@@ -77,15 +64,8 @@ def test_what_codes_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     store, buffers = scripted(monkeypatch, Scripted(codes), len(codes))
     names = [fresh() for _ in codes]
     assert store.get(names, buffers) == [DONE, DAMAGED, *[MISSING] * 4, *[FAILED] * 7, DAMAGED]
-    faults = [
-        "INVALID_REPLICA",
-        "LEASE_EXPIRED",
-        "TRANSFER_FAIL",
-        "CHECKSUM_MISMATCH",
-        "RPC_FAIL",
-        "RPC_TIMEOUT",
-        "-12345",
-    ]
+    faults = ["INVALID_REPLICA", "LEASE_EXPIRED", "TRANSFER_FAIL", "CHECKSUM_MISMATCH"]
+    faults += ["RPC_FAIL", "RPC_TIMEOUT", "-12345"]
     assert store.faults == dict.fromkeys(faults, 1)
 
     store, buffers = scripted(monkeypatch, Scripted([0, -705, -200, -704, -800]), 5)
@@ -95,16 +75,10 @@ def test_what_codes_mean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("size", "outcome", "removed", "fault"),
-    [
-        (9, DAMAGED, 1, ""),
-        (8, FAILED, 0, "INVALID_PARAMS"),  # of the right size, and refused all the same
-        (-704, MISSING, 0, ""),
-        (-900, FAILED, 0, "RPC_FAIL"),
-    ],
-)
-def test_a_read_that_is_refused(
-    monkeypatch: pytest.MonkeyPatch, size: int, outcome: Outcome, removed: int, fault: str
-) -> None:
+    [(9, DAMAGED, 1, ""), (8, FAILED, 0, "INVALID_PARAMS"),  # of the right size, and refused all the same
+     (-704, MISSING, 0, ""), (-900, FAILED, 0, "RPC_FAIL")],
+)  # fmt: skip
+def test_a_read_that_is_refused(monkeypatch: Any, size: int, outcome: Outcome, removed: int, fault: str) -> None:
     client = Scripted([-600], size)
     store, buffers = scripted(monkeypatch, client, 1)
     assert store.get(["a"], buffers) == [outcome]
@@ -123,14 +97,11 @@ def test_a_client_without_a_master_is_not_asked(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("codes", "there", "faults"),
-    [
-        ([1, 0, -704, -900], [True, False, False, False], {"RPC_FAIL": 1}),
-        ([0, -900, -900], [False] * 3, {"RPC_FAIL": 2}),  # one answer is enough to know that somebody answers
-        ([-704, -710, 0], [False] * 3, {}),
-        ([-900, -901, -900], None, {"RPC_FAIL": 2, "RPC_TIMEOUT": 1}),
-        ([-12345], None, {"-12345": 1}),
-    ],
-)
+    [([1, 0, -704, -900], [True, False, False, False], {"RPC_FAIL": 1}),
+     ([0, -900, -900], [False] * 3, {"RPC_FAIL": 2}),  # one answer is enough to know that somebody answers
+     ([-704, -710, 0], [False] * 3, {}), ([-900, -901, -900], None, {"RPC_FAIL": 2, "RPC_TIMEOUT": 1}),
+     ([-12345], None, {"-12345": 1})],
+)  # fmt: skip
 def test_nothing_is_said_of_records_that_no_master_spoke_of(
     monkeypatch: pytest.MonkeyPatch, codes: list[int], there: list[bool] | None, faults: dict[str, int]
 ) -> None:
@@ -167,6 +138,11 @@ def test_closing_waits_for_calls_in_progress(monkeypatch: pytest.MonkeyPatch) ->
         assert call.result(PATIENCE_S) == [DONE]
         closing.result(PATIENCE_S)
     assert client.closed.is_set()
+    store.close()  # closes nothing twice
+    store.discard(["a"])
+    assert store.get(["a"], buffers) == [FAILED] and set(store.faults) == {"CLOSED"}
+    with pytest.raises(OSError, match="CLOSED"):
+        store.register(torch.zeros(4, dtype=torch.uint8))
 
 
 def test_a_client_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,39 +152,33 @@ def test_a_client_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch
         MooncakeStore(Mooncake(f"{HOST}:1"))
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"master": ""}, {"master": None}, {"hostname": None}, {"hostname": "", "master": "etcd://host:1"},
-        {"metadata": ""}, {"metadata": "foo"}, {"metadata": "10.0.0.1:8080"}, {"metadata": "p2phandshake"},
-        {"metadata": "HTTP://host:1/metadata"}, {"metadata": "http://"}, {"metadata": "http:///metadata"},
-        {"metadata": "ftp://host:1"}, {"metadata": "P2PHANDSHAKE "}, {"protocol": "udp"}, {"device": None},
-        {"segment_bytes": -1}, {"segment_bytes": 1.5}, {"segment_bytes": True}, {"segment_bytes": 5},
-        {"segment_bytes": (16 << 20) - 1}, {"buffer_bytes": -1}, {"replicas": 0},
-        {"timeout": 0}, {"timeout": "1"}, {"timeout": float("nan")}, {"timeout": float("inf")},
-    ],
-)  # fmt: skip
-def test_settings_that_cannot_be_meant(bad: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=next(iter(bad))):
-        Mooncake(**{"master": "host:1", **bad})
+BAD: dict[str, tuple[Any, ...]] = {
+    "master": ("", None), "hostname": (None,), "protocol": ("udp",), "device": (None,), "buffer_bytes": (-1,),
+    "metadata": ("", "foo", "10.0.0.1:8080", "p2phandshake", "HTTP://host:1/metadata", "http://", "http:///metadata",
+                 "ftp://host:1", "P2PHANDSHAKE "),
+    "segment_bytes": (-1, 1.5, True, 5, (16 << 20) - 1), "replicas": (0,),
+    "timeout": (0, "1", float("nan"), float("inf")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in BAD for value in BAD[name]])
+def test_settings_that_cannot_be_meant(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        Mooncake(**{"master": "host:1", name: value})
+    with pytest.raises(ConfigurationError, match="hostname"):
+        Mooncake(hostname="", master="etcd://host:1")
 
 
 def test_what_is_refused_says_what_would_do() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"metadata='foo': expected P2PHANDSHAKE, or .*http://10\.0\.0\.1:8080"
-    ):
-        Mooncake("host:1", metadata="foo")
-    with pytest.raises(ConfigurationError, match=r"segment_bytes=5: expected 16777216 \(16.00 MiB\) or more, or 0"):
-        Mooncake("host:1", segment_bytes=5)
-
-
-@pytest.mark.parametrize(
-    "metadata",
-    ["P2PHANDSHAKE", "http://h:1/metadata", "https://h:1", "etcd://h:1", "etcd://[::1]:1;h:1", "redis://h:1"],
-)
-@pytest.mark.parametrize("segment", [0, 16 << 20])
-def test_settings_that_can_be_meant(metadata: str, segment: int) -> None:
-    assert Mooncake("host:1", metadata=metadata, segment_bytes=segment).metadata == metadata
+    said = [r"metadata='foo': expected P2PHANDSHAKE, or .*http://10\.0\.0\.1:8080",
+            r"segment_bytes=5: expected 16777216 \(16.00 MiB\) or more, or 0"]  # fmt: skip
+    for wrong, message in zip(({"metadata": "foo"}, {"segment_bytes": 5}), said, strict=True):
+        with pytest.raises(ConfigurationError, match=message):
+            Mooncake("host:1", **wrong)
+    schemes = ("P2PHANDSHAKE", "http://h:1/metadata", "https://h:1", "etcd://h:1", "etcd://[::1]:1;h:1", "redis://h:1")
+    for good in schemes:
+        for segment in (0, 16 << 20):
+            assert Mooncake("host:1", metadata=good, segment_bytes=segment).metadata == good
 
 
 class Module(ModuleType):
@@ -216,9 +186,9 @@ class Module(ModuleType):
 
     LIMITS = ("MC_RPC_TIMEOUT_MS", "MC_RPC_CONNECT_TIMEOUT_MS")
 
-    def __init__(self, code: int = 0) -> None:
+    def __init__(self) -> None:
         super().__init__("mooncake.store")
-        self.code = code
+        self.code = 0
         self.asked: list[tuple[Any, ...]] = []
         self.MooncakeDistributedStore = lambda: self
         self.ReplicateConfig = lambda: SimpleNamespace(replica_num=1)
@@ -226,6 +196,13 @@ class Module(ModuleType):
     def setup(self, *settings: Any) -> int:
         self.asked = [settings, tuple(os.environ.get(name) for name in self.LIMITS)]
         return self.code
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Module:
+    found = Module()
+    monkeypatch.setitem(sys.modules, "mooncake.store", found)
+    return found
 
 
 @pytest.fixture
@@ -237,10 +214,9 @@ def address() -> Iterator[str]:
 
 @pytest.mark.parametrize("code", [0, -900])
 def test_setting_up_says_everything_and_leaves_the_environment_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, address: str, code: int
+    monkeypatch: pytest.MonkeyPatch, module: Module, address: str, code: int
 ) -> None:
-    module = Module(code)
-    monkeypatch.setitem(sys.modules, "mooncake.store", module)
+    module.code = code
     monkeypatch.setenv("MC_RPC_TIMEOUT_MS", "1234")
     monkeypatch.delenv("MC_RPC_CONNECT_TIMEOUT_MS", raising=False)
     metadata = f"http://{address}/metadata"
@@ -256,10 +232,7 @@ def test_setting_up_says_everything_and_leaves_the_environment_as_it_was(
 
 @pytest.mark.parametrize("server", ["master", "metadata server"])
 @pytest.mark.parametrize("given", ["host", "host:", "host:x", ":1", "host:+1", "host:70000", "host:1_0", "host:²"])
-def test_addresses_that_are_none_are_told_their_form(
-    monkeypatch: pytest.MonkeyPatch, address: str, given: str, server: str
-) -> None:
-    monkeypatch.setitem(sys.modules, "mooncake.store", Module())
+def test_addresses_that_are_none_are_told_their_form(module: Module, address: str, given: str, server: str) -> None:
     named = (given, P2P) if server == "master" else (address, f"http://{given}/metadata")
     expected = rf"^Mooncake {server} at {re.escape(given)}: expected host:port, such as 10.0.0.1:50051$"
     with pytest.raises(ConfigurationError, match=expected):
@@ -267,21 +240,14 @@ def test_addresses_that_are_none_are_told_their_form(
 
 
 @pytest.mark.parametrize("address", [f"{HOST}:1", "[::1]:1", f"{'x' * 70}:1", "a\0b:1"])
-def test_addresses_where_nobody_answers_are_named(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setitem(sys.modules, "mooncake.store", Module())
+def test_addresses_where_nobody_answers_are_named(module: Module, address: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"master at {re.escape(address)}: .*expected host:port"):
         MooncakeStore(Mooncake(address))
 
 
-def test_masters_that_the_client_looks_up_are_not_tried_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = Module()
-    monkeypatch.setitem(sys.modules, "mooncake.store", module)
+def test_a_process_is_reached_where_it_reaches_its_master(module: Module, address: str) -> None:
+    """Masters that the client looks up are not tried before."""
     MooncakeStore(Mooncake("etcd://nowhere:1", "me"))
     assert module.asked[0][-1] == "etcd://nowhere:1"
-
-
-def test_a_process_is_reached_where_it_reaches_its_master(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    module = Module()
-    monkeypatch.setitem(sys.modules, "mooncake.store", module)
     MooncakeStore(Mooncake(address))
     assert module.asked[0][0] == HOST

@@ -1,77 +1,22 @@
 """States as records: round trips of every layout, bit for bit, through memory in which every other byte must stay."""
 
 import gc
-from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
 
 from memstate.errors import Asleep, InvalidArgument, LayoutMismatch
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import TILE_BYTES
-from memstate.state import presets
 from memstate.state.layout import Order, Plane, StateLayout
 from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
 from tests.kernels.test_copy import LAYOUTS, ORDERS, SMALL
 from tests.support.given import FORMS, Engine
-
-RECORDS, CANARY = 4, 48
-PRESETS = [name for name in presets.__all__ if name in presets.CHECKPOINTS]
+from tests.support.packed import PRESETS, Records, body, body_mask, filled, ids, toy
 
 each_order = pytest.mark.parametrize("order", ORDERS)
 each_form = pytest.mark.parametrize("form", FORMS)
-
-
-def toy(name: str, order: Order = "layer_major", **options: torch.dtype) -> StateLayout:
-    """A preset with planes of the same kinds and axes, as small as can be told apart."""
-    layout = getattr(presets, name)(order=order, **options)
-    planes = [Plane(plane.name, tuple(map(min, plane.shape, (3, 5, 6))), plane.dtype) for plane in layout.planes]
-    return StateLayout(planes, 3, order)
-
-
-def ids(storage: Planes, *values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32, device=storage.device)
-
-
-def filled(layout: StateLayout, slots: int, backend: Backend, generator: torch.Generator) -> Planes:
-    """A storage of random bytes, also in its padding and in the null slot."""
-    storage = Planes(layout, slots, backend)
-    for arena in storage.arenas:
-        arena.copy_(torch.randint(0, 256, arena.shape, dtype=torch.uint8, generator=generator))
-    return storage
-
-
-def blocks(storage: Planes, slot: int) -> Iterator[tuple[str, int, Tensor]]:
-    """The bytes of a slot, plane by plane of each layer."""
-    for layer in range(storage.layout.layers):
-        for name, plane in storage.items():
-            yield name, layer, plane[layer][slot].reshape(-1).view(torch.uint8)
-
-
-def body(storage: Planes, slot: int) -> Tensor:
-    """What a record of a slot holds, with zeros for padding: written from the order alone. uint8 `byte`, on the host"""
-    parts = []
-    for _, _, block in blocks(storage, slot):
-        parts += [block.cpu(), torch.zeros(-len(block) % 16, dtype=torch.uint8)]
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.uint8)
-
-
-class Records:
-    """Records of zeros behind headers of rubbish."""
-
-    def __init__(self, packing: Packing, generator: torch.Generator, header: int = CANARY) -> None:
-        device = packing.backend.device
-        shape = (RECORDS, header + packing.nbytes + CANARY)
-        self.whole = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(device)
-        self.bodies = self.whole[:, header : header + packing.nbytes]
-        self.bodies.zero_()
-        self.expected = self.whole.cpu().clone()
-        self.expected_bodies = self.expected[:, header : header + packing.nbytes]
-
-    def check(self) -> None:
-        assert torch.equal(self.whole.cpu(), self.expected)
 
 
 def round_trip(storage: Planes, generator: torch.Generator) -> None:
@@ -160,16 +105,6 @@ def test_b66_registers_padding_and_places(backend: Backend, generator: torch.Gen
     packing.unpack(slots, ids(storage, 0, 2, 1, 3), ids(storage, 0, 0, 0, -1), records.bodies)
     after = [body(storage, slot) for slot in range(5)]
     assert all(torch.equal(after[slot], before[was]) for slot, was in enumerate((0, 1, 2, 3, 1)))
-
-
-def body_mask(packing: Packing) -> Tensor:
-    """Which bytes of a body are no padding, on the host."""
-    mask = torch.zeros(packing.nbytes, dtype=torch.bool)
-    for row in packing.layout.table():
-        for layer in range(packing.layers):
-            start = row.offset + layer * row.layer_stride
-            mask[start : start + row.payload] = True
-    return mask
 
 
 @each_order

@@ -11,7 +11,7 @@ from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
 from tests.kernels.test_copy import ORDERS
 from tests.support.given import FORMS, Engine
-from tests.tiers.test_packing import PRESETS, Records, body_mask, filled, ids, toy
+from tests.support.packed import PRESETS, Records, body_mask, filled, ids, toy
 
 # The axis of values, in the ssm plane of each preset that has one: `head key value`, `head dim state`, `channel state`.
 AXES = dict.fromkeys(("qwen3_next", "qwen3_5", "kimi_linear"), 2)
@@ -198,16 +198,10 @@ def test_memory_that_comes_back_less_aligned_is_refused(backend: Backend) -> Non
 
 @pytest.mark.parametrize(
     ("int8", "problem"),
-    [
-        ({"sssm": 0}, r"no planes \['sssm'\] in \['conv', 'ssm', 'm'\]"),
-        ({"ssm": 3}, r"axis 3 of Plane\(ssm.* 3 axes"),
-        ({"ssm": -1}, "axis -1 of"),
-        ({"ssm": True}, "axis True of"),
-        ({"ssm": None}, "axis None of"),
-        ({"ints": 0}, r"axis 0 of Plane\(ints\[4\] int32"),
-        ({"no": 0}, r"axis 0 of Plane\(no\[0,3\]"),
-    ],
-)
+    [({"sssm": 0}, r"no planes \['sssm'\] in \['conv', 'ssm', 'm'\]"), ({"ssm": 3}, r"axis 3 of Plane\(ssm.* 3 axes"),
+     ({"ssm": -1}, "axis -1 of"), ({"ssm": True}, "axis True of"), ({"ssm": None}, "axis None of"),
+     ({"ints": 0}, r"axis 0 of Plane\(ints\[4\] int32"), ({"no": 0}, r"axis 0 of Plane\(no\[0,3\]")],
+)  # fmt: skip
 def test_planes_that_cannot_be_int8_are_named(backend: Backend, int8: dict[str, int], problem: str) -> None:
     planes = TWO.planes
     if int8.keys() & {"ints", "no"}:

@@ -1,12 +1,10 @@
 """Random programs of prefetches beside a model of the rules: after every operation the same outcomes, the same host
 memory, the same figures.
-
-Run long: python -m tests.tiers.test_prefetch_random FIRST_SEED PROGRAMS [LENGTH]
 """
 
 import os
 import random
-import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +15,7 @@ from memstate.tiers.host.cache import RecordCache
 from memstate.tiers.prefetch.settings import Prefetch
 from tests.support.model_prefetch import COUNTS, Prefetches
 from tests.support.prefetch_rig import KV, STATE, Rig, digests, record
+from tests.support.sampling import PROOF
 from tests.support.shelves import Shelf
 from tests.support.virtual import ByHand, MemoryStore, Together
 
@@ -49,13 +48,10 @@ class Program:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
+        choices = {"threshold": [0, 4, 8, 12], "limit": [None, None, 40, 100], "timeout": [0.0, 3.0]}
+        choices |= {"stop": ["best_effort", "wait_complete", "timeout"], "timeout_per_page": [0.0, 1.0]}
         self.settings = Prefetch(
-            threshold=rng.choice([0, 4, 8, 12]),
-            limit=rng.choice([None, None, 40, 100]),
-            stop=rng.choice(["best_effort", "wait_complete", "timeout"]),
-            timeout=rng.choice([0.0, 3.0]),
-            timeout_per_page=rng.choice([0.0, 1.0]),
-            chunk=rng.choice([1, 2, 3, 32]),
+            **{name: rng.choice(of) for name, of in choices.items()}, chunk=rng.choice([1, 2, 3, 32])
         )
         self.ranks = rng.choice([1, 1, 2, 3])
         kinds = rng.choice(["both", "both", "both", "kv", "kv", "states"])
@@ -83,9 +79,8 @@ class Program:
         self.steps: list[str] = []
         for rig in self.rigs:
             for keys in self.prompts:
-                self.put(
-                    rig, keys, rng.choice([0, 7, MOST, MOST]), [n for n in range(1, MOST + 1) if rng.random() < 0.4]
-                )
+                pages = rng.choice([0, 7, MOST, MOST])
+                self.put(rig, keys, pages, [n for n in range(1, MOST + 1) if rng.random() < 0.4])
 
     def put(self, rig: Rig, keys: list[bytes], pages: int, ends: list[int]) -> None:
         rig.stock(keys, range(pages), [end * PAGE for end in ends])
@@ -278,11 +273,8 @@ class Program:
             rig.check(idle=False)
         for real, model in self.fetches[-6:]:
             for fetch, wish in zip(real, model, strict=True):
-                assert (fetch.phase.name.lower(), fetch.outcome, fetch.length) == (
-                    wish.phase,
-                    wish.outcome,
-                    wish.length,
-                )
+                said = (fetch.phase.name.lower(), fetch.outcome, fetch.length)
+                assert said == (wish.phase, wish.outcome, wish.length)
                 assert (fetch.tokens, fetch.end) == (wish.tokens, wish.end)
             assert len({(fetch.done, fetch.length) for fetch in real}) == 1, "ranks that differ"
 
@@ -300,20 +292,12 @@ def play(seed: int, length: int) -> Program:
 
 @pytest.mark.parametrize("lot", range(4))
 def test_random_prefetches_follow_the_rules(lot: int) -> None:
+    programs = 150 if PROOF else 15
     first = int(os.environ.get("MEMSTATE_SEED", random.randrange(2**31)))
     print(f"MEMSTATE_SEED={first}")
-    seen: dict[str, int] = {}
-    for seed in range(first + 15 * lot, first + 15 * lot + 15):
+    seen = Counter[str]()
+    for seed in range(first + programs * lot, first + programs * (lot + 1)):
         for rank in play(seed, 150).models:
-            seen |= {name: seen.get(name, 0) + number for name, number in rank.counts.items()}
+            seen.update(rank.counts)
     print(seen)
     assert seen["complete"] and seen["cancelled"] and seen["missed"]
-
-
-if __name__ == "__main__":
-    start, programs, size = (int(text) for text in [*sys.argv[1:], "300"][:3])
-    total: dict[str, int] = {}
-    for number in range(start, start + programs):
-        for of_rank in play(number, size).models:
-            total = {name: total.get(name, 0) + count for name, count in of_rank.counts.items()}
-    print(total)

@@ -10,9 +10,8 @@ import pytest
 
 from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tiers.prefetch.settings import Prefetch
-from tests.support.prefetch_rig import KV, STATE, Rig, digests, record
-from tests.support.virtual import ByHand, MemoryStore
-from tests.tiers.test_prefetch import outcome
+from tests.support.prefetch_rig import KV, STATE, Rig, digests, outcome, record
+from tests.support.virtual import MemoryStore
 
 CHUNK = 8
 ENDS = (496, 992)
@@ -29,8 +28,6 @@ def stocked(settings: Prefetch, **sizes: object) -> tuple[Rig, list[bytes], Fetc
     rig.prefetcher.poll()
     return rig, keys, fetch
 
-
-# -- stopping -----------------------------------------------------------------------------------------
 
 # With one worker a second brings the answer, the next one the state, and each after that 8 pages.
 KV_ONLY = [("stopped", 0), *[("partial", n * CHUNK * 16) for n in range(1, 8)], ("complete", 992)]
@@ -53,46 +50,6 @@ def test_B61_best_effort_takes_what_has_arrived(states: int | None, seconds: int
     assert rig.kv.pool.waiting == 0
 
 
-@pytest.mark.parametrize("seconds", range(10))
-def test_B61_a_state_within_what_arrived_is_attached_and_the_later_one_is_not(seconds: int) -> None:
-    """The state at 496 is in host memory: a prefetch of 992 tokens that stops half-way is worth that much."""
-    rig, keys = Rig(BEST, workers=1), digests("a", 62)
-    rig.stock(keys, range(62), [992])
-    rig.host(keys, (), [496])
-    fetch = rig.start(1000, keys)
-    rig.clock.advance(1)
-    rig.prefetcher.poll()
-    assert fetch.tokens == 992
-    rig.clock.advance(seconds)
-    assert rig.prefetcher.ready(fetch)
-    arrived = max(0, seconds - 1) * CHUNK
-    expected = ("complete", 992) if arrived >= 62 else ("partial", 496) if arrived >= 31 else ("stopped", 0)
-    assert outcome(rig, fetch, keys) == expected
-    assert len(rig.kv) == expected[1] // 16, "pages without a state go back"
-    rig.run()
-    rig.check()
-
-
-def test_before_storage_has_answered_there_is_nothing_to_take() -> None:
-    rig, keys = Rig(BEST), digests("a", 62)
-    rig.stock(keys, range(62), ENDS)
-    fetch = rig.start(1000, keys)
-    assert rig.prefetcher.ready(fetch) and outcome(rig, fetch, keys) == ("stopped", 0)
-    assert rig.prefetcher.stats().stopped == 1
-    rig.run()
-    assert outcome(rig, fetch, keys) == ("stopped", 0)
-
-
-def test_wait_complete_is_ready_when_all_has_come() -> None:
-    rig, keys, fetch = stocked(WAIT, workers=1)
-    for _ in range(8):
-        rig.clock.advance(1)
-        assert not rig.prefetcher.ready(fetch)
-    rig.clock.advance(1)
-    assert rig.prefetcher.ready(fetch)
-    assert outcome(rig, fetch, keys) == ("complete", 992)
-
-
 @pytest.mark.parametrize(("timeout", "per_page"), [(3.0, 0.0), (0.0, 3 / 62), (1.0, 2 / 62), (100.0, 0.0)])
 def test_timeouts_grow_with_length(timeout: float, per_page: float) -> None:
     settings = Prefetch(stop="timeout", timeout=timeout, timeout_per_page=per_page, chunk=CHUNK)
@@ -105,16 +62,6 @@ def test_timeouts_grow_with_length(timeout: float, per_page: float) -> None:
         assert outcome(rig, fetch, keys) == ("partial", 2 * CHUNK * 16)
     rig.run()
     assert outcome(rig, fetch, keys) == (("partial", 256) if timeout < 100 else ("complete", 992))
-
-
-def test_a_timeout_that_is_over_stops_nothing_until_the_request_could_start() -> None:
-    rig, keys, fetch = stocked(Prefetch(stop="timeout", timeout=0.0, timeout_per_page=0.0))
-    rig.run()
-    assert outcome(rig, fetch, keys) == ("complete", 992)
-    assert rig.prefetcher.ready(fetch)
-
-
-# -- cancelling ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("states", [None, 4])
@@ -166,8 +113,6 @@ def test_B65_close_waits_for_what_has_begun() -> None:
     rig.check()
 
 
-# -- storage that fails -------------------------------------------------------------------------------
-
 FLAWS = {"vanished": "missing", "half": "damaged", "garbage": "checksum", "denied": "failed"}
 
 
@@ -205,13 +150,6 @@ def test_B62_a_state_of_another_length_is_foreign() -> None:
     assert rig.prefetcher.stats().flaws == {"foreign": 1}
 
 
-def test_what_lies_behind_a_flaw_is_not_read() -> None:
-    rig, keys, fetch = stocked(WAIT, workers=1)
-    rig.store.faults[STATE.name(keys[61])] = "vanished"
-    rig.run()
-    assert fetch.done and len(rig.store.asked("get")) <= 1 + CHUNK
-
-
 @pytest.mark.parametrize("when", ["asking", "reading", "one page", "forgetful"])
 def test_a_store_that_raises_has_failed(when: str) -> None:
     rig, keys = Rig(WAIT, states=None), digests("a", 62)
@@ -232,23 +170,6 @@ def test_a_store_that_raises_has_failed(when: str) -> None:
     again = rig.start(1000, keys)
     rig.run()
     assert again.length == (256 if when == "one page" else 992)
-
-
-def test_slow_storage_holds_up_nobody_else() -> None:
-    """Of two workers one is stuck; another prompt goes through the other."""
-    rig = Rig(WAIT, workers=2, latency=iter([500.0] + [1.0] * 99).__next__)
-    slow, fast = digests("a", 62), digests("b", 62)
-    for keys in (slow, fast):
-        rig.stock(keys, range(62), [992])
-    first, second = rig.start(1000, slow), rig.start(1000, fast)
-    rig.run(20)
-    assert (first.done, second.outcome, second.length) == (False, "complete", 992)
-    rig.run(1, 500.0)
-    rig.run(20)
-    assert outcome(rig, first, slow) == ("complete", 992)
-
-
-# -- real threads -------------------------------------------------------------------------------------
 
 
 class Jittery(MemoryStore):
@@ -296,24 +217,3 @@ def test_many_prefetches_on_real_threads() -> None:
             "complete", "partial", "missed", "failed", "stopped", "cancelled", "no_room", "short",
         } == set()  # fmt: skip
         assert any(fetch.outcome == "complete" for fetch, _ in fetches)
-
-
-def test_an_executor_by_hand_may_end_reads_in_any_order() -> None:
-    """Chunks in the reverse of their order: what came later waits for what comes before."""
-    hand = ByHand()
-    rig, keys = Rig(Prefetch(stop="best_effort", chunk=CHUNK), states=None, executor=hand), digests("a", 62)
-    rig.stock(keys, range(62))
-    fetch = rig.start(1000, keys)
-    for job in hand.jobs:
-        assert job.begin()
-        job.finish()
-    rig.prefetcher.poll()
-    for job in hand.jobs[:1:-1]:
-        assert job.begin()
-        job.finish()
-        rig.prefetcher.poll()
-    assert not fetch.done and len(rig.kv) == 0
-    assert hand.jobs[1].begin()
-    hand.jobs[1].finish()
-    rig.prefetcher.poll()
-    assert outcome(rig, fetch, keys) == ("complete", 992)

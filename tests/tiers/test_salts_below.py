@@ -11,11 +11,19 @@ from memstate.tiers import FileStore, manager
 from memstate.tiers.keys import Keys
 from memstate.tiers.prefetch import agreement
 from memstate.tokens import encode
+from tests.support.splits import TOKENS, Model
 from tests.support.tenants import NOTHING, PAGE, House, T, two_tenants
 from tests.support.virtual import MemoryStore
-from tests.tiers.test_resplit import TOKENS, Model
 
 BELOW = (0, 0, 0, 8)  # of what has gone down
+
+
+def gone_down(salt: Hashable, tiers: dict[str, object] | None = None) -> House:
+    """A tenant's prompt of 8 tokens that only host memory has."""
+    house = House(tiers=tiers or {})
+    house.turn(8, salt)
+    house.go_down()
+    return house
 
 
 @pytest.mark.parametrize("write", ["through", "back", "selective"])
@@ -36,17 +44,13 @@ def test_host_memory_gives_what_its_own_salt_has(mine: Hashable, other: Hashable
 
 @two_tenants
 def test_match_finds_what_host_memory_has_under_its_salt(mine: Hashable, other: Hashable) -> None:
-    house = House(tiers={})
-    house.turn(8, mine)
-    house.go_down()
+    house = gone_down(mine)
     assert house.found(9, other) == NOTHING and house.found(9, mine) == BELOW
 
 
 @two_tenants
 def test_dense_records_give_what_their_own_salt_has(mine: Hashable, other: Hashable) -> None:
-    house = House(tiers={"dense_slots": 4})
-    house.turn(8, mine)
-    house.go_down()
+    house = gone_down(mine, tiers={"dense_slots": 4})
     assert house.starts(9, other) == 0 and house.starts(9, mine) == 8
     figures = house.mem.stats().tiers
     assert figures is not None and (figures.dense_hit_tokens, figures.host_hit_tokens) == (8, 0)
@@ -55,9 +59,7 @@ def test_dense_records_give_what_their_own_salt_has(mine: Hashable, other: Hasha
 @two_tenants
 def test_a_state_that_comes_up_shares_no_page_with_another_salt(mine: Hashable, other: Hashable) -> None:
     """The device has KV of the same tokens, another tenant's: the state brings its own."""
-    house = House(tiers={})
-    house.turn(8, mine)
-    house.go_down()
+    house = gone_down(mine)
     house.turn(8, other)
     row = house.start(T[:9], mine)
     assert house.mem.length(row) == 8
@@ -69,9 +71,7 @@ def test_a_state_that_comes_up_shares_no_page_with_another_salt(mine: Hashable, 
 
 @two_tenants
 def test_a_state_that_comes_up_to_kv_of_its_salt_brings_none(mine: Hashable, other: Hashable) -> None:
-    house = House(tiers={})
-    house.turn(8, mine)
-    house.go_down()
+    house = gone_down(mine)
     row = house.start(T[:9], mine)  # KV and state are up again; the state alone goes down
     assert house.mem.prefix is not None and house.mem.tiers is not None
     house.run(row, 9)

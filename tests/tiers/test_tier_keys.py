@@ -1,8 +1,9 @@
 """Keys of prefixes: the same in every process, never the same for two things."""
 
 import random
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 
 import pytest
@@ -114,14 +115,12 @@ def test_whatever_changes_bytes_changes_the_fingerprint() -> None:
     assert len(set(made)) == len(made) and all(len(digest) == 32 for digest in made)
 
 
-def test_the_version_of_the_record_is_in_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "VERSION", 2)
-    assert fingerprint("model", STATE, KV, 4, 0, 1) != KEYS.fingerprint
-
-
-def test_the_byte_order_is_in_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = {"little": "big", "big": "little"}[module.sys.byteorder]
-    monkeypatch.setattr("sys.byteorder", other)
+@pytest.mark.parametrize("what", ["version of the record", "byte order"])
+def test_what_else_is_in_the_fingerprint(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if what == "byte order":
+        monkeypatch.setattr("sys.byteorder", {"little": "big", "big": "little"}[module.sys.byteorder])
+    else:
+        monkeypatch.setattr(module, "VERSION", 2)
     assert fingerprint("model", STATE, KV, 4, 0, 1) != KEYS.fingerprint
 
 
@@ -132,15 +131,12 @@ def test_where_planes_lie_on_the_device_is_not_in_the_fingerprint(order: str, al
     assert fingerprint("model", state, kv, 4, 0, 1) == KEYS.fingerprint
 
 
-@pytest.mark.parametrize(
-    "arguments", [(b"model", 4, 0, 1), ("model", 0, 0, 1), ("model", 4, 1, 1), ("model", 4, -1, 1), ("model", 4, 0, 0)]
-)
-def test_fingerprint_refuses(arguments: tuple[str, int, int, int]) -> None:
-    with pytest.raises(InvalidArgument):
-        fingerprint(arguments[0], STATE, KV, *arguments[1:])
+MODELS = [(b"model", 4, 0, 1), ("model", 0, 0, 1), ("model", 4, 1, 1), ("model", 4, -1, 1), ("model", 4, 0, 0)]
+REFUSED = [lambda given=given: fingerprint(given[0], STATE, KV, *given[1:]) for given in MODELS]
+REFUSED += [partial(Keys, *given) for given in ((b"short", 4), (bytearray(32), 4), ("f" * 32, 4), (bytes(32), 0))]
 
 
-@pytest.mark.parametrize("arguments", [(b"short", 4), (bytearray(32), 4), ("f" * 32, 4), (bytes(32), 0)])
-def test_keys_refuse(arguments: tuple[bytes, int]) -> None:
+@pytest.mark.parametrize("call", REFUSED)
+def test_what_cannot_be_meant_is_refused(call: Callable[[], object]) -> None:
     with pytest.raises(InvalidArgument):
-        Keys(*arguments)
+        call()

@@ -16,7 +16,9 @@ from memstate.state.planes import Planes
 from memstate.tiers import FileStore, Prefetch, Tiers
 from tests.support.build import build
 from tests.support.given import FORMS, Engine
-from tests.support.tiered import padded, whole
+from tests.support.tiered import whole
+
+pytestmark = pytest.mark.sample
 
 ODD = StateLayout(
     (Plane("a", (), torch.int8), Plane("b", (7,), torch.float64), Plane("c", (0,), torch.float32)), layers=3
@@ -171,15 +173,3 @@ def test_B66_presets_come_back_from_files_in_another_manager(
     stats = second.mem.stats().tiers
     assert stats and (stats.storage_hit_tokens, stats.host_hit_tokens, stats.leaked_records) == (8, 0, 0)
     second.mem.close()
-
-
-def test_B66_a_record_in_a_file_is_what_it_should_be(generator: torch.Generator, tmp_path: Path) -> None:
-    """Bodies written here, without the library's layouts."""
-    machine = Machine(Backend("reference"), ODD, generator, tmp_path)
-    state, *pages = machine.compute(whole(1))
-    machine.mem.close()
-    bodies = [padded(state[name, layer] for layer in range(3) for name in "ab")]
-    bodies += [padded(page[name, layer] for layer in range(2) for name in "kv") for page in pages]
-    assert len(bodies) == 3
-    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-    assert all(sum(file.endswith(body) for file in files) == 1 for body in bodies)

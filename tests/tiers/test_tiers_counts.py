@@ -9,10 +9,11 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import OPS, Backend
+from tests.support.endings import unchecked
 from tests.support.tiered import Tiered, whole
 from tests.support.watch import Watch, real_launches
 
-pytest_plugins = ["tests.support.tiered_fixtures"]
+pytestmark = pytest.mark.sample
 
 
 class Spent:
@@ -45,6 +46,7 @@ def cached(backend: Backend, n: int, write: str, staging: int = 2, **more: objec
     rows = at.admit(*[ms.Request(i, tokens=whole(i + 1)) for i in range(n)])
     at.run(rows, publish=False)
     at.end(rows)
+    unchecked()
     return at, Spent(at)
 
 
@@ -119,16 +121,19 @@ def test_a_look_costs_nothing(plain: Backend) -> None:
     at.cache.evict_states(4)
     spent = Spent(at)
     for i in range(4):
-        assert at.mem.match([*whole(i + 1), 1]).host_length == 8
+        match = at.mem.match([*whole(i + 1), 1])
+        assert (match.length, match.host_length) == (0, 8) and "8 in host memory" in str(match)
     with pytest.raises(ms.OutOfRows):
         at.mem.admit([ms.Request(i, tokens=[*whole(1), i]) for i in range(11)])
     at.mem.poll()
-    at.mem.stats()
+    assert at.mem.stats().tiers == at.tiers and repr(at.below.host.states) and repr(at.below.host.states.pool)
     assert spent() == (0, 0, {})
+    assert at.mem.inspect().stats["tiers"]["host_states"] == 4
 
 
 def busy(at: Tiered) -> None:
     """Down, up, down again, with ends of all sorts."""
+    unchecked()
     first = 1 + 10 * len(at.known)
     prompts = [whole(first + i) for i in range(3)]
     rows = at.admit(*[ms.Request(i, tokens=tokens) for i, tokens in enumerate(prompts)])

@@ -1,5 +1,6 @@
 """Storage that is slow or fails, and prefetches that end early: what is lost is a hit, and nothing stays taken."""
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -9,20 +10,12 @@ import pytest
 
 from memstate.kernels.dispatch import Backend
 from memstate.tiers import Outcome, Prefetch
-from tests.support.tiered import T, Tiered, settle, whole
+from tests.support.tiered import T, Tiered, filled, settle, whole
 from tests.support.virtual import ByHand, Clock, MemoryStore, Workers
 
-pytest_plugins = ["tests.support.tiered_fixtures"]
+pytestmark = pytest.mark.sample
 
 ONE = whole(1)
-
-
-def filled(backend: Backend, store: object, *prompts: list[int], name: str = "redirect", **more: object) -> None:
-    """A process that has computed prompts, and ended."""
-    at = Tiered(backend, name, slots=14, tiers={"store": store}, **more)  # type: ignore[arg-type]
-    at.cache_prompts(*prompts)
-    at.mem.close()
-    assert at.tiers.written == at.moved[0] + at.moved[2] and at.tiers.leaked_records == 0
 
 
 def virtual(backend: Backend, store: MemoryStore, executor: ByHand | None = None, **more: object) -> Tiered:
@@ -36,8 +29,7 @@ def test_a_storage_that_never_answers_leaves_host_memory_evictable(plain: Backen
         jobs, store = ByHand(), MemoryStore()
         at = virtual(plain, store, jobs, tiers={"host_slots": slots, "host_pages": pages})
         for n in range(1, 20):
-            at.cache_prompts(whole(n))
-            at.give_up(pages=60)
+            at.pass_down(whole(n))
             states, kv = (cache._pinned for cache in at.caches)
             assert states <= of_states and kv <= of_pages
             assert tuple(whole(n)) in at.keeps(), "the last one always finds room"
@@ -48,8 +40,6 @@ def test_a_storage_that_never_answers_leaves_host_memory_evictable(plain: Backen
         assert at.tiers.write_missed > before and at.tiers.write_failed == 0
         assert at.tiers.written == len(store.records)
         assert at.tiers.written + at.tiers.write_missed == at.moved[0] + at.moved[2]
-        at.look(idle=True)
-        at.empty()
 
 
 def test_storage_that_fails_is_counted_and_host_memory_serves_on(plain: Backend) -> None:
@@ -66,22 +56,16 @@ def test_storage_that_fails_is_counted_and_host_memory_serves_on(plain: Backend)
     fetch = at.mem.prefetch(whole(9, 5))
     at.work()
     assert fetch.done and fetch.length == 0 and at.tiers.prefetch.failures == 1  # type: ignore[union-attr]
-    at.empty()
 
 
 def test_storage_that_refuses_some_records_is_counted(plain: Backend) -> None:
-    class Full(MemoryStore):
-        def put(self, names, buffers):  # type: ignore[no-untyped-def]
-            super().put(names[:1], buffers[:1])
-            return [Outcome.DONE] + [Outcome.FAILED] * (len(names) - 1)
-
-    jobs, store = ByHand(), Full()
-    at = virtual(plain, store, jobs)
+    store = MemoryStore()
+    store.put = lambda names, _: [Outcome.DONE] + [Outcome.FAILED] * (len(names) - 1)  # type: ignore[method-assign]
+    at = virtual(plain, store)
     at.cache_prompts(whole(1, 3))
     settle(at)
     at.drain()
-    assert (at.tiers.written, at.tiers.write_failed) == (2, 2) and len(store.records) == 2
-    at.empty()
+    assert (at.tiers.written, at.tiers.write_failed) == (2, 2)
 
 
 def test_what_is_evicted_before_its_turn_is_missed_and_not_written(plain: Backend) -> None:
@@ -99,8 +83,6 @@ def test_what_is_evicted_before_its_turn_is_missed_and_not_written(plain: Backen
     at.below.host.kv.evict(9)  # type: ignore[union-attr]
     at.drain()
     assert at.tiers.written + at.tiers.write_missed == 3 and len(store.records) == at.tiers.written
-    at.look(idle=True)
-    at.empty()
 
 
 def test_writes_that_take_seconds_hold_nobody_up(plain: Backend) -> None:
@@ -116,19 +98,19 @@ def test_writes_that_take_seconds_hold_nobody_up(plain: Backend) -> None:
         clock.advance(5.0)
         at.mem.poll()
     assert len(store.records) == at.tiers.written == at.moved[0] + at.moved[2]
-    at.look(idle=True)
-    at.empty()
 
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_flush_and_close_end(broken: bool, plain: Backend, tmp_path: Path) -> None:
-    store = MemoryStore()
+    """All that is cached is in the store then, unless that is broken; and no thread is left."""
+    store, threads = MemoryStore(), set(threading.enumerate())
     store.broken = broken
     at = Tiered(plain, slots=12, tiers={"store": store, "write": "back", "threads": 1})
     at.cache_prompts(*(whole(n) for n in range(1, 5)), poll=False)
     at.mem.close()
     assert (at.tiers.written, at.tiers.write_failed) == ((0, 12) if broken else (12, 0))
-    assert len(store.records) == at.tiers.written and at.tiers.leaked_records == 0
+    assert len(store.records) == at.tiers.written and at.tiers.leaked_records == 0 and at.keeps() == set()
+    assert set(threading.enumerate()) <= threads
 
 
 class Idle(ByHand):
@@ -170,7 +152,6 @@ def test_B65_a_prefetch_ends_at_any_moment(how: str, moment: int, plain: Backend
     while not fetch.done:
         at.work()
     assert at.turn(T[:17], publish=False) == 16
-    at.empty()
 
 
 def test_a_request_that_does_not_wait_gets_what_has_come(plain: Backend) -> None:
@@ -183,5 +164,3 @@ def test_a_request_that_does_not_wait_gets_what_has_come(plain: Backend) -> None
     assert not fetch.done and at.below.ready(fetch) and fetch.done and fetch.length == 0
     assert at.turn(T[:17], publish=False) == 0
     at.work()
-    at.look(idle=True)
-    at.empty()

@@ -1,17 +1,12 @@
 """What no scenario asked for: looks that are no use, salts and stores that break the rules, managers asleep."""
 
-from collections.abc import Sequence
-
 import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from memstate.tiers import Outcome, Tiers
-from memstate.tiers.stores.base import Bytes
-from tests.support.tiered import T, Tiered, everything, settle, whole
+from memstate.tiers import Tiers
+from tests.support.tiered import T, Tiered, below, everything, settle, whole
 from tests.support.virtual import ByHand, MemoryStore
-
-pytest_plugins = ["tests.support.tiered_fixtures"]
 
 ONE = whole(1)
 
@@ -21,45 +16,17 @@ def order(at: Tiered) -> list[list[bytes]]:
     return [[entry.key for entry in cache.entries()] for cache in at.caches]
 
 
-def below(backend: Backend, **more: object) -> Tiered:
-    at = Tiered(backend, **({"slots": 6, "pages": 12} | more))  # type: ignore[arg-type]
-    at.cache_prompts(ONE, T[:16])
-    settle(at)
-    at.give_up(pages=12)
-    return at
-
-
-def test_a_look_is_no_use(plain: Backend) -> None:
-    at = below(plain)
+@pytest.mark.parametrize("threshold", [0, 9])
+def test_a_look_is_no_use(threshold: int, plain: Backend) -> None:
+    """Nor is a hit below the threshold."""
+    at = below(plain, "redirect", ONE, T[:16], pages=12, tiers={"load_threshold": threshold})
     before = order(at)
-    assert at.mem.match([*ONE, 1]).host_length == 8 and order(at) == before
+    assert at.mem.match([*ONE, 1]).host_length == (0 if threshold else 8) and order(at) == before
     row = at.start([*ONE, 1])
-    assert order(at) != before and order(at)[0][-1] == before[0][0], "this is one"
-    at.mem.abort([row])
-    at.empty()
-
-
-def test_a_refused_admission_is_no_use(plain: Backend) -> None:
-    at = below(plain, rows=2)
-    before = order(at)
-    for error, requests in (
-        (ms.OutOfRows, [ms.Request(n, tokens=[*ONE, n]) for n in range(3)]),
-        (ms.OutOfPages, [ms.Request(0, tokens=[*ONE, *range(60)])]),
-        (ms.InvalidArgument, [ms.Request(0, tokens=[*ONE, 1]), ms.Request(1, snapshot_at=3)]),
-    ):
-        with pytest.raises(error):
-            at.mem.admit(requests)
-        assert order(at) == before
-    at.empty()
-
-
-def test_a_hit_below_the_threshold_is_no_use(plain: Backend) -> None:
-    at = below(plain, tiers={"load_threshold": 9})
-    before = order(at)
-    row = at.start([*ONE, 1])
-    assert at.mem.length(row) == 0 and order(at) == before
-    at.mem.abort([row])
-    at.empty()
+    if threshold:
+        assert at.mem.length(row) == 0 and order(at) == before
+    else:
+        assert order(at) != before and order(at)[0][-1] == before[0][0], "this is one"
 
 
 @pytest.mark.parametrize("salt", [1.5, frozenset({1}), (1, 2.0), Tiers])
@@ -88,11 +55,7 @@ def test_a_hit_is_worth_a_holder_that_the_cache_has(plain: Backend) -> None:
     assert at.mem._snapshots.free == 0
     row = at.start([*ONE, 1])
     assert at.mem.length(row) == 8 and len(at.cache.nodes) == 2
-    at.run([row], publish=False)
-    at.look()
-    at.mem.abort([row])
-    settle(at)
-    at.empty()
+    at.checked([row])
 
 
 @pytest.mark.parametrize("call", ["flush", "close"])
@@ -105,35 +68,6 @@ def test_a_manager_that_sleeps_gives_nothing_to_host_memory(call: str, plain: Ba
         getattr(at.below if call == "flush" else at.mem, call)()
     assert at.keeps() == set() and at.tiers.leaked_records == 0
     at.mem.wake()
-    at.look(idle=True)
-    at.empty()
-
-
-def test_closing_twice_is_closing_once(plain: Backend) -> None:
-    store = MemoryStore()
-    at = Tiered(plain, slots=6, tiers={"store": store})
-    at.cache_prompts(ONE)
-    at.mem.close()
-    assert len(store.records) == 3
-    at.mem.close()
-    assert len(store.records) == 3 and at.tiers.leaked_records == 0
-
-
-class Forgetful(MemoryStore):
-    """Answers for one record less than it was given."""
-
-    def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        return super().put(names, buffers)[1:]
-
-
-def test_a_storage_that_answers_for_less_has_failed(plain: Backend) -> None:
-    at = Tiered(plain, slots=6, tiers={"store": Forgetful()})
-    at.cache_prompts(ONE)
-    at.mem.submit()
-    at.below.flush()
-    assert (at.tiers.written, at.tiers.write_failed) == (0, 3)
-    assert all(not entry.pins for cache in at.caches for entry in cache.entries())
-    at.empty()
 
 
 def test_flushing_more_than_host_memory_holds_writes_all_of_it(plain: Backend) -> None:
@@ -159,5 +93,3 @@ def test_a_load_ends_although_no_packet_is_sent(plain: Backend) -> None:
         at.run([row], most=1, publish=False)
     at.mem.poll()
     assert not at.below.host.loads
-    at.mem.abort([row])
-    at.empty()

@@ -4,35 +4,19 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support.planes import both_orders, every_strategy
+from tests.support.planes import every_strategy
 from tests.support.serving import written
-from tests.support.tiered import NEEDS, T, Tiered, settle, whole
+from tests.support.tiered import NEEDS, T, below, settle, whole
+from tests.support.ways import every_order_and_strategy
 
-pytest_plugins = ["tests.support.tiered_fixtures"]
+pytestmark = pytest.mark.sample
 
 ONE = whole(1)
 
 
-def below(backend: Backend, name: str = "redirect", *prompts: list[int], states: int = 99, **more: object) -> Tiered:
-    """Prompts that were computed; the device has given up so many states, and nothing is on its way."""
-    at = Tiered(backend, name, **({"slots": 14} | more))  # type: ignore[arg-type]
-    at.cache_prompts(*(prompts or (ONE,)))
-    settle(at)
-    at.give_up(states)
-    at.look(idle=True)
-    return at
-
-
-def all_gone(at: Tiered, pages: int = 60) -> None:
-    at.give_up(pages=pages)
-    assert at.mem.free_pages == pages and not at.cache.tree.total_pages
-
-
-@both_orders
-@every_strategy
+@every_order_and_strategy
 def test_a_prompt_goes_on_from_host_memory(name: str, overlap: bool, plain: Backend) -> None:
     at = below(plain, name, whole(1), whole(2, 3), overlap=overlap)
-    all_gone(at)
     match = at.mem.match([*whole(2, 3), 1])
     assert (match.length, match.kv_length, match.host_length) == (0, 0, 12)
     assert at.turn([*whole(2, 3), 1], goal=9) == 12
@@ -40,18 +24,13 @@ def test_a_prompt_goes_on_from_host_memory(name: str, overlap: bool, plain: Back
     stats = at.mem.stats()
     assert stats.prefix and (stats.prefix.loaded, stats.prefix.hit_tokens) == (2, 20)
     assert at.moved[1::2] == (2, 5) and (at.tiers.host_hit_tokens, at.tiers.storage_hit_tokens) == (20, 0)
-    settle(at)
-    at.look(idle=True)
-    at.empty()
 
 
 @pytest.mark.parametrize("staging", [0, 1, 2, 50])
 @every_strategy
 def test_staging_of_any_size_carries_the_same_bytes(name: str, staging: int, plain: Backend) -> None:
-    at = below(
-        plain, name, *(whole(n, n) for n in range(1, 6)), tiers={"staging": staging, "layer_groups": 1 + staging}
-    )
-    all_gone(at)
+    tiers = {"staging": staging, "layer_groups": 1 + staging}
+    at = below(plain, name, *(whole(n, n) for n in range(1, 6)), tiers=tiers)
     rows = [at.start([*whole(n, n), 1]) for n in (5, 3, 1)]
     assert [at.mem.length(row) for row in rows] == [20, 12, 4]
     at.run(rows)
@@ -59,202 +38,119 @@ def test_staging_of_any_size_carries_the_same_bytes(name: str, staging: int, pla
     at.mem.abort(rows)
     settle(at)
     assert at.tiers.staging_bytes == at.below.host.staging_bytes and bool(at.tiers.staging_bytes) == bool(staging)
-    at.empty()
 
 
 def test_hits_through_the_kernels(backend: Backend) -> None:
     """Both strategies of starting: reading the state where it is, and copying it."""
     for name, staging in (("redirect", 0), ("lazy", 2)):
         at = below(backend, name, tiers={"staging": staging})
-        all_gone(at)
         assert at.turn([*ONE, 1], goal=2) == 8
-        settle(at)
-        at.empty()
 
 
 @every_strategy
 def test_kv_on_the_device_stays_and_the_rest_comes(name: str, plain: Backend) -> None:
-    at = below(plain, name, T[:16])
+    at = below(plain, name, T[:16], kv_stays=True)
     at.cache.evict_pages(2)
     at.look(idle=True)
     match = at.mem.match(T[:17])
     assert (match.length, match.kv_length, match.host_length) == (0, 8, 16)
     assert at.turn(T[:17], publish=False) == 16 and at.moved == (1, 1, 4, 2)
-    settle(at)
-    at.look(idle=True)
-    at.empty()
 
 
 @every_strategy
 def test_B64_a_tombstone_gets_its_state_back(name: str, plain: Backend) -> None:
-    at = below(plain, name)
+    at = below(plain, name, kv_stays=True)
     (node,) = [node for _, node in at.cache.tree.walk()]
     assert node.evicted and node.snapshot is None and at.mem.match([*ONE, 1]).kv_length == 8
     row = at.start([*ONE, 1])
     assert at.mem.length(row) == 8 and at.moved == (1, 1, 2, 0), "its KV was here"
     assert [each for _, each in at.cache.tree.walk()] == [node], "the same node"
     assert node.snapshot is not None and node.snapshot.length == 8 and not node.evicted
-    at.run([row], publish=False)
-    at.look()
-    at.mem.abort([row])
-    settle(at)
-    at.empty()
+    at.checked([row])
 
 
-@both_orders
-@every_strategy
-def test_requests_of_one_admission_share_one_transfer(name: str, overlap: bool, plain: Backend) -> None:
-    at = below(plain, name, overlap=overlap)
-    all_gone(at)
-    rows = at.admit(*[ms.Request(n, tokens=[*ONE, n]) for n in range(3)])
-    assert [at.mem.length(row) for row in rows] == [8, 8, 8] and at.moved == (1, 1, 2, 2)
-    assert at.tiers.host_hit_tokens == 24 and at.mem.stats().prefix.loaded == 1  # type: ignore[union-attr]
-    at.run([*rows, None], publish=False)
-    at.look()
-    at.mem.abort(rows)
-    settle(at)
-    at.empty()
-
-
-@both_orders
-@every_strategy
+@every_order_and_strategy
 def test_prefixes_of_one_another_come_up_in_one_admission(name: str, overlap: bool, plain: Backend) -> None:
     """The longer one first, so that it is not the order of the requests that makes it work."""
     at = below(plain, name, T[:8], T[:20], T[:12], [*T[:8], *whole(9)], overlap=overlap, slots=18)
-    all_gone(at)
     prompts = [T[:21], T[:13], [*T[:8], 1], [*T[:8], *whole(9), 1]]
     rows = at.admit(*[ms.Request(n, tokens=tokens) for n, tokens in enumerate(prompts)])
     assert [at.mem.length(row) for row in rows] == [20, 12, 8, 16]
     assert at.moved == (4, 4, 7, 7), "pages that they share came once"
-    at.run(rows, publish=False)
-    at.look()
+    at.checked(rows)
     at.end(rows)
-    settle(at)
-    at.empty()
 
 
 @every_strategy
 def test_the_longer_of_device_and_host_memory_counts(name: str, plain: Backend) -> None:
-    at = below(plain, name, T[:8], T[:16], states=1)  # the older one: the shorter
+    at = below(plain, name, T[:8], T[:16], states=1, kv_stays=True)  # the older one: the shorter
     assert at.mem.match(T[:12]).host_length == 8 and at.mem.match(T[:17]).host_length == 0
     assert at.turn(T[:17], publish=False) == 16 and at.moved[1::2] == (0, 0)
     at.give_up()
     at.cache_prompts(T[:8])  # computed again: this one is on the device now
     assert at.moved[1] == 0 and at.mem.match(T[:17]).length == 8
     assert at.turn(T[:17], publish=False) == 16 and at.moved[1::2] == (1, 0)
-    settle(at)
-    at.look(idle=True)
-    at.empty()
 
 
 def test_at_least_the_last_token_is_computed(plain: Backend) -> None:
-    at = below(plain, "redirect", T[:8], T[:16])
+    at = below(plain, "redirect", T[:8], T[:16], kv_stays=True)
     assert [at.mem.match(T[:n]).host_length for n in (8, 9, 16, 17)] == [0, 8, 8, 16]
     row = at.start(T[:16])
     assert at.mem.length(row) == 8 and at.moved[1] == 1
-    at.prefill(row)
-    at.end([row])
-    at.empty()
+    at.checked([row])
 
 
 @pytest.mark.parametrize(("threshold", "hit"), [(7, 8), (8, 8), (9, 0)])
 def test_a_hit_below_the_threshold_is_not_worth_its_way(threshold: int, hit: int, plain: Backend) -> None:
-    at = below(plain, tiers={"load_threshold": threshold})
+    at = below(plain, tiers={"load_threshold": threshold}, kv_stays=True)
     assert at.mem.match([*ONE, 1]).host_length == hit
     assert at.turn([*ONE, 1], publish=False) == hit and at.moved[1] == bool(hit)
-    at.empty()
 
 
 def test_the_threshold_counts_what_is_gained(plain: Backend) -> None:
-    at = below(plain, "redirect", T[:8], T[:12], states=0, tiers={"load_threshold": 5})
+    at = below(plain, "redirect", T[:8], T[:12], states=0, tiers={"load_threshold": 5}, kv_stays=True)
     at.mem.abort([at.start(T[:9])])  # the longer one is the older now
     at.give_up(1)
     assert at.mem.match(T[:13]).length == 8 and at.mem.match(T[:13]).host_length == 0
     at.give_up()
     assert at.mem.match(T[:13]).host_length == 12
-    at.empty()
 
 
 @every_strategy
 def test_where_slots_are_short_the_state_becomes_the_row_s_own(name: str, plain: Backend) -> None:
     """No slot besides those that a request takes in any case."""
-    at = below(plain, name, slots=NEEDS[name])
+    at = below(plain, name, slots=NEEDS[name], kv_stays=True)
     row = at.start([*ONE, 1])
     assert at.mem.length(row) == 8 and at.mem.free_slots == 0 and not at.cache.nodes
-    at.run([row], publish=False)
-    at.look()
+    at.checked([row])
     assert at.text[row] == written([*ONE, 1], 1)
     at.mem.abort([row])
     settle(at)
     assert at.mem.free_slots == NEEDS[name]
-    at.empty()
 
 
 @every_strategy
 def test_where_slots_are_short_only_so_many_are_taken_over(name: str, plain: Backend) -> None:
-    at = below(plain, name, whole(1), whole(2), slots=2 * NEEDS[name] + 1)
+    at = below(plain, name, whole(1), whole(2), slots=2 * NEEDS[name] + 1, kv_stays=True)
     rows = at.admit(*[ms.Request(n, tokens=[*whole(n), 1]) for n in (1, 2)])
     assert [at.mem.length(row) for row in rows] == [8, 8] and len(at.cache.nodes) == 1
-    at.run(rows, publish=False)
-    at.look()
-    at.mem.abort(rows)
-    settle(at)
-    at.empty()
+    at.checked(rows)
 
 
 @every_strategy
 def test_a_state_that_two_start_from_is_not_taken_over(name: str, plain: Backend) -> None:
     """There is room for two requests and no state: both are admitted, and compute."""
-    at = below(plain, name, slots=2 * NEEDS[name])
+    at = below(plain, name, slots=2 * NEEDS[name], kv_stays=True)
     before = at.moved
     rows = at.admit(*[ms.Request(n, tokens=[*ONE, n]) for n in range(2)])
     assert [at.mem.length(row) for row in rows] == [0, 0] and at.moved == before
     at.look()
-    at.run(rows, publish=False)
-    at.mem.abort(rows)
-    settle(at)
-    at.look(idle=True)
-    at.empty()
-
-
-@every_strategy
-def test_in_place_engines_copy_what_came(name: str, plain: Backend) -> None:
-    at = below(plain, name, whole(1), whole(2, 3), in_place=True)
-    all_gone(at)
-    rows = at.admit(*[ms.Request(n, tokens=[*tokens, 1]) for n, tokens in enumerate((ONE, whole(2, 3)))])
-    assert [at.mem.length(row) for row in rows] == [8, 12]
-    for _ in range(2):
-        at.run(rows)
-        at.look()
-    at.end(rows)
-    settle(at)
-    at.empty()
-
-
-@every_strategy
-def test_a_promoted_row_forks(name: str, plain: Backend) -> None:
-    at = below(plain, name)
-    all_gone(at)
-    row = at.start([*ONE, 1])
-    fork = at.mem.fork(row, ["other"])
-    (other,), copies = fork.rows, fork.page_copies
-    assert not copies and at.mem.length(other) == 8 and at.moved[1] == 1
-    at.text[other] = [*ONE, 2]
-    at.run([row, other], publish=False)
-    at.look()
-    at.mem.abort([row, other])
-    settle(at)
-    at.empty()
+    at.checked(rows)
 
 
 @every_strategy
 def test_a_hit_that_requests_share_takes_one_slot_and_its_pages_once(name: str, plain: Backend) -> None:
-    at = below(plain, name, slots=2 * NEEDS[name] + 1, pages=4)
-    all_gone(at, 4)
+    at = below(plain, name, ONE, slots=2 * NEEDS[name] + 1, pages=4)
     rows = at.admit(*[ms.Request(n, tokens=[*ONE, n]) for n in range(2)])
     assert [at.mem.length(row) for row in rows] == [8, 8] and (at.mem.free_slots, at.mem.free_pages) == (0, 0)
-    at.run(rows, publish=False)
-    at.look()
-    at.mem.abort(rows)
-    settle(at)
-    at.empty()
+    at.checked(rows)

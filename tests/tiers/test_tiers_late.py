@@ -6,11 +6,13 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support.planes import both_orders, every_strategy
-from tests.support.tiered import T, Tiered, settle, whole
+from tests.support.endings import unchecked
+from tests.support.planes import every_strategy
+from tests.support.tiered import T, Tiered, below, settle, whole
 from tests.support.tiered_late import Late
+from tests.support.ways import every_order_and_strategy
 
-pytest_plugins = ["tests.support.tiered_fixtures"]
+pytestmark = pytest.mark.sample
 
 ONE = whole(1)
 
@@ -27,20 +29,12 @@ class Layerwise(Tiered):
         super()._forward(step, fed)
 
 
-def below(backend: Backend, name: str = "redirect", kind: type[Tiered] = Tiered, **more: object) -> Tiered:
-    """Two prompts that only host memory has."""
-    at = kind(backend, name, **({"slots": 14} | more))  # type: ignore[arg-type]
-    at.cache_prompts(whole(1), whole(2, 3))
-    settle(at)
-    at.give_up(pages=60)
-    assert at.landed and at.mem.free_pages == 60
-    return at
+TWO = (ONE, whole(2, 3))  # what only host memory has
 
 
-@both_orders
-@every_strategy
+@every_order_and_strategy
 def test_nothing_reads_a_state_before_it_is_there(name: str, overlap: bool, late: list[Late], plain: Backend) -> None:
-    at = below(plain, name, overlap=overlap)
+    at = below(plain, name, *TWO, overlap=overlap)
     rows = at.admit(*[ms.Request(n, tokens=[*ONE, n]) for n in range(2)])
     states, kv = late
     assert len(states.unread("into")) == len(kv.unread("into")) == 1
@@ -52,27 +46,20 @@ def test_nothing_reads_a_state_before_it_is_there(name: str, overlap: bool, late
         ticket.land()
     at.mem.poll()
     assert at.landed
-    at.look()
-    at.mem.abort(rows)
-    settle(at)
-    at.empty()
 
 
 @every_strategy
 def test_in_place_engines_copy_a_state_once_it_is_there(name: str, late: list[Late], plain: Backend) -> None:
-    at = below(plain, name, in_place=True)
+    at = below(plain, name, *TWO, in_place=True)
     row = at.start([*ONE, 1])
-    at.run([row], publish=False)
-    at.look()
+    at.checked([row])
     at.end([row])
-    settle(at)
-    at.empty()
 
 
 @every_strategy
 def test_a_request_that_ends_at_once_leaves_its_load_to_itself(name: str, late: list[Late], plain: Backend) -> None:
     """The record stays in use until the bytes have arrived; the state is a cached one, and right."""
-    at = below(plain, name)
+    at = below(plain, name, *TWO)
     row = at.start([*ONE, 1])
     at.mem.abort([row])
     host = at.below.host
@@ -84,28 +71,22 @@ def test_a_request_that_ends_at_once_leaves_its_load_to_itself(name: str, late: 
     assert not host.loads and at.landed
     at.look(idle=True)
     assert at.mem.match([*ONE, 1]).length == 8
-    at.empty()
 
 
 @every_strategy
 def test_a_state_is_evicted_again_before_its_load_is_there(name: str, late: list[Late], plain: Backend) -> None:
     """Its slot goes to others, whose bytes the load must not touch."""
-    at = below(plain, name, slots=4)
+    at = below(plain, name, *TWO, slots=4)
     at.mem.abort([at.start([*ONE, 1])])
     assert late[0].flying("into") and at.cache.evict_states(9) == 1 and at.moved[0] == 2
     rows = [at.start([60 + n]) for n in range(at.mem.free_slots // (3 if name == "ping-pong" else 2))]
     at.run(rows, publish=False)
-    at.run(rows, publish=False)
-    at.look()
-    at.mem.abort(rows)
-    settle(at)
-    at.look(idle=True)
-    at.empty()
+    at.checked(rows)
 
 
 @every_strategy
 def test_a_canceled_step_leaves_the_hit_where_it_is(name: str, late: list[Late], plain: Backend) -> None:
-    at = below(plain, name)
+    at = below(plain, name, *TWO)
     row = at.start([*ONE, 1])
     at.mem.cancel(at.step([row], run=False))
     settle(at)
@@ -115,23 +96,16 @@ def test_a_canceled_step_leaves_the_hit_where_it_is(name: str, late: list[Late],
     assert at.mem.length(row) == 8 and at.moved[1] == 1
     snaps = at.mem.retract([row])
     at.mem.drop([snap for snap in snaps if snap])
-    settle(at)
-    at.look(idle=True)
-    at.empty()
 
 
 def test_a_fork_before_the_first_step_waits_as_well(late: list[Late], plain: Backend) -> None:
     for name in ("redirect", "lazy"):
         del late[:]
-        at = below(plain, name)
+        at = below(plain, name, *TWO)
         row = at.start([*ONE, 1])
         (other,) = at.mem.fork(row, ["other"]).rows
         at.text[other] = [*ONE, 2]
-        at.run([row, other], publish=False)
-        at.look()
-        at.mem.abort([row, other])
-        settle(at)
-        at.empty()
+        at.checked([row, other])
 
 
 def test_a_record_that_is_being_filled_is_nobody_else_s(late: list[Late], plain: Backend) -> None:
@@ -151,8 +125,6 @@ def test_a_record_that_is_being_filled_is_nobody_else_s(late: list[Late], plain:
     at.cache_prompts(whole(3))
     at.give_up()
     assert at.keeps() == {tuple(whole(3))} and (at.tiers.refused, at.tiers.evicted_states) == (1, 1)
-    settle(at)
-    at.empty()
 
 
 def test_a_hit_on_bytes_that_are_still_leaving_comes_back_right(late: list[Late], plain: Backend) -> None:
@@ -162,17 +134,11 @@ def test_a_hit_on_bytes_that_are_still_leaving_comes_back_right(late: list[Late]
     at.cache.evict_states(1)
     at.cache.evict_pages(60)
     assert late[0].flying("out") and late[1].flying("out")
-    row = at.start([*ONE, 1])
-    assert at.mem.length(row) == 8
-    at.run([row], publish=False)
-    at.look()
-    at.mem.abort([row])
-    settle(at)
-    at.empty()
+    at.checked([at.hit(8, [*ONE, 1])])
 
 
 def test_a_caller_that_waits_for_layers_gets_them_one_by_one(late: list[Late], plain: Backend) -> None:
-    at = below(plain, kind=Layerwise, tiers={"layerwise": True, "layer_groups": 2})
+    at = below(plain, "redirect", *TWO, kind=Layerwise, tiers={"layerwise": True, "layer_groups": 2})
     row = at.start([*ONE, 1])
     tickets = [ticket for each in late for ticket in each.flying("into")]
     assert len(tickets) == 2 and [ticket.groups for ticket in tickets] == [[range(1), range(1, 2)], [range(2)]]
@@ -184,37 +150,32 @@ def test_a_caller_that_waits_for_layers_gets_them_one_by_one(late: list[Late], p
     rows = [row, at.start([9])]
     at.run(rows, publish=False)
     assert [ticket.waits for ticket in tickets] == [[0, 1, None], [0, 1, None]], "the next packet waits for the rest"
-    at.look()
-    at.mem.abort(rows)
-    settle(at)
-    at.empty()
 
 
 @every_strategy
 def test_layerwise_engines_read_what_they_waited_for(name: str, late: list[Late], plain: Backend) -> None:
-    at = below(plain, name, kind=Layerwise, tiers={"layerwise": True})
+    at = below(plain, name, *TWO, kind=Layerwise, tiers={"layerwise": True})
     rows = at.admit(*[ms.Request(n, tokens=[*prompt, n]) for n, prompt in enumerate((ONE, whole(2, 3)))])
     for _ in range(3):
         at.run(rows)
         at.mem.poll()
         at.look()
     at.end(rows)
-    settle(at)
-    at.empty()
 
 
 def test_a_layerwise_engine_that_does_not_wait_reads_rubbish(late: list[Late], plain: Backend) -> None:
     """The harness would notice."""
-    at = below(plain, kind=Layerwise, tiers={"layerwise": True})
+    at = below(plain, "redirect", *TWO, kind=Layerwise, tiers={"layerwise": True})
     assert isinstance(at, Layerwise)
     at.lazy = True
     row = at.start([*ONE, 1])
     with pytest.raises(AssertionError, match="not its prompt's"):
         at.step([row])
+    unchecked()
 
 
 def test_states_and_kv_are_waited_for_apart(late: list[Late], plain: Backend) -> None:
-    at = below(plain, tiers={"layerwise": True, "layer_groups": 2})
+    at = below(plain, "redirect", *TWO, tiers={"layerwise": True, "layer_groups": 2})
     at.start([*ONE, 1])
     states, kv = (each.unread("into")[0] for each in late)
     at.below.wait_layer("state", 1)
@@ -225,20 +186,17 @@ def test_states_and_kv_are_waited_for_apart(late: list[Late], plain: Backend) ->
 
 def test_copies_on_write_wait_although_the_caller_waits_for_layers(late: list[Late], plain: Backend) -> None:
     """The packet itself copies the state: it cannot wait for the forward."""
-    at = below(plain, "lazy", kind=Layerwise, tiers={"layerwise": True})
+    at = below(plain, "lazy", *TWO, kind=Layerwise, tiers={"layerwise": True})
     row = at.start([*ONE, 1])
     at.mem.submit()
     loads = [ticket for each in late for kind, _, ticket in each.tickets if kind == "into"]
     assert [ticket.waits for ticket in loads] == [[None], [None]]
-    at.run([row], publish=False)
-    at.mem.abort([row])
-    settle(at)
-    at.empty()
+    at.checked([row])
 
 
 @pytest.mark.parametrize("ending", ["sleep", "reset", "clear", "close", "flush"])
 def test_whatever_is_on_its_way_arrives_first(ending: str, late: list[Late], plain: Backend) -> None:
-    at = below(plain, slots=12)
+    at = below(plain, "redirect", *TWO, slots=12)
     at.cache_prompts(whole(3))
     at.mem.submit()
     at.mem.poll()  # on its way down
@@ -261,5 +219,4 @@ def test_whatever_is_on_its_way_arrives_first(ending: str, late: list[Late], pla
         assert [len(cache) for cache in at.caches] == [0, 0]
     if ending != "close":
         assert at.turn([*T[:9]]) == 0
-        settle(at)
         at.empty()

@@ -7,26 +7,19 @@ import pytest
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from tests.support.planes import every_strategy
-from tests.support.tiered import T, Tiered, settle, whole
+from tests.support.tiered import T, Tiered, below, settle, whole
 from tests.support.virtual import MemoryStore
 
-pytest_plugins = ["tests.support.tiered_fixtures"]
+pytestmark = pytest.mark.sample
 
 ONE = whole(1)
-
-
-def below(backend: Backend, name: str = "redirect", **more: object) -> Tiered:
-    at = Tiered(backend, name, **({"slots": 12} | more))  # type: ignore[arg-type]
-    at.cache_prompts(ONE, T[:16])
-    settle(at)
-    at.give_up(1)
-    return at
+BOTH, ONE_GONE = (ONE, T[:16]), {"states": 1, "kv_stays": True, "slots": 12}
 
 
 @every_strategy
 def test_a_reset_empties_host_memory_and_leaves_storage(name: str, plain: Backend) -> None:
     store = MemoryStore()
-    at = below(plain, name, tiers={"store": store})
+    at = below(plain, name, *BOTH, **ONE_GONE, tiers={"store": store})
     at.start([*ONE, 1])
     at.below.flush()
     there = len(store.records)
@@ -35,10 +28,7 @@ def test_a_reset_empties_host_memory_and_leaves_storage(name: str, plain: Backen
     at.look(idle=True)
     assert at.keeps() == set() and at.mem.free_slots == 12 and len(store.records) == there == 2 + 6
     assert at.turn([*ONE, 1], publish=False) == 0
-    fetch = at.mem.prefetch([*T[:16], 1])
-    while not fetch.done:
-        at.mem.poll()
-    at.note(T[:16])
+    at.fetch([*T[:16], 1])
     assert at.turn([*T[:16], 1], publish=False) == 16
     at.look(idle=True)
     at.mem.close()
@@ -52,21 +42,10 @@ def test_a_state_that_was_due_when_everything_was_reset_is_forgotten(plain: Back
     at.cache_prompts(whole(2), poll=False)  # in the same register
     settle(at)
     assert at.keeps() == {tuple(whole(2))}
-    at.look(idle=True)
-    at.empty()
-
-
-def test_clearing_the_device_leaves_host_memory(plain: Backend) -> None:
-    at = below(plain)
-    at.cache.clear()
-    assert at.keeps() == {tuple(ONE), tuple(T[:16])} and at.mem.free_pages == 60
-    assert at.turn([*T[:16], 1], publish=False) == 16
-    at.look(idle=True)
-    at.empty()
 
 
 def test_clearing_host_memory_leaves_the_device(plain: Backend) -> None:
-    at = below(plain)
+    at = below(plain, "redirect", *BOTH, **ONE_GONE)
     row = at.start([*ONE, 1])  # whose state came up and has not been read
     moved = at.moved
     at.below.clear()
@@ -79,13 +58,12 @@ def test_clearing_host_memory_leaves_the_device(plain: Backend) -> None:
     assert at.moved == moved, "what is on the device goes down when it is evicted"
     at.give_up()
     assert at.keeps() == {tuple(ONE), tuple(T[:16])}
-    at.empty()
 
 
 @pytest.mark.parametrize("keep", [True, False])
 @every_strategy
 def test_host_memory_outlives_sleep(name: str, keep: bool, plain: Backend) -> None:
-    at = below(plain, name)
+    at = below(plain, name, *BOTH, **ONE_GONE)
     at.give_up()
     row = at.start([*ONE, 1]) if keep else None  # on its way up
     at.mem.submit()
@@ -105,12 +83,10 @@ def test_host_memory_outlives_sleep(name: str, keep: bool, plain: Backend) -> No
     at.cache_prompts(whole(5))
     settle(at)
     assert tuple(whole(5)) in at.keeps(), "addresses may be others: records are right all the same"
-    at.look(idle=True)
-    at.empty()
 
 
 def test_a_manager_in_one_thread_is_polled_from_there(plain: Backend) -> None:
-    at = below(plain, debug=True, tiers={"store": MemoryStore()})
+    at = below(plain, "redirect", *BOTH, **ONE_GONE, debug=True, tiers={"store": MemoryStore()})
     caught: list[BaseException] = []
 
     def others() -> None:
@@ -131,17 +107,6 @@ def test_a_manager_in_one_thread_is_polled_from_there(plain: Backend) -> None:
     at.mem.close()
 
 
-def test_closing_brings_all_that_is_cached_to_storage(plain: Backend) -> None:
-    store, threads = MemoryStore(), set(threading.enumerate())
-    at = Tiered(plain, slots=12, tiers={"store": store, "write": "back"})
-    at.cache_prompts(ONE, T[:16])
-    assert not store.records
-    at.mem.close()
-    assert sorted(name.split("-")[0] for name in store.records) == ["kv"] * 6 + ["state"] * 2
-    assert set(threading.enumerate()) <= threads
-    assert at.keeps() == set() and at.tiers.leaked_records == 0
-
-
 def test_states_are_written_for_good_once_nothing_is_pending(plain: Backend) -> None:
     """KV first: whoever finds the state finds the rest too."""
     store = MemoryStore()
@@ -155,18 +120,3 @@ def test_states_are_written_for_good_once_nothing_is_pending(plain: Backend) -> 
     assert len(store.asked("put")) == 5
     at.mem.close()
     assert len(store.asked("put")) == 5
-
-
-def test_looks_change_nothing(plain: Backend) -> None:
-    at = below(plain)
-    at.mem.submit()
-    moved, submits = at.moved, at.mem._commands.packets
-    for _ in range(3):
-        match = at.mem.match([*ONE, 1])
-        assert (match.length, match.host_length) == (0, 8) and "8 in host memory" in str(match)
-        assert at.mem.stats().tiers == at.tiers and repr(at.below.host.states) and repr(at.below.host.states.pool)
-        at.mem.poll()
-    assert at.moved == moved and at.mem._commands.packets == submits
-    picture = at.mem.inspect()
-    assert picture.stats["tiers"]["host_states"] == 2
-    at.empty()

@@ -4,104 +4,69 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from memstate.tiers import FileStore, Prefetch, Tiers
+from memstate.tiers.host.pool import RecordPool
 from tests.support.build import build
 from tests.support.planes import LAYOUT, every_strategy
-from tests.support.tiered import KV, NEEDS, T, Tiered, everything, settle, whole
+from tests.support.tiered import KV, NEEDS, T, Tiered, below, everything, settle, whole
 
-pytest_plugins = ["tests.support.tiered_fixtures"]
+pytestmark = pytest.mark.sample
 
 ONE = whole(1)
 
 
-def below(backend: Backend, name: str = "redirect", pages: int = 12, **more: object) -> Tiered:
-    at = Tiered(backend, name, **({"slots": 12, "pages": pages} | more))  # type: ignore[arg-type]
-    at.cache_prompts(ONE, T[:16])
-    settle(at)
-    at.give_up(pages=pages)
-    at.look(idle=True)
-    return at
+BOTH = (ONE, T[:16])
 
 
 @every_strategy
 def test_an_admission_that_lacks_slots_changes_nothing(name: str, plain: Backend) -> None:
-    at = below(plain, name, slots=2 * NEEDS[name] + 1)
-    held = at.admit(ms.Request("held", tokens=[1]))
+    at = below(plain, name, *BOTH, pages=12, slots=2 * NEEDS[name] + 1)
+    at.admit(ms.Request("held", tokens=[1]))
     before = everything(at)
     with pytest.raises(ms.OutOfSlots) as caught:
         at.mem.admit([ms.Request(n, tokens=[*ONE, n]) for n in range(3)])
     assert caught.value.requested == 3 * NEEDS[name]
     assert everything(at) == before
-    at.look()
-    at.mem.abort(held)
-    settle(at)
-    at.empty()
 
 
 def test_an_admission_that_lacks_pages_changes_nothing(plain: Backend) -> None:
-    at = below(plain)
+    """Or rows."""
+    at = below(plain, "redirect", *BOTH, pages=12, rows=2)
     before = everything(at)
-    for requests in (
-        [ms.Request(0, tokens=[*T[:16], *range(40)])],  # 14 pages of 12
-        [ms.Request(0, tokens=[*T[:16], 1]), ms.Request(1, tokens=range(500, 532))],  # 5 + 8
+    for error, requests in (
+        (ms.OutOfPages, [ms.Request(0, tokens=[*T[:16], *range(40)])]),  # 14 pages of 12
+        (ms.OutOfPages, [ms.Request(0, tokens=[*T[:16], 1]), ms.Request(1, tokens=range(500, 532))]),  # 5 + 8
+        (ms.OutOfRows, [ms.Request(n, tokens=[*ONE, n]) for n in range(3)]),
     ):
-        with pytest.raises(ms.OutOfPages):
+        with pytest.raises(error):
             at.mem.admit(requests)
         assert everything(at) == before
-    at.look(idle=True)
-    at.empty()
-
-
-def test_an_admission_that_lacks_rows_changes_nothing(plain: Backend) -> None:
-    at = below(plain, rows=2)
-    before = everything(at)
-    with pytest.raises(ms.OutOfRows):
-        at.mem.admit([ms.Request(n, tokens=[*ONE, n]) for n in range(3)])
-    assert everything(at) == before
-    at.empty()
 
 
 @pytest.mark.parametrize("bad", [{"snapshot_at": 3}, {"length": -1}, {"resume": "x"}, {"session": "x"}, {"salt": []}])
 def test_an_admission_that_makes_no_sense_changes_nothing(bad: dict[str, object], plain: Backend) -> None:
-    at = below(plain)
+    at = below(plain, "redirect", *BOTH, pages=12)
     before = everything(at)
     with pytest.raises(ms.InvalidArgument):
         at.mem.admit([ms.Request(0, tokens=[*ONE, 1]), ms.Request(1, tokens=[*T[:16], 1], **bad)])  # type: ignore
     assert everything(at) == before
-    at.empty()
-
-
-def test_where_only_the_admission_without_the_hit_fits_it_is_taken(plain: Backend) -> None:
-    """Two start from one state: three slots with it, two without."""
-    at = below(plain, slots=2)
-    requests = [ms.Request(n, tokens=[*ONE, n]) for n in range(2)]
-    rows = at.admit(*requests)
-    assert [at.mem.length(row) for row in rows] == [0, 0] and at.mem.stats().prefix.loaded == 0  # type: ignore
-    assert all(not entry.pins for cache in at.caches for entry in cache.entries())
-    at.prefill(rows[0], publish=False)
-    at.mem.abort(rows)
-    settle(at)
-    at.look(idle=True)
-    at.empty()
 
 
 def test_a_hit_makes_room_for_itself(plain: Backend) -> None:
     """What is cached on the device gives way to what comes up, states and pages, and goes to host memory."""
-    at = below(plain, slots=2, pages=6)
+    at = below(plain, "redirect", *BOTH, slots=2, pages=6)
     at.cache_prompts(whole(5), whole(6, 3))
     settle(at)
     assert (at.mem.free_slots, at.mem.free_pages) == (0, 1)
     row = at.start([*T[:16], 1])
     assert at.mem.length(row) == 16 and at.keeps() == {tuple(p) for p in (ONE, T[:16], whole(5), whole(6, 3))}
-    at.run([row], publish=False)
-    at.look()
-    at.mem.abort([row])
-    settle(at)
-    at.empty()
+    at.checked([row])
 
 
 def test_making_room_for_a_hit_does_not_cost_the_hit(plain: Backend) -> None:
@@ -113,29 +78,16 @@ def test_making_room_for_a_hit_does_not_cost_the_hit(plain: Backend) -> None:
     assert at.keeps() == {tuple(T[:16])} and at.mem.free_slots == 0
     row = at.start([*T[:16], 1])
     assert at.mem.length(row) == 16 and at.tiers.refused == 1 and at.keeps() == {tuple(T[:16])}
-    at.run([row], publish=False)
-    at.look()
-    at.mem.abort([row])
-    settle(at)
-    at.empty()
+    at.checked([row])
 
 
-SALTS = [None, 0, 1, "", "a", b"a", ("a",), ("a", None), (("a",),), 2**70, -1]
+class Five:
+    """A store that cannot be told of memory."""
+
+    exists = get = put = discard = close = lambda self: None
 
 
-def test_equal_tokens_under_another_salt_never_hit(plain: Backend) -> None:
-    for mine in SALTS:
-        at = Tiered(plain, slots=6)
-        at.cache_prompts(ONE, salt=mine)
-        settle(at)
-        at.give_up(pages=60)
-        hits = {salt: at.mem.match([*ONE, 1], salt=salt).host_length for salt in SALTS}
-        assert hits == dict.fromkeys(SALTS, 0) | {mine: 8}
-        assert at.turn([*ONE, 1], salt="another") == 0 and at.turn([*ONE, 1], salt=mine) == 8
-        at.empty()
-
-
-def test_without_tiers_poll_does_nothing(plain: Backend) -> None:
+def test_without_tiers_poll_does_nothing() -> None:
     mem = ms.StateManager(LAYOUT, slots=2, max_requests=2, pages=ms.Pages(size=4), prefix=ms.Prefix())
     mem.admit([ms.Request(0, tokens=ONE)])
     before = mem.stats()
@@ -155,30 +107,23 @@ def test_without_a_storage_there_is_nothing_to_fetch_from(plain: Backend) -> Non
     assert at.tiers.prefetch is None
 
 
+WHOLE_NUMBERS = [("host_slots", None), ("host_slots", 0), ("host_slots", 1.5), ("host_pages", True), ("host_pages", 0),
+                 ("threads", 0), ("ranks", 0), ("layer_groups", 0)]  # fmt: skip
 WRONG: list[tuple[dict[str, object], str]] = [
-    ({"model": ""}, "names the weights"),
-    ({"model": 3}, "names the weights"),
-    ({"host_slots": None}, "whole number from 1 to"),
-    ({"host_slots": 0}, "whole number from 1 to"),
-    ({"host_slots": 1.5}, "whole number from 1 to"),
-    ({"host_pages": True}, "whole number from 1 to"),
-    ({"host_pages": 0}, "whole number from 1 to"),
-    ({"load_threshold": -1}, "whole number from 0 to"),
-    ({"staging": -1}, "whole number from 0 to"),
-    ({"threads": 0}, "whole number from 1 to"),
-    ({"ranks": 0}, "whole number from 1 to"),
-    ({"layer_groups": 0}, "whole number from 1 to"),
-    ({"reserve": 1}, "share from 0"),
-    ({"reserve": -0.1}, "share from 0"),
-    ({"reserve": "none"}, "share from 0"),
-    ({"write": "never"}, "through, selective, back"),
-    ({"rank": 1}, "ranks count from 0"),
-    ({"ranks": 2}, "torch.distributed group"),
-    ({"group": object()}, "torch.distributed group"),
-    ({"kv": KV}, "expected Planes"),
-    ({"prefetch": None}, "a Prefetch"),
-    ({"layerwise": 1}, "True or False"),
-]
+    *(({name: value}, "whole number from 1 to") for name, value in WHOLE_NUMBERS),
+    *(({name: -1}, "whole number from 0 to") for name in ("load_threshold", "staging")),
+    *(({"reserve": value}, "share from 0") for value in (1, -0.1, "none")),
+    ({"model": ""}, "names the weights"), ({"model": 3}, "names the weights"),
+    ({"write": "never"}, "through, selective, back"), ({"rank": 1}, "ranks count from 0"),
+    ({"ranks": 2}, "torch.distributed group"), ({"group": object()}, "torch.distributed group"),
+    ({"kv": KV}, "expected Planes"), ({"prefetch": None}, "a Prefetch"), ({"layerwise": 1}, "True or False"),
+    ({"store": "file"}, "store='file': expected a store, .* with register, exists, get, put, discard, close"),
+    ({"store": ms.FileStore}, "expected a store"), ({"store": Five()}, "expected a store"),
+    ({"int8": ["ssm"]}, "int8=.'ssm'.*: expected axes by plane"), ({"executor": 3}, "executor=3"),
+    ({"host_slots": 10**12}, "host_slots=1000000000000: expected a whole number from 1 to 2147483647"),
+    ({"host_pages": 10}, "host_pages=10 without kv"), ({"clock": 3}, "clock=3"),
+    ({"dense_slots": 2, "ranks": 2, "group": object()}, "dense_slots=2 with 2 ranks"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("wrong", "says"), WRONG, ids=[",".join(map(str, wrong)) for wrong, _ in WRONG])
@@ -187,48 +132,49 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, object], says:
         Tiers(**({"model": "toy", "host_slots": 4} | wrong))  # type: ignore[arg-type]
 
 
-def manager(plain: Backend, pages: int = 8, tiers: object = None, **more: object) -> ms.StateManager:
+def manager(pages: int = 8, tiers: object = None, layout: StateLayout = LAYOUT, **more: object) -> ms.StateManager:
     usual = {"slots": 4, "max_requests": 2, "prefix": ms.Prefix(), "pages": pages, "page_size": 4}
     usual |= {"pages_per_row": 4 if pages else 0}
-    return build(LAYOUT, **(usual | more), tiers=tiers)  # type: ignore[arg-type]
+    return build(layout, **(usual | more), tiers=tiers)  # type: ignore[arg-type]
 
 
-def kv(plain: Backend, pages: int = 8) -> Planes:
-    return Planes(KV, pages, plain)
+def kv(pages: int = 8, layout: StateLayout = KV) -> Planes:
+    return Planes(layout, pages, Backend("reference"))
 
 
-MISFITS: dict[str, tuple[Callable[[Backend], dict[str, object]], str]] = {
-    "no tiers": (lambda b: {"tiers": "host"}, "Tiers"),
-    "no prefix cache": (lambda b: {"tiers": Tiers("toy", 4, kv=kv(b)), "prefix": None}, "prefix=ms.Prefix"),
-    "pages without planes": (lambda b: {"tiers": Tiers("toy", 4)}, "8 KV pages"),
-    "planes without pages": (lambda b: {"pages": 0, "tiers": Tiers("toy", 4, kv=kv(b))}, "0 KV pages"),
-    "too few pages": (lambda b: {"tiers": Tiers("toy", 4, kv=kv(b, 7))}, "8 KV pages"),
-}
+EMPTY = StateLayout((Plane("empty", (0,), torch.float32),), layers=2)
+MISFITS: dict[str, tuple[Callable[[], object], str]] = {
+    "no tiers": (lambda: manager(tiers="host"), "Tiers"),
+    "no prefix cache": (lambda: manager(tiers=Tiers("toy", 4, kv=kv()), prefix=None), "prefix=ms.Prefix"),
+    "pages without planes": (lambda: manager(tiers=Tiers("toy", 4)), "8 KV pages"),
+    "planes without pages": (lambda: manager(0, Tiers("toy", 4, kv=kv())), "0 KV pages"),
+    "too few pages": (lambda: manager(tiers=Tiers("toy", 4, kv=kv(7))), "8 KV pages"),
+    "pages of 0 bytes": (lambda: Tiers("toy", 2, kv=kv(layout=EMPTY)), "pages have 0 bytes"),
+    "states of 0 bytes": (lambda: manager(0, Tiers("toy", 2), EMPTY), "states have 0 bytes"),
+    "memory that is not there": (
+        lambda: RecordPool(10**12, 10**6), r"1000000000000 records of 1000000 bytes are .*: ask for less"),
+    "less than the threshold": (lambda: Prefetch(threshold=256, limit=10), "limit=10 below threshold=256"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", MISFITS)
-def test_tiers_that_do_not_fit_the_manager_are_refused(what: str, plain: Backend) -> None:
+def test_tiers_that_do_not_fit_the_manager_are_refused(what: str) -> None:
     make, says = MISFITS[what]
     with pytest.raises(ms.ConfigurationError, match=says):
-        manager(plain, **make(plain))  # type: ignore[arg-type]
+        make()
 
 
-@pytest.mark.parametrize(
-    ("size", "records"),
-    [
-        ({"host_slots": 6}, (6, 12)),
-        ({"host_slots": 6, "host_pages": 5}, (6, 5)),
-        ({"host_slots": 1}, (1, 2)),
-    ],
-    ids=str,
-)
-def test_sizes_of_the_host_tier(size: dict[str, object], records: tuple[int, int], plain: Backend) -> None:
-    stats = manager(plain, tiers=Tiers("toy", kv=kv(plain), **size)).stats().tiers  # type: ignore[arg-type]
+SIZES = [({"host_slots": 6}, (6, 12)), ({"host_slots": 6, "host_pages": 5}, (6, 5)), ({"host_slots": 1}, (1, 2))]
+
+
+@pytest.mark.parametrize(("size", "records"), SIZES, ids=str)
+def test_sizes_of_the_host_tier(size: dict[str, object], records: tuple[int, int]) -> None:
+    stats = manager(tiers=Tiers("toy", kv=kv(), **size)).stats().tiers  # type: ignore[arg-type]
     assert stats and (stats.host_state_records, stats.host_page_records) == records
 
 
-def test_states_alone_need_no_pages_in_host_memory(plain: Backend, tmp_path: Path) -> None:
-    mem = manager(plain, pages=0, tiers=Tiers("toy", 3, store=FileStore(tmp_path), prefetch=Prefetch(0)))
+def test_states_alone_need_no_pages_in_host_memory(tmp_path: Path) -> None:
+    mem = manager(0, Tiers("toy", 3, store=FileStore(tmp_path), prefetch=Prefetch(0)))
     stats = mem.stats().tiers
     assert stats and (stats.host_state_records, stats.host_page_records) == (3, 0)
     mem.close()

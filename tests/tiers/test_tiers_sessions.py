@@ -4,11 +4,12 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support.planes import both_orders, every_strategy
+from tests.support.planes import every_strategy
 from tests.support.scan import row_problems, scan_registers
 from tests.support.tiered import NEEDS, T, Tiered, everything, settle, whole
+from tests.support.ways import every_order_and_strategy
 
-pytest_plugins = ["tests.support.tiered_fixtures"]
+pytestmark = pytest.mark.sample
 
 ONE = whole(1)
 
@@ -34,12 +35,11 @@ def talk(at: Tiered, *computed: list[int]) -> ms.Session:
     return session
 
 
-@both_orders
-@every_strategy
+@every_order_and_strategy
 def test_a_turn_goes_on_from_the_longer_of_session_and_host_memory(name: str, overlap: bool, plain: Backend) -> None:
     at = Tiered(plain, name, slots=12, overlap=overlap)
     session = talk(at, T[:16])
-    assert at.mem.match(T[:13], session=session).length == 8
+    assert at.mem.match(T[:13], session=session).length == 8 and at.mem.match(T[:9], session=session).host_length == 0
     assert at.mem.match(T[:17], session=session).host_length == 16
     row = at.start(T[:17], session=session)
     assert at.mem.length(row) == 16 and at.moved[1] == 1
@@ -51,24 +51,6 @@ def test_a_turn_goes_on_from_the_longer_of_session_and_host_memory(name: str, ov
     row = at.start(at.text[row][:18], session=session)  # on from its own state now
     assert at.mem.length(row) >= 16 and at.moved[1] == 1
     at.run([row], publish=False)
-    at.mem.abort([row])
-    at.mem.close_session(session)
-    settle(at)
-    at.empty()
-
-
-@every_strategy
-def test_a_session_that_has_as_much_moves_nothing(name: str, plain: Backend) -> None:
-    at = Tiered(plain, name, slots=12)
-    session = talk(at, T[:4])
-    row = at.start(T[:9], session=session)
-    assert at.mem.length(row) == 8 and at.moved[1] == 0
-    at.run([row], publish=False)
-    at.end([row])
-    check(at)
-    at.mem.close_session(session)
-    settle(at)
-    at.empty()
 
 
 @every_strategy
@@ -79,14 +61,10 @@ def test_a_turn_that_came_from_host_memory_is_aborted(name: str, plain: Backend)
     at.mem.abort([row])
     check(at)
     assert at.mem.match(T[:17], session=session).length == 16, "the state that came up is a cached one"
-    row = at.start(T[:17], session=session)
-    assert at.mem.length(row) == 16
+    row = at.hit(16, T[:17], session=session)
     at.run([row], publish=False)
     at.end([row])
     check(at)
-    at.mem.close_session(session)
-    settle(at)
-    at.empty()
 
 
 @every_strategy
@@ -103,13 +81,9 @@ def test_a_turn_that_is_refused_leaves_session_and_host_memory_alone(name: str, 
             at.mem.admit([turn, *others])
         assert everything(at) == before and at.mem._sessions.opened[session].kept == kept
     check(at)
-    row = at.start(T[:17], session=session)
-    assert at.mem.length(row) == 16
+    row = at.hit(16, T[:17], session=session)
     at.run([row], publish=False)
     at.end([row])
-    at.mem.close_session(session)
-    settle(at)
-    at.empty()
 
 
 @every_strategy
@@ -127,73 +101,44 @@ def test_where_slots_are_short_a_turn_takes_the_state_that_came_and_gives_its_ow
     assert at.mem.length(row) == 16 and at.mem.free_slots == 0
     at.run([row], publish=False)
     check(at)
-    at.mem.abort([row])
-    at.mem.close_session(session)
-    settle(at)
-    at.empty()
-
-
-def test_sessions_of_other_salts_do_not_mix(plain: Backend) -> None:
-    at = Tiered(plain, slots=8)
-    at.cache_prompts(T[:16], salt="a")
-    settle(at)
-    at.give_up(pages=60)
-    session = at.mem.open_session("talk")
-    assert at.turn(T[:17], session=session, salt="b") == 0
-    check(at)
-    at.mem.close_session(session)
-    settle(at)
-    at.empty()
 
 
 @every_strategy
 def test_host_memory_of_one_record_has_the_last(name: str, plain: Backend) -> None:
     at = Tiered(plain, name, slots=8, tiers={"host_slots": 1, "host_pages": 3, "write": "back"})
     for n in range(1, 5):
-        at.cache_prompts(whole(n))
-        at.give_up(pages=60)
+        at.pass_down(whole(n))
         settle(at)
         assert at.keeps() == {tuple(whole(n))}
         at.look(idle=True)
     assert at.tiers.evicted_states == 3 and at.tiers.evicted_pages == 5, "no more than were missing"
     assert at.turn([*whole(4), 1], publish=False) == 8 and at.turn([*whole(3), 1], publish=False) == 0
-    at.empty()
 
 
 def test_a_prompt_that_host_memory_is_too_small_for_is_let_go(plain: Backend) -> None:
     at = Tiered(plain, slots=6, tiers={"host_slots": 4, "host_pages": 2, "write": "back"})
-    at.cache_prompts(ONE)
-    at.give_up(pages=60)
-    at.cache_prompts(T[:12])
-    at.give_up(pages=60)
+    at.pass_down(ONE)
+    at.pass_down(T[:12])
     assert at.keeps() == {tuple(ONE)} and (at.tiers.refused, at.tiers.evicted_pages) == (1, 0)
     at.look(idle=True)
     assert at.turn([*T[:12], 1], publish=False) == 0 and at.turn([*ONE, 1], publish=False) == 8
-    at.empty()
 
 
 def test_what_is_pinned_stays_and_the_rest_gives_way(plain: Backend) -> None:
     at = Tiered(plain, slots=8, tiers={"host_slots": 2, "host_pages": 4, "write": "back"})
-    at.cache_prompts(whole(1), whole(2))
-    at.give_up(pages=60)
+    at.pass_down(whole(1), whole(2))
     match = at.mem.prefix.match(ms.tokens.encode([*ONE, 1]), None, 8)  # type: ignore[union-attr]
     hit = at.below.find(ms.tokens.encode([*ONE, 1]), None, match, 0, 8)
     assert hit is not None and hit.length == 8
     at.below.host.pin([hit])
     for n in (3, 4):
-        at.cache_prompts(whole(n))
-        at.give_up(pages=60)
+        at.pass_down(whole(n))
         assert at.keeps() == {tuple(ONE), tuple(whole(n))}
-    at.cache_prompts(whole(5, 3))
-    at.give_up(pages=60)
+    at.pass_down(whole(5, 3))
     assert at.tiers.refused == 1 and at.keeps() == {tuple(ONE), tuple(whole(4))}
     at.below.host.unpin([hit])
-    at.cache_prompts(whole(5, 3))
-    at.give_up(pages=60)
+    at.pass_down(whole(5, 3))
     assert tuple(whole(5, 3)) in at.keeps() and at.tiers.refused == 1
-    settle(at)
-    at.look(idle=True)
-    at.empty()
 
 
 def test_states_that_go_together_do_not_take_each_other_s_records(plain: Backend) -> None:
@@ -202,20 +147,14 @@ def test_states_that_go_together_do_not_take_each_other_s_records(plain: Backend
     at.cache_prompts(whole(1), whole(2), whole(3))
     at.give_up()
     assert at.keeps() == {tuple(whole(1)), tuple(whole(2))} and at.tiers.refused == 1
-    settle(at)
-    at.look(idle=True)
-    at.empty()
 
 
 def test_a_prompt_s_own_pages_do_not_make_room_for_it(plain: Backend) -> None:
     """Two of its pages are there, a third does not fit: none of the two goes for it."""
     at = Tiered(plain, slots=8, tiers={"host_slots": 2, "host_pages": 2, "write": "back"})
-    at.cache_prompts(T[:8])
-    at.give_up(pages=60)
+    at.pass_down(T[:8])
     at.cache_prompts(T[:12])
     settle(at)  # what came up is no longer pinned for that
     at.give_up(pages=60)
     assert at.keeps_pages() == {tuple(T[:4]), tuple(T[:8])} and at.tiers.refused == 1
     assert at.turn([*T[:12], 1], publish=False) == 8
-    settle(at)
-    at.empty()

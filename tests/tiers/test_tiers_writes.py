@@ -5,10 +5,11 @@ import pytest
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
-from tests.support.planes import both_orders, every_strategy
+from tests.support.planes import every_strategy
 from tests.support.tiered import PAGE, T, Tiered, settle, whole
+from tests.support.ways import every_order_and_strategy
 
-pytest_plugins = ["tests.support.tiered_fixtures"]
+pytestmark = pytest.mark.sample
 
 ONE, TWO = tuple(whole(1)), tuple(whole(2, 3))
 
@@ -33,11 +34,9 @@ def test_through_copies_a_state_once_it_is_sent_and_never_again(name: str, backe
     assert at.moved == (1, 0, 2, 0), "host memory has it already"
     at.look(idle=True)
     assert at.turn([*ONE, 1]) == 8
-    at.empty()
 
 
-@both_orders
-@every_strategy
+@every_order_and_strategy
 def test_through_saves_what_is_evicted_before_its_turn(name: str, overlap: bool, plain: Backend) -> None:
     at = make(plain, name, "through", overlap=overlap)
     at.cache_prompts(ONE, TWO, poll=False)
@@ -45,12 +44,9 @@ def test_through_saves_what_is_evicted_before_its_turn(name: str, overlap: bool,
     assert at.moved == (1, 0, 2, 0) and at.keeps() == {ONE}
     settle(at)
     assert at.moved == (2, 0, 5, 0) and at.keeps() == {ONE, TWO}
-    at.look(idle=True)
-    at.empty()
 
 
-@both_orders
-@every_strategy
+@every_order_and_strategy
 def test_back_copies_when_the_device_gives_up(name: str, overlap: bool, plain: Backend) -> None:
     at = make(plain, name, "back", overlap=overlap)
     at.cache_prompts(ONE, TWO)
@@ -63,12 +59,9 @@ def test_back_copies_when_the_device_gives_up(name: str, overlap: bool, plain: B
     at.look(idle=True)
     at.give_up(0, pages=99)  # leaves and their states
     assert ONE in at.keeps() and at.mem.free_pages == 60
-    at.look(idle=True)
-    at.empty()
 
 
-@both_orders
-@every_strategy
+@every_order_and_strategy
 def test_selective_copies_with_the_second_hit(name: str, overlap: bool, plain: Backend) -> None:
     at = make(plain, name, "selective", overlap=overlap)
     at.cache_prompts(ONE)
@@ -82,7 +75,6 @@ def test_selective_copies_with_the_second_hit(name: str, overlap: bool, plain: B
     at.look(idle=True)
     at.give_up()
     assert at.moved == (1, 0, 2, 0) and at.keeps() == {ONE}
-    at.empty()
 
 
 @every_strategy
@@ -94,8 +86,6 @@ def test_selective_keeps_what_was_hit_once_and_lets_the_rest_go(name: str, plain
     at.give_up()
     assert at.moved == (1, 0, 3, 0) and at.keeps() == {TWO}
     assert at.mem.match([*ONE, 1]).host_length == 0 and at.mem.match([*TWO, 1]).host_length == 12
-    at.look(idle=True)
-    at.empty()
 
 
 @pytest.mark.parametrize("write", ["through", "selective", "back"])
@@ -109,17 +99,14 @@ def test_what_comes_back_and_goes_again_is_not_copied_again(name: str, write: st
         assert at.moved == (1, times - 1, 2, 2 * times - 2)
         row = at.start([*ONE, 1])
         assert at.mem.length(row) == 8 and at.moved == (1, times, 2, 2 * times)
-        at.run([row], publish=False)
-        at.look()
+        at.checked([row])
         at.mem.abort([row])
         at.give_up(pages=60)
         assert at.keeps() == {ONE}
         at.look(idle=True)
-    at.empty()
 
 
-@both_orders
-@every_strategy
+@every_order_and_strategy
 def test_a_state_that_is_published_and_evicted_in_one_packet_is_saved(name: str, overlap: bool, plain: Backend) -> None:
     at = make(plain, name, "back", overlap=overlap)
     row = at.start(ONE)
@@ -136,7 +123,6 @@ def test_a_state_that_is_published_and_evicted_in_one_packet_is_saved(name: str,
     at.mem.abort(rows)
     settle(at)
     assert at.turn([*ONE, 1]) == 8
-    at.empty()
 
 
 @every_strategy
@@ -155,7 +141,6 @@ def test_running_rows_publish_and_lose_states_to_each_other(name: str, plain: Ba
     states = at.mem.stats().prefix
     assert states and len(at.cache.nodes) == 1 and at.tiers.refused == 0
     assert len(at.keeps()) == at.moved[0] == (3 if name == "none" else 9), "each once, however often it was published"
-    at.empty()
 
 
 def test_pages_that_states_share_go_once(plain: Backend) -> None:
@@ -166,8 +151,6 @@ def test_pages_that_states_share_go_once(plain: Backend) -> None:
     at.give_up()
     assert at.moved[0] == 4 and at.moved[2] == 6 + 1
     assert at.keeps_pages() == {tuple(T[:end]) for end in range(4, 25, 4)} | {(*T[:8], 1, 2, 3, 4)}
-    at.look(idle=True)
-    at.empty()
 
 
 def test_prompts_that_part_within_a_node_keep_their_keys(plain: Backend) -> None:
@@ -177,12 +160,10 @@ def test_prompts_that_part_within_a_node_keep_their_keys(plain: Backend) -> None
     at.mem.match([*T[:16], 1])
     at.give_up()
     prompts = [[*T[:8], *whole(9)], T[:24], [*T[:8], *whole(9, 3)], [*T[:4], 1, 2, 3, 4]]
-    at.cache_prompts(*prompts)
-    at.give_up(pages=60)
+    at.pass_down(*prompts)
     assert at.keeps() == {tuple(T[:16]), *map(tuple, prompts)}
     at.look(idle=True)
     assert [at.turn([*prompt, 1], publish=False) for prompt in prompts] == [16, 24, 20, 8]
-    at.empty()
 
 
 def test_only_pages_that_are_missing_go(plain: Backend) -> None:
@@ -196,8 +177,6 @@ def test_only_pages_that_are_missing_go(plain: Backend) -> None:
     assert at.keeps_pages() == {tuple(T[:4])}
     at.give_up()
     assert at.moved == (2, 1, 2 + 3, 0) and len(at.keeps_pages()) == 4
-    at.look(idle=True)
-    at.empty()
 
 
 def test_clearing_the_cache_is_for_good(plain: Backend) -> None:
@@ -210,7 +189,6 @@ def test_clearing_the_cache_is_for_good(plain: Backend) -> None:
     at.give_up()
     at.cache.clear()
     assert at.keeps() == {ONE} and at.turn([*ONE, 1]) == 8, "host memory is forgotten by tiers.clear()"
-    at.empty()
 
 
 def test_kv_of_the_caller_stays_the_caller_s(backend: Backend) -> None:

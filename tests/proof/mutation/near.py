@@ -24,7 +24,7 @@ PREFETCH = ["prefetch", "prefetch_stops", "prefetch_ranks", "prefetch_random"]
 HOST = [
     f"tiers_{name}"
     for name in (
-        "bytes", "counts", "dense", "doors", "faults", "gaps", "hits", "late", "life", "refusals", "sessions",
+        "bytes", "counts", "dense", "errors", "faults", "gaps", "hits", "late", "life", "refusals", "sessions",
         "storage", "writes",
     )
 ] + ["salts_below", "gap"]  # fmt: skip
@@ -66,7 +66,7 @@ NEAR = {
     "memstate/slots/inspect.py": ["audit", "audit_owners", "gap"],
     "memstate/checks.py": ["salt_values", "refusals", "misuse", "prefix_refusals", "tiers_gaps"],
     "memstate/tiers/keys.py": ["tier_keys", "salt_values", "salts_below", "tiers_gaps"],
-    "memstate/tiers/handover/handover.py": ["resplit", "salts_below"],
+    "memstate/tiers/handover/handover.py": ["resplit", "handover", "salts_below"],
     **{f"memstate/tiers/host/{name}.py": PREFETCH for name in ("cache", "pool")},
     **{f"memstate/tiers/stores/{name}.py": FILES for name in ("base", "file", "folder", "opening")},
     **dict.fromkeys((f"memstate/state/{name}.py" for name in ("layout", "memory", "regions", "planes")), BYTES),

@@ -1,9 +1,15 @@
-"""Fixtures of the tests of tiers under a manager; named as a plugin by those."""
+"""Fixtures of the tests of tiers, whose servers end empty."""
+
+from pathlib import Path
 
 import pytest
 
 from memstate.kernels.dispatch import Backend
+from memstate.tiers.stores.file import FileStore
+from tests.support.endings import pytest_pyfunc_call
 from tests.support.tiered_late import Late
+
+__all__ = ["late", "plain", "pytest_pyfunc_call", "store"]
 
 
 @pytest.fixture
@@ -18,3 +24,8 @@ def late(monkeypatch: pytest.MonkeyPatch) -> list[Late]:
 def plain() -> Backend:
     """The reference: where many scenarios are more to the point than many backends."""
     return Backend("reference")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path / "store")

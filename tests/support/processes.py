@@ -1,0 +1,50 @@
+"""Processes of their own: ranks of a group, and children that may die."""
+
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_ranks(module: str, ranks: int, place: Path) -> list[tuple[str, str]]:
+    """Runs `python -m module RANK RANKS PLACE` for every rank at once; returns what each wrote and its errors."""
+    settings = {"cwd": ROOT, "env": os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, "text": True}
+    commands = [[sys.executable, "-m", module, str(rank), str(ranks), str(place)] for rank in range(ranks)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    running = [subprocess.Popen(command, **settings, **pipes) for command in commands]  # type: ignore[call-overload]
+    try:
+        return [process.communicate(timeout=240) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Forks, works there, and dies without a word to anything that this process has begun; the process id."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        work()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def ended(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def has_ended(child: int) -> int | None:
+    """Its exit status once, as soon as there is one."""
+    with suppress(ChildProcessError):
+        found, status = os.waitpid(child, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if found else None
+    return None

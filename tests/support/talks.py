@@ -1,0 +1,202 @@
+"""Conversations: a decode loop that is told its tokens. KV pages, of 2 tokens, say what was written to them last."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from tests.support.endings import finish, made
+from tests.support.planes import MAKERS, History, Loop
+from tests.support.scan import row_problems, scan_registers
+
+PAGE = 2
+DEAD = 666  # a token that a dead step computes
+
+
+class Talks(Loop):
+    """A decode loop that is told its tokens, and KV pages whose contents say which tokens were written to them last."""
+
+    def __init__(
+        self, backend: Backend, name: str, overlap: bool = True, cache: bool = True, **settings: object
+    ) -> None:
+        usual = {"slots": 24, "pages": 80, "page_size": PAGE, "pages_per_row": 24, "overlap": overlap}
+        usual["prefix"] = ms.Prefix() if cache else None
+        super().__init__(backend, MAKERS[name](), **(usual | settings))  # type: ignore[arg-type]
+        self.kv: dict[tuple[int, int], int] = {}  # page, offset -> token
+        self.flying: list[ms.Step] = []
+        made(self)
+
+    def turn(self, text: Sequence[int], session: ms.Session | None = None, **more: object) -> ms.Row:
+        """Admits one request with this prompt."""
+        (row,) = self.mem.admit([ms.Request("talk", tokens=text, session=session, **more)])  # type: ignore[arg-type]
+        self.fed[row] = list(text[: self.mem.length(row)])
+        return row
+
+    def feed(self, rows: Sequence[ms.Row], fed: Sequence[Sequence[int]], run: bool = True) -> ms.Step:
+        """Plans and runs one step; what it reads stands for exactly what its rows were fed, in states and in pages."""
+        self.mem.extend(rows, [self.mem.length(row) + len(new) for row, new in zip(rows, fed, strict=True)])
+        step = self.mem.plan(rows, [len(new) for new in fed])
+        if run:
+            for row, new, slot in zip(rows, fed, step.read.tolist(), strict=True):
+                history, pages = self.fed[row], self.mem.page_table[row.index].tolist()
+                assert not history or (slot and not self.planes.wrong({slot: tuple(history)}))
+                assert self.written(pages, history)
+                for at, token in enumerate(new, len(history)) if pages else ():
+                    self.kv[pages[at // PAGE], at % PAGE] = token
+            self.planes.forward(step, [tuple(new) for new in fed])
+            self.mem.submit(step)
+        for row, new in zip(rows, fed, strict=True):
+            self.fed[row] += new
+        return step
+
+    def written(self, pages: Sequence[int], tokens: Sequence[int]) -> bool:
+        """Whether the KV of exactly these tokens stands in pages; where the caller has the KV, there is none to see."""
+        there = [self.kv.get((page, offset)) for page in pages for offset in range(PAGE)]
+        return not self.mem.stats().pages or there[: len(tokens)] == list(tokens)
+
+    def run(self, row: ms.Row, text: Sequence[int], dead: bool = False, publish: bool = False) -> None:
+        """Computes what is left of a text and settles it; dead: its end ends the row, one step later is in flight."""
+        left = list(text[self.mem.length(row) :])
+        while left:
+            n = min(3, self.mem.next_boundary(row) - self.mem.length(row), len(left))
+            self.flying.append(self.feed([row], [left[:n]]))
+            left = left[n:]
+            if len(self.flying) > self.mem.overlap:
+                self.mem.settle(self.flying.pop(0))
+            if publish:
+                self.mem.publish([row], tokens=[self.fed[row]])
+        if dead:
+            self.flying.append(self.feed([row], [[DEAD]]))
+            self.mem.settle(self.flying.pop(0), [True])
+        else:
+            self.land()
+
+    def land(self) -> None:
+        """Settles what is in flight."""
+        while self.flying:
+            self.mem.settle(self.flying.pop(0))
+
+    def known(self, row: ms.Row) -> list[int]:
+        """The tokens of a request that are real."""
+        return self.fed[row][: self.mem.confirmed(row)]
+
+    def end(self, row: ms.Row) -> list[int]:
+        """Ends a turn, and settles what it left in flight; returns its tokens."""
+        tokens = self.known(row)
+        self.mem.release([row], tokens=[tokens])
+        self.land()
+        return tokens
+
+    def whole(self, text: Sequence[int], session: ms.Session | None = None, **how: bool) -> int:
+        """A turn from admission to end; returns how many of its tokens were not computed again."""
+        row = self.turn(text, session)
+        start = self.mem.length(row)
+        self.run(row, text, **how)
+        self.end(row)
+        self.look()
+        return start
+
+    def kept(self, session: ms.Session) -> list[int]:
+        """Lengths of a session's states."""
+        return [snap.length for snap in self.mem._sessions.opened[session].kept]
+
+    def look(self) -> None:
+        """Everything adds up, slots, labels, page holders, leases, pins; all states and pages hold what they say."""
+        mem, users, content = self.mem, Counter[int](), dict[int, History]()
+        mem.audit().raise_if_leaking()
+        slots = scan_registers(mem._registers).slots
+        assert row_problems(mem) == []
+        for row in (row for row in self.fed if mem._table.generation[row.index] == row.generation):
+            pages = mem._pages.of(row.index)
+            users.update(pages)
+            assert [page for page in mem.page_table[row.index].tolist() if page] == pages
+            labels = {part: self.label(row, part) for part in range(3) if self.label(row, part)}
+            content |= {self.slot(row, part): tuple(self.fed[row][:label]) for part, label in labels.items()}
+        for talk in mem._sessions.opened.values():
+            users.update(talk.pages)
+            tokens = key_tokens(talk.tokens)
+            assert not (talk.row and (talk.kept or talk.pages or talk.lease))
+            assert self.written(talk.pages, tokens[: talk.kept[0].length] if talk.kept else [])
+            content |= {slots[snap.register]: tuple(tokens[: snap.length]) for snap in talk.kept}
+        for snap in [*mem._snapshots.kept.values(), *mem._snapshots._dropped.values()]:
+            users.update(snap.pages)
+        if mem.prefix is not None:
+            leased = Counter(node for lease in self.leases() for node in lease.node.path())
+            for _, node in mem.prefix.tree.walk():
+                assert not (node.ghost and (node.pages or node.snapshot or node.leases))
+                users.update(node.pages)
+                tokens = key_tokens(b"".join(step.key for step in reversed(list(node.path()))))
+                assert node.ghost or self.written(mem.prefix.tree.pages_to(node), tokens)
+                assert node.leases == leased.pop(node, 0)
+                if node.snapshot:
+                    content[slots[node.snapshot.register]] = tuple(tokens)
+            assert not leased
+        assert list(mem._pages.allocator.holders) == [users[page] for page in range(mem.stats().pages + 1)]
+        assert set(mem._snapshots.pinned) == {source for source in mem._registers.source.tolist() if source}
+        assert self.planes.wrong(content) == []
+
+    def leases(self) -> list[ms.prefix.cache.Lease]:
+        """What rows and sessions have of the tree."""
+        of_sessions = [talk.lease for talk in self.mem._sessions.opened.values() if talk.lease]
+        return [*(self.mem.prefix.leases.values() if self.mem.prefix else ()), *of_sessions]
+
+    def all_free(self) -> bool:
+        finish(self)
+        return True
+
+    def empty(self) -> None:
+        """No request runs, no session is open: clearing the cache leaves nothing behind."""
+        if cache := self.mem.prefix:
+            cache.clear()
+            assert (cache.tree.leased_pages, cache.tree.total_pages, cache.tree.nodes) == (0, 0, 0)
+            assert not cache.leases and not cache.nodes and not cache.tree.roots
+        self.look()
+        self.mem.check()
+        stats = self.mem.stats()
+        free = (self.mem.free_slots, self.mem.free_pages, self.mem._snapshots.free)
+        assert free == (stats.capacity, stats.pages, self.mem._snapshots._count) and not self.mem._snapshots.pinned
+
+
+def key_tokens(key: bytes) -> list[int]:
+    found: list[int] = np.frombuffer(key, np.int64).tolist()
+    return found
+
+
+def fork(talks: Talks, row: ms.Row, *names: str) -> ms.Rows:
+    forked = talks.mem.fork(row, names)
+    for new in forked.rows:
+        talks.fed[new] = list(talks.fed[row])
+    for to, of in forked.page_copies:
+        talks.kv |= {(to, offset): token for (page, offset), token in talks.kv.items() if page == of}
+    return forked.rows
+
+
+TEXT = list(range(1, 16))
+
+
+def row_holds_nothing(mem: ms.StateManager, index: int) -> bool:
+    """Whether a row's registers, labels, columns and pages are all 0, on the device and in the mirror."""
+    mem.submit()
+    file, first = mem._registers, 3 * index
+    cells = [file.table.slots[first : first + 3], file.table.labels[first : first + 3], mem.page_table[index]]
+    columns = [getattr(of, name)[index] for of in (file, file.table) for name in ("tracked", "snapshot_at", "source")]
+    mirror = [file.held[first : first + 3], file.labels[first : first + 3]]
+    return not any(bool(cell.any()) for cell in [*cells, *columns, *mirror]) and not mem._pages.of(index)
+
+
+def counts(talks: Talks) -> tuple[int, ...]:
+    """What is free."""
+    return talks.mem.free_slots, talks.mem.free_pages, talks.mem._table.free, talks.mem._snapshots.free
+
+
+def told(
+    backend: Backend, name: str, overlap: bool = True, cache: bool = True, first: int = 0, **settings: object
+) -> tuple[Talks, ms.StateManager, ms.Session]:
+    """Conversations with one session, which has had a turn of so many tokens."""
+    talks = Talks(backend, name, overlap, cache, **settings)
+    session = talks.mem.open_session("a")
+    if first:
+        talks.whole(TEXT[:first], session)
+    return talks, talks.mem, session

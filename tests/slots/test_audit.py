@@ -190,10 +190,7 @@ def test_a_group_and_a_register(backend: Backend) -> None:
 
 
 PLANTED: dict[str, tuple[Callable[[StateManager], None], dict[str, object]]] = {
-    "owned and free": (
-        lambda mem: mem.pool.release([1]),
-        {"owned_but_free": {1: "row 1 (request 'alice') lane 0"}},
-    ),
+    "owned and free": (lambda mem: mem.pool.release([1]), {"owned_but_free": {1: "row 1 (request 'alice') lane 0"}}),
     "beyond the pool": (
         lambda mem: mem._registers.table.slots[3:4].fill_(21),
         {"foreign": ["row 1 (request 'alice') live"], "leaked": [4]},

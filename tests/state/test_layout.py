@@ -17,9 +17,7 @@ MIB = 1024 * 1024
 DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn, torch.complex128, torch.bool)
 
 planes = st.builds(
-    lambda shape, dtype: (tuple(shape), dtype),
-    st.lists(st.integers(0, 5), max_size=3),
-    st.sampled_from(DTYPES),
+    lambda shape, dtype: (tuple(shape), dtype), st.lists(st.integers(0, 5), max_size=3), st.sampled_from(DTYPES)
 )
 layouts = st.builds(
     lambda kinds, layers, order, alignment: StateLayout(

@@ -363,37 +363,37 @@ DECODED = [
     Mutant(
         "convolution stores a snapshot that nobody asked for", "out-of-range slot", CONV,
         "mask=tl.where(snapshot > 0, fits, False)", "mask=fits",
-        "tests/kernels/test_conv.py::test_B15_one_token_from_nothing_is_no_padding[interpreter]",
+        "tests/kernels/test_decode_steps.py::test_B15_one_token_from_nothing_is_no_padding[interpreter-conv]",
     ),
     Mutant(
         "convolution reads the null slot", "stale byte", CONV,
         "present = tl.where(read > 0, inside, False)", "present = inside",
-        "tests/kernels/test_conv.py::test_B16_null_reads_as_zeros[interpreter-0]",
+        "tests/kernels/test_decode_steps.py::test_B16_null_reads_as_zeros[interpreter-conv]",
     ),
     Mutant(
         "convolution window stored backwards", "stale byte", CONV,
         "new += (window[tap].to(stored),)", "new += (window[OLD - 1 - tap].to(stored),)",
-        "tests/kernels/test_conv.py::test_G2_reference_and_kernel_agree[interpreter]",
+        "tests/kernels/test_decode_steps.py::test_G2_a_mixed_batch_agrees_with_its_statement[interpreter-fp32-conv]",
     ),
     Mutant(
         "gated delta stores padding in the null slot", "out-of-range slot", DELTA,
         "mask=tl.where(real, in_tile, False)", "mask=in_tile",
-        "tests/kernels/test_gated_delta.py::test_B14_padded_rows_change_nothing[interpreter-0]",
+        "tests/kernels/test_decode_steps.py::test_B14_padded_rows_change_nothing[interpreter-gdn]",
     ),
     Mutant(
         "gated delta snapshot goes to the live slot", "lost snapshot", DELTA,
         "tl.store(tile_ptr + snapshot * slot_stride, new", "tl.store(tile_ptr + write * slot_stride, new",
-        "tests/kernels/test_gated_delta.py::test_B40_slots_of_one_row_may_coincide[interpreter-2-row2]",
+        "tests/kernels/test_decode_steps.py::test_B40_slots_of_one_row_may_coincide[interpreter-(1, 1, 2)-gdn]",
     ),
     Mutant(
         "gated delta rows of 32 bits", "out-of-range slot", DELTA,
         "row = tl.program_id(2).to(tl.int64)", "row = tl.program_id(2)",
-        "tests/kernels/test_gated_delta_window.py::test_B38_windows_beyond_2_31_elements[interpreter]", "crashed",
+        "tests/kernels/test_decode_windows.py::test_B38_windows_beyond_2_31_elements[interpreter]", "crashed",
     ),
     Mutant(
         "selective scan reads the null slot", "stale byte", SELECTIVE,
         "mask=tl.where(read > 0, in_tile, False)", "mask=in_tile",
-        "tests/kernels/test_selective.py::test_B16_null_reads_as_zeros[interpreter-0-mamba2]",
+        "tests/kernels/test_decode_steps.py::test_B16_null_reads_as_zeros[interpreter-mamba2]",
     ),
     Mutant(
         "selective scan with another group's B and C", "stale byte", SELECTIVE,
@@ -403,7 +403,7 @@ DECODED = [
     Mutant(
         "selective state grows instead of decaying", "stale byte", SELECTIVE,
         "s = s * tl.exp((dt if TIED else dt[:, None]) * a)", "s = s * tl.exp((dt if TIED else dt[:, None]) * -a)",
-        "tests/kernels/test_selective.py::test_G2_state_is_rounded_only_when_stored[interpreter-mamba2]",
+        "tests/kernels/test_decode_steps.py::test_G2_a_mixed_batch_agrees_with_its_statement[interpreter-fp16 states of fp32-mamba2]",
     ),
 ]  # fmt: skip
 

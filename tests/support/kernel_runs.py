@@ -49,20 +49,3 @@ def not_interpreted(*program: str) -> Any:
     done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-def check_words_compile(module: str, cases: str) -> None:
-    """Kernels that move narrow words compile as wide as they may be, without spills.
-
-    `memstate compile` asks for 16 bytes and leaves narrow words out; where kernels are interpreted, none compiles.
-    """
-    program = (
-        "import json\n"
-        "from memstate.cli.compile.build import build\n"
-        f"from memstate.kernels.{module} import compile_cases\n"
-        f"cases = [(unit, case) for unit in (16, 8, 4, 2, 1) for case in compile_cases(unit)[{cases}]]\n"
-        "made = [(unit, build(case, target)) for unit, case in cases for target in ('sm_90', 'gfx942')]\n"
-        "print(json.dumps([(unit, one.narrowest_bulk_access_bits, one.spill_bytes) for unit, one in made]))\n"
-    )
-    made = not_interpreted("-c", program)
-    assert made == [[unit, 8 * unit, 0] for unit in (16, 8, 4, 2, 1) for _ in range(len(made) // 5)] and made

@@ -14,6 +14,8 @@ from tests.support.loops import InPlacePlanes
 from tests.support.planes import LAYOUT, MAKERS, I, Loop, every_strategy
 from tests.support.scan import scan
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+
 SLOTS = 10
 RUBBISH = 0xA5
 

@@ -11,6 +11,8 @@ from tests.support.loops import InPlace
 from tests.support.planes import MAKERS, POISON, I, both_orders, every_snapshot, every_strategy
 from tests.support.scan import scan
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+
 
 @every_snapshot
 @both_orders

@@ -10,6 +10,8 @@ from memstate.kernels.dispatch import Backend
 from tests.support.planes import Loop
 from tests.support.scan import scan
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+
 
 class Stage:
     """Two rows in flight, one that is gone, and a snapshot kept beside one that was dropped."""

@@ -9,6 +9,8 @@ from tests.support.build import build
 from tests.support.scan import scan
 from tests.support.watch import Watch
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+
 LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=1)
 
 

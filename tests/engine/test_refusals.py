@@ -18,6 +18,8 @@ from tests.support.loops import Speculator
 from tests.support.planes import Loop
 from tests.support.scan import scan
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+
 I = 4  # noqa: E741
 PLAIN = StateLayout((Plane("ssm", (4,), torch.float32),), layers=1)
 

@@ -8,6 +8,8 @@ from memstate import OutOfSlots, Plane, Redirect, Request, StateLayout, StateMan
 from memstate.kernels.dispatch import Backend
 from tests.support.scan import scan
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+
 LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=1)
 
 

@@ -7,6 +7,8 @@ from memstate.kernels.dispatch import Backend
 from tests.support.planes import MAKERS, I, Loop, every_strategy
 from tests.support.scan import scan
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+
 
 def forked(loop: Loop, row: ms.Row, *names: str) -> ms.Fork:
     fork = loop.mem.fork(row, names)

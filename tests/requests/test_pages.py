@@ -23,6 +23,8 @@ from memstate.requests.pages import PageAllocator
 from tests.support.build import build
 from tests.support.scan import scan
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+
 LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=1)
 
 

@@ -7,6 +7,8 @@ import memstate as ms
 from memstate.kernels.dispatch import Backend
 from tests.support.scan import scan
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+
 LAYOUT = ms.StateLayout(planes=(ms.Plane("ssm", (2, 4), torch.float32),), layers=1)
 EVERY = 4
 

@@ -8,6 +8,8 @@ from memstate.kernels.tables import Count
 from tests.support.planes import MAKERS, I, Loop, both_orders, every_snapshot, every_strategy
 from tests.support.scan import scan
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+
 
 def all_free(loop: Loop) -> bool:
     """Whether every slot and page is free and nothing is held anywhere, by an independent scan."""

@@ -100,16 +100,12 @@ def test_tensors_of_single_layers_serve_as_well(backend: Backend) -> None:
 
 
 def test_memory_of_another_size_is_refused(backend: Backend) -> None:
-    arena = Arena(backend.device, per_layer=False)
+    arena, given = Arena(backend.device, per_layer=False), {"backend": backend.name, "device": backend.device}
+    given["max_requests"] = 2
     with pytest.raises(ms.LayoutMismatch, match=r"11 entries .* expected 12"):
-        ms.StateManager(
-            LAYOUT, slots=SLOTS + 1, max_requests=2, backend=backend.name, device=backend.device, tensors=arena.tensors
-        )
+        build(LAYOUT, slots=SLOTS + 1, tensors=arena.tensors, **given)
     with pytest.raises(ms.LayoutMismatch, match="short"):
-        ms.StateManager(
-            LAYOUT, slots=SLOTS, max_requests=2, backend=backend.name, device=backend.device,
-            tensors={"long": arena.tensors["long"]},
-        )  # fmt: skip
+        build(LAYOUT, slots=SLOTS, tensors={"long": arena.tensors["long"]}, **given)
 
 
 @every_strategy
@@ -144,9 +140,7 @@ def test_sleep_keeps_who_owns_what_and_the_bytes(backend: Backend, name: str) ->
         loop.mem.wake()
     after = scan(loop.mem)
     assert (after.free, after.slots, after.labels) == (before.free, before.slots, before.labels)
-    assert [replace(info, address=0) for info in infos] == [
-        replace(info, address=0) for info in loop.mem.buffer_infos()
-    ]
+    assert [replace(i, address=0) for i in infos] == [replace(i, address=0) for i in loop.mem.buffer_infos()]
     for row in rows:
         assert loop.holds(loop.slot(row), row, I + 1)
     loop.advance(rows, I)

@@ -17,16 +17,9 @@ LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=1)
 def bookkeeping(backend: Backend, slots: int, rows: int, pages_per_row: int = 0) -> int:
     """Device bytes besides states and page table, from the tensors themselves."""
     mem = build(
-        LAYOUT,
-        slots=slots,
-        max_requests=rows,
-        max_batch=8,
-        device=backend.device,
-        backend=backend.name,
-        pages=8 if pages_per_row else 0,
-        page_size=1,
-        pages_per_row=pages_per_row,
-    )
+        LAYOUT, slots=slots, max_requests=rows, max_batch=8, device=backend.device, backend=backend.name,
+        pages=8 if pages_per_row else 0, page_size=1, pages_per_row=pages_per_row,
+    )  # fmt: skip
     table = mem._registers.cells.nbytes - mem.page_table.nbytes
     total = table + mem._allocator.bitmap.nbytes + mem._allocator.counters.nbytes
     assert mem._registers.nbytes == total

@@ -39,31 +39,16 @@ class Schedule:
         rows = self.random.randint(2, 6)
         capacity = self.random.randint((1 + rules.admission) * (rows + 1) // 2, rules.most_slots * rows + 3)
         self.rig = Rig(
-            rules,
-            overlap,
-            backend,
-            capacity=capacity,
-            rows=rows,
-            snapshots=choose((0, 1, 2, 3, 4, 6)),
-            direct=choose((True, False)),
-            reserve=choose((0, 0, 1)),
-            page=page,
-            pages=choose((0, 3 * LONGEST // page)),
-        )
+            rules, overlap, backend, capacity=capacity, rows=rows, snapshots=choose((0, 1, 2, 3, 4, 6)),
+            direct=choose((True, False)), reserve=choose((0, 0, 1)), page=page, pages=choose((0, 3 * LONGEST // page)),
+        )  # fmt: skip
         self.batch: list[tuple[Tenant | None, int]] = []
         self.stale: list[ms.Row] = []
         self.log: deque[str] = deque(maxlen=25)
         self.operations: dict[Callable[[], object], int] = {
-            self.admit: 9,
-            self.step: 24,
-            self.settle: 10,
-            self.leave: 5,
-            self.publish: 5,
-            self.drop: 4,
-            self.cancel: 1,
-            self.submit: 2,
-            self.misuse: 2,
-        }
+            self.admit: 9, self.step: 24, self.settle: 10, self.leave: 5, self.publish: 5, self.drop: 4,
+            self.cancel: 1, self.submit: 2, self.misuse: 2,
+        }  # fmt: skip
 
     def __str__(self) -> str:
         m = self.rig.model

@@ -4,7 +4,6 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Count
 from tests.support.planes import MAKERS, I, Loop, both_orders, every_snapshot, every_strategy
 from tests.support.scan import scan
 
@@ -242,19 +241,6 @@ def test_B36b_a_cancelled_step_leaves_no_label(name: str, length: int, overlap: 
             loop.mem.length(handle)
     loop.mem.drop([snap] if snap else [])
     assert all_free(loop) and not any(loop.mem._registers.table.labels.tolist())
-
-
-@every_snapshot
-def test_B36b_cancel_in_flight_publishes_what_the_step_before_made_real(name: str, backend: Backend) -> None:
-    loop = Loop(backend, MAKERS[name]())
-    (row,) = loop.admit()
-    loop.advance([row], 7)
-    last = loop.step([row])  # to 8
-    (snap,) = loop.mem.cancel(loop.step([row], run=False), publish=True)
-    assert snap and snap.length == 8 and loop.holds(loop.node(snap), row, 8)
-    loop.mem.settle(last, [True])  # its row is gone
-    loop.mem.drop([snap])
-    assert all_free(loop) and loop.count(Count.DOUBLE_RELEASE) == 0
 
 
 def test_B36b_a_cancel_leaves_the_step_before_it_settleable(backend: Backend) -> None:

@@ -20,6 +20,7 @@ from memstate.kernels.dispatch import Backend
 from tests.support.model import Rules
 from tests.support.pair import Tenant
 from tests.support.rig import NO_LIMIT, Rig
+from tests.support.sampling import PROOF
 from tests.support.scan import scan
 
 STRATEGIES = ("none", "ping-pong", "lazy", "redirect")
@@ -116,11 +117,8 @@ class Schedule:
             return False
         limit = self.random.choice((NO_LIMIT, NO_LIMIT, NO_LIMIT, 0, 1, 2))
         flight = self.rig.plan(fed, limit, run=run)
-        self.note(
-            "limit",
-            limit,
-            *[(e.row and e.row.number, e.before, e.after, e.read, e.write, e.snapshot) for e in flight.entries],
-        )
+        said = [(e.row and e.row.number, e.before, e.after, e.read, e.write, e.snapshot) for e in flight.entries]
+        self.note("limit", limit, *said)
         return True
 
     def tokens(self, n: int) -> tuple[int, ...]:
@@ -130,16 +128,14 @@ class Schedule:
         if self.rig.flights:
             flight = self.rig.flights[0]
             over = [bool(e.row) and (e.after > LONGEST or self.random.random() < 0.08) for e in flight.entries]
-            self.note(
-                "finished", [e.row.number for e, is_over in zip(flight.entries, over, strict=True) if e.row and is_over]
-            )
+            ended = [e.row.number for e, is_over in zip(flight.entries, over, strict=True) if e.row and is_over]
+            self.note("finished", ended)
             self.rig.settle(over if any(over) or self.random.random() < 0.5 else None)
 
     def leave(self) -> None:
         finished = [t for t in self.rig.tenants if t.row.finished]
-        leaving = (
-            finished if finished and self.random.random() < 0.8 else self.some(2) if self.random.random() < 0.3 else []
-        )
+        leaving = finished if finished and self.random.random() < 0.8 else []
+        leaving = leaving or (self.some(2) if self.random.random() < 0.3 else [])
         keys = [self.random.randint(0, len(t.fed) + 1) for t in leaving]
         publish = self.random.choice((True, True, False, keys))
         self.stale = [t.handle for t in leaving] or self.stale
@@ -190,9 +186,8 @@ class Schedule:
             old = self.random.choice(self.stale)
             for call in (mem.release, mem.abort, mem.retract, mem.publish):
                 wrong.append((ms.StaleHandle, lambda call=call: call([old])))
-            wrong.append(
-                (ms.StaleHandle if len(rig.flights) <= rig.overlap else ms.InvalidArgument, lambda: mem.plan([old]))
-            )
+            early = ms.StaleHandle if len(rig.flights) <= rig.overlap else ms.InvalidArgument
+            wrong.append((early, lambda: mem.plan([old])))
         if len(rig.flights) == 2:
             wrong.append((ms.InvalidArgument, lambda: mem.settle(rig.flights[1].step)))
             wrong.append((ms.InvalidArgument, lambda: mem.cancel(rig.flights[0].step)))
@@ -231,7 +226,7 @@ class Schedule:
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_random_schedules_follow_the_rules(strategy: str, overlap: bool, backend: Backend) -> None:
-    runs, operations = (12, 200) if backend.name == "reference" else (2, 110)
+    runs, operations = (12 if PROOF else 6, 200) if backend.name == "reference" else (2, 110)
     for seed in range(SEED, SEED + runs):
         Schedule(seed, strategy, overlap, backend).run(operations)
 

@@ -6,8 +6,6 @@ exact.
 """
 
 import json
-import os
-import subprocess
 import sys
 import traceback
 from collections import deque
@@ -88,12 +86,10 @@ def decode(mem: ms.StateManager, rows: Sequence[ms.Row], batch: int, steps: int 
 def speculate(mem: ms.StateManager, rows: Sequence[ms.Row], batch: int) -> None:
     """Windows of different sizes, of which some tokens, all or none are accepted."""
     for tokens in (1, 2, 3):
-        step = mem.plan(
-            [*rows, *[None] * (batch - len(rows))], [tokens] * len(rows) + [0] * (batch - len(rows)), window=True
-        )
-        windows = {
-            plane.name: torch.zeros(LAYOUT.layers, batch, tokens, *plane.shape, dtype=plane.dtype) for plane in PLANES
-        }
+        padding = batch - len(rows)
+        step = mem.plan([*rows, *[None] * padding], [tokens] * len(rows) + [0] * padding, window=True)
+        shapes = {plane.name: (LAYOUT.layers, batch, tokens, *plane.shape) for plane in PLANES}
+        windows = {plane.name: torch.zeros(shapes[plane.name], dtype=plane.dtype) for plane in PLANES}
         mem.accept(step, [min(i, int(most)) for i, most in enumerate(step.tokens_of)], windows)
 
 
@@ -175,11 +171,7 @@ def record() -> Iterator[tuple[str, Any]]:
 
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, Any]:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
-    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = not_interpreted(__file__)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Scattering a batch to slots: every byte of poisoned memory accounted for, on every kind of plane."""
+"""Scattering what was accepted of a window: every byte of poisoned memory accounted for, on every kind of plane."""
 
 from collections.abc import Callable
 from itertools import product
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
 from memstate.state.layout import Order
-from tests.kernels.test_gather import FAR, KINDS, LAYERS, ORDERS, SLOTS, STRIDES, Poisoned, dense, ids, stored, strided
+from tests.kernels.test_gather import KINDS, LAYERS, ORDERS, SLOTS, STRIDES, Poisoned, dense, ids, stored, strided
 from tests.support.decode_case import far_apart
 from tests.support.kernel_runs import nothing_allocated
 
@@ -60,20 +60,6 @@ def puts(rows: list[Row], count: int) -> list[tuple[int, int, int]]:
     return [(entry, slot, tokens) for entry, slot, tokens in both if 0 < slot < count and 1 <= tokens <= STEP]
 
 
-def run_slots(backend: Backend, generator: torch.Generator, plane: Poisoned, slots: list[int], offset: int = 0) -> None:
-    """Scatters random bytes, and checks every byte."""
-    layers, count, *inner = plane.tensor.shape
-    batch = dense(backend, generator, plane.tensor.dtype, (layers, len(slots), *inner), offset)
-    backend.scatter_slots(plane.tensor, ids(backend, slots, torch.int64), batch.tensor)
-    for layer in range(layers):
-        for entry, slot in enumerate(slots):
-            if 0 < slot < count:
-                plane.expected[plane.block(layer, slot)] = batch.expected[batch.block(layer, entry)]
-    plane.check()
-    batch.check()
-    assert backend.counts.launches == {"scatter_slots": 1}
-
-
 def run_accepted(
     backend: Backend, generator: torch.Generator, plane: Poisoned, rows: list[Row], dtype: torch.dtype = torch.int32
 ) -> None:
@@ -103,78 +89,6 @@ def run_inputs(
     plane.check()
     inputs.check()
     assert backend.counts.launches == {"scatter_inputs": 1}
-
-
-# -- a batch -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_B37_slots_are_scattered_bit_for_bit(
-    backend: Backend, generator: torch.Generator, kind: Kind, order: Order
-) -> None:
-    run_slots(backend, generator, stored(backend, generator, kind, order), [3, 0, 5, -1, SLOTS])
-
-
-@pytest.mark.parametrize("strides", STRIDES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8])
-def test_B37_planes_of_any_strides(
-    backend: Backend, generator: torch.Generator, dtype: torch.dtype, strides: tuple[int, int, int]
-) -> None:
-    *outer, offset = strides
-    plane = strided(backend, generator, dtype, (LAYERS, SLOTS, 4), (*outer, 1), offset)
-    run_slots(backend, generator, plane, [5, 0, 1])
-
-
-@pytest.mark.parametrize("offset", [1, 2, 4])
-def test_B37_batches_at_any_address(backend: Backend, generator: torch.Generator, offset: int) -> None:
-    plane = stored(backend, generator, (torch.int16, (8,)), "layer_major")
-    run_slots(backend, generator, plane, [2, 0, 5], offset)
-
-
-def test_B37_round_trip_moves_slots(backend: Backend, generator: torch.Generator) -> None:
-    plane = stored(backend, generator, (torch.float16, (3, 5)), "slot_major")
-    batch = dense(backend, generator, torch.float16, (LAYERS, 3, 3, 5))
-    backend.gather_slots(plane.tensor, ids(backend, [4, 2, 5]), batch.tensor)
-    backend.scatter_slots(plane.tensor, ids(backend, [1, 4, 3]), batch.tensor)
-    before = plane.expected.clone()
-    for layer in range(LAYERS):
-        for to, of in ((1, 4), (4, 2), (3, 5)):
-            plane.expected[plane.block(layer, to)] = before[plane.block(layer, of)]
-    plane.check()
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_B39_batches_of_1_17_and_257(backend: Backend, generator: torch.Generator, order: Order) -> None:
-    for batch in (1, 17, 257):
-        slots = torch.randperm(batch + 2, generator=generator)[:batch].tolist()
-        strides = (4, 12, 1) if order == "slot_major" else (4 * (batch + 2), 4, 1)
-        plane = strided(backend, generator, torch.float32, (2 if batch < 257 else 1, batch + 2, 4), strides)
-        run_slots(backend, generator, plane, slots)
-        backend.counts.reset()
-
-
-@pytest.mark.parametrize(
-    "slots",
-    [[0, -1, SLOTS, 2**32 + 1, -(2**32) + 1, 2**40] * 3, [0] + [4] + [0] * 254 + [2, 5] + [0] * 341 + [3]],
-    ids=["nulls", "few due among many"],
-)
-def test_B39_batches_of_any_size_and_padding(backend: Backend, generator: torch.Generator, slots: list[int]) -> None:
-    run_slots(backend, generator, stored(backend, generator, (torch.float32, (4,)), "slot_major"), slots)
-
-
-@pytest.mark.parametrize("far", ["slots", "layers"])
-@pytest.mark.parametrize(("dtype", "stride"), FAR)
-def test_B38_offsets_beyond_2_31_elements(
-    backend: Backend, generator: torch.Generator, far: str, dtype: torch.dtype, stride: int
-) -> None:
-    """Two strides are more than 2^31 elements, and as many words: close to the start in 32 bits."""
-    plane = far_apart(3, torch.zeros(3, 4, dtype=dtype, device=backend.device), stride)
-    plane = plane.transpose(0, 1) if far == "slots" else plane
-    plane[:] = 7
-    batch = torch.randint(8, 99, (3, 1, 4), generator=generator).to(plane)
-    backend.scatter_slots(plane, ids(backend, [2]), batch)
-    assert torch.equal(plane[:, 2], batch[:, 0]) and bool((plane[:, :2] == 7).all())
 
 
 # -- the states of a speculative step ----------------------------------------------------------------

@@ -257,23 +257,23 @@ MOVED = [
     Mutant(
         "gather reads the null slot", "out-of-range slot", GATHER,
         "known = (slot > 0) & (slot <= last)", "known = (slot >= 0) & (slot <= last)",
-        "tests/kernels/test_gather.py::test_B39_a_batch_of_padding_is_zeros[interpreter-1-0]",
+        "tests/kernels/test_gather.py::test_B39_batches_of_any_size_and_padding[interpreter-null]",
     ),
     Mutant(
         "gather addresses of 32 bits", "out-of-range slot", GATHER,
         "plane_ptr + (layer * layer_units + slot * slot_units + first) * UNIT",
         "plane_ptr + ((layer * layer_units + slot * slot_units + first) * UNIT).to(tl.int32)",
-        "tests/kernels/test_gather.py::test_B38_offsets_beyond_2_31_elements[interpreter-dtype0-1073741828-slots]", "crashed",
+        "tests/kernels/test_gather.py::test_B38_offsets_beyond_2_31_elements[interpreter-dtype0-1073741828-slots-gather_slots]", "crashed",
     ),
     Mutant(
         "scatter writes the null slot", "out-of-range slot", SCATTER,
         "due = (slot > 0) & (slot <= last)", "due = (slot >= 0) & (slot <= last)",
-        "tests/kernels/test_scatter.py::test_B39_a_batch_of_padding_changes_nothing[interpreter-17]",
+        "tests/kernels/test_gather.py::test_B39_batches_of_any_size_and_padding[interpreter-scattered nulls]",
     ),
     Mutant(
         "scatter keeps the state behind the accepted one", "stale byte", SCATTER,
         "steps, steps, 1, write, accepted", "steps, steps, 0, write, accepted",
-        "tests/kernels/test_scatter.py::test_B41_one_row[interpreter-row0]",
+        "tests/kernels/test_scatter.py::test_B41_one_row_and_rows_of_64_bits[interpreter-rows0]",
     ),
     Mutant(
         "scatter of nobody's token", "stale byte", SCATTER,
@@ -312,7 +312,7 @@ PACKED = [
     Mutant(
         "records at addresses of 32 bits", "stale byte", PACK,
         "place * record_units * ALIGNMENT + offset", "(place * record_units * ALIGNMENT).to(tl.int32) + offset",
-        "tests/kernels/test_pack.py::test_B38_records_beyond_2_31_bytes[interpreter-pack_slots]",
+        "tests/kernels/test_pack.py::test_B38_records_and_slots_beyond_2_31_bytes[interpreter-records-pack_slots]",
     ),
     Mutant(
         "a group of layers begins with the first", "stale byte", PACK,
@@ -345,7 +345,7 @@ PACKED = [
         "the end of a long column has no say in its scale", "stale byte", INT8,
         "            peak = tl.maximum(peak, tl.max(_sizes(x), 1))\n        scale",
         "            peak = tl.where(start == 0, tl.max(_sizes(x), 1), peak)\n        scale",
-        "tests/kernels/test_pack_int8.py::test_b66_int8_is_within_half_a_step[interpreter-shape8-0-dtype0]",
+        "tests/kernels/test_pack_int8.py::test_b66_int8_is_within_half_a_step[interpreter-shape8-0-dtype8]",
     ),
 ]  # fmt: skip
 

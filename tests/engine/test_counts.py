@@ -3,24 +3,14 @@
 import pytest
 import torch
 
-from memstate import (
-    LazyPingPong,
-    NoTracking,
-    PingPong,
-    Plane,
-    Redirect,
-    Request,
-    Rows,
-    SlotAllocator,
-    StateLayout,
-    StateManager,
-)
+import memstate as ms
+from memstate import LazyPingPong, NoTracking, PingPong, Plane, Redirect, Request, Rows, SlotAllocator
 from memstate.kernels.dispatch import OPS, Backend
 from tests.support.build import build
 from tests.support.scan import scan
 from tests.support.watch import Watch, real_launches
 
-LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=1)
+LAYOUT = ms.StateLayout([Plane("s", (4,), torch.float32)], layers=1)
 STRATEGIES = [NoTracking(every=4), PingPong(every=4), LazyPingPong(every=4), Redirect(every=4)]
 names = pytest.mark.parametrize("tracking", STRATEGIES, ids=lambda t: type(t).__name__)
 
@@ -30,14 +20,14 @@ def poison() -> None:
     """Not here, where whatever reaches the device is counted."""
 
 
-def manager(backend: Backend, tracking, rows: int, **more) -> StateManager:  # type: ignore[no-untyped-def]
+def manager(backend: Backend, tracking, rows: int, **more) -> ms.StateManager:  # type: ignore[no-untyped-def]
     return build(
         LAYOUT, slots=5 * rows + 4, max_requests=3 * rows, tracking=tracking, device=backend.device,
         backend=backend.name, pages=12 * rows, page_size=4, pages_per_row=8, **more,
     )  # fmt: skip
 
 
-def running(mem: StateManager, n: int) -> Rows:
+def running(mem: ms.StateManager, n: int) -> Rows:
     """Requests with a snapshot behind them: a prefill to the first boundary and a decode step, all submitted."""
     rows = mem.admit([Request(i, length=8) for i in range(n)])
     for tokens in (4, 1):
@@ -49,7 +39,7 @@ def running(mem: StateManager, n: int) -> Rows:
     return rows
 
 
-def cost(mem: StateManager) -> tuple[int, dict[str, int], int]:
+def cost(mem: ms.StateManager) -> tuple[int, dict[str, int], int]:
     counts = mem.backend.counts
     return counts.uploads, dict(counts.launches), counts.syncs
 
@@ -179,7 +169,7 @@ def test_conflicts_are_counted_as_packets_and_others_cost_none(backend: Backend)
     scan(mem)
 
 
-def busy(mem: StateManager) -> None:
+def busy(mem: ms.StateManager) -> None:
     """Everything a decode loop does, with hits, snapshots, retraction, a cancelled step and slots in hand."""
     rows = mem.admit([Request(i, length=8) for i in range(4)])
     for tokens in (4, 1, 1, 1, 1, 1):

@@ -65,15 +65,12 @@ def named_by(step: ms.Step) -> set[int]:
 
 # What a caller may do in the gap that sends something, or looks at the device.
 CALLS: dict[str, Callable[[ms.StateManager, Sequence[ms.Row]], object]] = {
-    "nothing": lambda mem, rows: None,
-    "submit": lambda mem, rows: mem.submit(),
+    "nothing": lambda mem, rows: None, "submit": lambda mem, rows: mem.submit(),
     "submit twice": lambda mem, rows: (mem.submit(), mem.submit()),
-    "read_slots": lambda mem, rows: mem.read_slots(rows),
-    "audit": lambda mem, rows: mem.audit().raise_if_leaking(),
-    "check": lambda mem, rows: mem.check(),
-    "snapshot": lambda mem, rows: mem.inspect(),
+    "read_slots": lambda mem, rows: mem.read_slots(rows), "audit": lambda mem, rows: mem.audit().raise_if_leaking(),
+    "check": lambda mem, rows: mem.check(), "snapshot": lambda mem, rows: mem.inspect(),
     "pool.claim": lambda mem, rows: mem.pool.release(mem.pool.claim(0)),
-}
+}  # fmt: skip
 every_call = pytest.mark.parametrize("call", CALLS)
 
 

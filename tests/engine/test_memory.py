@@ -67,14 +67,9 @@ def test_no_temporary_of_state_size_anywhere(backend: Backend, tracking) -> None
     """States of 1 MiB; admissions with copies and zeros, boundaries, publishing: nothing made is a tenth of one."""
     layout = StateLayout([Plane("s", (2**17,), torch.float32)], layers=2)
     mem = build(
-        layout,
-        slots=9,
-        max_requests=3,
-        tracking=tracking,
-        device=backend.device,
-        backend=backend.name,
+        layout, slots=9, max_requests=3, tracking=tracking, device=backend.device, backend=backend.name,
         direct_hits=False,
-    )
+    )  # fmt: skip
     for op in ("run_data", "copy_slots") if backend.name == "interpreter" else ():
         # the interpreter copies whatever a kernel is given, so here only what launchers are given is looked at
         setattr(mem.backend, op, lambda *given, **named: None)

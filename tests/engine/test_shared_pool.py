@@ -106,14 +106,9 @@ def test_B5_a_double_release_makes_no_room_for_a_snapshot(mem: StateManager) -> 
 def test_B5_the_reserve_counts_real_slots(backend: Backend) -> None:
     """Three slots are reserved; phantom ones must not count towards them on one side only."""
     mem = StateManager(
-        LAYOUT,
-        slots=4,
-        max_requests=2,
-        tracking=Redirect(every=4),
-        device=backend.device,
-        backend=backend.name,
+        LAYOUT, slots=4, max_requests=2, tracking=Redirect(every=4), device=backend.device, backend=backend.name,
         reserve=3,
-    )
+    )  # fmt: skip
     mem.pool.release([0, 0, 0])
     rows = mem.admit(requests(1))
     for tokens in (4, 1):

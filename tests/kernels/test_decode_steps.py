@@ -94,13 +94,9 @@ def test_token_counts_beyond_the_step(
 ) -> None:
     counts = {9: 2, -3: 0} | ({2**32 + 1: 2, 1 - 2**32: 0, -(2**63): 0} if dtype is torch.int64 else {})
     case = made(
-        kind,
-        backend,
-        generator,
-        rows=[Row(1, 2 + i, tokens=2) for i in range(len(counts))],
-        tokens=2,
+        kind, backend, generator, rows=[Row(1, 2 + i, tokens=2) for i in range(len(counts))], tokens=2,
         **KINDS[kind].small,
-    )
+    )  # fmt: skip
     strange, plain = case.twin(), case.twin()
     plain.rows = [row._replace(tokens=n) for row, n in zip(case.rows, counts.values(), strict=True)]
     column = torch.tensor(list(counts), dtype=dtype, device=backend.device)

@@ -165,14 +165,11 @@ def shifted(window: Tensor) -> Tensor:
 
 
 SPOILED: dict[str, Callable[[Tensor], Tensor]] = {
-    "another dtype": lambda w: w.bfloat16(),
-    "too few rows": lambda w: w[:1],
-    "too few tokens": lambda w: w[:, 1:].contiguous(),
-    "an axis less": lambda w: w[:, 0],
+    "another dtype": lambda w: w.bfloat16(), "too few rows": lambda w: w[:1],
+    "too few tokens": lambda w: w[:, 1:].contiguous(), "an axis less": lambda w: w[:, 0],
     "channels first": lambda w: w.transpose(-1, -2).contiguous().transpose(-1, -2),
-    "tokens first": lambda w: w.transpose(0, 1).contiguous().transpose(0, 1),
-    "shifted": shifted,
-}
+    "tokens first": lambda w: w.transpose(0, 1).contiguous().transpose(0, 1), "shifted": shifted,
+}  # fmt: skip
 
 
 @each_kind

@@ -18,13 +18,10 @@ from tests.support.model import Entry, Model, Row, Rules
 POISON = 0x5A5A5A5A
 NO_LIMIT = 2**31 - 1
 VARIANTS = {
-    "none": (Strategy.NONE, 0, False),
-    "ping-pong with one lane": (Strategy.PING_PONG, 1, False),
-    "ping-pong": (Strategy.PING_PONG, 2, False),
-    "lazy": (Strategy.LAZY, 2, False),
-    "lazy in place": (Strategy.LAZY, 2, True),
-    "redirect": (Strategy.REDIRECT, 1, False),
-}
+    "none": (Strategy.NONE, 0, False), "ping-pong with one lane": (Strategy.PING_PONG, 1, False),
+    "ping-pong": (Strategy.PING_PONG, 2, False), "lazy": (Strategy.LAZY, 2, False),
+    "lazy in place": (Strategy.LAZY, 2, True), "redirect": (Strategy.REDIRECT, 1, False),
+}  # fmt: skip
 BATCHES = (0, 1, 2, 31, 32, 33, 64, 129, 256, 257)
 
 

@@ -244,23 +244,16 @@ def test_nothing_is_allocated(backend: Backend, generator: torch.Generator) -> N
 
 
 SPOILED: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [
-    ("scatter_slots", "plane", lambda t: t.transpose(2, 3)),
-    ("scatter_slots", "plane", lambda t: t[0, :, 0, 0]),
-    ("scatter_slots", "slots", lambda t: t.float()),
-    ("scatter_slots", "slots", lambda t: t.to("meta")),
-    ("scatter_slots", "batch", lambda t: t[:, :1].contiguous()),
-    ("scatter_slots", "batch", lambda t: t.half()),
+    ("scatter_slots", "plane", lambda t: t.transpose(2, 3)), ("scatter_slots", "plane", lambda t: t[0, :, 0, 0]),
+    ("scatter_slots", "slots", lambda t: t.float()), ("scatter_slots", "slots", lambda t: t.to("meta")),
+    ("scatter_slots", "batch", lambda t: t[:, :1].contiguous()), ("scatter_slots", "batch", lambda t: t.half()),
     ("scatter_slots", "batch", lambda t: t.transpose(2, 3).contiguous().transpose(2, 3)),
-    ("scatter_accepted", "plane", lambda t: t[..., ::2]),
-    ("scatter_accepted", "window", lambda t: t[0, 0]),
+    ("scatter_accepted", "plane", lambda t: t[..., ::2]), ("scatter_accepted", "window", lambda t: t[0, 0]),
     ("scatter_accepted", "window", lambda t: t[..., :2].contiguous()),
-    ("scatter_accepted", "window", lambda t: t.int()),
-    ("scatter_accepted", "window", lambda t: t[:, :, ::2]),
-    ("scatter_accepted", "write", lambda t: t[:1]),
-    ("scatter_accepted", "accepted", lambda t: t.short()),
+    ("scatter_accepted", "window", lambda t: t.int()), ("scatter_accepted", "window", lambda t: t[:, :, ::2]),
+    ("scatter_accepted", "write", lambda t: t[:1]), ("scatter_accepted", "accepted", lambda t: t.short()),
     ("scatter_accepted", "snapshot", lambda t: t.repeat_interleave(2)[::2]),
-    ("scatter_accepted", "crossed", lambda t: t.to("meta")),
-    ("scatter_inputs", "plane", lambda t: t[:, :, 0]),
+    ("scatter_accepted", "crossed", lambda t: t.to("meta")), ("scatter_inputs", "plane", lambda t: t[:, :, 0]),
     ("scatter_inputs", "plane", lambda t: t[..., ::2]),
     ("scatter_inputs", "plane", lambda t: t.repeat_interleave(2, dim=2)[:, :, ::2]),
     ("scatter_inputs", "inputs", lambda t: t[:, :, :2].contiguous()),
@@ -268,7 +261,7 @@ SPOILED: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [
     ("scatter_inputs", "inputs", lambda t: t.double()),
     ("scatter_inputs", "inputs", lambda t: t.transpose(2, 3).contiguous().transpose(2, 3)),
     ("scatter_inputs", "crossed", lambda t: t[:1]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("op", "name", "spoil"), SPOILED, ids=[f"{op} {name}" for op, name, _ in SPOILED])

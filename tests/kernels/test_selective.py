@@ -64,15 +64,11 @@ def heads_of(case: Case, i: int, real: int, old: Array) -> list[dict[str, Any]]:
     for h in range(heads):
         dt = given["dt"][:, h]
         head = {
-            "x": given["x"][:, h],
-            "dt": np.broadcast_to(dt[:, None] if dt.ndim == 1 else dt, (real, dim)),
-            "a": np.broadcast_to(given["a"][h], (dim, states)),
-            "b": given["b"][:, h // group],
-            "c": given["c"][:, h // group],
-            "z": given["z"][:, h] if "z" in given else None,
-            "state": old[h],
+            "x": given["x"][:, h], "dt": np.broadcast_to(dt[:, None] if dt.ndim == 1 else dt, (real, dim)),
+            "a": np.broadcast_to(given["a"][h], (dim, states)), "b": given["b"][:, h // group],
+            "c": given["c"][:, h // group], "z": given["z"][:, h] if "z" in given else None, "state": old[h],
             "softplus": case.shared["softplus"],
-        }
+        }  # fmt: skip
         for name in ("d", "dt_bias"):
             head[name] = np.broadcast_to(given[name][h], (dim,)) if name in given else np.zeros(dim)
         found.append(head)

@@ -44,13 +44,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[P
 def record(config: CopyConfig = ODD, key: str = KEY, **changes: Any) -> dict[str, Any]:
     """What a file of this device says."""
     entry = {
-        "kernel": "copy",
-        "key": key,
-        "config": asdict(config),
-        "value": 1.5e12,
-        "unit": "bytes/s",
-        "checked": True,
-    }
+        "kernel": "copy", "key": key, "config": asdict(config), "value": 1.5e12, "unit": "bytes/s", "checked": True,
+    }  # fmt: skip
     whole = {"format": 1, "device": NAME, "date": "2026-01-31", "versions": {}, "timed": True, "entries": [entry]}
     return whole | changes
 

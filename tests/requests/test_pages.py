@@ -6,18 +6,8 @@ from contextlib import suppress
 import pytest
 import torch
 
-from memstate import (
-    InvalidArgument,
-    OutOfPages,
-    OutOfRows,
-    OutOfSlots,
-    Plane,
-    Redirect,
-    Request,
-    Snapshot,
-    StateLayout,
-    StateManager,
-)
+import memstate as ms
+from memstate import InvalidArgument, OutOfPages, OutOfRows, OutOfSlots, Plane, Redirect, Request, Snapshot
 from memstate.kernels.dispatch import Backend
 from memstate.requests.pages import PageAllocator
 from tests.support.build import build
@@ -25,23 +15,23 @@ from tests.support.scan import scan
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
 
-LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=1)
+LAYOUT = ms.StateLayout([Plane("s", (4,), torch.float32)], layers=1)
 
 
-def manager(backend: Backend, pages: int = 10) -> StateManager:
+def manager(backend: Backend, pages: int = 10) -> ms.StateManager:
     return build(
         LAYOUT, slots=6, max_requests=4, tracking=Redirect(every=4), device=backend.device, backend=backend.name,
         pages=pages, page_size=4, pages_per_row=5,
     )  # fmt: skip
 
 
-def table(mem: StateManager) -> list[list[int]]:
+def table(mem: ms.StateManager) -> list[list[int]]:
     mem.submit()
     rows: list[list[int]] = mem.page_table.tolist()
     return [[page for page in row if page] for row in rows[1:]]
 
 
-def published(mem: StateManager, name: str, length: int, room: int) -> Snapshot:
+def published(mem: ms.StateManager, name: str, length: int, room: int) -> Snapshot:
     """A snapshot at `length` tokens of a request that has pages for `room`."""
     (row,) = mem.admit([Request(name, length=room)])
     for _ in range(length // 4):
@@ -156,7 +146,7 @@ def test_the_pages_of_a_row_reused_are_its_own(backend: Backend) -> None:
 
 
 def test_without_pages_every_request_needs_none(backend: Backend) -> None:
-    mem = StateManager(LAYOUT, slots=2, max_requests=2, device=backend.device, backend=backend.name)
+    mem = ms.StateManager(LAYOUT, slots=2, max_requests=2, device=backend.device, backend=backend.name)
     (row,) = mem.admit([Request("a", length=10**6)])
     mem.extend([row], [10**7])
     assert (mem.free_pages, mem.page_table.numel()) == (0, 0)

@@ -3,34 +3,24 @@
 import pytest
 import torch
 
-from memstate import (
-    AuditReport,
-    LazyPingPong,
-    LeakFound,
-    NoTracking,
-    PingPong,
-    Plane,
-    Redirect,
-    Request,
-    StateLayout,
-    StateManager,
-)
+import memstate as ms
+from memstate import AuditReport, LazyPingPong, LeakFound, NoTracking, PingPong, Plane, Redirect, Request
 from memstate.kernels.dispatch import Backend
 from memstate.slots.inspect import inspect
 from tests.support.build import build
 from tests.support.scan import scan, scan_registers
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
-LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=1)
+LAYOUT = ms.StateLayout([Plane("s", (4,), torch.float32)], layers=1)
 TRACKINGS = [NoTracking(every=4), PingPong(every=4), LazyPingPong(every=4), Redirect(every=4)]
 
 
-def manager(backend: Backend, slots: int = 20, **more) -> StateManager:  # type: ignore[no-untyped-def]
+def manager(backend: Backend, slots: int = 20, **more) -> ms.StateManager:  # type: ignore[no-untyped-def]
     where = {"device": backend.device, "backend": backend.name}
     return build(LAYOUT, slots=slots, max_requests=4, **({"tracking": Redirect(every=4)} | where | more))
 
 
-def busy(mem: StateManager) -> None:
+def busy(mem: ms.StateManager) -> None:
     """Alice in row 1 and Carol in row 3, each with a snapshot, Carol's published; row 2 is free again."""
     rows = mem.admit([Request("alice"), Request("bob"), Request("carol")])
     for tokens in (4, 1):
@@ -40,7 +30,7 @@ def busy(mem: StateManager) -> None:
     mem.submit()
 
 
-def problems(mem: StateManager) -> list[str]:
+def problems(mem: ms.StateManager) -> list[str]:
     return scan_registers(mem._registers, assert_clean=False).problems
 
 
@@ -146,7 +136,7 @@ def test_a_group_and_a_register(backend: Backend) -> None:
 ALICE, LANE, CAROL = "row 1 (request 'alice') live", "row 1 (request 'alice') lane 0", "row 3 (request 'carol') live"
 
 
-def plant(mem: StateManager, fault: str) -> dict[str, object]:
+def plant(mem: ms.StateManager, fault: str) -> dict[str, object]:
     """Does something wrong, and returns what the audit has to say of it. Alice has slots 4 and 1."""
     slots, holder = mem._registers.table.slots, mem._registers.first_holder
     live, lane, carol, kept = (int(slots[register]) for register in (3, 4, 9, holder))

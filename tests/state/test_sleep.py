@@ -9,7 +9,6 @@ import torch
 from memstate import LazyPingPong, NoTracking, Redirect, Request, StateManager
 from memstate.errors import Asleep, InvalidArgument, LayoutMismatch
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import TILE_BYTES
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from tests.kernels.test_copy import LAYOUTS, ORDERS, SMALL, packet_of
@@ -170,18 +169,14 @@ def test_everything_that_touches_bytes_is_refused_while_asleep(backend, generato
     assert backend.counts.syncs == 1
     some, batch = ids(storage, 1), torch.zeros(2, 1, 2, 3, device=backend.device)
     calls = {
-        "copy": lambda: storage.copy(some, some),
-        "zero": lambda: storage.zero(some),
+        "copy": lambda: storage.copy(some, some), "zero": lambda: storage.zero(some),
         "run_data": lambda: storage.run_data(some, packet_of([(0, 0)], backend.device)),
-        "scrub_null": storage.scrub_null,
-        "gather": lambda: storage.gather("ssm", some),
+        "scrub_null": storage.scrub_null, "gather": lambda: storage.gather("ssm", some),
         "scatter": lambda: storage.scatter("ssm", some, batch),
         "scatter_accepted": lambda: storage.scatter_accepted("ssm", batch[:, :, None], some, some, some, some),
         "scatter_inputs": lambda: storage.scatter_inputs("conv", batch, some, some, some, some),
-        "planes": lambda: storage.only(["ssm"]),
-        "buffer_infos": storage.buffer_infos,
-        "sleep": storage.sleep,
-    }
+        "planes": lambda: storage.only(["ssm"]), "buffer_infos": storage.buffer_infos, "sleep": storage.sleep,
+    }  # fmt: skip
     for name, call in calls.items():
         with pytest.raises(Asleep, match=rf"^{name}: the states sleep: call wake\(\) first$"):
             call()

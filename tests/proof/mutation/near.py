@@ -39,7 +39,7 @@ NEAR = {
     "kernels/copy.py": ["copy", "storage", "given_memory"],
     "kernels/slots.py": ["conv", "gated_delta", "selective", "decode_steps", "checks"],
     "kernels/gather.py": ["gather", "storage"],
-    "kernels/scatter.py": ["scatter", "storage"],
+    "kernels/scatter.py": ["scatter", "gather", "storage"],
     "kernels/pack.py": ["pack", "packing"],
     "kernels/pack_int8.py": ["pack_int8", "packing_int8"],
     "kernels/conv.py": ["conv", "decode_steps", "decode_windows"],

@@ -22,16 +22,10 @@ def test_B9_normal_end(allocator: SlotAllocator) -> None:
     with allocator.group(6) as group:
         assert [group.claim(1).tolist(), group.claim(2).tolist()] == [[1], [2, 3]]
         assert (group.left, group.held.tolist(), allocator.free) == (3, [4, 5, 6], 4)
+        assert dict(allocator.backend.counts.launches) == {"claim": 1}  # for the batch, and none for each
     assert allocator.open_groups == ()
     assert scan_bitmap(allocator, [1, 2, 3]).free == [4, 5, 6, 7, 8, 9, 10]
     allocator.check()
-
-
-def test_B9_one_launch_for_the_batch_and_none_for_each(allocator: SlotAllocator) -> None:
-    with allocator.group(6) as group:
-        for _ in range(6):
-            group.claim(1)
-    assert dict(allocator.backend.counts.launches) == {"claim": 1}
 
 
 def test_B9_exception_inside(allocator: SlotAllocator) -> None:

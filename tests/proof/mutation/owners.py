@@ -257,14 +257,14 @@ STEPPED = [
     Mutant(
         "a dead step raises the length of a finished row", "stale label", STEPPING,
         "dead = same & table.finished[step.numbers]", "dead = np.zeros_like(same)",
-        "tests/requests/test_tracking_ends.py::test_B27_a_dead_step_stays_dead_when_its_results_come_before_the_release"
-        "[reference-redirect]",
+        "tests/requests/test_tracking_ends.py::test_B27_B28_a_dead_step_leaves_the_newest_snapshot_that_is_real"
+        "[reference-late-6-redirect]",
     ),
     Mutant(
         "a row that ends is as long as its dead step", "stale label", STEPPING,
         "known = np.where(ended, after, known)",
         "known = self._file.labels[rows * PER_ROW]",
-        "tests/requests/test_tracking_ends.py::test_B27_a_dead_step_at_a_boundary_leaves_the_older_snapshot[reference-ping-pong]",
+        "tests/requests/test_tracking_ends.py::test_B27_B28_a_dead_step_leaves_the_newest_snapshot_that_is_real[reference-at once-6-ping-pong]",
     ),
     Mutant(
         "plan believes steps that are not settled", "stale label", STEPPING,
@@ -426,13 +426,13 @@ MIRRORED = [
     Mutant(
         "an answer beyond what is real", "stale label", MIRROR,
         "1 <= self.file.labels[r] <= known", "1 <= self.file.labels[r]",
-        "tests/requests/test_tracking_ends.py::test_B27_a_dead_step_at_a_boundary_leaves_the_older_snapshot[reference-ping-pong]",
+        "tests/requests/test_tracking_ends.py::test_B27_B28_a_dead_step_leaves_the_newest_snapshot_that_is_real[reference-at once-6-ping-pong]",
     ),
     Mutant(
         "the oldest answer instead of the newest", "lost snapshot", MIRROR,
         "return max(valid,", "return min(valid,",
-        "tests/requests/test_tracking_ends.py::test_B27_a_dead_step_behind_a_boundary_leaves_the_newer_snapshot"
-        "[reference-ping-pong]",
+        "tests/requests/test_tracking_ends.py::test_B27_B28_a_dead_step_leaves_the_newest_snapshot_that_is_real"
+        "[reference-at once-7-ping-pong]",
     ),
     Mutant(
         "a chunk may cross a boundary", "lost snapshot", MIRROR,
@@ -444,7 +444,7 @@ MIRRORED = [
     Mutant(
         "host: the lane is the first one", "lost snapshot", PING_PONG,
         "lane = min(held, key=lambda lane: int(file.labels[lane]))", "lane = held[0]",
-        "tests/requests/test_tracking_ends.py::test_B27_a_dead_step_at_a_boundary_leaves_the_older_snapshot[reference-ping-pong]",
+        "tests/requests/test_tracking_ends.py::test_B27_B28_a_dead_step_leaves_the_newest_snapshot_that_is_real[reference-at once-6-ping-pong]",
     ),
     Mutant(
         "host: lanes let go of are not counted", "wrong count", PING_PONG,
@@ -454,7 +454,7 @@ MIRRORED = [
     Mutant(
         "host: settle trusts labels above K", "lost snapshot", PING_PONG,
         "for lane in lanes if file.labels[lane] <= known)", "for lane in lanes)",
-        "tests/requests/test_tracking_ends.py::test_B27_a_dead_step_at_a_boundary_leaves_the_older_snapshot[reference-lazy]",
+        "tests/requests/test_tracking_ends.py::test_B27_B28_a_dead_step_leaves_the_newest_snapshot_that_is_real[reference-at once-6-lazy]",
     ),
     Mutant(
         "host: redirect forgets which boundary it tracked", "stale label", REDIRECT,

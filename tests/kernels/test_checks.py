@@ -123,34 +123,26 @@ def test_settings_and_dtypes_of_columns_are_named(backend: Backend, generator: t
 
 
 @pytest.mark.parametrize(
-    ("op", "sizes", "name"),
+    ("kind", "dims", "name"),
     [
-        ("gated_delta_step", (2, 1, 4, 0), "value"),
-        ("gated_delta_step", (2, 1, 0, 4), "key"),
-        ("gated_delta_step", (0, 1, 4, 4), "head"),
-        ("selective_step", (2, 1, 4, 0), "state"),
-        ("selective_step", (2, 1, 0, 4), "dim"),
-        ("selective_step", (0, 1, 4, 4), "head"),
-        ("conv_step", (0,), "channel"),
+        ("gdn", (2, 1, 4, 0), "value"),
+        ("gdn", (2, 1, 0, 4), "key"),
+        ("gdn", (0, 1, 4, 4), "head"),
+        ("mamba2", (2, 1, 4, 0), "state"),
+        ("mamba2", (2, 1, 0, 4), "dim"),
+        ("mamba2", (0, 1, 4, 4), "head"),
+        ("conv", None, "channel"),
     ],
 )
-def test_sizes_of_nothing_are_named(backend: Backend, op: str, sizes: tuple[int, ...], name: str) -> None:
-    def zeros(*shape: int) -> Tensor:
-        return torch.zeros(shape, device=backend.device)
-
-    if op == "conv_step":
-        given = {"x": zeros(2, 1, 0), "weight": zeros(0, 3), "bias": None, "state": zeros(3, 2, 0)}
-    else:
-        head, group, left, right = sizes
-        wide, shared = zeros(2, 1, head, left), zeros(2, 1, group, right)
-        given = {"x": wide, "dt": zeros(2, 1, head), "a": zeros(head), "b": shared, "c": shared}
-        if op == "gated_delta_step":
-            wide, shared = zeros(2, 1, head, right), zeros(2, 1, group, left)
-            given = {"q": shared, "k": shared, "v": wide, "decay": zeros(2, 1, head), "beta": zeros(2, 1, head)}
-        given["state"] = zeros(3, head, left, right)
-    rows = dict.fromkeys(("read", "write", "snapshot", "tokens"), column([1, 2], backend.device))
+def test_sizes_of_nothing_are_named(
+    backend: Backend, generator: torch.Generator, kind: str, dims: tuple[int, ...] | None, name: str
+) -> None:
+    case = made(kind, backend, generator, rows=TWO, tokens=2, **({"dims": dims} if dims else {}))
+    given = case.arguments()
+    if kind == "conv":
+        given |= {at: given[at][..., :0] for at in ("x", "bias", "state")} | {"weight": given["weight"][:0]}
     with pytest.raises(ValueError, match=rf"^{name}: expected a size of at least 1, got 0"):
-        getattr(backend, op)(**given, **rows)
+        getattr(backend, case.op)(**given)
 
 
 # -- memory that is shared ---------------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from memstate.kernels import pack
+from memstate.kernels import pack, pack_int8
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import RecordMap, RecordPiece
 from tests.conftest import CUDA
+from tests.kernels import test_pack_int8
 from tests.kernels.test_copy import vast
 from tests.support.kernel_runs import grids_of, nothing_allocated
 
@@ -20,7 +21,11 @@ SLOTS, RECORDS, LAYERS = 7, 6, 2  # slots with the null slot
 OPS = ("pack_slots", "unpack_slots")
 UNITS = (16, 8, 4, 2, 1)
 
+INT8 = ("pack_int8", "unpack_int8")
+KERNEL = {"lots": (pack, "_move_records"), "int8": (pack_int8, "_move_int8")}  # by the end of an op's name
+
 each_op = pytest.mark.parametrize("op", OPS)
+every_op = pytest.mark.parametrize("op", OPS + INT8)
 
 
 @dataclass
@@ -108,6 +113,17 @@ class Memory:
         torch.testing.assert_close([self.planes.cpu(), self.whole.cpu()], self.expected, rtol=0, atol=0)
 
 
+def made(op: str, backend: Backend, generator: torch.Generator) -> Any:
+    """Memory of either kind of record: the planes as they are, or one plane as int8, whose records have been packed."""
+    if op not in INT8:
+        return Memory(backend, generator, host=True)
+    memory = test_pack_int8.Memory(backend, generator)
+    memory.run("pack_int8", None, memory.ints([1, 2, 3, 4]), memory.ints([0, 1, 2, 3]))
+    memory.expect_all("pack_int8", {0: 1, 1: 2, 2: 3, 3: 4})
+    backend.counts.reset()
+    return memory
+
+
 @each_op
 @pytest.mark.parametrize(("unit", "host"), [*((unit, False) for unit in UNITS), (16, True)])
 def test_b66_bytes_of_every_width_move(backend: Backend, generator: torch.Generator, op: str, unit: int, host: bool):
@@ -137,16 +153,16 @@ def test_b66_ids_that_are_none_and_places_that_are_not(backend: Backend, generat
     memory.expect_all(op, dict.fromkeys(range(4), 0))
 
 
-@each_op
+@every_op
 @pytest.mark.parametrize("registers", [False, True])
 def test_b66_columns_of_64_bits_are_not_cut(
     backend: Backend, generator: torch.Generator, op: str, registers: bool
 ) -> None:
-    memory = Memory(backend, generator)
-    slots = memory.ints([0, 5, 3]) if registers else None
-    index, places = [2**32 + 1, 2, 1, -(2**32) + 2], [0, 2**32 + 1, 3, 4]
+    memory = made(op, backend, generator)
+    slots = memory.ints([0, 2, 3]) if registers else None
+    index, places = [2**32 + 1, 2, 1, -(2**32) + 2], [0, 2**32 + 1, 3, 2]
     memory.run(op, slots, memory.ints(index, torch.int64), memory.ints(places, torch.int64))
-    memory.expect_all(op, {3: 5 if registers else 1, 0: 0, 4: 0})
+    memory.expect_all(op, {3: 2 if registers else 1, 0: 0, 2: 0})
 
 
 @each_op
@@ -206,20 +222,29 @@ def test_B38_records_and_slots_beyond_2_31_bytes(backend: Backend, op: str, far:
     assert plane[0, 2].tolist() == held[1].tolist() == expected
 
 
-@each_op
-@pytest.mark.parametrize("what", ["entries", "tiles", "records", "planes"])
+@every_op
+@pytest.mark.parametrize("what", ["entries", "tiles", "records"])
 def test_B39_nothing_to_move_launches_nothing(
     backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, op: str, what: str
 ) -> None:
-    monkeypatch.setattr(pack, "_move_records", None)
-    memory = Memory(backend, generator)
+    memory = made(op, backend, generator)
+    monkeypatch.setattr(*KERNEL[op[-4:]], None)
     column = memory.ints([] if what == "entries" else [1])
     if what == "records":
         memory.held = memory.held[:0]
-    if what == "planes":
-        memory.records = RecordMap(memory.records.tiles[:0], (), (), 0)
-        memory.held, memory.pieces = memory.held[:, :0], []
-    memory.run(op, None, column, column, 0, 0 if what == "tiles" else len(memory.pieces))
+    memory.run(op, None, column, column, 0, 0 if what == "tiles" else 2)
+    memory.check()
+
+
+@each_op
+def test_B39_planes_of_nothing_launch_nothing(
+    backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, op: str
+) -> None:
+    monkeypatch.setattr(pack, "_move_records", None)
+    memory = Memory(backend, generator)
+    memory.records = RecordMap(memory.records.tiles[:0], (), (), 0)
+    memory.held, memory.pieces = memory.held[:, :0], []
+    memory.run(op, None, memory.ints([1]), memory.ints([1]))
     memory.check()
 
 
@@ -236,16 +261,16 @@ def test_a_kernel_that_reaches_into_host_memory_has_few_programs() -> None:
         assert pack.programs_of(tuned, planes, held) == expected
 
 
-@each_op
+@every_op
 def test_the_launch_has_as_many_programs_as_that_says(
     backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, op: str
 ) -> None:
     if backend.name == "reference":
         return
-    asked: list[Any] = []
-    monkeypatch.setattr(pack, "programs_of", lambda *arguments: asked.append(arguments) or 3)
-    grids = grids_of(monkeypatch, pack, "_move_records")
-    memory = Memory(backend, generator, host=True)
+    memory, asked = made(op, backend, generator), []
+    module, kernel = KERNEL[op[-4:]]
+    monkeypatch.setattr(module, "programs_of", lambda *arguments: asked.append(arguments) or 3)
+    grids = grids_of(monkeypatch, module, kernel)
     memory.run(op, None, memory.ints([2]), memory.ints([3]))
     memory.expect_all(op, {3: 2})
     assert grids == [(3,)] and [devices for _, *devices in asked] == [[memory.planes.device, memory.whole.device]]
@@ -278,7 +303,7 @@ def shifted(held: Tensor, stride: int = 1) -> Tensor:
     return whole.as_strided(held.shape, (length // 16 * 16 + step, 1), start)
 
 
-@each_op
+@every_op
 @pytest.mark.parametrize(
     ("name", "spoil"),
     [
@@ -304,25 +329,29 @@ def shifted(held: Tensor, stride: int = 1) -> Tensor:
         ("held", shifted),
         ("held", lambda t: shifted(t, 8)),
         ("first", lambda _: -1),
-        ("first", lambda _: 3),
+        ("first", lambda _: 9),
         ("count", lambda _: -1),
         ("count", lambda _: 10**6),
+        ("planes", lambda t: t._replace(tensors=(t.tensors[0].int(),))),
     ],
 )
 def test_misfits_are_named_and_change_nothing(
     backend: Backend, generator: torch.Generator, op: str, name: str, spoil: Callable[[Any], Any]
 ) -> None:
-    memory = Memory(backend, generator)
-    held = "out" if op == "pack_slots" else "source"
+    memory, int8 = made(op, backend, generator), op in INT8
+    if name == "planes" and not int8:
+        return
+    held = "source" if op.startswith("unpack") else "out"
     arguments = {
         "slots": memory.ints([0, 4, 2]), "index": memory.ints([1, 2]), "places": memory.ints([0, 3]),
-        "held": memory.held, "first": 0, "count": len(memory.pieces),
+        "held": memory.held, "first": 0, "count": 2,
     }  # fmt: skip
+    arguments |= {"planes": memory.map} if int8 else {"records": memory.records}
     arguments[name] = spoil(arguments[name])
     arguments[held] = arguments.pop("held")
-    expected = {"held": held, "first": "tiles", "count": "tiles"}.get(name, name)
-    with pytest.raises(ValueError, match=rf"^{expected}\b"):
-        getattr(backend, op)(records=memory.records, **arguments)
+    part = "layers" if int8 else "tiles"
+    with pytest.raises(ValueError, match=rf"^{ {'held': held, 'first': part, 'count': part}.get(name, name) }\b"):
+        getattr(backend, op)(**arguments)
     memory.check()
 
 

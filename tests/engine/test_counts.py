@@ -10,6 +10,8 @@ from tests.support.build import build
 from tests.support.scan import scan
 from tests.support.watch import Watch, real_launches
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+
 LAYOUT = ms.StateLayout([Plane("s", (4,), torch.float32)], layers=1)
 STRATEGIES = [NoTracking(every=4), PingPong(every=4), LazyPingPong(every=4), Redirect(every=4)]
 names = pytest.mark.parametrize("tracking", STRATEGIES, ids=lambda t: type(t).__name__)
@@ -186,6 +188,7 @@ def busy(mem: ms.StateManager) -> None:
     mem.submit()
 
 
+@pytest.mark.sample(interpreter=1)
 @names
 def test_counted_launches_are_the_launches(backend: Backend, tracking, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     mem = manager(backend, tracking, 4)
@@ -197,6 +200,7 @@ def test_counted_launches_are_the_launches(backend: Backend, tracking, monkeypat
     scan(mem)
 
 
+@pytest.mark.sample(interpreter=1)
 @names
 def test_nothing_but_launches_and_uploads_reaches_the_device(backend: Backend, tracking) -> None:  # type: ignore[no-untyped-def]
     mem = manager(backend, tracking, 4)

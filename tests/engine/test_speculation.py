@@ -13,6 +13,9 @@ from tests.support.planes import MAKERS, I, every_snapshot, every_strategy
 from tests.support.scan import scan
 
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+
+
 def zeros(loop: Speculator, batch: int, tokens: int) -> dict[str, torch.Tensor]:
     """Windows of a step."""
     planes = loop.mem.layout.planes
@@ -161,6 +164,7 @@ def test_B36c_what_was_recorded_before_accept_comes_first(backend: Backend, name
     scan(loop.mem)
 
 
+@pytest.mark.sample(interpreter=1)
 @every_strategy
 @pytest.mark.parametrize("seed", range(3))
 def test_B33_random_windows_and_steps(backend: Backend, name: str, seed: int) -> None:
@@ -222,6 +226,7 @@ def conv_manager(backend: Backend, order: str) -> ms.StateManager:
     )  # fmt: skip
 
 
+@pytest.mark.sample(interpreter=1)
 @pytest.mark.parametrize("order", ["tap channel", "channel tap"])
 def test_B41_conv_inputs_are_stored_once(backend: Backend, generator: torch.Generator, order: str) -> None:
     mem = conv_manager(backend, order)

@@ -99,7 +99,7 @@ def test_B1_every_slot_is_handed_out_once_and_never_slot_0(backend: Backend, cap
     pool.check()
 
 
-@pytest.mark.sample(22)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("capacity", SMALL)
 def test_B2_claim_takes_the_lowest_free_slots(

@@ -11,6 +11,8 @@ from memstate.kernels.tables import Count
 from tests.support.planes import LAYOUT, MAKERS, I, Loop, both_orders, every_snapshot, every_strategy
 from tests.support.scan import scan
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+
 ADMISSION = {"none": (1, 1), "ping-pong": (3, 2), "lazy": (2, 2), "redirect": (1, 1)}  # with overlap, in turn
 AT_MOST = {"none": 1, "ping-pong": 3, "lazy": 3, "redirect": 2}
 
@@ -45,6 +47,7 @@ def test_B18_chunks_of_a_prefill_keep_slots_and_claim_nothing(name: str, backend
     scan(loop.mem)
 
 
+@pytest.mark.sample(interpreter=1)
 @every_strategy
 @pytest.mark.parametrize("direct", [False, True], ids=["copied", "read directly"])
 def test_B20_a_fresh_state_is_zero_and_a_resumed_one_is_not_zeroed(name: str, direct: bool, backend: Backend) -> None:
@@ -110,6 +113,7 @@ def test_B21_what_each_strategy_costs(backend: Backend) -> None:
     assert max(held["redirect"]) == 4 and max(held["lazy"]) == max(held["ping-pong"]) == 6
 
 
+@pytest.mark.sample(interpreter=1)
 def test_B22_ping_pong_alternates_and_touches_lanes_at_boundaries_only(backend: Backend) -> None:
     loop = Loop(backend, ms.PingPong(I))
     (row,) = loop.admit()

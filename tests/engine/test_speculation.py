@@ -12,7 +12,6 @@ from tests.support.loops import WINDOW, Speculator
 from tests.support.planes import MAKERS, I, every_snapshot, every_strategy
 from tests.support.scan import scan
 
-
 pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
 
 

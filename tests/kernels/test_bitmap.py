@@ -199,19 +199,3 @@ def test_B11_random_claims_and_releases_follow_the_model(backend: Backend, rng: 
             given, held = held[:30], held[30:]
             pool.release(given + given[:2] * (rng.random() < 0.3) + [0, -3])
     pool.check()
-
-
-@pytest.mark.parametrize("capacity", [33, 1000, 65536])
-def test_B2_kernel_and_reference_leave_the_same_bytes(backend: Backend, rng: random.Random, capacity: int) -> None:
-    """The whole tensors, padding included, on one input of random words that no model has tidied."""
-    free = fragmented("runs", capacity, rng)
-    ids = torch.tensor([rng.randint(-5, capacity + 70) for _ in range(200)], dtype=torch.int64)
-    results = []
-    for each in (backend, Backend("reference", "cpu")):
-        pool = Pool(capacity, free, each)
-        bitmap, counters = pool.bitmap, pool.counters
-        claimed = each.claim(bitmap, 77, counters)
-        each.release(bitmap, ids.to(each.device), capacity, counters)
-        again = each.claim(bitmap, 500, counters)
-        results.append([claimed.tolist(), again.tolist(), bitmap.tolist(), counters.tolist()])
-    assert results[0] == results[1]

@@ -227,14 +227,3 @@ def test_narrow_words_compile_as_wide_as_they_may_be():
         "print(json.dumps([(unit, one.narrowest_bulk_access_bits, one.spill_bytes) for unit, one in made]))\n"
     )
     assert not_interpreted("-c", program) == [[unit, 8 * unit, 0] for unit in (8, 4, 2, 1) for _ in range(6)]
-
-
-def test_B37_the_reference_moves_the_same_bytes(backend, generator):
-    results = []
-    for one in (backend, Backend("reference", backend.device)):
-        same = torch.Generator().manual_seed(generator.initial_seed())
-        poisoned = Poisoned(StateLayout(LAYOUTS["int8 and fp8"], 2), 9, one, same)
-        one.copy_slots(poisoned.storage.plane_map, poisoned.ids([1, 2, 0]), poisoned.ids([8, 9, 7]))
-        one.zero_slots(poisoned.storage.plane_map, poisoned.ids([4]))
-        results.append(torch.cat([whole.cpu() for whole in poisoned.memory]))
-    assert torch.equal(*results)

@@ -10,7 +10,16 @@ from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
 from tests.kernels import test_conv, test_gated_delta, test_selective
-from tests.support.decode_case import COINCIDING, Case, Row, check_chunks, check_rows_alone, far_apart, same_bits
+from tests.support.decode_case import (
+    COINCIDING,
+    Case,
+    Row,
+    check_chunks,
+    check_misfit,
+    check_rows_alone,
+    far_apart,
+    same_bits,
+)
 from tests.support.kernel_runs import nothing_allocated
 
 
@@ -172,3 +181,62 @@ def test_nothing_is_allocated_where_output_is_given(backend: Backend, generator:
 @each_kind
 def test_empty_batch(backend: Backend, generator: torch.Generator, kind: str) -> None:
     assert made(kind, backend, generator, rows=[]).step(backend).shape[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("of", "name", "spoil"),
+    [
+        ("conv", "x", lambda t: t.transpose(1, 2)),
+        ("conv", "x", lambda t: t[0]),
+        ("conv", "weight", lambda t: t[:, :1]),
+        ("conv", "weight", lambda t: t.t().contiguous().t()),
+        ("conv", "bias", lambda t: t[:1]),
+        ("conv", "bias", lambda t: t.int()),
+        ("conv", "state", lambda t: t[:, :1]),
+        ("conv", "state", lambda t: t.transpose(1, 2)),
+        ("conv", "state", lambda t: t.double()),
+        ("conv", "state", lambda t: t[:, :1].expand_as(t)),
+        ("conv", "write", lambda t: t[:1]),
+        ("conv", "snapshot", lambda t: t.float()),
+        ("conv", "activation", lambda t: "relu"),
+        ("gdn", "q", lambda t: t.double()),
+        ("gdn", "k", lambda t: t[:, :2].contiguous()),
+        ("gdn", "v", lambda t: t.transpose(2, 3)),
+        ("gdn", "v", lambda t: t[0]),
+        ("gdn", "decay", lambda t: t.int()),
+        ("gdn", "beta", lambda t: t[:1]),
+        ("gdn", "state", lambda t: t[:, :1]),
+        ("gdn", "state", lambda t: t.transpose(2, 3)),
+        ("gdn", "read", lambda t: t[:1]),
+        ("gdn", "tokens", lambda t: t.float()),
+        ("kda", "decay", lambda t: t[..., :-1].contiguous()),
+        ("kda", "decay", lambda t: torch.cat([t, t[..., :1]], dim=-1)),
+        ("kda", "decay", lambda t: t[..., :1].contiguous()),
+        ("kda", "decay", lambda t: t.transpose(2, 3).contiguous().transpose(2, 3)),
+        ("kda", "decay", lambda t: t[..., None]),
+        ("kda", "decay", lambda t: t[:, :2].contiguous()),
+        ("kda", "decay", lambda t: t.double()),
+        ("mamba", "x", lambda t: t.double()),
+        ("mamba", "x", lambda t: t[0]),
+        ("mamba", "dt", lambda t: t[:, :2].contiguous()),
+        ("mamba", "dt", lambda t: t[0, 0]),
+        ("mamba", "a", lambda t: t[..., None]),
+        ("mamba", "a", lambda t: t.int()),
+        ("mamba", "b", lambda t: t.transpose(1, 3)),
+        ("mamba", "c", lambda t: t[:, :, :, :1]),
+        ("mamba", "d", lambda t: t[:0]),
+        ("mamba", "z", lambda t: t[:1]),
+        ("mamba", "dt_bias", lambda t: t[..., None]),
+        ("mamba", "state", lambda t: t[:, :, :1]),
+        ("mamba", "state", lambda t: t.transpose(2, 3)),
+        ("mamba", "read", lambda t: t[:1]),
+        ("mamba", "tokens", lambda t: t.float()),
+        ("mamba", "out", lambda t: torch.empty(1)),
+    ],
+)
+def test_G1_misfits_are_named_and_change_nothing(
+    backend: Backend, generator: torch.Generator, of: str, name: str, spoil: Callable[[Any], Any]
+) -> None:
+    for kind in ("mamba1", "mamba2") if of == "mamba" else (of,):
+        case = made(kind, backend, generator, rows=[Row(1, 1), Row(2, 2)])
+        check_misfit(case, backend, name, spoil(case.arguments().get(name)))

@@ -156,17 +156,6 @@ def test_B37_batches_at_any_address(backend: Backend, generator: torch.Generator
     run(backend, generator, op, plane, [2, 0, 5], offset=offset)
 
 
-def test_B37_round_trip_moves_slots(backend: Backend, generator: torch.Generator) -> None:
-    plane = stored(backend, generator, (torch.float16, (3, 5)), "slot_major")
-    batch = dense(backend, generator, torch.float16, (LAYERS, 3, 3, 5))
-    backend.gather_slots(plane.tensor, ids(backend, [4, 2, 5]), batch.tensor)
-    backend.scatter_slots(plane.tensor, ids(backend, [1, 4, 3]), batch.tensor)
-    before = plane.expected.clone()
-    for layer, (to, of) in product(range(LAYERS), ((1, 4), (4, 2), (3, 5))):
-        plane.expected[plane.block(layer, to)] = before[plane.block(layer, of)]
-    plane.check()
-
-
 @pytest.mark.parametrize(
     ("dtype", "shape", "strides", "offset", "words"),
     [

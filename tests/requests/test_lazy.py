@@ -7,7 +7,6 @@ from memstate.kernels.dispatch import Backend
 from tests.support.planes import I, Loop, both_orders
 from tests.support.scan import scan
 
-
 pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
 
 

@@ -6,7 +6,7 @@ import torch
 import memstate as ms
 from memstate import LazyPingPong, NoTracking, PingPong, Plane, Redirect, Request, Rows, SlotAllocator
 from memstate.kernels.dispatch import OPS, Backend
-from tests.support.build import build
+from tests.support.build import on
 from tests.support.scan import scan
 from tests.support.watch import Watch, real_launches
 
@@ -23,9 +23,9 @@ def poison() -> None:
 
 
 def manager(backend: Backend, tracking, rows: int, **more) -> ms.StateManager:  # type: ignore[no-untyped-def]
-    return build(
-        LAYOUT, slots=5 * rows + 4, max_requests=3 * rows, tracking=tracking, device=backend.device,
-        backend=backend.name, pages=12 * rows, page_size=4, pages_per_row=8, **more,
+    return on(
+        backend, LAYOUT, slots=5 * rows + 4, max_requests=3 * rows, tracking=tracking, pages=12 * rows, page_size=4,
+        pages_per_row=8, **more,
     )  # fmt: skip
 
 

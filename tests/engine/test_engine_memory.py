@@ -9,7 +9,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support.build import build
+from tests.support.build import build, on
 from tests.support.loops import InPlacePlanes
 from tests.support.planes import LAYOUT, MAKERS, I, Loop, every_strategy
 from tests.support.scan import scan
@@ -78,10 +78,9 @@ def test_B39_a_manager_in_an_arena_touches_its_planes_only(backend: Backend, nam
 
 def test_tensors_of_single_layers_serve_as_well(backend: Backend) -> None:
     arena = Arena(backend.device, per_layer=True)
-    mem = build(
-        LAYOUT, slots=SLOTS, max_requests=2, tracking=ms.PingPong(I), backend=backend.name, device=backend.device,
-        in_place=True, tensors=arena.tensors,
-    )  # fmt: skip
+    mem = on(
+        backend, LAYOUT, slots=SLOTS, max_requests=2, tracking=ms.PingPong(I), in_place=True, tensors=arena.tensors
+    )
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     for t in range(1, I + 1):
         step = mem.plan(rows)

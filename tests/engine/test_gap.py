@@ -10,7 +10,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support.build import build
+from tests.support.build import on
 from tests.support.planes import MAKERS, every_strategy
 from tests.support.scan import scan
 from tests.support.tiered import Tiered, settle, whole
@@ -22,10 +22,7 @@ GARBAGE = 1000.0
 
 
 def manager(backend: Backend, name: str = "redirect", slots: int = 4, **settings: object) -> ms.StateManager:
-    return build(
-        LAYOUT, slots=slots, max_requests=3, tracking=MAKERS[name](), backend=backend.name, device=backend.device,
-        **settings,  # type: ignore[arg-type]
-    )  # fmt: skip
+    return on(backend, LAYOUT, slots=slots, max_requests=3, tracking=MAKERS[name](), **settings)
 
 
 def forward(mem: ms.StateManager, step: ms.Step, more: float = 1.0) -> None:

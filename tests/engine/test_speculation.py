@@ -7,7 +7,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support.build import build
+from tests.support.build import build, on
 from tests.support.loops import WINDOW, Speculator
 from tests.support.planes import MAKERS, I, every_snapshot, every_strategy
 from tests.support.scan import scan
@@ -219,9 +219,9 @@ def test_what_a_step_of_windows_asks_of_the_device(backend: Backend) -> None:
 def conv_manager(backend: Backend, order: str) -> ms.StateManager:
     shape = (3, 5) if order == "tap channel" else (5, 3)
     planes = (ms.Plane("conv", shape, torch.bfloat16), ms.Plane("ssm", (2, 4), torch.float32))
-    return build(
-        ms.StateLayout(planes, 2), slots=4, max_requests=2, tracking=ms.PingPong(I), backend=backend.name,
-        device=backend.device, overlap=False, speculation=True,
+    return on(
+        backend, ms.StateLayout(planes, 2), slots=4, max_requests=2, tracking=ms.PingPong(I), overlap=False,
+        speculation=True,
     )  # fmt: skip
 
 

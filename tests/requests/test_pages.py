@@ -10,7 +10,7 @@ import memstate as ms
 from memstate import InvalidArgument, OutOfPages, OutOfRows, OutOfSlots, Plane, Redirect, Request, Snapshot
 from memstate.kernels.dispatch import Backend
 from memstate.requests.pages import PageAllocator
-from tests.support.build import build
+from tests.support.build import on
 from tests.support.scan import scan
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
@@ -19,10 +19,9 @@ LAYOUT = ms.StateLayout([Plane("s", (4,), torch.float32)], layers=1)
 
 
 def manager(backend: Backend, pages: int = 10) -> ms.StateManager:
-    return build(
-        LAYOUT, slots=6, max_requests=4, tracking=Redirect(every=4), device=backend.device, backend=backend.name,
-        pages=pages, page_size=4, pages_per_row=5,
-    )  # fmt: skip
+    return on(
+        backend, LAYOUT, slots=6, max_requests=4, tracking=Redirect(every=4), pages=pages, page_size=4, pages_per_row=5
+    )
 
 
 def table(mem: ms.StateManager) -> list[list[int]]:

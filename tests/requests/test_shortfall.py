@@ -5,6 +5,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.support.build import on
 from tests.support.scan import scan
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
@@ -15,9 +16,7 @@ EVERY = 4
 
 def crowded(backend: Backend, tracking: ms.Tracking, slots: int) -> tuple[ms.StateManager, ms.Rows]:
     """Two running requests one step before both claim, and snapshots in the slots that no admission can use."""
-    mem = ms.StateManager(
-        LAYOUT, slots=slots, max_requests=8, tracking=tracking, backend=backend.name, device=backend.device
-    )
+    mem = on(backend, LAYOUT, slots=slots, max_requests=8, tracking=tracking)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     for _ in range(EVERY if isinstance(tracking, ms.Redirect) else 2 * EVERY - 1):
         mem.settle(mem.plan(rows))

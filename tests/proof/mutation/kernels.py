@@ -172,7 +172,7 @@ TRACKED = [
     ),
     Mutant(
         "a wanted length hides the boundary behind it", "lost snapshot", SPECULATION,
-        "tl.maximum(snapshot_at, mark), mark)", "want, mark)", ACCEPTS.format("ping-pong"),
+        "tl.maximum(snapshot_at, mark), mark)", "snapshot_at, mark)", ACCEPTS.format("ping-pong"),
     ),
     Mutant(
         "accept keeps all that was drafted", "stale byte", SPECULATION,

@@ -139,9 +139,7 @@ def test_B2_every_bit_of_a_word_is_found(backend: Backend, word: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 1023, 1025, 2049])
-def test_B2_claims_across_blocks_and_chunks_go_on_where_they_stopped(
-    backend: Backend, rng: random.Random, n: int
-) -> None:
+def test_B2_claims_go_on_across_blocks_and_chunks(backend: Backend, rng: random.Random, n: int) -> None:
     pool = Pool(70_000, fragmented("runs", 70_000, rng) | set(range(33_000, 35_200)), backend)
     pool.claim(n)
     pool.claim(n)

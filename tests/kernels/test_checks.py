@@ -55,9 +55,7 @@ def column(values: list[int], device: torch.device, dtype: torch.dtype = torch.i
 
 @each_step
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_slots_beyond_the_last_are_null(
-    backend: Backend, generator: torch.Generator, op: str, dtype: torch.dtype
-) -> None:
+def test_slots_past_the_end_are_null(backend: Backend, generator: torch.Generator, op: str, dtype: torch.dtype) -> None:
     """The state is the first four slots of more: what lies behind is neither read nor written."""
     beyond = 2**31 - 1 if dtype is torch.int32 else 2**32 + 1
     ids = {"read": [1, 4, beyond, 2, 1], "write": [2, 3, 1, 4, beyond], "snapshot": [4, beyond, 0, 3, 0]}
@@ -94,9 +92,7 @@ def test_no_graph_is_built(backend: Backend, generator: torch.Generator, op: str
 
 
 @each_step
-def test_tensors_that_are_none_elsewhere_or_negated_are_named(
-    backend: Backend, generator: torch.Generator, op: str
-) -> None:
+def test_tensors_none_elsewhere_or_negated_are_named(backend: Backend, generator: torch.Generator, op: str) -> None:
     """The memory of a negated view holds other values than it has."""
     case = build(op, backend, generator)
     given = {name: value for name, value in case.arguments().items() if isinstance(value, Tensor)}

@@ -88,9 +88,7 @@ def test_G2_a_row_does_not_depend_on_the_batch(backend: Backend, generator: torc
 
 @each_kind
 @pytest.mark.parametrize("cuts", [[0, 1, 2, 3], [0, 1, 3], [0, 2, 3]], ids=str)
-def test_G2_chunking_does_not_change_bits(
-    backend: Backend, generator: torch.Generator, kind: str, cuts: list[int]
-) -> None:
+def test_G2_chunking_changes_no_bits(backend: Backend, generator: torch.Generator, kind: str, cuts: list[int]) -> None:
     """With any state that holds the inputs exactly, or all of the state."""
     dtype = torch.bfloat16 if kind == "conv, channel major" else torch.float32
     check_chunks(made(kind, backend, generator, state=dtype, inputs=dtype, **KINDS[kind].small), backend, cuts)
@@ -98,9 +96,7 @@ def test_G2_chunking_does_not_change_bits(
 
 @each_kind
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_token_counts_beyond_the_step(
-    backend: Backend, generator: torch.Generator, kind: str, dtype: torch.dtype
-) -> None:
+def test_counts_beyond_the_step(backend: Backend, generator: torch.Generator, kind: str, dtype: torch.dtype) -> None:
     counts = {9: 2, -3: 0} | ({2**32 + 1: 2, 1 - 2**32: 0, -(2**63): 0} if dtype is torch.int64 else {})
     case = made(
         kind, backend, generator, rows=[Row(1, 2 + i, tokens=2) for i in range(len(counts))], tokens=2,

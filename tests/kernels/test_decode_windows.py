@@ -81,9 +81,7 @@ ODD = {
 
 
 @pytest.mark.parametrize(("kind", "sizes"), [(kind, sizes) for kind in KINDS for sizes in ODD[kind]], ids=str)
-def test_G2_window_of_odd_sizes(
-    backend: Backend, generator: torch.Generator, kind: str, sizes: dict[str, object]
-) -> None:
+def test_G2_odd_sizes(backend: Backend, generator: torch.Generator, kind: str, sizes: dict[str, object]) -> None:
     """Of a convolution: channels that fill no block, and more taps than tokens, or fewer."""
     check(made(kind, backend, generator, rows=[Row(1, 2, tokens=3), Row(0, 3, tokens=2)], **sizes), backend, generator)
 
@@ -174,9 +172,7 @@ SPOILED: dict[str, Callable[[Tensor], Tensor]] = {
 
 @each_kind
 @pytest.mark.parametrize("how", SPOILED)
-def test_G1_misfits_are_named_and_change_nothing(
-    backend: Backend, generator: torch.Generator, kind: str, how: str
-) -> None:
+def test_G1_misfits_are_refused(backend: Backend, generator: torch.Generator, kind: str, how: str) -> None:
     if how == "shifted" and kind.startswith("conv"):
         return  # takes windows at any address
     step, around = windowed(made(kind, backend, generator, rows=[Row(1, 1), Row(2, 2)]), generator)

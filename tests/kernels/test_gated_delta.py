@@ -96,9 +96,7 @@ def test_the_statements_agree_where_channels_do(generator: torch.Generator) -> N
 
 
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
-def test_G2_equal_channels_have_the_bits_of_one_gate(
-    backend: Backend, generator: torch.Generator, state: torch.dtype
-) -> None:
+def test_G2_equal_channels_are_one_gate(backend: Backend, generator: torch.Generator, state: torch.dtype) -> None:
     """Element by element the two gates multiply the same numbers."""
     one_gate = build(backend, generator, state=state)
     per_channel = one_gate.twin()

@@ -177,9 +177,7 @@ def test_B39_few_due_among_hundreds(backend: Backend, generator: torch.Generator
     memory.check()
 
 
-def test_b66_a_slot_may_go_to_many_records_and_a_record_to_many_slots(
-    backend: Backend, generator: torch.Generator
-) -> None:
+def test_b66_a_slot_to_many_records_and_a_record_to_many_slots(backend: Backend, generator: torch.Generator) -> None:
     memory = Memory(backend, generator)
     memory.run("pack_slots", None, memory.ints([2, 2, 5, 2]), memory.ints([0, 3, 1, 5]))
     memory.expect_all("pack_slots", {0: 2, 3: 2, 5: 2, 1: 5})
@@ -370,9 +368,7 @@ def test_records_lie_outside_of_planes_and_columns(backend: Backend, generator: 
     memory.check()
 
 
-def test_records_of_which_two_share_bytes_are_read_and_not_written(
-    backend: Backend, generator: torch.Generator
-) -> None:
+def test_records_that_share_bytes_are_read_and_not_written(backend: Backend, generator: torch.Generator) -> None:
     memory = Memory(backend, generator)
     memory.held = memory.held.as_strided((2, memory.records.nbytes), (memory.records.nbytes - 16, 1))
     index, places = memory.ints([3, 4]), memory.ints([0, 1])

@@ -185,9 +185,7 @@ def test_B37_inputs_and_planes_at_any_address(
 
 
 @both_orders
-def test_B41_windows_of_nothing_due_change_nothing(
-    backend: Backend, generator: torch.Generator, transposed: bool
-) -> None:
+def test_B41_windows_of_nothing_change_nothing(backend: Backend, generator: torch.Generator, transposed: bool) -> None:
     shape = (CHANNELS, 3) if transposed else (3, CHANNELS)
     plane = stored(backend, generator, (torch.bfloat16, shape), "slot_major")
     run_inputs(backend, generator, plane, NOTHING_DUE, transposed)

@@ -187,9 +187,7 @@ def config_with(**changes: Any) -> dict[str, Any]:
         (entry_with(config={"lanes": 4096}), "has lanes; expected entries, lanes, warps, programs_per_sm"),
     ],
 )
-def test_a_file_that_cannot_be_meant_is_refused_with_its_name(
-    folders: tuple[Path, Path], content: Any, says: str
-) -> None:
+def test_a_file_that_cannot_be_meant_is_refused_by_name(folders: tuple[Path, Path], content: Any, says: str) -> None:
     path = write(folders[1], content)
     with pytest.raises(ValueError, match=says) as error:
         taken()
@@ -210,9 +208,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(folders: tuple[Path, Path]) -> 
     assert taken() == ODD
 
 
-def test_a_folder_that_cannot_be_looked_into_is_named(
-    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_read_is_named(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMSTATE_TUNED", str(folders[1] / ("x" * 300)))
     tuned.forget()
     with pytest.raises(ValueError, match=r"xxx/.*: File name too long: MEMSTATE_TUNED names the folder"):
@@ -244,9 +240,7 @@ class Launches:
         return launch
 
 
-def test_launches_take_the_configuration_of_the_file(
-    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launches_take_the_configuration_of_a_file(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     launches = Launches(monkeypatch)
     layout = StateLayout([Plane("ssm", (40,), torch.float32)], layers=TILES)
     storage = Planes(layout, 3, Backend("auto", DEVICE))
@@ -294,9 +288,7 @@ def test_a_trial_ends_with_an_error_as_well(folders: tuple[Path, Path]) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("planes", ["several tiles", "int8 and fp8"])
-def test_bytes_are_the_same_under_every_configuration(
-    generator: torch.Generator, config: CopyConfig, planes: str
-) -> None:
+def test_bytes_are_the_same_in_every_configuration(generator: torch.Generator, config: CopyConfig, planes: str) -> None:
     backend = Backend("auto", DEVICE)
     poisoned = Poisoned(StateLayout(LAYOUTS[planes], 1), 9, backend, generator)
     n = 35  # of which more than one chunk is due

@@ -31,7 +31,7 @@ def crowded(backend: Backend, tracking: ms.Tracking, slots: int) -> tuple[ms.Sta
 
 @pytest.mark.parametrize("tracking", [ms.LazyPingPong(EVERY, overwrite=False), ms.Redirect(EVERY)], ids=repr)
 @pytest.mark.parametrize("drop", [True, False])
-def test_B24_every_boundary_proceeds_for_which_the_shortfall_was_dropped(
+def test_B24_boundaries_proceed_whose_shortfall_was_dropped(
     backend: Backend, drop: bool, tracking: ms.Tracking
 ) -> None:
     mem, rows = crowded(backend, tracking, 9)

@@ -151,9 +151,7 @@ def test_B31_a_row_that_gave_away_its_live_state_is_gone(backend: Backend) -> No
 
 @both_orders
 @pytest.mark.parametrize(("name", "expected"), [("ping-pong", 4), ("lazy", None), ("redirect", None), ("none", None)])
-def test_B34_a_key_shorter_than_the_newest_snapshot(
-    name: str, expected: int | None, overlap: bool, backend: Backend
-) -> None:
+def test_B34_a_key_below_the_newest_snapshot(name: str, expected: int | None, overlap: bool, backend: Backend) -> None:
     tracking = ms.PingPong(I, lane_count=2) if name == "ping-pong" else MAKERS[name]()
     loop = Loop(backend, tracking, overlap=overlap)
     (row,) = loop.admit()

@@ -3,24 +3,16 @@
 import pytest
 import torch
 
-from memstate import (
-    LazyPingPong,
-    NoTracking,
-    PingPong,
-    Plane,
-    Redirect,
-    Request,
-    Rows,
-    SlotAllocator,
-    StateLayout,
-    StateManager,
-)
+import memstate as ms
+from memstate import LazyPingPong, NoTracking, PingPong, Plane, Redirect, Request, Rows, SlotAllocator
 from memstate.kernels.dispatch import OPS, Backend
-from tests.support.build import build
+from tests.support.build import on
 from tests.support.scan import scan
 from tests.support.watch import Watch, real_launches
 
-LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=1)
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+
+LAYOUT = ms.StateLayout([Plane("s", (4,), torch.float32)], layers=1)
 STRATEGIES = [NoTracking(every=4), PingPong(every=4), LazyPingPong(every=4), Redirect(every=4)]
 names = pytest.mark.parametrize("tracking", STRATEGIES, ids=lambda t: type(t).__name__)
 
@@ -30,22 +22,14 @@ def poison() -> None:
     """Not here, where whatever reaches the device is counted."""
 
 
-def manager(backend: Backend, tracking, rows: int, **more) -> StateManager:  # type: ignore[no-untyped-def]
-    return build(
-        LAYOUT,
-        slots=5 * rows + 4,
-        max_requests=3 * rows,
-        tracking=tracking,
-        device=backend.device,
-        backend=backend.name,
-        pages=12 * rows,
-        page_size=4,
-        pages_per_row=8,
-        **more,
-    )
+def manager(backend: Backend, tracking, rows: int, **more) -> ms.StateManager:  # type: ignore[no-untyped-def]
+    return on(
+        backend, LAYOUT, slots=5 * rows + 4, max_requests=3 * rows, tracking=tracking, pages=12 * rows, page_size=4,
+        pages_per_row=8, **more,
+    )  # fmt: skip
 
 
-def running(mem: StateManager, n: int) -> Rows:
+def running(mem: ms.StateManager, n: int) -> Rows:
     """Requests with a snapshot behind them: a prefill to the first boundary and a decode step, all submitted."""
     rows = mem.admit([Request(i, length=8) for i in range(n)])
     for tokens in (4, 1):
@@ -57,7 +41,7 @@ def running(mem: StateManager, n: int) -> Rows:
     return rows
 
 
-def cost(mem: StateManager) -> tuple[int, dict[str, int], int]:
+def cost(mem: ms.StateManager) -> tuple[int, dict[str, int], int]:
     counts = mem.backend.counts
     return counts.uploads, dict(counts.launches), counts.syncs
 
@@ -167,7 +151,27 @@ def test_B4_nothing_to_do_costs_nothing(backend: Backend) -> None:
     assert cost(mem) == (0, {}, 0)
 
 
-def busy(mem: StateManager) -> None:
+def test_conflicts_are_counted_as_packets_and_others_cost_none(backend: Backend) -> None:
+    mem = manager(backend, Redirect(every=4), 2)
+    counts = mem.backend.counts
+    rows = mem.admit([Request("a", length=8), Request("b", length=8)])
+    mem.settle(mem.plan(rows))
+    packets, uploads = mem.stats().packets, counts.uploads
+    mem.release(rows[:1])
+    mem.admit([Request("c")])
+    mem.settle(mem.plan(rows[1:]))
+    assert (mem.stats().packets - packets, counts.uploads - uploads) == (1, 1)
+    for _ in range(3):  # a row taken and given up again: a claim in front of a release of the same register
+        (row,) = mem.admit([Request("d")])
+        mem.release([row])
+    before = mem.stats().packets, counts.uploads, counts.total_launches
+    assert before[0] - packets == 1, "recording has sent something"
+    mem.settle(mem.plan(rows[1:]))
+    assert mem.stats().packets - before[0] == 4 and counts.uploads - before[1] == 4
+    scan(mem)
+
+
+def busy(mem: ms.StateManager) -> None:
     """Everything a decode loop does, with hits, snapshots, retraction, a cancelled step and slots in hand."""
     rows = mem.admit([Request(i, length=8) for i in range(4)])
     for tokens in (4, 1, 1, 1, 1, 1):
@@ -184,6 +188,7 @@ def busy(mem: StateManager) -> None:
     mem.submit()
 
 
+@pytest.mark.sample(interpreter=1)
 @names
 def test_counted_launches_are_the_launches(backend: Backend, tracking, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     mem = manager(backend, tracking, 4)
@@ -191,8 +196,11 @@ def test_counted_launches_are_the_launches(backend: Backend, tracking, monkeypat
         busy(mem)
     assert len(seen) == (0 if backend.name == "reference" else mem.backend.counts.total_launches)
     assert mem.backend.counts.total_launches > 10
+    assert (mem.backend.counts.syncs, mem.stats().upload_waits) == (0, 0)  # nothing waits for the device
+    scan(mem)
 
 
+@pytest.mark.sample(interpreter=1)
 @names
 def test_nothing_but_launches_and_uploads_reaches_the_device(backend: Backend, tracking) -> None:  # type: ignore[no-untyped-def]
     mem = manager(backend, tracking, 4)
@@ -223,11 +231,3 @@ def test_the_watch_sees_an_operation(backend: Backend) -> None:
         torch.empty(4, device=backend.device)[:2].view(2).fill_(1)
         watch.outside(lambda: torch.zeros(3, device=backend.device))()
     assert dict(watch.seen) == {"fill_": 1}
-
-
-@names
-def test_nothing_in_a_decode_loop_waits_for_the_device(backend: Backend, tracking) -> None:  # type: ignore[no-untyped-def]
-    mem = manager(backend, tracking, 4)
-    busy(mem)
-    assert (mem.backend.counts.syncs, mem.stats().upload_waits) == (0, 0)
-    scan(mem)

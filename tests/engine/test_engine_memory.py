@@ -9,10 +9,12 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support.build import build
+from tests.support.build import build, on
 from tests.support.loops import InPlacePlanes
 from tests.support.planes import LAYOUT, MAKERS, I, Loop, every_strategy
 from tests.support.scan import scan
+
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
 
 SLOTS = 10
 RUBBISH = 0xA5
@@ -76,10 +78,9 @@ def test_B39_a_manager_in_an_arena_touches_its_planes_only(backend: Backend, nam
 
 def test_tensors_of_single_layers_serve_as_well(backend: Backend) -> None:
     arena = Arena(backend.device, per_layer=True)
-    mem = build(
-        LAYOUT, slots=SLOTS, max_requests=2, tracking=ms.PingPong(I), backend=backend.name, device=backend.device,
-        in_place=True, tensors=arena.tensors,
-    )  # fmt: skip
+    mem = on(
+        backend, LAYOUT, slots=SLOTS, max_requests=2, tracking=ms.PingPong(I), in_place=True, tensors=arena.tensors
+    )
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     for t in range(1, I + 1):
         step = mem.plan(rows)
@@ -98,16 +99,12 @@ def test_tensors_of_single_layers_serve_as_well(backend: Backend) -> None:
 
 
 def test_memory_of_another_size_is_refused(backend: Backend) -> None:
-    arena = Arena(backend.device, per_layer=False)
+    arena, given = Arena(backend.device, per_layer=False), {"backend": backend.name, "device": backend.device}
+    given["max_requests"] = 2
     with pytest.raises(ms.LayoutMismatch, match=r"11 entries .* expected 12"):
-        ms.StateManager(
-            LAYOUT, slots=SLOTS + 1, max_requests=2, backend=backend.name, device=backend.device, tensors=arena.tensors
-        )
+        build(LAYOUT, slots=SLOTS + 1, tensors=arena.tensors, **given)
     with pytest.raises(ms.LayoutMismatch, match="short"):
-        ms.StateManager(
-            LAYOUT, slots=SLOTS, max_requests=2, backend=backend.name, device=backend.device,
-            tensors={"long": arena.tensors["long"]},
-        )  # fmt: skip
+        build(LAYOUT, slots=SLOTS, tensors={"long": arena.tensors["long"]}, **given)
 
 
 @every_strategy
@@ -142,9 +139,7 @@ def test_sleep_keeps_who_owns_what_and_the_bytes(backend: Backend, name: str) ->
         loop.mem.wake()
     after = scan(loop.mem)
     assert (after.free, after.slots, after.labels) == (before.free, before.slots, before.labels)
-    assert [replace(info, address=0) for info in infos] == [
-        replace(info, address=0) for info in loop.mem.buffer_infos()
-    ]
+    assert [replace(i, address=0) for i in infos] == [replace(i, address=0) for i in loop.mem.buffer_infos()]
     for row in rows:
         assert loop.holds(loop.slot(row), row, I + 1)
     loop.advance(rows, I)

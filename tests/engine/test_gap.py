@@ -10,20 +10,19 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support.build import build
+from tests.support.build import on
 from tests.support.planes import MAKERS, every_strategy
 from tests.support.scan import scan
 from tests.support.tiered import Tiered, settle, whole
+
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
 
 LAYOUT = ms.StateLayout(planes=(ms.Plane("s", (3,), torch.float32),), layers=2)
 GARBAGE = 1000.0
 
 
 def manager(backend: Backend, name: str = "redirect", slots: int = 4, **settings: object) -> ms.StateManager:
-    return build(
-        LAYOUT, slots=slots, max_requests=3, tracking=MAKERS[name](), backend=backend.name, device=backend.device,
-        **settings,  # type: ignore[arg-type]
-    )  # fmt: skip
+    return on(backend, LAYOUT, slots=slots, max_requests=3, tracking=MAKERS[name](), **settings)
 
 
 def forward(mem: ms.StateManager, step: ms.Step, more: float = 1.0) -> None:
@@ -31,6 +30,13 @@ def forward(mem: ms.StateManager, step: ms.Step, more: float = 1.0) -> None:
     for state in mem.planes["s"]:
         state[step.write] = state[step.snapshot] = state[step.read] + more
     mem.scrub_null()
+
+
+def run(mem: ms.StateManager, rows: Sequence[ms.Row], tokens: int = 1, more: float = 1.0) -> None:
+    """A whole step."""
+    step = mem.plan(rows, tokens)
+    forward(mem, step, more)
+    mem.settle(step)
 
 
 def value(mem: ms.StateManager, slot: int) -> float:
@@ -42,17 +48,26 @@ def live(mem: ms.StateManager, row: ms.Row) -> int:
     return int(mem._registers.table.slots[3 * row.index])
 
 
+def given_up(mem: ms.StateManager, *more: str) -> tuple[ms.Step, ms.Row, *tuple[ms.Row, ...]]:
+    """A step in the gap whose row is aborted, that row, and rows that were admitted beside it."""
+    a, *others = mem.admit([ms.Request(name) for name in ("a", *more)])
+    step = mem.plan([a])
+    mem.abort([a])
+    return step, a, *others
+
+
+def named_by(step: ms.Step) -> set[int]:
+    return {*step.read.tolist(), *step.write.tolist(), *step.snapshot.tolist()} - {0}
+
+
 # What a caller may do in the gap that sends something, or looks at the device.
 CALLS: dict[str, Callable[[ms.StateManager, Sequence[ms.Row]], object]] = {
-    "nothing": lambda mem, rows: None,
-    "submit": lambda mem, rows: mem.submit(),
+    "nothing": lambda mem, rows: None, "submit": lambda mem, rows: mem.submit(),
     "submit twice": lambda mem, rows: (mem.submit(), mem.submit()),
-    "read_slots": lambda mem, rows: mem.read_slots(rows),
-    "audit": lambda mem, rows: mem.audit().raise_if_leaking(),
-    "check": lambda mem, rows: mem.check(),
-    "snapshot": lambda mem, rows: mem.inspect(),
+    "read_slots": lambda mem, rows: mem.read_slots(rows), "audit": lambda mem, rows: mem.audit().raise_if_leaking(),
+    "check": lambda mem, rows: mem.check(), "snapshot": lambda mem, rows: mem.inspect(),
     "pool.claim": lambda mem, rows: mem.pool.release(mem.pool.claim(0)),
-}
+}  # fmt: skip
 every_call = pytest.mark.parametrize("call", CALLS)
 
 
@@ -62,16 +77,14 @@ def test_G1_a_row_given_up_in_the_gap_keeps_its_slot_until_the_forward(backend: 
     """a is aborted between plan and forward; b and c are admitted, c is aborted: b must not start from a's bytes."""
     slots = {"none": 2, "ping-pong": 7, "lazy": 4, "redirect": 2}[name]
     mem = manager(backend, name, slots)
-    (a,) = mem.admit([ms.Request("a")])
-    step = mem.plan([a])
-    mem.abort([a])
+    step, _ = given_up(mem)
     CALLS[call](mem, [])
     b, c = mem.admit([ms.Request("b"), ms.Request("c")])
     CALLS[call](mem, [b, c])
     mem.abort([c])
     CALLS[call](mem, [b])
     assert mem.free_slots == slots - mem.slots_held(b)
-    named = {*step.read.tolist(), *step.write.tolist(), *step.snapshot.tolist()} - {0}
+    named = named_by(step)
     words = mem._allocator.bitmap.tolist()
     assert not any(words[slot // 32] >> slot % 32 & 1 for slot in named), "a slot that the step names is free already"
     forward(mem, step, GARBAGE)
@@ -89,10 +102,8 @@ def test_G1_a_row_given_up_in_the_gap_keeps_its_slot_until_the_forward(backend: 
 @pytest.mark.parametrize("how", ["plan", "settle", "submit(step)", "cancel"])
 def test_G1_what_waits_is_sent_once_the_forward_is_in_order(backend: Backend, how: str) -> None:
     mem = manager(backend, slots=2)
-    a, b = mem.admit([ms.Request("a"), ms.Request("b")])
-    step = mem.plan([a])
+    step, a, b = given_up(mem, "b")
     (slot,) = step.write.tolist()
-    mem.abort([a])
     mem.submit()
     assert live(mem, a) == slot and mem._commands.waiting, "it was sent in front of the forward"
     forward(mem, step)
@@ -126,15 +137,11 @@ def test_G1_an_older_step_that_is_settled_says_nothing_of_the_newest(backend: Ba
     assert live(mem, a) == 0
     with pytest.raises(ms.InvalidArgument):
         mem.submit("step")  # type: ignore[arg-type]
-
-
-def test_G1_submit_names_the_newest_step(backend: Backend) -> None:
-    mem = manager(backend)
-    (a,) = mem.admit([ms.Request("a")])
-    first, second = mem.plan([a]), mem.plan([a])
+    mem.settle(second)
+    (b,) = mem.admit([ms.Request("b")])
+    first, _ = mem.plan([b]), mem.plan([b])
     with pytest.raises(ms.InvalidArgument, match="expected the newest"):
         mem.submit(first)
-    mem.submit(second)
 
 
 @every_strategy
@@ -143,9 +150,7 @@ def test_G1_a_cached_state_that_a_first_step_reads_is_dropped_behind_it(backend:
     mem = manager(backend, name, slots=9)
     (a,) = mem.admit([ms.Request("a")])
     while mem.length(a) < 8:
-        step = mem.plan([a])
-        forward(mem, step)
-        mem.settle(step)
+        run(mem, [a])
     (snapshot,) = mem.release([a], publish=True)
     assert snapshot
     (b,) = mem.admit([ms.Request("b", resume=snapshot)])
@@ -164,9 +169,7 @@ def test_G1_a_cached_state_that_a_first_step_reads_is_dropped_behind_it(backend:
 @every_call
 def test_B31_an_arrival_in_the_gap_waits_with_what_is_before_it(backend: Backend, call: str) -> None:
     mem = manager(backend, slots=2)
-    (a,) = mem.admit([ms.Request("a")])
-    step = mem.plan([a])
-    mem.abort([a])
+    step, _ = given_up(mem)
     b, c = mem.admit([ms.Request("b"), ms.Request("c")])
     slots = mem.read_slots([b, c])
     assert not slots.ready
@@ -184,14 +187,11 @@ def test_B31_an_arrival_in_the_gap_waits_with_what_is_before_it(backend: Backend
 def test_a_slot_that_is_not_waited_for_is_read_back_at_once(backend: Backend) -> None:
     mem = manager(backend)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
-    step = mem.plan([a])
+    mem.plan([a])
     assert mem.read_slots([a, b]).wait().tolist() == [live(mem, a), live(mem, b)]
     mem.abort([b])
     mem.submit()
     assert live(mem, b) == 0 and not mem._commands.waiting, "b is in no step"
-    forward(mem, step)
-    mem.settle(step)
-    scan(mem)
 
 
 def test_a_fork_in_the_gap_reads_what_the_row_holds(backend: Backend) -> None:
@@ -199,9 +199,7 @@ def test_a_fork_in_the_gap_reads_what_the_row_holds(backend: Backend) -> None:
     mem = manager(backend, slots=6)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
     for _ in range(3):
-        first = mem.plan([a, b])
-        forward(mem, first)
-        mem.settle(first)
+        run(mem, [a, b])
     step = mem.plan([a])
     mem.abort([a])
     (child,) = mem.fork(b, ["child"]).rows
@@ -235,9 +233,7 @@ def test_a_snapshot_of_an_in_place_engine_is_copied_behind_the_forward(backend: 
 
 def test_B1_ids_in_hand_do_not_hang_on_a_release_that_waits(backend: Backend) -> None:
     mem = manager(backend, slots=3)
-    a, b = mem.admit([ms.Request("a"), ms.Request("b")])
-    step = mem.plan([a])
-    mem.abort([a])
+    step, a, b = given_up(mem, "b")
     assert mem.free_slots == 2
     with pytest.raises(ms.OutOfSlots) as short:
         mem.pool.claim(2)
@@ -259,14 +255,11 @@ def test_B1_ids_in_hand_do_not_hang_on_a_release_that_waits(backend: Backend) ->
 
 def test_a_check_in_the_gap_keeps_the_count(backend: Backend) -> None:
     mem = manager(backend, slots=3)
-    a, _ = mem.admit([ms.Request("a"), ms.Request("b")])
-    mem.plan([a])
-    mem.abort([a])
-    mem.check()
-    assert mem.free_slots == 2
-    mem.admit([ms.Request("c"), ms.Request("d")])
-    mem.check()
-    assert mem.free_slots == 0
+    given_up(mem, "b")
+    for free in (2, 0):
+        mem.check()
+        assert mem.free_slots == free
+        mem.admit([ms.Request(x) for x in range(free)])
     assert mem.audit().owned_by_kind == {"live": 3}
 
 
@@ -297,9 +290,7 @@ def test_a_step_is_cancelled_beside_others_that_take_its_row(backend: Backend) -
     mem = manager(backend, slots=9, direct_hits=False)
     (old,) = mem.admit([ms.Request("old")])
     for tokens in (4, 4):
-        step = mem.plan([old], tokens)
-        forward(mem, step)
-        mem.settle(step)
+        run(mem, [old], tokens)
     (kept,) = mem.release([old], publish=True)
     assert kept and kept.length == 8
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
@@ -318,9 +309,7 @@ def test_a_step_is_cancelled_beside_others_that_take_its_row(backend: Backend) -
 def test_what_is_asked_for_comes_without_another_plan(backend: Backend, overlap: bool, how: str) -> None:
     """A server that waits for a state from elsewhere has nothing to plan before the ids are there."""
     mem = manager(backend, slots=2, overlap=overlap)
-    (a,) = mem.admit([ms.Request("a")])
-    step = mem.plan([a])
-    mem.abort([a])
+    step, _ = given_up(mem)
     (b,) = mem.admit([ms.Request("b")])
     slots = mem.read_slots([b])
     assert not slots.ready
@@ -354,26 +343,6 @@ def test_a_reset_forgets_what_waits_the_last_first() -> None:
     assert stats and stats.leaked_records == 0 and stats.host_states == 0
 
 
-def test_conflicts_are_counted_as_packets_and_others_cost_none(backend: Backend) -> None:
-    mem = manager(backend, slots=9)
-    counts = mem.backend.counts
-    rows = mem.admit([ms.Request("a"), ms.Request("b")])
-    mem.settle(mem.plan(rows))
-    packets, uploads = mem.stats().packets, counts.uploads
-    mem.release(rows[:1])
-    mem.admit([ms.Request("c")])
-    mem.settle(mem.plan(rows[1:]))
-    assert (mem.stats().packets - packets, counts.uploads - uploads) == (1, 1)
-    for _ in range(3):  # a row taken and given up again: a claim in front of a release of the same register
-        (row,) = mem.admit([ms.Request("d")])
-        mem.release([row])
-    before = mem.stats().packets, counts.uploads, counts.total_launches
-    assert before[0] - packets == 1, "recording has sent something"
-    mem.settle(mem.plan(rows[1:]))
-    assert mem.stats().packets - before[0] == 4 and counts.uploads - before[1] == 4
-    scan(mem)
-
-
 # Below the device.
 
 ONE, TWO = whole(1), whole(2)
@@ -399,7 +368,7 @@ def test_a_hit_from_below_waits_for_the_slot_that_it_gets(name: str) -> None:
     at.mem.submit()
     step = at.step([row], run=False)
     at.mem.abort([row])
-    named = {*step.read.tolist(), *step.write.tolist(), *step.snapshot.tolist()} - {0}
+    named = named_by(step)
     (other,) = at.admit(ms.Request("hit", tokens=[*ONE, 1]))
     assert at.mem.length(other) == len(ONE) and at.mem._commands.waiting
     at.mem.submit()
@@ -422,27 +391,21 @@ def test_a_state_published_and_evicted_in_the_gap_goes_down_behind_the_forward(n
     at.mem.release([row], tokens=[at.text[row]])
     evicted = at.cache.evict_states(9)
     assert evicted or name == "none"
-    with pytest.raises(ms.InvalidArgument, match="wait for the newest step's forward"):
-        at.mem.tiers.flush()  # type: ignore[union-attr]
-    with pytest.raises(ms.InvalidArgument, match="wait for the newest step's forward"):
-        at.mem.tiers.clear()  # type: ignore[union-attr]
-    with pytest.raises(ms.InvalidArgument, match="wait for the newest step's forward"):
-        at.mem.close()
+    for refused in (at.mem.tiers.flush, at.mem.tiers.clear, at.mem.close):  # type: ignore[union-attr]
+        with pytest.raises(ms.InvalidArgument, match="wait for the newest step's forward"):
+            refused()
     text = at.text.pop(row)
     at.planes.forward(step, [tuple(text[length : length + 4])])
     at.mem.submit(step)
     settle(at)
-    for entry in at.mem.tiers.host.states.entries():  # type: ignore[union-attr]
-        assert entry.length in (4, 8)
+    assert all(entry.length in (4, 8) for entry in at.mem.tiers.host.states.entries())  # type: ignore[union-attr]
     at.look(idle=True)
 
 
 def test_a_fork_that_copies_a_page_is_refused_while_changes_wait(backend: Backend) -> None:
     mem = manager(backend, slots=9, pages=20, page_size=4, pages_per_row=8)
     a, b = mem.admit([ms.Request("a", length=4), ms.Request("b", length=4)])
-    first = mem.plan([b], 2)
-    forward(mem, first)
-    mem.settle(first)
+    run(mem, [b], 2)
     step = mem.plan([a], 1)
     mem.abort([a])
     before = mem.free_slots, mem.free_pages
@@ -483,9 +446,7 @@ def test_a_snapshot_published_in_the_gap_is_used_behind_the_forward(backend: Bac
 
 def test_states_sleep_with_their_bytes_while_a_slot_waits_for_a_forward(backend: Backend) -> None:
     mem = manager(backend)
-    (a,) = mem.admit([ms.Request("a")])
-    step = mem.plan([a])
-    mem.abort([a])
+    step, _ = given_up(mem)
     assert mem.free_slots == 4
     with pytest.raises(ms.InvalidArgument, match="1 slots are held"):
         mem.sleep(keep=False)

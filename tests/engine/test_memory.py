@@ -5,26 +5,21 @@ import torch
 
 from memstate import LazyPingPong, Plane, Redirect, Request, StateLayout
 from memstate.kernels.dispatch import Backend
-from tests.support.build import build
+from tests.support.build import on
 from tests.support.scan import scan
 from tests.support.watch import Watch
+
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
 
 LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=1)
 
 
 def bookkeeping(backend: Backend, slots: int, rows: int, pages_per_row: int = 0) -> int:
     """Device bytes besides states and page table, from the tensors themselves."""
-    mem = build(
-        LAYOUT,
-        slots=slots,
-        max_requests=rows,
-        max_batch=8,
-        device=backend.device,
-        backend=backend.name,
-        pages=8 if pages_per_row else 0,
-        page_size=1,
+    mem = on(
+        backend, LAYOUT, slots=slots, max_requests=rows, max_batch=8, pages=8 if pages_per_row else 0, page_size=1,
         pages_per_row=pages_per_row,
-    )
+    )  # fmt: skip
     table = mem._registers.cells.nbytes - mem.page_table.nbytes
     total = table + mem._allocator.bitmap.nbytes + mem._allocator.counters.nbytes
     assert mem._registers.nbytes == total
@@ -71,15 +66,7 @@ class Largest(Watch):
 def test_no_temporary_of_state_size_anywhere(backend: Backend, tracking) -> None:  # type: ignore[no-untyped-def]
     """States of 1 MiB; admissions with copies and zeros, boundaries, publishing: nothing made is a tenth of one."""
     layout = StateLayout([Plane("s", (2**17,), torch.float32)], layers=2)
-    mem = build(
-        layout,
-        slots=9,
-        max_requests=3,
-        tracking=tracking,
-        device=backend.device,
-        backend=backend.name,
-        direct_hits=False,
-    )
+    mem = on(backend, layout, slots=9, max_requests=3, tracking=tracking, direct_hits=False)
     for op in ("run_data", "copy_slots") if backend.name == "interpreter" else ():
         # the interpreter copies whatever a kernel is given, so here only what launchers are given is looked at
         setattr(mem.backend, op, lambda *given, **named: None)

@@ -1,7 +1,8 @@
 """What cannot be meant is refused by name, and changes nothing: arguments, windows, memory, files, threads."""
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from tests.support.build import build
 from tests.support.loops import Speculator
 from tests.support.planes import Loop
 from tests.support.scan import scan
+
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
 
 I = 4  # noqa: E741
 PLAIN = StateLayout((Plane("ssm", (4,), torch.float32),), layers=1)
@@ -60,63 +63,6 @@ def test_a_window_that_cannot_be_read_leaves_the_step_open(backend: Backend, bad
     loop.mem.accept(step, [0], windows)
     assert loop.mem.length(row) == 3
     scan(loop.mem)
-
-
-CALLS: dict[str, Callable[[ms.StateManager, ms.Row, ms.Step, ms.Snapshot], object]] = {
-    "plan(row)": lambda mem, row, step, snap: mem.plan(row),  # type: ignore[arg-type]
-    "plan(None)": lambda mem, row, step, snap: mem.plan(None),  # type: ignore[arg-type]
-    "plan(generator)": lambda mem, row, step, snap: mem.plan(r for r in [row]),  # type: ignore[arg-type]
-    "plan(text)": lambda mem, row, step, snap: mem.plan("row"),
-    "plan(forged)": lambda mem, row, step, snap: mem.plan([ms.Row(1.0, row.generation)]),  # type: ignore[arg-type]
-    "plan(True)": lambda mem, row, step, snap: mem.plan([ms.Row(True, row.generation)]),
-    "abort(row)": lambda mem, row, step, snap: mem.abort(row),  # type: ignore[arg-type]
-    "release(None)": lambda mem, row, step, snap: mem.release(None),  # type: ignore[arg-type]
-    "publish(row)": lambda mem, row, step, snap: mem.publish(row),  # type: ignore[arg-type]
-    "extend(row)": lambda mem, row, step, snap: mem.extend(row, [4]),  # type: ignore[arg-type]
-    "arrived(row)": lambda mem, row, step, snap: mem.arrived(row, [4]),  # type: ignore[arg-type]
-    "read_slots(row)": lambda mem, row, step, snap: mem.read_slots(row),  # type: ignore[arg-type]
-    "read_slots(generator)": lambda mem, row, step, snap: mem.read_slots(r for r in [row]),  # type: ignore[arg-type]
-    "admit(request)": lambda mem, row, step, snap: mem.admit(ms.Request("x")),  # type: ignore[arg-type]
-    "fork(row, text)": lambda mem, row, step, snap: mem.fork(row, "ab"),
-    "drop(snapshot)": lambda mem, row, step, snap: mem.drop(snap),  # type: ignore[arg-type]
-    "drop(None)": lambda mem, row, step, snap: mem.drop(None),  # type: ignore[arg-type]
-    "drop(generator)": lambda mem, row, step, snap: mem.drop(s for s in [snap]),  # type: ignore[arg-type]
-    "settle(None)": lambda mem, row, step, snap: mem.settle(None),  # type: ignore[arg-type]
-    "settle([step])": lambda mem, row, step, snap: mem.settle([step]),  # type: ignore[arg-type]
-    "cancel(None)": lambda mem, row, step, snap: mem.cancel(None),  # type: ignore[arg-type]
-    "accept(None)": lambda mem, row, step, snap: mem.accept(None, [1], {}),  # type: ignore[arg-type]
-    "finished ragged": lambda mem, row, step, snap: mem.settle(step, [[True], [True, False]]),  # type: ignore[list-item]
-    "finished elsewhere": lambda mem, row, step, snap: mem.settle(step, torch.ones(1, device="meta")),  # type: ignore[arg-type]
-    "finished words": lambda mem, row, step, snap: mem.settle(step, ["False"]),  # type: ignore[list-item]
-    "finished numbers": lambda mem, row, step, snap: mem.settle(step, [0.5]),  # type: ignore[list-item]
-    "finished rows": lambda mem, row, step, snap: mem.settle(step, [row]),  # type: ignore[list-item]
-    "finished of two": lambda mem, row, step, snap: mem.settle(step, [True, False]),
-}
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_arguments_of_the_wrong_kind_are_refused_by_name(backend: Backend, call: str) -> None:
-    loop = Loop(backend, ms.PingPong(I), pages=8, page_size=2, pages_per_row=4)
-    old, row = loop.admit(ms.Request("old", length=8), ms.Request("a", length=8))
-    loop.advance([old], I)
-    (snapshot,) = loop.mem.release([old], publish=True)
-    assert snapshot
-    step = loop.step([row])
-    loop.mem.submit()
-    before = state_of(loop.mem)
-    with pytest.raises(ms.InvalidArgument):
-        CALLS[call](loop.mem, row, step, snapshot)
-    assert state_of(loop.mem) == before
-    loop.mem.settle(step, np.array([True]))
-
-
-def test_a_state_does_not_arrive_in_a_finished_row(backend: Backend) -> None:
-    loop = Speculator(backend, ms.Redirect(I))
-    (row,) = loop.admit()
-    loop.window([row], [0], [True])
-    with pytest.raises(ms.InvalidArgument, match="not finished"):
-        loop.mem.arrived([row], [5])
-    assert loop.mem.release([row], publish=True) == [None]
 
 
 def test_what_sleeps_gives_no_plane_and_no_slot(backend: Backend) -> None:
@@ -192,6 +138,7 @@ def test_settings_of_the_wrong_kind_are_refused(settings: dict[str, Any]) -> Non
         build(**({"layout": PLAIN, "slots": 8, "max_requests": 2, "backend": "reference"} | settings))
 
 
+@pytest.mark.sample(interpreter=1)
 def test_a_tuned_file_that_cannot_be_read_is_found_at_construction(
     backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,39 +146,24 @@ def test_a_tuned_file_that_cannot_be_read_is_found_at_construction(
     (tmp_path / tuned.file_name(tuned.device_name(backend.device))).write_text("{")
     monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path))
     tuned.forget()
-    try:
-        if backend.name == "reference":
-            Loop(backend, ms.Redirect(I))  # launches nothing that could be tuned
-        else:
-            with pytest.raises(ValueError, match=str(tmp_path)):
-                Loop(backend, ms.Redirect(I))
-    finally:
-        monkeypatch.undo()
-        tuned.forget()
+    launches = backend.name != "reference"  # which could be tuned
+    with pytest.raises(ValueError, match=str(tmp_path)) if launches else nullcontext():
+        Loop(backend, ms.Redirect(I))
+    monkeypatch.undo()
+    tuned.forget()
 
 
 def test_another_thread_may_not_wake_a_manager(backend: Backend) -> None:
     mem = Loop(backend, ms.Redirect(I), debug=True).mem
     mem.sleep()
-    errors: list[BaseException] = []
-
-    def wake() -> None:
-        try:
-            mem.wake()
-        except ms.MemstateError as error:
-            errors.append(error)
-
-    other = threading.Thread(target=wake)
-    other.start()
-    other.join()
-    assert len(errors) == 1 and "one thread" in str(errors[0])
+    with ThreadPoolExecutor(1) as other, pytest.raises(ms.MemstateError, match="one thread"):
+        other.submit(mem.wake).result()
     mem.wake()
 
 
 def test_ops_of_a_backend_are_found_by_name() -> None:
     ops = ms.Backend("reference")
-    assert "gated_delta_step" in dir(ops) and "state: one layer, `slot head key value`" in (
-        ops.gated_delta_step.__doc__ or ""
-    )
+    assert "gated_delta_step" in dir(ops)
+    assert "state: one layer, `slot head key value`" in (ops.gated_delta_step.__doc__ or "")
     with pytest.raises(AttributeError, match="nonsense"):
         _ = ops.nonsense  # type: ignore[attr-defined]

@@ -6,16 +6,17 @@ import torch
 import memstate as ms
 from memstate import OutOfSlots, Plane, Redirect, Request, StateLayout, StateManager
 from memstate.kernels.dispatch import Backend
+from tests.support.build import on
 from tests.support.scan import scan
+
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
 
 LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=1)
 
 
 @pytest.fixture
 def mem(backend: Backend) -> StateManager:
-    return StateManager(
-        LAYOUT, slots=4, max_requests=6, tracking=Redirect(every=4), device=backend.device, backend=backend.name
-    )
+    return on(backend, LAYOUT, slots=4, max_requests=6, tracking=Redirect(every=4))
 
 
 def requests(n: int) -> list[Request]:
@@ -103,15 +104,7 @@ def test_B5_a_double_release_makes_no_room_for_a_snapshot(mem: StateManager) -> 
 
 def test_B5_the_reserve_counts_real_slots(backend: Backend) -> None:
     """Three slots are reserved; phantom ones must not count towards them on one side only."""
-    mem = StateManager(
-        LAYOUT,
-        slots=4,
-        max_requests=2,
-        tracking=Redirect(every=4),
-        device=backend.device,
-        backend=backend.name,
-        reserve=3,
-    )
+    mem = on(backend, LAYOUT, slots=4, max_requests=2, tracking=Redirect(every=4), reserve=3)
     mem.pool.release([0, 0, 0])
     rows = mem.admit(requests(1))
     for tokens in (4, 1):

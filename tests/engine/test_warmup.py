@@ -5,15 +5,14 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.support.build import on
 
 LAYOUT = ms.StateLayout(planes=(ms.Plane("ssm", (2, 4), torch.float32),), layers=2)
 
 
 @pytest.mark.parametrize("tracking", [ms.NoTracking(4), ms.PingPong(4), ms.LazyPingPong(4), ms.Redirect(4)], ids=repr)
 def test_warm_up_changes_nothing_in_the_middle_of_a_run(backend: Backend, tracking: ms.Tracking) -> None:
-    mem = ms.StateManager(
-        LAYOUT, slots=12, max_requests=40, tracking=tracking, backend=backend.name, device=backend.device
-    )
+    mem = on(backend, LAYOUT, slots=12, max_requests=40, tracking=tracking)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     for _ in range(4):
         mem.settle(mem.plan(rows))
@@ -32,9 +31,7 @@ def test_warm_up_changes_nothing_in_the_middle_of_a_run(backend: Backend, tracki
 
 
 def test_warm_up_launches_every_operation_that_serving_launches(backend: Backend) -> None:
-    mem = ms.StateManager(
-        LAYOUT, slots=12, max_requests=2, tracking=ms.LazyPingPong(2), backend=backend.name, device=backend.device
-    )
+    mem = on(backend, LAYOUT, slots=12, max_requests=2, tracking=ms.LazyPingPong(2))
     ms.warm_up(mem)
     warm = set(mem.backend.counts.launches)
     mem.backend.counts.reset()

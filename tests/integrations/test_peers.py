@@ -141,6 +141,7 @@ def test_memstate_and_fla_agree(backend: Backend, generator: torch.Generator, fl
         assert all((distance(*pair) <= 2 * bound.error).all() for pair, bound in zip(pairs, bounds, strict=True))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("gate", BOUNDS)
 @TRACKING
 def test_fla_engine_on_gathered_states(

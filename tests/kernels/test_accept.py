@@ -9,18 +9,8 @@ from torch import Tensor
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.reference import tracking
 from memstate.kernels.tables import Accepted, Count, Registers, Rules, StepRecord, Strategy
-from tests.kernels.test_plan_kernel import (
-    BATCHES,
-    NO_LIMIT,
-    POISON,
-    VARIANTS,
-    RandomFile,
-    copy_of,
-    numbers,
-    random_batch,
-    same,
-    stale_record,
-)
+from tests.kernels import test_plan_kernel as plans
+from tests.kernels.test_plan_kernel import BATCHES, NO_LIMIT, POISON, VARIANTS, copy_of, numbers, same, stale_record
 
 
 def stale_outcome(batch: int, like: Tensor) -> Accepted:
@@ -33,11 +23,11 @@ class Case:
     def __init__(self, backend: Backend, seed: int, variant: str, batch: int) -> None:
         rng = random.Random(seed)
         strategy, lanes, in_place = VARIANTS[variant]
-        self.file = RandomFile(rng, backend, batch, lanes)
+        self.file = plans.RandomFile(rng, backend, batch, lanes)
         self.table = self.file.file.table
         self.rules = Rules(strategy, lanes, self.file.every, in_place)
         self.limit = rng.choice((NO_LIMIT, NO_LIMIT, 0, 2))
-        rows, tokens = random_batch(rng, self.file, batch)
+        rows, tokens = plans.random_batch(rng, self.file, batch)
         self.record = stale_record(batch, self.table.cells)
         before = copy_of(self.table)
         tracking.plan(
@@ -57,6 +47,7 @@ class Case:
         return record, outcome
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("batch", BATCHES)
 def test_G2_kernel_and_reference_accept_alike(backend: Backend, variant: str, batch: int) -> None:

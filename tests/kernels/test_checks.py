@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,27 +13,18 @@ from memstate.kernels.blocks import Blocks
 from memstate.kernels.checks import check_distinct
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import COUNTERS, Accepted, PlaneMap, Registers, Rules, StepRecord, Strategy
-from tests.kernels import test_conv, test_gated_delta, test_selective
+from tests.kernels.test_decode_steps import KINDS, made
 from tests.kernels.test_plan_kernel import copy_of, same
 from tests.support.decode_case import Case, Row, same_bits
 
-BUILDERS: dict[str, Callable[..., Case]] = {
-    "conv_step": test_conv.build,
-    "gated_delta_step": test_gated_delta.build,
-    "selective_step": test_selective.build,
-}
-SIZES = {
-    "conv_step": {"channels": 8},
-    "gated_delta_step": {"dims": (2, 1, 4, 4)},
-    "selective_step": {"dims": (2, 1, 4, 4)},
-}
+OPS = {"conv_step": "conv", "gated_delta_step": "gdn", "selective_step": "mamba2"}
 TWO = [Row(1, 1, tokens=2), Row(2, 3, tokens=2)]
 
-each_step = pytest.mark.parametrize("op", BUILDERS)
+each_step = pytest.mark.parametrize("op", OPS)
 
 
 def build(op: str, backend: Backend, generator: torch.Generator, rows: list[Row] = TWO, tokens: int = 2) -> Case:
-    return BUILDERS[op](backend, generator, rows=rows, tokens=tokens, **SIZES[op])
+    return made(OPS[op], backend, generator, rows=rows, tokens=tokens, **KINDS[OPS[op]].small)
 
 
 def run(case: Case, backend: Backend, **changed: Any) -> Tensor:
@@ -63,9 +55,7 @@ def column(values: list[int], device: torch.device, dtype: torch.dtype = torch.i
 
 @each_step
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_slots_beyond_the_last_are_null(
-    backend: Backend, generator: torch.Generator, op: str, dtype: torch.dtype
-) -> None:
+def test_slots_past_the_end_are_null(backend: Backend, generator: torch.Generator, op: str, dtype: torch.dtype) -> None:
     """The state is the first four slots of more: what lies behind is neither read nor written."""
     beyond = 2**31 - 1 if dtype is torch.int32 else 2**32 + 1
     ids = {"read": [1, 4, beyond, 2, 1], "write": [2, 3, 1, 4, beyond], "snapshot": [4, beyond, 0, 3, 0]}
@@ -91,18 +81,6 @@ def test_a_state_without_slots_is_all_null(backend: Backend, generator: torch.Ge
 
 
 @each_step
-@pytest.mark.parametrize(("tokens", "meant"), [(2**32 + 1, 2), (1 - 2**32, 0), (-(2**63), 0)])
-def test_token_counts_of_64_bits(
-    backend: Backend, generator: torch.Generator, op: str, tokens: int, meant: int
-) -> None:
-    case = build(op, backend, generator, [Row(1, 2, tokens=2)])
-    strange, plain = case.twin(), case.twin()
-    out = run(strange, backend, tokens=column([tokens], backend.device, torch.int64))
-    assert same_bits(out, run(plain, backend, tokens=column([meant], backend.device)))
-    assert same_bits(strange.memory.whole, plain.memory.whole)
-
-
-@each_step
 def test_no_graph_is_built(backend: Backend, generator: torch.Generator, op: str) -> None:
     case = build(op, backend, generator)
     learnt = {name: t.requires_grad_() for name, t in case.arguments().items() if name in case.inputs}
@@ -114,83 +92,53 @@ def test_no_graph_is_built(backend: Backend, generator: torch.Generator, op: str
 
 
 @each_step
-def test_tensors_that_are_none_are_named(backend: Backend, generator: torch.Generator, op: str) -> None:
+def test_tensors_none_elsewhere_or_negated_are_named(backend: Backend, generator: torch.Generator, op: str) -> None:
+    """The memory of a negated view holds other values than it has."""
     case = build(op, backend, generator)
-    optional = ("bias", "d", "z", "dt_bias")
-    given = [name for name, value in case.arguments().items() if isinstance(value, Tensor)]
+    given = {name: value for name, value in case.arguments().items() if isinstance(value, Tensor)}
     assert len(given) > 6
-    for name in given:
+    for name, value in given.items():
         refused(case, backend, rf"^{name}: expected a tensor.*list", **{name: [1, 2]})
-        if name not in optional:
+        if name not in ("bias", "d", "z", "dt_bias"):
             refused(case, backend, rf"^{name}: expected a tensor.*NoneType", **{name: None})
-
-
-@each_step
-def test_tensors_elsewhere_are_named(backend: Backend, generator: torch.Generator, op: str) -> None:
-    case = build(op, backend, generator)
-    spare = {"out": torch.empty_like(case.inputs[case.like]), "window": window_of(case)}
-    for name, value in (case.arguments() | spare).items():
-        if isinstance(value, Tensor) and name != "state":
+        if value.is_floating_point():
+            refused(case, backend, rf"^{name}: a negated", **{name: torch._neg_view(value)})
+    for name, value in (given | {"out": torch.empty_like(case.inputs[case.like]), "window": window_of(case)}).items():
+        if name != "state":
             refused(case, backend, rf"^{name}: .*on {backend.device.type}.*meta", **{name: value.to("meta")})
 
 
-@each_step
-def test_negated_views_are_named(backend: Backend, generator: torch.Generator, op: str) -> None:
-    """Their memory holds other values than they have."""
-    case = build(op, backend, generator)
-    for name, value in case.arguments().items():
-        if isinstance(value, Tensor) and value.is_floating_point():
-            refused(case, backend, rf"^{name}: a negated", **{name: torch._neg_view(value)})
+def test_settings_and_dtypes_of_columns_are_named(backend: Backend, generator: torch.Generator) -> None:
+    settings = {"conv_step": [("activation", "relu")], "selective_step": [("softplus", "no"), ("softplus", None)]}
+    settings["gated_delta_step"] = [("scale", "2"), ("scale", torch.ones(()))]
+    for op, wrong in settings.items():
+        for name, value in wrong:
+            refused(build(op, backend, generator), backend, rf"^{name}\b", **{name: value})
+        floats = torch.zeros(2, device=backend.device)
+        refused(build(op, backend, generator), backend, "^read: .*int32 or int64", read=floats)
 
 
 @pytest.mark.parametrize(
-    ("op", "name", "value"),
+    ("kind", "dims", "name"),
     [
-        ("gated_delta_step", "scale", "2"),
-        ("gated_delta_step", "scale", torch.ones(())),
-        ("selective_step", "softplus", "no"),
-        ("selective_step", "softplus", None),
-        ("conv_step", "activation", "relu"),
+        ("gdn", (2, 1, 4, 0), "value"),
+        ("gdn", (2, 1, 0, 4), "key"),
+        ("gdn", (0, 1, 4, 4), "head"),
+        ("mamba2", (2, 1, 4, 0), "state"),
+        ("mamba2", (2, 1, 0, 4), "dim"),
+        ("mamba2", (0, 1, 4, 4), "head"),
+        ("conv", None, "channel"),
     ],
 )
-def test_settings_are_named(backend: Backend, generator: torch.Generator, op: str, name: str, value: object) -> None:
-    refused(build(op, backend, generator), backend, rf"^{name}\b", **{name: value})
-
-
-def test_columns_may_be_of_64_bits_and_the_error_says_so(backend: Backend, generator: torch.Generator) -> None:
-    case = build("conv_step", backend, generator)
-    refused(case, backend, "^read: .*int32 or int64", read=torch.zeros(2, device=backend.device))
-
-
-@pytest.mark.parametrize(
-    ("op", "sizes", "name"),
-    [
-        ("gated_delta_step", (2, 1, 4, 0), "value"),
-        ("gated_delta_step", (2, 1, 0, 4), "key"),
-        ("gated_delta_step", (0, 1, 4, 4), "head"),
-        ("selective_step", (2, 1, 4, 0), "state"),
-        ("selective_step", (2, 1, 0, 4), "dim"),
-        ("selective_step", (0, 1, 4, 4), "head"),
-        ("conv_step", (0,), "channel"),
-    ],
-)
-def test_sizes_of_nothing_are_named(backend: Backend, op: str, sizes: tuple[int, ...], name: str) -> None:
-    def zeros(*shape: int) -> Tensor:
-        return torch.zeros(shape, device=backend.device)
-
-    if op == "conv_step":
-        given = {"x": zeros(2, 1, 0), "weight": zeros(0, 3), "bias": None, "state": zeros(3, 2, 0)}
-    else:
-        head, group, left, right = sizes
-        wide, shared = zeros(2, 1, head, left), zeros(2, 1, group, right)
-        given = {"x": wide, "dt": zeros(2, 1, head), "a": zeros(head), "b": shared, "c": shared}
-        if op == "gated_delta_step":
-            wide, shared = zeros(2, 1, head, right), zeros(2, 1, group, left)
-            given = {"q": shared, "k": shared, "v": wide, "decay": zeros(2, 1, head), "beta": zeros(2, 1, head)}
-        given["state"] = zeros(3, head, left, right)
-    rows = dict.fromkeys(("read", "write", "snapshot", "tokens"), column([1, 2], backend.device))
+def test_sizes_of_nothing_are_named(
+    backend: Backend, generator: torch.Generator, kind: str, dims: tuple[int, ...] | None, name: str
+) -> None:
+    case = made(kind, backend, generator, rows=TWO, tokens=2, **({"dims": dims} if dims else {}))
+    given = case.arguments()
+    if kind == "conv":
+        given |= {at: given[at][..., :0] for at in ("x", "bias", "state")} | {"weight": given["weight"][:0]}
     with pytest.raises(ValueError, match=rf"^{name}: expected a size of at least 1, got 0"):
-        getattr(backend, op)(**given, **rows)
+        getattr(backend, case.op)(**given)
 
 
 # -- memory that is shared ---------------------------------------------------------------------------------------------
@@ -297,7 +245,7 @@ def test_what_is_gathered_or_scattered_lies_outside_of_the_plane(backend: Backen
 def test_shared_bytes_are_found_exactly(generator: torch.Generator) -> None:
     """Against sets of bytes: planes of one and two axes, packed, apart, interleaved and overlapping."""
     rng, found = random.Random(generator.initial_seed()), {True: 0, False: 0}
-    for _ in range(3000):
+    for _ in range(1500):
         axes = tuple((rng.randint(1, 4), rng.randint(0, 14)) for _ in range(rng.randint(1, 2)))
         blocks = Blocks(1000, rng.randint(0, 5), axes)
         starts = [0]
@@ -309,14 +257,10 @@ def test_shared_bytes_are_found_exactly(generator: torch.Generator) -> None:
         start = rng.randint(995, 1060)
         end = start + rng.randint(0, 9)
         assert blocks.meets(start, end) == bool(union & set(range(start, end))), (blocks, start, end)
-        try:
+        with pytest.raises(ValueError) if shared else nullcontext():
             check_distinct("plane", blocks)
-        except ValueError:
-            assert shared, blocks
-        else:
-            assert not shared, blocks
         found[shared] += 1
-    assert min(found.values()) > 300
+    assert min(found.values()) > 150
 
 
 # -- claims, releases, plans -------------------------------------------------------------------------------------------
@@ -367,26 +311,17 @@ class Desk:
 
 
 COLUMNS = {
-    "release": ["ids"],
-    "zero_slots": ["ids"],
-    "copy_slots": ["dst", "src"],
-    "resolve": ["wanted", "out"],
-    "audit": ["out"],
-    "plan": ["rows", "tokens", *(f"record.{name}" for name in StepRecord._fields)],
+    "release": ["ids"], "zero_slots": ["ids"], "copy_slots": ["dst", "src"], "resolve": ["wanted", "out"],
+    "audit": ["out"], "plan": ["rows", "tokens", *(f"record.{name}" for name in StepRecord._fields)],
     "settle": ["record.rows", "record.after", "record.generation", "results"],
     "accept": ["accepted", *(f"record.{name}" for name in StepRecord._fields), "outcome.accepted", "outcome.crossed"],
-}
+}  # fmt: skip
 SPOILED: dict[str, Callable[[Tensor], Any]] = {
-    "2-D": lambda t: t.view(-1, 1),
-    "0-D": lambda t: t[0],
-    "floats": lambda t: t.float(),
-    "every other one": lambda t: t.repeat_interleave(2)[::2],
-    "elsewhere": lambda t: t.to("meta"),
-    "shorter": lambda t: t[:-1],
-    "longer": lambda t: torch.cat([t, t]),
-    "a list": lambda t: t.tolist(),
+    "2-D": lambda t: t.view(-1, 1), "0-D": lambda t: t[0], "floats": lambda t: t.float(),
+    "every other one": lambda t: t.repeat_interleave(2)[::2], "elsewhere": lambda t: t.to("meta"),
+    "shorter": lambda t: t[:-1], "longer": lambda t: torch.cat([t, t]), "a list": lambda t: t.tolist(),
     "64 bits": lambda t: t.long(),
-}
+}  # fmt: skip
 SINGLE = ("release", "zero_slots")  # of one column, which may have any length
 WIDE = (*SINGLE, "copy_slots")  # may be of 64 bits
 
@@ -415,17 +350,14 @@ def test_columns_that_do_not_fit_are_named_and_change_nothing(backend: Backend, 
 
 @pytest.mark.parametrize("op", ["claim", *COLUMNS])
 def test_what_fits_runs(backend: Backend, op: str) -> None:
-    getattr(backend, op)(**Desk(backend).arguments(op))
-
-
-def test_fewer_than_no_slots_cannot_be_claimed(backend: Backend) -> None:
     desk = Desk(backend)
-    before = copy_of(desk.table)
-    with pytest.raises(ValueError, match=r"^n: .* got -1"):
-        backend.claim(desk.table.bitmap, -1, desk.table.counters)
-    assert same(before, desk.table)
+    getattr(backend, op)(**desk.arguments(op))
+    if op == "claim":
+        with pytest.raises(ValueError, match=r"^n: .* got -1"):
+            backend.claim(desk.table.bitmap, -1, desk.table.counters)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("op", ["plan", "settle", "accept"])
 @pytest.mark.parametrize("beyond", [7, 2**30, 2**31 - 1, -1, -(2**31)])
 def test_rows_outside_of_the_table_are_padding(backend: Backend, op: str, beyond: int) -> None:

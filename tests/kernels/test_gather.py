@@ -1,6 +1,7 @@
-"""Gathering slots into a batch: every byte of poisoned memory accounted for, on every kind of plane."""
+"""Slots to a batch and back: every byte of poisoned memory accounted for, on every kind of plane."""
 
 from collections.abc import Callable
+from itertools import product
 from math import prod
 
 import pytest
@@ -12,6 +13,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.state.layout import Order, Plane, StateLayout
 from memstate.state.planes import Planes
 from tests.support.decode_case import far_apart
+from tests.support.kernel_runs import nothing_allocated
 
 GUARD = 48  # bytes before and behind; a multiple of 16 that is no power of two
 LAYERS, SLOTS = 2, 6  # with the null slot
@@ -33,6 +35,7 @@ KINDS = [
 ]
 # Element strides of engines' own tensors: layer, slot, and where the first slot starts; all of `layer slot 4`.
 STRIDES = [(400, 16, 4), (16, 40, 0), (43, 7, 1), (7, 15, 3), (400, 18, 2)]
+each_op = pytest.mark.parametrize("op", ["gather_slots", "scatter_slots"])
 # Half of what 32 bits count, and a little: in words of 4 bytes, of which 16 move, and in bytes.
 FAR = [(torch.float32, 2**30 + 4), (torch.int8, 2**30 + 3)]
 
@@ -82,20 +85,15 @@ def stored(
 
 
 def strided(
-    backend: Backend,
-    generator: torch.Generator,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
+    backend: Backend, generator: torch.Generator, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...],
     offset: int = 0,
-) -> Poisoned:
+) -> Poisoned:  # fmt: skip
     """A tensor of any strides, in elements."""
     size = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
     nbytes = 2 * GUARD + -(-(offset + size) * dtype.itemsize // 16) * 16
     whole = torch.empty(nbytes, dtype=torch.uint8, device=backend.device)
-    return Poisoned(
-        whole, whole[GUARD:].view(dtype).as_strided(shape, strides, GUARD // dtype.itemsize + offset), generator
-    )
+    tensor = whole[GUARD:].view(dtype).as_strided(shape, strides, GUARD // dtype.itemsize + offset)
+    return Poisoned(whole, tensor, generator)
 
 
 def dense(
@@ -113,47 +111,49 @@ def ids(backend: Backend, slots: list[int], dtype: torch.dtype = torch.int32) ->
 
 
 def run(
-    backend: Backend,
-    generator: torch.Generator,
-    plane: Poisoned,
-    slots: list[int],
-    dtype: torch.dtype = torch.int32,
-    offset: int = 0,
-) -> None:
-    """Gathers slots, `offset` elements into aligned memory, and checks every byte."""
+    backend: Backend, generator: torch.Generator, op: str, plane: Poisoned, slots: list[int],
+    dtype: torch.dtype = torch.int32, offset: int = 0,
+) -> None:  # fmt: skip
+    """Gathers slots into a batch, or scatters random bytes, `offset` elements into memory; checks every byte."""
     layers, count, *inner = plane.tensor.shape
-    out = dense(backend, generator, plane.tensor.dtype, (layers, len(slots), *inner), offset)
-    backend.gather_slots(plane.tensor, ids(backend, slots, dtype), out.tensor)
-    for layer in range(layers):
-        for entry, slot in enumerate(slots):
-            there = 0 < slot < count
-            out.expected[out.block(layer, entry)] = plane.expected[plane.block(layer, slot)] if there else 0
-    out.check()
+    batch = dense(backend, generator, plane.tensor.dtype, (layers, len(slots), *inner), offset)
+    getattr(backend, op)(plane.tensor, ids(backend, slots, dtype), batch.tensor)
+    for layer, (entry, slot) in product(range(layers), enumerate(slots)):
+        there, mine, theirs = 0 < slot < count, batch.block(layer, entry), plane.block(layer, slot)
+        if op == "gather_slots":
+            batch.expected[mine] = plane.expected[theirs] if there else 0
+        elif there:
+            plane.expected[theirs] = batch.expected[mine]
+    batch.check()
     plane.check()
-    assert backend.counts.launches == {"gather_slots": 1}
+    assert backend.counts.launches == {op: 1}
 
 
+@each_op
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_B37_slots_are_gathered_bit_for_bit(
-    backend: Backend, generator: torch.Generator, kind: tuple[torch.dtype, tuple[int, ...]], order: Order
+def test_B37_slots_are_moved_bit_for_bit(
+    backend: Backend, generator: torch.Generator, op: str, kind: tuple[torch.dtype, tuple[int, ...]], order: Order
 ) -> None:
-    run(backend, generator, stored(backend, generator, kind, order), [3, 0, 5, -1, 3])
+    run(backend, generator, op, stored(backend, generator, kind, order), [3, 0, 5, -1, SLOTS])
 
 
+@each_op
 @pytest.mark.parametrize("strides", STRIDES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8])
 def test_B37_planes_of_any_strides(
-    backend: Backend, generator: torch.Generator, dtype: torch.dtype, strides: tuple[int, int, int]
+    backend: Backend, generator: torch.Generator, op: str, dtype: torch.dtype, strides: tuple[int, int, int]
 ) -> None:
     *outer, offset = strides
     plane = strided(backend, generator, dtype, (LAYERS, SLOTS, 4), (*outer, 1), offset)
-    run(backend, generator, plane, [5, 0, 1])
+    run(backend, generator, op, plane, [5, 0, 1])
 
 
+@each_op
 @pytest.mark.parametrize("offset", [1, 2, 4])
-def test_B37_batches_at_any_address(backend: Backend, generator: torch.Generator, offset: int) -> None:
-    run(backend, generator, stored(backend, generator, (torch.int16, (8,)), "layer_major"), [2, 0, 5], offset=offset)
+def test_B37_batches_at_any_address(backend: Backend, generator: torch.Generator, op: str, offset: int) -> None:
+    plane = stored(backend, generator, (torch.int16, (8,)), "layer_major")
+    run(backend, generator, op, plane, [2, 0, 5], offset=offset)
 
 
 @pytest.mark.parametrize(
@@ -172,47 +172,59 @@ def test_B37_batches_at_any_address(backend: Backend, generator: torch.Generator
     ],
 )
 def test_B37_words_are_the_widest_that_fit(
-    backend: Backend,
-    generator: torch.Generator,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    offset: int,
-    words: tuple[int, int],
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, words: tuple[int, int]
 ) -> None:
-    cut = blocks.cut(strided(backend, generator, dtype, shape, strides, offset).tensor)
+    plane = strided(Backend("reference"), torch.Generator(), dtype, shape, strides, offset)
+    cut = blocks.cut(plane.tensor)
     assert (cut.word_bytes, cut.unit_words) == words and cut.word.itemsize == cut.word_bytes
 
 
+@each_op
 @pytest.mark.parametrize("far", ["slots", "layers"])
 @pytest.mark.parametrize(("dtype", "stride"), FAR)
 def test_B38_offsets_beyond_2_31_elements(
-    backend: Backend, generator: torch.Generator, far: str, dtype: torch.dtype, stride: int
+    backend: Backend, generator: torch.Generator, op: str, far: str, dtype: torch.dtype, stride: int
 ) -> None:
     """Two strides are more than 2^31 elements, and as many words: close to the start in 32 bits."""
     plane = far_apart(3, torch.zeros(3, 4, dtype=dtype, device=backend.device), stride)
     plane = plane.transpose(0, 1) if far == "slots" else plane
-    plane[2, 2] = torch.randint(1, 99, (4,), generator=generator)
-    out = torch.full((3, 2, 4), 7, dtype=dtype, device=backend.device)
-    backend.gather_slots(plane, ids(backend, [1, 2]), out)
-    assert torch.equal(out[2, 1], plane[2, 2]) and bool(out[2, 1].all())
-    assert not out[:2].any() and not out[2, 0].any()
+    plane[:] = 7
+    plane[:, 2] = torch.randint(8, 99, (3, 4), generator=generator).to(plane)
+    batch = torch.randint(8, 99, (3, 2, 4), generator=generator).to(plane)
+    expected = torch.stack([plane[:, 1], plane[:, 2]], 1) if op == "gather_slots" else batch.clone()
+    getattr(backend, op)(plane, ids(backend, [1, 2]), batch)
+    assert torch.equal(batch, expected) and torch.equal(plane[:, 1:], expected) and bool((plane[:, 0] == 7).all())
 
 
-@pytest.mark.parametrize("null", [0, -1, SLOTS, 2**31 - 1])
-@pytest.mark.parametrize("batch", [1, 17])
-def test_B39_a_batch_of_padding_is_zeros(backend: Backend, generator: torch.Generator, null: int, batch: int) -> None:
-    run(backend, generator, stored(backend, generator, (torch.float32, (4,)), "slot_major"), [null] * batch)
+@pytest.mark.parametrize(
+    ("op", "slots"),
+    [
+        ("gather_slots", [0]),
+        ("gather_slots", [0, -1, SLOTS, 2**31 - 1] * 5),
+        ("gather_slots", [4]),
+        ("gather_slots", [1, 2, 3, 4, 5, 0, 5, 4, 3, 2, 1, 1, 1, -7, 6, 2, 5]),
+        ("gather_slots", [2**32 + 1, 2, 2**40, -(2**32) + 3]),
+        ("scatter_slots", [0, -1, SLOTS, 2**32 + 1, -(2**32) + 1, 2**40] * 3),
+        ("scatter_slots", [0] + [4] + [0] * 254 + [2, 5] + [0] * 341 + [3]),
+    ],
+    ids=["null", "nulls", "one", "many", "ids of 64 bits", "scattered nulls", "few among many"],
+)
+def test_B39_batches_of_any_size_and_padding(
+    backend: Backend, generator: torch.Generator, op: str, slots: list[int]
+) -> None:
+    """Padding is gathered as zeros and scattered nowhere; ids are not cut."""
+    dtype = torch.int64 if max(slots) >= 2**31 else torch.int32
+    run(backend, generator, op, stored(backend, generator, (torch.bfloat16, (3, 5)), "slot_major"), slots, dtype)
 
 
-@pytest.mark.parametrize("slots", [[4], [1, 2, 3, 4, 5, 0, 5, 4, 3, 2, 1, 1, 1, -7, 6, 2, 5]], ids=len)
-def test_B39_batches_of_1_and_17(backend: Backend, generator: torch.Generator, slots: list[int]) -> None:
-    run(backend, generator, stored(backend, generator, (torch.bfloat16, (3, 5)), "layer_major"), slots)
-
-
-def test_B39_ids_of_64_bits_are_not_cut(backend: Backend, generator: torch.Generator) -> None:
-    slots = [2**32 + 1, 2, 2**40, -(2**32) + 3]
-    run(backend, generator, stored(backend, generator, (torch.float32, (4,)), "layer_major"), slots, torch.int64)
+@pytest.mark.parametrize("order", ORDERS)
+def test_B39_batches_of_1_17_and_257(backend: Backend, generator: torch.Generator, order: Order) -> None:
+    for batch in (1, 17, 257):
+        slots = torch.randperm(batch + 2, generator=generator)[:batch].tolist()
+        strides = (4, 12, 1) if order == "slot_major" else (4 * (batch + 2), 4, 1)
+        plane = strided(backend, generator, torch.float32, (2 if batch < 257 else 1, batch + 2, 4), strides)
+        run(backend, generator, "scatter_slots", plane, slots, torch.int64)
+        backend.counts.reset()
 
 
 @pytest.mark.parametrize(("shape", "batch"), [((2, 6, 0), 3), ((0, 6, 4), 3), ((2, 6, 4), 0), ((2, 0, 0), 1)])
@@ -224,22 +236,13 @@ def test_B39_nothing_to_gather_launches_nothing(
     backend.gather_slots(plane, ids(backend, [1] * batch), plane.new_empty(shape[0], batch, shape[2]))
 
 
-def test_B39_a_plane_without_slots_gives_zeros(backend: Backend, generator: torch.Generator) -> None:
-    run(backend, generator, strided(backend, generator, torch.float32, (2, 1, 4), (4, 4, 1)), [0, 1])
-
-
-def test_nothing_is_allocated(backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_allocated(backend: Backend, generator: torch.Generator) -> None:
     if backend.name == "reference":
         return  # makes views
     plane, slots = stored(backend, generator, (torch.float32, (4,)), "layer_major"), ids(backend, [2])
     out = torch.empty(LAYERS, 1, 4, device=backend.device)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("allocated")
-
-    for name in ("empty", "empty_like", "zeros", "zeros_like", "tensor"):
-        monkeypatch.setattr(torch, name, refuse)
-    backend.gather_slots(plane.tensor, slots, out)
+    with nothing_allocated():
+        backend.gather_slots(plane.tensor, slots, out)
     plane.check()
 
 

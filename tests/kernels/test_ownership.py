@@ -37,13 +37,7 @@ def random_packet(model: Model, rng: random.Random, share: float) -> Packet:
 
 @pytest.mark.parametrize(
     ("capacity", "rows", "holders", "packets", "share"),
-    [
-        (5, 2, 3, 12, 1.0),
-        (33, 8, 10, 8, 0.8),
-        (900, 250, 400, 3, 1.0),
-        (1500, 250, 400, 3, 1.0),
-        (40_000, 4, 20, 3, 1.0),
-    ],
+    [(5, 2, 3, 12, 1.0), (33, 8, 10, 4, 0.8), (900, 250, 400, 3, 1.0), (40_000, 4, 20, 3, 1.0)],
 )
 def test_ownership_follows_the_model_on_random_packets(
     backend: Backend, generator: torch.Generator, capacity: int, rows: int, holders: int, packets: int, share: float
@@ -60,7 +54,7 @@ def test_ownership_follows_the_model_on_random_packets(
         device.check(model)
 
 
-@pytest.mark.parametrize("n", [255, 256, 257, 600])
+@pytest.mark.parametrize("n", [256, 257, 600])
 def test_ownership_carries_all_sections_across_blocks(backend: Backend, n: int) -> None:
     """Chains over the phases: claims of what moves emptied and releases freed, copies to what claims filled."""
     model = Model(2 * n + 40, 3 + 3 * n, 1)

@@ -1,9 +1,5 @@
 """Slots to records and back, tile by tile: every byte of poisoned memory accounted for."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,18 +8,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from memstate.kernels import pack
+from memstate.kernels import pack, pack_int8
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import RecordMap, RecordPiece
 from tests.conftest import CUDA
+from tests.kernels import test_pack_int8
 from tests.kernels.test_copy import vast
+from tests.support.kernel_runs import grids_of, nothing_allocated
 
 GUARD = 48  # bytes before and behind everything; a multiple of 16 that is no power of two
-SLOTS, RECORDS, LAYERS = 7, 6, 3  # slots with the null slot
+SLOTS, RECORDS, LAYERS = 7, 6, 2  # slots with the null slot
 OPS = ("pack_slots", "unpack_slots")
 UNITS = (16, 8, 4, 2, 1)
 
+INT8 = ("pack_int8", "unpack_int8")
+KERNEL = {"lots": (pack, "_move_records"), "int8": (pack_int8, "_move_int8")}  # by the end of an op's name
+
 each_op = pytest.mark.parametrize("op", OPS)
+every_op = pytest.mark.parametrize("op", OPS + INT8)
 
 
 @dataclass
@@ -36,7 +38,7 @@ class Memory:
     backend: Backend
     generator: torch.Generator
     unit: int = 16
-    sizes: tuple[int, ...] = (5 * 16, 3)  # of the planes in units
+    sizes: tuple[int, ...] = (10, 3)  # of the planes in units
     tile: int = 4  # in units
     gap: int = 32  # between bodies
     host: bool = False  # records in memory of the host
@@ -96,6 +98,13 @@ class Memory:
             else:
                 record[:] = block if slot else 0
 
+    def expect_all(self, op: str, found: dict[int, int], *tiles: int) -> None:
+        """The slot of each place, 0 for zeros: nothing goes to the null slot."""
+        for place, slot in found.items():
+            if slot or op == "pack_slots":
+                self.expect(op, place, slot, *tiles)
+        self.check()
+
     def run(self, op: str, slots: Tensor | None, index: Tensor, places: Tensor, *tiles: int) -> None:
         first, count = tiles or (0, len(self.pieces))
         getattr(self.backend, op)(self.records, slots, index, places, self.held, first, count)
@@ -104,14 +113,23 @@ class Memory:
         torch.testing.assert_close([self.planes.cpu(), self.whole.cpu()], self.expected, rtol=0, atol=0)
 
 
+def made(op: str, backend: Backend, generator: torch.Generator) -> Any:
+    """Memory of either kind of record: the planes as they are, or one plane as int8, whose records have been packed."""
+    if op not in INT8:
+        return Memory(backend, generator, host=True)
+    memory = test_pack_int8.Memory(backend, generator)
+    memory.run("pack_int8", None, memory.ints([1, 2, 3, 4]), memory.ints([0, 1, 2, 3]))
+    memory.expect_all("pack_int8", {0: 1, 1: 2, 2: 3, 3: 4})
+    backend.counts.reset()
+    return memory
+
+
 @each_op
 @pytest.mark.parametrize(("unit", "host"), [*((unit, False) for unit in UNITS), (16, True)])
 def test_b66_bytes_of_every_width_move(backend: Backend, generator: torch.Generator, op: str, unit: int, host: bool):
     memory = Memory(backend, generator, unit, host=host)
     memory.run(op, None, memory.ints([4, 6, 1]), memory.ints([5, 0, 2]))
-    for place, slot in ((5, 4), (0, 6), (2, 1)):
-        memory.expect(op, place, slot)
-    memory.check()
+    memory.expect_all(op, {5: 4, 0: 6, 2: 1})
     assert backend.counts.launches == {op: 1}
 
 
@@ -123,11 +141,7 @@ def test_b66_slots_in_registers(backend: Backend, generator: torch.Generator, op
     index = [1, 0, 2, 3, -1, 4, 5, 7, 6, 2**31 - 1]
     places = [4, 1, 0, 2, -1, 6, -7, RECORDS, 3, 5]
     memory.run(op, slots, memory.ints(index), memory.ints(places))
-    found = {4: 5, 1: 0, 0: 0, 2: 2, 3: 6, 5: 0}
-    for place, slot in found.items():
-        if slot or op == "pack_slots":
-            memory.expect(op, place, slot)
-    memory.check()
+    memory.expect_all(op, {4: 5, 1: 0, 0: 0, 2: 2, 3: 6, 5: 0})
 
 
 @each_op
@@ -136,30 +150,23 @@ def test_b66_ids_that_are_none_and_places_that_are_not(backend: Backend, generat
     index = [0, -3, SLOTS, 2**31 - 1, 1, 2, 3, 4]
     places = [0, 1, 2, 3, -1, RECORDS, 2**31 - 1, -(2**31)]
     memory.run(op, None, memory.ints(index), memory.ints(places))
-    if op == "pack_slots":
-        for place in range(4):
-            memory.expect(op, place, 0)
-    memory.check()
+    memory.expect_all(op, dict.fromkeys(range(4), 0))
 
 
-@each_op
+@every_op
 @pytest.mark.parametrize("registers", [False, True])
 def test_b66_columns_of_64_bits_are_not_cut(
     backend: Backend, generator: torch.Generator, op: str, registers: bool
 ) -> None:
-    memory = Memory(backend, generator)
-    slots = memory.ints([0, 5, 3]) if registers else None
-    index, places = [2**32 + 1, 2, 1, -(2**32) + 2], [0, 2**32 + 1, 3, 4]
+    memory = made(op, backend, generator)
+    slots = memory.ints([0, 2, 3]) if registers else None
+    index, places = [2**32 + 1, 2, 1, -(2**32) + 2], [0, 2**32 + 1, 3, 2]
     memory.run(op, slots, memory.ints(index, torch.int64), memory.ints(places, torch.int64))
-    memory.expect(op, 3, 5 if registers else 1)
-    if op == "pack_slots":
-        memory.expect(op, 0, 0)
-        memory.expect(op, 4, 0)
-    memory.check()
+    memory.expect_all(op, {3: 2 if registers else 1, 0: 0, 2: 0})
 
 
 @each_op
-@pytest.mark.parametrize("due", [[], [0], [299], [0, 255, 256, 257, 299]], ids=len)
+@pytest.mark.parametrize("due", [[], [299], [0, 255, 256, 257, 299]], ids=len)
 def test_B39_few_due_among_hundreds(backend: Backend, generator: torch.Generator, op: str, due: list[int]) -> None:
     memory = Memory(backend, generator, sizes=(5,))
     index, places = [1] * 300, [-1] * 300
@@ -170,15 +177,10 @@ def test_B39_few_due_among_hundreds(backend: Backend, generator: torch.Generator
     memory.check()
 
 
-def test_b66_a_slot_may_go_to_many_records_and_a_record_to_many_slots(
-    backend: Backend, generator: torch.Generator
-) -> None:
+def test_b66_a_slot_to_many_records_and_a_record_to_many_slots(backend: Backend, generator: torch.Generator) -> None:
     memory = Memory(backend, generator)
     memory.run("pack_slots", None, memory.ints([2, 2, 5, 2]), memory.ints([0, 3, 1, 5]))
-    for place in (0, 3, 5):
-        memory.expect("pack_slots", place, 2)
-    memory.expect("pack_slots", 1, 5)
-    memory.check()
+    memory.expect_all("pack_slots", {0: 2, 3: 2, 5: 2, 1: 5})
     memory.run("unpack_slots", None, memory.ints([1, 3, 6]), memory.ints([4, 4, 4]))
     for slot in (1, 3, 6):
         memory.expect("unpack_slots", 4, slot)
@@ -192,60 +194,55 @@ def test_b66_ranges_of_tiles(backend: Backend, generator: torch.Generator, op: s
     total, index, places = len(memory.pieces), memory.ints([4, 0, 2]), memory.ints([1, 3, 0])
     for first, count in ((3, 1), (5, 0), (total, 0), (total - 1, 1), (0, 2), (2, total - 2)):
         memory.run(op, None, index, places, first, count)
-        for place, slot in ((1, 4), (3, 0), (0, 2)):
-            if slot or op == "pack_slots":
-                memory.expect(op, place, slot, first, count)
-        memory.check()
+        memory.expect_all(op, {1: 4, 3: 0, 0: 2}, first, count)
 
 
 @each_op
-def test_B38_records_beyond_2_31_bytes(backend: Backend, op: str) -> None:
-    """Bodies 2**32 + 16 bytes apart: to 32-bit arithmetic record 1 lies 16 bytes behind record 0."""
+@pytest.mark.parametrize("far", ["records", "slots"])
+def test_B38_records_and_slots_beyond_2_31_bytes(backend: Backend, op: str, far: str) -> None:
+    """Bodies or slots 2**32 + 16 bytes apart: to 32-bit arithmetic the second lies 16 bytes behind the first."""
     stride = 2**32 + 16
-    far = vast(stride + 32, backend.device)
-    held = far.as_strided((2, 16), (stride, 1))
-    plane = torch.arange(48, dtype=torch.uint8, device=backend.device).view(1, 3, 16)
-    tiles = torch.tensor([[plane.data_ptr(), 16, 16, 0]], dtype=torch.int64, device=backend.device)
+    memory = vast(2 * stride + 32, backend.device)
+    near = torch.arange(48, dtype=torch.uint8, device=backend.device)
+    memory[:48] = 99
+    if far == "records":
+        held, plane = memory.as_strided((2, 16), (stride, 1)), near.view(1, 3, 16)
+        held[1] = 7
+    else:
+        held, plane = near.view(3, 16)[:2], memory.as_strided((1, 3, 16), (16, stride, 1))
+        plane[0, 2] = 7
+    tiles = torch.tensor([[plane.data_ptr(), plane.stride(1), 16, 0]], dtype=torch.int64, device=backend.device)
     records = RecordMap(tiles, (plane,), (RecordPiece(0, 0, 0, 16, 0),), 16)
-    far[:48] = 99
-    held[1] = 7
     column = torch.tensor([1], device=backend.device)
+    expected = (plane[0, 2] if op == "pack_slots" else held[1]).tolist()
     getattr(backend, op)(records, None, column + 1, column, held, 0, 1)
-    assert far[:48].tolist() == [99] * 48
-    assert held[1].tolist() == (list(range(32, 48)) if op == "pack_slots" else [7] * 16)
-    assert plane[0, 2].tolist() == held[1].tolist() and plane[0, :2].flatten().tolist() == list(range(32))
+    assert memory[:48].tolist() == [99] * 48
+    assert plane[0, 2].tolist() == held[1].tolist() == expected
 
 
-@each_op
-def test_B38_slots_beyond_2_31_bytes(backend: Backend, op: str) -> None:
-    stride = 2**32 + 16
-    far = vast(2 * stride + 16, backend.device)
-    plane = far.as_strided((1, 3, 16), (16, stride, 1))
-    tiles = torch.tensor([[far.data_ptr(), stride, 16, 0]], dtype=torch.int64, device=backend.device)
-    records = RecordMap(tiles, (plane,), (RecordPiece(0, 0, 0, 16, 0),), 16)
-    far[:48] = 99
-    plane[0, 2] = 7
-    held = torch.arange(16, dtype=torch.uint8, device=backend.device).view(1, 16)
-    column = torch.tensor([2], device=backend.device)
-    getattr(backend, op)(records, None, column, column - 2, held, 0, 1)
-    assert far[:48].tolist() == [99] * 48
-    assert plane[0, 2].tolist() == held[0].tolist() == ([7] * 16 if op == "pack_slots" else list(range(16)))
-
-
-@each_op
-@pytest.mark.parametrize("what", ["entries", "tiles", "records", "planes"])
+@every_op
+@pytest.mark.parametrize("what", ["entries", "tiles", "records"])
 def test_B39_nothing_to_move_launches_nothing(
     backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, op: str, what: str
 ) -> None:
-    monkeypatch.setattr(pack, "_move_records", None)
-    memory = Memory(backend, generator)
+    memory = made(op, backend, generator)
+    monkeypatch.setattr(*KERNEL[op[-4:]], None)
     column = memory.ints([] if what == "entries" else [1])
     if what == "records":
         memory.held = memory.held[:0]
-    if what == "planes":
-        memory.records = RecordMap(memory.records.tiles[:0], (), (), 0)
-        memory.held, memory.pieces = memory.held[:, :0], []
-    memory.run(op, None, column, column, 0, 0 if what == "tiles" else len(memory.pieces))
+    memory.run(op, None, column, column, 0, 0 if what == "tiles" else 2)
+    memory.check()
+
+
+@each_op
+def test_B39_planes_of_nothing_launch_nothing(
+    backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, op: str
+) -> None:
+    monkeypatch.setattr(pack, "_move_records", None)
+    memory = Memory(backend, generator)
+    memory.records = RecordMap(memory.records.tiles[:0], (), (), 0)
+    memory.held, memory.pieces = memory.held[:, :0], []
+    memory.run(op, None, memory.ints([1]), memory.ints([1]))
     memory.check()
 
 
@@ -262,49 +259,33 @@ def test_a_kernel_that_reaches_into_host_memory_has_few_programs() -> None:
         assert pack.programs_of(tuned, planes, held) == expected
 
 
-@each_op
+@every_op
 def test_the_launch_has_as_many_programs_as_that_says(
     backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, op: str
 ) -> None:
     if backend.name == "reference":
         return
-    asked, grids, kernel = [], [], pack._move_records
-    monkeypatch.setattr(pack, "programs_of", lambda *arguments: asked.append(arguments) or 3)
-
-    class Watched:
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            grids.append(grid)
-            return kernel[grid]
-
-    monkeypatch.setattr(pack, "_move_records", Watched())
-    memory = Memory(backend, generator, host=True)
+    memory, asked = made(op, backend, generator), []
+    module, kernel = KERNEL[op[-4:]]
+    monkeypatch.setattr(module, "programs_of", lambda *arguments: asked.append(arguments) or 3)
+    grids = grids_of(monkeypatch, module, kernel)
     memory.run(op, None, memory.ints([2]), memory.ints([3]))
-    memory.expect(op, 3, 2)
-    memory.check()
+    memory.expect_all(op, {3: 2})
     assert grids == [(3,)] and [devices for _, *devices in asked] == [[memory.planes.device, memory.whole.device]]
 
 
 @each_op
-def test_nothing_is_allocated(
-    backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, op: str
-) -> None:
+def test_nothing_is_allocated(backend: Backend, generator: torch.Generator, op: str) -> None:
     if backend.name == "reference":
         return  # makes views
     memory = Memory(backend, generator)
     index, places = memory.ints([2]), memory.ints([3])
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("allocated")
-
-    for name in ("empty", "empty_like", "zeros", "zeros_like", "tensor"):
-        monkeypatch.setattr(torch, name, refuse)
-    memory.run(op, None, index, places)
-    monkeypatch.undo()
-    memory.expect(op, 3, 2)
-    memory.check()
+    with nothing_allocated():
+        memory.run(op, None, index, places)
+    memory.expect_all(op, {3: 2})
 
 
-# -- doors -------------------------------------------------------------------------------------------------------------
+# -- checks ------------------------------------------------------------------------------------------------------------
 
 
 def spread(held: Tensor) -> Tensor:
@@ -320,7 +301,7 @@ def shifted(held: Tensor, stride: int = 1) -> Tensor:
     return whole.as_strided(held.shape, (length // 16 * 16 + step, 1), start)
 
 
-@each_op
+@every_op
 @pytest.mark.parametrize(
     ("name", "spoil"),
     [
@@ -346,25 +327,29 @@ def shifted(held: Tensor, stride: int = 1) -> Tensor:
         ("held", shifted),
         ("held", lambda t: shifted(t, 8)),
         ("first", lambda _: -1),
-        ("first", lambda _: 3),
+        ("first", lambda _: 9),
         ("count", lambda _: -1),
         ("count", lambda _: 10**6),
+        ("planes", lambda t: t._replace(tensors=(t.tensors[0].int(),))),
     ],
 )
 def test_misfits_are_named_and_change_nothing(
     backend: Backend, generator: torch.Generator, op: str, name: str, spoil: Callable[[Any], Any]
 ) -> None:
-    memory = Memory(backend, generator)
-    held = "out" if op == "pack_slots" else "source"
+    memory, int8 = made(op, backend, generator), op in INT8
+    if name == "planes" and not int8:
+        return
+    held = "source" if op.startswith("unpack") else "out"
     arguments = {
         "slots": memory.ints([0, 4, 2]), "index": memory.ints([1, 2]), "places": memory.ints([0, 3]),
-        "held": memory.held, "first": 0, "count": len(memory.pieces),
+        "held": memory.held, "first": 0, "count": 2,
     }  # fmt: skip
+    arguments |= {"planes": memory.map} if int8 else {"records": memory.records}
     arguments[name] = spoil(arguments[name])
     arguments[held] = arguments.pop("held")
-    expected = {"held": held, "first": "tiles", "count": "tiles"}.get(name, name)
-    with pytest.raises(ValueError, match=rf"^{expected}\b"):
-        getattr(backend, op)(records=memory.records, **arguments)
+    part = "layers" if int8 else "tiles"
+    with pytest.raises(ValueError, match=rf"^{ {'held': held, 'first': part, 'count': part}.get(name, name) }\b"):
+        getattr(backend, op)(**arguments)
     memory.check()
 
 
@@ -383,9 +368,7 @@ def test_records_lie_outside_of_planes_and_columns(backend: Backend, generator: 
     memory.check()
 
 
-def test_records_of_which_two_share_bytes_are_read_and_not_written(
-    backend: Backend, generator: torch.Generator
-) -> None:
+def test_records_that_share_bytes_are_read_and_not_written(backend: Backend, generator: torch.Generator) -> None:
     memory = Memory(backend, generator)
     memory.held = memory.held.as_strided((2, memory.records.nbytes), (memory.records.nbytes - 16, 1))
     index, places = memory.ints([3, 4]), memory.ints([0, 1])
@@ -419,19 +402,3 @@ def test_host_memory_that_is_not_pinned_is_refused(backend: Backend, generator: 
     with pytest.raises(ValueError, match=r"host memory .* pin_memory"):
         memory.run(op, None, memory.ints([1]), memory.ints([1]))
     memory.check()
-
-
-def test_narrow_words_compile_as_wide_as_they_may_be() -> None:
-    """As for copies: `memstate compile` asks for 16 bytes and leaves the others out."""
-    program = (
-        "import json\n"
-        "from memstate.cli.compile.build import build\n"
-        "from memstate.kernels.pack import compile_cases\n"
-        "cases = [(unit, case) for unit in (16, 8, 4, 2, 1) for case in compile_cases(unit)[::2]]\n"
-        "made = [(unit, build(case, target)) for unit, case in cases for target in ('sm_90', 'gfx942')]\n"
-        "print(json.dumps([(unit, one.narrowest_bulk_access_bits, one.spill_bytes) for unit, one in made]))\n"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [[unit, 8 * unit, 0] for unit in (16, 8, 4, 2, 1) for _ in range(4)]

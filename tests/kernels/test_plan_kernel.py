@@ -21,14 +21,20 @@ from tests.proof.stateful.settings import Settings
 POISON = 0x5A5A5A5A
 NO_LIMIT = 2**31 - 1
 VARIANTS = {
-    "none": (Strategy.NONE, 0, False),
-    "ping-pong with one lane": (Strategy.PING_PONG, 1, False),
-    "ping-pong": (Strategy.PING_PONG, 2, False),
-    "lazy": (Strategy.LAZY, 2, False),
-    "lazy in place": (Strategy.LAZY, 2, True),
-    "redirect": (Strategy.REDIRECT, 1, False),
-}
+    "none": (Strategy.NONE, 0, False), "ping-pong with one lane": (Strategy.PING_PONG, 1, False),
+    "ping-pong": (Strategy.PING_PONG, 2, False), "lazy": (Strategy.LAZY, 2, False),
+    "lazy in place": (Strategy.LAZY, 2, True), "redirect": (Strategy.REDIRECT, 1, False),
+}  # fmt: skip
 BATCHES = (0, 1, 2, 31, 32, 33, 64, 129, 256, 257)
+
+
+def set_free(table: Registers, free: Sequence[int]) -> None:
+    """These slots are free, and no others."""
+    bits = torch.zeros(32 * table.bitmap.numel(), dtype=torch.int64)
+    bits[list(free)] = 1
+    words = (bits.view(-1, 32) << torch.arange(32)).sum(-1)
+    table.bitmap.copy_(torch.where(words >= 2**31, words - 2**32, words))
+    table.counters[Count.FREE] = len(free)
 
 
 class RandomFile:
@@ -39,9 +45,8 @@ class RandomFile:
         self.rows = batch + rng.randint(0, 5)
         holders = rng.randint(1, 6)
         self.capacity = 3 * self.rows + holders + rng.randint(1, 70)
-        self.file = RegisterFile(
-            SlotAllocator(self.capacity, backend, reserve=rng.choice((0, 0, 1, 3))), self.rows, holders
-        )
+        allocator = SlotAllocator(self.capacity, backend, reserve=rng.choice((0, 0, 1, 3)))
+        self.file = RegisterFile(allocator, self.rows, holders)
         ids = rng.sample(range(1, self.capacity + 1), self.capacity)
         slots, labels = [0] * self.file.count, [0] * self.file.count
         columns = {name: [0] * (self.rows + 1) for name in ("tracked", "snapshot_at", "source", "generation")}
@@ -51,18 +56,15 @@ class RandomFile:
             if rng.random() < 0.1:
                 continue  # nobody lives here
             live = 3 * row
-            slots[live], labels[live] = (
-                ids.pop(),
-                rng.choice((0, 1, self.every - 1, self.every, rng.randint(0, 4 * self.every))),
-            )
+            slots[live] = ids.pop()
+            labels[live] = rng.choice((0, 1, self.every - 1, self.every, rng.randint(0, 4 * self.every)))
             for lane in range(live + 1, live + 1 + lanes):
                 if rng.random() < 0.6:
                     slots[lane], labels[lane] = ids.pop(), rng.choice((0, rng.randint(0, 4 * self.every)))
             columns["generation"][row] = rng.randint(1, 9)
-            columns["snapshot_at"][row] = rng.choice(
-                (0, 0, labels[live], labels[live] + 1, labels[live] + rng.randint(0, 4))
-            )
-            columns["tracked"][row] = rng.choice((0, 0, labels[live], labels[live] - 1, labels[live] + 1))
+            length = labels[live]
+            columns["snapshot_at"][row] = rng.choice((0, 0, length, length + 1, length + rng.randint(0, 4)))
+            columns["tracked"][row] = rng.choice((0, 0, length, length - 1, length + 1))
             if rng.random() < 0.15:
                 columns["source"][row], labels[live] = self.file.first_holder + rng.randrange(holders), 0
         self._fill(slots, labels, columns, ids[: rng.choice((0, 1, len(ids) // 2, len(ids)))])
@@ -71,11 +73,7 @@ class RandomFile:
         self, slots: Sequence[int], labels: Sequence[int], columns: dict[str, list[int]], free: Sequence[int]
     ) -> None:
         table = self.file.table
-        bits = torch.zeros(32 * table.bitmap.numel(), dtype=torch.int64)
-        bits[list(free)] = 1
-        words = (bits.view(-1, 32) << torch.arange(32)).sum(-1)
-        table.bitmap.copy_(torch.where(words >= 2**31, words - 2**32, words))
-        table.counters[Count.FREE] = len(free)
+        set_free(table, free)
         table.counters[Count.RESERVE + 1 : Count.OFFENDER] = torch.randint(0, 9, (Count.OFFENDER - Count.CLAIMED,))
         for name, values in (("slots", slots), ("labels", labels), *columns.items()):
             getattr(table, name).copy_(torch.tensor(values, dtype=torch.int32))
@@ -115,9 +113,7 @@ def copy_of(registers: Registers) -> Registers:
 
 def stale_record(batch: int, like: Tensor) -> StepRecord:
     """What an earlier step left there must never be seen."""
-    return StepRecord(
-        *(torch.full((batch,), POISON, dtype=torch.int32, device=like.device) for _ in StepRecord._fields)
-    )
+    return StepRecord(*(numbers([POISON] * batch, like) for _ in StepRecord._fields))
 
 
 def numbers(values: Sequence[int], like: Tensor) -> Tensor:
@@ -155,6 +151,7 @@ def assert_recorded(record: StepRecord, entries: Sequence[Entry], generation: li
     assert record.generation.tolist() == [generation[entry.row.number] if entry.row else 0 for entry in entries]
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("batch", BATCHES)
 def test_plan_is_the_rule_for_every_row(variant: str, batch: int, backend: Backend) -> None:
@@ -163,11 +160,8 @@ def test_plan_is_the_rule_for_every_row(variant: str, batch: int, backend: Backe
         rng = random.Random(f"{variant} {batch} {seed}")
         file = RandomFile(rng, backend, batch, lanes)
         table = file.file.table
-        other, model, before = (
-            copy_of(table),
-            file.model(variant.split(" ")[0], lanes, in_place),
-            table.counters.tolist(),
-        )
+        other, before = copy_of(table), table.counters.tolist()
+        model = file.model(variant.split(" ")[0], lanes, in_place)
         rows, tokens = random_batch(rng, file, batch)
         limit = rng.choice((NO_LIMIT, NO_LIMIT, -1, 0, 1, batch // 4))
         record, expected = stale_record(batch, table.cells), stale_record(batch, table.cells)
@@ -201,19 +195,13 @@ def test_settle_releases_what_is_superseded_and_real(batch: int, backend: Backen
         rows, _ = random_batch(rng, file, batch)
         rows = [max(row, 0) for row in rows]
         labels, generation = table.labels.tolist(), table.generation.tolist()
-        after = [
-            rng.choice((labels[3 * row], labels[3 * row] - 1, rng.randint(0, 5 * file.every))) if row else 0
-            for row in rows
-        ]
+        some = [rng.choice((labels[3 * row], labels[3 * row] - 1, rng.randint(0, 5 * file.every))) for row in rows]
+        after = [known if row else 0 for row, known in zip(rows, some, strict=True)]
         current = [row > 0 and rng.random() < 0.8 for row in rows]  # the others had another tenant in that step
-        columns = {
-            "rows": rows,
-            "after": after,
-            "generation": [generation[r] - (not c) for r, c in zip(rows, current, strict=True)],
-        }
-        record = stale_record(batch, table.cells)._replace(
-            **{name: numbers(v, table.cells) for name, v in columns.items()}
-        )
+        seen = [generation[r] - (not c) for r, c in zip(rows, current, strict=True)]
+        columns = {"rows": rows, "after": after, "generation": seen}
+        known = {name: numbers(values, table.cells) for name, values in columns.items()}
+        record = stale_record(batch, table.cells)._replace(**known)
         finished = rng.choice((None, [rng.randint(0, 1) for _ in rows]))
         flags = None if finished is None else numbers(finished, table.cells)
 
@@ -223,8 +211,8 @@ def test_settle_releases_what_is_superseded_and_real(batch: int, backend: Backen
 
         ended = finished or [0] * batch
         entries = [
-            Entry(model.rows.get(row), after=known) if is_current else Entry()
-            for row, known, is_current in zip(rows, after, current, strict=True)
+            Entry(model.rows.get(row), after=end) if is_current else Entry()
+            for row, end, is_current in zip(rows, after, current, strict=True)
         ]
         model.steps.append(step := Planned(entries, window=False, record=0))
         model.settle(step, [bool(over) for over in ended])
@@ -239,14 +227,8 @@ def test_B14_a_batch_of_padding_moves_nothing(variant: str, backend: Backend) ->
     table = file.file.table
     before, record = copy_of(table), stale_record(40, table.cells)
     rows = [0, -1, -3, 0] * 10
-    backend.plan(
-        table,
-        numbers(rows, table.cells),
-        numbers([1] * 40, table.cells),
-        record,
-        tables.Rules(strategy, lanes, 1, in_place),
-        NO_LIMIT,
-    )
+    rules, ones = tables.Rules(strategy, lanes, 1, in_place), numbers([1] * 40, table.cells)
+    backend.plan(table, numbers(rows, table.cells), ones, record, rules, NO_LIMIT)
     backend.settle(table, record, None)
     assert same(table, before)
     assert all(column.tolist() == [0] * 40 for column in record)
@@ -256,24 +238,13 @@ def test_B14_a_batch_of_padding_moves_nothing(variant: str, backend: Backend) ->
 def test_plan_finds_the_lowest_free_slots_of_a_large_pool(first_free: int, backend: Backend) -> None:
     """The scan reads 1024 words at a time; free slots may lie in any, and in two."""
     capacity, batch = 70_000, 33
-    file = RegisterFile(SlotAllocator(capacity, backend), batch, 1)
-    table = file.table
+    table = RegisterFile(SlotAllocator(capacity, backend), batch, 1).table
     free = list(range(first_free, capacity + 1, 5 if first_free == 3 else 1))[:batch]
-    bits = torch.zeros(32 * table.bitmap.numel(), dtype=torch.int64)
-    bits[free] = 1
-    words = (bits.view(-1, 32) << torch.arange(32)).sum(-1)
-    table.bitmap.copy_(torch.where(words >= 2**31, words - 2**32, words))
-    table.counters[Count.FREE] = len(free)
+    set_free(table, free)
     rows = list(range(1, batch + 1))
     table.slots[3::3][:batch] = numbers([s for s in range(1, capacity) if s not in free][:batch], table.cells)
     table.labels[3::3][:batch] = 4
     record = stale_record(batch, table.cells)
-    backend.plan(
-        table,
-        numbers(rows[::-1], table.cells),
-        numbers([1] * batch, table.cells),
-        record,
-        tables.Rules(Strategy.REDIRECT, 1, 4, False),
-        NO_LIMIT,
-    )
+    rules, ones = tables.Rules(Strategy.REDIRECT, 1, 4, False), numbers([1] * batch, table.cells)
+    backend.plan(table, numbers(rows[::-1], table.cells), ones, record, rules, NO_LIMIT)
     assert record.write.tolist() == free and int(table.bitmap.count_nonzero()) == 0

@@ -1,17 +1,18 @@
-"""Scattering a batch to slots: every byte of poisoned memory accounted for, on every kind of plane."""
+"""Scattering what was accepted of a window: every byte of poisoned memory accounted for, on every kind of plane."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
 from memstate.state.layout import Order
-from tests.kernels.test_gather import FAR, KINDS, LAYERS, ORDERS, SLOTS, STRIDES, Poisoned, dense, ids, stored, strided
+from tests.kernels.test_gather import KINDS, LAYERS, ORDERS, SLOTS, STRIDES, Poisoned, dense, ids, stored, strided
 from tests.support.decode_case import far_apart
+from tests.support.kernel_runs import nothing_allocated
 
 STEP = 3
 Kind = tuple[torch.dtype, tuple[int, ...]]
@@ -33,6 +34,7 @@ NOTHING_DUE = [
     Row(SLOTS, 1, SLOTS, 1), Row(2**31 - 1, 2, 3, 2**31 - 1), Row(4, -(2**31), -(2**31), 3),
 ]  # fmt: skip
 CHANNELS = 8
+both_orders = pytest.mark.parametrize("transposed", [False, True], ids=["tap channel", "channel tap"])
 WINDOWS = [
     (torch.bfloat16, 3, CHANNELS),  # 48 bytes
     (torch.float32, 3, 4),
@@ -54,23 +56,8 @@ def columns(backend: Backend, rows: list[Row], dtype: torch.dtype = torch.int32)
 
 def puts(rows: list[Row], count: int) -> list[tuple[int, int, int]]:
     """(entry, slot, tokens) of everything that a step stores in a plane of `count` slots."""
-    both = [(i, row.write, row.accepted) for i, row in enumerate(rows)]
-    both += [(i, row.snapshot, row.crossed) for i, row in enumerate(rows)]
+    both = [pair for i, row in enumerate(rows) for pair in ((i, *row[:2]), (i, *row[2:]))]
     return [(entry, slot, tokens) for entry, slot, tokens in both if 0 < slot < count and 1 <= tokens <= STEP]
-
-
-def run_slots(backend: Backend, generator: torch.Generator, plane: Poisoned, slots: list[int], offset: int = 0) -> None:
-    """Scatters random bytes, and checks every byte."""
-    layers, count, *inner = plane.tensor.shape
-    batch = dense(backend, generator, plane.tensor.dtype, (layers, len(slots), *inner), offset)
-    backend.scatter_slots(plane.tensor, ids(backend, slots, torch.int64), batch.tensor)
-    for layer in range(layers):
-        for entry, slot in enumerate(slots):
-            if 0 < slot < count:
-                plane.expected[plane.block(layer, slot)] = batch.expected[batch.block(layer, entry)]
-    plane.check()
-    batch.check()
-    assert backend.counts.launches == {"scatter_slots": 1}
 
 
 def run_accepted(
@@ -80,10 +67,8 @@ def run_accepted(
     layers, count, *inner = plane.tensor.shape
     window = dense(backend, generator, plane.tensor.dtype, (layers, len(rows), STEP, *inner))
     backend.scatter_accepted(plane.tensor, window.tensor, **columns(backend, rows, dtype))
-    for entry, slot, tokens in puts(rows, count):
-        for layer in range(layers):
-            state = window.expected[window.block(layer, entry, tokens - 1)]
-            plane.expected[plane.block(layer, slot)] = state
+    for (entry, slot, tokens), layer in product(puts(rows, count), range(layers)):
+        plane.expected[plane.block(layer, slot)] = window.expected[window.block(layer, entry, tokens - 1)]
     plane.check()
     window.check()
     assert backend.counts.launches == {"scatter_accepted": 1}
@@ -97,93 +82,13 @@ def run_inputs(
     layers, count, taps, channels = view.shape
     inputs = dense(backend, generator, view.dtype, (layers, len(rows), taps + STEP, channels), offset)
     backend.scatter_inputs(view, inputs.tensor, **columns(backend, rows))
-    for entry, slot, tokens in puts(rows, count):
-        for layer in range(layers):
-            fed = inputs.expected[inputs.block(layer, entry)].numpy().reshape(taps + STEP, channels, -1)
-            window = fed[tokens : tokens + taps]
-            window = window.transpose(1, 0, 2) if transposed else window
-            plane.expected[plane.block(layer, slot)] = torch.from_numpy(np.ascontiguousarray(window).reshape(-1))
+    for (entry, slot, tokens), layer in product(puts(rows, count), range(layers)):
+        fed = inputs.expected[inputs.block(layer, entry)].view(taps + STEP, channels, -1)
+        window = fed[tokens : tokens + taps]
+        plane.expected[plane.block(layer, slot)] = (window.transpose(0, 1) if transposed else window).flatten()
     plane.check()
     inputs.check()
     assert backend.counts.launches == {"scatter_inputs": 1}
-
-
-# -- a batch -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_B37_slots_are_scattered_bit_for_bit(
-    backend: Backend, generator: torch.Generator, kind: Kind, order: Order
-) -> None:
-    run_slots(backend, generator, stored(backend, generator, kind, order), [3, 0, 5, -1, SLOTS])
-
-
-@pytest.mark.parametrize("strides", STRIDES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8])
-def test_B37_planes_of_any_strides(
-    backend: Backend, generator: torch.Generator, dtype: torch.dtype, strides: tuple[int, int, int]
-) -> None:
-    *outer, offset = strides
-    plane = strided(backend, generator, dtype, (LAYERS, SLOTS, 4), (*outer, 1), offset)
-    run_slots(backend, generator, plane, [5, 0, 1])
-
-
-@pytest.mark.parametrize("offset", [1, 2, 4])
-def test_B37_batches_at_any_address(backend: Backend, generator: torch.Generator, offset: int) -> None:
-    plane = stored(backend, generator, (torch.int16, (8,)), "layer_major")
-    run_slots(backend, generator, plane, [2, 0, 5], offset)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("kind", [(torch.float16, (3, 5)), (torch.float32, (4,))], ids=str)
-def test_B37_round_trip_moves_slots(backend: Backend, generator: torch.Generator, kind: Kind, order: Order) -> None:
-    plane = stored(backend, generator, kind, order)
-    batch = dense(backend, generator, kind[0], (LAYERS, 3, *kind[1]))
-    backend.gather_slots(plane.tensor, ids(backend, [4, 2, 5]), batch.tensor)
-    backend.scatter_slots(plane.tensor, ids(backend, [1, 4, 3]), batch.tensor)
-    before = plane.expected.clone()
-    for layer in range(LAYERS):
-        for to, of in ((1, 4), (4, 2), (3, 5)):
-            plane.expected[plane.block(layer, to)] = before[plane.block(layer, of)]
-    plane.check()
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_B39_batches_of_1_17_and_257(backend: Backend, generator: torch.Generator, order: Order) -> None:
-    for batch in (1, 17, 257):
-        slots = torch.randperm(batch + 2, generator=generator)[:batch].tolist()
-        strides = (4, 12, 1) if order == "slot_major" else (4 * (batch + 2), 4, 1)
-        plane = strided(backend, generator, torch.float32, (2 if batch < 257 else 1, batch + 2, 4), strides)
-        run_slots(backend, generator, plane, slots)
-        backend.counts.reset()
-
-
-@pytest.mark.parametrize("batch", [1, 17, 257])
-def test_B39_a_batch_of_padding_changes_nothing(backend: Backend, generator: torch.Generator, batch: int) -> None:
-    nulls = ([0, -1, SLOTS, 2**32 + 1, -(2**32) + 1, 2**40] * batch)[:batch]
-    run_slots(backend, generator, stored(backend, generator, (torch.float32, (4,)), "slot_major"), nulls)
-
-
-def test_B39_few_due_among_many(backend: Backend, generator: torch.Generator) -> None:
-    slots = [0] * 600
-    for at, slot in zip((0, 255, 256, 511, 599), (4, 2, 5, 1, 3), strict=True):
-        slots[at] = slot
-    run_slots(backend, generator, stored(backend, generator, (torch.float32, (4,)), "layer_major"), slots)
-
-
-@pytest.mark.parametrize("far", ["slots", "layers"])
-@pytest.mark.parametrize(("dtype", "stride"), FAR)
-def test_B38_offsets_beyond_2_31_elements(
-    backend: Backend, generator: torch.Generator, far: str, dtype: torch.dtype, stride: int
-) -> None:
-    """Two strides are more than 2^31 elements, and as many words: close to the start in 32 bits."""
-    plane = far_apart(3, torch.zeros(3, 4, dtype=dtype, device=backend.device), stride)
-    plane = plane.transpose(0, 1) if far == "slots" else plane
-    plane[:] = 7
-    batch = torch.randint(8, 99, (3, 1, 4), generator=generator).to(plane)
-    backend.scatter_slots(plane, ids(backend, [2]), batch)
-    assert torch.equal(plane[:, 2], batch[:, 0]) and bool((plane[:, :2] == 7).all())
 
 
 # -- the states of a speculative step ----------------------------------------------------------------
@@ -206,15 +111,19 @@ def test_B41_nothing_due_changes_nothing(
     run_accepted(backend, generator, plane, NOTHING_DUE, dtype)
 
 
-def test_B41_counts_and_slots_of_64_bits_are_not_cut(backend: Backend, generator: torch.Generator) -> None:
-    rows = [Row(1, 2**32 + 1, 2, 2**40 + 1), Row(2**32 + 3, 1, -(2**32) + 4, 1), Row(5, 2, 3, 1)]
-    plane = stored(backend, generator, (torch.float32, (4,)), "layer_major")
-    run_accepted(backend, generator, plane, rows, torch.int64)
-
-
-@pytest.mark.parametrize("row", [Row(1, 2, 3, 2), Row(1, 1), Row(0, 3, 2, 3), Row(4, 0, 5, 3)])
-def test_B41_one_row(backend: Backend, generator: torch.Generator, row: Row) -> None:
-    run_accepted(backend, generator, stored(backend, generator, (torch.float32, (4,)), "slot_major"), [row])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [Row(1, 2, 3, 2)],
+        [Row(1, 1)],
+        [Row(0, 3, 2, 3)],
+        [Row(4, 0, 5, 3)],
+        [Row(1, 2**32 + 1, 2, 2**40 + 1), Row(2**32 + 3, 1, -(2**32) + 4, 1), Row(5, 2, 3, 1)],
+    ],
+)
+def test_B41_one_row_and_rows_of_64_bits(backend: Backend, generator: torch.Generator, rows: list[Row]) -> None:
+    """Counts and slots are not cut."""
+    run_accepted(backend, generator, stored(backend, generator, (torch.float32, (4,)), "slot_major"), rows, torch.int64)
 
 
 @pytest.mark.parametrize("batch", [17, 300])
@@ -252,8 +161,9 @@ def test_B38_steps_beyond_2_31_elements(
 # -- the windows of a speculative step ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transposed", [False, True], ids=["tap channel", "channel tap"])
+@both_orders
 @pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.sample
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_B41_windows_are_slices_of_the_inputs(
     backend: Backend, generator: torch.Generator, window: tuple[torch.dtype, int, int], order: Order, transposed: bool
@@ -263,7 +173,7 @@ def test_B41_windows_are_slices_of_the_inputs(
     run_inputs(backend, generator, stored(backend, generator, (dtype, shape), order), MIXED, transposed)
 
 
-@pytest.mark.parametrize("transposed", [False, True], ids=["tap channel", "channel tap"])
+@both_orders
 @pytest.mark.parametrize("offset", [1, 8])
 def test_B37_inputs_and_planes_at_any_address(
     backend: Backend, generator: torch.Generator, transposed: bool, offset: int
@@ -274,16 +184,14 @@ def test_B37_inputs_and_planes_at_any_address(
     run_inputs(backend, generator, plane, MIXED, transposed, offset)
 
 
-@pytest.mark.parametrize("transposed", [False, True], ids=["tap channel", "channel tap"])
-def test_B41_windows_of_nothing_due_change_nothing(
-    backend: Backend, generator: torch.Generator, transposed: bool
-) -> None:
+@both_orders
+def test_B41_windows_of_nothing_change_nothing(backend: Backend, generator: torch.Generator, transposed: bool) -> None:
     shape = (CHANNELS, 3) if transposed else (3, CHANNELS)
     plane = stored(backend, generator, (torch.bfloat16, shape), "slot_major")
     run_inputs(backend, generator, plane, NOTHING_DUE, transposed)
 
 
-@pytest.mark.parametrize("transposed", [False, True], ids=["tap channel", "channel tap"])
+@both_orders
 def test_B38_windows_beyond_2_31_elements(backend: Backend, generator: torch.Generator, transposed: bool) -> None:
     plane = far_apart(3, torch.zeros((1, 4, 2) if transposed else (1, 2, 4), device=backend.device), 2**30 + 4)
     plane = plane.transpose(0, 1).transpose(2, 3) if transposed else plane.transpose(0, 1)
@@ -320,41 +228,30 @@ def test_B41_a_step_of_no_tokens_changes_nothing(backend: Backend, generator: to
     plane.check()
 
 
-def test_nothing_is_allocated(backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_allocated(backend: Backend, generator: torch.Generator) -> None:
     if backend.name == "reference":
         return  # makes views
     plane, given = stored(backend, generator, (torch.float32, (3, 4)), "layer_major"), columns(backend, [Row(0, 1)])
     batch, window = plane.tensor.new_ones(LAYERS, 1, 3, 4), plane.tensor.new_ones(LAYERS, 1, 6, 3, 4)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("allocated")
-
-    for name in ("empty", "empty_like", "zeros", "zeros_like", "tensor"):
-        monkeypatch.setattr(torch, name, refuse)
-    backend.scatter_slots(plane.tensor, given["write"], batch)
-    backend.scatter_accepted(plane.tensor, window, **given)
-    backend.scatter_inputs(plane.tensor, window[:, :, :, 0].contiguous(), **given)
+    inputs = window[:, :, :, 0].contiguous()
+    with nothing_allocated():
+        backend.scatter_slots(plane.tensor, given["write"], batch)
+        backend.scatter_accepted(plane.tensor, window, **given)
+        backend.scatter_inputs(plane.tensor, inputs, **given)
     plane.check()
 
 
 SPOILED: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [
-    ("scatter_slots", "plane", lambda t: t.transpose(2, 3)),
-    ("scatter_slots", "plane", lambda t: t[0, :, 0, 0]),
-    ("scatter_slots", "slots", lambda t: t.float()),
-    ("scatter_slots", "slots", lambda t: t.to("meta")),
-    ("scatter_slots", "batch", lambda t: t[:, :1].contiguous()),
-    ("scatter_slots", "batch", lambda t: t.half()),
+    ("scatter_slots", "plane", lambda t: t.transpose(2, 3)), ("scatter_slots", "plane", lambda t: t[0, :, 0, 0]),
+    ("scatter_slots", "slots", lambda t: t.float()), ("scatter_slots", "slots", lambda t: t.to("meta")),
+    ("scatter_slots", "batch", lambda t: t[:, :1].contiguous()), ("scatter_slots", "batch", lambda t: t.half()),
     ("scatter_slots", "batch", lambda t: t.transpose(2, 3).contiguous().transpose(2, 3)),
-    ("scatter_accepted", "plane", lambda t: t[..., ::2]),
-    ("scatter_accepted", "window", lambda t: t[0, 0]),
+    ("scatter_accepted", "plane", lambda t: t[..., ::2]), ("scatter_accepted", "window", lambda t: t[0, 0]),
     ("scatter_accepted", "window", lambda t: t[..., :2].contiguous()),
-    ("scatter_accepted", "window", lambda t: t.int()),
-    ("scatter_accepted", "window", lambda t: t[:, :, ::2]),
-    ("scatter_accepted", "write", lambda t: t[:1]),
-    ("scatter_accepted", "accepted", lambda t: t.short()),
+    ("scatter_accepted", "window", lambda t: t.int()), ("scatter_accepted", "window", lambda t: t[:, :, ::2]),
+    ("scatter_accepted", "write", lambda t: t[:1]), ("scatter_accepted", "accepted", lambda t: t.short()),
     ("scatter_accepted", "snapshot", lambda t: t.repeat_interleave(2)[::2]),
-    ("scatter_accepted", "crossed", lambda t: t.to("meta")),
-    ("scatter_inputs", "plane", lambda t: t[:, :, 0]),
+    ("scatter_accepted", "crossed", lambda t: t.to("meta")), ("scatter_inputs", "plane", lambda t: t[:, :, 0]),
     ("scatter_inputs", "plane", lambda t: t[..., ::2]),
     ("scatter_inputs", "plane", lambda t: t.repeat_interleave(2, dim=2)[:, :, ::2]),
     ("scatter_inputs", "inputs", lambda t: t[:, :, :2].contiguous()),
@@ -362,7 +259,7 @@ SPOILED: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [
     ("scatter_inputs", "inputs", lambda t: t.double()),
     ("scatter_inputs", "inputs", lambda t: t.transpose(2, 3).contiguous().transpose(2, 3)),
     ("scatter_inputs", "crossed", lambda t: t[:1]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("op", "name", "spoil"), SPOILED, ids=[f"{op} {name}" for op, name, _ in SPOILED])

@@ -44,13 +44,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[P
 def record(config: CopyConfig = ODD, key: str = KEY, **changes: Any) -> dict[str, Any]:
     """What a file of this device says."""
     entry = {
-        "kernel": "copy",
-        "key": key,
-        "config": asdict(config),
-        "value": 1.5e12,
-        "unit": "bytes/s",
-        "checked": True,
-    }
+        "kernel": "copy", "key": key, "config": asdict(config), "value": 1.5e12, "unit": "bytes/s", "checked": True,
+    }  # fmt: skip
     whole = {"format": 1, "device": NAME, "date": "2026-01-31", "versions": {}, "timed": True, "entries": [entry]}
     return whole | changes
 
@@ -86,11 +81,9 @@ def test_planes_of_another_size_or_width_keep_the_defaults(folders: tuple[Path, 
     assert taken(unit=8) == CopyConfig()
 
 
-@pytest.mark.parametrize(
-    ("tiles", "rounded"), [(0, 1), (1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (2376, 4096), (4097, 8192)]
-)
-def test_keys_round_tiles_up_to_a_power_of_two(tiles: int, rounded: int) -> None:
-    assert copy_key(8, tiles) == f"unit=8,tiles={rounded}"
+def test_keys_round_tiles_up_to_a_power_of_two() -> None:
+    rounded = {0: 1, 1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 2376: 4096, 4097: 8192}
+    assert [copy_key(8, tiles) for tiles in rounded] == [f"unit=8,tiles={tiles}" for tiles in rounded.values()]
 
 
 def test_the_users_file_goes_before_the_shipped_one_key_by_key(folders: tuple[Path, Path]) -> None:
@@ -125,11 +118,9 @@ def test_a_file_that_was_renamed_is_refused(folders: tuple[Path, Path]) -> None:
     assert str(path) in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("device", "name"), [("NVIDIA H200", "nvidia-h200.json"), ("cpu", "cpu.json"), ("../A (b)", "a-b.json")]
-)
-def test_files_are_named_after_the_device(device: str, name: str) -> None:
-    assert tuned.file_name(device) == name
+def test_files_are_named_after_the_device() -> None:
+    names = {"NVIDIA H200": "nvidia-h200.json", "cpu": "cpu.json", "../A (b)": "a-b.json"}
+    assert {device: tuned.file_name(device) for device in names} == names
 
 
 def test_the_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -145,9 +136,8 @@ def test_the_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 def test_files_are_read_once(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(folders[1], record())
     reads = []
-    monkeypatch.setattr(
-        tuned, "configurations", lambda *given, real=tuned.configurations: reads.append(given) or real(*given)
-    )
+    real = tuned.configurations
+    monkeypatch.setattr(tuned, "configurations", lambda *given: reads.append(given) or real(*given))
     assert [taken(), taken(6), taken()] == [ODD] * 3
     assert reads == [(path, NAME)]
     before = copy_launch.cache_info().hits
@@ -197,26 +187,18 @@ def config_with(**changes: Any) -> dict[str, Any]:
         (entry_with(config={"lanes": 4096}), "has lanes; expected entries, lanes, warps, programs_per_sm"),
     ],
 )
-def test_a_file_that_cannot_be_meant_is_refused_with_its_name(
-    folders: tuple[Path, Path], content: Any, says: str
-) -> None:
+def test_a_file_that_cannot_be_meant_is_refused_by_name(folders: tuple[Path, Path], content: Any, says: str) -> None:
     path = write(folders[1], content)
     with pytest.raises(ValueError, match=says) as error:
         taken()
     assert str(error.value).startswith(f"{path}: ")
 
 
-def test_a_file_that_is_no_json_is_refused(folders: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize(("text", "says"), [("{", "Expecting"), ("[" * 200_000, ".*recursion")], ids=["", "deep"])
+def test_a_file_that_is_no_json_is_refused(folders: tuple[Path, Path], text: str, says: str) -> None:
     path = write(folders[0], {})
-    path.write_text("{")
-    with pytest.raises(ValueError, match=f"{path}: Expecting"):
-        taken()
-
-
-def test_a_file_that_is_nested_too_deeply_is_refused(folders: tuple[Path, Path]) -> None:
-    path = write(folders[0], {})
-    path.write_text("[" * 200_000)
-    with pytest.raises(ValueError, match=f"{path}: .*recursion"):
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"{path}: {says}"):
         taken()
 
 
@@ -226,9 +208,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(folders: tuple[Path, Path]) -> 
     assert taken() == ODD
 
 
-def test_a_folder_that_cannot_be_looked_into_is_named(
-    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_read_is_named(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMSTATE_TUNED", str(folders[1] / ("x" * 300)))
     tuned.forget()
     with pytest.raises(ValueError, match=r"xxx/.*: File name too long: MEMSTATE_TUNED names the folder"):
@@ -260,9 +240,7 @@ class Launches:
         return launch
 
 
-def test_launches_take_the_configuration_of_the_file(
-    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launches_take_the_configuration_of_a_file(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     launches = Launches(monkeypatch)
     layout = StateLayout([Plane("ssm", (40,), torch.float32)], layers=TILES)
     storage = Planes(layout, 3, Backend("auto", DEVICE))
@@ -296,6 +274,7 @@ def test_a_trial_ends_with_an_error_as_well(folders: tuple[Path, Path]) -> None:
     assert taken() == CopyConfig(warps=2)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "config",
     [
@@ -309,27 +288,20 @@ def test_a_trial_ends_with_an_error_as_well(folders: tuple[Path, Path]) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("planes", ["several tiles", "int8 and fp8"])
-def test_bytes_are_the_same_under_every_configuration(
-    generator: torch.Generator, config: CopyConfig, planes: str
-) -> None:
+def test_bytes_are_the_same_in_every_configuration(generator: torch.Generator, config: CopyConfig, planes: str) -> None:
     backend = Backend("auto", DEVICE)
     poisoned = Poisoned(StateLayout(LAYOUTS[planes], 1), 9, backend, generator)
     n = 35  # of which more than one chunk is due
     dst, src = [0] * n, [7] * n
     for at, to, of in ((0, 3, 9), (15, 1, 7), (16, 4, 8), (34, 2, 9)):
         dst[at], src[at] = to, of
-        poisoned.expect(to, of)
     with trying(config):
         poisoned.storage.copy(poisoned.ids(dst), poisoned.ids(src))
-        poisoned.check()
+        poisoned.expect_all({3: 9, 1: 7, 4: 8, 2: 9})
         poisoned.storage.zero(poisoned.ids([*dst[:20], -1, 10]))
-        for slot in (3, 1, 4):
-            poisoned.expect(slot, None)
-        poisoned.check()
+        poisoned.expect_all({3: None, 1: None, 4: None})
         poisoned.storage.run_data(poisoned.ids([0, 5, 6, 8]), packet_of([(1, 3)] + [(0, 0)] * 20 + [(2, -1)], DEVICE))
-        poisoned.expect(5, 8)
-        poisoned.expect(6, None)
-        poisoned.check()
+        poisoned.expect_all({5: 8, 6: None})
 
 
 # -- what is installed -----------------------------------------------------------------------------
@@ -337,10 +309,9 @@ def test_bytes_are_the_same_under_every_configuration(
 
 def test_the_wheel_has_files_of_devices_and_finds_them(tmp_path: Path) -> None:
     project, out, installed = (tmp_path / name for name in ("project", "out", "installed"))
-    shutil.copytree(
-        ROOT / "memstate", project / "memstate", symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
-    )
-    shutil.copytree(ROOT / "kernels", project / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("memstate", "kernels"):
+        caches = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, project / name, symlinks=True, ignore=caches)
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, project)
     folder = project / "kernels" / "tuned"

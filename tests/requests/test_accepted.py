@@ -5,6 +5,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.support.build import on
 from tests.support.scan import scan
 
 LAYOUT = ms.StateLayout(planes=(ms.Plane("ssm", (4,), torch.float32),), layers=2)
@@ -12,9 +13,7 @@ TRACKED = [ms.PingPong(256), ms.LazyPingPong(256), ms.Redirect(256)]
 
 
 def manager(backend: Backend, tracking: ms.Tracking) -> ms.StateManager:
-    mem = ms.StateManager(
-        LAYOUT, slots=6, max_requests=2, tracking=tracking, backend=backend.name, device=backend.device
-    )
+    mem = on(backend, LAYOUT, slots=6, max_requests=2, tracking=tracking)
     mem.planes["ssm"].fill_(torch.nan)
     return mem
 

@@ -8,6 +8,8 @@ from memstate.kernels.dispatch import Backend
 from tests.support.planes import MAKERS, I, Loop, every_strategy, fold
 from tests.support.scan import scan
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+
 
 @every_strategy
 def test_B12_preallocated_rows_take_a_state_that_arrives(backend: Backend, name: str) -> None:

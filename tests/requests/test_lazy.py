@@ -7,6 +7,8 @@ from memstate.kernels.dispatch import Backend
 from tests.support.planes import I, Loop, both_orders
 from tests.support.scan import scan
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+
 
 @both_orders
 def test_B23_lazy_holds_two_lanes_from_a_boundary_to_the_settle_after_it(overlap: bool, backend: Backend) -> None:
@@ -53,6 +55,7 @@ def claims_ahead(loop: Loop, rows: list[ms.Row]) -> int:
     return sum(loop.mem.slots_held(row) == 2 and any(loop.labels(row)) for row in at_boundary)
 
 
+@pytest.mark.sample(interpreter=1)
 def test_B24a_with_eviction_exactly_one_snapshot_goes_and_the_boundary_proceeds(backend: Backend) -> None:
     loop, row, snap = exhausted(backend)
     shortfall = claims_ahead(loop, [row]) - loop.mem.free_slots

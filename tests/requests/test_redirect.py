@@ -8,6 +8,8 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Count
 from tests.support.planes import I, Loop, both_orders
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+
 
 def test_B32_redirect_snapshots_without_moving_a_byte(backend: Backend) -> None:
     redirect, in_place = Loop(backend, ms.Redirect(I)), Loop(backend, ms.NoTracking(I))

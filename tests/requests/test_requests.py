@@ -16,6 +16,8 @@ from tests.support.build import build
 from tests.support.command_bench import recorded
 from tests.support.scan import scan, scan_registers
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+
 LAYOUT = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=2)
 
 
@@ -38,19 +40,9 @@ def picture(mem: StateManager) -> tuple[object, ...]:
     """Everything that a refused call must leave alone, what is recorded included."""
     file = mem._registers
     device = (file.cells.tolist(), mem._allocator.bitmap.tolist(), mem._allocator.counters.tolist())
-    host = (
-        file.held.tolist(),
-        file.labels.tolist(),
-        file.tracked.tolist(),
-        file.snapshot_at.tolist(),
-        file.source.tolist(),
-    )
-    table = (
-        mem._table.used.tolist(),
-        mem._table.generation.tolist(),
-        mem._table.confirmed.tolist(),
-        list(mem._table.ids),
-    )
+    host = [array.tolist() for array in (file.held, file.labels, file.tracked, file.snapshot_at, file.source)]
+    rows = mem._table
+    table = (rows.used.tolist(), rows.generation.tolist(), rows.confirmed.tolist(), list(rows.ids))
     numbers = (mem.free_slots, mem.free_pages, mem._table.free, mem._snapshots.free, mem._snapshots.evictable)
     return device, host, table, numbers, recorded(mem._commands), dataclasses.asdict(mem.stats())
 
@@ -183,11 +175,8 @@ def test_B19_a_row_reused_makes_old_handles_stale(backend: Backend) -> None:
     before = picture(mem)
     uses = [mem.length, mem.confirmed, mem.next_boundary, mem.slots_held]
     uses += [lambda row, f=f: f([row]) for f in (mem.plan, mem.release, mem.abort, mem.retract, mem.publish)]
-    uses += [
-        lambda row: mem.extend([row], [8]),
-        lambda row: mem.plan([new, None, row]),
-        lambda row: mem.release([new, row]),
-    ]
+    uses += [lambda row: mem.extend([row], [8])]
+    uses += [lambda row: mem.plan([new, None, row]), lambda row: mem.release([new, row])]
     for use in uses:
         with pytest.raises(StaleHandle) as refused:
             use(old)
@@ -223,63 +212,29 @@ def test_B19_reset_never_lowers_a_generation(backend: Backend) -> None:
         scan(mem)
 
 
-@pytest.mark.parametrize("row", [Row(4, 1), Row(999, 1), Row(-1, 1), Row(-3, 1), Row(0, 1)], ids=repr)
-def test_B19_a_handle_of_another_table_raises(backend: Backend, row: Row) -> None:
+FORGED = [Row(4, 1), Row(999, 1), Row(-1, 1), Row(-3, 1), Row(0, 1)]  # handles of another table
+
+
+@pytest.mark.parametrize("row", [*FORGED, 0, -1, 1, "r0", (1, 1)], ids=repr)
+def test_B19_G1_a_handle_of_another_table_and_what_is_no_handle_raise(backend: Backend, row: object) -> None:
     mem = manager(backend)
     mem.admit(named(3))
     before = picture(mem)
     for use in (mem.length, lambda r: mem.plan([r]), lambda r: mem.release([r])):
-        with pytest.raises(MemstateError):
+        with pytest.raises(MemstateError if row in FORGED else InvalidArgument):
             use(row)
     assert picture(mem) == before
-
-
-@pytest.mark.parametrize("row", [0, -1, 1, "r0", (1, 1)], ids=repr)
-def test_G1_a_row_that_is_no_handle_raises(backend: Backend, row: object) -> None:
-    mem = manager(backend)
-    mem.admit(named(2))
-    before = picture(mem)
-    for use in (mem.length, lambda r: mem.plan([r]), lambda r: mem.release([r])):
-        with pytest.raises(InvalidArgument):
-            use(row)
-    assert picture(mem) == before
-
-
-def test_B20_a_fresh_state_is_zero_and_a_resumed_one_is_the_snapshots(backend: Backend) -> None:
-    """The slots are full of NaN: what is not zeroed or copied whole would show."""
-    mem = manager(backend, direct_hits=False)
-    (row,) = mem.admit(named(1, length=8))
-    step = mem.plan([row], 4)
-    assert not mem.planes["s"][:, int(step.read[0])].any()
-    mem.planes["s"][:, int(step.write[0])] = 7.0
-    mem.settle(step)
-    (snapshot,) = mem.release([row], publish=True)
-    rows = mem.admit([Request("hit", length=8, resume=snapshot), Request("fresh", length=8)])
-    step = mem.plan(rows, 1)
-    hit, fresh = (mem.planes["s"][:, slot] for slot in step.read.tolist())
-    assert (hit == 7.0).all()
-    assert not fresh.any()
-    scan(mem)
 
 
 def test_B19_handles_of_another_manager_are_stale(backend: Backend) -> None:
-    def manager() -> ms.StateManager:
-        return ms.StateManager(
-            ms.StateLayout(planes=(ms.Plane("ssm", (4,), torch.float32),), layers=1),
-            slots=4, max_requests=2, tracking=ms.Redirect(2), backend=backend.name, device=backend.device,
-        )  # fmt: skip
-
-    mine, other = manager(), manager()
-    rows, others = mine.admit([ms.Request("a")]), other.admit([ms.Request("a")])
+    mine, other = manager(backend), manager(backend)
+    rows, others = mine.admit(named(1, length=4)), other.admit(named(1, length=4))
     for mem, batch in ((mine, rows), (other, others)):
-        mem.settle(mem.plan(batch, 2))
+        mem.settle(mem.plan(batch, 4))
     (snapshot,), (foreign,) = mine.release(rows, publish=True), other.release(others, publish=True)
     assert snapshot != foreign
-    for misuse in (
-        lambda: mine.drop([foreign]),
-        lambda: mine.admit([ms.Request("b", resume=foreign)]),
-        lambda: mine.plan(others),
-    ):
+    late = ms.Request("b", resume=foreign)
+    for misuse in (lambda: mine.drop([foreign]), lambda: mine.admit([late]), lambda: mine.plan(others)):
         with pytest.raises(ms.StaleHandle):
             misuse()
     mine.drop([snapshot])

@@ -5,7 +5,10 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.support.build import on
 from tests.support.scan import scan
+
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
 
 LAYOUT = ms.StateLayout(planes=(ms.Plane("ssm", (2, 4), torch.float32),), layers=1)
 EVERY = 4
@@ -13,9 +16,7 @@ EVERY = 4
 
 def crowded(backend: Backend, tracking: ms.Tracking, slots: int) -> tuple[ms.StateManager, ms.Rows]:
     """Two running requests one step before both claim, and snapshots in the slots that no admission can use."""
-    mem = ms.StateManager(
-        LAYOUT, slots=slots, max_requests=8, tracking=tracking, backend=backend.name, device=backend.device
-    )
+    mem = on(backend, LAYOUT, slots=slots, max_requests=8, tracking=tracking)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     for _ in range(EVERY if isinstance(tracking, ms.Redirect) else 2 * EVERY - 1):
         mem.settle(mem.plan(rows))
@@ -28,31 +29,24 @@ def crowded(backend: Backend, tracking: ms.Tracking, slots: int) -> tuple[ms.Sta
         mem.release(ending, publish=True)
 
 
-@pytest.mark.parametrize("tracking", [ms.LazyPingPong(EVERY), ms.Redirect(EVERY)], ids=repr)
-def test_B24_dropping_the_shortfall_lets_every_boundary_proceed(backend: Backend, tracking: ms.Tracking) -> None:
+@pytest.mark.parametrize("tracking", [ms.LazyPingPong(EVERY, overwrite=False), ms.Redirect(EVERY)], ids=repr)
+@pytest.mark.parametrize("drop", [True, False])
+def test_B24_boundaries_proceed_whose_shortfall_was_dropped(
+    backend: Backend, drop: bool, tracking: ms.Tracking
+) -> None:
     mem, rows = crowded(backend, tracking, 9)
     lacking = mem.shortfall(rows)
     assert lacking == 2 - mem.free_slots > 0
     kept = list(mem._snapshots.kept.values())
-    mem.drop(kept[:lacking])
-    assert mem.shortfall(rows) == 0
+    mem.drop(kept[: lacking if drop else 0])
+    assert mem.shortfall(rows) == (0 if drop else lacking)
     before = mem.stats()
     mem.settle(mem.plan(rows))
-    after = mem.stats()
-    assert (after.snapshots - before.snapshots, after.degraded) == (2, 0)
-    assert len(mem._snapshots.kept) == len(kept) - lacking
+    after, without = mem.stats(), 0 if drop else lacking
+    assert (after.degraded, after.snapshots - before.snapshots) == (without, 2 - without)
+    assert len(mem._snapshots.kept) == len(kept) - (lacking if drop else 0)
     scan(mem)
     mem.check()
-
-
-@pytest.mark.parametrize("tracking", [ms.LazyPingPong(EVERY, overwrite=False), ms.Redirect(EVERY)], ids=repr)
-def test_B24_what_was_not_dropped_goes_without(backend: Backend, tracking: ms.Tracking) -> None:
-    mem, rows = crowded(backend, tracking, 9)
-    lacking, before = mem.shortfall(rows), mem.stats()
-    mem.settle(mem.plan(rows))
-    after = mem.stats()
-    assert (after.degraded, after.snapshots - before.snapshots) == (lacking, 2 - lacking)
-    scan(mem)
 
 
 @pytest.mark.parametrize("tracking", [ms.NoTracking(EVERY), ms.PingPong(EVERY)], ids=repr)

@@ -1,37 +1,26 @@
 """The audit names what is wrong and nothing else, while requests run; an independent scan of the tensors agrees."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
-from memstate import (
-    AuditReport,
-    LazyPingPong,
-    LeakFound,
-    NoTracking,
-    PingPong,
-    Plane,
-    Redirect,
-    Request,
-    StateLayout,
-    StateManager,
-)
+import memstate as ms
+from memstate import AuditReport, LazyPingPong, LeakFound, NoTracking, PingPong, Plane, Redirect, Request
 from memstate.kernels.dispatch import Backend
 from memstate.slots.inspect import inspect
 from tests.support.build import build
 from tests.support.scan import scan, scan_registers
 
-LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=1)
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+LAYOUT = ms.StateLayout([Plane("s", (4,), torch.float32)], layers=1)
 TRACKINGS = [NoTracking(every=4), PingPong(every=4), LazyPingPong(every=4), Redirect(every=4)]
 
 
-def manager(backend: Backend, slots: int = 20, **more) -> StateManager:  # type: ignore[no-untyped-def]
+def manager(backend: Backend, slots: int = 20, **more) -> ms.StateManager:  # type: ignore[no-untyped-def]
     where = {"device": backend.device, "backend": backend.name}
     return build(LAYOUT, slots=slots, max_requests=4, **({"tracking": Redirect(every=4)} | where | more))
 
 
-def busy(mem: StateManager) -> None:
+def busy(mem: ms.StateManager) -> None:
     """Alice in row 1 and Carol in row 3, each with a snapshot, Carol's published; row 2 is free again."""
     rows = mem.admit([Request("alice"), Request("bob"), Request("carol")])
     for tokens in (4, 1):
@@ -41,7 +30,7 @@ def busy(mem: StateManager) -> None:
     mem.submit()
 
 
-def problems(mem: StateManager) -> list[str]:
+def problems(mem: ms.StateManager) -> list[str]:
     return scan_registers(mem._registers, assert_clean=False).problems
 
 
@@ -120,51 +109,6 @@ def test_B75_a_slot_taken_by_hand_and_dropped_is_named(backend: Backend, positio
     assert problems(mem) == [f"slot {ids[-1]} leaked"]
 
 
-def test_B75_an_emptied_register_is_named_with_its_slot(backend: Backend) -> None:
-    """What `memstate demo --plant-leak` does."""
-    mem = manager(backend)
-    busy(mem)
-    slot = int(mem._registers.table.slots[3])
-    mem._registers.table.slots[3] = 0
-    report = mem.audit()
-    nothing_but(report, leaked=[slot], lost=["row 1 (request 'alice') live"])
-    assert f"slot {slot} leaked" in problems(mem)
-
-
-def test_B76_a_slot_in_two_registers_is_named_with_both_owners(backend: Backend) -> None:
-    """Carol's slot is planted in a lane of Alice's: what was there is a leak, and both names stand in the report."""
-    mem = manager(backend)
-    busy(mem)
-    slots = mem._registers.table.slots
-    lane, live = int(slots[4]), int(slots[9])
-    slots[4] = live
-    nothing_but(
-        mem.audit(),
-        leaked=[lane],
-        double_owned={live: ["row 1 (request 'alice') lane 0", "row 3 (request 'carol') live"]},
-    )
-    assert f"slot {live} has 2 owners: register 4, register 9" in problems(mem)
-
-
-def test_B76_a_row_and_a_snapshot(backend: Backend) -> None:
-    mem = manager(backend)
-    busy(mem)
-    slots = mem._registers.table.slots
-    holder = mem._registers.first_holder
-    shared, gone = int(slots[holder]), int(slots[3])
-    slots[3] = shared
-    owners = ["row 1 (request 'alice') live", f"snapshot {holder} of 4 tokens"]
-    nothing_but(mem.audit(), leaked=[gone], double_owned={shared: owners})
-
-
-def test_B76_a_register_that_the_host_believes_empty(backend: Backend) -> None:
-    mem = manager(backend)
-    busy(mem)
-    slots = mem._registers.table.slots
-    slots[13] = slots[3]
-    nothing_but(mem.audit(), double_owned={int(slots[3]): ["row 1 (request 'alice') live", "register 13"]})
-
-
 def test_G3_a_slot_where_the_host_believes_there_is_none_is_lost_to_everyone(backend: Backend) -> None:
     """One owner, so neither leaked nor shared; but nobody will ever release it: the report may not be clean."""
     mem = manager(backend)
@@ -189,34 +133,52 @@ def test_a_group_and_a_register(backend: Backend) -> None:
         mem._registers.table.slots[3] = gone
 
 
-PLANTED: dict[str, tuple[Callable[[StateManager], None], dict[str, object]]] = {
-    "owned and free": (
-        lambda mem: mem.pool.release([1]),
-        {"owned_but_free": {1: "row 1 (request 'alice') lane 0"}},
-    ),
-    "beyond the pool": (
-        lambda mem: mem._registers.table.slots[3:4].fill_(21),
-        {"foreign": ["row 1 (request 'alice') live"], "leaked": [4]},
-    ),
-    "negative": (
-        lambda mem: mem._registers.table.slots[3:4].fill_(-1),
-        {"foreign": ["row 1 (request 'alice') live"], "leaked": [4]},
-    ),
-    "null slot free": (lambda mem: mem._allocator.bitmap[:1].bitwise_or_(1), {"null_slot_free": True}),
-}
+ALICE, LANE, CAROL = "row 1 (request 'alice') live", "row 1 (request 'alice') lane 0", "row 3 (request 'carol') live"
 
 
-@pytest.mark.parametrize("case", PLANTED)
-def test_other_faults_are_named_too(backend: Backend, case: str) -> None:
-    plant, found = PLANTED[case]
+def plant(mem: ms.StateManager, fault: str) -> dict[str, object]:
+    """Does something wrong, and returns what the audit has to say of it. Alice has slots 4 and 1."""
+    slots, holder = mem._registers.table.slots, mem._registers.first_holder
+    live, lane, carol, kept = (int(slots[register]) for register in (3, 4, 9, holder))
+    assert (live, lane) == (4, 1)
+    if fault == "emptied":  # what `memstate demo --plant-leak` does
+        slots[3] = 0
+        return {"leaked": [live], "lost": [ALICE]}
+    if fault == "in two registers":
+        slots[4] = carol
+        return {"leaked": [lane], "double_owned": {carol: [LANE, CAROL]}}
+    if fault == "row and snapshot":
+        slots[3] = kept
+        return {"leaked": [live], "double_owned": {kept: [ALICE, f"snapshot {holder} of 4 tokens"]}}
+    if fault == "believed empty":
+        slots[13] = live
+        return {"double_owned": {live: [ALICE, "register 13"]}}
+    if fault == "owned and free":
+        mem.pool.release([1])
+        return {"owned_but_free": {1: LANE}}
+    if fault == "null slot free":
+        mem._allocator.bitmap[:1].bitwise_or_(1)
+        return {"null_slot_free": True}
+    slots[3] = {"beyond the pool": 21, "negative": -1}[fault]
+    return {"foreign": [ALICE], "leaked": [live]}
+
+
+FAULTS = (
+    "emptied", "in two registers", "row and snapshot", "believed empty", "owned and free", "null slot free",
+    "beyond the pool", "negative",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_B75_B76_what_is_wrong_is_named_with_its_owners_and_nothing_else(backend: Backend, fault: str) -> None:
     mem = manager(backend)
     busy(mem)
-    assert mem._registers.table.slots[3:5].tolist() == [4, 1]
-    plant(mem)
+    found = plant(mem, fault)
     nothing_but(mem.audit(), **found)
     assert problems(mem) != []
 
 
+@pytest.mark.sample(interpreter=1)
 def test_reference_and_kernel_see_the_same_picture(backend: Backend) -> None:
     """Everything planted at once, read by both."""
     pictures = []

@@ -9,6 +9,7 @@ from tests.support.planes import both_orders, every_snapshot, every_strategy
 from tests.support.scan import scan_registers
 from tests.support.talks import TEXT, Talks
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
 OTHER = [70 + token for token in TEXT]
 
 

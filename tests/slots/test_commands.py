@@ -39,9 +39,8 @@ class Oracle:
         unequal = len(to) != len(of) or bool(set(to) & set(of))
         if operation == "copy":
             return twice or unequal or any(r not in held for r in [*to, *of])
-        return (
-            twice or unequal or len(set(of)) != len(of) or any(r in held for r in to) or any(r not in held for r in of)
-        )
+        twice |= unequal or len(set(of)) != len(of)
+        return twice or any(r in held for r in to) or any(r not in held for r in of)
 
     def apply(self, operation: str, to: list[int], of: list[int]) -> None:
         held = self.held
@@ -75,7 +74,7 @@ def test_B36c_order_of_record_is_order_of_effect(backend: Backend) -> None:
     quick = backend.name == "reference"  # elsewhere a failure is not worth the time it takes to make it small
 
     @given(start=st.sets(st.sampled_from(USABLE), max_size=5), script=scripts, early=st.sets(st.integers(0, 19)))
-    @settings(max_examples=150 if quick else 8, deadline=None, phases=set(Phase) - (set() if quick else {Phase.shrink}))
+    @settings(max_examples=120 if quick else 5, deadline=None, phases=set(Phase) - (set() if quick else {Phase.shrink}))
     def run(start: set[int], script: list[tuple[str, list[tuple[int, int]]]], early: set[int]) -> None:
         bench, oracle = Bench(Backend(backend.name, backend.device)), Oracle()
         for register in sorted(start):
@@ -113,17 +112,6 @@ def step(bench: Bench, oracle: Oracle, operation: str, to: list[int], of: list[i
     assert bench.allocator.free == CAPACITY - len(oracle.held)
 
 
-def test_B36c_publish_a_lane_claim_its_replacement_and_abort_the_row_in_one_go(bench: Bench) -> None:
-    bench.fill(3, 1.0, 9)
-    bench.fill(4, 2.0, 8)
-    bench.buffer.move([9], [4])
-    bench.buffer.claim([4])
-    bench.buffer.release([3, 4, 5])
-    bench.buffer.submit()
-    assert scan_registers(bench.file).labels == {9: 8}
-    assert bench.content(9) == 2.0
-
-
 def test_B36c_copy_from_a_node_evict_it_and_reuse_its_slot(bench: Bench) -> None:
     """The evicted slot is claimed and zeroed by the same buffer: the copy must have read it before."""
     bench.fill(9, 7.0, 512)
@@ -134,19 +122,6 @@ def test_B36c_copy_from_a_node_evict_it_and_reuse_its_slot(bench: Bench) -> None
     bench.buffer.zero(USABLE[1:6])
     bench.buffer.submit()
     assert (bench.content(3), scan_registers(bench.file).labels[3]) == (7.0, 512)
-
-
-def test_B36c_copies_of_copies_and_a_swap_through_a_third(bench: Bench) -> None:
-    bench.fill(3, 1.0, 1)
-    bench.fill(6, 2.0, 2)
-    bench.buffer.claim([9, 10])
-    bench.buffer.copy([9], [3])
-    bench.buffer.copy([3], [6])
-    bench.buffer.copy([6], [9])
-    bench.buffer.copy([10], [6])
-    bench.buffer.submit()
-    assert [bench.content(r) for r in (3, 6, 9, 10)] == [2.0, 1.0, 1.0, 1.0]
-    assert scan_registers(bench.file).labels == {3: 2, 6: 1, 9: 1, 10: 1}
 
 
 def test_B36c_chains_of_moves(bench: Bench) -> None:
@@ -173,6 +148,7 @@ def test_B36c_the_last_value_written_to_a_cell_wins_also_within_one_call(bench: 
     assert bench.file.table.snapshot_at.tolist() == [0, 8, 6]
 
 
+@pytest.mark.sample(interpreter=0)
 def test_G1_the_first_change_of_a_fenced_register_waits_and_all_behind_it(bench: Bench) -> None:
     for register in (3, 6, 9):
         bench.fill(register, float(register), register)
@@ -195,6 +171,7 @@ def test_G1_the_first_change_of_a_fenced_register_waits_and_all_behind_it(bench:
     bench.allocator.check()
 
 
+@pytest.mark.sample(interpreter=0)
 @pytest.mark.parametrize("change", ["move from", "copy from", "copy to", "release", "label"])
 def test_G1_every_change_of_a_fenced_register_waits(bench: Bench, change: str) -> None:
     for register in (3, 6):

@@ -7,6 +7,8 @@ from memstate.kernels.dispatch import Backend
 from tests.support.command_bench import Bench, perform
 from tests.support.scan import scan_registers
 
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+
 
 @pytest.fixture
 def bench(backend: Backend) -> Bench:

@@ -15,7 +15,6 @@ import torch
 from memstate.errors import InvalidArgument
 from memstate.state import presets
 from memstate.state.layout import Plane, StateLayout
-from memstate.state.planes import Planes
 from memstate.state.presets import from_config, state_layers
 
 ORDERS = ("layer_major", "slot_major")
@@ -34,52 +33,30 @@ class Known(NamedTuple):
 
 
 KNOWN = {
-    "qwen3_next": Known(
-        36, (8192, 3), (32, 128, 128), "73.69", "37.69",
+    "qwen3_next": Known(36, (8192, 3), (32, 128, 128), "73.69", "37.69",
         {2: ((4096, 3), (16, 128, 128)), 4: ((2048, 3), (8, 128, 128)), 8: ((1024, 3), (4, 128, 128)),
-         32: ((384, 3), (1, 128, 128))},
-    ),
-    "qwen3_5": Known(
-        48, (10240, 3), (48, 128, 128), "146.81", "74.81",
-        {2: ((5120, 3), (24, 128, 128)), 4: ((2560, 3), (12, 128, 128)), 8: ((1280, 3), (6, 128, 128))},
-    ),
-    "nemotron_h": Known(
-        24, (10240, 3), (128, 64, 128), "97.41", "49.41",
+         32: ((384, 3), (1, 128, 128))}),
+    "qwen3_5": Known(48, (10240, 3), (48, 128, 128), "146.81", "74.81",
+        {2: ((5120, 3), (24, 128, 128)), 4: ((2560, 3), (12, 128, 128)), 8: ((1280, 3), (6, 128, 128))}),
+    "nemotron_h": Known(24, (10240, 3), (128, 64, 128), "97.41", "49.41",
         {2: ((5120, 3), (64, 64, 128)), 4: ((2560, 3), (32, 64, 128)), 8: ((1280, 3), (16, 64, 128)),
-         16: ((768, 3), (8, 64, 128))},
-    ),
-    "falcon_h1": Known(
-        32, (8704, 3), (128, 64, 256), "257.59", "129.59",
-        {2: ((4608, 3), (64, 64, 256)), 4: ((2560, 3), (32, 64, 256)), 8: ((1536, 3), (16, 64, 256))},
-    ),
-    "granite_hybrid": Known(
-        36, (4352, 3), (64, 64, 128), "72.90", "36.90",
-        {2: ((2304, 3), (32, 64, 128)), 4: ((1280, 3), (16, 64, 128)), 8: ((768, 3), (8, 64, 128))},
-    ),
-    "kimi_linear": Known(
-        20, (3, 12288), (32, 128, 128), "41.41", "21.41",
-        {2: ((3, 6144), (16, 128, 128)), 4: ((3, 3072), (8, 128, 128)), 8: ((3, 1536), (4, 128, 128))},
-    ),
-    "lfm2": Known(
-        10, (2048, 2), None, "0.08", "0.08",
-        {2: ((1024, 2), None), 4: ((512, 2), None), 8: ((256, 2), None)},
-    ),
-    "falcon_mamba": Known(
-        64, (8192, 3), (8192, 16), "35.00", "19.00",
-        {2: ((4096, 3), (4096, 16)), 4: ((2048, 3), (2048, 16)), 8: ((1024, 3), (1024, 16))},
-    ),
-    "bamba": Known(
-        29, (8448, 3), (128, 64, 128), "117.40", "59.40",
-        {2: ((4352, 3), (64, 64, 128)), 4: ((2304, 3), (32, 64, 128)), 8: ((1280, 3), (16, 64, 128))},
-    ),
-    "codestral_mamba": Known(
-        64, (10240, 3), (128, 64, 128), "259.75", "131.75",
-        {2: ((5120, 3), (64, 64, 128)), 4: ((2560, 3), (32, 64, 128)), 8: ((1280, 3), (16, 64, 128))},
-    ),
-    "mamba": Known(
-        64, (5120, 3), (5120, 16), "21.88", "11.88",
-        {2: ((2560, 3), (2560, 16)), 4: ((1280, 3), (1280, 16)), 8: ((640, 3), (640, 16))},
-    ),
+         16: ((768, 3), (8, 64, 128))}),
+    "falcon_h1": Known(32, (8704, 3), (128, 64, 256), "257.59", "129.59",
+        {2: ((4608, 3), (64, 64, 256)), 4: ((2560, 3), (32, 64, 256)), 8: ((1536, 3), (16, 64, 256))}),
+    "granite_hybrid": Known(36, (4352, 3), (64, 64, 128), "72.90", "36.90",
+        {2: ((2304, 3), (32, 64, 128)), 4: ((1280, 3), (16, 64, 128)), 8: ((768, 3), (8, 64, 128))}),
+    "kimi_linear": Known(20, (3, 12288), (32, 128, 128), "41.41", "21.41",
+        {2: ((3, 6144), (16, 128, 128)), 4: ((3, 3072), (8, 128, 128)), 8: ((3, 1536), (4, 128, 128))}),
+    "lfm2": Known(10, (2048, 2), None, "0.08", "0.08",
+        {2: ((1024, 2), None), 4: ((512, 2), None), 8: ((256, 2), None)}),
+    "falcon_mamba": Known(64, (8192, 3), (8192, 16), "35.00", "19.00",
+        {2: ((4096, 3), (4096, 16)), 4: ((2048, 3), (2048, 16)), 8: ((1024, 3), (1024, 16))}),
+    "bamba": Known(29, (8448, 3), (128, 64, 128), "117.40", "59.40",
+        {2: ((4352, 3), (64, 64, 128)), 4: ((2304, 3), (32, 64, 128)), 8: ((1280, 3), (16, 64, 128))}),
+    "codestral_mamba": Known(64, (10240, 3), (128, 64, 128), "259.75", "131.75",
+        {2: ((5120, 3), (64, 64, 128)), 4: ((2560, 3), (32, 64, 128)), 8: ((1280, 3), (16, 64, 128))}),
+    "mamba": Known(64, (5120, 3), (5120, 16), "21.88", "11.88",
+        {2: ((2560, 3), (2560, 16)), 4: ((1280, 3), (1280, 16)), 8: ((640, 3), (640, 16))}),
 }  # fmt: skip
 
 
@@ -126,19 +103,6 @@ def test_bytes_per_slot_are_those_of_the_table(name, order):
     assert {plane.name: plane.dtype for plane in preset(name).planes}["conv"] == torch.bfloat16
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", KNOWN)
-def test_a_storage_of_one_layer_allocates_exactly_the_arithmetic(name, order, backend):
-    layout = replace(preset(name, order=order), layers=1)
-    storage = Planes(layout, 2, backend)
-    assert tuple(arena.untyped_storage().nbytes() for arena in storage.arenas) == layout.arena_bytes(2)
-    one = size(KNOWN[name].conv, 2) + size(KNOWN[name].ssm, 4)
-    assert storage.nbytes == 3 * one and storage.nbytes * KNOWN[name].layers == 3 * preset(name).bytes_per_slot
-    assert {name: tuple(view.shape[2:]) for name, view in storage.items()} == {
-        plane.name: plane.shape for plane in layout.planes
-    }
-
-
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_rank_holds_what_an_engine_gives_it(name):
     for ranks, expected in KNOWN[name].shards.items():
@@ -180,12 +144,7 @@ OTHERS = (
     ({"model_type": "kimi_linear"}, 21, (3, 12288), (32, 128, 128)),
     ({"model_type": "zamba2", "n_mamba_heads": 80}, 54, (5248, 3), (80, 64, 64)),
     ({"model_type": "jamba"}, 28, (8192, 3), (8192, 16)),
-    (
-        {"model_type": "lfm2_moe", "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
-        2,
-        (2048, 2),
-        None,
-    ),
+    ({"model_type": "lfm2_moe", "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, 1, (2048, 2), None),
     ({"model_type": "mamba", "conv_kernel": 1}, 32, (1536, 0), (1536, 16)),
     ({"model_type": "nemotron_h"}, 1, (10240, 3), (128, 64, 128)),
 )
@@ -198,10 +157,8 @@ def test_other_types_by_their_classes(fields, layers, conv, ssm):
 
 
 def test_every_known_type_is_tried_with_its_class():
-    tried = {fields["model_type"] for fields in presets.CHECKPOINTS.values()} | {
-        entry[0]["model_type"] for entry in OTHERS
-    }
-    assert set(presets.READERS) <= tried
+    tried = [*presets.CHECKPOINTS.values(), *(fields for fields, *_ in OTHERS)]
+    assert set(presets.READERS) <= {fields["model_type"] for fields in tried}
 
 
 @pytest.mark.parametrize(
@@ -252,18 +209,12 @@ class SelfNested:
         (SimpleNamespace, "expected a configuration object or a dict"),
         ({"model_type": "two", "text_config": "qwen3_next"}, "'qwen3_next': expected a configuration object or a dict"),
         (SelfNested(), "model_type 'two': the known ones are"),
-        (
-            {"model_type": "qwen3_next", "num_hidden_layers": 48},
-            "qwen3_next without layer_types, .*full_attention_inte",
-        ),
+        ({"model_type": "qwen3_next", "num_hidden_layers": 48}, "qwen3_next without layer_types, .*full_attention_int"),
         ({"model_type": "mamba"}, "mamba with num_hidden_layers = None"),
         ({**presets.CHECKPOINTS["lfm2"], "conv_L_cache": 0}, "lfm2 with conv_L_cache = 0: expected a number"),
         ({**presets.CHECKPOINTS["lfm2"], "hidden_size": True}, "lfm2 with hidden_size = True"),
         ({**presets.CHECKPOINTS["lfm2"], "layer_types": ["full_attention"] * 16}, "no layer of this configuration"),
-        (
-            {"model_type": "kimi_linear", "layer_types": ["linear_attention"]},
-            "linear_num_heads = None, linear_attn_config.num_heads = None",
-        ),
+        ({"model_type": "kimi_linear", "layer_types": ["linear_attention"]}, "linear_attn_config.num_heads = None"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_name(config, message):
@@ -281,11 +232,7 @@ def test_what_cannot_be_read_is_refused_by_name(config, message):
         ("lfm2", {"layer_types": []}, "num_hidden_layers = 16: expected the 0 that layer_types"),
         ("lfm2", {"layer_types": "conv"}, "num_hidden_layers = 16: expected the 4"),
         ("lfm2", {"layer_types": [1] * 16}, "layer_types = .*: expected a list with the kind of each layer"),
-        (
-            "lfm2",
-            {"num_hidden_layers": 4},
-            r"full_attn_idxs = \[2, 5, .*: .* from 0 to 3, because num_hidden_layers = 4",
-        ),
+        ("lfm2", {"num_hidden_layers": 4}, r"full_attn_idxs = \[2, 5, .*: .* 0 to 3, because num_hidden_layers = 4"),
         ("lfm2", {"full_attn_idxs": 6}, "full_attn_idxs = 6: expected a list of numbers from 0 to 15"),
         ("lfm2", {"full_attn_idxs": [2, 2]}, r"full_attn_idxs = \[2, 2\]: expected each number once"),
         ("bamba", {"attn_layer_indices": [9, 32]}, r"attn_layer_indices = \[9, 32\]: expected .* from 0 to 31"),
@@ -294,18 +241,14 @@ def test_what_cannot_be_read_is_refused_by_name(config, message):
         ("kimi_linear", {"num_hidden_layers": 20}, r"kda_layers = \[1, .*: expected a list of numbers from 1 to 20"),
         (
             "kimi_linear",
-            {"linear_attn_config": {"kda_layers": [1, 2, 3], "full_attn_layers": [3, 4]}},
-            r"layers \[3\] in one of the two",
+            {"linear_attn_config": {"kda_layers": [1, 3], "full_attn_layers": [3]}},
+            r"layers \[3\] in one",
         ),
         ("qwen3_next", {"full_attention_interval": 0}, "full_attention_interval = 0"),
         # which dimensions
         ("qwen3_next", {"linear_num_value_heads": 24}, "linear_num_value_heads = 24, linear_num_key_heads = 16"),
         ("nemotron_h", {"n_groups": 3}, "mamba_num_heads = 128, n_groups = 3: expected the first to be a multiple"),
-        (
-            "falcon_h1",
-            {"mamba_d_ssm": 8193},
-            "mamba_n_heads = 128, mamba_d_head = 64, mamba_d_ssm = 8193: .* 8193 chan",
-        ),
+        ("falcon_h1", {"mamba_d_ssm": 8193}, "mamba_n_heads = 128, mamba_d_head = 64, mamba_d_ssm = 8193: .* 8193 ch"),
         ("falcon_h1", {"mamba_d_ssm": 1000, "mamba_d_head": "auto"}, "mamba_d_ssm = 1000: expected heads of one size"),
         ("granite_hybrid", {"mamba_d_head": None, "hidden_size": 2047}, "mamba_expand = 2, hidden_size = 2047"),
         ("bamba", {"mamba_d_head": 32}, "mamba_d_head = 32, mamba_expand = 2, hidden_size = 4096: .* 8192 channels"),
@@ -335,10 +278,8 @@ def test_lists_of_layers_that_a_class_derives_are_derived_from_what_it_writes(ki
 
 
 def test_numbers_of_numpy_are_numbers():
-    fields = {
-        name: np.int64(value) if isinstance(value, int) else value
-        for name, value in presets.CHECKPOINTS["lfm2"].items()
-    }
+    lfm2 = presets.CHECKPOINTS["lfm2"]
+    fields = {name: np.int64(value) if isinstance(value, int) else value for name, value in lfm2.items()}
     fields["full_attn_idxs"] = [np.int32(layer) for layer in fields["full_attn_idxs"]]
     layout = from_config(fields, ranks=np.int64(2))
     assert layout == presets.lfm2(ranks=2) and type(layout.layers) is type(layout.planes[0].shape[0]) is int
@@ -378,17 +319,9 @@ def test_ranks_that_do_not_divide_are_refused_with_the_part():
         presets.lfm2(ranks=0)
 
 
-@pytest.mark.parametrize(
-    "name", ["nemotron_h", "qwen3_5", "granite_hybrid", "kimi_linear", "falcon_h1", "bamba", "mamba"]
-)
-def test_the_defaults_of_a_class_are_not_its_checkpoint(name):
-    default = transformers_config({"model_type": presets.CHECKPOINTS[name]["model_type"]})
-    assert from_config(default) != preset(name)
-
-
 def test_presets_need_no_transformers():
     code = (
-        "import sys; sys.modules['transformers'] = None\nimport memstate as ms\nprint(ms.presets.qwen3_next(ranks=8))"
+        "import sys; sys.modules['transformers'] = None; import memstate as ms; print(ms.presets.qwen3_next(ranks=8))"
     )
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)

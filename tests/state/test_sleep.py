@@ -9,7 +9,6 @@ import torch
 from memstate import LazyPingPong, NoTracking, Redirect, Request, StateManager
 from memstate.errors import Asleep, InvalidArgument, LayoutMismatch
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import TILE_BYTES
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from tests.kernels.test_copy import LAYOUTS, ORDERS, SMALL, packet_of
@@ -112,14 +111,11 @@ def test_given_memory_is_released_and_brought_back_by_the_engine(backend, genera
                 memory, offset, stride = engine.places[name, layer]
                 place = slice(offset + slot * stride, offset + slot * stride + engine.plane[name].nbytes)
                 fresh[memory][place] = kept[memory][place]
-    engine.expect(0, None)
-    engine.check()  # foreign bytes are as the engine left them
+    engine.expect_all((0, None))  # foreign bytes are as the engine left them
     assert not torch.equal(storage.plane_map.tiles[:, 0], tiles[:, 0])
     storage.copy(engine.ids(2), engine.ids(3))
     storage.copy(engine.ids(4), engine.ids(1), planes=["ssm"])
-    engine.expect(2, 3)
-    engine.expect(4, 1, ("ssm",))
-    engine.check()
+    engine.expect_all((2, 3), (4, 1, ("ssm",)))
     assert part is storage.only(["ssm"])
     for info in storage.buffer_infos():
         memory, offset, _ = engine.places[info.plane, info.layer]
@@ -173,18 +169,14 @@ def test_everything_that_touches_bytes_is_refused_while_asleep(backend, generato
     assert backend.counts.syncs == 1
     some, batch = ids(storage, 1), torch.zeros(2, 1, 2, 3, device=backend.device)
     calls = {
-        "copy": lambda: storage.copy(some, some),
-        "zero": lambda: storage.zero(some),
+        "copy": lambda: storage.copy(some, some), "zero": lambda: storage.zero(some),
         "run_data": lambda: storage.run_data(some, packet_of([(0, 0)], backend.device)),
-        "scrub_null": storage.scrub_null,
-        "gather": lambda: storage.gather("ssm", some),
+        "scrub_null": storage.scrub_null, "gather": lambda: storage.gather("ssm", some),
         "scatter": lambda: storage.scatter("ssm", some, batch),
         "scatter_accepted": lambda: storage.scatter_accepted("ssm", batch[:, :, None], some, some, some, some),
         "scatter_inputs": lambda: storage.scatter_inputs("conv", batch, some, some, some, some),
-        "planes": lambda: storage.only(["ssm"]),
-        "buffer_infos": storage.buffer_infos,
-        "sleep": storage.sleep,
-    }
+        "planes": lambda: storage.only(["ssm"]), "buffer_infos": storage.buffer_infos, "sleep": storage.sleep,
+    }  # fmt: skip
     for name, call in calls.items():
         with pytest.raises(Asleep, match=rf"^{name}: the states sleep: call wake\(\) first$"):
             call()
@@ -214,19 +206,6 @@ def test_arenas_from_elsewhere_are_not_released(backend, generator):
     assert same(contents(storage), before) and memory[taken[-1] :].tolist() == [9] * (4096 - taken[-1])
 
 
-def test_B38_a_plane_of_several_tiles_moves_whole_after_waking(backend, generator):
-    layout = StateLayout([Plane("ssm", (TILE_BYTES // 2 + 3,), torch.bfloat16)], 1)
-    engine = Engine(layout, 2, backend, generator, "slots", unit=2)
-    storage = engine.storage()
-    storage.sleep()
-    engine.memory[0].untyped_storage().resize_(engine.memory[0].nbytes + 64)
-    engine.memory[0].copy_(engine.expected[0])
-    storage.wake()
-    storage.copy(engine.ids(2), engine.ids(1))
-    engine.expect(2, 1)
-    engine.check()
-
-
 def test_memory_that_numpy_shares_is_not_released_in_part(generator):
     """torch cannot release what numpy looks at; found before the first arena is given up."""
     layout = StateLayout([Plane("a", (4,), torch.float32), Plane("b", (4,), torch.float32)], 1)
@@ -245,9 +224,8 @@ def test_a_manager_that_is_given_up_gives_its_memory_back_at_once(backend, track
     layout = StateLayout([Plane("a", (4,), torch.float32)], 1)
     gc.disable()
     try:
-        mem = StateManager(
-            layout, slots=4, max_requests=1, tracking=tracking, device=backend.device, backend=backend.name
-        )
+        given = {"tracking": tracking, "device": backend.device, "backend": backend.name}
+        mem = StateManager(layout, slots=4, max_requests=1, **given)
         mem.settle(mem.plan(mem.admit([Request("a")])))
         arena = weakref.ref(mem.planes.arenas[0])
         assert arena() is not None

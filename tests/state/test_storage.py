@@ -16,16 +16,17 @@ ORDERS = ("layer_major", "slot_major")
 
 
 def hybrid(order: str, layers: int = 2) -> StateLayout:
-    planes = (
-        Plane("conv", (3, 5), torch.bfloat16),
-        Plane("ssm", (2, 3, 3), torch.float32),
-        Plane("none", (0, 4), torch.float32),
-    )
-    return StateLayout(planes, layers, order)
+    conv, ssm = Plane("conv", (3, 5), torch.bfloat16), Plane("ssm", (2, 3, 3), torch.float32)
+    return StateLayout((conv, ssm, Plane("none", (0, 4), torch.float32)), layers, order)
 
 
 def ids(backend, *slots: int) -> torch.Tensor:
     return torch.tensor(slots, dtype=torch.int32, device=backend.device)
+
+
+def random_bytes(storage: Planes, generator: torch.Generator) -> None:
+    for arena in storage.arenas:
+        arena.copy_(torch.randint(1, 256, arena.shape, dtype=torch.uint8, generator=generator))
 
 
 class Allocations(TorchDispatchMode):
@@ -84,9 +85,8 @@ def test_a_plane_of_one_layer_is_dense_in_layer_major(backend):
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_tiles_are_multiples_of_16_and_at_most_one_unit_of_work(backend, order):
-    layout = StateLayout(
-        [Plane("ssm", (TILE_BYTES // 2 + 5,), torch.float32), Plane("conv", (3,), torch.int8)], 2, order
-    )
+    planes = [Plane("ssm", (TILE_BYTES // 2 + 5,), torch.float32), Plane("conv", (3,), torch.int8)]
+    layout = StateLayout(planes, 2, order)
     storage = Planes(layout, 2, backend)
     table = storage.plane_map.tiles.tolist()
     assert all(value % 16 == 0 for tile in table for value in tile)
@@ -94,6 +94,7 @@ def test_tiles_are_multiples_of_16_and_at_most_one_unit_of_work(backend, order):
     assert sum(length for _, _, length in table) == layout.bytes_per_slot
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.float16, torch.int8, torch.float8_e5m2, torch.bool, torch.complex128]
@@ -118,8 +119,7 @@ def test_a_layout_without_any_byte_works(backend, order):
 @pytest.mark.parametrize("order", ORDERS)
 def test_B20_a_zeroed_slot_is_zero_in_every_plane_and_its_neighbours_keep_every_byte(backend, order, generator):
     storage = Planes(hybrid(order), 5, backend)
-    for arena in storage.arenas:
-        arena.copy_(torch.randint(1, 256, arena.shape, dtype=torch.uint8, generator=generator))
+    random_bytes(storage, generator)
     before = {name: plane.clone() for name, plane in storage.items()}
     storage.zero(ids(backend, 4, 0, 2, -1, 6))
     for name, plane in storage.items():
@@ -168,17 +168,14 @@ def test_traffic_counts_the_bytes_that_the_host_knows(backend):
 def test_B37_some_planes_are_copied_alone_and_counted_exactly(backend, order, names, generator):
     layout = hybrid(order)
     storage = Planes(layout, 4, backend)
-    for arena in storage.arenas:
-        arena.copy_(torch.randint(0, 256, arena.shape, dtype=torch.uint8, generator=generator))
+    random_bytes(storage, generator)
     expected = {name: plane.view(torch.uint8).clone() for name, plane in storage.items()}
     backend.counts.reset()
     storage.copy(ids(backend, 4, 2, 0), ids(backend, 1, 2, 3), planes=names, due=1)
     for name in names:
         expected[name][:, 4] = expected[name][:, 1]
     assert all(torch.equal(plane.view(torch.uint8), expected[name]) for name, plane in storage.items())
-    assert storage.traffic.copied == 2 * sum(
-        layout.block_bytes(plane) for plane in layout.planes if plane.name in names
-    )
+    assert storage.traffic.copied == 2 * sum(layout.block_bytes(p) for p in layout.planes if p.name in names)
     assert backend.counts.launches == {"copy_slots": 1}
     assert storage.only(names) is storage.only(set(names)) and storage.only(names).unit == 16
     assert (storage.only(names) is storage.plane_map) == (len(names) == 3)
@@ -187,8 +184,7 @@ def test_B37_some_planes_are_copied_alone_and_counted_exactly(backend, order, na
 @pytest.mark.parametrize("order", ORDERS)
 def test_buffer_infos_say_where_every_slot_lies(backend, order, generator):
     storage = Planes(hybrid(order), 4, backend)
-    for arena in storage.arenas:
-        arena.copy_(torch.randint(0, 256, arena.shape, dtype=torch.uint8, generator=generator))
+    random_bytes(storage, generator)
     infos = storage.buffer_infos()
     assert sorted((info.plane, info.layer) for info in infos) == [("conv", 0), ("conv", 1), ("ssm", 0), ("ssm", 1)]
     for info in infos:
@@ -254,13 +250,8 @@ def test_B40_skipped_entries_are_no_overlap(dst, src):
 def test_B7_ids_that_a_kernel_cannot_take_are_refused(backend):
     storage = Planes(hybrid("layer_major"), 7, backend)
     good = ids(backend, 1, 2)
-    for bad in (
-        good.float(),
-        good.to(torch.int16),
-        good.view(2, 1),
-        torch.stack([good, good], 1)[:, 0],
-        good.to("meta"),
-    ):
+    apart = torch.stack([good, good], 1)[:, 0]
+    for bad in (good.float(), good.to(torch.int16), good.view(2, 1), apart, good.to("meta")):
         with pytest.raises(InvalidArgument, match="src"):
             storage.copy(good, bad)
         with pytest.raises(InvalidArgument, match="ids"):
@@ -273,14 +264,9 @@ def test_B7_ids_that_a_kernel_cannot_take_are_refused(backend):
 def test_arenas_that_do_not_fit_are_refused(backend):
     layout = StateLayout([Plane("ssm", (4,), torch.float32)], 1)
     whole = torch.empty(1024, dtype=torch.uint8, device=backend.device)
-    for bad in (
-        lambda n: whole[:n].view(torch.int8),
-        lambda n: whole[: n + 16],
-        lambda n: whole[8 : n + 8],
-        lambda n: whole[: 2 * n : 2],
-    ):
+    for bad in (whole[:64].view(torch.int8), whole[:80], whole[8:72], whole[:128:2]):
         with pytest.raises(LayoutMismatch, match="arena"):
-            Planes(layout, 3, backend, allocate=bad)
+            Planes(layout, 3, backend, allocate=lambda n, bad=bad: bad)
     with pytest.raises(InvalidArgument, match="slots=0"):
         Planes(layout, 0, backend)
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from memstate import Forward, Pages, StateLayout, StateManager
+from memstate.kernels.dispatch import Backend
 
 PAGES = {"pages": "count", "page_size": "size", "pages_per_row": "per_row"}
 FORWARD = ("in_place", "speculation", "direct_hits")
@@ -17,3 +18,8 @@ def build(layout: StateLayout, **given: Any) -> StateManager:
     if forward:
         given["forward"] = Forward(**forward)
     return StateManager(layout, **given)
+
+
+def on(backend: Backend, layout: StateLayout, **given: Any) -> StateManager:
+    """The same on a backend."""
+    return build(layout, backend=backend.name, device=backend.device, **given)

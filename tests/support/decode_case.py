@@ -1,15 +1,18 @@
 """A step of a decode kernel in poisoned memory: what its answer may not depend on, and what it may not change."""
 
 import mmap
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
+from tests.support.recurrences import Array, Rounded, float64
 
 SLOTS = 8
 GUARD = 48  # bytes before, between and behind the slots; a multiple of 16 that is no power of two
@@ -38,7 +41,8 @@ def rubbish(nbytes: int, device: torch.device, generator: torch.Generator) -> Te
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    a, b = (tensor.flatten().contiguous().view(torch.uint8) for tensor in (a, b))
+    return torch.equal(a, b)
 
 
 class Memory:
@@ -129,6 +133,56 @@ class Case:
         chosen = [self.rows[i] for i in rows]
         real = [row._replace(tokens=min(max(row.tokens - start, 0), stop - start)) for row in chosen]
         return replace(self, rows=real, inputs=inputs)
+
+
+def fill_rows(
+    memory: Memory, rows: list[Row], tokens: int, shapes: dict[str, tuple[tuple[int, ...], torch.dtype]],
+    generator: torch.Generator, value: Callable[[str, Tensor], Tensor] = lambda _, normal: normal,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Random states in the slots that real rows read, random inputs for their real tokens, rubbish everywhere else.
+
+    shapes: of each input behind `batch token`, and its dtype. value: makes an input of normal numbers.
+    """
+    made = {}
+    for name, (shape, dtype) in shapes.items():
+        whole = torch.empty((len(rows), tokens, *shape), dtype=dtype)
+        made[name] = whole = rubbish(whole.nbytes, memory.state.device, generator).view(dtype).view(whole.shape)
+        for i, row in enumerate(rows):
+            if row.write > 0:
+                whole[i, : row.tokens] = value(name, torch.randn((row.tokens, *shape), generator=generator)).to(whole)
+    for slot in {row.read for row in rows if row.write > 0 and row.read > 0}:
+        memory.fill(slot, torch.randn(memory.state.shape[1:], generator=generator))
+    return made
+
+
+Pairs = Iterator[tuple[Tensor, Array, Rounded | None]]
+
+
+def check_step(case: Case, backend: Backend, stated: Callable[[Case, int, int, Array, Tensor], Pairs]) -> Tensor:
+    """A step: numbers within their bounds, equal snapshots, zeros and unchanged bytes elsewhere.
+
+    stated: of a row, its real tokens, the state it read and the output: what was computed, what is exact, and how far
+    the two may be apart; without a bound not a bit.
+    """
+    state, before = case.memory.state, case.memory.state.clone()
+    out = case.step(backend)
+    changed: set[int] = set()
+    for i, row in enumerate(case.rows):
+        real = row.tokens if row.write > 0 else 0
+        assert not out[i, real:].any()
+        if row.write <= 0:
+            continue
+        changed |= {slot for slot in (row.write, row.snapshot) if slot > 0}
+        old = float64(before[row.read]) if row.read > 0 else np.zeros(state.shape[1:])
+        for got, exact, bound in stated(case, i, real, old, out):
+            if bound is None:
+                assert same_bits(got.cpu(), torch.from_numpy(exact.copy()).to(got.dtype))
+            else:
+                assert (np.abs(float64(got) - exact) <= bound.stored(got.dtype, backend.name).error).all()
+        if row.snapshot > 0:
+            assert same_bits(state[row.snapshot], state[row.write])
+    case.memory.check_changed_only(changed)
+    return out
 
 
 def check_rows_alone(case: Case, backend: Backend) -> None:

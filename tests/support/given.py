@@ -92,6 +92,12 @@ class Engine:
                     torch.tensor(0) if src is None else self.bytes_of(name, layer, src)
                 )
 
+    def expect_all(self, *moves: tuple[int, int | None] | tuple[int, int | None, tuple[str, ...]]) -> None:
+        """What these slots hold now; every other byte is as before."""
+        for move in moves:
+            self.expect(*move)
+        self.check()
+
     def check(self) -> None:
         """Every byte is as expected, also those that are not memstate's."""
         for whole, expected in zip(self.memory, self.expected, strict=True):

@@ -15,6 +15,10 @@ TINY = 2.0**-126  # a GPU may flush what is smaller to zero
 HUGE = 2.0**126
 
 
+def float64(tensor: torch.Tensor) -> Array:
+    return tensor.double().cpu().numpy()
+
+
 def gated_delta(
     q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array, scale: float
 ) -> tuple[Array, Array]:

@@ -1,0 +1,238 @@
+"""What all decode steps promise: the answer, whatever the batch, the chunks and the memory are, and no other byte."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from memstate.kernels.dispatch import Backend
+from tests.kernels import test_conv, test_gated_delta, test_selective
+from tests.support.decode_case import (
+    COINCIDING,
+    Case,
+    Row,
+    check_chunks,
+    check_misfit,
+    check_rows_alone,
+    far_apart,
+    same_bits,
+)
+from tests.support.kernel_runs import nothing_allocated
+
+
+class Kind(NamedTuple):
+    """A kind of step: what builds one, what compares one with its statement, and settings of a small one."""
+
+    make: Callable[..., Case]
+    run: Callable[[Case, Backend], Tensor]
+    small: dict[str, Any]
+
+
+DIMS = {"dims": (1, 1, 8, 8)}
+KINDS = {
+    "conv": Kind(test_conv.build, test_conv.run, {"channels": 12}),
+    "conv, channel major": Kind(partial(test_conv.build, channel_major=True), test_conv.run, {"channels": 12}),
+    "gdn": Kind(test_gated_delta.build, test_gated_delta.run, DIMS),
+    "kda": Kind(partial(test_gated_delta.build, per_key=True), test_gated_delta.run, DIMS),
+    "mamba2": Kind(test_selective.build, test_selective.run, DIMS),
+    "mamba1": Kind(partial(test_selective.build, kind="mamba1"), test_selective.run, DIMS),
+}
+DTYPES = {
+    "fp32": (torch.float32, torch.float32),
+    "bf16": (torch.bfloat16, torch.bfloat16),
+    "fp16 states of fp32": (torch.float16, torch.float32),
+    "fp32 states of bf16": (torch.float32, torch.bfloat16),
+}
+
+each_kind = pytest.mark.parametrize("kind", KINDS)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def made(kind: str, backend: Backend, generator: torch.Generator, **settings: Any) -> Case:
+    return KINDS[kind].make(backend, generator, **settings)
+
+
+@each_kind
+@each_dtype
+def test_G2_a_mixed_batch_agrees_with_its_statement(
+    backend: Backend, generator: torch.Generator, kind: str, dtype: str
+) -> None:
+    """Kernel and reference on the same inputs: each within the bound, so within twice the bound of the other.
+
+    A state is rounded only when it is stored: outputs of fp32 are within a bound that rounding between tokens exceeds.
+    """
+    state, inputs = DTYPES[dtype]
+    case = made(kind, backend, generator, state=state, inputs=inputs)
+    if backend.name != "reference":
+        KINDS[kind].run(case.twin(), Backend("reference", backend.device))
+    KINDS[kind].run(case, backend)
+
+
+@each_kind
+def test_G2_repeats_bit_for_bit(backend: Backend, generator: torch.Generator, kind: str) -> None:
+    """Also where the output is not given but made."""
+    first = made(kind, backend, generator)
+    second = first.twin()
+    assert same_bits(first.step(backend), getattr(backend, second.op)(**second.arguments()))
+    assert same_bits(first.memory.whole, second.memory.whole)
+
+
+@each_kind
+def test_G2_a_row_does_not_depend_on_the_batch(backend: Backend, generator: torch.Generator, kind: str) -> None:
+    state = torch.bfloat16 if kind in ("conv", "gdn", "mamba1") else torch.float32
+    check_rows_alone(made(kind, backend, generator, state=state, **KINDS[kind].small), backend)
+
+
+@each_kind
+@pytest.mark.parametrize("cuts", [[0, 1, 2, 3], [0, 1, 3], [0, 2, 3]], ids=str)
+def test_G2_chunking_changes_no_bits(backend: Backend, generator: torch.Generator, kind: str, cuts: list[int]) -> None:
+    """With any state that holds the inputs exactly, or all of the state."""
+    dtype = torch.bfloat16 if kind == "conv, channel major" else torch.float32
+    check_chunks(made(kind, backend, generator, state=dtype, inputs=dtype, **KINDS[kind].small), backend, cuts)
+
+
+@each_kind
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_counts_beyond_the_step(backend: Backend, generator: torch.Generator, kind: str, dtype: torch.dtype) -> None:
+    counts = {9: 2, -3: 0} | ({2**32 + 1: 2, 1 - 2**32: 0, -(2**63): 0} if dtype is torch.int64 else {})
+    case = made(
+        kind, backend, generator, rows=[Row(1, 2 + i, tokens=2) for i in range(len(counts))], tokens=2,
+        **KINDS[kind].small,
+    )  # fmt: skip
+    strange, plain = case.twin(), case.twin()
+    plain.rows = [row._replace(tokens=n) for row, n in zip(case.rows, counts.values(), strict=True)]
+    column = torch.tensor(list(counts), dtype=dtype, device=backend.device)
+    out = getattr(backend, case.op)(**(strange.arguments() | {"tokens": column}))
+    assert same_bits(out, plain.step(backend))
+    assert same_bits(strange.memory.whole, plain.memory.whole)
+
+
+@each_kind
+def test_B14_padded_rows_change_nothing(backend: Backend, generator: torch.Generator, kind: str) -> None:
+    """A batch that is all padding, whatever its other columns say: zeros out, and every byte as it was."""
+    rows = [row for null in (0, -1, -7) for row in (Row(null, null, null), Row(1, null, 2), Row(3, null, 3, 1))]
+    case = made(kind, backend, generator, rows=rows)
+    assert not KINDS[kind].run(case, backend).any()
+    case.memory.check_changed_only(set())
+
+
+@each_kind
+def test_B15_one_token_from_nothing_is_no_padding(backend: Backend, generator: torch.Generator, kind: str) -> None:
+    case = made(kind, backend, generator, rows=[Row(0, 1, tokens=1), Row(0, 0, tokens=1)], tokens=1)
+    assert bool(KINDS[kind].run(case, backend)[0].any()) and bool(case.memory.state[1].any())
+
+
+@each_kind
+def test_B16_null_reads_as_zeros(backend: Backend, generator: torch.Generator, kind: str) -> None:
+    """Slot 0 and what lies before it are NaN here: a single byte of either would show."""
+    case = made(
+        kind, backend, generator, rows=[Row(0, 1), Row(0, 0), Row(0, 2, 3, 0), Row(-1, 4), Row(-1, 0), Row(-1, 5, 6, 0)]
+    )
+    out = KINDS[kind].run(case, backend)
+    assert bool(out[::3].isfinite().all()) and not out[[1, 2, 4, 5]].any()
+    assert not case.memory.state[[2, 3, 5, 6]].any()  # no token and nothing read: a state of zeros
+
+
+@each_kind
+@pytest.mark.parametrize("row", COINCIDING, ids=lambda row: str(row[:3]))
+def test_B40_slots_of_one_row_may_coincide(backend: Backend, generator: torch.Generator, kind: str, row: Row) -> None:
+    """Beside a row without tokens whose slots, three further on, coincide the same way."""
+    other = Row(*(slot + 3 if slot > 0 else slot for slot in row[:3]), tokens=0)
+    KINDS[kind].run(
+        made(kind, backend, generator, rows=[row._replace(tokens=2), other], tokens=2, **KINDS[kind].small), backend
+    )
+
+
+@each_kind
+def test_B40_rows_may_read_one_slot(backend: Backend, generator: torch.Generator, kind: str) -> None:
+    """Several requests start from one cached state: it stays, and each writes its own."""
+    KINDS[kind].run(made(kind, backend, generator, rows=[Row(1, 2), Row(1, 3), Row(1, 4, 5)]), backend)
+
+
+@each_kind
+def test_B38_slots_beyond_2_31_elements(backend: Backend, generator: torch.Generator, kind: str) -> None:
+    near = made(kind, backend, generator, rows=[Row(2, 2)], state=torch.float16)
+    far = near.twin()
+    far.memory.state = far_apart(3, near.memory.state[2], 2**30 + 8)
+    far.memory.state[2] = near.memory.state[2]
+    assert same_bits(far.step(backend), near.step(backend))
+    assert same_bits(far.memory.state[2], near.memory.state[2])
+
+
+@each_kind
+def test_nothing_is_allocated_where_output_is_given(backend: Backend, generator: torch.Generator, kind: str) -> None:
+    if backend.name == "reference":
+        return  # works on one row at a time in fp32
+    case = made(kind, backend, generator, rows=[Row(1, 1)])
+    case.step(backend)  # compiles
+    arguments, out = case.arguments(), torch.full_like(case.inputs[case.like], torch.nan)
+    with nothing_allocated():
+        getattr(backend, case.op)(**arguments, out=out)
+    assert bool(out.isfinite().all())
+
+
+@each_kind
+def test_empty_batch(backend: Backend, generator: torch.Generator, kind: str) -> None:
+    assert made(kind, backend, generator, rows=[]).step(backend).shape[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("of", "name", "spoil"),
+    [
+        ("conv", "x", lambda t: t.transpose(1, 2)),
+        ("conv", "x", lambda t: t[0]),
+        ("conv", "weight", lambda t: t[:, :1]),
+        ("conv", "weight", lambda t: t.t().contiguous().t()),
+        ("conv", "bias", lambda t: t[:1]),
+        ("conv", "bias", lambda t: t.int()),
+        ("conv", "state", lambda t: t[:, :1]),
+        ("conv", "state", lambda t: t.transpose(1, 2)),
+        ("conv", "state", lambda t: t.double()),
+        ("conv", "state", lambda t: t[:, :1].expand_as(t)),
+        ("conv", "write", lambda t: t[:1]),
+        ("conv", "snapshot", lambda t: t.float()),
+        ("conv", "activation", lambda t: "relu"),
+        ("gdn", "q", lambda t: t.double()),
+        ("gdn", "k", lambda t: t[:, :2].contiguous()),
+        ("gdn", "v", lambda t: t.transpose(2, 3)),
+        ("gdn", "v", lambda t: t[0]),
+        ("gdn", "decay", lambda t: t.int()),
+        ("gdn", "beta", lambda t: t[:1]),
+        ("gdn", "state", lambda t: t[:, :1]),
+        ("gdn", "state", lambda t: t.transpose(2, 3)),
+        ("gdn", "read", lambda t: t[:1]),
+        ("gdn", "tokens", lambda t: t.float()),
+        ("kda", "decay", lambda t: t[..., :-1].contiguous()),
+        ("kda", "decay", lambda t: torch.cat([t, t[..., :1]], dim=-1)),
+        ("kda", "decay", lambda t: t[..., :1].contiguous()),
+        ("kda", "decay", lambda t: t.transpose(2, 3).contiguous().transpose(2, 3)),
+        ("kda", "decay", lambda t: t[..., None]),
+        ("kda", "decay", lambda t: t[:, :2].contiguous()),
+        ("kda", "decay", lambda t: t.double()),
+        ("mamba", "x", lambda t: t.double()),
+        ("mamba", "x", lambda t: t[0]),
+        ("mamba", "dt", lambda t: t[:, :2].contiguous()),
+        ("mamba", "dt", lambda t: t[0, 0]),
+        ("mamba", "a", lambda t: t[..., None]),
+        ("mamba", "a", lambda t: t.int()),
+        ("mamba", "b", lambda t: t.transpose(1, 3)),
+        ("mamba", "c", lambda t: t[:, :, :, :1]),
+        ("mamba", "d", lambda t: t[:0]),
+        ("mamba", "z", lambda t: t[:1]),
+        ("mamba", "dt_bias", lambda t: t[..., None]),
+        ("mamba", "state", lambda t: t[:, :, :1]),
+        ("mamba", "state", lambda t: t.transpose(2, 3)),
+        ("mamba", "read", lambda t: t[:1]),
+        ("mamba", "tokens", lambda t: t.float()),
+        ("mamba", "out", lambda t: torch.empty(1)),
+    ],
+)
+def test_G1_misfits_are_named_and_change_nothing(
+    backend: Backend, generator: torch.Generator, of: str, name: str, spoil: Callable[[Any], Any]
+) -> None:
+    for kind in ("mamba1", "mamba2") if of == "mamba" else (of,):
+        case = made(kind, backend, generator, rows=[Row(1, 1), Row(2, 2)])
+        check_misfit(case, backend, name, spoil(case.arguments().get(name)))

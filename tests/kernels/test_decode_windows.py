@@ -1,0 +1,221 @@
+"""Decode steps that store no slot: a window gets bit for bit what slots would, and every other byte stays.
+
+Kernels are interpreted in the process of the tests and cannot be compiled there: run as a program, this file compiles
+those of the selective update and writes as JSON in which order each adds up a sum.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from memstate.kernels.dispatch import Backend
+from tests.kernels import test_gated_delta
+from tests.kernels.test_decode_steps import DTYPES, KINDS, each_dtype, each_kind, made
+from tests.support.decode_case import GUARD, SLOTS, Case, Row, check_misfit, far_apart, rubbish, same_bits
+from tests.support.kernel_runs import not_interpreted
+
+LAST = SLOTS - 1  # no row of these tests reads it
+
+
+def windowed(case: Case, generator: torch.Generator) -> tuple[Case, Tensor]:
+    """The same step with a window in rubbish, and all the bytes around that: a guard before it and one behind."""
+    state, (batch, tokens) = case.memory.state, case.inputs[case.like].shape[:2]
+    conv = case.op == "conv_step"
+    shape = (batch, state.shape[1] + tokens, *state.shape[2:]) if conv else (batch, tokens, *state.shape[1:])
+    nbytes = torch.empty(shape, dtype=state.dtype, device="meta").nbytes
+    around = rubbish(GUARD + nbytes + GUARD, state.device, generator)
+    window = around[GUARD : GUARD + nbytes].view(state.dtype).view(shape)
+    return replace(case.twin(), shared=case.shared | {"window": window}), around
+
+
+def check(case: Case, backend: Backend, generator: torch.Generator) -> None:
+    """Output and window have the bits of steps that store a slot, one for every row and token; nothing else changes.
+
+    A window of a convolution has every input once: the old ones, and those of the step.
+    """
+    step, around = windowed(case, generator)
+    window, state = step.shared["window"], case.memory.state
+    expected, before = window.clone(), around.clone()
+    out = step.step(backend)
+    step.memory.check_changed_only(set())
+    assert same_bits(around[:GUARD], before[:GUARD]) and same_bits(around[-GUARD:], before[-GUARD:])
+    for i, row in enumerate(case.rows):
+        real = min(max(row.tokens, 0), out.shape[1]) if row.write > 0 else 0
+        assert not out[i, real:].any()
+        if case.op == "conv_step" and row.write > 0:
+            old = state.shape[1]
+            expected[i, :old] = state[row.read] if row.read > 0 else 0
+            expected[i, old : old + real] = case.inputs["x"][i, :real].to(state.dtype)
+        for t in [real - 1] * (real > 0) if case.op == "conv_step" else range(real):
+            alone = case.twin().cut([i], 0, t + 1)
+            alone.rows = [Row(row.read, LAST, 0, t + 1)]
+            assert same_bits(alone.step(backend)[0], out[i, : t + 1])
+            if case.op != "conv_step":
+                expected[i, t] = alone.memory.state[LAST]
+    assert same_bits(window, expected)
+
+
+@each_kind
+@each_dtype
+def test_G2_window_holds_what_slots_would(backend: Backend, generator: torch.Generator, kind: str, dtype: str) -> None:
+    """Read in place, with a snapshot, from nothing, padding, without a token: and slots keep all their bytes."""
+    state, inputs = DTYPES[dtype]
+    check(made(kind, backend, generator, state=state, inputs=inputs, **KINDS[kind].small), backend, generator)
+
+
+ODD = {
+    "conv": [{"taps": 2, "channels": 262}, {"taps": 6, "channels": 3, "bias": False}],
+    "conv, channel major": [{"taps": 3, "channels": 262, "bias": False}, {"taps": 6, "channels": 3}],
+    "gdn": [{"dims": (3, 3, 12, 20), "scale": 0.3}, {"dims": (4, 2, 5, 7)}],
+    "kda": [{"dims": (3, 3, 12, 20), "scale": 0.3}, {"dims": (4, 2, 5, 7)}],
+    "mamba2": [{"dims": (3, 3, 12, 20)}, {"dims": (1, 1, 20, 100), "state": torch.bfloat16}],
+    "mamba1": [{"dims": (1, 1, 7, 5)}, {"dims": (1, 1, 7, 5), "state": torch.bfloat16}],
+}
+
+
+@pytest.mark.parametrize(("kind", "sizes"), [(kind, sizes) for kind in KINDS for sizes in ODD[kind]], ids=str)
+def test_G2_odd_sizes(backend: Backend, generator: torch.Generator, kind: str, sizes: dict[str, object]) -> None:
+    """Of a convolution: channels that fill no block, and more taps than tokens, or fewer."""
+    check(made(kind, backend, generator, rows=[Row(1, 2, tokens=3), Row(0, 3, tokens=2)], **sizes), backend, generator)
+
+
+@pytest.mark.parametrize("kind", ["gdn", "kda"])
+def test_output_has_the_bits_of_a_step_that_stores(backend: Backend, generator: torch.Generator, kind: str) -> None:
+    """Also where slots lie so that no wide access fits: the window must not change how a sum is added up."""
+    case = made(kind, backend, generator, rows=[Row(1, 1), Row(2, 3)])
+    slots = case.memory.state.clone()
+    for gap in (1, 2):
+        stored, step = case.twin(), windowed(case, generator)[0]
+        for other in (stored, step):
+            other.memory.state = far_apart(SLOTS, slots[0], slots[0].numel() + gap)
+            other.memory.state.copy_(slots)
+        assert same_bits(stored.step(backend), step.step(backend))
+        assert same_bits(step.memory.state, slots)
+        for i, row in enumerate(case.rows):
+            assert same_bits(step.shared["window"][i, -1], stored.memory.state[row.write])
+
+
+@each_kind
+def test_token_counts_beyond_the_step(backend: Backend, generator: torch.Generator, kind: str) -> None:
+    case = made(
+        kind, backend, generator, rows=[Row(1, 2 + i, tokens=2) for i in range(4)], tokens=2, **KINDS[kind].small
+    )
+    case.rows = [row._replace(tokens=n) for row, n in zip(case.rows, (9, 0, -3, 1), strict=True)]
+    check(case, backend, generator)
+
+
+@each_kind
+def test_B14_B16_windows_of_padded_rows_and_of_null(backend: Backend, generator: torch.Generator, kind: str) -> None:
+    """Padding, whatever its other columns say, leaves its part of the window; slot 0, NaN here, reads as zeros."""
+    rows = [Row(1, 0, 2), Row(-1, -1), Row(3, -4, 3, 1), Row(0, 0), Row(0, 1), Row(-3, 2), Row(1, 2, 3, 0)]
+    check(made(kind, backend, generator, rows=rows, **KINDS[kind].small), backend, generator)
+
+
+@each_kind
+def test_write_says_only_that_a_row_is_real(backend: Backend, generator: torch.Generator, kind: str) -> None:
+    """Rows that share `write`, read what another one names there, or name a slot that does not exist."""
+    rows = [Row(1, 1), Row(1, 1, 1, 2), Row(0, 1, -1, 1), Row(2, 2**31 - 1, 2**31 - 1), Row(1, 2, 1)]
+    check(made(kind, backend, generator, rows=rows, **KINDS[kind].small), backend, generator)
+
+
+@each_kind
+def test_B38_slots_beyond_2_31_elements(backend: Backend, generator: torch.Generator, kind: str) -> None:
+    near, around = windowed(made(kind, backend, generator, rows=[Row(2, 2)]), generator)
+    out, window = near.step(backend), near.shared["window"].clone()
+    far = near.twin()
+    far.memory.state = far_apart(3, near.memory.state[2], 2**30 + 8)
+    far.memory.state[2] = near.memory.state[2]
+    around.fill_(0xFF)
+    assert same_bits(far.step(backend), out) and same_bits(near.shared["window"], window)
+
+
+def test_B38_windows_beyond_2_31_elements(backend: Backend, generator: torch.Generator) -> None:
+    """A row whose window begins behind 2^31 elements, in a batch of addresses of which it alone is computed."""
+    dims = (32, 16, 128, 128) if backend.device.type == "cuda" else (1, 1, 2**16, 16)  # one program a row
+    near = test_gated_delta.build(backend, generator, [Row(1, 1, tokens=1)], tokens=1, state=torch.float16, dims=dims)
+    tokens = 2**31 // near.memory.state[1].numel() + 1
+
+    def spread(like: Tensor) -> Tensor:
+        return far_apart(2 * tokens, like, like.numel()).view(2, tokens, *like.shape)
+
+    inputs = {name: spread(tensor[0, 0]) for name, tensor in near.inputs.items()}
+    for name, tensor in near.inputs.items():
+        inputs[name][1, 0] = tensor[0, 0]
+    window = spread(near.memory.state[1])
+    far = replace(near.twin(), rows=[Row(1, 0), Row(1, 1, tokens=1)], inputs=inputs, shared={"window": window})
+    out = far.step(backend)
+    assert same_bits(out[1, 0], near.step(backend)[0, 0]) and not out[0].any()
+    assert same_bits(window[1, 0], near.memory.state[1])
+    far.memory.check_changed_only(set())
+
+
+def shifted(window: Tensor) -> Tensor:
+    """The same values at an address that one lane's widest store does not fit."""
+    bytes_ = torch.empty(window.nbytes + 8, dtype=torch.uint8, device=window.device)
+    return bytes_[8:].view(window.dtype).view(window.shape).copy_(window)
+
+
+SPOILED: dict[str, Callable[[Tensor], Tensor]] = {
+    "another dtype": lambda w: w.bfloat16(), "too few rows": lambda w: w[:1],
+    "too few tokens": lambda w: w[:, 1:].contiguous(), "an axis less": lambda w: w[:, 0],
+    "channels first": lambda w: w.transpose(-1, -2).contiguous().transpose(-1, -2),
+    "tokens first": lambda w: w.transpose(0, 1).contiguous().transpose(0, 1), "shifted": shifted,
+}  # fmt: skip
+
+
+@each_kind
+@pytest.mark.parametrize("how", SPOILED)
+def test_G1_misfits_are_refused(backend: Backend, generator: torch.Generator, kind: str, how: str) -> None:
+    if how == "shifted" and kind.startswith("conv"):
+        return  # takes windows at any address
+    step, around = windowed(made(kind, backend, generator, rows=[Row(1, 1), Row(2, 2)]), generator)
+    before = around.clone()
+    check_misfit(step, backend, "window", SPOILED[how](step.shared["window"]))
+    assert same_bits(around, before)
+
+
+@each_kind
+def test_empty_batch(backend: Backend, generator: torch.Generator, kind: str) -> None:
+    step, around = windowed(made(kind, backend, generator, rows=[]), generator)
+    assert step.step(backend).shape[0] == 0 and around.numel() == 2 * GUARD
+
+
+def test_G2_compiled_sums_have_one_order() -> None:
+    """A window does not change which lanes add up which states; on a GPU the bits of the output hang on that."""
+    found: dict[str, list[list[str]]] = not_interpreted(__file__)
+    assert len(found) == 8
+    for kernel, (plain, window) in found.items():
+        assert plain == window and len(plain) == 1 and "sizePerThread" in plain[0], (kernel, plain, window)
+    assert len({plain[0] for plain, _ in found.values()}) > 4  # layouts are told apart
+
+
+def main() -> None:
+    """Writes the layouts of the sums without and with a window, for slots on 16 bytes and for slots any stride apart.
+
+    All that a launch may compile in besides is what one model's layers have in common.
+    """
+    from memstate.cli.compile.build import compile_case
+    from memstate.kernels.selective import compile_cases
+
+    found: dict[str, list[list[str]]] = {}
+    for case in compile_cases():
+        kernel = case.name.removesuffix("_window")
+        if kernel not in ("selective_step_mamba2_fp32", "selective_step_mamba1_bf16"):
+            continue
+        for target, unit in product(("sm_90", "gfx942"), (case.constexprs["UNIT"], 1)):
+            text = compile_case(case._replace(constexprs=case.constexprs | {"UNIT": unit}), target).asm["ttgir"]
+            layouts = dict(re.findall(r"^(#\w+) = (.*)$", text, re.MULTILINE))
+            sums = re.findall(r"tt\.reduce\"[\s\S]*?: \(tensor<[^#>]*(#\w+)>\)", text)
+            found.setdefault(f"{kernel} {target} {unit}", []).append([layouts[name] for name in sums])
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

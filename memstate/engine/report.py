@@ -14,10 +14,10 @@ PER_ROW = REGISTERS_PER_ROW
 
 
 class Reports(Parts):
-    """The calls of a manager that report and change no state."""
+    """The calls of a manager that only report. `audit` and `inspect` first send recorded changes."""
 
     def stats(self) -> Stats:
-        """Returns figures that the host knows. It works while the states sleep, too.
+        """Returns figures that the host knows. Works while the states sleep, too.
 
         Syncs: no.
         """
@@ -53,7 +53,7 @@ class Reports(Parts):
         )
 
     def audit(self) -> audit.AuditReport:
-        """Looks for leaked and doubly owned slots, and names their owners. It works while requests run.
+        """Looks for leaked and doubly owned slots, and names their owners. Works while requests run.
 
         It first sends the recorded changes that may be sent. Changes that wait for a forward count as done.
 

@@ -34,7 +34,7 @@ class Fork(NamedTuple):
     """The result of `StateManager.fork`.
 
     Attributes:
-        rows: the new rows, in the order of their ids.
+        rows: the new rows, in the order of `ids`.
         page_copies: pairs (new page, old page). The old page belongs to the forked row and is partly filled. The caller
             copies its KV to the new page.
 
@@ -123,7 +123,7 @@ class Admission:
             self._loader.require_awake()
             try:
                 return self._admit(starts)
-            except (OutOfSlots, OutOfPages, OutOfRows):  # nothing changed; without loads from host memory it can fit
+            except (OutOfSlots, OutOfPages, OutOfRows):  # nothing changed; without the loads there is perhaps room
                 starts = self._starts_of(given, below=False)
         return self._admit(starts)
 
@@ -135,7 +135,7 @@ class Admission:
         return starts
 
     def _admit(self, starts: Sequence[Start]) -> Rows:
-        """Returns a row for each start, or raises and starts none."""
+        """Returns a row for each start, or raises an error and starts none."""
         fresh = [max(0, self._pages.count(start.tokens) - len(start.origin.pages)) for start in starts]
         hits = [start.lower for start in starts if start.lower]
         try:
@@ -157,7 +157,7 @@ class Admission:
         if hits:
             try:
                 self._load_hits(starts, hits)
-            except BaseException:  # a policy of the caller may raise anything
+            except BaseException:  # a policy of the caller can raise any error
                 self._undo(starts)
                 raise
         self._loader.begun([start.request.fetch for start in starts])
@@ -366,8 +366,8 @@ class Admission:
     def _start(self, rows: Longs, source: Longs, length: Longs, boundaries: Sequence[Sequence[int]]) -> None:
         """Fills the columns and the states of new rows.
 
-        A state becomes zeros or a copy of its source, or the first step reads the source itself. A state that was moved
-        to its row stays as it is.
+        Each state becomes zeros or a copy of its source, or the first step of the row reads the source itself. A state
+        that was moved to its row stays as it is.
 
         Args:
             rows: the new rows.
@@ -432,7 +432,7 @@ class Admission:
         return Fork(self._table.handles(rows), copies)
 
     def _share_live(self, row: int, length: int) -> Snapshot:
-        """Moves a row's state to a holder. The row itself reads it from there in its next step."""
+        """Moves a row's state to a holder. The next step of the row reads the state from there."""
         if not self._snapshots.free:
             self._cache.evict_states(1)
         snapshot = self._snapshots.hold(PER_ROW * row, length)

@@ -87,7 +87,7 @@ class Ending:
     def publish(
         self, rows: Longs, known: Longs, keys: Sequence[bytes] | None, ended: bool = False
     ) -> list[Snapshot | None]:
-        """Moves the newest snapshot of each row to the prefix cache, or to a handle if no tokens are given.
+        """Moves the newest snapshot of each row to the prefix cache. Without keys, moves it to a holder.
 
         Args:
             rows: the row numbers.

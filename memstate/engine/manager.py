@@ -72,19 +72,19 @@ class StateManager(Reports):
         max_requests: requests that can run at a time; each has a row of the request table.
         tracking: the strategy that takes snapshots. Default: `Redirect()`.
         pages: KV pages of requests. None: the caller manages KV, and a page has one token.
-        prefix: settings of a prefix cache, for requests with tokens. Requests may evict cached states and pages.
+        prefix: settings of a prefix cache, for requests with tokens. Admissions can evict cached states and pages.
         tiers: settings of host memory and storage below the prefix cache. With tiers, call `poll` in each iteration.
-        forward: what the forward's kernels can do.
-        overlap: plan the next step before the last one is settled.
+        forward: what the kernels of your forward can do.
+        overlap: whether the next step can be planned before the previous step is settled.
         max_batch: entries of the largest batch. Default: max_requests + preallocated.
-        preallocated: additional rows, for requests whose state another machine still computes.
+        preallocated: additional rows, for requests that wait for a state computed elsewhere.
         snapshots: largest number of published snapshots. Default: slots; with a prefix cache slots + rows.
         reserve: slots that snapshots at boundaries leave free for admissions.
         tensors: plane name -> tensors that the engine has allocated; None: allocate. See `Planes.from_tensors`.
-        device: where the states live.
+        device: device of the states.
         backend: what runs the kernels: "auto", "reference", "interpreter" or "cuda".
         journal: how many changes of owners `changes` keeps; 0: none.
-        debug: check the calling thread and overlapping copies.
+        debug: whether to check the calling thread and overlapping copies.
 
     Attributes:
         planes: the bytes of all slots, by plane, with gather and scatter.
@@ -259,10 +259,10 @@ class StateManager(Reports):
         return int(self._mirror.lengths(np.array([self._table.index(row)]))[0])
 
     def confirmed(self, row: Row) -> int:
-        """Returns the confirmed length of the row in tokens. The row is certain to reach this length.
+        """Returns the confirmed length of the row in tokens.
 
-        A planned step counts as soon as all earlier steps of the row are settled. A speculative step counts after its
-        `accept`.
+        The row is certain to reach this length, unless a step is cancelled. A planned step counts as soon as all
+        earlier steps of the row are settled. A speculative step counts after its `accept`.
 
         Args:
             row: the request.
@@ -310,7 +310,7 @@ class StateManager(Reports):
         return int(self._registers.held[first : first + PER_ROW].sum())
 
     def admit(self, requests: Sequence[Request]) -> Rows:
-        """Gives every request a row, slots and pages; or raises and changes nothing.
+        """Gives every request a row, slots and pages, or raises an error and changes nothing.
 
         If a request starts without a state, the next `plan` or `submit` zeroes its slot.
 
@@ -471,7 +471,7 @@ class StateManager(Reports):
     ) -> Step:
         """Decides which slots the next step reads, writes and snapshots.
 
-        It sends the recorded changes, then takes one launch. With in-place kernels it may take one more, for copies.
+        It sends the recorded changes, then takes one launch. With in-place kernels it can take one more, for copies.
         Launch the forward before the next plan.
 
         Between the plan and its forward, do not call `plan` again and do not settle this step. Nearly all other calls
@@ -485,7 +485,7 @@ class StateManager(Reports):
         Args:
             rows: the batch; None and finished rows are padding.
             tokens: tokens of each row in this step: 1 in decode, the chunk in prefill, the drafted tokens of a window.
-            limit: largest number of slots that this step may claim for snapshots.
+            limit: largest number of slots that this step can claim for snapshots.
             window: plan a speculative step.
 
         Returns:
@@ -546,7 +546,7 @@ class StateManager(Reports):
                 can give the inputs instead, (layer, batch, taps - 1 + steps, channel): the taps - 1 inputs before the
                 step, then one input for each token.
             finished: as for `settle`. If a row ends within its window, accept only the tokens up to its end.
-            limit: largest number of slots that this call may claim for snapshots.
+            limit: largest number of slots that this call can claim for snapshots.
 
         Raises:
             StaleHandle: the step was settled before; nothing changed.
@@ -564,8 +564,8 @@ class StateManager(Reports):
         """Cancels a planned step whose forward never ran, and ends its rows.
 
         The rows end with the lengths that they had before the step. Rows that finished in the previous step end, too.
-        To keep the states of the finished rows only, release these rows before `cancel`. To keep the states of all
-        rows, set `publish`.
+        To keep the states of the finished rows only, release these rows with `publish=True` before `cancel`. To keep
+        the states of all rows, set `publish`.
 
         Args:
             step: the newest step.
@@ -617,8 +617,8 @@ class StateManager(Reports):
 
         Raises:
             StaleHandle: a request has ended; nothing changed.
-            InvalidArgument: a row is named twice, tokens do not continue the prompt of their row, or a turn is
-                published without tokens; nothing changed.
+            InvalidArgument: a row is named twice, tokens differ from the prompt of their row, or a turn is published
+                without tokens; nothing changed.
             ConfigurationError: tokens without a prefix cache or a session; nothing changed.
 
         Syncs: no.
@@ -682,7 +682,7 @@ class StateManager(Reports):
     def publish(
         self, rows: Sequence[Row], *, tokens: Sequence[Tokens] | None = None, strict: bool = False
     ) -> list[Snapshot | None]:
-        """Publishes the newest confirmed snapshot of each row, which continues to run.
+        """Publishes the newest confirmed snapshot of each row. The rows continue to run.
 
         The snapshot moves with its slot from the row to a register of its own. It keeps the slot until it is dropped;
         any number of requests can resume from it. With tokens, KV and snapshot go to the prefix cache.
@@ -697,8 +697,8 @@ class StateManager(Reports):
 
         Raises:
             StaleHandle: a request has ended; nothing changed.
-            InvalidArgument: tokens do not continue the prompt of their row, or with `strict` a snapshot is missing;
-                nothing changed.
+            InvalidArgument: tokens differ from the prompt of their row, or with `strict` a snapshot is missing; nothing
+                changed.
             ConfigurationError: tokens without a prefix cache or a session; nothing changed.
 
         Syncs: no.
@@ -870,7 +870,7 @@ class StateManager(Reports):
     def scrub_null(self) -> None:
         """Zeroes slot 0.
 
-        Do your kernels write to slot 0, read it later and need zeros there? Then call this before each forward.
+        Call this before each forward if your kernels write to slot 0, read slot 0 later, and need zeros there.
 
         Syncs: no.
         """
@@ -905,7 +905,7 @@ class StateManager(Reports):
         Until `wake`, only lengths, counts and `stats` work. Other calls raise Asleep.
 
         Args:
-            keep: keep the bytes in host memory. With False, no slot may be held.
+            keep: keep the bytes in host memory. False is allowed only if no slot is held.
 
         Raises:
             InvalidArgument: slots are held and `keep` is False, or memory cannot be released; nothing changed.
@@ -975,7 +975,9 @@ class StateManager(Reports):
         self._stepping.reset()
 
     def check(self) -> None:
-        """Sends the recorded changes that may be sent, and raises the first fault that the device counted.
+        """Raises an error for the first fault that the device counted.
+
+        It first sends the recorded changes that do not wait for a forward.
 
         Raises:
             DoubleRelease: a slot was released that was free already.

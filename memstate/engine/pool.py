@@ -71,7 +71,7 @@ class StatePool:
         return ids
 
     def release(self, ids: Tensor | Sequence[int]) -> None:
-        """Takes back slots that `claim` returned; see `SlotAllocator.release`.
+        """Frees slots that `claim` returned; see `SlotAllocator.release`.
 
         Do not release a slot that a register owns. The device cannot detect this; only an audit does.
 

@@ -55,7 +55,7 @@ class Reports(Parts):
     def audit(self) -> audit.AuditReport:
         """Looks for leaked and doubly owned slots, and names their owners. Works while requests run.
 
-        It first sends the recorded changes that may be sent. Changes that wait for a forward count as done.
+        It first sends the recorded changes that do not wait for a forward. The other changes count as done.
 
         Syncs: yes.
         """
@@ -65,8 +65,8 @@ class Reports(Parts):
     def inspect(self) -> Inspection:
         """Returns the owner of every slot, and what the host knows of requests and caches, as plain data.
 
-        Use it for audits, drawings and files. It first sends the recorded changes that may be sent. Changes that wait
-        for a forward count as done.
+        Use it for audits, drawings and files. It first sends the recorded changes that do not wait for a forward. The
+        other changes count as done.
 
         Syncs: yes.
         """

@@ -1,4 +1,4 @@
-"""Groups settings of a manager, and refuses settings that contradict each other, with the reason."""
+"""Groups settings of a manager. Refuses settings that contradict each other, and says why."""
 
 from dataclasses import dataclass
 

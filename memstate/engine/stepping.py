@@ -2,9 +2,11 @@
 
 It joins mirror, registers and planes, and makes no decision itself.
 
-plain         plan  [copies]  forward  [copies]  settle     copies: for in-place kernels, before the forward (Redirect)
-                                                            or after it (ping-pong)
-speculative   plan  forward into a window        accept     accept: labels, lanes, then the bytes of the window
+plain         plan  [copies]  forward  [copies]  settle
+speculative   plan  forward into a window  accept: labels, lanes, then the bytes of the window
+
+The copies are for in-place kernels. They come before the forward for Redirect and for rows that read a snapshot
+directly, and after the forward for the ping-pong strategies.
 
 A step is open from its plan until one of these calls closes it: the next plan, `submit(step)`, or the settle, accept or
 cancel of this step. While a step is open, the slots that it uses do not change owners.
@@ -140,8 +142,8 @@ class Stepping:
 
         Args:
             step: the step to close; nothing happens if it is not the open step.
-            send: submit at once if an action is queued. A caller can wait for its result, and perhaps no other plan
-                follows.
+            send: submit at once if an action is queued. A caller can wait for the result of the action, and perhaps
+                there is no further plan.
         """
         if step is None or step is not self.open:
             return
@@ -187,7 +189,7 @@ class Stepping:
         Args:
             rows: the batch.
             tokens: tokens of each entry.
-            limit: largest number of slots that the step may claim for snapshots.
+            limit: largest number of slots that the step can claim for snapshots.
             window: whether the step is speculative.
             cache: the prefix cache. With `Prefix(evict=True)` it evicts states to make room for snapshots that are due.
         """
@@ -271,7 +273,7 @@ class Stepping:
     def _named(self, rows: Longs, sources: Ints | None, before: Longs, after: Longs, taken: int) -> Longs:
         """Returns the registers that, after the plan of a step, hold the slots which the step reads and writes.
 
-        Slots of snapshots are included.
+        The registers of the snapshots that the step takes are included.
 
         Args:
             rows: the row numbers.

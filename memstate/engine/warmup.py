@@ -1,6 +1,6 @@
 """Compiles the kernels of a manager before serving starts.
 
-It sends the recorded changes, then launches each kernel on empty inputs. These launches change no state.
+It sends the recorded changes, then launches each of these kernels on empty inputs. These launches change no state.
 """
 
 import numpy as np

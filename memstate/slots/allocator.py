@@ -108,10 +108,9 @@ class SlotAllocator:
         self._recorders = [ref(recorder)]
 
     def confirm(self, n: int) -> None:
-        """Makes sure that n slots are available, or reads the device's count.
+        """Reads the device's count if the host's count is uncertain and n slots depend on it.
 
-        It reads the count if n slots are available only together with slots that were released by id, and if the device
-        has not confirmed these releases yet.
+        The host's count is uncertain after a release by id, until the device has confirmed the release.
 
         Syncs: only if it reads the count.
         """
@@ -168,7 +167,7 @@ class SlotAllocator:
         return sum(released for released, _ in pairs), sum(claimed for _, claimed in pairs)
 
     def release(self, ids: Tensor | Sequence[int]) -> None:
-        """Takes slots back by id.
+        """Frees slots by id.
 
         It ignores 0 and negative ids. The device counts ids that are free already or out of range as faults; `check()`
         raises an error for the first. Such ids, and ignored ids, make the host's count too high until the host reads

@@ -6,8 +6,7 @@ sending     each packet takes one asynchronous upload, one ownership launch, and
 Recording sends nothing, with one exception: a claim that needs slots released by id, which the device must confirm.
 
 A packet runs its phases in the order move, release, claim, write, data. If this order would run an operation too early,
-the operation starts another packet. So changes always take effect in the order in which they
-were recorded.
+the operation starts another packet. So changes always take effect in the order in which they were recorded.
 
 Between the plan of a step and its forward, the command buffer marks (*fences*) the registers whose slots the step uses.
 The first change of a fenced register waits for the forward, and so does every later change. `submit` sends only the
@@ -124,7 +123,7 @@ class CommandBuffer:
 
     @property
     def withheld(self) -> tuple[int, int]:
-        """Numbers of slots (released, claimed) in changes that wait for a forward."""
+        """Two numbers of slots, (released, claimed), in changes that wait for a forward."""
         released = claimed = 0
         for entry in self.waiting:
             if isinstance(entry, Packet):
@@ -422,7 +421,7 @@ class CommandBuffer:
         """Forgets the recorded changes. Call it only in a reset, because a reset also frees all slots on the device."""
         forgotten, self._queue = self._queue, []
         self.lift()
-        for entry in reversed(forgotten):  # later entries may depend on earlier ones
+        for entry in reversed(forgotten):  # later entries can depend on earlier entries
             if isinstance(entry, Action) and entry.forget:
                 entry.forget()
 

@@ -1,4 +1,4 @@
-"""Holds one packet of a command buffer: operations in the order in which they were recorded, and their upload bytes.
+"""Holds one packet of a command buffer: its operations, in the order of the calls, and its bytes in an upload.
 
 This module does not check the operations, and does not know which of them wait for a forward.
 """
@@ -57,7 +57,7 @@ class Packet:
     def late(self, registers: Longs, phase: int, sources: Longs | None = None) -> bool:
         """Returns whether another operation does not fit this packet, because it would run too early there.
 
-        Zeros, copies and labels of one packet run in no fixed order, so none of them may depend on another.
+        Zeros, copies and labels of one packet run in no fixed order, so they must not depend on each other.
 
         Args:
             registers: registers that the operation changes.

@@ -543,8 +543,8 @@ class StateManager(Reports):
             step: the oldest unsettled step, planned with `window=True`.
             accepted: number of accepted tokens of each entry; 0: the row keeps its length.
             windows: plane name -> the state after each token, (layer, batch, step, ...). For a plane of conv inputs you
-                can give the inputs instead, (layer, batch, taps - 1 + steps, channel): the taps - 1 inputs before the
-                step, then one input for each token.
+                can give the inputs instead, (layer, batch, taps - 1 + steps, channel). These are the taps - 1 inputs
+                before the step, then one input for each token.
             finished: as for `settle`. If a row ends within its window, accept only the tokens up to its end.
             limit: largest number of slots that this call can claim for snapshots.
 

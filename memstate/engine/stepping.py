@@ -5,11 +5,11 @@ It joins mirror, registers and planes, and makes no decision itself.
 plain         plan  [copies]  forward  [copies]  settle
 speculative   plan  forward into a window  accept: labels, lanes, then the bytes of the window
 
-The copies are for in-place kernels. They come before the forward for Redirect and for rows that read a snapshot
-directly, and after the forward for the ping-pong strategies.
+The copies are for in-place kernels, and for planes that a step writes only in part. They come before the forward for
+Redirect and for rows that read a snapshot directly, and after the forward for the ping-pong strategies.
 
-A step is open from its plan until one of these calls closes it: the next plan, `submit(step)`, or the settle, accept or
-cancel of this step. While a step is open, the slots that it uses do not change owners.
+A step is open from its plan until one of these calls closes it: the next plan, `submit(step)`, or its own settle,
+accept or cancel. While a step is open, the slots that it uses do not change owners.
 """
 
 from collections.abc import Mapping, Sequence

@@ -14,9 +14,9 @@ from memstate.kernels.tables import HEADER_INTS, Strategy
 def warm_up(mem: StateManager) -> int:
     """Compiles the kernels of steps and ownership changes: launches each on an empty packet and null rows.
 
-    It repeats the kernels of steps for every batch size that needs its own compilation. It does not compile the kernels
-    that other calls launch: those of your layers, of `pool.claim` and `pool.release`, and of the tiers. Call it between
-    steps, before you capture CUDA graphs.
+    It repeats the kernels of steps for every batch size that needs its own compilation. It does not compile other
+    kernels: those of your layers, of slots by id (`mem.pool`), of `planes.gather` and `planes.scatter`, and of the
+    tiers. Call it between steps, before you capture CUDA graphs.
 
     Args:
         mem: the manager.

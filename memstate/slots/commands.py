@@ -71,7 +71,7 @@ class CommandBuffer:
         registers.allocator.send_before_use(self)
         self._run_data = run_data
         self._first: list[WeakMethod[Callable[[Packet | None], None]]] = []
-        self._queue: list[Packet | Action] = []  # in the order of recording; a new operation goes to the last packet
+        self._queue: list[Packet | Action] = []  # in the order of the calls; a new operation goes to the last packet
         self._fenced = np.zeros(registers.count, bool)  # registers whose slots a coming forward uses
         self.fencing = False  # whether such a forward is expected
         # where the first waiting change is: index in the queue, index in that packet

@@ -15,8 +15,8 @@ def warm_up(mem: StateManager) -> int:
     """Compiles the kernels of steps and ownership changes: launches each on an empty packet and null rows.
 
     It repeats the kernels of steps for every batch size that needs its own compilation. It does not compile other
-    kernels: those of your layers, of slots by id (`mem.pool`), of `planes.gather` and `planes.scatter`, and of the
-    tiers. Call it between steps, before you capture CUDA graphs.
+    kernels: those of your layers, of the tiers, of `claim`, `release` and `zero` of `mem.pool`, and of `gather` and
+    `scatter` of `mem.planes`. Call it between steps, before you capture CUDA graphs.
 
     Args:
         mem: the manager.

@@ -5,8 +5,8 @@ admission   new rows: requests, forks, states that arrive from elsewhere
 stepping    plan, settle, accept, cancel
 ending      publish, release, retract: the states that rows leave behind
 report      stats, inspect, audit: figures, and the owner of every slot
-parts       the attributes of a manager, and the guards in front of its calls
+parts       the attributes of a manager, and the checks at the start of its calls
 pool        slots and their bytes, for callers that hold slot ids
 settings    Pages, Forward, and checks of the manager's arguments
-warmup      compiles everything that serving will launch
+warmup      compiles the manager's kernels for steps and ownership changes
 """

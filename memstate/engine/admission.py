@@ -33,9 +33,9 @@ class Fork(NamedTuple):
     """The result of `StateManager.fork`.
 
     Attributes:
-        rows: the new rows, in the order of their ids.
-        page_copies: pairs (new page, page to copy from). The row has filled the second page in part. The caller copies
-            its KV.
+        rows: the new rows, in the order of `ids`.
+        page_copies: pairs (new page, old page). The old page belongs to the forked row and is partly filled. The caller
+            copies its KV to the new page.
 
     Example:
         >>> import torch, memstate as ms
@@ -59,14 +59,14 @@ class Start:
     Attributes:
         request: the request.
         tokens: number of tokens that pages are taken for.
-        key: the prompt as a key; None if the request has no tokens.
+        key: the tokens of the prompt, encoded as bytes; None if the request has no tokens.
         origin: where the state comes from.
         session: the session, if the request is one of its turns.
         match: the match of the prompt in the prefix cache.
         lease: keeps the matched path from eviction.
-        lower: a longer state below the device. After its load it becomes the match and the origin.
+        lower: a longer state in host memory. When it is loaded, `match` and `origin` are set from it.
         boundaries: lengths at which a snapshot is due, ascending.
-        taken: whether the row takes over the slot of a cached state, instead of reading or copying it.
+        taken: whether the row takes over the slot of a cached state, instead of reading or copying the state.
     """
 
     request: Request
@@ -82,7 +82,7 @@ class Start:
 
     @property
     def turn(self) -> Origin:
-        """What comes from the session: the origin, or `START` where the state comes from elsewhere."""
+        """The origin, if the state comes from the session; otherwise `START`."""
         return self.origin if self.origin.moves and not self.taken else START
 
 
@@ -100,7 +100,7 @@ class Admission:
         lanes: lanes that a row holds from its admission on.
         direct_hits: whether the first step reads the snapshot itself instead of a copy.
         tracks: whether the strategy takes snapshots.
-        loader: finds and loads hits below the device, or its null object.
+        loader: finds states in host memory and loads them, or its null object.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Admission:
             self._loader.require_awake()
             try:
                 return self._admit(starts)
-            except (OutOfSlots, OutOfPages, OutOfRows):  # nothing changed; without what lies below there may be room
+            except (OutOfSlots, OutOfPages, OutOfRows):  # nothing changed; without the loads there is perhaps room
                 starts = self._starts_of(given, below=False)
         return self._admit(starts)
 
@@ -134,7 +134,7 @@ class Admission:
         return starts
 
     def _admit(self, starts: Sequence[Start]) -> Rows:
-        """Returns a row for each start, or raises and starts none."""
+        """Returns a row for each start, or raises an error and starts none."""
         fresh = [max(0, self._pages.count(start.tokens) - len(start.origin.pages)) for start in starts]
         hits = [start.lower for start in starts if start.lower]
         try:
@@ -156,14 +156,14 @@ class Admission:
         if hits:
             try:
                 self._load_hits(starts, hits)
-            except BaseException:  # a policy of the caller may raise anything
+            except BaseException:  # a policy of the caller can raise any error
                 self._undo(starts)
                 raise
         self._loader.begun([start.request.fetch for start in starts])
         return self._carry_out(starts, fresh)
 
     def _load_hits(self, starts: Sequence[Start], hits: Sequence[LowerHit]) -> None:
-        """Loads the states from below the device. Then they are matches in the prefix cache."""
+        """Loads the states from host memory. Then they are matches in the prefix cache."""
         self._cache.evict_states(self._loader.needs(hits)[0] - self._snapshots.free)
         self._cache.loaded(self._loader.bring(hits))
         for start in starts:
@@ -175,7 +175,7 @@ class Admission:
                 self._hold([start])
 
     def _require_holders(self, n: int) -> None:
-        """Requires n free registers for loaded states. Registers that the requests are about to read do not count.
+        """Requires n free registers for loaded states. Registers that these requests will read do not count as free.
 
         Raises:
             OutOfSlots: too few are free.
@@ -185,7 +185,7 @@ class Admission:
             raise OutOfSlots(n, free, evictable)
 
     def _carry_out(self, starts: Sequence[Start], fresh: Sequence[int]) -> Rows:
-        """Gives rows their pages, registers and states. The caller has checked that all of them are available."""
+        """Gives rows their pages, registers and states. The caller has checked that all of these are available."""
         rows = self._table.claim([start.request.id for start in starts])
         origins = [start.origin for start in starts]
         self._pages.start(rows, [origin.pages for origin in origins], fresh)
@@ -236,7 +236,7 @@ class Admission:
         start.origin = Origin(snapshot.length, [snapshot.register], snapshot.pages)
 
     def _look(self, start: Start, key: bytes, below: bool) -> None:
-        """Finds the longest state for a prompt, in its session, in the prefix cache or below the device."""
+        """Finds the longest state for a prompt, in its session, in the prefix cache or in host memory."""
         request, known = start.request, len(key) // BYTES
         if not known:
             raise InvalidArgument(f"request {request.id!r}: no tokens; a prompt has at least one")
@@ -247,7 +247,7 @@ class Admission:
             start.match = match = self._cache.match(key, request.salt, known - 1)
             if below:
                 start.lower = self._loader.find(key, request.salt, match, start.origin.length, request.fetch)
-            if start.lower:  # its pages are counted with what is loaded
+            if start.lower:  # placeholders; the loader counts these pages
                 start.origin = Origin(pages=[0] * self._pages.count(start.lower.hit.length))
             elif match.length > start.origin.length:
                 start.origin = self._cached(match)
@@ -258,7 +258,10 @@ class Admission:
         return Origin(match.length, [match.snapshot.register], self._cache.pages(match))
 
     def _hold(self, starts: Sequence[Start]) -> None:
-        """Leases the matched paths, so that making room does not evict them. Adds the boundaries of the cache."""
+        """Leases the matched paths, so that no eviction frees them.
+
+        Adds the lengths at which the cache wants a snapshot.
+        """
         for start in starts:
             if start.lower is not None:
                 self._loader.hold([start.lower])
@@ -331,7 +334,7 @@ class Admission:
             raise OutOfSlots(slots, allocator.free, evictable, allocator.capacity, self._sessions.held)
         if missing > 0:
             cache.evict_pages(missing)
-            self._pages.require_free(pages)  # a policy may have offered less than there is
+            self._pages.require_free(pages)  # a caller's policy can evict fewer pages than needed
         cache.evict_states(slots - allocator.free)
         if slots > allocator.free:
             raise OutOfSlots(slots, allocator.free, 0, allocator.capacity)
@@ -362,13 +365,13 @@ class Admission:
     def _start(self, rows: Longs, source: Longs, length: Longs, boundaries: Sequence[Sequence[int]]) -> None:
         """Fills the columns and the states of new rows.
 
-        A state becomes zeros or a copy of its source, or the first step reads the source itself. A state that was moved
-        to its row stays as it is.
+        Each state becomes zeros or a copy of its source, or the first step of the row reads the source itself. A state
+        that was moved to its row stays as it is.
 
         Args:
             rows: the new rows.
-            source: register of the state to continue from, `row`; 0 = none.
-            length: tokens that each row starts with, `row`.
+            source: for each row, the register of the state to continue from; 0 = none.
+            length: for each row, the tokens that it starts with.
             boundaries: for each row, the lengths at which a snapshot is due.
         """
         file, live, hit = self._file, rows * PER_ROW, source > 0
@@ -422,12 +425,13 @@ class Admission:
         self._start(rows, source * n, length * n, [()] * len(ids))
         self._cache.fork(index, rows.tolist(), length)
         if snapshot:
-            self._snapshots.end(snapshot)  # for good once every row has made its first step
+            # the register becomes free when each of these rows has planned its next step or has ended
+            self._snapshots.end(snapshot)
         copies = [(self._pages.of(new)[kept], shared[kept]) for new in rows.tolist()] if partial else []
         return Fork(self._table.handles(rows), copies)
 
     def _share_live(self, row: int, length: int) -> Snapshot:
-        """Moves a row's state to a holder. The row itself reads it from there in its next step."""
+        """Moves a row's state to a holder. The next step of the row reads the state from there."""
         if not self._snapshots.free:
             self._cache.evict_states(1)
         snapshot = self._snapshots.hold(PER_ROW * row, length)

@@ -1,7 +1,7 @@
-"""Ends rows, and hands on what they leave.
+"""Ends rows. Their snapshots, states and pages get new owners or become free.
 
-Snapshots go to handles or to the prefix cache, the states of turns go to their sessions, and everything else becomes
-free. This module calls the parts that own these things. It makes no decision and does not know steps.
+Snapshots are returned as handles or go to the prefix cache. The states of turns go to their sessions. Everything else
+becomes free. This module calls the parts that own slots and pages. It makes no decision and does not know steps.
 """
 
 from collections.abc import Sequence
@@ -38,17 +38,17 @@ class Ending:
         self._sessions, self._boundaries = sessions, boundaries
 
     def keys(self, tokens: Sequence[Tokens | None] | None, rows: Longs) -> list[bytes] | None:
-        """Encodes the tokens of each row as a key, and checks that they continue the prompt of the row.
+        """Encodes the tokens of each row as a key. Checks that they agree with the row's prompt as far as both go.
 
         Args:
-            tokens: one sequence a row, or None.
-            rows: `row`; entries of row 0 need no tokens.
+            tokens: one sequence for each row, or None.
+            rows: the row numbers. An entry of row 0 needs no tokens.
 
         Returns:
-            One key a row; None if `tokens` is None.
+            One key for each row; None if `tokens` is None.
 
         Raises:
-            InvalidArgument: a row has no tokens, or they do not continue its prompt.
+            InvalidArgument: a row has no tokens, or its tokens differ from its prompt.
             ConfigurationError: a row is not a turn of a session, and there is no prefix cache.
         """
         if tokens is None:
@@ -71,7 +71,10 @@ class Ending:
         return keys
 
     def _require_continued(self, row: int, key: bytes) -> None:
-        """Requires that the tokens continue the row's prompt. Otherwise later requests would match a wrong state."""
+        """Requires that the row's prompt begins with the tokens, or the tokens with the prompt.
+
+        Otherwise later requests would match a wrong state.
+        """
         lease = self._cache.leases.get(row)
         if lease and not (key.startswith(lease.key) or lease.key.startswith(key)):
             raise InvalidArgument(
@@ -84,16 +87,16 @@ class Ending:
     def publish(
         self, rows: Longs, known: Longs, keys: Sequence[bytes] | None, ended: bool = False
     ) -> list[Snapshot | None]:
-        """Moves the newest snapshot of each row to the prefix cache, or to a handle if no tokens are given.
+        """Moves the newest snapshot of each row to the prefix cache. Without keys, moves it to a holder.
 
         Args:
-            rows: `row`.
-            known: tokens up to which each row is real, `row`. No published snapshot is longer.
-            keys: one key a row; None: return handles.
-            ended: whether the rows have ended. Their live states count as snapshots then.
+            rows: the row numbers.
+            known: the confirmed length of each row. No published snapshot is longer.
+            keys: one key for each row. If None, handles are returned.
+            ended: whether the rows have ended. If so, their live states count as snapshots.
 
         Returns:
-            One snapshot a row; None where there is none.
+            One snapshot for each row, or None.
         """
         if keys is None:
             return self._snapshots.publish(rows, known, ended)
@@ -129,13 +132,13 @@ class Ending:
         """Ends rows and frees what they hold.
 
         Args:
-            rows: `row`.
-            known: tokens up to which each row is real, `row`. None: nothing is kept, and turns are aborted.
-            keys: one key a row, or None.
-            how: the word for what ended them, for the errors of stale handles.
+            rows: the row numbers.
+            known: the confirmed length of each row. None: nothing is kept, and turns are aborted.
+            keys: one key for each row, or None.
+            how: how the rows ended, such as "released". Errors of stale handles show this word.
 
         Returns:
-            One snapshot a row; None where there is none.
+            One snapshot for each row, or None.
         """
         snapshots: list[Snapshot | None] = [None] * len(rows)
         if known is not None:

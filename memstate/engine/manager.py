@@ -1,6 +1,7 @@
 """Offers the calls of a decode loop as one object, `StateManager`.
 
-It joins the parts of `memstate.engine` and has no rules of its own. Strategies, allocators and the device decide.
+It joins the parts of `memstate.engine` and has no rules of its own. The rules are in the strategies, the allocators and
+the kernels.
 
 admit -> plan -> (your forward) -> settle | accept -> ... -> release | abort | retract
               `-> cancel                      `-> publish -> (your index) -> admit(resume=...) | drop
@@ -71,19 +72,19 @@ class StateManager(Reports):
         max_requests: requests that can run at a time; each has a row of the request table.
         tracking: the strategy that takes snapshots. Default: `Redirect()`.
         pages: KV pages of requests. None: the caller manages KV, and a page has one token.
-        prefix: settings of a prefix cache, for requests with tokens. Requests may evict cached states and pages.
-        tiers: settings of host memory and storage below the prefix cache. With tiers, call `poll` once an iteration.
-        forward: what the forward's kernels can do.
-        overlap: plan the next step before the last one is settled.
+        prefix: settings of a prefix cache, for requests with tokens. Admissions can evict cached states and pages.
+        tiers: settings of host memory and storage below the prefix cache. With tiers, call `poll` in each iteration.
+        forward: what the kernels of your forward can do.
+        overlap: whether the next step can be planned before the previous step is settled.
         max_batch: entries of the largest batch. Default: max_requests + preallocated.
-        preallocated: additional rows, for requests whose state is still arriving.
+        preallocated: additional rows, for requests that wait for a state computed elsewhere.
         snapshots: largest number of published snapshots. Default: slots; with a prefix cache slots + rows.
         reserve: slots that snapshots at boundaries leave free for admissions.
         tensors: plane name -> tensors that the engine has allocated; None: allocate. See `Planes.from_tensors`.
-        device: where the states live.
+        device: device of the states.
         backend: what runs the kernels: "auto", "reference", "interpreter" or "cuda".
         journal: how many changes of owners `changes` keeps; 0: none.
-        debug: check the calling thread and overlapping copies.
+        debug: whether to check the calling thread and overlapping copies.
 
     Attributes:
         planes: the bytes of all slots, by plane, with gather and scatter.
@@ -91,12 +92,12 @@ class StateManager(Reports):
         pool: hands out slots by id, for callers that use slots outside of requests.
         prefix: the prefix cache, or None.
         tiers: host memory and storage, or None.
-        backend: runs the launches and counts them. Use another `Backend` for the kernels of your forward; otherwise
-            its launches are counted here, too.
+        backend: runs memstate's launches and counts them. Use another `Backend` for the kernels of your forward. If you
+            use this one, it counts the launches of the forward, too.
 
     Raises:
-        ConfigurationError: settings contradict each other.
-        InvalidArgument: a value is out of range, such as `reserve`.
+        ConfigurationError: settings contradict each other, or a value is not valid.
+        InvalidArgument: `reserve` is out of range.
         LayoutMismatch: tensors do not fit the layout.
 
     Example:
@@ -159,7 +160,7 @@ class StateManager(Reports):
         self.forward = forward
         try:
             self.backend = Backend(backend, device)
-        except (ValueError, TypeError, RuntimeError) as error:  # torch names the device that it does not know
+        except (ValueError, TypeError, RuntimeError) as error:  # torch raises these for an unknown device, and names it
             raise ConfigurationError(str(error)) from error
         self._allocator = SlotAllocator(slots, self.backend, reserve)
         if tensors is None:
@@ -168,7 +169,8 @@ class StateManager(Reports):
             self.planes = Planes.from_tensors(layout, tensors, self.backend, slots)
         self.pool = StatePool(self._allocator, self.planes, debug=debug)
         self._table = RequestTable(max_requests + preallocated)
-        spare = self._table.rows if prefix else 0  # without them, a holder reused within a step would cost a submit
+        # With fewer holders, a step could use one holder twice. That takes another packet.
+        spare = self._table.rows if prefix else 0
         self._registers = RegisterFile(
             self._allocator, self._table.rows, slots + spare if snapshots is None else snapshots, pages.per_row
         )
@@ -183,7 +185,7 @@ class StateManager(Reports):
         self.tiers = None
         loader = NoLoader()
         if tiers is not None:
-            if copied:  # the plan reads whole states itself, before any layer
+            if copied:  # the plan copies whole states before the forward, so they cannot arrive layer by layer
                 tiers = replace(tiers, layerwise=False)
             self.tiers = TierManager(tiers, self.planes, self._cache, self._commands, self._pages)
             loader = Loader(self.tiers, self._cache, self._pages)
@@ -223,24 +225,27 @@ class StateManager(Reports):
 
     @property
     def page_table(self) -> Tensor:
-        """KV page ids of each row: int32 `row page` on the device; 0 = no page."""
+        """KV page ids of each row: int32 tensor on the device, axes `row page`; 0 = no page."""
         return self._registers.page_table
 
     @property
     def free_slots(self) -> int:
-        """Number of slots that requests can get now.
+        """Number of free slots.
 
-        The number includes slots whose release waits for a forward. `pool.claim` cannot use these slots yet.
+        Admissions can get more if the prefix cache has states to evict. The number includes slots whose release waits
+        for a forward. `pool.claim` cannot use these slots yet.
         """
         return self._allocator.free
 
     @property
     def free_pages(self) -> int:
-        """Number of KV pages that requests can get now."""
+        """Number of free KV pages. Admissions can get more if the prefix cache has pages to evict."""
         return self._pages.allocator.free
 
     def length(self, row: Row) -> int:
-        """Returns the length of the row's state in tokens, with all steps that are planned so far.
+        """Returns the length of the row's state in tokens.
+
+        All planned steps count. A speculative step counts after its `accept`.
 
         Args:
             row: the request.
@@ -254,7 +259,10 @@ class StateManager(Reports):
         return int(self._mirror.lengths(np.array([self._table.index(row)]))[0])
 
     def confirmed(self, row: Row) -> int:
-        """Returns the confirmed length of the row in tokens: known results reach up to it.
+        """Returns the confirmed length of the row in tokens.
+
+        The row is certain to reach this length, unless a step is cancelled. A planned step counts as soon as all
+        earlier steps of the row are settled. A speculative step counts after its `accept`.
 
         Args:
             row: the request.
@@ -302,15 +310,15 @@ class StateManager(Reports):
         return int(self._registers.held[first : first + PER_ROW].sum())
 
     def admit(self, requests: Sequence[Request]) -> Rows:
-        """Gives every request a row, slots and pages; or raises and changes nothing.
+        """Gives every request a row, slots and pages, or raises an error and changes nothing.
 
-        The next submit zeroes the states of requests that start from nothing.
+        If a request starts without a state, the next `plan` or `submit` zeroes its slot.
 
         Args:
             requests: the requests to start.
 
         Returns:
-            One row a request, in the same order.
+            One row for each request, in the same order.
 
         Raises:
             OutOfSlots: back-pressure, too few slots are free; nothing changed.
@@ -328,7 +336,7 @@ class StateManager(Reports):
         """Starts more requests from a running row's state, for example several samples of one prompt.
 
         With `direct_hits` (Redirect) nothing is copied. The new rows and the row itself read the same slot in their
-        next step, and each row writes its own slot. Otherwise the next submit copies the state.
+        next step, and each row writes its own slot. Otherwise the next `plan` or `submit` copies the state.
 
         The rows share the KV pages that are full. The result names the pages whose contents the caller must copy.
 
@@ -347,8 +355,8 @@ class StateManager(Reports):
             OutOfRows: back-pressure, the request table is full; nothing changed.
             OutOfPages: back-pressure, too few KV pages are free; nothing changed.
             StaleHandle: the request has ended; nothing changed.
-            InvalidArgument: the row has finished or has an unsettled step; no register for a snapshot is free; or a
-                page needs a copy while changes wait for a forward. Nothing changed.
+            InvalidArgument: the row has finished or has an unsettled step; no register for a snapshot is free; or the
+                row has a partly filled page while changes wait for a forward. Nothing changed.
 
         Syncs: no, unless it needs slots that `pool.release` freed by id.
         """
@@ -356,11 +364,11 @@ class StateManager(Reports):
         return self._admission.fork(row, ids)
 
     def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
-        """Tells the manager that states computed elsewhere are in the live slots of fresh rows.
+        """Tells the manager that states computed elsewhere have been written to the slots of newly admitted rows.
 
-        Use `read_slots` to learn which slots to write. Under Redirect, a state that arrives at a boundary becomes a
-        snapshot, like a state computed here. Under other strategies it does not; the first snapshot comes at the next
-        boundary.
+        Use `read_slots` to learn which slots to write. Under Redirect, such a state becomes a snapshot if its length is
+        a boundary, like a state computed here. Under other strategies it becomes no snapshot. The first snapshot comes
+        at the next boundary.
 
         Args:
             rows: rows of length 0.
@@ -368,8 +376,8 @@ class StateManager(Reports):
 
         Raises:
             StaleHandle: a request has ended; nothing changed.
-            InvalidArgument: a row has a length already, is in a step or has finished, or its pages are too few for
-                the new length; nothing changed.
+            InvalidArgument: a row has a length already; a row is in a step or has finished; or a row has too few pages
+                for its new length. Nothing changed.
 
         Syncs: no.
         """
@@ -381,14 +389,14 @@ class StateManager(Reports):
 
         It takes one upload, one launch and one copy to the host. The ids are ready a step later.
 
-        If an earlier change waits for a forward, this request waits too. So the ids never name a slot that the forward
-        still uses for another owner.
+        If an earlier change waits for a forward, the readback waits, too. So the ids never name a slot that this
+        forward still uses for its former owner.
 
         Args:
             handles: rows and snapshots, in any order.
 
         Returns:
-            A readback of one slot id a handle. `Readback.wait` syncs.
+            A readback with one slot id for each handle. `Readback.wait` syncs.
 
         Raises:
             StaleHandle: a request has ended, or a snapshot was dropped.
@@ -434,7 +442,7 @@ class StateManager(Reports):
         return self._stepping.shortfall(self._stepping.batch(rows, tokens), window)
 
     def extend(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
-        """Gives rows the KV pages for longer lengths; all rows get them, or none does.
+        """Gives rows the KV pages that they need for longer lengths. If pages are short, no row gets any.
 
         Args:
             rows: the rows.
@@ -463,29 +471,30 @@ class StateManager(Reports):
     ) -> Step:
         """Decides which slots the next step reads, writes and snapshots.
 
-        It sends the recorded changes, then takes one launch. With in-place kernels it may take one more, for copies.
+        It sends the recorded changes, then takes one launch. With in-place kernels it can take one more, for copies.
         Launch the forward before the next plan.
 
-        Between the plan and its forward, every call is allowed except the next plan and the settle of this step.
-        Changes of owners of the slots that this step uses wait for the forward. The next plan or `submit(step)` sends
-        them.
+        Between the plan and its forward, do not call `plan` again and do not settle this step. Nearly all other calls
+        are allowed; a few raise InvalidArgument while changes wait for the forward. If a slot that this step uses
+        changes its owner, this change waits for the forward. The next `plan` or `submit(step)` sends it.
 
         The forward of a speculative step reads `step.read` and stores no state in a slot. It writes the state after
-        each token to windows that the caller owns. `accept` then moves the accepted states to the slots.
+        each token to tensors that the caller owns, the *windows*. `accept` then copies one state of each row, the state
+        after the last accepted token, to the row's slot.
 
         Args:
             rows: the batch; None and finished rows are padding.
             tokens: tokens of each row in this step: 1 in decode, the chunk in prefill, the drafted tokens of a window.
-            limit: largest number of slots that this step may claim for snapshots.
+            limit: largest number of slots that this step can claim for snapshots.
             window: plan a speculative step.
 
         Returns:
-            The step, with its slots on the device: int32 `batch` each.
+            The step, with three vectors of slots on the device: int32, axis `batch`.
 
         Raises:
             StaleHandle: a request has ended; nothing changed.
-            InvalidArgument: an older step must be settled first; or the batch is too large; or a row is named twice,
-                crosses a boundary or has too few pages. Nothing changed.
+            InvalidArgument: an older step must be settled first; the batch is too large; a row is named twice; a row
+                would cross a boundary; or a row has too few pages. Nothing changed.
 
         Syncs: no, unless it needs slots that `pool.release` freed by id.
         """
@@ -498,15 +507,17 @@ class StateManager(Reports):
         return step
 
     def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None = None) -> None:
-        """Tells the manager that a step's results are known, and which of its rows they finished.
+        """Tells the manager that the results of a step are known, and which rows of the step have ended.
 
-        Finished rows are padding from now on. Settle steps in the order of their plans. It takes one launch if a lane
-        can be released. It also launches the work that waited for this step's forward, if a result was requested or
-        in-place kernels need copies.
+        Rows that have ended are padding from now on. Settle steps in the order of their plans. The call takes one
+        launch if a lane can be released.
+
+        If this step is still open, `settle` closes it: it launches the copies that in-place kernels need. If a readback
+        or a transfer waits, it also sends the waiting changes.
 
         Args:
             step: the oldest unsettled step.
-            finished: one switch an entry of the batch. None: no row has finished.
+            finished: True or False for each entry of the batch. None: no row has finished.
 
         Raises:
             StaleHandle: the step was settled before.
@@ -521,20 +532,21 @@ class StateManager(Reports):
         self, step: Step, accepted: Sequence[int], windows: Mapping[str, Tensor],
         finished: Sequence[bool] | NDArray[np.bool_] | None = None, *, limit: int = NO_LIMIT,
     ) -> None:  # fmt: skip
-        """Keeps the states after the accepted tokens of each window, and settles the step.
+        """Keeps, for each row, the state after its last accepted token, and settles the step.
 
         If the accepted tokens cross a boundary, the state there becomes a snapshot, if a slot is free for it.
 
-        It first sends the recorded changes. It then takes one upload, one launch, one launch for each plane, and one
-        more if lanes can be released.
+        It first sends the recorded changes. Then it takes one upload and these launches: one for the lengths, one for
+        each plane, and one if lanes can be released. A plane with a tensor for each layer takes one for each layer.
 
         Args:
             step: the oldest unsettled step, planned with `window=True`.
             accepted: number of accepted tokens of each entry; 0: the row keeps its length.
-            windows: plane name -> the states after each token, `layer batch step ...`. For a plane of conv inputs also
-                `layer batch tap-1+step channel`, every input once.
+            windows: plane name -> the state after each token, (layer, batch, step, ...). For a plane of conv inputs you
+                can give the inputs instead, (layer, batch, taps - 1 + steps, channel). These are the taps - 1 inputs
+                before the step, then one input for each token.
             finished: as for `settle`. If a row ends within its window, accept only the tokens up to its end.
-            limit: largest number of slots that this call may claim for snapshots.
+            limit: largest number of slots that this call can claim for snapshots.
 
         Raises:
             StaleHandle: the step was settled before; nothing changed.
@@ -551,21 +563,22 @@ class StateManager(Reports):
     ) -> list[Snapshot | None]:
         """Cancels a planned step whose forward never ran, and ends its rows.
 
-        The rows end with the lengths that they had before the step. Rows that finished in the step before it end, too.
-        To keep their states, release these rows first, or set `publish`.
+        The rows end with the lengths that they had before the step. Rows that finished in the previous step end, too.
+        To keep the states of the finished rows only, release these rows with `publish=True` before `cancel`. To keep
+        the states of all rows, set `publish`.
 
         Args:
             step: the newest step.
-            publish: publish the newest real snapshot of each row.
-            tokens: as for `release`, one sequence for each entry of the batch; publishes, too.
+            publish: publish the newest confirmed snapshot of each row.
+            tokens: as for `release`, one sequence for each entry of the batch. With tokens, all rows are published.
 
         Returns:
             One snapshot for each entry of the batch; None where nothing was published.
 
         Raises:
             StaleHandle: the step was settled before; nothing changed.
-            InvalidArgument: the step is not the newest; `submit(step)` said that its forward was launched; a state
-                that it computes was published; or the tokens do not fit. Nothing changed.
+            InvalidArgument: the step is not the newest; its forward was reported with `submit(step)`; a state of this
+                step was published; or the tokens do not fit. Nothing changed.
             ConfigurationError: tokens without a prefix cache or a session; nothing changed.
 
         Syncs: no.
@@ -588,7 +601,7 @@ class StateManager(Reports):
     def release(
         self, rows: Sequence[Row], publish: bool | Sequence[int] = False, *, tokens: Sequence[Tokens] | None = None
     ) -> list[Snapshot | None]:
-        """Ends requests: publishes their newest confirmed snapshots if asked, and frees everything else.
+        """Ends requests. With `publish`, publishes their newest confirmed snapshots. Frees everything else.
 
         With tokens, KV and snapshot go to the prefix cache, and the states of a session's turn go to the session. A
         turn without tokens and without `publish` is aborted. The cache owns the snapshots that it takes; `drop` refuses
@@ -596,16 +609,16 @@ class StateManager(Reports):
 
         Args:
             rows: the requests.
-            publish: False, True, or for each row the number of tokens that may be shared. The snapshot is not longer.
+            publish: False, True, or for each row the largest length that its snapshot can have.
             tokens: all tokens of each request so far, prompt and answer.
 
         Returns:
-            One snapshot a row; None where there is none.
+            One snapshot for each row, or None.
 
         Raises:
             StaleHandle: a request has ended; nothing changed.
-            InvalidArgument: a row is named twice, tokens do not continue the prompt of their row, or a turn is
-                published without tokens; nothing changed.
+            InvalidArgument: a row is named twice, tokens differ from the prompt of their row, or a turn is published
+                without tokens; nothing changed.
             ConfigurationError: tokens without a prefix cache or a session; nothing changed.
 
         Syncs: no.
@@ -633,7 +646,8 @@ class StateManager(Reports):
     def abort(self, rows: Sequence[Row]) -> None:
         """Ends requests at once, also while a step is in flight, and publishes nothing.
 
-        A session goes back to where the turn began, if that state is still held; otherwise to an older state.
+        The session of a turn goes back to the state with which the turn began. If no slot holds that state any more, it
+        goes back to an older state.
 
         Args:
             rows: the requests.
@@ -654,7 +668,7 @@ class StateManager(Reports):
             tokens: as for `release`.
 
         Returns:
-            One snapshot a row, for `Request(resume=...)`; None where there is none.
+            One snapshot for each row, for `Request(resume=...)`, or None.
 
         Raises:
             StaleHandle: a request has ended.
@@ -668,7 +682,7 @@ class StateManager(Reports):
     def publish(
         self, rows: Sequence[Row], *, tokens: Sequence[Tokens] | None = None, strict: bool = False
     ) -> list[Snapshot | None]:
-        """Publishes the newest confirmed snapshot of each row, which continues to run.
+        """Publishes the newest confirmed snapshot of each row. The rows continue to run.
 
         The snapshot moves with its slot from the row to a register of its own. It keeps the slot until it is dropped;
         any number of requests can resume from it. With tokens, KV and snapshot go to the prefix cache.
@@ -676,15 +690,15 @@ class StateManager(Reports):
         Args:
             rows: the requests.
             tokens: all tokens of each request so far, prompt and answer.
-            strict: raise if a row has no snapshot, or if no register is free for it; publish nothing then.
+            strict: if a row has no snapshot, or no register is free for it, raise an error and publish nothing.
 
         Returns:
-            One snapshot a row; None where there is none, or no register is free for it.
+            One snapshot for each row; None if the row has no snapshot, or if no register is free for the snapshot.
 
         Raises:
             StaleHandle: a request has ended; nothing changed.
-            InvalidArgument: tokens do not continue the prompt of their row, or with `strict` a snapshot is missing;
-                nothing changed.
+            InvalidArgument: tokens differ from the prompt of their row, or with `strict` a snapshot is missing; nothing
+                changed.
             ConfigurationError: tokens without a prefix cache or a session; nothing changed.
 
         Syncs: no.
@@ -712,8 +726,8 @@ class StateManager(Reports):
     def drop(self, snapshots: Sequence[Snapshot | None]) -> None:
         """Ends the handles of snapshots, and frees their slots and pages.
 
-        They become free at once. If a row still has to read the snapshot in its first step, they become free when that
-        step is planned.
+        Slots and pages become free at once. If the first step of a row must still read the snapshot, they become free
+        when that step is planned.
 
         Args:
             snapshots: results of `publish`, `release`, `retract` or `cancel`; None is skipped.
@@ -732,13 +746,13 @@ class StateManager(Reports):
     def match(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Match:
         """Returns how much of a prompt the prefix cache has, and why it has no more. Changes nothing.
 
-        The result has the length by state, the length by KV, and the length with host memory. The last token never
-        counts, because a request always computes it.
+        The result says how many tokens a cached state covers, how many cached KV covers, and how many a state in host
+        memory covers. The last token never counts, because a request always computes it.
 
         Args:
             tokens: the whole prompt.
             salt: the salt of the request.
-            session: the session of the request; the states that it keeps count, too.
+            session: the session of the request. The states that the session keeps count, too.
 
         Raises:
             InvalidArgument: tokens or salt are not valid, or a turn of the session runs.
@@ -765,8 +779,8 @@ class StateManager(Reports):
     def prefetch(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Fetch:
         """Starts to read the states of a prompt from storage to host memory, where `match` and `admit` find them.
 
-        Call it when a request arrives, and call `poll` every iteration. Admit the request when `fetch.done` is true, or
-        when `mem.tiers.ready(fetch)` is true: then the fetch is done or has had enough time.
+        Call it when a request arrives, and call `poll` in each iteration. Admit the request when `fetch.done` is true,
+        or when `mem.tiers.ready(fetch)` is true: then the fetch is done or has had enough time.
 
         Args:
             tokens: the whole prompt.
@@ -788,13 +802,14 @@ class StateManager(Reports):
             raise ConfigurationError("there is no storage to fetch from: build the manager with tiers=ms.Tiers(...)")
         key = encode(tokens)
         found, kept = self._match(key, require_salt(salt), session)
-        own = found.host_length if self.tiers.settings.group is None else 0  # of which other ranks know nothing
+        # with several ranks, do not count this host memory: the other ranks do not know its contents
+        own = found.host_length if self.tiers.settings.group is None else 0
         return self.tiers.prefetch(key, salt, found, max(kept, found.length, own))
 
     def poll(self) -> None:
         """Advances the transfers between device, host memory and storage.
 
-        Call it once an iteration of the loop, even if no request runs.
+        Call it once in each iteration of the loop, even if no request runs.
 
         Raises:
             AgreementLost: a rank does not answer, or its prefetches differ.
@@ -808,7 +823,7 @@ class StateManager(Reports):
     def close(self) -> None:
         """Writes the cached states to storage, closes the storage, and ends the threads of the tiers.
 
-        Without tiers it does nothing. Requests can continue without tiers.
+        If the manager has no tiers, `close` does nothing. After `close`, requests can continue, but without tiers.
 
         Raises:
             Asleep: states or KV pages sleep; nothing changed.
@@ -823,7 +838,7 @@ class StateManager(Reports):
         """Opens a conversation whose states and pages stay between its turns.
 
         Args:
-            name: the name that audits show. Two open sessions may have one name; each keeps its own states.
+            name: the name that audits show. Two open sessions can have the same name; each keeps its own states.
 
         Returns:
             The session, for `Request(session=...)`.
@@ -853,7 +868,9 @@ class StateManager(Reports):
             self._cache.release(lease)
 
     def scrub_null(self) -> None:
-        """Zeroes slot 0. Call it if kernels outside memstate write to slot 0 and read it.
+        """Zeroes slot 0.
+
+        Call this before each forward if your kernels write to slot 0, read slot 0 later, and need zeros there.
 
         Syncs: no.
         """
@@ -863,7 +880,7 @@ class StateManager(Reports):
     def submit(self, step: Step | None = None) -> None:
         """Sends the recorded changes now, instead of with the next plan.
 
-        Each packet takes one upload and at most two launches.
+        The changes are sent in packets, mostly one. Each packet takes one upload and at most two launches.
 
         Without `step`, the first change of a slot that the newest step uses waits for the forward, and so does every
         later change. With `step`, all changes are sent. With in-place kernels, the copies of snapshots come first.
@@ -888,7 +905,7 @@ class StateManager(Reports):
         Until `wake`, only lengths, counts and `stats` work. Other calls raise Asleep.
 
         Args:
-            keep: keep the bytes in host memory. With False, no slot may be held.
+            keep: keep the bytes in host memory. False is allowed only if no slot is held.
 
         Raises:
             InvalidArgument: slots are held and `keep` is False, or memory cannot be released; nothing changed.
@@ -897,9 +914,8 @@ class StateManager(Reports):
         Syncs: yes.
         """
         self._enter()
-        held = (
-            self._allocator.capacity - self._allocator.free + self._commands.withheld[0]
-        )  # until a forward is launched
+        # a slot whose release waits for a forward counts as held
+        held = self._allocator.capacity - self._allocator.free + self._commands.withheld[0]
         if held and not keep:
             raise InvalidArgument(
                 f"{held} slots are held: their states would be lost; use keep=True, or end them first, and settle the "
@@ -913,7 +929,7 @@ class StateManager(Reports):
     def wake(self) -> None:
         """Restores the memory of the states, and the bytes that `sleep` kept.
 
-        Planes may have new addresses. Capture CUDA graphs that hold such addresses again.
+        Planes can have new addresses. If a CUDA graph uses the old addresses, capture it again.
 
         Raises:
             InvalidArgument: the states do not sleep.
@@ -935,8 +951,9 @@ class StateManager(Reports):
     def reset(self) -> None:
         """Frees every slot, row and page, and makes every handle stale.
 
-        Registers, columns and the page table become zero. Host memory becomes empty. The bytes of states and the
-        records in storage stay. After it, do not launch the forward of a step that was planned before.
+        Registers, the page table and the columns of all rows become zero, except the generations. Host memory becomes
+        empty. The bytes of states and the records in storage stay. After a reset, do not launch the forward of a step
+        that was planned before it.
 
         Syncs: no; with tiers yes.
         """
@@ -958,7 +975,9 @@ class StateManager(Reports):
         self._stepping.reset()
 
     def check(self) -> None:
-        """Sends the recorded changes that may be sent, and raises the first fault that the device counted.
+        """Raises an error for the first fault that the device counted.
+
+        It first sends the recorded changes that do not wait for a forward.
 
         Raises:
             DoubleRelease: a slot was released that was free already.

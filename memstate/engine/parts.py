@@ -1,4 +1,4 @@
-"""Declares the attributes of a manager, and the guards in front of its calls."""
+"""Declares the attributes of a manager, and the checks at the start of its calls."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Joins slots and their bytes, for callers that hold slot ids. One allocator may serve several `Planes`.
+"""Joins slots and their bytes, for callers that hold slot ids. One allocator can serve several `Planes`.
 
 This module does not know requests.
 """
@@ -54,14 +54,14 @@ class StatePool:
             zero: zero their bytes. Pass False only if you will overwrite every byte of the slots.
 
         Returns:
-            int32 `n`.
+            The ids: int32 tensor, axis `n`.
 
         Raises:
             OutOfSlots: fewer than n slots are free; nothing changed.
-            InvalidArgument: n is not a number of slots; nothing changed.
+            InvalidArgument: n is not a whole number of 0 or more; nothing changed.
             Asleep: `zero` is True and the states sleep; nothing changed.
 
-        Syncs: only after `release` by id, if the host's count of free slots is not certain enough.
+        Syncs: only if it needs slots that were released by id and that the device has not confirmed yet.
         """
         for planes in self.planes if zero else ():
             planes.memory.require_awake("claim")
@@ -71,7 +71,7 @@ class StatePool:
         return ids
 
     def release(self, ids: Tensor | Sequence[int]) -> None:
-        """Takes back slots that `claim` returned; see `SlotAllocator.release`.
+        """Frees slots that `claim` returned; see `SlotAllocator.release`.
 
         Do not release a slot that a register owns. The device cannot detect this; only an audit does.
 
@@ -89,7 +89,7 @@ class StatePool:
         """Zeroes slots.
 
         Args:
-            ids: integers `n`; 0 is skipped.
+            ids: integer tensor, axis `n`; 0 is skipped.
 
         Syncs: no.
         """
@@ -102,13 +102,13 @@ class StatePool:
         It skips pairs with a 0 and pairs of equal slots.
 
         Args:
-            dst: integers `n`.
-            src: integers `n`.
-            due: number of pairs that it will copy, if the caller knows it; used to count bytes.
+            dst: integer tensor, axis `n`.
+            src: integer tensor, axis `n`.
+            due: number of pairs that it will copy, if the caller knows this number; used to count bytes.
 
         Raises:
-            InvalidArgument: an id names no slot, a target is named twice, or a slot is target and source (in debug mode
-                only).
+            InvalidArgument: the ids are not integers on this device, or dst and src differ in length. In debug mode
+                also: an id names no slot, a target is named twice, or a slot is target and source.
 
         Syncs: in debug mode only.
         """
@@ -119,7 +119,7 @@ class StatePool:
         """Copies and zeroes the states that a command packet names, in one launch for each `Planes`.
 
         Args:
-            slots: slot of each register, int32 `register`.
+            slots: slot of each register: int32 tensor, axis `register`.
             packet: the packet on the device.
             copied: number of slots that the packet copies.
             zeroed: number of slots that the packet zeroes.
@@ -130,7 +130,7 @@ class StatePool:
             planes.run_data(slots, packet, copied=copied, zeroed=zeroed)
 
     def check(self) -> None:
-        """Raises the first fault that the device counted; see `SlotAllocator.check`.
+        """Raises an error for the first fault that the device counted; see `SlotAllocator.check`.
 
         Syncs: yes.
         """

@@ -14,10 +14,10 @@ PER_ROW = REGISTERS_PER_ROW
 
 
 class Reports(Parts):
-    """The calls of a manager that report and change no state."""
+    """The calls of a manager that only report. `audit` and `inspect` first send recorded changes."""
 
     def stats(self) -> Stats:
-        """Returns figures that the host knows. It works while the states sleep, too.
+        """Returns figures that the host knows. Works while the states sleep, too.
 
         Syncs: no.
         """
@@ -53,9 +53,9 @@ class Reports(Parts):
         )
 
     def audit(self) -> audit.AuditReport:
-        """Looks for leaked and doubly owned slots, and names their owners. It works while requests run.
+        """Looks for leaked and doubly owned slots, and names their owners. Works while requests run.
 
-        It first sends the recorded changes that may be sent. Changes that wait for a forward count as done.
+        It first sends the recorded changes that do not wait for a forward. The other changes count as done.
 
         Syncs: yes.
         """
@@ -65,8 +65,8 @@ class Reports(Parts):
     def inspect(self) -> Inspection:
         """Returns the owner of every slot, and what the host knows of requests and caches, as plain data.
 
-        Use it for audits, drawings and files. It first sends the recorded changes that may be sent. Changes that wait
-        for a forward count as done.
+        Use it for audits, drawings and files. It first sends the recorded changes that do not wait for a forward. The
+        other changes count as done.
 
         Syncs: yes.
         """

@@ -1,4 +1,4 @@
-"""Groups settings of a manager, and refuses settings that contradict each other, with the reason."""
+"""Groups settings of a manager. Refuses settings that contradict each other, and says why."""
 
 from dataclasses import dataclass
 
@@ -13,13 +13,13 @@ class Pages:
     """KV pages of requests.
 
     Args:
-        size: tokens of a page. Snapshots stand for whole pages.
+        size: tokens of a page. The length of a published snapshot is a multiple of it.
         count: number of pages; the manager hands out ids 1 to `count`. 0: the caller manages KV itself.
         per_row: largest number of pages of one request, the width of the page table.
 
     Raises:
-        ConfigurationError: a number is not a whole number from 0 on, `size` is 0, or only one of `count` and `per_row`
-            is given.
+        ConfigurationError: a value is not a whole number of 0 or more, `size` is 0, or only one of `count` and
+            `per_row` is given.
 
     Example:
         >>> Pages(count=1024, size=16, per_row=64)
@@ -44,12 +44,12 @@ class Forward:
 
     Args:
         in_place: the kernels update one slot, `step.write`. memstate copies the states that become snapshots.
-        speculation: steps may be windows of drafted tokens, of which some are accepted. Needs `overlap=False`.
+        speculation: steps can be windows of drafted tokens, some of which are accepted. Needs `overlap=False`.
         direct_hits: the first step of a resumed request reads the snapshot itself instead of a copy. None: True with
             Redirect and without `in_place`, otherwise False.
 
     Raises:
-        ConfigurationError: a value is not a switch.
+        ConfigurationError: a value is neither True nor False.
 
     Example:
         >>> Forward(in_place=True)
@@ -71,7 +71,7 @@ def require_switch(name: str, switch: object, why: str = "") -> None:
     """Requires True or False.
 
     Raises:
-        ConfigurationError: the value is neither.
+        ConfigurationError: the value is something else.
     """
     if not isinstance(switch, bool):
         raise ConfigurationError(f"{name}={switch!r}: expected True or False{why}")
@@ -83,7 +83,7 @@ def validate_sizes(
     """Requires sizes that can serve at least one request.
 
     Raises:
-        ConfigurationError: a size is not a count, or too small.
+        ConfigurationError: a size is not a whole number of 0 or more, or it is too small.
     """
     if not is_count(slots):
         raise ConfigurationError(f"slots={slots!r}: expected a whole number of at least 1")

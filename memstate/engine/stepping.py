@@ -2,11 +2,14 @@
 
 It joins mirror, registers and planes, and makes no decision itself.
 
-plain         plan  forward  [copies of an in-place engine]  settle
-speculative   plan  forward into a window                    accept: labels, lanes, then the window's bytes
+plain         plan  [copies]  forward  [copies]  settle
+speculative   plan  forward into a window  accept: labels, lanes, then the bytes of the window
 
-A step is open from its plan until its forward is known to be launched. The next plan closes it; so do its own settle,
-accept or cancel, and a submit that names it. While a step is open, the slots that it uses do not change owners.
+The copies are for in-place kernels, and for planes that a step writes only in part. They come before the forward for
+Redirect and for rows that read a snapshot directly, and after the forward for the ping-pong strategies.
+
+A step is open from its plan until one of these calls closes it: the next plan, `submit(step)`, or its own settle,
+accept or cancel. While a step is open, the slots that it uses do not change owners.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,12 +44,12 @@ class Batch(NamedTuple):
     """The rows of one step.
 
     Attributes:
-        numbers: row of every entry, `batch`; 0 for padding.
-        tokens_of: tokens of every entry, `batch`; 0 for padding.
+        numbers: for each entry of the batch, its row; 0 for padding.
+        tokens_of: for each entry of the batch, its tokens; 0 for padding.
         real: the entries that are not padding.
         rows: rows of the real entries.
         tokens: tokens of the real entries.
-        distinct: whether every row comes only once.
+        distinct: whether no row comes twice.
     """
 
     numbers: Longs
@@ -77,8 +80,9 @@ class Stepping:
         boundaries: lengths at which snapshots are due.
         log: unsettled steps.
         planes: the bytes of slots.
-        copied: planes that a forward updates in one slot, in place. memstate copies them if a step reads one slot and
-            writes another, and if a snapshot is due.
+        copied: planes that memstate must copy: those that in-place kernels update, and those that a step writes only in
+            part. memstate copies such a plane in two cases: the step reads one slot and writes another, or a snapshot
+            is due.
 
     Attributes:
         open: the step whose forward is perhaps not launched yet, or None.
@@ -92,7 +96,7 @@ class Stepping:
         self._pages, self._mirror, self._snapshots, self._boundaries = pages, mirror, snapshots, boundaries
         self._log, self._planes, self._copied = log, planes, copied
         self.open: Step | None = None  # the step whose forward is perhaps not launched yet
-        self._promised: list[int] = []  # rows of the open step with results that were handed out
+        self._promised: list[int] = []  # rows that published a state or KV of the open step
         self._uncopied: tuple[Step, int] | None = None  # snapshots to copy after the forward
 
     def reset(self) -> None:
@@ -111,10 +115,7 @@ class Stepping:
         self._close(step)
 
     def lengths_before(self, rows: Longs) -> list[int]:
-        """Returns the tokens that rows had before the open step.
-
-        Rows that are not in the open step get INT32_MAX.
-        """
+        """Returns, for each row, its length before the open step; INT32_MAX for rows that are not in this step."""
         if self.open is None:
             return [INT32_MAX] * len(rows)
         running = np.where(self._same_request(self.open), self.open.numbers, 0)
@@ -122,24 +123,27 @@ class Stepping:
         return [before.get(row, INT32_MAX) if row else INT32_MAX for row in rows.tolist()]
 
     def promise(self, rows: Longs, lengths: Sequence[int], before: Sequence[int]) -> None:
-        """Notes the lengths up to which states and KV of rows were handed out.
+        """Notes the rows that published something which the open step must still compute.
 
-        If a length is larger than before the open step, that step cannot be cancelled any more.
+        If a published length is larger than the row's length before the open step, the step can no longer be cancelled.
 
         Args:
-            rows: `row`.
-            lengths: tokens handed out, `row`.
-            before: tokens before the open step, `row`; see `lengths_before`.
+            rows: the row numbers.
+            lengths: for each row, the length that was published.
+            before: for each row, its length before the open step; see `lengths_before`.
         """
         pairs = zip(rows.tolist(), lengths, before, strict=True)
         self._promised += [row for row, length, had in pairs if length > had]
 
     def _close(self, step: Step | None, send: bool = False) -> None:
-        """Closes the open step. Its forward is launched, so waiting changes and the copies of its snapshots may follow.
+        """Closes the open step: its forward was launched or will never run.
+
+        So waiting changes can be sent, and the copies of its snapshots can follow.
 
         Args:
             step: the step to close; nothing happens if it is not the open step.
-            send: submit at once if an action is queued. A caller may wait for its result, and no plan may follow.
+            send: submit at once if an action is queued. A caller can wait for the result of the action, and perhaps
+                there is no further plan.
         """
         if step is None or step is not self.open:
             return
@@ -153,7 +157,7 @@ class Stepping:
         """Returns row numbers and tokens of a batch.
 
         Args:
-            rows: rows, `batch`; None and finished rows are padding.
+            rows: the row of each entry; None and finished rows are padding.
             tokens: tokens of each entry.
 
         Raises:
@@ -185,9 +189,9 @@ class Stepping:
         Args:
             rows: the batch.
             tokens: tokens of each entry.
-            limit: largest number of slots that the step may claim for snapshots.
+            limit: largest number of slots that the step can claim for snapshots.
             window: whether the step is speculative.
-            cache: the prefix cache. If its settings allow it, it evicts states for snapshots that are due.
+            cache: the prefix cache. With `Prefix(evict=True)` it evicts states to make room for snapshots that are due.
         """
         self._log.require_room()
         batch = self.batch(rows, tokens)
@@ -249,8 +253,8 @@ class Stepping:
 
         Args:
             step: the step.
-            direct: number of entries that read the slot of another register.
-            taken: number of snapshots of this step.
+            direct: number of entries that read the slot of a snapshot instead of their own.
+            taken: number of snapshots that this step takes.
         """
         if not self._copied:
             return
@@ -267,14 +271,16 @@ class Stepping:
             self._planes.copy(of.snapshot, of.write, planes=self._copied, due=due)
 
     def _named(self, rows: Longs, sources: Ints | None, before: Longs, after: Longs, taken: int) -> Longs:
-        """Returns the registers of the slots that a step reads, writes and snapshots, after its plan.
+        """Returns the registers that, after the plan of a step, hold the slots which the step reads and writes.
+
+        The registers of the snapshots that the step takes are included.
 
         Args:
-            rows: `row`.
-            sources: registers that rows read instead of their own, `row`; 0 = none.
-            before: lengths before the step, `row`.
-            after: lengths after the step, `row`.
-            taken: number of snapshots of this step.
+            rows: the row numbers.
+            sources: for each row, the register that it reads instead of its own; 0 = none.
+            before: for each row, its length before the step.
+            after: for each row, its length after the step.
+            taken: number of snapshots that this step takes.
         """
         live = rows * PER_ROW
         if sources is None and not taken:
@@ -296,7 +302,7 @@ class Stepping:
         self._log.pop(step)
         self._close(step, send=True)
         table, same = self._table, self._same_request(step)
-        dead = same & table.finished[step.numbers]  # rows that ended in the step before
+        dead = same & table.finished[step.numbers]  # rows that ended in the previous step
         if same.all() and not dead.any():
             rows, ended, after = step.numbers, over, step.after
             table.unsettled[rows] -= 1
@@ -333,7 +339,7 @@ class Stepping:
         self._close(step)
         same = self._same_request(step)
         rows, real = step.numbers[same], given[same]
-        self._commands.submit()  # what was recorded before comes first
+        self._commands.submit()  # first send the changes that were recorded earlier
         moved = rows[real > 0]
         with self._commands.noting("accept"):
             after = self._mirror.accept(moved, real[real > 0], limit)
@@ -355,7 +361,7 @@ class Stepping:
         return self._mirror.tracking.releases_at_settle and self._mirror.superseding(rows)
 
     def _release_lanes(self, step: Step, rows: Longs, known: NDArray[np.integer], results: NDArray[np.int32]) -> None:
-        """Releases lanes whose snapshots are superseded by newer ones.
+        """Releases lanes whose snapshots are superseded by newer snapshots.
 
         It never releases a slot that the open step uses: the snapshot of that step has the largest label of its row.
         """
@@ -390,14 +396,16 @@ class Stepping:
         return np.where(self._same_request(step), step.numbers, 0)
 
     def cancel(self, step: Step) -> tuple[list[int], Longs]:
-        """Cancels the newest step. The confirmed lengths of its rows become at most the lengths before the step.
+        """Cancels the newest step.
+
+        If the confirmed length of a row is larger than its length before the step, it is reduced to that length.
 
         Returns:
             The entries whose requests have not ended, and their rows.
 
         Raises:
             StaleHandle: the step was settled before.
-            InvalidArgument: the step is not the newest, its forward was launched, or a result of it was handed out.
+            InvalidArgument: the step is not the newest, its forward was launched, or a state of it was published.
         """
         self._log.require(step)
         if self._promised and step is self.open:

@@ -1,6 +1,6 @@
 """Compiles the kernels of a manager before serving starts.
 
-It launches each kernel on empty inputs, and changes no state.
+It sends the recorded changes, then launches each of these kernels on empty inputs. These launches change no state.
 """
 
 import numpy as np
@@ -12,10 +12,11 @@ from memstate.kernels.tables import HEADER_INTS, Strategy
 
 
 def warm_up(mem: StateManager) -> int:
-    """Compiles every kernel of the manager: launches it on an empty packet and null rows.
+    """Compiles the kernels of steps and ownership changes: launches each on an empty packet and null rows.
 
-    It repeats the kernels of steps for every batch size that needs its own compilation. Call it between steps, before
-    you capture CUDA graphs.
+    It repeats the kernels of steps for every batch size that needs its own compilation. It does not compile other
+    kernels: those of your layers, of the tiers, of `claim`, `release` and `zero` of `mem.pool`, and of `gather` and
+    `scatter` of `mem.planes`. Call it between steps, before you capture CUDA graphs.
 
     Args:
         mem: the manager.

@@ -1,6 +1,6 @@
 """Manages free slots and their owners. This folder does not know planes or the bytes of states.
 
-allocator   the bitmap of free slots, and their exact count
+allocator   the bitmap of free slots, and their number
 registers   the cells that hold slot ids, and the launches that change them
 commands    records changes of owners and sends them in packets
 packet      one packet, and its bytes in an upload

@@ -1,4 +1,6 @@
-"""Keeps free slots: a bitmap on the device, and an exact count on the host.
+"""Keeps free slots: a bitmap on the device, and a count on the host that needs no readback.
+
+The count is exact, unless invalid ids were released.
 
 There are two ways to own a slot: by id (`claim` returns ids, `release` takes them back) or in a register
 (`memstate.slots.registers`). Both change the same bitmap and the same count. This module does not know planes or
@@ -30,7 +32,7 @@ class Recorder(Protocol):
 
     @property
     def withheld(self) -> tuple[int, int]:
-        """Numbers of slots (released, claimed) in recorded changes that wait for a forward."""
+        """Two numbers of slots, (released, claimed), in recorded changes that wait for a forward."""
         ...
 
 
@@ -92,11 +94,11 @@ class SlotAllocator:
         self._groups = []
 
     def send_before_use(self, recorder: Recorder) -> None:
-        """Registers the recorder that must send its changes before the bitmap or the device's count is read.
+        """Sets the recorder. It must send its changes before the bitmap or the device's count is read.
 
         Args:
-            recorder: the command buffer. The reference is weak, so that its planes are freed without a garbage
-                collection.
+            recorder: the command buffer. The reference is weak, so that the planes of a manager are freed without a
+                garbage collection.
 
         Raises:
             ConfigurationError: the allocator has a recorder already. Two recorders would not know each other's changes.
@@ -106,9 +108,11 @@ class SlotAllocator:
         self._recorders = [ref(recorder)]
 
     def confirm(self, n: int) -> None:
-        """Reads the device's count if n slots are available only with releases by id that are not confirmed yet.
+        """Reads the device's count if the host's count is uncertain and n slots depend on it.
 
-        Syncs: only then.
+        The host's count is uncertain after a release by id, until the device has confirmed the release.
+
+        Syncs: only if it reads the count.
         """
         if self._unverified and n > self.free - self._unverified:
             self._reconcile()
@@ -116,21 +120,20 @@ class SlotAllocator:
     def claim(self, n: int) -> Tensor:
         """Claims the n lowest free slots.
 
-        If the bitmap has too few free slots, it takes slots that open claim groups have not handed out. Slots whose
-        release waits for a forward are not free yet.
+        If too few slots are free, `claim` takes the remaining slots of open groups (see `group`). Slots whose release
+        waits for a forward are not free yet.
 
         Args:
             n: number of slots.
 
         Returns:
-            The ids, int32 `n`, ascending, in a tensor of the caller's own.
+            The ids, ascending: a new int32 tensor, axis `n`.
 
         Raises:
             OutOfSlots: fewer than n slots are free; nothing changed.
-            InvalidArgument: n is not a number of slots.
+            InvalidArgument: n is not a whole number of 0 or more.
 
-        Syncs: only if it needs slots released by id that the device has not confirmed; at most once in `capacity`
-            claims.
+        Syncs: only if it needs slots released by id that the device has not confirmed.
         """
         n = self._valid_count(n)
         held = sum(group.left for group in self._groups)
@@ -159,15 +162,16 @@ class SlotAllocator:
                 recorder.submit()
 
     def _withheld(self) -> tuple[int, int]:
-        """Returns the numbers of slots (released, claimed) in changes that wait for a forward."""
+        """Returns two numbers of slots, (released, claimed), in changes that wait for a forward."""
         pairs = [recorder.withheld for reference in self._recorders if (recorder := reference())]
         return sum(released for released, _ in pairs), sum(claimed for _, claimed in pairs)
 
     def release(self, ids: Tensor | Sequence[int]) -> None:
-        """Takes slots back by id.
+        """Frees slots by id.
 
-        It ignores 0 and negative ids. The device counts ids that are free already or out of range; `check()` raises
-        them. Such ids, and ignored ids, make the host's count too high until `check()` corrects it.
+        It ignores 0 and negative ids. The device counts ids that are free already or out of range as faults; `check()`
+        raises an error for the first. Such ids, and ignored ids, make the host's count too high until the host reads
+        the device's count again, for example in `check()`.
 
         Args:
             ids: integers in any shape, on any device.
@@ -190,7 +194,8 @@ class SlotAllocator:
                 )
             ids = ids.to(torch.int64)
         ids = ids.reshape(-1).contiguous()
-        if ids.device != self.bitmap.device:  # with its index, which the backend's may lack
+        # Compare with the bitmap: its device has an index, and `backend.device` can lack one.
+        if ids.device != self.bitmap.device:
             self.backend.counts.uploads += 1
             ids = ids.to(self.bitmap.device)
         self.free += ids.numel()
@@ -209,14 +214,16 @@ class SlotAllocator:
 
     @contextmanager
     def group(self, n: int) -> "Iterator[ClaimGroup]":
-        """Claims n slots in one launch. The group hands them out; the rest goes back at the end, or on an error.
+        """Claims n slots in one launch, for a group that hands them out.
+
+        At the end, or on an error, the slots that were not handed out become free.
 
         Args:
             n: number of slots.
 
         Raises:
             OutOfSlots: fewer than n slots are free.
-            InvalidArgument: n is not a number of slots.
+            InvalidArgument: n is not a whole number of 0 or more.
 
         Syncs: as `claim`.
         """
@@ -230,13 +237,14 @@ class SlotAllocator:
 
     @property
     def open_groups(self) -> "tuple[ClaimGroup, ...]":
-        """Groups that may still hold slots; an audit counts these as owned."""
+        """Groups that perhaps still hold slots; an audit counts these slots as owned."""
         return tuple(self._groups)
 
     def check(self) -> None:
-        """Sets the host's count from the device's counters, and raises the first fault that the device counted.
+        """Raises an error for the first fault that the device counted.
 
-        It clears the faults, so a second call does not raise them again.
+        It also sets the host's count from the device's counters. It clears the faults, so a second call raises no error
+        for them.
 
         Raises:
             DoubleRelease: a slot was released twice.
@@ -266,7 +274,7 @@ class ClaimGroup:
 
     Args:
         allocator: the allocator that claimed the slots.
-        ids: the slots, int32 `n`.
+        ids: the slots: int32 tensor, axis `n`.
 
     Example:
         >>> from memstate import Backend, SlotAllocator
@@ -290,18 +298,18 @@ class ClaimGroup:
 
     @property
     def held(self) -> Tensor:
-        """The ids not handed out yet: int32 `left`, a view for audits."""
+        """The ids not handed out yet: an int32 tensor, axis `left`. It is a view, for audits."""
         return self._ids[self._next :] if not self.void else self._ids[:0]
 
     def claim(self, n: int) -> Tensor:
-        """Returns the next n slots of the group: int32 `n`.
+        """Returns the next n slots of the group: int32 tensor, axis `n`.
 
         Args:
             n: number of slots.
 
         Raises:
             OutOfSlots: the group has fewer than n slots left.
-            InvalidArgument: n is not a number of slots.
+            InvalidArgument: n is not a whole number of 0 or more.
 
         Syncs: no.
         """
@@ -312,7 +320,7 @@ class ClaimGroup:
         return self._ids[self._next - n : self._next]
 
     def give_back(self, most: int | None = None) -> int:
-        """Frees slots that were not handed out, from the last one on.
+        """Frees slots that were not handed out, beginning with the last one.
 
         Args:
             most: largest number of slots to free. None: all.

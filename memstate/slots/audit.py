@@ -11,7 +11,8 @@ from memstate.slots.inspect import Inspection
 class AuditReport:
     """The result of an audit.
 
-    A slot is right if it is free, held by exactly one register, or in an open claim group. All others are listed.
+    A slot is in order if exactly one of these is true: it is free, one register holds it, an open claim group holds it.
+    The report lists all other slots.
 
     Args:
         capacity: number of slots, the highest slot id.

@@ -1,15 +1,16 @@
 """Records ownership changes on the host, and sends them together in packets. This module does not know planes.
 
-recording   move, release, claim ..   ->   [ packet | packet | action | packet ]   in the order of record
+recording   move, release, claim ..   ->   [ packet | packet | action | packet ]   in the order of the calls
 sending     each packet takes one asynchronous upload, one ownership launch, and one data launch if it moves bytes
 
 Recording sends nothing, with one exception: a claim that needs slots released by id, which the device must confirm.
 
 A packet runs its phases in the order move, release, claim, write, data. If this order would run an operation too early,
-the operation starts another packet. So the order of record is always the order of effect.
+the operation starts another packet. So changes always take effect in the order in which they were recorded.
 
-Between the plan of a step and its forward, the registers of the slots that the step uses are fenced. The first change
-of a fenced register waits for the forward, and so does every later change. `submit` sends the changes before it.
+Between the plan of a step and its forward, the command buffer marks (*fences*) the registers whose slots the step uses.
+The first change of a fenced register waits for the forward, and so does every later change. `submit` sends only the
+changes that were recorded before the first waiting change.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -43,9 +44,9 @@ class Action(NamedTuple):
 
     Args:
         run: does the work.
-        forget: frees what the work would have used, if the work is discarded.
+        forget: called if the work is discarded; frees the memory that the work would have used.
         owners: makes the same changes of owners in another register file.
-        released: number of slots that the work makes free.
+        released: number of slots that the work frees.
     """
 
     run: Callable[[], None]
@@ -70,16 +71,19 @@ class CommandBuffer:
         registers.allocator.send_before_use(self)
         self._run_data = run_data
         self._first: list[WeakMethod[Callable[[Packet | None], None]]] = []
-        self._queue: list[Packet | Action] = []  # in the order of record; operations go to the last packet
+        self._queue: list[Packet | Action] = []  # in the order of the calls; a new operation goes to the last packet
         self._fenced = np.zeros(registers.count, bool)  # registers whose slots a coming forward uses
         self.fencing = False  # whether such a forward is expected
-        self._waits: tuple[int, int] | None = None  # the first change that waits: its entry, its operation
+        # where the first waiting change is: index in the queue, index in that packet
+        self._waits: tuple[int, int] | None = None
 
     def before_packet(self, call: Callable[[Packet | None], None]) -> None:
-        """Registers a method to call before each packet, with the packet, or with None before an empty submit.
+        """Adds a method that is called before each packet is sent, with the packet as argument.
+
+        A submit calls it with None if nothing is recorded.
 
         Args:
-            call: a bound method, held weakly.
+            call: a bound method; the reference to it is weak.
         """
         self._first.append(WeakMethod(call))
 
@@ -119,7 +123,7 @@ class CommandBuffer:
 
     @property
     def withheld(self) -> tuple[int, int]:
-        """Numbers of slots (released, claimed) in changes that wait for a forward."""
+        """Two numbers of slots, (released, claimed), in changes that wait for a forward."""
         released = claimed = 0
         for entry in self.waiting:
             if isinstance(entry, Packet):
@@ -142,7 +146,7 @@ class CommandBuffer:
         return bool(self._queue)
 
     def move(self, targets: Indices, sources: Indices) -> None:
-        """Moves slot and label from each source register to its target. The sources are empty then.
+        """Moves slot and label from each source register to its target. Then the sources are empty.
 
         Args:
             targets: empty registers.
@@ -173,7 +177,7 @@ class CommandBuffer:
         """Empties registers and frees their slots. Skips empty registers.
 
         Args:
-            registers: each once.
+            registers: no register twice.
 
         Returns:
             Number of slots that become free.
@@ -197,10 +201,10 @@ class CommandBuffer:
         """Fills empty registers with the lowest free slots, in the order given.
 
         Args:
-            registers: each once.
+            registers: no register twice.
 
         Raises:
-            OutOfSlots: fewer slots are free; nothing recorded.
+            OutOfSlots: more registers are given than slots are free; nothing recorded.
             RegisterInUse: a register holds a slot; nothing recorded.
             InvalidArgument: registers are not valid, or one is named twice; nothing recorded.
 
@@ -230,7 +234,7 @@ class CommandBuffer:
         """Sets the lengths of states that were loaded into registers.
 
         Args:
-            registers: each once.
+            registers: no register twice.
             lengths: lengths in tokens, one for each register or one for all.
 
         Raises:
@@ -241,7 +245,8 @@ class CommandBuffer:
         self._require_held("label", regs)
         cells, content = self._cells(self.registers.address("labels", regs), lengths)
         if regs.size:
-            self._packet_for(regs, DATA).add(WRITES, cells, content, regs)  # later changes stay behind it
+            # with `regs`, later changes of these registers cannot run before this write
+            self._packet_for(regs, DATA).add(WRITES, cells, content, regs)
             self.registers.labels[regs] = content
 
     def _cells(self, addresses: Indices, values: Indices) -> tuple[Longs, Longs]:
@@ -269,7 +274,7 @@ class CommandBuffer:
         """Copies states and their labels between registers.
 
         Args:
-            targets: registers that hold slots, each once.
+            targets: registers that hold slots, none twice.
             sources: registers that hold slots, one for each target.
 
         Raises:
@@ -301,7 +306,7 @@ class CommandBuffer:
 
     @contextmanager
     def noting(self, what: str) -> Iterator[None]:
-        """Notes in the journal the registers that a launch inside this context fills or empties."""
+        """Writes to the journal which registers a launch inside this context fills or empties."""
         before = self.registers.held.copy() if self.journal is not None else None
         yield
         if self.journal is not None and before is not None:
@@ -309,7 +314,7 @@ class CommandBuffer:
 
     @property
     def _number(self) -> int:
-        """Number of the packet that is being recorded, if no earlier packet is split."""
+        """Number that the packet being recorded gets, if no earlier packet is split."""
         return self.packets + max(1, sum(isinstance(entry, Packet) for entry in self._queue))
 
     def _last(self) -> Packet:
@@ -322,7 +327,7 @@ class CommandBuffer:
     def _packet_for(self, regs: Longs, phase: int, sources: Longs | None = None) -> Packet:
         """Returns the packet for a change of registers. Starts another packet if the order of phases requires it.
 
-        It also notes the first change that waits for a forward. `sources` are registers that a copy reads.
+        It also notes the first change that must wait for a forward. `sources` are registers that a copy reads.
         """
         packet = self._last()
         if packet.late(regs, phase, sources):
@@ -336,7 +341,7 @@ class CommandBuffer:
     # Sending
 
     def submit(self) -> None:
-        """Sends the recorded changes, up to the first one that waits for a forward.
+        """Sends the recorded changes that come before the first waiting change.
 
         Each packet takes one upload and at most two launches.
 
@@ -366,11 +371,11 @@ class CommandBuffer:
         Call it only while no change waits for a forward.
 
         Args:
-            rows: rows of the batch, int32 `n`.
-            tokens: tokens of each row, int32 `n`.
+            rows: the rows of the batch: int32 array, axis `n`.
+            tokens: the tokens of each row: int32 array, axis `n`.
 
         Returns:
-            Rows and tokens on the device, int32 `n` each, valid until the next upload.
+            Rows and tokens on the device: two int32 tensors, axis `n`, valid until the next upload.
 
         Syncs: no.
         """
@@ -413,10 +418,10 @@ class CommandBuffer:
         return sent
 
     def discard(self) -> None:
-        """Forgets the recorded changes. Only a reset may call it, because it also frees everything on the device."""
+        """Forgets the recorded changes. Call it only in a reset, because a reset also frees all slots on the device."""
         forgotten, self._queue = self._queue, []
         self.lift()
-        for entry in reversed(forgotten):  # later entries may depend on earlier ones
+        for entry in reversed(forgotten):  # later entries can depend on earlier entries
             if isinstance(entry, Action) and entry.forget:
                 entry.forget()
 

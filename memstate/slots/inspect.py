@@ -24,11 +24,11 @@ class Inspection:
 
     Args:
         capacity: number of slots, the highest slot id.
-        owners: number of registers that hold each slot, `slot`.
-        free: whether each slot is free in the bitmap, `slot`.
-        slots: the slot that each register holds, `register`; 0 = none.
-        labels: length of the state in each register, in tokens, `register`.
-        names: register -> owner, for the registers that hold a slot.
+        owners: for each slot, the number of registers that hold it.
+        free: for each slot, whether it is free in the bitmap.
+        slots: for each register, the slot that it holds; 0 = none.
+        labels: for each register, the length of its state in tokens.
+        names: register -> name of its owner, for the registers that hold a slot.
         kinds: register -> kind of owner.
         by_id: slots held by open claim groups.
         tags: register -> a short name of its owner.
@@ -96,9 +96,9 @@ def inspect(
     file: RegisterFile, name: dict[int, tuple[str, str]], tags: dict[int, str] | None = None,
     waiting: Sequence[Packet | Action] = (), **more: Any,
 ) -> Inspection:  # fmt: skip
-    """Copies registers and the device's audit to the host: one launch and three small copies.
+    """Copies the registers, and the owners and free flag of each slot, to the host.
 
-    Open claim groups and waiting changes take more copies.
+    It takes one launch and three small copies. Open claim groups and waiting changes take more copies.
 
     Args:
         file: the register file.

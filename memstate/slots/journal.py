@@ -1,4 +1,4 @@
-"""Keeps the last changes of owners, to find the cause of a fault. Only managers with `journal=` pay for it."""
+"""Keeps the last changes of owners, to find the cause of a fault. Without `journal=`, a manager has no journal."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -19,12 +19,12 @@ class Change:
 
     Args:
         serial: number of the change.
-        submit: number of the packet with which the device carries it out.
-        what: `claim`, `release` or `move`; or `plan`, `accept` or `settle`, for a lane that this launch claimed or
-            released.
-        register: number of the register; of a move, the target.
+        submit: number of the packet with which the device carries out the change.
+        what: `claim`, `release` or `move`; or `plan`, `accept` or `settle`, if the launch of that call filled or
+            emptied the register.
+        register: number of the register; for a move, of the target register.
         owner: owner of the register at that time.
-        label: length of its state in tokens.
+        label: length of the register's state in tokens.
         source: source register of a move, otherwise 0.
         source_owner: owner of the source register.
     """
@@ -49,7 +49,7 @@ class Journal:
     Args:
         size: number of changes to keep.
         registers: the register file.
-        owner: returns the owner of a register; a bound method, held weakly.
+        owner: returns the owner of a register; a bound method. The reference to it is weak.
     """
 
     def __init__(self, size: int, registers: RegisterFile, owner: Owner) -> None:
@@ -72,5 +72,5 @@ class Journal:
         return owner(register)[1] if owner else f"register {register}"
 
     def note_changes(self, what: str, submit: int, before: NDArray[np.bool_]) -> None:
-        """Notes the registers that a launch filled or emptied, by comparing `held` with its copy from before."""
+        """Notes the registers that a launch filled or emptied: compares `held` with its copy from before the launch."""
         self.note(what, submit, np.flatnonzero(before != self._file.held).tolist())

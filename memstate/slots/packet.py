@@ -1,4 +1,4 @@
-"""Holds one packet of a command buffer: operations in the order of record, and their bytes in an upload.
+"""Holds one packet of a command buffer: its operations, in the order of the calls, and its bytes in an upload.
 
 This module does not check the operations, and does not know which of them wait for a forward.
 """
@@ -12,8 +12,8 @@ from memstate.kernels.tables import HEADER_INTS, ZERO_SOURCE, Section
 from memstate.slots.registers import Ints, Longs, RegisterFile
 
 PAIRS = (Section.MOVES, Section.WRITES, Section.DATA, Section.BATCH)
-MOVES, RELEASES, CLAIMS, WRITES, DATA, BATCH = map(int, Section)  # an enumeration costs a microsecond a look
-FEW = 8  # registers that a loop looks at sooner than numpy
+MOVES, RELEASES, CLAIMS, WRITES, DATA, BATCH = map(int, Section)  # plain ints: each access to an enumeration costs 1 us
+FEW = 8  # up to this number of registers, a Python loop is faster than numpy
 
 
 class Operation(NamedTuple):
@@ -38,9 +38,9 @@ class Packet:
         self.operations: list[Operation] = []
         self.latest = np.full(registers.count, -1, np.int8)  # the last phase that names a register
         self.reads = np.zeros(registers.count, bool)  # registers that a copy reads
-        self.sizes = [0] * len(Section)  # entries by section
-        self.zeroed = 0  # states to zero, of the entries of DATA
-        self.batch_at = 0  # where the batch of a plan lies in the upload
+        self.sizes = [0] * len(Section)  # number of entries of each section
+        self.zeroed = 0  # number of entries of DATA that zero a state
+        self.batch_at = 0  # index in the upload at which the batch of a plan begins
         for operation in operations:
             self.add(*operation)
 
@@ -57,7 +57,7 @@ class Packet:
     def late(self, registers: Longs, phase: int, sources: Longs | None = None) -> bool:
         """Returns whether another operation does not fit this packet, because it would run too early there.
 
-        Zeros, copies and labels of one packet run in no fixed order, so none of them may depend on another.
+        Zeros, copies and labels of one packet run in no fixed order, so they must not depend on each other.
 
         Args:
             registers: registers that the operation changes.
@@ -84,12 +84,12 @@ class Packet:
         return Packet(self._file, self.operations[:operations]), self.tail(operations)
 
     def encode(self, batch: tuple[Ints, Ints] | None = None) -> Ints:
-        """Returns the packet as int32: a header, and one or two columns a section, each padded to 16 bytes.
+        """Returns the packet as int32: a header, then one or two columns for each section.
 
-        The layout is that of `memstate.kernels.tables.Section`.
+        Each column is padded to 16 bytes. `memstate.kernels.tables.Section` has the layout.
 
         Args:
-            batch: rows and tokens of the next plan, int32 `n` each.
+            batch: rows and tokens of the next plan: two int32 arrays, axis `n`.
         """
         header = np.zeros(HEADER_INTS, np.int32)
         parts: list[Ints] = [header]

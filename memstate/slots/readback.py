@@ -28,14 +28,15 @@ class Readback:
     def __init__(self, n: int, backend: Backend) -> None:
         self._backend = backend
         self._host = torch.empty(n, dtype=torch.int32, pin_memory=backend.device.type == "cuda")
-        self._source: Tensor | None = None  # may not be reused before the copy has been made
+        # keeps the source tensor, so that its memory is not reused before the copy is done
+        self._source: Tensor | None = None
         self._copied: torch.cuda.Event | None = None
 
     def begin(self, ids: Tensor) -> None:
         """Starts the copy to the host.
 
         Args:
-            ids: int32 `n` on the device.
+            ids: int32 tensor on the device, axis `n`.
 
         Syncs: no.
         """
@@ -51,7 +52,7 @@ class Readback:
         return self._source is not None and (self._copied is None or self._copied.query())
 
     def wait(self) -> NDArray[np.int32]:
-        """Returns the ids, int32 `n`, in the order of the handles. Waits until they have arrived.
+        """Waits until the ids have arrived, and returns them in the order of the handles: int32 array, axis `n`.
 
         Raises:
             InvalidArgument: the copy has not started, because it waits for a forward.

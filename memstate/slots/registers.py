@@ -5,8 +5,8 @@
 Columns start at multiples of 256 bytes. Registers of row r are 3r (live), 3r+1 and 3r+2 (lanes); row 0 is the null row.
 The registers of the rows come first. The holders follow: the registers of published snapshots and of sessions.
 
-The host mirrors the labels, and which registers are held. It follows the same rules as the device, and reads nothing
-back. This module does not know planes or requests.
+The host keeps a copy (the *mirror*) of the labels, and of which registers hold a slot. The host follows the same rules
+as the device, and reads nothing back. This module does not know planes or requests.
 """
 
 import numpy as np
@@ -75,13 +75,14 @@ class RegisterFile:
     def origins(self, rows: Longs) -> Longs:
         """Returns the register of each row's state.
 
-        It is the live register, or before the first step the register of the snapshot that this step reads.
+        It is the live register. If the next step of the row reads a snapshot directly, it is the register of that
+        snapshot.
         """
         source = self.source[rows].astype(np.int64)
         return np.where(source > 0, source, rows * REGISTERS_PER_ROW)
 
     def reset(self) -> None:
-        """Empties every register, column and mirror, except the generations. Does not reset the allocator.
+        """Empties every register, column and mirror, except the column of generations. Does not reset the allocator.
 
         Syncs: no.
         """
@@ -134,7 +135,7 @@ class RegisterFile:
         self.backend.settle(self.table, record, results)
 
     def resolve(self, registers: Tensor) -> Tensor:
-        """Returns the slots of registers on the device: int32 `n`.
+        """Returns the slots of registers on the device: int32 tensor, axis `n`.
 
         Syncs: no.
         """
@@ -143,7 +144,9 @@ class RegisterFile:
         return out
 
     def owners(self) -> Tensor:
-        """Returns owner counts and the free flag of every slot, as `Backend.audit` writes them: int32 `capacity+1`.
+        """Returns the number of owners and the free flag of every slot, as `Backend.audit` writes them.
+
+        The result is an int32 tensor with `capacity` + 1 entries.
 
         Syncs: no.
         """

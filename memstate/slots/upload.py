@@ -1,6 +1,6 @@
 """Sends small integer packets to the device without waiting. This module does not know their contents.
 
-host ring    [ 0 | 1 | 2 | 3 ]   pinned; a buffer is used again when the event after its last copy has passed
+host ring    [ 0 | 1 | 2 | 3 ]   pinned; a buffer is reused only after the CUDA event that follows its last copy
                      |
 device       [    packet     ]   one buffer; in stream order, a packet is read before the next one is copied
 """
@@ -34,10 +34,10 @@ class UploadRing:
         """Copies a packet to the device asynchronously; the tensor is valid until the next `send`.
 
         Args:
-            packet: int32 `n`.
+            packet: int32 array, axis `n`.
 
         Returns:
-            The packet on the device, int32 `n`.
+            The packet on the device: int32 tensor, axis `n`.
 
         Syncs: only if the ring is full; `waits` counts this.
         """

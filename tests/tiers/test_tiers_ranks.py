@@ -83,6 +83,19 @@ def test_the_prefetch_of_another_prompt_is_refused(keyed: Tiered) -> None:
     at.below.cancel(fetch)
 
 
+def test_the_prefetch_of_another_manager_is_refused(keyed: Tiered, plain: Backend) -> None:
+    fetch = keyed.fetch(PROMPT)
+    other = ms.StateManager(
+        LAYOUT, slots=4, max_requests=2, prefix=ms.Prefix(), pages=ms.Pages(size=PAGE), backend=plain
+    )
+    with pytest.raises(InvalidArgument, match="this manager has no storage to fetch from"):
+        other.admit([ms.Request("r", tokens=PROMPT, fetch=fetch)])
+    with pytest.raises(InvalidArgument, match="this manager has no storage to fetch from"):
+        other.admit([ms.Request("r", fetch=fetch)])
+    assert other.free_slots == 4 and other.stats().rows_used == 0
+    keyed.below.cancel(fetch)
+
+
 def test_kv_that_the_device_lost_meanwhile_is_not_taken_for_granted(keyed: Tiered) -> None:
     """It was not fetched, because the device had it then: every rank sees that alike, and starts without."""
     at = keyed

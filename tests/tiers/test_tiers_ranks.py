@@ -83,11 +83,9 @@ def test_the_prefetch_of_another_prompt_is_refused(keyed: Tiered) -> None:
     at.below.cancel(fetch)
 
 
-def test_the_prefetch_of_another_manager_is_refused(keyed: Tiered, plain: Backend) -> None:
+def test_the_prefetch_of_another_manager_is_refused(keyed: Tiered) -> None:
     fetch = keyed.fetch(PROMPT)
-    other = ms.StateManager(
-        LAYOUT, slots=4, max_requests=2, prefix=ms.Prefix(), pages=ms.Pages(size=PAGE), backend=plain
-    )
+    other = ms.StateManager(LAYOUT, slots=4, max_requests=2, prefix=ms.Prefix(), pages=ms.Pages(size=PAGE))
     with pytest.raises(InvalidArgument, match="this manager has no storage to fetch from"):
         other.admit([ms.Request("r", tokens=PROMPT, fetch=fetch)])
     with pytest.raises(InvalidArgument, match="this manager has no storage to fetch from"):

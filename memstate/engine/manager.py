@@ -955,7 +955,7 @@ class StateManager(Reports):
         empty. The bytes of states and the records in storage stay. After a reset, do not launch the forward of a step
         that was planned before it.
 
-        Syncs: no; with tiers yes.
+        Syncs: yes.
         """
         self._enter()
         self._commands.discard()

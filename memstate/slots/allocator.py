@@ -76,7 +76,7 @@ class SlotAllocator:
     def reset(self) -> None:
         """Makes every slot free, and empties open groups.
 
-        Syncs: no.
+        Syncs: yes.
         """
         words = np.full(self.bitmap.numel(), -1, np.int32)
         words[0] &= ~1  # slot 0

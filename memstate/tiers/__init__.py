@@ -1,4 +1,4 @@
-"""Tiers below the device: host memory, stores, and what moves states and KV pages between them. Knows no row.
+"""Tiers below the device: host memory, stores, and what moves states and KV pages between them.
 
 manager     joins the parts; settings: what a caller chooses
 keys        names of prefixes; digests: computed once a page; records: one state or page as bytes

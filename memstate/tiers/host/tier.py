@@ -1,4 +1,6 @@
-"""The host tier: what lies below the slots by key, what is saved there and what is loaded. Knows no row.
+"""The host tier: what lies below the slots by key, what is saved there and what is loaded.
+
+Of rows it knows only the pages that a planned step completes.
 
 device   node of the prefix cache    state in a register      pages
            | save (evicted, or written through)     ^ load: a hit that reaches further than the tree's

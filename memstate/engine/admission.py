@@ -175,10 +175,12 @@ class Admission:
                 self._hold([start])
 
     def _require_holders(self, n: int) -> None:
-        """Requires n free registers for loaded states. Registers that these requests will read do not count as free.
+        """Requires n holders for loaded states that are free, or become free by an eviction.
+
+        Cached states that these requests will read are pinned, so they do not count.
 
         Raises:
-            OutOfSlots: too few are free.
+            OutOfSlots: too few are free or evictable.
         """
         free, evictable = self._snapshots.free, self._cache.evictable_states
         if n > free + evictable:
@@ -247,7 +249,7 @@ class Admission:
             start.match = match = self._cache.match(key, request.salt, known - 1)
             if below:
                 start.lower = self._loader.find(key, request.salt, match, start.origin.length, request.fetch)
-            if start.lower:  # placeholders; the loader counts these pages
+            if start.lower:  # zeros stand for the pages that the load brings; `_admit` counts them with `needs`
                 start.origin = Origin(pages=[0] * self._pages.count(start.lower.hit.length))
             elif match.length > start.origin.length:
                 start.origin = self._cached(match)

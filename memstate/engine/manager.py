@@ -4,8 +4,8 @@ It joins the parts of `memstate.engine` and has no rules of its own. The rules a
 the kernels.
 
 admit -> plan -> (your forward) -> settle | accept -> ... -> release | abort | retract
-              `-> cancel                      `-> publish -> (your index) -> admit(resume=...) | drop
-                                                        `-> prefix cache -> admit(tokens=...)
+              `-> cancel                      `-> publish -> (your index) -> admit([Request(resume=...)]) | drop
+                                                        `-> prefix cache -> admit([Request(tokens=...)])
                                                              `-> host memory, storage -> prefetch -> poll ..
 """
 
@@ -169,7 +169,7 @@ class StateManager(Reports):
             self.planes = Planes.from_tensors(layout, tensors, self.backend, slots)
         self.pool = StatePool(self._allocator, self.planes, debug=debug)
         self._table = RequestTable(max_requests + preallocated)
-        # With fewer holders, a step could use one holder twice. That takes another packet.
+        # With fewer holders, one could be emptied and filled again before the next plan. That takes another packet.
         spare = self._table.rows if prefix else 0
         self._registers = RegisterFile(
             self._allocator, self._table.rows, slots + spare if snapshots is None else snapshots, pages.per_row
@@ -278,7 +278,7 @@ class StateManager(Reports):
     def next_boundary(self, row: Row) -> int:
         """Returns the next length in tokens at which a snapshot is due.
 
-        A prefill chunk must not go beyond this length.
+        A prefill chunk must not go beyond this length. Under NoTracking no snapshot is due, and chunks can go beyond.
 
         Args:
             row: the request.
@@ -340,8 +340,8 @@ class StateManager(Reports):
 
         The rows share the KV pages that are full. The result names the pages whose contents the caller must copy.
 
-        The shared state is not a snapshot of any row. If a row ends before its next step, it publishes an older
-        snapshot, or none.
+        With `direct_hits` the shared state is not a snapshot of any row. If a row then ends before its next step, it
+        publishes an older snapshot, or none.
 
         Args:
             row: the running request.
@@ -385,11 +385,11 @@ class StateManager(Reports):
         self._admission.arrived(rows, lengths)
 
     def read_slots(self, handles: Sequence[Row | Snapshot]) -> Readback:
-        """Asks the device which slots hold these rows' states and snapshots, for RDMA or debugging.
+        """Asks the device which slot holds the state of each given row or snapshot, for RDMA or debugging.
 
-        It takes one upload, one launch and one copy to the host. The ids are ready a step later.
+        It takes one upload, one launch and one copy to the host. `Readback.wait` waits for the copy.
 
-        If an earlier change waits for a forward, the readback waits, too. So the ids never name a slot that this
+        The copy starts at once, or, if changes wait for a forward, after them. So the ids never name a slot that this
         forward still uses for its former owner.
 
         Args:
@@ -471,8 +471,8 @@ class StateManager(Reports):
     ) -> Step:
         """Decides which slots the next step reads, writes and snapshots.
 
-        It sends the recorded changes, then takes one launch. With in-place kernels it can take one more, for copies.
-        Launch the forward before the next plan.
+        It sends the recorded changes, then takes one launch. With in-place kernels, or planes that a step writes only
+        in part, it can take one more, for copies. Launch the forward before the next plan.
 
         Between the plan and its forward, do not call `plan` again and do not settle this step. Nearly all other calls
         are allowed; a few raise InvalidArgument while changes wait for the forward. If a slot that this step uses
@@ -512,8 +512,8 @@ class StateManager(Reports):
         Rows that have ended are padding from now on. Settle steps in the order of their plans. The call takes one
         launch if a lane can be released.
 
-        If this step is still open, `settle` closes it: it launches the copies that in-place kernels need. If a readback
-        or a transfer waits, it also sends the waiting changes.
+        If this step is still open, `settle` closes it: it launches the copies of snapshots that in-place kernels, or
+        planes written only in part, need. If a readback or a transfer waits, it also sends the waiting changes.
 
         Args:
             step: the oldest unsettled step.
@@ -534,7 +534,8 @@ class StateManager(Reports):
     ) -> None:  # fmt: skip
         """Keeps, for each row, the state after its last accepted token, and settles the step.
 
-        If the accepted tokens cross a boundary, the state there becomes a snapshot, if a slot is free for it.
+        If the accepted tokens cross boundaries, the state at the last of them becomes a snapshot, if a slot is free.
+        Under Redirect a boundary at the end of the accepted tokens waits for the next step.
 
         It first sends the recorded changes. Then it takes one upload and these launches: one for the lengths, one for
         each plane, and one if lanes can be released. A plane with a tensor for each layer takes one for each layer.
@@ -542,9 +543,9 @@ class StateManager(Reports):
         Args:
             step: the oldest unsettled step, planned with `window=True`.
             accepted: number of accepted tokens of each entry; 0: the row keeps its length.
-            windows: plane name -> the state after each token, (layer, batch, step, ...). For a plane of conv inputs you
-                can give the inputs instead, (layer, batch, taps - 1 + steps, channel). These are the taps - 1 inputs
-                before the step, then one input for each token.
+            windows: plane name -> the state after each token, (layer, batch, token, ...). For a plane of conv inputs
+                you can give the inputs instead, (layer, batch, taps - 1 + tokens, channel). These are the taps - 1
+                inputs before the step, then one input for each token.
             finished: as for `settle`. If a row ends within its window, accept only the tokens up to its end.
             limit: largest number of slots that this call can claim for snapshots.
 
@@ -601,7 +602,9 @@ class StateManager(Reports):
     def release(
         self, rows: Sequence[Row], publish: bool | Sequence[int] = False, *, tokens: Sequence[Tokens] | None = None
     ) -> list[Snapshot | None]:
-        """Ends requests. With `publish`, publishes their newest confirmed snapshots. Frees everything else.
+        """Ends requests. With `publish`, publishes the longest confirmed state of each. Frees everything else.
+
+        The final state of a row counts if the row still holds it, and if its length is a multiple of the page size.
 
         With tokens, KV and snapshot go to the prefix cache, and the states of a session's turn go to the session. A
         turn without tokens and without `publish` is aborted. The cache owns the snapshots that it takes; `drop` refuses
@@ -661,7 +664,7 @@ class StateManager(Reports):
         self._end(rows, False, None, "aborted")
 
     def retract(self, rows: Sequence[Row], *, tokens: Sequence[Tokens] | None = None) -> list[Snapshot | None]:
-        """Ends requests that will resume later, and publishes the newest confirmed snapshot of each.
+        """Ends requests that will resume later, and publishes the longest confirmed state of each, as `release` does.
 
         Args:
             rows: the requests.
@@ -882,8 +885,9 @@ class StateManager(Reports):
 
         The changes are sent in packets, mostly one. Each packet takes one upload and at most two launches.
 
-        Without `step`, the first change of a slot that the newest step uses waits for the forward, and so does every
-        later change. With `step`, all changes are sent. With in-place kernels, the copies of snapshots come first.
+        Without `step`, and while the newest step is open, the first change of a slot that this step uses waits for the
+        forward. So does every later change. With `step`, all changes are sent. With in-place kernels, or planes written
+        only in part, the copies of snapshots come first.
 
         Args:
             step: the newest step, once its forward has been launched.

@@ -249,7 +249,7 @@ class Stepping:
         self._pages.require_room(rows, after)
 
     def _copy_around(self, step: Step, direct: int, taken: int) -> None:
-        """Copies states for in-place kernels before the forward, and notes the copies to make after it.
+        """Copies states of the planes in `copied` before the forward, and notes the copies to make after it.
 
         Args:
             step: the step.
@@ -265,7 +265,7 @@ class Stepping:
             self._uncopied = (step, taken)
 
     def _copy_snapshots(self) -> None:
-        """Copies the snapshots of a step after its forward, for planes that in-place kernels update."""
+        """Copies the snapshots of a step after its forward, for the planes in `copied`."""
         if self._uncopied is not None:
             (of, due), self._uncopied = self._uncopied, None
             self._planes.copy(of.snapshot, of.write, planes=self._copied, due=due)

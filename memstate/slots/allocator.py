@@ -1,10 +1,13 @@
-"""Keeps free slots: a bitmap on the device, and a count on the host that needs no readback.
+"""Keeps free slots: a bitmap on the device, and a count on the host.
 
-The count is exact, unless invalid ids were released.
+The count is exact, unless invalid ids were released. The device's count is read back in two cases only: in `check`, and
+if a claim needs slots that were released by id.
 
 There are two ways to own a slot: by id (`claim` returns ids, `release` takes them back) or in a register
-(`memstate.slots.registers`). Both change the same bitmap and the same count. This module does not know planes or
-requests.
+(`memstate.slots.registers`). Both change the same bitmap and the same count. An audit does not see ids
+that a caller holds: it reports these slots as leaked. It sees ids that an open group has not handed out.
+
+This module does not know planes or requests.
 """
 
 from collections.abc import Iterator, Sequence
@@ -94,7 +97,7 @@ class SlotAllocator:
         self._groups = []
 
     def send_before_use(self, recorder: Recorder) -> None:
-        """Sets the recorder. It must send its changes before the bitmap or the device's count is read.
+        """Sets the recorder. The allocator calls its `submit` before it reads the bitmap or the device's count.
 
         Args:
             recorder: the command buffer. The reference is weak, so that the planes of a manager are freed without a
@@ -108,9 +111,7 @@ class SlotAllocator:
         self._recorders = [ref(recorder)]
 
     def confirm(self, n: int) -> None:
-        """Reads the device's count if the host's count is uncertain and n slots depend on it.
-
-        The host's count is uncertain after a release by id, until the device has confirmed the release.
+        """Reads the device's count if a claim of n slots needs slots released by id that the device has not confirmed.
 
         Syncs: only if it reads the count.
         """

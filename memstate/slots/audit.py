@@ -18,7 +18,8 @@ class AuditReport:
         capacity: number of slots, the highest slot id.
         free: number of slots that are free in the bitmap.
         owned_by_kind: kind of owner -> number of slots.
-        leaked: slots that are neither free nor owned.
+        leaked: slots that are not free, and that no register and no open claim group holds. Slots that a caller holds
+            by id are among them.
         double_owned: slot -> its owners.
         owned_but_free: slot -> its first owner, for owned slots that are free in the bitmap.
         foreign: owners of registers whose slot id is out of range.

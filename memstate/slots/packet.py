@@ -55,7 +55,7 @@ class Packet:
         self.operations.append(Operation(section, first, second, registers))
 
     def late(self, registers: Longs, phase: int, sources: Longs | None = None) -> bool:
-        """Returns whether another operation does not fit this packet, because it would run too early there.
+        """Returns True if a new operation must start another packet, because it would run too early in this one.
 
         Zeros, copies and labels of one packet run in no fixed order, so they must not depend on each other.
 

@@ -175,7 +175,7 @@ class Admission:
                 self._hold([start])
 
     def _require_holders(self, n: int) -> None:
-        """Requires n holders for loaded states that are free, or become free by an eviction.
+        """Requires n holders for loaded states. Each must be free, or become free by an eviction.
 
         Cached states that these requests will read are pinned, so they do not count.
 

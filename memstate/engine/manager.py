@@ -570,7 +570,8 @@ class StateManager(Reports):
 
         Args:
             step: the newest step.
-            publish: publish the newest confirmed snapshot of each row.
+            publish: publish the newest confirmed snapshot of each row. If the step is speculative, the state of the row
+                counts, too, as in `release`.
             tokens: as for `release`, one sequence for each entry of the batch. With tokens, all rows are published.
 
         Returns:

@@ -1,7 +1,7 @@
 """Offers the calls of a decode loop: the manager, and the parts that it joins.
 
 manager     StateManager, the public interface
-admission   new rows: requests, forks, states that arrive from elsewhere
+admission   new rows for requests and forks; states that arrive from elsewhere
 stepping    plan, settle, accept, cancel
 ending      publish, release, retract: the states that rows leave behind
 report      stats, inspect, audit: figures, and the owner of every slot

@@ -1,4 +1,4 @@
-"""Starts rows: for new requests, for forks of a running row, and for states that arrive from elsewhere.
+"""Starts rows for new requests and for forks of a running row. Notes states that arrive from elsewhere.
 
 A call gets everything that it needs, or it changes nothing. This module does not know steps.
 """

@@ -169,7 +169,8 @@ class StateManager(Reports):
             self.planes = Planes.from_tensors(layout, tensors, self.backend, slots)
         self.pool = StatePool(self._allocator, self.planes, debug=debug)
         self._table = RequestTable(max_requests + preallocated)
-        # With fewer holders, one could be emptied and filled again before the next plan. That takes another packet.
+        # A prefix cache gets one more holder for each row. With fewer, a holder could be emptied and filled again
+        # before the next plan, and that takes another packet.
         spare = self._table.rows if prefix else 0
         self._registers = RegisterFile(
             self._allocator, self._table.rows, slots + spare if snapshots is None else snapshots, pages.per_row
@@ -335,8 +336,9 @@ class StateManager(Reports):
     def fork(self, row: Row, ids: Sequence[Hashable]) -> Fork:
         """Starts more requests from a running row's state, for example several samples of one prompt.
 
-        With `direct_hits` (Redirect) nothing is copied. The new rows and the row itself read the same slot in their
-        next step, and each row writes its own slot. Otherwise the next `plan` or `submit` copies the state.
+        With `direct_hits`, the default of Redirect without in-place kernels, the new rows and the row itself read the
+        same slot in their next step, and each row writes its own slot. Only planes that a step writes in part are
+        copied, by the next plan. Without `direct_hits` the next `plan` or `submit` copies the state.
 
         The rows share the KV pages that are full. The result names the pages whose contents the caller must copy.
 
@@ -387,7 +389,8 @@ class StateManager(Reports):
     def read_slots(self, handles: Sequence[Row | Snapshot]) -> Readback:
         """Asks the device which slot holds the state of each given row or snapshot, for RDMA or debugging.
 
-        It takes one upload, one launch and one copy to the host. `Readback.wait` waits for the copy.
+        It first sends the recorded changes. Then it takes one upload, one launch and one copy to the host.
+        `Readback.wait` waits for the copy.
 
         The copy starts at once, or, if changes wait for a forward, after them. So the ids never name a slot that this
         forward still uses for its former owner.
@@ -509,8 +512,9 @@ class StateManager(Reports):
     def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None = None) -> None:
         """Tells the manager that the results of a step are known, and which rows of the step have ended.
 
-        Rows that have ended are padding from now on. Settle steps in the order of their plans. The call takes one
-        launch if a lane can be released.
+        Rows that have ended are padding from now on. Settle steps in the order of their plans. If a lane can
+        be released, the call sends the recorded changes and takes one launch; if rows of the step have ended, it takes
+        one upload as well.
 
         If this step is still open, `settle` closes it: it launches the copies of snapshots that in-place kernels, or
         planes written only in part, need. If a readback or a transfer waits, it also sends the waiting changes.

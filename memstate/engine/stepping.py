@@ -138,12 +138,12 @@ class Stepping:
     def _close(self, step: Step | None, send: bool = False) -> None:
         """Closes the open step: its forward was launched or will never run.
 
-        So waiting changes can be sent, and the copies of its snapshots can follow.
+        It launches the copies of the step's snapshots. After this, waiting changes can be sent.
 
         Args:
             step: the step to close; nothing happens if it is not the open step.
-            send: submit at once if an action is queued. A caller can wait for the result of the action, and perhaps
-                there is no further plan.
+            send: submit at once if an action is queued. Perhaps a caller waits for the result of the action, and no
+                further plan comes to send it.
         """
         if step is None or step is not self.open:
             return

@@ -68,7 +68,7 @@ def _plan_and_settle(mem: StateManager, batch: int) -> None:
 
 
 def _scatter(mem: StateManager, nothing: Tensor) -> None:
-    """Scatters one window of every plane, in each form that `accept` takes, with one step and one padding entry."""
+    """Scatters a window of every plane, in each form that `accept` takes: one token, one padding entry."""
     layers, device, columns = mem.layout.layers, mem.backend.device, (nothing,) * 4
     for plane in mem.layout.planes:
         states = torch.zeros((layers, 1, 1, *plane.shape), dtype=plane.dtype, device=device)

@@ -57,7 +57,8 @@ class Packet:
     def late(self, registers: Longs, phase: int, sources: Longs | None = None) -> bool:
         """Returns True if a new operation must start another packet, because it would run too early in this one.
 
-        Zeros, copies and labels of one packet run in no fixed order, so they must not depend on each other.
+        Zeros and copies of one packet run in no fixed order, and after its labels. So none of them may change a
+        register that another one of the same packet changes or reads.
 
         Args:
             registers: registers that the operation changes.

@@ -21,7 +21,7 @@ from memstate.slots.registers import RegisterFile
 from memstate.slots.saved import require_saved
 
 FORMAT = "memstate inspection 1"
-# Bytes of a file that `load` reads: room for about 100,000 slots, each with its owner and a node of the prefix cache.
+# Bytes of a file that `load` reads: room for about 200,000 slots, each with its owner and a node of the prefix cache.
 LARGEST: Final = 64 << 20
 
 
@@ -75,19 +75,19 @@ class Inspection:
             OSError: the file cannot be written.
         """
         text = (json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n").encode()
-        target = Path(os.path.realpath(path))
+        target = Path(path)
         if target.exists() and not target.is_file():
             target.write_bytes(text)
             return
-        with replacing(target) as file:
+        with replacing(Path(os.path.realpath(target))) as file:
             file.write(text)
 
     @classmethod
     def load(cls, path: Path | str) -> "Inspection":
         """Reads an inspection that `save` wrote.
 
-        The file may come from a stranger: every field is checked, so that an audit or a drawing of what is loaded
-        cannot fail. Slots and labels of registers may be any int32, because a faulty device can hold any.
+        The file may come from a stranger: every field is checked, so that audits and drawings can rely on what is
+        loaded. Slots and labels of registers may be any int32, because a faulty device can hold any.
 
         Args:
             path: the file.
@@ -110,7 +110,7 @@ class Inspection:
 
 def _read(path: Path | str) -> str:
     """Returns the text of a file. Raises: InvalidArgument for more than `LARGEST` bytes, before they are read."""
-    with open(path, "rb") as file:
+    with Path(path).open("rb") as file:
         content = file.read(LARGEST + 1) if os.fstat(file.fileno()).st_size <= LARGEST else None
     if content is None or len(content) > LARGEST:
         raise InvalidArgument(f"it has more than {LARGEST} bytes")

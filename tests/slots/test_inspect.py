@@ -378,11 +378,27 @@ def test_a_link_a_mode_and_a_pipe_stay_what_they_are(tmp_path: Path) -> None:
     assert link.is_symlink() and Inspection.load(path) == busy() and path.stat().st_mode & 0o777 == 0o640
     busy().save(os.devnull)
     assert not os.path.isfile(os.devnull)
+    if hasattr(os, "mkfifo"):
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
+            busy().save(pipe)
+            assert reader.communicate()[0] == path.read_bytes()
+        pipe.unlink()
     with pytest.raises(OSError):
         busy().save(tmp_path)
     with pytest.raises(OSError):
         busy().save(tmp_path / "none" / "x.json")
     assert sorted(os.listdir(tmp_path)) == ["link.json", "x.json"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="no such name here")
+def test_it_can_be_printed(tmp_path: Path) -> None:
+    busy().save(tmp_path / "x")
+    code = "import sys; from memstate.slots.inspect import Inspection; Inspection.load(sys.argv[1]).save('/dev/stdout')"
+    command = [sys.executable, "-c", code, tmp_path / "x"]
+    printed = subprocess.run(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, check=True).stdout
+    assert printed == (tmp_path / "x").read_bytes()
 
 
 def test_a_new_file_has_the_mode_that_the_user_gives_to_new_files(tmp_path: Path) -> None:

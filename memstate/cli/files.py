@@ -1,23 +1,25 @@
-"""Files of JSON lines that are read, and files that are written whole or not at all."""
+"""Reads files of JSON lines, plain or compressed by gzip."""
 
 import gzip
 import json
-import os
-import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from reprlib import repr as short
-from typing import IO, Any
+from typing import Any, Final
 
 from memstate.errors import InvalidArgument
 
 MAGIC = b"\x1f\x8b"  # how a gzip file begins
+# Bytes of a line, its end included. A line of a trace has an id per 512 tokens, of 22 characters if it is a 64-bit
+# number. So this is room for 190,000 ids, or 97 million tokens. It also bounds what one line can expand to as lists.
+LONGEST_LINE: Final = 4 << 20
 
 
 def objects(path: Path, example: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the JSON object of each line that is not blank, and a name of the line for messages.
+
+    It reads at most `LONGEST_LINE` bytes of a line, and refuses a longer one.
 
     Args:
         path: The file, compressed by gzip or not, whatever its name.
@@ -29,9 +31,13 @@ def objects(path: Path, example: str) -> Iterator[tuple[str, dict[str, Any]]]:
     shown, number = repr(str(path)), 0
     try:
         with open(path, "rb") as raw:
-            for number, line in enumerate(gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == MAGIC else raw, 1):
+            lines = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == MAGIC else raw
+            while line := lines.readline(LONGEST_LINE + 1):
+                where = f"{shown}, line {(number := number + 1)}"
+                if len(line) > LONGEST_LINE:
+                    raise InvalidArgument(f"{where}: longer than {LONGEST_LINE} bytes: expected {example}")
                 if line.strip():
-                    yield (where := f"{shown}, line {number}"), _object(line, where, example)
+                    yield where, _object(line, where, example)
     except InvalidArgument:
         raise
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -56,19 +62,3 @@ def _object(line: bytes, where: str, example: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InvalidArgument(f"{where}: {short(found)}: expected an object such as {example}")
     return found
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Opens a temporary file that takes the place of `path` when the block ends without an error."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".memstate-", suffix=".part", delete=False) as file:
-        try:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(file.name)
-            raise

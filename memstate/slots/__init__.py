@@ -6,7 +6,8 @@ commands    records changes of owners and sends them in packets
 packet      one packet, and its bytes in an upload
 upload      copies packets to the device
 journal     the last changes of owners
-inspect     all owners as plain data
+inspect     all owners as plain data, and their file
+saved       checks the fields of that file
 audit       finds leaked, doubly owned, and owned but free slots
 readback    copies slot ids to the host
 """

@@ -1,21 +1,28 @@
 """Describes the owners of all slots at one moment, as plain data that another process can load without a device."""
 
 import json
+import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 
+from memstate.atomic import replacing
+from memstate.checks import shown
 from memstate.errors import InvalidArgument
 from memstate.kernels.tables import AUDIT_FREE
 from memstate.slots.commands import Action
 from memstate.slots.packet import Packet
 from memstate.slots.registers import RegisterFile
+from memstate.slots.saved import require_saved
 
 FORMAT = "memstate inspection 1"
+# Bytes of a file that `load` reads: room for about 200,000 slots, each with its owner and a node of the prefix cache.
+LARGEST: Final = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,7 @@ class Inspection:
         slots: for each register, the slot that it holds; 0 = none.
         labels: for each register, the length of its state in tokens.
         names: register -> name of its owner, for the registers that hold a slot.
-        kinds: register -> kind of owner.
+        kinds: register -> kind of owner: live, lane, cached, session, snapshot or unknown.
         by_id: slots held by open claim groups.
         tags: register -> a short name of its owner.
         rows: running requests with their lengths.
@@ -56,40 +63,66 @@ class Inspection:
     stats: dict[str, Any] = field(default_factory=dict)
 
     def save(self, path: Path | str) -> None:
-        """Writes the inspection as JSON.
+        """Writes the inspection as JSON, whole or not at all.
+
+        A file that is there already stays as it is until the new one is complete. `load` refuses a file of more than
+        `LARGEST` bytes.
+
+        Args:
+            path: the file. A link stays a link. A device or a pipe is written to as it is.
 
         Raises:
             OSError: the file cannot be written.
         """
-        Path(path).write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+        text = (json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n").encode()
+        target = Path(path)
+        if target.exists() and not target.is_file():
+            target.write_bytes(text)
+            return
+        with replacing(Path(os.path.realpath(target))) as file:
+            file.write(text)
 
     @classmethod
     def load(cls, path: Path | str) -> "Inspection":
         """Reads an inspection that `save` wrote.
 
+        The file may come from a stranger: every field is checked, so that audits and drawings can rely on what is
+        loaded. Slots and labels of registers may be any int32, because a faulty device can hold any.
+
+        Args:
+            path: the file.
+
         Raises:
-            InvalidArgument: the file is not an inspection.
+            InvalidArgument: the file is not an inspection, or has more than `LARGEST` bytes. The message names the
+                file, the field and its value.
             OSError: the file cannot be read.
         """
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            found = json.loads(_read(path), object_pairs_hook=_unique)
+            require_saved(found, FORMAT, [each.name for each in fields(cls)])
         except (ValueError, RecursionError) as error:
-            raise InvalidArgument(f"{path}: not an inspection ({error})") from error
-        names = {each.name for each in fields(cls)}
-        if not isinstance(found, dict) or found.pop("format", None) != FORMAT or found.keys() != names:
-            raise InvalidArgument(
-                f"{path}: not an inspection; expected what Inspection.save() wrote, format {FORMAT!r}"
-            )
-        for each in fields(cls):
-            kind = {"capacity": int, "stats": dict, "names": dict, "kinds": dict, "tags": dict}.get(each.name, list)
-            if not isinstance(found[each.name], kind):
-                raise InvalidArgument(f"{path}: not an inspection; {each.name} is no {kind.__name__}")
-        try:
-            for keyed in ("names", "kinds", "tags"):
-                found[keyed] = {int(register): text for register, text in found[keyed].items()}
-        except ValueError as error:
-            raise InvalidArgument(f"{path}: not an inspection ({error})") from error
+            raise InvalidArgument(f"{str(path)!r}: not an inspection: {error}") from error
+        del found["format"]
+        for keyed in ("names", "kinds", "tags"):
+            found[keyed] = {int(register): text for register, text in found[keyed].items()}
         return cls(**found)
+
+
+def _read(path: Path | str) -> str:
+    """Returns the text of a file. Raises: InvalidArgument for more than `LARGEST` bytes, before they are read."""
+    with Path(path).open("rb") as file:
+        content = file.read(LARGEST + 1) if os.fstat(file.fileno()).st_size <= LARGEST else None
+    if content is None or len(content) > LARGEST:
+        raise InvalidArgument(f"it has more than {LARGEST} bytes")
+    return content.decode()
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        name = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+        raise InvalidArgument(f"{shown(name)} stands there twice")
+    return found
 
 
 def inspect(

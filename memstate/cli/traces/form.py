@@ -12,7 +12,8 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Final
 
-from memstate.cli.files import objects, replacing
+from memstate.atomic import replacing
+from memstate.cli.files import objects
 from memstate.errors import InvalidArgument
 
 BLOCK: Final = 512  # tokens that one id stands for
@@ -68,7 +69,8 @@ def read(path: Path, limit: int | None = None) -> list[TraceRequest]:
         limit: Requests to stop after; what follows is not read.
 
     Raises:
-        InvalidArgument: The file cannot be read or holds anything else; names file and line in one line.
+        InvalidArgument: The file cannot be read, has a line of more than `memstate.cli.files.LONGEST_LINE` bytes, or
+            holds anything else; names file and line in one line.
 
     Syncs: no.
     """

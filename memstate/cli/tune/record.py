@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from memstate.cli.files import replacing
+from memstate.atomic import replacing
 from memstate.cli.tune.trials import SweepResult, Trial
 from memstate.errors import InvalidArgument
 from memstate.kernels import tuned

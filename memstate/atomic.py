@@ -1,0 +1,37 @@
+"""Files that are written whole or not at all."""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Opens a temporary file that takes the place of `path` when the block ends without an error.
+
+    The temporary file is beside `path`, so that it can be moved there in one step. On an error it is removed. Only a
+    process that is killed leaves it behind. The new file has the mode of the file that it replaces.
+
+    Args:
+        path: The file to replace. A link is replaced, not what it points to.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    part = path.with_name(f".memstate-{secrets.token_hex(8)}.part")
+    with open(part, "xb") as file:  # as any new file: the process's umask decides who can read it
+        try:
+            yield file
+            file.flush()
+            with suppress(FileNotFoundError):
+                shutil.copymode(path, part)
+            os.fsync(file.fileno())
+            os.replace(part, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(part)
+            raise

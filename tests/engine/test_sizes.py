@@ -13,6 +13,7 @@ from memstate import sizes
 from memstate.engine.sizing import device_parts, require_fit
 from memstate.requests.steps import StepLog
 from memstate.slots.registers import RegisterFile
+from memstate.tiers.host.pool import RecordPool
 
 GIB = 2**30
 HUGE = 10**9
@@ -92,6 +93,9 @@ CANNOT: dict[str, tuple[type[ms.MemstateError], Callable[[], object], str]] = {
         ms.InvalidArgument,
         lambda: ms.StateLayout((ms.Plane("ssm", (2**40, 2**40), torch.float32),), layers=1),
         "per slot.*9223372036854775807",
+    ),
+    "records": (
+        ms.ConfigurationError, lambda: RecordPool(HUGE, 4096), "1000000000 records of 4096 bytes are 3.73 TiB",
     ),
     "StepLog": (ms.InvalidArgument, lambda: StepLog(HUGE, 1, CPU.device), "max_batch=1000000000"),
 }  # fmt: skip

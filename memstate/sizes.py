@@ -53,15 +53,22 @@ def require_memory(
     Raises:
         MemstateError: of the class `error`; the memory is too small.
     """
-    needed, there = sum(part.nbytes for part in parts), memory(device)
-    if needed <= there:
-        return
+    if sum(part.nbytes for part in parts) > memory(device):
+        raise error(f"{asked}: {describe(parts, device, where)}")
+
+
+def describe(parts: Sequence[Part], device: torch.device, where: str = "") -> str:
+    """Returns a text: what the parts need, largest first, what the device has, and what to lower.
+
+    Args:
+        parts: what would be allocated.
+        device: where it would be allocated.
+        where: how the text names the device. Default: its own name.
+    """
     ordered = sorted((part for part in parts if part.nbytes), key=lambda part: -part.nbytes)
     each = ", ".join(f"{part.name} {part.nbytes} bytes" for part in ordered)
-    raise error(
-        f"{asked}: this needs {_bytes(needed)} on {where or device}, which has {_bytes(there)}: {each}; "
-        f"lower {ordered[0].lower}"
-    )
+    needed, there = _bytes(sum(part.nbytes for part in parts)), _bytes(memory(device))
+    return f"this needs {needed} on {where or device}, which has {there}: {each}; lower {ordered[0].lower}"
 
 
 def _bytes(count: int) -> str:

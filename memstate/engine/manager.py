@@ -165,7 +165,7 @@ class StateManager(Reports):
         except (ValueError, TypeError, RuntimeError) as error:  # torch raises these for an unknown device, and names it
             raise ConfigurationError(str(error)) from error
         # With fewer holders, one could be emptied and filled again before the next plan. That takes another packet.
-        rows = max_requests + preallocated
+        rows = int(max_requests) + int(preallocated)
         holders = slots + (rows if prefix else 0) if snapshots is None else snapshots
         require_fit(
             layout if tensors is None else None, slots=slots, max_requests=max_requests, preallocated=preallocated,

@@ -12,6 +12,10 @@ from memstate.slots.allocator import bitmap_words
 from memstate.slots.registers import cell_starts, register_count
 from memstate.state.layout import StateLayout
 
+# Settings to lower.
+CELLS = "max_requests, preallocated, snapshots (default: slots) or Pages(per_row=)"
+BATCH = "max_batch (default: max_requests + preallocated)"
+
 # Bytes on the host, in lists of Python integers and in numpy arrays.
 PER_REGISTER = 8  # held, label, fence, and two marks of a packet
 PER_SNAPSHOT = 44  # generation, and an entry in the queue of free registers
@@ -39,22 +43,29 @@ def require_fit(
     Raises:
         ConfigurationError: a size cannot fit. The error says how many bytes each part needs, and what to lower.
     """
-    rows = max_requests + preallocated
+    # numbers of numpy would wrap around
+    slots, rows, snapshots = int(slots), int(max_requests) + int(preallocated), int(snapshots)
+    max_batch, per_row = int(max_batch), int(pages.per_row)
     asked = (
         f"slots={slots}, max_requests={max_requests}, preallocated={preallocated}, snapshots={snapshots}, "
         f"max_batch={max_batch}, pages={pages}"
     )
-    cells = cell_starts(rows, snapshots, pages.per_row)[-1]
-    if cells > INT32_MAX:
-        raise ConfigurationError(
-            f"{asked}: registers, columns and page table need {cells} cells, and int32 numbers at most {INT32_MAX}: "
-            "lower max_requests, preallocated, snapshots (default: slots) or Pages(per_row=)"
-        )
     on_device = device_parts(
-        layout, slots=slots, rows=rows, snapshots=snapshots, per_row=pages.per_row, max_batch=max_batch,
+        layout, slots=slots, rows=rows, snapshots=snapshots, per_row=per_row, max_batch=max_batch,
         speculation=speculation,
     )  # fmt: skip
-    on_host = host_parts(rows=rows, snapshots=snapshots, pages=pages.count)
+    on_host = host_parts(rows=rows, snapshots=snapshots, pages=int(pages.count))
+    cells = cell_starts(rows, snapshots, per_row)[-1]
+    for count, what, most, lower in (
+        (slots, "slots", sizes.MOST_SLOTS, "slots"),
+        (cells, "cells of registers, columns and page table", INT32_MAX, CELLS),
+        (max_batch, "entries of a batch", INT32_MAX, BATCH),
+    ):
+        if count > most:
+            needs = sizes.describe(on_device, device)
+            raise ConfigurationError(
+                f"{asked}: {count} {what}, and int32 numbers at most {most}: lower {lower}; {needs}"
+            )
     if device.type == "cpu":
         sizes.require_memory(asked, [*on_device, *on_host], device, ConfigurationError)
     else:
@@ -70,11 +81,10 @@ def device_parts(
     return [
         Part("planes", sum(layout.arena_bytes(slots)) if layout else 0, "slots, or the sizes of the layout"),
         Part(
-            "registers, columns and page table", 4 * cell_starts(rows, snapshots, per_row)[-1],
-            "max_requests, preallocated, snapshots (default: slots) or Pages(per_row=)",
+            "registers, columns and page table", 4 * cell_starts(rows, snapshots, per_row)[-1], CELLS
         ),
         Part("bitmap", 4 * bitmap_words(slots), "slots"),
-        Part("step records", record_bytes(max_batch, speculation), "max_batch"),
+        Part("step records", record_bytes(max_batch, speculation), BATCH),
     ]  # fmt: skip
 
 

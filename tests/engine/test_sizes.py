@@ -57,14 +57,19 @@ PAGES = {"count": 1, "size": 16, "per_row": 1}
 CANNOT: dict[str, tuple[type[ms.MemstateError], Callable[[], object], str]] = {
     "rows": (ms.ConfigurationError, lambda: manager(max_requests=HUGE), r"max_requests=1000000000.*2147483647"),
     "preallocated": (ms.ConfigurationError, lambda: manager(preallocated=HUGE), r"preallocated=1000000000"),
-    "rows beyond int32": (ms.ConfigurationError, lambda: manager(max_requests=2**40), "max_requests=1099511627776"),
+    "rows beyond int32": (
+        ms.ConfigurationError, lambda: manager(max_requests=2**40), r"cells .*: lower max_requests, .*needs",
+    ),
+    "numpy's rows": (ms.ConfigurationError, lambda: manager(max_requests=np.int32(HUGE)), "10000000384 cells"),
     "batch": (
         ms.ConfigurationError,
         lambda: manager(max_batch=HUGE),
         r"max_batch=1000000000.*on cpu, which has 17179869184 bytes .16\.0 GiB.: step records 56000000000 bytes.*lower "
         "max_batch",
     ),
-    "slots": (ms.ConfigurationError, lambda: manager(slots=2**40), "slots=1099511627776: .* to 2147483616"),
+    "slots": (
+        ms.ConfigurationError, lambda: manager(slots=2**40), r"776 slots, .* 2147483616: .*planes 17592186044432 bytes",
+    ),
     "slots of int32": (ms.ConfigurationError, lambda: manager(slots=2**31 - 1), "slots=2147483647"),
     "slots of memory": (
         ms.ConfigurationError, lambda: manager(slots=HUGE),

@@ -42,6 +42,22 @@ def check_memory(name: str, tensor: Tensor, device: torch.device) -> None:
         raise ValueError(f"{name}: a negated or conjugated view: use .resolve_neg() or .resolve_conj()")
 
 
+def check_written(tensors: Mapping[str, Tensor | None], *names: str) -> None:
+    """Refuses a tensor that the op writes and that autograd follows: it would not see the change.
+
+    Args:
+        tensors: the arguments by name.
+        names: of those that the op writes.
+
+    Raises:
+        ValueError: naming the first.
+    """
+    for name in names:
+        tensor = tensors[name]
+        if tensor is not None and tensor.requires_grad:
+            raise ValueError(f"{name}: requires grad, and the op writes to it: use .detach()")
+
+
 def check_shape(name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...]) -> None:
     """Refuses a tensor of another shape; pattern: the axes in einops letters."""
     if tensor.shape != shape:

@@ -22,6 +22,7 @@ from memstate.kernels.checks import (
     check_shape,
     check_sizes,
     check_tensors,
+    check_written,
 )
 from memstate.kernels.tables import ACCESS_BYTES
 
@@ -108,6 +109,7 @@ def check_conv(
         check("window", window, "batch tap-1+token channel", (batch, taps - 1 + token, channel), device)
         if window.dtype != state.dtype:
             raise ValueError(f"window: expected {state.dtype} like state, got {window.dtype}")
+    check_written(tensors, "state", "out", "window")
     check_apart("state", slots, tensors, "out", "window")
 
 
@@ -159,6 +161,7 @@ def check_gated_delta(
         check("out", out, "batch token head value", (batch, token, head, value), device)
     if window is not None:
         check_window(window, state, "batch token head key value", (batch, token))
+    check_written(tensors, "state", "out", "window")
     check_apart("state", slots, tensors, "out", "window")
 
 
@@ -209,4 +212,5 @@ def check_selective(
             check(name, like_x, "batch token head dim", (batch, token, head, dim), device)
     if window is not None:
         check_window(window, state, "batch token head dim state", (batch, token))
+    check_written(tensors, "state", "out", "window")
     check_apart("state", slots, tensors, "out", "window")

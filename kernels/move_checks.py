@@ -17,6 +17,7 @@ from memstate.kernels.checks import (
     check_memory,
     check_shape,
     check_tensors,
+    check_written,
 )
 from memstate.kernels.tables import RECORD_ALIGNMENT, RecordMap, ScaledMap
 
@@ -53,6 +54,7 @@ def check_gather(plane: Tensor, slots: Tensor, out: Tensor) -> None:
     blocks = check_plane(plane, {"slots": slots, "out": out})
     check_columns(plane.device, None, slots=slots)
     check_beside(plane, "out", out, "layer batch ...", (plane.shape[0], slots.numel(), *plane.shape[2:]))
+    check_written({"out": out}, "out")
     check_apart("plane", blocks, {"out": out})
     check_apart("slots", blocks_of(slots, 1), {"out": out})
 
@@ -64,6 +66,7 @@ def check_scatter(plane: Tensor, slots: Tensor, batch: Tensor) -> None:
     check_columns(plane.device, None, slots=slots)
     check_beside(plane, "batch", batch, "layer batch ...", (plane.shape[0], slots.numel(), *plane.shape[2:]))
     check_distinct("plane", blocks)
+    check_written({"plane": plane}, "plane")
     check_apart("plane", blocks, beside)
 
 
@@ -80,6 +83,7 @@ def check_accepted(
     check_beside(plane, "window", window, "layer batch step ...", (plane.shape[0], batch, step, *plane.shape[2:]))
     check_columns(plane.device, batch, **columns)
     check_distinct("plane", blocks)
+    check_written({"plane": plane}, "plane")
     check_apart("plane", blocks, beside)
 
 
@@ -108,6 +112,7 @@ def check_inputs(
     check_columns(plane.device, batch, **columns)
     blocks = blocks_of(plane, 2)
     check_distinct("plane", blocks)
+    check_written({"plane": plane}, "plane")
     check_apart("plane", blocks, beside)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from itertools import chain
 from reprlib import Repr
 from types import NoneType
-from typing import Any, TypeGuard
+from typing import Any, NoReturn, SupportsIndex, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,16 @@ PARTS = 1000  # of a salt, tuples included
 SHOWN = 200  # characters of a value in a message
 SHORT = Repr()  # of collections: four levels of six parts, so that parts which are shared are not shown again and again
 SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 4, SHOWN, SHOWN
+
+
+class NotCopied:
+    """Refuses copies and pickles of an object: each copy would change the same memory with counts of its own."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise InvalidArgument(
+            f"a {type(self).__name__} cannot be copied or pickled: each copy would change the same slots with counts "
+            "of its own; pass the object itself, or mem.inspect(), which is plain data"
+        )
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -48,7 +48,7 @@ def conv_step(
 
     Raises:
         ValueError: a shape, dtype, device or stride does not fit; slots share bytes; or `out`, the window or the state
-            shares bytes with another tensor.
+            requires grad, or shares bytes with another tensor.
 
     Syncs: no (the reference: yes, it reads the slots).
     """

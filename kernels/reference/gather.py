@@ -18,7 +18,7 @@ def gather_slots(plane: Tensor, slots: Tensor, out: Tensor) -> None:
         out: `layer batch ...`, contiguous, of the plane's dtype. Changed.
 
     Raises:
-        ValueError: a shape, dtype, device or stride does not fit.
+        ValueError: a shape, dtype, device or stride does not fit, or `out` requires grad.
 
     Syncs: no (the reference: yes, off the CPU).
     """

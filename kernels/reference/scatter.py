@@ -19,7 +19,7 @@ def scatter_slots(plane: Tensor, slots: Tensor, batch: Tensor) -> None:
         batch: `layer batch ...`, contiguous, of the plane's dtype.
 
     Raises:
-        ValueError: a shape, dtype, device or stride does not fit, or slots share bytes.
+        ValueError: a shape, dtype, device or stride does not fit, slots share bytes, or the plane requires grad.
 
     Syncs: no (the reference: yes, off the CPU).
     """
@@ -48,7 +48,7 @@ def scatter_accepted(
         crossed: tokens up to the boundary, int32 or int64 `batch`.
 
     Raises:
-        ValueError: a shape, dtype, device or stride does not fit, or slots share bytes.
+        ValueError: a shape, dtype, device or stride does not fit, slots share bytes, or the plane requires grad.
 
     Syncs: no (the reference: yes, off the CPU).
     """
@@ -80,7 +80,7 @@ def scatter_inputs(
         crossed: as for `scatter_accepted`.
 
     Raises:
-        ValueError: a shape, dtype, device or stride does not fit, or slots share bytes.
+        ValueError: a shape, dtype, device or stride does not fit, slots share bytes, or the plane requires grad.
 
     Syncs: no (the reference: yes, off the CPU).
     """

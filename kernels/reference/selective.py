@@ -56,7 +56,7 @@ def selective_step(
 
     Raises:
         ValueError: a shape, dtype, device, stride or address does not fit; slots share bytes; or `out`, the window or
-            the state shares bytes with another tensor.
+            the state requires grad, or shares bytes with another tensor.
 
     Syncs: no (the reference: yes, it reads the slots).
     """

@@ -31,6 +31,7 @@ from memstate.engine.settings import (
     validate_sizes,
     validate_tracking,
 )
+from memstate.engine.sizing import require_fit
 from memstate.engine.stepping import Stepping
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.dispatch import Backend
@@ -84,7 +85,7 @@ class StateManager(Reports):
         device: device of the states.
         backend: what runs the kernels: "auto", "reference", "interpreter" or "cuda".
         journal: how many changes of owners `changes` keeps; 0: none.
-        debug: whether to check the calling thread and overlapping copies.
+        debug: whether to check the calling thread and overlapping copies, and to look for leaks in `close`.
 
     Attributes:
         planes: the bytes of all slots, by plane, with gather and scatter.
@@ -96,8 +97,9 @@ class StateManager(Reports):
             use this one, it counts the launches of the forward, too.
 
     Raises:
-        ConfigurationError: settings contradict each other, or a value is not valid.
-        InvalidArgument: `reserve` is out of range.
+        ConfigurationError: settings contradict each other, a value is not valid, or the memory of the device or the
+            host is too small. Sizes are checked before anything is allocated.
+        InvalidArgument: `reserve` is out of range, or a tensor of `tensors` requires grad.
         LayoutMismatch: tensors do not fit the layout.
 
     Example:
@@ -162,19 +164,23 @@ class StateManager(Reports):
             self.backend = Backend(backend, device)
         except (ValueError, TypeError, RuntimeError) as error:  # torch raises these for an unknown device, and names it
             raise ConfigurationError(str(error)) from error
+        # A prefix cache gets one more holder for each row. With fewer, a holder could be emptied and filled again
+        # before the next plan, and that takes another packet.
+        rows = int(max_requests) + int(preallocated)
+        holders = slots + (rows if prefix else 0) if snapshots is None else snapshots
+        require_fit(
+            layout if tensors is None else None, slots=slots, max_requests=max_requests, preallocated=preallocated,
+            snapshots=holders, pages=pages, max_batch=max_batch or rows, speculation=forward.speculation,
+            device=self.backend.device,
+        )  # fmt: skip
         self._allocator = SlotAllocator(slots, self.backend, reserve)
         if tensors is None:
             self.planes = Planes(layout, slots, self.backend)
         else:
             self.planes = Planes.from_tensors(layout, tensors, self.backend, slots)
         self.pool = StatePool(self._allocator, self.planes, debug=debug)
-        self._table = RequestTable(max_requests + preallocated)
-        # A prefix cache gets one more holder for each row. With fewer, a holder could be emptied and filled again
-        # before the next plan, and that takes another packet.
-        spare = self._table.rows if prefix else 0
-        self._registers = RegisterFile(
-            self._allocator, self._table.rows, slots + spare if snapshots is None else snapshots, pages.per_row
-        )
+        self._table = RequestTable(rows)
+        self._registers = RegisterFile(self._allocator, rows, holders, pages.per_row)
         self._commands = CommandBuffer(self._registers, self.pool.run_data)
         self._pages = PageTable(pages.count, pages.size, self._commands)
         self._mirror = Mirror(self._registers, self.tracking, overlap)
@@ -183,16 +189,16 @@ class StateManager(Reports):
         self._cache = PrefixCache(prefix, *parts) if prefix is not None else NoCache(*parts)
         self.prefix = self._cache if self._cache.enabled else None
         copied = tuple(plane.name for plane in layout.planes if in_place or not plane.rewritten_each_step)
-        self.tiers = None
-        loader = NoLoader()
+        if tiers is not None and copied:  # the plan copies whole states first, so they cannot arrive layer by layer
+            tiers = replace(tiers, layerwise=False)
+        below = None
         if tiers is not None:
-            if copied:  # the plan copies whole states before the forward, so they cannot arrive layer by layer
-                tiers = replace(tiers, layerwise=False)
-            self.tiers = TierManager(tiers, self.planes, self._cache, self._commands, self._pages)
-            loader = Loader(self.tiers, self._cache, self._pages)
+            below = TierManager(tiers, self.planes, self._cache, self._commands, self._pages)
+        self.tiers = below
+        loader = Loader(below, self._cache, self._pages) if below is not None else NoLoader()
         self._sessions = Sessions(self._commands, self._pages, self._snapshots, self._mirror.lanes)
         self._boundaries = Boundaries(self._commands, self.tracking.reads_old_slot)
-        self._log = StepLog(max_batch or self._table.rows, int(overlap), self.backend.device, forward.speculation)
+        self._log = StepLog(max_batch or rows, int(overlap), self.backend.device, forward.speculation)
         self._stepping = Stepping(
             self._commands,
             self._table,
@@ -555,8 +561,8 @@ class StateManager(Reports):
 
         Raises:
             StaleHandle: the step was settled before; nothing changed.
-            InvalidArgument: the step is not speculative or an older one is unsettled, or `accepted`, `windows` or
-                `finished` do not fit it; nothing changed.
+            InvalidArgument: the step is not speculative or an older one is unsettled; `accepted`, `windows` or
+                `finished` do not fit it; or a window requires grad. Nothing changed.
 
         Syncs: no, unless it needs slots that `pool.release` freed by id.
         """
@@ -831,16 +837,29 @@ class StateManager(Reports):
     def close(self) -> None:
         """Writes the cached states to storage, closes the storage, and ends the threads of the tiers.
 
-        If the manager has no tiers, `close` does nothing. After `close`, requests can continue, but without tiers.
+        If the manager has no tiers, `close` does nothing. After `close`, requests can continue, but without tiers:
+        `prefetch` raises ConfigurationError, `poll` does nothing, and all other calls work. A second `close` does
+        nothing.
+
+        With `debug=True`, `close` checks the calling thread. After everything is closed, it audits the slots, each time
+        that it is called. Slots that running requests hold are no leaks; slots from `pool.claim` are, so release them
+        first.
 
         Raises:
             Asleep: states or KV pages sleep; nothing changed.
             InvalidArgument: a change waits for the newest step's forward; nothing changed.
+            MemstateError: with `debug=True`, another thread called; nothing changed.
+            LeakFound: with `debug=True`, slots are leaked, have two owners, or are owned and free. The tiers are
+                closed.
 
         Syncs: yes.
         """
+        if debug := self._thread is not None:
+            self._enter()
         if self.tiers is not None:
             self.tiers.close()
+        if debug:
+            self.audit().raise_if_leaking()
 
     def open_session(self, name: Hashable) -> Session:
         """Opens a conversation whose states and pages stay between its turns.

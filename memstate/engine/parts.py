@@ -1,7 +1,9 @@
 """Declares the attributes of a manager, and the checks at the start of its calls."""
 
 import threading
+from typing import Any
 
+from memstate.checks import NotCopied
 from memstate.engine.pool import StatePool
 from memstate.errors import Asleep, MemstateError
 from memstate.kernels.dispatch import Backend
@@ -18,9 +20,12 @@ from memstate.slots.registers import RegisterFile
 from memstate.state.planes import Planes
 from memstate.tiers import TierManager
 
+# Public attributes that the constructor sets, once.
+FIXED = frozenset(("backend", "forward", "layout", "overlap", "planes", "pool", "prefix", "tiers", "tracking"))
 
-class Parts:
-    """The attributes of a manager. The constructor of `StateManager` sets them."""
+
+class Parts(NotCopied):
+    """The attributes of a manager. The constructor of `StateManager` sets them; the public ones are read-only."""
 
     backend: Backend
     planes: Planes
@@ -37,6 +42,28 @@ class Parts:
     _sessions: Sessions
     _cache: PrefixCache
     _thread: int | None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._require_free(name)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._require_free(name)
+        super().__delattr__(name)
+
+    def _require_free(self, name: str) -> None:
+        """Refuses to change a public attribute.
+
+        Raises:
+            AttributeError: the attribute is set already, or the manager computes it.
+        """
+        if isinstance(getattr(type(self), name, None), property):
+            raise AttributeError(f"mem.{name} cannot be reassigned: the manager computes it")
+        if name in FIXED and name in self.__dict__:
+            raise AttributeError(
+                f"mem.{name} cannot be reassigned: all parts of the manager use the object that it has; change what "
+                "is in it, or build another StateManager"
+            )
 
     @property
     def changes(self) -> list[Change]:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from memstate.checks import NotCopied
 from memstate.errors import ConfigurationError
 from memstate.slots.allocator import SlotAllocator
 from memstate.state.planes import Planes
 
 
-class StatePool:
+class StatePool(NotCopied):
     """Claims slots by id and moves their bytes.
 
     Args:

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from memstate.checks import is_count
+from memstate.checks import INT32_MAX, is_count, is_whole, shown
 from memstate.errors import ConfigurationError
 from memstate.requests.tracking import Tracking
+from memstate.sizes import INT64_MAX
 from memstate.state.layout import StateLayout
 
 
@@ -18,7 +19,7 @@ class Pages:
         per_row: largest number of pages of one request, the width of the page table.
 
     Raises:
-        ConfigurationError: a value is not a whole number of 0 or more, `size` is 0, or only one of `count` and
+        ConfigurationError: a value is not a whole number from 0 to 2**31 - 1, `size` is 0, or only one of `count` and
             `per_row` is given.
 
     Example:
@@ -33,7 +34,9 @@ class Pages:
     def __post_init__(self) -> None:
         numbers = (self.count, self.size, self.per_row)
         if not all(map(is_count, numbers)) or self.size < 1:
-            raise ConfigurationError(f"{self}: expected whole numbers from 0 on, and at least 1 token in a page")
+            raise ConfigurationError(
+                f"{self}: expected whole numbers from 0 to {INT32_MAX}, and at least 1 token in a page"
+            )
         if (self.count > 0) != (self.per_row > 0):
             raise ConfigurationError(f"{self}: give count and per_row, or neither where KV is the caller's")
 
@@ -80,19 +83,24 @@ def require_switch(name: str, switch: object, why: str = "") -> None:
 def validate_sizes(
     slots: int, max_requests: int, preallocated: int, max_batch: int | None, snapshots: int | None
 ) -> None:
-    """Requires sizes that can serve at least one request.
+    """Requires sizes that can serve at least one request. `memstate.engine.sizing` refuses those that are too large.
 
     Raises:
         ConfigurationError: a size is not a whole number of 0 or more, or it is too small.
     """
-    if not is_count(slots):
-        raise ConfigurationError(f"slots={slots!r}: expected a whole number of at least 1")
+    if not _is_size(slots):
+        raise ConfigurationError(f"slots={shown(slots)}: expected a whole number of at least 1")
     numbers = (max_requests, preallocated, max_batch or 1, snapshots or 0)
-    if not all(map(is_count, numbers)) or max_requests < 1 or max_batch == 0:
+    if not all(map(_is_size, numbers)) or max_requests < 1 or max_batch == 0:
         raise ConfigurationError(
-            f"max_requests={max_requests}, preallocated={preallocated}, max_batch={max_batch}, snapshots={snapshots}: "
-            "expected whole numbers from 0 on, at least 1 request and 1 entry in a batch"
+            f"max_requests={shown(max_requests)}, preallocated={shown(preallocated)}, max_batch={shown(max_batch)}, "
+            f"snapshots={shown(snapshots)}: expected whole numbers from 0 on, at least 1 request and 1 entry in a batch"
         )
+
+
+def _is_size(value: object) -> bool:
+    """Returns whether it is a whole number of 0 or more that a count of bytes can be computed from."""
+    return is_whole(value) and 0 <= int(value) <= INT64_MAX
 
 
 def validate_tracking(tracking: Tracking, slots: int, page_size: int, overlap: bool, speculation: bool) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
-from memstate.checks import shown
+from memstate.checks import NotCopied, shown
 from memstate.errors import InvalidArgument
 from memstate.prefix.match import Match
 from memstate.prefix.policies import Place
@@ -98,7 +98,7 @@ class Insertion:
     ended: bool
 
 
-class PrefixCache:
+class PrefixCache(NotCopied):
     """Finds states again by token prefix.
 
     Args:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from memstate.errors import InvalidArgument, StaleHandle
 from memstate.kernels.tables import Accepted, StepRecord
+from memstate.sizes import Part, require_memory
 from memstate.slots.registers import Ints, Longs
 
 
@@ -82,6 +83,21 @@ class Step:
         return self.record.snapshot
 
 
+def _width(max_batch: int) -> int:
+    """Returns the entries of a column: on 256-byte boundaries, so that every slice of a batch starts aligned."""
+    return -(-max_batch // 64) * 64
+
+
+def record_bytes(max_batch: int, speculation: bool) -> int:
+    """Returns the bytes of the step records on the device.
+
+    Args:
+        max_batch: entries of the largest batch.
+        speculation: whether steps can be speculative.
+    """
+    return 4 * _width(max_batch) * (2 * len(StepRecord._fields) + (len(Accepted._fields) if speculation else 0))
+
+
 class StepLog:
     """Keeps the unsettled steps of a manager, oldest first.
 
@@ -93,12 +109,16 @@ class StepLog:
 
     Attributes:
         unsettled: the steps.
+
+    Raises:
+        InvalidArgument: the device has too little memory for the records; nothing was allocated.
     """
 
     def __init__(self, max_batch: int, depth: int, device: torch.device, speculation: bool = False) -> None:
         self.max_batch, self.depth = max_batch, depth
-        # columns on 256-byte boundaries, so that every slice of a batch starts aligned
-        width = -(-max_batch // 64) * 64
+        records = Part("step records", record_bytes(max_batch, speculation), "max_batch")
+        require_memory(f"max_batch={max_batch}", [records], device, InvalidArgument)
+        width = _width(max_batch)
         store = torch.zeros(2, len(StepRecord._fields), width, dtype=torch.int32, device=device)
         self._columns = [StepRecord(*store[parity]) for parity in range(2)]
         self._records: list[dict[int, StepRecord]] = [{}, {}]  # by batch size: slicing tensors costs

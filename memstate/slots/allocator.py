@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memstate.checks import is_count
+from memstate.checks import NotCopied, is_count
 from memstate.errors import ConfigurationError, DeviceFault, DoubleRelease, InvalidArgument, OutOfSlots
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import COUNTERS, Count
+from memstate.sizes import MOST_SLOTS
 
 FAULTS = (Count.DOUBLE_RELEASE, Count.OUT_OF_RANGE, Count.CLAIM_FULL, Count.CLAIM_SHORT, Count.MOVE_FULL)
 
@@ -39,16 +40,21 @@ class Recorder(Protocol):
         ...
 
 
-class SlotAllocator:
+def bitmap_words(capacity: int) -> int:
+    """Returns the int32 words of a bitmap that has a bit for each slot and for the null slot."""
+    return (capacity + 32) // 32
+
+
+class SlotAllocator(NotCopied):
     """Hands out slot ids 1..capacity, lowest first. Slot 0 is the null slot, and is never handed out.
 
     Args:
-        capacity: number of slots.
+        capacity: number of slots, at most 2**31 - 32.
         backend: runs the launches.
         reserve: slots that optional claims (snapshots at a boundary) leave free.
 
     Raises:
-        InvalidArgument: `capacity` or `reserve` is out of range.
+        InvalidArgument: `capacity` or `reserve` is out of range; nothing was allocated.
 
     Example:
         >>> from memstate import Backend, SlotAllocator
@@ -62,12 +68,12 @@ class SlotAllocator:
     """
 
     def __init__(self, capacity: int, backend: Backend, reserve: int = 0) -> None:
-        if not is_count(capacity) or capacity < 1:
-            raise InvalidArgument(f"slots={capacity!r}: expected a whole number of at least 1")
+        if not is_count(capacity) or not 1 <= capacity <= MOST_SLOTS:
+            raise InvalidArgument(f"slots={capacity!r}: expected a whole number from 1 to {MOST_SLOTS}")
         if not is_count(reserve) or reserve > capacity:
             raise InvalidArgument(f"reserve {reserve}: expected 0..{capacity} slots")
         self.capacity, self.reserve, self.backend = int(capacity), int(reserve), backend
-        self.bitmap = torch.empty((capacity + 32) // 32, dtype=torch.int32, device=backend.device)
+        self.bitmap = torch.empty(bitmap_words(capacity), dtype=torch.int32, device=backend.device)
         self.counters = torch.empty(COUNTERS, dtype=torch.int32, device=backend.device)
         self._groups: list[ClaimGroup] = []
         self._recorders: list[ReferenceType[Recorder]] = []

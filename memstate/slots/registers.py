@@ -9,11 +9,15 @@ The host keeps a copy (the *mirror*) of the labels, and of which registers hold 
 as the device, and reads nothing back. This module does not know planes or requests.
 """
 
+from itertools import accumulate
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from memstate.checks import INT32_MAX, NotCopied
+from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import REGISTERS_PER_ROW, Accepted, Registers, Rules, StepRecord
 from memstate.slots.allocator import SlotAllocator
@@ -23,7 +27,28 @@ Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 
 
-class RegisterFile:
+def register_count(rows: int, snapshots: int) -> int:
+    """Returns the number of registers: those of the rows with the null row, and the holders."""
+    return REGISTERS_PER_ROW * (rows + 1) + snapshots
+
+
+def cell_starts(rows: int, snapshots: int, pages_per_row: int) -> list[int]:
+    """Returns the first cell of each column, and after the last column the number of cells.
+
+    Args:
+        rows: number of request rows, without the null row.
+        snapshots: number of holders.
+        pages_per_row: width of the page table.
+    """
+    sizes = _column_sizes(rows, snapshots, pages_per_row)
+    return list(accumulate((-(-size // ALIGN) * ALIGN for size in sizes), initial=0))
+
+
+def _column_sizes(rows: int, snapshots: int, pages_per_row: int) -> list[int]:
+    return [*[register_count(rows, snapshots)] * 2, *[rows + 1] * 4, (rows + 1) * pages_per_row]
+
+
+class RegisterFile(NotCopied):
     """Registers, request columns and the page table on the device, with the host's mirror.
 
     Args:
@@ -31,16 +56,24 @@ class RegisterFile:
         rows: number of request rows, without the null row.
         snapshots: number of holders.
         pages_per_row: width of the page table.
+
+    Raises:
+        InvalidArgument: int32 cannot number the cells; nothing was allocated.
     """
 
     def __init__(self, allocator: SlotAllocator, rows: int, snapshots: int, pages_per_row: int = 0) -> None:
         self.allocator, self.rows, self.holders, self.pages_per_row = allocator, rows, snapshots, pages_per_row
         self.backend: Backend = allocator.backend
         self.first_holder = REGISTERS_PER_ROW * (rows + 1)
-        self.count = self.first_holder + snapshots
-        sizes = [self.count, self.count, *[rows + 1] * 4, (rows + 1) * pages_per_row]
-        starts = np.cumsum([0] + [-(-size // ALIGN) * ALIGN for size in sizes])
-        self.cells = torch.zeros(int(starts[-1]), dtype=torch.int32, device=self.backend.device)
+        self.count = register_count(rows, snapshots)
+        sizes = _column_sizes(rows, snapshots, pages_per_row)
+        starts = cell_starts(rows, snapshots, pages_per_row)
+        if starts[-1] > INT32_MAX:
+            raise InvalidArgument(
+                f"rows={rows}, snapshots={snapshots}, pages_per_row={pages_per_row}: {starts[-1]} cells, and int32 "
+                f"numbers at most {INT32_MAX}"
+            )
+        self.cells = torch.zeros(starts[-1], dtype=torch.int32, device=self.backend.device)
         columns = [self.cells[start : start + size] for start, size in zip(starts, sizes, strict=False)]
         slots, labels, tracked, snapshot_at, source, generation, pages = columns
         self.table = Registers(
@@ -48,9 +81,7 @@ class RegisterFile:
             self.cells, allocator.bitmap, allocator.counters, allocator.capacity, trusted=True,
         )  # fmt: skip
         self.page_table = pages.view(rows + 1, pages_per_row)
-        self._starts = {
-            name: int(start) for name, start in zip((*Registers._fields[:6], "pages"), starts, strict=False)
-        }
+        self._starts = dict(zip((*Registers._fields[:6], "pages"), starts, strict=False))
         self.held = np.zeros(self.count, bool)
         self.labels: Ints = np.zeros(self.count, np.int32)
         self.tracked: Ints = np.zeros(rows + 1, np.int32)

@@ -16,6 +16,7 @@ import torch
 
 from memstate.checks import is_whole, items, require_name, whole
 from memstate.errors import InvalidArgument
+from memstate.sizes import INT64_MAX
 from memstate.state import sharding
 from memstate.state.sharding import Owned, Part
 
@@ -189,6 +190,11 @@ class StateLayout:
         if not is_whole(self.alignment) or self.alignment < MOVE_BYTES or self.alignment % MOVE_BYTES:
             raise InvalidArgument(f"alignment {self.alignment!r} bytes: expected a multiple of {MOVE_BYTES}")
         object.__setattr__(self, "alignment", int(self.alignment))
+        if self.bytes_per_slot > INT64_MAX:
+            raise InvalidArgument(
+                f"planes {names} x {self.layers} layers: {self.bytes_per_slot} bytes per slot, and int64 numbers at "
+                f"most {INT64_MAX}: lower shapes or layers"
+            )
 
     def block_bytes(self, plane: Plane) -> int:
         """Bytes of a plane per slot and layer, padding included."""

@@ -8,14 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memstate.checks import is_count
+from memstate.checks import NotCopied, is_count
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import PlaneMap
 from memstate.kernels.tuned import copy_launch
+from memstate.sizes import MOST_SLOTS, Part, require_memory
 from memstate.state.layout import StateLayout, format_bytes
 from memstate.state.memory import Memory
-from memstate.state.regions import BufferInfo, Region, adopt, allocated, buffer_infos, carve, require_apart
+from memstate.state.regions import (
+    BufferInfo,
+    Region,
+    adopt,
+    allocated,
+    buffer_infos,
+    carve,
+    require_apart,
+    require_no_grad,
+)
 
 
 @dataclass
@@ -33,7 +43,7 @@ class Traffic:
     uncounted: int = 0
 
 
-class Planes(Mapping[str, Any]):
+class Planes(NotCopied, Mapping[str, Any]):
     """The states of all slots: a mapping from plane names to tensors, and the operations that move slots.
 
     Contents start undefined, except in the null slot (slot 0), which is zero.
@@ -46,7 +56,7 @@ class Planes(Mapping[str, Any]):
             arena, in the order of `layout.arena_bytes`.
 
     Raises:
-        InvalidArgument: no slots, or no backend.
+        InvalidArgument: no slots, more slots than the device has memory for, or no backend; nothing was allocated.
         LayoutMismatch: an arena does not fit.
 
     Example:
@@ -66,8 +76,11 @@ class Planes(Mapping[str, Any]):
         self, layout: StateLayout, slots: int, backend: Backend, allocate: Callable[[int], Tensor] | None = None
     ) -> None:
         _require_backend(backend)
-        if not is_count(slots) or slots < 1:
-            raise InvalidArgument(f"slots={slots!r}: at least 1 slot is needed")
+        if not is_count(slots) or not 1 <= slots <= MOST_SLOTS:
+            raise InvalidArgument(f"slots={slots!r}: expected a whole number of slots from 1 to {MOST_SLOTS}")
+        if allocate is None:
+            needed = Part("planes", sum(layout.arena_bytes(slots)), "slots, or the sizes of the layout")
+            require_memory(f"slots={slots}", [needed], backend.device, InvalidArgument)
         self.arenas = allocated(layout, slots, backend.device, allocate)
         regions = carve(layout, slots, self.arenas)
         if allocate:
@@ -99,6 +112,7 @@ class Planes(Mapping[str, Any]):
 
         Raises:
             LayoutMismatch: with the plane, the layer and the numbers.
+            InvalidArgument: a tensor requires grad.
 
         Syncs: no.
         """
@@ -254,7 +268,7 @@ class Planes(Mapping[str, Any]):
             out: where to, contiguous (default: new memory).
 
         Raises:
-            InvalidArgument: an unknown plane, or ids that do not fit.
+            InvalidArgument: an unknown plane, ids that do not fit, or an `out` that requires grad.
             Asleep: the memory is released.
             ValueError: as `Backend.gather_slots`.
 
@@ -266,6 +280,8 @@ class Planes(Mapping[str, Any]):
         if out is None:
             shape = (self.layout.layers, slots.numel(), *plane.shape)
             out = torch.empty(shape, dtype=plane.dtype, device=self.device)
+        elif isinstance(out, Tensor):
+            require_no_grad("out", out)
         for region, part in self._beside(regions, "out", out):
             self.backend.gather_slots(region.tensor, slots, part)
         return out

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memstate.errors import LayoutMismatch
+from memstate.errors import InvalidArgument, LayoutMismatch
 from memstate.state.layout import MOVE_BYTES, Plane, StateLayout
 
 
@@ -106,6 +106,7 @@ def adopt(
 
     Raises:
         LayoutMismatch: naming the plane, the layer and the numbers.
+        InvalidArgument: a tensor requires grad.
     """
     if not isinstance(tensors, Mapping):
         raise LayoutMismatch(f"tensors of type {type(tensors).__name__}: expected a mapping, plane name -> tensor(s)")
@@ -125,7 +126,9 @@ def adopt(
         for layer, one in enumerate([given] if isinstance(given, Tensor) else given):
             layers = layout.layers if stacked else 1
             tensor = one if stacked else one.unsqueeze(0)
-            _require_fit(_where(plane, layer, layer + layers - 1), plane, layers, tensor, device)
+            where = _where(plane, layer, layer + layers - 1)
+            require_no_grad(where, tensor)
+            _require_fit(where, plane, layers, tensor, device)
             regions.append(Region(plane, layer, tensor, _as_bytes(tensor, plane.nbytes)))
     first = regions[0]
     for region in regions:
@@ -182,6 +185,14 @@ def _require_fit(where: str, plane: Plane, layers: int, tensor: Tensor, device: 
     if not tensor[0, 0].is_contiguous():
         raise LayoutMismatch(
             f"{where}: {tuple(tensor.shape)} with strides {tensor.stride()}, expected contiguous layers of slots"
+        )
+
+
+def require_no_grad(what: str, tensor: Tensor) -> None:
+    """Refuses a tensor that autograd follows. Raises: InvalidArgument naming `what` it is."""
+    if tensor.requires_grad:
+        raise InvalidArgument(
+            f"{what}: the tensor requires grad, and autograd cannot follow states that are overwritten: use .detach()"
         )
 
 

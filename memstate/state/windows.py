@@ -9,6 +9,7 @@ from torch import Tensor
 from memstate.errors import InvalidArgument
 from memstate.state.layout import Plane
 from memstate.state.planes import Planes
+from memstate.state.regions import require_no_grad
 
 
 def require(planes: Planes, windows: dict[str, Tensor], batch: int, tokens: int) -> None:
@@ -31,6 +32,7 @@ def require(planes: Planes, windows: dict[str, Tensor], batch: int, tokens: int)
         if not isinstance(window, Tensor) or window.device != planes.device:
             where = window.device if isinstance(window, Tensor) else repr(window)
             raise InvalidArgument(f"window of plane {name} on {where}: expected a tensor on {planes.device}")
+        require_no_grad(f"window of plane {name}", window)
         held = (planes.layout.layers, batch)
         if _is_states(plane, window):
             fits = window.shape[:2] == held and window.shape[2] >= tokens and window.shape[3:] == plane.shape

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from weakref import WeakSet
 
-from memstate.checks import is_count
+from memstate.checks import NotCopied, is_count
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.prefix import Match, PrefixCache
 from memstate.prefix.tree import Node
@@ -37,7 +37,7 @@ from memstate.tokens import BYTES
 SECOND_HIT = 2
 
 
-class TierManager:
+class TierManager(NotCopied):
     """Keeps states and KV pages in host memory and storage, below a prefix cache.
 
     Args:

@@ -13,6 +13,7 @@ from weakref import finalize
 import torch
 
 from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.sizes import memory
 from memstate.state.layout import format_bytes
 from memstate.tiers.stores.base import Bytes
 
@@ -46,13 +47,16 @@ class RecordPool:
         if records < 0 or nbytes < 1:
             raise InvalidArgument(f"records={records} of {nbytes} bytes: expected 0 or more of at least 1 byte")
         self.records, self.nbytes = records, nbytes
+        too_large = (
+            f"{records} records of {nbytes} bytes are {format_bytes(records * nbytes)}, which {device} has not: "
+            "ask for less with host_slots, host_pages or dense_slots"
+        )
+        if records * nbytes > memory(torch.device(device)):
+            raise ConfigurationError(too_large)
         try:
             self.memory = torch.zeros((records, nbytes), dtype=torch.uint8, device=device)
         except RuntimeError as error:  # what torch raises for want of memory, on any device
-            raise ConfigurationError(
-                f"{records} records of {nbytes} bytes are {format_bytes(records * nbytes)}, which {device} has not: "
-                "ask for less with host_slots, host_pages or dense_slots"
-            ) from error
+            raise ConfigurationError(too_large) from error
         if pinned and self.memory.numel():
             self._lock()
         self._bytes: Bytes | None = self.memory.numpy() if self.memory.device.type == "cpu" else None

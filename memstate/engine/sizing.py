@@ -1,0 +1,98 @@
+"""Refuses sizes that a manager cannot allocate, before it allocates anything. It computes with whole numbers only."""
+
+import torch
+
+from memstate import sizes
+from memstate.checks import INT32_MAX
+from memstate.engine.settings import Pages
+from memstate.errors import ConfigurationError
+from memstate.requests.steps import record_bytes
+from memstate.sizes import Part
+from memstate.slots.allocator import bitmap_words
+from memstate.slots.registers import cell_starts, register_count
+from memstate.state.layout import StateLayout
+
+# Settings to lower.
+CELLS = "max_requests, preallocated, snapshots (default: slots) or Pages(per_row=)"
+BATCH = "max_batch (default: max_requests + preallocated)"
+
+# Bytes on the host, in lists of Python integers and in numpy arrays.
+PER_REGISTER = 8  # held, label, fence, and two marks of a packet
+PER_SNAPSHOT = 44  # generation, and an entry in the queue of free registers
+PER_ROW = 142  # mirrors of columns, and the lists of the request table and of the row's pages
+PER_PAGE = 48  # an entry in the list of free pages, and the number of holders
+
+
+def require_fit(
+    layout: StateLayout | None, *, slots: int, max_requests: int, preallocated: int, snapshots: int, pages: Pages,
+    max_batch: int, speculation: bool, device: torch.device,
+) -> None:  # fmt: skip
+    """Refuses sizes that int32 cannot number, or that the memory of the device or the host cannot hold.
+
+    Args:
+        layout: what one state is made of. None: the planes exist already.
+        slots: number of states.
+        max_requests: requests that can run at a time.
+        preallocated: additional rows.
+        snapshots: registers of published snapshots.
+        pages: KV pages of requests.
+        max_batch: entries of the largest batch.
+        speculation: whether steps can be speculative.
+        device: device of the states. On the CPU, device and host share their memory.
+
+    Raises:
+        ConfigurationError: a size cannot fit. The error says how many bytes each part needs, and what to lower.
+    """
+    # numbers of numpy would wrap around
+    slots, rows, snapshots = int(slots), int(max_requests) + int(preallocated), int(snapshots)
+    max_batch, per_row = int(max_batch), int(pages.per_row)
+    asked = (
+        f"slots={slots}, max_requests={max_requests}, preallocated={preallocated}, snapshots={snapshots}, "
+        f"max_batch={max_batch}, pages={pages}"
+    )
+    on_device = device_parts(
+        layout, slots=slots, rows=rows, snapshots=snapshots, per_row=per_row, max_batch=max_batch,
+        speculation=speculation,
+    )  # fmt: skip
+    on_host = host_parts(rows=rows, snapshots=snapshots, pages=int(pages.count))
+    cells = cell_starts(rows, snapshots, per_row)[-1]
+    for count, what, most, lower in (
+        (slots, "slots", sizes.MOST_SLOTS, "slots"),
+        (cells, "cells of registers, columns and page table", INT32_MAX, CELLS),
+        (max_batch, "entries of a batch", INT32_MAX, BATCH),
+    ):
+        if count > most:
+            needs = sizes.describe(on_device, device)
+            raise ConfigurationError(
+                f"{asked}: {count} {what}, and int32 numbers at most {most}: lower {lower}; {needs}"
+            )
+    if device.type == "cpu":
+        sizes.require_memory(asked, [*on_device, *on_host], device, ConfigurationError)
+    else:
+        sizes.require_memory(asked, on_device, device, ConfigurationError)
+        sizes.require_memory(asked, on_host, torch.device("cpu"), ConfigurationError, "the host")
+
+
+def device_parts(
+    layout: StateLayout | None, *, slots: int, rows: int, snapshots: int, per_row: int, max_batch: int,
+    speculation: bool,
+) -> list[Part]:  # fmt: skip
+    """Returns what a manager allocates on the device."""
+    return [
+        Part("planes", sum(layout.arena_bytes(slots)) if layout else 0, "slots, or the sizes of the layout"),
+        Part(
+            "registers, columns and page table", 4 * cell_starts(rows, snapshots, per_row)[-1], CELLS
+        ),
+        Part("bitmap", 4 * bitmap_words(slots), "slots"),
+        Part("step records", record_bytes(max_batch, speculation), BATCH),
+    ]  # fmt: skip
+
+
+def host_parts(*, rows: int, snapshots: int, pages: int) -> list[Part]:
+    """Returns what a manager allocates on the host, to within the overhead of Python's lists."""
+    return [
+        Part("mirrors of registers", PER_REGISTER * register_count(rows, snapshots), "max_requests or snapshots"),
+        Part("lists of published snapshots", PER_SNAPSHOT * snapshots, "snapshots (default: slots)"),
+        Part("request table", PER_ROW * (rows + 1), "max_requests or preallocated"),
+        Part("page lists", PER_PAGE * pages, "Pages(count=)"),
+    ]

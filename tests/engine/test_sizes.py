@@ -1,0 +1,161 @@
+"""Sizes that cannot fit are refused by name, with the numbers, before anything is allocated."""
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import memstate as ms
+from memstate import sizes
+from memstate.engine.sizing import device_parts, require_fit
+from memstate.requests.steps import StepLog
+from memstate.slots.registers import RegisterFile
+from memstate.tiers.host.pool import RecordPool
+
+GIB = 2**30
+HUGE = 10**9
+PLAIN = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), layers=1)
+WIDE = ms.StateLayout((ms.Plane("ssm", (2**40,), torch.float32),), layers=1)
+CPU = ms.Backend("reference")
+SMALL: dict[str, Any] = {"slots": 8, "max_requests": 2, "backend": "reference"}
+
+
+@pytest.fixture(autouse=True)
+def sixteen_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "memory", lambda device: 16 * GIB)
+
+
+@pytest.fixture
+def nothing_big(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fails the test on an allocation: torch's by their functions, the others by their peak."""
+
+    def refused(name: str) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            raise AssertionError(f"{name}{given} before the refusal")
+
+        return call
+
+    for module, names in ((torch, ("zeros", "empty", "full")), (np, ("zeros", "empty", "full", "arange"))):
+        for name in names:
+            monkeypatch.setattr(module, name, refused(name))
+    tracemalloc.start()
+    yield
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20, f"{peak} bytes before the refusal"
+
+
+def manager(**settings: Any) -> Any:
+    given = SMALL | settings
+    return ms.StateManager(given.pop("layout", PLAIN), **given)
+
+
+PAGES = {"count": 1, "size": 16, "per_row": 1}
+CANNOT: dict[str, tuple[type[ms.MemstateError], Callable[[], object], str]] = {
+    "rows": (ms.ConfigurationError, lambda: manager(max_requests=HUGE), r"max_requests=1000000000.*2147483647"),
+    "preallocated": (ms.ConfigurationError, lambda: manager(preallocated=HUGE), r"preallocated=1000000000"),
+    "rows beyond int32": (
+        ms.ConfigurationError, lambda: manager(max_requests=2**40), r"cells .*: lower max_requests, .*needs",
+    ),
+    "numpy's rows": (ms.ConfigurationError, lambda: manager(max_requests=np.int32(HUGE)), "10000000384 cells"),
+    "batch": (
+        ms.ConfigurationError,
+        lambda: manager(max_batch=HUGE),
+        r"max_batch=1000000000.*on cpu, which has 17179869184 bytes .16\.0 GiB.: step records 56000000000 bytes.*lower "
+        "max_batch",
+    ),
+    "slots": (
+        ms.ConfigurationError, lambda: manager(slots=2**40), r"776 slots, .* 2147483616: .*planes 17592186044432 bytes",
+    ),
+    "slots of int32": (ms.ConfigurationError, lambda: manager(slots=2**31 - 1), "slots=2147483647"),
+    "slots of memory": (
+        ms.ConfigurationError, lambda: manager(slots=HUGE),
+        r"slots=1000000000.*planes 16000000016 bytes.*lower snapshots .default: slots.",
+    ),
+    "plane": (
+        ms.ConfigurationError,
+        lambda: manager(layout=WIDE),
+        r"slots=8.*has 17179869184 bytes .16\.0 GiB.: planes 39582418599936 bytes.*lower slots",
+    ),
+    "snapshots": (ms.ConfigurationError, lambda: manager(snapshots=2**31 - 1), "snapshots=2147483647"),
+    "per_row": (
+        ms.ConfigurationError, lambda: manager(pages=ms.Pages(**PAGES | {"per_row": 2**31 - 1})), "per_row=2147483647",
+    ),
+    "page lists": (
+        ms.ConfigurationError,
+        lambda: manager(pages=ms.Pages(**PAGES | {"count": 2**31 - 1})),
+        r"count=2147483647.*page lists.*lower Pages\(count=\)",
+    ),
+    "pages": (ms.ConfigurationError, lambda: ms.Pages(**PAGES | {"count": 2**40}), "count=1099511627776.*2147483647"),
+    "a wide table": (ms.ConfigurationError, lambda: ms.Pages(**PAGES | {"per_row": 2**40}), "per_row=1099511627776"),
+    "Planes": (ms.InvalidArgument, lambda: ms.Planes(WIDE, 1, CPU), "planes 8796093022208 bytes"),
+    "Planes of slots": (ms.InvalidArgument, lambda: ms.Planes(PLAIN, 2**40, CPU), "slots=1099511627776"),
+    "SlotAllocator": (ms.InvalidArgument, lambda: ms.SlotAllocator(2**40, CPU), "slots=1099511627776.*2147483616"),
+    "StateLayout": (
+        ms.InvalidArgument,
+        lambda: ms.StateLayout((ms.Plane("ssm", (2**40, 2**40), torch.float32),), layers=1),
+        "per slot.*9223372036854775807",
+    ),
+    "records": (
+        ms.ConfigurationError, lambda: RecordPool(HUGE, 4096), "1000000000 records of 4096 bytes are 3.73 TiB",
+    ),
+    "StepLog": (ms.InvalidArgument, lambda: StepLog(HUGE, 1, CPU.device), "max_batch=1000000000"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CANNOT)
+def test_what_cannot_fit_is_refused_before_anything_is_allocated(case: str, nothing_big: None) -> None:
+    error, build, text = CANNOT[case]
+    with pytest.raises(error, match=text):
+        build()
+
+
+@pytest.mark.parametrize(("rows", "snapshots", "per_row"), [(HUGE, 8, 0), (8, 2**31, 0), (2**16, 8, 2**16)])
+def test_registers_that_int32_cannot_number_are_refused(rows: int, snapshots: int, per_row: int) -> None:
+    allocator = ms.SlotAllocator(8, CPU)
+    with pytest.raises(ms.InvalidArgument, match=rf"rows={rows}, .*at most 2147483647"):
+        RegisterFile(allocator, rows, snapshots, per_row)
+
+
+def test_a_gpu_has_its_own_memory_and_the_host_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device has room for what the host has not, and the other way round."""
+    room = {"cuda": 80 * GIB, "cpu": 4 * GIB}
+    monkeypatch.setattr(sizes, "memory", lambda device: room[device.type])
+    layout = ms.StateLayout((ms.Plane("ssm", (2**20,), torch.float32),), layers=1)
+    given: dict[str, Any] = {
+        "max_requests": 8, "preallocated": 0, "snapshots": 8, "pages": ms.Pages(size=1), "max_batch": 8,
+        "speculation": False, "device": torch.device("cuda"),
+    }  # fmt: skip
+    require_fit(layout, slots=10_000, **given)
+    with pytest.raises(ms.ConfigurationError, match=r"on cuda.*lower slots"):
+        require_fit(layout, slots=40_000, **given)
+    require_fit(None, slots=40_000, **given)  # memory of the engine
+    with pytest.raises(ms.ConfigurationError, match=r"on the host.*page lists 4800000000 bytes.*lower Pages\(count=\)"):
+        require_fit(layout, slots=8, **given | {"pages": ms.Pages(count=10**8, size=1, per_row=1)})
+
+
+def test_what_fits_is_what_is_allocated() -> None:
+    """The bytes that are compared are those of the tensors."""
+    parts = {
+        part.name: part.nbytes
+        for part in device_parts(PLAIN, slots=100, rows=7, snapshots=9, per_row=5, max_batch=70, speculation=True)
+    }
+    mem = manager(
+        slots=100, max_requests=7, snapshots=9, max_batch=70, overlap=False, forward=ms.Forward(speculation=True),
+        pages=ms.Pages(count=3, size=16, per_row=5),
+    )  # fmt: skip
+    file = mem._registers
+    assert parts["planes"] == mem.planes.nbytes
+    assert parts["registers, columns and page table"] == file.cells.nbytes
+    assert parts["bitmap"] == mem._allocator.bitmap.nbytes
+    records = mem._log
+    store = records._columns[0].rows.untyped_storage().nbytes() + records._outcome.accepted.untyped_storage().nbytes()
+    assert parts["step records"] == store
+
+
+def test_the_memory_of_this_machine_is_a_whole_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert isinstance(sizes.memory(torch.device("cpu")), int) and sizes.memory(torch.device("cpu")) > 2**20

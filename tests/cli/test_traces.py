@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,7 +22,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memstate.cli import files
 from memstate.cli.traces import BLOCK, TraceRequest, form
 from memstate.cli.traces import make as making
 from memstate.cli.traces.make import CONTEXT, KINDS, Context, Numbering, make
@@ -213,70 +211,6 @@ def test_bad_lines_are_named(tmp_path: Path, bad: bytes, why: str) -> None:
     path = stored(tmp_path / "tra\nce.jsonl", packed(line() + b"\n" + bad))
     text = refusal(lambda: form.read(path))
     assert text.startswith(f"{str(path)!r}, line 3: ") and why in text
-
-
-PACKED = pytest.mark.parametrize("packed", [bytes, gzip.compress], ids=["plain", "gzip"])
-
-
-@PACKED
-@pytest.mark.parametrize("end", [b"\n", b"\r\n", b""], ids=["LF", "CRLF", "no end"])
-def test_a_line_has_a_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: Callable[[bytes], bytes], end: bytes
-) -> None:
-    monkeypatch.setattr(files, "LONGEST_LINE", size := 300)
-    longest = LINE.rstrip().ljust(size - len(end)) + end
-    assert form.read(stored(tmp_path / "x", packed(LINE + longest))) == [REQUEST] * 2
-    for more in (LINE.rstrip().ljust(size - len(end) + 1) + end, b" " * (size + 1), b"x" * 10 * size):
-        path = stored(tmp_path / "x", packed(LINE + b"\n" + more + LINE))
-        assert refusal(lambda path=path: form.read(path)).startswith(f"{str(path)!r}, line 3: longer than 300 bytes")
-        assert form.read(path, limit=1) == [REQUEST]
-
-
-def test_the_limit_has_room_for_the_longest_contexts() -> None:
-    """Ten million tokens, with an id of 64 bits for each block, take an eighth of it."""
-    blocks = 10_000_000 // BLOCK
-    longest = form._line(TraceRequest(2**40, blocks * BLOCK, 2**20, (2**64 - 1,) * blocks))
-    assert 8 * len(longest) < files.LONGEST_LINE
-
-
-BOMB = 1 << 28  # bytes of one line
-
-
-@PACKED
-@pytest.mark.parametrize("text", [b"[", b"[],", b" ", b"1", b'{"a":'], ids=repr)
-def test_a_line_that_is_too_long_is_not_read_into_memory(
-    tmp_path: Path, text: bytes, packed: Callable[[bytes], bytes]
-) -> None:
-    """A quarter of a GiB in one line; as a file of 0.3 MB, or with a hole of that size."""
-    path = tmp_path / "x"
-    if packed is bytes:
-        stored(path, LINE + text * 9)
-        os.truncate(path, BOMB)
-    else:
-        with gzip.open(path, "wb", 9) as file:
-            file.write(LINE)
-            for _ in range(BOMB >> 20):
-                file.write((text * (1 << 20))[: 1 << 20])
-        assert path.stat().st_size < BOMB >> 9
-    tracemalloc.start()
-    try:
-        assert "line 2: longer than" in refusal(lambda: form.read(path))
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 4 * files.LONGEST_LINE
-
-
-@PACKED
-@pytest.mark.parametrize("depth", [20, 900, 990, 1000, 5_000, 500_000])
-@pytest.mark.parametrize(("opens", "closes"), [(b"[", b"]"), (b'{"a": ', b"}")], ids=["lists", "objects"])
-def test_nesting_is_refused_by_its_line(
-    tmp_path: Path, depth: int, opens: bytes, closes: bytes, packed: Callable[[bytes], bytes]
-) -> None:
-    nested = opens * depth + b"1" + closes * depth
-    for bad in (nested, line(hash_ids=nested.decode()), line(timestamp=nested.decode())):
-        path = stored(tmp_path / "x", packed(line() + b"\n" + bad))
-        assert refusal(lambda path=path: form.read(path)).startswith(f"{str(path)!r}, line 3: ")
 
 
 @pytest.mark.parametrize("content", [b"", b" \n\n", gzip.compress(b"")], ids=["empty", "blank", "compressed"])

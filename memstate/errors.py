@@ -1,4 +1,7 @@
-"""Named errors. Each carries the numbers and says what the caller can do; no error leaves a call half done."""
+"""Named errors. Each carries the numbers and says what the caller can do.
+
+The call that raised one changed nothing, unless docs/promises.md names the exception.
+"""
 
 from typing import Any
 

@@ -95,6 +95,12 @@ def test_links_lead_somewhere(page: str) -> None:
         assert not anchor or anchor in anchors(target.read_text()), link
 
 
+def test_promises_name_tests_that_exist() -> None:
+    named = set(re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)", (ROOT / "docs" / "promises.md").read_text()))
+    assert len(named) > 30
+    assert [f"{path}::{test}" for path, test in sorted(named) if f"def {test}(" not in (ROOT / path).read_text()] == []
+
+
 def test_paths_of_the_architecture_exist() -> None:
     """Files that ARCHITECTURE names in code font: from the root, from memstate/, or from tests/."""
     text = re.sub(r"```.*?```", "", (ROOT / "ARCHITECTURE.md").read_text(), flags=re.DOTALL)

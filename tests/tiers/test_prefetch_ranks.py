@@ -232,3 +232,47 @@ def test_ranks_that_do_not_do_the_same_are_told(differ: Callable[[Ranks], object
         with pytest.raises(AgreementLost, match="they started or cancelled different prefetches"):
             rig.prefetcher.poll()
         rig.check()
+
+
+@pytest.mark.parametrize(("tokens", "covered", "more"), [(512, 0, 0), (1024, 16, 0), (1024, 0, 1)])
+def test_ranks_whose_prefetches_differ_in_one_thing_are_told(tokens: int, covered: int, more: int) -> None:
+    """In their pages, in what the request has already, or in how many were started before."""
+    ranks = Ranks({}, {}, settings=WAIT)
+    for rig, keys, other in zip(ranks.rigs, ranks.keys, (False, True), strict=True):
+        for _ in range(more * other):
+            rig.prefetcher.cancel(rig.start(1024, keys))
+        rig.start(tokens if other else 1024, keys, covered * other)
+        rig.prefetcher.poll()
+    for rig in ranks.rigs:
+        with pytest.raises(AgreementLost, match="they started or cancelled different prefetches"):
+            rig.prefetcher.poll()
+        rig.check()
+
+
+class Beside(Alone):
+    """A group of two, whose other rank sends the same words, except for one bit of its check.
+
+    lacks: whether the other rank lacks a bit that this one has, or has one that this one lacks.
+    """
+
+    ranks = 2
+
+    def __init__(self, lacks: bool) -> None:
+        self.lacks = lacks
+
+    def exchange(self, words: Words) -> Exchange:
+        other = words.copy()
+        other[0] = words[0] & (words[0] - 1) if self.lacks else words[0] | (words[0] + 1)
+        other[1] = ~other[0]
+        return super().exchange(words & other)
+
+
+@pytest.mark.parametrize("lacks", [False, True])
+def test_each_word_of_a_check_counts(lacks: bool) -> None:
+    """Where the bits of one check are among those of the other, the first word alone tells one rank nothing."""
+    rig, keys = Rig(WAIT, agreement=Beside(lacks)), digests("a", 64)
+    rig.start(1024, keys)
+    rig.prefetcher.poll()
+    with pytest.raises(AgreementLost, match="they started or cancelled different prefetches"):
+        rig.prefetcher.poll()
+    rig.check()

@@ -179,6 +179,19 @@ def test_only_pages_that_are_missing_go(plain: Backend) -> None:
     assert at.moved == (2, 1, 2 + 3, 0) and len(at.keeps_pages()) == 4
 
 
+def test_a_state_that_is_saved_again_is_the_last_used(plain: Backend) -> None:
+    """Host memory has it already: it copies nothing, and keeps the state and its KV for longer than others."""
+    three = tuple(whole(3))
+    at = make(plain, "redirect", "through", tiers={"host_slots": 2, "host_pages": 5})
+    at.cache_prompts(ONE, TWO)
+    settle(at)
+    at.cache.evict_states(1)
+    assert at.moved == (2, 0, 5, 0) and at.keeps() == {ONE, TWO}
+    at.cache_prompts(three)
+    settle(at)
+    assert at.keeps() == {ONE, three} and at.keeps_pages() >= {ONE[:4], ONE}
+
+
 def test_clearing_the_cache_is_for_good(plain: Backend) -> None:
     at = make(plain, "redirect", "back")
     at.cache_prompts(ONE)

@@ -161,6 +161,14 @@ def test_B64_kv_comes_back_to_a_state_that_is_in_host_memory() -> None:
     assert case.asked("get", "kv") == 30 and case.asked("get", "state") == case.rig.states.evicted == 0
 
 
+def test_a_state_that_a_prefetch_relied_on_is_the_last_used() -> None:
+    """Its request has still to come: what host memory gives up next is the other state, used longer ago."""
+    case = Case(rig={"states": 2}, ends=(), others=((), [160]), here=((), [640]))
+    case.rig.states.touch([case.old[0].key])
+    assert case.end() == ("complete", 640)
+    assert case.rig.states.evict(1) == 1 and list(case.rig.states.entries()) == case.here
+
+
 def test_what_host_memory_has_no_longer_ends_the_reach() -> None:
     """Page 20 was in host memory when storage was asked, so that nobody knows whether storage has it."""
     case = Case(ends=[320, 992], here=([20],))

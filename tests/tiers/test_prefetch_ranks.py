@@ -10,7 +10,7 @@ from memstate.tiers.prefetch import votes as rounds
 from memstate.tiers.prefetch.agreement import Alone, Exchange, Words
 from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tiers.prefetch.settings import Prefetch
-from tests.support.prefetch_rig import Rig, digests
+from tests.support.prefetch_rig import KV, Rig, digests
 from tests.support.virtual import Together
 
 CHUNK = 8
@@ -110,6 +110,17 @@ def test_B63_a_slow_rank_is_waited_for() -> None:
     assert len(ranks.rigs[0].kv) == 0
     ranks.run(50)
     ranks.check("complete", "complete", length=1024)
+
+
+def test_a_rank_that_has_all_it_can_get_reads_no_further() -> None:
+    """The page behind its third chunk is gone; the other rank is slow, and decides with it later."""
+    ranks = Ranks({}, {"latency": lambda: 9.0}, states=None, workers=1, settings=WAIT)
+    ranks.stock((), ())
+    ranks.rigs[0].store.faults[KV.name(ranks.keys[0][3 * CHUNK])] = "vanished"
+    ranks.start()
+    ranks.run(200)
+    ranks.check("partial", "partial", length=3 * CHUNK * 16)
+    assert len(ranks.rigs[0].store.asked("get")) <= 5 * CHUNK < len(ranks.keys[0])
 
 
 def test_B61_what_arrived_on_one_rank_alone_goes_back() -> None:

@@ -140,6 +140,19 @@ def test_B68_the_reserve_holds_where_records_are_being_copied() -> None:
     assert case.end() == ("complete", (32 - 10) * 16)
 
 
+@pytest.mark.parametrize(("states", "expected"), [(2, ("no_room", 0)), (3, ("complete", 320))])
+def test_B68_a_shorter_end_needs_a_record_for_its_state(states: int, expected: tuple[str, int]) -> None:
+    """The state at 992 is in host memory. Pages are being copied, so that 320 is left, whose state is in storage."""
+    case = Case(rig={"kv": 62, "states": states}, ends=[320], here=((), [992]), others=(range(30), [160]))
+    writing = [case.rig.kv if at < 30 else case.rig.states for at in range(len(case.old))]
+    for cache, entry in zip(writing, case.old, strict=True):
+        cache.pool.use([entry.record])
+    case.rig.run()
+    for cache, entry in zip(writing, case.old, strict=True):
+        cache.pool.unuse([entry.record])
+    assert case.end() == expected and case.asked("get", "state") == (expected[1] > 0)
+
+
 def test_B62_a_state_stands_for_the_length_that_it_is_filed_under() -> None:
     """Truncated to 600 tokens: the state at 592 it is, though those at 608 and 992 are nearer to what was asked."""
     case = Case(rig={"kv": 600 // PAGE}, ends=[256, 592, 608, 992])

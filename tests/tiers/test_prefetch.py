@@ -142,7 +142,7 @@ def test_B68_the_reserve_holds_where_records_are_being_copied() -> None:
 
 @pytest.mark.parametrize(("states", "expected"), [(2, ("no_room", 0)), (3, ("complete", 320))])
 def test_B68_a_shorter_end_needs_a_record_for_its_state(states: int, expected: tuple[str, int]) -> None:
-    """The state at 992 is in host memory. Pages are being copied, so that 320 is left, whose state is in storage."""
+    """The state at 992 is in host memory. Pages are being copied, so 320 is left: its state is in storage."""
     case = Case(rig={"kv": 62, "states": states}, ends=[320], here=((), [992]), others=(range(30), [160]))
     writing = [case.rig.kv if at < 30 else case.rig.states for at in range(len(case.old))]
     for cache, entry in zip(writing, case.old, strict=True):
@@ -175,7 +175,7 @@ def test_B64_kv_comes_back_to_a_state_that_is_in_host_memory() -> None:
 
 
 def test_a_state_that_a_prefetch_relied_on_is_the_last_used() -> None:
-    """Its request has still to come: what host memory gives up next is the other state, used longer ago."""
+    """Its request has still to come. Host memory evicts the other state first."""
     case = Case(rig={"states": 2}, ends=(), others=((), [160]), here=((), [640]))
     case.rig.states.touch([case.old[0].key])
     assert case.end() == ("complete", 640)

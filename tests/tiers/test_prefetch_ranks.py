@@ -113,7 +113,7 @@ def test_B63_a_slow_rank_is_waited_for() -> None:
 
 
 def test_a_rank_that_has_all_it_can_get_reads_no_further() -> None:
-    """The page behind its third chunk is gone; the other rank is slow, and decides with it later."""
+    """The page behind its third chunk is gone. The other rank is slow, so they decide later."""
     ranks = Ranks({}, {"latency": lambda: 9.0}, states=None, workers=1, settings=WAIT)
     ranks.stock((), ())
     ranks.rigs[0].store.faults[KV.name(ranks.keys[0][3 * CHUNK])] = "vanished"
@@ -247,7 +247,7 @@ def test_ranks_that_do_not_do_the_same_are_told(differ: Callable[[Ranks], object
 
 @pytest.mark.parametrize(("tokens", "covered", "more"), [(512, 0, 0), (1024, 16, 0), (1024, 0, 1)])
 def test_ranks_whose_prefetches_differ_in_one_thing_are_told(tokens: int, covered: int, more: int) -> None:
-    """In their pages, in what the request has already, or in how many were started before."""
+    """In their pages, in the tokens that the request has already, or in how many were started before."""
     ranks = Ranks({}, {}, settings=WAIT)
     for rig, keys, other in zip(ranks.rigs, ranks.keys, (False, True), strict=True):
         for _ in range(more * other):
@@ -261,9 +261,9 @@ def test_ranks_whose_prefetches_differ_in_one_thing_are_told(tokens: int, covere
 
 
 class Beside(Alone):
-    """A group of two, whose other rank sends the same words, except for one bit of its check.
+    """A group of two. The other rank sends the same words, except for one bit of its check.
 
-    lacks: whether the other rank lacks a bit that this one has, or has one that this one lacks.
+    lacks: whether the other rank lacks this bit, or is alone to have it.
     """
 
     ranks = 2
@@ -280,7 +280,7 @@ class Beside(Alone):
 
 @pytest.mark.parametrize("lacks", [False, True])
 def test_each_word_of_a_check_counts(lacks: bool) -> None:
-    """Where the bits of one check are among those of the other, the first word alone tells one rank nothing."""
+    """One word alone misses the difference where one check has all bits of the other."""
     rig, keys = Rig(WAIT, agreement=Beside(lacks)), digests("a", 64)
     rig.start(1024, keys)
     rig.prefetcher.poll()

@@ -85,7 +85,7 @@ def test_a_state_is_evicted_again_before_its_load_is_there(name: str, late: list
 
 
 def test_a_state_goes_down_behind_its_own_load(late: list[Late], plain: Backend) -> None:
-    """A dense record is filled from the register that the load fills: packing waits for it, and for no other load."""
+    """The load fills the register that a dense record is packed from. Packing waits for this load, and for no other."""
     at = below(plain, "redirect", *TWO, tiers={"write": "back", "dense_slots": 2})
     at.cache_prompts(whole(3))
     settle(at)

@@ -197,7 +197,7 @@ def test_only_pages_that_are_missing_go(plain: Backend) -> None:
 
 
 def test_a_state_that_is_saved_again_is_the_last_used(plain: Backend) -> None:
-    """Host memory has it already: it copies nothing, and keeps the state and its KV for longer than others."""
+    """Host memory has it already. Nothing is copied, and the state and its KV stay longer than others."""
     three = tuple(whole(3))
     at = make(plain, "redirect", "through", tiers={"host_slots": 2, "host_pages": 5})
     at.cache_prompts(ONE, TWO)

@@ -140,6 +140,19 @@ def test_B68_the_reserve_holds_where_records_are_being_copied() -> None:
     assert case.end() == ("complete", (32 - 10) * 16)
 
 
+@pytest.mark.parametrize(("states", "expected"), [(2, ("no_room", 0)), (3, ("complete", 320))])
+def test_B68_a_shorter_end_needs_a_record_for_its_state(states: int, expected: tuple[str, int]) -> None:
+    """The state at 992 is in host memory. Pages are being copied, so 320 is left: its state is in storage."""
+    case = Case(rig={"kv": 62, "states": states}, ends=[320], here=((), [992]), others=(range(30), [160]))
+    writing = [case.rig.kv if at < 30 else case.rig.states for at in range(len(case.old))]
+    for cache, entry in zip(writing, case.old, strict=True):
+        cache.pool.use([entry.record])
+    case.rig.run()
+    for cache, entry in zip(writing, case.old, strict=True):
+        cache.pool.unuse([entry.record])
+    assert case.end() == expected and case.asked("get", "state") == (expected[1] > 0)
+
+
 def test_B62_a_state_stands_for_the_length_that_it_is_filed_under() -> None:
     """Truncated to 600 tokens: the state at 592 it is, though those at 608 and 992 are nearer to what was asked."""
     case = Case(rig={"kv": 600 // PAGE}, ends=[256, 592, 608, 992])
@@ -159,6 +172,14 @@ def test_B64_kv_comes_back_to_a_state_that_is_in_host_memory() -> None:
     case = Case(rig={"states": 2}, ends=(), others=((), [160]), here=((), [640]), kv_pages=10)
     assert case.end() == ("complete", 640)
     assert case.asked("get", "kv") == 30 and case.asked("get", "state") == case.rig.states.evicted == 0
+
+
+def test_a_state_that_a_prefetch_relied_on_is_the_last_used() -> None:
+    """Its request has still to come. Host memory evicts the other state first."""
+    case = Case(rig={"states": 2}, ends=(), others=((), [160]), here=((), [640]))
+    case.rig.states.touch([case.old[0].key])
+    assert case.end() == ("complete", 640)
+    assert case.rig.states.evict(1) == 1 and list(case.rig.states.entries()) == case.here
 
 
 def test_what_host_memory_has_no_longer_ends_the_reach() -> None:

@@ -10,7 +10,7 @@ from memstate.tiers.prefetch import votes as rounds
 from memstate.tiers.prefetch.agreement import Alone, Exchange, Words
 from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tiers.prefetch.settings import Prefetch
-from tests.support.prefetch_rig import Rig, digests
+from tests.support.prefetch_rig import KV, Rig, digests
 from tests.support.virtual import Together
 
 CHUNK = 8
@@ -110,6 +110,17 @@ def test_B63_a_slow_rank_is_waited_for() -> None:
     assert len(ranks.rigs[0].kv) == 0
     ranks.run(50)
     ranks.check("complete", "complete", length=1024)
+
+
+def test_a_rank_that_has_all_it_can_get_reads_no_further() -> None:
+    """The page behind its third chunk is gone. The other rank is slow, so they decide later."""
+    ranks = Ranks({}, {"latency": lambda: 9.0}, states=None, workers=1, settings=WAIT)
+    ranks.stock((), ())
+    ranks.rigs[0].store.faults[KV.name(ranks.keys[0][3 * CHUNK])] = "vanished"
+    ranks.start()
+    ranks.run(200)
+    ranks.check("partial", "partial", length=3 * CHUNK * 16)
+    assert len(ranks.rigs[0].store.asked("get")) <= 5 * CHUNK < len(ranks.keys[0])
 
 
 def test_B61_what_arrived_on_one_rank_alone_goes_back() -> None:
@@ -232,3 +243,47 @@ def test_ranks_that_do_not_do_the_same_are_told(differ: Callable[[Ranks], object
         with pytest.raises(AgreementLost, match="they started or cancelled different prefetches"):
             rig.prefetcher.poll()
         rig.check()
+
+
+@pytest.mark.parametrize(("tokens", "covered", "more"), [(512, 0, 0), (1024, 16, 0), (1024, 0, 1)])
+def test_ranks_whose_prefetches_differ_in_one_thing_are_told(tokens: int, covered: int, more: int) -> None:
+    """In their pages, in the tokens that the request has already, or in how many were started before."""
+    ranks = Ranks({}, {}, settings=WAIT)
+    for rig, keys, other in zip(ranks.rigs, ranks.keys, (False, True), strict=True):
+        for _ in range(more * other):
+            rig.prefetcher.cancel(rig.start(1024, keys))
+        rig.start(tokens if other else 1024, keys, covered * other)
+        rig.prefetcher.poll()
+    for rig in ranks.rigs:
+        with pytest.raises(AgreementLost, match="they started or cancelled different prefetches"):
+            rig.prefetcher.poll()
+        rig.check()
+
+
+class Beside(Alone):
+    """A group of two. The other rank sends the same words, except for one bit of its check.
+
+    lacks: whether the other rank lacks this bit, or is alone to have it.
+    """
+
+    ranks = 2
+
+    def __init__(self, lacks: bool) -> None:
+        self.lacks = lacks
+
+    def exchange(self, words: Words) -> Exchange:
+        other = words.copy()
+        other[0] = words[0] & (words[0] - 1) if self.lacks else words[0] | (words[0] + 1)
+        other[1] = ~other[0]
+        return super().exchange(words & other)
+
+
+@pytest.mark.parametrize("lacks", [False, True])
+def test_each_word_of_a_check_counts(lacks: bool) -> None:
+    """One word alone misses the difference where one check has all bits of the other."""
+    rig, keys = Rig(WAIT, agreement=Beside(lacks)), digests("a", 64)
+    rig.start(1024, keys)
+    rig.prefetcher.poll()
+    with pytest.raises(AgreementLost, match="they started or cancelled different prefetches"):
+        rig.prefetcher.poll()
+    rig.check()

@@ -51,6 +51,16 @@ def test_dense_records_are_given_up_last_used_first(backend: Backend) -> None:
     assert [n for n in gone if at.mem.match(prompts[n]).host_length] == gone[-2:]
 
 
+def test_a_dense_record_that_is_hit_stays_longer(backend: Backend) -> None:
+    at = Tiered(backend, tiers={"write": "back", "dense_slots": 2}, slots=6, pages=40)
+    one, two, three = (whole(n) for n in (1, 2, 3))
+    at.pass_down(one, two)
+    at.mem.abort([at.hit(len(one), [*one, 7])])
+    at.pass_down(three)
+    dense = at.below.host.dense
+    assert dense is not None and {at.known[entry.key] for entry in dense.entries()} == {tuple(one), tuple(three)}
+
+
 def value(tokens: list[int], backend: Backend) -> tuple[Tensor, Tensor]:
     """The state of a prefix: `layer head key value`, and a window that is to stay exact."""
     generator = torch.Generator().manual_seed(hash(tuple(tokens)) % 2**31)

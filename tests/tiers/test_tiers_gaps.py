@@ -82,6 +82,21 @@ def test_flushing_more_than_host_memory_holds_writes_all_of_it(plain: Backend) -
     at.mem.close()
 
 
+def test_flushing_writes_kv_whose_state_is_here_already(plain: Backend) -> None:
+    """Storage failed, and host memory gave up the KV. It has room for that of two states at a time."""
+    store = MemoryStore()
+    at = Tiered(plain, slots=8, tiers={"store": store, "host_pages": 4})
+    store.broken = True
+    at.cache_prompts(*(whole(n) for n in range(1, 4)))
+    settle(at)
+    at.drain()
+    store.broken = False
+    assert at.below.host.kv is not None and at.below.host.kv.evict(99) == 4 and len(at.keeps()) == 3
+    at.below.flush()
+    assert sum(name.startswith("kv") for name in store.records) == 6
+    at.mem.close()
+
+
 def test_a_load_ends_although_no_packet_is_sent(plain: Backend) -> None:
     """Plans without changes of owners: the step after the first waits for all of it, and its records are free then."""
     at = Tiered(plain, slots=6, tiers={"layerwise": True})

@@ -84,6 +84,23 @@ def test_a_state_is_evicted_again_before_its_load_is_there(name: str, late: list
     at.checked(rows)
 
 
+def test_a_state_goes_down_behind_its_own_load(late: list[Late], plain: Backend) -> None:
+    """The load fills the register that a dense record is packed from. Packing waits for this load, and for no other."""
+    at = below(plain, "redirect", *TWO, tiers={"write": "back", "dense_slots": 2})
+    at.cache_prompts(whole(3))
+    settle(at)
+    dense = at.below.host.dense
+    assert dense is not None and dense.evict(9) == 2
+    at.mem.abort([at.start([*ONE, 1])])
+    (load,) = late[0].flying("into")
+    at.cache.evict_states(1)
+    assert len(dense) == 1 and load.waits == [], "the state of another prompt went down"
+    at.cache.evict_states(1)
+    assert len(dense) == 2 and load.waits == [None]
+    at.checked([at.hit(8, [*ONE, 1])])
+    assert at.tiers.dense_hit_tokens == 8
+
+
 @every_strategy
 def test_a_canceled_step_leaves_the_hit_where_it_is(name: str, late: list[Late], plain: Backend) -> None:
     at = below(plain, name, *TWO)

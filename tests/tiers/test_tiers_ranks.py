@@ -12,6 +12,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.tiers import manager
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.prefetch import agreement
+from memstate.tokens import encode
 from tests.support.planes import LAYOUT
 from tests.support.processes import run_ranks
 from tests.support.serving import PAGE
@@ -101,3 +102,18 @@ def test_kv_that_the_device_lost_meanwhile_is_not_taken_for_granted(keyed: Tiere
     assert fetch.kv_pages == 4 and fetch.length == 4 * PAGE
     at.give_up(pages=60)
     at.hit(0, PROMPT, fetch=fetch)
+
+
+def test_what_was_agreed_on_is_nothing_once_a_record_is_gone(keyed: Tiered) -> None:
+    at = keyed
+    at.give_up(pages=60)
+    host = at.below.host
+    keys = at._keys.of(encode(PROMPT), None)
+    assert host.kv is not None
+    hit = host.agreed_hit(4 * PAGE, keys, 1)
+    assert hit is not None and len(hit.pages) == 3
+    host.kv.evict(1)
+    assert host.agreed_hit(4 * PAGE, keys, 1) is None
+    assert host.agreed_hit(4 * PAGE, keys, 4) is not None, "the device has all KV"
+    host.states.evict(99)
+    assert host.agreed_hit(4 * PAGE, keys, 4) is None

@@ -125,6 +125,23 @@ def test_a_state_that_is_published_and_evicted_in_one_packet_is_saved(name: str,
     assert at.turn([*ONE, 1]) == 8
 
 
+def test_kv_goes_down_at_once_although_its_state_waits_for_a_forward(plain: Backend) -> None:
+    """Its pages may be given to others before the forward is launched."""
+    at = make(plain, "redirect", "back", every=PAGE)
+    row = at.start(ONE)
+    at.run([row], PAGE, publish=False)
+    step = at.step([row], PAGE, run=False)
+    at.mem.publish([row], tokens=[ONE[:PAGE]])
+    assert at.cache.evict_states(1) == 1 and at.moved == (0, 0, 1, 0)
+    at._forward(step, [ONE[PAGE:]])
+    at.mem.submit(step)
+    settle(at)
+    assert at.moved == (1, 0, 1, 0) and at.keeps() == {ONE[:PAGE]}
+    at.mem.settle(step)
+    at.mem.abort([row])
+    at.look(idle=True)
+
+
 @every_strategy
 def test_running_rows_publish_and_lose_states_to_each_other(name: str, plain: Backend) -> None:
     """The cache has room for one state: each that is published sends the one before it down, in the same packet."""
@@ -177,6 +194,19 @@ def test_only_pages_that_are_missing_go(plain: Backend) -> None:
     assert at.keeps_pages() == {tuple(T[:4])}
     at.give_up()
     assert at.moved == (2, 1, 2 + 3, 0) and len(at.keeps_pages()) == 4
+
+
+def test_a_state_that_is_saved_again_is_the_last_used(plain: Backend) -> None:
+    """Host memory has it already. Nothing is copied, and the state and its KV stay longer than others."""
+    three = tuple(whole(3))
+    at = make(plain, "redirect", "through", tiers={"host_slots": 2, "host_pages": 5})
+    at.cache_prompts(ONE, TWO)
+    settle(at)
+    at.cache.evict_states(1)
+    assert at.moved == (2, 0, 5, 0) and at.keeps() == {ONE, TWO}
+    at.cache_prompts(three)
+    settle(at)
+    assert at.keeps() == {ONE, three} and at.keeps_pages() >= {ONE[:4], ONE}
 
 
 def test_clearing_the_cache_is_for_good(plain: Backend) -> None:

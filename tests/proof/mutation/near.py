@@ -24,7 +24,7 @@ PREFETCH = ["prefetch", "prefetch_stops", "prefetch_ranks", "prefetch_random"]
 HOST = [
     f"tiers_{name}"
     for name in (
-        "bytes", "counts", "dense", "errors", "faults", "gaps", "hits", "late", "life", "refusals", "sessions",
+        "bytes", "counts", "dense", "errors", "faults", "gaps", "hits", "late", "life", "ranks", "refusals", "sessions",
         "storage", "writes",
     )
 ] + ["salts_below", "gap"]  # fmt: skip

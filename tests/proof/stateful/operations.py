@@ -161,6 +161,8 @@ class Operations(Tiering):
         if self.model.below:
             self.model.below.flush()
             self.model.below.clear()
+        if self.settings.debug:  # then close looks for leaks, as an audit does
+            self.model.submit()
         self.look()
         if self.mem.prefix is not None:
             self.mem.prefix.clear()

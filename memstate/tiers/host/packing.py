@@ -7,6 +7,7 @@ A record is the same beside the planes, in host memory and in storage. Padding i
 memory starts as zeros.
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from memstate.state.regions import Region
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class AddressTable:
+class AddressTable(ABC):
     """A table of addresses on the device, which can be filled again in place. A row starts with its address."""
 
     unit: int  # bytes that every address is a multiple of
@@ -49,9 +50,9 @@ class AddressTable:
         """
         self.table.copy_(torch.tensor(self.rows(), dtype=torch.int64).reshape(self.table.shape))
 
+    @abstractmethod
     def rows(self) -> Sequence[tuple[int, ...]]:
         """Returns the rows by the addresses of now."""
-        raise NotImplementedError
 
 
 class RecordTable(AddressTable):

@@ -8,7 +8,7 @@ CATEGORIES = {
     "missing barrier": "what one phase of a launch writes, the next one may not see",
     "stale label": "a label that does not say what its slot holds",
     "out-of-range slot": "an access outside the planes, or in the null slot",
-    "leak": "a slot or a page that is nobody's and not free",
+    "leak": "a slot or a page that has no owner and is not free",
     "double owner": "a slot or a page with two owners, or one that is free and owned",
     "stale byte": "bytes of another slot, step or request",
     "lost snapshot": "a snapshot that was due and is not there, or is not kept",

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,12 +77,18 @@ class Master:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Connections stay, nothing answers."""
+        """Connections stay, nothing answers: the block begins once every thread has stopped."""
         os.kill(self.process.pid, signal.SIGSTOP)
+        while not self._stopped():
+            time.sleep(0.001)
         try:
             yield
         finally:
             os.kill(self.process.pid, signal.SIGCONT)
+
+    def _stopped(self) -> bool:
+        states = Path(f"/proc/{self.process.pid}/task").glob("*/stat")
+        return all(state.read_text().rpartition(")")[2].split()[0] == "T" for state in states)
 
     @staticmethod
     def _answers(port: int) -> bool:

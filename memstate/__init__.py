@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from memstate.errors import (
         AgreementLost,
         Asleep,
+        Broken,
         ConfigurationError,
         DeviceFault,
         DoubleRelease,
@@ -60,6 +61,7 @@ __all__ = [
     "Asleep",
     "AuditReport",
     "Backend",
+    "Broken",
     "ClaimGroup",
     "ConfigurationError",
     "DeviceFault",
@@ -123,7 +125,7 @@ _MODULES = {
     "memstate.engine.settings": "Forward Pages",
     "memstate.engine.warmup": "warm_up",
     "memstate.errors": (
-        "AgreementLost Asleep ConfigurationError DeviceFault DoubleRelease EmptyRegister InvalidArgument "
+        "AgreementLost Asleep Broken ConfigurationError DeviceFault DoubleRelease EmptyRegister InvalidArgument "
         "LayoutMismatch LeakFound MemstateError OutOfPages OutOfRows OutOfSlots RegisterInUse StaleHandle UnsafeFolder"
     ),
     "memstate.kernels.dispatch": "Backend",

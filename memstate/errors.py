@@ -134,6 +134,22 @@ class Asleep(MemstateError):
         super().__init__(f"{operation}: {why}" if operation else why)
 
 
+class Broken(MemstateError):
+    """An exception ended an earlier call while it changed something, so counts and owners may be wrong.
+
+    Args:
+        call: name of that call.
+        why: the exception, as text; "" if it came at the very end.
+    """
+
+    def __init__(self, call: str, why: str = "") -> None:
+        self.call, self.why = call, why
+        super().__init__(
+            f"{call}() was interrupted while it changed something ({why or 'at its end'}), so counts and owners may be "
+            "wrong: call recover(), which keeps what was published, or reset()"
+        )
+
+
 class DeviceFault(MemstateError):
     """The device counted operations that cannot be right; found by `check()`. The bitmap is intact."""
 

@@ -27,6 +27,7 @@ from memstate.tiers.load import LowerHit, NoLoader
 from memstate.tokens import BYTES, encode
 
 PER_ROW = REGISTERS_PER_ROW
+Lack = OutOfRows | OutOfPages | OutOfSlots
 
 
 class Fork(NamedTuple):
@@ -112,7 +113,7 @@ class Admission:
         self._pages, self._snapshots, self._cache = pages, snapshots, cache
         self._sessions, self._boundaries = sessions, boundaries
         self._per_request, self._direct_hits, self._tracks = 1 + lanes, direct_hits, tracks
-        self._loader = loader
+        self._loader, self._guard = loader, commands.guard
 
     def admit(self, requests: Sequence[Request]) -> Rows:
         """See `StateManager.admit`."""
@@ -123,6 +124,7 @@ class Admission:
             try:
                 return self._admit(starts)
             except (OutOfSlots, OutOfPages, OutOfRows):  # nothing changed; without the loads there is perhaps room
+                self._guard.require_whole()  # unless a policy raised it
                 starts = self._starts_of(given, below=False)
         return self._admit(starts)
 
@@ -137,30 +139,23 @@ class Admission:
         """Returns a row for each start, or raises an error and starts none."""
         fresh = [max(0, self._pages.count(start.tokens) - len(start.origin.pages)) for start in starts]
         hits = [start.lower for start in starts if start.lower]
-        try:
+        with self._guard.changing("admit"):
             self._hold(starts)
             back = [self._sessions.surplus(start.session, start.turn) for start in starts if start.session]
             slots = sum(max(0, self._per_request - len(start.turn.registers)) for start in starts)
             slots, pages = slots - sum(of for of, _ in back), sum(fresh) - sum(of for _, of in back)
-            if hits:
-                more = self._loader.needs(hits)
-                slots, pages = slots + more[0], pages + more[1]
-                self._require_holders(more[0])
-            self._require(len(starts), pages, slots - self._take_over(starts, slots))
-        except BaseException:
-            self._undo(starts)
-            raise
-        for start in starts:
-            if start.session is not None:
-                self._sessions.give_up(start.session, start.turn)
-        if hits:
-            try:
-                self._load_hits(starts, hits)
-            except BaseException:  # a policy of the caller can raise any error
+            more = self._loader.needs(hits) if hits else (0, 0)
+            slots, pages = slots + more[0] - self._take_over(starts, slots + more[0]), pages + more[1]
+            if (lack := self._short_of_holders(more[0]) or self._make_room(len(starts), pages, slots)) is not None:
                 self._undo(starts)
-                raise
-        self._loader.begun([start.request.fetch for start in starts])
-        return self._carry_out(starts, fresh)
+                raise self._guard.orderly(lack)
+            for start in starts:
+                if start.session is not None:
+                    self._sessions.give_up(start.session, start.turn)
+            if hits:
+                self._load_hits(starts, hits)
+            self._loader.begun([start.request.fetch for start in starts])
+            return self._carry_out(starts, fresh)
 
     def _load_hits(self, starts: Sequence[Start], hits: Sequence[LowerHit]) -> None:
         """Loads the states from host memory. Then they are matches in the prefix cache."""
@@ -174,17 +169,13 @@ class Admission:
                 self._loader.release([lower])
                 self._hold([start])
 
-    def _require_holders(self, n: int) -> None:
-        """Requires n holders for loaded states. Each must be free, or become free by an eviction.
+    def _short_of_holders(self, n: int) -> Lack | None:
+        """Returns what to raise if n loaded states find no holders. Each must be free, or become free by an eviction.
 
         Cached states that these requests will read are pinned, so they do not count.
-
-        Raises:
-            OutOfSlots: too few are free or evictable.
         """
         free, evictable = self._snapshots.free, self._cache.evictable_states
-        if n > free + evictable:
-            raise OutOfSlots(n, free, evictable)
+        return OutOfSlots(n, free, evictable) if n > free + evictable else None
 
     def _carry_out(self, starts: Sequence[Start], fresh: Sequence[int]) -> Rows:
         """Gives rows their pages, registers and states. The caller has checked that all of these are available."""
@@ -316,30 +307,29 @@ class Admission:
                 start.origin = start.origin._replace(moves=True)
         return taken
 
-    def _require(self, rows: int, pages: int, slots: int) -> None:
+    def _make_room(self, rows: int, pages: int, slots: int) -> Lack | None:
         """Makes sure that enough rows, pages and slots are free, and evicts from the cache if that helps.
 
-        Raises:
-            OutOfRows: too few rows are free; nothing changed.
-            OutOfPages: too few pages; nothing changed.
-            OutOfSlots: too few slots; nothing changed.
+        Returns:
+            What to raise if rows, pages or slots are too few; otherwise None. If a policy of the caller offers too few
+            victims, those that it offered are evicted. In all other cases with an error, nothing has changed.
         """
         if rows > self._table.free:
-            raise OutOfRows(rows, self._table.free, self._table.rows)
+            return OutOfRows(rows, self._table.free, self._table.rows)
         allocator, cache = self._file.allocator, self._cache
         allocator.confirm(slots)
         missing = pages - self._pages.allocator.free
         if missing > 0 and not cache.can_evict(missing):
-            self._pages.require_free(pages)
+            return self._pages.short_of(pages)
         if slots > allocator.free + cache.evictable_states:
             evictable = self._snapshots.evictable - self._sessions.held
-            raise OutOfSlots(slots, allocator.free, evictable, allocator.capacity, self._sessions.held)
+            return OutOfSlots(slots, allocator.free, evictable, allocator.capacity, self._sessions.held)
         if missing > 0:
             cache.evict_pages(missing)
-            self._pages.require_free(pages)  # a caller's policy can evict fewer pages than needed
+            if (lack := self._pages.short_of(pages)) is not None:  # a caller's policy can evict fewer than needed
+                return lack
         cache.evict_states(slots - allocator.free)
-        if slots > allocator.free:
-            raise OutOfSlots(slots, allocator.free, 0, allocator.capacity)
+        return OutOfSlots(slots, allocator.free, 0, allocator.capacity) if slots > allocator.free else None
 
     def _claim(self, rows: Longs, moved: Sequence[int]) -> None:
         """Claims the registers that new rows start with, except the registers that a move fills."""
@@ -416,21 +406,24 @@ class Admission:
             raise InvalidArgument(
                 "no register is free for the state that the rows share: drop a snapshot, or raise snapshots="
             )
-        self._require(len(ids), partial * len(ids), self._per_request * len(ids) + moved)
-        snapshot = self._share_live(index, length) if moved else None
-        shared = self._pages.of(index)
-        rows = self._table.claim(ids)
-        self._claim(rows, [0] * len(ids))
-        self._pages.start(rows, [shared[:kept]] * len(ids), [partial] * len(ids))
-        source = snapshot.register if snapshot else source
-        n = np.ones(len(ids), np.int64)
-        self._start(rows, source * n, length * n, [()] * len(ids))
-        self._cache.fork(index, rows.tolist(), length)
-        if snapshot:
-            # the register becomes free when each of these rows has planned its next step or has ended
-            self._snapshots.end(snapshot)
-        copies = [(self._pages.of(new)[kept], shared[kept]) for new in rows.tolist()] if partial else []
-        return Fork(self._table.handles(rows), copies)
+        with self._guard.changing("fork"):
+            lack = self._make_room(len(ids), partial * len(ids), self._per_request * len(ids) + moved)
+            if lack is not None:
+                raise self._guard.orderly(lack)
+            snapshot = self._share_live(index, length) if moved else None
+            shared = self._pages.of(index)
+            rows = self._table.claim(ids)
+            self._claim(rows, [0] * len(ids))
+            self._pages.start(rows, [shared[:kept]] * len(ids), [partial] * len(ids))
+            source = snapshot.register if snapshot else source
+            n = np.ones(len(ids), np.int64)
+            self._start(rows, source * n, length * n, [()] * len(ids))
+            self._cache.fork(index, rows.tolist(), length)
+            if snapshot:
+                # the register becomes free when each of these rows has planned its next step or has ended
+                self._snapshots.end(snapshot)
+            copies = [(self._pages.of(new)[kept], shared[kept]) for new in rows.tolist()] if partial else []
+            return Fork(self._table.handles(rows), copies)
 
     def _share_live(self, row: int, length: int) -> Snapshot:
         """Moves a row's state to a holder. The next step of the row reads the state from there."""
@@ -456,5 +449,6 @@ class Admission:
                 "token, is in no step and not finished, and stands for at least 1"
             )
         self._pages.require_room(numbers, tokens)
-        self._commands.label(live, tokens)
-        self._table.confirmed[numbers] = tokens
+        with self._guard.changing("arrived"):
+            self._commands.label(live, tokens)
+            self._table.confirmed[numbers] = tokens

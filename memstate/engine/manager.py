@@ -22,7 +22,7 @@ from memstate.checks import counts, is_count, require_salt, sequence
 from memstate.engine.admission import Admission, Fork
 from memstate.engine.ending import Ending
 from memstate.engine.pool import StatePool
-from memstate.engine.report import Reports
+from memstate.engine.recovery import Recovery
 from memstate.engine.settings import (
     Forward,
     Pages,
@@ -62,9 +62,10 @@ from memstate.tokens import BYTES, Tokens, encode
 NO_LIMIT = 2**31 - 1
 TWO_STEPS = ": a depth of 0 or 1; with more unsettled steps a dead one could overwrite a live snapshot"
 PER_ROW = REGISTERS_PER_ROW
+ENDED = {"release": "released", "abort": "aborted", "retract": "retracted"}
 
 
-class StateManager(Reports):
+class StateManager(Recovery):
     """Manages the states of all requests: their slots, their snapshots and the page ids of their KV.
 
     Args:
@@ -174,6 +175,7 @@ class StateManager(Reports):
             device=self.backend.device,
         )  # fmt: skip
         self._allocator = SlotAllocator(slots, self.backend, reserve)
+        self._guard = self._allocator.guard
         if tensors is None:
             self.planes = Planes(layout, slots, self.backend)
         else:
@@ -263,7 +265,7 @@ class StateManager(Reports):
 
         Syncs: no.
         """
-        return int(self._mirror.lengths(np.array([self._table.index(row)]))[0])
+        return int(self._mirror.lengths(np.array([self._index(row)]))[0])
 
     def confirmed(self, row: Row) -> int:
         """Returns the confirmed length of the row in tokens.
@@ -280,7 +282,7 @@ class StateManager(Reports):
 
         Syncs: no.
         """
-        return int(self._table.confirmed[self._table.index(row)])
+        return int(self._table.confirmed[self._index(row)])
 
     def next_boundary(self, row: Row) -> int:
         """Returns the next length in tokens at which a snapshot is due.
@@ -296,7 +298,7 @@ class StateManager(Reports):
 
         Syncs: no.
         """
-        index, length = self._table.index(row), self.length(row)
+        index, length = self._index(row), self.length(row)
         following = (length // self.tracking.every + 1) * self.tracking.every
         snapshot_at = self._boundaries.after(index, length)
         return snapshot_at if length < snapshot_at < following else following
@@ -313,8 +315,12 @@ class StateManager(Reports):
 
         Syncs: no.
         """
-        first = PER_ROW * self._table.index(row)
+        first = PER_ROW * self._index(row)
         return int(self._registers.held[first : first + PER_ROW].sum())
+
+    def _index(self, row: Row) -> int:
+        self._guard.require_whole()
+        return self._table.index(row)
 
     def admit(self, requests: Sequence[Request]) -> Rows:
         """Gives every request a row, slots and pages, or raises an error and changes nothing.
@@ -428,8 +434,9 @@ class StateManager(Reports):
             sent = self._commands.ring.send(np.asarray(registers, np.int32))
             found.begin(self._registers.resolve(sent))
 
-        self._commands.then(Action(resolve))
-        return found
+        with self._guard.changing("read_slots"):
+            self._commands.then(Action(resolve))
+            return found
 
     def shortfall(self, rows: Sequence[Row | None], tokens: int | Sequence[int] = 1, *, window: bool = False) -> int:
         """Returns how many slots are missing for the snapshots that are due in the next plan of these rows.
@@ -467,8 +474,12 @@ class StateManager(Reports):
         self._enter()
         numbers = self._table.indices(rows)
         tokens = counts("lengths", lengths, len(numbers)).tolist()
-        self._cache.make_room(self._pages.missing(numbers, tokens))
-        self._pages.extend(numbers, tokens)
+        missing = self._pages.missing(numbers, tokens)
+        with self._guard.changing("extend"):
+            self._cache.make_room(missing)
+            if (lack := self._pages.short_of(missing + self.free_pages)) is not None:
+                raise self._guard.orderly(lack)
+            self._pages.extend(numbers, tokens)
 
     def plan(
         self,
@@ -510,10 +521,7 @@ class StateManager(Reports):
         self._enter()
         if window and not self.forward.speculation:
             raise InvalidArgument("plan(window=True) needs a manager with forward=ms.Forward(speculation=True)")
-        step = self._stepping.plan(rows, tokens, _limit(limit), window, self._cache)
-        if self.tiers is not None:
-            self.tiers.host.planned(step.numbers, step.before, step.after)
-        return step
+        return self._stepping.plan(rows, tokens, _limit(limit), window, self._cache)
 
     def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None = None) -> None:
         """Tells the manager that the results of a step are known, and which rows of the step have ended.
@@ -601,14 +609,16 @@ class StateManager(Reports):
         keep = publish or keys is not None
         if keep and keys is None:
             self._ending.require_sessions_told(current)
-        entries, rows = self._stepping.cancel(step)
-        known = self._table.confirmed[rows] if keep else None
-        given = [keys[entry] for entry in entries] if keys is not None else None
-        ended = self._ending.end(rows, known, given, "cancelled with its step")
-        snapshots: list[Snapshot | None] = [None] * len(step.numbers)
-        for entry, snap in zip(entries, ended, strict=True):
-            snapshots[entry] = snap
-        return snapshots
+        self._stepping.require_cancellable(step)
+        with self._guard.changing("cancel"):
+            entries, rows = self._stepping.cancel(step)
+            known = self._table.confirmed[rows] if keep else None
+            given = [keys[entry] for entry in entries] if keys is not None else None
+            ended = self._ending.end(rows, known, given, "cancelled with its step")
+            snapshots: list[Snapshot | None] = [None] * len(step.numbers)
+            for entry, snap in zip(entries, ended, strict=True):
+                snapshots[entry] = snap
+            return snapshots
 
     def release(
         self, rows: Sequence[Row], publish: bool | Sequence[int] = False, *, tokens: Sequence[Tokens] | None = None
@@ -637,25 +647,27 @@ class StateManager(Reports):
 
         Syncs: no.
         """
-        return self._end(rows, publish, tokens, "released")
+        return self._end(rows, publish, tokens, "release")
 
     def _end(
-        self, rows: Sequence[Row], publish: bool | Sequence[int], tokens: Sequence[Tokens] | None, how: str
+        self, rows: Sequence[Row], publish: bool | Sequence[int], tokens: Sequence[Tokens] | None, call: str
     ) -> list[Snapshot | None]:
         self._enter()
         numbers = self._table.indices(rows)
         keys = self._ending.keys(tokens, numbers)
         if publish is False and keys is None:
-            return self._ending.end(numbers, None, None, how)
+            with self._guard.changing(call):
+                return self._ending.end(numbers, None, None, ENDED[call])
         known = self._table.confirmed[numbers]
         if not isinstance(publish, bool):
             known = np.minimum(known, counts("publish", publish, len(numbers)))
         if keys is None:
             self._ending.require_sessions_told(numbers)
         before, told = self._stepping.lengths_before(numbers), self._told(numbers, known, keys)
-        snapshots = self._ending.end(numbers, known, keys, how)
-        self._stepping.promise(numbers, told or [snap.length if snap else 0 for snap in snapshots], before)
-        return snapshots
+        with self._guard.changing(call):
+            snapshots = self._ending.end(numbers, known, keys, ENDED[call])
+            self._stepping.promise(numbers, told or [snap.length if snap else 0 for snap in snapshots], before)
+            return snapshots
 
     def abort(self, rows: Sequence[Row]) -> None:
         """Ends requests at once, also while a step is in flight, and publishes nothing.
@@ -672,7 +684,7 @@ class StateManager(Reports):
 
         Syncs: no.
         """
-        self._end(rows, False, None, "aborted")
+        self._end(rows, False, None, "abort")
 
     def retract(self, rows: Sequence[Row], *, tokens: Sequence[Tokens] | None = None) -> list[Snapshot | None]:
         """Ends requests that will resume later, and publishes the longest confirmed state of each, as `release` does.
@@ -691,7 +703,7 @@ class StateManager(Reports):
 
         Syncs: no.
         """
-        return self._end(rows, True, tokens, "retracted")
+        return self._end(rows, True, tokens, "retract")
 
     def publish(
         self, rows: Sequence[Row], *, tokens: Sequence[Tokens] | None = None, strict: bool = False
@@ -725,9 +737,10 @@ class StateManager(Reports):
             bounds = known if keys is None else np.minimum(known, [len(key) // BYTES for key in keys])
             self._snapshots.require_answers(numbers, bounds)
         before, told = self._stepping.lengths_before(numbers), self._told(numbers, known, keys)
-        snapshots = self._ending.publish(numbers, known, keys)
-        self._stepping.promise(numbers, told or [snap.length if snap else 0 for snap in snapshots], before)
-        return snapshots
+        with self._guard.changing("publish"):
+            snapshots = self._ending.publish(numbers, known, keys)
+            self._stepping.promise(numbers, told or [snap.length if snap else 0 for snap in snapshots], before)
+            return snapshots
 
     def _told(self, rows: Longs, known: NDArray[np.integer], keys: Sequence[bytes] | None) -> list[int] | None:
         """Returns the length of each row that the cache or a session will use; None if handles are published."""
@@ -755,7 +768,9 @@ class StateManager(Reports):
         self._enter()
         given = [snap for snap in sequence("snapshots", snapshots, "[snapshot]") if snap is not None]
         self._cache.require_foreign(given)
-        self._snapshots.drop(given)
+        self._snapshots.require_droppable(given)
+        with self._guard.changing("drop"):
+            self._snapshots.drop(given)
 
     def match(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Match:
         """Returns how much of a prompt the prefix cache has, and why it has no more. Changes nothing.
@@ -845,6 +860,8 @@ class StateManager(Reports):
         that it is called. Slots that running requests hold are no leaks; slots from `pool.claim` are, so release them
         first.
 
+        If an earlier call was interrupted (see `recover`), `close` writes nothing and audits nothing.
+
         Raises:
             Asleep: states or KV pages sleep; nothing changed.
             InvalidArgument: a change waits for the newest step's forward; nothing changed.
@@ -854,11 +871,14 @@ class StateManager(Reports):
 
         Syncs: yes.
         """
+        broken = bool(self._guard.call)
         if debug := self._thread is not None:
-            self._enter()
+            self._require_thread()
+            if not broken:
+                self._enter()
         if self.tiers is not None:
             self.tiers.close()
-        if debug:
+        if debug and not broken:
             self.audit().raise_if_leaking()
 
     def open_session(self, name: Hashable) -> Session:
@@ -891,8 +911,10 @@ class StateManager(Reports):
         Syncs: no.
         """
         self._enter()
-        if lease := self._sessions.close(session):
-            self._cache.release(lease)
+        self._sessions.get(session)
+        with self._guard.changing("close_session"):
+            if lease := self._sessions.close(session):
+                self._cache.release(lease)
 
     def scrub_null(self) -> None:
         """Zeroes slot 0.
@@ -924,8 +946,11 @@ class StateManager(Reports):
         """
         self._enter()
         if step is not None:
-            self._stepping.launched(step)
-        self._commands.submit()
+            self._stepping.require_newest(step)
+        with self._guard.changing("submit"):
+            if step is not None:
+                self._stepping.launched(step)
+            self._commands.submit()
 
     def sleep(self, keep: bool = True) -> None:
         """Releases the memory of the states, and remembers who owns each slot.
@@ -949,9 +974,10 @@ class StateManager(Reports):
                 f"{held} slots are held: their states would be lost; use keep=True, or end them first, and settle the "
                 "newest step, whose forward may still need them"
             )
-        self._commands.submit()
-        if self.tiers is not None:
-            self.tiers.settle()
+        with self._guard.changing("sleep"):
+            self._commands.submit()
+            if self.tiers is not None:
+                self.tiers.settle()
         self.planes.sleep(keep=keep)
 
     def wake(self) -> None:
@@ -975,47 +1001,6 @@ class StateManager(Reports):
         Syncs: no.
         """
         return self.planes.buffer_infos()
-
-    def reset(self) -> None:
-        """Frees every slot, row and page, and makes every handle stale.
-
-        Registers, the page table and the columns of all rows become zero, except the generations. Host memory becomes
-        empty. The bytes of states and the records in storage stay. After a reset, do not launch the forward of a step
-        that was planned before it.
-
-        Syncs: yes.
-        """
-        self._enter()
-        self._commands.discard()
-        if self.tiers is not None:
-            self.tiers.clear()
-        self._allocator.reset()
-        self._registers.reset()
-        self._table.reset()
-        self._commands.write(
-            self._registers.address("generation", np.arange(self._table.rows + 1)), self._table.generation
-        )
-        self._snapshots.reset()
-        self._boundaries.reset()
-        self._sessions.reset()
-        self._cache.reset()
-        self._pages.reset()
-        self._stepping.reset()
-
-    def check(self) -> None:
-        """Raises an error for the first fault that the device counted.
-
-        It first sends the recorded changes that do not wait for a forward.
-
-        Raises:
-            DoubleRelease: a slot was released that was free already.
-            DeviceFault: the device counted another invalid operation.
-
-        Syncs: yes.
-        """
-        self._enter()
-        self._commands.submit()
-        self.pool.check()
 
 
 def _limit(limit: int) -> int:

@@ -5,10 +5,13 @@ from typing import Any
 
 from memstate.checks import NotCopied
 from memstate.engine.pool import StatePool
+from memstate.engine.stepping import Stepping
 from memstate.errors import Asleep, MemstateError
+from memstate.guard import Guard
 from memstate.kernels.dispatch import Backend
 from memstate.prefix import PrefixCache
 from memstate.prefix.sessions import Sessions
+from memstate.requests.boundaries import Boundaries
 from memstate.requests.page_table import PageTable
 from memstate.requests.snapshots import Snapshots
 from memstate.requests.table import RequestTable
@@ -41,6 +44,9 @@ class Parts(NotCopied):
     _snapshots: Snapshots
     _sessions: Sessions
     _cache: PrefixCache
+    _stepping: Stepping
+    _boundaries: Boundaries
+    _guard: Guard
     _thread: int | None
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -76,6 +82,7 @@ class Parts(NotCopied):
 
     def _enter(self) -> None:
         self._require_thread()
+        self._guard.require_whole()
         if self.planes.asleep:
             raise Asleep()
 

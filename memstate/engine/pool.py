@@ -66,10 +66,12 @@ class StatePool(NotCopied):
         """
         for planes in self.planes if zero else ():
             planes.memory.require_awake("claim")
-        ids = self.allocator.claim(n)
-        if zero:
-            self.zero(ids)
-        return ids
+        n = self.allocator.valid_count(n)
+        with self.allocator.guard.changing("claim"):
+            ids = self.allocator.take(n)
+            if zero:
+                self.zero(ids)
+            return ids
 
     def release(self, ids: Tensor | Sequence[int]) -> None:
         """Frees slots that `claim` returned; see `SlotAllocator.release`.

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from memstate.engine.parts import Parts
+from memstate.engine.recount import Recount
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.slots import audit
 from memstate.slots.inspect import Inspection, inspect
@@ -13,7 +13,7 @@ from memstate.stats import Stats
 PER_ROW = REGISTERS_PER_ROW
 
 
-class Reports(Parts):
+class Reports(Recount):
     """The calls of a manager that only report. `audit` and `inspect` first send recorded changes."""
 
     def stats(self) -> Stats:
@@ -55,12 +55,14 @@ class Reports(Parts):
     def audit(self) -> audit.AuditReport:
         """Looks for leaked and doubly owned slots, and names their owners. Works while requests run.
 
-        It first sends the recorded changes that do not wait for a forward. The other changes count as done.
+        It also counts rows, KV pages, pins, leases, snapshot registers, sessions and host records at those who hold
+        them, and compares the lengths of states with the device's. It first sends the recorded changes that do not wait
+        for a forward. The other changes count as done.
 
         Syncs: yes.
         """
         inspection, names = self._look()
-        return audit.audit(inspection, names)
+        return audit.audit(inspection, names, self._miscounts(inspection, names))
 
     def inspect(self) -> Inspection:
         """Returns the owner of every slot, and what the host knows of requests and caches, as plain data.
@@ -74,7 +76,8 @@ class Reports(Parts):
 
     def _look(self) -> tuple[Inspection, dict[int, tuple[str, str]]]:
         self._enter()
-        self._commands.submit()
+        with self._guard.changing("audit"):
+            self._commands.submit()
         names = self.owners()
         tags = {
             register: f"@{self._registers.labels[register]}"

@@ -94,7 +94,7 @@ class Stepping:
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._mirror, self._snapshots, self._boundaries = pages, mirror, snapshots, boundaries
-        self._log, self._planes, self._copied = log, planes, copied
+        self._log, self._planes, self._copied, self._guard = log, planes, copied, commands.guard
         self.open: Step | None = None  # the step whose forward is perhaps not launched yet
         self._promised: list[int] = []  # rows that published a state or KV of the open step
         self._uncopied: tuple[Step, int] | None = None  # snapshots to copy after the forward
@@ -105,14 +105,22 @@ class Stepping:
         self._log.forget()
 
     def launched(self, step: Step) -> None:
-        """Notes that the forward of the newest step has been launched.
+        """Notes that the forward of the newest step has been launched."""
+        self._close(step)
+
+    def require_newest(self, step: Step) -> None:
+        """Requires the newest step.
 
         Raises:
             StaleHandle: the step was settled before.
             InvalidArgument: the step is not the newest.
         """
         self._log.require(step, newest=True)
-        self._close(step)
+
+    @property
+    def promised(self) -> bool:
+        """Whether something that the open step must still compute was handed out."""
+        return bool(self._promised)
 
     def lengths_before(self, rows: Longs) -> list[int]:
         """Returns, for each row, its length before the open step; INT32_MAX for rows that are not in this step."""
@@ -175,8 +183,13 @@ class Stepping:
 
     def shortfall(self, batch: Batch, window: bool) -> int:
         """See `StateManager.shortfall`."""
-        allocator, length = self._file.allocator, self._mirror.lengths(batch.rows)
-        self._boundaries.advance(batch.rows, length)
+        length = self._mirror.lengths(batch.rows)
+        with self._guard.changing("shortfall"):
+            self._boundaries.advance(batch.rows, length)
+        return self._shortfall(batch, length, window)
+
+    def _shortfall(self, batch: Batch, length: Longs, window: bool) -> int:
+        allocator = self._file.allocator
         wanted = self._mirror.claims(batch.rows, length, batch.tokens, window)
         return max(0, wanted + allocator.reserve - allocator.free) if wanted else 0
 
@@ -203,34 +216,41 @@ class Stepping:
         length = self._mirror.lengths(running) if direct else self._mirror.own_lengths(running)
         after = length + batch.tokens
         self._require_plannable(batch, length, after, window)
-        self._close(self.open)
-        self._boundaries.advance(running, length)
-        allocator = self._file.allocator
-        if cache.settings.evict and allocator.free - allocator.reserve < len(running):
-            cache.evict_states(min(limit, self.shortfall(batch, window)))
+        with self._guard.changing("plan"):
+            self._close(self.open)
+            self._boundaries.advance(running, length)
+            allocator = self._file.allocator
+            if cache.settings.evict and allocator.free - allocator.reserve < len(running):
+                cache.evict_states(min(limit, self._shortfall(batch, length, window)))
 
-        columns = None if self._commands.pending else self._log.repeated(batch.numbers, batch.tokens_of)
-        sent = columns or self._commands.submit_batch(batch.numbers.astype(np.int32), batch.tokens_of.astype(np.int32))
-        taken = self._mirror.snapshots
-        if not window:
-            with self._commands.noting("plan"):
-                self._mirror.plan(running, length, after, limit)
-        taken = self._mirror.snapshots - taken
-        record = self._log.next_record(len(batch.numbers))
-        rules = self._mirror.rules._replace(strategy=Strategy.WINDOW) if window else self._mirror.rules
-        self._file.plan(*sent, record, rules, limit)
-        unsettled = self._table.unsettled[running]
-        known = running if not unsettled.any() else running[unsettled == 0]
-        self._table.unsettled[running] += 1
-        before, reached = batch.spread(length), batch.spread(length.copy() if window else after)
-        generation = self._table.generation[batch.numbers]
-        step = self.open = self._log.add(record, batch.numbers, batch.tokens_of, before, reached, generation, window)
-        self._commands.fence(self._named(running, sources if direct else None, length, after, taken))
-        if not window:
-            self._table.confirmed[known] = self._file.labels[known * PER_ROW]
-            self._snapshots.first_steps_done(batch.numbers)
-            self._copy_around(step, direct, taken)
-        return step
+            columns = None if self._commands.pending else self._log.repeated(batch.numbers, batch.tokens_of)
+            sent = columns or self._commands.submit_batch(
+                batch.numbers.astype(np.int32), batch.tokens_of.astype(np.int32)
+            )
+            taken = self._mirror.snapshots
+            if not window:
+                with self._commands.noting("plan"):
+                    self._mirror.plan(running, length, after, limit)
+            taken = self._mirror.snapshots - taken
+            record = self._log.next_record(len(batch.numbers))
+            rules = self._mirror.rules._replace(strategy=Strategy.WINDOW) if window else self._mirror.rules
+            self._file.plan(*sent, record, rules, limit)
+            unsettled = self._table.unsettled[running]
+            known = running if not unsettled.any() else running[unsettled == 0]
+            self._table.unsettled[running] += 1
+            before, reached = batch.spread(length), batch.spread(length.copy() if window else after)
+            generation = self._table.generation[batch.numbers]
+            step = self.open = self._log.add(
+                record, batch.numbers, batch.tokens_of, before, reached, generation, window
+            )
+            self._commands.fence(self._named(running, sources if direct else None, length, after, taken))
+            if not window:
+                self._table.confirmed[known] = self._file.labels[known * PER_ROW]
+                self._snapshots.first_steps_done(batch.numbers)
+                self._copy_around(step, direct, taken)
+            if cache.below is not None:
+                cache.below.planned(step.numbers, step.before, step.after)
+            return step
 
     def _require_plannable(self, batch: Batch, length: Longs, after: Longs, window: bool) -> None:
         rows = batch.rows
@@ -299,25 +319,29 @@ class Stepping:
         over = flags("finished", finished, len(step.numbers))
         if step.window:
             raise InvalidArgument(f"step {step.serial} is speculative: accept(step, accepted, windows) settles it")
-        self._log.pop(step)
-        self._close(step, send=True)
-        table, same = self._table, self._same_request(step)
-        dead = same & table.finished[step.numbers]  # rows that ended in the previous step
-        if same.all() and not dead.any():
-            rows, ended, after = step.numbers, over, step.after
-            table.unsettled[rows] -= 1
-        else:
-            table.unsettled[step.numbers[same]] -= 1
-            same &= ~dead
-            rows, ended, after = step.numbers[same], over[same], step.after[same]
-        known = self._file.labels[rows * PER_ROW]
-        if ended.any():
-            known = np.where(ended, after, known)
-            table.finished[rows] |= ended
-        table.confirmed[rows] = known
-        if self._may_release(rows):
-            results = np.where(dead, Result.DEAD, np.where(over & same, Result.ENDED, Result.ALIVE)).astype(np.int32)
-            self._release_lanes(step, rows, known, results)
+        self._log.require_next(step)
+        with self._guard.changing("settle"):
+            self._log.pop(step)
+            self._close(step, send=True)
+            table, same = self._table, self._same_request(step)
+            dead = same & table.finished[step.numbers]  # rows that ended in the previous step
+            if same.all() and not dead.any():
+                rows, ended, after = step.numbers, over, step.after
+                table.unsettled[rows] -= 1
+            else:
+                table.unsettled[step.numbers[same]] -= 1
+                same &= ~dead
+                rows, ended, after = step.numbers[same], over[same], step.after[same]
+            known = self._file.labels[rows * PER_ROW]
+            if ended.any():
+                known = np.where(ended, after, known)
+                table.finished[rows] |= ended
+            table.confirmed[rows] = known
+            if self._may_release(rows):
+                results = np.where(dead, Result.DEAD, np.where(over & same, Result.ENDED, Result.ALIVE)).astype(
+                    np.int32
+                )
+                self._release_lanes(step, rows, known, results)
 
     def accept(
         self, step: Step, accepted: Sequence[int], windows: Mapping[str, Tensor],
@@ -335,26 +359,28 @@ class Stepping:
             raise InvalidArgument(f"windows={windows!r}: expected a mapping, plane name -> tensor")
         windows = dict(windows)
         require_windows(self._planes, windows, len(step.numbers), int(step.tokens_of.max(initial=0)))
-        self._log.pop(step)
-        self._close(step)
-        same = self._same_request(step)
-        rows, real = step.numbers[same], given[same]
-        self._commands.submit()  # first send the changes that were recorded earlier
-        moved = rows[real > 0]
-        with self._commands.noting("accept"):
-            after = self._mirror.accept(moved, real[real > 0], limit)
-        step.after[np.flatnonzero(same)[real > 0]] = after
-        outcome = self._log.outcome(len(step.numbers))
-        sent = self._commands.ring.send(given.astype(np.int32))
-        self._file.accept(sent, step.record, outcome, self._mirror.rules, limit)
-        scatter_windows(self._planes, windows, step.write, outcome.accepted, step.snapshot, outcome.crossed)
-        known = self._mirror.lengths(rows)
-        self._table.unsettled[rows] -= 1
-        self._table.confirmed[rows] = known
-        self._table.finished[rows] |= over[same]
-        self._snapshots.first_steps_done(moved)
-        if self._may_release(rows):
-            self._release_lanes(step, rows, known, np.full(len(given), Result.ALIVE, np.int32))
+        self._log.require_next(step)
+        with self._guard.changing("accept"):
+            self._log.pop(step)
+            self._close(step)
+            same = self._same_request(step)
+            rows, real = step.numbers[same], given[same]
+            self._commands.submit()  # first send the changes that were recorded earlier
+            moved = rows[real > 0]
+            with self._commands.noting("accept"):
+                after = self._mirror.accept(moved, real[real > 0], limit)
+            step.after[np.flatnonzero(same)[real > 0]] = after
+            outcome = self._log.outcome(len(step.numbers))
+            sent = self._commands.ring.send(given.astype(np.int32))
+            self._file.accept(sent, step.record, outcome, self._mirror.rules, limit)
+            scatter_windows(self._planes, windows, step.write, outcome.accepted, step.snapshot, outcome.crossed)
+            known = self._mirror.lengths(rows)
+            self._table.unsettled[rows] -= 1
+            self._table.confirmed[rows] = known
+            self._table.finished[rows] |= over[same]
+            self._snapshots.first_steps_done(moved)
+            if self._may_release(rows):
+                self._release_lanes(step, rows, known, np.full(len(given), Result.ALIVE, np.int32))
 
     def _may_release(self, rows: Longs) -> bool:
         """Returns whether a settle of these rows could release a lane."""
@@ -395,13 +421,8 @@ class Stepping:
         self._log.require(step)
         return np.where(self._same_request(step), step.numbers, 0)
 
-    def cancel(self, step: Step) -> tuple[list[int], Longs]:
-        """Cancels the newest step.
-
-        If the confirmed length of a row is larger than its length before the step, it is reduced to that length.
-
-        Returns:
-            The entries whose requests have not ended, and their rows.
+    def require_cancellable(self, step: Step) -> None:
+        """Requires the newest step, whose forward was not launched.
 
         Raises:
             StaleHandle: the step was settled before.
@@ -416,6 +437,16 @@ class Stepping:
             )
         if step is not self.open and step is self._log.unsettled[-1]:
             raise InvalidArgument(f"step {step.serial}: submit(step) said that its forward was launched: settle it")
+        self._log.require_next(step, newest=True)
+
+    def cancel(self, step: Step) -> tuple[list[int], Longs]:
+        """Cancels a step that `require_cancellable` has let pass.
+
+        If the confirmed length of a row is larger than its length before the step, it is reduced to that length.
+
+        Returns:
+            The entries whose requests have not ended, and their rows.
+        """
         self._log.pop(step, newest=True)
         self._uncopied = None
         self._close(step, send=True)

@@ -9,9 +9,9 @@ shares the pages. Nothing here touches a tensor, and nothing is submitted.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from memstate.checks import NotCopied, shown
 from memstate.errors import InvalidArgument
@@ -23,6 +23,7 @@ from memstate.requests.handles import Snapshot
 from memstate.requests.page_table import PageTable
 from memstate.requests.snapshots import Snapshots
 from memstate.slots.commands import CommandBuffer
+from memstate.slots.registers import Longs
 from memstate.stats import PrefixStats
 from memstate.tokens import BYTES
 
@@ -46,6 +47,15 @@ class Below(Protocol):
 
         Args:
             node: Its node.
+        """
+
+    def planned(self, rows: Longs, before: Longs, after: Longs) -> None:
+        """Notes a step whose forward has still to write KV pages.
+
+        Args:
+            rows: Rows of the step's entries; row 0 is padding. int64 `batch`.
+            before: Tokens of each row before the step. int64 `batch`.
+            after: Tokens of each row after the step. int64 `batch`.
         """
 
     def save(self, nodes: Sequence[Node]) -> None:
@@ -75,6 +85,24 @@ class Lease:
     kinds: dict[int, str]
     own: dict[Node, int] = field(default_factory=dict)
     key: bytes = b""
+
+
+class Branch(NamedTuple):
+    """A prefix that stays in the cache while everything else is forgotten.
+
+    Attributes:
+        salt: Its salt.
+        key: Its tokens, encoded.
+        pages: Ids of its pages.
+        snapshot: The state at its end, None for none.
+        node: What the tree had for it.
+    """
+
+    salt: Hashable
+    key: bytes
+    pages: list[int]
+    snapshot: Snapshot | None
+    node: Node
 
 
 @dataclass
@@ -133,14 +161,76 @@ class PrefixCache(NotCopied):
 
     def reset(self) -> None:
         """Forgets everything. Call it only where registers and pages are reset as well."""
+        self.keep(())
+        self._counts = dict.fromkeys((each.name for each in fields(PrefixStats)), 0)
+
+    def keep(self, branches: Sequence[Branch]) -> None:
+        """Forgets everything else. Call it only where registers and pages are set accordingly.
+
+        Args:
+            branches: What stays, parents first.
+        """
         pages, size = self._pages.allocator.pages, self._pages.page_size
-        self.tree.reset((pages or KEYS // size) if self._states.remembers else 0)
+        tree = Tree(self._unit, (pages or KEYS // size) if self._states.remembers else 0)
+        nodes: dict[int, Node] = {}
+        for branch in branches:
+            node, _ = tree.insert(branch.key, branch.pages, branch.salt)
+            node.evicted, node.uses, node.snapshot = branch.node.evicted, branch.node.uses, branch.snapshot
+            if branch.snapshot is not None:
+                nodes[branch.snapshot.register] = node
+            elif branch.node.snapshot is not None:
+                node.evicted = True
+        self.tree.take(tree)
+        self.nodes = nodes
         self.leases: dict[int, Lease] = {}
-        self.nodes: dict[int, Node] = {}
         self._moves: list[tuple[int, int]] = []  # recorded with the next eviction, or at the end of a batch
         self._states.reset()
         self._kv.reset()
-        self._counts = dict.fromkeys((each.name for each in fields(PrefixStats)), 0)
+        for node in nodes.values():
+            self._states.added(node, "again")
+            if self.below:
+                self.below.added(node)
+        for node in [node for _, node in tree.walk() if not node.carriers]:
+            self._kv.leaf(node)
+
+    def surviving(self, sure: Mapping[int, Snapshot], pages: Set[int]) -> list[Branch]:
+        """Returns the prefixes that are sound if only some states stay.
+
+        Args:
+            sure: The snapshots that stay, by register.
+            pages: KV pages that do not stay.
+        """
+        found = []
+        for salt, key, path, node in self.tree.sound(self._pages.allocator.pages > 0):
+            snap = node.snapshot
+            stays = snap is not None and sure.get(snap.register) == snap and snap.length * BYTES == len(key)
+            if pages.isdisjoint(path):
+                found.append(Branch(salt, key, path, snap if stays else None, node))
+        return found
+
+    def drop_bare_leaves(self) -> None:
+        """Gives up the KV of all leaves without a state, if the policy says so."""
+        for node in [node for _, node in self.tree.walk() if not node.carriers]:
+            self._drop_bare_leaves(node)
+
+    @property
+    def registers(self) -> set[int]:
+        """Registers of cached states."""
+        return self.nodes.keys() | {node.snapshot.register for _, node in self.tree.walk() if node.snapshot}
+
+    def miscounts(self, leases: Iterable[Lease]) -> list[str]:
+        """Returns what is wrong with the tree and the cached states.
+
+        Args:
+            leases: The leases of sessions.
+        """
+        found = self.tree.miscounts(Counter(lease.node for lease in (*self.leases.values(), *leases)))
+        stated = {node.snapshot.register: node for _, node in self.tree.walk() if node.snapshot}
+        if stated != self.nodes:
+            found.append(f"states are cached in registers {sorted(stated)}, noted are {sorted(self.nodes)}")
+        kept = self._snapshots.kept
+        found += [f"{node} has no snapshot" for r, node in stated.items() if kept.get(r) != node.snapshot]
+        return found
 
     def match(self, key: bytes, salt: Hashable, most: int) -> Match:
         """Looks a prompt up and changes nothing.
@@ -629,12 +719,17 @@ class PrefixCache(NotCopied):
                 )
 
     def clear(self) -> None:
-        """Evicts everything that no row and no session uses. Nothing below the device keeps it."""
-        below, self.below = self.below, None
-        try:
-            self._clear()
-        finally:
-            self.below = below
+        """Evicts everything that no row and no session uses. Nothing below the device keeps it.
+
+        Raises:
+            Broken: An earlier call was interrupted.
+        """
+        with self._commands.guard.changing("clear"):
+            below, self.below = self.below, None
+            try:
+                self._clear()
+            finally:
+                self.below = below
 
     def _clear(self) -> None:
         self.evict_states(len(self.nodes))

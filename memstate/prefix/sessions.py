@@ -6,7 +6,7 @@ turn aborted    what stood at the turn's beginning, as far as a register still h
 closed          released
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -75,11 +75,58 @@ class Sessions:
         self.refused = 0  # states lost for lack of a holder register
         self.reset()
 
-    def reset(self) -> None:
-        """Closes all sessions and releases nothing. Call it only where registers and pages are reset as well."""
-        self.opened: dict[Session, Conversation] = {}
+    def reset(self, kept: Sequence[Conversation] = ()) -> None:
+        """Closes all sessions and releases nothing. Call it only where registers and pages are reset as well.
+
+        Args:
+            kept: sessions that stay open, without a turn.
+        """
+        self.opened: dict[Session, Conversation] = {session.handle: session for session in kept}
         self.by_row: dict[int, Conversation] = {}
-        self._by_register: dict[int, tuple[Conversation, int]] = {}
+        self._by_register: dict[int, tuple[Conversation, int]] = {
+            snap.register: (session, snap.length) for session in kept for snap in session.kept
+        }
+
+    @property
+    def registers(self) -> set[int]:
+        """Registers of states that sessions keep."""
+        return self._by_register.keys() | {s.register for session in self.opened.values() for s in session.kept}
+
+    def surviving(self, sure: Mapping[int, Snapshot], pages: Set[int]) -> list[Conversation]:
+        """Returns the open sessions as they are if all turns end now and only some states stay.
+
+        Args:
+            sure: the snapshots that stay, by register.
+            pages: KV pages that do not stay.
+        """
+        return [self._survivor(session, sure, pages) for session in self.opened.values()]
+
+    def _survivor(self, session: Conversation, sure: Mapping[int, Snapshot], pages: Set[int]) -> Conversation:
+        kept = [snap for snap in session.kept if sure.get(snap.register) == snap]
+        known = [] if session.row or not kept else session.pages[: (count := self._pages.count(kept[0].length))]
+        if session.row or not kept or len(known) < count or not pages.isdisjoint(known):
+            return Conversation(session.handle)
+        if len(session.tokens) < kept[0].length * BYTES:
+            return Conversation(session.handle)
+        return Conversation(session.handle, session.tokens, kept, known, salt=session.salt)
+
+    def miscounts(self) -> list[str]:
+        """Returns what is wrong with running turns, and with the states of sessions."""
+        found = [
+            f"session {session.handle.id!r} says that row {session.row} runs its turn, and the row does not"
+            for session in self.opened.values()
+            if session.row and self.by_row.get(session.row) is not session
+        ]
+        found += [
+            f"row {row} runs a turn of session {session.handle.id!r}, and the session does not say so"
+            for row, session in self.by_row.items()
+            if session.row != row or self.opened.get(session.handle) is not session
+        ]
+        kept = {s.register: s for session in self.opened.values() for s in session.kept}
+        if kept.keys() != self._by_register.keys():
+            found.append(f"sessions keep registers {sorted(kept)}, noted are {sorted(self._by_register)}")
+        found += [f"{self.owner(r)} has no snapshot" for r, s in kept.items() if self._snapshots.kept.get(r) != s]
+        return found
 
     def open(self, name: Hashable) -> Session:
         """Opens a session, which holds nothing yet.

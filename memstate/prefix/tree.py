@@ -7,6 +7,7 @@ root (salt)
      └─ [page page]  ghost         its KV is gone too, and that of everything below: only its tokens are remembered
 """
 
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
@@ -291,6 +292,59 @@ class Tree:
         while node.parent is not None:
             node = node.parent
         return self._salts[node]
+
+    def take(self, other: "Tree") -> None:
+        """Becomes what another tree is."""
+        vars(self).update(vars(other))
+
+    def sound(self, kv: bool) -> "Iterator[tuple[Hashable, bytes, list[int], Node]]":
+        """Yields each node that agrees with all that leads to it, parents first. Ghosts are left out.
+
+        Args:
+            kv: Whether nodes have KV pages.
+
+        Returns:
+            Salt, tokens from the start, ids of all pages, and node.
+        """
+        for salt, root in self.roots.items():
+            waiting = [(b"", list[int](), root)]
+            while waiting:
+                key, pages, node = waiting.pop()
+                for first, child in node.children.items():
+                    size = len(child.key) // self.page
+                    whole = size * self.page == len(child.key) and child.key[: self.page] == first
+                    placed = child.parent is node and child.end * self.page == len(key) + len(child.key)
+                    if child.ghost or not (whole and placed and len(child.pages) == (size if kv else 0)):
+                        continue
+                    waiting.append((key + child.key, pages + child.pages, child))
+                    yield salt, *waiting[-1]
+
+    def miscounts(self, leased: "Counter[Node]") -> list[str]:
+        """Returns what is wrong with the counts of nodes, pages and leases.
+
+        Args:
+            leased: Node -> how many rows and sessions have a lease that ends there.
+        """
+        leases, nodes = Counter[Node](), [node for _, node in self.walk()]
+        for end, times in leased.items():
+            for node in end.path():
+                leases[node] += times
+        found = [f"{node} has {leases[node]} leases" for node in nodes if node.leases != leases[node]]
+        found += [f"a lease ends at {node}, which is not in the tree" for node in leases.keys() - set(nodes)]
+        size = {node: len(node.key) // self.page for node in nodes}
+        counted = {
+            "nodes": (self.nodes, len(nodes)),
+            "pages": (self.total_pages, sum(size[node] for node in nodes if not node.ghost)),
+            "leased pages": (self.leased_pages, sum(size[node] for node in nodes if node.leases)),
+            "pages that are remembered": (self.ghost_pages, sum(size[node] for node in nodes if node.ghost)),
+        }
+        found += [
+            f"{noted} {what} are noted, not {there}" for what, (noted, there) in counted.items() if noted != there
+        ]
+        for node in nodes:
+            if node.carriers != (there := sum(not child.ghost for child in node.children.values())):
+                found.append(f"{node} is noted with KV in {node.carriers} children, {there} have some")
+        return found
 
     def walk(self) -> Iterator[tuple[Hashable, Node]]:
         """Yields every node with its salt, parents first."""

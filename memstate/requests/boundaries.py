@@ -3,7 +3,7 @@
 The register file has one cell a row for them. This file keeps the rest and moves the next one in. It knows no slot.
 """
 
-from collections.abc import Sequence
+from collections.abc import KeysView, Sequence
 
 import numpy as np
 
@@ -37,6 +37,11 @@ class Boundaries:
         for row, wanted in zip(rows.tolist(), lengths, strict=True):
             if len(wanted) > 1:
                 self._coming[row] = list(wanted[1:])
+
+    @property
+    def rows(self) -> KeysView[int]:
+        """Rows with lengths still to come."""
+        return self._coming.keys()
 
     def end(self, rows: Longs) -> None:
         """Forgets rows that have ended."""

@@ -3,7 +3,7 @@
 It knows no slot and no plane.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -26,16 +26,20 @@ class PageTable:
     """
 
     def __init__(self, pages: int, page_size: int, commands: CommandBuffer) -> None:
-        self.allocator = PageAllocator(pages)
+        self.allocator = PageAllocator(pages, commands.guard)
         self.page_size = page_size
         self._commands = commands
         self._width = commands.registers.pages_per_row
         self._rows: list[list[int]] = []
         self.reset()
 
-    def reset(self) -> None:
-        """Frees every page. The register file zeroes the device's table."""
-        self.allocator.reset()
+    def reset(self, holders: Mapping[int, int] | None = None) -> None:
+        """Takes the pages of all rows. The register file zeroes the device's table.
+
+        Args:
+            holders: page -> its number of holders, for pages that are not free after it.
+        """
+        self.allocator.reset(holders)
         self._rows = [[] for _ in range(self._commands.registers.rows + 1)]
 
     def count(self, length: int) -> int:
@@ -55,14 +59,9 @@ class PageTable:
         """Returns the longest length up to `length` that fills whole pages, which is what a snapshot can share."""
         return length // self.page_size * self.page_size
 
-    def require_free(self, n: int) -> None:
-        """Requires n free pages.
-
-        Raises:
-            OutOfPages: fewer are free.
-        """
-        if n > self.allocator.free:
-            raise OutOfPages(n, self.allocator.free, self.allocator.pages)
+    def short_of(self, n: int) -> OutOfPages | None:
+        """Returns what to raise if fewer than n pages are free; otherwise None."""
+        return OutOfPages(n, self.allocator.free, self.allocator.pages) if n > self.allocator.free else None
 
     def start(self, rows: Longs, shared: Sequence[Sequence[int]], fresh: Sequence[int]) -> None:
         """Fills rows that have no pages: first with shared pages, then with new ones.
@@ -75,7 +74,8 @@ class PageTable:
         Raises:
             OutOfPages: too few are free; nothing changed.
         """
-        self.require_free(sum(fresh))
+        if (lack := self.short_of(sum(fresh))) is not None:
+            raise lack
         for row, prefix, n in zip(rows.tolist(), shared, fresh, strict=True):
             self.allocator.share(prefix)
             self._rows[row] = [*prefix, *self.allocator.claim(n)]
@@ -104,7 +104,8 @@ class PageTable:
             max(0, self.count(length) - len(self._rows[row]))
             for row, length in zip(rows.tolist(), lengths, strict=True)
         ]
-        self.require_free(sum(needed))
+        if (lack := self.short_of(sum(needed))) is not None:
+            raise lack
         added = []
         for row, n in zip(rows.tolist(), needed, strict=True):
             pages = self.allocator.claim(n)
@@ -118,6 +119,11 @@ class PageTable:
         for row in rows.tolist():
             self.allocator.release(self._rows[row])
             self._rows[row] = []
+
+    @property
+    def held(self) -> dict[int, list[int]]:
+        """Rows with pages, and these pages."""
+        return {row: pages for row, pages in enumerate(self._rows) if pages}
 
     def of(self, row: int) -> list[int]:
         """Returns the row's pages, in order."""

@@ -2,9 +2,10 @@
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from memstate.errors import InvalidArgument, OutOfPages
+from memstate.guard import Guard
 
 
 class PageAllocator:
@@ -12,6 +13,7 @@ class PageAllocator:
 
     Args:
         pages: number of pages.
+        guard: learns which pages the running call claims.
 
     Attributes:
         holders: number of holders of each page.
@@ -20,10 +22,10 @@ class PageAllocator:
         InvalidArgument: pages is negative.
     """
 
-    def __init__(self, pages: int) -> None:
+    def __init__(self, pages: int, guard: Guard | None = None) -> None:
         if pages < 0:
             raise InvalidArgument(f"pages={pages}: expected 0 or more")
-        self.pages = pages
+        self.pages, self._guard = pages, guard
         self.reset()
 
     def __repr__(self) -> str:
@@ -34,10 +36,31 @@ class PageAllocator:
         """Pages without a holder."""
         return len(self._free)
 
-    def reset(self) -> None:
-        """Makes every page free."""
-        self._free = list(range(1, self.pages + 1))
-        self.holders = [0] * (self.pages + 1)
+    def reset(self, holders: Mapping[int, int] | None = None) -> None:
+        """Makes every page free.
+
+        Args:
+            holders: page -> its number of holders, for pages that are not free after it.
+        """
+        holders = holders or {}
+        self._free = [page for page in range(1, self.pages + 1) if page not in holders]
+        self.holders = [holders.get(page, 0) for page in range(self.pages + 1)]
+
+    def miscounts(self, holders: Mapping[int, int]) -> list[str]:
+        """Returns what is wrong with counts and free pages, given who holds pages.
+
+        Args:
+            holders: page -> its number of holders, counted at the holders.
+        """
+        found = [
+            f"page {page} is counted for {self.holders[page]} holders and has {holders.get(page, 0)}"
+            for page in range(1, self.pages + 1)
+            if self.holders[page] != holders.get(page, 0)
+        ]
+        free = sorted(self._free)
+        if free != [page for page in range(1, self.pages + 1) if not self.holders[page]]:
+            found.append(f"{len(free)} KV pages are noted as free, and these are not the pages without a holder")
+        return found
 
     def claim(self, n: int) -> list[int]:
         """Claims the n lowest free pages.
@@ -51,6 +74,8 @@ class PageAllocator:
         if n > self.free:
             raise OutOfPages(n, self.free, self.pages)
         pages = [heapq.heappop(self._free) for _ in range(n)]
+        if self._guard is not None:
+            self._guard.pages += pages
         for page in pages:
             self.holders[page] = 1
         return pages

@@ -1,11 +1,10 @@
 """Keeps published snapshots: their registers, pins and KV pages. This file knows no slot and no plane."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, KeysView, Sequence
 
 import numpy as np
 
-from memstate.checks import sequence
 from memstate.errors import InvalidArgument, StaleHandle
 from memstate.requests.handles import Snapshot, first_generation, risen
 from memstate.requests.page_table import PageTable
@@ -40,14 +39,44 @@ class Snapshots:
         self.published = self.dropped = self.refused = 0
         self.reset()
 
-    def reset(self) -> None:
-        """Forgets every snapshot; handles given out before become stale."""
+    def reset(self, kept: Sequence[Snapshot] = ()) -> None:
+        """Forgets every pin and snapshot; handles given out before become stale.
+
+        Args:
+            kept: snapshots whose handles stay valid.
+        """
         self.generation = risen(self.generation)
-        self._free = deque(range(self._first, self._first + self._count))
+        for snap in kept:
+            self.generation[snap.register - self._first] = snap.generation
+        taken = {snap.register for snap in kept}
+        self._free = deque(r for r in range(self._first, self._first + self._count) if r not in taken)
         self._pins: dict[int, int] = {}
         self._dropped: dict[int, Snapshot] = {}  # dropped while pinned: released with the last pin
         self._first_reads: dict[int, int] = {}  # row -> register that its first step reads
-        self.kept: dict[int, Snapshot] = {}
+        self.kept: dict[int, Snapshot] = {snap.register: snap for snap in kept}
+
+    @property
+    def first_reads(self) -> KeysView[int]:
+        """Rows whose first step is about to read a snapshot."""
+        return self._first_reads.keys()
+
+    @property
+    def ending(self) -> list[Snapshot]:
+        """Snapshots without a valid handle that a pin still keeps."""
+        return list(self._dropped.values())
+
+    def miscounts(self) -> list[str]:
+        """Returns what is wrong with pins, and with registers that are noted as free."""
+        found, reads = [], Counter(self._first_reads.values())
+        if self._pins != reads:
+            found.append(f"snapshot registers are pinned {dict(self._pins)}, and first steps read {dict(reads)}")
+        noted = sorted([*self._free, *self.kept, *self._dropped])
+        if noted != list(range(self._first, self._first + self._count)):
+            found.append(
+                f"{len(self._free)} free registers and {len(self.kept) + len(self._dropped)} snapshots are not the "
+                f"{self._count} registers of snapshots"
+            )
+        return found
 
     @property
     def free(self) -> int:
@@ -151,16 +180,19 @@ class Snapshots:
                 now = int(self.generation[at]) if 0 <= at < self._count else 0
                 raise StaleHandle(f"snapshot in register {snapshot.register}", snapshot.generation, now)
 
-    def drop(self, snapshots: Sequence[Snapshot]) -> None:
-        """Drops snapshots. One with a pin is released with its last pin.
+    def require_droppable(self, snapshots: Sequence[Snapshot]) -> None:
+        """Requires distinct valid handles.
 
         Raises:
             StaleHandle: a snapshot was dropped before.
             InvalidArgument: a snapshot is named twice, or something is not a snapshot.
         """
-        self.require(sequence("snapshots", snapshots, "[snapshot]"))
+        self.require(snapshots)
         if len(set(snapshots)) != len(snapshots):
             raise InvalidArgument("a snapshot is named twice")
+
+    def drop(self, snapshots: Sequence[Snapshot]) -> None:
+        """Drops snapshots. One with a pin is released with its last pin."""
         self._release([done for snap in snapshots if (done := self.end(snap))])
         self.dropped += len(snapshots)
 

@@ -185,8 +185,8 @@ class StepLog:
         if newest and step is not self.unsettled[-1]:
             raise InvalidArgument(f"step {step.serial}: expected the newest, step {self.unsettled[-1].serial}")
 
-    def pop(self, step: Step, newest: bool = False) -> Step:
-        """Removes an unsettled step: the oldest, or the newest for a cancel.
+    def require_next(self, step: Step, newest: bool = False) -> None:
+        """Requires the oldest unsettled step, or the newest for a cancel.
 
         Raises:
             StaleHandle: the step was settled before.
@@ -198,6 +198,9 @@ class StepLog:
             raise InvalidArgument(
                 f"step {step.serial}: step {expected.serial} comes first ({'newest' if newest else 'oldest'} unsettled)"
             )
+
+    def pop(self, step: Step, newest: bool = False) -> Step:
+        """Removes an unsettled step that `require_next` has let pass."""
         self.unsettled.remove(step)
         if newest:  # its record is free again, the other one may still be waited for
             self._serial -= 1

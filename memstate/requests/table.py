@@ -37,10 +37,19 @@ class RequestTable:
             raise InvalidArgument(f"{rows} rows: at least 1 is needed")
         self.rows = rows
         self.generation = np.full(rows + 1, first_generation(), np.int32)
+        self.used = np.zeros(rows + 1, bool)
         self.reset()
 
-    def reset(self) -> None:
-        """Frees every row; handles given out before become stale."""
+    def reset(self, how: str = "") -> None:
+        """Frees every row; handles given out before become stale.
+
+        Args:
+            how: what ended the requests, for the errors of stale handles; "" if nothing is known of requests.
+        """
+        ended = np.flatnonzero(self.used).tolist() if how else ()
+        self._ended: dict[int, tuple[int, str]] = {  # by row: the last generation that ended, and how
+            row: (int(self.generation[row]), f"request {self.ids[row]!r} was {how}") for row in ended
+        }
         self.generation = risen(self.generation)
         self._free = list(range(1, self.rows + 1))
         self.used = np.zeros(self.rows + 1, bool)
@@ -48,7 +57,13 @@ class RequestTable:
         self.unsettled = np.zeros(self.rows + 1, np.int32)  # planned steps whose results are not known
         self.confirmed = np.zeros(self.rows + 1, np.int64)  # length up to which the row is known to be real
         self.ids: list[Hashable] = [None] * (self.rows + 1)
-        self._ended: dict[int, tuple[int, str]] = {}  # by row: the last generation that ended, and how
+
+    def miscounts(self) -> list[str]:
+        """Returns what is wrong with the rows that are noted as free."""
+        free = np.flatnonzero(~self.used[1:]) + 1
+        if sorted(self._free) != free.tolist():
+            return [f"rows {sorted(self._free)} are noted as free, and rows {free.tolist()} have no request"]
+        return []
 
     @property
     def free(self) -> int:

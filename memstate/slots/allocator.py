@@ -21,6 +21,7 @@ from torch import Tensor
 
 from memstate.checks import NotCopied, is_count
 from memstate.errors import ConfigurationError, DeviceFault, DoubleRelease, InvalidArgument, OutOfSlots
+from memstate.guard import Guard
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import COUNTERS, Count
 from memstate.sizes import MOST_SLOTS
@@ -53,6 +54,9 @@ class SlotAllocator(NotCopied):
         backend: runs the launches.
         reserve: slots that optional claims (snapshots at a boundary) leave free.
 
+    Attributes:
+        guard: notices calls that were interrupted; all parts of a manager share it.
+
     Raises:
         InvalidArgument: `capacity` or `reserve` is out of range; nothing was allocated.
 
@@ -73,6 +77,7 @@ class SlotAllocator(NotCopied):
         if not is_count(reserve) or reserve > capacity:
             raise InvalidArgument(f"reserve {reserve}: expected 0..{capacity} slots")
         self.capacity, self.reserve, self.backend = int(capacity), int(reserve), backend
+        self.guard = Guard()
         self.bitmap = torch.empty(bitmap_words(capacity), dtype=torch.int32, device=backend.device)
         self.counters = torch.empty(COUNTERS, dtype=torch.int32, device=backend.device)
         self._groups: list[ClaimGroup] = []
@@ -82,21 +87,23 @@ class SlotAllocator(NotCopied):
     def __repr__(self) -> str:
         return f"SlotAllocator({self.free} of {self.capacity} slots free)"
 
-    def reset(self) -> None:
+    def reset(self, taken: Sequence[int] = ()) -> None:
         """Makes every slot free, and empties open groups.
+
+        Args:
+            taken: distinct slots that are not free after it.
 
         Syncs: yes.
         """
-        words = np.full(self.bitmap.numel(), -1, np.int32)
-        words[0] &= ~1  # slot 0
-        tail = (self.capacity + 1) % 32
-        if tail:
-            words[-1] &= (1 << tail) - 1
+        free = np.zeros(32 * self.bitmap.numel(), bool)
+        free[1 : self.capacity + 1] = True
+        free[list(taken)] = False
+        words = np.packbits(free, bitorder="little").view("<i4").astype(np.int32)
         counters = np.zeros(COUNTERS, np.int32)
-        counters[Count.FREE], counters[Count.RESERVE] = self.capacity, self.reserve
+        counters[Count.FREE], counters[Count.RESERVE] = self.capacity - len(taken), self.reserve
         self.bitmap.copy_(torch.from_numpy(words))
         self.counters.copy_(torch.from_numpy(counters))
-        self.free = self.capacity
+        self.free = self.capacity - len(taken)
         self._unverified = 0  # slots that were released by id, not yet confirmed by the device
         for group in self._groups:
             group.void = True
@@ -139,22 +146,32 @@ class SlotAllocator(NotCopied):
         Raises:
             OutOfSlots: fewer than n slots are free; nothing changed.
             InvalidArgument: n is not a whole number of 0 or more.
+            Broken: an earlier call was interrupted.
 
         Syncs: only if it needs slots released by id that the device has not confirmed.
         """
-        n = self._valid_count(n)
+        n = self.valid_count(n)
+        with self.guard.changing("claim"):
+            return self.take(n)
+
+    def take(self, n: int) -> Tensor:
+        """Claims slots as `claim` does, for a caller that is inside the guard.
+
+        Args:
+            n: number of slots, valid.
+
+        Raises:
+            OutOfSlots: fewer than n slots are free; nothing changed.
+        """
         held = sum(group.left for group in self._groups)
         self.confirm(n)
         coming = self._withheld()[0]
         there = max(0, self.free - coming)
         if n > there + held:
-            raise OutOfSlots(n, there + held, waiting=coming)
+            raise self.guard.orderly(OutOfSlots(n, there + held, waiting=coming))
         for group in self._groups:
             if n > there:
-                there += group.give_back(n - there)
-        return self._claim(n)
-
-    def _claim(self, n: int) -> Tensor:
+                there += group.shrink(n - there)
         if n == 0:
             return torch.empty(0, dtype=torch.int32, device=self.backend.device)
         self._submit_recorded()
@@ -205,6 +222,10 @@ class SlotAllocator(NotCopied):
         if ids.device != self.bitmap.device:
             self.backend.counts.uploads += 1
             ids = ids.to(self.bitmap.device)
+        with self.guard.changing("release"):
+            self._give(ids)
+
+    def _give(self, ids: Tensor) -> None:
         self.free += ids.numel()
         self._unverified += ids.numel()
         self.backend.release(self.bitmap, ids, self.capacity, self.counters)
@@ -234,13 +255,22 @@ class SlotAllocator(NotCopied):
 
         Syncs: as `claim`.
         """
-        group = ClaimGroup(self, self.claim(n))
-        self._groups.append(group)
+        n = self.valid_count(n)
+        with self.guard.changing("group"):
+            group = ClaimGroup(self, self.take(n))
+            self._groups.append(group)
         try:
             yield group
         finally:
-            group.give_back()
-            self._groups = [g for g in self._groups if g is not group]
+            if not self.guard.call:  # otherwise recover() or reset() ends the group, and the error here goes on
+                with self.guard.changing("group"):
+                    group.shrink(group.left)
+                    self._groups = [g for g in self._groups if g is not group]
+
+    @property
+    def unconfirmed(self) -> int:
+        """Slots that were released by id, and that the device has not confirmed."""
+        return self._unverified
 
     @property
     def open_groups(self) -> "tuple[ClaimGroup, ...]":
@@ -259,18 +289,25 @@ class SlotAllocator(NotCopied):
 
         Syncs: yes.
         """
-        counters = self._reconcile()
-        kind, offender = counters[Count.OFFENDER_KIND], counters[Count.OFFENDER]
-        kind = kind or next((fault for fault in FAULTS if counters[fault]), 0)
+        with self.guard.changing("check"):
+            counters = self._reconcile()
+            kind, offender = counters[Count.OFFENDER_KIND], counters[Count.OFFENDER]
+            kind = kind or next((fault for fault in FAULTS if counters[fault]), 0)
+            if kind:
+                self.counters[list(FAULTS)] = 0
+                self.counters[Count.OFFENDER : Count.OFFENDER_KIND + 1] = 0
         if kind:
-            self.counters[list(FAULTS)] = 0
-            self.counters[Count.OFFENDER : Count.OFFENDER_KIND + 1] = 0
             error = DoubleRelease if kind == Count.DOUBLE_RELEASE else DeviceFault
             names = {Count(f).name.lower(): counters[f] for f in FAULTS if counters[f]}
             raise error(Count(kind).name.lower().replace("_", " "), counters[kind], offender, names)
 
     @staticmethod
-    def _valid_count(n: int) -> int:
+    def valid_count(n: int) -> int:
+        """Returns a number of slots as a plain integer.
+
+        Raises:
+            InvalidArgument: it is not a whole number of 0 or more.
+        """
         if not is_count(n):
             raise InvalidArgument(f"claim({n!r}): expected a number of slots, 0 or more")
         return int(n)
@@ -320,11 +357,12 @@ class ClaimGroup:
 
         Syncs: no.
         """
-        n = SlotAllocator._valid_count(n)
+        n = SlotAllocator.valid_count(n)
         if n > self.left:
             raise OutOfSlots(n, self.left)
-        self._next += n
-        return self._ids[self._next - n : self._next]
+        with self._allocator.guard.changing("claim"):
+            self._next += n
+            return self._ids[self._next - n : self._next]
 
     def give_back(self, most: int | None = None) -> int:
         """Frees slots that were not handed out, beginning with the last one.
@@ -338,8 +376,21 @@ class ClaimGroup:
         Syncs: no.
         """
         n = self.left if most is None else min(most, self.left)
+        with self._allocator.guard.changing("give_back"):
+            return self.shrink(n)
+
+    def shrink(self, n: int) -> int:
+        """Frees the last n slots that were not handed out, for a caller that is inside the guard.
+
+        Args:
+            n: number of slots; fewer if fewer are left.
+
+        Returns:
+            Number of freed slots.
+        """
+        n = min(n, self.left)
         if n:
             end = self._ids.numel() - n
-            self._allocator.release(self._ids[end:])
+            self._allocator._give(self._ids[end:])
             self._ids = self._ids[:end]
         return n

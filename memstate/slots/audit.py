@@ -1,6 +1,7 @@
 """Finds leaked and doubly owned slots in an `Inspection`, and names their owners. It does not use the device."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from memstate.errors import LeakFound
@@ -27,6 +28,8 @@ class AuditReport:
         unexpected: owners of registers that hold a slot, but are empty according to the host. Such a slot would never
             be released.
         null_slot_free: whether slot 0 is free in the bitmap.
+        miscounts: a sentence for each count of the host that is wrong: rows, KV pages, pins, leases, snapshot
+            registers, sessions, host records, lengths of states, free slots.
 
     Example:
         >>> import torch
@@ -48,12 +51,13 @@ class AuditReport:
     lost: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     null_slot_free: bool = False
+    miscounts: list[str] = field(default_factory=list)
 
     @property
     def clean(self) -> bool:
         """Whether the audit found nothing wrong."""
         slots = (self.leaked, self.double_owned, self.owned_but_free, self.null_slot_free)
-        return not any((*slots, self.foreign, self.lost, self.unexpected))
+        return not any((*slots, self.foreign, self.lost, self.unexpected, self.miscounts))
 
     def raise_if_leaking(self) -> None:
         """Raises an error that lists everything wrong; does nothing if the audit is clean.
@@ -75,16 +79,20 @@ class AuditReport:
         lines += [f"{owner} should hold a slot and reads empty" for owner in self.lost]
         lines += [f"{owner} holds a slot that the host knows nothing of" for owner in self.unexpected]
         lines += ["the null slot is marked free"] if self.null_slot_free else []
+        lines += self.miscounts
         return "\n".join(lines)
 
 
-def audit(inspection: Inspection, expected: dict[int, tuple[str, str]] | None = None) -> AuditReport:
+def audit(
+    inspection: Inspection, expected: dict[int, tuple[str, str]] | None = None, miscounts: Sequence[str] = ()
+) -> AuditReport:
     """Finds leaked, doubly owned and other wrong slots in an inspection.
 
     Args:
         inspection: owners, bitmap and names at one moment.
         expected: register -> (kind, owner), for the registers that are held according to the host. None: do not look
             for lost and unexpected registers.
+        miscounts: counts of the host that are wrong, as sentences.
     """
     by_slot: dict[int, list[str]] = {}
     foreign = []
@@ -112,4 +120,5 @@ def audit(inspection: Inspection, expected: dict[int, tuple[str, str]] | None = 
             owner for register, owner in inspection.names.items() if expected is not None and register not in expected
         ],
         null_slot_free=inspection.free[0],
+        miscounts=list(miscounts),
     )

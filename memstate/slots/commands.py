@@ -15,7 +15,7 @@ changes that were recorded before the first waiting change.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakMethod
 
 import numpy as np
@@ -44,13 +44,13 @@ class Action(NamedTuple):
 
     Args:
         run: does the work.
-        forget: called if the work is discarded; frees the memory that the work would have used.
+        keeps: what must not be evicted before the work is done, for audits.
         owners: makes the same changes of owners in another register file.
         released: number of slots that the work frees.
     """
 
     run: Callable[[], None]
-    forget: Callable[[], None] | None = None
+    keeps: Sequence[Any] = ()
     owners: Callable[[RegisterFile], None] | None = None
     released: int = 0
 
@@ -66,12 +66,14 @@ class CommandBuffer:
     def __init__(self, registers: RegisterFile, run_data: DataMover | None = None) -> None:
         self.registers = registers
         self.ring = UploadRing(registers.backend)
+        self.guard = registers.allocator.guard
         self.packets = 0  # sent since the start
         self.journal: Journal | None = None
         registers.allocator.send_before_use(self)
         self._run_data = run_data
         self._first: list[WeakMethod[Callable[[Packet | None], None]]] = []
         self._queue: list[Packet | Action] = []  # in the order of the calls; a new operation goes to the last packet
+        self._sending: Packet | Action | None = None  # taken from the queue, not yet sent as a whole
         self._fenced = np.zeros(registers.count, bool)  # registers whose slots a coming forward uses
         self.fencing = False  # whether such a forward is expected
         # where the first waiting change is: index in the queue, index in that packet
@@ -132,6 +134,19 @@ class CommandBuffer:
             else:
                 released += entry.released
         return released, claimed
+
+    def unsure(self) -> NDArray[np.bool_]:
+        """Returns which registers may differ between host and device after a call was interrupted.
+
+        These are the registers that the call changed, and those of all changes that are not sent.
+        """
+        found = np.zeros(self.registers.count, bool)
+        for entry in [self._sending, *self._queue]:
+            if isinstance(entry, Packet):
+                found |= (entry.latest >= 0) | entry.reads
+        for registers in self.guard.registers:
+            found[np.asarray(registers, np.int64)] = True
+        return found
 
     # Recording
 
@@ -329,6 +344,8 @@ class CommandBuffer:
 
         It also notes the first change that must wait for a forward. `sources` are registers that a copy reads.
         """
+        if self.guard.call:
+            self.guard.registers.append(regs)
         packet = self._last()
         if packet.late(regs, phase, sources):
             self._queue.append(packet := Packet(self.registers))
@@ -400,11 +417,13 @@ class CommandBuffer:
     def _send_up_to(self, left: int) -> None:
         """Sends from the front of the queue, until `left` entries remain."""
         while len(self._queue) > left:
-            entry = self._queue.pop(0)
+            entry = self._sending = self._queue[0]
+            del self._queue[0]
             if isinstance(entry, Packet):
                 self._send(entry)
             else:
                 entry.run()
+            self._sending = None
 
     def _send(self, packet: Packet, batch: tuple[Ints, Ints] | None = None) -> Tensor:
         self._prepare(packet)
@@ -419,11 +438,8 @@ class CommandBuffer:
 
     def discard(self) -> None:
         """Forgets the recorded changes. Call it only in a reset, because a reset also frees all slots on the device."""
-        forgotten, self._queue = self._queue, []
+        self._queue, self._sending = [], None
         self.lift()
-        for entry in reversed(forgotten):  # later entries can depend on earlier entries
-            if isinstance(entry, Action) and entry.forget:
-                entry.forget()
 
     def _known(self, registers: Indices, operation: str, distinct: bool = True) -> Longs:
         given = np.asarray(registers)

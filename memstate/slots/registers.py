@@ -9,6 +9,7 @@ The host keeps a copy (the *mirror*) of the labels, and of which registers hold 
 as the device, and reads nothing back. This module does not know planes or requests.
 """
 
+from collections.abc import Mapping
 from itertools import accumulate
 
 import numpy as np
@@ -112,17 +113,25 @@ class RegisterFile(NotCopied):
         source = self.source[rows].astype(np.int64)
         return np.where(source > 0, source, rows * REGISTERS_PER_ROW)
 
-    def reset(self) -> None:
+    def reset(self, kept: Mapping[int, tuple[int, int]] | None = None) -> None:
         """Empties every register, column and mirror, except the column of generations. Does not reset the allocator.
 
-        Syncs: no.
+        Args:
+            kept: register -> (slot, label), for registers that are not empty after it.
+
+        Syncs: yes.
         """
         start = self._starts["generation"]
-        kept = self.cells[start : start + self.rows + 1].clone()
-        self.cells.zero_()
-        self.cells[start : start + self.rows + 1] = kept
+        cells = torch.zeros(self.cells.numel(), dtype=torch.int32)
+        cells[start : start + self.rows + 1] = self.cells[start : start + self.rows + 1].cpu()
+        registers = list(kept or {})
+        pairs = np.array(list((kept or {}).values()), np.int32).reshape(-1, 2)
+        for column, values in zip(("slots", "labels"), pairs.T, strict=True):
+            cells[torch.tensor(registers, dtype=torch.int64) + self._starts[column]] = torch.from_numpy(values.copy())
+        self.cells.copy_(cells)
         for mirror in (self.held, self.labels, self.tracked, self.snapshot_at, self.source):
             mirror[:] = 0
+        self.held[registers], self.labels[registers] = True, pairs[:, 1]
 
     def on_host(self) -> "RegisterFile":
         """Returns a copy in host memory, without the mirror, for trying changes.

@@ -133,9 +133,9 @@ class Memory:
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # launches of any stream may still use what is released
         self._sizes = [region.blocks.untyped_storage().nbytes() for region in self.regions]
+        self.asleep = True  # from here on an interrupted call is put right by `wake`
         for arena in self._owned:
             arena.untyped_storage().resize_(0)
-        self.asleep = True
 
     def wake(self) -> None:
         """See `memstate.state.planes.Planes.wake`."""
@@ -153,13 +153,13 @@ class Memory:
             table.require_alignment()
         for table in tables:
             table.fill()
-        self.asleep = False
         if self._kept is None:
+            self.asleep = False
             self.scrub_null()
             return
         for block, kept in zip(self._layers(), self._kept, strict=True):
             block.copy_(kept)
-        self._kept = None
+        self.asleep, self._kept = False, None
 
     def scrub_null(self) -> None:
         """Zeroes slot 0 of every region. Raises: Asleep."""

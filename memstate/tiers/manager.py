@@ -4,17 +4,19 @@ Orchestrates; moves no byte itself.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from weakref import WeakSet
 
 from memstate.checks import NotCopied, is_count
-from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.errors import AgreementLost, ConfigurationError, InvalidArgument
 from memstate.prefix import Match, PrefixCache
 from memstate.prefix.tree import Node
 from memstate.requests.handles import Snapshot
 from memstate.requests.page_table import PageTable
-from memstate.slots.commands import CommandBuffer
+from memstate.slots.commands import Action, CommandBuffer
+from memstate.slots.registers import Longs
 from memstate.state.planes import Planes
 from memstate.stats import TierStats
 from memstate.tiers.digests import Digests
@@ -31,6 +33,7 @@ from memstate.tiers.prefetch.prefetcher import Prefetcher
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.settings import Tiers
 from memstate.tiers.stores.base import NoStore
+from memstate.tiers.workers import Workers
 from memstate.tiers.writeback import WriteBack
 from memstate.tokens import BYTES
 
@@ -55,7 +58,7 @@ class TierManager(NotCopied):
         self, settings: Tiers, planes: Planes, cache: PrefixCache, commands: CommandBuffer, pages: PageTable
     ) -> None:
         kv = settings.kv
-        self.settings, self._cache, self._commands = settings, cache, commands
+        self.settings, self._cache, self._commands, self._guard = settings, cache, commands, commands.guard
         self._unit, self._closed = pages.page_size * BYTES, False
         self._memories = [each.memory for each in (planes, kv) if each is not None]
         self._layers = {"state": planes.layout.layers, "kv": kv.layout.layers if kv else 0}
@@ -64,19 +67,19 @@ class TierManager(NotCopied):
         self.host = HostTier(cache.tree, digests, commands, pages, states, of_kv, dense, settings.layerwise)
         self._caches = [each for each in (self.host.states, self.host.kv) if each is not None]
         self._due: list[tuple[Node, Snapshot]] = []
-        self._executor = settings.executor or ThreadPoolExecutor(settings.threads, "memstate")
+        self._workers = Workers(settings.executor or ThreadPoolExecutor(settings.threads, "memstate"))
         self.agreed: AgreedHits | None = None
         self.writeback: WriteBack | None = None
         self.prefetcher: Prefetcher | None = None
         if settings.store is not None:
             for records in self._caches:
                 settings.store.register(records.pool.memory)
-            self.writeback = WriteBack(settings.store, self._executor)
+            self.writeback = WriteBack(settings.store, self._workers)
         if settings.store is not None or settings.group is not None:
             self.agreed = AgreedHits(self.host, pages.page_size) if settings.group is not None else None
             self.prefetcher = Prefetcher(
                 self.host.kv, self.host.states, settings.store or NoStore(), settings.prefetch, pages.page_size,
-                Alone() if settings.group is None else Ranks(settings.group), self._executor, settings.clock,
+                Alone() if settings.group is None else Ranks(settings.group), self._workers, settings.clock,
                 self.agreed.ended if self.agreed is not None else None,
             )  # fmt: skip
         self._own: WeakSet[Fetch] = WeakSet()
@@ -122,6 +125,10 @@ class TierManager(NotCopied):
         if self.settings.write == "selective" and node.uses == SECOND_HIT and node.snapshot:
             self._due.append((node, node.snapshot))
 
+    def planned(self, rows: Longs, before: Longs, after: Longs) -> None:
+        """Notes the KV pages that a step completes; see `HostTier.planned`."""
+        self.host.planned(rows, before, after)
+
     def _write_due(self) -> None:
         """Copies what is due to host memory; what an unsent packet names waits for that packet."""
         due = [(node, snapshot) for node, snapshot in self._due if node.snapshot == snapshot]
@@ -149,9 +156,10 @@ class TierManager(NotCopied):
         whole = key[: most * BYTES // self._unit * self._unit]
         digests = self.host.digests(whole, salt, match)
         kv_pages = match.kv_length // (self._unit // BYTES)
-        fetch = prefetcher.start(most, digests, covered=covered, kv_pages=kv_pages)
-        self._own.add(fetch)
-        return fetch
+        with self._guard.changing("prefetch"):
+            fetch = prefetcher.start(most, digests, covered=covered, kv_pages=kv_pages)
+            self._own.add(fetch)
+            return fetch
 
     def ready(self, fetch: Fetch) -> bool:
         """Tells whether to admit the request of a prefetch now: the prefetch is done, or the stop policy has ended it.
@@ -167,7 +175,16 @@ class TierManager(NotCopied):
         """
         prefetcher = self._fetching()
         self.require_own(fetch)
-        return prefetcher.ready(fetch)
+        with self._guard.changing("ready"), self._losing_ranks():
+            return prefetcher.ready(fetch)
+
+    @contextmanager
+    def _losing_ranks(self) -> Iterator[None]:
+        """Lets AgreementLost leave the guard: every prefetch is over then, and everything in order."""
+        try:
+            yield
+        except AgreementLost as error:
+            raise self._guard.orderly(error) from None
 
     def cancel(self, fetch: Fetch) -> None:
         """Cancels a prefetch at any moment, such as when its request is aborted. Its host memory is free after that.
@@ -183,9 +200,10 @@ class TierManager(NotCopied):
         """
         prefetcher = self._fetching()
         self.require_own(fetch)
-        prefetcher.cancel(fetch)
-        if self.agreed is not None:
-            self.agreed.forget(fetch)
+        with self._guard.changing("cancel"):
+            prefetcher.cancel(fetch)
+            if self.agreed is not None:
+                self.agreed.forget(fetch)
 
     def _fetching(self) -> Prefetcher:
         """Raises: ConfigurationError."""
@@ -239,7 +257,7 @@ class TierManager(NotCopied):
         self.host.wait_layer(kind, layer)
 
     def settle(self) -> None:
-        """Waits until no transfer between device and host is under way.
+        """Waits until no transfer between device and host is under way, for a caller that is inside the guard.
 
         Syncs: yes.
         """
@@ -257,12 +275,15 @@ class TierManager(NotCopied):
         """
         if self._closed:
             return
-        self._write_due()
-        self._write_back(self.host.advance())
-        if self.writeback is not None:
-            self.writeback.advance()
-        if self.prefetcher is not None:
-            self.prefetcher.poll()
+        if self._due:
+            self.require_awake("poll")
+        with self._guard.changing("poll"), self._losing_ranks():
+            self._write_due()
+            self._write_back(self.host.advance())
+            if self.writeback is not None:
+                self.writeback.advance()
+            if self.prefetcher is not None:
+                self.prefetcher.poll()
 
     def _write_back(self, entries: Sequence[CachedRecord]) -> None:
         if self.writeback is None:
@@ -283,20 +304,21 @@ class TierManager(NotCopied):
             return
         self.require_awake("flush")
         self._require_in_order("flush")
-        self._commands.submit()
-        self._due = []
-        for cache in reversed(self._caches):
-            self._write_back(list(cache.entries()))  # what storage could not take before, once more
-        self._write_all()
-        nodes, room = list(self._cache.nodes.values()), max(1, self.host.states.pool.records // 2)
-        for at in range(0, len(nodes), room):  # in turns: what storage has makes room for the next
-            chosen = nodes[at : at + room]
-            self.host.save(chosen)
+        with self._guard.changing("flush"):
+            self._commands.submit()
+            self._due = []
+            for cache in reversed(self._caches):
+                self._write_back(list(cache.entries()))  # what storage could not take before, once more
             self._write_all()
-            for node in chosen:  # whose KV found no room beside the others'
-                if not self.host.has(node):
-                    self.host.save([node])
-                    self._write_all()
+            nodes, room = list(self._cache.nodes.values()), max(1, self.host.states.pool.records // 2)
+            for at in range(0, len(nodes), room):  # in turns: what storage has makes room for the next
+                chosen = nodes[at : at + room]
+                self.host.save(chosen)
+                self._write_all()
+                for node in chosen:  # whose KV found no room beside the others'
+                    if not self.host.has(node):
+                        self.host.save([node])
+                        self._write_all()
 
     def _write_all(self) -> None:
         """Waits until nothing is on its way down."""
@@ -315,18 +337,23 @@ class TierManager(NotCopied):
         Syncs: yes.
         """
         self._require_in_order("clear")
+        with self._guard.changing("clear"):
+            self.reset()
+
+    def reset(self) -> None:
+        """Empties host memory as `clear` does, also where an exception has left something half done.
+
+        Syncs: yes.
+        """
         self._due = []
-        self.host.synchronize()
-        self.host.advance()
         if self.prefetcher is not None:
-            self.prefetcher.close()
-        if self.agreed is not None:
-            self.agreed.clear()
+            self.prefetcher.reset()
         if self.writeback is not None:
-            self.writeback.forget()
-        for cache in (*self._caches, self.host.dense):
-            if cache is not None:
-                cache.evict(len(cache))
+            self.writeback.reset()
+        self._workers.drain()
+        if self.agreed is not None:
+            self.agreed.reset()
+        self.host.reset()
 
     def note(self, hits: Sequence[tuple[Hit, int]]) -> None:
         """Counts the tokens that requests start from.
@@ -371,6 +398,26 @@ class TierManager(NotCopied):
             prefetch=self.prefetcher.stats() if self.prefetcher else None,
         )
 
+    def miscounts(self) -> list[str]:
+        """Returns what is wrong with pins and claimed host records, counted at those who hold them.
+
+        Syncs: no.
+        """
+        pins = Counter[CachedRecord]()
+        for load in self.host.loads:
+            pins.update(entry for part in load.parts for entry in part.entries)
+        for action in self._commands.waiting:
+            pins.update(action.keeps if isinstance(action, Action) else ())
+        if self.writeback is not None:
+            pins.update(self.writeback.writing)
+        if self.agreed is not None:
+            pins.update(entry for hit in self.agreed.hits for entry in (hit.state, *hit.pages))
+        held = 0, 0
+        if self.prefetcher is not None:
+            held = self.prefetcher.held
+            pins.update(self.prefetcher.pinned)
+        return [text for cache, n in zip(self._caches, held, strict=False) for text in cache.miscounts(pins, n)]
+
     @property
     def leaked(self) -> int:
         """Host records that are neither free, nor in a cache, nor held by a prefetch: 0 unless there is a bug."""
@@ -383,6 +430,8 @@ class TierManager(NotCopied):
     def close(self) -> None:
         """Flushes to storage, ends threads and transfers, and closes the storage. Requests go on without tiers.
 
+        If an earlier call was interrupted, nothing is written: what it left half done could be wrong.
+
         Raises:
             Asleep: States or KV pages sleep.
             InvalidArgument: Something waits for a forward; nothing changed then.
@@ -391,14 +440,19 @@ class TierManager(NotCopied):
         """
         if self._closed:
             return
-        self._require_in_order("close")
-        self.flush()
-        self.clear()
+        if self._guard.call:
+            self.reset()
+        else:
+            self._require_in_order("close")
+            self.flush()
+            self.clear()
         self._closed, self._cache.below = True, None
-        if self.settings.executor is None:
-            self._executor.shutdown(wait=True)
-        if self.settings.store is not None:
-            self.settings.store.close()
+        try:
+            if self.settings.executor is None:
+                self._workers.executor.shutdown(wait=True)
+        finally:
+            if self.settings.store is not None:
+                self.settings.store.close()
 
 
 def _record_sets(

@@ -6,10 +6,11 @@ arrived in host memory -> waits, unpinned -> pinned while a thread seals and wri
 
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Future, wait
 
 from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.stores.base import Outcome, Store
+from memstate.tiers.workers import Workers
 
 BATCH = 32  # records a write
 SHARE = 0.25  # of a cache's records that may be pinned here, so that a slow storage never makes it unevictable
@@ -31,11 +32,11 @@ def write(store: Store, cache: RecordCache, entries: Sequence[CachedRecord]) -> 
 
 
 class WriteBack:
-    """Writes host records to storage with the threads of an executor.
+    """Writes host records to storage in the background.
 
     Args:
         store: Where the records go.
-        executor: Its threads write.
+        workers: Their threads write.
 
     Attributes:
         written: Records that were stored.
@@ -43,8 +44,8 @@ class WriteBack:
         missed: Records that were evicted before their turn.
     """
 
-    def __init__(self, store: Store, executor: Executor) -> None:
-        self._store, self._executor = store, executor
+    def __init__(self, store: Store, workers: Workers) -> None:
+        self._store, self._workers = store, workers
         self._waiting: deque[tuple[RecordCache, CachedRecord]] = deque()
         self._writing: list[tuple[RecordCache, list[CachedRecord], Future[list[Outcome]]]] = []
         self.written = self.failed = self.missed = 0
@@ -59,16 +60,21 @@ class WriteBack:
         """The writes that are under way."""
         return [future for _, _, future in self._writing]
 
-    def forget(self) -> None:
-        """Drops records that no thread has begun to write, and waits for the rest.
+    @property
+    def writing(self) -> list[CachedRecord]:
+        """The records that are being written; each is pinned once."""
+        return [entry for _, entries, _ in self._writing for entry in entries]
+
+    def reset(self) -> None:
+        """Waits for the writes that are handed in, and forgets all records. Host memory is emptied right after.
 
         Syncs: yes.
         """
-        for _, entry in self._waiting:
-            entry.stored = False
         self._waiting.clear()
         wait(self.futures)
-        self.advance()
+        for _, entries, future in self._writing:
+            self._count(entries, future)
+        self._writing = []
 
     def add(self, cache: RecordCache, entries: Sequence[CachedRecord]) -> None:
         """Queues records of a cache whose bytes have arrived in host memory."""
@@ -88,7 +94,7 @@ class WriteBack:
                 cache.pin(entry)
             cache.pool.use(entry.record for entry in entries)
             try:
-                future = self._executor.submit(write, self._store, cache, entries)
+                future = self._workers.submit(write, self._store, cache, entries)
             except RuntimeError as error:  # the executor has been shut down
                 future = Future()
                 future.set_exception(error)
@@ -110,10 +116,14 @@ class WriteBack:
 
     def _end(self, cache: RecordCache, entries: Sequence[CachedRecord], future: "Future[list[Outcome]]") -> None:
         cache.pool.unuse(entry.record for entry in entries)
+        for entry in entries:
+            cache.unpin(entry)
+        self._count(entries, future)
+
+    def _count(self, entries: Sequence[CachedRecord], future: "Future[list[Outcome]]") -> None:
         failed = future.cancelled() or future.exception() is not None
         outcomes = [Outcome.FAILED] * len(entries) if failed else future.result()
         for entry, outcome in zip(entries, outcomes, strict=True):
-            cache.unpin(entry)
             entry.stored = outcome is Outcome.DONE
             self.written += entry.stored
             self.failed += not entry.stored

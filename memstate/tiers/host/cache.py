@@ -3,7 +3,7 @@
 A key stands for all tokens up to some length, so equal keys mean equal bytes, and nothing is ever overwritten.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -46,6 +46,34 @@ class RecordCache:
         self._entries: OrderedDict[bytes, CachedRecord] = OrderedDict()  # least recently used first
         self._pinned = 0
         self.evicted = 0
+
+    def reset(self) -> None:
+        """Evicts everything, whatever its pins say. Call it only while nothing reads or writes the records."""
+        self.evicted += len(self._entries)
+        self._entries, self._pinned = OrderedDict(), 0
+        self.pool.reset()
+
+    def miscounts(self, pins: Counter[CachedRecord], claimed: int) -> list[str]:
+        """Returns what is wrong with pins and claimed records, given who holds them.
+
+        Args:
+            pins: entry -> how many users need it to stay, counted at the users.
+            claimed: records that are claimed outside of the cache.
+        """
+        found = [
+            f"host record {entry.record} ({self.form.kind}) has {entry.pins} pins and {pins[entry]} users"
+            for entry in self._entries.values()
+            if entry.pins != pins[entry]
+        ]
+        if self._pinned != (pinned := sum(entry.pins > 0 for entry in self._entries.values())):
+            found.append(f"{self._pinned} host records ({self.form.kind}) are counted as pinned, {pinned} have pins")
+        used = self.pool.records - self.pool.free - self.pool.waiting
+        if used != len(self._entries) + claimed:
+            found.append(
+                f"{used} host records ({self.form.kind}) are claimed; {len(self._entries)} are cached and {claimed} "
+                "are being filled"
+            )
+        return found
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -60,8 +60,12 @@ class RecordPool:
         if pinned and self.memory.numel():
             self._lock()
         self._bytes: Bytes | None = self.memory.numpy() if self.memory.device.type == "cpu" else None
-        self._free = list(range(records))
-        self._claimed = bytearray(records)
+        self.reset()
+
+    def reset(self) -> None:
+        """Makes every record free. Call it only while nothing reads or writes them."""
+        self._free = list(range(self.records))
+        self._claimed = bytearray(self.records)
         self._users: Counter[int] = Counter()
         self._waiting: set[int] = set()  # released while in use
 

@@ -270,9 +270,11 @@ class HostTier:
     def _pinned(cache: RecordCache, entries: Sequence[CachedRecord]) -> Iterator[None]:
         for entry in entries:
             cache.pin(entry)
-        yield
-        for entry in entries:
-            cache.unpin(entry)
+        try:
+            yield
+        finally:
+            for entry in entries:
+                cache.unpin(entry)
 
     def _send(
         self,
@@ -291,7 +293,7 @@ class HostTier:
             pages = []
         all_due = (self._dense, dense), (self._of_states, states), (self._of_kv, pages)
         due = [(record_set, of) for record_set, of in all_due if record_set and of]
-        fill = Action(lambda: self._fill(due, registers), forget=lambda: self._end_filling(due, []))
+        fill = Action(lambda: self._fill(due, registers), [entry for _, of in due for _, entry in of])
         if named:
             self._commands.then(fill)
         elif due:
@@ -342,6 +344,7 @@ class HostTier:
             own = [(register, hit.state) for register, hit in states if hit.record_set is record_set]
             due += [(record_set, own)] if record_set and own else []
         due += [(self._of_kv, pages)] if pages and self._of_kv is not None else []
+        kept = [entry for _, records in due for _, entry in records]
         for record_set, records in due:
             for _, entry in records:
                 record_set.cache.pin(entry)
@@ -353,12 +356,7 @@ class HostTier:
             ]
             self.loads.append(Load(parts, [register for register, _ in states], self._commands.packets))
 
-        def forget() -> None:
-            for record_set, records in due:
-                for _, entry in records:
-                    record_set.cache.unpin(entry)
-
-        self._commands.then(Action(begin, forget))
+        self._commands.then(Action(begin, kept))
 
     @staticmethod
     def _into(record_set: RecordSet, slots: Tensor | None, due: Sequence[Copy]) -> InFlight:
@@ -419,6 +417,19 @@ class HostTier:
                 record_set.transfers.end([entry.record for entry in entries])
                 arrived += entries if record_set is not self._dense else []
         return arrived
+
+    def reset(self) -> None:
+        """Empties host memory and dense records, and forgets every transfer.
+
+        Syncs: yes.
+        """
+        self.synchronize()
+        built = [each for each in (self._of_states, self._of_kv, self._dense) if each is not None]
+        for record_set in built:
+            record_set.transfers.reset()
+        self.loads, self.backups, self._unwritten = [], [], set()
+        for record_set in built:
+            record_set.cache.reset()
 
     @property
     def staging_bytes(self) -> int:

@@ -230,6 +230,15 @@ class Transfers:
             if (event := self._arriving.get(record)) is not None and event.query():
                 del self._arriving[record]
 
+    def reset(self) -> None:
+        """Waits for every copy, whoever has its ticket, and forgets which records are on their way.
+
+        Syncs: yes.
+        """
+        for stream in self._streams:
+            stream.synchronize()
+        self._arriving = {}
+
     def _send(self, which: int, index: Sequence[int], places: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Uploads both columns, each from a 16-byte boundary on."""
         n, padded = len(index), (len(index) + 3) // 4 * 4

@@ -72,7 +72,11 @@ class AgreedHits:
         if hit := self._hits.pop(fetch, None):
             self._host.unpin([hit])
 
-    def clear(self) -> None:
-        """Ends all pins: no request will come."""
-        for fetch in list(self._hits):
-            self.forget(fetch)
+    def reset(self) -> None:
+        """Forgets all hits. Host memory is emptied right after."""
+        self._hits = {}
+
+    @property
+    def hits(self) -> list[Hit]:
+        """The hits that are kept, each with one pin."""
+        return list(self._hits.values())

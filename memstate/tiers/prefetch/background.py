@@ -2,20 +2,21 @@
 
 import queue
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Executor, Future, wait
+from concurrent.futures import CancelledError, Future, wait
 from typing import Any
 
 from memstate.tiers.host.cache import RecordCache
 from memstate.tiers.prefetch.fetch import Fetch, Op
 from memstate.tiers.prefetch.reading import Answer, Chunk, Question, ask, read
 from memstate.tiers.stores.base import Store
+from memstate.tiers.workers import Workers
 
 
 class Background:
-    """Hands work to an executor and collects the results. One thread calls it.
+    """Hands work to threads and collects the results. One thread calls it.
 
     Args:
-        executor: Its threads call the store.
+        workers: Their threads call the store.
         store: The storage.
         kv: Host cache of KV pages.
         states: Host cache of states.
@@ -24,13 +25,12 @@ class Background:
     """
 
     def __init__(
-        self, executor: Executor, store: Store, kv: RecordCache | None, states: RecordCache | None, chunk: int,
+        self, workers: Workers, store: Store, kv: RecordCache | None, states: RecordCache | None, chunk: int,
         page_size: int,
     ) -> None:  # fmt: skip
-        self._executor, self._store, self._kv, self._states = executor, store, kv, states
+        self._workers, self._store, self._kv, self._states = workers, store, kv, states
         self._chunk, self._page_size = chunk, page_size
-        self._running: set[Op] = set()
-        self._ended: queue.SimpleQueue[Op] = queue.SimpleQueue()  # filled by any thread
+        self._forget()
 
     def ask(self, fetch: Fetch, question: Question) -> None:
         """Begins to ask storage, unless there is nothing to ask."""
@@ -62,7 +62,7 @@ class Background:
         if op.pool:
             op.pool.use(op.records)
         try:
-            op.future = self._executor.submit(work, *arguments)
+            op.future = self._workers.submit(work, *arguments)
         except RuntimeError as error:  # the executor has been shut down
             op.future = Future()
             op.future.set_exception(error)
@@ -89,9 +89,14 @@ class Background:
         for op in list(fetch.ops):
             op.future.cancel()
 
-    def wait(self) -> None:
-        """Waits until everything that was handed out has ended.
+    def reset(self) -> None:
+        """Waits until everything that was handed out has ended, and forgets it.
 
         Syncs: waits for the store's calls.
         """
         wait([op.future for op in self._running if not op.future.cancelled()])
+        self._forget()
+
+    def _forget(self) -> None:
+        self._running: set[Op] = set()
+        self._ended: queue.SimpleQueue[Op] = queue.SimpleQueue()  # filled by any thread

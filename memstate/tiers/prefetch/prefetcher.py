@@ -7,11 +7,10 @@ Two prefetches of one prefix read it twice; the second result is discarded. Know
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 
 from memstate.errors import AgreementLost
 from memstate.stats import PrefetchStats
-from memstate.tiers.host.cache import RecordCache
+from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.prefetch.agreement import Agreement
 from memstate.tiers.prefetch.background import Background
 from memstate.tiers.prefetch.candidates import Candidates
@@ -21,6 +20,7 @@ from memstate.tiers.prefetch.reservation import Reservation
 from memstate.tiers.prefetch.settings import Prefetch
 from memstate.tiers.prefetch.votes import MOST_PAGES, Votes
 from memstate.tiers.stores.base import Store
+from memstate.tiers.workers import Workers
 
 
 class Prefetcher:
@@ -35,20 +35,20 @@ class Prefetcher:
         settings: Which prefetches are worth it, and when they stop.
         page_size: Tokens of a page.
         agreement: How ranks agree.
-        executor: Its threads call the store; at most as many prefetches proceed at once.
+        workers: Their threads call the store; at most as many prefetches proceed at once.
         clock: Seconds.
         ended: Called with each prefetch that ends.
     """
 
     def __init__(
         self, kv: RecordCache | None, states: RecordCache | None, store: Store, settings: Prefetch, page_size: int,
-        agreement: Agreement, executor: Executor, clock: Callable[[], float],
+        agreement: Agreement, workers: Workers, clock: Callable[[], float],
         ended: Callable[[Fetch], None] | None = None,
     ) -> None:  # fmt: skip
         self._kv, self._states, self._settings, self._page_size = kv, states, settings, page_size
         self._ended = ended
         self._agreement, self._clock = agreement, clock
-        self._background = Background(executor, store, kv, states, settings.chunk, page_size)
+        self._background = Background(workers, store, kv, states, settings.chunk, page_size)
         self._candidates = Candidates(kv, states, page_size, settings.threshold, agreement.ranks)
         self._fetches: list[Fetch] = []  # in flight, in order of start
         self._votes: Votes | None = None
@@ -69,6 +69,11 @@ class Prefetcher:
         """Host records that prefetches have claimed and not filed yet: for states, and for KV pages."""
         reserved = [fetch.reservation for fetch in self._fetches]
         return sum(each.state is not None for each in reserved), sum(len(each.records) for each in reserved)
+
+    @property
+    def pinned(self) -> list[CachedRecord]:
+        """Host records that prefetches rely on, as often as they are pinned for it."""
+        return [entry for fetch in self._fetches for entry in fetch.reservation.pinned]
 
     def stats(self) -> PrefetchStats:
         """Returns figures since the start.
@@ -166,15 +171,17 @@ class Prefetcher:
             self._end(fetch, End.CANCELLED)
             self._collect()
 
-    def close(self) -> None:
-        """Cancels every prefetch, on this rank alone.
+    def reset(self) -> None:
+        """Cancels every prefetch, on this rank alone. Host memory is emptied right after.
 
         Syncs: waits for the calls of the store that have begun.
         """
-        for fetch in list(self._fetches):
-            self._end(fetch, End.CANCELLED)
-        self._background.wait()
-        self._collect()
+        for fetch in self._fetches:
+            self._background.drop(fetch)
+            fetch.phase, fetch.outcome = Phase.DONE, End.CANCELLED
+        self._count[End.CANCELLED.value] += len(self._fetches)
+        self._fetches, self._votes = [], None
+        self._background.reset()
 
     # -- what threads have found ----------------------------------------------------------------------
 

@@ -35,6 +35,11 @@ class Reservation:
                     cache.pin(entry)
                     pinned[number] = entry
 
+    @property
+    def pinned(self) -> list[CachedRecord]:
+        """The entries that it pins."""
+        return [*self._pages.values(), *self._ends.values()]
+
     def claim_pages(self, pages: Sequence[int]) -> bool:
         """Claims a record for each page, and evicts no more than is missing.
 

@@ -1,0 +1,203 @@
+"""Starts a manager over: with nothing, or with what is certain after an interrupted call.
+
+The device's registers say which states are there. The host adds whose they are, except where the interrupted call or a
+change that was not sent could have left a register different on both sides. All requests end.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from memstate.checks import counts
+from memstate.engine.report import Reports
+from memstate.errors import Asleep, InvalidArgument
+from memstate.prefix.cache import Branch
+from memstate.prefix.sessions import Conversation
+from memstate.requests.handles import Snapshot
+
+# These calls can have put KV into the prefix cache that the open step must still write.
+PUBLISHING = frozenset(("publish", "release", "retract", "cancel"))
+
+
+class Recovered(NamedTuple):
+    """What a `recover` ended, and what it kept.
+
+    Attributes:
+        ended: names of the requests that have ended, by row.
+        lost: published snapshots whose handles are stale now. What the prefix cache and sessions lost is not listed.
+        snapshots: published snapshots that stay.
+        cached: number of states that stay in the prefix cache.
+        in_sessions: number of states that stay in sessions.
+
+    Example:
+        >>> import torch, memstate as ms
+        >>> layout = ms.StateLayout([ms.Plane("ssm", (4,), torch.float32)], layers=1)
+        >>> mem = ms.StateManager(layout, slots=8, max_requests=4)
+        >>> rows = mem.admit([ms.Request("a")])
+        >>> mem.recover().ended, mem.free_slots
+        (['a'], 8)
+    """
+
+    ended: list[Hashable]
+    lost: list[Snapshot]
+    snapshots: list[Snapshot]
+    cached: int
+    in_sessions: int
+
+
+class Survivors(NamedTuple):
+    """What stays while everything else is forgotten.
+
+    Attributes:
+        slots: register -> (slot, label).
+        snapshots: the snapshots of these registers.
+        sessions: open sessions.
+        branches: prefixes in the cache, parents first.
+        held: slots that the caller holds by id.
+    """
+
+    slots: dict[int, tuple[int, int]]
+    snapshots: dict[int, Snapshot]
+    sessions: list[Conversation]
+    branches: list[Branch]
+    held: Sequence[int]
+
+
+class Recovery(Reports):
+    """The calls of a manager that put it right."""
+
+    def reset(self) -> None:
+        """Frees every slot, row and page, and makes every handle stale. Works after an interrupted call, too.
+
+        Registers, the page table and the columns of all rows become zero, except the generations. Host memory becomes
+        empty. The bytes of states and the records in storage stay. After a reset, do not launch the forward of a step
+        that was planned before it.
+
+        Raises:
+            Asleep: the states sleep; nothing changed.
+
+        Syncs: yes.
+        """
+        self._require_thread()
+        self._require_awake()
+        with self._guard.mending("reset"):
+            self._start_over(Survivors({}, {}, [], [], ()), "ended by reset()")
+            self._cache.reset()
+
+    def recover(self, held: Sequence[int] = ()) -> Recovered:
+        """Puts the manager right after an interrupted call, and keeps what was published.
+
+        If an exception that memstate did not raise on purpose leaves a call, such as MemoryError, KeyboardInterrupt or
+        an error of your policy, the call was completed, or it changed nothing, or it was interrupted while it changed
+        something. In the last case every later call raises `Broken`, except `stats`, `close`, `reset` and `recover`.
+
+        `recover` reads the device's registers. It keeps published snapshots, idle sessions and the states and KV of
+        the prefix cache, as far as they are certain: what the interrupted call touched, and changes that were not sent
+        to the device, are lost. All requests end, and their handles and steps are stale. Sessions with a running turn
+        become empty. Host memory becomes empty; storage stays. Admit the requests again: they start from what is
+        cached.
+
+        After it, do not launch the forward of a step that was planned before it. End transfers that write to slots of
+        requests first. You can call `recover` at any time, and again if it was interrupted itself.
+
+        Args:
+            held: slots that you hold by id, from `pool.claim`. All other slots without an owner become free.
+
+        Returns:
+            What was ended and what was kept.
+
+        Raises:
+            Asleep: the states sleep; nothing changed.
+            InvalidArgument: a slot of `held` is out of range, named twice, free or owned; nothing changed.
+
+        Syncs: yes.
+        """
+        self._require_thread()
+        self._require_awake()
+        found = self._survivors(held)
+        ended = [self._table.ids[row] for row in np.flatnonzero(self._table.used).tolist()]
+        owned = self._cache.registers | self._sessions.registers
+        published = [snap for register, snap in self._snapshots.kept.items() if register not in owned]
+        with self._guard.mending("recover"):
+            self._start_over(found, "ended by recover()")
+            self._cache.drop_bare_leaves()
+        stays = [snap for snap in published if found.snapshots.get(snap.register) == snap]
+        return Recovered(
+            ended,
+            [snap for snap in published if snap not in stays],
+            stays,
+            len(self._cache.nodes),
+            sum(len(session.kept) for session in found.sessions),
+        )
+
+    def _require_awake(self) -> None:
+        if self.planes.asleep:
+            raise Asleep()
+
+    def _survivors(self, held: Sequence[int]) -> Survivors:
+        """Returns what host and device agree on. Changes nothing."""
+        device = self._registers.on_host()
+        slots, labels = device.table.slots.numpy(), device.table.labels.numpy()
+        free = np.unpackbits(device.allocator.bitmap.numpy().view(np.uint8), bitorder="little")
+        by_id = counts("held", held, len(held)).tolist()
+        capacity, first = self._allocator.capacity, self._registers.first_holder
+        inside = (slots > 0) & (slots <= capacity)
+        taken = Counter(slots[inside].tolist())
+        if any(not 0 < slot <= capacity or free[slot] or taken[slot] for slot in by_id) or len(set(by_id)) < len(by_id):
+            raise InvalidArgument(
+                f"held={by_id}: expected distinct slots from 1 to {capacity} that are not free and that no request and "
+                "no snapshot owns"
+            )
+        sure = inside & ~self._commands.unsure()
+        sure[:first] = False
+        registers = [r for r in np.flatnonzero(sure).tolist() if taken[slots[r]] == 1 and not free[slots[r]]]
+        unsure = set(self._guard.pages)
+        snapshots = {
+            r: snap
+            for r in registers
+            if (snap := self._snapshots.kept.get(r)) and snap.length == labels[r] and unsure.isdisjoint(snap.pages)
+        }
+        sessions = self._sessions.surviving(snapshots, unsure)
+        unwritten = self._stepping.open is not None and (self._stepping.promised or self._guard.call in PUBLISHING)
+        branches = [] if unwritten else self._cache.surviving(snapshots, unsure)
+        owned = self._cache.registers | self._sessions.registers
+        kept = {r: snap for r, snap in snapshots.items() if r not in owned}
+        kept |= {snap.register: snap for session in sessions for snap in session.kept}
+        kept |= {branch.snapshot.register: branch.snapshot for branch in branches if branch.snapshot}
+        return Survivors({r: (int(slots[r]), int(labels[r])) for r in kept}, kept, sessions, branches, by_id)
+
+    def _start_over(self, kept: Survivors, how: str) -> None:
+        """Forgets everything else. What an interrupted call left unsure is forgotten last, for a second try."""
+        self._table.reset(how)
+        self._registers.reset(kept.slots)
+        self._allocator.reset([slot for slot, _ in kept.slots.values()] + list(kept.held))
+        if self.tiers is not None:
+            self.tiers.reset()
+        self._snapshots.reset(list(kept.snapshots.values()))
+        self._sessions.reset(kept.sessions)
+        self._cache.keep(kept.branches)
+        self._boundaries.reset()
+        holders = Counter(page for snap in kept.snapshots.values() for page in snap.pages)
+        holders.update(page for session in kept.sessions for page in session.pages)
+        holders.update(page for _, node in self._cache.tree.walk() for page in node.pages)
+        self._pages.reset(holders)
+        self._stepping.reset()
+        self._commands.discard()
+        rows = np.arange(self._table.rows + 1)
+        self._commands.write(self._registers.address("generation", rows), self._table.generation)
+
+    def check(self) -> None:
+        """Raises an error for the first fault that the device counted.
+
+        It first sends the recorded changes that do not wait for a forward.
+
+        Raises:
+            DoubleRelease: a slot was released that was free already.
+            DeviceFault: the device counted another invalid operation.
+
+        Syncs: yes.
+        """
+        self._enter()
+        self.pool.check()

@@ -475,9 +475,10 @@ class StateManager(Recovery):
         numbers = self._table.indices(rows)
         tokens = counts("lengths", lengths, len(numbers)).tolist()
         missing = self._pages.missing(numbers, tokens)
+        needed = self.free_pages + missing
         with self._guard.changing("extend"):
             self._cache.make_room(missing)
-            if (lack := self._pages.short_of(missing + self.free_pages)) is not None:
+            if (lack := self._pages.short_of(needed)) is not None:
                 raise self._guard.orderly(lack)
             self._pages.extend(numbers, tokens)
 

@@ -153,6 +153,7 @@ class PrefixCache(NotCopied):
         self._unit = BYTES * pages.page_size
         self.below: Below | None = None
         self.tree = Tree(self._unit)
+        self._counts: Counter[str] = Counter()
         self.reset()
 
     def __repr__(self) -> str:
@@ -161,8 +162,9 @@ class PrefixCache(NotCopied):
 
     def reset(self) -> None:
         """Forgets everything. Call it only where registers and pages are reset as well."""
+        self.nodes: dict[int, Node] = {}
         self.keep(())
-        self._counts = dict.fromkeys((each.name for each in fields(PrefixStats)), 0)
+        self._counts = Counter(dict.fromkeys((each.name for each in fields(PrefixStats)), 0))
 
     def keep(self, branches: Sequence[Branch]) -> None:
         """Forgets everything else. Call it only where registers and pages are set accordingly.
@@ -181,6 +183,7 @@ class PrefixCache(NotCopied):
             elif branch.node.snapshot is not None:
                 node.evicted = True
         self.tree.take(tree)
+        self._counts["evicted_states"] += len(self.nodes) - len(nodes)
         self.nodes = nodes
         self.leases: dict[int, Lease] = {}
         self._moves: list[tuple[int, int]] = []  # recorded with the next eviction, or at the end of a batch

@@ -198,16 +198,6 @@ def test_G1_every_change_of_a_fenced_register_waits(bench: Bench, change: str) -
     scan_registers(bench.file)
 
 
-def test_what_is_discarded_gives_back_what_it_would_have_used(bench: Bench) -> None:
-    bench.fill(3, 1.0, 1)
-    bench.buffer.fence(np.array([3]))
-    bench.buffer.release([3])
-    done: list[str] = []
-    bench.buffer.then(Action(lambda: done.append("run"), forget=lambda: done.append("forgotten")))
-    bench.buffer.discard()
-    assert done == ["forgotten"] and not bench.buffer.pending and not bench.buffer.fencing
-
-
 def test_an_allocator_takes_one_command_buffer(bench: Bench) -> None:
     """Two would not know of each other what is recorded."""
     with pytest.raises(ConfigurationError, match="has one already"):

@@ -16,6 +16,7 @@ from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tiers.prefetch.prefetcher import Prefetcher
 from memstate.tiers.prefetch.settings import Prefetch
 from memstate.tiers.records import RecordFormat
+from memstate.tiers.workers import Workers as Threads
 from tests.support.virtual import Clock, MemoryStore, Workers
 
 PAGE = 16
@@ -51,7 +52,7 @@ class Rig:
         self.states = None if states is None else RecordCache(RecordPool(states, STATE.nbytes), STATE, state_reserve)
         self.prefetcher = Prefetcher(
             self.kv, self.states, self.store, settings or Prefetch(), page, agreement or Alone(),
-            executor or self.workers, self.clock,
+            Threads(executor or self.workers), self.clock,
         )  # fmt: skip
 
     @property
@@ -96,6 +97,12 @@ class Rig:
         while reach and self.states is not None and keys[reach - 1] not in self.states:
             reach -= 1
         return reach * self.page
+
+    def close(self) -> None:
+        """Cancels all prefetches and empties host memory, as the tiers of a manager do."""
+        self.prefetcher.reset()
+        for cache in self.caches:
+            cache.reset()
 
     def check(self, idle: bool = True) -> None:
         """Every record is free, waits, is in a cache or is held by a prefetch; entries hold what their keys say."""

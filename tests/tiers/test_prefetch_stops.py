@@ -103,7 +103,7 @@ def test_B65_close_waits_for_what_has_begun() -> None:
         rig, keys = Rig(WAIT, executor=threads, store=store), digests("a", 62)
         rig.stock(keys, range(62), ENDS)
         fetches = [rig.start(1000, keys) for _ in range(3)]
-        rig.prefetcher.close()
+        rig.close()
         assert [fetch.outcome for fetch in fetches] == ["cancelled"] * 3
         rig.check()
         assert rig.kv.pool.waiting == 0
@@ -209,7 +209,7 @@ def test_many_prefetches_on_real_threads() -> None:
         while rig.prefetcher.stats().in_flight and time.monotonic() < until:
             rig.prefetcher.poll()
             time.sleep(0)
-        rig.prefetcher.close()
+        rig.close()
         assert all(fetch.done for fetch, _ in fetches)
         rig.check()
         assert all(cache.pool.waiting == 0 for cache in rig.caches)

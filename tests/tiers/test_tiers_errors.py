@@ -106,7 +106,12 @@ def test_a_policy_that_raises_leaves_right_bytes(plain: Backend) -> None:
     with pytest.raises(RuntimeError, match="policy"):
         at.mem.admit([ms.Request("r", tokens=[*whole(1), 1])])
     policy.broken = False
+    with pytest.raises(ms.Broken, match="admit"):
+        at.mem.poll()
+    at.mem.recover()
+    at.mem.audit().raise_if_leaking()
     at.mem.poll()
+    at.pass_down(whole(1))  # host memory is empty after it
     assert at.turn([*whole(1), 1], publish=False) == 2 * PAGE  # reads, and looks at, every byte
     at.mem.poll()
     at.look_below(idle=True)

@@ -162,7 +162,6 @@ class PrefixCache(NotCopied):
 
     def reset(self) -> None:
         """Forgets everything. Call it only where registers and pages are reset as well."""
-        self.nodes: dict[int, Node] = {}
         self.keep(())
         self._counts = Counter(dict.fromkeys((each.name for each in fields(PrefixStats)), 0))
 
@@ -183,8 +182,8 @@ class PrefixCache(NotCopied):
             elif branch.node.snapshot is not None:
                 node.evicted = True
         self.tree.take(tree)
-        self._counts["evicted_states"] += len(self.nodes) - len(nodes)
-        self.nodes = nodes
+        self._counts["evicted_states"] = self._counts["inserted"] + self._counts["loaded"] - len(nodes)
+        self.nodes: dict[int, Node] = nodes
         self.leases: dict[int, Lease] = {}
         self._moves: list[tuple[int, int]] = []  # recorded with the next eviction, or at the end of a batch
         self._states.reset()
@@ -447,12 +446,9 @@ class PrefixCache(NotCopied):
         Args:
             lease: The request's lease.
         """
-        match, counts = lease.match, self._counts
-        counts["lookups"] += 1
-        counts["prompt_tokens"] += match.tokens
-        counts["hit_tokens"] += match.length
-        for reason, lost in match.lost.items():
-            counts[f"lost_{reason}"] += lost
+        match = lease.match
+        lost = {f"lost_{reason}": tokens for reason, tokens in match.lost.items()}
+        self._counts.update(lookups=1, prompt_tokens=match.tokens, hit_tokens=match.length, **lost)
         if match.found is None:
             return
         if not match.found.reach.is_root:

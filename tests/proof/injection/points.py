@@ -1,0 +1,55 @@
+"""The lines of a call at which an exception can come, and an exception at one of them."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import memstate
+
+FOLDER = str(Path(memstate.__file__).parent)
+HOST = ("dispatch.py", "rules.py")  # of the kernels' folder, what runs on the host on every device
+
+
+def _traced(path: str) -> bool:
+    inside = path.startswith(FOLDER)
+    return inside and ("/kernels/" not in path or path.endswith(HOST))
+
+
+class Tracer:
+    """Counts the points of a call: entry, each line and return of every function of the library that it runs.
+
+    Args:
+        at: the point at which to raise, from 1 on; 0: only count.
+        error: what to raise.
+    """
+
+    def __init__(self, at: int = 0, error: BaseException | None = None) -> None:
+        self.at, self.error, self.count, self.place = at, error, 0, ""
+
+    def run(self, call: Callable[[], Any]) -> Any:
+        """Runs the call."""
+        sys.settrace(self._enter)
+        try:
+            return call()
+        finally:
+            sys.settrace(None)
+
+    def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
+        if not _traced(frame.f_code.co_filename):
+            return None
+        self._point(frame, event)
+        return self._trace
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event in ("line", "return"):
+            self._point(frame, event)
+        return self._trace
+
+    def _point(self, frame: FrameType, event: str) -> None:
+        self.count += 1
+        if self.count == self.at and self.error is not None:
+            path = frame.f_code.co_filename.removeprefix(FOLDER)
+            self.place = f"{path}:{frame.f_lineno} {frame.f_code.co_name} ({event})"
+            raise self.error

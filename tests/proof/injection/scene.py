@@ -1,0 +1,237 @@
+"""A manager in the middle of its work, and the public calls that can come next.
+
+Every scene is made in the same way, so that a call meets the same manager each time.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate.tokens import BYTES
+from tests.support.endings import finish
+from tests.support.serving import EVERY, PAGE
+from tests.support.tiered import Tiered, whole
+from tests.support.virtual import ByHand, MemoryStore
+
+Call = Callable[[], Any]
+A, B, C = whole(1, 6), whole(2, 5), whole(3, 4)  # A and B are cached on the device, C below it
+CHAT, TALK = whole(4, 4), whole(5, 3)
+
+
+class Scene(Tiered):
+    """Cached prompts on the device and below it, an idle session and one with a turn, a snapshot, requests in steps.
+
+    Args:
+        name: the strategy.
+        in_place: whether the forward updates slots in place.
+        overlap: whether a step is unsettled while the next is planned.
+    """
+
+    def __init__(self, name: str, in_place: bool = False, overlap: bool = True) -> None:
+        self.store, self.jobs, self.in_gap = MemoryStore(), ByHand(), False
+        super().__init__(
+            Backend("reference"), name, every=EVERY, slots=30, rows=12, pages=64, in_place=in_place, overlap=overlap,
+            tiers={"store": self.store, "executor": self.jobs, "write": "through", "threads": 1}, journal=8,
+        )  # fmt: skip
+        mem = self.mem
+        self.pass_down(C)
+        self.drain()
+        for prompt in (A, B):
+            self.turn(prompt)
+        self.chat, self.talk = mem.open_session("chat"), mem.open_session("talk")
+        self.turn(CHAT, session=self.chat)
+        self.turn(TALK, session=self.talk)
+        self.talker = self.start([*TALK, 1, 2, 3], session=self.talk)
+        maker = self.start(whole(6))
+        self.prefill(maker, publish=False)
+        mem.settle(self.step([maker]))
+        self.of_snapshot = list(self.text[maker])
+        (self.kept,) = mem.release([maker], publish=True)
+        self.idle, self.first = self.start(whole(7)), self.start([*A, 5, 6, 7])
+        self.second = self.start([*B[: 4 * PAGE], 9, 9, 9, 9, 9])
+        self.empty_row = mem.admit([ms.Request("remote", length=PAGE)])[0]
+        self.run([self.first, self.second, self.talker], publish=False)
+        self.steps = [self.step([self.first, self.second, self.talker], most=EVERY)]
+        self.by_id = mem.pool.claim(2)
+        self.fetched = mem.prefetch([*C, 1])
+
+    def settled(self) -> "Scene":
+        """No step is in flight."""
+        while self.steps:
+            self.mem.settle(self.steps.pop(0))
+        return self
+
+    def gap(self) -> "Scene":
+        """A step is planned, and its forward is not launched."""
+        self.settled()
+        rows = [self.first, self.second]
+        self.mem.extend(rows, [self.mem.length(row) + EVERY for row in rows])
+        self.steps.append(self.mem.plan(rows, [1, 1]))
+        self.in_gap = True
+        return self
+
+    def land(self) -> None:
+        """Launches the forward of the step in the gap."""
+        fed = [self.text[row][self.mem.length(row) - 1 : self.mem.length(row)] for row in (self.first, self.second)]
+        self._forward(self.steps[-1], fed)
+        self.mem.submit(self.steps[-1])
+
+    def next_batch(self) -> tuple[list[ms.Row | None], list[int]]:
+        """Rows and tokens of a step that reaches boundaries."""
+        rows = [self.first, self.second, self.idle]
+        ends = [min(self.mem.next_boundary(row), len(self.text[row])) for row in rows]
+        tokens = [max(1, end - self.mem.length(row)) for row, end in zip(rows, ends, strict=True)]
+        self.mem.extend(rows, [self.mem.length(row) + n for row, n in zip(rows, tokens, strict=True)])
+        return [*rows, None], [*tokens, 0]
+
+    # What an oracle asks
+
+    def look_at_what_is_published(self) -> None:
+        """States of sessions and snapshots are what their tokens say, and their KV as well."""
+        self.mem.submit()
+        for session, talk in self.mem._sessions.opened.items():
+            tokens = np.frombuffer(talk.tokens, np.int64).tolist()
+            assert len(talk.tokens) % BYTES == 0 and session == talk.handle
+            for snap in talk.kept:
+                self._look_at(snap, tokens[: snap.length], talk.pages)
+        if self.kept is not None and self.mem._snapshots.kept.get(self.kept.register) == self.kept:
+            self._look_at(self.kept, self.of_snapshot[: self.kept.length], self.kept.pages)
+
+    def _look_at(self, snap: ms.Snapshot, tokens: list[int], pages: Any) -> None:
+        assert len(tokens) == snap.length
+        assert not self.planes.wrong({self.slot(snap.register): tuple(tokens)}), f"{snap} is not what its tokens say"
+        there = self.kv[list(pages)].reshape(-1)[: snap.length].tolist()
+        assert there == tokens, f"KV of {snap} is not what its tokens say"
+
+    def finish(self) -> None:
+        """Serves once more from everything that is left; then everything must be free."""
+        for step in list(self.mem._stepping._log.unsettled):
+            self.mem.settle(step)
+        self.look_at_what_is_published()
+        if self.mem._sessions.opened.get(self.chat) is not None and not self.mem._sessions.opened[self.chat].row:
+            self.turn([*CHAT, 8, 8, 8], session=self.chat)
+        for prompt in ([*A, 1], [*B, 2], [*C, 3], whole(9)):
+            self.turn(prompt)
+        self.work()
+        self.mem.pool.release(self.mem.audit().leaked)
+        finish(self)
+
+
+def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
+    """Public calls by name: each brings the scene to where the call comes, and returns the call."""
+    mem, s = scene.mem, scene
+
+    def plan() -> Call:
+        rows, tokens = s.next_batch()
+        return lambda: mem.plan(rows, tokens)
+
+    def settle_and_end() -> Call:
+        step = s.steps.pop(0)
+        return lambda: mem.settle(step, [True, False, False])
+
+    def many() -> Call:
+        found = [ms.Request(f"n{i}", tokens=whole(20 + i)) for i in range(2)]
+        short_of_pages()
+        s.by_id = torch.cat([s.by_id, mem.pool.claim(mem.free_slots - 1)])
+        return lambda: mem.admit(found)
+
+    def short_of_pages() -> None:
+        s.settled()
+        mem.abort([s.second])
+        mem.admit([ms.Request("more", length=PAGE * (mem.free_pages - 1))])
+
+    def extend() -> Call:
+        short_of_pages()
+        return lambda: mem.extend([s.first], [mem.length(s.first) + 4 * PAGE])
+
+    def poll() -> Call:
+        for job in s.jobs.jobs:
+            if not job.future.done() and job.begin():
+                job.finish()
+        return mem.poll
+
+    def fresh(make: Callable[[], Call]) -> Callable[[], Call]:
+        def settled() -> Call:
+            s.settled()
+            return make()
+
+        return settled
+
+    def in_gap(make: Callable[[], Call]) -> Callable[[], Call]:
+        def planned() -> Call:
+            s.gap()
+            return make()
+
+        return planned
+
+    def admit(*requests: ms.Request) -> Callable[[], Call]:
+        for request in requests:
+            s.note(request.tokens or [], request.salt)
+        return lambda: lambda: mem.admit(requests)
+
+    def text(*rows: ms.Row) -> list[list[int]]:
+        return [list(s.text[row]) for row in rows]
+
+    def asleep() -> Call:
+        mem.sleep()
+        return mem.wake
+
+    rows = [s.first, s.second]
+    return {
+        "admit zeros": admit(ms.Request("zeros", length=3 * PAGE)),
+        "admit a cached prompt": admit(ms.Request("hit", tokens=[*A, 1, 2])),
+        "admit from host memory": admit(ms.Request("below", tokens=[*C, 1]), ms.Request("too", tokens=[*C, 2])),
+        "admit a turn": admit(ms.Request("turn", tokens=[*CHAT, 4], session=s.chat)),
+        "admit another turn": admit(ms.Request("other", tokens=[7, 7, 7], session=s.chat)),
+        "admit a snapshot": admit(ms.Request("resume", resume=s.kept)),
+        "admit with evictions": many,
+        "fork": fresh(lambda: lambda: mem.fork(s.second, ["x", "y"])),
+        "arrived": lambda: lambda: mem.arrived([s.empty_row], [PAGE]),
+        "read_slots": lambda: lambda: mem.read_slots([s.first, s.kept] if s.kept else [s.first]),
+        "shortfall": lambda: lambda: mem.shortfall(rows, 1),
+        "extend": extend,
+        "plan": plan,
+        "plan after a settle": fresh(plan),
+        "settle": lambda: lambda: mem.settle(s.steps[0]),
+        "settle and end": settle_and_end,
+        "cancel": in_gap(lambda: lambda: mem.cancel(s.steps[-1])),
+        "cancel and publish": in_gap(lambda: lambda: mem.cancel(s.steps[-1], tokens=text(*rows))),
+        "release": fresh(lambda: lambda: mem.release(rows, tokens=text(*rows))),
+        "release in the gap": in_gap(lambda: lambda: mem.release(rows, tokens=text(*rows))),
+        "release without tokens": lambda: lambda: mem.release(rows, publish=True),
+        "release a turn": fresh(lambda: lambda: mem.release([s.talker], tokens=text(s.talker))),
+        "abort": lambda: lambda: mem.abort([s.first, s.talker]),
+        "abort in the gap": in_gap(lambda: lambda: mem.abort(rows)),
+        "retract": fresh(lambda: lambda: mem.retract([s.second, s.idle])),
+        "publish": fresh(lambda: lambda: mem.publish(rows, tokens=text(*rows))),
+        "publish in the gap": in_gap(lambda: lambda: mem.publish(rows, tokens=text(*rows))),
+        "publish without tokens": fresh(lambda: lambda: mem.publish(rows)),
+        "drop": lambda: lambda: mem.drop([s.kept]),
+        "match": lambda: lambda: mem.match([*A, 1], session=s.chat),
+        "prefetch": lambda: lambda: mem.prefetch([*whole(30, 3), 1]),
+        "poll": poll,
+        "ready": lambda: lambda: mem.tiers and mem.tiers.ready(s.fetched),
+        "cancel a prefetch": lambda: lambda: mem.tiers and mem.tiers.cancel(s.fetched),
+        "open_session": lambda: lambda: mem.open_session("third"),
+        "close_session": lambda: lambda: mem.close_session(s.chat),
+        "submit": lambda: lambda: mem.submit(s.steps[-1]),
+        "submit after the gap": in_gap(lambda: lambda: mem.submit()),
+        "sleep": fresh(lambda: mem.sleep),
+        "wake": fresh(asleep),
+        "scrub_null": lambda: mem.scrub_null,
+        "check": lambda: mem.check,
+        "audit": lambda: mem.audit,
+        "inspect": lambda: mem.inspect,
+        "stats": lambda: mem.stats,
+        "claim by id": lambda: lambda: mem.pool.claim(3),
+        "release by id": lambda: lambda: mem.pool.release(s.by_id),
+        "clear the cache": fresh(lambda: lambda: mem.prefix and mem.prefix.clear()),
+        "clear host memory": fresh(lambda: lambda: mem.tiers and mem.tiers.clear()),
+        "reset": lambda: mem.reset,
+        "recover": lambda: lambda: mem.recover(s.by_id),
+        "lengths": lambda: lambda: [mem.length(s.first), mem.confirmed(s.first), mem.next_boundary(s.first)],
+    }

@@ -1,0 +1,183 @@
+"""What must hold after an exception: the call is done, or undone, or noticed and put right by recover().
+
+A process is forked for each point, so that a scene is made once.
+"""
+
+import os
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from tests.proof.injection.points import Tracer
+from tests.proof.injection.scene import Scene, calls
+
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "MemoryError": MemoryError,
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "OutOfSlots": lambda: ms.OutOfSlots(1, 0),  # such as a policy of the caller could raise
+}
+
+
+class Outcome(NamedTuple):
+    """What became of one point.
+
+    Attributes:
+        kind: "done", "undone" or "noticed"; "wrong" if something else holds.
+        place: the line.
+        text: what is wrong.
+    """
+
+    kind: str
+    place: str
+    text: str = ""
+
+
+def fingerprint(scene: Scene) -> dict[str, Any]:
+    """Everything that a later call can depend on, after the recorded changes were sent."""
+    mem = scene.mem
+    seen = asdict(mem.inspect())
+    del seen["stats"], seen["changes"]
+    table, file, below = mem._table, mem._registers, scene.below
+    seen |= {name: getattr(table, name).tolist() for name in ("generation", "used", "finished", "unsettled", "confirmed")}
+    seen |= {name: getattr(file, name).tolist() for name in ("held", "tracked", "snapshot_at", "source")}
+    seen |= {"host labels": np.where(file.held, file.labels, 0).tolist(), "ids": list(table.ids)}
+    seen["kept"] = sorted(mem._snapshots.kept.values(), key=lambda snap: snap.register)
+    seen["pages"] = mem._pages.held, list(mem._pages.allocator.holders)
+    seen["steps"] = [step.serial for step in mem._stepping._log.unsettled], mem._stepping.open is not None
+    seen["host"] = [[(e.key, e.record, e.pins, e.stored) for e in cache.entries()] for cache in scene.caches]
+    seen["free"] = mem.free_slots, mem.free_pages, mem._snapshots.free
+    seen["fetches"] = [fetch.done for fetch in (below.prefetcher._fetches if below.prefetcher else ())]
+    seen["asleep"] = mem.planes.asleep
+    return seen
+
+
+def broken(mem: ms.StateManager) -> bool:
+    """Whether the next call says that an earlier one was interrupted."""
+    try:
+        mem.buffer_infos()
+        mem.scrub_null()
+    except ms.Broken:
+        for call in (lambda: mem.admit([]), mem.poll, mem.audit, lambda: mem.pool.claim(1), lambda: mem.plan([])):
+            try:
+                call()
+            except ms.Broken:
+                continue
+            raise AssertionError("a call of a broken manager did not say so") from None
+        mem.stats()
+        return True
+    except ms.Asleep:
+        return False
+    return False
+
+
+def _different(one: dict[str, Any], other: dict[str, Any]) -> str:
+    return ", ".join(name for name in one if one[name] != other[name])
+
+
+def judge(scene: Scene, name: str, call: Callable[[], Any], at: int, error: BaseException, marks: Any) -> Outcome:
+    """Raises an error at one point of a call, and says what is left."""
+    tracer, mem = Tracer(at, error), scene.mem
+    came = False
+    try:
+        tracer.run(call)
+    except type(error):
+        came = True
+    except ms.Broken as raised:
+        came = raised.__context__ is not None
+    kind = "noticed"
+    try:
+        if broken(mem):
+            assert came, "the exception was swallowed, and the manager is broken"
+            recovered = mem.recover(mem_held(scene))
+            assert mem.stats().rows_used == 0 and not [s for s in recovered.lost if s in recovered.snapshots]
+        else:
+            if name == "wake" and mem.planes.asleep or name == "sleep" and mem.planes.asleep:
+                mem.wake()
+            here = fingerprint(scene)
+            before, after = marks
+            kind = "undone" if here == before else "done" if here == after else "wrong"
+            if kind == "wrong":
+                text = f"neither done ({_different(after, here)}) nor undone ({_different(before, here)})"
+                return Outcome("wrong", tracer.place, text)
+            if kind == "undone" and at % 8:
+                return Outcome(kind, tracer.place)  # everything is as it was; each eighth time it is tried out
+            if kind == "done" and came:
+                mem.recover(mem_held(scene))
+            elif scene.in_gap and kind == "undone":
+                scene.land()
+        mem.audit()
+        assert not (wrong := mem.audit().miscounts), wrong
+        scene.finish()
+    except BaseException:
+        return Outcome("wrong", tracer.place, traceback.format_exc(limit=-4))
+    return Outcome(kind, tracer.place)
+
+
+def mem_held(scene: Scene) -> list[int]:
+    """Slots that the caller holds by id and that are not free."""
+    mem = scene.mem
+    device = mem._registers.on_host()
+    free = np.unpackbits(device.allocator.bitmap.numpy().view(np.uint8), bitorder="little")
+    return [slot for slot in scene.by_id.tolist() if not free[slot]]
+
+
+def forked(work: Callable[[], Any]) -> Any:
+    """Returns what the work returns in a process of its own, so that it changes nothing here."""
+    import pickle
+
+    reader, writer = os.pipe()
+    if child := os.fork():
+        os.close(writer)
+        with os.fdopen(reader, "rb") as pipe:
+            said = pipe.read()
+        os.waitpid(child, 0)
+        if not said:
+            raise RuntimeError("the process ended without an answer")
+        return pickle.loads(said)
+    os.close(reader)
+    try:
+        said = pickle.dumps(work())
+    except BaseException:
+        said = pickle.dumps(Outcome("wrong", "", traceback.format_exc()))
+    with os.fdopen(writer, "wb") as pipe:
+        pipe.write(said)
+    os._exit(0)
+
+
+def outcomes(
+    strategy: str, in_place: bool, overlap: bool, name: str, error: str, every: int = 1, first: int = 1
+) -> Iterator[Outcome]:
+    """Yields what became of every `every`-th point of a call, from `first` on."""
+    scene = Scene(strategy, in_place, overlap)
+    make = calls(scene)[name]
+    call = make()
+
+    def after() -> Any:
+        tracer = Tracer()
+        tracer.run(call)
+        if scene.mem.planes.asleep:
+            scene.mem.wake()
+        return tracer.count, fingerprint(scene)
+
+    def before() -> Any:
+        if scene.mem.planes.asleep:
+            scene.mem.wake()
+        return fingerprint(scene)
+
+    count, done = forked(after)
+    marks = forked(before), done
+    for at in range(first, count + 1, every):
+        yield forked(lambda at=at: judge(scene, name, call, at, ERRORS[error](), marks))
+
+
+def names() -> Sequence[str]:
+    """The names of all calls."""
+    return list(calls(Scene("redirect")))
+
+
+__all__ = ["ERRORS", "Backend", "Outcome", "names", "outcomes"]

@@ -901,7 +901,7 @@ class StateManager(Reports):
 
         Syncs: no.
         """
-        self._enter()
+        self._require_thread()
         self.planes.scrub_null()
 
     def submit(self, step: Step | None = None) -> None:
@@ -967,6 +967,7 @@ class StateManager(Reports):
         Syncs: yes.
         """
         self._require_thread()
+        self._allocator.stream.require()
         self.planes.wake()
 
     def buffer_infos(self) -> list[BufferInfo]:

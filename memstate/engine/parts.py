@@ -3,6 +3,8 @@
 import threading
 from typing import Any
 
+import torch
+
 from memstate.checks import NotCopied
 from memstate.engine.pool import StatePool
 from memstate.errors import Asleep, MemstateError
@@ -74,8 +76,30 @@ class Parts(NotCopied):
         journal = self._commands.journal
         return list(journal.changes) if journal else []
 
+    def use_stream(self, stream: "torch.cuda.Stream") -> None:
+        """Moves the device work of the manager to another stream, behind all its work so far.
+
+        All calls that record, plan or launch come on one stream. The first such call decides which; on another current
+        stream they raise InvalidArgument. `use_stream` makes the new stream wait for the old one. It does not make the
+        new stream current: make the next calls under `torch.cuda.stream(stream)`.
+
+        Only the forward may run on another stream, ordered by events of the caller. Lengths, counts and `stats` work on
+        every stream.
+
+        Args:
+            stream: a stream of the manager's device.
+
+        Raises:
+            InvalidArgument: not a stream of this device, or the current stream captures a CUDA graph; nothing changed.
+
+        Syncs: no.
+        """
+        self._require_thread()
+        self._allocator.stream.use(stream)
+
     def _enter(self) -> None:
         self._require_thread()
+        self._allocator.stream.require()
         if self.planes.asleep:
             raise Asleep()
 

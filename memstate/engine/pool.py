@@ -64,6 +64,7 @@ class StatePool(NotCopied):
 
         Syncs: only if it needs slots that were released by id and that the device has not confirmed yet.
         """
+        self.allocator.stream.require()
         for planes in self.planes if zero else ():
             planes.memory.require_awake("claim")
         ids = self.allocator.claim(n)
@@ -84,6 +85,7 @@ class StatePool(NotCopied):
 
         Syncs: no.
         """
+        self.allocator.stream.require()
         self.allocator.release(ids)
 
     def zero(self, ids: Tensor) -> None:
@@ -135,4 +137,5 @@ class StatePool(NotCopied):
 
         Syncs: yes.
         """
+        self.allocator.stream.require()
         self.allocator.check()

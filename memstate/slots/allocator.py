@@ -24,6 +24,7 @@ from memstate.errors import ConfigurationError, DeviceFault, DoubleRelease, Inva
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import COUNTERS, Count
 from memstate.sizes import MOST_SLOTS
+from memstate.streams import WorkStream
 
 FAULTS = (Count.DOUBLE_RELEASE, Count.OUT_OF_RANGE, Count.CLAIM_FULL, Count.CLAIM_SHORT, Count.MOVE_FULL)
 
@@ -73,6 +74,7 @@ class SlotAllocator(NotCopied):
         if not is_count(reserve) or reserve > capacity:
             raise InvalidArgument(f"reserve {reserve}: expected 0..{capacity} slots")
         self.capacity, self.reserve, self.backend = int(capacity), int(reserve), backend
+        self.stream = WorkStream(backend.device)
         self.bitmap = torch.empty(bitmap_words(capacity), dtype=torch.int32, device=backend.device)
         self.counters = torch.empty(COUNTERS, dtype=torch.int32, device=backend.device)
         self._groups: list[ClaimGroup] = []

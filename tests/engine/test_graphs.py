@@ -110,13 +110,12 @@ def build(tracking: ms.Tracking, batch: int, backend: Backend, inputs: Inputs) -
         block[:, 1:].fill_(0xFF)
     ms.warm_up(mem)
     forward = Forward(mem, backend, inputs)
-    side = torch.cuda.Stream()  # compiles the forward, for every batch size at once
+    step, side = mem.plan([None]), torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step = mem.plan([None])
+    with torch.cuda.stream(side):  # compiles the forward, for every batch size at once
         forward.eager(step)
-        mem.settle(step)
     torch.cuda.current_stream().wait_stream(side)
+    mem.settle(step)
     return forward
 
 

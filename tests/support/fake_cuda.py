@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,6 +155,13 @@ class FakeCuda:
             yield
         self.capturing.discard(stream)
 
+    def cudart(self) -> SimpleNamespace:
+        def register(address: int, nbytes: int, flags: int) -> int:
+            self.pinned_on.append(self.current)
+            return 0
+
+        return SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=lambda address: 0)
+
     def give(self, what: str, stream: Stream) -> Work:
         """Gives a stream some work, behind all that the host knows."""
         clock = joined(stream.clock, self.host)
@@ -265,7 +273,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, devices: int = 2) -> Iterator[Fak
     With the backend "reference", an op counts as a launch on the current device.
     """
     CUDA.__init__(devices)  # type: ignore[misc]
-    for name in ("current_stream", "device", "stream", "is_current_stream_capturing", "synchronize"):
+    for name in ("current_stream", "device", "stream", "is_current_stream_capturing", "synchronize", "cudart"):
         monkeypatch.setattr(torch.cuda, name, getattr(CUDA, name))
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "Event", Event)

@@ -67,6 +67,8 @@ PER_ROW = REGISTERS_PER_ROW
 class StateManager(Reports):
     """Manages the states of all requests: their slots, their snapshots and the page ids of their KV.
 
+    On CUDA, all calls come on one stream, outside of graph captures; see `use_stream`.
+
     Args:
         layout: what one state is made of.
         slots: number of states that the memory holds.
@@ -897,7 +899,8 @@ class StateManager(Reports):
     def scrub_null(self) -> None:
         """Zeroes slot 0.
 
-        Call this before each forward if your kernels write to slot 0, read slot 0 later, and need zeros there.
+        Call this before each forward if your kernels write to slot 0, read slot 0 later, and need zeros there. It runs
+        on the current stream, and a CUDA graph can hold it.
 
         Syncs: no.
         """

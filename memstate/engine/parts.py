@@ -79,12 +79,11 @@ class Parts(NotCopied):
     def use_stream(self, stream: "torch.cuda.Stream") -> None:
         """Moves the device work of the manager to another stream, behind all its work so far.
 
-        All calls that record, plan or launch come on one stream. The first such call decides which; on another current
-        stream they raise InvalidArgument. `use_stream` makes the new stream wait for the old one. It does not make the
-        new stream current: make the next calls under `torch.cuda.stream(stream)`.
+        All calls come on one stream, except lengths, counts, `stats` and `scrub_null`. The first call decides which; on
+        another current stream the others raise InvalidArgument. `use_stream` makes the new stream wait for the old one.
+        It does not make the new stream current: make the next calls under `torch.cuda.stream(stream)`.
 
-        Only the forward may run on another stream, ordered by events of the caller. Lengths, counts and `stats` work on
-        every stream.
+        Only the forward may run on another stream, ordered by events of the caller.
 
         Args:
             stream: a stream of the manager's device.

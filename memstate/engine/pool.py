@@ -59,7 +59,8 @@ class StatePool(NotCopied):
 
         Raises:
             OutOfSlots: fewer than n slots are free; nothing changed.
-            InvalidArgument: n is not a whole number of 0 or more; nothing changed.
+            InvalidArgument: n is not a whole number of 0 or more, or the call comes on another stream or inside a graph
+                capture; nothing changed.
             Asleep: `zero` is True and the states sleep; nothing changed.
 
         Syncs: only if it needs slots that were released by id and that the device has not confirmed yet.
@@ -81,7 +82,7 @@ class StatePool(NotCopied):
             ids: integers in any shape.
 
         Raises:
-            InvalidArgument: the ids are not integers.
+            InvalidArgument: the ids are not integers, or the call comes on another stream or inside a graph capture.
 
         Syncs: no.
         """

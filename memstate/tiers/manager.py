@@ -207,7 +207,7 @@ class TierManager(NotCopied):
             raise InvalidArgument(f"{fetch!r} is not what this manager's prefetch() returned")
 
     def _require_in_order(self, operation: str) -> None:
-        """Raises InvalidArgument while records wait to be filled or loaded, and on another stream."""
+        """Raises InvalidArgument on another stream, and while records wait to be filled or loaded."""
         self._stream.require()
         if self._commands.waiting:
             raise InvalidArgument(

@@ -57,7 +57,6 @@ class TierManager(NotCopied):
     ) -> None:
         kv = settings.kv
         self.settings, self._cache, self._commands = settings, cache, commands
-        self._stream = commands.registers.allocator.stream
         self._unit, self._closed = pages.page_size * BYTES, False
         self._memories = [each.memory for each in (planes, kv) if each is not None]
         self._layers = {"state": planes.layout.layers, "kv": kv.layout.layers if kv else 0}
@@ -83,6 +82,7 @@ class TierManager(NotCopied):
             )  # fmt: skip
         self._own: WeakSet[Fetch] = WeakSet()
         self._hit_tokens = Counter[str]()
+        self._stream = commands.registers.allocator.stream
         cache.below = self
 
     def find(self, key: bytes, salt: Hashable, match: Match, known: int, most: int) -> Hit | None:

@@ -969,8 +969,7 @@ class StateManager(Reports):
 
         Syncs: yes.
         """
-        self._require_thread()
-        self._allocator.stream.require()
+        self._require_caller()
         self.planes.wake()
 
     def buffer_infos(self) -> list[BufferInfo]:

@@ -97,10 +97,14 @@ class Parts(NotCopied):
         self._allocator.stream.use(stream)
 
     def _enter(self) -> None:
-        self._require_thread()
-        self._allocator.stream.require()
+        self._require_caller()
         if self.planes.asleep:
             raise Asleep()
+
+    def _require_caller(self) -> None:
+        """Refuses a call from another thread, on another stream, or inside a graph capture."""
+        self._require_thread()
+        self._allocator.stream.require()
 
     def _require_thread(self) -> None:
         if self._thread is not None and self._thread != threading.get_ident():

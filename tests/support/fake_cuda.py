@@ -85,6 +85,9 @@ class Stream:
     def wait_event(self, event: Event) -> None:
         self.clock = joined(self.clock, event.clock or {})
 
+    def synchronize(self) -> None:
+        CUDA.host = joined(CUDA.host, self.clock)
+
     def wait_stream(self, stream: "Stream") -> None:
         self.clock = joined(self.clock, stream.clock)
 

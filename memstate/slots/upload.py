@@ -2,7 +2,7 @@
 
 host ring    [ 0 | 1 | 2 | 3 ]   pinned; a buffer is reused only after the CUDA event that follows its last copy
                      |
-device       [    packet     ]   one buffer; in stream order, a packet is read before the next one is copied
+device       [    packet     ]   one buffer; all sends come on one stream, so a packet is read before the next is copied
 """
 
 import numpy as np

@@ -1,14 +1,16 @@
-"""Chooses between kernels and reference, and counts: the only place that does either."""
+"""Chooses between kernels and reference, chooses the device of a launch, and counts: the only place that does so."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import torch
+from torch import Tensor
 
 from memstate.kernels.reference import (
     bitmap,
@@ -29,6 +31,18 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 NAMES = ("reference", "interpreter", "cuda")
+HERE = nullcontext()
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Returns a context in which a device is the current one; it does nothing if the device is current already.
+
+    Args:
+        device: a CUDA device with its index, or the CPU.
+    """
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return HERE
+    return torch.cuda.device(device)
 
 
 @dataclass
@@ -73,6 +87,8 @@ class Op(Generic[P, R]):
         counts, name = backend.counts, self.name
         folder = "memstate.kernels.reference" if backend.name == "reference" else "memstate.kernels"
         call: Callable[P, R] = getattr(import_module(f"{folder}.{self.module}"), name)
+        if backend.device.type == "cuda":
+            call = _on_tensors(call, backend.device)
 
         @wraps(self.reference)
         def launch(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -87,11 +103,12 @@ class Backend:
     """The ops of memstate, as Triton kernels or in plain torch: `Backend(device="cuda").conv_step(...)`.
 
     Decode loops call the same ops as memstate itself. Each call is counted as one launch in `counts`. A manager has a
-    backend of its own, which counts what memstate launches.
+    backend of its own, which counts what memstate launches. A launch goes to the device of its tensors, on the current
+    stream of that device, whatever device is current.
 
     Args:
         name: "auto", "reference", "interpreter" or "cuda".
-        device: where the tensors live.
+        device: where the tensors live. "cuda" means the current device.
 
     Raises:
         ValueError: the backend cannot run on this device or in this process.
@@ -135,6 +152,8 @@ class Backend:
     def __init__(self, name: str = "auto", device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self.name = choose(name, self.device)
+        if self.device == torch.device("cuda"):  # without an index
+            self.device = torch.device("cuda", torch.cuda.current_device())
         self.counts = Counts()
 
     def __repr__(self) -> str:
@@ -143,6 +162,25 @@ class Backend:
 
 # op -> the module of that name under memstate.kernels and memstate.kernels.reference
 OPS = {name: op.module for name, op in vars(Backend).items() if isinstance(op, Op)}
+
+
+def _on_tensors(op: Callable[P, R], default: torch.device) -> Callable[P, R]:
+    """Returns an op that makes the device of its tensors current while it launches, because Triton launches there."""
+
+    def launch(*args: P.args, **kwargs: P.kwargs) -> R:
+        with on(_device_of(args or kwargs.values(), default)):
+            return op(*args, **kwargs)
+
+    return launch
+
+
+def _device_of(arguments: Iterable[Any], default: torch.device) -> torch.device:
+    """Returns the device of the first tensor among an op's arguments; a table counts as its first tensor."""
+    for argument in arguments:
+        first = argument[0] if isinstance(argument, tuple) and argument else argument
+        if isinstance(first, Tensor):
+            return first.device
+    return default
 
 
 def choose(name: str, device: torch.device) -> str:

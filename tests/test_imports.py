@@ -17,8 +17,9 @@ from memstate.kernels.dispatch import OPS
 from tests.support.sources import ROOT, sources
 
 # Every folder of memstate/ is one layer: its modules import from their own folder and from those above it in this list.
-# BASE stands for the files errors, guard, checks, sizes, tokens, stats and atomic; PACKAGE for memstate/__init__.py.
-BASE, PACKAGE = "errors guard checks sizes tokens stats atomic", "memstate"
+# BASE stands for the files errors, guard, checks, sizes, streams, tokens, stats and atomic; PACKAGE for
+# memstate/__init__.py.
+BASE, PACKAGE = "errors guard checks sizes streams tokens stats atomic", "memstate"
 LAYERS = (
     ("kernels",),
     (BASE,),

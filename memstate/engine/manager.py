@@ -68,6 +68,8 @@ ENDED = {"release": "released", "abort": "aborted", "retract": "retracted"}
 class StateManager(Recovery):
     """Manages the states of all requests: their slots, their snapshots and the page ids of their KV.
 
+    On CUDA, all calls come on one stream, outside of graph captures; see `use_stream`.
+
     Args:
         layout: what one state is made of.
         slots: number of states that the memory holds.
@@ -920,11 +922,13 @@ class StateManager(Recovery):
     def scrub_null(self) -> None:
         """Zeroes slot 0.
 
-        Call this before each forward if your kernels write to slot 0, read slot 0 later, and need zeros there.
+        Call this before each forward if your kernels write to slot 0, read slot 0 later, and need zeros there. It runs
+        on the current stream, and a CUDA graph can hold it.
 
         Syncs: no.
         """
-        self._enter()
+        self._require_thread()
+        self._guard.require_whole()
         self.planes.scrub_null()
 
     def submit(self, step: Step | None = None) -> None:
@@ -993,7 +997,7 @@ class StateManager(Recovery):
 
         Syncs: yes.
         """
-        self._require_thread()
+        self._require_caller()
         self.planes.wake()
 
     def buffer_infos(self) -> list[BufferInfo]:

@@ -3,6 +3,8 @@
 import threading
 from typing import Any
 
+import torch
+
 from memstate.checks import NotCopied
 from memstate.engine.pool import StatePool
 from memstate.engine.stepping import Stepping
@@ -80,11 +82,36 @@ class Parts(NotCopied):
         journal = self._commands.journal
         return list(journal.changes) if journal else []
 
-    def _enter(self) -> None:
+    def use_stream(self, stream: "torch.cuda.Stream") -> None:
+        """Moves the device work of the manager to another stream, behind all its work so far.
+
+        All calls come on one stream, except lengths, counts, `stats` and `scrub_null`. The first call decides which; on
+        another current stream the others raise InvalidArgument. `use_stream` makes the new stream wait for the old one.
+        It does not make the new stream current: make the next calls under `torch.cuda.stream(stream)`.
+
+        Only the forward may run on another stream, ordered by events of the caller.
+
+        Args:
+            stream: a stream of the manager's device.
+
+        Raises:
+            InvalidArgument: not a stream of this device, or the current stream captures a CUDA graph; nothing changed.
+
+        Syncs: no.
+        """
         self._require_thread()
+        self._allocator.stream.use(stream)
+
+    def _enter(self) -> None:
+        self._require_caller()
         self._guard.require_whole()
         if self.planes.asleep:
             raise Asleep()
+
+    def _require_caller(self) -> None:
+        """Refuses a call from another thread, on another stream, or inside a graph capture."""
+        self._require_thread()
+        self._allocator.stream.require()
 
     def _require_thread(self) -> None:
         if self._thread is not None and self._thread != threading.get_ident():

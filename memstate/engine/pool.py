@@ -59,11 +59,13 @@ class StatePool(NotCopied):
 
         Raises:
             OutOfSlots: fewer than n slots are free; nothing changed.
-            InvalidArgument: n is not a whole number of 0 or more; nothing changed.
+            InvalidArgument: n is not a whole number of 0 or more, or the call comes on another stream or inside a graph
+                capture; nothing changed.
             Asleep: `zero` is True and the states sleep; nothing changed.
 
         Syncs: only if it needs slots that were released by id and that the device has not confirmed yet.
         """
+        self.allocator.stream.require()
         for planes in self.planes if zero else ():
             planes.memory.require_awake("claim")
         n = self.allocator.valid_count(n)
@@ -82,10 +84,11 @@ class StatePool(NotCopied):
             ids: integers in any shape.
 
         Raises:
-            InvalidArgument: the ids are not integers.
+            InvalidArgument: the ids are not integers, or the call comes on another stream or inside a graph capture.
 
         Syncs: no.
         """
+        self.allocator.stream.require()
         self.allocator.release(ids)
 
     def zero(self, ids: Tensor) -> None:
@@ -137,4 +140,5 @@ class StatePool(NotCopied):
 
         Syncs: yes.
         """
+        self.allocator.stream.require()
         self.allocator.check()

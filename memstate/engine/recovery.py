@@ -80,7 +80,7 @@ class Recovery(Reports):
 
         Syncs: yes.
         """
-        self._require_thread()
+        self._require_caller()
         self._require_awake()
         with self._guard.mending("reset"):
             self._start_over(Survivors({}, {}, [], [], ()), "ended by reset()")
@@ -114,7 +114,7 @@ class Recovery(Reports):
 
         Syncs: yes.
         """
-        self._require_thread()
+        self._require_caller()
         self._require_awake()
         found = self._survivors(held)
         ended = [self._table.ids[row] for row in np.flatnonzero(self._table.used).tolist()]

@@ -25,6 +25,7 @@ from memstate.guard import Guard
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import COUNTERS, Count
 from memstate.sizes import MOST_SLOTS
+from memstate.streams import WorkStream
 
 FAULTS = (Count.DOUBLE_RELEASE, Count.OUT_OF_RANGE, Count.CLAIM_FULL, Count.CLAIM_SHORT, Count.MOVE_FULL)
 
@@ -78,6 +79,7 @@ class SlotAllocator(NotCopied):
             raise InvalidArgument(f"reserve {reserve}: expected 0..{capacity} slots")
         self.capacity, self.reserve, self.backend = int(capacity), int(reserve), backend
         self.guard = Guard()
+        self.stream = WorkStream(backend.device)
         self.bitmap = torch.empty(bitmap_words(capacity), dtype=torch.int32, device=backend.device)
         self.counters = torch.empty(COUNTERS, dtype=torch.int32, device=backend.device)
         self._groups: list[ClaimGroup] = []

@@ -6,7 +6,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.errors import InvalidArgument
-from memstate.kernels.dispatch import Backend
+from memstate.kernels.dispatch import Backend, on
+from memstate.streams import mark
 
 
 class Readback:
@@ -27,7 +28,8 @@ class Readback:
 
     def __init__(self, n: int, backend: Backend) -> None:
         self._backend = backend
-        self._host = torch.empty(n, dtype=torch.int32, pin_memory=backend.device.type == "cuda")
+        with on(backend.device):
+            self._host = torch.empty(n, dtype=torch.int32, pin_memory=backend.device.type == "cuda")
         # keeps the source tensor, so that its memory is not reused before the copy is done
         self._source: Tensor | None = None
         self._copied: torch.cuda.Event | None = None
@@ -43,8 +45,7 @@ class Readback:
         self._source = ids
         self._host.copy_(ids, non_blocking=True)
         if ids.device.type == "cuda":
-            self._copied = torch.cuda.Event()
-            self._copied.record()
+            self._copied = mark(ids.device)
 
     @property
     def ready(self) -> bool:

@@ -2,7 +2,7 @@
 
 host ring    [ 0 | 1 | 2 | 3 ]   pinned; a buffer is reused only after the CUDA event that follows its last copy
                      |
-device       [    packet     ]   one buffer; in stream order, a packet is read before the next one is copied
+device       [    packet     ]   one buffer; all sends come on one stream, so a packet is read before the next is copied
 """
 
 import numpy as np
@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memstate.kernels.dispatch import Backend
+from memstate.kernels.dispatch import Backend, on
+from memstate.streams import mark
 
 RING = 4
 
@@ -25,10 +26,11 @@ class UploadRing:
         self._grow(ints)
 
     def _grow(self, ints: int) -> None:
-        pinned = self._backend.device.type == "cuda"
-        self._host = [torch.empty(ints, dtype=torch.int32, pin_memory=pinned) for _ in range(RING)]
+        device = self._backend.device
+        with on(device):
+            self._host = [torch.empty(ints, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(RING)]
         self._sent: list[torch.cuda.Event | None] = [None] * RING
-        self._device = torch.empty(ints, dtype=torch.int32, device=self._backend.device)
+        self._device = torch.empty(ints, dtype=torch.int32, device=device)
 
     def send(self, packet: NDArray[np.int32]) -> Tensor:
         """Copies a packet to the device asynchronously; the tensor is valid until the next `send`.
@@ -42,6 +44,8 @@ class UploadRing:
         Syncs: only if the ring is full; `waits` counts this.
         """
         if packet.size > self._device.numel():
+            if self._backend.device.type == "cuda":  # launches of this stream may still read it
+                self._device.record_stream(torch.cuda.current_stream(self._backend.device))
             self._grow(2 * packet.size)
         turn = self._turn = (self._turn + 1) % RING
         event = self._sent[turn]
@@ -54,8 +58,7 @@ class UploadRing:
         target = self._device[: packet.size]
         target.copy_(buffer, non_blocking=True)
         if self._backend.device.type == "cuda":
-            self._sent[turn] = torch.cuda.Event()
-            self._sent[turn].record()  # type: ignore[union-attr]
+            self._sent[turn] = mark(self._backend.device)
         self._backend.counts.uploads += 1
         self._backend.counts.upload_bytes += 4 * packet.size
         return target

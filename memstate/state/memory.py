@@ -128,10 +128,10 @@ class Memory:
                 f"sleep: arenas of {fixed} bytes cannot be released: numpy shares them since .numpy() was called "
                 "on a plane; copy planes to look at them"
             )
-        self._kept = [block.to("cpu", copy=True) for block in self._layers()] if keep else None
         device = self.whole.map.tiles.device
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # launches of any stream may still use what is released
+            torch.cuda.synchronize(device)  # launches of any stream may still use what is kept and released
+        self._kept = [block.to("cpu", copy=True) for block in self._layers()] if keep else None
         self._sizes = [region.blocks.untyped_storage().nbytes() for region in self.regions]
         self.asleep = True  # from here on an interrupted call is put right by `wake`
         for arena in self._owned:

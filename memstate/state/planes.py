@@ -48,6 +48,9 @@ class Planes(NotCopied, Mapping[str, Any]):
 
     Contents start undefined, except in the null slot (slot 0), which is zero.
 
+    Operations run on the current stream of the planes' device, and a CUDA graph can hold them. If that is not the
+    stream of the manager, the caller orders both by events.
+
     Args:
         layout: what a slot consists of.
         slots: how many, without the null slot.

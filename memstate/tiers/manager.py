@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 from memstate.checks import NotCopied, is_count
 from memstate.errors import AgreementLost, ConfigurationError, InvalidArgument
+from memstate.kernels.dispatch import on
 from memstate.prefix import Match, PrefixCache
 from memstate.prefix.tree import Node
 from memstate.requests.handles import Snapshot
@@ -84,6 +85,7 @@ class TierManager(NotCopied):
             )  # fmt: skip
         self._own: WeakSet[Fetch] = WeakSet()
         self._hit_tokens = Counter[str]()
+        self._stream = commands.registers.allocator.stream
         cache.below = self
 
     def find(self, key: bytes, salt: Hashable, match: Match, known: int, most: int) -> Hit | None:
@@ -112,6 +114,7 @@ class TierManager(NotCopied):
 
         Syncs: no.
         """
+        self._stream.require()
         least = 1 if self.settings.write == "selective" else 0
         self.host.save([node for node in nodes if node.uses >= least])
 
@@ -222,7 +225,8 @@ class TierManager(NotCopied):
             raise InvalidArgument(f"{fetch!r} is not what this manager's prefetch() returned")
 
     def _require_in_order(self, operation: str) -> None:
-        """Raises InvalidArgument while records wait to be filled or loaded."""
+        """Raises InvalidArgument on another stream, and while records wait to be filled or loaded."""
+        self._stream.require()
         if self._commands.waiting:
             raise InvalidArgument(
                 f"{operation}: changes of owners wait for the newest step's forward: launch it, then "
@@ -241,19 +245,22 @@ class TierManager(NotCopied):
     def wait_layer(self, kind: str, layer: int) -> None:
         """Makes the current stream wait for what is being loaded to one layer.
 
-        With `layerwise`, call it before the forward reads the layer.
+        With `layerwise`, call it before the forward reads the layer, on the stream of the forward. A CUDA graph cannot
+        hold this call.
 
         Args:
             kind: "state" or "kv". KV that the caller keeps never waits.
             layer: The layer, from 0 on.
 
         Raises:
-            InvalidArgument: There is no such kind or layer.
+            InvalidArgument: There is no such kind or layer, or with `layerwise` a CUDA graph is being captured.
 
         Syncs: no.
         """
         if kind not in self._layers or not is_count(layer) or 0 < self._layers[kind] <= layer:
             raise InvalidArgument(f"wait_layer({kind!r}, {layer!r}): there are {self._layers} layers, from 0 on")
+        if self.settings.layerwise:
+            self._stream.refuse_capture()
         self.host.wait_layer(kind, layer)
 
     def settle(self) -> None:
@@ -261,6 +268,7 @@ class TierManager(NotCopied):
 
         Syncs: yes.
         """
+        self._stream.require()
         self.host.synchronize()
         self._write_back(self.host.advance())
 
@@ -474,7 +482,8 @@ def _record_sets(
     pinned, groups = planes.device.type == "cuda", settings.layer_groups
 
     def made(packing: Packing, form: RecordFormat, records: int, staging: int, groups: int) -> RecordSet:
-        pool = RecordPool(records, form.nbytes, pinned=pinned)
+        with on(planes.device):
+            pool = RecordPool(records, form.nbytes, pinned=pinned)
         transfers = Transfers(planes, packing, pool, form.header_bytes, staging, groups)
         return RecordSet(RecordCache(pool, form, int(records * settings.reserve)), transfers)
 

@@ -110,13 +110,12 @@ def build(tracking: ms.Tracking, batch: int, backend: Backend, inputs: Inputs) -
         block[:, 1:].fill_(0xFF)
     ms.warm_up(mem)
     forward = Forward(mem, backend, inputs)
-    side = torch.cuda.Stream()  # compiles the forward, for every batch size at once
+    step, side = mem.plan([None]), torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step = mem.plan([None])
+    with torch.cuda.stream(side):  # compiles the forward, for every batch size at once
         forward.eager(step)
-        mem.settle(step)
     torch.cuda.current_stream().wait_stream(side)
+    mem.settle(step)
     return forward
 
 
@@ -243,6 +242,39 @@ def test_one_manager_replays_graphs_of_every_batch_size(backend: Backend, genera
         assert all(same_bits(replayed.out[name][:, :batch], eager.out[name][:, :batch]) for name in eager.out)
     assert set(replayed.graphs) == {(batch, parity) for batch in BATCHES for parity in (0, 1)}
     assert compiled() == versions
+
+
+def test_captures_and_other_streams_are_refused(backend: Backend, generator: torch.Generator) -> None:
+    """What `tests/engine/test_streams.py` shows on fake devices."""
+    forward = build(ms.Redirect(4), 1, backend, Inputs(1, backend.device, generator))
+    mem = forward.mem
+    step, side = mem.plan([None]), torch.cuda.Stream()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        forward.eager(step)
+        with pytest.raises(ms.InvalidArgument, match="captures a CUDA graph"):
+            mem.settle(step)
+    with torch.cuda.stream(side):
+        with pytest.raises(ms.InvalidArgument, match=r"call use_stream\("):
+            mem.settle(step)
+        mem.use_stream(side)
+        mem.settle(step)
+        mem.audit().raise_if_leaking()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("tracking", TRACKING, ids=repr)
+def test_states_of_a_device_that_is_not_current(tracking: ms.Tracking) -> None:
+    mem = ms.StateManager(LAYOUT, slots=12, max_requests=2, tracking=tracking, device="cuda:1")
+    ms.warm_up(mem)
+    rows = mem.admit([ms.Request(i) for i in range(2)])
+    for _ in range(12):
+        step = mem.plan(rows)
+        for plane in mem.planes.values():
+            plane[:, step.write] = plane[:, step.read] + 1
+        mem.settle(step)
+    assert len(set(mem.read_slots(rows).wait().tolist())) == 2
+    mem.audit().raise_if_leaking()
+    mem.check()
 
 
 def test_the_graph_of_the_other_record_is_noticed(backend: Backend, generator: torch.Generator) -> None:

@@ -1,6 +1,7 @@
 """The upload ring on a stream that lags behind: a host buffer is not touched before the copy out of it has happened."""
 
 import random
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +18,7 @@ class LaggingStream:
 
     def __init__(self) -> None:
         self.queue: list[tuple[torch.Tensor, list[int]]] = []
+        self.kept: list[Target] = []  # device buffers that torch must not give away before this stream is done
         self.done = self.queued = self.waits = 0
 
     def advance(self, until: int) -> None:
@@ -39,6 +41,9 @@ class Target:
         assert part.stop <= self.ints
         return Target(part.stop, self.stream)
 
+    def record_stream(self, stream: LaggingStream) -> None:
+        stream.kept.append(self)
+
     def copy_(self, buffer: torch.Tensor, non_blocking: bool = False) -> None:
         assert non_blocking, "a blocking copy waits for the device"
         assert buffer.numel() == self.ints
@@ -56,7 +61,7 @@ class FakeTorch:
         fake = self
 
         class Event:
-            def record(self) -> None:
+            def __init__(self) -> None:
                 self.at = stream.queued
 
             def query(self) -> bool:
@@ -66,7 +71,8 @@ class FakeTorch:
                 stream.waits += not self.query()
                 stream.advance(self.at)
 
-        self.cuda = SimpleNamespace(Event=Event)
+        self.mark = lambda device: Event()
+        self.cuda = SimpleNamespace(current_stream=lambda device: stream)
 
         def empty(ints: int, dtype: torch.dtype, pin_memory: bool | None = None, device: object = None) -> object:
             if device is not None:
@@ -86,6 +92,8 @@ def stream() -> LaggingStream:
 def ring(stream: LaggingStream, monkeypatch: pytest.MonkeyPatch) -> UploadRing:
     fake = FakeTorch(stream)
     monkeypatch.setattr(memstate.slots.upload, "torch", fake)
+    monkeypatch.setattr(memstate.slots.upload, "mark", fake.mark)
+    monkeypatch.setattr(memstate.slots.upload, "on", nullcontext)
     backend = Backend("reference", "cpu")
     backend.device = torch.device("cuda")
     ring = UploadRing(backend, ints=8)
@@ -117,6 +125,7 @@ def test_a_stream_that_keeps_up_is_never_waited_for(ring: UploadRing, stream: La
 def test_growth_leaves_copies_in_flight_alone(ring: UploadRing, stream: LaggingStream) -> None:
     for value, size in enumerate((8, 3, 9, 8, 40, 8, 8, 8, 200)):
         ring.send(packet(size, value))
+    assert [target.ints for target in stream.kept] == [8, 18, 80]  # each is freed while the stream may still read it
     stream.advance(stream.queued)
     assert stream.done == 9
 

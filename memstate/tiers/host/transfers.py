@@ -48,7 +48,7 @@ class Ticket:
         """
         for layers, event in zip(self.groups, self._events, strict=False):
             if layer is None or layer in layers:
-                torch.cuda.current_stream().wait_event(event)
+                torch.cuda.current_stream(event.device).wait_event(event)
 
     def synchronize(self) -> None:
         """Waits for all bytes.

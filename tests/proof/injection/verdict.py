@@ -43,7 +43,9 @@ def fingerprint(scene: Scene) -> dict[str, Any]:
     seen = asdict(mem.inspect())
     del seen["stats"], seen["changes"]
     table, file, below = mem._table, mem._registers, scene.below
-    seen |= {name: getattr(table, name).tolist() for name in ("generation", "used", "finished", "unsettled", "confirmed")}
+    seen |= {
+        name: getattr(table, name).tolist() for name in ("generation", "used", "finished", "unsettled", "confirmed")
+    }
     seen |= {name: getattr(file, name).tolist() for name in ("held", "tracked", "snapshot_at", "source")}
     seen |= {"host labels": np.where(file.held, file.labels, 0).tolist(), "ids": list(table.ids)}
     seen["kept"] = sorted(mem._snapshots.kept.values(), key=lambda snap: snap.register)
@@ -96,7 +98,7 @@ def judge(scene: Scene, name: str, call: Callable[[], Any], at: int, error: Base
             recovered = mem.recover(mem_held(scene))
             assert mem.stats().rows_used == 0 and not [s for s in recovered.lost if s in recovered.snapshots]
         else:
-            if name == "wake" and mem.planes.asleep or name == "sleep" and mem.planes.asleep:
+            if (name == "wake" and mem.planes.asleep) or (name == "sleep" and mem.planes.asleep):
                 mem.wake()
             here = fingerprint(scene)
             before, after = marks

@@ -13,6 +13,7 @@ CATEGORIES = {
     "stale byte": "bytes of another slot, step or request",
     "lost snapshot": "a snapshot that was due and is not there, or is not kept",
     "wrong count": "a count of the host or of the device that is not what there is",
+    "wrong stream": "work on another device or stream, or in a graph, without the order that it needs",
 }
 
 

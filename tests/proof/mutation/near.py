@@ -29,6 +29,7 @@ HOST = [
     )
 ] + ["salts_below", "gap"]  # fmt: skip
 FILES = ["file_store", "file_faults", "file_room", "file_foreign", "file_cleaning"]
+STREAMS = ["streams"]
 BYTES = ["copy", "storage", "given_memory", "sleep", "layout"]
 
 NEAR = {
@@ -63,6 +64,8 @@ NEAR = {
         f"memstate/tiers/{name}.py": HOST
         for name in ("host/tier", "manager", "writeback", "host/transfers", "digests", "load", "prefetch/agreed")
     },
+    **dict.fromkeys(("kernels/dispatch.py", "memstate/streams.py", "memstate/slots/readback.py"), STREAMS),
+    **dict.fromkeys(("memstate/engine/parts.py", "memstate/engine/pool.py"), OWNERS + STREAMS),
     "memstate/slots/inspect.py": ["audit", "audit_owners", "gap"],
     "memstate/checks.py": ["salt_values", "refusals", "misuse", "prefix_refusals", "tiers_gaps"],
     "memstate/tiers/keys.py": ["tier_keys", "salt_values", "salts_below", "tiers_gaps"],

@@ -1,0 +1,85 @@
+"""Keeps the device work of one manager in one order: on one stream of its device, outside of graph captures."""
+
+import torch
+
+from memstate.errors import InvalidArgument
+from memstate.kernels.dispatch import on
+
+
+def mark(device: torch.device) -> "torch.cuda.Event":
+    """Records an event on the current stream of a device.
+
+    Syncs: no.
+    """
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+class WorkStream:
+    """Remembers the stream on which the slots of an allocator change owners, and refuses calls on another stream.
+
+    The first checked call decides the stream. It waits for the stream on which the allocator was built. On a CPU there
+    are no streams, and `require` allows every call.
+
+    Args:
+        device: where the slots are.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device if device.type == "cuda" else None
+        self._stream: torch.cuda.Stream | None = torch.cuda.current_stream(device) if self._device else None
+        self._decided = False
+
+    def __repr__(self) -> str:
+        return f"WorkStream({self._stream})"
+
+    def require(self) -> None:
+        """Refuses a call that comes on another stream, or while a graph is captured.
+
+        Raises:
+            InvalidArgument: the current stream is not the one remembered, or is capturing; nothing changed.
+
+        Syncs: no.
+        """
+        if self._device is None:
+            return
+        self.refuse_capture()
+        current = torch.cuda.current_stream(self._device)
+        if current != self._stream:
+            if self._decided:
+                raise InvalidArgument(
+                    f"this call comes on {current}, but the manager works on {self._stream}: call use_stream(...) "
+                    "first, or make all calls under torch.cuda.stream(...) with one stream"
+                )
+            self.use(current)
+        self._decided = True
+
+    def refuse_capture(self) -> None:
+        """Refuses a call while the current stream captures a CUDA graph: a replay would not repeat it.
+
+        Raises:
+            InvalidArgument: the current stream is capturing; nothing changed.
+
+        Syncs: no.
+        """
+        if self._device is None:
+            return
+        with on(self._device):
+            capturing = torch.cuda.is_current_stream_capturing()
+        if capturing:
+            raise InvalidArgument(
+                f"this call comes while {torch.cuda.current_stream(self._device)} captures a CUDA graph: capture the "
+                "forward alone, and make this call before or after the capture"
+            )
+
+    def use(self, stream: "torch.cuda.Stream") -> None:
+        """See `StateManager.use_stream`."""
+        if self._device is None or self._stream is None:
+            raise InvalidArgument(f"use_stream({stream!r}): the states are on the CPU, which has no streams")
+        if not isinstance(stream, torch.cuda.Stream) or stream.device != self._device:
+            raise InvalidArgument(f"use_stream({stream!r}): expected a torch.cuda.Stream of {self._device}")
+        self.refuse_capture()
+        if stream != self._stream:
+            stream.wait_stream(self._stream)
+        self._stream, self._decided = stream, True

@@ -1,0 +1,307 @@
+"""CUDA devices without a GPU: tensors that say they are on one, and streams and events that record their order.
+
+A fake tensor is a tensor in host memory, so that reference kernels compute on it. Work happens at once. What the order
+of streams and events guarantees is kept beside it, as vector clocks:
+
+    work.clock    how much of each stream had certainly run when this work began
+    cuda.host     how much of each stream the host knows to have run
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from memstate.kernels.dispatch import OPS
+
+Clock = dict["Stream", int]
+HOST = torch.device("cpu")
+QUIET = ("__get__", "view", "reshape", "detach", "numel", "dim", "size", "stride", "is_contiguous", "__getitem__")
+
+
+def joined(*clocks: Clock) -> Clock:
+    """What all of them know together."""
+    return {stream: max(clock.get(stream, 0) for clock in clocks) for stream in {s for c in clocks for s in c}}
+
+
+@dataclass(eq=False)
+class Work:
+    """One thing that a device was given: a launch by its op's name, or a copy as "copy_"."""
+
+    what: str
+    stream: "Stream"
+    number: int
+    clock: Clock = field(repr=False)
+
+    @property
+    def device(self) -> int:
+        return self.stream.index
+
+    def behind(self, other: "Work") -> bool:
+        """Whether this work begins after the other has ended, whatever the streams' speed."""
+        return self.clock.get(other.stream, 0) >= other.number
+
+
+class Event:
+    """An event; it remembers what is done once it is reached."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.clock: Clock | None = None
+        self.stream: Stream | None = None
+
+    @property
+    def device(self) -> torch.device | None:
+        return self.stream.device if self.stream else None
+
+    def record(self, stream: "Stream | None" = None) -> None:
+        self.stream = stream or CUDA.current_stream()
+        self.clock = dict(self.stream.clock)
+
+    def query(self) -> bool:
+        return all(CUDA.host.get(stream, 0) >= n for stream, n in (self.clock or {}).items())
+
+    def synchronize(self) -> None:
+        CUDA.host = joined(CUDA.host, self.clock or {})
+
+
+class Stream:
+    """A stream; its clock is what has run when its next work begins."""
+
+    def __init__(self, device: "torch.device | int | None" = None) -> None:
+        self.index = CUDA.index_of(device)
+        self.clock: Clock = {}
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", self.index)
+
+    def wait_event(self, event: Event) -> None:
+        self.clock = joined(self.clock, event.clock or {})
+
+    def synchronize(self) -> None:
+        CUDA.host = joined(CUDA.host, self.clock)
+
+    def wait_stream(self, stream: "Stream") -> None:
+        self.clock = joined(self.clock, stream.clock)
+
+    def __repr__(self) -> str:
+        return f"<fake stream {CUDA.streams.index(self) if self in CUDA.streams else '?'} of cuda:{self.index}>"
+
+
+class FakeCuda:
+    """What stands for `torch.cuda`.
+
+    Attributes:
+        current: the current device.
+        capturing: streams that capture a graph.
+        work: everything that devices were given, in the order of the calls.
+        host: what the host knows to have run.
+        kept: tensors that `record_stream` named, with the stream.
+    """
+
+    def __init__(self, devices: int = 2) -> None:
+        self.current, self.devices = 0, devices
+        self.streams: list[Stream] = []
+        self.capturing: set[Stream] = set()
+        self.work: list[Work] = []
+        self.host: Clock = {}
+        self.kept: list[tuple[torch.Tensor, Stream]] = []
+        self.pinned_on: list[int] = []  # the current device at each allocation of pinned memory
+        self.on_stream: dict[int, Stream] = {}
+
+    def index_of(self, device: "torch.device | int | None") -> int:
+        index = torch.device(device).index if isinstance(device, torch.device | str) else device
+        return self.current if index is None else index
+
+    def current_stream(self, device: "torch.device | int | None" = None) -> Stream:
+        index = self.index_of(device)
+        if index not in self.on_stream:
+            self.on_stream[index] = self.new_stream(index)
+        return self.on_stream[index]
+
+    def new_stream(self, device: "torch.device | int | None" = None) -> Stream:
+        self.streams.append(Stream(device))
+        return self.streams[-1]
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.current_stream() in self.capturing
+
+    def synchronize(self, device: "torch.device | int | None" = None) -> None:
+        index = self.index_of(device)
+        self.host = joined(self.host, *(stream.clock for stream in self.streams if stream.index == index))
+
+    @contextmanager
+    def device(self, device: "torch.device | int") -> Iterator[None]:
+        before, self.current = self.current, self.index_of(device)
+        yield
+        self.current = before
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        with self.device(stream.index):
+            before, self.on_stream[stream.index] = self.current_stream(), stream
+            yield
+            self.on_stream[stream.index] = before
+
+    @contextmanager
+    def capture(self, stream: Stream) -> Iterator[None]:
+        """A capture of a graph on a stream of its own, as `torch.cuda.graph` does it."""
+        self.capturing.add(stream)
+        with self.stream(stream):
+            yield
+        self.capturing.discard(stream)
+
+    def cudart(self) -> SimpleNamespace:
+        def register(address: int, nbytes: int, flags: int) -> int:
+            self.pinned_on.append(self.current)
+            return 0
+
+        return SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=lambda address: 0)
+
+    def give(self, what: str, stream: Stream) -> Work:
+        """Gives a stream some work, behind all that the host knows."""
+        clock = joined(stream.clock, self.host)
+        self.work.append(Work(what, stream, clock.get(stream, 0) + 1, clock))
+        stream.clock = clock | {stream: self.work[-1].number}
+        return self.work[-1]
+
+    def launch(self, what: str) -> Work:
+        """A launch as Triton does it: on the current stream of the current device."""
+        return self.give(what, self.current_stream())
+
+    def given(self, *what: str) -> list[Work]:
+        """Work of these names."""
+        return [work for work in self.work if work.what in what]
+
+
+CUDA = FakeCuda()
+
+
+class OnDevice(torch.Tensor):
+    """A tensor of host memory that says it is on a device. numpy does not take it."""
+
+    index: int
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda", self.index)
+
+    is_cuda = True  # type: ignore[assignment]
+
+    def numpy(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError("a tensor of a device has no numpy array")
+
+    def record_stream(self, stream: Stream) -> None:  # type: ignore[override]
+        CUDA.kept.append((self, stream))
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return call(func, args, kwargs or {})
+
+
+def placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor as one of a device."""
+    if device.type == "cpu":
+        return tensor
+    found = tensor.as_subclass(OnDevice)
+    found.index = CUDA.index_of(device)
+    return found
+
+
+def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Calls a function of torch on what lies below fake tensors. Work on a device goes to its current stream."""
+    if func is torch.device:
+        return func(*args, **kwargs)
+    name, to, inside = getattr(func, "__name__", ""), target(args, kwargs), list[OnDevice]()
+    name, to = (name, torch.device("cpu")) if name == "cpu" else (name, to)
+
+    def below(x: Any) -> Any:
+        if isinstance(x, OnDevice):
+            inside.append(x)
+            return x.as_subclass(torch.Tensor)
+        return x
+
+    with torch._C.DisableTorchFunctionSubclass():
+        plain, named = tree_map(below, (tuple(args), kwargs))
+        if named.get("pin_memory"):
+            CUDA.pinned_on.append(CUDA.current)
+            named["pin_memory"] = False
+        if to is not None:  # made, or copied, in host memory instead
+            plain = tuple(HOST if is_device(x) else x for x in plain)
+            named |= {"device": HOST} if "device" in named else {}
+        made = func(*plain, **named)
+        if name in ("to", "cpu", "as_tensor") and to is not None and plain and made is plain[0]:
+            made = made.clone() if args[0].device != to else made  # to another device
+    place = to if to is not None else inside[0].device if inside else HOST
+    busy = inside[0].device if inside else place
+    if busy.type == "cuda" and name not in QUIET:
+        stream = CUDA.current_stream(busy)
+        CUDA.give(name, stream)
+        mixed = len(inside) < 2 and name == "copy_" and not named.get("non_blocking")
+        if mixed or name in ("tolist", "item") or (inside and place.type == "cpu"):
+            CUDA.host = joined(CUDA.host, stream.clock)
+    if plain and made is plain[0]:
+        return args[0]  # changed in place
+    return tree_map(lambda x: placed(x, place) if type(x) is torch.Tensor else x, made)
+
+
+def is_device(x: Any) -> bool:
+    return isinstance(x, torch.device) or (isinstance(x, str) and x.split(":")[0] in ("cuda", "cpu"))
+
+
+def target(args: Any, kwargs: dict[str, Any]) -> torch.device | None:
+    """The device that a call names, None for none."""
+    named = [x for x in (kwargs.get("device"), *args) if is_device(x)]
+    return torch.device(named[0]) if named else None
+
+
+class Placing(TorchFunctionMode):
+    """Makes tensors on fake devices."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return call(func, args, kwargs or {})
+
+
+@contextmanager
+def fake_cuda(monkeypatch: pytest.MonkeyPatch, devices: int = 2) -> Iterator[FakeCuda]:
+    """Two devices, of which 0 is current.
+
+    With the backend "reference", an op counts as a launch on the current device.
+    """
+    CUDA.__init__(devices)  # type: ignore[misc]
+    for name in ("current_stream", "device", "stream", "is_current_stream_capturing", "synchronize", "cudart"):
+        monkeypatch.setattr(torch.cuda, name, getattr(CUDA, name))
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: CUDA.current)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (2**36, 2**36))
+    for op, module in OPS.items():
+        reference = import_module(f"memstate.kernels.reference.{module}")
+        monkeypatch.setattr(reference, op, launching(op, getattr(reference, op)))
+    with Placing():
+        yield CUDA
+
+
+def launching(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
+    """An op that is one launch, whatever its reference does inside."""
+
+    def launch(*args: Any, **kwargs: Any) -> Any:
+        work = CUDA.launch(name)
+        before = len(CUDA.work), dict(CUDA.host), {stream: dict(stream.clock) for stream in CUDA.streams}
+        made = op(*args, **kwargs)
+        del CUDA.work[before[0] :]  # what the reference does inside is no work of its own
+        CUDA.host = before[1]
+        for stream, clock in before[2].items():
+            stream.clock = clock
+        work.clock = dict(work.clock)
+        return made
+
+    return launch

@@ -4,6 +4,7 @@ import threading
 from typing import Any
 
 from memstate.checks import NotCopied
+from memstate.engine.chaos import Faults, NoFaults
 from memstate.engine.pool import StatePool
 from memstate.errors import Asleep, MemstateError
 from memstate.kernels.dispatch import Backend
@@ -41,6 +42,7 @@ class Parts(NotCopied):
     _snapshots: Snapshots
     _sessions: Sessions
     _cache: PrefixCache
+    _faults: Faults | NoFaults
     _thread: int | None
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -111,7 +111,8 @@ def chaos_from(environment: Mapping[str, str]) -> Chaos | None:
             name, _, value = part.strip().partition("=")
             if name in given:
                 raise ConfigurationError(f"{name} twice")
-            given[name] = kinds[name](value)
+            convert = kinds[name]
+            given[name] = convert(value)
         chaos = Chaos(**given)
     except (KeyError, ValueError) as error:  # a ConfigurationError is a ValueError
         raise ConfigurationError(

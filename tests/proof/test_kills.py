@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from memstate.tiers import FileStore
-from tests.proof.kills import Folder, Setting, Wrong, goal, prompt, server
+from tests.proof.kills import COUNTED, Folder, Process, Setting, Wrong, goal, life, prompt, server
 from tests.support.processes import ROOT
 from tests.support.sampling import PROOF
 
@@ -83,17 +83,14 @@ def test_a_record_that_is_gone_or_that_nobody_asked_for_is_found(tmp_path: Path)
         folder.look()
 
 
-def test_a_process_that_ends_by_itself_is_found() -> None:
-    """The seed says which kill, and the traceback says why."""
-    program = (
-        "import tests.proof.kills as kills\n"
-        "def turn(self): raise AssertionError('the state of row 3 is wrong')\n"
-        "kills.SHORTEST_LIFE_S = kills.LONGEST_LIFE_S = 1.5\n"
-        "kills.Process.turn, kills.sys.argv = turn, ['kills', '--kills', '3']\n"
-        "raise SystemExit(kills.main())\n"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "WRONG: seed 1, kill " in done.stdout, done.stdout
-    assert "the state of row 3 is wrong" in done.stderr
+def test_a_process_that_ends_by_itself_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def turn(self: Process) -> None:
+        raise AssertionError("the state of row 3 is wrong")
+
+    monkeypatch.setattr(Process, "turn", turn)
+    folder = Folder(tmp_path, Setting("redirect"))
+    with pytest.raises(Wrong, match="a process ended with 1"):
+        life(folder, random.Random(1), 3, np.zeros(len(COUNTED), np.int64), killed=False)
+    assert "AssertionError: the state of row 3 is wrong" in capfd.readouterr().err

@@ -313,7 +313,7 @@ class FaultyStore:
         return [there and at != wrong for at, there in enumerate(self._store.exists(names))]
 
     def get(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        """See `Store.get`. A wrong answer is MISSING or FAILED, in turn by place."""
+        """See `Store.get`. A wrong answer is MISSING for an even place, and FAILED for an odd one."""
         wrong = self._faults.answer("get", names)
         outcomes = list(self._store.get(names, buffers))
         if wrong is not None:

@@ -33,6 +33,7 @@ class Parts(NotCopied):
     pool: StatePool
     prefix: PrefixCache | None
     tiers: TierManager | None
+    _faults: Faults | NoFaults
     _allocator: SlotAllocator
     _registers: RegisterFile
     _commands: CommandBuffer
@@ -42,7 +43,6 @@ class Parts(NotCopied):
     _snapshots: Snapshots
     _sessions: Sessions
     _cache: PrefixCache
-    _faults: Faults | NoFaults
     _thread: int | None
 
     def __setattr__(self, name: str, value: Any) -> None:

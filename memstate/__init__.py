@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from memstate.engine.admission import Fork
+    from memstate.engine.chaos import Chaos
     from memstate.engine.manager import StateManager
     from memstate.engine.pool import StatePool
     from memstate.engine.settings import Forward, Pages
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from memstate.state.layout import Plane, StateLayout
     from memstate.state.planes import Planes
     from memstate.state.sharding import Owned, Part
-    from memstate.stats import PrefetchStats, PrefixStats, Stats, TierStats
+    from memstate.stats import ChaosStats, PrefetchStats, PrefixStats, Stats, TierStats
     from memstate.tiers import Fetch, FileStore, Mooncake, MooncakeStore, Prefetch, Tiers
 
 if not (_Path(__file__).parent / "kernels" / "tables.py").is_file():
@@ -62,6 +63,8 @@ __all__ = [
     "AuditReport",
     "Backend",
     "Broken",
+    "Chaos",
+    "ChaosStats",
     "ClaimGroup",
     "ConfigurationError",
     "DeviceFault",
@@ -120,6 +123,7 @@ __all__ = [
 
 _MODULES = {
     "memstate.engine.admission": "Fork",
+    "memstate.engine.chaos": "Chaos",
     "memstate.engine.manager": "StateManager",
     "memstate.engine.pool": "StatePool",
     "memstate.engine.settings": "Forward Pages",
@@ -140,7 +144,7 @@ _MODULES = {
     "memstate.state.layout": "Plane StateLayout",
     "memstate.state.planes": "Planes",
     "memstate.state.sharding": "Owned Part",
-    "memstate.stats": "PrefetchStats PrefixStats Stats TierStats",
+    "memstate.stats": "ChaosStats PrefetchStats PrefixStats Stats TierStats",
     "memstate.tiers": "Fetch FileStore Mooncake MooncakeStore Prefetch Tiers",
 }
 

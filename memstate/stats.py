@@ -103,6 +103,25 @@ class TierStats:
 
 
 @dataclass(frozen=True)
+class ChaosStats:
+    """Faults injected on purpose since the start, see `Chaos`. Each is one line in the log.
+
+    Attributes:
+        claims: steps in which optional claims were refused.
+        admissions: admissions and forks that found too few slots.
+        store_fails: calls of the store that failed, or gave a wrong answer for one record.
+        store_late: calls of the store that were delayed.
+        polls: polls that did nothing.
+    """
+
+    claims: int = 0
+    admissions: int = 0
+    store_fails: int = 0
+    store_late: int = 0
+    polls: int = 0
+
+
+@dataclass(frozen=True)
 class Stats:
     """Figures of a manager; slots unless said otherwise.
 
@@ -134,6 +153,7 @@ class Stats:
         syncs: times that the host waited for the device.
         prefix: the prefix cache, where there is one.
         tiers: host memory and storage, where there are such.
+        chaos: injected faults, where there is chaos.
     """
 
     capacity: int
@@ -161,6 +181,7 @@ class Stats:
     syncs: int
     prefix: PrefixStats | None = None
     tiers: TierStats | None = None
+    chaos: ChaosStats | None = None
 
 
 @dataclass(frozen=True)

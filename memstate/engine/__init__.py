@@ -5,6 +5,7 @@ admission   new rows for requests and forks; states that arrive from elsewhere
 stepping    plan, settle, accept, cancel
 ending      publish, release, retract: the states that rows leave behind
 report      stats, inspect, audit: figures, and the owner of every slot
+chaos       faults injected on purpose: the parts of a manager, with claims, stores and polls that fail
 parts       the attributes of a manager, and the checks at the start of its calls
 pool        slots and their bytes, for callers that hold slot ids
 settings    Pages, Forward, and checks of the manager's arguments

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.checks import counts, is_count, require_salt, sequence
-from memstate.engine.admission import Admission, Fork
+from memstate.engine.admission import Fork
+from memstate.engine.chaos import Chaos, faults_of
 from memstate.engine.ending import Ending
 from memstate.engine.pool import StatePool
 from memstate.engine.recovery import Recovery
@@ -32,7 +33,6 @@ from memstate.engine.settings import (
     validate_tracking,
 )
 from memstate.engine.sizing import require_fit
-from memstate.engine.stepping import Stepping
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import REGISTERS_PER_ROW
@@ -55,7 +55,7 @@ from memstate.slots.registers import Longs, RegisterFile
 from memstate.state.layout import StateLayout
 from memstate.state.planes import Planes
 from memstate.state.regions import BufferInfo
-from memstate.tiers import Fetch, TierManager, Tiers
+from memstate.tiers import Fetch, Tiers
 from memstate.tiers.load import Loader, NoLoader
 from memstate.tokens import BYTES, Tokens, encode
 
@@ -89,6 +89,9 @@ class StateManager(Recovery):
         backend: what runs the kernels: "auto", "reference", "interpreter" or "cuda".
         journal: how many changes of owners `changes` keeps; 0: none.
         debug: whether to check the calling thread and overlapping copies, and to look for leaks in `close`.
+        chaos: faults to inject on purpose, to test an engine: refused claims and admissions, a store that fails or is
+            slow, delayed polls. None: none, or those of the environment variable MEMSTATE_CHAOS, such as
+            "seed=1,claims=0.1". `ms.Chaos()` injects none.
 
     Attributes:
         planes: the bytes of all slots, by plane, with gather and scatter.
@@ -137,6 +140,7 @@ class StateManager(Recovery):
         backend: str = "auto",
         journal: int = 0,
         debug: bool = False,
+        chaos: Chaos | None = None,
     ) -> None:
         for name, given, kind in (
             ("pages", pages, Pages),
@@ -152,6 +156,7 @@ class StateManager(Recovery):
             raise ConfigurationError("tiers without a prefix cache: build the manager with prefix=ms.Prefix()")
         if not is_count(journal):
             raise ConfigurationError(f"journal={journal!r}: expected a number of changes")
+        self._faults = faults_of(chaos)
         validate_layout(layout)
         require_switch("overlap", overlap, TWO_STEPS)
         require_switch("debug", debug)
@@ -197,24 +202,17 @@ class StateManager(Recovery):
             tiers = replace(tiers, layerwise=False)
         below = None
         if tiers is not None:
-            below = TierManager(tiers, self.planes, self._cache, self._commands, self._pages)
+            below = self._faults.tiers(tiers, self.planes, self._cache, self._commands, self._pages)
         self.tiers = below
         loader = Loader(below, self._cache, self._pages) if below is not None else NoLoader()
         self._sessions = Sessions(self._commands, self._pages, self._snapshots, self._mirror.lanes)
         self._boundaries = Boundaries(self._commands, self.tracking.reads_old_slot)
         self._log = StepLog(max_batch or rows, int(overlap), self.backend.device, forward.speculation)
-        self._stepping = Stepping(
-            self._commands,
-            self._table,
-            self._pages,
-            self._mirror,
-            self._snapshots,
-            self._boundaries,
-            self._log,
-            self.planes,
-            copied,
-        )
-        self._admission = Admission(
+        self._stepping = self._faults.stepping(
+            self._commands, self._table, self._pages, self._mirror, self._snapshots, self._boundaries, self._log,
+            self.planes, copied,
+        )  # fmt: skip
+        self._admission = self._faults.admission(
             self._commands, self._table, self._pages, self._snapshots, self._cache, self._sessions, self._boundaries,
             self.tracking.lanes_at_admission(overlap), bool(forward.direct_hits), self._mirror.lanes > 0, loader,
         )  # fmt: skip

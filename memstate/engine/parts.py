@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from memstate.checks import NotCopied
+from memstate.engine.chaos import Faults, NoFaults
 from memstate.engine.pool import StatePool
 from memstate.engine.stepping import Stepping
 from memstate.errors import Asleep, MemstateError
@@ -37,6 +38,7 @@ class Parts(NotCopied):
     pool: StatePool
     prefix: PrefixCache | None
     tiers: TierManager | None
+    _faults: Faults | NoFaults
     _allocator: SlotAllocator
     _registers: RegisterFile
     _commands: CommandBuffer

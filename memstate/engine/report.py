@@ -50,6 +50,7 @@ class Reports(Recount):
             syncs=asked.syncs,
             prefix=self.prefix.stats() if self.prefix is not None else None,
             tiers=self.tiers.stats() if self.tiers is not None else None,
+            chaos=self._faults.stats(),
         )
 
     def audit(self) -> audit.AuditReport:

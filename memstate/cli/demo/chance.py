@@ -1,10 +1,9 @@
-"""Everything that goes wrong on purpose, drawn from a seed: retractions, forwards that never run, failing claims."""
+"""Everything that goes wrong in the loop on purpose, drawn from a seed: retractions, forwards that never run."""
 
 import random
 from collections.abc import Sequence
 
 from memstate.cli.demo.work import Work
-from memstate.engine.manager import NO_LIMIT
 
 RETRACTED = 0.005  # per running request and step
 RETRACTED_AT_PAGE_END = 0.02  # the better moment: there a state can be kept even without tracking
@@ -21,14 +20,11 @@ class Chance:
 
     Args:
         seed: The same seed gives the same decisions.
-        fail_claims: Probability that an optional claim fails.
     """
 
-    def __init__(self, seed: int, fail_claims: float) -> None:
+    def __init__(self, seed: int) -> None:
         self._events = random.Random(f"events {seed}")
-        self._claims = random.Random(f"claims {seed}")
         self._gaps = random.Random(f"gaps {seed}")
-        self.fail_claims = fail_claims
 
     def gap(self, mean: float) -> int:
         """Steps until the next arrival."""
@@ -60,12 +56,3 @@ class Chance:
     def tells(self) -> bool:
         """Whether the manager is told that a forward has been launched."""
         return self._gaps.random() < TOLD
-
-    def claims_allowed(self, at_most: int) -> int:
-        """Optional claims that a step of `at_most` rows may make: the first that fails stops."""
-        if not self.fail_claims:
-            return NO_LIMIT
-        allowed = 0
-        while allowed < at_most and self._claims.random() >= self.fail_claims:
-            allowed += 1
-        return allowed

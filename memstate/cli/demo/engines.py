@@ -16,6 +16,7 @@ from memstate.cli.demo.config import STRATEGIES, DemoConfig
 from memstate.cli.demo.mixers import state_layout
 from memstate.cli.demo.model import HybridModel, Memory, Slots
 from memstate.cli.demo.tiers import tiers_of
+from memstate.engine.chaos import Chaos
 from memstate.engine.manager import StateManager
 from memstate.engine.settings import Forward, Pages
 from memstate.engine.warmup import warm_up
@@ -62,6 +63,7 @@ class Engine:
                 pages=Pages(count=pages, size=config.page_size, per_row=pages_per_row),
                 forward=Forward(in_place=self.in_place),
                 prefix=Prefix(), tiers=tiers_of(config, store, self.kv),
+                chaos=Chaos(seed=config.seed, claims=config.fail_claims) if config.fail_claims else None,
             )  # fmt: skip
         except ValueError as error:
             raise InvalidArgument(str(error)) from error

@@ -81,7 +81,7 @@ def _run(config: DemoConfig, store: Store | None, report: Progress) -> DemoRepor
 
     scheduler = Scheduler(
         config, engine, Stepper(engine.model, engine.memory, config.batch, config.chunk), admission,
-        Chance(config.seed, config.fail_claims), meter, witness, step_done,
+        Chance(config.seed), meter, witness, step_done,
     )  # fmt: skip
     started = time.perf_counter()
     transcripts = scheduler.run(conversations)

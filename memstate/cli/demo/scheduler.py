@@ -106,9 +106,9 @@ class Scheduler:
         if not going:
             return None
         batch = assemble(self.config, going)
-        asked, limit = Asked(), self.chance.claims_allowed(len(going))
+        asked = Asked()
         with self.gauge.adding_to(asked):
-            step = self.mem.plan(batch.rows, batch.counts, limit=limit)
+            step = self.mem.plan(batch.rows, batch.counts)
         if self.chance.cancels():
             self._cancel(step, batch)
             return None

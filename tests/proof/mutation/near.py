@@ -53,6 +53,7 @@ NEAR = {
     "memstate/state/presets/families.py": ["presets"],
     "memstate/engine/manager.py": [*OWNERS, "engine_memory", "sleep", "tiers_life", "tiers_late", *CACHED],
     **{f"memstate/engine/{name}.py": [*OWNERS, *CACHED] for name in ("admission", "ending", "stepping")},
+    "memstate/engine/chaos.py": ["chaos"],
     "memstate/tokens.py": PREFIX,
     **{f"memstate/prefix/{name}.py": PREFIX for name in ("tree", "cache", "ranking", "sessions")},
     **{f"memstate/prefix/policies/{name}.py": PREFIX for name in ("lru", "greedy_dual", "return_rate")},

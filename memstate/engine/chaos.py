@@ -1,0 +1,351 @@
+"""Injects faults into one manager on purpose, counts and logs them: to test an engine before production does.
+
+claims, admissions     slots are short: snapshots are skipped, requests have to wait
+store_fails, ..late_s  storage fails or is slow
+polls                  transfers, writes and prefetches take longer
+
+A manager without chaos builds the plain parts and pays nothing.
+"""
+
+import logging
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from torch import Tensor
+
+from memstate.checks import is_whole
+from memstate.engine.admission import Admission, Lack
+from memstate.engine.stepping import Stepping
+from memstate.errors import ConfigurationError, OutOfSlots
+from memstate.prefix import PrefixCache
+from memstate.requests.handles import Row
+from memstate.requests.steps import Step
+from memstate.requests.tracking.mirror import Mirror
+from memstate.stats import ChaosStats
+from memstate.tiers import Store, TierManager, Tiers
+from memstate.tiers.stores.base import Bytes, Outcome
+
+VARIABLE = "MEMSTATE_CHAOS"
+SHARES = ("claims", "admissions", "store_fails", "polls")
+MOST_LATE_S = 3600
+log = logging.getLogger("memstate.chaos")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chaos:
+    """Says how often faults are injected on purpose. Results stay right; only speed and hits are lost.
+
+    Each fault is counted in `mem.stats().chaos`, and is one line of the logger "memstate.chaos" with level INFO.
+
+    The same seed and the same calls give the same faults. Threads call the store, so the order of its calls can differ
+    from run to run. Give all ranks the same settings, because ranks must poll equally often.
+
+    Args:
+        seed: start of the random numbers.
+        claims: probability that an optional claim of a step is refused. The first refused claim ends the claims of the
+            step, as if no slot were free. Its snapshots are skipped.
+        admissions: probability that `admit` or `fork` finds too few slots while a request runs. The call raises
+            OutOfSlots. If it would load states from host memory, it first tries again without them.
+        store_fails: probability that a call of the store fails. It raises OSError, or gives a wrong answer for one
+            name: not there, or failed.
+        store_late_s: largest delay of each call of the store, in seconds.
+        polls: probability that a `poll` does nothing, below 1.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+
+    Example:
+        >>> Chaos(seed=1, claims=0.1)
+        Chaos(seed=1, claims=0.1, admissions=0.0, store_fails=0.0, store_late_s=0.0, polls=0.0)
+    """
+
+    seed: int = 0
+    claims: float = 0.0
+    admissions: float = 0.0
+    store_fails: float = 0.0
+    store_late_s: float = 0.0
+    polls: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.seed):
+            raise ConfigurationError(f"chaos: seed={self.seed!r}: expected a whole number")
+        for name in SHARES:
+            share = getattr(self, name)
+            if not _within(share, 1) or (share == 1 and name == "polls"):
+                most = "up to, but not, 1: a loop may wait for what polls advance" if name == "polls" else "to 1"
+                raise ConfigurationError(f"chaos: {name}={share!r}: expected a probability from 0 {most}")
+        if not _within(self.store_late_s, MOST_LATE_S):
+            raise ConfigurationError(f"chaos: store_late_s={self.store_late_s!r}: expected 0 to {MOST_LATE_S} seconds")
+
+
+def _within(value: object, most: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
+
+
+def chaos_from(environment: Mapping[str, str]) -> Chaos | None:
+    """Reads the variable MEMSTATE_CHAOS, such as "seed=1,claims=0.1,polls=0.2".
+
+    Args:
+        environment: the variables of the process.
+
+    Returns:
+        The settings. None: the variable is missing or empty.
+
+    Raises:
+        ConfigurationError: the text is not a list of settings, or a value is out of range.
+    """
+    text = environment.get(VARIABLE, "")
+    if not text:
+        return None
+    given: dict[str, Any] = {}
+    kinds = {field.name: int if field.name == "seed" else float for field in fields(Chaos)}
+    try:
+        for part in text.split(","):
+            name, _, value = part.strip().partition("=")
+            if name in given:
+                raise ConfigurationError(f"{name} twice")
+            convert = kinds[name]
+            given[name] = convert(value)
+        chaos = Chaos(**given)
+    except (KeyError, ValueError) as error:  # a ConfigurationError is a ValueError
+        raise ConfigurationError(
+            f"{VARIABLE}={text!r}: {error}; expected settings such as seed=1,claims=0.1, of {', '.join(kinds)}"
+        ) from error
+    log.warning("%s=%s injects faults on purpose", VARIABLE, text)
+    return chaos
+
+
+class NoFaults:
+    """Builds the parts of a manager without chaos."""
+
+    stepping, admission, tiers = Stepping, Admission, TierManager
+
+    def stats(self) -> None:
+        """Returns None: there is no chaos."""
+
+
+class Faults:
+    """Draws, counts and logs the faults of one manager, and builds the parts that have them.
+
+    Args:
+        chaos: how often each kind happens.
+    """
+
+    def __init__(self, chaos: Chaos) -> None:
+        self.chaos = chaos
+        self._lock = threading.RLock()  # threads call the store
+        self._counts: Counter[str] = Counter()
+        self._draws = {field.name: random.Random(f"{field.name} {chaos.seed}") for field in fields(ChaosStats)}
+
+    def stepping(self, *parts: Any) -> Stepping:
+        """Returns a `Stepping` whose claims can be refused."""
+        return FaultyStepping(self, *parts)
+
+    def admission(self, *parts: Any) -> Admission:
+        """Returns an `Admission` that can find too few slots."""
+        return FaultyAdmission(self, *parts)
+
+    def tiers(self, settings: Tiers, *parts: Any) -> TierManager:
+        """Returns a `TierManager` whose polls can do nothing, on a store that can fail."""
+        if settings.store is not None:
+            settings = replace(settings, store=FaultyStore(settings.store, self))
+        return FaultyTiers(self, settings, *parts)
+
+    def stats(self) -> ChaosStats:
+        """Returns how many faults of each kind were injected since the start.
+
+        Syncs: no.
+        """
+        with self._lock:
+            return ChaosStats(**self._counts)
+
+    def happens(self, kind: str, what: str) -> bool:
+        """Draws whether a fault happens, and notes it.
+
+        Args:
+            kind: the setting with its probability.
+            what: says in the log what the fault does.
+        """
+        share = getattr(self.chaos, kind)
+        with self._lock:
+            fault = bool(share) and self._draws[kind].random() < share
+            if fault:
+                self._note(kind, what)
+        return fault
+
+    def _note(self, kind: str, what: str) -> None:
+        with self._lock:
+            self._counts[kind] += 1
+            log.info("fault %d, %s %d: %s", self._counts.total(), kind, self._counts[kind], what)
+
+    @contextmanager
+    def claims(self, rows: int, limit: int, mirror: Mirror) -> Iterator[int]:
+        """Limits the optional claims of the step in the block. Notes a fault if the limit refused one.
+
+        Args:
+            rows: rows of the step.
+            limit: largest number of claims that the caller allows.
+            mirror: counts refused claims.
+
+        Yields:
+            The largest number of claims that the step can make.
+        """
+        share, draw, before = self.chaos.claims, self._draws["claims"], mirror.degraded
+        allowed = next((n for n in range(rows) if draw.random() < share), limit) if share else limit
+        yield min(allowed, limit)
+        if allowed < limit and mirror.degraded > before:
+            self._note("claims", f"a step of {rows} rows could make {allowed}, {mirror.degraded - before} were refused")
+
+    def answer(self, call: str, names: Sequence[str]) -> int | None:
+        """Delays a call of the store, and lets it fail.
+
+        Args:
+            call: name of the method.
+            names: names of the records.
+
+        Returns:
+            The place of the name whose answer is to be wrong; None: no answer.
+
+        Raises:
+            OSError: the call fails.
+        """
+        if most := self.chaos.store_late_s:
+            with self._lock:
+                seconds = self._draws["store_late"].uniform(0, most)
+                self._note("store_late", f"{call} of {len(names)} records waits {seconds:.6f} s")
+            time.sleep(seconds)
+        if not self.happens("store_fails", f"{call} of {len(names)} records"):
+            return None
+        with self._lock:
+            place = self._draws["store_fails"].randrange(-1, len(names))
+        if place < 0:
+            raise OSError(f"{call} of {len(names)} records fails on purpose: chaos")
+        return place
+
+
+class FaultyStepping(Stepping):
+    """Plans and accepts steps, and refuses some of their optional claims."""
+
+    def __init__(self, faults: Faults, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._faults = faults
+
+    def plan(
+        self, rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, window: bool, cache: PrefixCache
+    ) -> Step:
+        """See `Stepping.plan`."""
+        real = self.batch(rows, tokens).rows
+        with self._faults.claims(len(real), limit, self._mirror) as allowed:
+            return super().plan(rows, tokens, allowed, window, cache)
+
+    def accept(self, step: Step, accepted: Sequence[int], windows: Any, finished: Any, limit: int) -> None:
+        """See `Stepping.accept`."""
+        with self._faults.claims(len(step.numbers), limit, self._mirror) as allowed:
+            super().accept(step, accepted, windows, finished, allowed)
+
+
+class FaultyAdmission(Admission):
+    """Starts requests, and sometimes finds too few slots."""
+
+    def __init__(self, faults: Faults, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._faults = faults
+
+    def _make_room(self, rows: int, pages: int, slots: int) -> Lack | None:
+        runs = self._table.free < self._table.rows  # else an engine may well take a refusal as final
+        if runs and rows and self._faults.happens("admissions", f"{rows} requests find too few slots"):
+            allocator, held = self._file.allocator, self._sessions.held
+            evictable = self._snapshots.evictable - held
+            error = OutOfSlots(slots, allocator.free, evictable, allocator.capacity, held)
+            error.add_note("memstate: refused on purpose, see StateManager(chaos=...)")
+            return error
+        return super()._make_room(rows, pages, slots)
+
+
+class FaultyTiers(TierManager):
+    """Moves states between the tiers, and sometimes lets a poll pass."""
+
+    def __init__(self, faults: Faults, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._faults = faults
+
+    def poll(self) -> None:
+        """See `TierManager.poll`."""
+        if not self._faults.happens("polls", "a poll does nothing"):
+            super().poll()
+
+
+class FaultyStore:
+    """Delays calls of a store and lets them fail. Everything else passes through.
+
+    Args:
+        store: the store.
+        faults: draws the faults.
+    """
+
+    def __init__(self, store: Store, faults: Faults) -> None:
+        self._store, self._faults = store, faults
+
+    def __repr__(self) -> str:
+        return f"{self._store!r} with chaos"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def register(self, memory: Tensor) -> None:
+        """See `Store.register`."""
+        self._store.register(memory)
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        self._store.close()
+
+    def exists(self, names: Sequence[str]) -> list[bool]:
+        """See `Store.exists`. A wrong answer says that a record is not there."""
+        wrong = self._faults.answer("exists", names)
+        return [there and at != wrong for at, there in enumerate(self._store.exists(names))]
+
+    def get(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
+        """See `Store.get`. A wrong answer is MISSING for an even place, and FAILED for an odd one."""
+        wrong = self._faults.answer("get", names)
+        outcomes = list(self._store.get(names, buffers))
+        if wrong is not None:
+            outcomes[wrong] = (Outcome.MISSING, Outcome.FAILED)[wrong % 2]
+        return outcomes
+
+    def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
+        """See `Store.put`. A wrong answer is FAILED, although the record is written."""
+        wrong = self._faults.answer("put", names)
+        outcomes = list(self._store.put(names, buffers))
+        if wrong is not None:
+            outcomes[wrong] = Outcome.FAILED
+        return outcomes
+
+    def discard(self, names: Sequence[str]) -> None:
+        """See `Store.discard`. A call that fails may have removed the records."""
+        wrong = self._faults.answer("discard", names)
+        self._store.discard(names)
+        if wrong is not None:
+            raise OSError(f"discard of {len(names)} records fails on purpose: chaos")
+
+
+def faults_of(chaos: Chaos | None) -> Faults | NoFaults:
+    """Returns the faults of a manager. Without an argument, the environment decides.
+
+    Args:
+        chaos: the manager's argument.
+
+    Raises:
+        ConfigurationError: the argument is something else, or the environment's value is not valid.
+    """
+    if not isinstance(chaos, Chaos | None):
+        raise ConfigurationError(f"chaos={chaos!r}: expected ms.Chaos(...) or None")
+    chaos = chaos or chaos_from(os.environ)
+    return NoFaults() if chaos is None else Faults(chaos)

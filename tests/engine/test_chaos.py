@@ -1,0 +1,343 @@
+"""Faults injected on purpose: results stay right, nothing leaks, and every fault is counted and logged."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import memstate as ms
+from memstate.engine.admission import Admission
+from memstate.engine.chaos import Faults, FaultyStore
+from memstate.engine.stepping import Stepping
+from memstate.tiers import Outcome, Store, TierManager
+from tests.support.demo_talks import demo
+from tests.support.loops import Speculator
+from tests.support.planes import I, Loop
+from tests.support.tiered import T, Tiered, settle, whole
+from tests.support.virtual import ByHand, MemoryStore
+
+CPU = ms.Backend("reference")
+EVERYTHING = "seed={seed},claims=0.3,admissions=0.3,store_fails=0.3,store_late_s=0.0005,polls=0.4"
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "memstate.chaos")
+    return caplog
+
+
+def lines(log: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged of faults."""
+    return [record.getMessage() for record in log.records if record.levelno == logging.INFO]
+
+
+def require_logged(log: pytest.LogCaptureFixture, counted: ms.ChaosStats | None) -> None:
+    """Every fault that was counted is a line, with a number of its own; lines after the count are more faults."""
+    assert counted is not None
+    logged, kinds = lines(log), asdict(counted)
+    assert [line.partition(",")[0] for line in logged] == [f"fault {n}" for n in range(1, len(logged) + 1)]
+    for kind, n in kinds.items():
+        assert sum(f", {kind} " in line for line in logged[: sum(kinds.values())]) == n
+
+
+# -- results under any chaos ----------------------------------------------------------------------------
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("strategy", ["none", "ping-pong", "lazy", "redirect"])
+def test_an_engine_computes_the_same_under_any_chaos(
+    seed: int, strategy: str, tmp_path: Path, told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every token, logit and state is the uncached run's, nothing leaks, and storage holds only right records."""
+    room = {"slots": 8, "host_slots": 12, "storage": "file", "storage_path": tmp_path, "sessions": seed % 3}
+    met = Counter[str]()
+    for again in range(2):
+        told.clear()
+        monkeypatch.setenv("MEMSTATE_CHAOS", EVERYTHING.format(seed=2 * seed + again))
+        report = demo(strategy=strategy, seed=seed, **room)
+        assert report.ok, report.failure()
+        require_logged(told, report.stats.chaos)
+        met.update(asdict(report.stats.chaos))  # type: ignore[arg-type]
+    assert {kind for kind, n in met.items() if not n} <= ({"claims"} if strategy == "none" else set())
+
+
+def test_right_bytes_and_no_leak_with_everything_failing(tmp_path: Path, told: pytest.LogCaptureFixture) -> None:
+    """`Tiered` compares every byte that a step reads, and all records of host memory."""
+    store, chaos = MemoryStore(), ms.Chaos(seed=3, claims=0.3, store_fails=0.5, polls=0.5)
+    for _ in range(2):
+        at = Tiered(CPU, slots=8, tiers={"store": store}, chaos=chaos, every=8)
+        for n in range(6):
+            at.fetch([*whole(n), 1])
+            assert at.turn([*whole(n), 1], goal=3) in (0, 8)
+            at.look()
+        at.give_up(pages=60)
+        at.turn([*whole(1), 1], goal=3)
+        at.empty()
+        at.mem.close()
+        assert at.tiers.leaked_records == 0
+        assert at.tiers.written + at.tiers.write_failed + at.tiers.write_missed > 0
+
+
+# -- each kind of fault ---------------------------------------------------------------------------------
+
+
+def test_a_refused_claim_costs_a_snapshot_and_nothing_else(told: pytest.LogCaptureFixture) -> None:
+    loop = Loop(CPU, ms.Redirect(I), chaos=ms.Chaos(claims=1.0))
+    rows = loop.admit(*map(ms.Request, "abc"))
+    loop.advance(rows, 2 * I + 1)
+    stats = loop.mem.stats()
+    assert stats.snapshots == 0 and stats.degraded == 6 and stats.chaos == ms.ChaosStats(claims=2)
+    assert all(loop.holds(loop.slot(row), row, 2 * I + 1) for row in rows)
+    require_logged(told, stats.chaos)
+    assert len(lines(told)) == 2 and "a step of 3 rows could make 0, 3 were refused" in lines(told)[0]
+
+
+def test_claims_stay_below_the_caller_s_limit_and_count_only_where_chaos_refused() -> None:
+    def taken(chaos: ms.Chaos, limit: int) -> tuple[int, ms.ChaosStats | None]:
+        loop = Loop(CPU, ms.Redirect(I), slots=12, chaos=chaos)
+        rows = loop.admit(*map(ms.Request, "abcd"))
+        for _ in range(I + 1):
+            loop.mem.settle(loop.step(rows, limit=limit))
+        return loop.mem.stats().snapshots, loop.mem.stats().chaos
+
+    nothing = ms.ChaosStats()
+    assert taken(ms.Chaos(claims=0.0), 2) == (2, nothing)
+    assert taken(ms.Chaos(claims=1.0), 2) == (0, ms.ChaosStats(claims=1))
+    few = [taken(ms.Chaos(seed=seed, claims=0.4), 2) for seed in range(20)]
+    assert {made for made, _ in few} == {0, 1, 2}
+    assert all((made < 2) == (counted == ms.ChaosStats(claims=1)) for made, counted in few)
+
+
+def test_claims_of_an_accepted_window_are_refused() -> None:
+    loop = Speculator(CPU, ms.PingPong(I), chaos=ms.Chaos(claims=1.0))
+    lazy = Speculator(CPU, ms.LazyPingPong(I), chaos=ms.Chaos(claims=1.0))
+    for each in (loop, lazy):
+        (row,) = each.admit()
+        for _ in range(3):
+            each.window([row], [3])
+    assert loop.mem.stats().chaos == ms.ChaosStats(), "the lanes of PingPong come with the admission"
+    assert lazy.mem.stats().chaos == ms.ChaosStats(claims=1) and lazy.mem.stats().degraded == 1
+
+
+def test_a_refused_admission_changes_nothing_and_needs_another_request_that_runs(
+    told: pytest.LogCaptureFixture,
+) -> None:
+    mem = Loop(CPU, ms.Redirect(I), chaos=ms.Chaos(admissions=1.0)).mem
+    assert mem.admit([]) is not None
+    (row,) = mem.admit([ms.Request("a")])
+    mem.settle(mem.plan([row]))
+    before = mem.free_slots, mem._table.free, mem.length(row)
+    for call in (lambda: mem.admit([ms.Request("b")]), lambda: mem.fork(row, ["c"])):
+        with pytest.raises(ms.OutOfSlots, match="requested, 15 free") as refused:
+            call()
+        assert refused.value.__notes__ == ["memstate: refused on purpose, see StateManager(chaos=...)"]
+        assert (mem.free_slots, mem._table.free, mem.length(row)) == before
+    mem.admit([])
+    assert mem.stats().chaos == ms.ChaosStats(admissions=2)
+    require_logged(told, mem.stats().chaos)
+    mem.release([row])
+    mem.admit([ms.Request("b")])
+    mem.audit().raise_if_leaking()
+
+
+def test_an_admission_that_would_load_tries_without_before_it_is_refused() -> None:
+    at = Tiered(CPU, slots=8, chaos=ms.Chaos(admissions=1.0))
+    at.cache_prompts(whole(1))
+    settle(at)
+    at.give_up(pages=60)
+    running = at.start(T[:9])
+    with pytest.raises(ms.OutOfSlots):
+        at.start([*whole(1), 1])
+    assert at.mem.stats().chaos == ms.ChaosStats(admissions=2)
+    at.end([running])
+    assert at.turn([*whole(1), 1]) == 8
+
+
+def test_a_delayed_poll_moves_nothing(told: pytest.LogCaptureFixture) -> None:
+    at = Tiered(CPU, slots=8, tiers={"store": MemoryStore(), "executor": ByHand()}, chaos=ms.Chaos(polls=0.5))
+    at.cache_prompts(whole(1), poll=False)
+    at.mem.submit()
+    seen = []
+    for _ in range(40):
+        due, skipped = list(at.below._due), at.mem.stats().chaos
+        at.mem.poll()
+        assert skipped is not None and at.mem.stats().chaos is not None
+        seen.append(at.mem.stats().chaos != skipped)
+        assert not seen[-1] or at.below._due == due, "a poll that is delayed does nothing"
+    assert 10 < sum(seen) < 30 and not at.below._due
+    require_logged(told, at.mem.stats().chaos)
+
+
+# -- the store ------------------------------------------------------------------------------------------
+
+
+class Kept(MemoryStore):
+    """A store that remembers what passed through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passed: list[str] = []
+
+    def register(self, memory: torch.Tensor) -> None:
+        self.passed.append(f"register {memory.numel()}")
+
+    def close(self) -> None:
+        self.passed.append("close")
+
+
+def buffers(*values: int) -> list[Any]:
+    return [np.full(16, value, np.uint8) for value in values]
+
+
+def outcome(store: Store, call: str, names: Sequence[str], *more: Any) -> Any:
+    """What a call answers, or "raises"."""
+    try:
+        return getattr(store, call)(names, *more)
+    except OSError:
+        return "raises"
+
+
+def test_a_store_without_faults_passes_everything_through() -> None:
+    inner = Kept()
+    store = FaultyStore(inner, Faults(ms.Chaos(claims=1.0, polls=0.5, admissions=1.0)))
+    assert isinstance(store, Store)
+    store.register(torch.zeros(7, dtype=torch.uint8))
+    assert store.put(["a", "b"], buffers(1, 2)) == [Outcome.DONE] * 2
+    assert store.exists(["a", "c"]) == [True, False]
+    got = buffers(0, 0)
+    assert store.get(["b", "c"], got) == [Outcome.DONE, Outcome.MISSING] and got[0].tolist() == [2] * 16
+    store.discard(["a"])
+    store.close()
+    assert inner.passed == ["register 7", "close"] and store.records is inner.records
+    assert [call for call, _ in inner.calls] == ["put", "exists", "get", "discard"]
+    assert repr(store) == f"{inner!r} with chaos"
+
+
+def test_a_store_that_always_fails_says_so_of_one_name_or_of_the_call() -> None:
+    """Of three names one is answered wrongly, or the call raises. What was not touched is answered as it is."""
+    inner, faults = Kept(), Faults(ms.Chaos(seed=1, store_fails=1.0))
+    store, names = FaultyStore(inner, faults), list("abc")
+    inner.put(names, buffers(1, 2, 3))
+    seen: dict[str, list[Any]] = {call: [] for call in ("exists", "get", "put", "discard")}
+    for _ in range(60):
+        seen["exists"].append(outcome(store, "exists", names))
+        seen["get"].append(outcome(store, "get", names, buffers(0, 0, 0)))
+        seen["put"].append(outcome(store, "put", names, buffers(1, 2, 3)))
+        seen["discard"].append(outcome(store, "discard", names))
+    assert faults.stats() == ms.ChaosStats(store_fails=240)
+    for call, right, wrong in (
+        ("exists", True, {False}),
+        ("get", Outcome.DONE, {Outcome.MISSING, Outcome.FAILED}),
+        ("put", Outcome.DONE, {Outcome.FAILED}),
+    ):
+        answers = [answer for answer in seen[call] if answer != "raises"]
+        assert 0 < len(answers) < 60
+        assert all(answer.count(right) == 2 for answer in answers)
+        assert {each for answer in answers for each in answer} == {right, *wrong}
+        assert {place for answer in answers for place in range(3) if answer[place] != right} == {0, 1, 2}
+    assert set(seen["discard"]) == {"raises"}
+    assert 0 < len(inner.asked("discard")) < 180, "some removed the records before they failed"
+
+
+def test_a_store_is_late(told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("memstate.engine.chaos.time.sleep", slept.append)
+    faults = Faults(ms.Chaos(store_late_s=2.0))
+    store = FaultyStore(MemoryStore(), faults)
+    for _ in range(20):
+        assert store.exists(["a"]) == [False]
+    assert len(set(slept)) == 20 and 0 <= min(slept) < 0.5 and 1.5 < max(slept) <= 2.0
+    assert faults.stats() == ms.ChaosStats(store_late=20)
+    require_logged(told, faults.stats())
+
+
+# -- settings -------------------------------------------------------------------------------------------
+
+
+def test_without_chaos_a_manager_has_the_plain_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MEMSTATE_CHAOS", raising=False)
+    at = Tiered(CPU, tiers={"store": MemoryStore()})
+    assert at.mem.stats().chaos is None
+    assert (type(at.mem._stepping), type(at.mem._admission), type(at.below)) == (Stepping, Admission, TierManager)
+    assert type(at.below.settings.store) is MemoryStore
+
+
+def test_the_same_seed_and_calls_give_the_same_faults(told: pytest.LogCaptureFixture) -> None:
+    def faults(seed: int) -> list[str]:
+        told.clear()
+        chaos = ms.Chaos(seed=seed, claims=0.5, admissions=0.3, store_fails=0.3, polls=0.4)
+        at = Tiered(CPU, slots=8, every=8, tiers={"store": MemoryStore(), "executor": ByHand()}, chaos=chaos)
+        for n in range(4):
+            at.turn([*whole(n), 1], goal=12)
+            at.work()
+        return lines(told)
+
+    assert faults(1) == faults(1) != faults(2)
+
+
+def test_the_environment_sets_what_no_argument_says(
+    told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def chaos_of(**given: Any) -> Any:
+        faults = Loop(CPU, ms.Redirect(I), **given).mem._faults
+        return faults.chaos if isinstance(faults, Faults) else None
+
+    monkeypatch.setenv("MEMSTATE_CHAOS", "")
+    assert chaos_of() is None
+    monkeypatch.setenv("MEMSTATE_CHAOS", " seed=-1, claims=0.1 ,admissions=1,store_fails=.5,store_late_s=2,polls=0.2")
+    assert chaos_of() == ms.Chaos(seed=-1, claims=0.1, admissions=1.0, store_fails=0.5, store_late_s=2.0, polls=0.2)
+    assert [record.levelname for record in told.records] == ["WARNING"] and "on purpose" in told.messages[0]
+    assert chaos_of(chaos=ms.Chaos()) == ms.Chaos()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("claims=2", "claims=2.0: expected a probability from 0 to 1"),
+        ("polls=1", "polls=1.0: expected a probability from 0 up to, but not, 1"),
+        ("claims", "could not convert string to float: ''"),
+        ("seed=1.5", "invalid literal"),
+        ("seed=1;claims=0.1", "invalid literal"),
+        ("claim=0.1", "'claim'; expected settings such as seed=1,claims=0.1, of seed, claims, admissions"),
+        ("claims=0.1,claims=0.2", "claims twice"),
+        (",", "''"),
+    ],
+)
+def test_a_bad_value_in_the_environment_is_refused(text: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMSTATE_CHAOS", text)
+    with pytest.raises(ms.ConfigurationError) as refused:
+        Loop(CPU, ms.Redirect(I))
+    assert str(refused.value).startswith(f"MEMSTATE_CHAOS={text!r}: ") and said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"claims": 1.1}, "claims=1.1: expected a probability from 0 to 1"),
+        ({"admissions": -0.1}, "admissions=-0.1: expected a probability from 0 to 1"),
+        ({"store_fails": float("nan")}, "store_fails=nan: expected a probability"),
+        ({"polls": 1}, "polls=1: expected a probability from 0 up to, but not, 1"),
+        ({"polls": True}, "polls=True: expected a probability"),
+        ({"claims": "0.1"}, "claims='0.1': expected a probability"),
+        ({"store_late_s": -1}, "store_late_s=-1: expected 0 to 3600 seconds"),
+        ({"store_late_s": float("inf")}, "store_late_s=inf: expected 0 to 3600 seconds"),
+        ({"seed": 1.0}, "seed=1.0: expected a whole number"),
+        ({"seed": True}, "seed=True: expected a whole number"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ms.ConfigurationError, match=r"^chaos: ") as refused:
+        ms.Chaos(**settings)
+    assert said in str(refused.value)
+
+
+def test_another_argument_is_refused() -> None:
+    with pytest.raises(ms.ConfigurationError, match=r"chaos=0.1: expected ms.Chaos\(...\) or None"):
+        Loop(CPU, ms.Redirect(I), chaos=0.1)

@@ -1,0 +1,297 @@
+"""Kills a serving process again and again, and lets the next one go on from the files that it left:
+
+    python -m tests.proof.kills --kills 2000 [--seed 1]
+
+Each process serves conversations over tiers with a `FileStore`, with threads that write and read. It compares every
+state that a request starts from, every KV page and every answer with what the tokens say. SIGKILL ends it at a random
+moment. Then this process reads every new file of the folder itself.
+
+Ends with 1 at the first wrong byte, crash, fault of the store, or record that is gone although nothing evicts.
+"""
+
+import argparse
+import mmap
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import memstate as ms
+from memstate.tiers import FileStore
+from memstate.tiers.records import RecordFormat
+from memstate.tiers.stores.base import RECORD
+from tests.support.planes import History
+from tests.support.processes import ended, in_child
+from tests.support.serving import written
+from tests.support.tiered import Tiered, page_bytes, state_bytes
+
+SHORTEST_LIFE_S, LONGEST_LIFE_S = 0.01, 0.12
+SLOW = 0.25  # of the processes have a slow disk
+LIVES = 50  # processes of one folder
+FRESH = 8  # lives until there is a new conversation
+OPEN = 6  # conversations that a life chooses from
+TURNS = 3
+LAST_TURNS = 12  # of the process at the end of a folder, which is not killed
+SYSTEM = [9, 8, 7, 6, 5, 4, 3, 2]  # tokens that all conversations begin with
+TOLD_S = 5.0
+COUNTED = ("turns", "hit_tokens", "written")
+
+
+class Setting(NamedTuple):
+    """How the processes of one folder serve.
+
+    Attributes:
+        strategy: the tracking strategy.
+        write: when states go down.
+        capacity: bytes of the folder; None: no limit.
+        durable: whether records are flushed.
+    """
+
+    strategy: str
+    write: str = "through"
+    capacity: int | None = None
+    durable: bool = False
+
+
+SETTINGS = (
+    Setting("redirect"),
+    Setting("lazy", capacity=12_000),
+    Setting("redirect", "back"),
+    Setting("ping-pong", durable=True),
+    Setting("redirect", "selective", capacity=6_000),
+)
+
+
+class Wrong(AssertionError):
+    """What is wrong, and after which kill."""
+
+
+def goal(n: int) -> int:
+    """Tokens of an answer of conversation n."""
+    return 2 + n % 7
+
+
+def prompt(n: int, turn: int) -> list[int]:
+    """The prompt of a turn of conversation n: all that was said before, and something new."""
+    tokens = list(SYSTEM)
+    for at in range(turn + 1):
+        tokens += [1000 * n + 20 * at + i for i in range(3 + (n + at) % 6)]
+        tokens = written(tokens, goal(n)) if at < turn else tokens
+    return tokens
+
+
+def server(setting: Setting, store: FileStore | None) -> Tiered:
+    tiers = {"store": store, "write": setting.write, "threads": 2, "host_slots": 6, "host_pages": 24}
+    return Tiered(ms.Backend("reference"), setting.strategy, slots=10, rows=3, pages=40, every=8, tiers=tiers)
+
+
+class Process:
+    """What runs until it is killed: a server over the files of a folder.
+
+    Args:
+        path: where the store is.
+        setting: how to serve.
+        chance: decides what is asked.
+        newest: the newest conversation.
+        counts: of COUNTED, of all processes so far; memory that outlives this one.
+    """
+
+    def __init__(
+        self, path: Path, setting: Setting, chance: random.Random, newest: int, counts: NDArray[np.int64]
+    ) -> None:
+        self.store = FileStore(path, setting.capacity, setting.durable)
+        self.at, self._setting, self._chance, self._newest = server(setting, self.store), setting, chance, newest
+        self._counts, self._before = counts, counts.copy()
+
+    def turn(self) -> None:
+        """Serves one turn.
+
+        Raises:
+            AssertionError: a state, a page or the answer is wrong, or the store had a fault.
+        """
+        n = self._newest - min(int(self._chance.expovariate(0.6)), OPEN - 1, self._newest)
+        tokens = prompt(n, self._chance.randrange(TURNS))
+        self.at.fetch(tokens)
+        self.at.turn(tokens, goal(n), most=self._chance.randint(1, 64))
+        self.at.mem.poll()
+        figures = self.at.tiers
+        gone = {"missing"} if self._setting.capacity else set()  # evicted between the question and the read
+        assert figures.prefetch and not figures.prefetch.failures and not set(figures.prefetch.flaws) - gone, figures
+        assert not self.store.faults and not figures.write_failed, (self.store, figures)
+        done = np.array([len(self.at.text), figures.storage_hit_tokens, figures.written])
+        np.add(self._before, done, out=self._counts)
+
+
+def slow_disk() -> None:
+    """From now on a record is written in parts, and each takes its time: most kills come in the middle of one."""
+    real = os.write
+
+    def write(descriptor: int, data: memoryview) -> int:
+        time.sleep(0.0002)
+        return real(descriptor, data[:101])
+
+    os.write = write  # type: ignore[assignment]
+
+
+class Folder:
+    """One folder, which processes fill and leave one after the other.
+
+    Args:
+        path: where the store is.
+        setting: how its processes serve.
+
+    Attributes:
+        records: names of all records that were read here and were right.
+        unfinished: temporary files.
+        known: a server without a store, which knows the tokens of keys.
+    """
+
+    def __init__(self, path: Path, setting: Setting) -> None:
+        self.path, self.setting = path, setting
+        self.records: set[str] = set()
+        self.unfinished = 0
+        self.known = server(setting, None)
+        forms = (self.known.below.host.states.form, self.known.caches[1].form)
+        self._forms: dict[str, tuple[RecordFormat, Callable[[History], bytes]]] = {
+            form.kind: (form, bytes_of) for form, bytes_of in zip(forms, (state_bytes, page_bytes), strict=True)
+        }
+
+    def know(self, n: int) -> None:
+        """Notes the tokens of conversation n."""
+        for turn in range(TURNS):
+            self.known.note(written(prompt(n, turn), goal(n)))
+
+    def look(self) -> None:
+        """Reads every file that is new.
+
+        Raises:
+            Wrong: a record is not what its tokens say, or has gone although nothing evicts.
+        """
+        files = {path.name: path for path in self.path.rglob("*") if path.is_file()}
+        records = {name: path for name, path in files.items() if RECORD.fullmatch(name)}
+        self.unfinished = len(files) - len(records)
+        if others := sorted(name for name in files if name not in records and not name.endswith(".tmp")):
+            raise Wrong(f"a store wrote {others}")
+        if self.setting.capacity is None and (lost := self.records - set(records)):
+            raise Wrong(f"{len(lost)} records have gone: {sorted(lost)[:3]}")
+        for name in records.keys() - self.records:
+            if said := self.flaw(name, np.fromfile(records[name], np.uint8)):
+                raise Wrong(f"{name}: {said}")
+        self.records = set(records)
+
+    def flaw(self, name: str, record: NDArray[np.uint8]) -> str:
+        """What is wrong with a record; "" if it is right."""
+        kind, _, digest = name.partition("-")
+        form, bytes_of = self._forms[kind]
+        tokens = self.known.known.get(key := bytes.fromhex(digest))
+        if tokens is None:
+            return "a record of a prompt that was never asked"
+        if flaw := form.flaw(record, key, len(tokens)):
+            return flaw
+        return "" if record.tobytes().endswith(bytes_of(tokens)) else f"not the bytes of its {len(tokens)} tokens"
+
+
+def life(folder: Folder, chance: random.Random, newest: int, counts: NDArray[np.int64], killed: bool) -> None:
+    """One process: killed at a random moment, or it works for a while and closes.
+
+    Raises:
+        Wrong: it ended otherwise.
+    """
+    slow, seconds = chance.random() < SLOW, chance.uniform(SHORTEST_LIFE_S, LONGEST_LIFE_S)
+
+    def work() -> None:
+        sys.setswitchinterval(1e-4)  # threads take turns often
+        if slow:
+            slow_disk()
+        process = Process(folder.path, folder.setting, chance, newest, counts)
+        for _ in range(sys.maxsize if killed else LAST_TURNS):
+            process.turn()
+        process.at.mem.close()
+
+    child = in_child(work)
+    if killed:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+    if (status := ended(child)) != (-signal.SIGKILL if killed else 0):
+        raise Wrong(f"a process ended with {status}, see its traceback")
+
+
+def kill(kills: int, seed: int, tell: Callable[[str], None]) -> str:
+    """Kills so many processes.
+
+    Args:
+        kills: how many.
+        seed: start of the random numbers.
+        tell: called with a line of progress now and then.
+
+    Returns:
+        What was done, in words.
+
+    Raises:
+        Wrong: something is wrong.
+    """
+    assert threading.active_count() == 1, "a thread of this process would be missing in its children"
+    counts = np.frombuffer(mmap.mmap(-1, 8 * len(COUNTED)), np.int64)
+    started = told = time.monotonic()
+    records = unfinished = done = 0
+
+    def so_far() -> str:
+        turns, hits, puts = counts.tolist()
+        rate = done / (time.monotonic() - started)
+        return (
+            f"{done} kills, {turns} turns, {hits} tokens from storage, {puts} records written, {records} read here, "
+            f"{unfinished} unfinished files, {rate:.1f} kills a second"
+        )
+
+    for first in range(0, kills, LIVES):
+        setting = SETTINGS[first // LIVES % len(SETTINGS)]
+        with tempfile.TemporaryDirectory(prefix="memstate-kills-") as place:
+            folder = Folder(Path(place) / "store", setting)
+            for at in range(first, min(first + LIVES, kills) + 1):
+                chance, newest = random.Random(f"{seed} {at}"), at // FRESH
+                for n in range(max(0, newest - OPEN), newest + 1) if at % FRESH == 0 or at == first else ():
+                    folder.know(n)
+                last = at == min(first + LIVES, kills)
+                before = folder.records
+                try:
+                    life(folder, chance, newest, counts, killed=not last)
+                    folder.look()
+                except Wrong as wrong:
+                    raise Wrong(f"seed {seed}, kill {at}, {setting}: {wrong}") from wrong
+                done, records = done + (not last), records + len(folder.records - before)
+                if time.monotonic() - told > TOLD_S:
+                    told = time.monotonic()
+                    tell(so_far())
+            unfinished += folder.unfinished
+    if not counts[1]:
+        raise Wrong(f"seed {seed}: no process found anything of those before it")
+    return so_far()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=1)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    server(SETTINGS[0], None).turn([1, 2, 3, 4, 5])  # what children share is warm
+    try:
+        print(f"{kill(chosen.kills, chosen.seed, lambda line: print(line, flush=True))}, nothing wrong")
+    except Wrong as wrong:
+        print(f"WRONG: {wrong}", flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""Serving processes that are killed lose hits and nothing else: a sample of `python -m tests.proof.kills`."""
+
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memstate.tiers import FileStore
+from tests.proof.kills import COUNTED, Folder, Process, Setting, Wrong, goal, life, prompt, server
+from tests.support.processes import ROOT
+from tests.support.sampling import PROOF
+
+
+def test_processes_that_are_killed_lose_hits_and_nothing_else() -> None:
+    """In a process of its own, because only one without threads can be forked. MEMSTATE_SEED repeats it."""
+    seed = int(os.environ.get("MEMSTATE_SEED", random.SystemRandom().randrange(2**31)))
+    kills = 2000 if PROOF else 25
+    command = [sys.executable, "-m", "tests.proof.kills", "--kills", str(kills), "--seed", str(seed)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"MEMSTATE_SEED={seed}\n{done.stdout}\n{done.stderr}"
+    found = re.search(r"(\d+) kills, (\d+) turns, (\d+) tokens from storage, .*, nothing wrong$", done.stdout.strip())
+    assert found and int(found[1]) == kills and int(found[2]) > kills // 4 and int(found[3]) > 0, done.stdout
+
+
+def filled(path: Path, setting: Setting) -> Folder:
+    """A folder that one process has filled and closed."""
+    folder = Folder(path, setting)
+    folder.know(1)
+    at = server(setting, FileStore(path))
+    at.turn(prompt(1, 1), goal(1))
+    at.mem.close()
+    folder.look()
+    assert len(folder.records) > 3 and folder.unfinished == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("cut", "truncated"), ("flipped", "checksum"), ("sealed", "not the bytes of its"), ("renamed", "foreign")],
+)
+def test_a_wrong_record_is_found(fault: str, said: str, tmp_path: Path) -> None:
+    folder = filled(tmp_path, Setting("redirect"))
+    name, other = sorted(folder.records)[-2:]  # two states
+    (path,) = tmp_path.rglob(name)
+    record = np.fromfile(path, np.uint8)
+    record[-20] ^= 1
+    if fault == "sealed":
+        form = folder.known.below.host.states.form
+        key = bytes.fromhex(name.removeprefix("state-"))
+        form.seal(record, key, len(folder.known.known[key]))
+    elif fault == "renamed":
+        record = np.fromfile(next(tmp_path.rglob(other)), np.uint8)
+    record[: -1 if fault == "cut" else None].tofile(path)
+    folder.records.clear()
+    with pytest.raises(Wrong, match=rf"{name}: {said}"):
+        folder.look()
+
+
+def test_a_record_that_is_gone_or_that_nobody_asked_for_is_found(tmp_path: Path) -> None:
+    folder = filled(tmp_path, Setting("redirect"))
+    name = max(folder.records)
+    (path,) = tmp_path.rglob(name)
+    unasked = path.with_name(f"state-{'0' * 64}")
+    path.rename(unasked)
+    with pytest.raises(Wrong, match=f"1 records have gone: .*{name}"):
+        folder.look()
+    folder.setting = Setting("redirect", capacity=6_000)  # which may evict
+    with pytest.raises(Wrong, match="never asked"):
+        folder.look()
+    unasked.unlink()
+    folder.look()
+    path.with_name(f"{name}.tmp").touch()
+    folder.look()
+    assert folder.unfinished == 1
+    path.with_name("notes").touch()
+    with pytest.raises(Wrong, match=r"a store wrote \['notes'\]"):
+        folder.look()
+
+
+def test_a_process_that_ends_by_itself_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def turn(self: Process) -> None:
+        raise AssertionError("the state of row 3 is wrong")
+
+    monkeypatch.setattr(Process, "turn", turn)
+    folder = Folder(tmp_path, Setting("redirect"))
+    with pytest.raises(Wrong, match="a process ended with 1"):
+        life(folder, random.Random(1), 3, np.zeros(len(COUNTED), np.int64), killed=False)
+    assert "AssertionError: the state of row 3 is wrong" in capfd.readouterr().err

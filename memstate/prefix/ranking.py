@@ -25,6 +25,7 @@ class Ranking:
         self._heap: list[_Entry] = []
         self._entries: dict[Node, _Entry] = {}  # those that count; others of the same node are old
         self._serial = count()
+        self._passed: list[_Entry] = []  # what the last `ascending` took from the heap
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -38,6 +39,7 @@ class Ranking:
 
     def least(self) -> Node | None:
         """Returns the node of the least rank, None for none."""
+        self._restore()
         while self._heap and self._entries.get(self._heap[0][2]) is not self._heap[0]:
             heapq.heappop(self._heap)
         return self._heap[0][2] if self._heap else None
@@ -59,14 +61,16 @@ class Ranking:
 
         They stay unless they are removed or placed meanwhile.
         """
-        passed = []
-        try:
-            while self._heap:
-                entry = heapq.heappop(self._heap)
-                if self._entries.get(entry[2]) is entry:
-                    passed.append(entry)
-                    yield entry[2]
-        finally:
-            for entry in passed:
-                if self._entries.get(entry[2]) is entry:
-                    heapq.heappush(self._heap, entry)
+        self._restore()
+        while self._heap:
+            entry = heapq.heappop(self._heap)
+            if self._entries.get(entry[2]) is entry:
+                self._passed.append(entry)
+                yield entry[2]
+
+    def _restore(self) -> None:
+        """Puts back what an iteration took. An iteration cannot do this itself: it may end anywhere."""
+        while self._passed:
+            entry = self._passed.pop()
+            if self._entries.get(entry[2]) is entry:
+                heapq.heappush(self._heap, entry)

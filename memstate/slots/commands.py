@@ -143,7 +143,7 @@ class CommandBuffer:
         found = np.zeros(self.registers.count, bool)
         for entry in [self._sending, *self._queue]:
             if isinstance(entry, Packet):
-                found |= (entry.latest >= 0) | entry.reads
+                found |= entry.latest >= 0
         for registers in self.guard.registers:
             found[np.asarray(registers, np.int64)] = True
         return found

@@ -4,6 +4,7 @@ Every scene is made in the same way, so that a call meets the same manager each 
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.tokens import BYTES
-from tests.support.endings import finish
+from tests.support.endings import finish, running
 from tests.support.serving import EVERY, PAGE
 from tests.support.tiered import Tiered, whole
 from tests.support.virtual import ByHand, MemoryStore
@@ -111,6 +112,7 @@ class Scene(Tiered):
         """Serves once more from everything that is left; then everything must be free."""
         for step in list(self.mem._stepping._log.unsettled):
             self.mem.settle(step)
+        self.mem.abort([row for row in running(self.mem) if self.mem._table.ids[row.index] == "more"])
         self.look_at_what_is_published()
         if self.mem._sessions.opened.get(self.chat) is not None and not self.mem._sessions.opened[self.chat].row:
             self.turn([*CHAT, 8, 8, 8], session=self.chat)
@@ -119,6 +121,22 @@ class Scene(Tiered):
         self.work()
         self.mem.pool.release(self.mem.audit().leaked)
         finish(self)
+
+
+SCENES: dict[str, tuple[str, bool, bool]] = {
+    "redirect": ("redirect", False, True),
+    "redirect in place": ("redirect", True, False),
+    "lazy": ("lazy", False, True),
+    "ping-pong": ("ping-pong", False, False),
+    "lazy in place": ("lazy", True, True),
+    "none": ("none", False, True),
+}
+
+
+@cache
+def scene(name: str) -> Scene:
+    """The scene of this name; it must not be changed."""
+    return Scene(*SCENES[name])
 
 
 def calls(scene: Scene) -> dict[str, Callable[[], Call]]:

@@ -4,15 +4,16 @@ A process is forked for each point, so that a scene is made once.
 """
 
 import os
+import pickle
+import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import memstate as ms
-from memstate.kernels.dispatch import Backend
 from tests.proof.injection.points import Tracer
 from tests.proof.injection.scene import Scene, calls
 
@@ -84,6 +85,7 @@ def _different(one: dict[str, Any], other: dict[str, Any]) -> str:
 def judge(scene: Scene, name: str, call: Callable[[], Any], at: int, error: BaseException, marks: Any) -> Outcome:
     """Raises an error at one point of a call, and says what is left."""
     tracer, mem = Tracer(at, error), scene.mem
+    sys.unraisablehook = lambda _: None  # a generator that is thrown away ends with the exception, too
     came = False
     try:
         tracer.run(call)
@@ -95,7 +97,7 @@ def judge(scene: Scene, name: str, call: Callable[[], Any], at: int, error: Base
     try:
         if broken(mem):
             assert came, "the exception was swallowed, and the manager is broken"
-            recovered = mem.recover(mem_held(scene))
+            recovered = mem.recover(held_by_id(scene))
             assert mem.stats().rows_used == 0 and not [s for s in recovered.lost if s in recovered.snapshots]
         else:
             if (name == "wake" and mem.planes.asleep) or (name == "sleep" and mem.planes.asleep):
@@ -109,7 +111,7 @@ def judge(scene: Scene, name: str, call: Callable[[], Any], at: int, error: Base
             if kind == "undone" and at % 8:
                 return Outcome(kind, tracer.place)  # everything is as it was; each eighth time it is tried out
             if kind == "done" and came:
-                mem.recover(mem_held(scene))
+                mem.recover(held_by_id(scene))
             elif scene.in_gap and kind == "undone":
                 scene.land()
         mem.audit()
@@ -120,7 +122,7 @@ def judge(scene: Scene, name: str, call: Callable[[], Any], at: int, error: Base
     return Outcome(kind, tracer.place)
 
 
-def mem_held(scene: Scene) -> list[int]:
+def held_by_id(scene: Scene) -> list[int]:
     """Slots that the caller holds by id and that are not free."""
     mem = scene.mem
     device = mem._registers.on_host()
@@ -130,8 +132,6 @@ def mem_held(scene: Scene) -> list[int]:
 
 def forked(work: Callable[[], Any]) -> Any:
     """Returns what the work returns in a process of its own, so that it changes nothing here."""
-    import pickle
-
     reader, writer = os.pipe()
     if child := os.fork():
         os.close(writer)
@@ -145,41 +145,40 @@ def forked(work: Callable[[], Any]) -> Any:
     try:
         said = pickle.dumps(work())
     except BaseException:
-        said = pickle.dumps(Outcome("wrong", "", traceback.format_exc()))
+        said = pickle.dumps([Outcome("wrong", "", traceback.format_exc())])
     with os.fdopen(writer, "wb") as pipe:
         pipe.write(said)
     os._exit(0)
 
 
-def outcomes(
-    strategy: str, in_place: bool, overlap: bool, name: str, error: str, every: int = 1, first: int = 1
-) -> Iterator[Outcome]:
-    """Yields what became of every `every`-th point of a call, from `first` on."""
-    scene = Scene(strategy, in_place, overlap)
-    make = calls(scene)[name]
-    call = make()
+def outcomes(scene: Scene, name: str, error: str, chosen: Callable[[int], Sequence[int]]) -> list[Outcome]:
+    """Returns what became of points of one call. The scene stays as it is: all of it runs in processes of its own.
+
+    Args:
+        scene: the manager before the call.
+        name: the call, a name of `calls`.
+        error: what comes there, a name of `ERRORS`.
+        chosen: the points to try, given how many there are.
+    """
+    return list(forked(lambda: _outcomes(scene, name, error, chosen)))
+
+
+def _outcomes(scene: Scene, name: str, error: str, chosen: Callable[[int], Sequence[int]]) -> list[Outcome]:
+    call = calls(scene)[name]()
 
     def after() -> Any:
         tracer = Tracer()
         tracer.run(call)
-        if scene.mem.planes.asleep:
-            scene.mem.wake()
-        return tracer.count, fingerprint(scene)
+        return tracer.count, before()
 
-    def before() -> Any:
+    def before() -> dict[str, Any]:
         if scene.mem.planes.asleep:
             scene.mem.wake()
         return fingerprint(scene)
 
     count, done = forked(after)
     marks = forked(before), done
-    for at in range(first, count + 1, every):
-        yield forked(lambda at=at: judge(scene, name, call, at, ERRORS[error](), marks))
-
-
-def names() -> Sequence[str]:
-    """The names of all calls."""
-    return list(calls(Scene("redirect")))
-
-
-__all__ = ["ERRORS", "Backend", "Outcome", "names", "outcomes"]
+    return [
+        forked(lambda at=at: judge(scene, name, call, at, ERRORS[error](), marks))  # type: ignore[misc]
+        for at in chosen(count)
+    ]

@@ -1,0 +1,383 @@
+"""Calls that an exception ends in the middle are noticed; `reset` and `recover` put the manager right."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import memstate as ms
+from memstate.guard import Guard
+from memstate.kernels.dispatch import Backend
+from memstate.prefix.policies import Lru, LruPages
+from memstate.prefix.tree import Node
+from memstate.requests.boundaries import Boundaries
+from memstate.slots.registers import RegisterFile
+from memstate.tiers.host.transfers import Transfers
+from memstate.tiers.workers import Workers
+from tests.proof.injection.scene import A, C, Scene
+from tests.support.endings import Made
+from tests.support.serving import PAGE, Server
+from tests.support.tiered import Tiered, whole
+from tests.support.virtual import ByHand
+
+T = list(range(8))
+
+
+@pytest.fixture(autouse=True)
+def ends_in_its_own_way() -> Iterator[None]:
+    """What these tests make does not end as others do; each looks at what is left."""
+    yield
+    Made.now = []
+
+
+@pytest.fixture
+def plain() -> Backend:
+    return Backend("reference")
+
+
+def interrupted(mem: ms.StateManager, rows: Sequence[ms.Row], error: BaseException | None = None) -> None:
+    """A plan ends between the host's copy and the device's."""
+    at_the_device = mock.patch.object(RegisterFile, "plan", side_effect=error or MemoryError("no memory"))
+    with at_the_device, pytest.raises((MemoryError, KeyboardInterrupt, ms.MemstateError)):
+        mem.plan(rows)
+
+
+CALLS: dict[str, Callable[[ms.StateManager, ms.Row], object]] = {
+    "admit": lambda mem, row: mem.admit([ms.Request("b")]),
+    "fork": lambda mem, row: mem.fork(row, ["x"]),
+    "arrived": lambda mem, row: mem.arrived([row], [4]),
+    "read_slots": lambda mem, row: mem.read_slots([row]),
+    "shortfall": lambda mem, row: mem.shortfall([row]),
+    "extend": lambda mem, row: mem.extend([row], [8]),
+    "plan": lambda mem, row: mem.plan([row]),
+    "release": lambda mem, row: mem.release([row]),
+    "abort": lambda mem, row: mem.abort([row]),
+    "retract": lambda mem, row: mem.retract([row]),
+    "publish": lambda mem, row: mem.publish([row]),
+    "drop": lambda mem, row: mem.drop([]),
+    "match": lambda mem, row: mem.match(T),
+    "poll": lambda mem, row: mem.poll(),
+    "open_session": lambda mem, row: mem.open_session("s"),
+    "scrub_null": lambda mem, row: mem.scrub_null(),
+    "submit": lambda mem, row: mem.submit(),
+    "sleep": lambda mem, row: mem.sleep(),
+    "check": lambda mem, row: mem.check(),
+    "audit": lambda mem, row: mem.audit(),
+    "inspect": lambda mem, row: mem.inspect(),
+    "length": lambda mem, row: mem.length(row),
+    "confirmed": lambda mem, row: mem.confirmed(row),
+    "next_boundary": lambda mem, row: mem.next_boundary(row),
+    "slots_held": lambda mem, row: mem.slots_held(row),
+    "pool.claim": lambda mem, row: mem.pool.claim(1),
+    "pool.release": lambda mem, row: mem.pool.release([3]),
+    "pool.check": lambda mem, row: mem.pool.check(),
+    "prefix.clear": lambda mem, row: mem.prefix and mem.prefix.clear(),
+    "tiers.flush": lambda mem, row: mem.tiers and mem.tiers.flush(),
+    "tiers.clear": lambda mem, row: mem.tiers and mem.tiers.clear(),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_call_says_that_an_earlier_one_was_interrupted(name: str, plain: Backend) -> None:
+    at = Tiered(plain)
+    row = at.start(T)
+    at.mem.extend([row], [8])
+    interrupted(at.mem, [row])
+    with pytest.raises(ms.Broken, match=r"plan\(\) was interrupted .*no memory.* recover\(\)") as raised:
+        CALLS[name](at.mem, row)
+    assert (raised.value.call, raised.value.why) == ("plan", "MemoryError('no memory')")
+    assert at.mem.stats().rows_used == 1
+    at.mem.reset()
+    at.look(idle=True)
+
+
+@pytest.mark.parametrize("right", ["reset", "recover"])
+@pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt(), ms.OutOfSlots(1, 0)], ids=repr)
+def test_a_length_that_is_one_step_too_long_is_never_used(error: BaseException, right: str, plain: Backend) -> None:
+    """Without the guard the next release published a state under the length of a step that never ran."""
+    at = Server(plain)
+    row = at.start(T)
+    at.prefill(row, publish=False)
+    at.mem.extend([row], [9])
+    interrupted(at.mem, [row], error)
+    with pytest.raises(ms.Broken):
+        at.mem.release([row], tokens=[at.text[row]])
+    getattr(at.mem, right)()
+    with pytest.raises(ms.StaleHandle, match=rf"request 'of 8' was ended by {right}"):
+        at.mem.length(row)
+    at.look(idle=True)
+    assert at.turn(T) == 0
+
+
+def test_an_interrupt_at_the_very_end_is_noticed() -> None:
+    guard = Guard()
+    at_the_end = mock.patch.object(Guard, "__exit__", side_effect=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt), at_the_end, guard.changing("settle"):
+        pass
+    with pytest.raises(ms.Broken, match=r"settle\(\) was interrupted .*at its end"):
+        guard.require_whole()
+
+
+def test_what_was_published_stays_and_serves(plain: Backend) -> None:
+    scene = Scene("redirect")
+    interrupted(scene.mem, [scene.idle])
+    kept = scene.mem.recover(scene.by_id.tolist())
+    assert kept.snapshots == [scene.kept] and not kept.lost and kept.cached >= 3 and kept.in_sessions >= 1
+    assert set(kept.ended) == {"of 8", "of 15", "of 21", "of 27", "remote"}
+    assert scene.mem.free_slots == scene.mem.stats().capacity - 2 - 1 - kept.cached - kept.in_sessions
+    scene.look_at_what_is_published()
+    (row,) = scene.admit(ms.Request("again", tokens=[*A, 1]))
+    assert scene.mem.length(row) == len(A)
+    scene.finish()
+
+
+def test_recover_can_be_called_when_nothing_is_wrong(plain: Backend) -> None:
+    scene = Scene("lazy", overlap=False)
+    assert scene.mem.recover(scene.by_id.tolist()).snapshots == [scene.kept]
+    scene.finish()
+
+
+def test_recover_can_be_interrupted_and_called_again(plain: Backend) -> None:
+    scene = Scene("ping-pong")
+    interrupted(scene.mem, [scene.idle])
+    with pytest.raises(KeyboardInterrupt), mock.patch.object(Boundaries, "reset", side_effect=KeyboardInterrupt):
+        scene.mem.recover(scene.by_id.tolist())
+    with pytest.raises(ms.Broken, match=r"recover\(\)"):
+        scene.mem.poll()
+    scene.mem.recover(scene.by_id.tolist())
+    scene.finish()
+
+
+def test_a_snapshot_that_was_not_sent_is_lost() -> None:
+    """Its register holds another state of the same length on the device."""
+    at = Server(Backend("reference"), prefix=False, snapshots=1, pages=0)
+    mem = at.mem
+    for tokens in (T, T[::-1]):
+        row = at.start(tokens)
+        at.prefill(row, publish=False)
+        mem.settle(at.step([row]))
+        (snap,) = mem.publish([row])
+        assert snap is not None and snap.length == 8
+        mem.abort([row])
+        if tokens is T:
+            mem.submit()
+            mem.drop([snap])
+    other = at.start(T)
+    with pytest.raises(MemoryError), mock.patch.object(Boundaries, "advance", side_effect=MemoryError):
+        mem.shortfall([other])
+    kept = mem.recover()
+    assert (kept.lost, kept.snapshots) == ([snap], [])
+    with pytest.raises(ms.StaleHandle):
+        mem.admit([ms.Request("b", resume=snap)])
+    mem.audit().raise_if_leaking()
+    assert mem.free_slots == mem.stats().capacity
+
+
+def test_states_whose_bytes_were_not_loaded_are_not_kept(plain: Backend) -> None:
+    """The registers have labels on the device, and pages are in the tree; no byte has come."""
+    at = Tiered(plain)
+    at.pass_down(whole(1))
+    with pytest.raises(MemoryError), mock.patch.object(Transfers, "into", side_effect=MemoryError):
+        at.mem.admit([ms.Request("a", tokens=[*whole(1), 1])])
+    kept = at.mem.recover()
+    found = at.mem.match([*whole(1), 1])
+    assert (kept.cached, found.length, found.kv_length) == (0, 0, 0)
+    at.look(idle=True)
+    assert at.turn([*whole(1), 1]) == 0
+
+
+def test_kv_that_the_open_step_must_still_write_is_not_kept(plain: Backend) -> None:
+    at = Server(plain, "none", every=8)
+    row = at.start(range(15))
+    at.prefill(row, publish=False)
+    at.mem.extend([row], [16])
+    step = at.mem.plan([row])  # its forward completes a page, and never runs
+    at.mem.publish([row], tokens=[[*at.text[row]][:16]])
+    assert step.after.tolist() == [16] and at.mem.match([*at.text[row][:16], 1]).kv_length == 16
+    with pytest.raises(MemoryError), mock.patch.object(Boundaries, "advance", side_effect=MemoryError):
+        at.mem.shortfall([row])
+    at.mem.recover()
+    assert at.mem.match([*at.text[row][:16], 1]).kv_length == 0
+    at.look(idle=True)
+
+
+def test_slots_held_by_id_are_named(plain: Backend) -> None:
+    at = Server(plain)
+    ids = at.mem.pool.claim(3).tolist()
+    at.turn(T)
+    cached = int(at.states()[8].register)
+    taken = at.slot(cached)
+    for wrong in ([*ids, ids[0]], [0], [99], [-1], [taken], [16]):
+        with pytest.raises(ms.InvalidArgument, match=r"held=\["):
+            at.mem.recover(wrong)
+    assert at.mem.recover(ids[:2]).cached == 1 and at.mem.free_slots == 16 - 2 - 1
+    assert at.mem.pool.claim(1).tolist() == [ids[2]]
+    at.mem.pool.release(ids)
+    at.mem.audit().raise_if_leaking()
+
+
+class Shy(Lru):
+    """A policy that raises memstate's own error."""
+
+    def used(self, node: Node) -> None:
+        raise ms.OutOfSlots(1, 0)
+
+
+def test_back_pressure_that_a_policy_raises_is_no_back_pressure(plain: Backend) -> None:
+    at = Server(plain, prefix=ms.Prefix(Lru(), LruPages()))
+    at.turn(T)
+    at.mem.submit()
+    with mock.patch.object(Lru, "used", Shy.used), pytest.raises(ms.OutOfSlots):
+        at.mem.admit([ms.Request("b", tokens=[*T, 1])])
+    with pytest.raises(ms.Broken, match="admit"):
+        at.mem.poll()
+    assert at.mem.recover().ended == ["b"]
+    assert at.turn([*T, 1]) == 8
+
+
+def test_back_pressure_leaves_the_manager_whole(plain: Backend) -> None:
+    at = Server(plain, slots=4, pages=20, prefix=False)
+    for request, error in ((ms.Request("a", length=81), ms.OutOfPages), (ms.Request("a"), ms.OutOfSlots)):
+        ids = at.mem.pool.claim(4) if error is ms.OutOfSlots else []
+        with pytest.raises(error):
+            at.mem.admit([request])
+        at.mem.pool.release(ids)
+    with pytest.raises(ms.OutOfRows):
+        at.mem.admit([ms.Request(str(n)) for n in range(9)])
+    with pytest.raises(ms.OutOfSlots):
+        at.mem.pool.claim(5)
+    row = at.start(T)
+    at.mem.admit([ms.Request("rest", length=17 * PAGE)])
+    with pytest.raises(ms.OutOfPages):
+        at.mem.extend([row], [24])
+    with pytest.raises(ms.InvalidArgument):
+        at.mem.settle(None)  # type: ignore[arg-type]
+    at.look()
+
+
+def test_an_error_in_a_group_comes_out_of_a_broken_manager(plain: Backend) -> None:
+    at = Server(plain)
+    row = at.start(T)
+    with pytest.raises(KeyboardInterrupt), at.mem.pool.allocator.group(3):
+        interrupted(at.mem, [row])
+        raise KeyboardInterrupt
+    at.mem.recover()
+    assert at.mem.free_slots == 16
+    at.look(idle=True)
+
+
+def test_close_of_a_broken_manager_ends_its_threads_and_writes_nothing(plain: Backend) -> None:
+    scene = Scene("redirect")
+    scene.settled().turn(whole(11))
+    written = dict(scene.store.records)
+    interrupted(scene.mem, [scene.idle])
+    scene.mem.close()
+    assert scene.store.records == written
+    with pytest.raises(ms.Broken):
+        scene.mem.admit([ms.Request("a")])
+    scene.mem.recover(scene.by_id.tolist())
+    with pytest.raises(ms.ConfigurationError, match="closed"):
+        scene.mem.prefetch([*C, 1])
+
+
+def test_work_whose_future_was_lost_never_begins_after_a_drain() -> None:
+    jobs, done = ByHand(), list[int]()
+    workers = Workers(jobs)
+    workers.submit(done.append, 1)
+    workers.submit(done.append, 2)
+    assert jobs.jobs[0].begin()
+    jobs.jobs[0].finish()
+    workers.drain()
+    assert jobs.jobs[1].begin()
+    jobs.jobs[1].finish()
+    assert done == [1] and isinstance(jobs.jobs[1].future.exception(), CancelledError)
+    workers.submit(done.append, 3)
+    assert jobs.jobs[2].begin()
+    jobs.jobs[2].finish()
+    assert done == [1, 3]
+
+
+@pytest.mark.parametrize("call", ["sleep", "wake"])
+def test_an_interrupted_sleep_or_wake_is_put_right_by_wake(call: str, plain: Backend) -> None:
+    at = Server(plain, pages=0)
+    row = at.start(T)
+    at.prefill(row, publish=False)
+    storage = type(at.mem.planes["long"].untyped_storage())
+    if call == "wake":
+        at.mem.sleep()
+    resize, left = storage.resize_, [1]
+
+    def short(self: Any, size: int) -> Any:
+        if not left:
+            raise MemoryError
+        left.pop()
+        return resize(self, size)
+
+    with mock.patch.object(storage, "resize_", short), pytest.raises(MemoryError):
+        left.clear()
+        getattr(at.mem, call)()
+    with pytest.raises(ms.Asleep):
+        at.mem.plan([row])
+    at.mem.wake()
+    at.run([row], publish=False)
+    at.look()
+
+
+def plant(at: Scene, what: str) -> None:
+    """Makes one count of the host wrong, as an interrupted call could."""
+    mem, cache = at.mem, at.cache
+    node = next(node for _, node in cache.tree.walk() if node.snapshot)
+    pages, snaps, table = mem._pages.allocator, mem._snapshots, mem._table
+    register = 3 * at.first.index
+    plants: dict[str, Callable[[], object]] = {
+        "are noted as free, and rows": lambda: table._free.pop(),
+        "KV pages and no request": lambda: mem._pages._rows[table._free[0]].append(pages.claim(1)[0]),
+        "a lease and no request": lambda: cache.leases.update({table._free[0]: cache.leases[at.first.index]}),
+        "a request and no slot": lambda: mem._registers.held.__setitem__(register, False),
+        "counted for 2 holders and has 1": lambda: pages.share(mem._pages.of(at.idle.index)[:1]),
+        "noted as free, and these are not": lambda: pages._free.pop(),
+        "are pinned": lambda: snaps.pin(node.snapshot.register),  # type: ignore[union-attr]
+        "are not the": lambda: snaps._free.pop(),
+        "holds a slot and no snapshot": lambda: snaps.kept.pop(at.kept.register),  # type: ignore[union-attr]
+        "says that row": lambda: mem._sessions.by_row.pop(at.talker.index),
+        "runs a turn of session": lambda: setattr(mem._sessions.opened[at.talk], "row", 0),
+        "sessions keep registers": lambda: mem._sessions.opened[at.chat].kept.pop(),
+        "leases": lambda: cache.tree.lease(node),
+        "leased pages are noted": lambda: setattr(cache.tree, "leased_pages", 77),
+        "nodes are noted": lambda: setattr(cache.tree, "nodes", 77),
+        "KV in": lambda: setattr(node, "carriers", 77),
+        "states are cached in": lambda: cache.nodes.pop(node.snapshot.register),  # type: ignore[union-attr]
+        "pins and": lambda: at.caches[0].pin(next(iter(at.caches[0].entries()))),
+        "are claimed": lambda: at.caches[1].pool.claim(1),
+        "tokens for the host": lambda: np.add.at(mem._registers.labels, register, 1),
+        "are counted as free": lambda: setattr(mem._allocator, "free", 3),
+        "snapshots to come": lambda: mem._boundaries._coming.update({table._free[0]: [8]}),
+    }
+    plants[what]()
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "are noted as free, and rows", "KV pages and no request", "a lease and no request", "a request and no slot",
+        "counted for 2 holders and has 1", "noted as free, and these are not", "are pinned", "are not the",
+        "holds a slot and no snapshot", "says that row", "runs a turn of session", "sessions keep registers", "leases",
+        "leased pages are noted", "nodes are noted", "KV in", "states are cached in", "pins and", "are claimed",
+        "tokens for the host", "are counted as free", "snapshots to come",
+    ],
+)  # fmt: skip
+def test_an_audit_names_the_count_that_is_wrong(what: str) -> None:
+    scene = Scene("redirect")
+    scene.settled()
+    scene.work()
+    scene.mem.pool.release(scene.by_id)
+    scene.mem.audit().raise_if_leaking()
+    scene.mem.check()
+    plant(scene, what)
+    report = scene.mem.audit()
+    assert not report.clean and any(what in text for text in report.miscounts), report.miscounts
+    with pytest.raises(ms.LeakFound, match=what):
+        report.raise_if_leaking()

@@ -1,0 +1,56 @@
+"""Exceptions at every line of every public call:
+
+    python -m tests.proof.injection [--every 1] [--scenes redirect,lazy] [--errors MemoryError] [--workers 2] [CALL ..]
+
+Prints a line for each scene, error and call: how often the call was done, undone, or noticed. Ends with 1 where
+something else holds.
+"""
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import torch
+
+from tests.proof.injection.scene import SCENES, calls, scene
+from tests.proof.injection.verdict import ERRORS, Outcome, outcomes
+
+WRONG = 3  # texts that are printed of a call
+
+
+def work(name: str, error: str, call: str, every: int) -> list[Outcome]:
+    """Every so many points of one call."""
+    torch.set_num_threads(1)
+    return outcomes(scene(name), call, error, lambda count: range(1, count + 1, every))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The program; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.proof.injection")
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--scenes", default=",".join(SCENES))
+    parser.add_argument("--errors", default=",".join(ERRORS))
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("calls", nargs="*")
+    given = parser.parse_args(arguments)
+    names, began, total = given.calls or list(calls(scene("redirect"))), time.monotonic(), Counter[str]()
+    jobs = [
+        (name, error, call) for name in given.scenes.split(",") for error in given.errors.split(",") for call in names
+    ]
+    with ProcessPoolExecutor(given.workers, mp_context=get_context("fork")) as pool:
+        for job, found in zip(jobs, pool.map(work, *zip(*jobs, strict=True), [given.every] * len(jobs)), strict=True):
+            kinds = Counter(one.kind for one in found)
+            total += kinds
+            print(f"{job[0]}, {job[1]}, {job[2]}: {dict(kinds)}", flush=True)
+            for one in [one for one in found if one.kind == "wrong"][:WRONG]:
+                print(f"    {one.place}: {one.text}", flush=True)
+    print(f"{total.total()} points: {dict(total)}, {total['wrong']} wrong, {time.monotonic() - began:.0f} s")
+    return int(total["wrong"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

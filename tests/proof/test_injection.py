@@ -1,0 +1,53 @@
+"""Exceptions in the middle of public calls: some points of every call here, all of them with MEMSTATE_PROOF=1.
+
+See `tests/proof/injection`; `python -m tests.proof.injection` prints what became of each call.
+"""
+
+import os
+import random
+from unittest import mock
+
+import pytest
+
+import memstate as ms
+from memstate.engine import stepping
+from memstate.guard import Guard
+from tests.proof.injection.scene import SCENES, calls, scene
+from tests.proof.injection.verdict import ERRORS, outcomes
+from tests.support.sampling import PROOF
+
+SEED = int(os.environ.get("MEMSTATE_SEED", "1"))
+POINTS = 24 if PROOF else 2
+CASES = [(name, error) for name in SCENES for error in ERRORS] if PROOF else list(zip(SCENES, 2 * list(ERRORS)))
+NAMES = list(calls(scene("redirect")))
+
+
+@pytest.mark.parametrize(("name", "error"), CASES)
+def test_a_call_is_done_or_undone_or_noticed(name: str, error: str) -> None:
+    rng, found = random.Random(SEED), []
+    turn = (list(SCENES).index(name) + SEED) % len(SCENES)
+    for call in NAMES if PROOF else NAMES[turn :: len(SCENES)]:
+        some = outcomes(scene(name), call, error, lambda count: rng.sample(range(1, count + 1), min(count, POINTS)))
+        found += [(call, one) for one in some]
+    assert [(call, one.place, one.text) for call, one in found if one.kind == "wrong"] == []
+    assert {one.kind for _, one in found} >= {"undone", "noticed"}
+
+
+def test_every_public_call_has_its_points() -> None:
+    public = {
+        name
+        for kind in (ms.StateManager, ms.StatePool)
+        for name in dir(kind)
+        if not name.startswith("_") and callable(getattr(kind, name))
+    }
+    words = {word.split(" ")[0] for word in NAMES}
+    elsewhere = {"accept", "use_stream", "close", "run_data", "zero", "copy", "buffer_infos", "owner", "owners"}
+    named = words | {"length", "confirmed", "next_boundary", "slots_held", "claim", "release", "check"}
+    assert public - named - elsewhere == set()
+
+
+def test_without_the_guard_wrong_states_go_unnoticed() -> None:
+    """The judge finds what the guard prevents."""
+    with mock.patch.object(Guard, "require_whole"), mock.patch.object(stepping, "PER_ROW", 3):
+        found = outcomes(scene("redirect"), "plan", "MemoryError", lambda count: range(1, count + 1, 7))
+    assert any(one.kind == "wrong" for one in found)

@@ -4,8 +4,7 @@ A slot is free, or in a live register, a lane or a holder. `ALLOWED` has the pai
 that goes from one register of a row to another stays in its row.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from memstate.kernels.tables import REGISTERS_PER_ROW, Count, Rules, Section, Strategy
@@ -39,16 +38,19 @@ class Launches:
     def __init__(self, file: RegisterFile, rules: Rules) -> None:
         self._slots, self._counters = file.table.slots.numpy(), file.table.counters.numpy()
         self._first_holder, self._strategy = file.first_holder, Strategy(rules.strategy)
-        self.spent = False  # whether the last plan or accept had no slot left for a claim
+        self.spent = False  # whether the last plan or accept was refused a claim, with no slot free or a limit of 0
         self.wrong = ""  # the first change that is not allowed
         for name in ("plan", "accept", "settle", "ownership"):
             setattr(file, name, self._watched(name, getattr(file, name)))
 
     def _watched(self, name: str, launch: Callable[..., None]) -> Callable[..., None]:
         def watched(*arguments: Any) -> None:
-            before = self._owners()
+            before, refused = self._owners(), int(self._counters[Count.DEGRADED])
             launch(*arguments)
             after = self._owners()
+            if name in ("plan", "accept"):
+                no_budget = not arguments[-1] or not self._counters[Count.FREE]
+                self.spent = bool(no_budget and self._counters[Count.DEGRADED] > refused)
             if before == after:
                 return
             if name == "ownership":
@@ -80,11 +82,3 @@ class Launches:
         if not register:
             return FREE
         return HOLDER if register >= self._first_holder else LANE if register % REGISTERS_PER_ROW else LIVE
-
-    @contextmanager
-    def budget(self, limit: int) -> Iterator[None]:
-        """Notes whether the call inside had no slot left: none was free, or its limit is 0."""
-        before = self._counters.tolist()
-        yield
-        after = self._counters.tolist()
-        self.spent = after[Count.DEGRADED] > before[Count.DEGRADED] and (not limit or not after[Count.FREE])

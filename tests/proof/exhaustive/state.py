@@ -4,8 +4,6 @@ from hashlib import blake2b
 from marshal import dumps
 from typing import Any
 
-import numpy as np
-
 import memstate as ms
 from memstate.kernels.tables import REGISTERS_PER_ROW, Count
 from memstate.slots.packet import DATA, WRITES, Packet
@@ -17,9 +15,9 @@ FAULTS = slice(Count.DOUBLE_RELEASE, Count.OFFENDER_KIND + 1)
 
 def check(world: World) -> None:
     """Requires what holds in every state, and poisons the slots that have become free."""
-    slots, counters = world.slots.tolist(), world.table.counters.tolist()
+    slots, counters = world.slots.tolist(), world.device["counters"].tolist()
     held = [slot for slot in slots if slot]
-    bits = int(world.table.bitmap[0])
+    bits = int(world.device["bitmap"][0])
     free = {slot for slot in ALL if bits >> slot & 1}
     require(not world.launches.wrong, world.launches.wrong)
     require(len(held) == len(set(held)), "a slot has two owners:", slots)
@@ -38,19 +36,19 @@ def check(world: World) -> None:
 
 def _same_on_host(world: World, free: int) -> None:
     """With nothing recorded, the host's mirror says what the device has."""
-    file, table = world.mem._registers, world.table
+    file = world.mem._registers
     require(world.mem.free_slots == free, "the host counts", world.mem.free_slots, "free slots, the device", free)
-    require((file.held == (world.slots > 0)).all(), "held on the host", file.held, "slots", world.slots)
+    require(file.held.tolist() == [slot > 0 for slot in world.slots.tolist()], "held on the host", file.held, "slots", world.slots)
     for name in ("labels", "tracked", "snapshot_at", "source"):
-        host, device = getattr(file, name), getattr(table, name).numpy()
-        require(np.array_equal(host, device), name, "on the host", host, "on the device", device)
+        host, device = getattr(file, name), world.device[name]
+        require(host.tobytes() == device.tobytes(), name, "on the host", host, "on the device", device)
 
 
 def _bytes(world: World, slots: list[int]) -> None:
     """Every labelled register holds the state of its label, except where the forward of the open step is to come."""
-    commands, labels, sources = world.mem._commands, world.labels.tolist(), world.table.source.tolist()
+    commands, labels, sources = world.mem._commands, world.labels.tolist(), world.device["source"].tolist()
     coming = world.open.slots if world.open and not world.open.ran else ()
-    generations = world.table.generation.tolist()
+    generations = world.device["generation"].tolist()
     queued = commands.pending
 
     def holds(register: int, history: tuple[int, ...], whose: str) -> None:
@@ -123,9 +121,9 @@ def name(world: World) -> bytes:
     file, commands, held = mem._registers, mem._commands, mem._registers.held.tolist()
     slots, labels, known = world.slots.tolist(), world.labels.tolist(), file.labels.tolist()
     queued, kept = commands.pending, mem._snapshots
-    sources, host_sources = world.table.source.tolist(), file.source.tolist()
-    tracked, host_tracked = world.table.tracked.tolist(), file.tracked.tolist()
-    generations, fenced = world.table.generation.tolist(), commands._fenced.tolist()
+    sources, host_sources = world.device["source"].tolist(), file.source.tolist()
+    tracked, host_tracked = world.device["tracked"].tolist(), file.tracked.tolist()
+    generations, fenced = world.device["generation"].tolist(), commands._fenced.tolist()
 
     def register(at: int) -> tuple[Any, ...]:
         content = int(world.bytes[slots[at]])

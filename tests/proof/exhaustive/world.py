@@ -21,6 +21,7 @@ from tests.support.build import build
 ROWS, SLOTS, EVERY = 3, 5, 2
 LONGEST = 5  # tokens of a row: two boundaries, and one token more
 POISON, DIGIT = -1, 4  # bits
+COLUMNS = ("slots", "labels", "tracked", "snapshot_at", "source", "generation", "bitmap", "counters")
 LAYOUT = ms.StateLayout((ms.Plane("tokens", (1,), torch.int64),), layers=1)
 NO_LIMIT = 2**31 - 1
 
@@ -123,8 +124,8 @@ class World:
     def __init__(self, case: Case) -> None:
         self.case, self.mem = case, case.build()
         file = self.mem._registers
-        self.table = file.table
-        self.slots, self.labels = file.table.slots.numpy(), file.table.labels.numpy()
+        self.device = {name: getattr(file.table, name).numpy() for name in COLUMNS}
+        self.slots, self.labels = self.device["slots"], self.device["labels"]
         self.bytes = self.mem.planes["tokens"][0].numpy().reshape(-1)
         self.bytes[1:] = POISON
         self.rules = self.mem._mirror.rules
@@ -250,9 +251,8 @@ class World:
     def _plan(self, batch: Sequence[tuple[int, int]], limit: int, window: bool) -> None:
         self._close()
         first = {row: self.mem._registers.source[row] != 0 for row, _ in batch}
-        with self.launches.budget(limit):
-            handles = [self.rows[row].handle for row, _ in batch]
-            step = self.mem.plan(handles, [n for _, n in batch], limit=limit, window=window)
+        handles = [self.rows[row].handle for row, _ in batch]
+        step = self.mem.plan(handles, [n for _, n in batch], limit=limit, window=window)
         tenants = [self.rows[row] for row, _ in batch]
         entries = [
             Entry(row, one.handle, one.request, n, len(one.history))
@@ -351,8 +351,7 @@ class World:
         states = [[*one, *[POISON] * (width - len(one))] for one in flight.states]
         windows = {"tokens": torch.tensor(states, dtype=torch.int64).reshape(1, len(states), width, 1)}
         first = {row: bool(self.mem._registers.source[row]) for row, *_ in flight.entries}
-        with self.launches.budget(NO_LIMIT):
-            self.mem.accept(flight.step, list(accepted), windows, list(over))
+        self.mem.accept(flight.step, list(accepted), windows, list(over))
         for entry, n, ended in zip(flight.entries, accepted, over, strict=True):
             if one := self._tenant(entry):
                 length, redirect = len(one.history), self.case.tracking.reads_old_slot
@@ -426,3 +425,20 @@ class World:
     def owners(self) -> dict[int, int]:
         """Of each owned slot on the device, its register."""
         return {slot: register for register, slot in enumerate(self.slots.tolist()) if slot}
+
+    def warm_up(self) -> list[Move]:
+        """Makes the manager busy: rows at a boundary and beyond, and a published snapshot where there is one."""
+        moves: list[Move] = []
+
+        def make(*move: Any) -> None:
+            if self.apply(move):
+                return
+            moves.append(move)
+
+        make("admit", 0)
+        make("admit", 0)
+        for n in (EVERY, 1):
+            make("plan", tuple((row, n) for row in self.rows), NO_LIMIT)
+            make("settle", (False,) * len(self.rows))
+        make("publish", 1)
+        return moves

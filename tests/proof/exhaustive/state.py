@@ -6,7 +6,7 @@ from typing import Any
 
 import memstate as ms
 from memstate.kernels.tables import REGISTERS_PER_ROW, Count
-from memstate.slots.packet import DATA, WRITES, Packet
+from memstate.slots.packet import DATA, MOVES, WRITES, Packet
 from tests.proof.exhaustive.world import DIGIT, POISON, ROWS, SLOTS, World, encoded, require
 
 ALL = set(range(1, SLOTS + 1))
@@ -125,14 +125,14 @@ def name(world: World) -> bytes:
     tracked, host_tracked = world.device["tracked"].tolist(), file.tracked.tolist()
     generations, fenced = world.device["generation"].tolist(), commands._fenced.tolist()
 
-    def register(at: int) -> tuple[Any, ...]:
+    def register(at: int, history: tuple[int, ...]) -> tuple[Any, ...]:
         content = int(world.bytes[slots[at]])
-        length = -1 if content == POISON else (content.bit_length() + DIGIT - 1) // DIGIT
-        return slots[at] > 0, labels[at], held[at], known[at], fenced[at], length
+        length = POISON if content == POISON else (content.bit_length() + DIGIT - 1) // DIGIT
+        ours = content in (POISON, encoded(history[:length]))
+        return slots[at] > 0, labels[at], held[at], known[at], fenced[at], length, ours
 
     def holder(at: int) -> tuple[Any, ...]:
-        snap = world.snaps.get(at)
-        return (*register(at), snap is not None, kept.pins(at), at in kept._dropped)
+        return (*register(at, world.shared.get(at, ())), at in world.snaps, kept.pins(at), at in kept._dropped)
 
     holders = list(range(file.first_holder, file.count))
     told = {at: holder(at) for at in holders}
@@ -150,8 +150,9 @@ def name(world: World) -> bytes:
             next(((e.tokens, e.before, world._tenant(e) is not None) for e in flight.entries if e.row == at), ())
             for flight in world.flights
         )
-        return (one is not None, state, steps, tracked[at], place[sources[at]],
-                *map(register, range(first, first + REGISTERS_PER_ROW)))  # fmt: skip
+        history = one.history if one else ()
+        registers = [register(at, history) for at in range(first, first + REGISTERS_PER_ROW)]
+        return (one is not None, state, steps, tracked[at], place[sources[at]], *registers)
 
     numbers = list(range(1, ROWS + 1))
     rows = {at: row(at) for at in numbers}
@@ -168,42 +169,42 @@ def name(world: World) -> bytes:
          [] if flight.ran else [[owner[s] for s in column.tolist()] for column in flight.step.record[2:5]])
         for flight in world.flights
     ]  # fmt: skip
-    histories = [world.rows[at].history for at in numbers if at in world.rows]
-    histories += [world.snaps[at][1] for at in holders if at in world.snaps]
+    at, operations = commands._waits or (len(commands._queue), 0)
+    queue: list[Any] = []
+    for i, entry in enumerate(commands._queue):
+        parts = [entry.operations[:operations], entry.operations[operations:]] if i == at and isinstance(entry, Packet) else [entry.operations] if isinstance(entry, Packet) else []
+        queue.append([_changes(part, index, rank, file) for part in parts] or _release(entry, rank))
     rest = [
-        [rows[at] for at in numbers], [told[at] for at in holders], equal, flights, _renamed(histories),
-        world.open is not None, world.open is not None and world.open.ran, commands._waits if queued else None,
-        [_queued(entry, index, rank, file) for entry in commands._queue],
+        [rows[at] for at in numbers], [told[at] for at in holders], equal, flights,
+        world.open is not None, commands._waits is not None, min(at, len(queue)), queue,
     ]  # fmt: skip
     return blake2b(dumps(rest, 2), digest_size=12).digest()
 
 
-def _renamed(histories: list[tuple[int, ...]]) -> list[list[int]]:
-    names: dict[int, int] = {}
-    return [[names.setdefault(request, len(names)) for request in history] for history in histories]
-
-
-def _queued(entry: Any, index: dict[int, int], rank: dict[int, int], file: Any) -> list[Any]:
-    """What a recorded change says, without numbers."""
-    if not isinstance(entry, Packet):  # the release of lanes that a settle has recorded
-        cells = dict(zip(entry.run.__code__.co_freevars, entry.run.__closure__, strict=True))
-        step, said = cells["step"].cell_contents, cells["said"].cell_contents
-        same = (step.record.generation.numpy() == step.generation).tolist()
-        return [entry.released, [rank[r] for r in step.record.rows.tolist()], step.record.after.tolist(), same,
-                None if said is None else said.tolist()]  # fmt: skip
-    found: list[Any] = []
-    for section, first, second, _ in entry.operations:
-        if section == WRITES:
-            found.append([section, [_cell(*pair, index, rank, file) for pair in zip(first.tolist(), second.tolist(), strict=True)]])
-        else:
-            pair = [[index.get(r, r) for r in column.tolist()] for column in (first, second)]
-            found.append([section, *pair[: 2 if section == DATA or section == 0 else 1]])
-    return found
+def _changes(operations: list[Any], index: dict[int, int], rank: dict[int, int], file: Any) -> list[Any]:
+    """What recorded changes do, without numbers. Their order is that of the phases, and of a cell the last value stays."""
+    found: set[tuple[Any, ...]] = set()
+    cells: dict[int, int] = {}
+    for section, first, second, _ in operations:
+        for one, two in zip(first.tolist(), second.tolist(), strict=True):
+            if section == WRITES:
+                cells[one] = two
+            else:
+                found.add((section, index[one], index.get(two, two) if section in (MOVES, DATA) else 0))
+    return [sorted(found), sorted(_cell(*pair, index, rank, file) for pair in cells.items())]
 
 
 def _cell(cell: int, value: int, index: dict[int, int], rank: dict[int, int], file: Any) -> tuple[Any, ...]:
     column, start = max(((name, at) for name, at in file._starts.items() if at <= cell), key=lambda pair: pair[1])
-    number = cell - start
-    if column in ("slots", "labels"):
-        return column, index[number], value
-    return column, rank[number], 0 if column == "generation" else index[value] if column == "source" and value else value
+    number = index[cell - start] if column in ("slots", "labels") else rank[cell - start]
+    told = {"generation": 0, "source": index.get(value, 0)}
+    return column, number, told.get(column, value)
+
+
+def _release(entry: Any, rank: dict[int, int]) -> list[Any]:
+    """What the release of lanes that a settle has recorded refers to."""
+    cells = dict(zip(entry.run.__code__.co_freevars, entry.run.__closure__, strict=True))
+    step, said = cells["step"].cell_contents, cells["said"].cell_contents
+    same = (step.record.generation.numpy() == step.generation).tolist()
+    rows = [rank[row] for row in step.record.rows.tolist()]
+    return [entry.released, rows, step.record.after.tolist(), same, None if said is None else said.tolist()]

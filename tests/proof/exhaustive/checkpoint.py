@@ -23,6 +23,7 @@ FIXED = (
     str, int, float, bytes, type(None), type, Enum, np.generic, torch.dtype, torch.device, FunctionType, MethodType,
     BuiltinFunctionType, ModuleType, ReferenceType, Backend, StateLayout, count,
 )  # fmt: skip
+_fixed: set[type] = set(FIXED) | {bool}  # classes that were met, to ask once for each
 
 
 class Checkpoint:
@@ -42,7 +43,7 @@ class Checkpoint:
         while left:
             one = left.pop()
             kind = one.__class__
-            if kind in _FIXED or id(one) in seen:
+            if kind in _fixed or id(one) in seen:
                 continue
             seen[id(one)] = one
             if kind is dict:
@@ -58,7 +59,7 @@ class Checkpoint:
             elif kind is torch.Tensor:
                 self._keep_tensor(one)
             elif isinstance(one, FIXED):
-                _FIXED.add(kind)
+                _fixed.add(kind)
             elif isinstance(one, tuple):
                 left.extend(one)
             elif isinstance(one, deque | set):
@@ -86,9 +87,8 @@ class Checkpoint:
     def restore(self) -> None:
         """Puts everything back."""
         for fields, kept in self._fields:
-            if fields != kept if _plain(kept) else True:
-                fields.clear()
-                fields.update(kept)
+            fields.clear()
+            fields.update(kept)
         for one, values in self._lists:
             one[:] = values
         for one, fill, values in self._others:
@@ -98,10 +98,3 @@ class Checkpoint:
             array[...] = content
         for array, content in self._tensors.values():
             array[...] = content
-
-
-_FIXED: set[type] = {str, int, float, bool, bytes, type(None)}
-
-
-def _plain(fields: dict[Any, Any]) -> bool:
-    return False

@@ -1,9 +1,10 @@
 """Breadth-first search over the states of one case: every schedule of a length, each distinct state once."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import torch
 
 from tests.proof.exhaustive.checkpoint import Checkpoint
 from tests.proof.exhaustive.state import check, drain, name
@@ -121,6 +122,7 @@ def _moves(node: Node | None) -> list[Move]:
     return found[::-1]
 
 
-def search(cases: Sequence[Case], depth: int, seconds: float) -> list[Found]:
-    """Searches each case for the same time."""
-    return [Search(case).run(depth, seconds) for case in cases]
+def work(case: Case, depth: int, seconds: float) -> Found:
+    """Searches a case in a process of its own."""
+    torch.set_num_threads(1)
+    return Search(case).run(depth, seconds)

@@ -4,7 +4,6 @@ from hashlib import blake2b
 from marshal import dumps
 from typing import Any
 
-import memstate as ms
 from memstate.kernels.tables import REGISTERS_PER_ROW, Count
 from memstate.slots.packet import DATA, MOVES, WRITES, Packet
 from tests.proof.exhaustive.world import DIGIT, POISON, ROWS, SLOTS, World, encoded, require
@@ -38,7 +37,13 @@ def _same_on_host(world: World, free: int) -> None:
     """With nothing recorded, the host's mirror says what the device has."""
     file = world.mem._registers
     require(world.mem.free_slots == free, "the host counts", world.mem.free_slots, "free slots, the device", free)
-    require(file.held.tolist() == [slot > 0 for slot in world.slots.tolist()], "held on the host", file.held, "slots", world.slots)
+    require(
+        file.held.tolist() == [slot > 0 for slot in world.slots.tolist()],
+        "held on the host",
+        file.held,
+        "slots",
+        world.slots,
+    )
     for name in ("labels", "tracked", "snapshot_at", "source"):
         host, device = getattr(file, name), world.device[name]
         require(host.tobytes() == device.tobytes(), name, "on the host", host, "on the device", device)
@@ -65,9 +70,9 @@ def _bytes(world: World, slots: list[int]) -> None:
         if generations[row] != one.handle.generation:
             continue  # its admission is recorded only
         for register in range(first, first + REGISTERS_PER_ROW):
-            if labels[register] or (register == first and not sources[row]):
-                if not queued or not commands.named([register]):
-                    holds(register, one.history, f"row {row}")
+            told = labels[register] or (register == first and not sources[row])
+            if told and not (queued and commands.named([register])):
+                holds(register, one.history, f"row {row}")
         if not queued:
             origin = sources[row] or first
             require(labels[origin] == len(one.history), "row", row, "has length", labels[origin], "expected", one)
@@ -120,7 +125,7 @@ def name(world: World) -> bytes:
     mem = world.mem
     file, commands, held = mem._registers, mem._commands, mem._registers.held.tolist()
     slots, labels, known = world.slots.tolist(), world.labels.tolist(), file.labels.tolist()
-    queued, kept = commands.pending, mem._snapshots
+    kept = mem._snapshots
     sources, host_sources = world.device["source"].tolist(), file.source.tolist()
     tracked, host_tracked = world.device["tracked"].tolist(), file.tracked.tolist()
     generations, fenced = world.device["generation"].tolist(), commands._fenced.tolist()
@@ -169,20 +174,26 @@ def name(world: World) -> bytes:
          [] if flight.ran else [[owner[s] for s in column.tolist()] for column in flight.step.record[2:5]])
         for flight in world.flights
     ]  # fmt: skip
-    at, operations = commands._waits or (len(commands._queue), 0)
-    queue: list[Any] = []
-    for i, entry in enumerate(commands._queue):
-        parts = [entry.operations[:operations], entry.operations[operations:]] if i == at and isinstance(entry, Packet) else [entry.operations] if isinstance(entry, Packet) else []
-        queue.append([_changes(part, index, rank, file) for part in parts] or _release(entry, rank))
+    waits = commands._waits or (len(commands._queue), 0)
+    queue = [_queued(entry, waits[1] if i == waits[0] else 0, index, rank, file)
+             for i, entry in enumerate(commands._queue)]  # fmt: skip
     rest = [
         [rows[at] for at in numbers], [told[at] for at in holders], equal, flights,
-        world.open is not None, commands._waits is not None, min(at, len(queue)), queue,
+        world.open is not None, commands._waits is not None, waits[0], queue,
     ]  # fmt: skip
     return blake2b(dumps(rest, 2), digest_size=12).digest()
 
 
+def _queued(entry: Any, sent: int, index: dict[int, int], rank: dict[int, int], file: Any) -> list[Any]:
+    """A packet in two parts: its first `sent` changes do not wait. Or the release of lanes that a settle recorded."""
+    if not isinstance(entry, Packet):
+        return _release(entry, rank)
+    parts = entry.operations[:sent], entry.operations[sent:]
+    return [_changes(part, index, rank, file) for part in parts]
+
+
 def _changes(operations: list[Any], index: dict[int, int], rank: dict[int, int], file: Any) -> list[Any]:
-    """What recorded changes do, without numbers. Their order is that of the phases, and of a cell the last value stays."""
+    """What recorded changes do, without numbers. Their order is that of the phases; a cell keeps its last value."""
     found: set[tuple[Any, ...]] = set()
     cells: dict[int, int] = {}
     for section, first, second, _ in operations:
@@ -202,7 +213,7 @@ def _cell(cell: int, value: int, index: dict[int, int], rank: dict[int, int], fi
 
 
 def _release(entry: Any, rank: dict[int, int]) -> list[Any]:
-    """What the release of lanes that a settle has recorded refers to."""
+    """What a recorded release of lanes refers to."""
     cells = dict(zip(entry.run.__code__.co_freevars, entry.run.__closure__, strict=True))
     step, said = cells["step"].cell_contents, cells["said"].cell_contents
     same = (step.record.generation.numpy() == step.generation).tolist()

@@ -174,7 +174,7 @@ class World:
             yield from (("accept", accepted, over) for accepted in product(*counts))
 
     def _planning(self) -> Iterator[Move]:
-        """Every batch; in every order if slots are too few for all snapshots that are due, and then with no claim, too."""
+        """Every batch; in every order if slots are too few for the snapshots that are due; with no claims, too."""
         running = [row for row, one in self.rows.items() if not one.ended]
         for size in range(1, len(running) + 1):
             for rows in combinations(running, size):
@@ -284,7 +284,9 @@ class World:
             one.kept = at
         else:
             held = [lane for lane in lanes if self.slots[lane]]
-            own = len(held) == len(lanes) or (held and self.rules.in_place) or not all(self.labels[lane] for lane in held)
+            own = (
+                len(held) == len(lanes) or (held and self.rules.in_place) or not all(self.labels[lane] for lane in held)
+            )
             require(self.launches.spent, "row", row, "has no snapshot at", at, "though slots were free")
             require(not own, "row", row, "has no snapshot at", at, "though a lane of its own was")
 

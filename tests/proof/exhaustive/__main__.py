@@ -3,7 +3,8 @@
     python -m tests.proof.exhaustive [--depth 4] [--seconds 600] [--workers 2] [WORD ..]
 
 Prints a line for each case. Depth is the number of calls up to which all schedules were tried, from an empty manager
-and from a busy one. Ends with 1 and prints the shortest schedule where a state is wrong. A WORD chooses cases by name.
+and from three busy ones. Where a state is wrong it prints the shortest schedule and ends with 1.
+A WORD chooses cases by name.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """Breadth-first search over the states of one case: every schedule of a length, each distinct state once."""
 
 import time
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -20,18 +21,25 @@ class Node(NamedTuple):
 
 @dataclass
 class Found:
-    """What a search has seen. depth: moves of the longest schedules of which all were tried."""
+    """What a search has seen.
+
+    depth: moves of the longest schedules of which all were tried; calls: how often each was made from a new state.
+    """
 
     case: str
     depth: int = 0
     states: int = 0
-    transitions: int = 0
+    calls: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     difference: str = ""
 
+    @property
+    def transitions(self) -> int:
+        return self.calls.total()
+
 
 class Search:
-    """All schedules of one case, from an empty manager and from a busy one."""
+    """All schedules of one case, from an empty manager and from busy ones."""
 
     def __init__(self, case: Case) -> None:
         self.case, self.world, self.found = case, World(case), Found(case.name)
@@ -63,14 +71,18 @@ class Search:
         return found
 
     def _starts(self) -> list[Node | None]:
+        """An empty manager, and the stages of a busy one."""
         self._seen.add(name(self.world))
-        self._moves = self.world.warm_up()
-        check(self.world)
-        self._seen.add(name(self.world))
-        busy = None
-        for move in self._moves:
-            busy = Node(busy, move)
-        return [None, busy]
+        found: list[Node | None] = [None]
+        for stage in self.world.warm_up():
+            node = None
+            for move in stage:
+                node = Node(node, move)
+            self._moves = self._go(node)
+            if (known := name(self.world)) not in self._seen:
+                self._seen.add(known)
+                found.append(node)
+        return found
 
     def _expand(self, node: Node | None, level: list[Node | None], last: bool) -> None:
         """Ends everything from a state; unless it is one of the last, makes each move from it first."""
@@ -81,7 +93,7 @@ class Search:
             for move in list(world.moves()):
                 self._moves.append(move)
                 refused = world.apply(move)
-                self.found.transitions += 1
+                self.found.calls[move[0]] += 1
                 check(world)
                 after = name(world)
                 if refused and after != before:

@@ -428,14 +428,18 @@ class World:
         """Of each owned slot on the device, its register."""
         return {slot: register for register, slot in enumerate(self.slots.tolist()) if slot}
 
-    def warm_up(self) -> list[Move]:
-        """Makes the manager busy: rows at a boundary and beyond, and a published snapshot where there is one."""
+    def warm_up(self) -> list[list[Move]]:
+        """Makes the manager busier in three stages, and returns the schedule of each.
+
+        First rows beyond a boundary, one of which has published its snapshot. Then a row that goes on from this
+        snapshot, if there are slots for it. Then a step of all rows whose forward is to come.
+        """
         moves: list[Move] = []
+        stages: list[list[Move]] = []
 
         def make(*move: Any) -> None:
-            if self.apply(move):
-                return
-            moves.append(move)
+            if not self.apply(move):
+                moves.append(move)
 
         make("admit", 0)
         make("admit", 0)
@@ -443,4 +447,10 @@ class World:
             make("plan", tuple((row, n) for row in self.rows), NO_LIMIT)
             make("settle", (False,) * len(self.rows))
         make("publish", 1)
-        return moves
+        stages.append(list(moves))
+        for register in self.snaps:
+            make("admit", register)
+        stages.append(list(moves))
+        make("plan", tuple((row, 1) for row in self.rows), NO_LIMIT)
+        stages.append(list(moves))
+        return stages

@@ -6,7 +6,7 @@ from typing import Any
 
 from memstate.kernels.tables import REGISTERS_PER_ROW, Count
 from memstate.slots.packet import DATA, MOVES, WRITES, Packet
-from tests.proof.exhaustive.world import DIGIT, POISON, ROWS, SLOTS, World, encoded, require
+from tests.proof.exhaustive.world import DIGIT, NO_LIMIT, POISON, ROWS, SLOTS, World, encoded, require
 
 ALL = set(range(1, SLOTS + 1))
 FAULTS = slice(Count.DOUBLE_RELEASE, Count.OFFENDER_KIND + 1)
@@ -21,6 +21,8 @@ def check(world: World) -> None:
     require(not world.launches.wrong, world.launches.wrong)
     require(len(held) == len(set(held)), "a slot has two owners:", slots)
     require(free == ALL - set(held) and not bits & 1, "free slots", free, "owned slots", held)
+    labelled = [register for register, label in enumerate(world.labels.tolist()) if label and not slots[register]]
+    require(not labelled, "labels of registers without a slot:", labelled)
     require(counters[Count.FREE] == len(free), "the device counts", counters[Count.FREE], "free slots, not", len(free))
     require(not any(counters[FAULTS]), "the device counted a fault:", counters)
     world.bytes[list(free)] = POISON
@@ -91,7 +93,7 @@ def drain(world: World) -> None:
     while world.flights:
         flight = world.flights[0]
         if flight.window:
-            world.accept([0] * len(flight.entries), [False] * len(flight.entries))
+            world.accept([0] * len(flight.entries), [False] * len(flight.entries), NO_LIMIT)
         else:
             world.settle([False] * len(flight.entries))
         check(world)

@@ -171,7 +171,8 @@ class World:
                 range(entry.tokens + 1) if lives else (entry.tokens,)
                 for entry, lives in zip(oldest.entries, alive, strict=True)
             ]
-            yield from (("accept", accepted, over) for accepted in product(*counts))
+            yield from (("accept", accepted, over, NO_LIMIT) for accepted in product(*counts))
+            yield "accept", tuple(entry.tokens for entry in oldest.entries), over, 0
 
     def _planning(self) -> Iterator[Move]:
         """Every batch; in every order if slots are too few for the snapshots that are due; with no claims, too."""
@@ -346,14 +347,14 @@ class World:
                     one.real = entry.before + entry.tokens if ended else len(one.history)
                     one.ended = ended
 
-    def accept(self, accepted: Sequence[int], over: Sequence[bool]) -> None:
+    def accept(self, accepted: Sequence[int], over: Sequence[bool], limit: int) -> None:
         flight = self.flights.pop(0)
         self._close()
         width = max(map(len, flight.states))
         states = [[*one, *[POISON] * (width - len(one))] for one in flight.states]
         windows = {"tokens": torch.tensor(states, dtype=torch.int64).reshape(1, len(states), width, 1)}
         first = {row: bool(self.mem._registers.source[row]) for row, *_ in flight.entries}
-        self.mem.accept(flight.step, list(accepted), windows, list(over))
+        self.mem.accept(flight.step, list(accepted), windows, list(over), limit=limit)
         for entry, n, ended in zip(flight.entries, accepted, over, strict=True):
             if one := self._tenant(entry):
                 length, redirect = len(one.history), self.case.tracking.reads_old_slot

@@ -150,7 +150,7 @@ def name(world: World) -> bytes:
         one, first = world.rows.get(at), REGISTERS_PER_ROW * at
         state: tuple[Any, ...] = ()
         if one:
-            state = (len(one.history), one.real, one.kept, one.unsettled, one.ended,
+            state = (len(one.history), one.real, one.kept, one.taken, one.published, one.unsettled, one.ended,
                      generations[at] == one.handle.generation, host_tracked[at],
                      place[host_sources[at]])  # fmt: skip
         steps = tuple(

@@ -177,7 +177,7 @@ class World:
             yield "accept", tuple(entry.tokens for entry in oldest.entries), over, 0
 
     def _planning(self) -> Iterator[Move]:
-        """Every batch; in every order if slots are too few for the snapshots that are due; with no claims, too."""
+        """Every batch, with every number of tokens that matters."""
         running = [row for row, one in self.rows.items() if not one.ended]
         for size in range(1, len(running) + 1):
             for rows in combinations(running, size):
@@ -195,16 +195,20 @@ class World:
         return [n for n in sorted({1, reach - length}) if length + n <= LONGEST]
 
     def _batches(self, batch: tuple[tuple[int, int], ...], window: bool) -> Iterator[Move]:
-        rows, tokens = [row for row, _ in batch], [n for _, n in batch]
-        handles = [self.rows[row].handle for row in rows]
+        """A batch; in every order of the rows that claim slots, if these are too few; and without any claim."""
+        rows, tokens = np.array([row for row, _ in batch], np.int64), np.array([n for _, n in batch], np.int64)
+        lengths = self.mem._mirror.lengths(rows)
+        claims = [
+            bool(self.mem._mirror.claims(rows[i : i + 1], lengths[i : i + 1], tokens[i : i + 1], window))
+            for i in range(len(batch))
+        ]
+        first = [one for one, claim in zip(batch, claims, strict=True) if claim]
+        rest = tuple(one for one, claim in zip(batch, claims, strict=True) if not claim)
+        orders = permutations(first) if len(first) > self.mem.free_slots else [tuple(first)]
         name = "window" if window else "plan"
-        if len(batch) > 1 and self.mem.shortfall(handles, tokens, window=window):
-            yield from ((name, order, NO_LIMIT) for order in permutations(batch))
-        else:
-            yield (name, batch, NO_LIMIT)
-        numbers = np.array(rows, np.int64)
-        if not window and self.mem._mirror.claims(numbers, self.mem._mirror.lengths(numbers), np.array(tokens), False):
-            yield (name, batch, 0)
+        yield from ((name, (*order, *rest), NO_LIMIT) for order in orders)
+        if first and not window:
+            yield name, (*first, *rest), 0
 
     # What a call does
 

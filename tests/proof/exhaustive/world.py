@@ -15,6 +15,7 @@ import torch
 import memstate as ms
 from memstate.kernels.rules import last_boundary
 from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.slots.packet import DATA
 from tests.proof.exhaustive.ownership import Launches
 from tests.support.build import build
 
@@ -270,6 +271,7 @@ class World:
         require(all(slot in owners for slot in used if slot), "a step uses free slots:", used, owners)
         self.open = Flight(step, entries, window, {slot: owners[slot] for slot in used if slot})
         self.flights.append(self.open)
+        self._require_waits()
         for row, n in batch:
             one = self.rows[row]
             one.unsettled += 1
@@ -337,6 +339,18 @@ class World:
 
     def submit(self) -> None:
         self.mem.submit()
+        require(len(self.mem._commands.waiting) == len(self.mem._commands._queue), "a submit sent too little")
+        self._require_waits()
+
+    def _require_waits(self) -> None:
+        """What waits begins with a change of a slot that the open step uses."""
+        if self.mem._commands._waits is None:
+            return
+        waiting = self.mem._commands.waiting
+        section, _, second, registers = waiting[0].operations[0]  # type: ignore[union-attr]
+        named = {*(() if registers is None else registers.tolist()), *(second.tolist() if section == DATA else ())}
+        used = self.open.slots.values() if self.open else ()
+        require(not named.isdisjoint(used), "registers", named, "wait, and the open step uses", used)
 
     def _tenant(self, entry: Entry) -> Tenant | None:
         one = self.rows.get(entry.row)

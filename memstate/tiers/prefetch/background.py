@@ -90,11 +90,11 @@ class Background:
             op.future.cancel()
 
     def reset(self) -> None:
-        """Waits until everything that was handed out has ended, and forgets it.
+        """Cancels what has not begun, waits until the rest has ended, and forgets it.
 
         Syncs: waits for the store's calls.
         """
-        wait([op.future for op in self._running if not op.future.cancelled()])
+        wait([op.future for op in self._running if not op.future.cancel()])
         self._forget()
 
     def _forget(self) -> None:

@@ -36,6 +36,7 @@ NEAR = {
     "kernels/bitmap.py": [*DEVICE, "bitmap", "allocator"],
     "kernels/registers.py": [*DEVICE, "commands"],
     "kernels/tracking.py": DEVICE,
+    "kernels/rules.py": [*OWNERS, "exhaustive"],
     "kernels/speculation.py": ["accept", "accepted", "mutant_gaps"],
     "kernels/warps.py": ["warps"],
     "kernels/copy.py": ["copy", "storage", "given_memory"],

@@ -1,0 +1,100 @@
+"""Takes everything that a manager knows, and puts it back into the same objects.
+
+A manager refuses copies, so the search goes back in place: it walks from one object to all that it refers to, and
+keeps the contents of dictionaries, lists, arrays and tensors. It knows no class of the library, so it misses no field.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from itertools import count
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+from weakref import ReferenceType
+
+import numpy as np
+import torch
+
+from memstate.kernels.dispatch import Backend
+from memstate.state.layout import StateLayout
+
+# They never change, or, as the counts of a backend, no decision depends on them.
+FIXED = (
+    str, int, float, bytes, type(None), type, Enum, np.generic, torch.dtype, torch.device, FunctionType, MethodType,
+    BuiltinFunctionType, ModuleType, ReferenceType, Backend, StateLayout, count,
+)  # fmt: skip
+_fixed: set[type] = set(FIXED) | {bool}  # classes that were met, to ask once for each
+
+
+class Checkpoint:
+    """The contents of all objects that `root` refers to, as they are now."""
+
+    def __init__(self, root: object) -> None:
+        self._fields: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        self._lists: list[tuple[list[Any], list[Any]]] = []
+        self._others: list[tuple[Any, Callable[[Any], None], Any]] = []  # deques and sets
+        self._arrays: list[tuple[Any, Any]] = []
+        self.seen: dict[int, object] = {}  # by identity; keeps what is new from being collected
+        self._tensors: dict[int, tuple[Any, Any]] = {}  # by address
+        self._walk(root)
+
+    def _walk(self, root: object) -> None:
+        left, seen = [root], self.seen
+        while left:
+            one = left.pop()
+            kind = one.__class__
+            if kind in _fixed or id(one) in seen:
+                continue
+            seen[id(one)] = one
+            if kind is dict:
+                self._keep_fields(one, left)
+            elif kind is tuple or kind is frozenset:
+                left.extend(one)
+            elif kind is list:
+                self._lists.append((one, list(one)))
+                left.extend(one)
+            elif kind is np.ndarray:
+                if one.flags.writeable:
+                    self._arrays.append((one, one.copy()))
+            elif kind is torch.Tensor:
+                self._keep_tensor(one)
+            elif isinstance(one, FIXED):
+                _fixed.add(kind)
+            elif isinstance(one, tuple):
+                left.extend(one)
+            elif isinstance(one, deque | set):
+                self._others.append((one, one.extend if isinstance(one, deque) else one.update, kind(one)))
+                left.extend(one)
+            elif isinstance(one, dict):
+                self._keep_fields(one, left)
+            elif isinstance(one, list):
+                raise TypeError(f"a {kind.__name__}: this walk does not know how to put its contents back")
+            elif hasattr(one, "__dict__"):
+                self._keep_fields(one.__dict__, left)
+            elif not hasattr(kind, "__slots__"):
+                raise TypeError(f"a {kind.__name__}: this walk does not know how to put its contents back")
+
+    def _keep_fields(self, fields: dict[Any, Any], left: list[Any]) -> None:
+        self._fields.append((fields, dict(fields)))
+        left.extend(fields.values())
+
+    def _keep_tensor(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage.nbytes() and storage.data_ptr() not in self._tensors:
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+            self._tensors[storage.data_ptr()] = whole, whole.copy()
+
+    def restore(self) -> None:
+        """Puts everything back."""
+        for fields, kept in self._fields:
+            fields.clear()
+            fields.update(kept)
+        for one, values in self._lists:
+            one[:] = values
+        for one, fill, values in self._others:
+            one.clear()
+            fill(values)
+        for array, content in self._arrays:
+            array[...] = content
+        for array, content in self._tensors.values():
+            array[...] = content

@@ -1,0 +1,68 @@
+"""Every schedule of a few calls on a small manager; see `tests/proof/exhaustive`. `make proof` tries longer ones."""
+
+import subprocess
+import sys
+
+import pytest
+
+import memstate as ms
+from tests.proof.exhaustive.checkpoint import Checkpoint
+from tests.proof.exhaustive.search import Search
+from tests.proof.exhaustive.state import name
+from tests.proof.exhaustive.world import CASES, NO_LIMIT, Case, World
+from tests.support.sources import ROOT
+
+# One row of PingPong takes 3 of the 5 slots, so there are few states. The short ones differ little from the others.
+SHORT = "Redirect, pages of 2", "Redirect, copied hits", "Redirect, in place", "LazyPingPong, skipping"
+DEPTHS = dict.fromkeys(SHORT, 1) | dict.fromkeys(("PingPong", "PingPong, direct hits"), 3)
+CALLS = {
+    "admit", "fork", "plan", "forward", "launched", "submit", "settle", "cancel", "abort", "release", "publish", "drop",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_no_schedule_reaches_a_wrong_state(case: Case) -> None:
+    depth = DEPTHS.get(case.name, 2)
+    found = Search(case).run(depth, 600)
+    assert not found.difference, found.difference
+    assert found.depth == depth and found.transitions > found.states > 50
+    assert set(found.calls) == (CALLS | {"window", "accept"} if case.speculation else CALLS)
+
+
+def test_a_checkpoint_brings_a_state_back() -> None:
+    world = World(CASES[0])
+    world.warm_up()
+    here, before = Checkpoint(world), name(world)
+    text = repr(world.mem.owners()), repr(world.mem._mirror._columns), repr(world.device), world.bytes.tolist()
+    world.apply(("plan", ((1, 1), (2, 1)), NO_LIMIT))
+    world.apply(("abort", 1))
+    assert name(world) != before
+    here.restore()
+    assert name(world) == before
+    assert text == (
+        repr(world.mem.owners()), repr(world.mem._mirror._columns), repr(world.device), world.bytes.tolist()
+    )  # fmt: skip
+
+
+def test_states_that_differ_in_numbers_only_have_one_name() -> None:
+    one, other = World(CASES[0]), World(CASES[0])
+    for world, first in ((one, 1), (other, 2)):
+        for move in (("admit", 0), ("admit", 0), ("plan", ((first, 2),), NO_LIMIT), ("settle", (False,))):
+            world.apply(move)
+    assert name(one) == name(other)
+    other.apply(("abort", 1))
+    assert name(one) != name(other)
+
+
+def test_a_wrong_rule_is_told_with_the_shortest_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memstate.slots.commands.CommandBuffer.fence", lambda buffer, registers: None)
+    found = Search(Case("no fence", ms.Redirect(2))).run(3, 60)
+    assert "slot" in found.difference and found.difference.count("\n") >= 3, found
+
+
+def test_the_program_prints_a_line_for_each_case() -> None:
+    command = [sys.executable, "-m", "tests.proof.exhaustive", "--depth", "1", "--workers", "1", "Redirect, in"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["case", "depth", "states", "transitions", "seconds", "differences"]
+    assert lines[1].startswith("Redirect, in place") and lines[2].split()[:2] == ["all", "1"]

@@ -37,11 +37,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("calls", nargs="*")
     given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
     names, began, total = given.calls or list(calls(scene("redirect"))), time.monotonic(), Counter[str]()
     jobs = [
         (name, error, call) for name in given.scenes.split(",") for error in given.errors.split(",") for call in names
     ]
-    with ProcessPoolExecutor(given.workers, mp_context=get_context("fork")) as pool:
+    with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool:
         for job, found in zip(jobs, pool.map(work, *zip(*jobs, strict=True), [given.every] * len(jobs)), strict=True):
             kinds = Counter(one.kind for one in found)
             total += kinds

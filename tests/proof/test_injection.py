@@ -18,7 +18,8 @@ from tests.support.sampling import PROOF
 
 SEED = int(os.environ.get("MEMSTATE_SEED", "1"))
 POINTS = 24 if PROOF else 2
-CASES = [(name, error) for name in SCENES for error in ERRORS] if PROOF else list(zip(SCENES, 2 * list(ERRORS), strict=True))
+EACH = [(name, error) for name in SCENES for error in ERRORS]
+CASES = EACH if PROOF else list(zip(SCENES, 2 * list(ERRORS), strict=True))
 NAMES = list(calls(scene("redirect")))
 
 

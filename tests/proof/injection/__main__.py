@@ -14,18 +14,10 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-import torch
-
 from tests.proof.injection.scene import SCENES, calls, scene
-from tests.proof.injection.verdict import ERRORS, Outcome, outcomes
+from tests.proof.injection.verdict import ERRORS, every_so_many
 
 WRONG = 3  # texts that are printed of a call
-
-
-def work(name: str, error: str, call: str, every: int) -> list[Outcome]:
-    """Every so many points of one call."""
-    torch.set_num_threads(1)
-    return outcomes(scene(name), call, error, lambda count: range(1, count + 1, every))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -37,13 +29,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("calls", nargs="*")
     given = parser.parse_args(arguments)
-    torch.set_num_threads(1)
     names, began, total = given.calls or list(calls(scene("redirect"))), time.monotonic(), Counter[str]()
     jobs = [
         (name, error, call) for name in given.scenes.split(",") for error in given.errors.split(",") for call in names
     ]
     with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool:
-        for job, found in zip(jobs, pool.map(work, *zip(*jobs, strict=True), [given.every] * len(jobs)), strict=True):
+        results = pool.map(every_so_many, *zip(*jobs, strict=True), [given.every] * len(jobs))
+        for job, found in zip(jobs, results, strict=True):
             kinds = Counter(one.kind for one in found)
             total += kinds
             print(f"{job[0]}, {job[1]}, {job[2]}: {dict(kinds)}", flush=True)

@@ -12,10 +12,11 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 import memstate as ms
 from tests.proof.injection.points import Tracer
-from tests.proof.injection.scene import Scene, calls
+from tests.proof.injection.scene import Scene, calls, scene
 
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "MemoryError": MemoryError,
@@ -182,3 +183,9 @@ def _outcomes(scene: Scene, name: str, error: str, chosen: Callable[[int], Seque
         forked(lambda at=at: judge(scene, name, call, at, ERRORS[error](), marks))  # type: ignore[misc]
         for at in chosen(count)
     ]
+
+
+def every_so_many(name: str, error: str, call: str, every: int) -> list[Outcome]:
+    """Returns what became of every `every`-th point of a call, for a worker process."""
+    torch.set_num_threads(1)
+    return outcomes(scene(name), call, error, lambda count: range(1, count + 1, every))

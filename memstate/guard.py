@@ -67,14 +67,14 @@ class Guard:
     def mending(self, call: str) -> Iterator[None]:
         """Closes the guard for a call that puts everything right; opens it at the end.
 
-        What an interrupted call changed stays known until then, so that a second try can follow.
+        The interrupted call and what it changed stay known until then, so that a second try can follow.
 
         Args:
             call: name of the public call.
         """
-        self.call, self._why = call, ""
+        self.call = self.call or call
         yield
-        self.call = ""
+        self.call = self._why = ""
 
     def __enter__(self) -> Self:
         self.require_whole()
@@ -82,7 +82,7 @@ class Guard:
             self.registers.clear()
         if self.pages:
             self.pages.clear()
-        self.call = self._next
+        self.call, self._why = self._next, ""
         return self
 
     def __exit__(

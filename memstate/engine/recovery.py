@@ -116,6 +116,9 @@ class Recovery(Reports):
         """
         self._require_caller()
         self._require_awake()
+        if not self._guard.call:
+            with self._guard.changing("recover"):
+                self._commands.submit()
         found = self._survivors(held)
         ended = [self._table.ids[row] for row in np.flatnonzero(self._table.used).tolist()]
         owned = self._cache.registers | self._sessions.registers
@@ -140,7 +143,7 @@ class Recovery(Reports):
         """Returns what host and device agree on. Changes nothing."""
         device = self._registers.on_host()
         slots, labels = device.table.slots.numpy(), device.table.labels.numpy()
-        free = np.unpackbits(device.allocator.bitmap.numpy().view(np.uint8), bitorder="little")
+        free = device.allocator.free_slots()
         by_id = counts("held", held, len(held)).tolist()
         capacity, first = self._allocator.capacity, self._registers.first_holder
         inside = (slots > 0) & (slots <= capacity)
@@ -153,7 +156,7 @@ class Recovery(Reports):
         sure = inside & ~self._commands.unsure()
         sure[:first] = False
         registers = [r for r in np.flatnonzero(sure).tolist() if taken[slots[r]] == 1 and not free[slots[r]]]
-        unsure = set(self._guard.pages)
+        unsure = set(self._guard.pages) if self._guard.call else set()
         snapshots = {
             r: snap
             for r in registers

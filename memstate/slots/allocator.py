@@ -17,6 +17,7 @@ from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.checks import NotCopied, is_count
@@ -268,6 +269,14 @@ class SlotAllocator(NotCopied):
                 with self.guard.changing("group"):
                     group.shrink(group.left)
                     self._groups = [g for g in self._groups if g is not group]
+
+    def free_slots(self) -> NDArray[np.bool_]:
+        """Returns whether each slot is free on the device: axis `slot`, from slot 0 on.
+
+        Syncs: yes.
+        """
+        words = self.bitmap.cpu().numpy().view(np.uint8)
+        return np.unpackbits(words, bitorder="little")[: self.capacity + 1].astype(bool)
 
     @property
     def unconfirmed(self) -> int:

@@ -144,7 +144,7 @@ class CommandBuffer:
         for entry in [self._sending, *self._queue]:
             if isinstance(entry, Packet):
                 found |= entry.latest >= 0
-        for registers in self.guard.registers:
+        for registers in self.guard.registers if self.guard.call else ():
             found[np.asarray(registers, np.int64)] = True
         return found
 

@@ -66,14 +66,13 @@ class WriteBack:
         return [entry for _, entries, _ in self._writing for entry in entries]
 
     def reset(self) -> None:
-        """Waits for the writes that have begun, and forgets all records. Host memory is emptied right after.
+        """Waits for the writes that are handed in, and forgets all records. Host memory is emptied right after.
 
         Syncs: yes.
         """
         self._waiting.clear()
-        begun = [(entries, future) for _, entries, future in self._writing if not future.cancel()]
-        wait([future for _, future in begun])
-        for entries, future in begun:
+        wait(self.futures)
+        for _, entries, future in self._writing:
             self._count(entries, future)
         self._writing = []
 

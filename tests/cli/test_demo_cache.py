@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from memstate.cli.app import app
 from memstate.cli.demo.config import STRATEGIES
-from memstate.errors import InvalidArgument
+from memstate.errors import InvalidArgument, LeakFound
 from memstate.requests.page_table import PageTable
 from memstate.slots.audit import audit
 from memstate.slots.inspect import Inspection
@@ -84,12 +84,8 @@ def test_sabotage_strikes_what_is_cached_first(tmp_path: Path) -> None:
 
 def test_pages_that_are_not_given_back_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PageTable, "end", lambda self, rows: [self._rows.__setitem__(row, []) for row in rows.tolist()])
-    report = demo(requests=2, pages=400)
-    assert (
-        report.identical
-        and not report.ok
-        and "KV pages and 0 rows are still taken after the last request" in report.failure()
-    )
+    with pytest.raises(LeakFound, match=r"page 1 is counted for \d+ holders and has"):
+        demo(requests=2, pages=400)
 
 
 def test_what_is_kept_gives_way_where_nobody_could_go_on() -> None:

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from memstate.cli.demo.answers import STOP_BYTES, AnswerRule, longest_context, noise, rule_for
-from memstate.cli.demo.chance import Chance
 from memstate.cli.demo.corpus import LONGEST, Conversation, first_requests, from_docstrings, from_file
 from memstate.cli.demo.model import VOCABULARY
-from memstate.engine.manager import NO_LIMIT
 from memstate.errors import InvalidArgument
 
 
@@ -126,12 +124,3 @@ def test_noise_depends_on_seed_conversation_and_position_only() -> None:
     assert not any(np.array_equal(first, other) for other in (noise(0, 2, 3), noise(1, 3, 3), noise(1, 2, 4)))
     many = np.concatenate([noise(9, 0, at) for at in range(200)])
     assert abs(many.mean() - 0.5772) < 0.02  # Euler's constant, the mean of Gumbel noise
-
-
-def test_claims_fail_with_their_probability_and_the_first_failure_stops() -> None:
-    assert Chance(0, 0.0).claims_allowed(4) == NO_LIMIT
-    assert {Chance(0, 1.0).claims_allowed(4) for _ in range(20)} == {0}
-    chance = Chance(0, 0.3)
-    allowed = Counter(chance.claims_allowed(2) for _ in range(4000))
-    assert set(allowed) == {0, 1, 2}
-    assert abs(allowed[0] / 4000 - 0.3) < 0.03 and abs(allowed[2] / 4000 - 0.49) < 0.03

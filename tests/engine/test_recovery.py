@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import memstate as ms
+from memstate.engine.stepping import Stepping
 from memstate.guard import Guard
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
@@ -145,7 +146,7 @@ def test_recover_can_be_interrupted_and_called_again(plain: Backend) -> None:
     interrupted(scene.mem, [scene.idle])
     with pytest.raises(KeyboardInterrupt), mock.patch.object(Boundaries, "reset", side_effect=KeyboardInterrupt):
         scene.mem.recover(scene.by_id.tolist())
-    with pytest.raises(ms.Broken, match=r"recover\(\)"):
+    with pytest.raises(ms.Broken, match=r"plan\(\) was interrupted"):
         scene.mem.poll()
     scene.mem.recover(scene.by_id.tolist())
     scene.finish()
@@ -189,16 +190,25 @@ def test_states_whose_bytes_were_not_loaded_are_not_kept(plain: Backend) -> None
     assert at.turn([*whole(1), 1]) == 0
 
 
-def test_kv_that_the_open_step_must_still_write_is_not_kept(plain: Backend) -> None:
+@pytest.mark.parametrize("when", ["before", "in the publish", "in the publish and in recover"])
+def test_kv_that_the_open_step_must_still_write_is_not_kept(when: str, plain: Backend) -> None:
     at = Server(plain, "none", every=8)
     row = at.start(range(15))
     at.prefill(row, publish=False)
     at.mem.extend([row], [16])
     step = at.mem.plan([row])  # its forward completes a page, and never runs
-    at.mem.publish([row], tokens=[[*at.text[row]][:16]])
-    assert step.after.tolist() == [16] and at.mem.match([*at.text[row][:16], 1]).kv_length == 16
-    with pytest.raises(MemoryError), mock.patch.object(Boundaries, "advance", side_effect=MemoryError):
-        at.mem.shortfall([row])
+    tokens = [[*at.text[row]][:16]]
+    if when == "before":
+        at.mem.publish([row], tokens=tokens)
+        assert step.after.tolist() == [16] and at.mem.match([*tokens[0], 1]).kv_length == 16
+        with pytest.raises(MemoryError), mock.patch.object(Boundaries, "advance", side_effect=MemoryError):
+            at.mem.shortfall([row])
+    else:
+        with pytest.raises(MemoryError), mock.patch.object(Stepping, "promise", side_effect=MemoryError):
+            at.mem.publish([row], tokens=tokens)
+    if when.endswith("recover"):
+        with pytest.raises(KeyboardInterrupt), mock.patch.object(RegisterFile, "reset", side_effect=KeyboardInterrupt):
+            at.mem.recover()
     at.mem.recover()
     assert at.mem.match([*at.text[row][:16], 1]).kv_length == 0
     at.look(idle=True)

@@ -237,6 +237,20 @@ def test_a_turn_supersedes_what_its_own_salt_left(mine: Hashable, other: Hashabl
 
 
 @two_tenants
+def test_what_recover_keeps_stays_under_its_salt(mine: Hashable, other: Hashable) -> None:
+    house = House()
+    house.turn(8, mine)
+    session = house.mem.open_session("chat")
+    house.turn(12, mine, session=session)
+    house.mem.submit()
+    house.mem.recover()
+    assert house.found(9, other) == NOTHING and house.found(9, mine) == (8, 8, 8, 0)
+    assert house.mem.match(T[:16], other, session).length == 0
+    assert house.mem.match(T[:16], mine, session).length == 12
+    assert house.starts(9, other) == 0 and house.starts(9, mine) == 8
+
+
+@two_tenants
 def test_the_tree_has_a_root_for_each_salt(mine: Hashable, other: Hashable) -> None:
     tree, key = Tree(PAGE * BYTES), encode(T[:8])
     node, had = tree.insert(key, [1, 2], mine)

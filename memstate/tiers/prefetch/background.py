@@ -94,7 +94,7 @@ class Background:
 
         Syncs: waits for the store's calls.
         """
-        wait([op.future for op in self._running if not op.future.cancel()])
+        wait([op.future for op in self._running if not (op.future.cancelled() or op.future.cancel())])
         self._forget()
 
     def _forget(self) -> None:

@@ -13,7 +13,7 @@ import torch
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.tokens import BYTES
-from tests.support.endings import finish, running
+from tests.support.endings import close_idle, finish, running
 from tests.support.serving import EVERY, PAGE
 from tests.support.tiered import Tiered, whole
 from tests.support.virtual import ByHand, MemoryStore
@@ -81,6 +81,12 @@ class Scene(Tiered):
         self._forward(self.steps[-1], fed)
         self.mem.submit(self.steps[-1])
 
+    def work_in_threads(self) -> None:
+        """Threads end what they were given."""
+        for job in self.jobs.jobs:
+            if not job.future.done() and job.begin():
+                job.finish()
+
     def next_batch(self) -> tuple[list[ms.Row | None], list[int]]:
         """Rows and tokens of a step that reaches boundaries."""
         rows = [self.first, self.second, self.idle]
@@ -108,12 +114,23 @@ class Scene(Tiered):
         there = self.kv[list(pages)].reshape(-1)[: snap.length].tolist()
         assert there == tokens, f"KV of {snap} is not what its tokens say"
 
-    def finish(self) -> None:
-        """Serves once more from everything that is left; then everything must be free."""
+    def finish(self, serve: bool = True) -> None:
+        """Looks at every byte that is left; then everything must be free.
+
+        Args:
+            serve: whether to serve once more from what is left before.
+        """
         for step in list(self.mem._stepping._log.unsettled):
             self.mem.settle(step)
         self.mem.abort([row for row in running(self.mem) if self.mem._table.ids[row.index] == "more"])
         self.look_at_what_is_published()
+        if not serve:
+            self.mem.pool.release(self.mem.audit().leaked)
+            close_idle(self.mem)
+            self.mem.abort(running(self.mem))
+            close_idle(self.mem)
+            self.look()
+            return
         if self.mem._sessions.opened.get(self.chat) is not None and not self.mem._sessions.opened[self.chat].row:
             self.turn([*CHAT, 8, 8, 8], session=self.chat)
         for prompt in ([*A, 1], [*B, 2], [*C, 3], whole(9)):
@@ -167,9 +184,7 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         return lambda: mem.extend([s.first], [mem.length(s.first) + 4 * PAGE])
 
     def poll() -> Call:
-        for job in s.jobs.jobs:
-            if not job.future.done() and job.begin():
-                job.finish()
+        s.work_in_threads()
         return mem.poll
 
     def fresh(make: Callable[[], Call]) -> Callable[[], Call]:

@@ -97,6 +97,8 @@ def judge(scene: Scene, name: str, call: Callable[[], Any], at: int, error: Base
         came = True
     except ms.Broken as raised:
         came = raised.__context__ is not None
+    except BaseException:
+        return Outcome("wrong", tracer.place, traceback.format_exc(limit=-4))
     kind = "noticed"
     try:
         scene.work_in_threads()
@@ -143,12 +145,15 @@ def forked(work: Callable[[], Any]) -> Any:
         os.waitpid(child, 0)
         if not said:
             raise RuntimeError("the process ended without an answer")
-        return pickle.loads(said)
+        answer = pickle.loads(said)
+        if isinstance(answer, RuntimeError):
+            raise answer
+        return answer
     os.close(reader)
     try:
         said = pickle.dumps(work())
     except BaseException:
-        said = pickle.dumps([Outcome("wrong", "", traceback.format_exc())])
+        said = pickle.dumps(RuntimeError(traceback.format_exc()))
     with os.fdopen(writer, "wb") as pipe:
         pipe.write(said)
     os._exit(0)

@@ -19,7 +19,7 @@ from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import Prefix, PrefixCache
-from memstate.prefix.cache import Insertion, Lease
+from memstate.prefix.lease import Insertion, Lease
 from memstate.prefix.policies.foresight import Foresight, ForesightPages, Future
 from memstate.prefix.policies.names import POLICIES
 from memstate.requests.page_table import PageTable

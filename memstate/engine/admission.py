@@ -13,7 +13,7 @@ from memstate.checks import counts, is_count, require_salt, sequence
 from memstate.errors import InvalidArgument, OutOfPages, OutOfRows, OutOfSlots
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import Match, PrefixCache
-from memstate.prefix.cache import Lease
+from memstate.prefix.lease import Lease
 from memstate.prefix.sessions import Conversation, Sessions
 from memstate.requests.boundaries import Boundaries
 from memstate.requests.handles import Request, Row, Rows, Snapshot

@@ -12,7 +12,7 @@ from memstate.checks import sequence
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import PrefixCache
-from memstate.prefix.cache import Insertion
+from memstate.prefix.lease import Insertion
 from memstate.prefix.sessions import Sessions
 from memstate.requests.boundaries import Boundaries
 from memstate.requests.handles import Snapshot

@@ -9,11 +9,12 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from memstate.checks import counts
 from memstate.engine.report import Reports
 from memstate.errors import Asleep, InvalidArgument
-from memstate.prefix.cache import Branch
+from memstate.prefix.lease import Branch
 from memstate.prefix.sessions import Conversation
 from memstate.requests.handles import Snapshot
 
@@ -86,7 +87,7 @@ class Recovery(Reports):
             self._start_over(Survivors({}, {}, [], [], ()), "ended by reset()")
             self._cache.reset()
 
-    def recover(self, held: Sequence[int] = ()) -> Recovered:
+    def recover(self, held: Tensor | Sequence[int] = ()) -> Recovered:
         """Puts the manager right after an interrupted call, and keeps what was published.
 
         If an exception that memstate did not raise on purpose leaves a call, such as MemoryError, KeyboardInterrupt or
@@ -139,12 +140,13 @@ class Recovery(Reports):
         if self.planes.asleep:
             raise Asleep()
 
-    def _survivors(self, held: Sequence[int]) -> Survivors:
+    def _survivors(self, held: Tensor | Sequence[int]) -> Survivors:
         """Returns what host and device agree on. Changes nothing."""
         device = self._registers.on_host()
         slots, labels = device.table.slots.numpy(), device.table.labels.numpy()
         free = device.allocator.free_slots()
-        by_id = counts("held", held, len(held)).tolist()
+        given = held.tolist() if isinstance(held, Tensor) else held
+        by_id = counts("held", given, len(given)).tolist()
         capacity, first = self._allocator.capacity, self._registers.first_holder
         inside = (slots > 0) & (slots <= capacity)
         taken = Counter(slots[inside].tolist())

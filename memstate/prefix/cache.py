@@ -10,11 +10,12 @@ shares the pages. Nothing here touches a tensor, and nothing is submitted.
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, Protocol
+from dataclasses import fields, replace
+from typing import Any
 
 from memstate.checks import NotCopied, shown
 from memstate.errors import InvalidArgument
+from memstate.prefix.lease import NO_MATCH, NO_NODE, Below, Branch, Insertion, Lease
 from memstate.prefix.match import Match
 from memstate.prefix.policies import Place
 from memstate.prefix.settings import Prefix
@@ -23,107 +24,10 @@ from memstate.requests.handles import Snapshot
 from memstate.requests.page_table import PageTable
 from memstate.requests.snapshots import Snapshots
 from memstate.slots.commands import CommandBuffer
-from memstate.slots.registers import Longs
 from memstate.stats import PrefixStats
 from memstate.tokens import BYTES
 
-NO_NODE = Node(None, b"", [], 0)  # the path of a lease that shares nothing
-NO_MATCH = Match(0, 0, 0, 0)
 KEYS = 2**20  # tokens of prompts remembered where KV is the caller's: 8 MiB of keys
-
-
-class Below(Protocol):
-    """Hears of states that are cached, used and evicted, to keep them below the device."""
-
-    def added(self, node: Node) -> None:
-        """Notes that a state has been cached.
-
-        Args:
-            node: Its node.
-        """
-
-    def used(self, node: Node) -> None:
-        """Notes that a request starts from a state.
-
-        Args:
-            node: Its node.
-        """
-
-    def planned(self, rows: Longs, before: Longs, after: Longs) -> None:
-        """Notes a step whose forward has still to write KV pages.
-
-        Args:
-            rows: Rows of the step's entries; row 0 is padding. int64 `batch`.
-            before: Tokens of each row before the step. int64 `batch`.
-            after: Tokens of each row after the step. int64 `batch`.
-        """
-
-    def save(self, nodes: Sequence[Node]) -> None:
-        """Saves states that are evicted right after this call.
-
-        Args:
-            nodes: Their nodes.
-        """
-
-
-@dataclass
-class Lease:
-    """The part of the tree that a row or a session keeps.
-
-    Attributes:
-        node: End of the path that is kept; what is below it is not.
-        salt: Salt of the prompt.
-        match: What the lookup found.
-        kinds: Why a snapshot is wanted, by length in tokens.
-        own: Nodes whose states came from here, with how often they were used from here.
-        key: The prompt's tokens, encoded. All tokens that are handed over later must continue it.
-    """
-
-    node: Node
-    salt: Hashable
-    match: Match
-    kinds: dict[int, str]
-    own: dict[Node, int] = field(default_factory=dict)
-    key: bytes = b""
-
-
-class Branch(NamedTuple):
-    """A prefix that stays in the cache while everything else is forgotten.
-
-    Attributes:
-        salt: Its salt.
-        key: Its tokens, encoded.
-        pages: Ids of its pages.
-        snapshot: The state at its end, None for none.
-        node: What the tree had for it.
-    """
-
-    salt: Hashable
-    key: bytes
-    pages: list[int]
-    snapshot: Snapshot | None
-    node: Node
-
-
-@dataclass
-class Insertion:
-    """What a row hands to the tree.
-
-    Attributes:
-        lease: The row's lease.
-        key: Tokens of whole pages, encoded.
-        pages: Ids of these pages.
-        register: Register with a state, None for none.
-        length: Tokens that the state stands for.
-        ended: Whether the row's request has ended.
-    """
-
-    lease: Lease
-    key: bytes
-    pages: list[int]
-    register: int | None
-    length: int
-    ended: bool
 
 
 class PrefixCache(NotCopied):

@@ -2,7 +2,8 @@
 
 from collections.abc import Hashable, Sequence
 
-from memstate.prefix.cache import Insertion, PrefixCache
+from memstate.prefix.cache import PrefixCache
+from memstate.prefix.lease import Insertion
 from memstate.prefix.settings import Prefix
 from memstate.requests.handles import Snapshot
 from memstate.requests.page_table import PageTable

@@ -14,7 +14,8 @@ from typing import Any
 from memstate.checks import hashable
 from memstate.errors import InvalidArgument, StaleHandle
 from memstate.kernels.tables import REGISTERS_PER_ROW
-from memstate.prefix.cache import Lease, PrefixCache
+from memstate.prefix.cache import PrefixCache
+from memstate.prefix.lease import Lease
 from memstate.prefix.tree import Node
 from memstate.requests.handles import Session, Snapshot
 from memstate.requests.origin import START, Origin

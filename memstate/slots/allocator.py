@@ -91,7 +91,7 @@ class SlotAllocator(NotCopied):
         return f"SlotAllocator({self.free} of {self.capacity} slots free)"
 
     def reset(self, taken: Sequence[int] = ()) -> None:
-        """Makes every slot free, and empties open groups.
+        """Makes every slot free, and empties open groups. Works after an interrupted call, too.
 
         Args:
             taken: distinct slots that are not free after it.
@@ -111,6 +111,9 @@ class SlotAllocator(NotCopied):
         for group in self._groups:
             group.void = True
         self._groups = []
+        if not self._recorders and self.guard.call:  # a manager opens its guard itself, once all its parts are right
+            with self.guard.mending("reset"):
+                pass
 
     def send_before_use(self, recorder: Recorder) -> None:
         """Sets the recorder. The allocator calls its `submit` before it reads the bitmap or the device's count.

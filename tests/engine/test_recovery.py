@@ -7,6 +7,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 import memstate as ms
 from memstate.engine.stepping import Stepping
@@ -225,7 +226,7 @@ def test_slots_held_by_id_are_named(plain: Backend) -> None:
     for wrong in ([*ids, ids[0]], [0], [99], [-1], [taken], [16]):
         with pytest.raises(ms.InvalidArgument, match=r"held=\["):
             at.mem.recover(wrong)
-    assert at.mem.recover(ids[:2]).cached == 1 and at.mem.free_slots == 16 - 2 - 1
+    assert at.mem.recover(torch.tensor(ids[:2])).cached == 1 and at.mem.free_slots == 16 - 2 - 1
     assert at.mem.pool.claim(1).tolist() == [ids[2]]
     at.mem.pool.release(ids)
     at.mem.audit().raise_if_leaking()
@@ -279,6 +280,16 @@ def test_an_error_in_a_group_comes_out_of_a_broken_manager(plain: Backend) -> No
     at.mem.recover()
     assert at.mem.free_slots == 16
     at.look(idle=True)
+
+
+def test_a_reset_puts_an_allocator_without_a_manager_right(plain: Backend) -> None:
+    allocator = ms.SlotAllocator(4, plain)
+    with pytest.raises(MemoryError), mock.patch.object(Backend, "claim", side_effect=MemoryError):
+        allocator.claim(2)
+    with pytest.raises(ms.Broken, match=r"claim\(\).* reset\(\)"):
+        allocator.claim(2)
+    allocator.reset()
+    assert allocator.claim(4).tolist() == [1, 2, 3, 4]
 
 
 def test_close_of_a_broken_manager_ends_its_threads_and_writes_nothing(plain: Backend) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import memstate as ms
-from memstate.prefix.cache import NO_MATCH
+from memstate.prefix.lease import NO_MATCH
 from memstate.tiers import FileStore, manager
 from memstate.tiers.keys import Keys
 from memstate.tiers.prefetch import agreement

@@ -12,7 +12,7 @@ from memstate.cli.bench.clock import host_seconds
 from memstate.cli.bench.task import Differs, Figure, Setting, peer_left, take_turns
 from memstate.cli.replay import REGISTERS, ROW, Rig
 from memstate.prefix import Prefix
-from memstate.prefix.cache import NO_MATCH, NO_NODE, Insertion, Lease
+from memstate.prefix.lease import NO_MATCH, NO_NODE, Insertion, Lease
 from memstate.prefix.policies.names import POLICIES
 from memstate.tokens import encode
 

@@ -5,7 +5,7 @@ Orchestrates; moves no byte itself.
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from weakref import WeakSet
 
@@ -333,7 +333,7 @@ class TierManager(NotCopied):
         self.settle()
         while self.writeback is not None and self.writeback.pending:
             self.writeback.advance()
-            wait(self.writeback.futures)
+            self._workers.wait(self.writeback.jobs)
             self.writeback.advance()
 
     def clear(self) -> None:

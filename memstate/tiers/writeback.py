@@ -6,11 +6,10 @@ arrived in host memory -> waits, unpinned -> pinned while a thread seals and wri
 
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
 
 from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.stores.base import Outcome, Store
-from memstate.tiers.workers import Workers
+from memstate.tiers.workers import Job, Workers
 
 BATCH = 32  # records a write
 SHARE = 0.25  # of a cache's records that may be pinned here, so that a slow storage never makes it unevictable
@@ -47,7 +46,7 @@ class WriteBack:
     def __init__(self, store: Store, workers: Workers) -> None:
         self._store, self._workers = store, workers
         self._waiting: deque[tuple[RecordCache, CachedRecord]] = deque()
-        self._writing: list[tuple[RecordCache, list[CachedRecord], Future[list[Outcome]]]] = []
+        self._writing: list[tuple[RecordCache, list[CachedRecord], Job]] = []
         self.written = self.failed = self.missed = 0
 
     @property
@@ -56,9 +55,9 @@ class WriteBack:
         return len(self._waiting) + sum(len(entries) for _, entries, _ in self._writing)
 
     @property
-    def futures(self) -> list["Future[list[Outcome]]"]:
+    def jobs(self) -> list[Job]:
         """The writes that are under way."""
-        return [future for _, _, future in self._writing]
+        return [job for _, _, job in self._writing]
 
     @property
     def writing(self) -> list[CachedRecord]:
@@ -71,9 +70,9 @@ class WriteBack:
         Syncs: yes.
         """
         self._waiting.clear()
-        wait(self.futures)
-        for _, entries, future in self._writing:
-            self._count(entries, future)
+        self._workers.wait(self.jobs)
+        for _, entries, job in self._writing:
+            self._count(entries, job)
         self._writing = []
 
     def add(self, cache: RecordCache, entries: Sequence[CachedRecord]) -> None:
@@ -85,7 +84,7 @@ class WriteBack:
 
     def advance(self) -> None:
         """Finishes writes that are done, and begins others. Never waits."""
-        for job in [job for job in self._writing if job[2].done()]:
+        for job in [each for each in self._writing if each[2].done]:
             self._writing.remove(job)
             self._end(*job)
         while self._waiting and (batch := self._next()):
@@ -93,12 +92,7 @@ class WriteBack:
             for entry in entries:
                 cache.pin(entry)
             cache.pool.use(entry.record for entry in entries)
-            try:
-                future = self._workers.submit(write, self._store, cache, entries)
-            except RuntimeError as error:  # the executor has been shut down
-                future = Future()
-                future.set_exception(error)
-            self._writing.append((cache, entries, future))
+            self._writing.append((cache, entries, self._workers.submit(write, self._store, cache, entries)))
 
     def _next(self) -> tuple[RecordCache, list[CachedRecord]] | None:
         """Returns the next records of one cache that may be pinned."""
@@ -114,15 +108,15 @@ class WriteBack:
                 self.missed += 1
         return (cache, entries) if entries else None
 
-    def _end(self, cache: RecordCache, entries: Sequence[CachedRecord], future: "Future[list[Outcome]]") -> None:
+    def _end(self, cache: RecordCache, entries: Sequence[CachedRecord], job: Job) -> None:
         cache.pool.unuse(entry.record for entry in entries)
         for entry in entries:
             cache.unpin(entry)
-        self._count(entries, future)
+        self._count(entries, job)
 
-    def _count(self, entries: Sequence[CachedRecord], future: "Future[list[Outcome]]") -> None:
-        failed = future.cancelled() or future.exception() is not None
-        outcomes = [Outcome.FAILED] * len(entries) if failed else future.result()
+    def _count(self, entries: Sequence[CachedRecord], job: Job) -> None:
+        failed = job.cancelled or job.error is not None
+        outcomes: list[Outcome] = [Outcome.FAILED] * len(entries) if failed else job.result
         for entry, outcome in zip(entries, outcomes, strict=True):
             entry.stored = outcome is Outcome.DONE
             self.written += entry.stored

@@ -1,7 +1,8 @@
 """Calls that an exception ends in the middle are noticed; `reset` and `recover` put the manager right."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -20,7 +21,7 @@ from memstate.slots.registers import RegisterFile
 from memstate.tiers.host.transfers import Transfers
 from memstate.tiers.workers import Workers
 from tests.proof.injection.scene import A, C, Scene
-from tests.support.endings import Made
+from tests.support.endings import Made, unchecked
 from tests.support.serving import PAGE, Server
 from tests.support.tiered import Tiered, whole
 from tests.support.virtual import ByHand
@@ -306,21 +307,47 @@ def test_close_of_a_broken_manager_ends_its_threads_and_writes_nothing(plain: Ba
         scene.mem.prefetch([*C, 1])
 
 
-def test_work_whose_future_was_lost_never_begins_after_a_drain() -> None:
+def test_work_whose_job_was_lost_never_begins_after_a_drain() -> None:
     jobs, done = ByHand(), list[int]()
     workers = Workers(jobs)
-    workers.submit(done.append, 1)
-    workers.submit(done.append, 2)
+    given = [workers.submit(done.append, n) for n in (1, 2)]
     assert jobs.jobs[0].begin()
     jobs.jobs[0].finish()
     workers.drain()
     assert jobs.jobs[1].begin()
     jobs.jobs[1].finish()
-    assert done == [1] and isinstance(jobs.jobs[1].future.exception(), CancelledError)
-    workers.submit(done.append, 3)
+    assert done == [1] and [job.done for job in given] == [True, True] and given[1].cancelled
+    given.append(workers.submit(done.append, 3))
     assert jobs.jobs[2].begin()
     jobs.jobs[2].finish()
-    assert done == [1, 3]
+    assert done == [1, 3] and not given[2].cancelled
+
+
+@pytest.mark.parametrize("call", ["recover", "reset", "close"])
+def test_no_thread_waits_for_a_lock_that_an_interrupt_left(call: str, tmp_path: Path, plain: Backend) -> None:
+    """An exception at every point of the standard library's threading that a poll runs through."""
+    at = Tiered(plain, tiers={"store": ms.FileStore(tmp_path), "threads": 2, "write": "through"})
+    at.cache_prompts(whole(1), poll=False)
+    at.mem.submit()
+    inside = [0]
+
+    def trace(frame: Any, event: str, argument: object) -> Any:
+        if "threading.py" in frame.f_code.co_filename or "concurrent" in frame.f_code.co_filename:
+            inside[0] += event == "return"
+            if inside[0] and event == "return":
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        at.mem.poll()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    getattr(at.mem, call)()
+    at.mem.close()
+    unchecked()
 
 
 @pytest.mark.parametrize("call", ["sleep", "wake"])

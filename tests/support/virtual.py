@@ -11,6 +11,7 @@ from torch import Tensor
 
 from memstate.tiers.prefetch.agreement import Words
 from memstate.tiers.stores.base import Bytes, Outcome
+from memstate.tiers.workers import Job as Handed
 
 
 class Clock:
@@ -39,12 +40,23 @@ class Clock:
 class Job:
     """Something that was submitted. It writes what it writes when it ends, as late as it can."""
 
-    future: "Future[Any]"
+    given: "Future[Any]"
     work: Callable[[], Any]
+    handed: Any = None  # the library's job, which it can cancel
+
+    @property
+    def future(self) -> "Future[Any]":
+        """Its future; cancelled where the library has cancelled the job before it began."""
+        if getattr(self.handed, "cancelled", False) and not (self.given.done() or self.given.running()):
+            self.given.cancel()
+        return self.given
 
     def begin(self) -> bool:
         """Whether it runs now, and can no longer be cancelled."""
-        return self.future.set_running_or_notify_cancel()
+        begun = self.future.set_running_or_notify_cancel()
+        if begun and isinstance(self.handed, Handed):
+            self.handed.begun = True
+        return begun
 
     def finish(self) -> None:
         try:
@@ -62,9 +74,9 @@ class ByHand(Executor):
         self.jobs: list[Job] = []  # in order of submission, those that have ended too
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        job = Job(Future(), lambda: fn(*args, **kwargs))
+        job = Job(Future(), lambda: fn(*args, **kwargs), args[0] if args else None)
         self.jobs.append(job)
-        return job.future
+        return job.given
 
 
 class Workers(ByHand):

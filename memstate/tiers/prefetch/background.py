@@ -2,7 +2,8 @@
 
 import queue
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError
+from functools import partial
 from typing import Any
 
 from memstate.tiers.host.cache import RecordCache
@@ -61,14 +62,9 @@ class Background:
         """Starts an operation; its records are in use until `collect` finds its end."""
         if op.pool:
             op.pool.use(op.records)
-        try:
-            op.future = self._workers.submit(work, *arguments)
-        except RuntimeError as error:  # the executor has been shut down
-            op.future = Future()
-            op.future.set_exception(error)
         op.fetch.ops.add(op)
         self._running.add(op)
-        op.future.add_done_callback(lambda _: self._ended.put(op))
+        op.job = self._workers.submit(work, *arguments, ended=partial(self._ended.put, op))
 
     def collect(self) -> Iterator[tuple[Op, Any, BaseException | None]]:
         """Yields the operations that have ended, with result or error, as long as their prefetch is not over."""
@@ -80,21 +76,21 @@ class Background:
                 op.pool.unuse(op.records)
             if op.fetch.over.is_set():
                 continue
-            error = CancelledError() if op.future.cancelled() else op.future.exception()
-            yield op, None if error else op.future.result(), error
+            error = CancelledError() if op.job.cancelled else op.job.error
+            yield op, None if error else op.job.result, error
 
     def drop(self, fetch: Fetch) -> None:
         """Cancels what has not begun for a prefetch; results of the rest are ignored."""
         fetch.over.set()
         for op in list(fetch.ops):
-            op.future.cancel()
+            self._workers.cancel(op.job)
 
     def reset(self) -> None:
         """Cancels what has not begun, waits until the rest has ended, and forgets it.
 
         Syncs: waits for the store's calls.
         """
-        wait([op.future for op in self._running if not (op.future.cancelled() or op.future.cancel())])
+        self._workers.wait([op.job for op in self._running if not self._workers.cancel(op.job)])
         self._forget()
 
     def _forget(self) -> None:

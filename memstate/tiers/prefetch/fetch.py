@@ -6,11 +6,9 @@ ASKING --- storage has answered ---> PROPOSED -- all ranks agree on a length ---
   DONE <------------------------------ DONE <---- all ranks agree on what came --- ARRIVED
 """
 
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from threading import Event
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.prefetch.reading import Answer, Question
 from memstate.tiers.prefetch.reservation import Reservation
+from memstate.tiers.workers import Flag, Job
 
 Bits = NDArray[np.bool_]
 
@@ -91,14 +90,14 @@ class Op:
 
     Attributes:
         fetch: The prefetch.
-        future: Its result.
+        job: Its work in a thread.
         pool: The pool of the records that it fills, None for a question.
         records: The records that it fills.
         pages: The pages that it reads; empty for a question or a state.
     """
 
     fetch: "Fetch"
-    future: "Future[Any]" = field(default_factory=Future)
+    job: Job = field(default_factory=Job)
     pool: RecordPool | None = None
     records: list[int] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
@@ -130,7 +129,7 @@ class Fetch:
         self.outcome: End | None = None
         self.missing, self.reserved = tokens - covered, 0  # tokens: to begin with; of the limit
         self.stop = False  # this rank wants it stopped
-        self.over = Event()  # threads need not go on
+        self.over = Flag()  # threads need not go on
         self.vote: Bits | None = None
         self.asked_in = 0  # the last in which the ranks were asked about it
         self.ops: set[Op] = set()

@@ -1,11 +1,11 @@
 """The work of the background threads: ask storage what it has, and read records into host memory. Knows no cache."""
 
 from collections.abc import Callable, Iterator, Sequence
-from threading import Event
 from typing import NamedTuple, TypeVar
 
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import Bytes, Outcome, Store
+from memstate.tiers.workers import Flag
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class Read(NamedTuple):
 
 
 def ask(
-    store: Store, kv: RecordFormat | None, states: RecordFormat | None, question: Question, chunk: int, over: Event
+    store: Store, kv: RecordFormat | None, states: RecordFormat | None, question: Question, chunk: int, over: Flag
 ) -> Answer:
     """Asks storage what it has of a prompt, as far as its KV has no gap; runs in a thread.
 
@@ -99,9 +99,7 @@ def _exist(store: Store, form: RecordFormat | None, keys: Sequence[bytes]) -> li
     return _answered(store.exists([form.name(key) for key in keys]), len(keys))
 
 
-def read(
-    store: Store, form: RecordFormat, buffer: Callable[[int], Bytes], pieces: Sequence[Chunk], over: Event
-) -> Read:
+def read(store: Store, form: RecordFormat, buffer: Callable[[int], Bytes], pieces: Sequence[Chunk], over: Flag) -> Read:
     """Reads records into host memory and checks them, up to the first flawed one, which is discarded; runs in a thread.
 
     Args:

@@ -3,8 +3,7 @@ programs turn by hand; and the comparison of all of it with the model, every byt
 """
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -13,11 +12,10 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from memstate.tiers import manager, writeback
 from memstate.tiers.host import transfers
 from memstate.tiers.keys import Keys
-from memstate.tiers.prefetch import background
 from memstate.tiers.stores.base import Bytes
+from memstate.tiers.workers import Job, Workers
 from tests.proof.stateful.cache import Text
 from tests.proof.stateful.history import EMPTY, fold
 from tests.proof.stateful.kv import ELEMENTS, EngineKv, elements
@@ -67,15 +65,13 @@ class Lower:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Whoever waits for threads inside lets them run."""
-        with ExitStack() as stack:
-            for module in (background, manager, writeback):
-                stack.enter_context(mock.patch.object(module, "wait", self._wait))
+        with mock.patch.object(Workers, "wait", self._wait):
             yield
 
-    def _wait(self, futures: Iterable["Future[Any]"]) -> None:
-        wanted = set(futures)
+    def _wait(self, jobs: Iterable[Job]) -> None:
+        wanted = set(jobs)
         for job in self.threads.jobs:
-            if job.future in wanted and not job.future.done() and (job.future.running() or job.begin()):
+            if job.handed in wanted and not job.future.done() and (job.future.running() or job.begin()):
                 job.finish()
 
     def work(self, at: int, finish: bool) -> None:

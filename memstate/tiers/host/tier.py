@@ -419,7 +419,7 @@ class HostTier:
         return arrived
 
     def reset(self) -> None:
-        """Empties host memory and dense records, and forgets every transfer.
+        """Empties host memory and dense records, and forgets every transfer. A step in flight stays known.
 
         Syncs: yes.
         """
@@ -427,7 +427,7 @@ class HostTier:
         built = [each for each in (self._of_states, self._of_kv, self._dense) if each is not None]
         for record_set in built:
             record_set.transfers.reset()
-        self.loads, self.backups, self._unwritten = [], [], set()
+        self.loads, self.backups = [], []
         for record_set in built:
             record_set.cache.reset()
 

@@ -459,7 +459,8 @@ def test_states_sleep_with_their_bytes_while_a_slot_waits_for_a_forward(backend:
     scan(mem)
 
 
-def test_kv_that_the_forward_has_still_to_write_does_not_go_down() -> None:
+@pytest.mark.parametrize("cleared", [False, True], ids=["", "cleared"])
+def test_kv_that_the_forward_has_still_to_write_does_not_go_down(cleared: bool) -> None:
     """x completes a page in the step in flight and offers it to the cache; y has a state of the same tokens, which is
     filed under x's page and then evicted.
     """
@@ -469,6 +470,8 @@ def test_kv_that_the_forward_has_still_to_write_does_not_go_down() -> None:
     at.run([y], 4, publish=False)
     step = at.step([x], 4, run=False)
     at.publish([x])
+    if cleared:
+        at.below.clear()
     at.mem.release([y], tokens=[at.text[y][:8]])
     assert at.mem.match([*ONE, 1]).length == 8
     assert at.cache.evict_states(1) == 1

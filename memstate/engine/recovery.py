@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from memstate.checks import counts
+from memstate.checks import counts, sequence
 from memstate.engine.report import Reports
 from memstate.errors import Asleep, InvalidArgument
 from memstate.prefix.lease import Branch
@@ -145,20 +145,23 @@ class Recovery(Reports):
         device = self._registers.on_host()
         slots, labels = device.table.slots.numpy(), device.table.labels.numpy()
         free = device.allocator.free_slots()
-        given = held.tolist() if isinstance(held, Tensor) else held
+        given = sequence("slots", held.tolist() if isinstance(held, Tensor) else held, "recover(held=[1, 2])")
         by_id = counts("held", given, len(given)).tolist()
         capacity, first = self._allocator.capacity, self._registers.first_holder
         inside = (slots > 0) & (slots <= capacity)
         taken = Counter(slots[inside].tolist())
-        if any(not 0 < slot <= capacity or free[slot] or taken[slot] for slot in by_id) or len(set(by_id)) < len(by_id):
+        named = Counter(by_id)
+        if wrong := sorted(
+            slot for slot, n in named.items() if n > 1 or not 0 < slot <= capacity or free[slot] or taken[slot]
+        ):
             raise InvalidArgument(
-                f"held={by_id}: expected distinct slots from 1 to {capacity} that are not free and that no request and "
-                "no snapshot owns"
+                f"held: slots {wrong} are named twice, not within 1..{capacity}, free already, or owned by a request "
+                "or a snapshot: leave them out"
             )
         sure = inside & ~self._commands.unsure()
         sure[:first] = False
         registers = [r for r in np.flatnonzero(sure).tolist() if taken[slots[r]] == 1 and not free[slots[r]]]
-        unsure = set(self._guard.pages) if self._guard.call else set()
+        unsure = self._commands.unsure_pages()
         snapshots = {
             r: snap
             for r in registers

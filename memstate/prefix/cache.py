@@ -90,6 +90,7 @@ class PrefixCache(NotCopied):
         self.nodes: dict[int, Node] = nodes
         self.leases: dict[int, Lease] = {}
         self._moves: list[tuple[int, int]] = []  # recorded with the next eviction, or at the end of a batch
+        self._clearing = False
         self._states.reset()
         self._kv.reset()
         for node in nodes.values():
@@ -556,7 +557,7 @@ class PrefixCache(NotCopied):
                 if len(chosen) == n:
                     break
         self._record_moves()
-        if self.below and chosen:
+        if self.below and chosen and not self._clearing:
             self.below.save(chosen)
         self._snapshots.drop([node.snapshot for node in chosen if node.snapshot])
         for node in chosen:
@@ -628,11 +629,9 @@ class PrefixCache(NotCopied):
             Broken: An earlier call was interrupted.
         """
         with self._commands.guard.changing("clear"):
-            below, self.below = self.below, None
-            try:
-                self._clear()
-            finally:
-                self.below = below
+            self._clearing = True
+            self._clear()
+            self._clearing = False
 
     def _clear(self) -> None:
         self.evict_states(len(self.nodes))
@@ -668,7 +667,7 @@ class PrefixCache(NotCopied):
         """
         size = len(leaf.key) // self._unit
         if leaf.snapshot:
-            if self.below:
+            if self.below and not self._clearing:
                 self.below.save([leaf])
             self._snapshots.drop([leaf.snapshot])
             self._detach(leaf)

@@ -45,12 +45,14 @@ class Action(NamedTuple):
     Args:
         run: does the work.
         keeps: what must not be evicted before the work is done, for audits.
+        pages: KV pages that the work fills.
         owners: makes the same changes of owners in another register file.
         released: number of slots that the work frees.
     """
 
     run: Callable[[], None]
     keeps: Sequence[Any] = ()
+    pages: Sequence[int] = ()
     owners: Callable[[RegisterFile], None] | None = None
     released: int = 0
 
@@ -146,6 +148,17 @@ class CommandBuffer:
                 found |= entry.latest >= 0
         for registers in self.guard.registers if self.guard.call else ():
             found[np.asarray(registers, np.int64)] = True
+        return found
+
+    def unsure_pages(self) -> set[int]:
+        """Returns the KV pages that may not have their contents.
+
+        These are the pages that the interrupted call took, and those that waiting work would fill.
+        """
+        found = set(self.guard.pages) if self.guard.call else set()
+        for entry in [self._sending, *self._queue]:
+            if isinstance(entry, Action):
+                found.update(entry.pages)
         return found
 
     # Recording

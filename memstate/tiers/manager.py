@@ -5,7 +5,6 @@ Orchestrates; moves no byte itself.
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from weakref import WeakSet
 
@@ -34,7 +33,7 @@ from memstate.tiers.prefetch.prefetcher import Prefetcher
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.settings import Tiers
 from memstate.tiers.stores.base import NoStore
-from memstate.tiers.workers import Workers
+from memstate.tiers.workers import Threads, Workers
 from memstate.tiers.writeback import WriteBack
 from memstate.tokens import BYTES
 
@@ -68,7 +67,7 @@ class TierManager(NotCopied):
         self.host = HostTier(cache.tree, digests, commands, pages, states, of_kv, dense, settings.layerwise)
         self._caches = [each for each in (self.host.states, self.host.kv) if each is not None]
         self._due: list[tuple[Node, Snapshot]] = []
-        self._workers = Workers(settings.executor or ThreadPoolExecutor(settings.threads, "memstate"))
+        self._workers = Workers(settings.executor or Threads(settings.threads))
         self.agreed: AgreedHits | None = None
         self.writeback: WriteBack | None = None
         self.prefetcher: Prefetcher | None = None
@@ -226,6 +225,7 @@ class TierManager(NotCopied):
 
     def _require_in_order(self, operation: str) -> None:
         """Raises InvalidArgument on another stream, and while records wait to be filled or loaded."""
+        self._guard.require_whole()
         self._stream.require()
         if self._commands.waiting:
             raise InvalidArgument(
@@ -285,13 +285,14 @@ class TierManager(NotCopied):
             return
         if self._due:
             self.require_awake("poll")
-        with self._guard.changing("poll"), self._losing_ranks():
+        with self._guard.changing("poll"):
             self._write_due()
             self._write_back(self.host.advance())
             if self.writeback is not None:
                 self.writeback.advance()
             if self.prefetcher is not None:
-                self.prefetcher.poll()
+                with self._losing_ranks():
+                    self.prefetcher.poll()
 
     def _write_back(self, entries: Sequence[CachedRecord]) -> None:
         if self.writeback is None:
@@ -454,13 +455,19 @@ class TierManager(NotCopied):
             self._require_in_order("close")
             self.flush()
             self.clear()
-        self._closed, self._cache.below = True, None
+        if self.settings.executor is None:
+            self._workers.executor.shutdown(wait=True)
         try:
-            if self.settings.executor is None:
-                self._workers.executor.shutdown(wait=True)
-        finally:
             if self.settings.store is not None:
                 self.settings.store.close()
+        except Exception:
+            self._end()
+            raise
+        self._end()
+
+    def _end(self) -> None:
+        """Notes that everything is closed. An interrupted `close` does not get here, and can be repeated."""
+        self._closed, self._cache.below = True, None
 
 
 def _record_sets(

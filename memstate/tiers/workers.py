@@ -1,14 +1,15 @@
 """Runs the store's work in the threads of an executor, and knows when none of it runs any more.
 
-The thread of the decode loop only looks at plain flags. It shares no condition and no event with the workers: an
-exception such as KeyboardInterrupt, inside a method of one of these, would leave its lock taken for ever.
+The thread of the decode loop only looks at plain flags. It shares no lock, condition or event with the workers: an
+exception such as KeyboardInterrupt, in the wrong place, would leave it taken for ever.
 """
 
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
-from threading import Lock
-from typing import Any
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Protocol
 from weakref import finalize
 
 PAUSE_S = 0.0005  # between two looks at the flags of work that is waited for
@@ -52,12 +53,70 @@ class Job:
         self.result: Any = None
         self.error: BaseException | None = None
         self._ended = ended
+        self._free = [True]  # whoever takes it, thread or canceller, decides: a list's `pop` is one step
+
+    def claim(self) -> bool:
+        """Takes the right to run or to cancel it; returns whether it was there to take."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return False
 
     def end(self) -> None:
         """Notes that it has ended, and says so to its owner."""
         self.done = True
         if self._ended is not None:
             self._ended()
+
+
+class Executor(Protocol):
+    """Runs work in threads. An `Executor` of `concurrent.futures` is one, too."""
+
+    def submit(self, work: Callable[..., Any], /, *arguments: Any) -> Any:
+        """Hands work in. Raises: RuntimeError after `shutdown`, or if a thread cannot be started."""
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Ends the threads once everything handed in has run."""
+
+
+class Threads:
+    """A few threads that run work in the order in which it was handed in.
+
+    A `ThreadPoolExecutor` takes locks in `submit` that its threads need. An interrupt there would block them for ever.
+
+    Args:
+        most: largest number of threads. Each starts with the first work that it is needed for.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._closed = most, False
+        self._work: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        self._threads: list[Thread] = []
+        finalize(self, self._work.put, None)
+
+    def submit(self, work: Callable[..., Any], /, *arguments: Any) -> None:
+        """Hands work in. Raises: RuntimeError after `shutdown`, or if a thread cannot be started."""
+        if self._closed:
+            raise RuntimeError("the threads have ended")
+        self._work.put(partial(work, *arguments))
+        if len(self._threads) < self._most:
+            thread = Thread(target=_run, args=(self._work,), name=f"memstate_{len(self._threads)}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Ends the threads once everything handed in has run."""
+        self._closed = True
+        self._work.put(None)
+        while wait and any(thread.is_alive() for thread in self._threads):
+            time.sleep(PAUSE_S)
+
+
+def _run(queue: "SimpleQueue[Callable[[], Any] | None]") -> None:
+    while (work := queue.get()) is not None:
+        work()
+        del work  # or it would stay until the next work comes
+    queue.put(None)  # for the other threads, also for one whose start was interrupted
 
 
 class Token:
@@ -74,8 +133,7 @@ class Workers:
         executor: its threads run the work.
 
     Example:
-        >>> from concurrent.futures import ThreadPoolExecutor
-        >>> workers = Workers(ThreadPoolExecutor(1))
+        >>> workers = Workers(Threads(1))
         >>> job = workers.submit(len, "abc")
         >>> workers.wait([job])
         >>> job.result
@@ -84,8 +142,8 @@ class Workers:
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
-        self._lock = Lock()
-        self._round = self._running = 0
+        self._active: dict[Job, None] = {}  # what threads run
+        self._round = 0
 
     def submit(self, work: Callable[..., Any], *arguments: Any, ended: Callable[[], None] | None = None) -> Job:
         """Hands work in.
@@ -102,34 +160,29 @@ class Workers:
         finalize(token, self.cancel, job)  # does nothing once the job has begun
         try:
             self.executor.submit(self._run, job, token, self._round, work, arguments)
-        except RuntimeError as error:
-            job.error, job.begun = error, True
-            job.end()
+        except RuntimeError as error:  # it was shut down; or no thread could be started, and the work is in its queue
+            job.error = error if self.cancel(job) else None
         return job
 
     def _run(self, job: Job, token: Token, number: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        with self._lock:
-            if job.cancelled:
+        self._active[job] = None  # before it looks at the round, so that `drain` sees it or it sees `drain`
+        try:
+            if number != self._round or not (job.begun or job.claim()):
+                job.cancelled = True
                 return
-            job.cancelled = number != self._round
-            job.begun = not job.cancelled
-            self._running += job.begun
-        if job.begun:
-            try:
-                job.result = work(*arguments)
-            except BaseException as error:  # the store's; the thread of the loop looks at it
-                job.error = error
-            finally:
-                with self._lock:
-                    self._running -= 1
-        job.end()
+            job.begun = True
+            job.result = work(*arguments)
+        except BaseException as error:  # the store's; the thread of the loop looks at it
+            job.error = error
+        finally:
+            del self._active[job]
+            if not job.done:
+                job.end()
 
     def cancel(self, job: Job) -> bool:
         """Cancels a job that has not begun; returns whether it never begins."""
-        with self._lock:
-            new = not (job.begun or job.done or job.cancelled)
-            job.cancelled = job.cancelled or new
-        if new:
+        if job.claim():
+            job.cancelled = True
             job.end()
         return job.cancelled
 
@@ -148,7 +201,6 @@ class Workers:
 
         Syncs: waits for the store's calls.
         """
-        with self._lock:
-            self._round += 1
-        while self._running:
+        self._round += 1
+        while self._active:
             time.sleep(PAUSE_S)

@@ -2,7 +2,10 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
+from threading import Event
 from typing import Any
 from unittest import mock
 
@@ -14,6 +17,7 @@ import memstate as ms
 from memstate.engine.stepping import Stepping
 from memstate.guard import Guard
 from memstate.kernels.dispatch import Backend
+from memstate.prefix import PrefixCache
 from memstate.prefix.policies import Lru, LruPages
 from memstate.prefix.tree import Node
 from memstate.requests.boundaries import Boundaries
@@ -21,10 +25,10 @@ from memstate.slots.registers import RegisterFile
 from memstate.tiers.host.transfers import Transfers
 from memstate.tiers.workers import Workers
 from tests.proof.injection.scene import A, C, Scene
-from tests.support.endings import Made, unchecked
+from tests.support.endings import Made
 from tests.support.serving import PAGE, Server
 from tests.support.tiered import Tiered, whole
-from tests.support.virtual import ByHand
+from tests.support.virtual import ByHand, MemoryStore
 
 T = list(range(8))
 
@@ -225,7 +229,7 @@ def test_slots_held_by_id_are_named(plain: Backend) -> None:
     cached = int(at.states()[8].register)
     taken = at.slot(cached)
     for wrong in ([*ids, ids[0]], [0], [99], [-1], [taken], [16]):
-        with pytest.raises(ms.InvalidArgument, match=r"held=\["):
+        with pytest.raises(ms.InvalidArgument, match=r"^held"):
             at.mem.recover(wrong)
     assert at.mem.recover(torch.tensor(ids[:2])).cached == 1 and at.mem.free_slots == 16 - 2 - 1
     assert at.mem.pool.claim(1).tolist() == [ids[2]]
@@ -325,29 +329,102 @@ def test_work_whose_job_was_lost_never_begins_after_a_drain() -> None:
 
 @pytest.mark.parametrize("call", ["recover", "reset", "close"])
 def test_no_thread_waits_for_a_lock_that_an_interrupt_left(call: str, tmp_path: Path, plain: Backend) -> None:
-    """An exception at every point of the standard library's threading that a poll runs through."""
-    at = Tiered(plain, tiers={"store": ms.FileStore(tmp_path), "threads": 2, "write": "through"})
-    at.cache_prompts(whole(1), poll=False)
+    """Exceptions at the points of the standard library's threads that polls run through, on entering and leaving."""
+    points = count(1)
+    while True:
+        at = Tiered(plain, tiers={"store": ms.FileStore(tmp_path / str(at_point)), "threads": 2, "write": "through"}
+                    ) if (at_point := next(points)) else None  # fmt: skip
+        assert at is not None
+        at.cache_prompts(whole(1), poll=False)
+        at.mem.submit()
+        seen = [0]
+
+        def trace(frame: Any, event: str, argument: object, seen: list[int] = seen, last: int = at_point) -> Any:
+            if event != "line" and "/threading.py" in frame.f_code.co_filename:
+                seen[0] += 1
+                if seen[0] == last:
+                    raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            for _ in range(3):
+                at.mem.poll()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        getattr(at.mem, call)()
+        at.mem.close()
+        if seen[0] < at_point:
+            return
+
+
+def test_work_that_stays_in_the_queue_of_an_executor_that_raised_never_begins(plain: Backend) -> None:
+    """As where no thread can be started: the queue has the work, and a thread runs it later."""
+    jobs, done = ByHand(), list[int]()
+    submit, workers = jobs.submit, Workers(jobs)
+
+    def raising(*given: Any) -> None:
+        submit(*given)
+        raise RuntimeError("can't start new thread")
+
+    jobs.submit = raising  # type: ignore[method-assign,assignment]
+    job = workers.submit(done.append, 1)
+    assert job.done and isinstance(job.error, RuntimeError)
+    jobs.jobs[0].work()
+    assert done == []
+
+
+@pytest.mark.parametrize("call", ["clear", "reset", "recover", "close"])
+def test_an_executor_that_throws_work_away_is_not_waited_for(call: str, tmp_path: Path, plain: Backend) -> None:
+    executor, hold = ThreadPoolExecutor(1), Event()
+    executor.submit(hold.wait)
+    at = Tiered(plain, tiers={"store": ms.FileStore(tmp_path), "executor": executor, "write": "through"})
+    at.cache_prompts(whole(1))
     at.mem.submit()
-    inside = [0]
+    at.mem.poll()
+    executor.shutdown(wait=False, cancel_futures=True)
+    hold.set()
+    getattr(at.below if call == "clear" else at.mem, call)()
 
-    def trace(frame: Any, event: str, argument: object) -> Any:
-        if "threading.py" in frame.f_code.co_filename or "concurrent" in frame.f_code.co_filename:
-            inside[0] += event == "return"
-            if inside[0] and event == "return":
-                raise KeyboardInterrupt
-        return trace
 
-    sys.settrace(trace)
-    try:
-        at.mem.poll()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(None)
-    getattr(at.mem, call)()
-    at.mem.close()
-    unchecked()
+def test_pages_of_a_load_that_waits_are_not_kept(plain: Backend) -> None:
+    """A load behind a release that waits for the forward: `recover` throws it away, and its pages have no KV."""
+    at = Tiered(plain)
+    at.pass_down(whole(1))
+    row = at.start(whole(2))
+    at.prefill(row, publish=False)
+    at.mem.extend([row], [at.mem.length(row) + 1])
+    at.mem.plan([row])
+    at.mem.abort([row])
+    at.mem.admit([ms.Request("b", tokens=[*whole(1), 1])])
+    assert at.mem.match([*whole(1), 1]).kv_length == len(whole(1))
+    at.mem.recover()
+    assert at.mem.match([*whole(1), 1]).kv_length == 0
+    at.look(idle=True)
+
+
+def test_a_clear_that_was_interrupted_does_not_end_the_saving(plain: Backend) -> None:
+    at = Tiered(plain)
+    at.cache_prompts(whole(1))
+    at.mem.submit()
+    with pytest.raises(MemoryError), mock.patch.object(PrefixCache, "_forget", side_effect=MemoryError):
+        at.cache.clear()
+    at.mem.recover()
+    at.pass_down(whole(2))
+    assert at.keeps() >= {tuple(whole(2))}
+
+
+def test_a_close_that_was_interrupted_can_be_repeated(plain: Backend) -> None:
+    store = MemoryStore()
+    at = Tiered(plain, tiers={"store": store})
+    with mock.patch.object(store, "close", side_effect=[KeyboardInterrupt, None]) as closed:
+        with pytest.raises(KeyboardInterrupt):
+            at.mem.close()
+        at.mem.close()
+        at.mem.close()
+    assert closed.call_count == 2
 
 
 @pytest.mark.parametrize("call", ["sleep", "wake"])

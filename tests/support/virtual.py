@@ -55,7 +55,7 @@ class Job:
         """Whether it runs now, and can no longer be cancelled."""
         begun = self.future.set_running_or_notify_cancel()
         if begun and isinstance(self.handed, Handed):
-            self.handed.begun = True
+            self.handed.begun = self.handed.claim()
         return begun
 
     def finish(self) -> None:

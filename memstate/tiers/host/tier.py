@@ -356,7 +356,7 @@ class HostTier:
             ]
             self.loads.append(Load(parts, [register for register, _ in states], self._commands.packets))
 
-        self._commands.then(Action(begin, kept))
+        self._commands.then(Action(begin, kept, [page for page, _ in pages]))
 
     @staticmethod
     def _into(record_set: RecordSet, slots: Tensor | None, due: Sequence[Copy]) -> InFlight:

@@ -76,7 +76,7 @@ class Background:
                 op.pool.unuse(op.records)
             if op.fetch.over.is_set():
                 continue
-            error = CancelledError() if op.job.cancelled else op.job.error
+            error = op.job.error or (CancelledError() if op.job.cancelled else None)
             yield op, None if error else op.job.result, error
 
     def drop(self, fetch: Fetch) -> None:

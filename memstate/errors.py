@@ -106,7 +106,7 @@ class StaleHandle(MemstateError):
         self.what, self.generation, self.now, self.why = what, generation, now, why
         super().__init__(
             f"{what}: the handle is of generation {generation}, now is {now}: "
-            f"{why or 'it was given up, or belongs to another manager'}"
+            f"{why or 'it was given up, ended by reset() or recover(), or belongs to another manager'}"
         )
 
 

@@ -92,7 +92,8 @@ class Recovery(Reports):
 
         If an exception that memstate did not raise on purpose leaves a call, such as MemoryError, KeyboardInterrupt or
         an error of your policy, the call was completed, or it changed nothing, or it was interrupted while it changed
-        something. In the last case every later call raises `Broken`, except `stats`, `close`, `reset` and `recover`.
+        something. In the last case every later call that changes something raises `Broken`, except `close`, `reset` and
+        `recover`.
 
         `recover` reads the device's registers. It keeps published snapshots, idle sessions and the states and KV of
         the prefix cache, as far as they are certain: what the interrupted call touched, and changes that were not sent

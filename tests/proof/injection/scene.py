@@ -207,6 +207,7 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         return lambda: lambda: mem.admit(requests)
 
     def text(*rows: ms.Row) -> list[list[int]]:
+        s._note_rows(rows)
         return [list(s.text[row]) for row in rows]
 
     def asleep() -> Call:

@@ -167,17 +167,18 @@ class Workers:
     def _run(self, job: Job, token: Token, number: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self._active[job] = None  # before it looks at the round, so that `drain` sees it or it sees `drain`
         try:
-            if number != self._round or not (job.begun or job.claim()):
+            if not (job.begun or job.claim()):
+                return  # the canceller ends it
+            if number != self._round:
                 job.cancelled = True
-                return
-            job.begun = True
-            job.result = work(*arguments)
+            else:
+                job.begun = True
+                job.result = work(*arguments)
         except BaseException as error:  # the store's; the thread of the loop looks at it
             job.error = error
         finally:
             del self._active[job]
-            if not job.done:
-                job.end()
+        job.end()
 
     def cancel(self, job: Job) -> bool:
         """Cancels a job that has not begun; returns whether it never begins."""

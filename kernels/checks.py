@@ -24,7 +24,7 @@ def check_tensors(tensors: Mapping[str, Tensor | None], *optional: str) -> None:
 
     Args:
         tensors: the arguments by name.
-        optional: names of those that may be None.
+        optional: names of tensors that can be None.
 
     Raises:
         ValueError: naming the first.
@@ -47,7 +47,7 @@ def check_written(tensors: Mapping[str, Tensor | None], *names: str) -> None:
 
     Args:
         tensors: the arguments by name.
-        names: of those that the op writes.
+        names: tensors that the op writes.
 
     Raises:
         ValueError: naming the first.

@@ -47,7 +47,7 @@ class DemoReport:
         leak_named: Owners who should hold a slot and do not.
         astray: Registers that hold a slot and should not.
         foreign_bytes: Bytes of the engine's memory that are neither state nor page.
-        foreign_changed: Offsets of those that were written to.
+        foreign_changed: Offsets of foreign bytes that changed.
         strikes: States that sabotage replaced.
         strikes_at_sessions: Those of them that a session kept.
         planted: The slot that was leaked on purpose.

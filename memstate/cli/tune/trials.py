@@ -169,7 +169,7 @@ def _timed(
 
 
 def own_target(device: torch.device) -> str | None:
-    """Returns the compile target that a device is; None if it is none of those compiled ahead, or no GPU."""
+    """Returns the compile target of a device; None if nothing is compiled ahead for it, or if it is no GPU."""
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)

@@ -6,16 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import REGISTERS_PER_ROW, Result
-from memstate.requests.steps import StepLog
-from memstate.slots.allocator import SlotAllocator
-from memstate.slots.commands import CommandBuffer
-from memstate.slots.registers import RegisterFile
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,7 +18,7 @@ COUNT_BARRIERS = """
 import json
 from memstate.cli.compile import compile_cases
 from memstate.kernels.catalog import all_cases
-names = ("claim", "ownership", "audit", "settle", "plan[none]", "plan[redirect]", "accept[none]", "accept[redirect]")
+names = ("claim", "ownership", "audit", "plan[none]", "plan[redirect]", "accept[none]", "accept[redirect]")
 cases = [case for case in all_cases() if case.name in names]
 print(json.dumps({report.kernel: report.source_barriers for report in compile_cases(cases, ("sm_90",))}))
 """
@@ -46,25 +40,9 @@ def test_barriers_stand_between_what_phases_write_and_read() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
-        "claim": 2, "ownership": 8, "audit": 2, "settle": 2,
+        "claim": 2, "ownership": 8, "audit": 2,
         "plan[none]": 1, "plan[redirect]": 2, "accept[none]": 1, "accept[redirect]": 2,
     }  # fmt: skip
-
-
-def test_settle_skips_steps_that_meant_nothing(backend: Backend) -> None:
-    """The labels above K of a row that had ended are of a dead step; they may not supersede what is real."""
-    for result, kept in ((Result.DEAD, [True, True, True]), (Result.ALIVE, [True, False, True])):
-        file = RegisterFile(SlotAllocator(8, backend), rows=2, snapshots=0)
-        commands = CommandBuffer(file)
-        row = REGISTERS_PER_ROW * 2 + np.arange(REGISTERS_PER_ROW)  # live, and lanes of which the second is dead
-        commands.claim(row)
-        commands.write(file.address("labels", row), [9, 4, 8])
-        commands.submit()
-        record = StepLog(1, 1, backend.device).next_record(1)
-        record.rows.fill_(2)
-        record.after.fill_(9)
-        file.settle(record, torch.tensor([result], dtype=torch.int32, device=backend.device))
-        assert (file.table.slots[row] > 0).tolist() == kept
 
 
 def test_the_device_keeps_to_the_limit_of_a_plan(backend: Backend) -> None:
@@ -89,7 +67,7 @@ def test_the_shortfall_counts_the_reserve(backend: Backend) -> None:
 
 
 def test_a_batch_planned_after_a_cancel_is_its_own(backend: Backend) -> None:
-    """The device has the rows and tokens of a batch where the step before had the same; a cancelled one is none."""
+    """The device keeps the batch of a cancelled step, which is planned for the row's next request as well."""
     mem = manager(backend, ms.NoTracking(4), 0, overlap=True)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
     first = mem.plan([a])
@@ -98,7 +76,7 @@ def test_a_batch_planned_after_a_cancel_is_its_own(backend: Backend) -> None:
     assert c.index == b.index
     mem.submit()
     step = mem.plan([c])
-    assert step.rows.tolist() == [c.index] and first.rows.tolist() == [a.index]
+    assert step.rows.tolist() == [c.index] and first.numbers.tolist() == [a.index]
     mem.settle(first)
     mem.settle(step)
     mem.audit().raise_if_leaking()

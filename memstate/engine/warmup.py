@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from memstate.engine.manager import StateManager
+from memstate.errors import InvalidArgument
 from memstate.kernels.tables import HEADER_INTS, Strategy
 
 
@@ -24,6 +25,9 @@ def warm_up(mem: StateManager) -> int:
     Returns:
         The number of launches.
 
+    Raises:
+        InvalidArgument: a step is open, whose forward would read other vectors.
+
     Example:
         >>> import torch, memstate as ms
         >>> layout = ms.StateLayout([ms.Plane("ssm", (4,), torch.float32)], layers=1)
@@ -33,11 +37,17 @@ def warm_up(mem: StateManager) -> int:
 
     Syncs: no.
     """
+    mem._enter()
+    if (step := mem._stepping.open) is not None:
+        raise InvalidArgument(
+            f"warm_up while step {step.serial} is open would overwrite its vectors: call it before the plan, or tell "
+            "submit(step) that the forward is launched"
+        )
     mem.submit()
     before = mem.backend.counts.total_launches
     header = np.zeros(HEADER_INTS, np.int32)
     header[HEADER_INTS // 2 :] = HEADER_INTS
-    mem._log.forget()  # the next plan uploads its batch again
+    mem._log.overwritten()
     mem._commands.ring.send(header, mem._commands.step)
     mem._commands.step[HEADER_INTS:] = 0
     mem._commands.capture_changes()

@@ -13,6 +13,7 @@ from torch import Tensor
 from memstate.kernels.bitmap import chunk_words, sized
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_accept
+from memstate.kernels.levels import bitmap_words
 from memstate.kernels.tables import Accepted, Registers, Rules, StepRecord, Strategy
 from memstate.kernels.tracking import SIZES, claim_needed, known_row, shape, take_lane
 from memstate.kernels.warps import all_loaded, warps_for
@@ -96,14 +97,14 @@ def accept(
     """Launches the op; see `memstate.kernels.reference.speculation.accept`."""
     check_accept(registers, accepted, record, outcome)
     block, warps = shape(accepted.numel())
-    words = registers.bitmap.numel()
+    words = bitmap_words(registers.capacity)
     _accept[(1,)](
         accepted, record.rows, record.tokens, record.write, record.snapshot, record.after, record.generation, *outcome,
         registers.slots, registers.labels, registers.tracked, registers.snapshot_at, registers.source,
         registers.generation, registers.bitmap, registers.counters, accepted.numel(),
         registers.generation.numel(), words,
         rules.every, limit, STRATEGY=int(rules.strategy), LANES=rules.lanes, IN_PLACE=rules.in_place,
-        BLOCK=block, CHUNK=chunk_words(words, warps), num_warps=warps,
+        BLOCK=block, CHUNK=chunk_words(warps), num_warps=warps,
     )  # fmt: skip
 
 
@@ -121,7 +122,7 @@ def compile_cases() -> list[CompileCase]:
             sized(f"accept[{name}]", block), _accept, dict.fromkeys(pointers, "*i32") | scalars,
             {
                 "STRATEGY": code, "LANES": lanes, "IN_PLACE": in_place,
-                "BLOCK": block, "CHUNK": chunk_words(256, warps_for(block)),
+                "BLOCK": block, "CHUNK": chunk_words(warps_for(block)),
             },
             pointers, warps_for(block), (),
         )

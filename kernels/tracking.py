@@ -24,6 +24,7 @@ from memstate.kernels.bitmap import (
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_plan, check_settle
 from memstate.kernels.registers import release_registers
+from memstate.kernels.levels import bitmap_words
 from memstate.kernels.tables import Count, Registers, Result, Rules, StepRecord, Strategy
 from memstate.kernels.warps import all_loaded, warps_for
 
@@ -56,7 +57,7 @@ def claim_needed(need, bitmap_ptr, counters_ptr, words, limit, CHUNK: tl.constex
     all_loaded()  # or a late warp finds rows labelled and slots spent, and claims for others
     granted = tl.maximum(tl.minimum(tl.minimum(budget, limit), total), 0)
     rank = tl.where(need, tl.cumsum(wanted, 0) - wanted, BIG)
-    slot, _, taken = take_lowest(bitmap_ptr, words, 0, granted, rank, CHUNK)
+    slot, taken = take_lowest(bitmap_ptr, words, granted, rank, CHUNK)
     bump(counters_ptr, FREE, -taken)
     bump(counters_ptr, CLAIMED, taken)
     bump(counters_ptr, DEGRADED, total - taken)
@@ -205,13 +206,13 @@ def plan(registers: Registers, rows: Tensor, tokens: Tensor, record: StepRecord,
     """Launches the op; see `memstate.kernels.reference.tracking.plan`."""
     check_plan(registers, rows, tokens, record)
     block, warps = shape(rows.numel())
-    words = registers.bitmap.numel()
+    words = bitmap_words(registers.capacity)
     _plan[(1,)](
         rows, tokens, registers.slots, registers.labels, registers.tracked, registers.snapshot_at, registers.source,
         registers.generation, registers.bitmap, registers.counters, *record, rows.numel(),
         registers.generation.numel(), words, rules.every, limit,
         STRATEGY=int(rules.strategy), LANES=rules.lanes, IN_PLACE=rules.in_place,
-        BLOCK=block, CHUNK=chunk_words(words, warps), num_warps=warps,
+        BLOCK=block, CHUNK=chunk_words(warps), num_warps=warps,
     )  # fmt: skip
 
 
@@ -248,7 +249,7 @@ def compile_cases() -> list[CompileCase]:
             sized(f"plan[{name}]", block), _plan, dict.fromkeys(pointers, "*i32") | scalars,
             {
                 "STRATEGY": code, "LANES": lanes, "IN_PLACE": in_place,
-                "BLOCK": block, "CHUNK": chunk_words(256, warps_for(block)),
+                "BLOCK": block, "CHUNK": chunk_words(warps_for(block)),
             },
             pointers, warps_for(block), (),
         )

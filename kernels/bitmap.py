@@ -15,7 +15,7 @@ from memstate.kernels.checks import check_columns, check_count
 from memstate.kernels.levels import TOP_WORDS as MOST_WORDS
 from memstate.kernels.levels import words_of
 from memstate.kernels.tables import Count
-from memstate.kernels.warps import LANES, all_loaded, warps_for
+from memstate.kernels.warps import ALONE, LANES, all_loaded, warps_for
 
 FREE = tl.constexpr(int(Count.FREE))
 CLAIMED = tl.constexpr(int(Count.CLAIMED))
@@ -61,6 +61,7 @@ def lowest_bits(word, at, n, CHUNK: tl.constexpr):
         word: of each lane.
         at: number of each word in its level, ascending.
         n: at most CHUNK.
+        CHUNK: lanes.
 
     Returns:
         (number of each bit in the level, in the lanes of its rank; how many there are; set bits before each word).
@@ -237,7 +238,7 @@ def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
     block = min(1024, max(32, triton.next_power_of_2(n)))
     warps = warps_for(block)
     _claim[(1,)](
-        bitmap, out, counters, words, n, BLOCK=block, CHUNK=chunk_words(warps), num_warps=warps
+        bitmap, out, counters, words, n, BLOCK=block, CHUNK=chunk_words(warps), num_warps=warps, **ALONE
     )  # fmt: skip
     return out
 
@@ -246,7 +247,7 @@ def release(bitmap: Tensor, ids: Tensor, capacity: int, counters: Tensor) -> Non
     """Launches the op; see `memstate.kernels.reference.bitmap.release`."""
     check_columns(bitmap.device, None, ids=ids)
     block = min(1024, max(32, triton.next_power_of_2(ids.numel())))
-    _release[(1,)](bitmap, ids, counters, ids.numel(), capacity, BLOCK=block, num_warps=warps_for(block))
+    _release[(1,)](bitmap, ids, counters, ids.numel(), capacity, BLOCK=block, num_warps=warps_for(block), **ALONE)
 
 
 def sized(name: str, block: int) -> str:
@@ -265,11 +266,11 @@ def compile_cases() -> list[CompileCase]:
             CompileCase(
                 sized("claim", block), _claim, pointers | {"out_ptr": "*i32", "words": "i32", "n": "i32"},
                 {"BLOCK": block, "CHUNK": chunk_words(warps)}, ("bitmap_ptr", "out_ptr", "counters_ptr"),
-                warps, (),
+                warps, (), ALONE,
             ),
             CompileCase(
                 sized("release", block), _release, pointers | {"ids_ptr": "*i32", "n": "i32", "capacity": "i32"},
-                {"BLOCK": block}, ("bitmap_ptr", "ids_ptr", "counters_ptr"), warps, (),
+                {"BLOCK": block}, ("bitmap_ptr", "ids_ptr", "counters_ptr"), warps, (), ALONE,
             ),
         )
     ]  # fmt: skip

@@ -88,12 +88,10 @@ def summed_slots(index: int, capacity: int) -> tuple[int, int, int]:
         index: the word, as `wrong_summary` gives it.
         capacity: the highest slot.
     """
-    level, slots = 0, 32
-    for level, size in enumerate(bitmap_levels(bitmap_words(capacity))):
-        if index < size:
-            break
-        index -= size
-        slots *= 32
+    level, slots, sizes = 0, 32, bitmap_levels(bitmap_words(capacity))
+    while index >= sizes[level]:
+        index -= sizes[level]
+        level, slots = level + 1, slots * 32
     return level, index * slots, min((index + 1) * slots - 1, capacity)
 
 

@@ -28,7 +28,7 @@ from memstate.kernels.bitmap import (
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_audit, check_resolve
 from memstate.kernels.tables import AUDIT_FREE, Count, Registers, Section
-from memstate.kernels.warps import all_loaded, warps_for
+from memstate.kernels.warps import ALONE, all_loaded, warps_for
 
 CLAIM_FULL = tl.constexpr(int(Count.CLAIM_FULL))
 MOVE_FULL = tl.constexpr(int(Count.MOVE_FULL))
@@ -138,7 +138,9 @@ def _claim_phase(
         need = ((index < n) & (full == 0)).to(tl.int32)
         wanted = tl.sum(need, 0)
         rank = tl.where(need != 0, tl.cumsum(need, 0) - need, BIG)
-        slot, taken = take_lowest(bitmap_ptr, capacity // 32 + 1, wanted, rank, CHUNK)  # its barrier: `full` is known to all
+        slot, taken = take_lowest(
+            bitmap_ptr, capacity // 32 + 1, wanted, rank, CHUNK
+        )  # its barrier: `full` is known to all
         tl.store(slots_ptr + register, slot, mask=(need != 0) & (slot != 0))
         tl.store(labels_ptr + register, 0, mask=(need != 0) & (slot != 0))
         claimed += taken
@@ -223,7 +225,7 @@ def ownership(registers: Registers, packet: Tensor) -> None:
     warps = warps_for(BLOCK_ENTRIES)
     _ownership[(1,)](
         packet, registers.slots, registers.labels, registers.cells, registers.bitmap, registers.counters,
-        registers.capacity, BLOCK=BLOCK_ENTRIES, CHUNK=chunk_words(warps), num_warps=warps,
+        registers.capacity, BLOCK=BLOCK_ENTRIES, CHUNK=chunk_words(warps), num_warps=warps, **ALONE,
     )  # fmt: skip
 
 
@@ -239,17 +241,18 @@ def audit(registers: Registers, out: Tensor) -> None:
     check_audit(registers, out)
     _audit[(1,)](
         registers.slots, registers.bitmap, out, registers.slots.numel(), registers.capacity,
-        BLOCK=BLOCK_AUDIT, num_warps=warps_for(BLOCK_AUDIT),
+        BLOCK=BLOCK_AUDIT, num_warps=warps_for(BLOCK_AUDIT), **ALONE,
     )  # fmt: skip
 
 
 def compile_cases() -> list[CompileCase]:
     """The launches to compile ahead; none moves plane bytes."""
+    warps = warps_for(BLOCK_ENTRIES)
     columns = dict.fromkeys(("slots_ptr", "labels_ptr", "cells_ptr", "bitmap_ptr", "counters_ptr"), "*i32")
     return [
         CompileCase(
             "ownership", _ownership, {"packet_ptr": "*i32"} | columns | {"capacity": "i32"},
-            {"BLOCK": BLOCK_ENTRIES, "CHUNK": chunk_words(warps_for(BLOCK_ENTRIES))}, ("packet_ptr", *columns), warps_for(BLOCK_ENTRIES), (),
+            {"BLOCK": BLOCK_ENTRIES, "CHUNK": chunk_words(warps)}, ("packet_ptr", *columns), warps, (), ALONE,
         ),
         CompileCase(
             "resolve", _resolve,
@@ -259,6 +262,6 @@ def compile_cases() -> list[CompileCase]:
         CompileCase(
             "audit", _audit,
             {"slots_ptr": "*i32", "bitmap_ptr": "*i32", "out_ptr": "*i32", "n": "i32", "capacity": "i32"},
-            {"BLOCK": BLOCK_AUDIT}, ("slots_ptr", "bitmap_ptr", "out_ptr"), warps_for(BLOCK_AUDIT), (),
+            {"BLOCK": BLOCK_AUDIT}, ("slots_ptr", "bitmap_ptr", "out_ptr"), warps_for(BLOCK_AUDIT), (), ALONE,
         ),
     ]  # fmt: skip

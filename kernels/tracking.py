@@ -23,8 +23,8 @@ from memstate.kernels.bitmap import (
 )
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_plan, check_settle
-from memstate.kernels.registers import release_registers
 from memstate.kernels.levels import bitmap_words
+from memstate.kernels.registers import release_registers
 from memstate.kernels.tables import Count, Registers, Result, Rules, StepRecord, Strategy
 from memstate.kernels.warps import all_loaded, warps_for
 

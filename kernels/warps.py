@@ -6,11 +6,15 @@ has stored, decides otherwise and enters a loop alone. So there are never more w
 stands between loads that decide something and the first store to the same words, however lanes are dealt out.
 """
 
+import torch
 import triton
 import triton.language as tl
 
 LANES = 64  # of a warp at least: what the widest one has; 32 threads take two each
 MOST = 16
+# Launch options of a launch of one program: the registers of a thread, which are all there are where it has MOST warps.
+# Without a limit NVIDIA's assembler spills some of them, so that more programs would fit. AMD's has no such option.
+ALONE = {} if torch.version.hip else {"maxnreg": 128}
 
 
 def warps_for(lanes: int) -> int:

@@ -135,7 +135,8 @@ def inspect(
 ) -> Inspection:  # fmt: skip
     """Copies the registers, and the owners and free flag of each slot, to the host.
 
-    It takes one launch and three small copies, and a copy of a bitmap that has a summary. Open claim groups and waiting changes take more copies.
+    It takes one launch and three small copies, and a copy of the bitmap if that has a summary. Open claim groups and
+    waiting changes take more copies.
 
     Args:
         file: the register file.

@@ -15,7 +15,7 @@ from memstate.kernels.checks import check_columns, check_count
 from memstate.kernels.levels import TOP_WORDS as MOST_WORDS
 from memstate.kernels.levels import words_of
 from memstate.kernels.tables import Count
-from memstate.kernels.warps import ALONE, LANES, all_loaded, warps_for
+from memstate.kernels.warps import ALONE, LANES, all_loaded, alone, warps_for
 
 FREE = tl.constexpr(int(Count.FREE))
 CLAIMED = tl.constexpr(int(Count.CLAIMED))
@@ -238,7 +238,7 @@ def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
     block = min(1024, max(32, triton.next_power_of_2(n)))
     warps = warps_for(block)
     _claim[(1,)](
-        bitmap, out, counters, words, n, BLOCK=block, CHUNK=chunk_words(warps), num_warps=warps, **ALONE
+        bitmap, out, counters, words, n, BLOCK=block, CHUNK=chunk_words(warps), num_warps=warps, **alone()
     )  # fmt: skip
     return out
 
@@ -247,7 +247,7 @@ def release(bitmap: Tensor, ids: Tensor, capacity: int, counters: Tensor) -> Non
     """Launches the op; see `memstate.kernels.reference.bitmap.release`."""
     check_columns(bitmap.device, None, ids=ids)
     block = min(1024, max(32, triton.next_power_of_2(ids.numel())))
-    _release[(1,)](bitmap, ids, counters, ids.numel(), capacity, BLOCK=block, num_warps=warps_for(block), **ALONE)
+    _release[(1,)](bitmap, ids, counters, ids.numel(), capacity, BLOCK=block, num_warps=warps_for(block), **alone())
 
 
 def sized(name: str, block: int) -> str:

@@ -28,7 +28,7 @@ from memstate.kernels.bitmap import (
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_audit, check_resolve
 from memstate.kernels.tables import AUDIT_FREE, Count, Registers, Section
-from memstate.kernels.warps import ALONE, all_loaded, warps_for
+from memstate.kernels.warps import ALONE, all_loaded, alone, warps_for
 
 CLAIM_FULL = tl.constexpr(int(Count.CLAIM_FULL))
 MOVE_FULL = tl.constexpr(int(Count.MOVE_FULL))
@@ -225,7 +225,7 @@ def ownership(registers: Registers, packet: Tensor) -> None:
     warps = warps_for(BLOCK_ENTRIES)
     _ownership[(1,)](
         packet, registers.slots, registers.labels, registers.cells, registers.bitmap, registers.counters,
-        registers.capacity, BLOCK=BLOCK_ENTRIES, CHUNK=chunk_words(warps), num_warps=warps, **ALONE,
+        registers.capacity, BLOCK=BLOCK_ENTRIES, CHUNK=chunk_words(warps), num_warps=warps, **alone(),
     )  # fmt: skip
 
 
@@ -241,7 +241,7 @@ def audit(registers: Registers, out: Tensor) -> None:
     check_audit(registers, out)
     _audit[(1,)](
         registers.slots, registers.bitmap, out, registers.slots.numel(), registers.capacity,
-        BLOCK=BLOCK_AUDIT, num_warps=warps_for(BLOCK_AUDIT), **ALONE,
+        BLOCK=BLOCK_AUDIT, num_warps=warps_for(BLOCK_AUDIT), **alone(),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_accept
 from memstate.kernels.levels import bitmap_words
 from memstate.kernels.tables import Accepted, Registers, Rules, StepRecord, Strategy
-from memstate.kernels.tracking import SIZES, claim_needed, known_row, shape, take_lane
+from memstate.kernels.tracking import SIZES, batch_columns, claim_needed, known_row, shape, take_lane
 from memstate.kernels.warps import all_loaded, warps_for
 
 NONE = tl.constexpr(int(Strategy.NONE))
@@ -24,32 +24,29 @@ LAZY = tl.constexpr(int(Strategy.LAZY))
 REDIRECT = tl.constexpr(int(Strategy.REDIRECT))
 
 
-@triton.jit(do_not_specialize=["batch", "table_rows", "words", "every", "limit"])
+@triton.jit(do_not_specialize=["batch", "table_rows", "words", "every"])
 def _accept(
-    given_ptr, rows_ptr, tokens_ptr, write_ptr, snapshot_ptr, after_ptr, step_generation_ptr,
-    accepted_ptr, crossed_ptr,
-    slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, generation_ptr, bitmap_ptr, counters_ptr,
-    batch, table_rows, words, every, limit,
+    packet_ptr, rows_ptr, tokens_ptr, write_ptr, snapshot_ptr, accepted_ptr, crossed_ptr,
+    slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, bitmap_ptr, counters_ptr,
+    batch, table_rows, words, every,
     STRATEGY: tl.constexpr, LANES: tl.constexpr, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     index = tl.arange(0, BLOCK)
     inside = index < batch
+    given_ptr, _, limit = batch_columns(packet_ptr, batch)
     row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
     given = tl.load(given_ptr + index, mask=inside, other=0)
     accepted = tl.minimum(given, tl.load(tokens_ptr + index, mask=inside, other=0))
-    same = tl.load(generation_ptr + row, mask=row > 0, other=0) == tl.load(
-        step_generation_ptr + index, mask=inside, other=0
-    )
     live = row * 3
     live_slot = tl.load(slots_ptr + live, mask=row > 0, other=0)
-    real = (live_slot > 0) & (accepted > 0) & same
-    source = tl.load(source_ptr + row, mask=real, other=0)
-    length = tl.load(labels_ptr + tl.where(source > 0, source, live), mask=real, other=0)
+    source = tl.load(source_ptr + row, mask=row > 0, other=0)
+    snapshot_at = tl.load(snapshot_at_ptr + row, mask=row > 0, other=0)
+    slot_a = tl.load(slots_ptr + live + 1, mask=row > 0, other=0)
+    real = (live_slot > 0) & (accepted > 0)
+    length = tl.load(labels_ptr + tl.where(source > 0, source, live), mask=row > 0, other=0)
     after = length + accepted
     write = live_slot
     snapshot = row * 0
-    snapshot_at = tl.load(snapshot_at_ptr + row, mask=real, other=0)
-    slot_a = tl.load(slots_ptr + live + 1, mask=real, other=0)
 
     # The last boundary that the window crossed. Under Redirect one at its very end is the next step's business: free.
     reach = after
@@ -60,7 +57,7 @@ def _accept(
     crossing = real & (mark > length)
 
     if STRATEGY == REDIRECT:
-        tracked = tl.load(tracked_ptr + row, mask=real, other=0)
+        tracked = tl.load(tracked_ptr + row, mask=row > 0, other=0)
         due = real & ((length % every == 0) | (length == snapshot_at)) & (length > tracked) & (source == 0)
         turning = due & (crossing == 0)  # the slot that was read is the snapshot, as in a step of one token
         claimed = claim_needed((crossing | turning) & (slot_a == 0), bitmap_ptr, counters_ptr, words, limit, CHUNK)
@@ -76,7 +73,7 @@ def _accept(
 
     if (STRATEGY == PING_PONG) | (STRATEGY == LAZY):
         snapshot = take_lane(
-            crossing, real, live, mark, slot_a, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, limit,
+            crossing, row > 0, live, mark, slot_a, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, limit,
             LANES, IN_PLACE, CHUNK,
         )  # fmt: skip
 
@@ -86,24 +83,21 @@ def _accept(
     tl.store(source_ptr + row, 0, mask=real & (source > 0))
     tl.store(write_ptr + index, tl.where(real, write, 0), mask=inside)
     tl.store(snapshot_ptr + index, tl.where(real, snapshot, 0), mask=inside)
-    tl.store(after_ptr + index, tl.where(real, after, 0), mask=inside)
     tl.store(accepted_ptr + index, tl.where(real, accepted, 0), mask=inside)
     tl.store(crossed_ptr + index, tl.where(snapshot > 0, mark - length, 0), mask=inside)
 
 
-def accept(
-    registers: Registers, accepted: Tensor, record: StepRecord, outcome: Accepted, rules: Rules, limit: int
-) -> None:
+def accept(registers: Registers, packet: Tensor, record: StepRecord, outcome: Accepted, rules: Rules) -> None:
     """Launches the op; see `memstate.kernels.reference.speculation.accept`."""
-    check_accept(registers, accepted, record, outcome)
-    block, warps = shape(accepted.numel())
+    check_accept(registers, packet, record, outcome)
+    batch = record.rows.numel()
+    block, warps = shape(batch)
     words = bitmap_words(registers.capacity)
     _accept[(1,)](
-        accepted, record.rows, record.tokens, record.write, record.snapshot, record.after, record.generation, *outcome,
+        packet, record.rows, record.tokens, record.write, record.snapshot, *outcome,
         registers.slots, registers.labels, registers.tracked, registers.snapshot_at, registers.source,
-        registers.generation, registers.bitmap, registers.counters, accepted.numel(),
-        registers.generation.numel(), words,
-        rules.every, limit, STRATEGY=int(rules.strategy), LANES=rules.lanes, IN_PLACE=rules.in_place,
+        registers.bitmap, registers.counters, batch, registers.source.numel(), words,
+        rules.every, STRATEGY=int(rules.strategy), LANES=rules.lanes, IN_PLACE=rules.in_place,
         BLOCK=block, CHUNK=chunk_words(warps), num_warps=warps,
     )  # fmt: skip
 
@@ -111,11 +105,10 @@ def accept(
 def compile_cases() -> list[CompileCase]:
     """Every strategy from the smallest batch on; none moves plane bytes."""
     pointers = (
-        "given_ptr", "rows_ptr", "tokens_ptr", "write_ptr", "snapshot_ptr", "after_ptr", "step_generation_ptr",
-        "accepted_ptr", "crossed_ptr", "slots_ptr", "labels_ptr", "tracked_ptr", "snapshot_at_ptr", "source_ptr",
-        "generation_ptr", "bitmap_ptr", "counters_ptr",
+        "packet_ptr", "rows_ptr", "tokens_ptr", "write_ptr", "snapshot_ptr", "accepted_ptr", "crossed_ptr",
+        "slots_ptr", "labels_ptr", "tracked_ptr", "snapshot_at_ptr", "source_ptr", "bitmap_ptr", "counters_ptr",
     )  # fmt: skip
-    scalars = {"batch": "i32", "table_rows": "i32", "words": "i32", "every": "i32", "limit": "i32"}
+    scalars = {"batch": "i32", "table_rows": "i32", "words": "i32", "every": "i32"}
     variants = {"none": (0, 0, False), "ping-pong": (1, 1, False), "lazy": (2, 2, True), "redirect": (3, 1, False)}
     return [
         CompileCase(

@@ -1,10 +1,9 @@
-"""Plan and settle: the tracking rules for a whole batch in one launch each. Knows no plane.
+"""Plan: the tracking rules for a whole batch in one launch. Knows no plane.
 
-The rules are in ARCHITECTURE.md.
+The rules are in ARCHITECTURE.md. All that changes from step to step is in the packet or in the columns, so a captured
+launch can be replayed:
 
-    plan(t) forward(t)  plan(t+1) forward(t+1)  settle(t)  plan(t+2) forward(t+2)  settle(t+1) ..    one order
-
-Plan claims, settle releases; neither ever waits for the host.
+    packet   [ header: counts, limit, offsets | rows | tokens | sections of the ownership launch ]
 """
 
 import triton
@@ -15,17 +14,15 @@ from memstate.kernels.bitmap import (
     BIG,
     CLAIMED,
     FREE,
-    book_releases,
     bump,
     chunk_words,
     sized,
     take_lowest,
 )
 from memstate.kernels.catalog import CompileCase
-from memstate.kernels.checks import check_plan, check_settle
+from memstate.kernels.checks import check_plan
 from memstate.kernels.levels import bitmap_words
-from memstate.kernels.registers import release_registers
-from memstate.kernels.tables import Count, Registers, Result, Rules, StepRecord, Strategy
+from memstate.kernels.tables import HEADER_INTS, LIMIT_CELL, Count, Registers, Rules, Section, StepRecord, Strategy
 from memstate.kernels.warps import all_loaded, warps_for
 
 RESERVE = tl.constexpr(int(Count.RESERVE))
@@ -35,14 +32,22 @@ PING_PONG = tl.constexpr(int(Strategy.PING_PONG))
 LAZY = tl.constexpr(int(Strategy.LAZY))
 REDIRECT = tl.constexpr(int(Strategy.REDIRECT))
 WINDOW = tl.constexpr(int(Strategy.WINDOW))
-ENDED = tl.constexpr(int(Result.ENDED))
-DEAD = tl.constexpr(int(Result.DEAD))
+BATCH = tl.constexpr(int(Section.BATCH))
+HEADER = tl.constexpr(HEADER_INTS)
+LIMIT = tl.constexpr(LIMIT_CELL)
 
 
 @triton.jit
 def known_row(row, table_rows):
     """Row numbers, 0 for those that are padding or beyond the table."""
     return tl.where((row > 0) & (row < table_rows), row, 0)
+
+
+@triton.jit
+def batch_columns(packet_ptr, batch):
+    """Both columns of a packet's batch, which begin behind its header, and the limit of optional claims."""
+    first = packet_ptr + HEADER
+    return first, first + (batch + 3) // 4 * 4, tl.load(packet_ptr + LIMIT)
 
 
 @triton.jit
@@ -100,34 +105,34 @@ def take_lane(
     return tl.where(take, chosen, 0)
 
 
-@triton.jit(do_not_specialize=["batch", "table_rows", "words", "every", "limit"])
+@triton.jit(do_not_specialize=["batch", "table_rows", "words", "every"])
 def _plan(
-    rows_ptr, tokens_ptr, slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, generation_ptr,
-    bitmap_ptr, counters_ptr,
-    out_rows_ptr, out_tokens_ptr, out_read_ptr, out_write_ptr, out_snapshot_ptr, out_after_ptr, out_generation_ptr,
-    batch, table_rows, words, every, limit,
+    packet_ptr, slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, bitmap_ptr, counters_ptr,
+    out_rows_ptr, out_tokens_ptr, out_read_ptr, out_write_ptr, out_snapshot_ptr,
+    batch, table_rows, words, every,
     STRATEGY: tl.constexpr, LANES: tl.constexpr, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     index = tl.arange(0, BLOCK)
     inside = index < batch
+    rows_ptr, tokens_ptr, limit = batch_columns(packet_ptr, batch)
     row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
     tokens = tl.load(tokens_ptr + index, mask=inside, other=0)
     live = row * 3
+    lane_a = live + 1
     live_slot = tl.load(slots_ptr + live, mask=row > 0, other=0)
+    source = tl.load(source_ptr + row, mask=row > 0, other=0)
+    snapshot_at = tl.load(snapshot_at_ptr + row, mask=row > 0, other=0)
+    slot_a = tl.load(slots_ptr + lane_a, mask=row > 0, other=0)
     real = (live_slot > 0) & (tokens > 0)  # padding, a row without a state, nothing to do: a null row
-    source = tl.load(source_ptr + row, mask=real, other=0)
     origin = tl.where(source > 0, source, live)
-    length = tl.load(labels_ptr + origin, mask=real, other=0)
+    length = tl.load(labels_ptr + origin, mask=row > 0, other=0)
+    read = tl.load(slots_ptr + origin, mask=row > 0, other=0)
     after = length + tokens
-    read = tl.load(slots_ptr + origin, mask=real, other=0)
     write = live_slot
     snapshot = row * 0
-    snapshot_at = tl.load(snapshot_at_ptr + row, mask=real, other=0)
-    lane_a = live + 1
-    slot_a = tl.load(slots_ptr + lane_a, mask=real, other=0)
 
     if STRATEGY == REDIRECT:
-        tracked = tl.load(tracked_ptr + row, mask=real, other=0)
+        tracked = tl.load(tracked_ptr + row, mask=row > 0, other=0)
         due = real & ((length % every == 0) | (length == snapshot_at)) & (length > tracked) & (source == 0)
         claimed = claim_needed(due & (slot_a == 0), bitmap_ptr, counters_ptr, words, limit, CHUNK)
         fresh = tl.where(slot_a > 0, slot_a, claimed)  # rotate: the superseded snapshot's slot is written next
@@ -141,15 +146,13 @@ def _plan(
     if (STRATEGY == PING_PONG) | (STRATEGY == LAZY):
         due = real & ((after % every == 0) | (after == snapshot_at))
         snapshot = take_lane(
-            due, real, live, after, slot_a, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, limit,
+            due, row > 0, live, after, slot_a, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, limit,
             LANES, IN_PLACE, CHUNK,
         )  # fmt: skip
 
     if STRATEGY == NONE:
         all_loaded()  # or a late warp takes the new label for the old one
-    if STRATEGY == WINDOW:
-        after = length
-    else:
+    if STRATEGY != WINDOW:
         tl.store(labels_ptr + live, after, mask=real)
         tl.store(source_ptr + row, 0, mask=real & (source > 0))
     tl.store(out_rows_ptr + index, tl.where(real, row, 0), mask=inside)
@@ -157,43 +160,8 @@ def _plan(
     tl.store(out_read_ptr + index, tl.where(real, read, 0), mask=inside)
     tl.store(out_write_ptr + index, tl.where(real, write, 0), mask=inside)
     tl.store(out_snapshot_ptr + index, tl.where(real, snapshot, 0), mask=inside)
-    tl.store(out_after_ptr + index, tl.where(real, after, 0), mask=inside)
-    tl.store(out_generation_ptr + index, tl.load(generation_ptr + row, mask=real, other=0), mask=inside)
-
-
-@triton.jit(do_not_specialize=["batch", "table_rows", "capacity"])
-def _settle(
-    rows_ptr, after_ptr, step_generation_ptr, results_ptr, slots_ptr, labels_ptr, generation_ptr,
-    bitmap_ptr, counters_ptr,
-    batch, table_rows, capacity, ANY_ENDED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    index = tl.arange(0, BLOCK)
-    inside = index < batch
-    row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
-    generation = tl.load(generation_ptr + row, mask=inside, other=0)
-    same = (row > 0) & (generation == tl.load(step_generation_ptr + index, mask=inside, other=0))
-    known = tl.load(labels_ptr + row * 3, mask=same, other=0)
-    if ANY_ENDED:
-        result = tl.load(results_ptr + index, mask=inside, other=0)
-        same &= result != DEAD
-        known = tl.where(result == ENDED, tl.load(after_ptr + index, mask=inside, other=0), known)
-    lane_a = row * 3 + 1
-    lane_b = row * 3 + 2
-    label_a = tl.load(labels_ptr + lane_a, mask=same, other=0)
-    label_b = tl.load(labels_ptr + lane_b, mask=same, other=0)
-    top = tl.maximum(tl.where(label_a <= known, label_a, 0), tl.where(label_b <= known, label_b, 0))
-    good_a, double_a, stray_a, slot_a = release_registers(
-        slots_ptr, labels_ptr, bitmap_ptr, lane_a, same & (label_a < top), capacity
-    )
-    good_b, double_b, stray_b, slot_b = release_registers(
-        slots_ptr, labels_ptr, bitmap_ptr, lane_b, same & (label_b < top), capacity
-    )
-    released = tl.sum(good_a.to(tl.int32) + good_b.to(tl.int32), 0)
-    doubles = tl.sum(double_a.to(tl.int32) + double_b.to(tl.int32), 0)
-    strays = tl.sum(stray_a.to(tl.int32) + stray_b.to(tl.int32), 0)
-    lowest_double = tl.min(tl.minimum(tl.where(double_a, slot_a, BIG), tl.where(double_b, slot_b, BIG)), 0)
-    lowest_stray = tl.min(tl.minimum(tl.where(stray_a, slot_a, BIG), tl.where(stray_b, slot_b, BIG)), 0)
-    book_releases(counters_ptr, released, doubles, strays, lowest_double, lowest_stray)
+    section = tl.arange(0, 8)
+    tl.store(packet_ptr + section, 0, mask=section < BATCH)  # its changes are made; the batch stays
 
 
 def shape(batch: int) -> tuple[int, int]:
@@ -202,29 +170,17 @@ def shape(batch: int) -> tuple[int, int]:
     return block, warps_for(block)
 
 
-def plan(registers: Registers, rows: Tensor, tokens: Tensor, record: StepRecord, rules: Rules, limit: int) -> None:
+def plan(registers: Registers, packet: Tensor, record: StepRecord, rules: Rules) -> None:
     """Launches the op; see `memstate.kernels.reference.tracking.plan`."""
-    check_plan(registers, rows, tokens, record)
-    block, warps = shape(rows.numel())
+    check_plan(registers, packet, record)
+    batch = record.rows.numel()
+    block, warps = shape(batch)
     words = bitmap_words(registers.capacity)
     _plan[(1,)](
-        rows, tokens, registers.slots, registers.labels, registers.tracked, registers.snapshot_at, registers.source,
-        registers.generation, registers.bitmap, registers.counters, *record, rows.numel(),
-        registers.generation.numel(), words, rules.every, limit,
+        packet, registers.slots, registers.labels, registers.tracked, registers.snapshot_at, registers.source,
+        registers.bitmap, registers.counters, *record, batch, registers.source.numel(), words, rules.every,
         STRATEGY=int(rules.strategy), LANES=rules.lanes, IN_PLACE=rules.in_place,
         BLOCK=block, CHUNK=chunk_words(warps), num_warps=warps,
-    )  # fmt: skip
-
-
-def settle(registers: Registers, record: StepRecord, results: Tensor | None) -> None:
-    """Launches the op; see `memstate.kernels.reference.tracking.settle`."""
-    check_settle(registers, record, results)
-    block, warps = shape(record.rows.numel())
-    _settle[(1,)](
-        record.rows, record.after, record.generation, record.rows if results is None else results,
-        registers.slots, registers.labels, registers.generation, registers.bitmap, registers.counters,
-        record.rows.numel(), registers.generation.numel(), registers.capacity,
-        ANY_ENDED=results is not None, BLOCK=block, num_warps=warps,
     )  # fmt: skip
 
 
@@ -234,17 +190,16 @@ SIZES = {"none": (32, 256), "ping-pong": (32, 256), "lazy": (32, 256, 512), "red
 def compile_cases() -> list[CompileCase]:
     """Every strategy from the smallest batch on; none moves plane bytes."""
     columns = (
-        "slots_ptr", "labels_ptr", "tracked_ptr", "snapshot_at_ptr", "source_ptr", "generation_ptr", "bitmap_ptr",
-        "counters_ptr",
+        "slots_ptr", "labels_ptr", "tracked_ptr", "snapshot_at_ptr", "source_ptr", "bitmap_ptr", "counters_ptr",
     )  # fmt: skip
     outputs = tuple(f"out_{name}_ptr" for name in StepRecord._fields)
-    pointers = ("rows_ptr", "tokens_ptr", *columns, *outputs)
-    scalars = {"batch": "i32", "table_rows": "i32", "words": "i32", "every": "i32", "limit": "i32"}
+    pointers = ("packet_ptr", *columns, *outputs)
+    scalars = {"batch": "i32", "table_rows": "i32", "words": "i32", "every": "i32"}
     variants = {
         "none": (0, 0, False), "ping-pong": (1, 2, False), "lazy": (2, 2, True), "redirect": (3, 1, False),
         "window": (4, 0, False),
     }  # fmt: skip
-    cases = [
+    return [
         CompileCase(
             sized(f"plan[{name}]", block), _plan, dict.fromkeys(pointers, "*i32") | scalars,
             {
@@ -256,16 +211,3 @@ def compile_cases() -> list[CompileCase]:
         for name, (code, lanes, in_place) in variants.items()
         for block in SIZES[name]
     ]  # fmt: skip
-    settle_pointers = (
-        "rows_ptr", "after_ptr", "step_generation_ptr", "results_ptr", "slots_ptr", "labels_ptr", "generation_ptr",
-        "bitmap_ptr", "counters_ptr",
-    )  # fmt: skip
-    settles = [
-        CompileCase(
-            sized("settle", block), _settle,
-            dict.fromkeys(settle_pointers, "*i32") | dict.fromkeys(("batch", "table_rows", "capacity"), "i32"),
-            {"ANY_ENDED": True, "BLOCK": block}, settle_pointers, warps_for(block), (),
-        )
-        for block in (32, 256, 1024)
-    ]  # fmt: skip
-    return [*cases, *settles]

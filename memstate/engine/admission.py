@@ -371,8 +371,8 @@ class Admission:
         file.source[rows] = source if self._direct_hits else 0
         self._table.confirmed[rows] = length
         self._boundaries.start(rows, boundaries)
-        cells = [file.address(column, rows) for column in ("generation", "tracked", "source")]
-        values: list[Longs | Ints] = [self._table.generation[rows], length, file.source[rows]]
+        cells = [file.address(column, rows) for column in ("tracked", "source")]
+        values: list[Longs | Ints] = [length, file.source[rows]]
         self._commands.write(np.concatenate(cells), np.concatenate(values))
         self._commands.zero(live[~hit & (length == 0)])
         if self._direct_hits:

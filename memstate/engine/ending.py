@@ -157,7 +157,6 @@ class Ending:
         file.tracked[rows] = file.snapshot_at[rows] = file.source[rows] = 0
         for column in ("tracked", "snapshot_at", "source"):
             self._commands.write(file.address(column, rows), [0] * len(rows))
-        self._commands.write(file.address("generation", rows), self._table.generation[rows])
         return snapshots
 
     def _end_turn(self, row: int, known: int, key: bytes | None) -> None:

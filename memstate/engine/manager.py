@@ -10,7 +10,7 @@ admit -> plan -> (your forward) -> settle | accept -> ... -> release | abort | r
 """
 
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memstate.checks import counts, is_count, require_salt, sequence
+from memstate.checks import counts, is_count, require_salt, sequence, whole
 from memstate.engine.admission import Fork
 from memstate.engine.chaos import Chaos, faults_of
 from memstate.engine.ending import Ending
@@ -35,7 +35,7 @@ from memstate.engine.settings import (
 from memstate.engine.sizing import require_fit
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.kernels.tables import REGISTERS_PER_ROW, StepRecord
 from memstate.prefix import Match, Prefix, PrefixCache
 from memstate.prefix.none import NoCache
 from memstate.prefix.sessions import Sessions
@@ -190,7 +190,7 @@ class StateManager(Recovery):
         self.pool = StatePool(self._allocator, self.planes, debug=debug)
         self._table = RequestTable(rows)
         self._registers = RegisterFile(self._allocator, rows, holders, pages.per_row)
-        self._commands = CommandBuffer(self._registers, self.pool.run_data)
+        self._commands = CommandBuffer(self._registers, self.pool.run_data, max_batch or rows)
         self._pages = PageTable(pages.count, pages.size, self._commands)
         self._mirror = Mirror(self._registers, self.tracking, overlap)
         self._snapshots = Snapshots(self._commands, self._pages, self._mirror)
@@ -489,6 +489,7 @@ class StateManager(Recovery):
         *,
         limit: int = NO_LIMIT,
         window: bool = False,
+        replay: Callable[[], object] | None = None,
     ) -> Step:
         """Decides which slots the next step reads, writes and snapshots.
 
@@ -508,6 +509,8 @@ class StateManager(Recovery):
             tokens: tokens of each row in this step: 1 in decode, the chunk in prefill, the drafted tokens of a window.
             limit: largest number of slots that this step can claim for snapshots.
             window: plan a speculative step.
+            replay: replays a CUDA graph that begins with `launch` and contains the forward. Then this call takes no
+                launch of its own, and the step is not open after it.
 
         Returns:
             The step, with three vectors of slots on the device: int32, axis `batch`.
@@ -522,7 +525,42 @@ class StateManager(Recovery):
         self._enter()
         if window and not self.forward.speculation:
             raise InvalidArgument("plan(window=True) needs a manager with forward=ms.Forward(speculation=True)")
-        return self._stepping.plan(rows, tokens, _limit(limit), window, self._cache)
+        if replay is not None and not callable(replay):
+            raise InvalidArgument(f"replay={replay!r}: expected a function, such as graph.replay")
+        return self._stepping.plan(rows, tokens, _limit(limit), window, self._cache, replay)
+
+    def launch(self, batch: int, *, window: bool = False) -> StepRecord:
+        """Launches all that comes before the forward of a step, for a CUDA graph that is replayed step by step.
+
+        Call it at the beginning of the capture, then run the forward on the vectors that it returns. Each
+        `plan(rows, replay=graph.replay)` with a batch of this size then takes at most one upload, and the graph. Before
+        you capture, call `warm_up` and run the forward once. A function that calls `launch` and the forward can also
+        be the `replay` itself; then each launch is made one by one.
+
+        Args:
+            batch: entries of the batch.
+            window: whether the steps are speculative.
+
+        Returns:
+            The vectors that all steps of this batch size have, each int32 `batch`.
+
+        Raises:
+            InvalidArgument: no graph is captured, and no plan replays; the batch is too large, or it is not the batch
+                of the plan that replays; or `window` without speculation.
+            Asleep: the states are not in memory.
+
+        Syncs: no.
+        """
+        self._require_thread()
+        if window and not self.forward.speculation:
+            raise InvalidArgument("launch(window=True) needs a manager with forward=ms.Forward(speculation=True)")
+        self._stepping.require_launch(whole("batch", batch), window)
+        if self._stepping.replaying is None and not self._allocator.stream.capturing:
+            raise InvalidArgument(
+                "launch() outside of a graph capture would run the last step again: call it while you capture a CUDA "
+                "graph, or in the replay of a plan"
+            )
+        return self._stepping.launch(batch, window)
 
     def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None = None) -> None:
         """Tells the manager that the results of a step are known, and which rows of the step have ended.

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memstate.engine.manager import NO_LIMIT, StateManager
+from memstate.engine.manager import StateManager
 from memstate.kernels.tables import HEADER_INTS, Strategy
 
 
@@ -37,14 +37,15 @@ def warm_up(mem: StateManager) -> int:
     before = mem.backend.counts.total_launches
     header = np.zeros(HEADER_INTS, np.int32)
     header[HEADER_INTS // 2 :] = HEADER_INTS
-    packet = mem._commands.ring.send(header)
-    mem._registers.ownership(packet)
-    mem.pool.run_data(mem._registers.table.slots, packet, copied=0, zeroed=0)
+    mem._log.forget()  # the next plan uploads its batch again
+    mem._commands.ring.send(header, mem._commands.step)
+    mem._commands.step[HEADER_INTS:] = 0
+    mem._commands.capture_changes()
     batch = mem._log.max_batch
-    _plan_and_settle(mem, batch)
+    _plan(mem, batch)
     while batch > 1:  # a batch is compiled for the next power of two
         batch = (batch + 1) // 2
-        _plan_and_settle(mem, batch)
+        _plan(mem, batch)
     nothing = torch.zeros(1, dtype=torch.int32, device=mem.backend.device)
     mem._registers.resolve(nothing)
     mem._registers.owners()
@@ -54,17 +55,14 @@ def warm_up(mem: StateManager) -> int:
     return mem.backend.counts.total_launches - before
 
 
-def _plan_and_settle(mem: StateManager, batch: int) -> None:
-    rows = torch.zeros(batch, dtype=torch.int32, device=mem.backend.device)
-    record = mem._log.next_record(batch)  # the next plan overwrites it
-    rules = mem._mirror.rules
-    mem._registers.plan(rows, rows, record, rules, NO_LIMIT)
+def _plan(mem: StateManager, batch: int) -> None:
+    """Plans, and accepts, null rows."""
+    record = mem._log.record(batch)  # the next plan overwrites it
+    packet, rules = mem._commands.step, mem._mirror.rules
+    mem._registers.plan(packet, record, rules)
     if mem.forward.speculation:
-        mem._registers.plan(rows, rows, record, rules._replace(strategy=Strategy.WINDOW), NO_LIMIT)
-        mem._registers.accept(rows, record, mem._log.outcome(batch), rules, NO_LIMIT)
-    if mem.tracking.releases_at_settle:
-        mem._registers.settle(record, None)
-        mem._registers.settle(record, rows)
+        mem._registers.plan(packet, record, rules._replace(strategy=Strategy.WINDOW))
+        mem._registers.accept(packet, record, mem._log.outcome(batch), rules)
 
 
 def _scatter(mem: StateManager, nothing: Tensor) -> None:

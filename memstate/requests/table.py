@@ -27,6 +27,7 @@ class RequestTable:
         unsettled: planned steps whose results are not known, `row`.
         confirmed: length up to which the row is known to be real, `row`.
         ids: the request of each row.
+        version: counts the changes of which rows run; while it stays, checked handles stay valid.
 
     Raises:
         InvalidArgument: rows is less than 1.
@@ -38,6 +39,7 @@ class RequestTable:
         self.rows = rows
         self.generation = np.full(rows + 1, first_generation(), np.int32)
         self.used = np.zeros(rows + 1, bool)
+        self.version = 0
         self.reset()
 
     def reset(self, how: str = "") -> None:
@@ -46,6 +48,7 @@ class RequestTable:
         Args:
             how: what ended the requests, for the errors of stale handles; "" if nothing is known of requests.
         """
+        self.version += 1
         ended = np.flatnonzero(self.used).tolist() if how else ()
         self._ended: dict[int, tuple[int, str]] = {  # by row: the last generation that ended, and how
             row: (int(self.generation[row]), f"request {self.ids[row]!r} was {how}") for row in ended
@@ -78,6 +81,7 @@ class RequestTable:
         """
         if len(ids) > self.free:
             raise OutOfRows(len(ids), self.free, self.rows)
+        self.version += 1
         rows = [heapq.heappop(self._free) for _ in ids]
         self.used[rows] = True
         self.finished[rows] = False
@@ -94,6 +98,7 @@ class RequestTable:
             rows: `row`.
             how: what ended them, for the errors of stale handles.
         """
+        self.version += 1
         for row, generation in zip(rows.tolist(), self.generation[rows].tolist(), strict=True):
             self._ended[row] = generation, f"request {self.ids[row]!r} was {how}"
         self.used[rows] = False
@@ -101,6 +106,11 @@ class RequestTable:
         for row in rows.tolist():
             self.ids[row] = None
             heapq.heappush(self._free, row)
+
+    def finish(self, rows: Longs) -> None:
+        """Notes that a settled step finished rows; from now on they are padding in a batch."""
+        self.version += 1
+        self.finished[rows] = True
 
     def handle(self, row: int) -> Row:
         """Returns the handle to a row in use."""

@@ -32,18 +32,19 @@ class UploadRing:
         self._sent: list[torch.cuda.Event | None] = [None] * RING
         self._device = torch.empty(ints, dtype=torch.int32, device=device)
 
-    def send(self, packet: NDArray[np.int32]) -> Tensor:
-        """Copies a packet to the device asynchronously; the tensor is valid until the next `send`.
+    def send(self, packet: NDArray[np.int32], to: Tensor | None = None) -> Tensor:
+        """Copies a packet to the device asynchronously.
 
         Args:
             packet: int32 array, axis `n`.
+            to: int32 tensor for the packet, as long or longer. None: the ring's own, valid until the next `send`.
 
         Returns:
             The packet on the device: int32 tensor, axis `n`.
 
         Syncs: only if the ring is full; `waits` counts this.
         """
-        if packet.size > self._device.numel():
+        if packet.size > self._host[0].numel():
             if self._backend.device.type == "cuda":  # launches of this stream may still read it
                 self._device.record_stream(torch.cuda.current_stream(self._backend.device))
             self._grow(2 * packet.size)
@@ -55,7 +56,7 @@ class UploadRing:
             self._backend.counts.syncs += 1
         buffer = self._host[turn][: packet.size]
         buffer.numpy()[:] = packet
-        target = self._device[: packet.size]
+        target = (self._device if to is None else to)[: packet.size]
         target.copy_(buffer, non_blocking=True)
         if self._backend.device.type == "cuda":
             self._sent[turn] = mark(self._backend.device)

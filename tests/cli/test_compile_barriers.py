@@ -27,7 +27,7 @@ CALLS = {"ld": "load", "st": "store", "atom": "atomic", "red": "atomic"}  # in t
 # What a launch reads and writes. Counters are one thread's; owners of an audit are counted by atomics between barriers.
 SHARED = ("slots_ptr", "labels_ptr", "tracked_ptr", "source_ptr", "bitmap_ptr")
 EXCEPTED = {"ownership": {"labels_ptr"}}  # a copied label is that of another register, which is not stored to
-ONE_PROGRAM = ("claim", "release", "ownership", "plan", "settle", "accept")
+ONE_PROGRAM = ("claim", "release", "ownership", "plan", "accept")
 
 
 def steps(case: CompileCase, target: str) -> list[tuple[str, list[str]]]:
@@ -95,7 +95,7 @@ def test_a_barrier_stands_between_loads_and_the_first_store(compiled: dict[str, 
     both = {"slots_ptr", "labels_ptr"}
     assert changed == {  # all of it is seen
         "claim": {"bitmap_ptr"}, "release": {"bitmap_ptr"}, "ownership": both | {"bitmap_ptr"},
-        "plan": set(SHARED), "settle": both | {"bitmap_ptr"}, "accept": set(SHARED),
+        "plan": set(SHARED), "accept": set(SHARED),
     }  # fmt: skip
 
 

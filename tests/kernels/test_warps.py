@@ -34,7 +34,7 @@ if not triton.knobs.runtime.interpret:
 BATCHES = (*range(130), *(2**k + near for k in range(8, 13) for near in (-1, 0, 1)))
 CAPACITIES = (1, 1000, 2000, 5000, 100_000)  # bitmaps of one word, of as many as a block, of more than a chunk
 KERNELS = Path(bitmap.__file__).parent
-ONE_PROGRAM = {"_claim", "_release", "_ownership", "_audit", "_plan", "_settle", "_accept"}
+ONE_PROGRAM = {"_claim", "_release", "_ownership", "_audit", "_plan", "_accept"}
 
 
 @pytest.fixture
@@ -57,14 +57,13 @@ def launch_all() -> None:
         registers.ownership(file, ints(HEADER_INTS))
         registers.audit(file, ints(capacity + 1))
     for batch, capacity in product(BATCHES, CAPACITIES):
-        file, rows = op_launches.registers(capacity), ints(batch)
+        file, rows, packet = op_launches.registers(capacity), ints(batch), op_launches.packet(batch, 2)
         record = StepRecord(*(ints(batch) for _ in StepRecord._fields))
         rules = Rules(Strategy.LAZY, 2, 4, True)
         bitmap.claim(file.bitmap, batch, file.counters)
         bitmap.release(file.bitmap, rows, capacity, file.counters)
-        tracking.plan(file, rows, rows.clone(), record, rules, 1)
-        tracking.settle(file, record, None)
-        speculation.accept(file, rows, record, Accepted(ints(batch), ints(batch)), rules, 1)
+        tracking.plan(file, packet, record, rules)
+        speculation.accept(file, packet, record, Accepted(ints(batch), ints(batch)), rules)
 
 
 def test_no_launch_has_more_warps_than_lanes(launched: list[tuple[str, dict[str, Any]]]) -> None:

@@ -42,7 +42,7 @@ MOVERS = {
 # Barriers that stand in the source: one phase reads what another wrote, or stores what warps decide by. Every other
 # kernel has none; nor does gfx942 need them where the program is one warp.
 SOURCE_BARRIERS = {
-    "ownership": 8, "claim": 2, "audit": 2, "settle": 2,
+    "ownership": 8, "claim": 2, "audit": 2,
     **{f"{op}[{how}]": 2 for op in ("plan", "accept") for how in ("ping-pong", "lazy", "redirect")},
     "plan[none]": 1, "accept[none]": 1,
 }  # fmt: skip

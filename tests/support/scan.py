@@ -112,10 +112,7 @@ def row_problems(mem: StateManager) -> list[str]:
         for row in range(table.rows + 1):
             if device[row] != host[row] or (device[row] != 0 and not table.used[row]):
                 problems.append(f"{name} of row {row}: {device[row]}, {host[row]} on the host, used={table.used[row]}")
-    generation = file.table.generation.tolist()
     for row in range(1, table.rows + 1):
-        if table.used[row] and generation[row] != table.generation[row]:
-            problems.append(f"row {row}: generation {generation[row]}, {table.generation[row]} on the host")
         if not table.used[row] and file.held[3 * row : 3 * row + 3].any():
             problems.append(f"row {row} is not in use and holds a slot")
     if table.used[0]:

@@ -132,11 +132,15 @@ class Lower:
 
     def forward(self, rows: Sequence[tuple[Row, int, int]]) -> None:
         """Waits for what it reads, layer by layer. rows: (row, tokens before, tokens of the step) each."""
+        self.wait()
+        if self.kv:
+            self.kv.forward(rows)
+
+    def wait(self) -> None:
+        """Makes the stream wait for all layers, as before a graph is replayed."""
         for layer in range(self.settings.layers):
             self.real.wait_layer("state", layer)
             self.real.wait_layer("kv", layer)
-        if self.kv:
-            self.kv.forward(rows)
 
     # The comparison
 

@@ -15,8 +15,17 @@ from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_accept
 from memstate.kernels.levels import bitmap_words
 from memstate.kernels.tables import Accepted, Registers, Rules, StepRecord, Strategy
-from memstate.kernels.tracking import SIZES, batch_columns, claim_needed, known_row, shape, take_lane
-from memstate.kernels.warps import all_loaded, warps_for
+from memstate.kernels.tracking import (
+    SIZES,
+    batch_columns,
+    claim_counts,
+    claim_needed,
+    known_row,
+    row_columns,
+    shape,
+    take_lane,
+)
+from memstate.kernels.warps import ALONE, all_loaded, alone, warps_for
 
 NONE = tl.constexpr(int(Strategy.NONE))
 PING_PONG = tl.constexpr(int(Strategy.PING_PONG))
@@ -37,13 +46,13 @@ def _accept(
     row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
     given = tl.load(given_ptr + index, mask=inside, other=0)
     accepted = tl.minimum(given, tl.load(tokens_ptr + index, mask=inside, other=0))
+    free, reserve, claimed, refused = claim_counts(counters_ptr)
     live = row * 3
-    live_slot = tl.load(slots_ptr + live, mask=row > 0, other=0)
-    source = tl.load(source_ptr + row, mask=row > 0, other=0)
-    snapshot_at = tl.load(snapshot_at_ptr + row, mask=row > 0, other=0)
-    slot_a = tl.load(slots_ptr + live + 1, mask=row > 0, other=0)
+    live_slot, live_label, source, snapshot_at, tracked, slot_a, slot_b, label_a, label_b = row_columns(
+        row, slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, STRATEGY == REDIRECT, LANES
+    )
     real = (live_slot > 0) & (accepted > 0)
-    length = tl.load(labels_ptr + tl.where(source > 0, source, live), mask=row > 0, other=0)
+    length = tl.where(source > 0, tl.load(labels_ptr + source, mask=source > 0, other=0), live_label)
     after = length + accepted
     write = live_slot
     snapshot = row * 0
@@ -57,11 +66,13 @@ def _accept(
     crossing = real & (mark > length)
 
     if STRATEGY == REDIRECT:
-        tracked = tl.load(tracked_ptr + row, mask=row > 0, other=0)
         due = real & ((length % every == 0) | (length == snapshot_at)) & (length > tracked) & (source == 0)
         turning = due & (crossing == 0)  # the slot that was read is the snapshot, as in a step of one token
-        claimed = claim_needed((crossing | turning) & (slot_a == 0), bitmap_ptr, counters_ptr, words, limit, CHUNK)
-        fresh = tl.where(slot_a > 0, slot_a, claimed)
+        fresh = claim_needed(
+            (crossing | turning) & (slot_a == 0), bitmap_ptr, counters_ptr, words,
+            free, reserve, claimed, refused, limit, CHUNK,
+        )  # fmt: skip
+        fresh = tl.where(slot_a > 0, slot_a, fresh)
         keep = crossing & (fresh > 0)
         turn = turning & (fresh > 0)
         tl.store(slots_ptr + live + 1, tl.where(turn, live_slot, fresh), mask=keep | turn)
@@ -73,8 +84,8 @@ def _accept(
 
     if (STRATEGY == PING_PONG) | (STRATEGY == LAZY):
         snapshot = take_lane(
-            crossing, row > 0, live, mark, slot_a, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, limit,
-            LANES, IN_PLACE, CHUNK,
+            crossing, live, mark, slot_a, slot_b, label_a, label_b, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr,
+            words, free, reserve, claimed, refused, limit, IN_PLACE, CHUNK,
         )  # fmt: skip
 
     if STRATEGY == NONE:
@@ -98,7 +109,7 @@ def accept(registers: Registers, packet: Tensor, record: StepRecord, outcome: Ac
         registers.slots, registers.labels, registers.tracked, registers.snapshot_at, registers.source,
         registers.bitmap, registers.counters, batch, registers.source.numel(), words,
         rules.every, STRATEGY=int(rules.strategy), LANES=rules.lanes, IN_PLACE=rules.in_place,
-        BLOCK=block, CHUNK=chunk_words(warps), num_warps=warps,
+        BLOCK=block, CHUNK=chunk_words(warps), num_warps=warps, **alone(),
     )  # fmt: skip
 
 
@@ -117,7 +128,7 @@ def compile_cases() -> list[CompileCase]:
                 "STRATEGY": code, "LANES": lanes, "IN_PLACE": in_place,
                 "BLOCK": block, "CHUNK": chunk_words(warps_for(block)),
             },
-            pointers, warps_for(block), (),
+            pointers, warps_for(block), (), ALONE,
         )
         for name, (code, lanes, in_place) in variants.items()
         for block in SIZES[name]

@@ -14,7 +14,6 @@ from memstate.kernels.bitmap import (
     BIG,
     CLAIMED,
     FREE,
-    bump,
     chunk_words,
     sized,
     take_lowest,
@@ -23,7 +22,7 @@ from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_plan
 from memstate.kernels.levels import bitmap_words
 from memstate.kernels.tables import HEADER_INTS, LIMIT_CELL, Count, Registers, Rules, Section, StepRecord, Strategy
-from memstate.kernels.warps import all_loaded, warps_for
+from memstate.kernels.warps import ALONE, all_loaded, alone, warps_for
 
 RESERVE = tl.constexpr(int(Count.RESERVE))
 DEGRADED = tl.constexpr(int(Count.DEGRADED))
@@ -51,55 +50,89 @@ def batch_columns(packet_ptr, batch):
 
 
 @triton.jit
-def claim_needed(need, bitmap_ptr, counters_ptr, words, limit, CHUNK: tl.constexpr):
+def claim_counts(counters_ptr):
+    """What a claim reads of the counters: free slots, the reserve, slots claimed so far, and claims refused so far.
+
+    Loaded first, because nothing has to be known for it.
+    """
+    free = tl.load(counters_ptr + FREE)
+    reserve = tl.load(counters_ptr + RESERVE)
+    return free, reserve, tl.load(counters_ptr + CLAIMED), tl.load(counters_ptr + DEGRADED)
+
+
+@triton.jit
+def row_columns(
+    row, slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, TRACKED: tl.constexpr, LANES: tl.constexpr
+):
+    """What a step reads of its rows, each load as soon as the row is known: none of them waits for another.
+
+    Returns (live slot, its label, source, snapshot_at, tracked, slots of both lanes, labels of both lanes). Columns
+    that the strategy does not read are 0; without a second lane the first stands for it.
+    """
+    known = row > 0
+    live = row * 3
+    live_slot = tl.load(slots_ptr + live, mask=known, other=0)
+    live_label = tl.load(labels_ptr + live, mask=known, other=0)
+    source = tl.load(source_ptr + row, mask=known, other=0)
+    snapshot_at = tl.load(snapshot_at_ptr + row, mask=known, other=0)
+    slot_a = tl.load(slots_ptr + live + 1, mask=known, other=0)
+    tracked = row * 0
+    if TRACKED:
+        tracked = tl.load(tracked_ptr + row, mask=known, other=0)
+    label_a = row * 0
+    if LANES > 0:
+        label_a = tl.load(labels_ptr + live + 1, mask=known, other=0)
+    slot_b = slot_a
+    label_b = label_a
+    if LANES == 2:
+        slot_b = tl.load(slots_ptr + live + 2, mask=known, other=0)
+        label_b = tl.load(labels_ptr + live + 2, mask=known, other=0)
+    return live_slot, live_label, source, snapshot_at, tracked, slot_a, slot_b, label_a, label_b
+
+
+@triton.jit
+def claim_needed(need, bitmap_ptr, counters_ptr, words, free, reserve, claimed, refused, limit, CHUNK: tl.constexpr):
     """One free slot for each lane in need, in batch order up to the budget; 0 for the rest, which are counted.
 
     Holds the barrier between all that its caller has loaded and all that its caller stores.
     """
     wanted = need.to(tl.int32)
     total = tl.sum(wanted, 0)
-    budget = tl.load(counters_ptr + FREE) - tl.load(counters_ptr + RESERVE)
     all_loaded()  # or a late warp finds rows labelled and slots spent, and claims for others
-    granted = tl.maximum(tl.minimum(tl.minimum(budget, limit), total), 0)
+    granted = tl.maximum(tl.minimum(tl.minimum(free - reserve, limit), total), 0)
     rank = tl.where(need, tl.cumsum(wanted, 0) - wanted, BIG)
     slot, taken = take_lowest(bitmap_ptr, words, granted, rank, CHUNK)
-    bump(counters_ptr, FREE, -taken)
-    bump(counters_ptr, CLAIMED, taken)
-    bump(counters_ptr, DEGRADED, total - taken)
+    tl.store(counters_ptr + FREE, free - taken)
+    tl.store(counters_ptr + CLAIMED, claimed + taken)
+    tl.store(counters_ptr + DEGRADED, refused + total - taken)
     return slot
 
 
 @triton.jit
 def take_lane(
-    due, real, live, label, slot_a, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, limit,
-    LANES: tl.constexpr, IN_PLACE: tl.constexpr, CHUNK: tl.constexpr,
+    due, live, label, slot_a, slot_b, label_a, label_b, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words,
+    free, reserve, claimed, refused, limit, IN_PLACE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The slot of the lane that takes the snapshot of each row that is due, 0 for none.
 
     The lane's register is filled and labelled.
     """
-    lane_a = live + 1
-    lane_b = live + 2
-    label_a = tl.load(labels_ptr + lane_a, mask=real, other=0)
-    if LANES == 2:
-        slot_b = tl.load(slots_ptr + lane_b, mask=real, other=0)
-        label_b = tl.load(labels_ptr + lane_b, mask=real, other=0)
-    else:
-        slot_b = slot_a
-        label_b = label_a
     idle_a = (slot_a > 0) & (label_a == 0)
     idle_b = (slot_b > 0) & (label_b == 0)
     empty = (slot_a == 0) | (slot_b == 0)
-    claimed = claim_needed(due & empty & ((idle_a | idle_b) == 0), bitmap_ptr, counters_ptr, words, limit, CHUNK)
+    fresh = claim_needed(
+        due & empty & ((idle_a | idle_b) == 0), bitmap_ptr, counters_ptr, words,
+        free, reserve, claimed, refused, limit, CHUNK,
+    )  # fmt: skip
     full = (empty == 0) & ((idle_a | idle_b) == 0)
     first = tl.where(idle_a | idle_b, idle_a, tl.where(full, label_a <= label_b, slot_a == 0))
     if IN_PLACE:  # the claim was refused and one lane is held: overwrite that one
-        alone = empty & ((slot_a > 0) | (slot_b > 0)) & (claimed == 0) & ((idle_a | idle_b) == 0)
-        first = tl.where(alone, slot_a > 0, first)
+        only = empty & ((slot_a > 0) | (slot_b > 0)) & (fresh == 0) & ((idle_a | idle_b) == 0)
+        first = tl.where(only, slot_a > 0, first)
     held = tl.where(first, slot_a, slot_b)
-    chosen = tl.where(held > 0, held, claimed)
+    chosen = tl.where(held > 0, held, fresh)
     take = due & (chosen > 0)
-    lane = tl.where(first, lane_a, lane_b)
+    lane = tl.where(first, live + 1, live + 2)
     tl.store(slots_ptr + lane, chosen, mask=take)
     tl.store(labels_ptr + lane, label, mask=take)
     return tl.where(take, chosen, 0)
@@ -117,28 +150,27 @@ def _plan(
     rows_ptr, tokens_ptr, limit = batch_columns(packet_ptr, batch)
     row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
     tokens = tl.load(tokens_ptr + index, mask=inside, other=0)
+    free, reserve, claimed, refused = claim_counts(counters_ptr)
     live = row * 3
-    lane_a = live + 1
-    live_slot = tl.load(slots_ptr + live, mask=row > 0, other=0)
-    source = tl.load(source_ptr + row, mask=row > 0, other=0)
-    snapshot_at = tl.load(snapshot_at_ptr + row, mask=row > 0, other=0)
-    slot_a = tl.load(slots_ptr + lane_a, mask=row > 0, other=0)
+    live_slot, live_label, source, snapshot_at, tracked, slot_a, slot_b, label_a, label_b = row_columns(
+        row, slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, STRATEGY == REDIRECT, LANES
+    )
     real = (live_slot > 0) & (tokens > 0)  # padding, a row without a state, nothing to do: a null row
-    origin = tl.where(source > 0, source, live)
-    length = tl.load(labels_ptr + origin, mask=row > 0, other=0)
-    read = tl.load(slots_ptr + origin, mask=row > 0, other=0)
+    length = tl.where(source > 0, tl.load(labels_ptr + source, mask=source > 0, other=0), live_label)
+    read = tl.where(source > 0, tl.load(slots_ptr + source, mask=source > 0, other=0), live_slot)
     after = length + tokens
     write = live_slot
     snapshot = row * 0
 
     if STRATEGY == REDIRECT:
-        tracked = tl.load(tracked_ptr + row, mask=row > 0, other=0)
         due = real & ((length % every == 0) | (length == snapshot_at)) & (length > tracked) & (source == 0)
-        claimed = claim_needed(due & (slot_a == 0), bitmap_ptr, counters_ptr, words, limit, CHUNK)
-        fresh = tl.where(slot_a > 0, slot_a, claimed)  # rotate: the superseded snapshot's slot is written next
+        fresh = claim_needed(
+            due & (slot_a == 0), bitmap_ptr, counters_ptr, words, free, reserve, claimed, refused, limit, CHUNK
+        )
+        fresh = tl.where(slot_a > 0, slot_a, fresh)  # rotate: the superseded snapshot's slot is written next
         turn = due & (fresh > 0)
-        tl.store(slots_ptr + lane_a, live_slot, mask=turn)
-        tl.store(labels_ptr + lane_a, length, mask=turn)
+        tl.store(slots_ptr + live + 1, live_slot, mask=turn)
+        tl.store(labels_ptr + live + 1, length, mask=turn)
         tl.store(slots_ptr + live, fresh, mask=turn)
         tl.store(tracked_ptr + row, length, mask=turn)
         write = tl.where(turn, fresh, live_slot)
@@ -146,8 +178,8 @@ def _plan(
     if (STRATEGY == PING_PONG) | (STRATEGY == LAZY):
         due = real & ((after % every == 0) | (after == snapshot_at))
         snapshot = take_lane(
-            due, row > 0, live, after, slot_a, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, limit,
-            LANES, IN_PLACE, CHUNK,
+            due, live, after, slot_a, slot_b, label_a, label_b, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words,
+            free, reserve, claimed, refused, limit, IN_PLACE, CHUNK,
         )  # fmt: skip
 
     if STRATEGY == NONE:
@@ -180,7 +212,7 @@ def plan(registers: Registers, packet: Tensor, record: StepRecord, rules: Rules)
         packet, registers.slots, registers.labels, registers.tracked, registers.snapshot_at, registers.source,
         registers.bitmap, registers.counters, *record, batch, registers.source.numel(), words, rules.every,
         STRATEGY=int(rules.strategy), LANES=rules.lanes, IN_PLACE=rules.in_place,
-        BLOCK=block, CHUNK=chunk_words(warps), num_warps=warps,
+        BLOCK=block, CHUNK=chunk_words(warps), num_warps=warps, **alone(),
     )  # fmt: skip
 
 
@@ -206,7 +238,7 @@ def compile_cases() -> list[CompileCase]:
                 "STRATEGY": code, "LANES": lanes, "IN_PLACE": in_place,
                 "BLOCK": block, "CHUNK": chunk_words(warps_for(block)),
             },
-            pointers, warps_for(block), (),
+            pointers, warps_for(block), (), ALONE,
         )
         for name, (code, lanes, in_place) in variants.items()
         for block in SIZES[name]

@@ -91,51 +91,60 @@ def row_columns(
 
 
 @triton.jit
-def claim_needed(need, bitmap_ptr, counters_ptr, words, free, reserve, claimed, refused, limit, CHUNK: tl.constexpr):
-    """One free slot for each lane in need, in batch order up to the budget; 0 for the rest, which are counted.
+def claim_needed(need, bitmap_ptr, words, budget, CHUNK: tl.constexpr):
+    """One free slot for each lane in need, in batch order up to the budget; 0 for the rest.
 
     Holds the barrier between all that its caller has loaded and all that its caller stores.
+
+    Returns (slots, claims granted, claims refused).
     """
     wanted = need.to(tl.int32)
     total = tl.sum(wanted, 0)
     all_loaded()  # or a late warp finds rows labelled and slots spent, and claims for others
-    granted = tl.maximum(tl.minimum(tl.minimum(free - reserve, limit), total), 0)
+    granted = tl.maximum(tl.minimum(budget, total), 0)
     rank = tl.where(need, tl.cumsum(wanted, 0) - wanted, BIG)
     slot, taken = take_lowest(bitmap_ptr, words, granted, rank, CHUNK)
-    tl.store(counters_ptr + FREE, free - taken)
-    tl.store(counters_ptr + CLAIMED, claimed + taken)
-    tl.store(counters_ptr + DEGRADED, refused + total - taken)
-    return slot
+    return slot, taken, total - taken
 
 
 @triton.jit
 def take_lane(
-    due, live, label, slot_a, slot_b, label_a, label_b, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words,
-    free, reserve, claimed, refused, limit, IN_PLACE: tl.constexpr, CHUNK: tl.constexpr,
+    due, live, label, slot_a, slot_b, label_a, label_b, slots_ptr, labels_ptr, bitmap_ptr, words, budget,
+    IN_PLACE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The slot of the lane that takes the snapshot of each row that is due, 0 for none.
 
-    The lane's register is filled and labelled.
+    The lane's register is filled and labelled. What is decided before the claim is kept as numbers, not as masks, of
+    which AMD's wide warps have few.
+
+    Returns (slots, claims granted, claims refused).
     """
     idle_a = (slot_a > 0) & (label_a == 0)
-    idle_b = (slot_b > 0) & (label_b == 0)
+    idle = idle_a | ((slot_b > 0) & (label_b == 0))
     empty = (slot_a == 0) | (slot_b == 0)
-    fresh = claim_needed(
-        due & empty & ((idle_a | idle_b) == 0), bitmap_ptr, counters_ptr, words,
-        free, reserve, claimed, refused, limit, CHUNK,
-    )  # fmt: skip
-    full = (empty == 0) & ((idle_a | idle_b) == 0)
-    first = tl.where(idle_a | idle_b, idle_a, tl.where(full, label_a <= label_b, slot_a == 0))
-    if IN_PLACE:  # the claim was refused and one lane is held: overwrite that one
-        only = empty & ((slot_a > 0) | (slot_b > 0)) & (fresh == 0) & ((idle_a | idle_b) == 0)
-        first = tl.where(only, slot_a > 0, first)
-    held = tl.where(first, slot_a, slot_b)
-    chosen = tl.where(held > 0, held, fresh)
-    take = due & (chosen > 0)
+    need = due & empty & (idle == 0)
+    first = tl.where(idle, idle_a, tl.where(empty, slot_a == 0, label_a <= label_b))
     lane = tl.where(first, live + 1, live + 2)
-    tl.store(slots_ptr + lane, chosen, mask=take)
-    tl.store(labels_ptr + lane, label, mask=take)
-    return tl.where(take, chosen, 0)
+    held = tl.where(due, tl.where(first, slot_a, slot_b), 0)
+    spare = held * 0
+    if IN_PLACE:  # if the claim is refused and one lane is held: overwrite that one
+        spare = tl.where(need, tl.maximum(slot_a, slot_b), 0)
+    claimed, granted, refused = claim_needed(need, bitmap_ptr, words, budget, CHUNK)
+    chosen = tl.where(held > 0, held, claimed)
+    if IN_PLACE:
+        lane = tl.where(chosen > 0, lane, 2 * live + 3 - lane)
+        chosen = tl.where(chosen > 0, chosen, spare)
+    tl.store(slots_ptr + lane, chosen, mask=chosen > 0)
+    tl.store(labels_ptr + lane, label, mask=chosen > 0)
+    return chosen, granted, refused
+
+
+@triton.jit
+def book_claims(counters_ptr, free, claimed, degraded):
+    """Stores the counters that claims have changed; they were loaded before."""
+    tl.store(counters_ptr + FREE, free)
+    tl.store(counters_ptr + CLAIMED, claimed)
+    tl.store(counters_ptr + DEGRADED, degraded)
 
 
 @triton.jit(do_not_specialize=["batch", "table_rows", "words", "every"])
@@ -145,60 +154,72 @@ def _plan(
     batch, table_rows, words, every,
     STRATEGY: tl.constexpr, LANES: tl.constexpr, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    index = tl.arange(0, BLOCK)
-    inside = index < batch
     rows_ptr, tokens_ptr, limit = batch_columns(packet_ptr, batch)
-    row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
-    tokens = tl.load(tokens_ptr + index, mask=inside, other=0)
-    free, reserve, claimed, refused = claim_counts(counters_ptr)
-    live = row * 3
-    live_slot, live_label, source, snapshot_at, tracked, slot_a, slot_b, label_a, label_b = row_columns(
-        row, slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, STRATEGY == REDIRECT, LANES
-    )
-    real = (live_slot > 0) & (tokens > 0)  # padding, a row without a state, nothing to do: a null row
-    length = tl.where(source > 0, tl.load(labels_ptr + source, mask=source > 0, other=0), live_label)
-    read = tl.where(source > 0, tl.load(slots_ptr + source, mask=source > 0, other=0), live_slot)
-    after = length + tokens
-    write = live_slot
-    snapshot = row * 0
-
-    if STRATEGY == REDIRECT:
-        due = real & ((length % every == 0) | (length == snapshot_at)) & (length > tracked) & (source == 0)
-        fresh = claim_needed(
-            due & (slot_a == 0), bitmap_ptr, counters_ptr, words, free, reserve, claimed, refused, limit, CHUNK
+    free, reserve, claimed, degraded = claim_counts(counters_ptr)
+    for start in tl.range(0, batch, BLOCK, disable_licm=True):  # else AMD's compiler keeps too much of the next one
+        index = start + tl.arange(0, BLOCK)
+        inside = index < batch
+        row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
+        tokens = tl.load(tokens_ptr + index, mask=inside, other=0)
+        live_slot, live_label, source, snapshot_at, tracked, slot_a, slot_b, label_a, label_b = row_columns(
+            row, slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, STRATEGY == REDIRECT, LANES
         )
-        fresh = tl.where(slot_a > 0, slot_a, fresh)  # rotate: the superseded snapshot's slot is written next
-        turn = due & (fresh > 0)
-        tl.store(slots_ptr + live + 1, live_slot, mask=turn)
-        tl.store(labels_ptr + live + 1, length, mask=turn)
-        tl.store(slots_ptr + live, fresh, mask=turn)
-        tl.store(tracked_ptr + row, length, mask=turn)
-        write = tl.where(turn, fresh, live_slot)
+        length = tl.where(source > 0, tl.load(labels_ptr + source, mask=source > 0, other=0), live_label)
+        read = tl.where(source > 0, tl.load(slots_ptr + source, mask=source > 0, other=0), live_slot)
+        real = (live_slot > 0) & (tokens > 0)  # padding, a row without a state, nothing to do: a null row
+        row = tl.where(real, row, 0)
+        live = row * 3
+        after = length + tokens
+        write = live_slot
+        snapshot = row * 0
 
-    if (STRATEGY == PING_PONG) | (STRATEGY == LAZY):
-        due = real & ((after % every == 0) | (after == snapshot_at))
-        snapshot = take_lane(
-            due, live, after, slot_a, slot_b, label_a, label_b, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words,
-            free, reserve, claimed, refused, limit, IN_PLACE, CHUNK,
-        )  # fmt: skip
+        if STRATEGY == REDIRECT:
+            due = real & ((length % every == 0) | (length == snapshot_at)) & (length > tracked) & (source == 0)
+            held = tl.where(due, slot_a, 0)
+            fresh, granted, refused = claim_needed(
+                due & (slot_a == 0), bitmap_ptr, words, tl.minimum(free - reserve, limit), CHUNK
+            )
+            fresh = tl.where(held > 0, held, fresh)  # rotate: the superseded snapshot's slot is written next
+            turn = fresh > 0
+            tl.store(slots_ptr + live + 1, live_slot, mask=turn)
+            tl.store(labels_ptr + live + 1, length, mask=turn)
+            tl.store(slots_ptr + live, fresh, mask=turn)
+            tl.store(tracked_ptr + row, length, mask=turn)
+            write = tl.where(turn, fresh, live_slot)
 
-    if STRATEGY == NONE:
-        all_loaded()  # or a late warp takes the new label for the old one
-    if STRATEGY != WINDOW:
-        tl.store(labels_ptr + live, after, mask=real)
-        tl.store(source_ptr + row, 0, mask=real & (source > 0))
-    tl.store(out_rows_ptr + index, tl.where(real, row, 0), mask=inside)
-    tl.store(out_tokens_ptr + index, tl.where(real, tokens, 0), mask=inside)
-    tl.store(out_read_ptr + index, tl.where(real, read, 0), mask=inside)
-    tl.store(out_write_ptr + index, tl.where(real, write, 0), mask=inside)
-    tl.store(out_snapshot_ptr + index, tl.where(real, snapshot, 0), mask=inside)
+        if (STRATEGY == PING_PONG) | (STRATEGY == LAZY):
+            due = real & ((after % every == 0) | (after == snapshot_at))
+            snapshot, granted, refused = take_lane(
+                due, live, after, slot_a, slot_b, label_a, label_b, slots_ptr, labels_ptr, bitmap_ptr, words,
+                tl.minimum(free - reserve, limit), IN_PLACE, CHUNK,
+            )  # fmt: skip
+
+        if (STRATEGY == NONE) | (STRATEGY == WINDOW):
+            granted = limit * 0
+            refused = limit * 0
+        if STRATEGY == NONE:
+            all_loaded()  # or a late warp takes the new label for the old one
+        free -= granted
+        limit -= granted
+        claimed += granted
+        degraded += refused
+        if STRATEGY != WINDOW:
+            tl.store(labels_ptr + live, after, mask=row > 0)
+            tl.store(source_ptr + row, 0, mask=(row > 0) & (source > 0))
+        tl.store(out_rows_ptr + index, row, mask=inside)
+        tl.store(out_tokens_ptr + index, tl.where(row > 0, tokens, 0), mask=inside)
+        tl.store(out_read_ptr + index, tl.where(row > 0, read, 0), mask=inside)
+        tl.store(out_write_ptr + index, tl.where(row > 0, write, 0), mask=inside)
+        tl.store(out_snapshot_ptr + index, snapshot, mask=inside)
+    if (STRATEGY != NONE) & (STRATEGY != WINDOW):
+        book_claims(counters_ptr, free, claimed, degraded)
     section = tl.arange(0, 8)
     tl.store(packet_ptr + section, 0, mask=section < BATCH)  # its changes are made; the batch stays
 
 
 def shape(batch: int) -> tuple[int, int]:
-    """Lanes of the one program and its warps: two rows a thread up to 1024."""
-    block = max(32, triton.next_power_of_2(batch))
+    """Lanes of the one program and its warps: two rows a thread, up to 1024 at a time."""
+    block = min(1024, max(32, triton.next_power_of_2(batch)))
     return block, warps_for(block)
 
 

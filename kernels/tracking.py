@@ -159,8 +159,7 @@ def _plan(
     tl.store(out_read_ptr + index, tl.where(real, read, 0), mask=inside)
     tl.store(out_write_ptr + index, tl.where(real, write, 0), mask=inside)
     tl.store(out_snapshot_ptr + index, tl.where(real, snapshot, 0), mask=inside)
-    section = tl.arange(0, 8)
-    tl.store(packet_ptr + section, 0, mask=section < BATCH)  # its changes are made; the batch stays
+    tl.store(packet_ptr + index, 0, mask=index < BATCH)  # the changes are made; the batch stays
 
 
 def shape(batch: int) -> tuple[int, int]:

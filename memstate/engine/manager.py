@@ -523,8 +523,7 @@ class StateManager(Recovery):
         Syncs: no, unless it needs slots that `pool.release` freed by id.
         """
         self._enter()
-        if window and not self.forward.speculation:
-            raise InvalidArgument("plan(window=True) needs a manager with forward=ms.Forward(speculation=True)")
+        self._require_speculation("plan", window)
         if replay is not None and not callable(replay):
             raise InvalidArgument(f"replay={replay!r}: expected a function, such as graph.replay")
         return self._stepping.plan(rows, tokens, _limit(limit), window, self._cache, replay)
@@ -552,15 +551,12 @@ class StateManager(Recovery):
         Syncs: no.
         """
         self._require_thread()
+        self._require_speculation("launch", window)
+        return self._stepping.launch(whole("batch", batch), window)
+
+    def _require_speculation(self, call: str, window: bool) -> None:
         if window and not self.forward.speculation:
-            raise InvalidArgument("launch(window=True) needs a manager with forward=ms.Forward(speculation=True)")
-        self._stepping.require_launch(whole("batch", batch), window)
-        if self._stepping.replaying is None and not self._allocator.stream.capturing:
-            raise InvalidArgument(
-                "launch() outside of a graph capture would run the last step again: call it while you capture a CUDA "
-                "graph, or in the replay of a plan"
-            )
-        return self._stepping.launch(batch, window)
+            raise InvalidArgument(f"{call}(window=True) needs a manager with forward=ms.Forward(speculation=True)")
 
     def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None = None) -> None:
         """Tells the manager that the results of a step are known, and which rows of the step have ended.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.checks import INT32_MAX, counts, flags
-from memstate.errors import InvalidArgument
+from memstate.errors import Asleep, InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW, Rules, StepRecord, Strategy
 from memstate.prefix import PrefixCache
 from memstate.requests.boundaries import Boundaries
@@ -249,6 +249,7 @@ class Stepping:
             batch: entries of the batch.
             window: whether the step is speculative.
         """
+        self._require_launch(batch, window)
         record = self._log.record(batch)
         self._commands.capture_changes()
         self._file.plan(self._commands.step, record, self._rules(window))
@@ -256,15 +257,19 @@ class Stepping:
             self._planes.copy(record.write, record.read, planes=self._copied, due=0)
         return record
 
-    def require_launch(self, batch: int, window: bool) -> None:
-        """Requires a batch that can be launched here.
-
-        Raises:
-            InvalidArgument: the batch is too large, or not the one that is being replayed.
-        """
+    def _require_launch(self, batch: int, window: bool) -> None:
+        if self._planes.asleep:
+            raise Asleep()
         if not 1 <= batch <= self._log.max_batch:
             raise InvalidArgument(f"launch of a batch of {batch}: expected 1 to max_batch={self._log.max_batch}")
-        if self.replaying is not None and self.replaying != (batch, window):
+        if self.replaying is None:
+            self._guard.require_whole()
+            if not self._file.allocator.stream.capturing:
+                raise InvalidArgument(
+                    "launch() outside of a graph capture would run the last step again: call it while you capture a "
+                    "CUDA graph, or in the replay of a plan"
+                )
+        elif self.replaying != (batch, window):
             raise InvalidArgument(
                 f"launch(batch={batch}, window={window}) in the replay of a step with batch={self.replaying[0]}, "
                 f"window={self.replaying[1]}: launch the same, or replay the graph of that batch"

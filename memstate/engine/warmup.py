@@ -38,11 +38,12 @@ def warm_up(mem: StateManager) -> int:
     Syncs: no.
     """
     mem._enter()
-    if (step := mem._stepping.open) is not None:
-        raise InvalidArgument(
-            f"warm_up while step {step.serial} is open would overwrite its vectors: call it before the plan, or tell "
-            "submit(step) that the forward is launched"
-        )
+    for step in mem._log.unsettled:
+        if step.window or step is mem._stepping.open:
+            raise InvalidArgument(
+                f"warm_up while step {step.serial} is open would overwrite its vectors: call it before the plan, or "
+                + ("after the accept" if step.window else "tell submit(step) that the forward is launched")
+            )
     mem.submit()
     before = mem.backend.counts.total_launches
     header = np.zeros(HEADER_INTS, np.int32)

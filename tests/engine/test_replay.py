@@ -213,6 +213,10 @@ def test_launch_is_refused_where_it_would_run_a_step_again(backend: Backend) -> 
         mem.launch(2, window=True)
     with pytest.raises(ms.InvalidArgument, match="expected a function"):
         mem.plan(rows, replay=3)  # type: ignore[arg-type]
+    mem.sleep()
+    with pytest.raises(ms.Asleep):
+        mem.launch(2)
+    mem.wake()
     step = mem.plan(rows, replay=lambda: mem.launch(2))
     with pytest.raises(ms.InvalidArgument, match="its forward was launched"):
         mem.cancel(step)

@@ -138,3 +138,17 @@ def test_a_window_of_a_row_given_up_says_nothing_of_its_next_request(backend: Ba
     step = mem.plan([a, c])
     assert step.before.tolist() == [1, 0] and not mem.planes["ssm"][:, step.read[1].long()].any()
     assert mem._registers.table.labels[[3 * a.index, 3 * c.index]].tolist() == [2, 1]
+
+
+def test_a_batch_is_looked_up_again_once_a_row_has_ended(backend: Backend) -> None:
+    """A plan keeps what it has found out about its rows for the next plan of the same ones."""
+    mem = manager(backend, ms.NoTracking(4), 0)
+    a, b = rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    mem.settle(mem.plan(rows), [True, False])
+    step = mem.plan(rows)
+    assert step.rows.tolist() == [0, b.index]
+    mem.settle(step)
+    mem.abort([b])
+    with pytest.raises(ms.StaleHandle):
+        mem.plan(rows)
+    assert mem.length(a) == 1

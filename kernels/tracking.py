@@ -44,8 +44,9 @@ def known_row(row, table_rows):
 
 @triton.jit
 def batch_columns(packet_ptr, batch, table_rows):
-    """Both columns of a packet's batch, which begin behind its header, the limit of optional claims, and the table's
-    rows: 0 if the packet has a batch of another size, as where the graph of that size is replayed.
+    """Both columns of a packet's batch, which begin behind its header, its limit of optional claims, and the table's rows.
+
+    There are 0 rows if the packet has a batch of another size: the graph of that size should have been replayed.
     """
     first = packet_ptr + HEADER
     known = tl.where(tl.load(packet_ptr + BATCH) == batch, table_rows, 0)

@@ -53,9 +53,9 @@ def plan(registers: Registers, packet: Tensor, record: StepRecord, rules: Rules)
     Args:
         registers: the register file. Changed: registers, bitmap and counters.
         packet: int32, laid out as `memstate.kernels.tables.Section` says. Its batch has as many entries as a column of
-            the record, or is taken for padding: each row at most once; 0, negative and rows beyond the table are padding, and so is an entry
-            without tokens. Its limit is the number of optional claims, besides the budget (free slots less the
-            reserve). Changed: the counts of all sections but the batch become 0.
+            the record, or all of them are padding. Each row comes at most once; 0, negative rows and rows beyond the
+            table are padding, and so is an entry without tokens. Its limit is the number of optional claims, besides
+            the budget (free slots less the reserve). Changed: the counts of all sections but the batch become 0.
         record: int32 `batch` columns. Changed.
         rules: of the tracking strategy, or with `Strategy.WINDOW` those of a speculative step, which changes nothing
             yet.

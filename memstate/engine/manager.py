@@ -589,8 +589,8 @@ class StateManager(Recovery):
         If the accepted tokens cross boundaries, the state at the last of them becomes a snapshot, if a slot is free.
         Under Redirect a boundary at the end of the accepted tokens waits for the next step.
 
-        It first sends the recorded changes. Then it takes one upload and these launches: one for the lengths and one for
-        each plane. A plane with a tensor for each layer takes one for each layer.
+        It first sends the recorded changes. Then it takes one upload and these launches: one for the lengths, and one
+        for each plane. A plane with a tensor for each layer takes one for each layer.
 
         Args:
             step: the oldest unsettled step, planned with `window=True`.

@@ -38,6 +38,7 @@ from memstate.tiers.writeback import WriteBack
 from memstate.tokens import BYTES
 
 SECOND_HIT = 2
+KV_STAGING = 2**25  # bytes at least for each staged state: where states are small, pages are most of what moves
 
 
 class TierManager(NotCopied):
@@ -132,11 +133,15 @@ class TierManager(NotCopied):
         self.host.planned(rows, before, after)
 
     def _write_due(self) -> None:
-        """Copies what is due to host memory; what an unsent packet names waits for that packet."""
+        """Copies what is due to host memory, as far as staging is free.
+
+        What an unsent packet names waits for that packet.
+        """
         due = [(node, snapshot) for node, snapshot in self._due if node.snapshot == snapshot]
         waiting = [entry for entry in due if self._commands.named([entry[1].register])]
-        self.host.save([node for node, snapshot in due if (node, snapshot) not in waiting])
-        self._due = waiting
+        ready = [entry for entry in due if entry not in waiting]
+        done = self.host.save_ahead([node for node, _ in ready])
+        self._due = [*ready[done:], *waiting]
 
     def prefetch(self, key: bytes, salt: Hashable, match: Match, covered: int) -> Fetch:
         """Starts a prefetch; see `StateManager.prefetch`.
@@ -322,12 +327,16 @@ class TierManager(NotCopied):
             nodes, room = list(self._cache.nodes.values()), max(1, self.host.states.pool.records // 2)
             for at in range(0, len(nodes), room):  # in turns: what storage has makes room for the next
                 chosen = nodes[at : at + room]
-                self.host.save(chosen)
-                self._write_all()
+                self._save_all(chosen)
                 for node in chosen:  # whose KV found no room beside the others'
                     if not self.host.has(node):
-                        self.host.save([node])
-                        self._write_all()
+                        self._save_all([node])
+
+    def _save_all(self, nodes: Sequence[Node]) -> None:
+        """Copies states to host memory and on to storage, and waits for all of it."""
+        while nodes:
+            nodes = nodes[self.host.save_ahead(nodes) :]
+            self._write_all()
 
     def _write_all(self) -> None:
         """Waits until nothing is on its way down."""
@@ -398,6 +407,7 @@ class TierManager(NotCopied):
             pages_out=host.moved[2],
             pages_in=host.moved[3],
             refused=host.refused,
+            unstaged=host.unstaged,
             evicted_states=states.evicted,
             evicted_pages=kv.evicted if kv else 0,
             written=writeback.written if writeback else 0,
@@ -499,8 +509,9 @@ def _record_sets(
     if kv is not None:
         form, of_page = RecordFormat("kv", kv.layout, mark), Packing(kv)
         of_page.backend = planes.backend  # which counts what the manager launches
-        staged = max(settings.staging * packing.nbytes // form.body_bytes, min(settings.staging, 1))
         count = settings.host_pages or max(1, settings.host_slots * on_device // planes.slots)
+        staged = settings.staging * max(packing.nbytes, KV_STAGING) // form.body_bytes
+        staged = max(min(staged, count), min(settings.staging, 1))
         of_kv = made(of_page, form, count, staged, 1)  # groups of layers of pages would be thousands of copies
     if settings.dense_slots:
         pool = RecordPool(settings.dense_slots, packing.nbytes, device=planes.device)

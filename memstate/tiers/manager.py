@@ -38,6 +38,7 @@ from memstate.tiers.writeback import WriteBack
 from memstate.tokens import BYTES
 
 SECOND_HIT = 2
+AHEAD = 64  # states at most that go down ahead of their eviction, unless settings say otherwise
 KV_STAGING = 2**25  # bytes at least for each staged state: where states are small, pages are most of what moves
 
 
@@ -68,6 +69,9 @@ class TierManager(NotCopied):
         self.host = HostTier(cache.tree, digests, commands, pages, states, of_kv, dense, settings.layerwise)
         self._caches = [each for each in (self.host.states, self.host.kv) if each is not None]
         self._due: list[tuple[Node, Snapshot]] = []
+        self._ahead = min(AHEAD, settings.host_slots // 16) if settings.ahead is None else settings.ahead
+        self._ahead *= settings.write != "through"  # where all states are due anyway
+        self._looked, self._foreseen = 0, set[Snapshot]()
         self._workers = Workers(settings.executor or Threads(settings.threads))
         self.agreed: AgreedHits | None = None
         self.writeback: WriteBack | None = None
@@ -115,8 +119,7 @@ class TierManager(NotCopied):
         Syncs: no.
         """
         self._stream.require()
-        least = 1 if self.settings.write == "selective" else 0
-        self.host.save([node for node in nodes if node.uses >= least])
+        self.host.save([node for node in nodes if node.uses >= self._least_uses])
 
     def added(self, node: Node) -> None:
         """Notes that a state was cached."""
@@ -131,6 +134,25 @@ class TierManager(NotCopied):
     def planned(self, rows: Longs, before: Longs, after: Longs) -> None:
         """Notes the KV pages that a step completes; see `HostTier.planned`."""
         self.host.planned(rows, before, after)
+
+    def _look_ahead(self) -> None:
+        """Makes the states due that the device evicts next, so that their eviction has nothing to copy."""
+        allocator, turnover = self._commands.registers.allocator, self._cache.turnover
+        short = allocator.free - allocator.reserve < self._ahead
+        if not short or abs(turnover - self._looked) < max(1, self._ahead // 4):  # each look costs a walk over them
+            return
+        self._looked, least = turnover, self._least_uses
+        known, self._foreseen = self._foreseen, set()
+        for node in self._cache.next_states(self._ahead):
+            if node.snapshot is not None and node.uses >= least:
+                self._foreseen.add(node.snapshot)
+                if node.snapshot not in known and not self.host.has_state(node):
+                    self._due.append((node, node.snapshot))
+
+    @property
+    def _least_uses(self) -> int:
+        """Uses that a state needs to go down when it is evicted."""
+        return 1 if self.settings.write == "selective" else 0
 
     def _write_due(self) -> None:
         """Copies what is due to host memory, as far as staging is free.
@@ -291,6 +313,8 @@ class TierManager(NotCopied):
         if self._due:
             self.require_awake("poll")
         with self._guard.changing("poll"):
+            if not any(memory.asleep for memory in self._memories):
+                self._look_ahead()
             self._write_due()
             self._write_back(self.host.advance())
             if self.writeback is not None:
@@ -363,7 +387,7 @@ class TierManager(NotCopied):
 
         Syncs: yes.
         """
-        self._due = []
+        self._due, self._foreseen = [], set()
         if self.prefetcher is not None:
             self.prefetcher.reset()
         if self.writeback is not None:

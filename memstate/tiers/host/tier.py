@@ -181,6 +181,10 @@ class HostTier:
         digests = self._digests.of_node(self.tree, node)
         return digests[-1] in self.states and (self.kv is None or all(digest in self.kv for digest in digests))
 
+    def has_state(self, node: Node) -> bool:
+        """Tells whether a node's state is in host memory, with or without KV."""
+        return self._digests.of_node(self.tree, node)[-1] in self.states
+
     def agreed_hit(self, length: int, keys: Sequence[bytes], first: int) -> Hit | None:
         """Returns the hit of a length that all ranks agreed on, None where a record is gone.
 

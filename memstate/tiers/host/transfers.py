@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memstate.checks import INT32_MAX
 from memstate.slots.upload import UploadRing
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
@@ -163,7 +164,7 @@ class Transfers:
         Syncs: no.
         """
         if self._device is None or not self.staging:
-            return self.pool.records
+            return INT32_MAX
         return max(0, self._free() - self._reserved)
 
     def reserve(self, records: int) -> None:

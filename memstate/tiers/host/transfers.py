@@ -305,7 +305,7 @@ class Transfers:
         packet = np.zeros((len(columns), padded), np.int32)
         packet[:, :n] = columns
         sent = self._rings[which].send(packet.reshape(-1))
-        return [sent[at : at + n] for at in range(0, len(sent), padded)]
+        return [sent[at : at + n] for at in range(0, packet.size, padded)]
 
     def _follow(self, which: int) -> None:
         """Lets a stream of transfers begin behind what the current stream has been given."""

@@ -469,6 +469,15 @@ class HostTier:
                 arrived += entries if record_set is not self._dense else []
         return arrived
 
+    def warm_up(self) -> None:
+        """Compiles everything that saves and loads launch. Moves nothing.
+
+        Syncs: no.
+        """
+        for record_set in (self._of_states, self._of_kv, self._dense):
+            if record_set is not None:
+                record_set.transfers.warm_up(None if record_set is self._of_kv else self._slots)
+
     def reset(self) -> None:
         """Empties host memory and dense records, and forgets every transfer. A step in flight stays known.
 

@@ -281,6 +281,20 @@ class Transfers:
                 self._inward[place, span].copy_(self.pool.memory[record, span], non_blocking=True)
         return self._inward[:, self._header :]
 
+    def warm_up(self, slots: Tensor | None) -> None:
+        """Launches everything that `out` and `into` launch on entries that are skipped, so that it is compiled.
+
+        Args:
+            slots: int32 `register`, or None where `out` and `into` get slot ids.
+
+        Syncs: no.
+        """
+        nothing = torch.full((1,), -1, dtype=torch.int32, device=self.packing.device)
+        self.packing.pack(slots, nothing, nothing, self._bodies)
+        self.packing.unpack(slots, nothing, nothing, self._bodies)
+        if self.staging:
+            self._staged.pack(None, nothing, nothing, self.pool.memory)
+
     def end(self, records: Sequence[int]) -> None:
         """Ends the use of records whose ticket is done."""
         self.pool.unuse(records)

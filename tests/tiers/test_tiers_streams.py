@@ -17,6 +17,7 @@ from memstate.tiers.host.packing import Packing
 from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.host.transfers import COPIES, Transfers
 from tests.support.fake_cuda import FakeCuda, fake_cuda
+from tests.support.tiered_late import wait_for_staging
 
 DEVICE = "cuda:1"
 LAYOUT = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=2)
@@ -215,6 +216,16 @@ def test_kv_beyond_staging_goes_down_in_several_polls(cuda: FakeCuda, monkeypatc
         assert (at.stats.unstaged, at.waits) == (1 - len(saved), 0)
         at.land()
         assert at.kept() == saved
+
+
+def test_the_host_waits_for_staging_where_a_caller_asks_for_more(cuda: FakeCuda) -> None:
+    """As benchmarks do, and tests on a GPU. The stream of the steps waits for nothing then either."""
+    at = Burst(cuda, n=9, staging=2)
+    wait_for_staging(at.mem)
+    at.evict(9)
+    assert (at.stats.states_out, at.stats.unstaged, at.waits) == (9, 0, 0)
+    at.land()
+    assert at.kept() == set(range(1, 10))
 
 
 def test_flush_waits_on_the_host_and_loses_nothing(cuda: FakeCuda) -> None:

@@ -24,6 +24,7 @@ from tests.proof.stateful.rows import Row
 from tests.proof.stateful.settings import Digits, Settings
 from tests.support.fetches import Fetched
 from tests.support.shelves import Key
+from tests.support.tiered_late import wait_for_staging
 from tests.support.virtual import ByHand, Clock, MemoryStore
 
 
@@ -44,6 +45,7 @@ class Lower:
         assert mem.tiers and model.below
         if memory.device.type == "cuda":  # transfers are over whenever somebody looks, as the model has it
             transfers.Ticket.done = property(lambda ticket: ticket.synchronize() is None)  # type: ignore[assignment,method-assign]
+            wait_for_staging(mem)
         self.mem, self.model, self.memory = mem, model, memory
         self.real, self.below = mem.tiers, model.below
         if self.kv:

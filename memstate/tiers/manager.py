@@ -160,10 +160,11 @@ class TierManager(NotCopied):
         What an unsent packet names waits for that packet.
         """
         due = [(node, snapshot) for node, snapshot in self._due if node.snapshot == snapshot]
-        waiting = [entry for entry in due if self._commands.named([entry[1].register])]
-        ready = [entry for entry in due if entry not in waiting]
+        tried, later = due[: self.host.room], due[self.host.room :]
+        waiting = [entry for entry in tried if self._commands.named([entry[1].register])]
+        ready = [entry for entry in tried if entry not in waiting]
         done = self.host.save_ahead([node for node, _ in ready])
-        self._due = [*ready[done:], *waiting]
+        self._due = [*ready[done:], *waiting, *later]
 
     def prefetch(self, key: bytes, salt: Hashable, match: Match, covered: int) -> Fetch:
         """Starts a prefetch; see `StateManager.prefetch`.

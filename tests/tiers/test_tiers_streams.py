@@ -291,6 +291,13 @@ def test_the_number_of_runs_decides(cuda: FakeCuda) -> None:
         assert (out, into[:-1]) == ((["copy_"] * n,) * 2 if n <= COPIES else (["pack_slots"], []))
 
 
+def test_large_records_are_left_to_the_copy_engine(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state takes its copy a millisecond, of which the call is nothing."""
+    monkeypatch.setattr("memstate.tiers.host.transfers.LARGE", 64)
+    out, into = moved(cuda, SCATTERED)
+    assert (out, into) == (["copy_"] * 64, [*["copy_"] * 64, "unpack_slots"])
+
+
 def test_scattered_pages_beyond_staging_take_one_launch_for_what_fits(cuda: FakeCuda) -> None:
     out, into = moved(cuda, SCATTERED, staging=24)
     assert (out, into) == (["pack_slots"] * 3, ["unpack_slots"])

@@ -258,10 +258,18 @@ class HostTier:
         self._send(due)
         return done
 
+    @property
+    def room(self) -> int:
+        """States that find staging now.
+
+        Syncs: no.
+        """
+        return self._of_states.transfers.room
+
     def _room(self, due: Due) -> tuple[int, int]:
         """Returns how many more states and KV pages find staging."""
         pages = self._of_kv.transfers.room if self._of_kv is not None else 0
-        return self._of_states.transfers.room - len(due.states), pages - len(due.pages)
+        return self.room - len(due.states), pages - len(due.pages)
 
     def _add(self, node: Node, register: int, due: Due, room: tuple[int, int], *, partly: bool = False) -> bool:
         """Adds records for what is missing of a node; returns False where it finds no staging.

@@ -25,6 +25,7 @@ from memstate.tiers.host.packing import Packing
 from memstate.tiers.host.pool import RecordPool
 
 COPIES = 4  # of the copy engine for one batch; each costs the host as much as a launch
+LARGE = 2**23  # bytes of a record from which on its copy takes much longer than its call, so that each is a copy
 
 
 class Ticket:
@@ -133,7 +134,7 @@ class Transfers:
         shape = (2 * staging, pool.nbytes)  # rows as the pool's: neighbours go in one copy
         both = torch.zeros(shape, dtype=torch.uint8, device=device)  # padding is never written
         self._inward, self._outward = both[:staging], both[staging:]
-        self._header = header
+        self._header, self._small = header, pool.nbytes < LARGE
         self._turn = 0  # the staged record that leaves next
         self._leaving: deque[tuple[torch.cuda.Event, int]] = deque()  # staged records on their way, oldest first
         self._reserved = 0
@@ -217,7 +218,7 @@ class Transfers:
         places = range(self._turn, self._turn + len(index))
         self._turn = places.stop % self.staging
         neighbours = runs(records, places)
-        scattered = len(neighbours) > COPIES
+        scattered = len(neighbours) > COPIES and self._small
         entries, to, *targets = self._send(0, index, places, *([records] if scattered else []))
         self.packing.pack(slots, entries, to, self._outward[:, self._header :])
         for column in targets:  # kept there, because the next upload overwrites what was sent
@@ -248,7 +249,8 @@ class Transfers:
         """
         self.pool.use(records)
         self.moved_in += len(records)
-        scattered = len(self._groups) == 1 and len(runs(range(len(records)), records)) > COPIES
+        whole = len(self._groups) == 1 and self._small
+        scattered = whole and len(runs(range(len(records)), records)) > COPIES
         direct = scattered or not self.staging
         step = len(index) if direct else self.staging
         places = records if direct else [at % step for at in range(len(index))]

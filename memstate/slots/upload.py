@@ -13,7 +13,7 @@ from torch import Tensor
 from memstate.kernels.dispatch import Backend, on
 from memstate.streams import mark
 
-RING = 4
+RING = 16
 
 
 class UploadRing:

@@ -177,7 +177,7 @@ class Registers(NamedTuple):
         snapshot_at: int32 `row`, one more length to take a snapshot at, 0 for none.
         source: int32 `row`, the register that the next step reads instead of the live one, 0 for none.
         cells: int32, the memory of the columns above.
-        bitmap: int32 `word`, a set bit for each free slot.
+        bitmap: int32 `word`, a set bit for each free slot, and its summary; see `memstate.kernels.levels`.
         counters: int32 `COUNTERS`, see `Count`.
         capacity: the highest slot.
         trusted: whether the columns that are passed beside this file are the library's own, and are not checked again.

@@ -14,15 +14,15 @@ from memstate.kernels.bitmap import (
     BIG,
     CLAIMED,
     FREE,
-    bump,
     chunk_words,
     sized,
     take_lowest,
 )
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_plan
+from memstate.kernels.levels import bitmap_words
 from memstate.kernels.tables import HEADER_INTS, LIMIT_CELL, Count, Registers, Rules, Section, StepRecord, Strategy
-from memstate.kernels.warps import all_loaded, warps_for
+from memstate.kernels.warps import ALONE, all_loaded, alone, warps_for
 
 RESERVE = tl.constexpr(int(Count.RESERVE))
 DEGRADED = tl.constexpr(int(Count.DEGRADED))
@@ -43,65 +43,112 @@ def known_row(row, table_rows):
 
 
 @triton.jit
-def batch_columns(packet_ptr, batch):
-    """Both columns of a packet's batch, which begin behind its header, and the limit of optional claims."""
+def batch_columns(packet_ptr, batch, table_rows):
+    """Both columns of a packet's batch, which begin behind its header, its limit of optional claims, and the table's rows.
+
+    There are 0 rows if the packet has a batch of another size: the graph of that size should have been replayed.
+    """
     first = packet_ptr + HEADER
-    return first, first + (batch + 3) // 4 * 4, tl.load(packet_ptr + LIMIT)
+    known = tl.where(tl.load(packet_ptr + BATCH) == batch, table_rows, 0)
+    return first, first + (batch + 3) // 4 * 4, tl.load(packet_ptr + LIMIT), known
 
 
 @triton.jit
-def claim_needed(need, bitmap_ptr, counters_ptr, words, limit, CHUNK: tl.constexpr):
-    """One free slot for each lane in need, in batch order up to the budget; 0 for the rest, which are counted.
+def claim_counts(counters_ptr):
+    """What a claim reads of the counters: free slots, the reserve, slots claimed so far, and claims refused so far.
+
+    Loaded first, because nothing has to be known for it.
+    """
+    free = tl.load(counters_ptr + FREE)
+    reserve = tl.load(counters_ptr + RESERVE)
+    return free, reserve, tl.load(counters_ptr + CLAIMED), tl.load(counters_ptr + DEGRADED)
+
+
+@triton.jit
+def row_columns(
+    row, slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, TRACKED: tl.constexpr, LANES: tl.constexpr
+):
+    """What a step reads of its rows, each load as soon as the row is known: none of them waits for another.
+
+    Returns (live slot, its label, source, snapshot_at, tracked, slots of both lanes, labels of both lanes). Columns
+    that the strategy does not read are 0; without a second lane the first stands for it.
+    """
+    known = row > 0
+    live = row * 3
+    live_slot = tl.load(slots_ptr + live, mask=known, other=0)
+    live_label = tl.load(labels_ptr + live, mask=known, other=0)
+    source = tl.load(source_ptr + row, mask=known, other=0)
+    snapshot_at = tl.load(snapshot_at_ptr + row, mask=known, other=0)
+    slot_a = tl.load(slots_ptr + live + 1, mask=known, other=0)
+    tracked = row * 0
+    if TRACKED:
+        tracked = tl.load(tracked_ptr + row, mask=known, other=0)
+    label_a = row * 0
+    if LANES > 0:
+        label_a = tl.load(labels_ptr + live + 1, mask=known, other=0)
+    slot_b = slot_a
+    label_b = label_a
+    if LANES == 2:
+        slot_b = tl.load(slots_ptr + live + 2, mask=known, other=0)
+        label_b = tl.load(labels_ptr + live + 2, mask=known, other=0)
+    return live_slot, live_label, source, snapshot_at, tracked, slot_a, slot_b, label_a, label_b
+
+
+@triton.jit
+def claim_needed(need, bitmap_ptr, words, budget, CHUNK: tl.constexpr):
+    """One free slot for each lane in need, in batch order up to the budget; 0 for the rest.
 
     Holds the barrier between all that its caller has loaded and all that its caller stores.
+
+    Returns (slots, claims granted, claims refused).
     """
     wanted = need.to(tl.int32)
     total = tl.sum(wanted, 0)
-    budget = tl.load(counters_ptr + FREE) - tl.load(counters_ptr + RESERVE)
     all_loaded()  # or a late warp finds rows labelled and slots spent, and claims for others
-    granted = tl.maximum(tl.minimum(tl.minimum(budget, limit), total), 0)
+    granted = tl.maximum(tl.minimum(budget, total), 0)
     rank = tl.where(need, tl.cumsum(wanted, 0) - wanted, BIG)
-    slot, _, taken = take_lowest(bitmap_ptr, words, 0, granted, rank, CHUNK)
-    bump(counters_ptr, FREE, -taken)
-    bump(counters_ptr, CLAIMED, taken)
-    bump(counters_ptr, DEGRADED, total - taken)
-    return slot
+    slot, taken = take_lowest(bitmap_ptr, words, granted, rank, CHUNK)
+    return slot, taken, total - taken
 
 
 @triton.jit
 def take_lane(
-    due, real, live, label, slot_a, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, limit,
-    LANES: tl.constexpr, IN_PLACE: tl.constexpr, CHUNK: tl.constexpr,
+    due, live, label, slot_a, slot_b, label_a, label_b, slots_ptr, labels_ptr, bitmap_ptr, words, budget,
+    IN_PLACE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The slot of the lane that takes the snapshot of each row that is due, 0 for none.
 
-    The lane's register is filled and labelled.
+    The lane's register is filled and labelled. What is decided before the claim is kept as numbers, not as masks, of
+    which AMD's wide warps have few.
+
+    Returns (slots, claims granted, claims refused).
     """
-    lane_a = live + 1
-    lane_b = live + 2
-    label_a = tl.load(labels_ptr + lane_a, mask=real, other=0)
-    if LANES == 2:
-        slot_b = tl.load(slots_ptr + lane_b, mask=real, other=0)
-        label_b = tl.load(labels_ptr + lane_b, mask=real, other=0)
-    else:
-        slot_b = slot_a
-        label_b = label_a
     idle_a = (slot_a > 0) & (label_a == 0)
-    idle_b = (slot_b > 0) & (label_b == 0)
+    idle = idle_a | ((slot_b > 0) & (label_b == 0))
     empty = (slot_a == 0) | (slot_b == 0)
-    claimed = claim_needed(due & empty & ((idle_a | idle_b) == 0), bitmap_ptr, counters_ptr, words, limit, CHUNK)
-    full = (empty == 0) & ((idle_a | idle_b) == 0)
-    first = tl.where(idle_a | idle_b, idle_a, tl.where(full, label_a <= label_b, slot_a == 0))
-    if IN_PLACE:  # the claim was refused and one lane is held: overwrite that one
-        alone = empty & ((slot_a > 0) | (slot_b > 0)) & (claimed == 0) & ((idle_a | idle_b) == 0)
-        first = tl.where(alone, slot_a > 0, first)
-    held = tl.where(first, slot_a, slot_b)
+    need = due & empty & (idle == 0)
+    first = tl.where(idle, idle_a, tl.where(empty, slot_a == 0, label_a <= label_b))
+    lane = tl.where(first, live + 1, live + 2)
+    held = tl.where(due, tl.where(first, slot_a, slot_b), 0)
+    spare = held * 0
+    if IN_PLACE:  # if the claim is refused and one lane is held: overwrite that one
+        spare = tl.where(need, tl.maximum(slot_a, slot_b), 0)
+    claimed, granted, refused = claim_needed(need, bitmap_ptr, words, budget, CHUNK)
     chosen = tl.where(held > 0, held, claimed)
-    take = due & (chosen > 0)
-    lane = tl.where(first, lane_a, lane_b)
-    tl.store(slots_ptr + lane, chosen, mask=take)
-    tl.store(labels_ptr + lane, label, mask=take)
-    return tl.where(take, chosen, 0)
+    if IN_PLACE:
+        lane = tl.where(chosen > 0, lane, 2 * live + 3 - lane)
+        chosen = tl.where(chosen > 0, chosen, spare)
+    tl.store(slots_ptr + lane, chosen, mask=chosen > 0)
+    tl.store(labels_ptr + lane, label, mask=chosen > 0)
+    return chosen, granted, refused
+
+
+@triton.jit
+def book_claims(counters_ptr, free, claimed, degraded):
+    """Stores the counters that claims have changed; they were loaded before."""
+    tl.store(counters_ptr + FREE, free)
+    tl.store(counters_ptr + CLAIMED, claimed)
+    tl.store(counters_ptr + DEGRADED, degraded)
 
 
 @triton.jit(do_not_specialize=["batch", "table_rows", "words", "every"])
@@ -111,60 +158,72 @@ def _plan(
     batch, table_rows, words, every,
     STRATEGY: tl.constexpr, LANES: tl.constexpr, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    index = tl.arange(0, BLOCK)
-    inside = index < batch
-    rows_ptr, tokens_ptr, limit = batch_columns(packet_ptr, batch)
-    row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
-    tokens = tl.load(tokens_ptr + index, mask=inside, other=0)
-    live = row * 3
-    lane_a = live + 1
-    live_slot = tl.load(slots_ptr + live, mask=row > 0, other=0)
-    source = tl.load(source_ptr + row, mask=row > 0, other=0)
-    snapshot_at = tl.load(snapshot_at_ptr + row, mask=row > 0, other=0)
-    slot_a = tl.load(slots_ptr + lane_a, mask=row > 0, other=0)
-    real = (live_slot > 0) & (tokens > 0)  # padding, a row without a state, nothing to do: a null row
-    origin = tl.where(source > 0, source, live)
-    length = tl.load(labels_ptr + origin, mask=row > 0, other=0)
-    read = tl.load(slots_ptr + origin, mask=row > 0, other=0)
-    after = length + tokens
-    write = live_slot
-    snapshot = row * 0
+    rows_ptr, tokens_ptr, limit, table_rows = batch_columns(packet_ptr, batch, table_rows)
+    free, reserve, claimed, degraded = claim_counts(counters_ptr)
+    for start in tl.range(0, batch, BLOCK, disable_licm=True):  # else AMD's compiler keeps too much of the next one
+        index = start + tl.arange(0, BLOCK)
+        inside = index < batch
+        row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
+        tokens = tl.load(tokens_ptr + index, mask=inside, other=0)
+        live_slot, live_label, source, snapshot_at, tracked, slot_a, slot_b, label_a, label_b = row_columns(
+            row, slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, STRATEGY == REDIRECT, LANES
+        )
+        length = tl.where(source > 0, tl.load(labels_ptr + source, mask=source > 0, other=0), live_label)
+        read = tl.where(source > 0, tl.load(slots_ptr + source, mask=source > 0, other=0), live_slot)
+        real = (live_slot > 0) & (tokens > 0)  # padding, a row without a state, nothing to do: a null row
+        row = tl.where(real, row, 0)
+        live = row * 3
+        after = length + tokens
+        write = live_slot
+        snapshot = row * 0
 
-    if STRATEGY == REDIRECT:
-        tracked = tl.load(tracked_ptr + row, mask=row > 0, other=0)
-        due = real & ((length % every == 0) | (length == snapshot_at)) & (length > tracked) & (source == 0)
-        claimed = claim_needed(due & (slot_a == 0), bitmap_ptr, counters_ptr, words, limit, CHUNK)
-        fresh = tl.where(slot_a > 0, slot_a, claimed)  # rotate: the superseded snapshot's slot is written next
-        turn = due & (fresh > 0)
-        tl.store(slots_ptr + lane_a, live_slot, mask=turn)
-        tl.store(labels_ptr + lane_a, length, mask=turn)
-        tl.store(slots_ptr + live, fresh, mask=turn)
-        tl.store(tracked_ptr + row, length, mask=turn)
-        write = tl.where(turn, fresh, live_slot)
+        if STRATEGY == REDIRECT:
+            due = real & ((length % every == 0) | (length == snapshot_at)) & (length > tracked) & (source == 0)
+            held = tl.where(due, slot_a, 0)
+            fresh, granted, refused = claim_needed(
+                due & (slot_a == 0), bitmap_ptr, words, tl.minimum(free - reserve, limit), CHUNK
+            )
+            fresh = tl.where(held > 0, held, fresh)  # rotate: the superseded snapshot's slot is written next
+            turn = fresh > 0
+            tl.store(slots_ptr + live + 1, live_slot, mask=turn)
+            tl.store(labels_ptr + live + 1, length, mask=turn)
+            tl.store(slots_ptr + live, fresh, mask=turn)
+            tl.store(tracked_ptr + row, length, mask=turn)
+            write = tl.where(turn, fresh, live_slot)
 
-    if (STRATEGY == PING_PONG) | (STRATEGY == LAZY):
-        due = real & ((after % every == 0) | (after == snapshot_at))
-        snapshot = take_lane(
-            due, row > 0, live, after, slot_a, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, limit,
-            LANES, IN_PLACE, CHUNK,
-        )  # fmt: skip
+        if (STRATEGY == PING_PONG) | (STRATEGY == LAZY):
+            due = real & ((after % every == 0) | (after == snapshot_at))
+            snapshot, granted, refused = take_lane(
+                due, live, after, slot_a, slot_b, label_a, label_b, slots_ptr, labels_ptr, bitmap_ptr, words,
+                tl.minimum(free - reserve, limit), IN_PLACE, CHUNK,
+            )  # fmt: skip
 
-    if STRATEGY == NONE:
-        all_loaded()  # or a late warp takes the new label for the old one
-    if STRATEGY != WINDOW:
-        tl.store(labels_ptr + live, after, mask=real)
-        tl.store(source_ptr + row, 0, mask=real & (source > 0))
-    tl.store(out_rows_ptr + index, tl.where(real, row, 0), mask=inside)
-    tl.store(out_tokens_ptr + index, tl.where(real, tokens, 0), mask=inside)
-    tl.store(out_read_ptr + index, tl.where(real, read, 0), mask=inside)
-    tl.store(out_write_ptr + index, tl.where(real, write, 0), mask=inside)
-    tl.store(out_snapshot_ptr + index, tl.where(real, snapshot, 0), mask=inside)
-    tl.store(packet_ptr + index, 0, mask=index < BATCH)  # the changes are made; the batch stays
+        if (STRATEGY == NONE) | (STRATEGY == WINDOW):
+            granted = limit * 0
+            refused = limit * 0
+        if STRATEGY == NONE:
+            all_loaded()  # or a late warp takes the new label for the old one
+        free -= granted
+        limit -= granted
+        claimed += granted
+        degraded += refused
+        if STRATEGY != WINDOW:
+            tl.store(labels_ptr + live, after, mask=row > 0)
+            tl.store(source_ptr + row, 0, mask=(row > 0) & (source > 0))
+        tl.store(out_rows_ptr + index, row, mask=inside)
+        tl.store(out_tokens_ptr + index, tl.where(row > 0, tokens, 0), mask=inside)
+        tl.store(out_read_ptr + index, tl.where(row > 0, read, 0), mask=inside)
+        tl.store(out_write_ptr + index, tl.where(row > 0, write, 0), mask=inside)
+        tl.store(out_snapshot_ptr + index, snapshot, mask=inside)
+    if (STRATEGY != NONE) & (STRATEGY != WINDOW):
+        book_claims(counters_ptr, free, claimed, degraded)
+    section = tl.arange(0, BLOCK)
+    tl.store(packet_ptr + section, 0, mask=section < BATCH)  # its changes are made; the batch stays
 
 
 def shape(batch: int) -> tuple[int, int]:
-    """Lanes of the one program and its warps: two rows a thread up to 1024."""
-    block = max(32, triton.next_power_of_2(batch))
+    """Lanes of the one program and its warps: two rows a thread, up to 1024 at a time."""
+    block = min(1024, max(32, triton.next_power_of_2(batch)))
     return block, warps_for(block)
 
 
@@ -173,12 +232,12 @@ def plan(registers: Registers, packet: Tensor, record: StepRecord, rules: Rules)
     check_plan(registers, packet, record)
     batch = record.rows.numel()
     block, warps = shape(batch)
-    words = registers.bitmap.numel()
+    words = bitmap_words(registers.capacity)
     _plan[(1,)](
         packet, registers.slots, registers.labels, registers.tracked, registers.snapshot_at, registers.source,
         registers.bitmap, registers.counters, *record, batch, registers.source.numel(), words, rules.every,
         STRATEGY=int(rules.strategy), LANES=rules.lanes, IN_PLACE=rules.in_place,
-        BLOCK=block, CHUNK=chunk_words(words, warps), num_warps=warps,
+        BLOCK=block, CHUNK=chunk_words(warps), num_warps=warps, **alone(),
     )  # fmt: skip
 
 
@@ -202,9 +261,9 @@ def compile_cases() -> list[CompileCase]:
             sized(f"plan[{name}]", block), _plan, dict.fromkeys(pointers, "*i32") | scalars,
             {
                 "STRATEGY": code, "LANES": lanes, "IN_PLACE": in_place,
-                "BLOCK": block, "CHUNK": chunk_words(256, warps_for(block)),
+                "BLOCK": block, "CHUNK": chunk_words(warps_for(block)),
             },
-            pointers, warps_for(block), (),
+            pointers, warps_for(block), (), ALONE,
         )
         for name, (code, lanes, in_place) in variants.items()
         for block in SIZES[name]

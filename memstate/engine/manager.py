@@ -562,8 +562,7 @@ class StateManager(Recovery):
         """Tells the manager that the results of a step are known, and which rows of the step have ended.
 
         Rows that have ended are padding from now on. Settle steps in the order of their plans. If a lane can
-        be released, the call sends the recorded changes and takes one launch; if rows of the step have ended, it takes
-        one upload as well.
+        be released, the call records that; the next packet carries it.
 
         If this step is still open, `settle` closes it: it launches the copies of snapshots that in-place kernels, or
         planes written only in part, need. If a readback or a transfer waits, it also sends the waiting changes.
@@ -590,8 +589,8 @@ class StateManager(Recovery):
         If the accepted tokens cross boundaries, the state at the last of them becomes a snapshot, if a slot is free.
         Under Redirect a boundary at the end of the accepted tokens waits for the next step.
 
-        It first sends the recorded changes. Then it takes one upload and these launches: one for the lengths, one for
-        each plane, and one if lanes can be released. A plane with a tensor for each layer takes one for each layer.
+        It first sends the recorded changes. Then it takes one upload and these launches: one for the lengths, and one
+        for each plane. A plane with a tensor for each layer takes one for each layer.
 
         Args:
             step: the oldest unsettled step, planned with `window=True`.

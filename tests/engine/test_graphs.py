@@ -282,17 +282,3 @@ def test_states_of_a_device_that_is_not_current(tracking: ms.Tracking) -> None:
     assert len(set(mem.read_slots(rows).wait().tolist())) == 2
     mem.audit().raise_if_leaking()
     mem.check()
-
-
-def test_the_graph_of_the_other_record_is_noticed(backend: Backend, generator: torch.Generator) -> None:
-    """Planted: a loop that captures one graph instead of two repeats the slots of the step before."""
-    twins = Twins(ms.LazyPingPong(4), 3, backend, generator)
-    first = None
-    for _ in range(6):
-        replayed, eager = twins.plan(padding=False)
-        twins.inputs.draw()
-        twins.replayed.replay(replayed, of=first)
-        twins.eager.eager(eager)
-        first = first or replayed
-        twins.settle()
-    assert not twins.same()

@@ -247,6 +247,26 @@ def test_an_error_in_the_replay_breaks_the_manager_until_it_recovers(backend: Ba
     scan(mem)
 
 
+def test_the_graph_of_another_batch_changes_no_state(backend: Backend) -> None:
+    """Planted: the graph of two entries for a batch of three. States stay, and an audit names the lengths."""
+    mem = on(backend, LAYOUT, slots=8, max_requests=3)
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    small = Graph(mem, 2)
+    mem.settle(mem.plan(rows, replay=small.replay))
+    cells, states = mem._registers.cells.clone(), mem.planes["ssm"].clone()
+    mem.settle(mem.plan([*rows, None], replay=small.replay))
+    assert torch.equal(cells, mem._registers.cells)
+    assert torch.equal(states.view(torch.int32), mem.planes["ssm"].view(torch.int32))
+    assert any("length" in line or "label" in line for line in mem.audit().miscounts)
+
+
+def test_a_replay_that_launches_nothing_is_found_by_an_audit(backend: Backend) -> None:
+    mem = on(backend, LAYOUT, slots=8, max_requests=3)
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    mem.settle(mem.plan(rows, replay=lambda: None))
+    assert mem.audit().miscounts
+
+
 def test_a_speculative_step_is_replayed(backend: Backend) -> None:
     mem = on(backend, LAYOUT, slots=8, max_requests=2, overlap=False, forward=ms.Forward(speculation=True))
     (row,) = mem.admit([ms.Request("a")])

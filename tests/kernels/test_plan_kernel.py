@@ -17,6 +17,7 @@ from tests.proof.stateful.history import EMPTY
 from tests.proof.stateful.model import Entry, Model
 from tests.proof.stateful.rows import Row
 from tests.proof.stateful.settings import Settings
+from tests.support.packets import bits
 
 POISON = 0x5A5A5A5A
 NO_LIMIT = 2**31 - 1
@@ -30,10 +31,7 @@ BATCHES = (0, 1, 2, 31, 32, 33, 64, 129, 256, 257)
 
 def set_free(table: Registers, free: Sequence[int]) -> None:
     """These slots are free, and no others."""
-    bits = torch.zeros(32 * table.bitmap.numel(), dtype=torch.int64)
-    bits[list(free)] = 1
-    words = (bits.view(-1, 32) << torch.arange(32)).sum(-1)
-    table.bitmap.copy_(torch.where(words >= 2**31, words - 2**32, words))
+    table.bitmap.copy_(torch.tensor(bits(free, table.capacity), dtype=torch.int32))
     table.counters[Count.FREE] = len(free)
 
 
@@ -100,7 +98,7 @@ class RandomFile:
 
     def free(self) -> list[int]:
         words = self.file.table.bitmap.tolist()
-        return [slot for slot in range(32 * len(words)) if words[slot // 32] >> (slot % 32) & 1]
+        return [slot for slot in range(1, self.file.table.capacity + 1) if words[slot // 32] >> (slot % 32) & 1]
 
 
 def copy_of(registers: Registers) -> Registers:

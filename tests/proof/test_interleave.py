@@ -428,9 +428,8 @@ def test_a_kernel_with_a_defect_is_found_out(name: str, tmp_path: Path, generato
 
 PROGRAMS_SHARE = ("for start in range(0, n, BLOCK)", "for start in range(tl.program_id(0) * BLOCK, n, 2 * BLOCK)")
 NOT_ATOMIC = (
-    'old = tl.atomic_or(bitmap_ptr + slot // 32, tl.full(slot.shape, 1, tl.int32) << bit, mask=valid, sem="relaxed")',
-    "old = tl.load(bitmap_ptr + slot // 32, mask=valid, other=0)\n"
-    "    tl.store(bitmap_ptr + slot // 32, old | (1 << bit), mask=valid)",
+    'old = tl.atomic_or(bitmap_ptr + at, tl.full(slot.shape, 1, tl.int32) << bit, mask=valid, sem="relaxed")',
+    "old = tl.load(bitmap_ptr + at, mask=valid, other=0)\n    tl.store(bitmap_ptr + at, old | (1 << bit), mask=valid)",
 )
 
 

@@ -46,7 +46,7 @@ def test_barriers_stand_between_what_phases_write_and_read() -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "claim": 2, "ownership": 8, "audit": 2,
-        "plan[none]": 1, "plan[redirect]": 2, "accept[none]": 1, "accept[redirect]": 2,
+        "plan[none]": 1, "plan[redirect]": 3, "accept[none]": 1, "accept[redirect]": 3,
     }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.dispatch import OPS
+from memstate.kernels.levels import bitmap_ints
 from memstate.kernels.tables import (
     HEADER_INTS,
     Accepted,
@@ -41,7 +42,7 @@ def shifted(*shape: int, start: int = 0, dtype: torch.dtype = torch.bfloat16) ->
 
 
 def registers(capacity: int) -> Registers:
-    return Registers(*(ints(64) for _ in range(6)), ints((capacity + 32) // 32), ints(16), capacity)
+    return Registers(*(ints(64) for _ in range(6)), ints(bitmap_ints(capacity)), ints(16), capacity)
 
 
 def record(batch: int) -> StepRecord:
@@ -68,14 +69,14 @@ def states(*slot: int, units: int, slots: int = 8) -> Tensor:
 def claim(op: Callable[..., Any]) -> None:
     for n in SIZES:
         for words in VALUES[:4]:
-            op(ints(words), n, ints(16))
+            op(ints(bitmap_ints(32 * words - 1)), n, ints(16))
 
 
 def release(op: Callable[..., Any]) -> None:
     for n in SIZES:
         for capacity in VALUES:
-            op(ints(200), ints(n), capacity, ints(16))
-        op(ints(200), ints(n, start=3), 64, ints(16))  # what is left of a group
+            op(ints(bitmap_ints(capacity)), ints(n), capacity, ints(16))
+        op(ints(bitmap_ints(64)), ints(n, start=3), 64, ints(16))  # what is left of a group
 
 
 def ownership(op: Callable[..., Any]) -> None:

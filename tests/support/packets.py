@@ -1,6 +1,7 @@
 """Command packets by hand, and what they do, told in dictionaries and sets: the oracle of the ownership launch."""
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -147,12 +148,17 @@ class Device:
         assert gaps == [[-77] * self.GAP] * len(gaps)
 
 
-def bits(free: set[int], capacity: int) -> list[int]:
-    """Bitmap words with a set of slots free."""
-    words = [0] * ((capacity + 32) // 32)
-    for slot in free:
-        words[slot // 32] |= 1 << (slot % 32)
-    return [word - 2**32 if word >= 2**31 else word for word in words]
+def bits(free: Iterable[int], capacity: int) -> list[int]:
+    """Bitmap words with a set of slots free, and their summary: a bit for each word below that is not 0."""
+    level, count, everything = list(free), capacity + 1, []
+    while True:
+        words = [0] * ((count + 31) // 32)
+        for bit in level:
+            words[bit // 32] |= 1 << (bit % 32)
+        everything += words
+        if len(words) <= 64:
+            return [word - 2**32 if word >= 2**31 else word for word in everything]
+        level, count = [at for at, word in enumerate(words) if word], len(words)
 
 
 def counted(model: Model) -> list[int]:

@@ -11,22 +11,25 @@ from tests.kernels.test_ownership import random_packet
 from tests.kernels.test_plan_kernel import NO_LIMIT, VARIANTS, RandomFile, batch_packet, random_batch
 from tests.support.addresses import Limits
 from tests.support.op_case import CPU, Case, Maker
-from tests.support.packets import Device, Model
+from tests.support.packets import Device, Model, bits
 
 REFERENCE = Backend("reference")
 
 
 def claim(make: Maker) -> Case:
-    words = make.one(1, 3, 33, 300)
-    bitmap = make.ints([make.one(0, 0, 1, -1, make.rng.randint(-(2**31), 2**31 - 1)) for _ in range(words)])
+    words = make.one(1, 3, 33, 70, 300)
+    chosen = [make.one(0, 0, 1, -1, make.rng.getrandbits(32)) for _ in range(words)]
+    free = [32 * at + bit for at, word in enumerate(chosen) for bit in range(32) if word >> bit & 1]
+    bitmap = make.ints(bits(free, 32 * words - 1))
     counters = make.ints(range(16))
     arguments = {"bitmap": bitmap, "n": make.one(0, 1, 5, 40), "counters": counters}
     return Case("claim", arguments, Limits(), times=2)
 
 
 def release(make: Maker) -> Case:
-    capacity = make.one(1, 31, 32, 70)
-    bitmap, counters = make.ints([make.one(0, 2, -1)] * ((capacity + 32) // 32)), make.ints([9, 1, *[0] * 14])
+    capacity, word = make.one(1, 31, 32, 70, 2100), make.one(0, 2, -1)
+    free = [slot for slot in range(capacity + 1) if word >> slot % 32 & 1]
+    bitmap, counters = make.ints(bits(free, capacity)), make.ints([9, 1, *[0] * 14])
     ids = [make.one(0, -3, capacity + 1, 2**31 - 1, make.rng.randint(1, capacity)) for _ in range(make.one(0, 3, 40))]
     arguments = {"bitmap": bitmap, "ids": make.ints(ids, make.one(True, False)), "capacity": capacity}
     return Case("release", arguments | {"counters": counters}, Limits(changes=[bitmap, counters]), times=2)

@@ -44,7 +44,7 @@ def known_row(row, table_rows):
 
 @triton.jit
 def batch_columns(packet_ptr, batch, table_rows):
-    """Both columns of a packet's batch, which begin behind its header, its limit of optional claims, and the table's rows.
+    """Both columns of a packet's batch behind its header, its limit of optional claims, and the rows of the table.
 
     There are 0 rows if the packet has a batch of another size: the graph of that size should have been replayed.
     """

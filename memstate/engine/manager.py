@@ -210,7 +210,7 @@ class StateManager(Recovery):
         self._log = StepLog(max_batch or rows, int(overlap), self.backend.device, forward.speculation)
         self._stepping = self._faults.stepping(
             self._commands, self._table, self._pages, self._mirror, self._snapshots, self._boundaries, self._log,
-            self.planes, copied,
+            self.planes, copied, bool(forward.direct_hits),
         )  # fmt: skip
         self._admission = self._faults.admission(
             self._commands, self._table, self._pages, self._snapshots, self._cache, self._sessions, self._boundaries,

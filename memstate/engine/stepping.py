@@ -54,6 +54,7 @@ class Stepping:
         copied: planes that memstate must copy: those that in-place kernels update, and those that a step writes only in
             part. memstate copies such a plane in two cases: the step reads one slot and writes another, or a snapshot
             is due.
+        direct_hits: whether the first step of a row can read a snapshot directly.
 
     Attributes:
         open: the step whose forward is perhaps not launched yet, or None.
@@ -62,11 +63,12 @@ class Stepping:
 
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, mirror: Mirror, snapshots: Snapshots,
-        boundaries: Boundaries, log: StepLog, planes: Planes, copied: tuple[str, ...],
+        boundaries: Boundaries, log: StepLog, planes: Planes, copied: tuple[str, ...], direct_hits: bool,
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._mirror, self._snapshots, self._boundaries = pages, mirror, snapshots, boundaries
         self._log, self._planes, self._copied, self._guard = log, planes, copied, commands.guard
+        self._moves = bool(copied) and (direct_hits or mirror.tracking.reads_old_slot)
         self.open: Step | None = None  # the step whose forward is perhaps not launched yet
         self.replaying: tuple[int, bool] | None = None
         self._last: Batch | None = None  # the batch that was looked up last, and what it was looked up for
@@ -253,7 +255,7 @@ class Stepping:
         record = self._log.record(batch)
         self._commands.capture_changes()
         self._file.plan(self._commands.step, record, self._rules(window))
-        if self._copied and not window:
+        if self._moves and not window:
             self._planes.copy(record.write, record.read, planes=self._copied, due=0)
         return record
 

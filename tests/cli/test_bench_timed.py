@@ -40,7 +40,7 @@ on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="interpreted kerne
 OPS = {
     "host": {"admit", "plan", "settle", "publish", "release"},
     "alloc": {"claim", "release", "claim and release", "ownership"},
-    "track": {"plan", "settle", "step", "accept", "window and accept", "forward", "decode step"},
+    "track": {"plan", "step", "accept", "window and accept", "forward", "decode step"},
     "copy": {"copy", "gather", "scatter", "zero"},
 }
 MOVING = {"copy", "gather", "scatter", "zero"}
@@ -168,8 +168,7 @@ def _twice_the_first(true: Any, plane: Any, slots: Any, batch: Any) -> None:
         (copy.tasks, scatter, "scatter_slots", _twice_the_first, {"scatter, 2 slots"}),
         (alloc.tasks, bitmap, "claim", _backwards, {"claim, R=3"}),
         (alloc.tasks, registers, "ownership", _forget, {"ownership, R=3"}),
-        (track.tasks, tracking, "plan", _no_snapshot, {"plan and settle, R=2 lazy", "plan and settle, R=2 ping-pong"}),
-        (track.tasks, tracking, "settle", _nothing, {"plan and settle, R=2 lazy"}),
+        (track.tasks, tracking, "plan", _no_snapshot, {"plan, R=2 lazy", "plan, R=2 ping-pong"}),
         (track.tasks, speculation, "accept", _nothing, {"accept, R=2 none", "accept, R=2 redirect"}),
         (decode.tasks, tracking, "plan", _no_snapshot, {"decode, R=2 lazy, all due"}),
         (decode.tasks, gated_delta, "gated_delta_step", _nudge, {"decode, R=2 none, nothing due"}),

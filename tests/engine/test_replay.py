@@ -257,7 +257,7 @@ def test_the_graph_of_another_batch_changes_no_state(backend: Backend) -> None:
     mem.settle(mem.plan([*rows, None], replay=small.replay))
     assert torch.equal(cells, mem._registers.cells)
     assert torch.equal(states.view(torch.int32), mem.planes["ssm"].view(torch.int32))
-    assert any("length" in line or "label" in line for line in mem.audit().miscounts)
+    assert mem.audit().miscounts
 
 
 def test_a_replay_that_launches_nothing_is_found_by_an_audit(backend: Backend) -> None:

@@ -124,9 +124,7 @@ def test_a_warm_up_leaves_the_batch_of_no_step(backend: Backend) -> None:
     assert step.rows.tolist() == [row.index for row in rows] and step.write.all()
 
 
-def test_changes_that_do_not_fit_beside_a_batch_go_before_it(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changes_that_do_not_fit_beside_a_batch_go_before_it(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "STEP_ROOM", HEADER_INTS)
     mem = manager(backend, ms.Redirect(1), 0)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,21 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import HEADER_INTS
+from memstate.kernels.levels import bitmap_ints, bitmap_words
+from memstate.kernels.tables import COUNTERS, HEADER_INTS, Count, Rules
 from memstate.slots import commands
+from tests.kernels import test_accept
+from tests.kernels.test_plan_kernel import (
+    NO_LIMIT,
+    VARIANTS,
+    RandomFile,
+    batch_packet,
+    copy_of,
+    random_batch,
+    same,
+    set_free,
+    stale_record,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,6 +62,19 @@ def test_barriers_stand_between_what_phases_write_and_read() -> None:
         "claim": 2, "ownership": 8, "audit": 2,
         "plan[none]": 1, "plan[redirect]": 3, "accept[none]": 1, "accept[redirect]": 3,
     }  # fmt: skip
+
+
+def test_a_claim_passes_over_words_that_no_level_has(backend: Backend) -> None:
+    """A summary whose last word has bits for more words than there are: behind these lies the summary itself."""
+    capacity, free = 3_000, [5, 2_999]
+    bitmap = torch.zeros(bitmap_ints(capacity), dtype=torch.int32, device=backend.device)
+    for slot in free:
+        bitmap[slot // 32] = 1 << slot % 32
+    first = bitmap_words(capacity)
+    bitmap[first], bitmap[first + 2] = 1, -1
+    counters = torch.zeros(COUNTERS, dtype=torch.int32, device=backend.device)
+    counters[Count.FREE] = len(free)
+    assert backend.claim(bitmap, 40, counters).tolist() == [*free, *[0] * 38]
 
 
 def test_the_device_keeps_to_the_limit_of_a_plan(backend: Backend) -> None:
@@ -150,3 +177,27 @@ def test_a_batch_is_looked_up_again_once_a_row_has_ended(backend: Backend) -> No
     with pytest.raises(ms.StaleHandle):
         mem.plan(rows)
     assert mem.length(a) == 1
+
+
+@pytest.mark.parametrize("variant", ["none", "lazy in place", "redirect"])
+def test_more_rows_than_lanes_follow_the_rules(backend: Backend, variant: str) -> None:
+    """Programs take 1024 rows at a time, and go on with the limit and the slots that are left. The reference decides."""
+    batch, rng = 1300, random.Random(variant)
+    strategy, lanes, in_place = VARIANTS[variant]
+    file = RandomFile(rng, backend, batch, lanes)
+    owned = set(file.file.table.slots.tolist())
+    set_free(file.file.table, [slot for slot in range(1, file.capacity + 1) if slot not in owned])
+    rows, tokens = random_batch(rng, file, batch)
+    rules = Rules(strategy, lanes, file.every, in_place)
+    for limit in (3, NO_LIMIT):
+        here = file.file.table
+        there, record = copy_of(here), stale_record(batch, here.cells)
+        other = stale_record(batch, here.cells)
+        packet = batch_packet((rows, tokens), limit, here.cells)
+        backend.plan(here, packet.clone(), record, rules)
+        Backend("reference", backend.device).plan(there, packet, other, rules)
+        assert same(here, there) and all(map(torch.equal, record, other))
+        case = test_accept.Case(backend, limit % 97, variant, batch)
+        here, there = copy_of(case.table), copy_of(case.table)
+        got, told = case.run(backend, here), case.run(Backend("reference", backend.device), there)
+        assert same(here, there) and all(map(torch.equal, (*got[0], *got[1]), (*told[0], *told[1])))

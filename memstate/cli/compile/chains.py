@@ -6,6 +6,7 @@ branches before it are made of. An atomic that a load waits for counts too: it i
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 INSTRUCTION = re.compile(r"\s*(?:@!?(?P<mask>%\w+)\s+)?(?P<op>[a-z][\w.:]*)\s+(?P<operands>.*?);")
 LABEL = re.compile(r"\s*(\$\w+):")
@@ -64,15 +65,13 @@ def _blocks(ptx: str) -> Blocks:
 
 def _successors(blocks: Blocks) -> dict[str, list[str]]:
     """Returns the blocks that each block may be followed by."""
-    names = [*blocks, None]
+    names = [*blocks, ""]
     after: dict[str, list[str]] = {}
-    for name, following in zip(names, names[1:], strict=False):
-        assert name is not None
-        jumps = [found for found in blocks[name] if found["op"].startswith("bra")]
-        after[name] = [target for found in jumps for target in (found["operands"].strip(),) if target in blocks]
+    for name, following in pairwise(names):
+        jumps = [found["operands"].strip() for found in blocks[name] if found["op"].startswith("bra")]
+        after[name] = [target for target in jumps if target in blocks]
         last = blocks[name][-1] if blocks[name] else None
-        ends = last is not None and not last["mask"] and last["op"].startswith(("bra", "ret", "exit"))
-        if following is not None and not ends:
+        if following and (last is None or last["mask"] or not last["op"].startswith(("bra", "ret", "exit"))):
             after[name].append(following)
     return after
 

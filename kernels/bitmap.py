@@ -15,7 +15,7 @@ from memstate.kernels.checks import check_columns, check_count
 from memstate.kernels.levels import TOP_WORDS as MOST_WORDS
 from memstate.kernels.levels import words_of
 from memstate.kernels.tables import Count
-from memstate.kernels.warps import ALONE, LANES, all_loaded, alone, warps_for
+from memstate.kernels.warps import ALONE, BLOCKS, LANES, all_loaded, alone, block_for, warps_for
 
 FREE = tl.constexpr(int(Count.FREE))
 CLAIMED = tl.constexpr(int(Count.CLAIMED))
@@ -235,7 +235,7 @@ def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
     check_count(n)
     out = torch.empty(n, dtype=torch.int32, device=bitmap.device)
     words = words_of(bitmap.numel())
-    block = min(1024, max(32, triton.next_power_of_2(n)))
+    block = block_for(n)
     warps = warps_for(block)
     _claim[(1,)](
         bitmap, out, counters, words, n, BLOCK=block, CHUNK=chunk_words(warps), num_warps=warps, **alone()
@@ -246,7 +246,7 @@ def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
 def release(bitmap: Tensor, ids: Tensor, capacity: int, counters: Tensor) -> None:
     """Launches the op; see `memstate.kernels.reference.bitmap.release`."""
     check_columns(bitmap.device, None, ids=ids)
-    block = min(1024, max(32, triton.next_power_of_2(ids.numel())))
+    block = block_for(ids.numel())
     _release[(1,)](bitmap, ids, counters, ids.numel(), capacity, BLOCK=block, num_warps=warps_for(block), **alone())
 
 
@@ -255,22 +255,25 @@ def sized(name: str, block: int) -> str:
     return name if block == 256 else f"{name} {block}"
 
 
+COMMON = (32, 256, 1024)  # lanes of the cases that are not rare
+
+
 def compile_cases() -> list[CompileCase]:
     """The launches to compile ahead, from the smallest; none moves plane bytes."""
     pointers = {"bitmap_ptr": "*i32", "counters_ptr": "*i32"}
     return [
         case
-        for block in (32, 256, 1024)
+        for block in BLOCKS
         for warps in [warps_for(block)]
         for case in (
             CompileCase(
                 sized("claim", block), _claim, pointers | {"out_ptr": "*i32", "words": "i32", "n": "i32"},
                 {"BLOCK": block, "CHUNK": chunk_words(warps)}, ("bitmap_ptr", "out_ptr", "counters_ptr"),
-                warps, (), ALONE,
+                warps, (), ALONE, block not in COMMON,
             ),
             CompileCase(
                 sized("release", block), _release, pointers | {"ids_ptr": "*i32", "n": "i32", "capacity": "i32"},
-                {"BLOCK": block}, ("bitmap_ptr", "ids_ptr", "counters_ptr"), warps, (), ALONE,
+                {"BLOCK": block}, ("bitmap_ptr", "ids_ptr", "counters_ptr"), warps, (), ALONE, block not in COMMON,
             ),
         )
     ]  # fmt: skip

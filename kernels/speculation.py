@@ -10,23 +10,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.bitmap import chunk_words, sized
+from memstate.kernels.bitmap import chunk_words
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_accept
 from memstate.kernels.levels import bitmap_words
 from memstate.kernels.tables import Accepted, Registers, Rules, StepRecord, Strategy
 from memstate.kernels.tracking import (
-    SIZES,
     batch_columns,
     book_claims,
     claim_counts,
     claim_needed,
+    constants,
     known_row,
     row_columns,
     shape,
     take_lane,
+    variants,
 )
-from memstate.kernels.warps import ALONE, all_loaded, alone, warps_for
+from memstate.kernels.warps import all_loaded, alone
 
 NONE = tl.constexpr(int(Strategy.NONE))
 PING_PONG = tl.constexpr(int(Strategy.PING_PONG))
@@ -119,7 +120,7 @@ def accept(registers: Registers, packet: Tensor, record: StepRecord, outcome: Ac
         packet, record.rows, record.tokens, record.write, record.snapshot, *outcome,
         registers.slots, registers.labels, registers.tracked, registers.snapshot_at, registers.source,
         registers.bitmap, registers.counters, batch, registers.source.numel(), words,
-        rules.every, STRATEGY=int(rules.strategy), LANES=rules.lanes, IN_PLACE=rules.in_place,
+        rules.every, **constants(rules),
         BLOCK=block, CHUNK=chunk_words(warps), num_warps=warps, **alone(),
     )  # fmt: skip
 
@@ -130,17 +131,4 @@ def compile_cases() -> list[CompileCase]:
         "packet_ptr", "rows_ptr", "tokens_ptr", "write_ptr", "snapshot_ptr", "accepted_ptr", "crossed_ptr",
         "slots_ptr", "labels_ptr", "tracked_ptr", "snapshot_at_ptr", "source_ptr", "bitmap_ptr", "counters_ptr",
     )  # fmt: skip
-    scalars = {"batch": "i32", "table_rows": "i32", "words": "i32", "every": "i32"}
-    variants = {"none": (0, 0, False), "ping-pong": (1, 1, False), "lazy": (2, 2, True), "redirect": (3, 1, False)}
-    return [
-        CompileCase(
-            sized(f"accept[{name}]", block), _accept, dict.fromkeys(pointers, "*i32") | scalars,
-            {
-                "STRATEGY": code, "LANES": lanes, "IN_PLACE": in_place,
-                "BLOCK": block, "CHUNK": chunk_words(warps_for(block)),
-            },
-            pointers, warps_for(block), (), ALONE,
-        )
-        for name, (code, lanes, in_place) in variants.items()
-        for block in SIZES[name]
-    ]  # fmt: skip
+    return variants("accept", _accept, pointers, windows=False)

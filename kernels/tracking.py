@@ -6,6 +6,9 @@ launch can be replayed:
     packet   [ header: counts, limit, offsets | rows | tokens | sections of the ownership launch ]
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,7 +25,7 @@ from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_plan
 from memstate.kernels.levels import bitmap_words
 from memstate.kernels.tables import HEADER_INTS, LIMIT_CELL, Count, Registers, Rules, Section, StepRecord, Strategy
-from memstate.kernels.warps import ALONE, all_loaded, alone, warps_for
+from memstate.kernels.warps import ALONE, BLOCKS, all_loaded, alone, block_for, warps_for
 
 RESERVE = tl.constexpr(int(Count.RESERVE))
 DEGRADED = tl.constexpr(int(Count.DEGRADED))
@@ -223,8 +226,17 @@ def _plan(
 
 def shape(batch: int) -> tuple[int, int]:
     """Lanes of the one program and its warps: two rows a thread, up to 1024 at a time."""
-    block = min(1024, max(32, triton.next_power_of_2(batch)))
+    block = block_for(batch)
     return block, warps_for(block)
+
+
+def constants(rules: Rules) -> dict[str, int]:
+    """What a launch is compiled for, by the rules; a speculative step has no lanes yet."""
+    window = rules.strategy == Strategy.WINDOW
+    return {
+        "STRATEGY": int(rules.strategy), "LANES": 0 if window else rules.lanes,
+        "IN_PLACE": False if window else rules.in_place,
+    }  # fmt: skip
 
 
 def plan(registers: Registers, packet: Tensor, record: StepRecord, rules: Rules) -> None:
@@ -236,12 +248,43 @@ def plan(registers: Registers, packet: Tensor, record: StepRecord, rules: Rules)
     _plan[(1,)](
         packet, registers.slots, registers.labels, registers.tracked, registers.snapshot_at, registers.source,
         registers.bitmap, registers.counters, *record, batch, registers.source.numel(), words, rules.every,
-        STRATEGY=int(rules.strategy), LANES=rules.lanes, IN_PLACE=rules.in_place,
+        **constants(rules),
         BLOCK=block, CHUNK=chunk_words(warps), num_warps=warps, **alone(),
     )  # fmt: skip
 
 
-SIZES = {"none": (32, 256), "ping-pong": (32, 256), "lazy": (32, 256, 512), "redirect": (32, 256), "window": (32, 256)}
+# Name of a strategy as it is launched -> its constants, and the lanes that are no rare case.
+VARIANTS = {
+    "none": (Rules(Strategy.NONE, 0, 1, False), (32, 256)),
+    "ping-pong": (Rules(Strategy.PING_PONG, 2, 1, False), (32, 256)),
+    "ping-pong of one lane": (Rules(Strategy.PING_PONG, 1, 1, False), ()),
+    "lazy": (Rules(Strategy.LAZY, 2, 1, True), (32, 256, 512)),
+    "lazy without overwriting": (Rules(Strategy.LAZY, 2, 1, False), ()),
+    "redirect": (Rules(Strategy.REDIRECT, 1, 1, False), (32, 256)),
+    "window": (Rules(Strategy.WINDOW, 0, 1, False), (32, 256)),
+}
+
+
+def variants(op: str, kernel: Any, pointers: Sequence[str], windows: bool) -> list[CompileCase]:
+    """The launches of plan or accept, for every strategy and every number of lanes.
+
+    Args:
+        op: name of the op.
+        kernel: its kernel.
+        pointers: names of its pointers.
+        windows: whether it plans windows too.
+    """
+    scalars = {"batch": "i32", "table_rows": "i32", "words": "i32", "every": "i32"}
+    return [
+        CompileCase(
+            sized(f"{op}[{name}]", block), kernel, dict.fromkeys(pointers, "*i32") | scalars,
+            constants(rules) | {"BLOCK": block, "CHUNK": chunk_words(warps_for(block))},
+            tuple(pointers), warps_for(block), (), ALONE, block not in common,
+        )
+        for name, (rules, common) in VARIANTS.items()
+        if windows or rules.strategy != Strategy.WINDOW
+        for block in BLOCKS
+    ]  # fmt: skip
 
 
 def compile_cases() -> list[CompileCase]:
@@ -251,20 +294,4 @@ def compile_cases() -> list[CompileCase]:
     )  # fmt: skip
     outputs = tuple(f"out_{name}_ptr" for name in StepRecord._fields)
     pointers = ("packet_ptr", *columns, *outputs)
-    scalars = {"batch": "i32", "table_rows": "i32", "words": "i32", "every": "i32"}
-    variants = {
-        "none": (0, 0, False), "ping-pong": (1, 2, False), "lazy": (2, 2, True), "redirect": (3, 1, False),
-        "window": (4, 0, False),
-    }  # fmt: skip
-    return [
-        CompileCase(
-            sized(f"plan[{name}]", block), _plan, dict.fromkeys(pointers, "*i32") | scalars,
-            {
-                "STRATEGY": code, "LANES": lanes, "IN_PLACE": in_place,
-                "BLOCK": block, "CHUNK": chunk_words(warps_for(block)),
-            },
-            pointers, warps_for(block), (), ALONE,
-        )
-        for name, (code, lanes, in_place) in variants.items()
-        for block in SIZES[name]
-    ]  # fmt: skip
+    return variants("plan", _plan, pointers, windows=True)

@@ -231,5 +231,5 @@ def _require_keys(where: str, found: Any, expected: Mapping[str, type], optional
 
 def compile_cases(config: CopyConfig) -> list[CompileCase]:
     """The launches of the copy kernel under a configuration, to compile ahead; needs Triton."""
-    cases: list[CompileCase] = import_module("memstate.kernels.copy").compile_cases(config=config)
+    cases: list[CompileCase] = import_module("memstate.kernels.copy").compile_cases(16, config)
     return cases

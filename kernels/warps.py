@@ -16,6 +16,7 @@ from triton.runtime import driver
 
 LANES = 64  # of a warp at least: what the widest one has; 32 threads take two each
 MOST = 16
+BLOCKS = (32, 64, 128, 256, 512, 1024)  # lanes of a program that has a lane for each entry; of more it makes a loop
 # Launch options of a program that runs alone: the registers of a thread, all there are where it has MOST warps. Without
 # a limit NVIDIA's assembler spills some, so that more programs would fit. AMD's compiler has no such option.
 ALONE = {"maxnreg": 128}
@@ -34,6 +35,11 @@ def warps_for(lanes: int) -> int:
     if warps * 32 > lanes:
         raise ValueError(f"{lanes} lanes: expected 32 or more, one for each thread of a warp")
     return warps
+
+
+def block_for(entries: int) -> int:
+    """Lanes of a program for a number of entries, one of `BLOCKS`."""
+    return min(BLOCKS[-1], max(BLOCKS[0], int(triton.next_power_of_2(entries))))
 
 
 def alone() -> dict[str, int]:

@@ -108,18 +108,21 @@ class Snapshots:
         Returns:
             One snapshot a row; None where there is none, or no register is free.
         """
-        snapshots: list[Snapshot | None] = []
-        sources = []
-        for row, bound in zip(rows.tolist(), known.tolist(), strict=True):
-            answer = self.answer(row, bound, ended)
-            if answer is None or not self.free:
-                self.refused += answer is not None
-                snapshots.append(None)
-                continue
-            length = int(self._commands.registers.labels[answer])
-            snapshots.append(self.add(length, self._pages.share(row, length)))
-            sources.append(answer)
-        self._commands.move([snap.register for snap in snapshots if snap], sources)
+        answers = self._mirror.answers(rows, self._pages.floor(known), ended)
+        found = np.flatnonzero(answers)
+        self.refused += max(0, len(found) - self.free)
+        found = found[: self.free]
+        sources = answers[found]
+        lengths = self._commands.registers.labels[sources].tolist()
+        registers = np.array([self._free.popleft() for _ in lengths], np.int64)
+        generations = self.generation[registers - self._first].tolist()
+        snapshots: list[Snapshot | None] = [None] * len(rows)
+        for at, row, register, generation, length in zip(
+            found.tolist(), rows[found].tolist(), registers.tolist(), generations, lengths, strict=True
+        ):
+            pages = tuple(self._pages.share(row, length))
+            self.kept[register] = snapshots[at] = Snapshot(register, generation, length, pages)
+        self._commands.move(registers, sources)
         self.published += len(sources)
         return snapshots
 
@@ -170,7 +173,10 @@ class Snapshots:
             StaleHandle: a snapshot was dropped.
             InvalidArgument: something is not a snapshot.
         """
+        kept = self.kept.get
         for snapshot in snapshots:
+            if type(snapshot) is Snapshot and type(snapshot.register) is int and kept(snapshot.register) is snapshot:
+                continue
             if not isinstance(snapshot, Snapshot):
                 raise InvalidArgument(
                     f"{snapshot!r} is no snapshot: use the handles that publish() and release() returned"
@@ -188,23 +194,31 @@ class Snapshots:
             InvalidArgument: a snapshot is named twice, or something is not a snapshot.
         """
         self.require(snapshots)
-        if len(set(snapshots)) != len(snapshots):
+        if len({snapshot.register for snapshot in snapshots}) != len(snapshots):
             raise InvalidArgument("a snapshot is named twice")
 
     def drop(self, snapshots: Sequence[Snapshot]) -> None:
         """Drops snapshots. One with a pin is released with its last pin."""
-        self._release([done for snap in snapshots if (done := self.end(snap))])
+        self._release(self.end(snapshots))
         self.dropped += len(snapshots)
 
-    def end(self, snapshot: Snapshot) -> Snapshot | None:
-        """Ends a handle; returns the snapshot to release now, or None where a pin still keeps it."""
-        del self.kept[snapshot.register]
-        at = snapshot.register - self._first
-        self.generation[at : at + 1] = risen(self.generation[at : at + 1])
-        if snapshot.register in self._pins:
-            self._dropped[snapshot.register] = snapshot
-            return None
-        return self._recycle(snapshot)
+    def end(self, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+        """Ends handles; returns the snapshots to release now, which are those that no pin keeps."""
+        registers = [snapshot.register for snapshot in snapshots]
+        for register in registers:
+            del self.kept[register]
+        ended = np.array(registers, np.int64) - self._first
+        self.generation[ended] = risen(self.generation[ended])
+        if self._pins.keys().isdisjoint(registers):
+            self._free += registers
+            return list(snapshots)
+        released = []
+        for snapshot in snapshots:
+            if snapshot.register in self._pins:
+                self._dropped[snapshot.register] = snapshot
+            else:
+                released.append(self._recycle(snapshot))
+        return released
 
     def pin(self, register: int) -> None:
         """Keeps a register's snapshot until `unpin`, even if it is dropped meanwhile."""
@@ -232,7 +246,7 @@ class Snapshots:
 
     def _release(self, snapshots: Sequence[Snapshot]) -> None:
         self._commands.release([snap.register for snap in snapshots])
-        for snap in snapshots:
+        for snap in snapshots if self._pages.allocator.pages else ():
             self._pages.allocator.release(snap.pages)
 
     def _recycle(self, snapshot: Snapshot) -> Snapshot:

@@ -167,3 +167,13 @@ class Mirror:
         candidates: Sequence[int] = range(first if ended else first + 1, first + 1 + self.lanes)
         valid = [r for r in candidates if self.file.held[r] and 1 <= self.file.labels[r] <= known]
         return max(valid, key=lambda r: int(self.file.labels[r]), default=None)
+
+    def answers(self, rows: Longs, known: Longs, ended: bool) -> Longs:
+        """Returns the `answer` of each row, 0 for none: `row`."""
+        registers = rows[:, None] * REGISTERS_PER_ROW + np.arange(0 if ended else 1, 1 + self.lanes)
+        if not registers.size:
+            return np.zeros(len(rows), np.int64)
+        labels = self.file.labels[registers]
+        labels = np.where(self.file.held[registers] & (labels <= known[:, None]), labels, 0)
+        at = np.arange(len(rows)), labels.argmax(1)
+        return np.where(labels[at] > 0, registers[at], 0)

@@ -53,7 +53,7 @@ class Fork(NamedTuple):
     page_copies: list[tuple[int, int]]
 
 
-@dataclass
+@dataclass(slots=True)
 class Start:
     """How one request starts.
 
@@ -80,11 +80,6 @@ class Start:
     lower: LowerHit | None = None
     boundaries: list[int] = field(default_factory=list)
     taken: bool = False
-
-    @property
-    def searched(self) -> bool:
-        """Whether the state was looked for in a session, the prefix cache or host memory."""
-        return self.session is not None or self.match is not None or self.lower is not None
 
     @property
     def turn(self) -> Origin:
@@ -145,7 +140,7 @@ class Admission:
         fresh = [0] * len(starts)
         if self._pages.allocator.pages:
             fresh = [max(0, self._pages.count(start.tokens) - len(start.origin.pages)) for start in starts]
-        found = [start for start in starts if start.searched]
+        found = [start for start in starts if start.key is not None]  # others have no session, match or lower state
         hits = [start.lower for start in found if start.lower]
         with self._guard.changing("admit"):
             self._hold(found)
@@ -193,10 +188,14 @@ class Admission:
         self._pages.start(rows, [origin.pages for origin in origins], fresh)
         if found:
             self._move(rows, starts)
-        self._claim(rows, [len(origin.registers) if origin.moves else 0 for origin in origins] if found else ())
-        read = [origin.registers[0] if origin.registers and not origin.moves else 0 for origin in origins]
-        source = np.array(read, np.int64)
-        length = np.array([origin.length for origin in origins], np.int64)
+        source = length = np.zeros(len(rows), np.int64)
+        if origins.count(START) == len(origins):
+            self._claim(rows, ())
+        else:
+            self._claim(rows, [len(origin.registers) if origin.moves else 0 for origin in origins])
+            read = [origin.registers[0] if origin.registers and not origin.moves else 0 for origin in origins]
+            source = np.array(read, np.int64)
+            length = np.array([origin.length for origin in origins], np.int64)
         self._start(rows, source, length, [start.boundaries for start in starts])
         for row, start in zip(rows.tolist(), starts, strict=True) if self._cache.enabled else ():
             if start.lease is None:

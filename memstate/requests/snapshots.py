@@ -120,7 +120,7 @@ class Snapshots:
         for at, row, register, generation, length in zip(
             found.tolist(), rows[found].tolist(), registers.tolist(), generations, lengths, strict=True
         ):
-            pages = tuple(self._pages.share(row, length))
+            pages = tuple(self._pages.share(row, length)) if self._pages.allocator.pages else ()
             self.kept[register] = snapshots[at] = Snapshot(register, generation, length, pages)
         self._commands.move(registers, sources)
         self.published += len(sources)

@@ -108,7 +108,7 @@ class Snapshots:
         Returns:
             One snapshot a row; None where there is none, or no register is free.
         """
-        answers = self._mirror.answers(rows, self._pages.floor(known), ended)
+        answers = self._answers(rows, known, ended)
         found = np.flatnonzero(answers)
         self.refused += max(0, len(found) - self.free)
         found = found[: self.free]
@@ -136,19 +136,22 @@ class Snapshots:
             raise InvalidArgument(
                 f"{len(rows)} snapshots to publish, room for {self.free}: drop some, or raise snapshots="
             )
-        bounds = zip(rows.tolist(), known.tolist(), strict=True)
-        missing = [row for row, bound in bounds if self.answer(row, bound, ended=False) is None]
-        if missing:
+        missing = rows[self._answers(rows, known, ended=False) == 0]
+        if missing.size:
             raise InvalidArgument(
-                f"rows {missing} have no snapshot to publish: none was due yet, or it was published before"
+                f"rows {missing.tolist()} have no snapshot to publish: none was due yet, or it was published before"
             )
 
     def answer(self, row: int, known: int, ended: bool) -> int | None:
-        """Returns the register with the newest snapshot within `known` tokens, or None.
+        """Returns the register with the newest snapshot within `known` tokens, which fill whole pages, or None."""
+        return self._mirror.answer(row, known, ended)
+
+    def _answers(self, rows: Longs, known: Longs, ended: bool) -> Longs:
+        """Returns, for each row, the register with the newest snapshot within `known` tokens; 0 for none.
 
         A snapshot shares whole KV pages, so it stands for whole pages only.
         """
-        return self._mirror.answer(row, self._pages.floor(known), ended)
+        return self._mirror.answers(rows, self._pages.floor(known), ended)
 
     def hold(self, register: int, length: int) -> Snapshot:
         """Moves a state to a register of its own for first steps that are about to read it. It goes with the last pin.

@@ -13,7 +13,7 @@ from memstate.requests.tracking import PingPong
 
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="launches that do nothing")
 CPU = Setting("reference", torch.device("cpu"), toy=True)
-LIFE = {"admit", "publish", "release", "drop"}
+LIFE = {"admit", "publish", "release", "drop"}  # and all of them together
 STEP = {"plan", "settle", "decode"}
 
 
@@ -45,7 +45,7 @@ def test_every_operation_is_measured_beside_the_peer(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(host_peer, "load", lambda: None)
     monkeypatch.setattr(host_peer, "SglangStates", Spends)
     outcome = toy("sglang")
-    assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == LIFE | STEP
+    assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == LIFE | STEP | {"together"}
     assert len({(entry.op, entry.case) for entry in outcome.entries}) == len(outcome.entries)
     for entry in outcome.entries:
         assert entry.case.startswith("toy R=") and entry.unit == "host us" and entry.value > 0
@@ -70,7 +70,7 @@ def test_without_the_peer_one_line_says_so(monkeypatch: pytest.MonkeyPatch, caps
 @pytest.mark.parametrize(
     ("method", "does", "says"),
     [
-        ("drop", lambda mem, snapshots: None, "slots free"),
+        ("drop", lambda mem, snapshots: None, "raises OutOfSlots"),
         ("publish", lambda mem, rows: [None] * 3, "0 snapshots of 6"),
     ],
 )

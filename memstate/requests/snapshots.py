@@ -178,7 +178,7 @@ class Snapshots:
         """
         kept = self.kept.get
         for snapshot in snapshots:
-            if type(snapshot) is Snapshot and type(snapshot.register) is int and kept(snapshot.register) is snapshot:
+            if type(snapshot) is Snapshot and type(at := snapshot.register) is int and kept(at) is snapshot:
                 continue
             if not isinstance(snapshot, Snapshot):
                 raise InvalidArgument(
@@ -202,26 +202,30 @@ class Snapshots:
 
     def drop(self, snapshots: Sequence[Snapshot]) -> None:
         """Drops snapshots. One with a pin is released with its last pin."""
-        self._release(self.end(snapshots))
+        registers = self.end(snapshots)
+        if not self._pins:
+            self._release(snapshots, registers)
+        elif loose := [snapshot for snapshot in snapshots if snapshot.register not in self._dropped]:
+            self._release(loose)
         self.dropped += len(snapshots)
 
-    def end(self, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-        """Ends handles; returns the snapshots to release now, which are those that no pin keeps."""
+    def end(self, snapshots: Sequence[Snapshot]) -> Longs:
+        """Ends handles, and returns their registers. A register without a pin is free then; the others wait."""
         registers = [snapshot.register for snapshot in snapshots]
         for register in registers:
             del self.kept[register]
-        ended = np.array(registers, np.int64) - self._first
-        self.generation[ended] = risen(self.generation[ended])
-        if self._pins.keys().isdisjoint(registers):
+        ended = np.array(registers, np.int64)
+        at = ended - self._first
+        self.generation[at] = risen(self.generation[at])
+        if not self._pins:
             self._free += registers
-            return list(snapshots)
-        released = []
+            return ended
         for snapshot in snapshots:
             if snapshot.register in self._pins:
                 self._dropped[snapshot.register] = snapshot
             else:
-                released.append(self._recycle(snapshot))
-        return released
+                self._recycle(snapshot)
+        return ended
 
     def pin(self, register: int) -> None:
         """Keeps a register's snapshot until `unpin`, even if it is dropped meanwhile."""
@@ -247,8 +251,8 @@ class Snapshots:
             if dropped := self.unpin(self._first_reads.pop(row)):
                 self._release([dropped])
 
-    def _release(self, snapshots: Sequence[Snapshot]) -> None:
-        self._commands.release([snap.register for snap in snapshots])
+    def _release(self, snapshots: Sequence[Snapshot], registers: Longs | None = None) -> None:
+        self._commands.release([snap.register for snap in snapshots] if registers is None else registers)
         for snap in snapshots if self._pages.allocator.pages else ():
             self._pages.allocator.release(snap.pages)
 

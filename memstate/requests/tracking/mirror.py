@@ -12,6 +12,7 @@ from memstate.errors import InvalidArgument
 from memstate.kernels.rules import Claim, Columns, accept_snapshot, needs_claim, plan_snapshot, superseded
 from memstate.kernels.tables import REGISTERS_PER_ROW, Rules
 from memstate.requests.tracking.base import Tracking
+from memstate.slots.packet import FEW
 from memstate.slots.registers import Longs, RegisterFile
 
 
@@ -170,6 +171,9 @@ class Mirror:
 
     def answers(self, rows: Longs, known: Longs, ended: bool) -> Longs:
         """Returns the `answer` of each row, 0 for none: `row`."""
+        if len(rows) <= FEW:
+            bounds = zip(rows.tolist(), known.tolist(), strict=True)
+            return np.array([self.answer(row, bound, ended) or 0 for row, bound in bounds], np.int64)
         registers = rows[:, None] * REGISTERS_PER_ROW + np.arange(0 if ended else 1, 1 + self.lanes)
         if not registers.size:
             return np.zeros(len(rows), np.int64)

@@ -322,7 +322,7 @@ class PrefixCache(NotCopied):
         """
         assert lease.match.found is not None and lease.match.found.stated is not None
         if snapshot := self._detach(lease.match.found.stated):
-            self._snapshots.end(snapshot)  # its register is freed with the pin
+            self._snapshots.end([snapshot])  # its register is freed with the pin
 
     def boundaries(self, lease: Lease, tokens: int) -> list[int]:
         """Returns the lengths, besides the boundaries, at which a request is to take snapshots.

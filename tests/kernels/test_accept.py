@@ -10,7 +10,16 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.reference import tracking
 from memstate.kernels.tables import Accepted, Count, Registers, Rules, StepRecord, Strategy
 from tests.kernels import test_plan_kernel as plans
-from tests.kernels.test_plan_kernel import BATCHES, NO_LIMIT, POISON, VARIANTS, batch_packet, copy_of, same, stale_record
+from tests.kernels.test_plan_kernel import (
+    BATCHES,
+    NO_LIMIT,
+    POISON,
+    VARIANTS,
+    batch_packet,
+    copy_of,
+    same,
+    stale_record,
+)
 
 
 def stale_outcome(batch: int, like: Tensor) -> Accepted:

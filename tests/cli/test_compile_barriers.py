@@ -19,9 +19,10 @@ from memstate.cli.compile.assembly import BARRIER, PLACE, source_line
 from memstate.cli.compile.build import KERNELS, compile_case
 from memstate.cli.compile.chains import dependent_loads
 from memstate.kernels.catalog import CompileCase, all_cases
+from tests.support.sampling import PROOF
 
 ROOT = Path(__file__).parents[2]
-TARGETS = ("sm_80", "sm_90", "sm_100")
+TARGETS = ("sm_80", "sm_90", "sm_100") if PROOF else ("sm_90",)
 MANY = " on 4 warps"
 ACCESS = re.compile(r"\s*(?:@!?%\w+\s+)?(ld|st|atom|red)\.(?:\w+\.)*global")
 CALLS = {"ld": "load", "st": "store", "atom": "atomic", "red": "atomic"}  # in the source

@@ -106,10 +106,10 @@ def needs_claim(columns: Columns, rules: Rules, rows: Longs, length: Longs, wind
     """
     first = rows * REGISTERS_PER_ROW + 1
     slots, labels = columns.slots, columns.labels
-    empty = slots[first] == 0
+    empty: Flags = slots[first] == 0
     if rules.strategy == Strategy.REDIRECT:
         return empty if window else empty & _new(columns, rows, length)
-    idle = ~empty & (labels[first] == 0)
+    idle: Flags = ~empty & (labels[first] == 0)
     for lane in range(1, rules.lanes):
         empty = empty | (slots[first + lane] == 0)
         idle |= (slots[first + lane] != 0) & (labels[first + lane] == 0)

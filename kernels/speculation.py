@@ -42,7 +42,7 @@ def _accept(
     batch, table_rows, words, every,
     STRATEGY: tl.constexpr, LANES: tl.constexpr, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    given_ptr, _, limit = batch_columns(packet_ptr, batch)
+    given_ptr, _, limit, table_rows = batch_columns(packet_ptr, batch, table_rows)
     free, reserve, claimed, degraded = claim_counts(counters_ptr)
     for start in tl.range(0, batch, BLOCK, disable_licm=True):
         index = start + tl.arange(0, BLOCK)

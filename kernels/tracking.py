@@ -46,10 +46,14 @@ def known_row(row, table_rows):
 
 
 @triton.jit
-def batch_columns(packet_ptr, batch):
-    """Both columns of a packet's batch, which begin behind its header, and the limit of optional claims."""
+def batch_columns(packet_ptr, batch, table_rows):
+    """Both columns of a packet's batch behind its header, its limit of optional claims, and the rows of the table.
+
+    There are 0 rows if the packet has a batch of another size: the graph of that size should have been replayed.
+    """
     first = packet_ptr + HEADER
-    return first, first + (batch + 3) // 4 * 4, tl.load(packet_ptr + LIMIT)
+    known = tl.where(tl.load(packet_ptr + BATCH) == batch, table_rows, 0)
+    return first, first + (batch + 3) // 4 * 4, tl.load(packet_ptr + LIMIT), known
 
 
 @triton.jit
@@ -157,7 +161,7 @@ def _plan(
     batch, table_rows, words, every,
     STRATEGY: tl.constexpr, LANES: tl.constexpr, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    rows_ptr, tokens_ptr, limit = batch_columns(packet_ptr, batch)
+    rows_ptr, tokens_ptr, limit, table_rows = batch_columns(packet_ptr, batch, table_rows)
     free, reserve, claimed, degraded = claim_counts(counters_ptr)
     for start in tl.range(0, batch, BLOCK, disable_licm=True):  # else AMD's compiler keeps too much of the next one
         index = start + tl.arange(0, BLOCK)
@@ -216,7 +220,7 @@ def _plan(
         tl.store(out_snapshot_ptr + index, snapshot, mask=inside)
     if (STRATEGY != NONE) & (STRATEGY != WINDOW):
         book_claims(counters_ptr, free, claimed, degraded)
-    section = tl.arange(0, 8)
+    section = tl.arange(0, BLOCK)
     tl.store(packet_ptr + section, 0, mask=section < BATCH)  # its changes are made; the batch stays
 
 

@@ -73,8 +73,8 @@ class WorkStream:
         """
         if self.capturing:
             raise InvalidArgument(
-                f"this call comes while {torch.cuda.current_stream(self._device)} captures a CUDA graph: capture the "
-                "forward alone, and make this call before or after the capture"
+                f"this call comes while {torch.cuda.current_stream(self._device)} captures a CUDA graph: make "
+                "this call before or after the capture; launch(batch) can be captured"
             )
 
     def use(self, stream: "torch.cuda.Stream") -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 from memstate.kernels.checks import check_accept
 from memstate.kernels.reference.host import on_host
 from memstate.kernels.reference.tracking import batch_columns, claims
-from memstate.kernels.rules import Columns, accept_snapshots
+from memstate.kernels.rules import Columns, Longs, accept_snapshots
 from memstate.kernels.tables import LIMIT_CELL, REGISTERS_PER_ROW, Accepted, Registers, Rules, StepRecord
 
 
@@ -30,10 +30,10 @@ def accept(registers: Registers, packet: Tensor, record: StepRecord, outcome: Ac
     check_accept(registers, packet, record, outcome)
     with on_host(*registers[:5], registers.bitmap, registers.counters, packet, *record, *outcome) as arrays:
         slots, labels, tracked, snapshot_at, source, bitmap, counters, sent = arrays[:8]
-        step = StepRecord(*arrays[8:13])  # type: ignore[arg-type]
-        out = Accepted(*arrays[13:])  # type: ignore[arg-type]
-        given = np.minimum(batch_columns(sent, len(step.rows))[0], step.tokens)
-        planned = step.rows.astype(np.int64)
+        entries, tokens, _, write, snapshot = arrays[8:13]
+        out = dict(zip(Accepted._fields, arrays[13:], strict=True))
+        given: Longs = np.minimum(batch_columns(sent, len(entries))[0], tokens)
+        planned = entries.astype(np.int64)
         known = np.where((planned > 0) & (planned < len(source)) & (given > 0), planned, 0)
         at = np.flatnonzero((known > 0) & (slots[known * REGISTERS_PER_ROW] != 0))
         rows, accepted = known[at], given[at]
@@ -44,8 +44,7 @@ def accept(registers: Registers, packet: Tensor, record: StepRecord, outcome: Ac
         lanes, mark = accept_snapshots(columns, rules, rows, length, length + accepted, claim)
         labels[live], source[rows] = length + accepted, 0
         taken = (lanes > 0) & (mark > 0)
-        for column in (step.write, step.snapshot, *out):
+        for column in (write, snapshot, *out.values()):
             column[:] = 0
-        step.write[at] = slots[live]
-        step.snapshot[at] = np.where(taken, slots[lanes], 0)
-        out.accepted[at], out.crossed[at] = accepted, np.where(taken, mark - length, 0)
+        write[at], snapshot[at] = slots[live], np.where(taken, slots[lanes], 0)
+        out["accepted"][at], out["crossed"][at] = accepted, np.where(taken, mark - length, 0)

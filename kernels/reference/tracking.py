@@ -21,9 +21,11 @@ from memstate.kernels.tables import (
 
 
 def batch_columns(packet: Ints, batch: int) -> tuple[Longs, Longs]:
-    """Returns both columns of a packet's batch, which begin behind its header."""
+    """Returns both columns of a packet's batch, which begin behind its header; zeros if it has another size."""
     second = HEADER_INTS + (batch + 3) // 4 * 4
-    return packet[HEADER_INTS : HEADER_INTS + batch].astype(np.int64), packet[second : second + batch].astype(np.int64)
+    fits = int(packet[Section.BATCH]) == batch
+    rows, tokens = (packet[start : start + batch].astype(np.int64) * fits for start in (HEADER_INTS, second))
+    return rows, tokens
 
 
 def claims(bitmap: Ints, counters: Ints, limit: int) -> Claim:
@@ -51,9 +53,9 @@ def plan(registers: Registers, packet: Tensor, record: StepRecord, rules: Rules)
     Args:
         registers: the register file. Changed: registers, bitmap and counters.
         packet: int32, laid out as `memstate.kernels.tables.Section` says. Its batch has as many entries as a column of
-            the record: each row at most once; 0, negative and rows beyond the table are padding, and so is an entry
-            without tokens. Its limit is the number of optional claims, besides the budget (free slots less the
-            reserve). Changed: the counts of all sections but the batch become 0.
+            the record, or all of them are padding. Each row comes at most once; 0, negative rows and rows beyond the
+            table are padding, and so is an entry without tokens. Its limit is the number of optional claims, besides
+            the budget (free slots less the reserve). Changed: the counts of all sections but the batch become 0.
         record: int32 `batch` columns. Changed.
         rules: of the tracking strategy, or with `Strategy.WINDOW` those of a speculative step, which changes nothing
             yet.

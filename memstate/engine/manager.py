@@ -210,7 +210,7 @@ class StateManager(Recovery):
         self._log = StepLog(max_batch or rows, int(overlap), self.backend.device, forward.speculation)
         self._stepping = self._faults.stepping(
             self._commands, self._table, self._pages, self._mirror, self._snapshots, self._boundaries, self._log,
-            self.planes, copied,
+            self.planes, copied, bool(forward.direct_hits),
         )  # fmt: skip
         self._admission = self._faults.admission(
             self._commands, self._table, self._pages, self._snapshots, self._cache, self._sessions, self._boundaries,
@@ -523,8 +523,7 @@ class StateManager(Recovery):
         Syncs: no, unless it needs slots that `pool.release` freed by id.
         """
         self._enter()
-        if window and not self.forward.speculation:
-            raise InvalidArgument("plan(window=True) needs a manager with forward=ms.Forward(speculation=True)")
+        self._require_speculation("plan", window)
         if replay is not None and not callable(replay):
             raise InvalidArgument(f"replay={replay!r}: expected a function, such as graph.replay")
         return self._stepping.plan(rows, tokens, _limit(limit), window, self._cache, replay)
@@ -552,22 +551,18 @@ class StateManager(Recovery):
         Syncs: no.
         """
         self._require_thread()
+        self._require_speculation("launch", window)
+        return self._stepping.launch(whole("batch", batch), window)
+
+    def _require_speculation(self, call: str, window: bool) -> None:
         if window and not self.forward.speculation:
-            raise InvalidArgument("launch(window=True) needs a manager with forward=ms.Forward(speculation=True)")
-        self._stepping.require_launch(whole("batch", batch), window)
-        if self._stepping.replaying is None and not self._allocator.stream.capturing:
-            raise InvalidArgument(
-                "launch() outside of a graph capture would run the last step again: call it while you capture a CUDA "
-                "graph, or in the replay of a plan"
-            )
-        return self._stepping.launch(batch, window)
+            raise InvalidArgument(f"{call}(window=True) needs a manager with forward=ms.Forward(speculation=True)")
 
     def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None = None) -> None:
         """Tells the manager that the results of a step are known, and which rows of the step have ended.
 
         Rows that have ended are padding from now on. Settle steps in the order of their plans. If a lane can
-        be released, the call sends the recorded changes and takes one launch; if rows of the step have ended, it takes
-        one upload as well.
+        be released, the call records that; the next packet carries it.
 
         If this step is still open, `settle` closes it: it launches the copies of snapshots that in-place kernels, or
         planes written only in part, need. If a readback or a transfer waits, it also sends the waiting changes.
@@ -594,8 +589,8 @@ class StateManager(Recovery):
         If the accepted tokens cross boundaries, the state at the last of them becomes a snapshot, if a slot is free.
         Under Redirect a boundary at the end of the accepted tokens waits for the next step.
 
-        It first sends the recorded changes. Then it takes one upload and these launches: one for the lengths, one for
-        each plane, and one if lanes can be released. A plane with a tensor for each layer takes one for each layer.
+        It first sends the recorded changes. Then it takes one upload and these launches: one for the lengths, and one
+        for each plane. A plane with a tensor for each layer takes one for each layer.
 
         Args:
             step: the oldest unsettled step, planned with `window=True`.

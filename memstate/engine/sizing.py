@@ -9,6 +9,7 @@ from memstate.errors import ConfigurationError
 from memstate.kernels.levels import bitmap_ints
 from memstate.requests.steps import record_bytes
 from memstate.sizes import Part
+from memstate.slots.commands import step_ints
 from memstate.slots.registers import cell_starts, register_count
 from memstate.state.layout import StateLayout
 
@@ -85,6 +86,7 @@ def device_parts(
         ),
         Part("bitmap", 4 * bitmap_ints(slots), "slots"),
         Part("step records", record_bytes(max_batch, speculation), BATCH),
+        Part("packet of a step", 4 * step_ints(max_batch), BATCH),
     ]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.checks import INT32_MAX, counts, flags
-from memstate.errors import InvalidArgument
+from memstate.errors import Asleep, InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW, Rules, StepRecord, Strategy
 from memstate.prefix import PrefixCache
 from memstate.requests.boundaries import Boundaries
@@ -54,6 +54,7 @@ class Stepping:
         copied: planes that memstate must copy: those that in-place kernels update, and those that a step writes only in
             part. memstate copies such a plane in two cases: the step reads one slot and writes another, or a snapshot
             is due.
+        direct_hits: whether the first step of a row can read a snapshot directly.
 
     Attributes:
         open: the step whose forward is perhaps not launched yet, or None.
@@ -62,11 +63,12 @@ class Stepping:
 
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, mirror: Mirror, snapshots: Snapshots,
-        boundaries: Boundaries, log: StepLog, planes: Planes, copied: tuple[str, ...],
+        boundaries: Boundaries, log: StepLog, planes: Planes, copied: tuple[str, ...], direct_hits: bool,
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._mirror, self._snapshots, self._boundaries = pages, mirror, snapshots, boundaries
         self._log, self._planes, self._copied, self._guard = log, planes, copied, commands.guard
+        self._moves = bool(copied) and (direct_hits or mirror.tracking.reads_old_slot)
         self.open: Step | None = None  # the step whose forward is perhaps not launched yet
         self.replaying: tuple[int, bool] | None = None
         self._last: Batch | None = None  # the batch that was looked up last, and what it was looked up for
@@ -249,22 +251,27 @@ class Stepping:
             batch: entries of the batch.
             window: whether the step is speculative.
         """
+        self._require_launch(batch, window)
         record = self._log.record(batch)
         self._commands.capture_changes()
         self._file.plan(self._commands.step, record, self._rules(window))
-        if self._copied and not window:
+        if self._moves and not window:
             self._planes.copy(record.write, record.read, planes=self._copied, due=0)
         return record
 
-    def require_launch(self, batch: int, window: bool) -> None:
-        """Requires a batch that can be launched here.
-
-        Raises:
-            InvalidArgument: the batch is too large, or not the one that is being replayed.
-        """
+    def _require_launch(self, batch: int, window: bool) -> None:
+        if self._planes.asleep:
+            raise Asleep()
         if not 1 <= batch <= self._log.max_batch:
             raise InvalidArgument(f"launch of a batch of {batch}: expected 1 to max_batch={self._log.max_batch}")
-        if self.replaying is not None and self.replaying != (batch, window):
+        if self.replaying is None:
+            self._guard.require_whole()
+            if not self._file.allocator.stream.capturing:
+                raise InvalidArgument(
+                    "launch() outside of a graph capture would run the last step again: call it while you capture a "
+                    "CUDA graph, or in the replay of a plan"
+                )
+        elif self.replaying != (batch, window):
             raise InvalidArgument(
                 f"launch(batch={batch}, window={window}) in the replay of a step with batch={self.replaying[0]}, "
                 f"window={self.replaying[1]}: launch the same, or replay the graph of that batch"

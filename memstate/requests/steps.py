@@ -229,6 +229,10 @@ class StepLog:
         """Notes the batch that an upload brings to the device."""
         self._sent = rows, tokens, limit
 
+    def overwritten(self) -> None:
+        """Notes that the batch on the device is no longer that of the newest plan."""
+        self._sent = None
+
     def add(self, record: StepRecord, batch: Batch, before: Longs, after: Longs, window: bool = False) -> Step:
         """Notes a planned step."""
         step = Step(self._serial, record, batch, before, after, window)

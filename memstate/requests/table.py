@@ -50,8 +50,8 @@ class RequestTable:
         """
         self.version += 1
         ended = np.flatnonzero(self.used).tolist() if how else ()
-        self._ended: dict[int, tuple[int, str]] = {  # by row: the last generation that ended, and how
-            row: (int(self.generation[row]), f"request {self.ids[row]!r} was {how}") for row in ended
+        self._ended: dict[int, tuple[int, Hashable, str]] = {  # by row: the last generation, its request, how it ended
+            row: (int(self.generation[row]), self.ids[row], how) for row in ended
         }
         self.generation = risen(self.generation)
         self._free = list(range(1, self.rows + 1))
@@ -82,14 +82,15 @@ class RequestTable:
         if len(ids) > self.free:
             raise OutOfRows(len(ids), self.free, self.rows)
         self.version += 1
-        rows = [heapq.heappop(self._free) for _ in ids]
+        taken = [heapq.heappop(self._free) for _ in ids]
+        rows = np.array(taken, np.int64)
         self.used[rows] = True
         self.finished[rows] = False
         self.unsettled[rows] = 0
         self.confirmed[rows] = 0
-        for row, name in zip(rows, ids, strict=True):
+        for row, name in zip(taken, ids, strict=True):
             self.ids[row] = name
-        return np.asarray(rows, np.int64)
+        return rows
 
     def release(self, rows: Longs, how: str = "released") -> None:
         """Frees rows and makes every handle to them stale.
@@ -99,11 +100,12 @@ class RequestTable:
             how: what ended them, for the errors of stale handles.
         """
         self.version += 1
-        for row, generation in zip(rows.tolist(), self.generation[rows].tolist(), strict=True):
-            self._ended[row] = generation, f"request {self.ids[row]!r} was {how}"
+        numbers = rows.tolist()
+        for row, generation in zip(numbers, self.generation[rows].tolist(), strict=True):
+            self._ended[row] = generation, self.ids[row], how
         self.used[rows] = False
         self.generation[rows] = risen(self.generation[rows])
-        for row in rows.tolist():
+        for row in numbers:
             self.ids[row] = None
             heapq.heappush(self._free, row)
 
@@ -134,9 +136,9 @@ class RequestTable:
         if type(row.index) is not int or not 0 < row.index <= self.rows:
             raise InvalidArgument(f"{row!r}: this table has rows 1..{self.rows}; it is another manager's")
         if self.generation[row.index] != row.generation or not self.used[row.index]:
-            generation, how = self._ended.get(row.index, (0, ""))
-            now = int(self.generation[row.index])
-            raise StaleHandle(f"row {row.index}", row.generation, now, how if generation == row.generation else "")
+            generation, name, how = self._ended.get(row.index, (0, None, ""))
+            why = f"request {name!r} was {how}" if generation == row.generation and how else ""
+            raise StaleHandle(f"row {row.index}", row.generation, int(self.generation[row.index]), why)
         return row.index
 
     def batch(self, rows: Sequence[Row | None]) -> tuple[Longs, bool]:

@@ -297,7 +297,7 @@ class CommandBuffer:
         cells, content = np.asarray(addresses, np.int64), np.asarray(values, np.int64)
         if content.shape not in ((), cells.shape):
             raise InvalidArgument(f"write: {content.size} values for {cells.size} cells")
-        content = np.broadcast_to(content, cells.shape)
+        content = content if content.shape == cells.shape else np.broadcast_to(content, cells.shape)
         size = self.registers.cells.numel()
         if cells.size and (cells.min() < 0 or cells.max() >= size or abs(content).max() > 2**31 - 1):
             raise InvalidArgument(
@@ -378,7 +378,7 @@ class CommandBuffer:
         packet = self._last()
         if packet.late(regs, phase, sources):
             self._queue.append(packet := Packet(self.registers))
-        if self._waits is None:
+        if self._waits is None and self.fencing:
             fenced = self._fenced
             if fenced[regs].any() or (sources is not None and fenced[sources].any()):
                 self._waits = len(self._queue) - 1, len(packet.operations)

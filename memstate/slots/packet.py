@@ -64,6 +64,8 @@ class Packet:
             phase: phase of the operation.
             sources: registers whose states the operation reads.
         """
+        if not self.operations:
+            return False
         latest, reads = self.latest, self.reads
         if sources is not None and (latest[sources] == DATA).any():
             return True

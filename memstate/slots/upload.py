@@ -13,7 +13,7 @@ from torch import Tensor
 from memstate.kernels.dispatch import Backend, on
 from memstate.streams import mark
 
-RING = 4
+RING = 16
 
 
 class UploadRing:
@@ -29,6 +29,7 @@ class UploadRing:
         device = self._backend.device
         with on(device):
             self._host = [torch.empty(ints, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(RING)]
+        self._arrays = [buffer.numpy() for buffer in self._host]
         self._sent: list[torch.cuda.Event | None] = [None] * RING
         self._device = torch.empty(ints, dtype=torch.int32, device=device)
 
@@ -54,8 +55,8 @@ class UploadRing:
             event.synchronize()
             self.waits += 1
             self._backend.counts.syncs += 1
+        self._arrays[turn][: packet.size] = packet
         buffer = self._host[turn][: packet.size]
-        buffer.numpy()[:] = packet
         target = (self._device if to is None else to)[: packet.size]
         target.copy_(buffer, non_blocking=True)
         if self._backend.device.type == "cuda":

@@ -126,9 +126,7 @@ def test_B14_padding_alone_changes_nothing(backend: Backend, rows: list[int]) ->
     case = Case(backend, 3, "redirect", 4)
     record, outcome = stale_record(len(rows), case.table.cells), stale_outcome(len(rows), case.table.cells)
     like, nothing = case.table.cells, [0] * len(rows)
-    backend.plan(
-        case.table, batch_packet((rows, nothing), NO_LIMIT, like), record, Rules(Strategy.WINDOW, 0, 4, False)
-    )
+    backend.plan(case.table, batch_packet((rows, nothing), NO_LIMIT, like), record, Rules(Strategy.WINDOW, 0, 4, False))
     before = copy_of(case.table)
     packet = batch_packet(([3] * len(rows),), NO_LIMIT, like)
     backend.accept(case.table, packet, record, outcome, Rules(Strategy.REDIRECT, 1, 4, False))

@@ -20,7 +20,7 @@ from memstate.slots.registers import Longs, RegisterFile
 SIZES, TOY_SIZES = (1, 64, 256), (3,)
 # Releases of ids in hand stay unconfirmed while a graph is captured: so many must be free beside them.
 CAPACITY, TOY_CAPACITY = 16384, 256
-CELL_COLUMNS = ("generation", "snapshot_at", "tracked", "source")  # what an admission writes for every row
+CELL_COLUMNS = ("snapshot_at", "tracked", "source")  # what an admission writes for every row
 
 
 class _Slots:

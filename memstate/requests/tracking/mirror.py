@@ -21,6 +21,7 @@ from memstate.kernels.rules import (
 )
 from memstate.kernels.tables import REGISTERS_PER_ROW, Rules
 from memstate.requests.tracking.base import Tracking
+from memstate.slots.packet import FEW
 from memstate.slots.registers import Longs, RegisterFile
 
 NO_LANES: Longs = np.zeros(0, np.int64)
@@ -170,3 +171,16 @@ class Mirror:
         candidates: Sequence[int] = range(first if ended else first + 1, first + 1 + self.lanes)
         valid = [r for r in candidates if self.file.held[r] and 1 <= self.file.labels[r] <= known]
         return max(valid, key=lambda r: int(self.file.labels[r]), default=None)
+
+    def answers(self, rows: Longs, known: Longs, ended: bool) -> Longs:
+        """Returns the `answer` of each row, 0 for none: `row`."""
+        if len(rows) <= FEW:
+            bounds = zip(rows.tolist(), known.tolist(), strict=True)
+            return np.array([self.answer(row, bound, ended) or 0 for row, bound in bounds], np.int64)
+        registers = rows[:, None] * REGISTERS_PER_ROW + np.arange(0 if ended else 1, 1 + self.lanes)
+        if not registers.size:
+            return np.zeros(len(rows), np.int64)
+        labels = self.file.labels[registers]
+        labels = np.where(self.file.held[registers] & (labels <= known[:, None]), labels, 0)
+        at = np.arange(len(rows)), labels.argmax(1)
+        return np.where(labels[at] > 0, registers[at], 0)

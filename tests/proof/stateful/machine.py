@@ -94,6 +94,7 @@ class Machine:
         self.gone: deque[ms.Row] = deque(maxlen=4)
         self.dropped: deque[ms.Snapshot] = deque(maxlen=4)
         self.flights: list[Flight] = []
+        self.planned_last: list[Any] | None = None  # the batch that was planned last
         self.settled: deque[ms.Step] = deque(maxlen=3)
         self.fetches: dict[ms.Fetch, Fetched] = {}
         self.asleep = False

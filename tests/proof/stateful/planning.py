@@ -106,6 +106,10 @@ class Planning(Machine):
         for handle in handles:
             row = self.handles.get(handle)
             counts.append(1 + d(model.next_boundary(row) - model.length(row) if row and bounded else 4))
+        if self.planned_last is not None and d(4) == 1:  # as a decode loop does, whether these are still there or not
+            handles = self.planned_last
+            counts = [1] * len(handles)
+        self.planned_last = handles
         handles, counts, limit = self._spoil(d, handles, counts, window)
         return self.plan_batch(d, self.take_pages(d, handles, counts), counts, limit, window, run)
 
@@ -156,6 +160,7 @@ class Planning(Machine):
         self._same("after", step.after.tolist(), [entry.after for entry in entries])
         assert step.window == window
         if replay is not None:
+            assert self.mem._stepping.open is None
             self._ran(flight)
             model.launched(planned, send=True)
             self.look()

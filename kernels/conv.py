@@ -195,7 +195,7 @@ def conv_step(
 
 
 COMMON = (8192, 4)
-OTHERS = [(channels, taps) for taps in (2, 3, 4, 5, 8) for channels in (1, 8, 64, 8192) if (channels, taps) != COMMON]
+TAPS = (2, 3, 4, 5, 8)  # of other cases, with every block of channels
 
 
 def compile_cases() -> list[CompileCase]:
@@ -211,8 +211,11 @@ def compile_cases() -> list[CompileCase]:
         | {"max_tokens": "i32", "last": "i32", "stride_units": "i32"}
     )
     cases = []
-    for (channels, taps), (dtype, itemsize) in product([COMMON, *OTHERS], (("fp32", 4), ("bf16", 2), ("fp16", 2))):
+    shapes = [COMMON, *((2**power, taps) for taps in TAPS for power in range(12))]
+    for (channels, taps), (dtype, itemsize) in product(shapes, (("fp32", 4), ("bf16", 2), ("fp16", 2))):
         block, lane = blocks(channels, taps, itemsize)
+        if block < channels and (channels, taps) != COMMON:
+            continue  # the block is that of fewer channels
         rare = (channels, taps) != COMMON
         sizes = {
             "CHANNELS": channels, "TAPS": taps, "SILU": True,

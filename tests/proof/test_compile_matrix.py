@@ -31,7 +31,7 @@ from tests.support.sampling import PROOF
 
 KEYS = (
     "kernel", "target", "registers", "spill_bytes", "shared_bytes", "narrowest_bulk_access_bits", "barriers", "ok",
-    "source_barriers",
+    "source_barriers", "dependent_loads",
 )  # fmt: skip
 MOVERS = {
     "copy_slots", "zero_slots", "run_data", "conv_step", "gated_delta_step", "selective_step",
@@ -43,7 +43,7 @@ MOVERS = {
 # kernel has none; nor does gfx942 need them where the program is one warp.
 SOURCE_BARRIERS = {
     "ownership": 8, "claim": 2, "audit": 2,
-    **{f"{op}[{how}]": 2 for op in ("plan", "accept") for how in ("ping-pong", "lazy", "redirect")},
+    **{f"{op}[{how}]": 3 for op in ("plan", "accept") for how in ("ping-pong", "lazy", "redirect")},
     "plan[none]": 1, "accept[none]": 1,
 }  # fmt: skip
 

@@ -100,7 +100,7 @@ def test_the_version_is_that_of_the_package() -> None:
 def test_a_target_named_twice_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
 
-    def compile_all(targets: list[str], progress: object) -> None:
+    def compile_all(targets: list[str], *_: object) -> None:
         seen.append(targets)
         raise InvalidArgument("enough")
 

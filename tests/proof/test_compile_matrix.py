@@ -31,7 +31,7 @@ from tests.support.sampling import PROOF
 
 KEYS = (
     "kernel", "target", "registers", "spill_bytes", "shared_bytes", "narrowest_bulk_access_bits", "barriers", "ok",
-    "source_barriers",
+    "source_barriers", "dependent_loads",
 )  # fmt: skip
 MOVERS = {
     "copy_slots", "zero_slots", "run_data", "conv_step", "gated_delta_step", "selective_step",

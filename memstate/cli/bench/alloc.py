@@ -76,8 +76,8 @@ def _claims(setting: Setting, size: int, mine: _Slots, twin: _Slots) -> Task:
         both = clock.in_graph(lambda: allocator.release(allocator.claim(size)))
         allocator.check()
         return [
-            setting.micros("claim", case, alone),
-            setting.micros("release", case, released),
+            *setting.both("claim", case, alone),
+            *setting.both("release", case, released),
             setting.micros("claim and release", f"{case}, in a graph", both),
         ]
 
@@ -111,9 +111,13 @@ def _ownership(setting: Setting, size: int, mine: _Slots, twin: _Slots) -> Task:
         claims = clock.alone(admit, end)  # the first one ends what holds nothing, and releases nothing
         end()
         releases = clock.alone(end, admit)
-        times = {"claims": claims, "releases": releases, "claims and releases, in a graph": clock.in_graph(both)}
+        repeated = clock.in_graph(both)
         mine.allocator.check()
-        return [setting.micros("ownership", f"{case}, {name}", seconds) for name, seconds in times.items()]
+        return [
+            *setting.both("ownership", f"{case}, claims", claims),
+            *setting.both("ownership", f"{case}, releases", releases),
+            setting.micros("ownership", f"{case}, claims and releases, in a graph", repeated),
+        ]
 
     return Task(f"ownership, {case}", check, measure)
 

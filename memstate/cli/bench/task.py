@@ -8,11 +8,13 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from memstate.cli.bench.clock import Clock, DeviceClock
+from memstate.cli.bench.clock import Clock, DeviceClock, Times
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 
-PEERS = ("device-copy", "torch-indexing", "sglang", "memory-copy", "pinned-copy", "plain-file")
+PEERS = (
+    "device-copy", "roofline", "torch-indexing", "fla", "sglang", "memory-copy", "pinned-copy", "plain-file",
+)  # fmt: skip
 Progress = Callable[[int, int], None]
 T = TypeVar("T")
 
@@ -87,6 +89,10 @@ class Setting:
     def micros(self, op: str, case: str, seconds: float, unit: str = "us") -> Figure:
         """Returns a time beside no peer, in microseconds."""
         return Figure(op, self.case(case), seconds * 1e6, unit)
+
+    def both(self, op: str, case: str, times: Times) -> list[Figure]:
+        """Returns what a call takes on the device and on the host, apart."""
+        return [self.micros(op, case, times.device), self.micros(op, case, times.host, "host us")]
 
     def beside(
         self, figure: Figure, peer: str, seconds: Callable[[], float], value: Callable[[float], float]

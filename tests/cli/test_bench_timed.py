@@ -42,7 +42,11 @@ OPS = {
     "alloc": {"claim", "release", "claim and release", "ownership"},
     "track": {"plan", "settle", "step", "accept", "window and accept", "forward", "decode step"},
     "copy": {"copy", "gather", "scatter", "zero"},
-}
+    "state": {
+        "copy", "zero", "gather", "scatter", "pack", "unpack", "pack int8", "unpack int8", "gated delta", "selective",
+        "conv",
+    },
+}  # fmt: skip
 MOVING = {"copy", "gather", "scatter", "zero"}
 
 

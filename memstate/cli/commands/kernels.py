@@ -39,7 +39,7 @@ def bench(
     backend: BackendOption = "auto",
     json_path: Json = None,
 ) -> None:
-    """Measure memstate. `launches` is exact on any machine; `alloc`, `track` and `copy` need a GPU."""
+    """Measure memstate. `launches` is exact on any machine; `alloc`, `track`, `copy` and `state` need a GPU."""
     if toy and backend == "auto":
         backend = "interpreter"
     choose_backend(backend)

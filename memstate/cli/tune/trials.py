@@ -5,7 +5,7 @@ the best values of all axes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from itertools import groupby
 from statistics import geometric_mean
@@ -229,15 +229,23 @@ class _Timing:
             free = self._free
             checked = states if 2 * COPIES * ROWS * states.layout.bytes_per_slot < free else toy_of(states, kernel)
             course = Course(kernel, states, self._backend, self._stopwatch, free)
+            default = 0.0
             for config in group:
-                yield self._trial(kernel, config, checked, course)
+                trial = self._trial(kernel, config, checked, course)
+                default = trial.value or 0.0 if is_default(trial) else default
+                if trial.value and trial.value >= default:  # what may be chosen must neither spill nor move few bytes
+                    trial = self._inspected(trial)
+                yield trial
+
+    def _inspected(self, trial: Trial) -> Trial:
+        """The trial, excluded if its compiled code is not what it must be. Compiling takes longer than timing."""
+        why = cost.cost(trial.config, self._target).why if self._target else ""
+        return replace(trial, value=None, micros=None, why=why) if why else trial
 
     def _trial(self, kernel: str, config: Config, checked: Model, course: Course) -> Trial:
-        bad = wrong(config, checked, self._backend, torch.seed() % 2**31)
-        why = bad or (cost.cost(config, self._target).why if self._target else "")
-        key = self.key(kernel)
-        if why:
-            return Trial(kernel, key, config, not bad, None, self.unit, why)
+        bad, key = wrong(config, checked, self._backend, torch.seed() % 2**31), self.key(kernel)
+        if bad:
+            return Trial(kernel, key, config, False, None, self.unit, bad)
         with trying(config):
             timings = course.timings()
         rates = {name: timing.nbytes / timing.seconds for name, timing in timings.items()}

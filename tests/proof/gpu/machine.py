@@ -40,6 +40,7 @@ class Machine:
     ) -> None:  # fmt: skip
         self.toy, self._file, self.compiling, self._share = toy, file, compiling, share
         self.device = torch.device("cpu" if toy else "cuda")
+        self.compilations = Compilations()
         self._begun, self._seconds = time.monotonic(), seconds
 
     @property
@@ -141,7 +142,7 @@ def main(part: Callable[[Machine, Result], None]) -> None:
     result: Result = {"failures": []}
     first, step = map(int, given.share.split("/"))
     machine = Machine(given.toy, given.seconds, given.json, given.compile, (first, step))
-    compilations = Compilations()
+    compilations = machine.compilations
     compilations.install()
     try:
         part(machine, result)

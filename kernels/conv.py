@@ -166,9 +166,7 @@ def _conv_step(
 
 def blocks(channels: int, taps: int, itemsize: int, config: ConvConfig = DEFAULT) -> tuple[int, int]:
     """Channels of one program and of one lane's access, powers of two."""
-    held = config.window_bytes * config.warps // (triton.next_power_of_2(taps) * itemsize)
-    block = min(triton.next_power_of_2(channels), max(1, held))
-    return block, min(block, ACCESS_BYTES // itemsize)
+    return config.blocks(channels, taps, itemsize)
 
 
 def conv_step(

@@ -21,7 +21,6 @@ from memstate.kernels.tables import ACCESS_BYTES
 from memstate.kernels.tuned import DeltaConfig, config_of
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
-MOST_WARPS = 16
 DEFAULT = DeltaConfig()
 
 # Everything that may differ between two calls of one model. The alignment of the inputs belongs here too: it may change
@@ -96,8 +95,7 @@ def _gated_delta_step(
 
 def blocks(key: int, value: int, config: DeltaConfig = DEFAULT) -> tuple[int, int, int]:
     """Keys and values of one tile (powers of two) and the warps that hold it."""
-    block_k, block_v = triton.next_power_of_2(key), min(config.block_value, triton.next_power_of_2(value))
-    return block_k, block_v, min(MOST_WARPS, max(1, block_k * block_v // config.warp_elements))
+    return config.blocks(key, value)
 
 
 def gated_delta_step(

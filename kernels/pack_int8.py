@@ -23,7 +23,6 @@ from memstate.kernels.tables import LARGEST_SCALE, LEVELS, RECORD_ALIGNMENT, SMA
 from memstate.kernels.tuned import Int8Config, config_of, programs_for
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
-LONGEST = {True: 1024, False: 64}  # of a column in a block; where columns lie side by side, there are 64 of them
 DEFAULT = Int8Config()  # 4096 elements a block: 32 of each lane, so that 16 of them are 16 bytes of int8
 WARPS = DEFAULT.warps
 ALIGNMENT = tl.constexpr(RECORD_ALIGNMENT)
@@ -139,8 +138,7 @@ def _move_int8(
 
 def blocks(columns: int, reduced: int, inner: int, config: Int8Config = DEFAULT) -> tuple[int, int]:
     """Columns of a block, and values of each of them; powers of two."""
-    block_r = min(triton.next_power_of_2(reduced), LONGEST[inner == 1], config.block)
-    return min(triton.next_power_of_2(columns), config.block // block_r), block_r
+    return config.blocks(columns, reduced, inner)
 
 
 def _launch(

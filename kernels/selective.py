@@ -23,7 +23,6 @@ from memstate.kernels.tuned import SelectiveConfig, config_of
 
 LINEAR = tl.constexpr(20.0)  # softplus(x) is x above
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
-MOST_WARPS = 16
 DEFAULT = SelectiveConfig()
 
 # Everything that may differ between two calls of one model. The alignment of the inputs belongs here too: it may change
@@ -128,10 +127,7 @@ def _selective_step(
 
 def blocks(dim: int, state: int, tied: bool, config: SelectiveConfig = DEFAULT) -> tuple[int, int, int]:
     """Dims and states of one tile (powers of two) and the warps that hold it."""
-    block_n = triton.next_power_of_2(state)
-    elements = config.warp_elements if tied else config.warp_elements // 2
-    block_d = min(triton.next_power_of_2(dim), max(1, elements * config.tile_warps // block_n))
-    return block_d, block_n, min(MOST_WARPS, max(1, block_d * block_n // elements))
+    return config.blocks(dim, state, tied)
 
 
 def selective_step(

@@ -18,15 +18,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from memstate.kernels.catalog import CompileCase
+from memstate.kernels.tables import ACCESS_BYTES
+
 FORMAT = 1  # of the files
 SHIPPED = Path(__file__).with_suffix("")
 ENTRIES = 256  # entries compacted at a time
 PROGRAMS_PER_SM = 4
+LONGEST = {True: 1024, False: 64}  # of a column in an int8 block; where columns lie side by side, there are 64 of them
+MOST_WARPS = 16
 PROGRAMS_ON_CPU = 2  # the fewest that share work
 RANGES = {  # of every field: the least and the most
     "entries": (16, 4096), "lanes": (128, 16384), "warps": (1, 16), "programs_per_sm": (1, 32), "block": (512, 32768),
@@ -36,6 +42,11 @@ FILE_KEYS = {
     "format": int, "device": str, "date": str, "versions": dict, "timed": bool, "yardstick": dict, "entries": list,
 }  # fmt: skip
 ENTRY_KEYS = {"kernel": str, "key": str, "config": dict, "value": float, "unit": str, "checked": bool}
+
+
+def _power_above(number: int) -> int:
+    """The least power of two that is not below a number."""
+    return 1 << max(number - 1, 0).bit_length()
 
 
 @dataclass(frozen=True)
@@ -110,6 +121,11 @@ class Int8Config(Config):
     warps: int = 4
     programs_per_sm: int = PROGRAMS_PER_SM
 
+    def blocks(self, columns: int, reduced: int, inner: int) -> tuple[int, int]:
+        """Columns of a block, and values of each of them; powers of two."""
+        block_r = min(_power_above(reduced), LONGEST[inner == 1], self.block)
+        return min(_power_above(columns), self.block // block_r), block_r
+
 
 @dataclass(frozen=True)
 class DeltaConfig(Config):
@@ -122,6 +138,11 @@ class DeltaConfig(Config):
 
     block_value: int = 16
     warp_elements: int = 2048
+
+    def blocks(self, key: int, value: int) -> tuple[int, int, int]:
+        """Keys and values of one tile (powers of two) and the warps that hold it."""
+        block_k, block_v = _power_above(key), min(self.block_value, _power_above(value))
+        return block_k, block_v, min(MOST_WARPS, max(1, block_k * block_v // self.warp_elements))
 
 
 @dataclass(frozen=True)
@@ -136,6 +157,13 @@ class SelectiveConfig(Config):
     warp_elements: int = 1024
     tile_warps: int = 1
 
+    def blocks(self, dim: int, state: int, tied: bool) -> tuple[int, int, int]:
+        """Dims and states of one tile (powers of two) and the warps that hold it."""
+        block_n = _power_above(state)
+        elements = self.warp_elements if tied else self.warp_elements // 2
+        block_d = min(_power_above(dim), max(1, elements * self.tile_warps // block_n))
+        return block_d, block_n, min(MOST_WARPS, max(1, block_d * block_n // elements))
+
 
 @dataclass(frozen=True)
 class ConvConfig(Config):
@@ -148,6 +176,12 @@ class ConvConfig(Config):
 
     window_bytes: int = 4096
     warps: int = 1
+
+    def blocks(self, channels: int, taps: int, itemsize: int) -> tuple[int, int]:
+        """Channels of one program and of one lane's access, powers of two."""
+        held = self.window_bytes * self.warps // (_power_above(taps) * itemsize)
+        block = min(_power_above(channels), max(1, held))
+        return block, min(block, ACCESS_BYTES // itemsize)
 
 
 class CopyLaunch(NamedTuple):
@@ -182,7 +216,7 @@ def copy_key(unit: int, tiles: int) -> str:
         unit: bytes that one lane moves.
         tiles: of a slot, or of a block; rounded up to a power of two.
     """
-    return f"unit={unit},tiles={1 << max(tiles - 1, 0).bit_length()}"
+    return f"unit={unit},tiles={_power_above(tiles)}"
 
 
 def int8_key(reduced: int, inner: int, itemsize: int) -> str:
@@ -397,3 +431,9 @@ def _require_keys(where: str, found: Any, expected: Mapping[str, type], optional
         kinds = (int, float) if expected[name] is float else (expected[name],)
         if type(value) not in kinds:
             raise ValueError(f"{where}: {name} {value!r}, expected {expected[name].__name__}")
+
+
+def compile_cases(kernel: str) -> list[CompileCase]:
+    """The launches of a kernel to compile ahead; needs Triton."""
+    cases: list[CompileCase] = import_module(f"memstate.kernels.{kernel}").compile_cases()
+    return cases

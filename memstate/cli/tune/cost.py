@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import import_module
 from math import prod
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from memstate.cli.compile.accesses import WIDE_BITS
 from memstate.cli.compile.build import build
 from memstate.cli.tune.grid import FREE_AXIS
 from memstate.errors import CompileFailed
+from memstate.kernels import tuned
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.tuned import CONFIGS, KERNEL_OF, Config
 
@@ -63,27 +63,27 @@ def _moves(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int]:
 
 
 def _int8(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int]:
-    columns, block = import_module("memstate.kernels.pack_int8"), case.constexprs
-    block_c, block_r = columns.blocks(block["COLUMNS"], block["REDUCED"], block["INNER"], config)
+    given = case.constexprs
+    block_c, block_r = config.blocks(given["COLUMNS"], given["REDUCED"], given["INNER"])
     return {"BLOCK_C": block_c, "BLOCK_R": block_r}, config.warps, block_c * block_r * WORD_BYTES
 
 
 def _delta(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int]:
-    module, given = import_module("memstate.kernels.gated_delta"), case.constexprs
-    block_k, block_v, warps = module.blocks(given["KEY"], given["VALUE"], config)
+    given = case.constexprs
+    block_k, block_v, warps = config.blocks(given["KEY"], given["VALUE"])
     return {"BLOCK_K": block_k, "BLOCK_V": block_v}, warps, block_k * block_v * WORD_BYTES
 
 
 def _selective(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int]:
-    module, given = import_module("memstate.kernels.selective"), case.constexprs
-    block_d, block_n, warps = module.blocks(given["DIM"], given["STATE"], given["TIED"], config)
+    given = case.constexprs
+    block_d, block_n, warps = config.blocks(given["DIM"], given["STATE"], given["TIED"])
     return {"BLOCK_D": block_d, "BLOCK_N": block_n}, warps, block_d * block_n * WORD_BYTES
 
 
 def _conv(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int]:
-    module, given = import_module("memstate.kernels.conv"), case.constexprs
+    given = case.constexprs
     itemsize = 4 if case.signature["state_ptr"] == "*fp32" else 2
-    block, lane = module.blocks(given["CHANNELS"], given["TAPS"], itemsize, config)
+    block, lane = config.blocks(given["CHANNELS"], given["TAPS"], itemsize)
     return {"BLOCK": block, "LANE": lane}, config.warps, prod((block, given["TAPS"] - 1, itemsize))
 
 
@@ -96,8 +96,7 @@ SHAPES: dict[str, Shape] = {
 
 def compile_cases(config: Config) -> list[Shaped]:
     """Returns the first few launches of a kernel under a configuration, to compile ahead; needs Triton."""
-    module = import_module(f"memstate.kernels.{KERNEL_OF[type(config)]}")
-    return [shaped(case, config) for case in module.compile_cases()[:FEW]]
+    return [shaped(case, config) for case in tuned.compile_cases(KERNEL_OF[type(config)])[:FEW]]
 
 
 def cost(config: Config, target: str) -> Cost:

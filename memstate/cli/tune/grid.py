@@ -8,11 +8,11 @@ from math import gcd, prod
 from memstate.cli.workload import AXES as INT8_AXES
 from memstate.cli.workload import Model, model_of
 from memstate.errors import InvalidArgument
-from memstate.kernels.blocks import LANES
 from memstate.kernels.tables import TILE_BYTES
 from memstate.kernels.tuned import (
     CONFIGS,
     Config,
+    GatherConfig,
     conv_key,
     copy_key,
     delta_key,
@@ -125,7 +125,7 @@ def key_of(kernel: str, model: Model) -> str:
     if kernel in ("gather", "scatter"):
         largest = max(plane.elements * plane.dtype.itemsize for plane in layout.planes)
         unit = gcd(MOVE_BYTES, largest)
-        return copy_key(unit, -(-largest // (LANES * gcd(unit, 4))))
+        return copy_key(unit, -(-largest // (GatherConfig().lanes * gcd(unit, 4))))
     if kernel == "conv":
         plane = model.plane("conv")
         channel_major = plane.shape[0] > plane.shape[1]

@@ -183,8 +183,8 @@ def _batch_of(model: Model, batch: int, planes: Planes, generator: torch.Generat
     """The largest plane, and a batch of it."""
     plane = max(model.layout.planes, key=lambda each: each.elements * each.dtype.itemsize)
     shape = (model.layout.layers, batch, *plane.shape)
-    values = torch.randint(0, 256, (prod(shape), plane.dtype.itemsize), generator=generator, device=planes.device)
-    return plane.name, values.to(torch.uint8).view(plane.dtype).view(shape)
+    values = torch.empty(prod(shape) * plane.dtype.itemsize, dtype=torch.uint8, device=planes.device)
+    return plane.name, values.random_(0, 256, generator=generator).view(plane.dtype).view(shape)
 
 
 def _gather(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:

@@ -94,7 +94,7 @@ class SweepResult:
             if default and left[0].goodness <= MARGIN * default.goodness:
                 left = [default]
             found += left[:1]
-        return sorted(found, key=self.trials.index)
+        return sorted(found, key=lambda trial: KERNELS.index(trial.kernel))
 
     @property
     def wrong(self) -> list[Trial]:

@@ -64,8 +64,8 @@ def prove(machine: Machine, result: Result) -> None:
                 if late:
                     result["incomplete"] = f"ended at the limit: {', '.join(late)}; the parts compile the rest"
             time.sleep(0.05)
-    cache = Path(os.environ.get("TRITON_CACHE_DIR", ""))
-    result["cached"] = sum(1 for _ in cache.iterdir()) if cache.is_dir() else 0
+    cache = os.environ.get("TRITON_CACHE_DIR")
+    result["cached"] = sum(1 for _ in Path(cache).iterdir()) if cache and Path(cache).is_dir() else 0
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from memstate.kernels.bitmap import (
 )
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_audit, check_resolve
+from memstate.kernels.kept import Kept
 from memstate.kernels.tables import AUDIT_FREE, Count, Registers, Section
 from memstate.kernels.warps import ALONE, all_loaded, alone, warps_for
 
@@ -220,13 +221,18 @@ def _audit(slots_ptr, bitmap_ptr, out_ptr, n, capacity, BLOCK: tl.constexpr):
         tl.store(out_ptr + slot, owners + tl.where(free, IS_FREE, 0), mask=slot <= capacity)
 
 
+KEPT = Kept(_ownership)
+
+
 def ownership(registers: Registers, packet: Tensor) -> None:
     """Launches the op; see `memstate.kernels.reference.registers.ownership`."""
     warps = warps_for(BLOCK_ENTRIES)
-    _ownership[(1,)](
+    args = (
         packet, registers.slots, registers.labels, registers.cells, registers.bitmap, registers.counters,
-        registers.capacity, BLOCK=BLOCK_ENTRIES, CHUNK=chunk_words(warps), num_warps=warps, **alone(),
+        registers.capacity,
     )  # fmt: skip
+    sizes = {"BLOCK": BLOCK_ENTRIES, "CHUNK": chunk_words(warps)}
+    KEPT.launch(args, sizes, warps, packet.device, alike=registers.trusted)
 
 
 def resolve(registers: Registers, wanted: Tensor, out: Tensor) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from memstate.kernels.bitmap import chunk_words
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_accept
+from memstate.kernels.kept import Kept
 from memstate.kernels.levels import bitmap_words
 from memstate.kernels.tables import Accepted, Registers, Rules, StepRecord, Strategy
 from memstate.kernels.tracking import (
@@ -27,7 +28,7 @@ from memstate.kernels.tracking import (
     take_lane,
     variants,
 )
-from memstate.kernels.warps import all_loaded, alone
+from memstate.kernels.warps import all_loaded
 
 NONE = tl.constexpr(int(Strategy.NONE))
 PING_PONG = tl.constexpr(int(Strategy.PING_PONG))
@@ -110,19 +111,22 @@ def _accept(
         book_claims(counters_ptr, free, claimed, degraded)
 
 
+KEPT = Kept(_accept)
+
+
 def accept(registers: Registers, packet: Tensor, record: StepRecord, outcome: Accepted, rules: Rules) -> None:
     """Launches the op; see `memstate.kernels.reference.speculation.accept`."""
     check_accept(registers, packet, record, outcome)
     batch = record.rows.numel()
     block, warps = shape(batch)
     words = bitmap_words(registers.capacity)
-    _accept[(1,)](
+    args = (
         packet, record.rows, record.tokens, record.write, record.snapshot, *outcome,
         registers.slots, registers.labels, registers.tracked, registers.snapshot_at, registers.source,
-        registers.bitmap, registers.counters, batch, registers.source.numel(), words,
-        rules.every, **constants(rules),
-        BLOCK=block, CHUNK=chunk_words(warps), num_warps=warps, **alone(),
+        registers.bitmap, registers.counters, batch, registers.source.numel(), words, rules.every,
     )  # fmt: skip
+    sizes = constants(rules) | {"BLOCK": block, "CHUNK": chunk_words(warps)}
+    KEPT.launch(args, sizes, warps, packet.device, alike=registers.trusted and rules.every < 2**31)
 
 
 def compile_cases() -> list[CompileCase]:

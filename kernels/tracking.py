@@ -23,9 +23,10 @@ from memstate.kernels.bitmap import (
 )
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_plan
+from memstate.kernels.kept import Kept
 from memstate.kernels.levels import bitmap_words
 from memstate.kernels.tables import HEADER_INTS, LIMIT_CELL, Count, Registers, Rules, Section, StepRecord, Strategy
-from memstate.kernels.warps import ALONE, BLOCKS, all_loaded, alone, block_for, warps_for
+from memstate.kernels.warps import ALONE, BLOCKS, all_loaded, block_for, warps_for
 
 RESERVE = tl.constexpr(int(Count.RESERVE))
 DEGRADED = tl.constexpr(int(Count.DEGRADED))
@@ -224,6 +225,9 @@ def _plan(
     tl.store(packet_ptr + section, 0, mask=section < BATCH)  # its changes are made; the batch stays
 
 
+KEPT = Kept(_plan)
+
+
 def shape(batch: int) -> tuple[int, int]:
     """Lanes of the one program and its warps: two rows a thread, up to 1024 at a time."""
     block = block_for(batch)
@@ -245,12 +249,12 @@ def plan(registers: Registers, packet: Tensor, record: StepRecord, rules: Rules)
     batch = record.rows.numel()
     block, warps = shape(batch)
     words = bitmap_words(registers.capacity)
-    _plan[(1,)](
+    args = (
         packet, registers.slots, registers.labels, registers.tracked, registers.snapshot_at, registers.source,
         registers.bitmap, registers.counters, *record, batch, registers.source.numel(), words, rules.every,
-        **constants(rules),
-        BLOCK=block, CHUNK=chunk_words(warps), num_warps=warps, **alone(),
     )  # fmt: skip
+    sizes = constants(rules) | {"BLOCK": block, "CHUNK": chunk_words(warps)}
+    KEPT.launch(args, sizes, warps, packet.device, alike=registers.trusted and rules.every < 2**31)
 
 
 # Name of a strategy as it is launched -> its constants, and the lanes that are no rare case.

@@ -88,7 +88,7 @@ def _readers(mem: StateManager) -> None:
 
 def _slots_by_id(mem: StateManager) -> None:
     """Claims and releases slots of allocators that nobody else uses."""
-    for n in _sizes(mem._allocator.capacity):
+    for n in _sizes(mem._allocator.capacity, alike=32):
         scratch = SlotAllocator(mem._allocator.capacity, mem.backend)
         scratch.release(scratch.claim(n))
         scratch.release(_nothing(mem, n, torch.int64))
@@ -131,10 +131,10 @@ FAMILIES: tuple[Callable[[StateManager], None], ...] = (
 )  # fmt: skip
 
 
-def _sizes(most: int) -> Iterator[int]:
-    """Yields sizes up to `most` of which each is compiled for another power of two."""
+def _sizes(most: int, alike: int = 1) -> Iterator[int]:
+    """Yields sizes up to `most` of which each is compiled for another power of two; those up to `alike` are one."""
     yield most
-    while most > 1:
+    while most > alike:
         most = (most + 1) // 2
         yield most
 

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from memstate.cli.bench import BenchResult, host, host_peer, run
 from memstate.cli.bench.task import Setting
@@ -36,6 +38,9 @@ class Spends:
         for op in self.ops:
             timer(op, lambda: None)
 
+    def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
+        return np.array([1, 0, 0])
+
     def wrong(self) -> str:
         return ""
 
@@ -46,13 +51,17 @@ def test_every_operation_is_measured_beside_the_peer(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(host_peer, "SglangStates", Spends)
     outcome = toy("sglang")
     assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == LIFE | STEP | {"together"}
-    assert len({(entry.op, entry.case) for entry in outcome.entries}) == len(outcome.entries)
+    assert len({(entry.op, entry.case, entry.unit) for entry in outcome.entries}) == len(outcome.entries)
     for entry in outcome.entries:
-        assert entry.case.startswith("toy R=") and entry.unit == "host us" and entry.value > 0
+        assert entry.case.startswith("toy R=") and (entry.value > 0 or entry.unit != "host us")
         if entry.op in {"plan", "settle"}:
             assert entry.peer is None
-        else:
-            assert entry.peer == "sglang" and entry.ratio == pytest.approx(entry.value / (entry.peer_value or 0))
+        elif entry.peer_value:
+            assert entry.peer == "sglang" and entry.ratio == pytest.approx(entry.value / entry.peer_value)
+    found = {(entry.op, entry.case, entry.unit): (entry.value, entry.peer_value) for entry in outcome.entries}
+    assert found["admit", "toy R=3 redirect", "launches"] == (2, 1)
+    assert found["together", "toy R=3 redirect", "launches"] == (2, 4)
+    assert found["drop", "toy R=3 lazy", "uploads"] == (1, 0)
 
 
 @on_cpu
@@ -112,6 +121,12 @@ def test_sglang_keeps_its_slots(lazy: bool) -> None:
         for _ in range(2):
             side.turn(lambda op, act: act())
             assert side.wrong() == ""
+        counts = {op: found.tolist() for op, found in host._of_ops(side, side.counted).items()}
+        each = {"admit": [2 * 3 + 6, 1, 0], "publish": [9, 0, 0], "release": [6, 0, 0], "drop": [3, 0, 0]}
+        if due is None:
+            assert counts == each | {"together": [30, 1, 0]}
+        else:
+            assert counts == {"decode": [3 + 5 * due * lazy, 2, 0]}
         batch = side._batch
         assert due is None or batch.mamba_track_mask_cpu == [True] * due + [False] * (3 - due)
         assert side._pool.mamba_pool.size == side._slots

@@ -57,7 +57,7 @@ def test_demo_writes_the_keys_of_the_contract(tmp_path: Path) -> None:
 @pytest.mark.proof
 def test_tune_stores_what_it_writes_unless_told_not_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path))
-    done = memstate("tune", "--model", "lfm2", "--limit", "1", "--json", "-")
+    done = memstate("tune", "--kernels", "copy", "--model", "lfm2", "--limit", "1", "--json", "-")
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
     assert {"device", "timed", "entries", "trials", "stored"} <= set(report)
@@ -66,7 +66,18 @@ def test_tune_stores_what_it_writes_unless_told_not_to(tmp_path: Path, monkeypat
     stored = json.loads(Path(report["stored"]).read_text())
     assert stored == {name: report[name] for name in stored}
 
-    again = memstate("tune", "--model", "mamba", "--limit", "1", "--dry-run", "--json", str(tmp_path / "report.json"))
+    again = memstate(
+        "tune",
+        "--kernels",
+        "copy",
+        "--model",
+        "mamba",
+        "--limit",
+        "1",
+        "--dry-run",
+        "--json",
+        str(tmp_path / "report.json"),
+    )
     assert again.returncode == 0 and "nothing stored" in again.stdout, again.stderr
     assert json.loads(Path(report["stored"]).read_text()) == stored
 
@@ -75,7 +86,7 @@ def test_tune_shows_what_it_cannot_store(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path))
     (tmp_path / "sm-90.json").mkdir()  # where the file of a target that is not there would be
     (tmp_path / "cpu.json").mkdir()
-    done = memstate("tune", "--model", "lfm2", "--limit", "1", "--json", "-")
+    done = memstate("tune", "--kernels", "copy", "--model", "lfm2", "--limit", "1", "--json", "-")
     assert done.returncode == 2 and "nothing stored" in done.stderr and "set MEMSTATE_TUNED" in done.stderr
     report = json.loads(done.stdout)
     assert report["stored"] is None and len(report["entries"]) == 1

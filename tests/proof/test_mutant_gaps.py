@@ -181,7 +181,7 @@ def test_a_batch_is_looked_up_again_once_a_row_has_ended(backend: Backend) -> No
 
 @pytest.mark.parametrize("variant", ["none", "lazy in place", "redirect"])
 def test_more_rows_than_lanes_follow_the_rules(backend: Backend, variant: str) -> None:
-    """Programs take 1024 rows at a time, and go on with the limit and the slots that are left. The reference decides."""
+    """Programs take 1024 rows at a time, and go on with the limit and the slots that are left."""
     batch, rng = 1300, random.Random(variant)
     strategy, lanes, in_place = VARIANTS[variant]
     file = RandomFile(rng, backend, batch, lanes)

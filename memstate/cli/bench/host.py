@@ -1,4 +1,4 @@
-"""Microseconds of the host for every scheduler operation, beside SGLang's own code where it is installed.
+"""Counts and microseconds of the host for every scheduler operation, beside SGLang's own code where it is installed.
 
 Both sides run in one process and on one thread, in turns. A figure is the least CPU time of the thread in any turn:
 what the code costs where nothing disturbs it. On a CPU our launches do nothing, and neither do data moves. What the
@@ -11,10 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from memstate.cli.bench import host_peer
 from memstate.cli.bench.task import Figure, Setting, Task, take_turns
@@ -36,6 +37,7 @@ KINDS: dict[str, type[PingPong | LazyPingPong | Redirect]] = {
     "ping-pong": PingPong, "lazy": LazyPingPong, "redirect": Redirect,
 }  # fmt: skip
 OURS = "memstate"
+UNITS = ("launches", "uploads", "syncs")
 Timer = Callable[[str, Callable[[], object]], object]
 
 
@@ -44,6 +46,10 @@ class Side(Protocol):
 
     def turn(self, timer: Timer) -> None:
         """Does everything once, each operation inside of a call of the timer."""
+        ...
+
+    def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
+        """Makes a call and returns how often it launches, uploads and waits for the device."""
         ...
 
     def wrong(self) -> str:
@@ -63,7 +69,30 @@ def cpu_seconds(act: Callable[[], object], device: torch.device) -> float:
     return (time.thread_time_ns() - begin) * 1e-9
 
 
-class Life:
+class Ours:
+    """A manager whose operations are timed.
+
+    Attributes:
+        mem: The manager.
+    """
+
+    def __init__(self, setting: Setting, tracking: Tracking, size: int) -> None:
+        self.mem = StateManager(
+            LAYOUT, slots=5 * size, max_requests=size, tracking=tracking, backend=setting.backend, device=setting.device
+        )
+
+    def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
+        """See `Side`."""
+        before = self._counts()
+        act()
+        return self._counts() - before
+
+    def _counts(self) -> NDArray[np.int64]:
+        counts = self.mem.backend.counts
+        return np.array([counts.total_launches, counts.uploads, counts.syncs], np.int64)
+
+
+class Life(Ours):
     """Requests that are admitted, reach a boundary, publish their snapshots, and end; then the snapshots are dropped.
 
     What an operation records is submitted inside of it. In `together`, all four share a submit, as in a scheduler step.
@@ -75,8 +104,8 @@ class Life:
     """
 
     def __init__(self, setting: Setting, tracking: Tracking, size: int) -> None:
-        self.mem, self._size = _manager(setting, tracking, size), size
-        self._published = 0
+        super().__init__(setting, tracking, size)
+        self._size, self._published = size, 0
 
     def turn(self, timer: Timer) -> None:
         """See `Side`."""
@@ -125,7 +154,7 @@ class Life:
         return "" if self._published == 2 * self._size else f"{self._published} snapshots of {2 * self._size}"
 
 
-class Decode:
+class Decode(Ours):
     """Requests that decode: a step of all of them, some at a boundary.
 
     Args:
@@ -137,7 +166,7 @@ class Decode:
     """
 
     def __init__(self, setting: Setting, tracking: Tracking, size: int, due: int, form: str) -> None:
-        self.mem = _manager(setting, tracking, size)
+        super().__init__(setting, tracking, size)
         self._due, self._form = due, form
         self._rows = self.mem.admit([Request(i) for i in range(size)])
         self._length = np.zeros(size, np.int64)
@@ -174,12 +203,6 @@ class Decode:
         return "" if self._taken == self._due else f"{self._taken} snapshots of {self._due}"
 
 
-def _manager(setting: Setting, tracking: Tracking, size: int) -> StateManager:
-    return StateManager(
-        LAYOUT, slots=5 * size, max_requests=size, tracking=tracking, backend=setting.backend, device=setting.device
-    )
-
-
 def _silence(side: Life | Decode, setting: Setting) -> None:
     """Makes launches do nothing where they are no launches."""
     if setting.device.type == "cpu":
@@ -195,35 +218,44 @@ def _check(make: Callable[[], Side]) -> str:
     return side.wrong()
 
 
+def _of_ops(side: Side, measure: Callable[[Callable[[], object]], Any]) -> dict[str, Any]:
+    """Returns what one turn costs, by operation."""
+    spent: dict[str, Any] = {}
+    side.turn(lambda op, act: spent.__setitem__(op, measure(act)))
+    if "plan" in spent:
+        spent["decode"] = spent["plan"] + spent["settle"]
+    elif "drop" in spent and "together" not in spent:  # the peer does one after the other
+        spent["together"] = sum(spent.values())
+    return spent
+
+
 def _measure(
     setting: Setting, case: str, make: Callable[[], Life | Decode], make_peer: Callable[[], Side] | None
 ) -> list[Figure]:
     ours = make()
-    _silence(ours, setting)
     sides: dict[str, Side] = {OURS: ours}
     peers: dict[str, Side] = {host_peer.NAME: make_peer()} if make_peer is not None else {}
-    least = defaultdict[tuple[str, str], float](lambda: inf)
+    found = defaultdict[str, dict[tuple[str, str], float]](dict)  # by side: operation, unit
 
-    def act(_: int, name: str, side: Side) -> None:
-        spent: dict[str, float] = {}
+    def count(_: int, name: str, side: Side) -> None:
+        for op, numbers in _of_ops(side, side.counted).items():
+            found[name] |= {(op, unit): float(n) for unit, n in zip(UNITS, numbers, strict=True)}
 
-        def timer(op: str, call: Callable[[], object]) -> None:
-            spent[op] = cpu_seconds(call, setting.device)
+    def spend(_: int, name: str, side: Side) -> None:
+        for op, seconds in _of_ops(side, lambda act: cpu_seconds(act, setting.device)).items():
+            key = op, "host us"
+            found[name][key] = min(found[name].get(key, inf), seconds * 1e6)
 
-        side.turn(timer)
-        if "plan" in spent:
-            spent["decode"] = spent["plan"] + spent["settle"]
-        elif "together" not in spent and "drop" in spent:  # the peer does one after the other
-            spent["together"] = sum(spent.values())
-        for op, seconds in spent.items():
-            least[name, op] = min(least[name, op], seconds)
-
-    take_turns(sides, peers, TOY_TURNS if setting.toy else TURNS, act, f"host, {case}")
+    take_turns(sides, peers, 2, count, f"host, {case}")
+    _silence(ours, setting)
+    take_turns(sides, peers, TOY_TURNS if setting.toy else TURNS, spend, f"host, {case}")
     figures = []
-    for op in [op for name, op in least if name == OURS]:
-        value, other = least[OURS, op], least.get((host_peer.NAME, op)) if peers else None
-        beside = (None, None, None) if other is None else (host_peer.NAME, other * 1e6, value / other)
-        figures.append(Figure(op, setting.case(case), value * 1e6, "host us", *beside))
+    for (op, unit), value in found[OURS].items():
+        other = found[host_peer.NAME].get((op, unit)) if peers else None
+        ratio = value / other if other else None
+        figures.append(
+            Figure(op, setting.case(case), value, unit, None if other is None else host_peer.NAME, other, ratio)
+        )
     return figures
 
 

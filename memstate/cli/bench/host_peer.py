@@ -8,14 +8,17 @@ with the first peer that is made.
 
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from memstate.cli.bench.radix_peer import NAME, imported
 
@@ -48,6 +51,38 @@ def load() -> SimpleNamespace:
         ImportError: In one line.
     """
     return imported(NAMES)
+
+
+VIEWS = {"slice", "select", "unsqueeze", "lift_fresh", "detach", "alias", "view"}  # launch nothing
+
+
+class Counts(TorchDispatchMode):
+    """Counts what would launch and what would wait on a GPU, although all tensors are on the host.
+
+    Args:
+        host: Tensors that are on the host with a GPU, too.
+    """
+
+    def __init__(self, *host: torch.Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.launches = self.syncs = 0
+        self._host = list(host)  # keeps them, so that no other tensor has their memory
+
+    def _on_host(self, given: object) -> bool:
+        if isinstance(given, torch.Tensor):
+            return any(given.untyped_storage().data_ptr() == each.untyped_storage().data_ptr() for each in self._host)
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Looks at an operation and carries it out."""
+        result, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        if args and self._on_host(args[0]):
+            self._host += [result] if isinstance(result, torch.Tensor) else []
+        elif name == "_local_scalar_dense":
+            self.syncs += 1
+        elif name not in VIEWS:
+            self.launches += 1
+        return result
 
 
 class SglangStates:
@@ -91,6 +126,7 @@ class SglangStates:
             with self._here():
                 self._begin()
                 self._admit()
+            self._batch.req_pool_indices = torch.tensor(self._rows)
 
     @contextmanager
     def _here(self) -> Iterator[None]:
@@ -114,6 +150,28 @@ class SglangStates:
                 self._place(self._due)
                 timer("decode", self._decode)
 
+    def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
+        """Makes a call, and returns how often it would launch, upload and wait on a GPU."""
+        uploads = 0
+
+        def sent(send: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+            def call(*given: Any, **named: Any) -> torch.Tensor:
+                nonlocal uploads
+                uploads += 1
+                return send(*given, **named)
+
+            return call
+
+        modules = [import_module(f"sglang.srt.{NAMES[name]}") for name in ("ScheduleBatch", "HybridReqToTokenPool")]
+        host = self._pool.req_generation, self._batch.seq_lens_cpu
+        with ExitStack() as stack:
+            for module in modules:
+                stack.enter_context(patch.object(module, "async_h2d", sent(module.async_h2d)))
+            stack.enter_context(patch.object(torch.Tensor, "pin_memory", sent(torch.Tensor.pin_memory)))
+            counts = stack.enter_context(Counts(*(tensor for tensor in host if tensor is not None)))
+            act()
+        return np.array([counts.launches, uploads, counts.syncs], np.int64)
+
     def _begin(self) -> None:
         sgl = self._sgl
         self._reqs = [sgl.Req(str(i), "", array("q", [1]), sgl.SamplingParams()) for i in range(self._size)]
@@ -123,7 +181,7 @@ class SglangStates:
         """Rows and slots for the requests, and the list of states to zero."""
         rows = self._sgl.alloc_req_slots(self._pool, self._reqs, None)
         self._batch._collect_deferred_mamba_cow_and_clear(self._reqs)
-        self._batch.req_pool_indices = torch.tensor(rows)
+        self._rows = rows
 
     def _place(self, due: int) -> None:
         """Puts requests where a step makes some reach a boundary; counts the token of the step, as its KV does."""

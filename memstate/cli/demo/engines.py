@@ -69,7 +69,8 @@ class Engine:
         except ValueError as error:
             raise InvalidArgument(str(error)) from error
         self.model = HybridModel(size, config.seed, Backend(self.mem.backend.name, config.device), config.model)
-        warm_up(self.mem)
+        if self.mem.backend.name == "cuda":  # elsewhere nothing is compiled
+            warm_up(self.mem)
         for storage in (self.mem.planes, self.kv):
             for layer in (layer for plane in storage.values() for layer in plane):
                 layer[1:] = float("nan")  # whatever reads fresh memory shows

@@ -53,7 +53,7 @@ def _same_on_host(world: World, free: int) -> None:
 
 
 def _same_batch(world: World) -> None:
-    """The packet of the next plan has the batch that the host believes to be there, and no changes; so has its cache."""
+    """The packet of the next plan has no changes, and the batch that the host believes to be there."""
     stepping, packet = world.mem._stepping, world.mem._commands.step
     if stepping._log._sent is not None:
         rows, tokens, limit = stepping._log._sent

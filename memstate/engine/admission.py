@@ -379,8 +379,8 @@ class Admission:
         file.source[rows] = source if self._direct_hits else 0
         self._table.confirmed[rows] = length
         self._boundaries.start(rows, boundaries)
-        cells = [file.address(column, rows) for column in ("generation", "tracked", "snapshot_at", "source")]
-        values = self._table.generation[rows], length, file.snapshot_at[rows], file.source[rows]
+        cells = [file.address(column, rows) for column in ("tracked", "snapshot_at", "source", "generation")]
+        values = length, file.snapshot_at[rows], file.source[rows], self._table.generation[rows]
         self._commands.write(np.concatenate(cells), np.concatenate(values))
         self._commands.zero(live[~hit & (length == 0)])
         if self._direct_hits:

@@ -155,9 +155,9 @@ class Ending:
         self._table.release(rows, how)
         file = self._file
         file.tracked[rows] = file.snapshot_at[rows] = file.source[rows] = 0
-        cells = [file.address(column, rows) for column in ("generation", "tracked", "snapshot_at", "source")]
+        cells = [file.address(column, rows) for column in ("tracked", "snapshot_at", "source", "generation")]
         values = np.zeros(len(cells) * len(rows), np.int64)
-        values[: len(rows)] = self._table.generation[rows]
+        values[-len(rows) :] = self._table.generation[rows]
         self._commands.write(np.concatenate(cells), values)
         return snapshots
 

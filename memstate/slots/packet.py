@@ -111,7 +111,7 @@ class Packet:
             header[8 + section] = at
             if not first_columns:
                 continue
-            pair = np.concatenate(first_columns), np.concatenate(second_columns)
+            pair = _joined(first_columns), _joined(second_columns)
             if section == WRITES:
                 pair = _newest(*pair)
             for column in pair if section in PAIRS else pair[:1]:
@@ -119,6 +119,10 @@ class Packet:
                 parts.append(padded := _padded(column))
                 at += len(padded)
         return np.concatenate(parts)
+
+
+def _joined(columns: list[Longs]) -> Longs:
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 
 def _padded(column: Longs) -> Ints:

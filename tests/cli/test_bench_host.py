@@ -71,7 +71,7 @@ def test_without_the_peer_one_line_says_so(monkeypatch: pytest.MonkeyPatch, caps
     outcome = toy()
     assert outcome.wrong == [] and {entry.peer for entry in outcome.entries} == {None}
     assert capsys.readouterr().err == "host: measured without sglang: it is not installed\n"
-    toy("device-copy")
+    assert not host._peer_can_run(Setting("reference", torch.device("cpu"), True, "device-copy"))
     assert capsys.readouterr().err == ""
 
 

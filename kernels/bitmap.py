@@ -1,7 +1,8 @@
 """Claim and release on a bitmap of free slots (bit set = free), lowest slot first. Knows no register and no plane.
 
 The n lowest free slots are found by popcount, prefix sum and rank-select inside one program, so the answer is a
-function of the bitmap alone: no claim is ever decided by a race between atomics.
+function of the bitmap alone: no claim is ever decided by a race between atomics. A claim does not scan: it goes down
+the levels of the bitmap's summary (`memstate.kernels.levels`), and reads at each only words that have what it needs.
 """
 
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_columns, check_count
+from memstate.kernels.levels import TOP_WORDS as MOST_WORDS
+from memstate.kernels.levels import words_of
 from memstate.kernels.tables import Count
-from memstate.kernels.warps import LANES, all_loaded, warps_for
+from memstate.kernels.warps import ALONE, BLOCKS, LANES, all_loaded, alone, block_for, warps_for
 
 FREE = tl.constexpr(int(Count.FREE))
 CLAIMED = tl.constexpr(int(Count.CLAIMED))
@@ -23,6 +26,7 @@ CLAIM_SHORT = tl.constexpr(int(Count.CLAIM_SHORT))
 OFFENDER = tl.constexpr(int(Count.OFFENDER))
 OFFENDER_KIND = tl.constexpr(int(Count.OFFENDER_KIND))
 BIG = tl.constexpr(2**31 - 1)
+TOP_WORDS = tl.constexpr(MOST_WORDS)
 
 
 @triton.jit
@@ -50,44 +54,90 @@ def nth_set_bit(word, n):
 
 
 @triton.jit
-def take_lowest(bitmap_ptr, words, start, n, rank, CHUNK: tl.constexpr):
-    """Clears the n lowest free bits from word `start` on; lanes with rank < n learn the slot of that rank, others 0.
+def lowest_bits(word, at, n, CHUNK: tl.constexpr):
+    """The n lowest set bits of a list of words; all there are, where those are fewer.
 
-    Returns (slots, the chunk where the scan ended, slots found). n is the same in every warp: it does not depend on
-    loads without a barrier behind them. Where n > 0 a barrier has been passed before anything is stored; the next
-    reader of the bitmap needs another.
+    Args:
+        word: of each lane.
+        at: number of each word in its level, ascending.
+        n: at most CHUNK.
+        CHUNK: lanes.
+
+    Returns:
+        (number of each bit in the level, in the lanes of its rank; how many there are; set bits before each word).
     """
+    rank = tl.arange(0, CHUNK)
+    free = popcount(word)
+    through = tl.cumsum(free, 0)
+    where = rank * 0  # first word whose inclusive count exceeds the rank, by binary search
+    for step in tl.static_range(1, 11):
+        if CHUNK >> step > 0:
+            probe = tl.gather(through, where + (CHUNK >> step) - 1, 0)
+            where = tl.where(probe <= rank, where + (CHUNK >> step), where)
+    before = tl.gather(through - free, where, 0)
+    bit = nth_set_bit(tl.gather(word, where, 0), rank - before)
+    return tl.gather(at, where, 0) * 32 + bit, tl.minimum(n, tl.sum(free, 0)), through - free
+
+
+@triton.jit
+def take_lowest(bitmap_ptr, words, n, rank, CHUNK: tl.constexpr):
+    """Clears the n lowest free bits; lanes with rank < n learn the slot of that rank, others 0.
+
+    A pass begins at the lowest level of at most CHUNK words, and finds up to CHUNK slots. At each level its list is the
+    words below that are not 0: n of them have n set bits or more. The bits it takes are the lowest of every level, so
+    words that became 0 clear their bits above.
+
+    Returns (slots, slots found). n is the same in every warp: it does not depend on loads without a barrier behind
+    them. Where n > 0 a barrier has been passed before anything is stored, and another one behind the last store.
+    """
+    lane = tl.arange(0, CHUNK)
     slot = rank * 0
     taken = n * 0
-    at = start
-    more = (taken < n) & (at < words)
+    more = taken < n
     while more:
-        index = at + tl.arange(0, CHUNK)
-        word = tl.load(bitmap_ptr + index, mask=index < words, other=0)
-        all_loaded()  # or a late warp counts words that have lost their bits, and leaves the loop at another time
-        free = popcount(word)
-        through = tl.cumsum(free, 0)
-        total = tl.sum(free, 0)
-
+        start = words * 0
+        size = words
+        shift = words * 0  # 5 bits a level
+        while size > CHUNK:
+            start += size
+            size = (size + 31) // 32
+            shift += 5
+        want = tl.minimum(n - taken, CHUNK)
+        listed = size
+        found = lane
+        at = lane
+        word = lane
+        before = lane
+        while shift >= 0:
+            at = found
+            word = tl.load(bitmap_ptr + start + at, mask=(lane < listed) & (at < size), other=0)
+            all_loaded()  # or a late warp counts words that have lost their bits, and leaves the loop at another time
+            found, listed, before = lowest_bits(word, at, want, CHUNK)
+            shift -= 5
+            size = ((words - 1) >> tl.maximum(shift, 0)) + 1
+            start -= size
         local = rank - taken
-        here = (local >= 0) & (local < total) & (rank < n)
-        where = local * 0  # first word whose inclusive count exceeds the rank, by binary search
-        for step in tl.static_range(1, 11):
-            if CHUNK >> step > 0:
-                probe = tl.gather(through, where + (CHUNK >> step) - 1, 0)
-                where = tl.where(probe <= local, where + (CHUNK >> step), where)
-        before = tl.gather(through - free, where, 0)
-        bit = nth_set_bit(tl.gather(word, where, 0), local - before)
-        slot = tl.where(here, (at + where) * 32 + bit, slot)
+        here = (local >= 0) & (local < listed) & (rank < n)
+        slot = tl.where(here, tl.gather(found, tl.where(here, local, 0), 0), slot)
 
-        take = tl.minimum(tl.maximum(n - taken - (through - free), 0), free)
+        take = tl.minimum(tl.maximum(want - before, 0), popcount(word))
         last = nth_set_bit(word, take - 1)  # meaningless where take == 0, and masked there
         kept = word & (-2 << last)
-        tl.store(bitmap_ptr + index, kept, mask=(index < words) & (take > 0))
-        taken += tl.minimum(total, n - taken)
-        more = (taken < n) & (at + CHUNK < words)
-        at = tl.where(more, at + CHUNK, at)
-    return slot, at, taken
+        tl.store(bitmap_ptr + at, kept, mask=take > 0)
+        emptied = (take > 0) & (kept == 0)
+        start = words * 0
+        size = words
+        while size > TOP_WORDS:
+            start += size
+            bit = tl.full(at.shape, 1, tl.int32) << at % 32
+            at //= 32
+            old = tl.atomic_and(bitmap_ptr + start + at, ~bit, mask=emptied, sem="relaxed")
+            emptied &= old == bit  # one of the lanes that clear bits of a word sees the last
+            size = (size + 31) // 32
+        taken += listed
+        more = (taken < n) & (listed == want)
+        tl.debug_barrier()  # the next pass, and the next claim, read words that this one cleared
+    return slot, taken
 
 
 @triton.jit
@@ -108,10 +158,20 @@ def note_offender(counters_ptr, kind: tl.constexpr, count, lowest):
 
 
 @triton.jit
-def give_back(bitmap_ptr, slot, valid):
+def give_back(bitmap_ptr, slot, valid, capacity):
     """Sets the bits of `slot` where valid; returns which of them were free already (a double release)."""
     bit = slot % 32
-    old = tl.atomic_or(bitmap_ptr + slot // 32, tl.full(slot.shape, 1, tl.int32) << bit, mask=valid, sem="relaxed")
+    at = slot // 32
+    old = tl.atomic_or(bitmap_ptr + at, tl.full(slot.shape, 1, tl.int32) << bit, mask=valid, sem="relaxed")
+    first = valid & (old == 0)  # one of the lanes that set bits of a word finds it 0
+    start = capacity * 0
+    size = capacity // 32 + 1
+    while size > TOP_WORDS:
+        start += size
+        above = tl.full(slot.shape, 1, tl.int32) << at % 32
+        at //= 32
+        first &= tl.atomic_or(bitmap_ptr + start + at, above, mask=first, sem="relaxed") == 0
+        size = (size + 31) // 32
     return valid & (((old >> bit) & 1) != 0)
 
 
@@ -129,17 +189,15 @@ def book_releases(counters_ptr, released, doubles, strays, lowest_double, lowest
 @triton.jit(do_not_specialize=["words", "n"])
 def _claim(bitmap_ptr, out_ptr, counters_ptr, words, n, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
     done = 0
-    at = 0
     while done < n:
         rank = tl.arange(0, BLOCK)
         size = tl.minimum(n - done, BLOCK)
-        slot, at, taken = take_lowest(bitmap_ptr, words, at, size, rank, CHUNK)
+        slot, taken = take_lowest(bitmap_ptr, words, size, rank, CHUNK)
         tl.store(out_ptr + done + rank, slot, mask=rank < size)
         bump(counters_ptr, FREE, -taken)
         bump(counters_ptr, CLAIMED, taken)
         bump(counters_ptr, CLAIM_SHORT, size - taken)
         done += size
-        tl.debug_barrier()  # the next block reads words that this one cleared
 
 
 @triton.jit(do_not_specialize=["ids_ptr", "n", "capacity"])
@@ -155,7 +213,7 @@ def _release(bitmap_ptr, ids_ptr, counters_ptr, n, capacity, BLOCK: tl.constexpr
         stray = wide > capacity
         valid = (wide > 0) & (wide <= capacity)
         slot = tl.where(valid, wide, 0).to(tl.int32)
-        double = give_back(bitmap_ptr, slot, valid)
+        double = give_back(bitmap_ptr, slot, valid, capacity)
         released += tl.sum((valid & (double == 0)).to(tl.int32), 0)
         doubles += tl.sum(double.to(tl.int32), 0)
         strays += tl.sum(stray.to(tl.int32), 0)
@@ -164,24 +222,23 @@ def _release(bitmap_ptr, ids_ptr, counters_ptr, n, capacity, BLOCK: tl.constexpr
     book_releases(counters_ptr, released, doubles, strays, lowest_double, lowest_stray)
 
 
-def chunk_words(words: int, warps: int) -> int:
-    """Bitmap words that one step of the scan reads: the whole bitmap where it is small, else one or more a thread.
+def chunk_words(warps: int) -> int:
+    """Words of the bitmap that a claim looks at together: one or two a thread.
 
-    Of 16 warps of 64 threads every other thread reads one: 1024 words would spill, and the barrier behind the loads is
-    enough.
+    Of 16 warps of 64 threads every other thread has one: 1024 words would spill.
     """
-    return max(min(LANES * warps, 512), min(256, int(triton.next_power_of_2(words))))
+    return min(LANES * warps, 512)
 
 
 def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
     """Launches the op; see `memstate.kernels.reference.bitmap.claim`."""
     check_count(n)
     out = torch.empty(n, dtype=torch.int32, device=bitmap.device)
-    words = bitmap.numel()
-    block = min(1024, max(32, triton.next_power_of_2(n)))
+    words = words_of(bitmap.numel())
+    block = block_for(n)
     warps = warps_for(block)
     _claim[(1,)](
-        bitmap, out, counters, words, n, BLOCK=block, CHUNK=chunk_words(words, warps), num_warps=warps
+        bitmap, out, counters, words, n, BLOCK=block, CHUNK=chunk_words(warps), num_warps=warps, **alone()
     )  # fmt: skip
     return out
 
@@ -189,8 +246,8 @@ def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
 def release(bitmap: Tensor, ids: Tensor, capacity: int, counters: Tensor) -> None:
     """Launches the op; see `memstate.kernels.reference.bitmap.release`."""
     check_columns(bitmap.device, None, ids=ids)
-    block = min(1024, max(32, triton.next_power_of_2(ids.numel())))
-    _release[(1,)](bitmap, ids, counters, ids.numel(), capacity, BLOCK=block, num_warps=warps_for(block))
+    block = block_for(ids.numel())
+    _release[(1,)](bitmap, ids, counters, ids.numel(), capacity, BLOCK=block, num_warps=warps_for(block), **alone())
 
 
 def sized(name: str, block: int) -> str:
@@ -198,22 +255,25 @@ def sized(name: str, block: int) -> str:
     return name if block == 256 else f"{name} {block}"
 
 
+COMMON = (32, 256, 1024)  # lanes of the cases that are not rare
+
+
 def compile_cases() -> list[CompileCase]:
     """The launches to compile ahead, from the smallest; none moves plane bytes."""
     pointers = {"bitmap_ptr": "*i32", "counters_ptr": "*i32"}
     return [
         case
-        for block in (32, 256, 1024)
+        for block in BLOCKS
         for warps in [warps_for(block)]
         for case in (
             CompileCase(
                 sized("claim", block), _claim, pointers | {"out_ptr": "*i32", "words": "i32", "n": "i32"},
-                {"BLOCK": block, "CHUNK": chunk_words(256, warps)}, ("bitmap_ptr", "out_ptr", "counters_ptr"),
-                warps, (),
+                {"BLOCK": block, "CHUNK": chunk_words(warps)}, ("bitmap_ptr", "out_ptr", "counters_ptr"),
+                warps, (), ALONE, block not in COMMON,
             ),
             CompileCase(
                 sized("release", block), _release, pointers | {"ids_ptr": "*i32", "n": "i32", "capacity": "i32"},
-                {"BLOCK": block}, ("bitmap_ptr", "ids_ptr", "counters_ptr"), warps, (),
+                {"BLOCK": block}, ("bitmap_ptr", "ids_ptr", "counters_ptr"), warps, (), ALONE, block not in COMMON,
             ),
         )
     ]  # fmt: skip

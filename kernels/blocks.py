@@ -17,6 +17,10 @@ from memstate.kernels.tables import ACCESS_BYTES
 
 LANES = 4096
 WORDS = {4: torch.int32, 2: torch.int16, 1: torch.int8}  # bytes -> dtype
+# What `cut` can come to, for compile cases: what is added to the name of a rare case, the word, words of a unit.
+WIDTHS = (
+    ("", "i32", 4), (", 8 bytes", "i32", 2), (", 4 bytes", "i32", 1), (", 2 bytes", "i16", 1), (", 1 byte", "i8", 1),
+)  # fmt: skip
 
 
 class Blocks(NamedTuple):

@@ -20,6 +20,7 @@ class CompileCase(NamedTuple):
         num_warps: of a program.
         plane_args: pointer arguments through which plane bytes move, or the table their addresses come from.
         options: further compile options of the launch (enable_fp_fusion, ...).
+        rare: whether it is another shape of a kernel that is in the catalogue already.
     """
 
     name: str
@@ -30,9 +31,15 @@ class CompileCase(NamedTuple):
     num_warps: int
     plane_args: tuple[str, ...]
     options: Mapping[str, Any] = MappingProxyType({})
+    rare: bool = False
 
 
-def all_cases() -> list[CompileCase]:
-    """Every kernel's cases, in the order of the ops."""
+def all_cases(every_shape: bool = False) -> list[CompileCase]:
+    """Returns every kernel's cases, in the order of the ops.
+
+    Args:
+        every_shape: also every other shape that can be launched: lanes, warps, units and tiles.
+    """
     modules = dict.fromkeys(OPS.values())
-    return [case for module in modules for case in import_module(f"memstate.kernels.{module}").compile_cases()]
+    cases = [case for module in modules for case in import_module(f"memstate.kernels.{module}").compile_cases()]
+    return [case for case in cases if every_shape or not case.rare]

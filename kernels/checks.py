@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.blocks import Blocks
-from memstate.kernels.tables import Accepted, Registers, StepRecord
+from memstate.kernels.tables import HEADER_INTS, Accepted, Registers, StepRecord
 
 INTS = (torch.int32, torch.int64)
 INT32 = (torch.int32,)
@@ -124,31 +124,25 @@ def check_record(device: torch.device, batch: int, record: StepRecord | Accepted
         check_columns(device, batch, INT32, **record._asdict())
 
 
-def check_plan(registers: Registers, rows: Tensor, tokens: Tensor, record: StepRecord) -> None:
-    """Refuses a plan with a column that does not fit the others."""
+def check_plan(registers: Registers, packet: Tensor, record: StepRecord) -> None:
+    """Refuses a plan with a column that does not fit the others, or a packet that is too short for them."""
     if not registers.trusted:
-        check_columns(registers.cells.device, None, INT32, rows=rows, tokens=tokens)
-        check_record(registers.cells.device, rows.numel(), record)
+        check_columns(registers.cells.device, None, INT32, **record._asdict())
+        check_batch(registers, packet, 2 * -(-record.rows.numel() // 4) * 4)
 
 
-def check_settle(registers: Registers, record: StepRecord, results: Tensor | None) -> None:
-    """Refuses a settle with a column that does not fit the others."""
-    if registers.trusted:
-        return
-    check_columns(
-        registers.cells.device, None, INT32, rows=record.rows, after=record.after, generation=record.generation
-    )
-    if results is not None:
-        check_columns(registers.cells.device, record.rows.numel(), INT32, results=results)
-
-
-def check_accept(registers: Registers, accepted: Tensor, record: StepRecord, outcome: Accepted) -> None:
-    """Refuses an accept with a column that does not fit the others."""
+def check_accept(registers: Registers, packet: Tensor, record: StepRecord, outcome: Accepted) -> None:
+    """Refuses an accept with a column that does not fit the others, or a packet that is too short for them."""
     if not registers.trusted:
-        device = registers.cells.device
-        check_columns(device, None, INT32, accepted=accepted)
-        check_record(device, accepted.numel(), record)
-        check_record(device, accepted.numel(), outcome)
+        check_columns(registers.cells.device, None, INT32, **record._asdict(), **outcome._asdict())
+        check_batch(registers, packet, record.rows.numel())
+
+
+def check_batch(registers: Registers, packet: Tensor, ints: int) -> None:
+    """Refuses a packet without room for a header and so many int32 of a batch."""
+    check_columns(registers.cells.device, None, INT32, packet=packet)
+    if packet.numel() < HEADER_INTS + ints:
+        raise ValueError(f"packet: expected {HEADER_INTS + ints} int32 or more for this batch, got {packet.numel()}")
 
 
 def check_resolve(registers: Registers, wanted: Tensor, out: Tensor) -> None:

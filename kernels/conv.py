@@ -5,6 +5,9 @@ one load and one store, so it may write the slot that it read. A lane has LANE n
 is stored `channel tap` it moves as whole pieces of LANE elements and sorts by itself.
 """
 
+import math
+from itertools import product
+
 import torch
 import triton
 import triton.language as tl
@@ -192,8 +195,15 @@ def conv_step(
     return out
 
 
+COMMON = (8192, 4)
+TAPS = (2, 3, 4, 5, 8)  # of other cases, with every block of channels
+
+
 def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead: 8192 channels, 4 taps, bf16 inputs, for each dtype and order of the state."""
+    """The launches to compile ahead: 8192 channels, 4 taps, bf16 inputs, for each dtype and order of the state.
+
+    Other channels and taps are rare cases.
+    """
     inputs = ("x_ptr", "weight_ptr", "bias_ptr", "out_ptr")
     planes = ("state_ptr", "window_ptr")
     signature = (
@@ -201,17 +211,26 @@ def compile_cases() -> list[CompileCase]:
         | dict.fromkeys(("read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr"), "*i32")
         | {"max_tokens": "i32", "last": "i32", "stride_units": "i32"}
     )
-    shape = {"CHANNELS": 8192, "TAPS": 4, "SILU": True}
     cases = []
-    for dtype, itemsize in (("fp32", 4), ("bf16", 2), ("fp16", 2)):
-        block, lane = blocks(8192, 4, itemsize)
-        sizes = shape | {"UNIT": ACCESS_BYTES // itemsize, "BLOCK": block, "LANE": lane}
-        for order, tap_fastest in (("", False), ("_channel_major", True)):
-            for kind, absent in (("", {"window_ptr": None}), ("_window", {})):
-                cases.append(
-                    CompileCase(
-                        f"conv_step_{dtype}{order}{kind}", _conv_step, signature | dict.fromkeys(planes, f"*{dtype}"),
-                        sizes | {"TAP_FASTEST": tap_fastest} | absent, (*inputs, *planes), 1, planes, OPTIONS,
-                    )
-                )  # fmt: skip
+    shapes = [COMMON, *((2**power, taps) for taps in TAPS for power in range(12))]
+    for (channels, taps), (dtype, itemsize) in product(shapes, (("fp32", 4), ("bf16", 2), ("fp16", 2))):
+        block, lane = blocks(channels, taps, itemsize)
+        if block < channels and (channels, taps) != COMMON:
+            continue  # the block is that of fewer channels
+        rare = (channels, taps) != COMMON
+        sizes = {
+            "CHANNELS": channels, "TAPS": taps, "SILU": True,
+            "UNIT": math.gcd(ACCESS_BYTES // itemsize, channels * (taps - 1)), "BLOCK": block, "LANE": lane,
+        }  # fmt: skip
+        for (order, tap_fastest), (kind, absent) in product(
+            (("", False), ("_channel_major", True)), (("", {"window_ptr": None}), ("_window", {}))
+        ):
+            cases.append(
+                CompileCase(
+                    f"conv_step_{dtype}{order}{kind}" + rare * f", {channels} channels, {taps} taps",
+                    _conv_step, signature | dict.fromkeys(planes, f"*{dtype}"),
+                    sizes | {"TAP_FASTEST": tap_fastest} | absent, (*inputs, *planes), 1, () if rare else planes,
+                    OPTIONS, rare,
+                )
+            )  # fmt: skip
     return cases

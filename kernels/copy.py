@@ -16,7 +16,7 @@ from torch import Tensor
 
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_columns
-from memstate.kernels.tables import ZERO_SOURCE, PlaneMap, Section
+from memstate.kernels.tables import ACCESS_BYTES, ZERO_SOURCE, PlaneMap, Section
 from memstate.kernels.tuned import CopyConfig, copy_launch
 
 COPY = tl.constexpr(0)  # first_ptr: destination slots, second_ptr: source slots
@@ -127,17 +127,27 @@ def run_data(planes: PlaneMap, slots: Tensor, packet: Tensor) -> None:
     _launch(planes, DATA.value, packet, slots, 0)
 
 
-def compile_cases(unit: int = 16, config: CopyConfig = DEFAULT) -> list[CompileCase]:
+def compile_cases(unit: int = 0, config: CopyConfig = DEFAULT) -> list[CompileCase]:
     """The launches to compile ahead; plane bytes move through the addresses in the tile table.
 
     Args:
-        unit: bytes a lane; fewer than 16 are for memory that an engine has laid out, and narrow on purpose.
+        unit: bytes a lane; fewer than 16 are for memory that an engine has laid out, and narrow on purpose. 0 for all,
+            the narrow ones as rare cases.
         config: a launch configuration other than the default.
     """
     pointers = {"tiles": "*i64", "first_ptr": "*i32", "second_ptr": "*i32"}
     signature = pointers | dict.fromkeys(("n", "tile_count", "capacity"), "i32")
-    sizes = {"UNIT": unit, "WORD": WORDS[unit], "ENTRIES": config.entries, "LANES": config.lanes}
     return [
-        CompileCase(name, _move, signature, {"MODE": mode.value} | sizes, ("tiles",), config.warps, ("tiles",))
+        CompileCase(
+            f"{name}{narrow}", _move, signature,
+            {"MODE": mode.value, "UNIT": size, "WORD": WORDS[size], "ENTRIES": config.entries, "LANES": config.lanes},
+            ("tiles",), config.warps, () if narrow else ("tiles",), rare=bool(narrow),
+        )
+        for size, narrow in units(unit)
         for name, mode in (("copy_slots", COPY), ("zero_slots", ZERO), ("run_data", DATA))
-    ]
+    ]  # fmt: skip
+
+
+def units(unit: int) -> list[tuple[int, str]]:
+    """Bytes a lane to compile for, and what is added to the name of a case: nothing for the one that was asked for."""
+    return [(unit, "")] if unit else [(size, "" if size == ACCESS_BYTES else f", {size} bytes") for size in WORDS]

@@ -132,7 +132,6 @@ class Backend:
     resolve = Op(registers.resolve)
     audit = Op(registers.audit)
     plan = Op(tracking.plan)
-    settle = Op(tracking.settle)
     accept = Op(speculation.accept)
     copy_slots = Op(copy.copy_slots)
     zero_slots = Op(copy.zero_slots)

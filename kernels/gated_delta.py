@@ -6,7 +6,9 @@ and sums over keys then never wait for another. A speculative window takes a cop
 """
 
 import math
+from collections.abc import Mapping
 from itertools import product
+from typing import Any
 
 import torch
 import triton
@@ -123,28 +125,42 @@ def gated_delta_step(
     return out
 
 
+TILES = [(128, 128), *((keys, 16) for keys in (16, 32, 64, 128, 256, 512)), *((128, 2**power) for power in range(4))]
+
+
 def compile_cases() -> list[CompileCase]:
     """The launches to compile ahead: 32 heads of 128 x 128, bf16 inputs, every dtype of the state.
 
-    One decay a head with 16 key heads, one a key channel with 32; storing slots, and storing a window.
+    One decay a head with 16 key heads, one a key channel with 32; storing slots, and storing a window. Tiles of other
+    sizes are rare cases, and so is a state whose slots lie at any element.
     """
-    block_k, block_v, warps = blocks(128, 128)
+    gates = {"": {"KEY_HEADS": 16, "PER_KEY": False}, "_kda": {"KEY_HEADS": 32, "PER_KEY": True}}
+    return [
+        _case(dtype, itemsize, gate, constants, stores, keys, values, unit)
+        for keys, values in TILES
+        for (dtype, itemsize), (gate, constants), stores in product(
+            (("fp32", 4), ("bf16", 2), ("fp16", 2)), gates.items(), ("", "_window")
+        )
+        for unit in ((ACCESS_BYTES // itemsize, 1) if values == 128 else (ACCESS_BYTES // itemsize,))
+    ]
+
+
+def _case(
+    dtype: str, itemsize: int, gate: str, constants: Mapping[str, Any], stores: str, keys: int, values: int, unit: int
+) -> CompileCase:
+    block_k, block_v, warps = blocks(keys, values)
     signature = (
         dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), "*bf16")
         | dict.fromkeys(("decay_ptr", "beta_ptr"), "*fp32")
         | dict.fromkeys(("read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr"), "*i32")
         | {"max_tokens": "i32", "last": "i32", "stride_units": "i32", "window_units": "i32", "scale": "fp32"}
     )
-    shape = {"HEADS": 32, "KEY": 128, "VALUE": 128, "BLOCK_K": block_k, "BLOCK_V": block_v}
-    gates = {"": {"KEY_HEADS": 16, "PER_KEY": False}, "_kda": {"KEY_HEADS": 32, "PER_KEY": True}}
-    cases = []
-    for (dtype, itemsize), gate, stores in product((("fp32", 4), ("bf16", 2), ("fp16", 2)), gates, ("", "_window")):
-        planes = ("state_ptr", "window_ptr") if stores else ("state_ptr",)
-        constexprs = shape | gates[gate] | {"UNIT": ACCESS_BYTES // itemsize} | ({} if stores else {"window_ptr": None})
-        cases.append(
-            CompileCase(
-                f"gated_delta_step_{dtype}{gate}{stores}", _gated_delta_step,
-                signature | dict.fromkeys(planes, f"*{dtype}"), constexprs, planes, warps, planes, OPTIONS,
-            )
-        )  # fmt: skip
-    return cases
+    shape = {"HEADS": 32, "KEY": keys, "VALUE": values, "BLOCK_K": block_k, "BLOCK_V": block_v, "UNIT": unit}
+    planes = ("state_ptr", "window_ptr") if stores else ("state_ptr",)
+    rare = (keys, values, unit) != (128, 128, ACCESS_BYTES // itemsize)
+    return CompileCase(
+        f"gated_delta_step_{dtype}{gate}{stores}" + rare * f", {keys} x {values}, unit {unit}", _gated_delta_step,
+        signature | dict.fromkeys(planes, f"*{dtype}"),
+        {**shape, **constants, **({} if stores else {"window_ptr": None})},
+        planes, warps, () if rare else planes, OPTIONS, rare,
+    )  # fmt: skip

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.blocks import LANES, cut, tiles_of
+from memstate.kernels.blocks import LANES, WIDTHS, cut, tiles_of
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.move_checks import check_gather
 from memstate.kernels.tuned import GatherConfig, config_of
@@ -58,10 +58,13 @@ def gather_slots(plane: Tensor, slots: Tensor, out: Tensor) -> None:
 
 
 def compile_cases() -> list[CompileCase]:
-    """The launch to compile ahead: 16 bytes a lane, whatever the dtype of the plane."""
-    signature = {"plane_ptr": "*i32", "slots_ptr": "*i32", "out_ptr": "*i32"} | dict.fromkeys(SIZES, "i32")
+    """The launches to compile ahead: 16 bytes a lane, whatever the dtype of the plane, and fewer as rare cases."""
+    planes = ("plane_ptr", "out_ptr")
+    signature = {"slots_ptr": "*i32"} | dict.fromkeys(SIZES, "i32")
     return [
         CompileCase(
-            "gather_slots", _gather_slots, signature, {"UNIT": 4, "LANES": LANES}, (), WARPS, ("plane_ptr", "out_ptr")
+            f"gather_slots{narrow}", _gather_slots, signature | dict.fromkeys(planes, f"*{word}"),
+            {"UNIT": unit, "LANES": LANES}, (), WARPS, () if narrow else planes, rare=bool(narrow),
         )
-    ]
+        for narrow, word, unit in WIDTHS
+    ]  # fmt: skip

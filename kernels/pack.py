@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from memstate.kernels.catalog import CompileCase
-from memstate.kernels.copy import WORDS
+from memstate.kernels.copy import WORDS, units
 from memstate.kernels.move_checks import check_pack
 from memstate.kernels.slots import known_slot
 from memstate.kernels.tables import RECORD_ALIGNMENT, RecordMap
@@ -124,20 +124,28 @@ def unpack_slots(
     _launch(records, slots, index, places, source, first, count, pack=False)
 
 
-def compile_cases(unit: int = 16, config: PackConfig = DEFAULT) -> list[CompileCase]:
+def compile_cases(unit: int = 0, config: PackConfig = DEFAULT) -> list[CompileCase]:
     """The launches to compile ahead: slots in registers, and slots, or pages, named directly.
 
     Args:
-        unit: bytes a lane; fewer than 16 are for memory that an engine has laid out.
+        unit: bytes a lane; fewer than 16 are for memory that an engine has laid out. 0 for all, as of copies.
         config: a launch configuration other than the default.
     """
     pointers = {"tiles": "*i64", "slots_ptr": "*i32", "index_ptr": "*i32", "places_ptr": "*i32", "records_ptr": "*u8"}
     signature = pointers | dict.fromkeys(SIZES, "i32")
-    sizes = {"UNIT": unit, "WORD": WORDS[unit], "ENTRIES": config.entries, "LANES": config.lanes}
+    sizes = {"ENTRIES": config.entries, "LANES": config.lanes}
     return [
         CompileCase(
-            name + kind, _move_records, signature, {"PACK": pack} | sizes | direct, ("tiles",), config.warps, ("tiles",)
+            name + kind + narrow,
+            _move_records,
+            signature,
+            {"PACK": pack, "UNIT": size, "WORD": WORDS[size]} | sizes | direct,
+            ("tiles",),
+            config.warps,
+            () if narrow else ("tiles",),
+            rare=bool(narrow),
         )
+        for size, narrow in units(unit)
         for name, pack in (("pack_slots", True), ("unpack_slots", False))
         for kind, direct in (("", {}), ("_direct", {"slots_ptr": None}))
     ]

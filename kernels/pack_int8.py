@@ -184,7 +184,8 @@ def compile_cases() -> list[CompileCase]:
     """The launches to compile ahead: every dtype of two kinds of planes.
 
     One is `head key value` with a scale for each key of 32 heads, the other `head dim state` with a scale for each
-    state of 128 heads. Values move 16 bytes a lane. Scales are one of a hundred bytes, and lie one a lane.
+    state of 128 heads. Values move 16 bytes a lane. Scales are one of a hundred bytes, and lie one a lane. Columns of
+    other lengths are rare cases.
     """
     signature = (
         {"layers": "*i64", "slots_ptr": "*i32", "index_ptr": "*i32", "places_ptr": "*i32"}
@@ -192,14 +193,19 @@ def compile_cases() -> list[CompileCase]:
         | dict.fromkeys(SIZES, "i32")
     )
     kinds = {"delta": (32 * 128, 128, 1), "mamba2": (128 * 128, 64, 128)}
+    kinds |= {f"of {reduced}, rare": (4096, reduced, 1) for reduced in (1, 8, 16, 32, 64, 256, 512, 1024, 3000)}
+    kinds |= {f"of {reduced} apart, rare": (4096, reduced, 128) for reduced in (1, 8, 16, 32, 100, 128, 256)}
     cases = []
     for (name, pack), kind, dtype in product((("pack_int8", True), ("unpack_int8", False)), kinds, DTYPES.values()):
         block_c, block_r = blocks(*kinds[kind])
         constexprs = dict(zip(("COLUMNS", "REDUCED", "INNER"), kinds[kind], strict=True)) | {
             "PACK": pack, "DTYPE": dtype, "UNIT": 16, "BLOCK_C": block_c, "BLOCK_R": block_r,
         }  # fmt: skip
-        moved = ("layers", "values_ptr")
+        rare = "rare" in kind
+        moved = () if rare else ("layers", "values_ptr")
         cases.append(
-            CompileCase(f"{name}_{kind}_{dtype}", _move_int8, signature, constexprs, ("layers",), WARPS, moved, OPTIONS)
+            CompileCase(
+                f"{name}_{kind}_{dtype}", _move_int8, signature, constexprs, ("layers",), WARPS, moved, OPTIONS, rare
+            )
         )
     return cases

@@ -27,8 +27,9 @@ from memstate.kernels.bitmap import (
 )
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_audit, check_resolve
+from memstate.kernels.kept import Kept
 from memstate.kernels.tables import AUDIT_FREE, Count, Registers, Section
-from memstate.kernels.warps import all_loaded, warps_for
+from memstate.kernels.warps import ALONE, all_loaded, alone, warps_for
 
 CLAIM_FULL = tl.constexpr(int(Count.CLAIM_FULL))
 MOVE_FULL = tl.constexpr(int(Count.MOVE_FULL))
@@ -96,7 +97,7 @@ def release_registers(slots_ptr, labels_ptr, bitmap_ptr, register, mask, capacit
     tl.store(slots_ptr + register, 0, mask=mask & (slot != 0))
     tl.store(labels_ptr + register, 0, mask=mask & (slot != 0))
     valid = (slot > 0) & (slot <= capacity)
-    double = give_back(bitmap_ptr, tl.where(valid, slot, 0), valid)
+    double = give_back(bitmap_ptr, tl.where(valid, slot, 0), valid, capacity)
     stray = (slot != 0) & (valid == 0)
     return valid & (double == 0), double, stray, slot
 
@@ -123,10 +124,9 @@ def _release_phase(packet_ptr, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, 
 
 @triton.jit
 def _claim_phase(
-    packet_ptr, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, BLOCK: tl.constexpr, CHUNK: tl.constexpr
+    packet_ptr, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, capacity, BLOCK: tl.constexpr, CHUNK: tl.constexpr
 ):
     n, registers = _section(packet_ptr, CLAIMS)
-    at = 0
     claimed = 0
     refused = 0
     short = 0
@@ -139,7 +139,9 @@ def _claim_phase(
         need = ((index < n) & (full == 0)).to(tl.int32)
         wanted = tl.sum(need, 0)
         rank = tl.where(need != 0, tl.cumsum(need, 0) - need, BIG)
-        slot, at, taken = take_lowest(bitmap_ptr, words, at, wanted, rank, CHUNK)  # its barrier: `full` is known to all
+        slot, taken = take_lowest(
+            bitmap_ptr, capacity // 32 + 1, wanted, rank, CHUNK
+        )  # its barrier: `full` is known to all
         tl.store(slots_ptr + register, slot, mask=(need != 0) & (slot != 0))
         tl.store(labels_ptr + register, 0, mask=(need != 0) & (slot != 0))
         claimed += taken
@@ -147,7 +149,6 @@ def _claim_phase(
         short += wanted - taken
         lowest_full = tl.minimum(lowest_full, tl.min(tl.where(full, register, BIG), 0))
         lowest_short = tl.minimum(lowest_short, tl.min(tl.where((need != 0) & (slot == 0), register, BIG), 0))
-        tl.debug_barrier()  # the next block reads words that this one cleared
     bump(counters_ptr, FREE, -claimed)
     bump(counters_ptr, CLAIMED, claimed)
     bump(counters_ptr, CLAIM_FULL, refused)
@@ -177,16 +178,16 @@ def _write_phase(packet_ptr, slots_ptr, labels_ptr, cells_ptr, BLOCK: tl.constex
         tl.store(labels_ptr + target, tl.load(labels_ptr + source, mask=copied, other=0), mask=copied)
 
 
-@triton.jit(do_not_specialize=["words", "capacity"])
+@triton.jit(do_not_specialize=["capacity"])
 def _ownership(
-    packet_ptr, slots_ptr, labels_ptr, cells_ptr, bitmap_ptr, counters_ptr, words, capacity,
+    packet_ptr, slots_ptr, labels_ptr, cells_ptr, bitmap_ptr, counters_ptr, capacity,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     _move(packet_ptr, slots_ptr, labels_ptr, counters_ptr, BLOCK)
     phase_barrier()
     _release_phase(packet_ptr, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, capacity, BLOCK)
     phase_barrier()
-    _claim_phase(packet_ptr, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, BLOCK, CHUNK)
+    _claim_phase(packet_ptr, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, capacity, BLOCK, CHUNK)
     phase_barrier()
     _write_phase(packet_ptr, slots_ptr, labels_ptr, cells_ptr, BLOCK)
 
@@ -220,14 +221,18 @@ def _audit(slots_ptr, bitmap_ptr, out_ptr, n, capacity, BLOCK: tl.constexpr):
         tl.store(out_ptr + slot, owners + tl.where(free, IS_FREE, 0), mask=slot <= capacity)
 
 
+KEPT = Kept(_ownership)
+
+
 def ownership(registers: Registers, packet: Tensor) -> None:
     """Launches the op; see `memstate.kernels.reference.registers.ownership`."""
-    words, warps = registers.bitmap.numel(), warps_for(BLOCK_ENTRIES)
-    _ownership[(1,)](
+    warps = warps_for(BLOCK_ENTRIES)
+    args = (
         packet, registers.slots, registers.labels, registers.cells, registers.bitmap, registers.counters,
-        words, registers.capacity,
-        BLOCK=BLOCK_ENTRIES, CHUNK=chunk_words(words, warps), num_warps=warps,
+        registers.capacity,
     )  # fmt: skip
+    sizes = {"BLOCK": BLOCK_ENTRIES, "CHUNK": chunk_words(warps)}
+    KEPT.launch(args, sizes, warps, packet.device, alike=registers.trusted)
 
 
 def resolve(registers: Registers, wanted: Tensor, out: Tensor) -> None:
@@ -242,17 +247,18 @@ def audit(registers: Registers, out: Tensor) -> None:
     check_audit(registers, out)
     _audit[(1,)](
         registers.slots, registers.bitmap, out, registers.slots.numel(), registers.capacity,
-        BLOCK=BLOCK_AUDIT, num_warps=warps_for(BLOCK_AUDIT),
+        BLOCK=BLOCK_AUDIT, num_warps=warps_for(BLOCK_AUDIT), **alone(),
     )  # fmt: skip
 
 
 def compile_cases() -> list[CompileCase]:
     """The launches to compile ahead; none moves plane bytes."""
+    warps = warps_for(BLOCK_ENTRIES)
     columns = dict.fromkeys(("slots_ptr", "labels_ptr", "cells_ptr", "bitmap_ptr", "counters_ptr"), "*i32")
     return [
         CompileCase(
-            "ownership", _ownership, {"packet_ptr": "*i32"} | columns | {"words": "i32", "capacity": "i32"},
-            {"BLOCK": BLOCK_ENTRIES, "CHUNK": 256}, ("packet_ptr", *columns), warps_for(BLOCK_ENTRIES), (),
+            "ownership", _ownership, {"packet_ptr": "*i32"} | columns | {"capacity": "i32"},
+            {"BLOCK": BLOCK_ENTRIES, "CHUNK": chunk_words(warps)}, ("packet_ptr", *columns), warps, (), ALONE,
         ),
         CompileCase(
             "resolve", _resolve,
@@ -262,6 +268,6 @@ def compile_cases() -> list[CompileCase]:
         CompileCase(
             "audit", _audit,
             {"slots_ptr": "*i32", "bitmap_ptr": "*i32", "out_ptr": "*i32", "n": "i32", "capacity": "i32"},
-            {"BLOCK": BLOCK_AUDIT}, ("slots_ptr", "bitmap_ptr", "out_ptr"), warps_for(BLOCK_AUDIT), (),
+            {"BLOCK": BLOCK_AUDIT}, ("slots_ptr", "bitmap_ptr", "out_ptr"), warps_for(BLOCK_AUDIT), (), ALONE,
         ),
     ]  # fmt: skip

@@ -1,15 +1,21 @@
-"""The tracking rules, row by row: what a plan, an accept and a settle change in the columns of a register file.
+"""The tracking rules: what a plan, an accept and a settle change in the columns of a register file.
 
 The reference kernels apply them to slot ids. The host's mirror applies them to flags, which say whether a register
 holds a slot. So a "slot" is an id or True here, and 0 or False is none. The rules only read and write the columns.
+All rows of a call are distinct, and every value is one array entry for each row.
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from memstate.kernels.tables import REGISTERS_PER_ROW, Rules, Strategy
 
-Claim = Callable[[], int]  # takes one more slot, 0 where the budget is spent
+Longs = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Claim = Callable[[Flags], NDArray[Any]]  # one more slot for each entry that needs one, in order; 0 past the budget
 
 
 class Columns(NamedTuple):
@@ -23,43 +29,46 @@ class Columns(NamedTuple):
         source: the register that the row's first step reads, 0 for none, `row`.
     """
 
-    slots: Any
-    labels: Any
-    tracked: Any
-    snapshot_at: Any
-    source: Any
+    slots: NDArray[Any]
+    labels: NDArray[np.int32]
+    tracked: NDArray[np.int32]
+    snapshot_at: NDArray[np.int32]
+    source: NDArray[np.int32]
 
 
-def last_boundary(length: int, reach: int, every: int, snapshot_at: int) -> int:
+def last_boundary(length: Longs, reach: Longs, every: int, snapshot_at: NDArray[np.integer]) -> Longs:
     """Returns the largest boundary in length + 1 .. reach, 0 for none."""
-    return max((mark for mark in (reach // every * every, snapshot_at) if length < mark <= reach), default=0)
+    mark = reach // every * every
+    extra = np.where((length < snapshot_at) & (snapshot_at <= reach), snapshot_at, 0)
+    last: Longs = np.maximum(np.where(mark > length, mark, 0), extra)
+    return last
 
 
-def plan_snapshot(columns: Columns, rules: Rules, row: int, length: int, after: int, claim: Claim) -> int:
-    """Finds the lane for the snapshot of a step, and labels it.
+def plan_snapshots(columns: Columns, rules: Rules, rows: Longs, length: Longs, after: Longs, claim: Claim) -> Longs:
+    """Finds the lanes for the snapshots of a step, and labels them.
 
     Args:
         columns: changed.
         rules: of the strategy.
-        row: the row.
+        rows: the rows.
         length: tokens before the step.
         after: tokens after the step.
-        claim: takes one more slot.
+        claim: takes one more slot for each entry that needs one.
 
     Returns:
-        The lane's register; 0 where no snapshot is due, or no slot is left for it.
+        The lanes' registers; 0 where no snapshot is due, or no slot is left for it.
     """
     if rules.strategy == Strategy.REDIRECT:
-        return _keep_old(columns, rules, row, length, claim)
-    if rules.strategy in (Strategy.PING_PONG, Strategy.LAZY) and _due(columns, rules, row, after):
-        return _write_lane(columns, rules, row, after, claim)
-    return 0
+        return _keep_old(columns, rows, length, due(columns, rules, rows, length), claim)
+    if rules.strategy in (Strategy.PING_PONG, Strategy.LAZY):
+        return _write_lane(columns, rules, rows, after, due(columns, rules, rows, after), claim)
+    return np.zeros(len(rows), np.int64)
 
 
-def accept_snapshot(
-    columns: Columns, rules: Rules, row: int, length: int, after: int, claim: Claim
-) -> tuple[int, int]:  # fmt: skip
-    """Finds the lane for the snapshot of a window, and labels it.
+def accept_snapshots(
+    columns: Columns, rules: Rules, rows: Longs, length: Longs, after: Longs, claim: Claim
+) -> tuple[Longs, Longs]:
+    """Finds the lanes for the snapshots of a window, and labels them.
 
     Redirect leaves a boundary at the very end of the window to the next step. Where the window crosses no boundary, it
     keeps the state at the window's start, as a plan does.
@@ -67,115 +76,140 @@ def accept_snapshot(
     Args:
         columns: changed.
         rules: of the strategy.
-        row: the row.
+        rows: the rows.
         length: tokens before the window.
         after: tokens after the accepted ones; all up to here are real.
-        claim: takes one more slot.
+        claim: takes one more slot for each entry that needs one.
 
     Returns:
-        The lane's register, 0 for none, and the boundary inside the window that its snapshot stands for, 0 for none.
+        The lanes' registers, 0 for none, and the boundary inside the window that each snapshot stands for, 0 for none.
     """
     redirect = rules.strategy == Strategy.REDIRECT
-    mark = last_boundary(length, after - redirect, rules.every, int(columns.snapshot_at[row]))
-    if not redirect:
-        return (_write_lane(columns, rules, row, mark, claim) if mark and rules.lanes else 0), mark
-    if not mark:
-        return _keep_old(columns, rules, row, length, claim), 0
-    lane = REGISTERS_PER_ROW * row + 1
-    slot = columns.slots[lane] or claim()
-    if not slot:
-        return 0, mark
-    columns.slots[lane], columns.labels[lane] = slot, mark
-    columns.tracked[row] = mark
-    return lane, mark
+    mark = last_boundary(length, after - redirect, rules.every, columns.snapshot_at[rows])
+    if redirect:
+        turning = due(columns, rules, rows, length) & (mark == 0)
+        return _keep_old(columns, rows, np.where(mark > 0, mark, length), (mark > 0) | turning, claim, mark > 0), mark
+    if not rules.lanes:
+        return np.zeros(len(rows), np.int64), mark
+    return _write_lane(columns, rules, rows, mark, mark > 0, claim), mark
 
 
-def needs_claim(columns: Columns, rules: Rules, row: int, length: int, window: bool) -> bool:
-    """Returns whether a snapshot of a row at a boundary takes one more slot.
+def needs_claim(columns: Columns, rules: Rules, rows: Longs, length: Longs, window: bool) -> Flags:
+    """Returns which rows at a boundary take one more slot for the snapshot.
 
     Args:
         columns: only read.
         rules: of the strategy.
-        row: the row.
+        rows: the rows.
         length: tokens before the step.
         window: whether the boundary may lie inside the step.
     """
-    first = REGISTERS_PER_ROW * row + 1
-    lanes = range(first, first + rules.lanes)
+    first = rows * REGISTERS_PER_ROW + 1
+    slots, labels = columns.slots, columns.labels
+    empty: Flags = slots[first] == 0
     if rules.strategy == Strategy.REDIRECT:
-        return not columns.slots[first] and (window or _new(columns, row, length))
-    unused = any(columns.slots[lane] and not columns.labels[lane] for lane in lanes)
-    return not unused and not all(columns.slots[lane] for lane in lanes)
+        return empty if window else empty & _new(columns, rows, length)
+    idle: Flags = ~empty & (labels[first] == 0)
+    for lane in range(1, rules.lanes):
+        empty = empty | (slots[first + lane] == 0)
+        idle |= (slots[first + lane] != 0) & (labels[first + lane] == 0)
+    return empty & ~idle
 
 
-def superseded(columns: Columns, row: int, known: int) -> list[int]:
-    """Empties the lanes whose snapshots are older than the newest real one.
+def superseded(columns: Columns, rows: Longs, known: NDArray[np.integer]) -> Longs:
+    """Returns the lanes that hold snapshots older than the newest real one of their row.
+
+    Args:
+        columns: only read.
+        rows: the rows.
+        known: length up to which each row is real.
+    """
+    lanes = rows[:, None] * REGISTERS_PER_ROW + np.array([1, 2])
+    labels = columns.labels[lanes]
+    newest = np.where(labels <= known[:, None], labels, 0).max(axis=1, initial=0)
+    old: Longs = lanes[(columns.slots[lanes] != 0) & (labels < newest[:, None])]
+    return old
+
+
+def due(columns: Columns, rules: Rules, rows: Longs, length: Longs) -> Flags:
+    """Returns which lengths are boundaries of their rows: a multiple of `every`, or the row's `snapshot_at`."""
+    at: Flags = length % rules.every == 0
+    extra = columns.snapshot_at[rows]
+    if extra.any():
+        at |= length == extra
+    return at
+
+
+def _new(columns: Columns, rows: Longs, length: Longs) -> Flags:
+    """Returns which states at `length` are neither a snapshot yet, nor the one that the row started from."""
+    new: Flags = (length > columns.tracked[rows]) & (columns.source[rows] == 0)
+    return new
+
+
+def _keep_old(
+    columns: Columns, rows: Longs, label: Longs, wanted: Flags, claim: Claim, inside: Flags | None = None
+) -> Longs:
+    """Makes the old slots the snapshots, where the row has a slot to continue in.
 
     Args:
         columns: changed.
-        row: the row.
-        known: length up to which the row is real.
-
-    Returns:
-        Their slots, to release.
+        rows: the rows.
+        label: what a snapshot of each row stands for.
+        wanted: whether the row is at a boundary.
+        claim: takes one more slot for each entry that needs one.
+        inside: the boundaries that lie inside a window. Their snapshot goes to the new slot, and live stays.
     """
-    slots, labels = columns.slots, columns.labels
-    lanes = (REGISTERS_PER_ROW * row + 1, REGISTERS_PER_ROW * row + 2)
-    top = max((int(labels[lane]) for lane in lanes if labels[lane] <= known), default=0)
-    released = []
-    for lane in lanes:
-        if slots[lane] and labels[lane] < top:
-            released.append(int(slots[lane]))
-            slots[lane] = labels[lane] = 0
-    return released
+    lanes = np.zeros(len(rows), np.int64)
+    new = _new(columns, rows, label)
+    at = np.flatnonzero(wanted & (new if inside is None else new | inside))
+    if not at.size:
+        return lanes
+    slots, live = columns.slots, rows[at] * REGISTERS_PER_ROW
+    fresh = slots[live + 1]
+    if (need := fresh == 0).any():
+        fresh = np.where(need, claim(need), fresh)
+    if not (turn := fresh != 0).all():
+        at, live, fresh = at[turn], live[turn], fresh[turn]
+    if inside is None:
+        slots[live + 1], slots[live] = slots[live], fresh
+    else:
+        stays = inside[at]
+        slots[live + 1], slots[live] = np.where(stays, fresh, slots[live]), np.where(stays, slots[live], fresh)
+    columns.labels[live + 1] = columns.tracked[rows[at]] = label[at]
+    lanes[at] = live + 1
+    return lanes
 
 
-def _due(columns: Columns, rules: Rules, row: int, length: int) -> bool:
-    return bool(length % rules.every == 0 or length == columns.snapshot_at[row])
+def _write_lane(
+    columns: Columns, rules: Rules, rows: Longs, label: Longs, wanted: Flags, claim: Claim
+) -> Longs:  # fmt: skip
+    """Takes the lanes that a step writes its snapshots to as well.
 
-
-def _new(columns: Columns, row: int, length: int) -> bool:
-    """Returns whether the state at `length` is not a snapshot yet, and not the one that the row started from."""
-    return bool(length > columns.tracked[row] and not columns.source[row])
-
-
-def _keep_old(columns: Columns, rules: Rules, row: int, length: int, claim: Claim) -> int:
-    """Makes the old slot the snapshot, if one is due and the row has a slot to continue in."""
-    if not (_due(columns, rules, row, length) and _new(columns, row, length)):
-        return 0
-    slots, live = columns.slots, REGISTERS_PER_ROW * row
-    fresh = slots[live + 1] or claim()
-    if not fresh:
-        return 0
-    slots[live + 1], slots[live] = slots[live], fresh
-    columns.labels[live + 1] = length
-    columns.tracked[row] = length
-    return live + 1
-
-
-def _write_lane(columns: Columns, rules: Rules, row: int, mark: int, claim: Claim) -> int:
-    """Takes the lane that the step writes its snapshot to as well."""
-    first = REGISTERS_PER_ROW * row + 1
-    lane = choose_lane(columns, list(range(first, first + rules.lanes)), claim, rules.in_place)
-    if lane:
-        columns.labels[lane] = mark
-    return lane
-
-
-def choose_lane(columns: Columns, lanes: list[int], claim: Claim, in_place: bool) -> int:
-    """Returns the lane that takes a snapshot, 0 for none.
-
-    It is a held lane without a snapshot, else an empty one with a new slot, else the one with the older snapshot.
+    It is a held lane without a snapshot, else an empty one with a new slot, else the one with the older snapshot, else,
+    with `in_place`, the only one that is held.
     """
+    lanes = np.zeros(len(rows), np.int64)
+    at = np.flatnonzero(wanted)
+    if not at.size:
+        return lanes
     slots, labels = columns.slots, columns.labels
-    held = [lane for lane in lanes if slots[lane]]
-    for lane in held:
-        if labels[lane] == 0:
-            return lane
-    if len(held) == len(lanes):
-        return min(held, key=lambda lane: int(labels[lane]))
-    if slot := claim():
-        lane = next(lane for lane in lanes if not slots[lane])
-        slots[lane] = slot
-        return lane
-    return held[0] if in_place and held else 0
+    a = rows[at] * REGISTERS_PER_ROW + 1
+    b = a + (rules.lanes - 1)  # the same one where a row has one lane
+    slot_a, slot_b, label_a, label_b = slots[a], slots[b], labels[a], labels[b]
+    idle_a = (slot_a != 0) & (label_a == 0)
+    idle = idle_a | ((slot_b != 0) & (label_b == 0))
+    empty = (slot_a == 0) | (slot_b == 0)
+    first = np.where(idle, idle_a, np.where(empty, slot_a == 0, label_a <= label_b))
+    chosen = np.where(first, slot_a, slot_b)
+    if (need := empty & ~idle).any():
+        claimed = claim(need)
+        if rules.in_place:
+            alone = need & (claimed == 0) & ((slot_a != 0) | (slot_b != 0))
+            first = np.where(alone, slot_a != 0, first)
+        chosen = np.where(first, slot_a, slot_b)
+        chosen = np.where(need & (chosen == 0), claimed, chosen)
+    take = chosen != 0
+    lane = np.where(first, a, b)[take]
+    slots[lane], labels[lane] = chosen[take], label[at][take]
+    lanes[at[take]] = lane
+    return lanes

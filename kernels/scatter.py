@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.blocks import LANES, block_bytes, cut, taps_are_fastest, tiles_of
+from memstate.kernels.blocks import LANES, WIDTHS, block_bytes, cut, taps_are_fastest, tiles_of
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.move_checks import check_accepted, check_inputs, check_scatter
 from memstate.kernels.tuned import ENTRIES, ScatterConfig, config_of, programs_for
@@ -159,9 +159,11 @@ def _launch(
 
 
 def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead: 16 bytes a lane; where taps are fastest, 3 of them, loads are as they must be."""
+    """The launches to compile ahead: 16 bytes a lane; where taps are fastest, 3 of them, loads are as they must be.
+
+    Narrower units and other taps are rare cases.
+    """
     sizes = {"ENTRIES": ENTRIES, "LANES": LANES}
-    straight = {"UNIT": 4, "TAPS": 0, "ELEMENT": 1} | sizes
     both = ("plane_ptr", "source_ptr")
 
     def case(
@@ -169,17 +171,37 @@ def compile_cases() -> list[CompileCase]:
     ) -> CompileCase:
         signature = dict.fromkeys(both, f"*{word}") | dict.fromkeys(columns, "*i32") | dict.fromkeys(SIZES, "i32")
         absent = dict.fromkeys(column for column in COLUMNS if column not in columns)
-        return CompileCase(name, _scatter, signature, {**constants, **absent}, (), WARPS, planes)
+        rare = "," in name
+        return CompileCase(
+            name, _scatter, signature, {**constants, **absent}, (), WARPS, () if rare else planes, rare=rare
+        )
 
     return [
-        case("scatter_slots", "i32", straight, both, ["write_ptr"]),
-        case("scatter_accepted", "i32", straight, both, COLUMNS),
-        case("scatter_inputs", "i32", straight, both, COLUMNS),
+        *(
+            case(f"{name}{narrow}", word, {"UNIT": unit, "TAPS": 0, "ELEMENT": 1} | sizes, both, columns)
+            for narrow, word, unit in WIDTHS
+            for name, columns in (
+                ("scatter_slots", ["write_ptr"]), ("scatter_accepted", COLUMNS), ("scatter_inputs", COLUMNS),
+            )
+        ),
         *(
             case(
                 f"scatter_inputs_transposed_{dtype}", word, {"UNIT": unit, "TAPS": 3, "ELEMENT": 1} | sizes,
                 ("plane_ptr",), COLUMNS,
             )
             for dtype, word, unit in (("bf16", "i16", 8), ("fp32", "i32", 4))
+        ),
+        *(
+            case(
+                f"scatter_inputs_transposed_{dtype}, {taps} taps, {unit} words of {element}", word,
+                {"UNIT": unit, "TAPS": taps, "ELEMENT": element} | sizes, ("plane_ptr",), COLUMNS,
+            )
+            for dtype, word, most, element in (
+                ("bf16", "i16", 8, 1), ("bf16", "i8", 1, 2), ("fp32", "i32", 4, 1), ("fp32", "i16", 1, 2),
+                ("fp32", "i8", 1, 4),
+            )
+            for taps in (1, 2, 3, 4, 7)
+            for unit in (8, 4, 2, 1)
+            if unit <= most and (taps, unit, element) != (3, most, 1)
         ),
     ]  # fmt: skip

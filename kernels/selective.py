@@ -163,6 +163,14 @@ MODELS = {
 }
 
 
+# Other tiles: every number of states, and fewer dims than fill one.
+OTHERS = {
+    **{f"mamba2, {n} states": ((8, 1, 64, n), True, ("fp32", "bf16", "fp16")) for n in (8, 16, 32, 64, 128, 256, 512)},
+    **{f"mamba2, {dim} dims": ((8, 1, dim, 16), True, ("fp32",)) for dim in (1, 8, 16, 32)},
+    **{f"mamba1, {n} states": ((1, 1, 8192, n), False, ("fp32", "bf16", "fp16")) for n in (4, 8, 16, 32, 64, 128)},
+}
+
+
 def compile_cases() -> list[CompileCase]:
     """The launches to compile ahead: both kinds, bf16 inputs, storing slots and storing a window."""
     inputs = ("x_ptr", "dt_ptr", "b_ptr", "c_ptr", "z_ptr", "out_ptr")
@@ -173,7 +181,7 @@ def compile_cases() -> list[CompileCase]:
         | {"max_tokens": "i32", "last": "i32", "stride_units": "i32", "window_units": "i32"}
     )
     cases = []
-    for name, ((heads, groups, dim, state), tied, dtypes) in MODELS.items():
+    for name, ((heads, groups, dim, state), tied, dtypes) in (MODELS | OTHERS).items():
         block_d, block_n, warps = blocks(dim, state, tied)
         shape = {
             "HEADS": heads, "GROUPS": groups, "DIM": dim, "STATE": state, "TIED": tied, "SOFTPLUS": True,
@@ -181,7 +189,7 @@ def compile_cases() -> list[CompileCase]:
         }  # fmt: skip
         for dtype, stores in product(dtypes, ("", "_window")):
             planes = ("state_ptr", "window_ptr") if stores else ("state_ptr",)
-            bulk = planes if tied else (*planes, "a_ptr")
+            bulk = () if name in OTHERS else planes if tied else (*planes, "a_ptr")
             constexprs = shape | {"UNIT": ACCESS_BYTES // (4 if dtype == "fp32" else 2)}
             if not stores:
                 constexprs["window_ptr"] = None
@@ -189,6 +197,7 @@ def compile_cases() -> list[CompileCase]:
                 CompileCase(
                     f"selective_step_{name}_{dtype}{stores}", _selective_step,
                     signature | dict.fromkeys(planes, f"*{dtype}"), constexprs, planes, warps, bulk, OPTIONS,
+                    name in OTHERS,
                 )
             )  # fmt: skip
     return cases

@@ -10,12 +10,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.bitmap import chunk_words, sized
+from memstate.kernels.bitmap import chunk_words
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_accept
+from memstate.kernels.kept import Kept
+from memstate.kernels.levels import bitmap_words
 from memstate.kernels.tables import Accepted, Registers, Rules, StepRecord, Strategy
-from memstate.kernels.tracking import SIZES, claim_needed, known_row, shape, take_lane
-from memstate.kernels.warps import all_loaded, warps_for
+from memstate.kernels.tracking import (
+    batch_columns,
+    book_claims,
+    claim_counts,
+    claim_needed,
+    constants,
+    known_row,
+    row_columns,
+    shape,
+    take_lane,
+    variants,
+)
+from memstate.kernels.warps import all_loaded
 
 NONE = tl.constexpr(int(Strategy.NONE))
 PING_PONG = tl.constexpr(int(Strategy.PING_PONG))
@@ -23,108 +36,103 @@ LAZY = tl.constexpr(int(Strategy.LAZY))
 REDIRECT = tl.constexpr(int(Strategy.REDIRECT))
 
 
-@triton.jit(do_not_specialize=["batch", "table_rows", "words", "every", "limit"])
+@triton.jit(do_not_specialize=["batch", "table_rows", "words", "every"])
 def _accept(
-    given_ptr, rows_ptr, tokens_ptr, write_ptr, snapshot_ptr, after_ptr, step_generation_ptr,
-    accepted_ptr, crossed_ptr,
-    slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, generation_ptr, bitmap_ptr, counters_ptr,
-    batch, table_rows, words, every, limit,
+    packet_ptr, rows_ptr, tokens_ptr, write_ptr, snapshot_ptr, accepted_ptr, crossed_ptr,
+    slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, bitmap_ptr, counters_ptr,
+    batch, table_rows, words, every,
     STRATEGY: tl.constexpr, LANES: tl.constexpr, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    index = tl.arange(0, BLOCK)
-    inside = index < batch
-    row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
-    given = tl.load(given_ptr + index, mask=inside, other=0)
-    accepted = tl.minimum(given, tl.load(tokens_ptr + index, mask=inside, other=0))
-    same = tl.load(generation_ptr + row, mask=row > 0, other=0) == tl.load(
-        step_generation_ptr + index, mask=inside, other=0
-    )
-    live = row * 3
-    live_slot = tl.load(slots_ptr + live, mask=row > 0, other=0)
-    real = (live_slot > 0) & (accepted > 0) & same
-    source = tl.load(source_ptr + row, mask=real, other=0)
-    length = tl.load(labels_ptr + tl.where(source > 0, source, live), mask=real, other=0)
-    after = length + accepted
-    write = live_slot
-    snapshot = row * 0
-    snapshot_at = tl.load(snapshot_at_ptr + row, mask=real, other=0)
-    slot_a = tl.load(slots_ptr + live + 1, mask=real, other=0)
+    given_ptr, _, limit, table_rows = batch_columns(packet_ptr, batch, table_rows)
+    free, reserve, claimed, degraded = claim_counts(counters_ptr)
+    for start in tl.range(0, batch, BLOCK, disable_licm=True):
+        index = start + tl.arange(0, BLOCK)
+        inside = index < batch
+        row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
+        given = tl.load(given_ptr + index, mask=inside, other=0)
+        accepted = tl.minimum(given, tl.load(tokens_ptr + index, mask=inside, other=0))
+        live_slot, live_label, source, snapshot_at, tracked, slot_a, slot_b, label_a, label_b = row_columns(
+            row, slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, STRATEGY == REDIRECT, LANES
+        )
+        length = tl.where(source > 0, tl.load(labels_ptr + source, mask=source > 0, other=0), live_label)
+        real = (live_slot > 0) & (accepted > 0)
+        row = tl.where(real, row, 0)
+        live = row * 3
+        after = length + accepted
+        write = live_slot
+        snapshot = row * 0
 
-    # The last boundary that the window crossed. Under Redirect one at its very end is the next step's business: free.
-    reach = after
-    if STRATEGY == REDIRECT:
-        reach = after - 1
-    mark = reach // every * every
-    mark = tl.where((snapshot_at > length) & (snapshot_at <= reach), tl.maximum(snapshot_at, mark), mark)
-    crossing = real & (mark > length)
+        # The last boundary that the window crossed. Under Redirect one at its very end is the next step's: free.
+        reach = after
+        if STRATEGY == REDIRECT:
+            reach = after - 1
+        mark = reach // every * every
+        mark = tl.where((snapshot_at > length) & (snapshot_at <= reach), tl.maximum(snapshot_at, mark), mark)
+        crossing = real & (mark > length)
 
-    if STRATEGY == REDIRECT:
-        tracked = tl.load(tracked_ptr + row, mask=real, other=0)
-        due = real & ((length % every == 0) | (length == snapshot_at)) & (length > tracked) & (source == 0)
-        turning = due & (crossing == 0)  # the slot that was read is the snapshot, as in a step of one token
-        claimed = claim_needed((crossing | turning) & (slot_a == 0), bitmap_ptr, counters_ptr, words, limit, CHUNK)
-        fresh = tl.where(slot_a > 0, slot_a, claimed)
-        keep = crossing & (fresh > 0)
-        turn = turning & (fresh > 0)
-        tl.store(slots_ptr + live + 1, tl.where(turn, live_slot, fresh), mask=keep | turn)
-        tl.store(labels_ptr + live + 1, tl.where(turn, length, mark), mask=keep | turn)
-        tl.store(tracked_ptr + row, tl.where(turn, length, mark), mask=keep | turn)
-        tl.store(slots_ptr + live, fresh, mask=turn)
-        write = tl.where(turn, fresh, live_slot)
-        snapshot = tl.where(keep, fresh, 0)
+        if STRATEGY == REDIRECT:
+            due = real & ((length % every == 0) | (length == snapshot_at)) & (length > tracked) & (source == 0)
+            turning = due & (crossing == 0)  # the slot that was read is the snapshot, as in a step of one token
+            held = tl.where(crossing | turning, slot_a, 0)
+            kept = tl.where(turning, length, mark)
+            fresh, granted, refused = claim_needed(
+                (crossing | turning) & (slot_a == 0), bitmap_ptr, words, tl.minimum(free - reserve, limit), CHUNK
+            )
+            fresh = tl.where(held > 0, held, fresh)
+            turn = (fresh > 0) & (mark <= length)
+            tl.store(slots_ptr + live + 1, tl.where(turn, live_slot, fresh), mask=fresh > 0)
+            tl.store(labels_ptr + live + 1, kept, mask=fresh > 0)
+            tl.store(tracked_ptr + row, kept, mask=fresh > 0)
+            tl.store(slots_ptr + live, fresh, mask=turn)
+            write = tl.where(turn, fresh, live_slot)
+            snapshot = tl.where(turn, 0, fresh)
 
-    if (STRATEGY == PING_PONG) | (STRATEGY == LAZY):
-        snapshot = take_lane(
-            crossing, real, live, mark, slot_a, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, limit,
-            LANES, IN_PLACE, CHUNK,
-        )  # fmt: skip
+        if (STRATEGY == PING_PONG) | (STRATEGY == LAZY):
+            snapshot, granted, refused = take_lane(
+                crossing, live, mark, slot_a, slot_b, label_a, label_b, slots_ptr, labels_ptr, bitmap_ptr, words,
+                tl.minimum(free - reserve, limit), IN_PLACE, CHUNK,
+            )  # fmt: skip
 
-    if STRATEGY == NONE:
-        all_loaded()  # or a late warp takes the new label for the old one; otherwise `claim_needed` holds the barrier
-    tl.store(labels_ptr + live, after, mask=real)
-    tl.store(source_ptr + row, 0, mask=real & (source > 0))
-    tl.store(write_ptr + index, tl.where(real, write, 0), mask=inside)
-    tl.store(snapshot_ptr + index, tl.where(real, snapshot, 0), mask=inside)
-    tl.store(after_ptr + index, tl.where(real, after, 0), mask=inside)
-    tl.store(accepted_ptr + index, tl.where(real, accepted, 0), mask=inside)
-    tl.store(crossed_ptr + index, tl.where(snapshot > 0, mark - length, 0), mask=inside)
+        if STRATEGY == NONE:
+            granted = limit * 0
+            refused = limit * 0
+            all_loaded()  # or a late warp takes the new label for the old one; else `claim_needed` holds the barrier
+        free -= granted
+        limit -= granted
+        claimed += granted
+        degraded += refused
+        tl.store(labels_ptr + live, after, mask=row > 0)
+        tl.store(source_ptr + row, 0, mask=(row > 0) & (source > 0))
+        tl.store(write_ptr + index, tl.where(row > 0, write, 0), mask=inside)
+        tl.store(snapshot_ptr + index, snapshot, mask=inside)
+        tl.store(accepted_ptr + index, tl.where(row > 0, accepted, 0), mask=inside)
+        tl.store(crossed_ptr + index, tl.where(snapshot > 0, mark - length, 0), mask=inside)
+    if STRATEGY != NONE:
+        book_claims(counters_ptr, free, claimed, degraded)
 
 
-def accept(
-    registers: Registers, accepted: Tensor, record: StepRecord, outcome: Accepted, rules: Rules, limit: int
-) -> None:
+KEPT = Kept(_accept)
+
+
+def accept(registers: Registers, packet: Tensor, record: StepRecord, outcome: Accepted, rules: Rules) -> None:
     """Launches the op; see `memstate.kernels.reference.speculation.accept`."""
-    check_accept(registers, accepted, record, outcome)
-    block, warps = shape(accepted.numel())
-    words = registers.bitmap.numel()
-    _accept[(1,)](
-        accepted, record.rows, record.tokens, record.write, record.snapshot, record.after, record.generation, *outcome,
+    check_accept(registers, packet, record, outcome)
+    batch = record.rows.numel()
+    block, warps = shape(batch)
+    words = bitmap_words(registers.capacity)
+    args = (
+        packet, record.rows, record.tokens, record.write, record.snapshot, *outcome,
         registers.slots, registers.labels, registers.tracked, registers.snapshot_at, registers.source,
-        registers.generation, registers.bitmap, registers.counters, accepted.numel(),
-        registers.generation.numel(), words,
-        rules.every, limit, STRATEGY=int(rules.strategy), LANES=rules.lanes, IN_PLACE=rules.in_place,
-        BLOCK=block, CHUNK=chunk_words(words, warps), num_warps=warps,
+        registers.bitmap, registers.counters, batch, registers.source.numel(), words, rules.every,
     )  # fmt: skip
+    sizes = constants(rules) | {"BLOCK": block, "CHUNK": chunk_words(warps)}
+    KEPT.launch(args, sizes, warps, packet.device, alike=registers.trusted and rules.every < 2**31)
 
 
 def compile_cases() -> list[CompileCase]:
     """Every strategy from the smallest batch on; none moves plane bytes."""
     pointers = (
-        "given_ptr", "rows_ptr", "tokens_ptr", "write_ptr", "snapshot_ptr", "after_ptr", "step_generation_ptr",
-        "accepted_ptr", "crossed_ptr", "slots_ptr", "labels_ptr", "tracked_ptr", "snapshot_at_ptr", "source_ptr",
-        "generation_ptr", "bitmap_ptr", "counters_ptr",
+        "packet_ptr", "rows_ptr", "tokens_ptr", "write_ptr", "snapshot_ptr", "accepted_ptr", "crossed_ptr",
+        "slots_ptr", "labels_ptr", "tracked_ptr", "snapshot_at_ptr", "source_ptr", "bitmap_ptr", "counters_ptr",
     )  # fmt: skip
-    scalars = {"batch": "i32", "table_rows": "i32", "words": "i32", "every": "i32", "limit": "i32"}
-    variants = {"none": (0, 0, False), "ping-pong": (1, 1, False), "lazy": (2, 2, True), "redirect": (3, 1, False)}
-    return [
-        CompileCase(
-            sized(f"accept[{name}]", block), _accept, dict.fromkeys(pointers, "*i32") | scalars,
-            {
-                "STRATEGY": code, "LANES": lanes, "IN_PLACE": in_place,
-                "BLOCK": block, "CHUNK": chunk_words(256, warps_for(block)),
-            },
-            pointers, warps_for(block), (),
-        )
-        for name, (code, lanes, in_place) in variants.items()
-        for block in SIZES[name]
-    ]  # fmt: skip
+    return variants("accept", _accept, pointers, windows=False)

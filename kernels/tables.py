@@ -12,6 +12,7 @@ ACCESS_BYTES = 16  # the widest load or store of one lane
 RECORD_ALIGNMENT = 16  # bytes of which addresses of records and their distance are multiples
 TILE_BYTES = 32768  # one unit of work of the copy kernel
 HEADER_INTS = 16
+LIMIT_CELL = 6  # of the header of a packet: the optional claims that a plan or accept may make
 AUDIT_FREE = 1 << 30  # added to a slot's number of owners where its bit says free
 ZERO_SOURCE = -1  # in the data section of a packet: zero the destination instead of copying
 LEVELS = 127  # of int8, on either side of 0
@@ -40,7 +41,11 @@ COUNTERS = 16
 
 
 class Section(IntEnum):
-    """Header cells of a command packet: a count and the offset (in int32) where its section starts."""
+    """Sections of a command packet: cell s of the header counts its entries, cell 8 + s says where it starts.
+
+    The batch always starts behind the header. A plan sets the counts of the other sections to 0, because their changes
+    are made.
+    """
 
     MOVES = 0
     RELEASES = 1
@@ -74,14 +79,6 @@ class Rules(NamedTuple):
     lanes: int
     every: int
     in_place: bool
-
-
-class Result(IntEnum):
-    """What the results of a step say of one entry of its batch."""
-
-    ALIVE = 0
-    ENDED = 1  # by these results
-    DEAD = 2  # ended before: the step meant nothing
 
 
 class PlaneMap(NamedTuple):
@@ -179,9 +176,8 @@ class Registers(NamedTuple):
         tracked: int32 `row`, the newest boundary with a snapshot.
         snapshot_at: int32 `row`, one more length to take a snapshot at, 0 for none.
         source: int32 `row`, the register that the next step reads instead of the live one, 0 for none.
-        generation: int32 `row`, counts the requests that have had the row.
         cells: int32, the memory of the columns above.
-        bitmap: int32 `word`, a set bit for each free slot.
+        bitmap: int32 `word`, a set bit for each free slot, and its summary; see `memstate.kernels.levels`.
         counters: int32 `COUNTERS`, see `Count`.
         capacity: the highest slot.
         trusted: whether the columns that are passed beside this file are the library's own, and are not checked again.
@@ -192,7 +188,6 @@ class Registers(NamedTuple):
     tracked: Tensor
     snapshot_at: Tensor
     source: Tensor
-    generation: Tensor
     cells: Tensor
     bitmap: Tensor
     counters: Tensor
@@ -208,8 +203,6 @@ class StepRecord(NamedTuple):
     read: Tensor
     write: Tensor
     snapshot: Tensor
-    after: Tensor
-    generation: Tensor
 
 
 class Accepted(NamedTuple):

@@ -1,11 +1,13 @@
-"""Plan and settle: the tracking rules for a whole batch in one launch each. Knows no plane.
+"""Plan: the tracking rules for a whole batch in one launch. Knows no plane.
 
-The rules are in ARCHITECTURE.md.
+The rules are in ARCHITECTURE.md. All that changes from step to step is in the packet or in the columns, so a captured
+launch can be replayed:
 
-    plan(t) forward(t)  plan(t+1) forward(t+1)  settle(t)  plan(t+2) forward(t+2)  settle(t+1) ..    one order
-
-Plan claims, settle releases; neither ever waits for the host.
+    packet   [ header: counts, limit, offsets | rows | tokens | sections of the ownership launch ]
 """
+
+from collections.abc import Sequence
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -15,17 +17,16 @@ from memstate.kernels.bitmap import (
     BIG,
     CLAIMED,
     FREE,
-    book_releases,
-    bump,
     chunk_words,
     sized,
     take_lowest,
 )
 from memstate.kernels.catalog import CompileCase
-from memstate.kernels.checks import check_plan, check_settle
-from memstate.kernels.registers import release_registers
-from memstate.kernels.tables import Count, Registers, Result, Rules, StepRecord, Strategy
-from memstate.kernels.warps import all_loaded, warps_for
+from memstate.kernels.checks import check_plan
+from memstate.kernels.kept import Kept
+from memstate.kernels.levels import bitmap_words
+from memstate.kernels.tables import HEADER_INTS, LIMIT_CELL, Count, Registers, Rules, Section, StepRecord, Strategy
+from memstate.kernels.warps import ALONE, BLOCKS, all_loaded, block_for, warps_for
 
 RESERVE = tl.constexpr(int(Count.RESERVE))
 DEGRADED = tl.constexpr(int(Count.DEGRADED))
@@ -34,8 +35,9 @@ PING_PONG = tl.constexpr(int(Strategy.PING_PONG))
 LAZY = tl.constexpr(int(Strategy.LAZY))
 REDIRECT = tl.constexpr(int(Strategy.REDIRECT))
 WINDOW = tl.constexpr(int(Strategy.WINDOW))
-ENDED = tl.constexpr(int(Result.ENDED))
-DEAD = tl.constexpr(int(Result.DEAD))
+BATCH = tl.constexpr(int(Section.BATCH))
+HEADER = tl.constexpr(HEADER_INTS)
+LIMIT = tl.constexpr(LIMIT_CELL)
 
 
 @triton.jit
@@ -45,226 +47,255 @@ def known_row(row, table_rows):
 
 
 @triton.jit
-def claim_needed(need, bitmap_ptr, counters_ptr, words, limit, CHUNK: tl.constexpr):
-    """One free slot for each lane in need, in batch order up to the budget; 0 for the rest, which are counted.
+def batch_columns(packet_ptr, batch, table_rows):
+    """Both columns of a packet's batch behind its header, its limit of optional claims, and the rows of the table.
+
+    There are 0 rows if the packet has a batch of another size: the graph of that size should have been replayed.
+    """
+    first = packet_ptr + HEADER
+    known = tl.where(tl.load(packet_ptr + BATCH) == batch, table_rows, 0)
+    return first, first + (batch + 3) // 4 * 4, tl.load(packet_ptr + LIMIT), known
+
+
+@triton.jit
+def claim_counts(counters_ptr):
+    """What a claim reads of the counters: free slots, the reserve, slots claimed so far, and claims refused so far.
+
+    Loaded first, because nothing has to be known for it.
+    """
+    free = tl.load(counters_ptr + FREE)
+    reserve = tl.load(counters_ptr + RESERVE)
+    return free, reserve, tl.load(counters_ptr + CLAIMED), tl.load(counters_ptr + DEGRADED)
+
+
+@triton.jit
+def row_columns(
+    row, slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, TRACKED: tl.constexpr, LANES: tl.constexpr
+):
+    """What a step reads of its rows, each load as soon as the row is known: none of them waits for another.
+
+    Returns (live slot, its label, source, snapshot_at, tracked, slots of both lanes, labels of both lanes). Columns
+    that the strategy does not read are 0; without a second lane the first stands for it.
+    """
+    known = row > 0
+    live = row * 3
+    live_slot = tl.load(slots_ptr + live, mask=known, other=0)
+    live_label = tl.load(labels_ptr + live, mask=known, other=0)
+    source = tl.load(source_ptr + row, mask=known, other=0)
+    snapshot_at = tl.load(snapshot_at_ptr + row, mask=known, other=0)
+    slot_a = tl.load(slots_ptr + live + 1, mask=known, other=0)
+    tracked = row * 0
+    if TRACKED:
+        tracked = tl.load(tracked_ptr + row, mask=known, other=0)
+    label_a = row * 0
+    if LANES > 0:
+        label_a = tl.load(labels_ptr + live + 1, mask=known, other=0)
+    slot_b = slot_a
+    label_b = label_a
+    if LANES == 2:
+        slot_b = tl.load(slots_ptr + live + 2, mask=known, other=0)
+        label_b = tl.load(labels_ptr + live + 2, mask=known, other=0)
+    return live_slot, live_label, source, snapshot_at, tracked, slot_a, slot_b, label_a, label_b
+
+
+@triton.jit
+def claim_needed(need, bitmap_ptr, words, budget, CHUNK: tl.constexpr):
+    """One free slot for each lane in need, in batch order up to the budget; 0 for the rest.
 
     Holds the barrier between all that its caller has loaded and all that its caller stores.
+
+    Returns (slots, claims granted, claims refused).
     """
     wanted = need.to(tl.int32)
     total = tl.sum(wanted, 0)
-    budget = tl.load(counters_ptr + FREE) - tl.load(counters_ptr + RESERVE)
     all_loaded()  # or a late warp finds rows labelled and slots spent, and claims for others
-    granted = tl.maximum(tl.minimum(tl.minimum(budget, limit), total), 0)
+    granted = tl.maximum(tl.minimum(budget, total), 0)
     rank = tl.where(need, tl.cumsum(wanted, 0) - wanted, BIG)
-    slot, _, taken = take_lowest(bitmap_ptr, words, 0, granted, rank, CHUNK)
-    bump(counters_ptr, FREE, -taken)
-    bump(counters_ptr, CLAIMED, taken)
-    bump(counters_ptr, DEGRADED, total - taken)
-    return slot
+    slot, taken = take_lowest(bitmap_ptr, words, granted, rank, CHUNK)
+    return slot, taken, total - taken
 
 
 @triton.jit
 def take_lane(
-    due, real, live, label, slot_a, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, limit,
-    LANES: tl.constexpr, IN_PLACE: tl.constexpr, CHUNK: tl.constexpr,
+    due, live, label, slot_a, slot_b, label_a, label_b, slots_ptr, labels_ptr, bitmap_ptr, words, budget,
+    IN_PLACE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The slot of the lane that takes the snapshot of each row that is due, 0 for none.
 
-    The lane's register is filled and labelled.
+    The lane's register is filled and labelled. What is decided before the claim is kept as numbers, not as masks, of
+    which AMD's wide warps have few.
+
+    Returns (slots, claims granted, claims refused).
     """
-    lane_a = live + 1
-    lane_b = live + 2
-    label_a = tl.load(labels_ptr + lane_a, mask=real, other=0)
-    if LANES == 2:
-        slot_b = tl.load(slots_ptr + lane_b, mask=real, other=0)
-        label_b = tl.load(labels_ptr + lane_b, mask=real, other=0)
-    else:
-        slot_b = slot_a
-        label_b = label_a
     idle_a = (slot_a > 0) & (label_a == 0)
-    idle_b = (slot_b > 0) & (label_b == 0)
+    idle = idle_a | ((slot_b > 0) & (label_b == 0))
     empty = (slot_a == 0) | (slot_b == 0)
-    claimed = claim_needed(due & empty & ((idle_a | idle_b) == 0), bitmap_ptr, counters_ptr, words, limit, CHUNK)
-    full = (empty == 0) & ((idle_a | idle_b) == 0)
-    first = tl.where(idle_a | idle_b, idle_a, tl.where(full, label_a <= label_b, slot_a == 0))
-    if IN_PLACE:  # the claim was refused and one lane is held: overwrite that one
-        alone = empty & ((slot_a > 0) | (slot_b > 0)) & (claimed == 0) & ((idle_a | idle_b) == 0)
-        first = tl.where(alone, slot_a > 0, first)
-    held = tl.where(first, slot_a, slot_b)
+    need = due & empty & (idle == 0)
+    first = tl.where(idle, idle_a, tl.where(empty, slot_a == 0, label_a <= label_b))
+    lane = tl.where(first, live + 1, live + 2)
+    held = tl.where(due, tl.where(first, slot_a, slot_b), 0)
+    spare = held * 0
+    if IN_PLACE:  # if the claim is refused and one lane is held: overwrite that one
+        spare = tl.where(need, tl.maximum(slot_a, slot_b), 0)
+    claimed, granted, refused = claim_needed(need, bitmap_ptr, words, budget, CHUNK)
     chosen = tl.where(held > 0, held, claimed)
-    take = due & (chosen > 0)
-    lane = tl.where(first, lane_a, lane_b)
-    tl.store(slots_ptr + lane, chosen, mask=take)
-    tl.store(labels_ptr + lane, label, mask=take)
-    return tl.where(take, chosen, 0)
+    if IN_PLACE:
+        lane = tl.where(chosen > 0, lane, 2 * live + 3 - lane)
+        chosen = tl.where(chosen > 0, chosen, spare)
+    tl.store(slots_ptr + lane, chosen, mask=chosen > 0)
+    tl.store(labels_ptr + lane, label, mask=chosen > 0)
+    return chosen, granted, refused
 
 
-@triton.jit(do_not_specialize=["batch", "table_rows", "words", "every", "limit"])
+@triton.jit
+def book_claims(counters_ptr, free, claimed, degraded):
+    """Stores the counters that claims have changed; they were loaded before."""
+    tl.store(counters_ptr + FREE, free)
+    tl.store(counters_ptr + CLAIMED, claimed)
+    tl.store(counters_ptr + DEGRADED, degraded)
+
+
+@triton.jit(do_not_specialize=["batch", "table_rows", "words", "every"])
 def _plan(
-    rows_ptr, tokens_ptr, slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, generation_ptr,
-    bitmap_ptr, counters_ptr,
-    out_rows_ptr, out_tokens_ptr, out_read_ptr, out_write_ptr, out_snapshot_ptr, out_after_ptr, out_generation_ptr,
-    batch, table_rows, words, every, limit,
+    packet_ptr, slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, bitmap_ptr, counters_ptr,
+    out_rows_ptr, out_tokens_ptr, out_read_ptr, out_write_ptr, out_snapshot_ptr,
+    batch, table_rows, words, every,
     STRATEGY: tl.constexpr, LANES: tl.constexpr, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    index = tl.arange(0, BLOCK)
-    inside = index < batch
-    row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
-    tokens = tl.load(tokens_ptr + index, mask=inside, other=0)
-    live = row * 3
-    live_slot = tl.load(slots_ptr + live, mask=row > 0, other=0)
-    real = (live_slot > 0) & (tokens > 0)  # padding, a row without a state, nothing to do: a null row
-    source = tl.load(source_ptr + row, mask=real, other=0)
-    origin = tl.where(source > 0, source, live)
-    length = tl.load(labels_ptr + origin, mask=real, other=0)
-    after = length + tokens
-    read = tl.load(slots_ptr + origin, mask=real, other=0)
-    write = live_slot
-    snapshot = row * 0
-    snapshot_at = tl.load(snapshot_at_ptr + row, mask=real, other=0)
-    lane_a = live + 1
-    slot_a = tl.load(slots_ptr + lane_a, mask=real, other=0)
+    rows_ptr, tokens_ptr, limit, table_rows = batch_columns(packet_ptr, batch, table_rows)
+    free, reserve, claimed, degraded = claim_counts(counters_ptr)
+    for start in tl.range(0, batch, BLOCK, disable_licm=True):  # else AMD's compiler keeps too much of the next one
+        index = start + tl.arange(0, BLOCK)
+        inside = index < batch
+        row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
+        tokens = tl.load(tokens_ptr + index, mask=inside, other=0)
+        live_slot, live_label, source, snapshot_at, tracked, slot_a, slot_b, label_a, label_b = row_columns(
+            row, slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, STRATEGY == REDIRECT, LANES
+        )
+        length = tl.where(source > 0, tl.load(labels_ptr + source, mask=source > 0, other=0), live_label)
+        read = tl.where(source > 0, tl.load(slots_ptr + source, mask=source > 0, other=0), live_slot)
+        real = (live_slot > 0) & (tokens > 0)  # padding, a row without a state, nothing to do: a null row
+        row = tl.where(real, row, 0)
+        live = row * 3
+        after = length + tokens
+        write = live_slot
+        snapshot = row * 0
 
-    if STRATEGY == REDIRECT:
-        tracked = tl.load(tracked_ptr + row, mask=real, other=0)
-        due = real & ((length % every == 0) | (length == snapshot_at)) & (length > tracked) & (source == 0)
-        claimed = claim_needed(due & (slot_a == 0), bitmap_ptr, counters_ptr, words, limit, CHUNK)
-        fresh = tl.where(slot_a > 0, slot_a, claimed)  # rotate: the superseded snapshot's slot is written next
-        turn = due & (fresh > 0)
-        tl.store(slots_ptr + lane_a, live_slot, mask=turn)
-        tl.store(labels_ptr + lane_a, length, mask=turn)
-        tl.store(slots_ptr + live, fresh, mask=turn)
-        tl.store(tracked_ptr + row, length, mask=turn)
-        write = tl.where(turn, fresh, live_slot)
+        if STRATEGY == REDIRECT:
+            due = real & ((length % every == 0) | (length == snapshot_at)) & (length > tracked) & (source == 0)
+            held = tl.where(due, slot_a, 0)
+            fresh, granted, refused = claim_needed(
+                due & (slot_a == 0), bitmap_ptr, words, tl.minimum(free - reserve, limit), CHUNK
+            )
+            fresh = tl.where(held > 0, held, fresh)  # rotate: the superseded snapshot's slot is written next
+            turn = fresh > 0
+            tl.store(slots_ptr + live + 1, live_slot, mask=turn)
+            tl.store(labels_ptr + live + 1, length, mask=turn)
+            tl.store(slots_ptr + live, fresh, mask=turn)
+            tl.store(tracked_ptr + row, length, mask=turn)
+            write = tl.where(turn, fresh, live_slot)
 
-    if (STRATEGY == PING_PONG) | (STRATEGY == LAZY):
-        due = real & ((after % every == 0) | (after == snapshot_at))
-        snapshot = take_lane(
-            due, real, live, after, slot_a, slots_ptr, labels_ptr, bitmap_ptr, counters_ptr, words, limit,
-            LANES, IN_PLACE, CHUNK,
-        )  # fmt: skip
+        if (STRATEGY == PING_PONG) | (STRATEGY == LAZY):
+            due = real & ((after % every == 0) | (after == snapshot_at))
+            snapshot, granted, refused = take_lane(
+                due, live, after, slot_a, slot_b, label_a, label_b, slots_ptr, labels_ptr, bitmap_ptr, words,
+                tl.minimum(free - reserve, limit), IN_PLACE, CHUNK,
+            )  # fmt: skip
 
-    if STRATEGY == NONE:
-        all_loaded()  # or a late warp takes the new label for the old one
-    if STRATEGY == WINDOW:
-        after = length
-    else:
-        tl.store(labels_ptr + live, after, mask=real)
-        tl.store(source_ptr + row, 0, mask=real & (source > 0))
-    tl.store(out_rows_ptr + index, tl.where(real, row, 0), mask=inside)
-    tl.store(out_tokens_ptr + index, tl.where(real, tokens, 0), mask=inside)
-    tl.store(out_read_ptr + index, tl.where(real, read, 0), mask=inside)
-    tl.store(out_write_ptr + index, tl.where(real, write, 0), mask=inside)
-    tl.store(out_snapshot_ptr + index, tl.where(real, snapshot, 0), mask=inside)
-    tl.store(out_after_ptr + index, tl.where(real, after, 0), mask=inside)
-    tl.store(out_generation_ptr + index, tl.load(generation_ptr + row, mask=real, other=0), mask=inside)
+        if (STRATEGY == NONE) | (STRATEGY == WINDOW):
+            granted = limit * 0
+            refused = limit * 0
+        if STRATEGY == NONE:
+            all_loaded()  # or a late warp takes the new label for the old one
+        free -= granted
+        limit -= granted
+        claimed += granted
+        degraded += refused
+        if STRATEGY != WINDOW:
+            tl.store(labels_ptr + live, after, mask=row > 0)
+            tl.store(source_ptr + row, 0, mask=(row > 0) & (source > 0))
+        tl.store(out_rows_ptr + index, row, mask=inside)
+        tl.store(out_tokens_ptr + index, tl.where(row > 0, tokens, 0), mask=inside)
+        tl.store(out_read_ptr + index, tl.where(row > 0, read, 0), mask=inside)
+        tl.store(out_write_ptr + index, tl.where(row > 0, write, 0), mask=inside)
+        tl.store(out_snapshot_ptr + index, snapshot, mask=inside)
+    if (STRATEGY != NONE) & (STRATEGY != WINDOW):
+        book_claims(counters_ptr, free, claimed, degraded)
+    section = tl.arange(0, BLOCK)
+    tl.store(packet_ptr + section, 0, mask=section < BATCH)  # its changes are made; the batch stays
 
 
-@triton.jit(do_not_specialize=["batch", "table_rows", "capacity"])
-def _settle(
-    rows_ptr, after_ptr, step_generation_ptr, results_ptr, slots_ptr, labels_ptr, generation_ptr,
-    bitmap_ptr, counters_ptr,
-    batch, table_rows, capacity, ANY_ENDED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    index = tl.arange(0, BLOCK)
-    inside = index < batch
-    row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
-    generation = tl.load(generation_ptr + row, mask=inside, other=0)
-    same = (row > 0) & (generation == tl.load(step_generation_ptr + index, mask=inside, other=0))
-    known = tl.load(labels_ptr + row * 3, mask=same, other=0)
-    if ANY_ENDED:
-        result = tl.load(results_ptr + index, mask=inside, other=0)
-        same &= result != DEAD
-        known = tl.where(result == ENDED, tl.load(after_ptr + index, mask=inside, other=0), known)
-    lane_a = row * 3 + 1
-    lane_b = row * 3 + 2
-    label_a = tl.load(labels_ptr + lane_a, mask=same, other=0)
-    label_b = tl.load(labels_ptr + lane_b, mask=same, other=0)
-    top = tl.maximum(tl.where(label_a <= known, label_a, 0), tl.where(label_b <= known, label_b, 0))
-    good_a, double_a, stray_a, slot_a = release_registers(
-        slots_ptr, labels_ptr, bitmap_ptr, lane_a, same & (label_a < top), capacity
-    )
-    good_b, double_b, stray_b, slot_b = release_registers(
-        slots_ptr, labels_ptr, bitmap_ptr, lane_b, same & (label_b < top), capacity
-    )
-    released = tl.sum(good_a.to(tl.int32) + good_b.to(tl.int32), 0)
-    doubles = tl.sum(double_a.to(tl.int32) + double_b.to(tl.int32), 0)
-    strays = tl.sum(stray_a.to(tl.int32) + stray_b.to(tl.int32), 0)
-    lowest_double = tl.min(tl.minimum(tl.where(double_a, slot_a, BIG), tl.where(double_b, slot_b, BIG)), 0)
-    lowest_stray = tl.min(tl.minimum(tl.where(stray_a, slot_a, BIG), tl.where(stray_b, slot_b, BIG)), 0)
-    book_releases(counters_ptr, released, doubles, strays, lowest_double, lowest_stray)
+KEPT = Kept(_plan)
 
 
 def shape(batch: int) -> tuple[int, int]:
-    """Lanes of the one program and its warps: two rows a thread up to 1024."""
-    block = max(32, triton.next_power_of_2(batch))
+    """Lanes of the one program and its warps: two rows a thread, up to 1024 at a time."""
+    block = block_for(batch)
     return block, warps_for(block)
 
 
-def plan(registers: Registers, rows: Tensor, tokens: Tensor, record: StepRecord, rules: Rules, limit: int) -> None:
+def constants(rules: Rules) -> dict[str, int]:
+    """What a launch is compiled for, by the rules; a speculative step has no lanes yet."""
+    window = rules.strategy == Strategy.WINDOW
+    return {
+        "STRATEGY": int(rules.strategy), "LANES": 0 if window else rules.lanes,
+        "IN_PLACE": False if window else rules.in_place,
+    }  # fmt: skip
+
+
+def plan(registers: Registers, packet: Tensor, record: StepRecord, rules: Rules) -> None:
     """Launches the op; see `memstate.kernels.reference.tracking.plan`."""
-    check_plan(registers, rows, tokens, record)
-    block, warps = shape(rows.numel())
-    words = registers.bitmap.numel()
-    _plan[(1,)](
-        rows, tokens, registers.slots, registers.labels, registers.tracked, registers.snapshot_at, registers.source,
-        registers.generation, registers.bitmap, registers.counters, *record, rows.numel(),
-        registers.generation.numel(), words, rules.every, limit,
-        STRATEGY=int(rules.strategy), LANES=rules.lanes, IN_PLACE=rules.in_place,
-        BLOCK=block, CHUNK=chunk_words(words, warps), num_warps=warps,
+    check_plan(registers, packet, record)
+    batch = record.rows.numel()
+    block, warps = shape(batch)
+    words = bitmap_words(registers.capacity)
+    args = (
+        packet, registers.slots, registers.labels, registers.tracked, registers.snapshot_at, registers.source,
+        registers.bitmap, registers.counters, *record, batch, registers.source.numel(), words, rules.every,
     )  # fmt: skip
+    sizes = constants(rules) | {"BLOCK": block, "CHUNK": chunk_words(warps)}
+    KEPT.launch(args, sizes, warps, packet.device, alike=registers.trusted and rules.every < 2**31)
 
 
-def settle(registers: Registers, record: StepRecord, results: Tensor | None) -> None:
-    """Launches the op; see `memstate.kernels.reference.tracking.settle`."""
-    check_settle(registers, record, results)
-    block, warps = shape(record.rows.numel())
-    _settle[(1,)](
-        record.rows, record.after, record.generation, record.rows if results is None else results,
-        registers.slots, registers.labels, registers.generation, registers.bitmap, registers.counters,
-        record.rows.numel(), registers.generation.numel(), registers.capacity,
-        ANY_ENDED=results is not None, BLOCK=block, num_warps=warps,
-    )  # fmt: skip
+# Name of a strategy as it is launched -> its constants, and the lanes that are no rare case.
+VARIANTS = {
+    "none": (Rules(Strategy.NONE, 0, 1, False), (32, 256)),
+    "ping-pong": (Rules(Strategy.PING_PONG, 2, 1, False), (32, 256)),
+    "ping-pong of one lane": (Rules(Strategy.PING_PONG, 1, 1, False), ()),
+    "lazy": (Rules(Strategy.LAZY, 2, 1, True), (32, 256, 512)),
+    "lazy without overwriting": (Rules(Strategy.LAZY, 2, 1, False), ()),
+    "redirect": (Rules(Strategy.REDIRECT, 1, 1, False), (32, 256)),
+    "window": (Rules(Strategy.WINDOW, 0, 1, False), (32, 256)),
+}
 
 
-SIZES = {"none": (32, 256), "ping-pong": (32, 256), "lazy": (32, 256, 512), "redirect": (32, 256), "window": (32, 256)}
+def variants(op: str, kernel: Any, pointers: Sequence[str], windows: bool) -> list[CompileCase]:
+    """The launches of plan or accept, for every strategy and every number of lanes.
+
+    Args:
+        op: name of the op.
+        kernel: its kernel.
+        pointers: names of its pointers.
+        windows: whether it plans windows too.
+    """
+    scalars = {"batch": "i32", "table_rows": "i32", "words": "i32", "every": "i32"}
+    return [
+        CompileCase(
+            sized(f"{op}[{name}]", block), kernel, dict.fromkeys(pointers, "*i32") | scalars,
+            constants(rules) | {"BLOCK": block, "CHUNK": chunk_words(warps_for(block))},
+            tuple(pointers), warps_for(block), (), ALONE, block not in common,
+        )
+        for name, (rules, common) in VARIANTS.items()
+        if windows or rules.strategy != Strategy.WINDOW
+        for block in BLOCKS
+    ]  # fmt: skip
 
 
 def compile_cases() -> list[CompileCase]:
     """Every strategy from the smallest batch on; none moves plane bytes."""
     columns = (
-        "slots_ptr", "labels_ptr", "tracked_ptr", "snapshot_at_ptr", "source_ptr", "generation_ptr", "bitmap_ptr",
-        "counters_ptr",
+        "slots_ptr", "labels_ptr", "tracked_ptr", "snapshot_at_ptr", "source_ptr", "bitmap_ptr", "counters_ptr",
     )  # fmt: skip
     outputs = tuple(f"out_{name}_ptr" for name in StepRecord._fields)
-    pointers = ("rows_ptr", "tokens_ptr", *columns, *outputs)
-    scalars = {"batch": "i32", "table_rows": "i32", "words": "i32", "every": "i32", "limit": "i32"}
-    variants = {
-        "none": (0, 0, False), "ping-pong": (1, 2, False), "lazy": (2, 2, True), "redirect": (3, 1, False),
-        "window": (4, 0, False),
-    }  # fmt: skip
-    cases = [
-        CompileCase(
-            sized(f"plan[{name}]", block), _plan, dict.fromkeys(pointers, "*i32") | scalars,
-            {
-                "STRATEGY": code, "LANES": lanes, "IN_PLACE": in_place,
-                "BLOCK": block, "CHUNK": chunk_words(256, warps_for(block)),
-            },
-            pointers, warps_for(block), (),
-        )
-        for name, (code, lanes, in_place) in variants.items()
-        for block in SIZES[name]
-    ]  # fmt: skip
-    settle_pointers = (
-        "rows_ptr", "after_ptr", "step_generation_ptr", "results_ptr", "slots_ptr", "labels_ptr", "generation_ptr",
-        "bitmap_ptr", "counters_ptr",
-    )  # fmt: skip
-    settles = [
-        CompileCase(
-            sized("settle", block), _settle,
-            dict.fromkeys(settle_pointers, "*i32") | dict.fromkeys(("batch", "table_rows", "capacity"), "i32"),
-            {"ANY_ENDED": True, "BLOCK": block}, settle_pointers, warps_for(block), (),
-        )
-        for block in (32, 256, 1024)
-    ]  # fmt: skip
-    return [*cases, *settles]
+    pointers = ("packet_ptr", *columns, *outputs)
+    return variants("plan", _plan, pointers, windows=True)

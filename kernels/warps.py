@@ -6,11 +6,20 @@ has stored, decides otherwise and enters a loop alone. So there are never more w
 stands between loads that decide something and the first store to the same words, however lanes are dealt out.
 """
 
+from functools import cache
+from typing import Any
+
 import triton
 import triton.language as tl
+from triton import knobs
+from triton.runtime import driver
 
 LANES = 64  # of a warp at least: what the widest one has; 32 threads take two each
 MOST = 16
+BLOCKS = (32, 64, 128, 256, 512, 1024)  # lanes of a program that has a lane for each entry; of more it makes a loop
+# Launch options of a program that runs alone: the registers of a thread, all there are where it has MOST warps. Without
+# a limit NVIDIA's assembler spills some, so that more programs would fit. AMD's compiler has no such option.
+ALONE = {"maxnreg": 128}
 
 
 def warps_for(lanes: int) -> int:
@@ -26,6 +35,21 @@ def warps_for(lanes: int) -> int:
     if warps * 32 > lanes:
         raise ValueError(f"{lanes} lanes: expected 32 or more, one for each thread of a warp")
     return warps
+
+
+def block_for(entries: int) -> int:
+    """Lanes of a program for a number of entries, one of `BLOCKS`."""
+    return min(BLOCKS[-1], max(BLOCKS[0], int(triton.next_power_of_2(entries))))
+
+
+def alone() -> dict[str, int]:
+    """Returns the launch options of a program that runs alone, on the device that is current."""
+    return {} if knobs.runtime.interpret else _options(driver.active)
+
+
+@cache
+def _options(active: Any) -> dict[str, int]:
+    return ALONE if active.get_current_target().backend == "cuda" else {}
 
 
 @triton.jit

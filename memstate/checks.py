@@ -40,7 +40,7 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 def is_count(n: object) -> TypeGuard[int]:
     """Whether n is a whole number from 0 on that fits int32; True and False are no numbers."""
-    return is_whole(n) and 0 <= int(n) <= INT32_MAX
+    return 0 <= n <= INT32_MAX if type(n) is int else is_whole(n) and 0 <= int(n) <= INT32_MAX
 
 
 def whole(what: str, count: Any, least: int = 1) -> int:

@@ -68,6 +68,7 @@ class TierStats:
         pages_out: copied from the device to host memory.
         pages_in: copied from host memory to the device.
         refused: states that found no room in host memory.
+        unstaged: states that were evicted while staging was full, and so not saved.
         evicted_states: of host memory.
         evicted_pages: of host memory.
         written: records written to storage.
@@ -93,6 +94,7 @@ class TierStats:
     pages_out: int
     pages_in: int
     refused: int
+    unstaged: int
     evicted_states: int
     evicted_pages: int
     written: int

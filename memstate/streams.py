@@ -55,6 +55,14 @@ class WorkStream:
             self.use(current)
         self._decided = True
 
+    @property
+    def capturing(self) -> bool:
+        """Whether the current stream captures a CUDA graph."""
+        if self._device is None:
+            return False
+        with on(self._device):
+            return torch.cuda.is_current_stream_capturing()
+
     def refuse_capture(self) -> None:
         """Refuses a call while the current stream captures a CUDA graph: a replay would not repeat it.
 
@@ -63,14 +71,10 @@ class WorkStream:
 
         Syncs: no.
         """
-        if self._device is None:
-            return
-        with on(self._device):
-            capturing = torch.cuda.is_current_stream_capturing()
-        if capturing:
+        if self.capturing:
             raise InvalidArgument(
-                f"this call comes while {torch.cuda.current_stream(self._device)} captures a CUDA graph: capture the "
-                "forward alone, and make this call before or after the capture"
+                f"this call comes while {torch.cuda.current_stream(self._device)} captures a CUDA graph: make "
+                "this call before or after the capture; launch(batch) can be captured"
             )
 
     def use(self, stream: "torch.cuda.Stream") -> None:

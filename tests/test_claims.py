@@ -21,7 +21,6 @@ CALLERS = {
     "resolve": REGISTERS,
     "audit": REGISTERS,
     "plan": REGISTERS,
-    "settle": REGISTERS,
     "accept": REGISTERS,
     "copy_slots": STORAGE,
     "zero_slots": STORAGE,

@@ -39,7 +39,8 @@ APART = {"state": "slots", "slots": "state"}  # one allocator can serve the plan
 VIEWS = {"viz": ("viz.", "slots.inspect.", "state.layout.", "checks.", "errors.")}  # plain data, no more
 MARKUP = "viz.html"  # strings of plain data: a repr of any layer may load it, so it imports nothing of the library
 
-OPEN_KERNEL_MODULES = ("dispatch", "rules", "tables", "catalog", "tuned")  # the others are reached through a Backend
+# The others are reached through a Backend.
+OPEN_KERNEL_MODULES = ("dispatch", "rules", "tables", "levels", "catalog", "tuned")
 
 Rule = Callable[[str, ast.Module], list[str]]
 

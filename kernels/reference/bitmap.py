@@ -2,23 +2,48 @@
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.kernels.checks import check_columns, check_count
+from memstate.kernels.levels import bitmap_levels, words_of
 from memstate.kernels.reference.host import Ints, on_host
 from memstate.kernels.tables import Count
+
+Longs = NDArray[np.int64]
 
 
 def take_lowest(bitmap: Ints, n: int) -> Ints:
     """Clears the n lowest set bits, or all there are, and returns their positions."""
     if n <= 0:
         return np.zeros(0, np.int32)
-    words = np.flatnonzero(bitmap)[:n]  # n words with a free slot hold n free slots
+    words = np.flatnonzero(bitmap[: words_of(bitmap.size)])[:n]  # n words with a free slot hold n free slots
     bits = np.unpackbits(bitmap[words].view(np.uint8), bitorder="little").reshape(-1, 32)
     word, bit = np.nonzero(bits)
     slots = (words[word] * 32 + bit)[:n].astype(np.int32)
     np.bitwise_and.at(bitmap, slots >> 5, ~_bit(slots))
+    _clear_above(bitmap, words)
     return slots
+
+
+def _clear_above(bitmap: Ints, words: Longs) -> None:
+    """Clears the bits of words of the bitmap that have become 0, level by level."""
+    start = 0
+    levels = bitmap_levels(words_of(bitmap.size))
+    for size in levels[:-1]:
+        words = words[bitmap[start + words] == 0]
+        start += size
+        np.bitwise_and.at(bitmap, start + (words >> 5), ~_bit(words))
+        words = np.unique(words >> 5)
+
+
+def _set_above(bitmap: Ints, word: int) -> None:
+    """Sets the bits above a word of the bitmap."""
+    start = 0
+    for size in bitmap_levels(words_of(bitmap.size))[:-1]:
+        start += size
+        bitmap[start + (word >> 5)] |= _bit(np.int32(word))
+        word >>= 5
 
 
 def give_back(bitmap: Ints, counters: Ints, slots: list[int], capacity: int) -> None:
@@ -30,6 +55,7 @@ def give_back(bitmap: Ints, counters: Ints, slots: list[int], capacity: int) -> 
         if bitmap[slot >> 5] & bit:
             doubles.append(slot)
         bitmap[slot >> 5] |= bit
+        _set_above(bitmap, slot >> 5)
     released = sum(0 < s <= capacity for s in slots) - len(doubles)
     counters[Count.FREE] += released
     counters[Count.RELEASED] += released
@@ -45,15 +71,15 @@ def note_offenders(counters: Ints, kind: Count, offenders: list[int]) -> None:
         counters[Count.OFFENDER_KIND] = kind
 
 
-def _bit(slot: Ints | np.int32) -> Ints:
-    return np.left_shift(np.int32(1), slot & 31, dtype=np.int32)
+def _bit(slot: Ints | Longs | np.int32) -> Ints:
+    return np.left_shift(np.int32(1), (slot & 31).astype(np.int32), dtype=np.int32)
 
 
 def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
     """Claims the n lowest free slots.
 
     Args:
-        bitmap: int32 `word`, a set bit for each free slot. Changed.
+        bitmap: int32 `word`, a set bit for each free slot, and its summary (`memstate.kernels.levels`). Changed.
         n: how many.
         counters: int32, see `memstate.kernels.tables.Count`. Changed.
 
@@ -61,7 +87,7 @@ def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
         Slot ids, int32 `n`, ascending. Where fewer are free the rest is 0, and CLAIM_SHORT counts it.
 
     Raises:
-        ValueError: n is negative.
+        ValueError: n is negative, or no bitmap has this length with its summary.
 
     Syncs: no.
     """
@@ -80,7 +106,7 @@ def release(bitmap: Tensor, ids: Tensor, capacity: int, counters: Tensor) -> Non
     """Makes slots free again.
 
     Args:
-        bitmap: int32 `word`, a set bit for each free slot. Changed.
+        bitmap: int32 `word`, a set bit for each free slot, and its summary (`memstate.kernels.levels`). Changed.
         ids: int32 or int64 `n`. 0 and negative ids are ignored. Ids above `capacity`, and ids that are free already,
             are counted, and the lowest of them is kept as the offender.
         capacity: the highest slot.

@@ -22,7 +22,7 @@ from memstate.requests.page_table import PageTable
 from memstate.requests.snapshots import Snapshots
 from memstate.requests.table import RequestTable
 from memstate.slots.commands import CommandBuffer
-from memstate.slots.registers import Ints, Longs
+from memstate.slots.registers import Longs
 from memstate.tiers.load import LowerHit, NoLoader
 from memstate.tokens import BYTES, encode
 
@@ -53,7 +53,7 @@ class Fork(NamedTuple):
     page_copies: list[tuple[int, int]]
 
 
-@dataclass
+@dataclass(slots=True)
 class Start:
     """How one request starts.
 
@@ -137,25 +137,29 @@ class Admission:
 
     def _admit(self, starts: Sequence[Start]) -> Rows:
         """Returns a row for each start, or raises an error and starts none."""
-        fresh = [max(0, self._pages.count(start.tokens) - len(start.origin.pages)) for start in starts]
-        hits = [start.lower for start in starts if start.lower]
+        fresh = [0] * len(starts)
+        if self._pages.allocator.pages:
+            fresh = [max(0, self._pages.count(start.tokens) - len(start.origin.pages)) for start in starts]
+        found = [start for start in starts if start.key is not None]  # others have no session, match or lower state
+        hits = [start.lower for start in found if start.lower]
         with self._guard.changing("admit"):
-            self._hold(starts)
-            back = [self._sessions.surplus(start.session, start.turn) for start in starts if start.session]
-            slots = sum(max(0, self._per_request - len(start.turn.registers)) for start in starts)
+            self._hold(found)
+            back = [self._sessions.surplus(start.session, start.turn) for start in found if start.session]
+            slots = self._per_request * len(starts)
+            slots -= sum(min(self._per_request, len(start.turn.registers)) for start in found)
             slots, pages = slots - sum(of for of, _ in back), sum(fresh) - sum(of for _, of in back)
             more = self._loader.needs(hits) if hits else (0, 0)
-            slots, pages = slots + more[0] - self._take_over(starts, slots + more[0]), pages + more[1]
+            slots, pages = slots + more[0] - self._take_over(found, slots + more[0]), pages + more[1]
             if (lack := self._short_of_holders(more[0]) or self._make_room(len(starts), pages, slots)) is not None:
-                self._undo(starts)
+                self._undo(found)
                 raise self._guard.orderly(lack)
-            for start in starts:
+            for start in found:
                 if start.session is not None:
                     self._sessions.give_up(start.session, start.turn)
             if hits:
-                self._load_hits(starts, hits)
+                self._load_hits(found, hits)
             self._loader.begun([start.request.fetch for start in starts])
-            return self._carry_out(starts, fresh)
+            return self._carry_out(starts, found, fresh)
 
     def _load_hits(self, starts: Sequence[Start], hits: Sequence[LowerHit]) -> None:
         """Loads the states from host memory. Then they are matches in the prefix cache."""
@@ -177,18 +181,23 @@ class Admission:
         free, evictable = self._snapshots.free, self._cache.evictable_states
         return OutOfSlots(n, free, evictable) if n > free + evictable else None
 
-    def _carry_out(self, starts: Sequence[Start], fresh: Sequence[int]) -> Rows:
+    def _carry_out(self, starts: Sequence[Start], found: Sequence[Start], fresh: Sequence[int]) -> Rows:
         """Gives rows their pages, registers and states. The caller has checked that all of these are available."""
         rows = self._table.claim([start.request.id for start in starts])
         origins = [start.origin for start in starts]
         self._pages.start(rows, [origin.pages for origin in origins], fresh)
-        self._move(rows, starts)
-        self._claim(rows, [len(origin.registers) if origin.moves else 0 for origin in origins])
-        read = [origin.registers[0] if origin.registers and not origin.moves else 0 for origin in origins]
-        source = np.array(read, np.int64)
-        length = np.array([origin.length for origin in origins], np.int64)
+        if found:
+            self._move(rows, starts)
+        source = length = np.zeros(len(rows), np.int64)
+        if origins.count(START) == len(origins):
+            self._claim(rows, ())
+        else:
+            self._claim(rows, [len(origin.registers) if origin.moves else 0 for origin in origins])
+            read = [origin.registers[0] if origin.registers and not origin.moves else 0 for origin in origins]
+            source = np.array(read, np.int64)
+            length = np.array([origin.length for origin in origins], np.int64)
         self._start(rows, source, length, [start.boundaries for start in starts])
-        for row, start in zip(rows.tolist(), starts, strict=True):
+        for row, start in zip(rows.tolist(), starts, strict=True) if self._cache.enabled else ():
             if start.lease is None:
                 self._cache.on_miss(row, start.request.salt, start.key)
                 continue
@@ -332,13 +341,12 @@ class Admission:
         return OutOfSlots(slots, allocator.free, 0, allocator.capacity) if slots > allocator.free else None
 
     def _claim(self, rows: Longs, moved: Sequence[int]) -> None:
-        """Claims the registers that new rows start with, except the registers that a move fills."""
-        registers = [
-            PER_ROW * row + part
-            for row, have in zip(rows.tolist(), moved, strict=True)
-            for part in range(have, self._per_request)
-        ]
-        self._commands.claim(registers)
+        """Claims the registers that new rows start with, except the first ones that a move fills: `moved` of each."""
+        registers = rows[:, None] * PER_ROW + np.arange(self._per_request)
+        if any(moved):
+            self._commands.claim(registers[np.arange(self._per_request) >= np.array(moved, np.int64)[:, None]])
+        else:
+            self._commands.claim(registers.reshape(-1))
 
     def _move(self, rows: Longs, starts: Sequence[Start]) -> None:
         """Moves the registers kept by sessions, and states that are taken over, to new rows."""
@@ -371,8 +379,8 @@ class Admission:
         file.source[rows] = source if self._direct_hits else 0
         self._table.confirmed[rows] = length
         self._boundaries.start(rows, boundaries)
-        cells = [file.address(column, rows) for column in ("generation", "tracked", "source")]
-        values: list[Longs | Ints] = [self._table.generation[rows], length, file.source[rows]]
+        cells = [file.address(column, rows) for column in ("tracked", "snapshot_at", "source")]
+        values = length, file.snapshot_at[rows], file.source[rows]
         self._commands.write(np.concatenate(cells), np.concatenate(values))
         self._commands.zero(live[~hit & (length == 0)])
         if self._direct_hits:
@@ -413,7 +421,7 @@ class Admission:
             snapshot = self._share_live(index, length) if moved else None
             shared = self._pages.of(index)
             rows = self._table.claim(ids)
-            self._claim(rows, [0] * len(ids))
+            self._claim(rows, ())
             self._pages.start(rows, [shared[:kept]] * len(ids), [partial] * len(ids))
             source = snapshot.register if snapshot else source
             n = np.ones(len(ids), np.int64)
@@ -421,7 +429,7 @@ class Admission:
             self._cache.fork(index, rows.tolist(), length)
             if snapshot:
                 # the register becomes free when each of these rows has planned its next step or has ended
-                self._snapshots.end(snapshot)
+                self._snapshots.end([snapshot])
             copies = [(self._pages.of(new)[kept], shared[kept]) for new in rows.tolist()] if partial else []
             return Fork(self._table.handles(rows), copies)
 

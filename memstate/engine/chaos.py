@@ -13,7 +13,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -238,12 +238,13 @@ class FaultyStepping(Stepping):
         self._faults = faults
 
     def plan(
-        self, rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, window: bool, cache: PrefixCache
-    ) -> Step:
+        self, rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, window: bool, cache: PrefixCache,
+        replay: Callable[[], object] | None = None,
+    ) -> Step:  # fmt: skip
         """See `Stepping.plan`."""
         real = self.batch(rows, tokens).rows
         with self._faults.claims(len(real), limit, self._mirror) as allowed:
-            return super().plan(rows, tokens, allowed, window, cache)
+            return super().plan(rows, tokens, allowed, window, cache, replay)
 
     def accept(self, step: Step, accepted: Sequence[int], windows: Any, finished: Any, limit: int) -> None:
         """See `Stepping.accept`."""

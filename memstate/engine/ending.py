@@ -144,7 +144,7 @@ class Ending:
         if known is not None:
             snapshots = self.publish(rows, known, keys, ended=True)
         self._snapshots.first_steps_done(rows)
-        for at, row in enumerate(rows.tolist()):
+        for at, row in enumerate(rows.tolist()) if self._sessions.by_row else ():
             if row in self._sessions.by_row:
                 real = int((self._table.confirmed[rows] if known is None else known)[at])
                 self._end_turn(row, real, keys[at] if keys is not None else None)
@@ -155,9 +155,8 @@ class Ending:
         self._table.release(rows, how)
         file = self._file
         file.tracked[rows] = file.snapshot_at[rows] = file.source[rows] = 0
-        for column in ("tracked", "snapshot_at", "source"):
-            self._commands.write(file.address(column, rows), [0] * len(rows))
-        self._commands.write(file.address("generation", rows), self._table.generation[rows])
+        cells = np.concatenate([file.address(column, rows) for column in ("tracked", "snapshot_at", "source")])
+        self._commands.write(cells, np.zeros(len(cells), np.int64))
         return snapshots
 
     def _end_turn(self, row: int, known: int, key: bytes | None) -> None:

@@ -10,7 +10,7 @@ admit -> plan -> (your forward) -> settle | accept -> ... -> release | abort | r
 """
 
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memstate.checks import counts, is_count, require_salt, sequence
+from memstate.checks import counts, is_count, require_salt, sequence, whole
 from memstate.engine.admission import Fork
 from memstate.engine.chaos import Chaos, faults_of
 from memstate.engine.ending import Ending
@@ -35,7 +35,7 @@ from memstate.engine.settings import (
 from memstate.engine.sizing import require_fit
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.kernels.tables import REGISTERS_PER_ROW, StepRecord
 from memstate.prefix import Match, Prefix, PrefixCache
 from memstate.prefix.none import NoCache
 from memstate.prefix.sessions import Sessions
@@ -190,7 +190,7 @@ class StateManager(Recovery):
         self.pool = StatePool(self._allocator, self.planes, debug=debug)
         self._table = RequestTable(rows)
         self._registers = RegisterFile(self._allocator, rows, holders, pages.per_row)
-        self._commands = CommandBuffer(self._registers, self.pool.run_data)
+        self._commands = CommandBuffer(self._registers, self.pool.run_data, max_batch or rows)
         self._pages = PageTable(pages.count, pages.size, self._commands)
         self._mirror = Mirror(self._registers, self.tracking, overlap)
         self._snapshots = Snapshots(self._commands, self._pages, self._mirror)
@@ -210,7 +210,7 @@ class StateManager(Recovery):
         self._log = StepLog(max_batch or rows, int(overlap), self.backend.device, forward.speculation)
         self._stepping = self._faults.stepping(
             self._commands, self._table, self._pages, self._mirror, self._snapshots, self._boundaries, self._log,
-            self.planes, copied,
+            self.planes, copied, bool(forward.direct_hits),
         )  # fmt: skip
         self._admission = self._faults.admission(
             self._commands, self._table, self._pages, self._snapshots, self._cache, self._sessions, self._boundaries,
@@ -489,6 +489,7 @@ class StateManager(Recovery):
         *,
         limit: int = NO_LIMIT,
         window: bool = False,
+        replay: Callable[[], object] | None = None,
     ) -> Step:
         """Decides which slots the next step reads, writes and snapshots.
 
@@ -508,6 +509,8 @@ class StateManager(Recovery):
             tokens: tokens of each row in this step: 1 in decode, the chunk in prefill, the drafted tokens of a window.
             limit: largest number of slots that this step can claim for snapshots.
             window: plan a speculative step.
+            replay: replays a CUDA graph that begins with `launch` and contains the forward. Then this call takes no
+                launch of its own, and the step is not open after it.
 
         Returns:
             The step, with three vectors of slots on the device: int32, axis `batch`.
@@ -520,16 +523,46 @@ class StateManager(Recovery):
         Syncs: no, unless it needs slots that `pool.release` freed by id.
         """
         self._enter()
+        self._require_speculation("plan", window)
+        if replay is not None and not callable(replay):
+            raise InvalidArgument(f"replay={replay!r}: expected a function, such as graph.replay")
+        return self._stepping.plan(rows, tokens, _limit(limit), window, self._cache, replay)
+
+    def launch(self, batch: int, *, window: bool = False) -> StepRecord:
+        """Launches all that comes before the forward of a step, for a CUDA graph that is replayed step by step.
+
+        Call it at the beginning of the capture, then run the forward on the vectors that it returns. Each
+        `plan(rows, replay=graph.replay)` with a batch of this size then takes at most one upload, and the graph. Before
+        you capture, call `warm_up` and run the forward once. A function that calls `launch` and the forward can also
+        be the `replay` itself; then each launch is made one by one.
+
+        Args:
+            batch: entries of the batch.
+            window: whether the steps are speculative.
+
+        Returns:
+            The vectors that all steps of this batch size have, each int32 `batch`.
+
+        Raises:
+            InvalidArgument: no graph is captured, and no plan replays; the batch is too large, or it is not the batch
+                of the plan that replays; or `window` without speculation.
+            Asleep: the states are not in memory.
+
+        Syncs: no.
+        """
+        self._require_thread()
+        self._require_speculation("launch", window)
+        return self._stepping.launch(whole("batch", batch), window)
+
+    def _require_speculation(self, call: str, window: bool) -> None:
         if window and not self.forward.speculation:
-            raise InvalidArgument("plan(window=True) needs a manager with forward=ms.Forward(speculation=True)")
-        return self._stepping.plan(rows, tokens, _limit(limit), window, self._cache)
+            raise InvalidArgument(f"{call}(window=True) needs a manager with forward=ms.Forward(speculation=True)")
 
     def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None = None) -> None:
         """Tells the manager that the results of a step are known, and which rows of the step have ended.
 
         Rows that have ended are padding from now on. Settle steps in the order of their plans. If a lane can
-        be released, the call sends the recorded changes and takes one launch; if rows of the step have ended, it takes
-        one upload as well.
+        be released, the call records that; the next packet carries it.
 
         If this step is still open, `settle` closes it: it launches the copies of snapshots that in-place kernels, or
         planes written only in part, need. If a readback or a transfer waits, it also sends the waiting changes.
@@ -556,8 +589,8 @@ class StateManager(Recovery):
         If the accepted tokens cross boundaries, the state at the last of them becomes a snapshot, if a slot is free.
         Under Redirect a boundary at the end of the accepted tokens waits for the next step.
 
-        It first sends the recorded changes. Then it takes one upload and these launches: one for the lengths, one for
-        each plane, and one if lanes can be released. A plane with a tensor for each layer takes one for each layer.
+        It first sends the recorded changes. Then it takes one upload and these launches: one for the lengths, and one
+        for each plane. A plane with a tensor for each layer takes one for each layer.
 
         Args:
             step: the oldest unsettled step, planned with `window=True`.

@@ -121,7 +121,9 @@ class StatePool(NotCopied):
         for planes in self.planes:
             planes.copy(dst, src, checked=self.debug, due=due)
 
-    def run_data(self, slots: Tensor, packet: Tensor, *, copied: int, zeroed: int) -> None:
+    def run_data(
+        self, slots: Tensor, packet: Tensor, *, copied: int, zeroed: int, replayed: bool = False
+    ) -> None:  # fmt: skip
         """Copies and zeroes the states that a command packet names, in one launch for each `Planes`.
 
         Args:
@@ -129,11 +131,15 @@ class StatePool(NotCopied):
             packet: the packet on the device.
             copied: number of slots that the packet copies.
             zeroed: number of slots that the packet zeroes.
+            replayed: whether a captured graph does it. Then the slots are only counted.
 
         Syncs: no.
         """
         for planes in self.planes:
-            planes.run_data(slots, packet, copied=copied, zeroed=zeroed)
+            if replayed:
+                planes.count(copied=copied, zeroed=zeroed)
+            else:
+                planes.run_data(slots, packet, copied=copied, zeroed=zeroed)
 
     def check(self) -> None:
         """Raises an error for the first fault that the device counted; see `SlotAllocator.check`.

@@ -72,7 +72,7 @@ class Recovery(Reports):
     def reset(self) -> None:
         """Frees every slot, row and page, and makes every handle stale. Works after an interrupted call, too.
 
-        Registers, the page table and the columns of all rows become zero, except the generations. Host memory becomes
+        Registers, the page table and the columns of all rows become zero. Host memory becomes
         empty. The bytes of states and the records in storage stay. After a reset, do not launch the forward of a step
         that was planned before it.
 
@@ -194,8 +194,6 @@ class Recovery(Reports):
         self._pages.reset(holders)
         self._stepping.reset()
         self._commands.discard()
-        rows = np.arange(self._table.rows + 1)
-        self._commands.write(self._registers.address("generation", rows), self._table.generation)
 
     def check(self) -> None:
         """Raises an error for the first fault that the device counted.

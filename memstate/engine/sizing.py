@@ -6,9 +6,10 @@ from memstate import sizes
 from memstate.checks import INT32_MAX
 from memstate.engine.settings import Pages
 from memstate.errors import ConfigurationError
+from memstate.kernels.levels import bitmap_ints
 from memstate.requests.steps import record_bytes
 from memstate.sizes import Part
-from memstate.slots.allocator import bitmap_words
+from memstate.slots.commands import step_ints
 from memstate.slots.registers import cell_starts, register_count
 from memstate.state.layout import StateLayout
 
@@ -83,8 +84,9 @@ def device_parts(
         Part(
             "registers, columns and page table", 4 * cell_starts(rows, snapshots, per_row)[-1], CELLS
         ),
-        Part("bitmap", 4 * bitmap_words(slots), "slots"),
+        Part("bitmap", 4 * bitmap_ints(slots), "slots"),
         Part("step records", record_bytes(max_batch, speculation), BATCH),
+        Part("packet of a step", 4 * step_ints(max_batch), BATCH),
     ]  # fmt: skip
 
 

@@ -12,60 +12,31 @@ A step is open from its plan until one of these calls closes it: the next plan, 
 accept or cancel. While a step is open, the slots that it uses do not change owners.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.checks import INT32_MAX, counts, flags
-from memstate.errors import InvalidArgument
-from memstate.kernels.tables import REGISTERS_PER_ROW, Result, StepRecord, Strategy
+from memstate.errors import Asleep, InvalidArgument
+from memstate.kernels.tables import REGISTERS_PER_ROW, Rules, StepRecord, Strategy
 from memstate.prefix import PrefixCache
 from memstate.requests.boundaries import Boundaries
-from memstate.requests.handles import Row
+from memstate.requests.handles import Row, Rows
 from memstate.requests.page_table import PageTable
 from memstate.requests.snapshots import Snapshots
-from memstate.requests.steps import Step, StepLog
+from memstate.requests.steps import Batch, Step, StepLog
 from memstate.requests.table import RequestTable
 from memstate.requests.tracking.mirror import Mirror
-from memstate.slots.commands import Action, CommandBuffer
-from memstate.slots.registers import Ints, Longs, RegisterFile
+from memstate.slots.commands import CommandBuffer
+from memstate.slots.packet import Packet
+from memstate.slots.registers import Ints, Longs
 from memstate.state.planes import Planes
 from memstate.state.windows import require as require_windows
 from memstate.state.windows import scatter as scatter_windows
 
 PER_ROW = REGISTERS_PER_ROW
-
-
-class Batch(NamedTuple):
-    """The rows of one step.
-
-    Attributes:
-        numbers: for each entry of the batch, its row; 0 for padding.
-        tokens_of: for each entry of the batch, its tokens; 0 for padding.
-        real: the entries that are not padding.
-        rows: rows of the real entries.
-        tokens: tokens of the real entries.
-        distinct: whether no row comes twice.
-    """
-
-    numbers: Longs
-    tokens_of: Longs
-    real: slice | Longs
-    rows: Longs
-    tokens: Longs
-    distinct: bool
-
-    def spread(self, values: Longs) -> Longs:
-        """Takes one value for each real entry, and returns one for each entry; 0 for padding."""
-        if isinstance(self.real, slice):
-            return values
-        entries = np.zeros_like(self.numbers)
-        entries[self.real] = values
-        return entries
 
 
 class Stepping:
@@ -83,25 +54,32 @@ class Stepping:
         copied: planes that memstate must copy: those that in-place kernels update, and those that a step writes only in
             part. memstate copies such a plane in two cases: the step reads one slot and writes another, or a snapshot
             is due.
+        direct_hits: whether the first step of a row can read a snapshot directly.
 
     Attributes:
         open: the step whose forward is perhaps not launched yet, or None.
+        replaying: while a plan lets the caller replay a graph, the entries of its batch, and whether it is speculative.
     """
 
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, mirror: Mirror, snapshots: Snapshots,
-        boundaries: Boundaries, log: StepLog, planes: Planes, copied: tuple[str, ...],
+        boundaries: Boundaries, log: StepLog, planes: Planes, copied: tuple[str, ...], direct_hits: bool,
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._mirror, self._snapshots, self._boundaries = pages, mirror, snapshots, boundaries
         self._log, self._planes, self._copied, self._guard = log, planes, copied, commands.guard
+        self._moves = bool(copied) and (direct_hits or mirror.tracking.reads_old_slot)
         self.open: Step | None = None  # the step whose forward is perhaps not launched yet
+        self.replaying: tuple[int, bool] | None = None
+        self._last: Batch | None = None  # the batch that was looked up last, and what it was looked up for
+        self._last_rows: Sequence[Row | None] = ()
+        self._last_tokens: object = None
         self._promised: list[int] = []  # rows that published a state or KV of the open step
         self._uncopied: tuple[Step, int] | None = None  # snapshots to copy after the forward
 
     def reset(self) -> None:
         """Forgets every step."""
-        self.open, self._uncopied, self._promised = None, None, []
+        self.open, self._uncopied, self._promised, self._last, self.replaying = None, None, [], None, None
         self._log.forget()
 
     def launched(self, step: Step) -> None:
@@ -172,14 +150,20 @@ class Stepping:
             StaleHandle: a request has ended.
             InvalidArgument: an entry is not a row, or the tokens do not fit the rows.
         """
-        numbers, distinct = self._table.batch(rows)
-        given = counts("tokens", tokens, len(numbers))
-        if (over := self._table.finished[numbers]).any():
-            numbers = np.where(over, 0, numbers)
-            distinct = len(set(running := numbers[numbers > 0].tolist())) == len(running)
-        real = slice(None) if numbers.all() else np.flatnonzero(numbers)
-        given = given if isinstance(real, slice) else given * (numbers > 0)
-        return Batch(numbers, given, real, numbers[real], given[real], distinct)
+        table, last = self._table, self._last
+        if (
+            last is not None
+            and last.version == table.version
+            and type(tokens) is int
+            and tokens == self._last_tokens
+            and (rows is self._last_rows or (type(rows) is type(self._last_rows) is list and rows == self._last_rows))
+        ):
+            return last
+        numbers, distinct = table.batch(rows)
+        batch = Batch.of(table, numbers, distinct, counts("tokens", tokens, len(numbers)))
+        if type(rows) in (Rows, list) and type(tokens) is int:
+            self._last, self._last_rows, self._last_tokens = batch, rows[:] if type(rows) is list else rows, tokens
+        return batch
 
     def shortfall(self, batch: Batch, window: bool) -> int:
         """See `StateManager.shortfall`."""
@@ -195,7 +179,7 @@ class Stepping:
 
     def plan(
         self, rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, window: bool,
-        cache: PrefixCache,
+        cache: PrefixCache, replay: Callable[[], object] | None = None,
     ) -> Step:  # fmt: skip
         """Plans a step; see `StateManager.plan`.
 
@@ -205,6 +189,7 @@ class Stepping:
             limit: largest number of slots that the step can claim for snapshots.
             window: whether the step is speculative.
             cache: the prefix cache. With `Prefix(evict=True)` it evicts states to make room for snapshots that are due.
+            replay: launches what `launch` has captured, and the forward. None: the plan launches by itself.
         """
         self._log.require_room()
         batch = self.batch(rows, tokens)
@@ -213,7 +198,7 @@ class Stepping:
         running = batch.rows
         sources = self._file.source[running]
         direct = int(np.count_nonzero(sources))
-        length = self._mirror.lengths(running) if direct else self._mirror.own_lengths(running)
+        length = self._mirror.lengths(running) if direct else self._file.labels[batch.live].astype(np.int64)
         after = length + batch.tokens
         self._require_plannable(batch, length, after, window)
         with self._guard.changing("plan"):
@@ -223,63 +208,109 @@ class Stepping:
             if cache.settings.evict and allocator.free - allocator.reserve < len(running):
                 cache.evict_states(min(limit, self._shortfall(batch, length, window)))
 
-            columns = None if self._commands.pending else self._log.repeated(batch.numbers, batch.tokens_of)
-            sent = columns or self._commands.submit_batch(
-                batch.numbers.astype(np.int32), batch.tokens_of.astype(np.int32)
-            )
-            taken = self._mirror.snapshots
+            if self._commands.pending or not self._log.repeats(batch.numbers, batch.tokens_of, limit):
+                self._commands.upload_step((batch.numbers, batch.tokens_of), limit)
+                self._log.sent(batch.numbers, batch.tokens_of, limit)
+            taken = 0
             if not window:
                 with self._commands.noting("plan"):
-                    self._mirror.plan(running, length, after, limit)
-            taken = self._mirror.snapshots - taken
-            record = self._log.next_record(len(batch.numbers))
-            rules = self._mirror.rules._replace(strategy=Strategy.WINDOW) if window else self._mirror.rules
-            self._file.plan(*sent, record, rules, limit)
+                    taken = self._mirror.plan(running, length, after, limit)
+            record = self._log.record(len(batch.numbers))
+            if replay is None:
+                self._commands.launch_changes()
+                self._file.plan(self._commands.step, record, self._rules(window))
+            else:
+                self.replaying = len(batch.numbers), window
+                replay()
+                self.replaying = None
+                self._commands.launch_changes(replayed=True)
             unsettled = self._table.unsettled[running]
-            known = running if not unsettled.any() else running[unsettled == 0]
-            self._table.unsettled[running] += 1
+            self._table.unsettled[running] = unsettled + 1
             before, reached = batch.spread(length), batch.spread(length.copy() if window else after)
-            generation = self._table.generation[batch.numbers]
-            step = self.open = self._log.add(
-                record, batch.numbers, batch.tokens_of, before, reached, generation, window
-            )
-            self._commands.fence(self._named(running, sources if direct else None, length, after, taken))
+            step = self.open = self._log.add(record, batch, before, reached, window)
+            if replay is None:
+                self._commands.fence(self._named(batch, sources if direct else None, length, after, taken))
             if not window:
-                self._table.confirmed[known] = self._file.labels[known * PER_ROW]
+                if unsettled.any():
+                    known = unsettled == 0
+                    self._table.confirmed[running[known]] = after[known]
+                else:
+                    self._table.confirmed[running] = after
                 self._snapshots.first_steps_done(batch.numbers)
-                self._copy_around(step, direct, taken)
+                self._copy_around(step, direct, taken, replay is not None)
             if cache.below is not None:
                 cache.below.planned(step.numbers, step.before, step.after)
+            if replay is not None:  # its forward is launched
+                self._close(step, send=True)
             return step
+
+    def launch(self, batch: int, window: bool) -> StepRecord:
+        """Launches everything that comes before the forward of a step; see `StateManager.launch`.
+
+        Args:
+            batch: entries of the batch.
+            window: whether the step is speculative.
+        """
+        self._require_launch(batch, window)
+        record = self._log.record(batch)
+        self._commands.capture_changes()
+        self._file.plan(self._commands.step, record, self._rules(window))
+        if self._moves and not window:
+            self._planes.copy(record.write, record.read, planes=self._copied, due=0)
+        return record
+
+    def _require_launch(self, batch: int, window: bool) -> None:
+        if self._planes.asleep:
+            raise Asleep()
+        if not 1 <= batch <= self._log.max_batch:
+            raise InvalidArgument(f"launch of a batch of {batch}: expected 1 to max_batch={self._log.max_batch}")
+        if self.replaying is None:
+            self._guard.require_whole()
+            if not self._file.allocator.stream.capturing:
+                raise InvalidArgument(
+                    "launch() outside of a graph capture would run the last step again: call it while you capture a "
+                    "CUDA graph, or in the replay of a plan"
+                )
+        elif self.replaying != (batch, window):
+            raise InvalidArgument(
+                f"launch(batch={batch}, window={window}) in the replay of a step with batch={self.replaying[0]}, "
+                f"window={self.replaying[1]}: launch the same, or replay the graph of that batch"
+            )
+
+    def _rules(self, window: bool) -> Rules:
+        return self._mirror.rules._replace(strategy=Strategy.WINDOW) if window else self._mirror.rules
 
     def _require_plannable(self, batch: Batch, length: Longs, after: Longs, window: bool) -> None:
         rows = batch.rows
         if not batch.distinct:
             raise InvalidArgument(f"a row is named twice in the batch {rows.tolist()}")
-        if rows.size and int(batch.tokens.min()) < 1:
+        if batch.fewest < 1:
             raise InvalidArgument(
                 f"tokens {batch.tokens.tolist()}: a row in the batch needs at least 1, padding is None"
             )
         if rows.size and int(after.max()) > INT32_MAX:
             raise InvalidArgument(f"lengths {after.tolist()} after this step: a label holds {INT32_MAX} tokens at most")
-        if not window:
+        if not window and batch.most > 1:  # one token crosses nothing
             self._mirror.require_within_boundary(rows, length, after)
             if self._mirror.lanes:
                 self._boundaries.require_within(rows, length, after)
         self._pages.require_room(rows, after)
 
-    def _copy_around(self, step: Step, direct: int, taken: int) -> None:
+    def _copy_around(self, step: Step, direct: int, taken: int, replayed: bool) -> None:
         """Copies states of the planes in `copied` before the forward, and notes the copies to make after it.
 
         Args:
             step: the step.
             direct: number of entries that read the slot of a snapshot instead of their own.
             taken: number of snapshots that this step takes.
+            replayed: whether the copies before the forward were in a captured graph.
         """
         if not self._copied:
             return
         moved = direct + (taken if self._mirror.tracking.reads_old_slot else 0)
-        if moved:
+        if moved and replayed:
+            self._planes.count(self._copied, copied=moved)
+        elif moved:
             self._planes.copy(step.write, step.read, planes=self._copied, due=moved)
         if taken and not self._mirror.tracking.reads_old_slot:
             self._uncopied = (step, taken)
@@ -290,58 +321,55 @@ class Stepping:
             (of, due), self._uncopied = self._uncopied, None
             self._planes.copy(of.snapshot, of.write, planes=self._copied, due=due)
 
-    def _named(self, rows: Longs, sources: Ints | None, before: Longs, after: Longs, taken: int) -> Longs:
+    def _named(self, batch: Batch, sources: Ints | None, before: Longs, after: Longs, taken: int) -> Longs:
         """Returns the registers that, after the plan of a step, hold the slots which the step reads and writes.
 
         The registers of the snapshots that the step takes are included.
 
         Args:
-            rows: the row numbers.
+            batch: the rows.
             sources: for each row, the register that it reads instead of its own; 0 = none.
             before: for each row, its length before the step.
             after: for each row, its length after the step.
             taken: number of snapshots that this step takes.
         """
-        live = rows * PER_ROW
+        live = batch.live
         if sources is None and not taken:
             return live
         named: list[Longs] = [live] if sources is None else [live, sources[sources > 0].astype(np.int64)]
         if taken:
             label = before if self._mirror.tracking.reads_old_slot else after
             for lane in range(1, 1 + self._mirror.lanes):
-                registers = rows * PER_ROW + lane
+                registers = live + lane
                 named.append(registers[self._file.held[registers] & (self._file.labels[registers] == label)])
         return np.concatenate(named)
 
     def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None) -> None:
         """See `StateManager.settle`."""
         self._log.require(step)
-        over = flags("finished", finished, len(step.numbers))
+        over = None if finished is None else flags("finished", finished, len(step.numbers))
         if step.window:
             raise InvalidArgument(f"step {step.serial} is speculative: accept(step, accepted, windows) settles it")
         self._log.require_next(step)
         with self._guard.changing("settle"):
             self._log.pop(step)
             self._close(step, send=True)
-            table, same = self._table, self._same_request(step)
-            dead = same & table.finished[step.numbers]  # rows that ended in the previous step
-            if same.all() and not dead.any():
-                rows, ended, after = step.numbers, over, step.after
+            table, batch = self._table, step.batch
+            entries, rows = batch.real, batch.rows
+            if batch.version == table.version:
                 table.unsettled[rows] -= 1
             else:
+                same = self._same_request(step)
                 table.unsettled[step.numbers[same]] -= 1
-                same &= ~dead
-                rows, ended, after = step.numbers[same], over[same], step.after[same]
+                same &= ~table.finished[step.numbers]  # rows that ended in the previous step
+                entries = np.flatnonzero(same)
+                rows = step.numbers[entries]
             known = self._file.labels[rows * PER_ROW]
-            if ended.any():
-                known = np.where(ended, after, known)
-                table.finished[rows] |= ended
+            if over is not None and (ended := over[entries]).any():
+                known = np.where(ended, step.after[entries], known)
+                table.finish(rows[ended])
             table.confirmed[rows] = known
-            if self._may_release(rows):
-                results = np.where(dead, Result.DEAD, np.where(over & same, Result.ENDED, Result.ALIVE)).astype(
-                    np.int32
-                )
-                self._release_lanes(step, rows, known, results)
+            self._release_lanes(rows, known)
 
     def accept(
         self, step: Step, accepted: Sequence[int], windows: Mapping[str, Tensor],
@@ -365,49 +393,35 @@ class Stepping:
             self._close(step)
             same = self._same_request(step)
             rows, real = step.numbers[same], given[same]
+            given = np.where(same, given, 0)
             self._commands.submit()  # first send the changes that were recorded earlier
             moved = rows[real > 0]
             with self._commands.noting("accept"):
                 after = self._mirror.accept(moved, real[real > 0], limit)
             step.after[np.flatnonzero(same)[real > 0]] = after
             outcome = self._log.outcome(len(step.numbers))
-            sent = self._commands.ring.send(given.astype(np.int32))
-            self._file.accept(sent, step.record, outcome, self._mirror.rules, limit)
+            sent = self._commands.ring.send(Packet(self._file).encode((given,), limit))
+            self._file.accept(sent, step.record, outcome, self._mirror.rules)
             scatter_windows(self._planes, windows, step.write, outcome.accepted, step.snapshot, outcome.crossed)
             known = self._mirror.lengths(rows)
             self._table.unsettled[rows] -= 1
             self._table.confirmed[rows] = known
-            self._table.finished[rows] |= over[same]
+            if over.any():
+                self._table.finish(rows[over[same]])
             self._snapshots.first_steps_done(moved)
-            if self._may_release(rows):
-                self._release_lanes(step, rows, known, np.full(len(given), Result.ALIVE, np.int32))
+            self._release_lanes(rows, known)
 
-    def _may_release(self, rows: Longs) -> bool:
-        """Returns whether a settle of these rows could release a lane."""
-        return self._mirror.tracking.releases_at_settle and self._mirror.superseding(rows)
-
-    def _release_lanes(self, step: Step, rows: Longs, known: NDArray[np.integer], results: NDArray[np.int32]) -> None:
-        """Releases lanes whose snapshots are superseded by newer snapshots.
+    def _release_lanes(self, rows: Longs, known: NDArray[np.integer]) -> None:
+        """Records the release of lanes whose snapshots are superseded by newer snapshots.
 
         It never releases a slot that the open step uses: the snapshot of that step has the largest label of its row.
         """
-        said = results if results.any() else None
-
-        def release() -> None:
-            self._file.settle(step.record, self._commands.ring.send(said) if said is not None else None)
-
-        def owners(file: RegisterFile) -> None:
-            record = StepRecord(*(column.cpu() for column in step.record))
-            file.settle(record, torch.from_numpy(said) if said is not None else None)
-
-        free = self._file.allocator.free
-        with self._commands.noting("settle"):
-            self._mirror.settle(rows, known)
-        self._commands.then(Action(release, owners=owners, released=self._file.allocator.free - free))
+        if (lanes := self._mirror.superseded(rows, known)).size:
+            self._commands.release(lanes)
 
     def _same_request(self, step: Step) -> NDArray[np.bool_]:
         """Returns for each entry of a step whether the row still belongs to the same request."""
-        same: NDArray[np.bool_] = self._table.generation[step.numbers] == step.generation
+        same: NDArray[np.bool_] = self._table.generation[step.numbers] == step.batch.generation
         same &= self._table.used[step.numbers]  # not row 0, which is padding
         return same
 
@@ -436,7 +450,7 @@ class Stepping:
                 "cache, abort the rows, then settle it"
             )
         if step is not self.open and step is self._log.unsettled[-1]:
-            raise InvalidArgument(f"step {step.serial}: submit(step) said that its forward was launched: settle it")
+            raise InvalidArgument(f"step {step.serial}: its forward was launched: settle it")
         self._log.require_next(step, newest=True)
 
     def cancel(self, step: Step) -> tuple[list[int], Longs]:
@@ -447,7 +461,7 @@ class Stepping:
         Returns:
             The entries whose requests have not ended, and their rows.
         """
-        self._log.pop(step, newest=True)
+        self._log.pop(step)
         self._uncopied = None
         self._close(step, send=True)
         entries = np.flatnonzero(self._same_request(step)).tolist()

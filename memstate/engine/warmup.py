@@ -3,26 +3,37 @@
 It sends the recorded changes, then launches each of these kernels on empty inputs. These launches change no state.
 """
 
+from collections.abc import Callable, Iterator
+from itertools import product
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from memstate.engine.manager import NO_LIMIT, StateManager
+from memstate.engine.manager import StateManager
+from memstate.errors import InvalidArgument
 from memstate.kernels.tables import HEADER_INTS, Strategy
+from memstate.slots.allocator import SlotAllocator
+
+IDS = (torch.int32, torch.int64)  # what slot ids may be
 
 
 def warm_up(mem: StateManager) -> int:
-    """Compiles the kernels of steps and ownership changes: launches each on an empty packet and null rows.
+    """Compiles everything that serving launches: each kernel in each form that the settings of the manager can reach.
 
-    It repeats the kernels of steps for every batch size that needs its own compilation. It does not compile other
-    kernels: those of your layers, of the tiers, of `claim`, `release` and `zero` of `mem.pool`, and of `gather` and
-    `scatter` of `mem.planes`. Call it between steps, before you capture CUDA graphs.
+    These are the kernels of steps, of ownership changes, of `mem.pool`, of `gather`, `scatter` and windows of
+    `mem.planes`, and those of the tiers. It repeats a kernel for every size that needs its own compilation. It does not
+    compile the kernels of your layers, nor copies of planes that you choose yourself with `mem.planes.copy(planes=)`.
+    Call it between steps, before you capture CUDA graphs.
 
     Args:
         mem: the manager.
 
     Returns:
         The number of launches.
+
+    Raises:
+        InvalidArgument: a step is open, whose forward would read other vectors.
 
     Example:
         >>> import torch, memstate as ms
@@ -31,48 +42,103 @@ def warm_up(mem: StateManager) -> int:
         >>> ms.warm_up(mem) > 0, mem.free_slots
         (True, 8)
 
-    Syncs: no.
+    Syncs: yes.
     """
+    mem._enter()
+    for step in mem._log.unsettled:
+        if step.window or step is mem._stepping.open:
+            raise InvalidArgument(
+                f"warm_up while step {step.serial} is open would overwrite its vectors: call it before the plan, or "
+                + ("after the accept" if step.window else "tell submit(step) that the forward is launched")
+            )
     mem.submit()
     before = mem.backend.counts.total_launches
-    header = np.zeros(HEADER_INTS, np.int32)
-    header[HEADER_INTS // 2 :] = HEADER_INTS
-    packet = mem._commands.ring.send(header)
-    mem._registers.ownership(packet)
-    mem.pool.run_data(mem._registers.table.slots, packet, copied=0, zeroed=0)
-    batch = mem._log.max_batch
-    _plan_and_settle(mem, batch)
-    while batch > 1:  # a batch is compiled for the next power of two
-        batch = (batch + 1) // 2
-        _plan_and_settle(mem, batch)
-    nothing = torch.zeros(1, dtype=torch.int32, device=mem.backend.device)
-    mem._registers.resolve(nothing)
-    mem._registers.owners()
-    mem.pool.copy(nothing, nothing, due=0)
-    if mem.forward.speculation:
-        _scatter(mem, nothing)
+    for family in FAMILIES:
+        family(mem)
     return mem.backend.counts.total_launches - before
 
 
-def _plan_and_settle(mem: StateManager, batch: int) -> None:
-    rows = torch.zeros(batch, dtype=torch.int32, device=mem.backend.device)
-    record = mem._log.next_record(batch)  # the next plan overwrites it
-    rules = mem._mirror.rules
-    mem._registers.plan(rows, rows, record, rules, NO_LIMIT)
+def _packets(mem: StateManager) -> None:
+    header = np.zeros(HEADER_INTS, np.int32)
+    header[HEADER_INTS // 2 :] = HEADER_INTS
+    mem._log.overwritten()
+    mem._commands.ring.send(header, mem._commands.step)
+    mem._commands.capture_changes()
+
+
+def _steps(mem: StateManager) -> None:
+    for batch in _sizes(mem._log.max_batch):
+        _plan(mem, batch)
+
+
+def _plan(mem: StateManager, batch: int) -> None:
+    """Plans, and accepts, null rows."""
+    record = mem._log.record(batch)  # the next plan overwrites it
+    packet, rules = mem._commands.step, mem._mirror.rules
+    mem._registers.plan(packet, record, rules)
     if mem.forward.speculation:
-        mem._registers.plan(rows, rows, record, rules._replace(strategy=Strategy.WINDOW), NO_LIMIT)
-        mem._registers.accept(rows, record, mem._log.outcome(batch), rules, NO_LIMIT)
-    if mem.tracking.releases_at_settle:
-        mem._registers.settle(record, None)
-        mem._registers.settle(record, rows)
+        mem._registers.plan(packet, record, rules._replace(strategy=Strategy.WINDOW))
+        mem._registers.accept(packet, record, mem._log.outcome(batch), rules)
 
 
-def _scatter(mem: StateManager, nothing: Tensor) -> None:
+def _readers(mem: StateManager) -> None:
+    mem._registers.resolve(_nothing(mem))
+    mem._registers.owners()
+
+
+def _slots_by_id(mem: StateManager) -> None:
+    """Claims and releases slots of allocators that nobody else uses."""
+    for n in _sizes(mem._allocator.capacity, alike=32):
+        scratch = SlotAllocator(mem._allocator.capacity, mem.backend)
+        scratch.release(scratch.claim(n))
+        scratch.release(_nothing(mem, n, torch.int64))
+
+
+def _copies(mem: StateManager) -> None:
+    for dst, src in product(IDS, IDS):
+        mem.planes.copy(_nothing(mem, 1, dst), _nothing(mem, 1, src), due=0)
+    for ids in IDS:
+        mem.planes.zero(_nothing(mem, 1, ids), due=0)
+    if copied := mem._stepping._copied:
+        mem.planes.copy(_nothing(mem), _nothing(mem), planes=copied, due=0)
+
+
+def _planes(mem: StateManager) -> None:
+    """Gathers and scatters slots of every plane, by itself."""
+    for plane, ids in product(mem.layout.planes, IDS):
+        slots = _nothing(mem, 1, ids)
+        mem.planes.scatter(plane.name, slots, mem.planes.gather(plane.name, slots))
+
+
+def _windows(mem: StateManager) -> None:
     """Scatters a window of every plane, in each form that `accept` takes: one token, one padding entry."""
-    layers, device, columns = mem.layout.layers, mem.backend.device, (nothing,) * 4
-    for plane in mem.layout.planes:
-        states = torch.zeros((layers, 1, 1, *plane.shape), dtype=plane.dtype, device=device)
+    columns, held = (_nothing(mem),) * 4, (mem.layout.layers, 1)
+    for plane in mem.layout.planes if mem.forward.speculation else ():
+        states = torch.zeros((*held, 1, *plane.shape), dtype=plane.dtype, device=mem.backend.device)
         mem.planes.scatter_accepted(plane.name, states, *columns)
         for taps, channels in {plane.shape, plane.shape[::-1]} if len(plane.shape) == 2 else ():
-            inputs = torch.zeros((layers, 1, taps + 1, channels), dtype=plane.dtype, device=device)
+            inputs = torch.zeros((*held, taps + 1, channels), dtype=plane.dtype, device=mem.backend.device)
             mem.planes.scatter_inputs(plane.name, inputs, *columns)
+
+
+def _tiers(mem: StateManager) -> None:
+    if mem.tiers is not None:
+        mem.tiers.host.warm_up()
+
+
+FAMILIES: tuple[Callable[[StateManager], None], ...] = (
+    _packets, _steps, _readers, _slots_by_id, _copies, _planes, _windows, _tiers,
+)  # fmt: skip
+
+
+def _sizes(most: int, alike: int = 1) -> Iterator[int]:
+    """Yields sizes up to `most` of which each is compiled for another power of two; those up to `alike` are one."""
+    yield most
+    while most > alike:
+        most = (most + 1) // 2
+        yield most
+
+
+def _nothing(mem: StateManager, n: int = 1, dtype: torch.dtype = torch.int32) -> Tensor:
+    """Returns `n` times the null slot, or the null register."""
+    return torch.zeros(n, dtype=dtype, device=mem.backend.device)

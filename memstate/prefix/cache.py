@@ -11,6 +11,7 @@ shares the pages. Nothing here touches a tensor, and nothing is submitted.
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import fields, replace
+from itertools import islice
 from typing import Any
 
 from memstate.checks import NotCopied, shown
@@ -321,7 +322,7 @@ class PrefixCache(NotCopied):
         """
         assert lease.match.found is not None and lease.match.found.stated is not None
         if snapshot := self._detach(lease.match.found.stated):
-            self._snapshots.end(snapshot)  # its register is freed with the pin
+            self._snapshots.end([snapshot])  # its register is freed with the pin
 
     def boundaries(self, lease: Lease, tokens: int) -> list[int]:
         """Returns the lengths, besides the boundaries, at which a request is to take snapshots.
@@ -564,6 +565,17 @@ class PrefixCache(NotCopied):
             self._detach(node)
             self._drop_bare_leaves(node)
         return len(chosen)
+
+    def next_states(self, n: int) -> list[Node]:
+        """Returns up to n nodes whose states `evict_states` would take about next. Changes nothing."""
+        pinned = self._snapshots.pinned
+        coming = (node for node in self._states.coming() if node.snapshot and node.snapshot.register not in pinned)
+        return list(islice(coming, n))
+
+    @property
+    def turnover(self) -> int:
+        """States that came and went since the start."""
+        return self._counts["inserted"] + self._counts["loaded"] + self._counts["evicted_states"]
 
     def evict_pages(self, n: int) -> int:
         """Evicts leaves until enough pages are free or no leaf is left.

@@ -29,5 +29,8 @@ class NoCache(PrefixCache):
         """Keeps nothing, and returns None for each insertion."""
         return [None] * len(insertions)
 
+    def require_foreign(self, snapshots: Sequence[Snapshot]) -> None:
+        """Refuses nothing: no snapshot is its own."""
+
     def on_miss(self, row: int, salt: Hashable, key: bytes | None) -> None:
         """Opens no lease."""

@@ -227,8 +227,8 @@ class Sessions:
 
     def _empty(self, session: Conversation) -> None:
         """Ends the states and releases the pages. The registers have been moved or released before."""
+        self._snapshots.end(session.kept)
         for snap in session.kept:
-            self._snapshots.end(snap)
             del self._by_register[snap.register]
         self._pages.allocator.release(session.pages)
         session.kept, session.pages, session.lease = [], [], None

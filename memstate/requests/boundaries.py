@@ -31,9 +31,11 @@ class Boundaries:
         self._coming = {}
 
     def start(self, rows: Longs, lengths: Sequence[Sequence[int]]) -> None:
-        """Notes the lengths of new rows, ascending. Rows without one get a 0 in their cell."""
+        """Notes the lengths of new rows, ascending. Rows without one get a 0 in their cell, which the caller writes."""
+        if not any(lengths):
+            self._file.snapshot_at[rows] = 0
+            return
         self._file.snapshot_at[rows] = [wanted[0] if wanted else 0 for wanted in lengths]
-        self._commands.write(self._file.address("snapshot_at", rows), self._file.snapshot_at[rows])
         for row, wanted in zip(rows.tolist(), lengths, strict=True):
             if len(wanted) > 1:
                 self._coming[row] = list(wanted[1:])
@@ -45,7 +47,7 @@ class Boundaries:
 
     def end(self, rows: Longs) -> None:
         """Forgets rows that have ended."""
-        for row in self._coming.keys() & set(rows.tolist()):
+        for row in () if not self._coming else self._coming.keys() & set(rows.tolist()):
             del self._coming[row]
 
     def advance(self, rows: Longs, lengths: Longs) -> None:

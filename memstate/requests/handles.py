@@ -24,7 +24,7 @@ def first_generation() -> int:
 
 def risen(generation: Ints) -> Ints:
     """Returns the generations after these; after the largest int32 comes 0."""
-    return ((generation.astype(np.int64) + 1) % 2**31).astype(np.int32)
+    return (generation + np.int32(1)) & np.int32(2**31 - 1)  # the sum may wrap to a negative number
 
 
 @dataclass(frozen=True)

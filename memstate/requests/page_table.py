@@ -4,6 +4,7 @@ It knows no slot and no plane.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from memstate.errors import InvalidArgument, OutOfPages
 from memstate.requests.pages import PageAllocator
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import Longs
+
+Lengths = TypeVar("Lengths", int, Longs)
 
 
 class PageTable:
@@ -55,7 +58,7 @@ class PageTable:
             raise InvalidArgument(f"{length} tokens need {count} pages, a row has {self._width}: raise Pages(per_row=)")
         return count
 
-    def floor(self, length: int) -> int:
+    def floor(self, length: Lengths) -> Lengths:
         """Returns the longest length up to `length` that fills whole pages, which is what a snapshot can share."""
         return length // self.page_size * self.page_size
 
@@ -74,6 +77,8 @@ class PageTable:
         Raises:
             OutOfPages: too few are free; nothing changed.
         """
+        if not self.allocator.pages:
+            return
         if (lack := self.short_of(sum(fresh))) is not None:
             raise lack
         for row, prefix, n in zip(rows.tolist(), shared, fresh, strict=True):
@@ -87,11 +92,16 @@ class PageTable:
         Raises:
             InvalidArgument: a length needs more pages than a row can have.
         """
-        needed = sum(
+        if not self.allocator.pages:
+            return 0
+        return max(0, sum(self._lacking(rows, lengths)) - self.allocator.free)
+
+    def _lacking(self, rows: Longs, lengths: Sequence[int]) -> list[int]:
+        """Returns the pages that each row lacks for its length."""
+        return [
             max(0, self.count(length) - len(self._rows[row]))
             for row, length in zip(rows.tolist(), lengths, strict=True)
-        )
-        return max(0, needed - self.allocator.free)
+        ]
 
     def extend(self, rows: Longs, lengths: Sequence[int]) -> None:
         """Gives each row pages for its length, or changes nothing.
@@ -100,10 +110,9 @@ class PageTable:
             OutOfPages: too few are free.
             InvalidArgument: a length needs more pages than a row can have.
         """
-        needed = [
-            max(0, self.count(length) - len(self._rows[row]))
-            for row, length in zip(rows.tolist(), lengths, strict=True)
-        ]
+        if not self.allocator.pages:
+            return
+        needed = self._lacking(rows, lengths)
         if (lack := self.short_of(sum(needed))) is not None:
             raise lack
         added = []
@@ -115,6 +124,8 @@ class PageTable:
 
     def end(self, rows: Longs) -> None:
         """Gives back the pages of rows."""
+        if not self.allocator.pages:
+            return
         self._write([(row, 0, [0] * len(self._rows[row])) for row in rows.tolist()])
         for row in rows.tolist():
             self.allocator.release(self._rows[row])
@@ -131,7 +142,9 @@ class PageTable:
 
     def share(self, row: int, length: int) -> list[int]:
         """Returns the row's pages for its first `length` tokens, with one more holder."""
-        pages = self._rows[row][: length // self.page_size] if self.allocator.pages else []
+        if not self.allocator.pages:
+            return []
+        pages = self._rows[row][: length // self.page_size]
         self.allocator.share(pages)
         return pages
 
@@ -161,7 +174,10 @@ class PageTable:
 
     def _write(self, added: Sequence[tuple[int, int, Sequence[int]]]) -> None:
         """Notes pages in the device's table: (row, first column, pages) each."""
-        cells = [np.arange(len(pages)) + (row * self._width + at) for row, at, pages in added]
-        if cells:
-            index = self._commands.registers.address("pages", np.concatenate(cells))
-            self._commands.write(index, np.concatenate([np.asarray(pages, np.int64) for _, _, pages in added]))
+        counts = np.array([len(pages) for _, _, pages in added], np.int64)
+        if not counts.any():
+            return
+        first = np.array([row * self._width + at for row, at, _ in added], np.int64)
+        within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+        index = self._commands.registers.address("pages", np.repeat(first, counts) + within)
+        self._commands.write(index, [page for _, _, pages in added for page in pages])

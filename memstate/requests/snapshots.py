@@ -108,18 +108,21 @@ class Snapshots:
         Returns:
             One snapshot a row; None where there is none, or no register is free.
         """
-        snapshots: list[Snapshot | None] = []
-        sources = []
-        for row, bound in zip(rows.tolist(), known.tolist(), strict=True):
-            answer = self.answer(row, bound, ended)
-            if answer is None or not self.free:
-                self.refused += answer is not None
-                snapshots.append(None)
-                continue
-            length = int(self._commands.registers.labels[answer])
-            snapshots.append(self.add(length, self._pages.share(row, length)))
-            sources.append(answer)
-        self._commands.move([snap.register for snap in snapshots if snap], sources)
+        answers = self._answers(rows, known, ended)
+        found = np.flatnonzero(answers)
+        self.refused += max(0, len(found) - self.free)
+        found = found[: self.free]
+        sources = answers[found]
+        lengths = self._commands.registers.labels[sources].tolist()
+        registers = np.array([self._free.popleft() for _ in lengths], np.int64)
+        generations = self.generation[registers - self._first].tolist()
+        snapshots: list[Snapshot | None] = [None] * len(rows)
+        for at, row, register, generation, length in zip(
+            found.tolist(), rows[found].tolist(), registers.tolist(), generations, lengths, strict=True
+        ):
+            pages = tuple(self._pages.share(row, length)) if self._pages.allocator.pages else ()
+            self.kept[register] = snapshots[at] = Snapshot(register, generation, length, pages)
+        self._commands.move(registers, sources)
         self.published += len(sources)
         return snapshots
 
@@ -133,19 +136,22 @@ class Snapshots:
             raise InvalidArgument(
                 f"{len(rows)} snapshots to publish, room for {self.free}: drop some, or raise snapshots="
             )
-        bounds = zip(rows.tolist(), known.tolist(), strict=True)
-        missing = [row for row, bound in bounds if self.answer(row, bound, ended=False) is None]
-        if missing:
+        missing = rows[self._answers(rows, known, ended=False) == 0]
+        if missing.size:
             raise InvalidArgument(
-                f"rows {missing} have no snapshot to publish: none was due yet, or it was published before"
+                f"rows {missing.tolist()} have no snapshot to publish: none was due yet, or it was published before"
             )
 
     def answer(self, row: int, known: int, ended: bool) -> int | None:
-        """Returns the register with the newest snapshot within `known` tokens, or None.
+        """Returns the register with the newest snapshot within `known` tokens, which fill whole pages, or None."""
+        return self._mirror.answer(row, known, ended)
+
+    def _answers(self, rows: Longs, known: Longs, ended: bool) -> Longs:
+        """Returns, for each row, the register with the newest snapshot within `known` tokens; 0 for none.
 
         A snapshot shares whole KV pages, so it stands for whole pages only.
         """
-        return self._mirror.answer(row, self._pages.floor(known), ended)
+        return self._mirror.answers(rows, self._pages.floor(known), ended)
 
     def hold(self, register: int, length: int) -> Snapshot:
         """Moves a state to a register of its own for first steps that are about to read it. It goes with the last pin.
@@ -170,7 +176,10 @@ class Snapshots:
             StaleHandle: a snapshot was dropped.
             InvalidArgument: something is not a snapshot.
         """
+        kept = self.kept.get
         for snapshot in snapshots:
+            if type(snapshot) is Snapshot and type(at := snapshot.register) is int and kept(at) is snapshot:
+                continue
             if not isinstance(snapshot, Snapshot):
                 raise InvalidArgument(
                     f"{snapshot!r} is no snapshot: use the handles that publish() and release() returned"
@@ -188,23 +197,35 @@ class Snapshots:
             InvalidArgument: a snapshot is named twice, or something is not a snapshot.
         """
         self.require(snapshots)
-        if len(set(snapshots)) != len(snapshots):
+        if len({snapshot.register for snapshot in snapshots}) != len(snapshots):
             raise InvalidArgument("a snapshot is named twice")
 
     def drop(self, snapshots: Sequence[Snapshot]) -> None:
         """Drops snapshots. One with a pin is released with its last pin."""
-        self._release([done for snap in snapshots if (done := self.end(snap))])
+        registers = self.end(snapshots)
+        if not self._pins:
+            self._release(snapshots, registers)
+        elif loose := [snapshot for snapshot in snapshots if snapshot.register not in self._dropped]:
+            self._release(loose)
         self.dropped += len(snapshots)
 
-    def end(self, snapshot: Snapshot) -> Snapshot | None:
-        """Ends a handle; returns the snapshot to release now, or None where a pin still keeps it."""
-        del self.kept[snapshot.register]
-        at = snapshot.register - self._first
-        self.generation[at : at + 1] = risen(self.generation[at : at + 1])
-        if snapshot.register in self._pins:
-            self._dropped[snapshot.register] = snapshot
-            return None
-        return self._recycle(snapshot)
+    def end(self, snapshots: Sequence[Snapshot]) -> Longs:
+        """Ends handles, and returns their registers. A register without a pin is free then; the others wait."""
+        registers = [snapshot.register for snapshot in snapshots]
+        for register in registers:
+            del self.kept[register]
+        ended = np.array(registers, np.int64)
+        at = ended - self._first
+        self.generation[at] = risen(self.generation[at])
+        if not self._pins:
+            self._free += registers
+            return ended
+        for snapshot in snapshots:
+            if snapshot.register in self._pins:
+                self._dropped[snapshot.register] = snapshot
+            else:
+                self._recycle(snapshot)
+        return ended
 
     def pin(self, register: int) -> None:
         """Keeps a register's snapshot until `unpin`, even if it is dropped meanwhile."""
@@ -230,9 +251,9 @@ class Snapshots:
             if dropped := self.unpin(self._first_reads.pop(row)):
                 self._release([dropped])
 
-    def _release(self, snapshots: Sequence[Snapshot]) -> None:
-        self._commands.release([snap.register for snap in snapshots])
-        for snap in snapshots:
+    def _release(self, snapshots: Sequence[Snapshot], registers: Longs | None = None) -> None:
+        self._commands.release([snap.register for snap in snapshots] if registers is None else registers)
+        for snap in snapshots if self._pages.allocator.pages else ():
             self._pages.allocator.release(snap.pages)
 
     def _recycle(self, snapshot: Snapshot) -> Snapshot:

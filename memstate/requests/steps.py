@@ -1,37 +1,99 @@
-"""Keeps the steps that are planned and not settled yet, on two records that alternate. It knows no slot id.
+"""Keeps the steps that are planned and not settled yet. It knows no slot id.
 
-record 0   plan(0) ............ settle(0)   plan(2) ............ settle(2)
-record 1             plan(1) ............ settle(1)   plan(3) ..
+The vectors of a step lie at one address: the next plan overwrites them, behind the forward. What a settle needs of a
+step is on the host.
+
+vectors   plan(0)  forward(0)  plan(1)  forward(1)  plan(2) ..
+host      step 0 ............................ settle(0)
+                               step 1 ................ settle(1)
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.errors import InvalidArgument, StaleHandle
-from memstate.kernels.tables import Accepted, StepRecord
+from memstate.kernels.tables import REGISTERS_PER_ROW, Accepted, StepRecord
+from memstate.requests.table import RequestTable
 from memstate.sizes import Part, require_memory
 from memstate.slots.registers import Ints, Longs
+
+
+class Batch(NamedTuple):
+    """The rows of one step, looked up and checked.
+
+    Attributes:
+        numbers: for each entry of the batch, its row; 0 for padding.
+        tokens_of: for each entry of the batch, its tokens; 0 for padding.
+        real: the entries that are not padding.
+        rows: rows of the real entries.
+        tokens: tokens of the real entries.
+        live: live registers of the real entries.
+        generation: of each entry's row, int32.
+        distinct: whether no row comes twice.
+        fewest: smallest number of tokens of a real entry.
+        most: largest number of tokens of a real entry.
+        version: of the request table, when the batch was looked up.
+    """
+
+    numbers: Longs
+    tokens_of: Longs
+    real: slice | Longs
+    rows: Longs
+    tokens: Longs
+    live: Longs
+    generation: Ints
+    distinct: bool
+    fewest: int
+    most: int
+    version: int
+
+    @classmethod
+    def of(cls, table: RequestTable, numbers: Longs, distinct: bool, tokens_of: Longs) -> "Batch":
+        """Looks up the rows of a batch.
+
+        Args:
+            table: the request table.
+            numbers: for each entry, its row; 0 for padding.
+            distinct: whether no row comes twice.
+            tokens_of: for each entry, its tokens.
+        """
+        if (over := table.finished[numbers]).any():
+            numbers = np.where(over, 0, numbers)
+            distinct = len(set(running := numbers[numbers > 0].tolist())) == len(running)
+        real = slice(None) if numbers.all() else np.flatnonzero(numbers)
+        tokens_of = tokens_of if isinstance(real, slice) else tokens_of * (numbers > 0)
+        rows, tokens = numbers[real], tokens_of[real]
+        return cls(
+            numbers, tokens_of, real, rows, tokens, rows * REGISTERS_PER_ROW, table.generation[numbers], distinct,
+            int(tokens.min(initial=1)), int(tokens.max(initial=0)), table.version,
+        )  # fmt: skip
+
+    def spread(self, values: Longs) -> Longs:
+        """Takes one value for each real entry, and returns one for each entry; 0 for padding."""
+        if isinstance(self.real, slice):
+            return values
+        entries = np.zeros_like(self.numbers)
+        entries[self.real] = values
+        return entries
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
     """One planned step: which slot each entry of the batch reads, writes and snapshots; 0 everywhere marks padding.
 
-    The device vectors `rows`, `tokens`, `read`, `write` and `snapshot` are at addresses that alternate between two
-    records. Capture a CUDA graph for each.
+    The device vectors `rows`, `tokens`, `read`, `write` and `snapshot` of all steps with the same batch size are the
+    same tensors. So one CUDA graph serves all of them, and the vectors are valid until the next plan.
 
     Attributes:
         serial: number of the step.
         record: the vectors on the device.
-        numbers: row of each entry on the host, int64 `batch`.
-        tokens_of: tokens of each entry on the host, int64 `batch`.
+        batch: the rows of the step on the host.
         before: length of each entry before the step, int64 `batch`.
         after: length of each entry after it, int64 `batch`. In a window it equals `before` until tokens are accepted.
-        generation: of each entry's row, int32 `batch`.
         window: whether the step is speculative, so that its tokens count once they are accepted.
 
     Example:
@@ -45,17 +107,20 @@ class Step:
 
     serial: int
     record: StepRecord = field(repr=False)
-    numbers: Longs
-    tokens_of: Longs
+    batch: Batch = field(repr=False)
     before: Longs
     after: Longs
-    generation: Ints = field(repr=False)
     window: bool = False
 
     @property
-    def parity(self) -> int:
-        """Number of the record that this step uses, 0 or 1."""
-        return self.serial % 2
+    def numbers(self) -> Longs:
+        """Row of each entry on the host, 0 for padding: int64 `batch`."""
+        return self.batch.numbers
+
+    @property
+    def tokens_of(self) -> Longs:
+        """Tokens of each entry on the host: int64 `batch`."""
+        return self.batch.tokens_of
 
     @property
     def rows(self) -> Tensor:
@@ -95,7 +160,11 @@ def record_bytes(max_batch: int, speculation: bool) -> int:
         max_batch: entries of the largest batch.
         speculation: whether steps can be speculative.
     """
-    return 4 * _width(max_batch) * (2 * len(StepRecord._fields) + (len(Accepted._fields) if speculation else 0))
+    return 4 * _width(max_batch) * (len(StepRecord._fields) + (len(Accepted._fields) if speculation else 0))
+
+
+def _same(one: Longs, other: Longs) -> bool:
+    return one is other or (len(one) == len(other) and bool((one == other).all()))
 
 
 class StepLog:
@@ -119,11 +188,11 @@ class StepLog:
         records = Part("step records", record_bytes(max_batch, speculation), "max_batch")
         require_memory(f"max_batch={max_batch}", [records], device, InvalidArgument)
         width = _width(max_batch)
-        store = torch.zeros(2, len(StepRecord._fields), width, dtype=torch.int32, device=device)
-        self._columns = [StepRecord(*store[parity]) for parity in range(2)]
-        self._records: list[dict[int, StepRecord]] = [{}, {}]  # by batch size: slicing tensors costs
+        columns = torch.zeros(len(StepRecord._fields), width, dtype=torch.int32, device=device)
+        self._columns = StepRecord(*columns)
+        self._records: dict[int, StepRecord] = {}  # by batch size: slicing tensors costs
         self._outcome = Accepted(*torch.zeros(2, width if speculation else 0, dtype=torch.int32, device=device))
-        self._planned: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+        self._sent: tuple[Longs, Longs, int] | None = None  # the batch that is on the device, and its limit
         self._serial = 0
         self.unsettled: list[Step] = []
 
@@ -139,35 +208,35 @@ class StepLog:
                 f"settle step {self.unsettled[0].serial} first"
             )
 
-    def next_record(self, batch: int) -> StepRecord:
-        """Returns the record that the next plan of `batch` entries writes."""
-        parity = self._serial % 2
-        if (found := self._records[parity].get(batch)) is None:
-            found = self._records[parity][batch] = StepRecord(*(column[:batch] for column in self._columns[parity]))
+    def record(self, batch: int) -> StepRecord:
+        """Returns the vectors of a batch of this size."""
+        if (found := self._records.get(batch)) is None:
+            found = self._records[batch] = StepRecord(*(column[:batch] for column in self._columns))
         return found
 
     def outcome(self, batch: int) -> Accepted:
         """Returns where the accept of a batch writes its outcome. At most one speculative step is in flight."""
         return Accepted(*(column[:batch] for column in self._outcome))
 
-    def repeated(self, rows: Longs, tokens: Longs) -> tuple[Tensor, Tensor] | None:
-        """Returns the device copies of these rows and tokens, if the step before had the same batch."""
-        if self._planned is None:
-            return None
-        last = self._planned
-        if len(last[0]) != len(rows) or not ((last[0] == rows) & (last[1] == tokens)).all():
-            return None
-        before = self._records[(self._serial - 1) % 2][len(rows)]
-        return before.rows, before.tokens
+    def repeats(self, rows: Longs, tokens: Longs, limit: int) -> bool:
+        """Returns whether the batch on the device is this one already."""
+        if self._sent is None:
+            return False
+        last_rows, last_tokens, last_limit = self._sent
+        return limit == last_limit and _same(rows, last_rows) and _same(tokens, last_tokens)
 
-    def add(
-        self, record: StepRecord, rows: Longs, tokens: Longs, before: Longs, after: Longs, generation: Ints,
-        window: bool = False,
-    ) -> Step:  # fmt: skip
+    def sent(self, rows: Longs, tokens: Longs, limit: int) -> None:
+        """Notes the batch that an upload brings to the device."""
+        self._sent = rows, tokens, limit
+
+    def overwritten(self) -> None:
+        """Notes that the batch on the device is no longer that of the newest plan."""
+        self._sent = None
+
+    def add(self, record: StepRecord, batch: Batch, before: Longs, after: Longs, window: bool = False) -> Step:
         """Notes a planned step."""
-        step = Step(self._serial, record, rows, tokens, before, after, generation, window)
+        step = Step(self._serial, record, batch, before, after, window)
         self._serial += 1
-        self._planned = (rows, tokens)
         self.unsettled.append(step)
         return step
 
@@ -199,15 +268,12 @@ class StepLog:
                 f"step {step.serial}: step {expected.serial} comes first ({'newest' if newest else 'oldest'} unsettled)"
             )
 
-    def pop(self, step: Step, newest: bool = False) -> Step:
+    def pop(self, step: Step) -> Step:
         """Removes an unsettled step that `require_next` has let pass."""
         self.unsettled.remove(step)
-        if newest:  # its record is free again, the other one may still be waited for
-            self._serial -= 1
-            self._planned = None
         return step
 
     def forget(self) -> None:
         """Forgets every step; the next plan uploads its batch again."""
-        self._planned = None
+        self._sent = None
         self.unsettled = []

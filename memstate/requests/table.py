@@ -27,6 +27,7 @@ class RequestTable:
         unsettled: planned steps whose results are not known, `row`.
         confirmed: length up to which the row is known to be real, `row`.
         ids: the request of each row.
+        version: counts the changes of which rows run; while it stays, checked handles stay valid.
 
     Raises:
         InvalidArgument: rows is less than 1.
@@ -38,6 +39,7 @@ class RequestTable:
         self.rows = rows
         self.generation = np.full(rows + 1, first_generation(), np.int32)
         self.used = np.zeros(rows + 1, bool)
+        self.version = 0
         self.reset()
 
     def reset(self, how: str = "") -> None:
@@ -46,9 +48,10 @@ class RequestTable:
         Args:
             how: what ended the requests, for the errors of stale handles; "" if nothing is known of requests.
         """
+        self.version += 1
         ended = np.flatnonzero(self.used).tolist() if how else ()
-        self._ended: dict[int, tuple[int, str]] = {  # by row: the last generation that ended, and how
-            row: (int(self.generation[row]), f"request {self.ids[row]!r} was {how}") for row in ended
+        self._ended: dict[int, tuple[int, Hashable, str]] = {  # by row: the last generation, its request, how it ended
+            row: (int(self.generation[row]), self.ids[row], how) for row in ended
         }
         self.generation = risen(self.generation)
         self._free = list(range(1, self.rows + 1))
@@ -78,14 +81,16 @@ class RequestTable:
         """
         if len(ids) > self.free:
             raise OutOfRows(len(ids), self.free, self.rows)
-        rows = [heapq.heappop(self._free) for _ in ids]
+        self.version += 1
+        taken = [heapq.heappop(self._free) for _ in ids]
+        rows = np.array(taken, np.int64)
         self.used[rows] = True
         self.finished[rows] = False
         self.unsettled[rows] = 0
         self.confirmed[rows] = 0
-        for row, name in zip(rows, ids, strict=True):
+        for row, name in zip(taken, ids, strict=True):
             self.ids[row] = name
-        return np.asarray(rows, np.int64)
+        return rows
 
     def release(self, rows: Longs, how: str = "released") -> None:
         """Frees rows and makes every handle to them stale.
@@ -94,13 +99,20 @@ class RequestTable:
             rows: `row`.
             how: what ended them, for the errors of stale handles.
         """
-        for row, generation in zip(rows.tolist(), self.generation[rows].tolist(), strict=True):
-            self._ended[row] = generation, f"request {self.ids[row]!r} was {how}"
+        self.version += 1
+        numbers = rows.tolist()
+        for row, generation in zip(numbers, self.generation[rows].tolist(), strict=True):
+            self._ended[row] = generation, self.ids[row], how
         self.used[rows] = False
         self.generation[rows] = risen(self.generation[rows])
-        for row in rows.tolist():
+        for row in numbers:
             self.ids[row] = None
             heapq.heappush(self._free, row)
+
+    def finish(self, rows: Longs) -> None:
+        """Notes that a settled step finished rows; from now on they are padding in a batch."""
+        self.version += 1
+        self.finished[rows] = True
 
     def handle(self, row: int) -> Row:
         """Returns the handle to a row in use."""
@@ -124,9 +136,9 @@ class RequestTable:
         if type(row.index) is not int or not 0 < row.index <= self.rows:
             raise InvalidArgument(f"{row!r}: this table has rows 1..{self.rows}; it is another manager's")
         if self.generation[row.index] != row.generation or not self.used[row.index]:
-            generation, how = self._ended.get(row.index, (0, ""))
-            now = int(self.generation[row.index])
-            raise StaleHandle(f"row {row.index}", row.generation, now, how if generation == row.generation else "")
+            generation, name, how = self._ended.get(row.index, (0, None, ""))
+            why = f"request {name!r} was {how}" if generation == row.generation and how else ""
+            raise StaleHandle(f"row {row.index}", row.generation, int(self.generation[row.index]), why)
         return row.index
 
     def batch(self, rows: Sequence[Row | None]) -> tuple[Longs, bool]:

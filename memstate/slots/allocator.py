@@ -1,4 +1,4 @@
-"""Keeps free slots: a bitmap on the device, and a count on the host.
+"""Keeps free slots: a bitmap on the device with its summary, and a count on the host.
 
 The count is exact, unless invalid ids were released. The device's count is read back in two cases only: in `check`, and
 if a claim needs slots that were released by id.
@@ -24,6 +24,7 @@ from memstate.checks import NotCopied, is_count
 from memstate.errors import ConfigurationError, DeviceFault, DoubleRelease, InvalidArgument, OutOfSlots
 from memstate.guard import Guard
 from memstate.kernels.dispatch import Backend
+from memstate.kernels.levels import bitmap_ints, bitmap_words, with_summary, wrong_summary
 from memstate.kernels.tables import COUNTERS, Count
 from memstate.sizes import MOST_SLOTS
 from memstate.streams import WorkStream
@@ -41,11 +42,6 @@ class Recorder(Protocol):
     def withheld(self) -> tuple[int, int]:
         """Two numbers of slots, (released, claimed), in recorded changes that wait for a forward."""
         ...
-
-
-def bitmap_words(capacity: int) -> int:
-    """Returns the int32 words of a bitmap that has a bit for each slot and for the null slot."""
-    return (capacity + 32) // 32
 
 
 class SlotAllocator(NotCopied):
@@ -81,7 +77,7 @@ class SlotAllocator(NotCopied):
         self.capacity, self.reserve, self.backend = int(capacity), int(reserve), backend
         self.guard = Guard()
         self.stream = WorkStream(backend.device)
-        self.bitmap = torch.empty(bitmap_words(capacity), dtype=torch.int32, device=backend.device)
+        self.bitmap = torch.empty(bitmap_ints(capacity), dtype=torch.int32, device=backend.device)
         self.counters = torch.empty(COUNTERS, dtype=torch.int32, device=backend.device)
         self._groups: list[ClaimGroup] = []
         self._recorders: list[ReferenceType[Recorder]] = []
@@ -98,13 +94,13 @@ class SlotAllocator(NotCopied):
 
         Syncs: yes.
         """
-        free = np.zeros(32 * self.bitmap.numel(), bool)
+        free = np.zeros(32 * bitmap_words(self.capacity), bool)
         free[1 : self.capacity + 1] = True
         free[list(taken)] = False
         words = np.packbits(free, bitorder="little").view("<i4").astype(np.int32)
         counters = np.zeros(COUNTERS, np.int32)
         counters[Count.FREE], counters[Count.RESERVE] = self.capacity - len(taken), self.reserve
-        self.bitmap.copy_(torch.from_numpy(words))
+        self.bitmap.copy_(torch.from_numpy(with_summary(words)))
         self.counters.copy_(torch.from_numpy(counters))
         self.free = self.capacity - len(taken)
         self._unverified = 0  # slots that were released by id, not yet confirmed by the device
@@ -280,6 +276,15 @@ class SlotAllocator(NotCopied):
         """
         words = self.bitmap.cpu().numpy().view(np.uint8)
         return np.unpackbits(words, bitorder="little")[: self.capacity + 1].astype(bool)
+
+    def wrong_summary(self) -> list[int]:
+        """Returns the words of the bitmap's summary that disagree with the level below.
+
+        Syncs: only if the bitmap has a summary.
+        """
+        if self.bitmap.numel() == bitmap_words(self.capacity):
+            return []
+        return wrong_summary(self.bitmap.cpu().numpy())
 
     @property
     def unconfirmed(self) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from memstate.errors import LeakFound
+from memstate.kernels.levels import summed_slots
 from memstate.slots.inspect import Inspection
 
 
@@ -28,6 +29,8 @@ class AuditReport:
         unexpected: owners of registers that hold a slot, but are empty according to the host. Such a slot would never
             be released.
         null_slot_free: whether slot 0 is free in the bitmap.
+        summary: (level, first slot, last slot) of each word of the bitmap's summary that disagrees with the level
+            below. A claim may miss free slots there.
         miscounts: a sentence for each count of the host that is wrong: rows, KV pages, pins, leases, snapshot
             registers, sessions, host records, lengths of states, free slots.
 
@@ -51,12 +54,13 @@ class AuditReport:
     lost: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     null_slot_free: bool = False
+    summary: list[tuple[int, int, int]] = field(default_factory=list)
     miscounts: list[str] = field(default_factory=list)
 
     @property
     def clean(self) -> bool:
         """Whether the audit found nothing wrong."""
-        slots = (self.leaked, self.double_owned, self.owned_but_free, self.null_slot_free)
+        slots = (self.leaked, self.double_owned, self.owned_but_free, self.null_slot_free, self.summary)
         return not any((*slots, self.foreign, self.lost, self.unexpected, self.miscounts))
 
     def raise_if_leaking(self) -> None:
@@ -79,6 +83,10 @@ class AuditReport:
         lines += [f"{owner} should hold a slot and reads empty" for owner in self.lost]
         lines += [f"{owner} holds a slot that the host knows nothing of" for owner in self.unexpected]
         lines += ["the null slot is marked free"] if self.null_slot_free else []
+        lines += [
+            f"level {level} of the bitmap's summary is wrong for slots {first}..{last}"
+            for level, first, last in self.summary
+        ]
         lines += self.miscounts
         return "\n".join(lines)
 
@@ -120,5 +128,6 @@ def audit(
             owner for register, owner in inspection.names.items() if expected is not None and register not in expected
         ],
         null_slot_free=inspection.free[0],
+        summary=[summed_slots(word, inspection.capacity) for word in inspection.summary],
         miscounts=list(miscounts),
     )

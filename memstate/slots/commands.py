@@ -3,6 +3,9 @@
 recording   move, release, claim ..   ->   [ packet | packet | action | packet ]   in the order of the calls
 sending     each packet takes one asynchronous upload, one ownership launch, and one data launch if it moves bytes
 
+The last packet before a plan also carries the batch of the plan, at a fixed address, so that a captured CUDA graph can
+carry out the changes and the plan of every step.
+
 Recording sends nothing, with one exception: a claim that needs slots released by id, which the device must confirm.
 
 A packet runs its phases in the order move, release, claim, write, data. If this order would run an operation too early,
@@ -19,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 from weakref import WeakMethod
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,17 +30,23 @@ from memstate.errors import EmptyRegister, InvalidArgument, OutOfSlots, Register
 from memstate.kernels.tables import REGISTERS_PER_ROW, ZERO_SOURCE
 from memstate.slots.journal import Journal
 from memstate.slots.packet import CLAIMS, DATA, MOVES, RELEASES, WRITES, Packet
-from memstate.slots.registers import Ints, Longs, RegisterFile
+from memstate.slots.registers import Longs, RegisterFile
 from memstate.slots.upload import UploadRing
 
+STEP_ROOM = 1 << 14
 Indices = Sequence[int] | NDArray[np.integer]
+
+
+def step_ints(max_batch: int) -> int:
+    """Returns the int32 of the packet of a step: a batch, and room for the changes of a busy step."""
+    return STEP_ROOM + 2 * (max_batch + 3)
 
 
 class DataMover(Protocol):
     """Copies and zeroes the states that a packet names, in the planes of the caller."""
 
-    def __call__(self, slots: Tensor, packet: Tensor, *, copied: int, zeroed: int) -> None:
-        """Copies `copied` slots and zeroes `zeroed` slots."""
+    def __call__(self, slots: Tensor, packet: Tensor, *, copied: int, zeroed: int, replayed: bool = False) -> None:
+        """Copies `copied` slots and zeroes `zeroed` slots. If a captured graph does it, only counts them."""
 
 
 class Action(NamedTuple):
@@ -63,9 +73,14 @@ class CommandBuffer:
     Args:
         registers: the register file.
         run_data: copies and zeroes the bytes of states; None for a register file without planes.
+        max_batch: entries of the largest batch of a plan.
+
+    Attributes:
+        step: the packet of the newest plan on the device, int32. It has a fixed address, so a captured launch can read
+            it again.
     """
 
-    def __init__(self, registers: RegisterFile, run_data: DataMover | None = None) -> None:
+    def __init__(self, registers: RegisterFile, run_data: DataMover | None = None, max_batch: int = 0) -> None:
         self.registers = registers
         self.ring = UploadRing(registers.backend)
         self.guard = registers.allocator.guard
@@ -76,6 +91,7 @@ class CommandBuffer:
         self._first: list[WeakMethod[Callable[[Packet | None], None]]] = []
         self._queue: list[Packet | Action] = []  # in the order of the calls; a new operation goes to the last packet
         self._sending: Packet | Action | None = None  # taken from the queue, not yet sent as a whole
+        self.step = torch.zeros(step_ints(max_batch), dtype=torch.int32, device=registers.backend.device)
         self._fenced = np.zeros(registers.count, bool)  # registers whose slots a coming forward uses
         self.fencing = False  # whether such a forward is expected
         # where the first waiting change is: index in the queue, index in that packet
@@ -281,7 +297,7 @@ class CommandBuffer:
         cells, content = np.asarray(addresses, np.int64), np.asarray(values, np.int64)
         if content.shape not in ((), cells.shape):
             raise InvalidArgument(f"write: {content.size} values for {cells.size} cells")
-        content = np.broadcast_to(content, cells.shape)
+        content = content if content.shape == cells.shape else np.broadcast_to(content, cells.shape)
         size = self.registers.cells.numel()
         if cells.size and (cells.min() < 0 or cells.max() >= size or abs(content).max() > 2**31 - 1):
             raise InvalidArgument(
@@ -362,7 +378,7 @@ class CommandBuffer:
         packet = self._last()
         if packet.late(regs, phase, sources):
             self._queue.append(packet := Packet(self.registers))
-        if self._waits is None:
+        if self._waits is None and self.fencing:
             fenced = self._fenced
             if fenced[regs].any() or (sources is not None and fenced[sources].any()):
                 self._waits = len(self._queue) - 1, len(packet.operations)
@@ -395,26 +411,45 @@ class CommandBuffer:
         finally:
             self._waits = len(self._queue) - rest, 0
 
-    def submit_batch(self, rows: Ints, tokens: Ints) -> tuple[Tensor, Tensor]:
-        """Sends all recorded changes, with the batch of the next plan in the upload of the last packet.
+    def upload_step(self, batch: Sequence[Longs], limit: int) -> None:
+        """Sends all recorded changes. The last packet goes to `step`, with a batch; `launch_changes` carries it out.
 
         Call it only while no change waits for a forward.
 
         Args:
-            rows: the rows of the batch: int32 array, axis `n`.
-            tokens: the tokens of each row: int32 array, axis `n`.
-
-        Returns:
-            Rows and tokens on the device: two int32 tensors, axis `n`, valid until the next upload.
+            batch: the rows and the tokens of the next plan, axis `n`.
+            limit: number of optional claims of this plan.
 
         Syncs: no.
         """
         last = self._last()
         self._send_up_to(1)
-        sent = self._send(last, (rows, tokens))
+        self._prepare(last)
+        encoded = last.encode(batch, limit)
+        if encoded.size > self.step.numel():  # so many changes take an upload of their own
+            self._send_prepared(last)
+            encoded = (last := Packet(self.registers)).encode(batch, limit)
+        self._sending = last
         self._queue.clear()
-        start, padded = last.batch_at, (len(rows) + 3) // 4 * 4
-        return sent[start : start + len(rows)], sent[start + padded : start + padded + len(rows)]
+        self.ring.send(encoded, self.step)
+
+    def launch_changes(self, replayed: bool = False) -> None:
+        """Carries out the changes in `step`, if it has any.
+
+        Args:
+            replayed: whether a captured graph of the caller launches them.
+        """
+        packet = self._sending
+        if isinstance(packet, Packet) and packet.operations:
+            self.packets += 1
+            self._carry_out(self.step, packet, replayed)
+        self._sending = None
+
+    def capture_changes(self) -> None:
+        """Launches what carries out the changes in `step`, whatever they will be."""
+        self.registers.ownership(self.step)
+        if self._run_data:
+            self._run_data(self.registers.table.slots, self.step, copied=0, zeroed=0)
 
     def then(self, action: Action) -> None:
         """Runs an action after all changes recorded so far.
@@ -438,16 +473,23 @@ class CommandBuffer:
                 entry.run()
             self._sending = None
 
-    def _send(self, packet: Packet, batch: tuple[Ints, Ints] | None = None) -> Tensor:
+    def _send(self, packet: Packet) -> None:
         self._prepare(packet)
-        sent = self.ring.send(packet.encode(batch))
+        self._send_prepared(packet)
+
+    def _send_prepared(self, packet: Packet) -> None:
+        sent = self.ring.send(packet.encode())
         if packet.operations:
             self.packets += 1
+            self._carry_out(sent, packet)
+
+    def _carry_out(self, sent: Tensor, packet: Packet, replayed: bool = False) -> None:
+        if not replayed:
             self.registers.ownership(sent)
-            moved, zeroed = packet.sizes[DATA], packet.zeroed
-            if moved and self._run_data:
-                self._run_data(self.registers.table.slots, sent, copied=moved - zeroed, zeroed=zeroed)
-        return sent
+        moved, zeroed = packet.sizes[DATA], packet.zeroed
+        if moved and self._run_data:
+            slots = self.registers.table.slots
+            self._run_data(slots, sent, copied=moved - zeroed, zeroed=zeroed, replayed=replayed)
 
     def discard(self) -> None:
         """Forgets the recorded changes. Call it only in a reset, because a reset also frees all slots on the device."""

@@ -45,6 +45,7 @@ class Inspection:
         sessions: open sessions.
         changes: the changes in the journal, oldest first.
         stats: figures by name.
+        summary: words of the bitmap's summary that disagree with the level below.
     """
 
     capacity: int
@@ -61,6 +62,7 @@ class Inspection:
     sessions: list[dict[str, Any]] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
+    summary: list[int] = field(default_factory=list)
 
     def save(self, path: Path | str) -> None:
         """Writes the inspection as JSON, whole or not at all.
@@ -99,6 +101,8 @@ class Inspection:
         """
         try:
             found = json.loads(_read(path), object_pairs_hook=_unique)
+            if isinstance(found, dict):
+                found.setdefault("summary", [])  # a file of an older version
             require_saved(found, FORMAT, [each.name for each in fields(cls)])
         except (ValueError, RecursionError) as error:
             raise InvalidArgument(f"{str(path)!r}: not an inspection: {error}") from error
@@ -131,7 +135,8 @@ def inspect(
 ) -> Inspection:  # fmt: skip
     """Copies the registers, and the owners and free flag of each slot, to the host.
 
-    It takes one launch and three small copies. Open claim groups and waiting changes take more copies.
+    It takes one launch and three small copies, and a copy of the bitmap if that has a summary. Open claim groups and
+    waiting changes take more copies.
 
     Args:
         file: the register file.
@@ -160,6 +165,7 @@ def inspect(
         kinds={register: name.get(register, ("unknown", ""))[0] for register in filled},
         by_id=np.unique(by_id).tolist() if by_id else [],
         tags={register: tag for register, tag in (tags or {}).items() if slots[register]},
+        summary=read.allocator.wrong_summary(),
         **more,
     )
 

@@ -19,10 +19,9 @@ class Change:
 
     Args:
         serial: number of the change.
-        submit: number of the packet that carries out the change. `plan`, `accept` and `settle` are launches of their
-            own: for these it is the number of the packet before the launch.
-        what: `claim`, `release` or `move`; or `plan`, `accept` or `settle`, if the launch of that call filled or
-            emptied the register.
+        submit: number of the packet that carries out the change. `plan` and `accept` are launches of their own: for
+            these it is the number of the packet before the launch.
+        what: `claim`, `release` or `move`; or `plan` or `accept`, if the launch of that call filled the register.
         register: number of the register; for a move, of the target register.
         owner: owner of the register at that time.
         label: length of the register's state in tokens.

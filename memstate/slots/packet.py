@@ -3,15 +3,15 @@
 This module does not check the operations, and does not know which of them wait for a forward.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from memstate.kernels.tables import HEADER_INTS, ZERO_SOURCE, Section
+from memstate.kernels.tables import HEADER_INTS, LIMIT_CELL, ZERO_SOURCE, Section
 from memstate.slots.registers import Ints, Longs, RegisterFile
 
-PAIRS = (Section.MOVES, Section.WRITES, Section.DATA, Section.BATCH)
+PAIRS = (Section.MOVES, Section.WRITES, Section.DATA)
 MOVES, RELEASES, CLAIMS, WRITES, DATA, BATCH = map(int, Section)  # plain ints: each access to an enumeration costs 1 us
 FEW = 8  # up to this number of registers, a Python loop is faster than numpy
 
@@ -40,7 +40,6 @@ class Packet:
         self.reads = np.zeros(registers.count, bool)  # registers that a copy reads
         self.sizes = [0] * len(Section)  # number of entries of each section
         self.zeroed = 0  # number of entries of DATA that zero a state
-        self.batch_at = 0  # index in the upload at which the batch of a plan begins
         for operation in operations:
             self.add(*operation)
 
@@ -65,6 +64,8 @@ class Packet:
             phase: phase of the operation.
             sources: registers whose states the operation reads.
         """
+        if not self.operations:
+            return False
         latest, reads = self.latest, self.reads
         if sources is not None and (latest[sources] == DATA).any():
             return True
@@ -84,28 +85,30 @@ class Packet:
         """Returns a packet of the first `operations` operations, and a packet of the others."""
         return Packet(self._file, self.operations[:operations]), self.tail(operations)
 
-    def encode(self, batch: tuple[Ints, Ints] | None = None) -> Ints:
-        """Returns the packet as int32: a header, then one or two columns for each section.
+    def encode(self, batch: Sequence[Longs] = (), limit: int = 0) -> Ints:
+        """Returns the packet as int32: a header, the batch, then one or two columns for each other section.
 
         Each column is padded to 16 bytes. `memstate.kernels.tables.Section` has the layout.
 
         Args:
-            batch: rows and tokens of the next plan: two int32 arrays, axis `n`.
+            batch: the columns that the next plan or accept reads, axis `n`.
+            limit: number of optional claims of that plan or accept.
         """
         header = np.zeros(HEADER_INTS, np.int32)
+        header[LIMIT_CELL] = limit
         parts: list[Ints] = [header]
         at = HEADER_INTS
-        operations = self.operations
-        if batch is not None:
-            rows, tokens = batch
-            operations = [*operations, Operation(BATCH, rows.astype(np.int64), tokens.astype(np.int64), None)]
-        firsts: list[list[Longs]] = [[] for _ in Section]
-        seconds: list[list[Longs]] = [[] for _ in Section]
-        for section, first, second, _ in operations:
+        if batch:
+            header[BATCH], header[8 + BATCH] = len(batch[0]), at
+            parts += map(_padded, batch)
+            at += sum(map(len, parts[1:]))
+        firsts: list[list[Longs]] = [[] for _ in range(BATCH)]
+        seconds: list[list[Longs]] = [[] for _ in range(BATCH)]
+        for section, first, second, _ in self.operations:
             firsts[section].append(first)
             seconds[section].append(second)
         for section, (first_columns, second_columns) in enumerate(zip(firsts, seconds, strict=True)):
-            header[8 + section] = self.batch_at = at  # the batch is the last section
+            header[8 + section] = at
             if not first_columns:
                 continue
             pair = np.concatenate(first_columns), np.concatenate(second_columns)
@@ -113,14 +116,20 @@ class Packet:
                 pair = _newest(*pair)
             for column in pair if section in PAIRS else pair[:1]:
                 header[section] = len(column)
-                padded = np.zeros((len(column) + 3) // 4 * 4, np.int32)
-                padded[: len(column)] = column
-                parts.append(padded)
+                parts.append(padded := _padded(column))
                 at += len(padded)
         return np.concatenate(parts)
 
 
+def _padded(column: Longs) -> Ints:
+    padded = np.zeros((len(column) + 3) // 4 * 4, np.int32)
+    padded[: len(column)] = column
+    return padded
+
+
 def _newest(cells: Longs, values: Longs) -> tuple[Longs, Longs]:
     """Keeps only the last value of each cell."""
+    if (cells[1:] > cells[:-1]).all():
+        return cells, values
     kept, newest = np.unique(cells[::-1], return_index=True)
     return (cells, values) if len(kept) == len(cells) else (kept, values[::-1][newest])

@@ -1,6 +1,6 @@
 """Holds slot ids in registers on the device, and launches the kernels that change them.
 
-    cells   [ slots | labels | tracked | snapshot_at | source | generation | page table ]    one int32 arena
+    cells   [ slots | labels | tracked | snapshot_at | source | page table ]    one int32 arena
 
 Columns start at multiples of 256 bytes. Registers of row r are 3r (live), 3r+1 and 3r+2 (lanes); row 0 is the null row.
 The registers of the rows come first. The holders follow: the registers of published snapshots and of sessions.
@@ -46,7 +46,7 @@ def cell_starts(rows: int, snapshots: int, pages_per_row: int) -> list[int]:
 
 
 def _column_sizes(rows: int, snapshots: int, pages_per_row: int) -> list[int]:
-    return [*[register_count(rows, snapshots)] * 2, *[rows + 1] * 4, (rows + 1) * pages_per_row]
+    return [*[register_count(rows, snapshots)] * 2, *[rows + 1] * 3, (rows + 1) * pages_per_row]
 
 
 class RegisterFile(NotCopied):
@@ -76,13 +76,13 @@ class RegisterFile(NotCopied):
             )
         self.cells = torch.zeros(starts[-1], dtype=torch.int32, device=self.backend.device)
         columns = [self.cells[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-        slots, labels, tracked, snapshot_at, source, generation, pages = columns
+        slots, labels, tracked, snapshot_at, source, pages = columns
         self.table = Registers(
-            slots, labels, tracked, snapshot_at, source, generation,
+            slots, labels, tracked, snapshot_at, source,
             self.cells, allocator.bitmap, allocator.counters, allocator.capacity, trusted=True,
         )  # fmt: skip
         self.page_table = pages.view(rows + 1, pages_per_row)
-        self._starts = dict(zip((*Registers._fields[:6], "pages"), starts, strict=False))
+        self._starts = dict(zip((*Registers._fields[:5], "pages"), starts, strict=False))
         self.held = np.zeros(self.count, bool)
         self.labels: Ints = np.zeros(self.count, np.int32)
         self.tracked: Ints = np.zeros(rows + 1, np.int32)
@@ -99,7 +99,7 @@ class RegisterFile(NotCopied):
         """Returns cell numbers of a column.
 
         Args:
-            column: "slots", "labels", "tracked", "snapshot_at", "source", "generation" or "pages".
+            column: "slots", "labels", "tracked", "snapshot_at", "source" or "pages".
             index: numbers of registers or rows; for "pages" the flat row-major index.
         """
         return index + self._starts[column]
@@ -114,16 +114,14 @@ class RegisterFile(NotCopied):
         return np.where(source > 0, source, rows * REGISTERS_PER_ROW)
 
     def reset(self, kept: Mapping[int, tuple[int, int]] | None = None) -> None:
-        """Empties every register, column and mirror, except the column of generations. Does not reset the allocator.
+        """Empties every register, column and mirror. Does not reset the allocator.
 
         Args:
             kept: register -> (slot, label), for registers that are not empty after it.
 
         Syncs: yes.
         """
-        start = self._starts["generation"]
         cells = torch.zeros(self.cells.numel(), dtype=torch.int32)
-        cells[start : start + self.rows + 1] = self.cells[start : start + self.rows + 1].cpu()
         registers = list(kept or {})
         pairs = np.array(list((kept or {}).values()), np.int32).reshape(-1, 2)
         for column, values in zip(("slots", "labels"), pairs.T, strict=True):
@@ -153,26 +151,19 @@ class RegisterFile(NotCopied):
         """
         self.backend.ownership(self.table, packet)
 
-    def plan(self, rows: Tensor, tokens: Tensor, record: StepRecord, rules: Rules, limit: int) -> None:
+    def plan(self, packet: Tensor, record: StepRecord, rules: Rules) -> None:
         """Fills a step record in one launch; see `Backend.plan`.
 
         Syncs: no.
         """
-        self.backend.plan(self.table, rows, tokens, record, rules, limit)
+        self.backend.plan(self.table, packet, record, rules)
 
-    def accept(self, accepted: Tensor, record: StepRecord, outcome: Accepted, rules: Rules, limit: int) -> None:
+    def accept(self, packet: Tensor, record: StepRecord, outcome: Accepted, rules: Rules) -> None:
         """Applies the accepted tokens of a speculative step in one launch; see `Backend.accept`.
 
         Syncs: no.
         """
-        self.backend.accept(self.table, accepted, record, outcome, rules, limit)
-
-    def settle(self, record: StepRecord, results: Tensor | None) -> None:
-        """Releases superseded lanes in one launch; see `Backend.settle`.
-
-        Syncs: no.
-        """
-        self.backend.settle(self.table, record, results)
+        self.backend.accept(self.table, packet, record, outcome, rules)
 
     def resolve(self, registers: Tensor) -> Tensor:
         """Returns the slots of registers on the device: int32 tensor, axis `n`.

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from memstate.checks import INT32_MAX, shown
 from memstate.errors import InvalidArgument
+from memstate.kernels.levels import bitmap_ints, bitmap_words
 from memstate.kernels.tables import REGISTERS_PER_ROW
 
 INT64_MAX: Final = 2**63 - 1
@@ -74,6 +75,7 @@ def _checks(capacity: int, slots: list[int]) -> dict[str, Check]:
         "sessions": _list(_record(session)),
         "changes": _list(_text),
         "stats": _figures(FIGURES_DEEP),
+        "summary": _ascending(_whole(bitmap_words(capacity), bitmap_ints(capacity) - 1)),
     }
 
 

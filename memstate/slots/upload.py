@@ -13,7 +13,7 @@ from torch import Tensor
 from memstate.kernels.dispatch import Backend, on
 from memstate.streams import mark
 
-RING = 4
+RING = 16
 
 
 class UploadRing:
@@ -29,21 +29,23 @@ class UploadRing:
         device = self._backend.device
         with on(device):
             self._host = [torch.empty(ints, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(RING)]
+        self._arrays = [buffer.numpy() for buffer in self._host]
         self._sent: list[torch.cuda.Event | None] = [None] * RING
         self._device = torch.empty(ints, dtype=torch.int32, device=device)
 
-    def send(self, packet: NDArray[np.int32]) -> Tensor:
-        """Copies a packet to the device asynchronously; the tensor is valid until the next `send`.
+    def send(self, packet: NDArray[np.int32], to: Tensor | None = None) -> Tensor:
+        """Copies a packet to the device asynchronously.
 
         Args:
             packet: int32 array, axis `n`.
+            to: int32 tensor for the packet, as long or longer. None: the ring's own, valid until the next `send`.
 
         Returns:
             The packet on the device: int32 tensor, axis `n`.
 
         Syncs: only if the ring is full; `waits` counts this.
         """
-        if packet.size > self._device.numel():
+        if packet.size > self._host[0].numel():
             if self._backend.device.type == "cuda":  # launches of this stream may still read it
                 self._device.record_stream(torch.cuda.current_stream(self._backend.device))
             self._grow(2 * packet.size)
@@ -53,9 +55,9 @@ class UploadRing:
             event.synchronize()
             self.waits += 1
             self._backend.counts.syncs += 1
+        self._arrays[turn][: packet.size] = packet
         buffer = self._host[turn][: packet.size]
-        buffer.numpy()[:] = packet
-        target = self._device[: packet.size]
+        target = (self._device if to is None else to)[: packet.size]
         target.copy_(buffer, non_blocking=True)
         if self._backend.device.type == "cuda":
             self._sent[turn] = mark(self._backend.device)

@@ -260,6 +260,17 @@ class Planes(NotCopied, Mapping[str, Any]):
         self.backend.run_data(self.plane_map, slots, packet)
         self._count(self.memory.whole.slot_bytes, copied=copied, zeroed=zeroed)
 
+    def count(self, planes: Collection[str] | None = None, *, copied: int = 0, zeroed: int = 0) -> None:
+        """Counts slots that a captured graph copies or zeroes.
+
+        Args:
+            planes: names of the planes that it copies (default: all).
+            copied: number of slots copied.
+            zeroed: number of slots zeroed.
+        """
+        table = self.memory.whole if planes is None else self.memory.table(planes)
+        self._count(table.slot_bytes, copied=copied, zeroed=zeroed)
+
     def gather(self, name: str, slots: Tensor, out: Tensor | None = None) -> Tensor:
         """Slots of a plane side by side, `layer batch ...`; zeros for ids outside 1..slots.
 

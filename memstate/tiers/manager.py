@@ -38,6 +38,8 @@ from memstate.tiers.writeback import WriteBack
 from memstate.tokens import BYTES
 
 SECOND_HIT = 2
+AHEAD = 64  # states at most that go down ahead of their eviction, unless settings say otherwise
+KV_STAGING = 2**25  # bytes at least for each staged state: where states are small, pages are most of what moves
 
 
 class TierManager(NotCopied):
@@ -67,6 +69,9 @@ class TierManager(NotCopied):
         self.host = HostTier(cache.tree, digests, commands, pages, states, of_kv, dense, settings.layerwise)
         self._caches = [each for each in (self.host.states, self.host.kv) if each is not None]
         self._due: list[tuple[Node, Snapshot]] = []
+        self._ahead = min(AHEAD, settings.host_slots // 16) if settings.ahead is None else settings.ahead
+        self._ahead *= settings.write != "through"  # where all states are due anyway
+        self._looked, self._foreseen = 0, set[Snapshot]()
         self._workers = Workers(settings.executor or Threads(settings.threads))
         self.agreed: AgreedHits | None = None
         self.writeback: WriteBack | None = None
@@ -114,8 +119,7 @@ class TierManager(NotCopied):
         Syncs: no.
         """
         self._stream.require()
-        least = 1 if self.settings.write == "selective" else 0
-        self.host.save([node for node in nodes if node.uses >= least])
+        self.host.save([node for node in nodes if node.uses >= self._least_uses])
 
     def added(self, node: Node) -> None:
         """Notes that a state was cached."""
@@ -131,12 +135,36 @@ class TierManager(NotCopied):
         """Notes the KV pages that a step completes; see `HostTier.planned`."""
         self.host.planned(rows, before, after)
 
+    def _look_ahead(self) -> None:
+        """Makes the states due that the device evicts next, so that their eviction has nothing to copy."""
+        allocator, turnover = self._commands.registers.allocator, self._cache.turnover
+        short = allocator.free - allocator.reserve < self._ahead
+        if not short or abs(turnover - self._looked) < max(1, self._ahead // 4):  # each look costs a walk over them
+            return
+        self._looked, least = turnover, self._least_uses
+        known, self._foreseen = self._foreseen, set()
+        for node in self._cache.next_states(self._ahead):
+            if node.snapshot is not None and node.uses >= least:
+                self._foreseen.add(node.snapshot)
+                if node.snapshot not in known and not self.host.has_state(node):
+                    self._due.append((node, node.snapshot))
+
+    @property
+    def _least_uses(self) -> int:
+        """Uses that a state needs to go down when it is evicted."""
+        return 1 if self.settings.write == "selective" else 0
+
     def _write_due(self) -> None:
-        """Copies what is due to host memory; what an unsent packet names waits for that packet."""
+        """Copies what is due to host memory, as far as staging is free.
+
+        What an unsent packet names waits for that packet.
+        """
         due = [(node, snapshot) for node, snapshot in self._due if node.snapshot == snapshot]
-        waiting = [entry for entry in due if self._commands.named([entry[1].register])]
-        self.host.save([node for node, snapshot in due if (node, snapshot) not in waiting])
-        self._due = waiting
+        tried, later = due[: self.host.room], due[self.host.room :]
+        waiting = [entry for entry in tried if self._commands.named([entry[1].register])]
+        ready = [entry for entry in tried if entry not in waiting]
+        done = self.host.save_ahead([node for node, _ in ready])
+        self._due = [*ready[done:], *waiting, *later]
 
     def prefetch(self, key: bytes, salt: Hashable, match: Match, covered: int) -> Fetch:
         """Starts a prefetch; see `StateManager.prefetch`.
@@ -286,6 +314,8 @@ class TierManager(NotCopied):
         if self._due:
             self.require_awake("poll")
         with self._guard.changing("poll"):
+            if not any(memory.asleep for memory in self._memories):
+                self._look_ahead()
             self._write_due()
             self._write_back(self.host.advance())
             if self.writeback is not None:
@@ -322,12 +352,16 @@ class TierManager(NotCopied):
             nodes, room = list(self._cache.nodes.values()), max(1, self.host.states.pool.records // 2)
             for at in range(0, len(nodes), room):  # in turns: what storage has makes room for the next
                 chosen = nodes[at : at + room]
-                self.host.save(chosen)
-                self._write_all()
+                self._save_all(chosen)
                 for node in chosen:  # whose KV found no room beside the others'
                     if not self.host.has(node):
-                        self.host.save([node])
-                        self._write_all()
+                        self._save_all([node])
+
+    def _save_all(self, nodes: Sequence[Node]) -> None:
+        """Copies states to host memory and on to storage, and waits for all of it."""
+        while nodes:
+            nodes = nodes[self.host.save_ahead(nodes) :]
+            self._write_all()
 
     def _write_all(self) -> None:
         """Waits until nothing is on its way down."""
@@ -354,7 +388,7 @@ class TierManager(NotCopied):
 
         Syncs: yes.
         """
-        self._due = []
+        self._due, self._foreseen = [], set()
         if self.prefetcher is not None:
             self.prefetcher.reset()
         if self.writeback is not None:
@@ -398,6 +432,7 @@ class TierManager(NotCopied):
             pages_out=host.moved[2],
             pages_in=host.moved[3],
             refused=host.refused,
+            unstaged=host.unstaged,
             evicted_states=states.evicted,
             evicted_pages=kv.evicted if kv else 0,
             written=writeback.written if writeback else 0,
@@ -499,8 +534,9 @@ def _record_sets(
     if kv is not None:
         form, of_page = RecordFormat("kv", kv.layout, mark), Packing(kv)
         of_page.backend = planes.backend  # which counts what the manager launches
-        staged = max(settings.staging * packing.nbytes // form.body_bytes, min(settings.staging, 1))
         count = settings.host_pages or max(1, settings.host_slots * on_device // planes.slots)
+        staged = settings.staging * max(packing.nbytes, KV_STAGING) // form.body_bytes
+        staged = max(min(staged, count), min(settings.staging, 1))
         of_kv = made(of_page, form, count, staged, 1)  # groups of layers of pages would be thousands of copies
     if settings.dense_slots:
         pool = RecordPool(settings.dense_slots, packing.nbytes, device=planes.device)

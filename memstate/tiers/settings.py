@@ -15,9 +15,10 @@ from memstate.tiers.stores.base import Store
 Write = Literal["through", "selective", "back"]
 METHODS = ("register", "exists", "get", "put", "discard", "close")
 LEAST = {  # of every setting that is a whole number
-    "host_slots": 1, "host_pages": 1, "dense_slots": 0, "load_threshold": 0, "staging": 0, "rank": 0, "threads": 1,
-    "ranks": 1, "layer_groups": 1,
+    "host_slots": 1, "host_pages": 1, "dense_slots": 0, "load_threshold": 0, "ahead": 0, "staging": 0, "rank": 0,
+    "threads": 1, "ranks": 1, "layer_groups": 1,
 }  # fmt: skip
+DERIVED = ("host_pages", "ahead")  # None: from other settings
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,11 @@ class Tiers:
         ranks: Number of tensor-parallel ranks.
         group: gloo group of torch.distributed over which several ranks agree; nothing else may use it.
         load_threshold: Tokens that a hit in host memory must save.
+        ahead: With "selective" and "back": how many of the states that the device evicts next `poll` copies to host
+            memory before, while fewer slots than that are free. None: a sixteenth of `host_slots`, at most 64.
         staging: States that fit each of the two staging buffers on the device (KV pages: as many as fit the same
-            bytes). 0: kernels reach into host memory.
+            bytes, or 32 MiB a state). What the device evicts while they are full is lost. 0: kernels reach into host
+            memory.
         layer_groups: Groups of layers in which a state arrives.
         layerwise: Whether the forward calls `wait_layer` before it reads a layer.
         int8: Planes that are 8-bit integers below the slots: name -> axis over which values share a scale.
@@ -73,6 +77,7 @@ class Tiers:
     ranks: int = 1
     group: Any = None
     load_threshold: int = 1
+    ahead: int | None = None
     staging: int = 2
     layer_groups: int = 4
     layerwise: bool = False
@@ -87,7 +92,7 @@ class Tiers:
             )
         for name, least in LEAST.items():
             value = getattr(self, name)
-            if not (is_count(value) and value >= least) and not (name == "host_pages" and value is None):
+            if not (is_count(value) and value >= least) and not (name in DERIVED and value is None):
                 raise ConfigurationError(f"{name}={value!r}: expected a whole number from {least} to {INT32_MAX}")
         if not isinstance(self.reserve, int | float) or not 0 <= self.reserve < 1:
             raise ConfigurationError(f"reserve={self.reserve!r}: expected a share from 0 up to, but not, 1")

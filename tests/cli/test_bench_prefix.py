@@ -162,6 +162,8 @@ def test_a_peer_that_is_not_there_is_told_in_one_line(
 def test_sglang_that_is_missing_or_broken_is_an_import_error_of_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sglang"]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sglang", None)
     with pytest.raises(ImportError, match="sglang is not installed: pip install"):
         radix_peer.load.__wrapped__()

@@ -22,14 +22,12 @@ from memstate.cli.bench import (
     clock,
     copy,
     decode,
-    host,
     run,
     track,
 )
 from memstate.cli.bench.clock import IN_GRAPH, RUNS, WARM_UPS, DeviceClock, Times, nothing
 from memstate.cli.bench.task import Setting, Task, carry_out
 from memstate.cli.due import BATCH, fitting, spread
-from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
 from memstate.kernels import bitmap, conv, gated_delta, gather, registers, scatter, speculation, tracking
 from memstate.kernels import copy as copy_kernel
@@ -38,9 +36,8 @@ ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="interpreted kernels, at toy sizes")
 OPS = {
-    "host": {"admit", "plan", "settle", "publish", "release"},
     "alloc": {"claim", "release", "claim and release", "ownership"},
-    "track": {"plan", "settle", "step", "accept", "window and accept", "forward", "decode step"},
+    "track": {"plan", "step", "accept", "window and accept", "forward", "decode step"},
     "copy": {"copy", "gather", "scatter", "zero"},
     "state": {
         "copy", "zero", "gather", "scatter", "pack", "unpack", "pack int8", "unpack int8", "gated delta", "selective",
@@ -174,8 +171,7 @@ def _twice_the_first(true: Any, plane: Any, slots: Any, batch: Any) -> None:
         (copy.tasks, scatter, "scatter_slots", _twice_the_first, {"scatter, 2 slots"}),
         (alloc.tasks, bitmap, "claim", _backwards, {"claim, R=3"}),
         (alloc.tasks, registers, "ownership", _forget, {"ownership, R=3"}),
-        (track.tasks, tracking, "plan", _no_snapshot, {"plan and settle, R=2 lazy", "plan and settle, R=2 ping-pong"}),
-        (track.tasks, tracking, "settle", _nothing, {"plan and settle, R=2 lazy"}),
+        (track.tasks, tracking, "plan", _no_snapshot, {"plan, R=2 lazy", "plan, R=2 ping-pong"}),
         (track.tasks, speculation, "accept", _nothing, {"accept, R=2 none", "accept, R=2 redirect"}),
         (decode.tasks, tracking, "plan", _no_snapshot, {"decode, R=2 lazy, all due"}),
         (decode.tasks, gated_delta, "gated_delta_step", _nudge, {"decode, R=2 none, nothing due"}),
@@ -203,14 +199,6 @@ def test_a_wrong_operation_has_no_entry(monkeypatch: pytest.MonkeyPatch) -> None
         "toy nothing due",
         "toy nothing due, in a graph",
     }
-
-
-@on_cpu
-def test_host_times_need_requests_that_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StateManager, "drop", lambda mem, snapshots: None)
-    outcome = run(["host"], "auto", toy=True)
-    assert outcome.entries == [] and len(outcome.wrong) == 3 * len(host.TOY_SIZES)
-    assert "slots free" in outcome.wrong[0]
 
 
 def test_a_failing_check_is_told_and_the_next_task_runs() -> None:

@@ -111,13 +111,31 @@ def test_the_version_is_that_of_the_package() -> None:
 def test_a_target_named_twice_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
 
-    def compile_all(targets: list[str], progress: object) -> None:
+    def compile_all(targets: list[str], *_: object) -> None:
         seen.append(targets)
         raise InvalidArgument("enough")
 
     monkeypatch.setattr(compiling, "compile_all", compile_all)
     assert CliRunner().invoke(cli.app, ["compile", "--targets", "sm_90, sm_80,sm_90"]).exit_code == 2
     assert seen == [["sm_90", "sm_80"]]
+
+
+def test_a_target_that_triton_does_not_know_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = compiling.KernelReport("plan", "sm_90", 40, 0, 0, None, 20, True)
+    for reports, status in (([known], 0), ([], 1)):
+        monkeypatch.setattr(compiling, "compile_all", lambda *_, found=reports: found)
+        done = CliRunner().invoke(cli.app, ["compile", "--targets", "sm_90,gfx950", "--json", "-"])
+        left = "gfx950" if reports else "sm_90, gfx950"
+        assert done.exit_code == status and f"does not know them: {left}" in done.stderr
+
+
+def test_only_targets_that_compile_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_case(_: object, target: str) -> None:
+        if target == "gfx950":
+            raise RuntimeError("no such processor")
+
+    monkeypatch.setattr(sys.modules["memstate.cli.compile.build"], "compile_case", compile_case)
+    assert compiling.known_targets(["sm_90", "gfx950", "sm_80"]) == ["sm_90", "sm_80"]
 
 
 def test_flags_take_no_value_in_the_help() -> None:

@@ -127,7 +127,7 @@ def test_in_place_engines_depend_on_the_copies(monkeypatch: pytest.MonkeyPatch, 
 
 def test_in_place_kernels_are_told_one_slot_a_row() -> None:
     engine = ENGINES["in-place"](DemoConfig(backend="reference", size=TINY), 40, 20)
-    step = Step(0, engine.mem._log.next_record(4), *[torch.zeros(4).numpy()] * 5)
+    step = engine.mem.plan([None] * 4)
     slots = engine.slots(step)
     assert slots.read is slots.write is step.write and not slots.snapshot.any()
     assert engine.mem.forward.in_place and not engine.mem.forward.direct_hits

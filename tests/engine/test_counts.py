@@ -111,26 +111,30 @@ def test_a_copy_that_is_submitted_orders_nothing_any_more(backend: Backend) -> N
 
 
 @names
-def test_a_decode_step_is_one_plan_and_at_most_one_settle(backend: Backend, tracking) -> None:  # type: ignore[no-untyped-def]
-    """Off the boundaries, at them, with finished rows: never a copy, never a wait, one upload at most for each."""
+def test_a_decode_step_is_one_plan_and_a_settle_launches_nothing(backend: Backend, tracking) -> None:  # type: ignore[no-untyped-def]
+    """Off the boundaries, at them, with finished rows: never a copy, never a wait.
+
+    Only a lane that a settle has released takes an upload and a launch more, in the plan behind it.
+    """
     mem = manager(backend, tracking, 4)
     rows = running(mem, 4)
-    batch = [*rows, None]
+    batch, pending, released = [*rows, None], False, False
     for at in range(9):
         mem.backend.counts.reset()
         step = mem.plan(batch, 1) if at < 8 else None
         uploads, launches, syncs = cost(mem)
-        assert (launches, syncs) == ({"plan": 1} if step else {}, 0)
-        assert uploads == (at == 0)  # the same batch as before is on the device already
+        assert (launches, syncs) == ({"plan": 1} | ({"ownership": 1} if pending else {}) if step else {}, 0)
+        assert uploads == (at == 0 or pending)  # the same batch as before is on the device already
         if step is None:
             break
         mem.extend(rows, [mem.length(row) + 4 for row in rows])
         mem.submit()
         mem.backend.counts.reset()
         mem.settle(step, [at == 7, False, False, False, False])
-        uploads, launches, syncs = cost(mem)
-        assert set(launches) <= {"settle"}
-        assert (launches.get("settle", 0) <= 1, uploads <= 1, syncs) == (True, True, 0)
+        assert cost(mem) == (0, {}, 0)
+        pending = mem._commands.pending and at < 7
+        released |= pending
+    assert released == isinstance(tracking, ms.LazyPingPong)
     scan(mem)
 
 

@@ -1,11 +1,11 @@
-"""Forwards captured as CUDA graphs, two a batch size: the bits of eager forwards, whatever slots the steps name.
+"""Whole steps captured as CUDA graphs, one a batch size: the bits of eager steps, whatever slots the steps name.
 
-Plan and settle run eagerly between replays, and fill the records that the graphs read. A twin manager takes the same
-calls and runs its forwards eagerly.
+Ownership, plan and forward are in the graph. A twin manager takes the same calls and runs everything eagerly.
 """
 
 import random
 from collections import deque
+from collections.abc import Sequence
 from importlib import import_module
 
 import pytest
@@ -14,6 +14,7 @@ from torch import Tensor
 
 import memstate as ms
 from memstate.kernels.dispatch import OPS, Backend
+from memstate.kernels.tables import StepRecord
 from tests.support.decode_case import same_bits
 
 CUDA = torch.cuda.is_available()
@@ -74,11 +75,11 @@ class Forward:
         self.mem, self.backend, self.inputs = mem, backend, inputs
         named = inputs.named
         self.out = {name: torch.stack([named[name]] * LAYERS).fill_(torch.nan) for name in ("x", "v", "u")}
-        self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
-    def eager(self, step: ms.Step) -> None:
+    def eager(self, step: ms.Step | StepRecord) -> None:
         """Allocates nothing, so that a graph owns no memory."""
-        batch = len(step.numbers)
+        batch = step.rows.numel()
         i = {name: tensor[:batch] for name, tensor in self.inputs.named.items()}
         where = {"read": step.read, "write": step.write, "snapshot": step.snapshot, "tokens": step.tokens}
         for layer in range(LAYERS):
@@ -90,14 +91,14 @@ class Forward:
                 i["u"], i["dt"], self.inputs.a, i["b"], i["c"], ssm, **where, softplus=True, out=out["u"]
             )
 
-    def replay(self, step: ms.Step, of: ms.Step | None = None) -> None:
-        """The graph of this batch size and record, captured before its first replay; or that of another step."""
-        key = (len((of or step).numbers), (of or step).parity)
-        if key not in self.graphs:
-            self.graphs[key] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graphs[key]):  # refuses whatever waits for the device, and runs nothing
-                self.eager(of or step)
-        self.graphs[key].replay()
+    def plan(self, rows: Sequence[ms.Row | None], tokens: int | Sequence[int] = 1) -> ms.Step:
+        """A step with everything in the graph of its batch size, which is captured before its first replay."""
+        batch = len(rows)
+        if batch not in self.graphs:
+            self.graphs[batch] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graphs[batch]):  # refuses whatever waits for the device, and runs nothing
+                self.eager(self.mem.launch(batch))
+        return self.mem.plan(rows, tokens, replay=self.graphs[batch].replay)
 
 
 def build(tracking: ms.Tracking, batch: int, backend: Backend, inputs: Inputs) -> Forward:
@@ -143,7 +144,7 @@ class Twins:
             mem.abort([ended])
 
     def plan(self, padding: bool) -> list[ms.Step]:
-        """The same batch for both, in a new order and with gaps; or padding alone."""
+        """A step of the same batch for both, in a new order and with gaps; or of padding alone."""
         order = self.random.sample(range(self.batch), self.batch)
         chosen = [None if padding or self.random.random() < 0.2 else i for i in order]
         most = [self.random.randint(1, WIDTH) for _ in chosen]
@@ -151,7 +152,12 @@ class Twins:
         for mem, rows, flying in zip(self.managers, self.rows, self.flying, strict=True):
             batch = [None if i is None else rows[i] for i in chosen]
             room = [mem.next_boundary(row) - mem.length(row) if row else 0 for row in batch]
-            steps.append(mem.plan(batch, [min(pair) for pair in zip(room, most, strict=True)]))
+            tokens = [min(pair) for pair in zip(room, most, strict=True)]
+            if mem is self.replayed.mem:
+                steps.append(self.replayed.plan(batch, tokens))
+            else:
+                steps.append(mem.plan(batch, tokens))
+                self.eager.eager(steps[-1])
             flying.append(steps[-1])
         return steps
 
@@ -193,31 +199,30 @@ def compiled() -> dict[str, int]:
 def test_replays_have_the_bits_of_eager_forwards(
     backend: Backend, generator: torch.Generator, tracking: ms.Tracking, batch: int
 ) -> None:
-    """100 steps of changing slots on two graphs, every tenth of padding alone; nothing is compiled after warm-up."""
+    """100 steps of changing slots on one graph, every tenth of padding alone; nothing is compiled after warm-up."""
     twins = Twins(tracking, batch, backend, generator)
     mem = twins.replayed.mem
     versions, launched = compiled(), backend.counts.total_launches
+    controlled = dict(mem.backend.counts.launches)
     assert versions["conv._conv_step"] and versions["tracking._plan"]
     seen = set()
     for t in range(STEPS):
         if t % 3 == 2:
             twins.turn_over(t)
-        replayed, eager = twins.plan(padding=t % 10 == 9)
-        seen |= set(replayed.write.tolist())
         twins.inputs.draw()
         before = [block.clone() for block in mem.planes.plane_map.blocks]
-        twins.replayed.replay(replayed)
-        twins.eager.eager(eager)
+        replayed, eager = twins.plan(padding=t % 10 == 9)
+        seen |= set(replayed.write.tolist())
         assert torch.equal(replayed.write, eager.write) and torch.equal(replayed.snapshot, eager.snapshot)
         assert twins.same(), f"step {t}"
         check_changed_only(before, mem, replayed)
         assert not any(out[:, :batch][:, replayed.write == 0].any() for out in twins.replayed.out.values())
         twins.settle()
     assert len(seen - {0}) > batch  # slots changed hands
-    assert set(twins.replayed.graphs) == {(batch, 0), (batch, 1)}
+    assert set(twins.replayed.graphs) == {batch}
     per_forward = 3 * LAYERS
-    assert backend.counts.total_launches - launched == (STEPS + 2) * per_forward  # replays launch nothing one by one
-    assert mem.backend.counts.launches["plan"] >= STEPS  # planned one by one, outside the graphs
+    assert backend.counts.total_launches - launched == (STEPS + 1) * per_forward  # replays launch nothing one by one
+    assert mem.backend.counts.launches["plan"] == controlled["plan"] + 1  # in the capture
     assert compiled() == versions
     for manager in twins.managers:
         manager.audit().raise_if_leaking()
@@ -225,22 +230,24 @@ def test_replays_have_the_bits_of_eager_forwards(
 
 
 def test_one_manager_replays_graphs_of_every_batch_size(backend: Backend, generator: torch.Generator) -> None:
-    """Ten graphs that share the two records, in any order; all but the last rows are padding in the larger ones."""
+    """Five graphs that share the vectors, in any order; all but the last rows are padding in the larger ones."""
     inputs = Inputs(max(BATCHES), backend.device, generator)
     replayed, eager = (build(ms.Redirect(4), max(BATCHES), backend, inputs) for _ in range(2))
     versions = compiled()
     rows = [forward.mem.admit([ms.Request(i) for i in range(2)]) for forward in (replayed, eager)]
     for batch in (*BATCHES, *reversed(BATCHES), *BATCHES):
         inputs.draw()
-        for forward, mine, run in ((replayed, rows[0], replayed.replay), (eager, rows[1], eager.eager)):
+        for forward, mine in ((replayed, rows[0]), (eager, rows[1])):
             real = list(mine[: min(batch, 2)])
-            step = forward.mem.plan([*[None] * (batch - len(real)), *real])
-            run(step)
+            given = [*[None] * (batch - len(real)), *real]
+            step = replayed.plan(given) if forward is replayed else eager.mem.plan(given)
+            if forward is eager:
+                eager.eager(step)
             forward.mem.settle(step)
         for a, b in zip(replayed.mem.planes.plane_map.blocks, eager.mem.planes.plane_map.blocks, strict=True):
             assert torch.equal(a, b)
         assert all(same_bits(replayed.out[name][:, :batch], eager.out[name][:, :batch]) for name in eager.out)
-    assert set(replayed.graphs) == {(batch, parity) for batch in BATCHES for parity in (0, 1)}
+    assert set(replayed.graphs) == set(BATCHES)
     assert compiled() == versions
 
 
@@ -275,17 +282,3 @@ def test_states_of_a_device_that_is_not_current(tracking: ms.Tracking) -> None:
     assert len(set(mem.read_slots(rows).wait().tolist())) == 2
     mem.audit().raise_if_leaking()
     mem.check()
-
-
-def test_the_graph_of_the_other_record_is_noticed(backend: Backend, generator: torch.Generator) -> None:
-    """Planted: a loop that captures one graph instead of two repeats the slots of the step before."""
-    twins = Twins(ms.LazyPingPong(4), 3, backend, generator)
-    first = None
-    for _ in range(6):
-        replayed, eager = twins.plan(padding=False)
-        twins.inputs.draw()
-        twins.replayed.replay(replayed, of=first)
-        twins.eager.eager(eager)
-        first = first or replayed
-        twins.settle()
-    assert not twins.same()

@@ -60,11 +60,11 @@ CANNOT: dict[str, tuple[type[ms.MemstateError], Callable[[], object], str]] = {
     "rows beyond int32": (
         ms.ConfigurationError, lambda: manager(max_requests=2**40), r"cells .*: lower max_requests, .*needs",
     ),
-    "numpy's rows": (ms.ConfigurationError, lambda: manager(max_requests=np.int32(HUGE)), "10000000384 cells"),
+    "numpy's rows": (ms.ConfigurationError, lambda: manager(max_requests=np.int32(HUGE)), "9000000320 cells"),
     "batch": (
         ms.ConfigurationError,
         lambda: manager(max_batch=HUGE),
-        r"max_batch=1000000000.*on cpu, which has 17179869184 bytes .16\.0 GiB.: step records 56000000000 bytes.*lower "
+        r"max_batch=1000000000.*on cpu, which has 17179869184 bytes .16\.0 GiB.: step records 20000000000 bytes.*lower "
         "max_batch",
     ),
     "slots": (
@@ -152,8 +152,9 @@ def test_what_fits_is_what_is_allocated() -> None:
     assert parts["registers, columns and page table"] == file.cells.nbytes
     assert parts["bitmap"] == mem._allocator.bitmap.nbytes
     records = mem._log
-    store = records._columns[0].rows.untyped_storage().nbytes() + records._outcome.accepted.untyped_storage().nbytes()
+    store = records._columns.rows.untyped_storage().nbytes() + records._outcome.accepted.untyped_storage().nbytes()
     assert parts["step records"] == store
+    assert parts["packet of a step"] == mem._commands.step.nbytes
 
 
 def test_the_memory_of_this_machine_is_a_whole_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,15 @@
 """Warm-up launches everything that serving launches, and changes nothing."""
 
+from typing import Any
+
 import pytest
 import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.support import warm_runs
 from tests.support.build import on
+from tests.support.kernel_runs import not_interpreted
 
 LAYOUT = ms.StateLayout(planes=(ms.Plane("ssm", (2, 4), torch.float32),), layers=2)
 
@@ -17,10 +21,13 @@ def test_warm_up_changes_nothing_in_the_middle_of_a_run(backend: Backend, tracki
     for _ in range(4):
         mem.settle(mem.plan(rows))
     step = mem.plan(rows)
+    with pytest.raises(ms.InvalidArgument, match=r"warm_up .* step 4 is open"):
+        ms.warm_up(mem)
+    mem.submit(step)
     mem.planes["ssm"].fill_(torch.nan)
-    before = [t.clone() for t in (mem._registers.cells, mem._allocator.bitmap, mem._allocator.counters, *step.record)]
+    before = [t.clone() for t in (mem._registers.cells, mem._allocator.bitmap, mem._allocator.counters)]
     launched = ms.warm_up(mem)
-    after = (mem._registers.cells, mem._allocator.bitmap, mem._allocator.counters, *step.record)
+    after = (mem._registers.cells, mem._allocator.bitmap, mem._allocator.counters)
     assert launched > 4
     assert all(torch.equal(was, now) for was, now in zip(before, after, strict=True))
     assert mem.planes["ssm"].isnan().all()
@@ -41,3 +48,34 @@ def test_warm_up_launches_every_operation_that_serving_launches(backend: Backend
     mem.release(rows, publish=True)
     mem.audit()
     assert set(mem.backend.counts.launches) <= warm
+
+
+# -- which kernels are compiled, by the keys under which Triton looks for them --------------------------------------
+
+LAYERS = {"conv", "gated_delta", "selective"}  # kernels of the caller's forward
+MANAGER = {
+    "registers._ownership", "registers._resolve", "registers._audit", "tracking._plan",
+    "speculation._accept", "bitmap._claim", "bitmap._release", "copy._move", "gather._gather_slots", "scatter._scatter",
+    "pack._move_records", "pack_int8._move_int8",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Any]:
+    return not_interpreted(warm_runs.__file__)
+
+
+@pytest.mark.parametrize("name", warm_runs.KINDS)
+def test_nothing_is_compiled_after_warm_up(recorded: dict[str, Any], name: str) -> None:
+    """Serving, eviction, loads, prefetch, sessions, forks, speculation, sleep, slots by id and handover."""
+    found = recorded[name]
+    assert isinstance(found, dict), found
+    new = {kernel: sorted(set(keys) - set(found["warm"].get(kernel, ()))) for kernel, keys in found["served"].items()}
+    assert {kernel: keys for kernel, keys in new.items() if keys} == {}
+    assert not found.get("handed over"), "records are moved by the host"
+
+
+def test_the_managers_above_reach_every_kernel(recorded: dict[str, Any]) -> None:
+    served = {kernel for name in warm_runs.KINDS for kernel in recorded[name]["served"]}
+    assert served == MANAGER and not {kernel.partition(".")[0] for kernel in served} & LAYERS
+    assert "handed over" in recorded["speculation"]

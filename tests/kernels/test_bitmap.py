@@ -8,6 +8,7 @@ from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import COUNTERS, Count
+from tests.support.packets import bits
 
 SIZES = (1, 31, 32, 33, 63, 64, 1000, 65535, 65536, 1_000_000)
 SMALL = tuple(size for size in SIZES if size <= 1000)
@@ -24,10 +25,7 @@ class Pool:
         self.counters = torch.tensor(self._cells(), dtype=torch.int32, device=backend.device)
 
     def _words(self) -> list[int]:
-        words = [0] * ((self.capacity + 32) // 32)
-        for slot in self.free:
-            words[slot // 32] |= 1 << (slot % 32)
-        return [word - 2**32 if word >= 2**31 else word for word in words]
+        return bits(self.free, self.capacity)
 
     def _cells(self) -> list[int]:
         return [self.counts[Count(cell)] if cell < len(Count) else 0 for cell in range(COUNTERS)]

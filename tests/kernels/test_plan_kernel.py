@@ -1,4 +1,4 @@
-"""Plan and settle on random register files: kernel and reference agree bit for bit, and both follow the model."""
+"""Plan on random register files: kernel and reference agree bit for bit, and both follow the model."""
 
 import random
 from collections.abc import Sequence
@@ -14,9 +14,10 @@ from memstate.kernels.tables import Count, Registers, StepRecord, Strategy
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.registers import RegisterFile
 from tests.proof.stateful.history import EMPTY
-from tests.proof.stateful.model import Entry, Model, Planned
+from tests.proof.stateful.model import Entry, Model
 from tests.proof.stateful.rows import Row
 from tests.proof.stateful.settings import Settings
+from tests.support.packets import bits
 
 POISON = 0x5A5A5A5A
 NO_LIMIT = 2**31 - 1
@@ -30,10 +31,7 @@ BATCHES = (0, 1, 2, 31, 32, 33, 64, 129, 256, 257)
 
 def set_free(table: Registers, free: Sequence[int]) -> None:
     """These slots are free, and no others."""
-    bits = torch.zeros(32 * table.bitmap.numel(), dtype=torch.int64)
-    bits[list(free)] = 1
-    words = (bits.view(-1, 32) << torch.arange(32)).sum(-1)
-    table.bitmap.copy_(torch.where(words >= 2**31, words - 2**32, words))
+    table.bitmap.copy_(torch.tensor(bits(free, table.capacity), dtype=torch.int32))
     table.counters[Count.FREE] = len(free)
 
 
@@ -49,7 +47,7 @@ class RandomFile:
         self.file = RegisterFile(allocator, self.rows, holders)
         ids = rng.sample(range(1, self.capacity + 1), self.capacity)
         slots, labels = [0] * self.file.count, [0] * self.file.count
-        columns = {name: [0] * (self.rows + 1) for name in ("tracked", "snapshot_at", "source", "generation")}
+        columns = {name: [0] * (self.rows + 1) for name in ("tracked", "snapshot_at", "source")}
         for register in range(self.file.first_holder, self.file.count):
             slots[register], labels[register] = ids.pop(), rng.randint(1, 3 * self.every)
         for row in range(1, self.rows + 1):
@@ -61,7 +59,6 @@ class RandomFile:
             for lane in range(live + 1, live + 1 + lanes):
                 if rng.random() < 0.6:
                     slots[lane], labels[lane] = ids.pop(), rng.choice((0, rng.randint(0, 4 * self.every)))
-            columns["generation"][row] = rng.randint(1, 9)
             length = labels[live]
             columns["snapshot_at"][row] = rng.choice((0, 0, length, length + 1, length + rng.randint(0, 4)))
             columns["tracked"][row] = rng.choice((0, 0, length, length - 1, length + 1))
@@ -85,29 +82,29 @@ class RandomFile:
             name, self.every, lane_count=lanes or None, overwrite=overwrite, slots=self.capacity, rows=self.rows,
             reserve=int(table.counters[Count.RESERVE]), snapshots=self.file.count - self.file.first_holder,
         )  # fmt: skip
-        model = Model(settings, table.generation.tolist())
+        model = Model(settings, [1] * (self.rows + 1))
         slots, labels = table.slots.tolist(), table.labels.tolist()
         model.slot = {register: slot for register, slot in enumerate(slots) if slot}
         model.label = {register: labels[register] for register in model.slot}
         model.free = set(self.free())
         model.agree()
-        columns = [column.tolist() for column in (table.generation, table.snapshot_at, table.tracked, table.source)]
-        for number, (generation, snapshot_at, tracked, source) in enumerate(zip(*columns, strict=True)):
+        columns = [column.tolist() for column in (table.snapshot_at, table.tracked, table.source)]
+        for number, (snapshot_at, tracked, source) in enumerate(zip(*columns, strict=True)):
             if slots[3 * number]:
-                row = Row(number, generation, "", snapshot_at, tracked=tracked, source=source)
+                row = Row(number, 1, "", snapshot_at, tracked=tracked, source=source)
                 row.truth = {model.length(row): EMPTY}
                 model.rows[number] = row
         return model
 
     def free(self) -> list[int]:
         words = self.file.table.bitmap.tolist()
-        return [slot for slot in range(32 * len(words)) if words[slot // 32] >> (slot % 32) & 1]
+        return [slot for slot in range(1, self.file.table.capacity + 1) if words[slot // 32] >> (slot % 32) & 1]
 
 
 def copy_of(registers: Registers) -> Registers:
     """The same state in other memory."""
     cells = registers.cells.clone()
-    columns = [cells[c.storage_offset() : c.storage_offset() + c.numel()] for c in registers[:6]]
+    columns = [cells[c.storage_offset() : c.storage_offset() + c.numel()] for c in registers[:5]]
     return Registers(*columns, cells, registers.bitmap.clone(), registers.counters.clone(), registers.capacity)
 
 
@@ -118,6 +115,14 @@ def stale_record(batch: int, like: Tensor) -> StepRecord:
 
 def numbers(values: Sequence[int], like: Tensor) -> Tensor:
     return torch.tensor(values, dtype=torch.int32, device=like.device)
+
+
+def batch_packet(columns: Sequence[Sequence[int]], limit: int, like: Tensor) -> Tensor:
+    """A packet with a batch alone: its header, then each column, padded to 4 entries."""
+    header = [0] * tables.HEADER_INTS
+    header[tables.Section.BATCH], header[8 + tables.Section.BATCH] = len(columns[0]), tables.HEADER_INTS
+    header[tables.LIMIT_CELL] = limit
+    return numbers([*header, *(n for column in columns for n in [*column, *[POISON] * (-len(column) % 4)])], like)
 
 
 def same(left: Registers, right: Registers) -> bool:
@@ -143,12 +148,11 @@ def assert_follows(model: Model, file: RandomFile) -> None:
         assert (tracked[number], source[number] > 0) == (row.tracked, row.source > 0)
 
 
-def assert_recorded(record: StepRecord, entries: Sequence[Entry], generation: list[int]) -> None:
-    for name in ("read", "write", "snapshot", "after"):
+def assert_recorded(record: StepRecord, entries: Sequence[Entry]) -> None:
+    for name in ("read", "write", "snapshot"):
         assert getattr(record, name).tolist() == [getattr(entry, name) for entry in entries], name
     assert record.tokens.tolist() == [len(entry.tokens) for entry in entries]
     assert record.rows.tolist() == [entry.row.number if entry.row else 0 for entry in entries]
-    assert record.generation.tolist() == [generation[entry.row.number] if entry.row else 0 for entry in entries]
 
 
 @pytest.mark.sample(24)
@@ -166,10 +170,14 @@ def test_plan_is_the_rule_for_every_row(variant: str, batch: int, backend: Backe
         limit = rng.choice((NO_LIMIT, NO_LIMIT, -1, 0, 1, batch // 4))
         record, expected = stale_record(batch, table.cells), stale_record(batch, table.cells)
 
-        settings = (tables.Rules(strategy, lanes, file.every, in_place), limit)
-        backend.plan(table, numbers(rows, table.cells), numbers(tokens, table.cells), record, *settings)
-        reference.plan(other, numbers(rows, table.cells), numbers(tokens, table.cells), expected, *settings)
-        assert same(table, other)
+        rules = tables.Rules(strategy, lanes, file.every, in_place)
+        packet = batch_packet((rows, tokens), limit, table.cells)
+        packet[: tables.Section.BATCH] = 3  # changes that were carried out
+        there = packet.clone()
+        backend.plan(table, packet, record, rules)
+        reference.plan(other, there, expected, rules)
+        assert same(table, other) and torch.equal(packet, there)
+        assert not packet[: tables.Section.BATCH].any() and packet[tables.Section.BATCH] == batch
         assert all(torch.equal(*columns) for columns in zip(record, expected, strict=True))
 
         pairs = zip(rows, tokens, strict=True)
@@ -177,47 +185,12 @@ def test_plan_is_the_rule_for_every_row(variant: str, batch: int, backend: Backe
             [(model.rows.get(row) if n > 0 else None, [7] * n) for row, n in pairs], limit, False
         ).entries
         assert_follows(model, file)
-        assert_recorded(record, entries, table.generation.tolist())
+        assert_recorded(record, entries)
         after = table.counters.tolist()
         assert after[Count.DEGRADED] - before[Count.DEGRADED] == model.degraded
         assert after[Count.CLAIMED] - before[Count.CLAIMED] == before[Count.FREE] - after[Count.FREE]
         written = [slot for e in entries for slot in (e.write, e.snapshot) if slot]
         assert len(set(written)) == len(written)
-
-
-@pytest.mark.parametrize("batch", BATCHES[1:])
-def test_settle_releases_what_is_superseded_and_real(batch: int, backend: Backend) -> None:
-    for seed in range(2 if backend.name == "interpreter" else 6):
-        rng = random.Random(f"settle {batch} {seed}")
-        file = RandomFile(rng, backend, batch, lanes=2)
-        table = file.file.table
-        other, model, before = copy_of(table), file.model("lazy", 2, True), table.counters.tolist()
-        rows, _ = random_batch(rng, file, batch)
-        rows = [max(row, 0) for row in rows]
-        labels, generation = table.labels.tolist(), table.generation.tolist()
-        some = [rng.choice((labels[3 * row], labels[3 * row] - 1, rng.randint(0, 5 * file.every))) for row in rows]
-        after = [known if row else 0 for row, known in zip(rows, some, strict=True)]
-        current = [row > 0 and rng.random() < 0.8 for row in rows]  # the others had another tenant in that step
-        seen = [generation[r] - (not c) for r, c in zip(rows, current, strict=True)]
-        columns = {"rows": rows, "after": after, "generation": seen}
-        known = {name: numbers(values, table.cells) for name, values in columns.items()}
-        record = stale_record(batch, table.cells)._replace(**known)
-        finished = rng.choice((None, [rng.randint(0, 1) for _ in rows]))
-        flags = None if finished is None else numbers(finished, table.cells)
-
-        backend.settle(table, record, flags)
-        reference.settle(other, record, flags)
-        assert same(table, other)
-
-        ended = finished or [0] * batch
-        entries = [
-            Entry(model.rows.get(row), after=end) if is_current else Entry()
-            for row, end, is_current in zip(rows, after, current, strict=True)
-        ]
-        model.steps.append(step := Planned(entries, window=False, record=0))
-        model.settle(step, [bool(over) for over in ended])
-        assert_follows(model, file)
-        assert int(table.counters[Count.RELEASED]) - before[Count.RELEASED] == len(model.free) - before[Count.FREE]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -227,9 +200,8 @@ def test_B14_a_batch_of_padding_moves_nothing(variant: str, backend: Backend) ->
     table = file.file.table
     before, record = copy_of(table), stale_record(40, table.cells)
     rows = [0, -1, -3, 0] * 10
-    rules, ones = tables.Rules(strategy, lanes, 1, in_place), numbers([1] * 40, table.cells)
-    backend.plan(table, numbers(rows, table.cells), ones, record, rules, NO_LIMIT)
-    backend.settle(table, record, None)
+    rules = tables.Rules(strategy, lanes, 1, in_place)
+    backend.plan(table, batch_packet((rows, [1] * 40), NO_LIMIT, table.cells), record, rules)
     assert same(table, before)
     assert all(column.tolist() == [0] * 40 for column in record)
 
@@ -245,6 +217,6 @@ def test_plan_finds_the_lowest_free_slots_of_a_large_pool(first_free: int, backe
     table.slots[3::3][:batch] = numbers([s for s in range(1, capacity) if s not in free][:batch], table.cells)
     table.labels[3::3][:batch] = 4
     record = stale_record(batch, table.cells)
-    rules, ones = tables.Rules(Strategy.REDIRECT, 1, 4, False), numbers([1] * batch, table.cells)
-    backend.plan(table, numbers(rows[::-1], table.cells), ones, record, rules, NO_LIMIT)
+    packet = batch_packet((rows[::-1], [1] * batch), NO_LIMIT, table.cells)
+    backend.plan(table, packet, record, tables.Rules(Strategy.REDIRECT, 1, 4, False))
     assert record.write.tolist() == free and int(table.bitmap.count_nonzero()) == 0

@@ -6,7 +6,7 @@ test_compile_barriers.py.
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ pytest.importorskip("triton", reason="without Triton there are no kernels")
 import triton
 from triton.runtime import interpreter
 
-from memstate.kernels import bitmap, registers, speculation, tracking
+from memstate.kernels import bitmap, conv, gated_delta, pack_int8, registers, selective, speculation, tracking
 from memstate.kernels.bitmap import chunk_words
+from memstate.kernels.blocks import cut
 from memstate.kernels.catalog import all_cases
+from memstate.kernels.levels import TOP_WORDS
 from memstate.kernels.tables import HEADER_INTS, Accepted, Rules, StepRecord, Strategy
 from memstate.kernels.warps import MOST, warps_for
 from tests.support import op_launches
@@ -32,8 +34,12 @@ if not triton.knobs.runtime.interpret:
 
 BATCHES = (*range(130), *(2**k + near for k in range(8, 13) for near in (-1, 0, 1)))
 CAPACITIES = (1, 1000, 2000, 5000, 100_000)  # bitmaps of one word, of as many as a block, of more than a chunk
+STRATEGIES = (
+    (Strategy.NONE, 0, False), (Strategy.PING_PONG, 1, False), (Strategy.PING_PONG, 2, False),
+    (Strategy.LAZY, 2, False), (Strategy.LAZY, 2, True), (Strategy.REDIRECT, 1, False),
+)  # fmt: skip
 KERNELS = Path(bitmap.__file__).parent
-ONE_PROGRAM = {"_claim", "_release", "_ownership", "_audit", "_plan", "_settle", "_accept"}
+ONE_PROGRAM = {"_claim", "_release", "_ownership", "_audit", "_plan", "_accept"}
 
 
 @pytest.fixture
@@ -56,14 +62,13 @@ def launch_all() -> None:
         registers.ownership(file, ints(HEADER_INTS))
         registers.audit(file, ints(capacity + 1))
     for batch, capacity in product(BATCHES, CAPACITIES):
-        file, rows = op_launches.registers(capacity), ints(batch)
+        file, rows, packet = op_launches.registers(capacity), ints(batch), op_launches.packet(batch, 2)
         record = StepRecord(*(ints(batch) for _ in StepRecord._fields))
         rules = Rules(Strategy.LAZY, 2, 4, True)
         bitmap.claim(file.bitmap, batch, file.counters)
         bitmap.release(file.bitmap, rows, capacity, file.counters)
-        tracking.plan(file, rows, rows.clone(), record, rules, 1)
-        tracking.settle(file, record, None)
-        speculation.accept(file, rows, record, Accepted(ints(batch), ints(batch)), rules, 1)
+        tracking.plan(file, packet, record, rules)
+        speculation.accept(file, packet, record, Accepted(ints(batch), ints(batch)), rules)
 
 
 def test_no_launch_has_more_warps_than_lanes(launched: list[tuple[str, dict[str, Any]]]) -> None:
@@ -75,6 +80,65 @@ def test_no_launch_has_more_warps_than_lanes(launched: list[tuple[str, dict[str,
         warps = given.get("num_warps", 4)  # what Triton gives
         assert warps * 32 <= min(lanes), (name, given)
         assert warps == 1 or warps * 64 <= given["BLOCK"], (name, given)
+
+
+def test_every_shape_that_can_be_launched_is_in_the_catalogue(launched: list[tuple[str, dict[str, Any]]]) -> None:
+    """And no other: lanes, words and warps of each kernel of one program, under every strategy."""
+    launch_all()
+    for batch, (name, lanes, in_place) in product(BATCHES, STRATEGIES):
+        file, packet = op_launches.registers(40), op_launches.packet(batch, 2)
+        record = StepRecord(*(ints(batch) for _ in StepRecord._fields))
+        rules = Rules(name, lanes, 4, in_place)
+        tracking.plan(file, packet, record, rules)
+        tracking.plan(file, packet, record, rules._replace(strategy=Strategy.WINDOW))
+        speculation.accept(file, packet, record, Accepted(ints(batch), ints(batch)), rules)
+    found = {shape(name, {**given, "num_warps": given.get("num_warps", 4)}) for name, given in launched}
+    known = [case for case in all_cases(every_shape=True) if case.kernel.fn.__name__ in ONE_PROGRAM]
+    assert found == {shape(c.kernel.fn.__name__, {**c.constexprs, "num_warps": c.num_warps}) for c in known}
+
+
+def shape(kernel: str, given: Mapping[str, Any]) -> tuple[str, frozenset[tuple[str, int]]]:
+    return kernel, frozenset((name, int(value)) for name, value in given.items() if name != "maxnreg")
+
+
+def test_every_tile_of_a_model_is_in_the_catalogue() -> None:
+    """Of the decode steps and of int8: tiles and warps, from the functions that launchers ask."""
+    cases = all_cases(every_shape=True)
+
+    def known(kernel: str, *names: str) -> set[tuple[int, ...]]:
+        found = [case for case in cases if case.kernel.fn.__name__ == kernel]
+        return {(*(case.constexprs[name] for name in names), case.num_warps) for case in found}
+
+    delta = known("_gated_delta_step", "BLOCK_K", "BLOCK_V")
+    assert {gated_delta.blocks(keys, values) for keys in range(9, 513) for values in (16, 64, 100, 256)} <= delta
+    assert {gated_delta.blocks(128, values) for values in range(1, 300)} <= delta
+    scan = known("_selective_step", "BLOCK_D", "BLOCK_N")
+    assert {selective.blocks(64, states, True) for states in range(5, 513)} <= scan
+    assert {selective.blocks(8192, states, False) for states in range(3, 129)} <= scan
+    windows = known("_conv_step", "TAPS", "BLOCK", "LANE")
+    for taps, size in product((2, 3, 4, 5, 8), (2, 4)):
+        assert {(taps, *conv.blocks(channels, taps, size), 1) for channels in range(1, 3000)} <= windows
+    scaled = known("_move_int8", "BLOCK_C", "BLOCK_R")
+    for inner, reduced in ((1, (*range(5, 17), *range(17, 3000, 50))), (128, range(5, 300))):
+        assert {(*pack_int8.blocks(4096, n, inner), pack_int8.WARPS) for n in reduced} <= scaled
+
+
+def test_every_unit_of_bytes_is_in_the_catalogue() -> None:
+    """Of the kernels that move bytes: words, and words of a unit, wherever memory begins."""
+    cases = all_cases(every_shape=True)
+    memory = torch.zeros(4096, dtype=torch.uint8)
+    for kernel in ("_gather_slots", "_scatter"):
+        known = {
+            (case.signature["plane_ptr"], case.constexprs["UNIT"])
+            for case in cases
+            if case.kernel.fn.__name__ == kernel and not case.constexprs.get("TAPS")
+        }
+        found = [
+            cut(memory[start:][: 2 * size].view(1, 2, size)) for size in (16, 8, 4, 2, 1) for start in (0, 1, 2, 4)
+        ]
+        assert {(f"*i{8 * words.word_bytes}", words.unit_words) for words in found} == known
+    for kernel in ("_move", "_move_records"):
+        assert {c.constexprs["UNIT"] for c in cases if c.kernel.fn.__name__ == kernel} == {16, 8, 4, 2, 1}
 
 
 def test_no_compile_case_has_more_warps_than_lanes() -> None:
@@ -91,8 +155,7 @@ def test_no_compile_case_has_more_warps_than_lanes() -> None:
 @pytest.mark.parametrize(("lanes", "warps"), [(32, 1), (64, 1), (127, 1), (128, 2), (256, 4), (1024, 16), (4096, MOST)])
 def test_warps_of_a_number_of_lanes(lanes: int, warps: int) -> None:
     assert warps_for(lanes) == warps
-    for words in (1, 2, 32, 33, 300, 10**6):
-        assert warps * 32 <= chunk_words(words, warps) <= 1024
+    assert max(warps * 32, TOP_WORDS) <= chunk_words(warps) <= 1024
 
 
 @pytest.mark.parametrize("lanes", [0, 1, 31])
@@ -104,5 +167,5 @@ def test_a_warp_has_32_lanes(lanes: int) -> None:
 def test_a_claim_of_every_size_is_the_lowest_slots() -> None:
     """Blocks and chunks of every shape that a launch can have."""
     for n in (1, 32, 65, 130, 300, 600, 1100):
-        free = torch.full((40,), -1, dtype=torch.int32)
+        free = torch.full((40,), -1, dtype=torch.int32)  # no summary
         assert bitmap.claim(free, n, torch.zeros(16, dtype=torch.int32)).tolist() == list(range(n))

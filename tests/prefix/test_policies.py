@@ -1,10 +1,12 @@
 """Policies of the prefix cache by hand: who goes first after what happened. Trees are real, the cache is left out."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from memstate.prefix.policies import FlopAware, GreedyDual, Lru, LruPages, PathCap, Place, ReturnRate, StatePolicy, gain
 from memstate.prefix.policies.foresight import NEVER, Foresight, ForesightPages, Future
@@ -59,6 +61,31 @@ def test_a_use_refreshes_what_was_used_and_not_what_leads_to_it() -> None:
     assert forest.order() == "b a"
     forest.policy.reset()
     assert list(forest.policy.victims()) == []
+
+
+@pytest.mark.parametrize("make", [Lru, GreedyDual, ReturnRate, lambda: PathCap(2, ReturnRate())])
+def test_a_look_at_what_comes_next_changes_nothing(make: Callable[[], StatePolicy], generator: torch.Generator) -> None:
+    """However often one of two asks, both evict the same. Right after an eviction it sees the same order."""
+    looking, blind = Forest(make()), Forest(make())
+    chance = random.Random(generator.initial_seed())
+    for name in range(120):
+        blocks = [chance.randrange(3) for _ in range(chance.randint(1, 6))]
+        there, dropped = chance.random(), chance.random()
+        for forest in (looking, blind):
+            known = {tuple(node.path()): other for other, node in forest.named.items()}
+            node, _ = forest.tree.insert(encode(blocks), blocks, None)
+            forest.policy.asked(node, len(blocks))
+            if node.snapshot is None:
+                forest.add(str(name), *blocks)
+            elif there < 0.5:
+                forest.use(known[tuple(node.path())])
+        for _ in range(chance.randrange(3)):
+            list(islice(looking.policy.coming(), chance.randrange(5)))
+        if dropped < 0.3:
+            assert looking.order() == blind.order()
+            assert [*looking.policy.coming()] == [*looking.policy.victims()]
+            for forest in (looking, blind):
+                forest.drop(forest.order().split()[0])
 
 
 def test_pages_of_an_inner_run_are_as_recent_as_what_was_below_it() -> None:

@@ -37,6 +37,7 @@ FIGURES = {
     "narrowest_bulk_access_bits": (0, "width was lost", "it became wider"),
     "barriers": (0, "a barrier was lost", "a new barrier"),
     "source_barriers": (0, "a barrier of the source was lost", "a new barrier in the source"),
+    "dependent_loads": (0, "fewer loads wait for each other", "more loads wait for each other"),
 }
 
 # (Triton, kernel, target, "spill_bytes" or "narrowest_bulk_access_bits") -> why it is accepted that this kernel spills,

@@ -16,7 +16,8 @@ from tests.support.sources import ROOT
 SHORT = "Redirect, pages of 2", "Redirect, copied hits", "Redirect, in place", "LazyPingPong, skipping"
 DEPTHS = dict.fromkeys(SHORT, 1) | dict.fromkeys(("PingPong", "PingPong, direct hits"), 3)
 CALLS = {
-    "admit", "fork", "plan", "forward", "launched", "submit", "settle", "cancel", "abort", "release", "publish", "drop",
+    "admit", "fork", "plan", "replay", "forward", "launched", "submit", "settle", "cancel", "abort", "release",
+    "publish", "drop",
 }  # fmt: skip
 
 

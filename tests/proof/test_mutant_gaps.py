@@ -2,20 +2,31 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
+import pytest
 import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import REGISTERS_PER_ROW, Result
-from memstate.requests.steps import StepLog
-from memstate.slots.allocator import SlotAllocator
-from memstate.slots.commands import CommandBuffer
-from memstate.slots.registers import RegisterFile
+from memstate.kernels.levels import bitmap_ints, bitmap_words
+from memstate.kernels.tables import COUNTERS, HEADER_INTS, Count, Rules
+from memstate.slots import commands
+from tests.kernels import test_accept
+from tests.kernels.test_plan_kernel import (
+    NO_LIMIT,
+    VARIANTS,
+    RandomFile,
+    batch_packet,
+    copy_of,
+    random_batch,
+    same,
+    set_free,
+    stale_record,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,18 +35,20 @@ COUNT_BARRIERS = """
 import json
 from memstate.cli.compile import compile_cases
 from memstate.kernels.catalog import all_cases
-names = ("claim", "ownership", "audit", "settle", "plan[none]", "plan[redirect]", "accept[none]", "accept[redirect]")
+names = ("claim", "ownership", "audit", "plan[none]", "plan[redirect]", "accept[none]", "accept[redirect]")
 cases = [case for case in all_cases() if case.name in names]
 print(json.dumps({report.kernel: report.source_barriers for report in compile_cases(cases, ("sm_90",))}))
 """
 
 
-def manager(backend: Backend, tracking: ms.Tracking, reserve: int, overlap: bool = False) -> ms.StateManager:
+def manager(
+    backend: Backend, tracking: ms.Tracking, reserve: int, overlap: bool = False, **forward: bool
+) -> ms.StateManager:
     """Four slots for two requests."""
     layout = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), 1)
     return ms.StateManager(
         layout, slots=4, max_requests=2, tracking=tracking, reserve=reserve, overlap=overlap,
-        backend=backend.name, device=backend.device,
+        forward=ms.Forward(**forward), backend=backend.name, device=backend.device,
     )  # fmt: skip
 
 
@@ -46,25 +59,22 @@ def test_barriers_stand_between_what_phases_write_and_read() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
-        "claim": 2, "ownership": 8, "audit": 2, "settle": 2,
-        "plan[none]": 1, "plan[redirect]": 2, "accept[none]": 1, "accept[redirect]": 2,
+        "claim": 2, "ownership": 8, "audit": 2,
+        "plan[none]": 1, "plan[redirect]": 3, "accept[none]": 1, "accept[redirect]": 3,
     }  # fmt: skip
 
 
-def test_settle_skips_steps_that_meant_nothing(backend: Backend) -> None:
-    """The labels above K of a row that had ended are of a dead step; they may not supersede what is real."""
-    for result, kept in ((Result.DEAD, [True, True, True]), (Result.ALIVE, [True, False, True])):
-        file = RegisterFile(SlotAllocator(8, backend), rows=2, snapshots=0)
-        commands = CommandBuffer(file)
-        row = REGISTERS_PER_ROW * 2 + np.arange(REGISTERS_PER_ROW)  # live, and lanes of which the second is dead
-        commands.claim(row)
-        commands.write(file.address("labels", row), [9, 4, 8])
-        commands.submit()
-        record = StepLog(1, 1, backend.device).next_record(1)
-        record.rows.fill_(2)
-        record.after.fill_(9)
-        file.settle(record, torch.tensor([result], dtype=torch.int32, device=backend.device))
-        assert (file.table.slots[row] > 0).tolist() == kept
+def test_a_claim_passes_over_words_that_no_level_has(backend: Backend) -> None:
+    """A summary whose last word has bits for more words than there are: behind these lies the summary itself."""
+    capacity, free = 3_000, [5, 2_999]
+    bitmap = torch.zeros(bitmap_ints(capacity), dtype=torch.int32, device=backend.device)
+    for slot in free:
+        bitmap[slot // 32] = 1 << slot % 32
+    first = bitmap_words(capacity)
+    bitmap[first], bitmap[first + 2] = 1, -1
+    counters = torch.zeros(COUNTERS, dtype=torch.int32, device=backend.device)
+    counters[Count.FREE] = len(free)
+    assert backend.claim(bitmap, 40, counters).tolist() == [*free, *[0] * 38]
 
 
 def test_the_device_keeps_to_the_limit_of_a_plan(backend: Backend) -> None:
@@ -89,7 +99,7 @@ def test_the_shortfall_counts_the_reserve(backend: Backend) -> None:
 
 
 def test_a_batch_planned_after_a_cancel_is_its_own(backend: Backend) -> None:
-    """The device has the rows and tokens of a batch where the step before had the same; a cancelled one is none."""
+    """The device keeps the batch of a cancelled step, which is planned for the row's next request as well."""
     mem = manager(backend, ms.NoTracking(4), 0, overlap=True)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
     first = mem.plan([a])
@@ -98,7 +108,96 @@ def test_a_batch_planned_after_a_cancel_is_its_own(backend: Backend) -> None:
     assert c.index == b.index
     mem.submit()
     step = mem.plan([c])
-    assert step.rows.tolist() == [c.index] and first.rows.tolist() == [a.index]
+    assert step.rows.tolist() == [c.index] and first.numbers.tolist() == [a.index]
     mem.settle(first)
     mem.settle(step)
     mem.audit().raise_if_leaking()
+
+
+def test_a_warm_up_leaves_the_batch_of_no_step(backend: Backend) -> None:
+    """It plans null rows, so that the next plan uploads its batch again."""
+    mem = manager(backend, ms.NoTracking(4), 0)
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    mem.settle(mem.plan(rows))
+    ms.warm_up(mem)
+    step = mem.plan(rows)
+    assert step.rows.tolist() == [row.index for row in rows] and step.write.all()
+
+
+def test_changes_that_do_not_fit_beside_a_batch_go_before_it(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "STEP_ROOM", HEADER_INTS)
+    mem = manager(backend, ms.Redirect(1), 0)
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    before = mem.backend.counts.uploads
+    for replay in (None, lambda: mem.launch(2)):
+        step = mem.plan(rows, replay=replay)
+        assert step.rows.tolist() == [row.index for row in rows] and step.write.all()
+        mem.settle(step)
+    assert mem.backend.counts.uploads - before == 2  # the second batch is the first
+    mem.audit().raise_if_leaking()
+
+
+def test_a_replay_counts_the_copies_of_its_graph(backend: Backend) -> None:
+    """States that its packet zeroes, and those that planes in place carry on, are counted as without a graph."""
+    counted = []
+    for replays in (False, True):
+        mem = manager(backend, ms.Redirect(1), 0, in_place=True)
+        rows = mem.admit([ms.Request("a"), ms.Request("b")])
+        replay = (lambda mem=mem: mem.launch(2)) if replays else None
+        for _ in range(2):
+            mem.settle(mem.plan(rows, replay=replay))
+        counted.append((mem.stats().copied_bytes, mem.stats().zeroed_bytes, mem.stats().packets))
+    assert counted[0] == counted[1] == (32, 32, 1)
+
+
+def test_a_window_of_a_row_given_up_says_nothing_of_its_next_request(backend: Backend) -> None:
+    mem = manager(backend, ms.NoTracking(4), 0, speculation=True)
+    a, b = mem.admit([ms.Request("a"), ms.Request("b")])
+    step = mem.plan([a, b], 2, window=True)
+    mem.submit(step)
+    mem.abort([b])
+    (c,) = mem.admit([ms.Request("c")])
+    assert c.index == b.index
+    mem.accept(step, [1, 2], {"ssm": torch.ones(1, 2, 2, 4, device=backend.device)})
+    assert [mem.length(row) for row in (a, c)] == [1, 0]
+    step = mem.plan([a, c])
+    assert step.before.tolist() == [1, 0] and not mem.planes["ssm"][:, step.read[1].long()].any()
+    assert mem._registers.table.labels[[3 * a.index, 3 * c.index]].tolist() == [2, 1]
+
+
+def test_a_batch_is_looked_up_again_once_a_row_has_ended(backend: Backend) -> None:
+    """A plan keeps what it has found out about its rows for the next plan of the same ones."""
+    mem = manager(backend, ms.NoTracking(4), 0)
+    a, b = rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    mem.settle(mem.plan(rows), [True, False])
+    step = mem.plan(rows)
+    assert step.rows.tolist() == [0, b.index]
+    mem.settle(step)
+    mem.abort([b])
+    with pytest.raises(ms.StaleHandle):
+        mem.plan(rows)
+    assert mem.length(a) == 1
+
+
+@pytest.mark.parametrize("variant", ["none", "lazy in place", "redirect"])
+def test_more_rows_than_lanes_follow_the_rules(backend: Backend, variant: str) -> None:
+    """Programs take 1024 rows at a time, and go on with the limit and the slots that are left."""
+    batch, rng = 1300, random.Random(variant)
+    strategy, lanes, in_place = VARIANTS[variant]
+    file = RandomFile(rng, backend, batch, lanes)
+    owned = set(file.file.table.slots.tolist())
+    set_free(file.file.table, [slot for slot in range(1, file.capacity + 1) if slot not in owned])
+    rows, tokens = random_batch(rng, file, batch)
+    rules = Rules(strategy, lanes, file.every, in_place)
+    for limit in (3, NO_LIMIT):
+        here = file.file.table
+        there, record = copy_of(here), stale_record(batch, here.cells)
+        other = stale_record(batch, here.cells)
+        packet = batch_packet((rows, tokens), limit, here.cells)
+        backend.plan(here, packet.clone(), record, rules)
+        Backend("reference", backend.device).plan(there, packet, other, rules)
+        assert same(here, there) and all(map(torch.equal, record, other))
+        case = test_accept.Case(backend, limit % 97, variant, batch)
+        here, there = copy_of(case.table), copy_of(case.table)
+        got, told = case.run(backend, here), case.run(Backend("reference", backend.device), there)
+        assert same(here, there) and all(map(torch.equal, (*got[0], *got[1]), (*told[0], *told[1])))

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -126,10 +127,15 @@ def label_stays(move: Any) -> Any:
 
 
 def newest_lane_is_overwritten(choose: Any) -> Any:
-    def broken(columns: Any, lanes: Any, claim: Any, in_place: bool) -> Any:
-        if len(lanes) == 2 and all(columns.slots[lane] and columns.labels[lane] for lane in lanes):
-            return max(lanes, key=lambda lane: int(columns.labels[lane]))
-        return choose(columns, lanes, claim, in_place)
+    def broken(columns: Any, rules: Any, rows: Any, label: Any, wanted: Any, claim: Any) -> Any:
+        labels, first = columns.labels, 3 * rows + 1
+        full = first[(labels[first] > 0) & (labels[first + 1] > 0)] if rules.lanes == 2 else first[:0]
+        both, before = np.concatenate([full, full + 1]), labels.copy()
+        labels[both] = before[np.concatenate([full + 1, full])]  # the older one looks like the newer one
+        lanes = choose(columns, rules, rows, label, wanted, claim)
+        stays = np.setdiff1d(both, lanes)
+        labels[stays] = before[stays]
+        return lanes
 
     return broken
 
@@ -210,7 +216,7 @@ BREAKS = {
         "lazy", True, Stepping, "_same_request",
         lambda real: lambda self, step: (step.numbers > 0) & self._table.used[step.numbers],
     ),
-    "newest_lane_is_overwritten": Break("ping-pong", True, rules, "choose_lane", newest_lane_is_overwritten),
+    "newest_lane_is_overwritten": Break("ping-pong", True, rules, "_write_lane", newest_lane_is_overwritten),
     "nothing_is_pinned": Break("redirect", True, snapshots.Snapshots, "read_first", does()),
     "release_forgets_one": Break(
         "none", False, Buffer, "release", lambda real: lambda self, given: real(self, list(given)[1:])

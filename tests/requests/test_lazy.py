@@ -31,6 +31,7 @@ def test_B23_lazy_holds_two_lanes_from_a_boundary_to_the_settle_after_it(overlap
         for step in flying:
             loop.mem.settle(step)
             assert loop.mem.slots_held(row) == 2 and loop.mem.free_slots == free
+        loop.mem.submit()
         assert sorted(loop.labels(row)) == [0, boundary]
         lane = loop.labels(row).index(boundary) + 1
         assert loop.holds(loop.slot(row, lane), row, boundary)
@@ -64,6 +65,7 @@ def test_B24a_with_eviction_exactly_one_snapshot_goes_and_the_boundary_proceeds(
     step = loop.step([row])
     assert sorted(loop.labels(row)) == [8, 12] and loop.mem.slots_held(row) == 3 and loop.mem.stats().degraded == 0
     loop.mem.settle(step)
+    loop.mem.submit()
     assert sorted(loop.labels(row)) == [0, 12] and loop.mem.free_slots == 1
 
 

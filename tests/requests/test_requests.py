@@ -102,8 +102,7 @@ def test_B10_B12a_reset_zeroes_everything_preallocated_rows_too(backend: Backend
         with pytest.raises(StaleHandle):
             use()
     cells = mem._registers.cells.tolist()
-    generation = mem._registers.table.generation.tolist()
-    assert sorted(cell for cell in cells if cell) == sorted(g for g in generation if g)
+    assert not any(cells)
     assert not mem.page_table.any()
 
 
@@ -111,13 +110,14 @@ def test_B13_tables_are_sized_by_rows_not_by_slots(backend: Backend) -> None:
     """64 rows over 8 slots: the registers of row 64 take a slot, and a plan finds it there."""
     allocator = ms.SlotAllocator(8, backend)
     file = RegisterFile(allocator, rows=64, snapshots=0)
-    buffer = CommandBuffer(file)
+    buffer = CommandBuffer(file, max_batch=2)
     buffer.claim([3 * 64, 3 * 64 + 1, 3 * 64 + 2, 3])
     buffer.write(file.address("tracked", np.array([64])), [0])
-    sent = buffer.submit_batch(np.array([64, 0], np.int32), np.array([3, 0], np.int32))
-    record = StepRecord(*torch.full((7, 2), -1, dtype=torch.int32, device=backend.device))
-    file.plan(*sent, record, Rules(Strategy.NONE, 0, 256, False), 8)
-    assert [column.tolist() for column in record[:5]] == [[64, 0], [3, 0], [1, 0], [1, 0], [0, 0]]
+    buffer.upload_step((np.array([64, 0]), np.array([3, 0])), 8)
+    buffer.launch_changes()
+    record = StepRecord(*torch.full((5, 2), -1, dtype=torch.int32, device=backend.device))
+    file.plan(buffer.step, record, Rules(Strategy.NONE, 0, 256, False))
+    assert [column.tolist() for column in record] == [[64, 0], [3, 0], [1, 0], [1, 0], [0, 0]]
     file.labels[3 * 64] = 3
     assert scan_registers(file).labels[3 * 64] == 3
     mem = manager(backend, slots=8, max_requests=64, pages=0, page_size=1, pages_per_row=0)

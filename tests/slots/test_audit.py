@@ -6,7 +6,10 @@ import torch
 import memstate as ms
 from memstate import AuditReport, LazyPingPong, LeakFound, NoTracking, PingPong, Plane, Redirect, Request
 from memstate.kernels.dispatch import Backend
+from memstate.slots.allocator import SlotAllocator
+from memstate.slots.audit import audit
 from memstate.slots.inspect import inspect
+from memstate.slots.registers import RegisterFile
 from tests.support.build import build
 from tests.support.scan import scan, scan_registers
 
@@ -203,3 +206,19 @@ def test_an_audit_is_one_launch_after_one_submit(backend: Backend) -> None:
     mem.audit()
     assert counts.launches["audit"] == 2
     assert counts.total_launches == 4
+
+
+def test_a_wrong_summary_is_named(backend: Backend) -> None:
+    """Of 3000 slots: words 94 to 96 of the bitmap say which of its words 0 to 93 are not 0."""
+    file = RegisterFile(SlotAllocator(3_000, backend), rows=1, snapshots=0)
+    assert audit(inspect(file, {})).clean
+    file.allocator.bitmap[[94, 96]] = torch.tensor([0, 1], dtype=torch.int32, device=backend.device)
+    found = inspect(file, {})
+    report = audit(found)
+    assert found.summary == [94, 96] and report.summary == [(1, 0, 1023), (1, 2048, 3000)] and not report.clean
+    assert str(report).splitlines()[1:] == [
+        "level 1 of the bitmap's summary is wrong for slots 0..1023",
+        "level 1 of the bitmap's summary is wrong for slots 2048..3000",
+    ]
+    file.allocator.reset([7, 2_500])
+    assert inspect(file, {}).summary == []

@@ -5,8 +5,11 @@ of streams and events guarantees is kept beside it, as vector clocks:
 
     work.clock    how much of each stream had certainly run when this work began
     cuda.host     how much of each stream the host knows to have run
+
+A stream that lags behind (`cuda.lag`) does its work when somebody waits for it, or when the test says so.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -69,6 +72,7 @@ class Event:
 
     def synchronize(self) -> None:
         CUDA.host = joined(CUDA.host, self.clock or {})
+        CUDA.do(CUDA.host)
 
 
 class Stream:
@@ -77,19 +81,27 @@ class Stream:
     def __init__(self, device: "torch.device | int | None" = None) -> None:
         self.index = CUDA.index_of(device)
         self.clock: Clock = {}
+        CUDA.streams.append(self)
 
     @property
     def device(self) -> torch.device:
         return torch.device("cuda", self.index)
 
     def wait_event(self, event: Event) -> None:
-        self.clock = joined(self.clock, event.clock or {})
+        self._wait(event.clock or {})
+
+    def wait_stream(self, stream: "Stream") -> None:
+        self._wait(stream.clock)
+
+    def _wait(self, clock: Clock) -> None:
+        CUDA.waits.append(self)
+        self.clock = joined(self.clock, clock)
+        if self not in CUDA.lagging:
+            CUDA.do(clock)
 
     def synchronize(self) -> None:
         CUDA.host = joined(CUDA.host, self.clock)
-
-    def wait_stream(self, stream: "Stream") -> None:
-        self.clock = joined(self.clock, stream.clock)
+        CUDA.do(CUDA.host)
 
     def __repr__(self) -> str:
         return f"<fake stream {CUDA.streams.index(self) if self in CUDA.streams else '?'} of cuda:{self.index}>"
@@ -103,6 +115,8 @@ class FakeCuda:
         capturing: streams that capture a graph.
         work: everything that devices were given, in the order of the calls.
         host: what the host knows to have run.
+        waits: streams that were made to wait for others, once for each wait.
+        lagging: streams that lag behind, with the work that they have not done.
         kept: tensors that `record_stream` named, with the stream.
     """
 
@@ -112,6 +126,8 @@ class FakeCuda:
         self.capturing: set[Stream] = set()
         self.work: list[Work] = []
         self.host: Clock = {}
+        self.waits: list[Stream] = []
+        self.lagging: dict[Stream, deque[tuple[Work, Callable[[], Any]]]] = {}
         self.kept: list[tuple[torch.Tensor, Stream]] = []
         self.pinned_on: list[int] = []  # the current device at each allocation of pinned memory
         self.on_stream: dict[int, Stream] = {}
@@ -127,8 +143,7 @@ class FakeCuda:
         return self.on_stream[index]
 
     def new_stream(self, device: "torch.device | int | None" = None) -> Stream:
-        self.streams.append(Stream(device))
-        return self.streams[-1]
+        return Stream(device)
 
     def is_current_stream_capturing(self) -> bool:
         return self.current_stream() in self.capturing
@@ -136,6 +151,25 @@ class FakeCuda:
     def synchronize(self, device: "torch.device | int | None" = None) -> None:
         index = self.index_of(device)
         self.host = joined(self.host, *(stream.clock for stream in self.streams if stream.index == index))
+        self.do(self.host)
+
+    def lag(self, *streams: Stream) -> None:
+        """From here on these do their work late."""
+        self.lagging |= {stream: deque() for stream in streams}
+
+    def do(self, clock: Clock) -> None:
+        """Lets streams that lag behind do their work up to there."""
+        for stream, number in clock.items():
+            queue = self.lagging.get(stream, deque())
+            while queue and queue[0][0].number <= number:
+                queue.popleft()[1]()
+
+    def advance(self, stream: Stream, most: int) -> None:
+        """Lets a stream that lags behind do so many pieces of its work. The host may know that they are done."""
+        for _ in range(min(most, len(self.lagging[stream]))):
+            work, call = self.lagging[stream].popleft()
+            call()
+            self.host = joined(self.host, work.clock, {stream: work.number})
 
     @contextmanager
     def device(self, device: "torch.device | int") -> Iterator[None]:
@@ -236,6 +270,11 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         if to is not None:  # made, or copied, in host memory instead
             plain = tuple(HOST if is_device(x) else x for x in plain)
             named |= {"device": HOST} if "device" in named else {}
+        late = CUDA.lagging.get(CUDA.current_stream(inside[0].device)) if inside and name == "copy_" else None
+        if late is not None:
+            work = CUDA.give(name, CUDA.current_stream(inside[0].device))
+            late.append((work, lambda: func(*plain, **named)))
+            return args[0]
         made = func(*plain, **named)
         if name in ("to", "cpu", "as_tensor") and to is not None and plain and made is plain[0]:
             made = made.clone() if args[0].device != to else made  # to another device
@@ -282,6 +321,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, devices: int = 2) -> Iterator[Fak
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: CUDA.current)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (2**36, 2**36))
     for op, module in OPS.items():
         reference = import_module(f"memstate.kernels.reference.{module}")
@@ -295,13 +335,19 @@ def launching(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
 
     def launch(*args: Any, **kwargs: Any) -> Any:
         work = CUDA.launch(name)
+        if work.stream in CUDA.lagging:
+            return CUDA.lagging[work.stream].append((work, lambda: run(work, args, kwargs)))
+        return run(work, args, kwargs)
+
+    def run(work: Work, args: Any, kwargs: dict[str, Any]) -> Any:
+        lagging, CUDA.lagging = CUDA.lagging, {}
         before = len(CUDA.work), dict(CUDA.host), {stream: dict(stream.clock) for stream in CUDA.streams}
         made = op(*args, **kwargs)
         del CUDA.work[before[0] :]  # what the reference does inside is no work of its own
         CUDA.host = before[1]
         for stream, clock in before[2].items():
             stream.clock = clock
-        work.clock = dict(work.clock)
+        work.clock, CUDA.lagging = dict(work.clock), lagging
         return made
 
     return launch

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.dispatch import OPS
+from memstate.kernels.levels import bitmap_ints
 from memstate.kernels.tables import (
     HEADER_INTS,
     Accepted,
@@ -41,12 +42,17 @@ def shifted(*shape: int, start: int = 0, dtype: torch.dtype = torch.bfloat16) ->
 
 
 def registers(capacity: int) -> Registers:
-    return Registers(*(ints(64) for _ in range(7)), ints((capacity + 32) // 32), ints(16), capacity)
+    return Registers(*(ints(64) for _ in range(6)), ints(bitmap_ints(capacity)), ints(16), capacity)
 
 
 def record(batch: int) -> StepRecord:
     """Columns as a manager has them: each on 256 bytes."""
     return StepRecord(*(ints(256)[:batch] for _ in StepRecord._fields))
+
+
+def packet(batch: int, columns: int) -> Tensor:
+    """An empty packet with a batch behind its header."""
+    return ints(HEADER_INTS + columns * -(-batch // 4) * 4)
 
 
 def planes(tiles: int, capacity: int) -> PlaneMap:
@@ -63,14 +69,14 @@ def states(*slot: int, units: int, slots: int = 8) -> Tensor:
 def claim(op: Callable[..., Any]) -> None:
     for n in SIZES:
         for words in VALUES[:4]:
-            op(ints(words), n, ints(16))
+            op(ints(bitmap_ints(32 * words - 1)), n, ints(16))
 
 
 def release(op: Callable[..., Any]) -> None:
     for n in SIZES:
         for capacity in VALUES:
-            op(ints(200), ints(n), capacity, ints(16))
-        op(ints(200), ints(n, start=3), 64, ints(16))  # what is left of a group
+            op(ints(bitmap_ints(capacity)), ints(n), capacity, ints(16))
+        op(ints(bitmap_ints(64)), ints(n, start=3), 64, ints(16))  # what is left of a group
 
 
 def ownership(op: Callable[..., Any]) -> None:
@@ -93,22 +99,15 @@ def plan(op: Callable[..., Any]) -> None:
     for batch in SIZES:
         for value in (*VALUES, 2**31 - 1):
             file = registers(min(value, 1000))
-            op(file, ints(batch), ints(batch), record(batch), Rules(Strategy.LAZY, 2, value, True), value)
-
-
-def settle(op: Callable[..., Any]) -> None:
-    for batch in SIZES:
-        for capacity in VALUES:
-            op(registers(capacity), record(batch), None)
-            op(registers(capacity), record(batch), ints(batch))
+            op(file, packet(batch, 2), record(batch), Rules(Strategy.LAZY, 2, value, True))
 
 
 def accept(op: Callable[..., Any]) -> None:
     for batch in SIZES:
         for value in (*VALUES, 2**31 - 1):
-            given, outcome = ints(256)[:batch], Accepted(ints(256)[:batch], ints(256)[:batch])
+            outcome = Accepted(ints(256)[:batch], ints(256)[:batch])
             file = registers(min(value, 1000))
-            op(file, given, record(batch), outcome, Rules(Strategy.LAZY, 2, value, True), value)
+            op(file, packet(batch, 1), record(batch), outcome, Rules(Strategy.LAZY, 2, value, True))
 
 
 def copy_slots(op: Callable[..., Any]) -> None:

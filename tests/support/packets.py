@@ -1,6 +1,7 @@
 """Command packets by hand, and what they do, told in dictionaries and sets: the oracle of the ownership launch."""
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -41,7 +42,7 @@ class Model:
         self.capacity, self.count, self.rows = capacity, count, rows
         self.slots, self.labels = [0] * count, [0] * count
         self.free = set(range(1, capacity + 1))
-        self.columns = [0] * (4 * (rows + 1))
+        self.columns = [0] * (3 * (rows + 1))
         self.counts = dict.fromkeys(Count, 0) | {Count.FREE: capacity}
 
     def populate(self, rng: random.Random, share: float) -> None:
@@ -113,10 +114,10 @@ class Device:
 
     def __init__(self, model: Model, backend: Backend) -> None:
         self.backend = backend
-        sizes = [model.count, model.count, *[model.rows + 1] * 4]
+        sizes = [model.count, model.count, *[model.rows + 1] * 3]
         cells = torch.full((sum(sizes) + self.GAP * (len(sizes) + 1),), -77, dtype=torch.int32, device=backend.device)
         self.starts, columns, at = [], [], self.GAP
-        contents = [model.slots, model.labels, *[[0] * (model.rows + 1)] * 4]
+        contents = [model.slots, model.labels, *[[0] * (model.rows + 1)] * 3]
         for size, content in zip(sizes, contents, strict=True):
             columns.append(cells[at : at + size])
             columns[-1].copy_(torch.tensor(content, dtype=torch.int32))
@@ -139,20 +140,25 @@ class Device:
         t = self.table
         assert t.slots.tolist() == model.slots
         assert t.labels.tolist() == model.labels
-        assert [c for column in t[2:6] for c in column.tolist()] == model.columns
+        assert [c for column in t[2:5] for c in column.tolist()] == model.columns
         assert t.bitmap.tolist() == bits(model.free, model.capacity)
         assert t.counters.tolist() == counted(model)
-        ends = [start + column.numel() for start, column in zip(self.starts, t[:6], strict=True)]
+        ends = [start + column.numel() for start, column in zip(self.starts, t[:5], strict=True)]
         gaps = [t.cells[end : end + self.GAP].tolist() for end in (0, *ends)]
         assert gaps == [[-77] * self.GAP] * len(gaps)
 
 
-def bits(free: set[int], capacity: int) -> list[int]:
-    """Bitmap words with a set of slots free."""
-    words = [0] * ((capacity + 32) // 32)
-    for slot in free:
-        words[slot // 32] |= 1 << (slot % 32)
-    return [word - 2**32 if word >= 2**31 else word for word in words]
+def bits(free: Iterable[int], capacity: int) -> list[int]:
+    """Bitmap words with a set of slots free, and their summary: a bit for each word below that is not 0."""
+    level, count, everything = list(free), capacity + 1, []
+    while True:
+        words = [0] * ((count + 31) // 32)
+        for bit in level:
+            words[bit // 32] |= 1 << (bit % 32)
+        everything += words
+        if len(words) <= 64:
+            return [word - 2**32 if word >= 2**31 else word for word in everything]
+        level, count = [at for at, word in enumerate(words) if word], len(words)
 
 
 def counted(model: Model) -> list[int]:

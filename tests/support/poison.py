@@ -47,7 +47,7 @@ class Freed:
             self._free[id(pool)] = _free_slots(pool)
 
         patch.setattr(StatePool, "__init__", remember)
-        for owner, name in ((RegisterFile, "ownership"), (RegisterFile, "settle"), (SlotAllocator, "release")):
+        for owner, name in ((RegisterFile, "ownership"), (SlotAllocator, "release")):
             patch.setattr(owner, name, self._then_look(getattr(owner, name)))
 
     def _then_look(self, call: Callable[..., Any]) -> Callable[..., Any]:

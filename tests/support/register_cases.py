@@ -5,28 +5,31 @@ from collections.abc import Sequence
 import torch
 
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Accepted, Result, Rules, StepRecord
+from memstate.kernels.tables import Accepted, Rules, Section, StepRecord
 from tests.kernels import test_accept
 from tests.kernels.test_ownership import random_packet
-from tests.kernels.test_plan_kernel import NO_LIMIT, VARIANTS, RandomFile, random_batch, stale_record
+from tests.kernels.test_plan_kernel import NO_LIMIT, VARIANTS, RandomFile, batch_packet, random_batch
 from tests.support.addresses import Limits
 from tests.support.op_case import CPU, Case, Maker
-from tests.support.packets import Device, Model
+from tests.support.packets import Device, Model, bits
 
 REFERENCE = Backend("reference")
 
 
 def claim(make: Maker) -> Case:
-    words = make.one(1, 3, 33, 300)
-    bitmap = make.ints([make.one(0, 0, 1, -1, make.rng.randint(-(2**31), 2**31 - 1)) for _ in range(words)])
+    words = make.one(1, 3, 33, 70, 300)
+    chosen = [make.one(0, 0, 1, -1, make.rng.getrandbits(32)) for _ in range(words)]
+    free = [32 * at + bit for at, word in enumerate(chosen) for bit in range(32) if word >> bit & 1]
+    bitmap = make.ints(bits(free, 32 * words - 1))
     counters = make.ints(range(16))
     arguments = {"bitmap": bitmap, "n": make.one(0, 1, 5, 40), "counters": counters}
     return Case("claim", arguments, Limits(), times=2)
 
 
 def release(make: Maker) -> Case:
-    capacity = make.one(1, 31, 32, 70)
-    bitmap, counters = make.ints([make.one(0, 2, -1)] * ((capacity + 32) // 32)), make.ints([9, 1, *[0] * 14])
+    capacity, word = make.one(1, 31, 32, 70, 2100), make.one(0, 2, -1)
+    free = [slot for slot in range(capacity + 1) if word >> slot % 32 & 1]
+    bitmap, counters = make.ints(bits(free, capacity)), make.ints([9, 1, *[0] * 14])
     ids = [make.one(0, -3, capacity + 1, 2**31 - 1, make.rng.randint(1, capacity)) for _ in range(make.one(0, 3, 40))]
     arguments = {"bitmap": bitmap, "ids": make.ints(ids, make.one(True, False)), "capacity": capacity}
     return Case("release", arguments | {"counters": counters}, Limits(changes=[bitmap, counters]), times=2)
@@ -44,7 +47,7 @@ def ownership(make: Maker) -> Case:
     width = told.rows + 1
     packet.writes = [(device.starts[2 + cell // width] + cell % width, value) for cell, value in packet.writes]
     sent = make.ints(packet.pack(CPU).tolist())
-    columns = [*device.table[:6], device.table.bitmap, device.table.counters]
+    columns = [*device.table[:5], device.table.bitmap, device.table.counters]
     return Case("ownership", {"registers": device.table, "packet": sent}, Limits(changes=columns), times=2)
 
 
@@ -73,47 +76,29 @@ def beyond(make: Maker, rows: Sequence[int]) -> list[int]:
 
 
 def plan(make: Maker, variant: str | None = None) -> Case:
-    variant, batch = variant or make.one(*VARIANTS), make.one(0, 1, 5, 33)
+    variant, batch = variant or make.one(*VARIANTS), 33 if variant == "none" else make.one(0, 1, 5, 33)
     strategy, lanes, in_place = VARIANTS[variant]
     file = RandomFile(make.rng, REFERENCE, batch, lanes)
     table, (rows, tokens) = file.file.table, random_batch(make.rng, file, batch)
     record = StepRecord(*(make.empty(batch, dtype=torch.int32) for _ in StepRecord._fields))
+    packet = make.ints(batch_packet((beyond(make, rows), tokens), make.one(NO_LIMIT, 0, 2), table.cells).tolist())
+    packet[: Section.BATCH] = make.one(0, 1, 3)  # changes that were carried out
     arguments = {
-        "registers": table, "rows": make.ints(beyond(make, rows)), "tokens": make.ints(tokens), "record": record,
-        "rules": Rules(strategy, lanes, file.every, in_place), "limit": make.one(NO_LIMIT, 0, 2),
+        "registers": table, "packet": packet, "record": record,
+        "rules": Rules(strategy, lanes, file.every, in_place),
     }  # fmt: skip
-    return Case("plan", arguments, Limits(changes=[*table[:8], table.counters, *record]), times=2)
-
-
-def settle(make: Maker, how: str = "") -> Case:
-    """how: `many` for a batch of rows whose lanes are of different age, so that one of two goes."""
-    batch = 30 if how else make.one(0, 1, 5, 33)
-    file = RandomFile(make.rng, REFERENCE, batch, 2)
-    if how:
-        live = torch.arange(3, 3 * file.rows + 3, 3)
-        for register, label in ((live, 9), (live + 1, 1), (live + 2, 2)):
-            file.file.table.labels[register] = label * (file.file.table.slots[register] > 0).int()
-    table, rows = file.file.table, beyond(make, random_batch(make.rng, file, batch)[0])
-    labels, generation = table.labels.tolist(), table.generation.tolist()
-    live = [row if 0 < row < len(generation) else 0 for row in rows]
-    record = stale_record(batch, table.cells)._replace(
-        rows=make.ints(rows),
-        after=make.ints([labels[3 * row] + make.one(-1, 0, file.every, 9) for row in live]),
-        generation=make.ints([generation[row] - make.one(0, 0, 0, 1) for row in live]),
-    )
-    results = make.one(None, make.ints([make.one(*Result) for _ in rows]))
-    changes = [table.slots, table.labels, table.bitmap, table.counters]
-    return Case("settle", {"registers": table, "record": record, "results": results}, Limits(changes=changes), times=2)
+    changes = [*table[:7], table.counters, packet[: Section.BATCH], *record]
+    return Case("plan", arguments, Limits(changes=changes), times=2)
 
 
 def accept(make: Maker, variant: str | None = None) -> Case:
-    variant, batch = variant or make.one(*VARIANTS), make.one(0, 1, 5, 33)
+    variant, batch = variant or make.one(*VARIANTS), 33 if variant == "none" else make.one(0, 1, 5, 33)
     case = test_accept.Case(REFERENCE, make.rng.getrandbits(30), variant, batch)
     outcome = Accepted(*(make.empty(len(case.accepted), dtype=torch.int32) for _ in Accepted._fields))
     record = StepRecord(*(make.ints(column.tolist()) for column in case.record))
+    packet = make.ints(batch_packet((case.accepted,), case.limit, case.table.cells).tolist())
     arguments = {
-        "registers": case.table, "accepted": make.ints(case.accepted), "record": record, "outcome": outcome,
-        "rules": case.rules, "limit": case.limit,
+        "registers": case.table, "packet": packet, "record": record, "outcome": outcome, "rules": case.rules,
     }  # fmt: skip
-    decided = [record.write, record.snapshot, record.after, *outcome]
-    return Case("accept", arguments, Limits(changes=[*case.table[:8], case.table.counters, *decided]), times=2)
+    decided = [record.write, record.snapshot, *outcome]
+    return Case("accept", arguments, Limits(changes=[*case.table[:7], case.table.counters, *decided]), times=2)

@@ -23,7 +23,7 @@ from memstate.tokens import encode
 from tests.support.held import held
 from tests.support.planes import LAYOUT, History, fold
 from tests.support.serving import PAGE, STALE, Server
-from tests.support.tiered_late import Late
+from tests.support.tiered_late import Late, wait_for_staging
 from tests.support.virtual import ByHand
 
 KV = StateLayout((Plane("k", (PAGE,), torch.int64), Plane("v", (PAGE, 3), torch.int16)), layers=2)
@@ -54,6 +54,8 @@ class Tiered(Server):
             backend, name, pages=pages, every=every, prefix=prefix or ms.Prefix(Lru(), LruPages()),
             tiers=Tiers(**settled), **settings,  # type: ignore[arg-type]
         )  # fmt: skip
+        if backend.device.type == "cuda":
+            wait_for_staging(self.mem)
         if self.pages_kv is not None:
             self.kv = self.pages_kv["k"][0]  # type: ignore[assignment]
             for plane in self.pages_kv.values():

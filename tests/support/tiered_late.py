@@ -6,10 +6,25 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+import memstate as ms
 from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
 from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.host.transfers import Ticket, Transfers
+
+
+class Patient(Transfers):
+    """Transfers on a GPU that lose nothing: where staging is full, the host waits."""
+
+    room = 2**31  # type: ignore[assignment]
+
+
+def wait_for_staging(mem: ms.StateManager) -> None:
+    """Lets a manager on a GPU save as much at a time as one on a CPU does."""
+    host = mem.tiers.host  # type: ignore[union-attr]
+    for each in (host._of_states, host._of_kv):
+        if each is not None:
+            each.transfers.__class__ = Patient
 
 
 class LateTicket(Ticket):

@@ -1,8 +1,7 @@
 """What going down and coming up costs: submits, uploads, launches, and no wait for the device.
 
-A transfer of so many records is one upload and one launch for as many as staging has room for; coming up, one launch
-for each group of layers of states, and one for pages. Staging of KV has the bytes of staging of states,
-which is as many records here.
+A transfer of so many records is one upload and one launch for as many as staging has room for; coming up, one upload
+in all, one launch for each group of layers of states, and one for pages. Staging of KV has room for all pages here.
 """
 
 import pytest
@@ -59,7 +58,7 @@ def batches(records: int, staging: int) -> int:
 def test_an_eviction_with_backup(n: int, staging: int, plain: Backend) -> None:
     at, spent = cached(plain, n, "back", staging)
     at.cache.evict_states(n)
-    packs = batches(n, staging) + batches(2 * n, staging)
+    packs = batches(n, staging) + 1
     assert spent() == (0, packs, {"pack_slots": packs})
     at.mem.submit()
     assert spent() == (1, 1, {"ownership": 1}), "the slots are free: one packet for all"
@@ -75,7 +74,7 @@ def test_an_eviction_of_what_is_not_sent_yet_costs_the_packet_that_says_where_it
     at.end(rows)
     spent()
     at.cache.evict_states(4)
-    packs = batches(4, 2) + batches(8, 2)
+    packs = batches(4, 2) + 1
     assert spent() == (1, 1 + packs, {"ownership": 1, "pack_slots": packs})
 
 
@@ -84,7 +83,7 @@ def test_an_eviction_of_what_is_not_sent_yet_costs_the_packet_that_says_where_it
 def test_a_poll_that_writes_through(n: int, staging: int, plain: Backend) -> None:
     at, spent = cached(plain, n, "through", staging)
     at.mem.poll()
-    packs = batches(n, staging) + batches(2 * n, staging)
+    packs = batches(n, staging) + 1
     assert spent() == (0, packs, {"pack_slots": packs})
     at.mem.poll()
     at.cache.evict_states(n)
@@ -102,8 +101,7 @@ def test_an_admission_of_hits(n: int, staging: int, groups: int, plain: Backend)
     spent = Spent(at)
     rows = at.admit(*[ms.Request(i, tokens=[*whole(i + 1), 1]) for i in range(n)])
     assert [at.mem.length(row) for row in rows] == [8] * n
-    states, pages = batches(n, staging), batches(2 * n, staging)
-    assert spent() == (1, 1 + states + pages, {"ownership": 1, "unpack_slots": states * groups + pages})
+    assert spent() == (1, 1 + 2, {"ownership": 1, "unpack_slots": batches(n, staging) * groups + 1})
     at.mem.plan(rows, 1)
     assert spent() == (1, 1, {"ownership": 1, "plan": 1}), "from there on a hit like any other"
 
@@ -154,7 +152,7 @@ def busy(at: Tiered) -> None:
 
 @pytest.mark.parametrize("write", ["through", "back"])
 def test_nothing_but_launches_uploads_and_copies_reaches_the_device(write: str, backend: Backend) -> None:
-    """Copies between staging and host memory: neighbours go in one, but parts of states come up one by one."""
+    """Copies between staging and host memory: pages go in one, but parts of states come up one by one."""
     at = Tiered(backend, slots=12, tiers={"write": write, "layer_groups": 2})
     busy(at)  # what is made once is made
     watch = Watch()
@@ -168,8 +166,7 @@ def test_nothing_but_launches_uploads_and_copies_reaches_the_device(write: str, 
         busy(at)
     out_states, in_states, out_pages, in_pages = (now - then for now, then in zip(at.moved, moved, strict=True))
     assert (out_states, in_states, out_pages, in_pages) == (3, 3, 6, 6)
-    pages = batches(6, 2)
-    assert dict(watch.seen) == {"copy_": batches(3, 2) + pages + 2 * 3 + pages}
+    assert dict(watch.seen) == {"copy_": batches(3, 2) + 1 + 2 * 3 + 1}
     assert at.mem.backend.counts.syncs == 0
 
 

@@ -111,7 +111,7 @@ WHOLE_NUMBERS = [("host_slots", None), ("host_slots", 0), ("host_slots", 1.5), (
                  ("threads", 0), ("ranks", 0), ("layer_groups", 0)]  # fmt: skip
 WRONG: list[tuple[dict[str, object], str]] = [
     *(({name: value}, "whole number from 1 to") for name, value in WHOLE_NUMBERS),
-    *(({name: -1}, "whole number from 0 to") for name in ("load_threshold", "staging")),
+    *(({name: -1}, "whole number from 0 to") for name in ("ahead", "load_threshold", "staging")),
     *(({"reserve": value}, "share from 0") for value in (1, -0.1, "none")),
     ({"model": ""}, "names the weights"), ({"model": 3}, "names the weights"),
     ({"write": "never"}, "through, selective, back"), ({"rank": 1}, "ranks count from 0"),

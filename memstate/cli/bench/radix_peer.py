@@ -9,7 +9,7 @@ import importlib.util
 import logging
 import warnings
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
 from types import SimpleNamespace
@@ -34,7 +34,19 @@ NAMES = {
 
 @lru_cache
 def load() -> SimpleNamespace:
-    """Returns what is used of SGLang.
+    """Returns what the prefix cache uses of SGLang.
+
+    Raises:
+        ImportError: In one line.
+    """
+    return imported({name: f"mem_cache.{at}" for name, at in NAMES.items()})
+
+
+def imported(names: Mapping[str, str]) -> SimpleNamespace:
+    """Returns objects of SGLang, after setting it up for use without a model.
+
+    Args:
+        names: Name of the object -> its module in sglang.srt.
 
     Raises:
         ImportError: In one line.
@@ -46,7 +58,7 @@ def load() -> SimpleNamespace:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = {name: getattr(import_module(f"sglang.srt.mem_cache.{at}"), name) for name, at in NAMES.items()}
+            found = {name: getattr(import_module(f"sglang.srt.{at}"), name) for name, at in names.items()}
             context = import_module("sglang.srt.runtime_context").get_context()
             if not context.is_config_namespace_published("exec"):
                 context.override_server_args(_mamba_cache_chunk_size=1).install()

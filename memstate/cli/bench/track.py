@@ -1,4 +1,4 @@
-"""Plan, settle and accept for every strategy, with nothing due and with every row at a boundary: device time.
+"""Plan and accept for every strategy, with nothing due and with every row at a boundary: device time.
 
 A boundary at every token makes every row due in every step; boundaries 2^30 tokens apart make none due.
 """
@@ -6,7 +6,9 @@ A boundary at every token makes every row due in every step; boundaries 2^30 tok
 from collections.abc import Iterator
 from itertools import product
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from memstate.cli.bench.clock import Times, nothing
 from memstate.cli.bench.task import Figure, Setting, Task, differing
@@ -16,6 +18,8 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Strategy
 from memstate.requests.handles import Request
 from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
+from memstate.slots.packet import Packet
+from memstate.slots.registers import Longs
 from memstate.state.layout import Plane, StateLayout
 
 SIZES, TOY_SIZES = (1, 64, 256), (2,)
@@ -30,7 +34,7 @@ STEPS = 5  # compared with the reference: lanes are empty, filled and taken agai
 
 
 class _Rows:
-    """A manager with `size` rows in one batch; plans and settles come past its mirror, from then on its own again."""
+    """A manager with `size` rows in one batch; plans come past its mirror, from then on its own again."""
 
     def __init__(self, backend: Backend, tracking: Tracking, size: int, window: bool) -> None:
         self.mem = StateManager(
@@ -39,47 +43,37 @@ class _Rows:
         )  # fmt: skip
         rows = self.mem.admit([Request(i) for i in range(size)])
         self.mem.submit()
-        self.file, device = self.mem._registers, self.mem.backend.device
-        self.rows = torch.tensor([row.index for row in rows], dtype=torch.int32).to(device)
-        tokens = torch.ones_like(self.rows)
-        self.tokens, self.accepted = tokens * WINDOW if window else tokens, tokens * ACCEPTED
+        self.file = self.mem._registers
+        tokens = np.full(size, WINDOW if window else 1)
+        self.batch = self._packet(rows.indices, tokens)
+        self.accepted = self._packet(np.full(size, ACCEPTED))
         self.rules = self.mem._mirror.rules
-        self.settles = tracking.releases_at_settle and self.rules.every == ALWAYS  # where the mirror says lanes can go
-        self.record = self.mem._log.next_record(size)
+        self.record = self.mem._log.record(size)
         self.outcome = self.mem._log.outcome(size) if window else None
 
+    def _packet(self, *columns: Longs) -> Tensor:
+        return torch.from_numpy(Packet(self.file).encode(columns, NO_LIMIT)).to(self.mem.backend.device)
+
     def plan(self) -> None:
-        self.file.plan(self.rows, self.tokens, self.record, self.rules, NO_LIMIT)
-
-    def settle(self) -> None:
-        self.file.settle(self.record, None)
-
-    def step(self) -> None:
         """What a decode step launches."""
-        self.plan()
-        if self.settles:
-            self.settle()
+        self.file.plan(self.batch, self.record, self.rules)
 
     def draft(self) -> None:
-        rules = self.rules._replace(strategy=Strategy.WINDOW)
-        self.file.plan(self.rows, self.tokens, self.record, rules, NO_LIMIT)
+        self.file.plan(self.batch, self.record, self.rules._replace(strategy=Strategy.WINDOW))
 
     def accept(self) -> None:
         assert self.outcome is not None
-        self.file.accept(self.accepted, self.record, self.outcome, self.rules, NO_LIMIT)
+        self.file.accept(self.accepted, self.record, self.outcome, self.rules)
 
     def speculate(self) -> None:
         self.draft()
         self.accept()
-        if self.settles:
-            self.settle()
 
     def wrong(self, twin: "_Rows") -> str:
-        """What differs: the step, registers, owners. Generations differ between any two managers."""
+        """What differs: the step, registers, owners."""
         mine, other = self.file.table, twin.file.table
-        columns, step = ("slots", "labels", "tracked", "source"), ("tokens", "read", "write", "snapshot", "after")
-        pairs = [(name, getattr(mine, name), getattr(other, name)) for name in columns]
-        pairs += [(name, getattr(self.record, name), getattr(twin.record, name)) for name in step]
+        pairs = [(name, getattr(mine, name), getattr(other, name)) for name in ("slots", "labels", "tracked", "source")]
+        pairs += zip(self.record._fields, self.record, twin.record, strict=True)
         if self.outcome is not None and twin.outcome is not None:
             pairs += zip(("accepted", "crossed"), self.outcome, twin.outcome, strict=True)
         return differing([*pairs, ("owners", self.file.owners(), twin.file.owners())])
@@ -100,7 +94,7 @@ class _Bench:
         for every, (mine, twin) in self.pairs.items():
             for _ in range(STEPS):
                 for rows in (mine, twin):
-                    (rows.speculate if self.window else rows.step)()
+                    (rows.speculate if self.window else rows.plan)()
                 if found := mine.wrong(twin):
                     return f"{DUE[every]}: {found}"
         return ""
@@ -118,10 +112,7 @@ class _Bench:
 
     def _plain(self, rows: _Rows) -> tuple[dict[str, Times], str, float]:
         clock = self.setting.clock
-        times = {"plan": clock.alone(rows.plan, rows.settle if rows.settles else nothing)}
-        if rows.settles:
-            times["settle"] = clock.alone(rows.settle, rows.plan)
-        return times, "step", clock.in_graph(rows.step)
+        return {"plan": clock.alone(rows.plan, nothing)}, "step", clock.in_graph(rows.plan)
 
     def _windows(self, rows: _Rows) -> tuple[dict[str, Times], str, float]:
         clock = self.setting.clock
@@ -132,4 +123,4 @@ def tasks(setting: Setting) -> Iterator[Task]:
     """Yields plain and speculative steps of every strategy, for 1, 64 and 256 rows."""
     for size, name, window in product(TOY_SIZES if setting.toy else SIZES, STRATEGIES, (False, True)):
         bench = _Bench(setting, name, size, window)
-        yield Task(f"{'accept' if window else 'plan and settle'}, {bench.case}", bench.check, bench.measure)
+        yield Task(f"{'accept' if window else 'plan'}, {bench.case}", bench.check, bench.measure)

@@ -17,14 +17,22 @@ if TYPE_CHECKING:
 
 
 def compile_kernels(
-    targets: Annotated[str, Option(help="Comma separated GPU targets.")] = "sm_80,sm_90,sm_100,gfx942",
+    targets: Annotated[str, Option(help="Comma separated GPU targets.")] = "sm_80,sm_90,sm_100,sm_120,gfx942,gfx950",
+    every_shape: Annotated[
+        bool, Option("--every-shape", help="Also compile every other shape that can be launched; takes minutes.")
+    ] = False,
     json_path: Json = None,
 ) -> None:
-    """Compile every kernel for every target. Needs no GPU."""
+    """Compile every kernel for every target. Needs no GPU. Targets that this Triton does not know are left out."""
     from memstate.cli.compile import compile_all
 
+    wanted = split_names(targets)
     with one_line_errors(), progress("compile") as report:
-        reports = compile_all(split_names(targets), report)
+        reports = compile_all(wanted, report, every_shape)
+    if unknown := [name for name in wanted if name not in {item.target for item in reports}]:
+        complain(f"left out, because this Triton does not know them: {', '.join(unknown)}")
+        if not reports:
+            raise typer.Exit(1)
     columns = tuple(field.name for field in fields(reports[0]))
     rows = [asdict(item) for item in reports]
     emit(json_path, rows, "compiled kernels", columns, [[text_of(row[c]) for c in columns] for row in rows])

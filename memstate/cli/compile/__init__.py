@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from memstate.cli.compile.build import TARGETS, KernelReport, build
+from memstate.cli.compile.build import TARGETS, KernelReport, build, known_targets
 from memstate.cli.worker import WorkerFailed, run_module
 from memstate.errors import CompileFailed, ConfigurationError, InvalidArgument
 from memstate.kernels.catalog import CompileCase, all_cases
@@ -17,12 +17,15 @@ __all__ = ["TARGETS", "KernelReport", "compile_all", "compile_cases", "compile_e
 Progress = Callable[[int, int], None]
 
 
-def compile_all(targets: Sequence[str] = tuple(TARGETS), progress: Progress | None = None) -> list[KernelReport]:
+def compile_all(
+    targets: Sequence[str] = tuple(TARGETS), progress: Progress | None = None, every_shape: bool = False
+) -> list[KernelReport]:
     """Compiles every kernel of the library for every target: one report each, kernel by kernel.
 
     Args:
-        targets: Names in `TARGETS`.
+        targets: Names in `TARGETS`. Those that the installed Triton does not know are left out.
         progress: Called with (done, total) after each report.
+        every_shape: Also every other shape of a kernel that can be launched.
 
     Raises:
         InvalidArgument: A target is unknown.
@@ -37,8 +40,8 @@ def compile_all(targets: Sequence[str] = tuple(TARGETS), progress: Progress | No
     from triton import knobs
 
     if knobs.runtime.interpret:
-        return compile_elsewhere(targets, progress)
-    return compile_cases(all_cases(), targets, progress)
+        return compile_elsewhere(targets, progress, every_shape=every_shape)
+    return compile_cases(all_cases(every_shape), known_targets(targets), progress)
 
 
 def compile_cases(
@@ -59,7 +62,7 @@ def compile_cases(
 
 
 def compile_elsewhere(
-    targets: Sequence[str], progress: Progress | None = None, triton: Path | None = None
+    targets: Sequence[str], progress: Progress | None = None, triton: Path | None = None, every_shape: bool = False
 ) -> list[KernelReport]:
     """Compiles every kernel of the library in a second process, `python -m memstate.cli.compile`.
 
@@ -67,13 +70,15 @@ def compile_elsewhere(
         targets: Names in `TARGETS`.
         progress: Called with (done, total) after each report.
         triton: A folder with the Triton to use, as `pip install --target` makes it. Default: the installed one.
+        every_shape: Also every other shape of a kernel that can be launched.
 
     Raises:
         CompileFailed: A kernel does not compile, or the process failed.
     """
     reports: list[KernelReport] = []
     try:
-        for message in run_module("memstate.cli.compile", *targets, interpret=False, path=triton):
+        flags = ["--every-shape"] if every_shape else []
+        for message in run_module("memstate.cli.compile", *flags, *targets, interpret=False, path=triton):
             if "failed" in message:
                 raise CompileFailed(**message["failed"])
             reports.append(KernelReport(**message["report"]))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 PLACE = re.compile(r"\s*\.loc\b.*?[;/] (\w+\.py):(\d+):")  # the first is the innermost of the functions inlined there
 BARRIER = re.compile(r"\s*(?:bar|barrier)(?:\.cta)?\.sync|\s*s_barrier")
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)")
-METADATA = re.compile(r"\.(vgpr_count|[sv]gpr_spill_count|private_segment_fixed_size):\s*(\d+)")
+METADATA = re.compile(r"\.(vgpr_count|vgpr_spill_count|private_segment_fixed_size):\s*(\d+)")
 
 
 class Resources(NamedTuple):
@@ -35,8 +35,8 @@ def resources(texts: Mapping[str, Any]) -> Resources:
     """
     if "amdgcn" in texts:
         figures = {name: int(figure) for name, figure in METADATA.findall(texts["amdgcn"])}
-        try:
-            spilled = 4 * (figures["vgpr_spill_count"] + figures["sgpr_spill_count"])
+        try:  # scalar registers that are spilled go to lanes of a vector register, and only from there to memory
+            spilled = 4 * figures["vgpr_spill_count"]
             return Resources(figures["vgpr_count"], max(spilled, figures["private_segment_fixed_size"]))
         except KeyError as error:
             raise ValueError(f"amdgcn: no {error} in the metadata") from error

@@ -1,11 +1,13 @@
 """Compiles one kernel for one target, without a GPU, and reports what came out. Knows Triton's compiler."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memstate.cli.compile.accesses import WIDE_BITS, accesses, plane_accesses
 from memstate.cli.compile.assembly import barriers, resources
+from memstate.cli.compile.chains import dependent_loads
 from memstate.errors import CompileFailed
 from memstate.kernels import catalog
 from memstate.kernels.catalog import CompileCase
@@ -14,7 +16,9 @@ TARGETS: dict[str, tuple[str, int | str, int]] = {  # name -> Triton's backend, 
     "sm_80": ("cuda", 80, 32),
     "sm_90": ("cuda", 90, 32),
     "sm_100": ("cuda", 100, 32),
+    "sm_120": ("cuda", 120, 32),
     "gfx942": ("hip", "gfx942", 64),
+    "gfx950": ("hip", "gfx950", 64),
 }
 KERNELS = Path(catalog.__file__).parent
 
@@ -33,6 +37,8 @@ class KernelReport:
         barriers: In the program's text.
         ok: Whether nothing spilled, and plane bytes move at least 16 at a time.
         source_barriers: Those of the barriers that the kernel's source asks for; the compiler added the others.
+        dependent_loads: Loads of global memory in the longest chain in which each waits for the one before; None for
+            AMD.
     """
 
     kernel: str
@@ -44,6 +50,21 @@ class KernelReport:
     barriers: int
     ok: bool
     source_barriers: int = 0
+    dependent_loads: int | None = None
+
+
+def known_targets(targets: Sequence[str]) -> list[str]:
+    """Returns the targets for which the Triton of this process compiles: those for which it compiles a small kernel."""
+    (case,) = (case for case in catalog.all_cases() if case.name == "resolve")
+    return [target for target in targets if _compiles(case, target)]
+
+
+def _compiles(case: CompileCase, target: str) -> bool:
+    try:
+        compile_case(case, target)
+    except Exception:  # Triton raises whatever its passes raise
+        return False
+    return True
 
 
 def build(case: CompileCase, target: str) -> KernelReport:
@@ -97,4 +118,5 @@ def inspect(case: CompileCase, target: str, compiled: Any) -> KernelReport:
         barriers=found,
         ok=used.spill_bytes == 0 and (wide or not case.plane_args),
         source_barriers=of_source,
+        dependent_loads=dependent_loads(compiled.asm["ptx"]) if "ptx" in compiled.asm else None,
     )

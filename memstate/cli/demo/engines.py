@@ -22,6 +22,7 @@ from memstate.engine.settings import Forward, Pages
 from memstate.engine.warmup import warm_up
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import StepRecord
 from memstate.prefix import Prefix
 from memstate.requests.steps import Step
 from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
@@ -49,7 +50,7 @@ class Engine:
     in_place = False
 
     def __init__(self, config: DemoConfig, pages: int, pages_per_row: int, store: Store | None = None) -> None:
-        size = config.size
+        size, self._batch = config.size, config.batch
         tracking = TRACKING[config.strategy](every=config.track_every)
         _require_fit(config, tracking, pages, pages_per_row)
         states, kv = state_layout(size, config.model, config.order), size.page_layout(config.page_size)
@@ -68,7 +69,8 @@ class Engine:
         except ValueError as error:
             raise InvalidArgument(str(error)) from error
         self.model = HybridModel(size, config.seed, Backend(self.mem.backend.name, config.device), config.model)
-        warm_up(self.mem)
+        if self.mem.backend.name == "cuda":  # elsewhere nothing is compiled
+            warm_up(self.mem)
         for storage in (self.mem.planes, self.kv):
             for layer in (layer for plane in storage.values() for layer in plane):
                 layer[1:] = float("nan")  # whatever reads fresh memory shows
@@ -78,12 +80,19 @@ class Engine:
         """Returns the engine's memory for states and pages; None where memstate allocates."""
         return None, None
 
-    def slots(self, step: Step) -> Slots:
+    def slots(self, step: Step | StepRecord) -> Slots:
         """Returns what the kernels of the forward are told of a step.
 
         Syncs: no.
         """
         return Slots(step.rows, step.tokens, step.read, step.write, step.snapshot)
+
+    def launch(self) -> Slots:
+        """Launches what comes before the forward of a planned step, and returns its slots.
+
+        Syncs: no.
+        """
+        return self.slots(self.mem.launch(self._batch))
 
     @property
     def foreign_bytes(self) -> int:
@@ -109,7 +118,7 @@ class InPlace(Engine):
         for plane in self.mem.planes.values():
             plane[:, 0] = float("nan")
 
-    def slots(self, step: Step) -> Slots:
+    def slots(self, step: Step | StepRecord) -> Slots:
         """See `Engine`."""
         return Slots(step.rows, step.tokens, step.write, step.write, self._nowhere)
 

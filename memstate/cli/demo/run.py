@@ -80,7 +80,7 @@ def _run(config: DemoConfig, store: Store | None, report: Progress) -> DemoRepor
             audits.append(mem.audit())  # while requests run: no false alarm allowed
 
     scheduler = Scheduler(
-        config, engine, Stepper(engine.model, engine.memory, config.batch, config.chunk), admission,
+        config, engine, Stepper(engine.model, engine.memory, config.batch, config.chunk, engine.launch), admission,
         Chance(config.seed), meter, witness, step_done,
     )  # fmt: skip
     started = time.perf_counter()

@@ -16,7 +16,7 @@ from memstate.cli.demo.config import DemoConfig
 from memstate.cli.demo.corpus import Conversation
 from memstate.cli.demo.engines import Engine
 from memstate.cli.demo.meter import Asked, Gauge, Meter
-from memstate.cli.demo.stepper import Stepper
+from memstate.cli.demo.stepper import Results, Stepper
 from memstate.cli.demo.transcript import Transcript, Witness
 from memstate.cli.demo.work import Batch, Flight, Work, assemble
 from memstate.errors import OutOfPages
@@ -106,17 +106,20 @@ class Scheduler:
         if not going:
             return None
         batch = assemble(self.config, going)
-        asked = Asked()
+        asked, run = Asked(), list[Results]()
+        whole = self.meter.steps % 2 == 1 and not self.config.sabotage  # every other step: one upload and one graph
+        replay = (lambda: run.append(self.stepper.run_whole(batch.inputs))) if whole else None
         with self.gauge.adding_to(asked):
-            step = self.mem.plan(batch.rows, batch.counts)
-        if self.chance.cancels():
+            step = self.mem.plan(batch.rows, batch.counts, replay=replay)
+        if not whole and self.chance.cancels():
             self._cancel(step, batch)
             return None
         self.witness.look()
         for entry in batch.entries:
             entry.work.folded = entry.after
-        self._meddle()
-        results = self.stepper.run(batch.inputs, self.engine.slots(step))
+        if not whole:
+            self._meddle()
+        results = run[0] if whole else self.stepper.run(batch.inputs, self.engine.slots(step))
         if self.config.sabotage or self.chance.tells():
             self.mem.submit(step)
         self.meter.look(self.mem, (work.handle for work in self.running))

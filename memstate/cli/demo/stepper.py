@@ -4,6 +4,8 @@ Knows no request. The first input token of a step may be the token that the step
 the device: so the next step can start before the results of the last one are known.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -57,26 +59,30 @@ class Results:
 class Stepper:
     """Runs steps of two shapes, `batch chunk` and `batch 1`, of one model on one memory.
 
-    On CUDA each pair of a shape and a step record is captured once. The record's tensors are part of the graph, so they
-    must be the same ones every time (the manager alternates between two records). Warm-up runs on null rows and changes
-    no state.
+    On CUDA each shape is captured once, and once more with everything that comes before the forward. The vectors of a
+    step are part of the graph, so they must be the same tensors every time. Warm-up runs on null rows and changes no
+    state.
 
     Args:
         model: The model.
         memory: Planes, pages and page table.
         batch: Rows.
         chunk: Tokens of a prefill step.
+        launch: Launches what comes before the forward of a planned step, and returns its slots. None: `run` alone is
+            used.
     """
 
-    def __init__(self, model: HybridModel, memory: Memory, batch: int, chunk: int) -> None:
-        self.model, self.memory, self.batch = model, memory, batch
+    def __init__(
+        self, model: HybridModel, memory: Memory, batch: int, chunk: int, launch: Callable[[], Slots] | None = None
+    ) -> None:  # fmt: skip
+        self.model, self.memory, self.batch, self._launch = model, memory, batch, launch
         self.device = memory.page_table.device
         self.widths = (1, chunk)
         self._packed = {width: self._zeros(batch, width + 2, dtype=torch.int64) for width in self.widths}
         self._noise = self._zeros(batch, VOCABULARY, dtype=torch.float32)
         self._logits = self._zeros(batch, VOCABULARY, dtype=torch.float32)
         self._sampled = self._zeros(batch, dtype=torch.int64)
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         if self.device.type == "cuda":
             self._warm_up()
 
@@ -88,12 +94,23 @@ class Stepper:
 
         Syncs: no.
         """
+        return self._run(inputs, lambda: slots, whole=False)
+
+    def run_whole(self, inputs: Inputs) -> Results:
+        """Submits one step with everything that comes before its forward, in one graph on CUDA.
+
+        Syncs: no.
+        """
+        assert self._launch is not None
+        return self._run(inputs, self._launch, whole=True)
+
+    def _run(self, inputs: Inputs, slots: Callable[[], Slots], whole: bool) -> Results:
         self._upload(inputs.packed, self._packed[inputs.width])
         self._upload(inputs.noise, self._noise)
         if self.device.type == "cuda":
-            self._graph(inputs.width, slots).replay()
+            self._graph(inputs.width, slots, whole).replay()
         else:
-            self._body(inputs.width, slots)
+            self._body(inputs.width, slots())
         return Results(self._sampled, self._logits)
 
     def _upload(self, values: npt.NDArray[np.generic], to: Tensor) -> None:
@@ -109,12 +126,12 @@ class Stepper:
         self._logits.copy_(logits)
         self._sampled.copy_((logits + self._noise).argmax(-1))
 
-    def _graph(self, width: int, slots: Slots) -> torch.cuda.CUDAGraph:
-        key = (width, slots.read.data_ptr())
+    def _graph(self, width: int, slots: Callable[[], Slots], whole: bool) -> torch.cuda.CUDAGraph:
+        key = width, whole
         if key not in self._graphs:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):  # records, runs nothing
-                self._body(width, slots)
+                self._body(width, slots())
             self._graphs[key] = graph
         return self._graphs[key]
 

@@ -102,6 +102,13 @@ class StatePolicy(Policy, ABC):
     def victims(self) -> Iterator[Node]:
         """Yields nodes with a state, the least worthy first. The cache skips those in use."""
 
+    def coming(self) -> Iterator[Node]:
+        """Yields about what `victims` would, and changes nothing, however often it is called.
+
+        Ranks of tensor parallelism may ask at different times, and still evict the same.
+        """
+        return self.victims()
+
 
 class RankedStates(StatePolicy):
     """Ranks states by their uses; a subclass says how, in `used`."""

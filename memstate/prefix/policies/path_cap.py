@@ -89,3 +89,8 @@ class PathCap(StatePolicy):
         """Yields nodes with a state, the least worthy first. The cache skips those in use."""
         rest = (node for node in self.policy.victims() if node not in self._beyond)
         return chain(list(self._beyond), rest)
+
+    def coming(self) -> Iterator[Node]:
+        """Yields about what `victims` would, and changes nothing."""
+        rest = (node for node in self.policy.coming() if node not in self._beyond)
+        return chain(list(self._beyond), rest)

@@ -163,6 +163,10 @@ class ReturnRate(StatePolicy):
             else:
                 yield node
 
+    def coming(self) -> Iterator[Node]:
+        """Yields about what `victims` would, by the ranks that `victims` gave last."""
+        return self.order.ascending()
+
     def value(self, candidate: Candidate) -> float:
         """Returns the pages saved per request of keeping a state."""
         above = self._provider(candidate.node)

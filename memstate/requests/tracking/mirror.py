@@ -1,6 +1,6 @@
-"""Repeats plan and settle on the host's mirror, by the same rules as the kernels, so that its counts stay exact.
+"""Repeats plan and accept on the host's mirror, by the same rules as the kernels, so that its counts stay exact.
 
-It uses the lengths that the host knows. Whole batches are numpy; Python runs once for each row at a boundary only.
+It uses the lengths that the host knows.
 """
 
 from collections.abc import Sequence
@@ -9,14 +9,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memstate.errors import InvalidArgument
-from memstate.kernels.rules import Claim, Columns, accept_snapshot, needs_claim, plan_snapshot, superseded
+from memstate.kernels.rules import (
+    Claim,
+    Columns,
+    Flags,
+    accept_snapshots,
+    due,
+    needs_claim,
+    plan_snapshots,
+    superseded,
+)
 from memstate.kernels.tables import REGISTERS_PER_ROW, Rules
 from memstate.requests.tracking.base import Tracking
+from memstate.slots.packet import FEW
 from memstate.slots.registers import Longs, RegisterFile
+
+NO_LANES: Longs = np.zeros(0, np.int64)
 
 
 class Mirror:
-    """Keeps the mirror of a register file in step with plan and settle of one strategy.
+    """Keeps the mirror of a register file in step with plan and accept of one strategy.
 
     Args:
         file: the register file.
@@ -38,7 +50,7 @@ class Mirror:
         self.snapshots = 0  # taken since the start
         self.degraded = 0  # optional claims refused since the start
 
-    def plan(self, rows: Longs, length: Longs, after: Longs, limit: int) -> None:
+    def plan(self, rows: Longs, length: Longs, after: Longs, limit: int) -> int:
         """Plans distinct rows that hold a state.
 
         Args:
@@ -46,65 +58,52 @@ class Mirror:
             length: tokens before the step, `row`.
             after: tokens after the step, `row`.
             limit: number of optional claims.
+
+        Returns:
+            Number of snapshots that the step takes.
         """
-        if at := self._at_boundary(self._due(rows, length, after)):
-            claim = self._claims(len(rows), limit)
-            for i in at:
-                lane = plan_snapshot(self._columns, self.rules, int(rows[i]), int(length[i]), int(after[i]), claim)
-                self.snapshots += lane > 0
+        taken = 0
+        if self.lanes:
+            lanes = plan_snapshots(self._columns, self.rules, rows, length, after, self._claims(limit))
+            taken = int(np.count_nonzero(lanes))
+            self.snapshots += taken
         self._advance(rows, after)
+        return taken
 
     def accept(self, rows: Longs, accepted: Longs, limit: int) -> Longs:
         """Moves distinct rows on by the accepted tokens of their windows; returns their lengths after that, `row`."""
         length = self.lengths(rows)
         after = length + accepted
-        if at := self._at_boundary(self._crossed(rows, length, after)):
-            claim = self._claims(len(rows), limit)
-            for i in at:
-                lane, _ = accept_snapshot(self._columns, self.rules, int(rows[i]), int(length[i]), int(after[i]), claim)
-                self.snapshots += lane > 0
+        if self.lanes:
+            lanes, _ = accept_snapshots(self._columns, self.rules, rows, length, after, self._claims(limit))
+            self.snapshots += int(np.count_nonzero(lanes))
         self._advance(rows, after)
         return after
-
-    def _at_boundary(self, rows: NDArray[np.bool_]) -> list[int]:
-        """Returns the indices of rows that take a snapshot; none where the strategy takes none."""
-        at: list[int] = np.flatnonzero(rows).tolist() if self.lanes else []
-        return at
 
     def _advance(self, rows: Longs, after: Longs) -> None:
         self.file.labels[rows * REGISTERS_PER_ROW] = after
         self.file.source[rows] = 0
 
-    def _claims(self, rows: int, limit: int) -> Claim:
-        """Returns a function that takes one optional slot after the other, as far as the budget of a plan goes."""
+    def _claims(self, limit: int) -> Claim:
+        """Returns what takes the optional slots of one plan or accept, as far as its budget goes."""
         allocator = self.file.allocator
-        allocator.confirm(allocator.reserve + rows)
-        budget = max(0, min(allocator.free - allocator.reserve, limit))
 
-        def claim() -> int:
-            nonlocal budget
-            if budget < 1:
-                self.degraded += 1
-                return 0
-            budget -= 1
-            allocator.free -= 1
-            return 1
+        def claim(need: Flags) -> Flags:
+            wanted = np.flatnonzero(need)
+            allocator.confirm(allocator.reserve + wanted.size)
+            granted = max(0, min(allocator.free - allocator.reserve, limit, wanted.size))
+            allocator.free -= granted
+            self.degraded += wanted.size - granted
+            given = np.zeros(need.size, bool)
+            given[wanted[:granted]] = True
+            return given
 
         return claim
 
-    def _due(self, rows: Longs, length: Longs, after: Longs) -> NDArray[np.bool_]:
-        """Returns which rows are at a boundary: a multiple of `every`, or the row's `snapshot_at`."""
-        at = length if self.tracking.reads_old_slot else after
-        due: NDArray[np.bool_] = at % self.tracking.every == 0
-        extra = self.file.snapshot_at[rows]
-        if extra.any():
-            due |= at == extra
-        return due
-
-    def _crossed(self, rows: Longs, length: Longs, after: Longs) -> NDArray[np.bool_]:
+    def _crossed(self, rows: Longs, length: Longs, after: Longs) -> Flags:
         """Returns which rows a window takes from, to or across a boundary."""
         every, snapshot_at = self.tracking.every, self.file.snapshot_at[rows]
-        crossed: NDArray[np.bool_] = (
+        crossed: Flags = (
             (length // every != after // every)
             | (length % every == 0)
             | ((length <= snapshot_at) & (snapshot_at <= after))
@@ -116,8 +115,15 @@ class Mirror:
 
         With `window` it is the most that the accept of a window would make.
         """
-        at = self._at_boundary((self._crossed if window else self._due)(rows, length, length + tokens))
-        return sum(needs_claim(self._columns, self.rules, int(rows[i]), int(length[i]), window) for i in at)
+        if not self.lanes:
+            return 0
+        after = length + tokens
+        if window:
+            at = np.flatnonzero(self._crossed(rows, length, after))
+        else:
+            reached = length if self.tracking.reads_old_slot else after
+            at = np.flatnonzero(due(self._columns, self.rules, rows, reached))
+        return int(np.count_nonzero(needs_claim(self._columns, self.rules, rows[at], length[at], window)))
 
     def require_within_boundary(self, rows: Longs, length: Longs, after: Longs) -> None:
         """Requires that no step crosses a boundary, because its snapshot would be lost.
@@ -146,20 +152,18 @@ class Mirror:
         """Returns the tokens folded into the states of rows."""
         return self.file.labels[self.file.origins(rows)].astype(np.int64)
 
-    def superseding(self, rows: Longs) -> bool:
-        """Returns whether a settle of these rows could release a lane. One lane alone supersedes nothing."""
-        return bool(self._both(rows).any())
+    def superseded(self, rows: Longs, known: NDArray[np.integer]) -> Longs:
+        """Returns the lanes that a settle of these rows releases.
 
-    def _both(self, rows: Longs) -> NDArray[np.bool_]:
+        Args:
+            rows: `row`.
+            known: length up to which each row is real, `row`.
+        """
+        if not self.tracking.releases_at_settle:
+            return NO_LANES
         lane = rows * REGISTERS_PER_ROW + 1
-        both: NDArray[np.bool_] = self.file.held[lane] & self.file.held[lane + 1]
-        return both
-
-    def settle(self, rows: Longs, known: NDArray[np.integer]) -> None:
-        """Settles rows whose lengths up to `known` are real."""
-        if self.tracking.releases_at_settle:
-            for i in np.flatnonzero(self._both(rows)):
-                self.file.allocator.free += len(superseded(self._columns, int(rows[i]), int(known[i])))
+        both = self.file.held[lane] & self.file.held[lane + 1]  # one lane alone supersedes nothing
+        return superseded(self._columns, rows[both], known[both]) if both.any() else NO_LANES
 
     def answer(self, row: int, known: int, ended: bool) -> int | None:
         """Returns the register with the most tokens in 1..known: a lane, or live too if the row has ended."""
@@ -167,3 +171,16 @@ class Mirror:
         candidates: Sequence[int] = range(first if ended else first + 1, first + 1 + self.lanes)
         valid = [r for r in candidates if self.file.held[r] and 1 <= self.file.labels[r] <= known]
         return max(valid, key=lambda r: int(self.file.labels[r]), default=None)
+
+    def answers(self, rows: Longs, known: Longs, ended: bool) -> Longs:
+        """Returns the `answer` of each row, 0 for none: `row`."""
+        if len(rows) <= FEW:
+            bounds = zip(rows.tolist(), known.tolist(), strict=True)
+            return np.array([self.answer(row, bound, ended) or 0 for row, bound in bounds], np.int64)
+        registers = rows[:, None] * REGISTERS_PER_ROW + np.arange(0 if ended else 1, 1 + self.lanes)
+        if not registers.size:
+            return np.zeros(len(rows), np.int64)
+        labels = self.file.labels[registers]
+        labels = np.where(self.file.held[registers] & (labels <= known[:, None]), labels, 0)
+        at = np.arange(len(rows)), labels.argmax(1)
+        return np.where(labels[at] > 0, registers[at], 0)

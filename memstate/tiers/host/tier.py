@@ -57,6 +57,14 @@ class Hit:
     keys: Sequence[bytes] = ()
 
 
+class Due(NamedTuple):
+    """What a save copies: of each record its register or page, and where it goes."""
+
+    dense: list[Copy]
+    states: list[Copy]
+    pages: list[Copy]
+
+
 class InFlight(NamedTuple):
     """Records of one set on their way."""
 
@@ -109,6 +117,7 @@ class HostTier:
         self.loads: list[Load] = []
         self.backups: list[list[InFlight]] = []
         self.refused = 0  # states that found no room here
+        self.unstaged = 0  # states that were evicted while staging was full
         self._unwritten: set[int] = set()  # KV pages that the newest step's forward completes
         commands.before_packet(self.await_loads)
 
@@ -172,6 +181,10 @@ class HostTier:
         digests = self._digests.of_node(self.tree, node)
         return digests[-1] in self.states and (self.kv is None or all(digest in self.kv for digest in digests))
 
+    def has_state(self, node: Node) -> bool:
+        """Tells whether a node's state is in host memory, with or without KV."""
+        return self._digests.of_node(self.tree, node)[-1] in self.states
+
     def agreed_hit(self, length: int, keys: Sequence[bytes], first: int) -> Hit | None:
         """Returns the hit of a length that all ranks agreed on, None where a record is gone.
 
@@ -210,30 +223,78 @@ class HostTier:
     def save(self, nodes: Sequence[Node]) -> None:
         """Copies states of nodes, and the KV up to them, to host memory. Skips what is there, and what finds no room.
 
-        What is on the device may change owners right behind this call.
+        What is on the device may change owners right behind this call, so what finds no staging is lost. It is counted.
 
         Args:
             nodes: Nodes with a state; others are skipped.
 
         Syncs: no.
         """
-        dense: list[Copy] = []  # register or page, and where it goes
-        states: list[Copy] = []
-        pages: list[Copy] = []
+        due = Due([], [], [])
         for node in nodes:
-            if node.snapshot is None:
-                continue
-            digests, length = self._digests.of_node(self.tree, node), node.end * self._page_size
-            if self.dense is not None:
-                self._add(self.dense, digests[-1], length, node.snapshot.register, dense)
-            kept = self._add_pages(node, digests, pages)
-            kept = kept and self._add(self.states, digests[-1], length, node.snapshot.register, states)
-            self.refused += not kept
-            self._touch(digests)
-        self._send(dense, states, pages)
+            if node.snapshot is not None and not self._add(node, node.snapshot.register, due, self._room(due)):
+                self.unstaged += 1
+        self._send(due)
+
+    def save_ahead(self, nodes: Sequence[Node]) -> int:
+        """Copies states of nodes as `save` does, in order, up to the first that finds no staging.
+
+        Of that one the KV goes as far as there is staging, so that the longest prompt goes down in several calls.
+
+        Args:
+            nodes: Nodes with a state; others are skipped.
+
+        Returns:
+            How many of the nodes are done with.
+
+        Syncs: no.
+        """
+        due, done = Due([], [], []), 0
+        for node in nodes:
+            room = self._room(due)
+            if node.snapshot is not None and not self._add(node, node.snapshot.register, due, room, partly=True):
+                break
+            done += 1
+        self._send(due)
+        return done
+
+    @property
+    def room(self) -> int:
+        """States that find staging now.
+
+        Syncs: no.
+        """
+        return self._of_states.transfers.room
+
+    def _room(self, due: Due) -> tuple[int, int]:
+        """Returns how many more states and KV pages find staging."""
+        pages = self._of_kv.transfers.room if self._of_kv is not None else 0
+        return self.room - len(due.states), pages - len(due.pages)
+
+    def _add(self, node: Node, register: int, due: Due, room: tuple[int, int], *, partly: bool = False) -> bool:
+        """Adds records for what is missing of a node; returns False where it finds no staging.
+
+        Args:
+            node: The node.
+            register: Its state.
+            due: Where the records are added.
+            room: How many states and pages find staging.
+            partly: Add the pages that do.
+        """
+        digests, length = self._digests.of_node(self.tree, node), node.end * self._page_size
+        if self.dense is not None:
+            self._add_record(self.dense, digests[-1], length, register, due.dense)
+        missing = [at for at, digest in enumerate(digests) if digest not in self.kv] if self.kv is not None else []
+        fits = len(missing) <= room[1] and (digests[-1] in self.states or room[0] > 0)
+        kept = not (fits or partly) or self._add_pages(node, digests, missing, room[1], due.pages)
+        if fits:
+            kept = kept and self._add_record(self.states, digests[-1], length, register, due.states)
+        self.refused += not kept
+        self._touch(digests)
+        return fits or not kept
 
     @staticmethod
-    def _add(cache: RecordCache, key: bytes, length: int, of: int, due: list[Copy]) -> bool:
+    def _add_record(cache: RecordCache, key: bytes, length: int, of: int, due: list[Copy]) -> bool:
         """Adds a record that `of` will fill, unless the key is there; returns whether it is then."""
         if key in cache:
             return True
@@ -243,27 +304,27 @@ class HostTier:
         cache.pin(due[-1][1])  # or the next of these nodes could take the record before it is filled
         return True
 
-    def _add_pages(self, node: Node, digests: Sequence[bytes], due: list[Copy]) -> bool:
-        """Adds the KV pages up to a node that are missing, except those that a forward has still to write.
+    def _add_pages(
+        self, node: Node, digests: Sequence[bytes], missing: Sequence[int], most: int, due: list[Copy]
+    ) -> bool:
+        """Adds the first `most` of the KV pages that are missing, except where a forward has still to write one.
 
         Returns:
-            Whether all of them are there then.
+            Whether host memory has room for all that are missing.
         """
-        if self.kv is None:
-            return True
-        present = [entry for digest in digests if (entry := self.kv.get(digest)) is not None]
-        missing = [at for at, digest in enumerate(digests) if digest not in self.kv]
         of = self.tree.pages_to(node) if missing else []
-        if self._commands.fencing and not self._unwritten.isdisjoint(of[at] for at in missing):
-            return False
-        with self._pinned(self.kv, present):
-            records = self.kv.claim(len(missing))
-        if len(records) < len(missing):
-            return False
-        for at, record in zip(missing, records, strict=True):
-            due.append((of[at], self.kv.add(digests[at], record, (at + 1) * self._page_size)))
-            self.kv.pin(due[-1][1])
-        return True
+        if not missing or (self._commands.fencing and not self._unwritten.isdisjoint(of[at] for at in missing)):
+            return not missing
+        present = [entry for digest in digests if (entry := self._pages.get(digest)) is not None]
+        with self._pinned(self._pages, present):
+            if len(missing) > self._pages.pool.free + self._pages.evictable:
+                return False
+            chosen = missing[:most]
+            records = self._pages.claim(len(chosen))
+        for at, record in zip(chosen, records, strict=False):
+            due.append((of[at], self._pages.add(digests[at], record, (at + 1) * self._page_size)))
+            self._pages.pin(due[-1][1])
+        return len(records) == len(chosen)
 
     @staticmethod
     @contextmanager
@@ -276,27 +337,24 @@ class HostTier:
             for entry in entries:
                 cache.unpin(entry)
 
-    def _send(
-        self,
-        dense: list[Copy],
-        states: list[Copy],
-        pages: list[Copy],
-    ) -> None:
-        """Fills the records that `save` has added, behind what is recorded of their registers.
+    def _send(self, due: Due) -> None:
+        """Fills the records of `due`, behind what is recorded of their registers.
 
         Pages do not wait for a forward, because they may be given to others at once.
         """
-        registers = {register for register, _ in dense + states}
+        registers = {register for register, _ in due.dense + due.states}
         named = bool(registers) and self._commands.named(sorted(registers))
-        if named and pages and self._commands.waiting:
-            self._send([], [], pages)
-            pages = []
-        all_due = (self._dense, dense), (self._of_states, states), (self._of_kv, pages)
-        due = [(record_set, of) for record_set, of in all_due if record_set and of]
-        fill = Action(lambda: self._fill(due, registers), [entry for _, of in due for _, entry in of])
+        if named and due.pages and self._commands.waiting:
+            self._send(Due([], [], due.pages))
+            due = due._replace(pages=[])
+        all_due = (self._dense, due.dense), (self._of_states, due.states), (self._of_kv, due.pages)
+        parts = [(record_set, of) for record_set, of in all_due if record_set and of]
+        for record_set, of in parts:
+            record_set.transfers.reserve(len(of))
+        fill = Action(lambda: self._fill(parts, registers), [entry for _, of in parts for _, entry in of])
         if named:
             self._commands.then(fill)
-        elif due:
+        elif parts:
             fill.run()
 
     def _fill(self, due: Sequence[tuple[RecordSet, list[Copy]]], registers: set[int]) -> None:
@@ -306,6 +364,7 @@ class HostTier:
                 if not load.awaited and not registers.isdisjoint(load.registers):
                     self._await(load)
             for record_set, records in due:
+                record_set.transfers.reserve(-len(records))
                 parts.append(self._out(record_set, None if record_set is self._of_kv else self._slots, records))
         finally:
             self.backups += [parts] if parts else []
@@ -417,6 +476,15 @@ class HostTier:
                 record_set.transfers.end([entry.record for entry in entries])
                 arrived += entries if record_set is not self._dense else []
         return arrived
+
+    def warm_up(self) -> None:
+        """Compiles everything that saves and loads launch. Moves nothing.
+
+        Syncs: no.
+        """
+        for record_set in (self._of_states, self._of_kv, self._dense):
+            if record_set is not None:
+                record_set.transfers.warm_up(None if record_set is self._of_kv else self._slots)
 
     def reset(self) -> None:
         """Empties host memory and dense records, and forgets every transfer. A step in flight stays known.

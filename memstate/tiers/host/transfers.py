@@ -3,8 +3,12 @@
 out    slots --pack--> staging        on the stream of the caller: the slots may change owners right behind it
                        staging --copy engine--> host         on a stream of its own
 into   host --copy engine--> staging --unpack--> slots       on another, one group of layers after the other
+
+A batch whose records are scattered over host memory takes one launch instead of a copy for each run of neighbours:
+out from staging to the host, into from the host to the slots, on the same streams, with few programs.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
@@ -13,10 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memstate.checks import INT32_MAX
 from memstate.slots.upload import UploadRing
+from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
 from memstate.tiers.host.pool import RecordPool
+
+COPIES = 4  # of the copy engine for one batch; each costs the host as much as a launch
+LARGE = 2**23  # bytes of a record from which on its copy takes much longer than its call, so that each is a copy
 
 
 class Ticket:
@@ -99,6 +108,9 @@ def runs(to: Sequence[int], of: Sequence[int]) -> list[tuple[int, int, int]]:
 class Transfers:
     """Moves one kind of record between planes and a pool.
 
+    The stream of the caller never waits for a record on its way out: a record leaves where `room` says that staging is
+    free, or not at all.
+
     Args:
         planes: The slots.
         packing: Where the bytes of a slot lie in a record.
@@ -119,62 +131,108 @@ class Transfers:
         self._device = device if device.type == "cuda" else None
         self._layer_bytes = packing.nbytes // packing.layers
         self._groups = layer_groups(packing.layers, groups)
-        shape = (staging, pool.nbytes)  # rows as the pool's: neighbours go in one copy
-        self._outward = torch.zeros(shape, dtype=torch.uint8, device=device)  # padding is never written
-        self._inward = torch.zeros(shape, dtype=torch.uint8, device=device)
-        self._header = header
-        self._turn = 0
-        self._leaving: list[torch.cuda.Event | None] = [None] * staging  # when a staged record has left for the host
+        shape = (2 * staging, pool.nbytes)  # rows as the pool's: neighbours go in one copy
+        both = torch.zeros(shape, dtype=torch.uint8, device=device)  # padding is never written
+        self._inward, self._outward = both[:staging], both[staging:]
+        self._header, self._small = header, pool.nbytes < LARGE
+        self._turn = 0  # the staged record that leaves next
+        self._leaving: deque[tuple[torch.cuda.Event, int]] = deque()  # staged records on their way, oldest first
+        self._reserved = 0
         self._arriving: dict[int, torch.cuda.Event] = {}  # host record -> when its bytes are there
         self._streams = [torch.cuda.Stream(self._device) for _ in range(2)] if self._device else []
         self._rings = [UploadRing(planes.backend, 1024)]
         with self._on(1):  # memory belongs to the stream that uses it
             self._rings.append(UploadRing(planes.backend, 1024))
+        if staging:
+            # Records that leave are slots 1 to `staging`: what lies before them stands for slot 0 and is not touched.
+            layout = StateLayout((Plane("record", (pool.nbytes,), torch.uint8),), layers=1)
+            staged = Planes.from_tensors(layout, {"record": both[staging - 1 :].unsqueeze(0)}, planes.backend)
+            self._staged = Packing(staged)
+            self._numbers = torch.arange(1, staging + 1, dtype=torch.int32, device=device)
+            self._targets = torch.zeros(staging, dtype=torch.int32, device=device)  # host record of each
 
     @property
     def staging_bytes(self) -> int:
         """Bytes of the staging buffers on the device."""
         return self._outward.numel() + self._inward.numel()
 
+    @property
+    def room(self) -> int:
+        """Records that can leave now without a wait for others, besides those reserved.
+
+        On a CPU, and without staging, any number: a copy is over when the call returns.
+
+        Syncs: no.
+        """
+        if self._device is None or not self.staging:
+            return INT32_MAX
+        return max(0, self._free() - self._reserved)
+
+    def reserve(self, records: int) -> None:
+        """Keeps so much of `room` for a later `out`; a negative number ends that."""
+        self._reserved += records
+
+    def _free(self) -> int:
+        """Returns how many staged records are free."""
+        while self._leaving and self._leaving[0][0].query():
+            self._leaving.popleft()
+        if not self._leaving:
+            self._turn = 0
+        return self.staging - sum(n for _, n in self._leaving)
+
+    def _next(self, most: int) -> int:
+        """Returns how many of `most` records leave together: free staged ones that are neighbours."""
+        if not self.staging:
+            return most
+        while not (free := self._free()):
+            self._leaving[0][0].synchronize()
+        return min(most, free, self.staging - self._turn)
+
     def out(self, slots: Tensor | None, index: Sequence[int], records: Sequence[int]) -> Ticket:
         """Copies slots to host records. The current stream is done with the slots as soon as it has packed them.
 
-        Where every staged record is still on its way, the stream waits for the oldest.
+        The current stream waits for nothing. Where there are more records than staging is free, the host waits.
 
         Args:
             slots: int32 `register`, or None where `index` are slot ids.
             index: Registers or slots.
             records: Host records, as many.
 
-        Syncs: no.
+        Syncs: only for more records than `room` and those reserved.
         """
-        step = self.staging or len(index)
-        for at in range(0, len(index), step):
-            self._out(slots, index[at : at + step], records[at : at + step])
+        at = 0
+        while at < len(index):
+            end = at + self._next(len(index) - at)
+            self._out(slots, index[at:end], records[at:end])
+            at = end
         self.pool.use(records)
         self.moved_out += len(records)
         return Ticket([range(self.packing.layers)], [self._record(0)] if self._device else [])
 
     def _out(self, slots: Tensor | None, index: Sequence[int], records: Sequence[int]) -> None:
         if not self.staging:
-            self.packing.pack(slots, *self._send(0, index, records), self._bodies)
-            if self._device:
-                self._streams[0].wait_stream(torch.cuda.current_stream(self._device))
+            entries, to = self._send(0, index, records)
+            self.packing.pack(slots, entries, to, self._bodies)
+            self._follow(0)
             return
-        first = self._turn if self._turn + len(index) <= self.staging else 0
-        places, self._turn = range(first, first + len(index)), first + len(index)
-        for event in {event for place in places if (event := self._leaving[place]) is not None}:
-            torch.cuda.current_stream(self._device).wait_event(event)
-        self.packing.pack(slots, *self._send(0, index, places), self._outward[:, self._header :])
-        if self._device:
-            self._streams[0].wait_stream(torch.cuda.current_stream(self._device))
+        places = range(self._turn, self._turn + len(index))
+        self._turn = places.stop % self.staging
+        neighbours = runs(records, places)
+        scattered = len(neighbours) > COPIES and self._small
+        entries, to, *targets = self._send(0, index, places, *([records] if scattered else []))
+        self.packing.pack(slots, entries, to, self._outward[:, self._header :])
+        for column in targets:  # kept there, because the next upload overwrites what was sent
+            self._targets[places.start : places.stop].copy_(column, non_blocking=True)
+        self._follow(0)
         with self._on(0):
-            for at, of, size in runs(records, places):
+            if scattered:
+                staged = slice(places.start, places.stop)
+                self._staged.pack(None, self._numbers[staged], self._targets[staged], self.pool.memory)
+            for at, of, size in neighbours if not scattered else ():
                 self.pool.memory[at : at + size].copy_(self._outward[of : of + size], non_blocking=True)
             if self._device:
                 event = self._record(0)
-                for place in places:
-                    self._leaving[place] = event
+                self._leaving.append((event, len(places)))
                 self._arriving |= dict.fromkeys(records, event)
 
     def into(self, slots: Tensor | None, index: Sequence[int], records: Sequence[int]) -> Ticket:
@@ -191,27 +249,29 @@ class Transfers:
         """
         self.pool.use(records)
         self.moved_in += len(records)
-        step = self.staging or len(index)
+        whole = len(self._groups) == 1 and self._small
+        scattered = whole and len(runs(range(len(records)), records)) > COPIES
+        direct = scattered or not self.staging
+        step = len(index) if direct else self.staging
+        places = records if direct else [at % step for at in range(len(index))]
         events: dict[int, torch.cuda.Event] = {}
-        if self._device:
-            self._streams[1].wait_stream(torch.cuda.current_stream(self._device))
+        self._follow(1)
         with self._on(1):
             for record in records:
                 if self._device and (event := self._arriving.get(record)) is not None:
                     self._streams[1].wait_event(event)
+            entries, of = self._send(1, index, places)
             for at in range(0, len(index), step):
-                places = records[at : at + step] if not self.staging else range(len(index[at : at + step]))
-                sent = self._send(1, index[at : at + step], places)
                 for number, layers in enumerate(self._groups):
-                    self._into(slots, sent, records[at : at + step], layers)
+                    held = self._bodies if direct else self._stage(records[at : at + step], layers)
+                    group = layers[0], layers[-1]
+                    self.packing.unpack(slots, entries[at : at + step], of[at : at + step], held, group)
                     if self._device:
                         events[number] = self._record(1)
         return Ticket(self._groups, list(events.values()))
 
-    def _into(self, slots: Tensor | None, sent: tuple[Tensor, Tensor], records: Sequence[int], layers: range) -> None:
-        if not self.staging:
-            self.packing.unpack(slots, *sent, self._bodies, (layers[0], layers[-1]))
-            return
+    def _stage(self, records: Sequence[int], layers: range) -> Tensor:
+        """Copies some layers of host records to staging; returns the bodies there."""
         if len(self._groups) == 1:
             for at, of, size in runs(range(len(records)), records):
                 self._inward[at : at + size].copy_(self.pool.memory[of : of + size], non_blocking=True)
@@ -221,7 +281,21 @@ class Transfers:
             )
             for place, record in enumerate(records):
                 self._inward[place, span].copy_(self.pool.memory[record, span], non_blocking=True)
-        self.packing.unpack(slots, *sent, self._inward[:, self._header :], (layers[0], layers[-1]))
+        return self._inward[:, self._header :]
+
+    def warm_up(self, slots: Tensor | None) -> None:
+        """Launches everything that `out` and `into` launch on entries that are skipped, so that it is compiled.
+
+        Args:
+            slots: int32 `register`, or None where `out` and `into` get slot ids.
+
+        Syncs: no.
+        """
+        nothing = torch.full((1,), -1, dtype=torch.int32, device=self.packing.device)
+        self.packing.pack(slots, nothing, nothing, self._bodies)
+        self.packing.unpack(slots, nothing, nothing, self._bodies)
+        if self.staging:
+            self._staged.pack(None, nothing, nothing, self.pool.memory)
 
     def end(self, records: Sequence[int]) -> None:
         """Ends the use of records whose ticket is done."""
@@ -238,14 +312,21 @@ class Transfers:
         for stream in self._streams:
             stream.synchronize()
         self._arriving = {}
+        self._leaving.clear()
+        self._turn = self._reserved = 0
 
-    def _send(self, which: int, index: Sequence[int], places: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Uploads both columns, each from a 16-byte boundary on."""
-        n, padded = len(index), (len(index) + 3) // 4 * 4
-        packet = np.zeros(2 * padded, np.int32)
-        packet[:n], packet[padded : padded + n] = index, places
-        sent = self._rings[which].send(packet)
-        return sent[:n], sent[padded : padded + n]
+    def _send(self, which: int, *columns: Sequence[int]) -> list[Tensor]:
+        """Uploads columns, each from a 16-byte boundary on."""
+        n, padded = len(columns[0]), (len(columns[0]) + 3) // 4 * 4
+        packet = np.zeros((len(columns), padded), np.int32)
+        packet[:, :n] = columns
+        sent = self._rings[which].send(packet.reshape(-1))
+        return [sent[at : at + n] for at in range(0, packet.size, padded)]
+
+    def _follow(self, which: int) -> None:
+        """Lets a stream of transfers begin behind what the current stream has been given."""
+        if self._device:
+            self._streams[which].wait_stream(torch.cuda.current_stream(self._device))
 
     def _on(self, which: int) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._streams[which]) if self._device else nullcontext()

@@ -20,8 +20,8 @@ from memstate.state.layout import StateLayout
 
 # They never change, or, as the counts of a backend, no decision depends on them.
 FIXED = (
-    str, int, float, bytes, type(None), type, Enum, np.generic, torch.dtype, torch.device, FunctionType, MethodType,
-    BuiltinFunctionType, ModuleType, ReferenceType, Backend, StateLayout, count,
+    str, int, float, bytes, slice, type(None), type, Enum, np.generic, torch.dtype, torch.device, FunctionType,
+    MethodType, BuiltinFunctionType, ModuleType, ReferenceType, Backend, StateLayout, count,
 )  # fmt: skip
 _fixed: set[type] = set(FIXED) | {bool}  # classes that were met, to ask once for each
 

@@ -7,7 +7,7 @@ that goes from one register of a row to another stays in its row.
 from collections.abc import Callable
 from typing import Any
 
-from memstate.kernels.tables import REGISTERS_PER_ROW, Count, Rules, Section, Strategy
+from memstate.kernels.tables import LIMIT_CELL, REGISTERS_PER_ROW, Count, Rules, Section, Strategy
 from memstate.slots.registers import RegisterFile
 
 FREE, LIVE, LANE, HOLDER = "free", "live", "lane", "holder"
@@ -21,9 +21,6 @@ ALLOWED = {
     },
     "accept": {
         Strategy.NONE: NOTHING, Strategy.PING_PONG: TAKE, Strategy.LAZY: TAKE, Strategy.REDIRECT: TURN | TAKE,
-    },
-    "settle": {
-        Strategy.NONE: NOTHING, Strategy.PING_PONG: NOTHING, Strategy.LAZY: {(LANE, FREE)}, Strategy.REDIRECT: NOTHING,
     },
 }  # fmt: skip
 # A packet that releases and claims can give a slot to anybody.
@@ -40,7 +37,7 @@ class Launches:
         self._first_holder, self._strategy = file.first_holder, Strategy(rules.strategy)
         self.spent = False  # whether the last plan or accept was refused a claim, with no slot free or a limit of 0
         self.wrong = ""  # the first change that is not allowed
-        for name in ("plan", "accept", "settle", "ownership"):
+        for name in ("plan", "accept", "ownership"):
             setattr(file, name, self._watched(name, getattr(file, name)))
 
     def _watched(self, name: str, launch: Callable[..., None]) -> Callable[..., None]:
@@ -49,14 +46,14 @@ class Launches:
             launch(*arguments)
             after = self._owners()
             if name in ("plan", "accept"):
-                no_budget = not arguments[-1] or not self._counters[Count.FREE]
+                no_budget = not arguments[0][LIMIT_CELL] or not self._counters[Count.FREE]
                 self.spent = bool(no_budget and self._counters[Count.DEGRADED] > refused)
             if before == after:
                 return
             if name == "ownership":
                 allowed = self._of_packet(arguments[0])
             else:
-                window = name == "plan" and arguments[3].strategy == Strategy.WINDOW
+                window = name == "plan" and arguments[2].strategy == Strategy.WINDOW
                 allowed = ALLOWED[name][Strategy.WINDOW if window else self._strategy]
             for slot in before.keys() | after.keys():
                 of, to = before.get(slot, 0), after.get(slot, 0)

@@ -4,7 +4,7 @@ from hashlib import blake2b
 from marshal import dumps
 from typing import Any
 
-from memstate.kernels.tables import REGISTERS_PER_ROW, Count
+from memstate.kernels.tables import HEADER_INTS, LIMIT_CELL, REGISTERS_PER_ROW, Count, Section
 from memstate.slots.packet import DATA, MOVES, WRITES, Packet
 from tests.proof.exhaustive.world import DIGIT, NO_LIMIT, POISON, ROWS, SLOTS, World, encoded, require
 
@@ -29,6 +29,7 @@ def check(world: World) -> None:
     require(world.bytes[0] == 0, "slot 0 was written")
     if not world.mem._commands.pending:
         _same_on_host(world, len(free))
+    _same_batch(world)
     if world.open:
         for slot, register in world.open.slots.items():
             require(slots[register] == slot, "slot", slot, "of the open step has left register", register)
@@ -51,11 +52,27 @@ def _same_on_host(world: World, free: int) -> None:
         require(host.tobytes() == device.tobytes(), name, "on the host", host, "on the device", device)
 
 
+def _same_batch(world: World) -> None:
+    """The packet of the next plan has no changes, and the batch that the host believes to be there."""
+    stepping, packet = world.mem._stepping, world.mem._commands.step
+    if stepping._log._sent is not None:
+        rows, tokens, limit = stepping._log._sent
+        width = -(-len(rows) // 4) * 4
+        header, found = packet[:HEADER_INTS].tolist(), packet[HEADER_INTS : HEADER_INTS + 2 * width].tolist()
+        told = [*rows.tolist(), *[0] * (width - len(rows)), *tokens.tolist(), *[0] * (width - len(rows))]
+        require(found == told and header[LIMIT_CELL] == limit, "the device has batch", found, "the host sent", told)
+        require(not any(header[: Section.BATCH]), "a packet would be carried out again:", header)
+    last, table = stepping._last, world.mem._table
+    if last is not None and last.version == table.version:
+        numbers, _ = table.batch(stepping._last_rows)
+        require(bool((numbers == last.numbers).all()), "a batch is looked up as", last.numbers, "expected", numbers)
+        require(not table.finished[last.numbers].any(), "a batch that is looked up has rows that ended:", last.numbers)
+
+
 def _bytes(world: World, slots: list[int]) -> None:
     """Every labelled register holds the state of its label, except where the forward of the open step is to come."""
     commands, labels, sources = world.mem._commands, world.labels.tolist(), world.device["source"].tolist()
     coming = world.open.slots if world.open and not world.open.ran else ()
-    generations = world.device["generation"].tolist()
     queued = commands.pending
 
     def holds(register: int, history: tuple[int, ...], whose: str) -> None:
@@ -68,9 +85,6 @@ def _bytes(world: World, slots: list[int]) -> None:
 
     for row, one in world.rows.items():
         first = REGISTERS_PER_ROW * row
-        require(queued or generations[row] == one.handle.generation, "row", row, "has an old generation")
-        if generations[row] != one.handle.generation:
-            continue  # its admission is recorded only
         for register in range(first, first + REGISTERS_PER_ROW):
             told = labels[register] or (register == first and not sources[row])
             if told and not (queued and commands.named([register])):
@@ -130,7 +144,7 @@ def name(world: World) -> bytes:
     kept = mem._snapshots
     sources, host_sources = world.device["source"].tolist(), file.source.tolist()
     tracked, host_tracked = world.device["tracked"].tolist(), file.tracked.tolist()
-    generations, fenced = world.device["generation"].tolist(), commands._fenced.tolist()
+    fenced = commands._fenced.tolist()
 
     def register(at: int, history: tuple[int, ...]) -> tuple[Any, ...]:
         content = int(world.bytes[slots[at]])
@@ -151,8 +165,7 @@ def name(world: World) -> bytes:
         state: tuple[Any, ...] = ()
         if one:
             state = (len(one.history), one.real, one.kept, one.taken, one.published, one.unsettled, one.ended,
-                     generations[at] == one.handle.generation, host_tracked[at],
-                     place[host_sources[at]])  # fmt: skip
+                     host_tracked[at], place[host_sources[at]])  # fmt: skip
         steps = tuple(
             next(((e.tokens, e.before, world._tenant(e) is not None) for e in flight.entries if e.row == at), ())
             for flight in world.flights
@@ -187,9 +200,8 @@ def name(world: World) -> bytes:
 
 
 def _queued(entry: Any, sent: int, index: dict[int, int], rank: dict[int, int], file: Any) -> list[Any]:
-    """A packet in two parts: its first `sent` changes do not wait. Or the release of lanes that a settle recorded."""
-    if not isinstance(entry, Packet):
-        return _release(entry, rank)
+    """A packet in two parts: its first `sent` changes do not wait."""
+    assert isinstance(entry, Packet)
     parts = entry.operations[:sent], entry.operations[sent:]
     return [_changes(part, index, rank, file) for part in parts]
 
@@ -210,14 +222,4 @@ def _changes(operations: list[Any], index: dict[int, int], rank: dict[int, int],
 def _cell(cell: int, value: int, index: dict[int, int], rank: dict[int, int], file: Any) -> tuple[Any, ...]:
     column, start = max(((name, at) for name, at in file._starts.items() if at <= cell), key=lambda pair: pair[1])
     number = index[cell - start] if column in ("slots", "labels") else rank[cell - start]
-    told = {"generation": 0, "source": index.get(value, 0)}
-    return column, number, told.get(column, value)
-
-
-def _release(entry: Any, rank: dict[int, int]) -> list[Any]:
-    """What a recorded release of lanes refers to."""
-    cells = dict(zip(entry.run.__code__.co_freevars, entry.run.__closure__, strict=True))
-    step, said = cells["step"].cell_contents, cells["said"].cell_contents
-    same = (step.record.generation.numpy() == step.generation).tolist()
-    rows = [rank[row] for row in step.record.rows.tolist()]
-    return [entry.released, rows, step.record.after.tolist(), same, None if said is None else said.tolist()]
+    return column, number, index.get(value, 0) if column == "source" else value

@@ -14,7 +14,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.rules import last_boundary
-from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.kernels.tables import REGISTERS_PER_ROW, StepRecord
 from memstate.slots.packet import DATA
 from tests.proof.exhaustive.ownership import Launches
 from tests.support.build import build
@@ -22,7 +22,7 @@ from tests.support.build import build
 ROWS, SLOTS, EVERY = 3, 5, 2
 LONGEST = 7  # tokens of a row: three boundaries, and one token more
 POISON, DIGIT = -1, 4  # bits
-COLUMNS = ("slots", "labels", "tracked", "snapshot_at", "source", "generation", "bitmap", "counters")
+COLUMNS = ("slots", "labels", "tracked", "snapshot_at", "source", "bitmap", "counters")
 LAYOUT = ms.StateLayout((ms.Plane("tokens", (1,), torch.int64),), layers=1)
 NO_LIMIT = 2**31 - 1
 
@@ -184,6 +184,8 @@ class World:
             for rows in combinations(running, size):
                 for tokens in product(*map(self._tokens, rows)):
                     yield from self._batches(tuple(zip(rows, tokens, strict=True)), False)
+                if len(rows) == len(running) and all(map(self._tokens, rows)):
+                    yield "replay", tuple((row, self._tokens(row)[-1]) for row in rows), NO_LIMIT
                 if self.case.speculation and not self.flights and size < ROWS:
                     room = min(LONGEST - len(self.rows[row].history) for row in rows)
                     for n in range(2, min(3 if size == 1 else 2, room) + 1):
@@ -256,21 +258,29 @@ class World:
     def window(self, batch: Sequence[tuple[int, int]], limit: int) -> None:
         self._plan(batch, limit, True)
 
-    def _plan(self, batch: Sequence[tuple[int, int]], limit: int, window: bool) -> None:
+    def replay(self, batch: Sequence[tuple[int, int]], limit: int) -> None:
+        """A plan that launches its forward itself, as a captured graph does."""
+        self._plan(batch, limit, False, replays=True)
+
+    def _plan(self, batch: Sequence[tuple[int, int]], limit: int, window: bool, replays: bool = False) -> None:
         self._close()
         first = {row: self.mem._registers.source[row] != 0 for row, _ in batch}
         handles = [self.rows[row].handle for row, _ in batch]
-        step = self.mem.plan(handles, [n for _, n in batch], limit=limit, window=window)
         tenants = [self.rows[row] for row, _ in batch]
         entries = [
             Entry(row, one.handle, one.request, n, len(one.history))
             for (row, n), one in zip(batch, tenants, strict=True)
         ]
+        replay = (lambda: self._run(self.mem.launch(len(batch)), entries, window)) if replays else None
+        step = self.mem.plan(handles, [n for _, n in batch], limit=limit, window=window, replay=replay)
         used = np.concatenate([column.numpy() for column in (step.read, step.write, step.snapshot)]).tolist()
         owners = self.owners()
         require(all(slot in owners for slot in used if slot), "a step uses free slots:", used, owners)
         self.open = Flight(step, entries, window, {slot: owners[slot] for slot in used if slot})
         self.flights.append(self.open)
+        if replays:
+            self.open.ran, self.open = True, None
+            require(self.mem._stepping.open is None, "the step of a replay is open")
         self._require_waits()
         for row, n in batch:
             one = self.rows[row]
@@ -308,23 +318,30 @@ class World:
         flight = self.open
         assert flight
         flight.ran = True
-        read, write, snapshot = (column.tolist() for column in flight.step.record[2:5])
-        written = [slot for slot in (*write, *(snapshot if not flight.window else ())) if slot]
+        flight.states = self._run(flight.step.record, flight.entries, flight.window)
+
+    def _run(self, record: StepRecord, entries: Sequence[Entry], window: bool) -> list[list[int]]:
+        """Folds the tokens of a step into the slots of its vectors. Returns the states of each entry after each token.
+
+        In a window it changes no slot.
+        """
+        read, write, snapshot = (column.tolist() for column in record[2:5])
+        written = [slot for slot in (*write, *(snapshot if not window else ())) if slot]
         require(len(set(written)) == len(written), "two entries write one slot:", write, snapshot)
-        in_place, data = self.case.in_place and not flight.window, self.bytes
+        in_place, data = self.case.in_place and not window, self.bytes
         found = [int(data[to if in_place else of]) for of, to in zip(read, write, strict=True)]
-        for entry, of, to, also, content in zip(flight.entries, read, write, snapshot, found, strict=True):
+        after = []
+        for entry, of, to, also, content in zip(entries, read, write, snapshot, found, strict=True):
             require(of == to or of not in written, "row", entry.row, "reads slot", of, "which another entry writes")
-            states = []
+            after.append(states := list[int]())
             for _ in range(entry.tokens):
                 content = content << DIGIT | entry.request if content != POISON else POISON
                 states.append(content)
-            if flight.window:
-                flight.states.append(states)
-                continue
-            data[to] = content
-            if also and not in_place:
-                data[also] = content
+            if not window:
+                data[to] = content
+                if also and not in_place:
+                    data[also] = content
+        return after
 
     def _close(self) -> None:
         """The forward of the open step is launched before this call, at the latest."""
@@ -382,7 +399,7 @@ class World:
                 one.unsettled -= 1
                 one.history += (one.request,) * n
                 one.real, one.ended = len(one.history), ended
-                inside = last_boundary(length, one.real - redirect, EVERY, 0)
+                inside = int(last_boundary(length, one.real - redirect, EVERY, 0))
                 if inside:
                     # the same check, as if a plain step had met this boundary
                     self._require_snapshot(entry.row, inside, inside, False)

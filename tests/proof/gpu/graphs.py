@@ -1,7 +1,7 @@
-"""Decode steps replayed as CUDA graphs, and the same steps run eagerly: the same bits, whatever slots a step names.
+"""Whole steps replayed as CUDA graphs, and the same steps run eagerly: the same bits, whatever slots a step names.
 
-Two managers take the same calls. One replays a graph for each batch size and step record, captured at its first use;
-the other runs its forward anew every time. Requests end, come back from snapshots and are replaced in between, and
+Two managers take the same calls. One replays a graph of ownership, plan and forward, captured at its first use; the
+other launches everything anew every time. Requests end, come back from snapshots and are replaced in between, and
 every tenth step is padding alone.
 """
 
@@ -40,7 +40,7 @@ class Side:
         for block in self.mem.planes.plane_map.blocks:
             block[:, 1:].fill_(0xFF)  # NaN, should anybody read it
         self.forward = Forward(self.mem, Backend(machine.backend, machine.device), inputs)
-        self.captured: dict[int, Any] = {}
+        self.captured: Any = None
         self.flying: deque[ms.Step] = deque()
         self.rows = list(self.mem.admit([ms.Request(i) for i in range(batch)]))
         ms.warm_up(self.mem)
@@ -49,14 +49,6 @@ class Side:
             self.forward.eager(step)
             self.mem.settle(step)
         machine.wait()
-
-    def run(self, step: ms.Step) -> None:
-        if not self.replays:
-            self.forward.eager(step)
-            return
-        if step.parity not in self.captured:
-            self.captured[step.parity] = self.machine.capture(lambda: self.forward.eager(step))
-        self.captured[step.parity]()
 
     def turn_over(self, at: int, name: str, resume: bool) -> None:
         """Ends a request, and admits another in its place, from its snapshot if it has one."""
@@ -68,7 +60,11 @@ class Side:
     def plan(self, chosen: list[int | None], most: list[int]) -> ms.Step:
         batch = [None if at is None else self.rows[at] for at in chosen]
         room = [self.mem.next_boundary(row) - self.mem.length(row) if row else 0 for row in batch]
-        step = self.mem.plan(batch, [min(pair) for pair in zip(room, most, strict=True)])
+        if self.replays and self.captured is None:
+            self.captured = self.machine.capture(lambda: self.forward.eager(self.mem.launch(len(batch))))
+        step = self.mem.plan(batch, [min(pair) for pair in zip(room, most, strict=True)], replay=self.captured)
+        if not self.replays:
+            self.forward.eager(step)
         self.flying.append(step)
         return step
 
@@ -84,7 +80,7 @@ def differing(a: Side, b: Side) -> list[str]:
     pairs |= {f"output {name}": (a.forward.out[name], b.forward.out[name]) for name in a.forward.out}
     pairs |= {
         name: (getattr(a.flying[-1].record, name), getattr(b.flying[-1].record, name))
-        for name in ("read", "write", "snapshot", "tokens", "after")
+        for name in ("read", "write", "snapshot", "tokens")
     }
     return [name for name, pair in pairs.items() if not same_bits(*pair)]
 
@@ -103,10 +99,8 @@ def course(machine: Machine, tracking: ms.Tracking, batch: int, seed: int, repla
         padding = t % 10 == 4
         chosen = [None if padding or (batch > 1 and rng.random() < 0.2) else at for at in order]
         most = [rng.randint(1, WIDTH) for _ in chosen]
-        steps = [side.plan(chosen, most) for side in sides]
         inputs.draw()
-        for side, step in zip(sides, steps, strict=True):
-            side.run(step)
+        steps = [side.plan(chosen, most) for side in sides]
         if wrong := differing(*sides):
             return t, len(seen), f"step {t}: {', '.join(wrong)} differ"
         if t % 5 == 0:

@@ -164,6 +164,10 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         rows, tokens = s.next_batch()
         return lambda: mem.plan(rows, tokens)
 
+    def launch() -> Call:
+        rows, tokens = s.next_batch()
+        return lambda: mem.plan(rows, tokens, replay=lambda: mem.launch(len(rows)))
+
     def settle_and_end() -> Call:
         step = s.steps.pop(0)
         return lambda: mem.settle(step, [True, False, False])
@@ -230,6 +234,7 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         "extend": extend,
         "plan": plan,
         "plan after a settle": fresh(plan),
+        "launch in a plan": fresh(launch),
         "settle": lambda: lambda: mem.settle(s.steps[0]),
         "settle and end": settle_and_end,
         "cancel": in_gap(lambda: lambda: mem.cancel(s.steps[-1])),

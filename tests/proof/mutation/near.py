@@ -25,7 +25,7 @@ HOST = [
     f"tiers_{name}"
     for name in (
         "bytes", "counts", "dense", "errors", "faults", "gaps", "hits", "late", "life", "ranks", "refusals", "sessions",
-        "storage", "writes",
+        "storage", "streams", "writes",
     )
 ] + ["salts_below", "gap"]  # fmt: skip
 FILES = ["file_store", "file_faults", "file_room", "file_foreign", "file_cleaning"]
@@ -55,6 +55,7 @@ NEAR = {
     "memstate/engine/manager.py": [*OWNERS, "engine_memory", "sleep", "tiers_life", "tiers_late", *CACHED],
     **{f"memstate/engine/{name}.py": [*OWNERS, *CACHED] for name in ("admission", "ending", "stepping")},
     "memstate/engine/chaos.py": ["chaos"],
+    "memstate/engine/warmup.py": ["warmup"],
     "memstate/tokens.py": PREFIX,
     **{f"memstate/prefix/{name}.py": PREFIX for name in ("tree", "cache", "ranking", "sessions")},
     **{f"memstate/prefix/policies/{name}.py": PREFIX for name in ("lru", "greedy_dual", "return_rate")},

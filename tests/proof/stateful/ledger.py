@@ -14,7 +14,7 @@ from tests.proof.stateful.settings import Settings
 
 MOVE, RELEASE, CLAIM, WRITE, DATA = range(5)  # phases of a packet, in the order they run
 State = History | None  # of a plane in a slot; None: nobody may depend on it
-COLUMNS = ("tracked", "snapshot_at", "source", "generation")
+COLUMNS = ("tracked", "snapshot_at", "source")
 
 
 class Op(NamedTuple):
@@ -55,11 +55,10 @@ class Packet:
 
 @dataclass(eq=False)
 class Later:
-    """What happens among packets. lanes: that it releases."""
+    """What happens among packets."""
 
     run: Callable[[], None]
     forget: Callable[[], None] | None = None
-    lanes: Sequence[int] = ()
 
 
 class Ledger:
@@ -85,7 +84,7 @@ class Ledger:
         self.free = set(range(1, self.capacity + 1))
         self.claimed = self.released = self.degraded = 0
         self.page_cells = [[0] * self.settings.pages_per_row for _ in range(self.row_count + 1)]
-        for name in ("tracked", "snapshot_at", "source"):
+        for name in COLUMNS:
             self.columns[name] = [0] * (self.row_count + 1)
         for slot in self.free:
             self.lose(slot)
@@ -216,14 +215,15 @@ class Ledger:
         if not self.queue:
             self.require_same()
 
-    def submit_batch(self) -> None:
-        """Sends everything, and a batch with the last packet."""
+    def submit_batch(self) -> bool:
+        """Sends everything, and a batch with the last packet. Returns whether that packet has changes as well."""
         assert self.waits is None
-        self._last()
+        last = self._last()
         due, self.queue = self.queue, []
         for entry in due:
             self.carry_out(entry)
         self.require_same()
+        return bool(last.ops)
 
     def require_same(self) -> None:
         """Nothing is recorded: the host says what the device has carried out."""
@@ -291,8 +291,6 @@ class Ledger:
                 elif op.phase == CLAIM:
                     slot[op.registers[0]] = min(free)
                     free.remove(min(free))
-            if isinstance(entry, Later):
-                free |= {slot.pop(lane) for lane in entry.lanes}
         return slot
 
     # What the device does at once.
@@ -321,7 +319,7 @@ class Ledger:
         return slot
 
     def agree(self) -> None:
-        """The host says what the device has carried out: after a plan or a settle, which change both at once."""
+        """The host says what the device has carried out: after a plan or an accept, which change both at once."""
         assert not self.pending
         self.held, self.known, self.free_count = set(self.slot), dict(self.label), len(self.free)
 

@@ -24,6 +24,7 @@ from tests.proof.stateful.rows import Row
 from tests.proof.stateful.settings import Digits, Settings
 from tests.support.fetches import Fetched
 from tests.support.shelves import Key
+from tests.support.tiered_late import wait_for_staging
 from tests.support.virtual import ByHand, Clock, MemoryStore
 
 
@@ -44,6 +45,7 @@ class Lower:
         assert mem.tiers and model.below
         if memory.device.type == "cuda":  # transfers are over whenever somebody looks, as the model has it
             transfers.Ticket.done = property(lambda ticket: ticket.synchronize() is None)  # type: ignore[assignment,method-assign]
+            wait_for_staging(mem)
         self.mem, self.model, self.memory = mem, model, memory
         self.real, self.below = mem.tiers, model.below
         if self.kv:
@@ -53,8 +55,7 @@ class Lower:
         self.forms = dict(zip(("state", "kv"), forms, strict=False))
         self.payload = {kind: self._payload(kind) for kind in self.forms}
         s = self.settings
-        sizes = [len(self._body("state", [EMPTY] * 1)), s.layers * -(-s.page_size * ELEMENTS * 4 // 16) * 16]
-        staged = max(s.staging * sizes[0] // sizes[1], min(s.staging, 1)) if s.pages else 0
+        staged = s.host_pages if s.pages and s.staging else 0  # all of so few, because tiny states do not set the size
         self.staging_bytes = 2 * s.staging * self.forms["state"].nbytes  # rows with room for a header
         self.staging_bytes += 2 * staged * self.forms["kv"].nbytes if staged else 0
         self.host_bytes = s.host_slots * self.forms["state"].nbytes
@@ -132,11 +133,15 @@ class Lower:
 
     def forward(self, rows: Sequence[tuple[Row, int, int]]) -> None:
         """Waits for what it reads, layer by layer. rows: (row, tokens before, tokens of the step) each."""
+        self.wait()
+        if self.kv:
+            self.kv.forward(rows)
+
+    def wait(self) -> None:
+        """Makes the stream wait for all layers, as before a graph is replayed."""
         for layer in range(self.settings.layers):
             self.real.wait_layer("state", layer)
             self.real.wait_layer("kv", layer)
-        if self.kv:
-            self.kv.forward(rows)
 
     # The comparison
 

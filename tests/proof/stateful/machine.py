@@ -94,6 +94,7 @@ class Machine:
         self.gone: deque[ms.Row] = deque(maxlen=4)
         self.dropped: deque[ms.Snapshot] = deque(maxlen=4)
         self.flights: list[Flight] = []
+        self.planned_last: list[Any] | None = None  # the batch that was planned last
         self.settled: deque[ms.Step] = deque(maxlen=3)
         self.fetches: dict[ms.Fetch, Fetched] = {}
         self.asleep = False
@@ -102,7 +103,7 @@ class Machine:
         self.fed = 1000  # tokens so far, each another number
         self.calls = 0
         self.errors: Counter[str] = Counter()
-        self.store: Tensor | None = None  # of both step records, once there is a step
+        self.store: Tensor | None = None  # of the vectors of all steps, once there is a step
         table, file = self.mem._registers.table, self.mem._registers
         columns = {name: getattr(table, name) for name in ("slots", "labels", *COLUMNS)} | {"pages": file.page_table}
         self.starts = {name: column.storage_offset() for name, column in columns.items()}
@@ -155,7 +156,7 @@ class Machine:
         self._same("held on the host", registers.held.tolist(), held)
         self._same("labels on the host", registers.labels.tolist(), known)
         rows = [model.rows.get(number) for number in range(model.row_count + 1)]
-        for name in COLUMNS[:3]:
+        for name in COLUMNS:
             told = [getattr(row, name) if row else 0 for row in rows]
             self._same(f"{name} on the host", getattr(registers, name).tolist(), told)
         confirmed = mem._table.confirmed.tolist()
@@ -197,10 +198,10 @@ class Machine:
         told = [len(model.free), self.settings.reserve, model.claimed, model.released, model.degraded, *[0] * 11]
         self._same("device counters", raw(mem._allocator.counters).tolist(), told)
         if self.store is not None:
-            store = raw(self.store).reshape(model.records.shape)
-            if not np.array_equal(store, model.records):
-                self._same("step records", store[:, :, :8].tolist(), model.records[:, :, :8].tolist())
-                raise AssertionError("step records beyond the batch have changed")
+            store = raw(self.store).reshape(model.vectors.shape)
+            if not np.array_equal(store, model.vectors):
+                self._same("step vectors", store[:, :8].tolist(), model.vectors[:, :8].tolist())
+                raise AssertionError("step vectors beyond the batch have changed")
         stats = mem.stats()
         kinds = [0, 0, 0]
         for register in model.held:

@@ -18,7 +18,7 @@ Claim = Callable[[int], bool]  # fills a register where the budget allows
 
 @dataclass
 class Entry:
-    """One row of a planned step; `row` None is padding. The record of a step holds its numbers."""
+    """One row of a planned step; `row` None is padding. The step's vectors hold its numbers."""
 
     row: Row | None = None
     tokens: list[int] = field(default_factory=list)
@@ -31,11 +31,11 @@ class Entry:
 
 @dataclass(eq=False)
 class Planned:
-    """A step of the model. record: which of the two it uses."""
+    """A step of the model. changes: whether the packet with its batch carries changes, too."""
 
     entries: list[Entry]
     window: bool
-    record: int
+    changes: bool = False
 
 
 class Model(Starting):
@@ -43,9 +43,8 @@ class Model(Starting):
 
     def __init__(self, settings: Settings, generations: Sequence[int]) -> None:
         self.snapshots = self.refused_claims = 0
-        self.serial = 0
         width = -(-max(settings.max_batch or 0, settings.row_count) // 64) * 64
-        self.records = np.zeros((2, 7, width), np.int32)  # parity, column, entry
+        self.vectors = np.zeros((5, width), np.int32)  # column, entry: of the newest step
         super().__init__(settings, generations)
         self.below = Below(self) if settings.tiered else None
         if self.below:
@@ -54,17 +53,15 @@ class Model(Starting):
     def clear(self) -> None:
         super().clear()
         self.steps: list[Planned] = []  # unsettled, oldest first
-        self.named_last: list[tuple[int, int]] | None = None  # the batch of the step before
+        self.named_last: tuple[list[tuple[int, int]], int] | None = None  # the batch that is on the device, its limit
         self.due: list[tuple[int, int]] = []  # (to, of): copies of in-place planes once the forward has run
         self.open: Planned | None = None  # whose forward may not have been launched
         self.promised = False  # what it computes has been handed out
 
     def reset(self) -> None:
-        """The bytes stay; generations rise, and are written with the next packet."""
+        """The bytes stay, and generations rise."""
         self.clear()
-        for number in range(self.row_count + 1):
-            self.generation[number] += 1
-            self.record_write("generation", number, self.generation[number])
+        self.generation = [generation + 1 for generation in self.generation]
 
     def launched(self, step: Planned | None, send: bool = False) -> None:
         """The forward of the open step is in order; snapshots of planes that kernels update in one slot are copied."""
@@ -158,12 +155,11 @@ class Model(Starting):
         if self.settings.prefix and self.settings.evict:
             self.evict_states(min(limit, self.shortfall(sum(self.needs(row, n, window)[1] for row, n in planned))))
         named = [(row.number, len(tokens)) if row and not row.finished else (0, 0) for row, tokens in batch]
-        if self.pending or named != self.named_last:  # else there is nothing to send
-            self.submit_batch()
-        self.named_last = named
+        step = Planned([], window)
+        if self.pending or (named, limit) != self.named_last:  # else there is nothing to send
+            step.changes = self.submit_batch()
+        self.named_last = named, limit
         claim = self.budget(limit)
-        step = Planned([], window, self.serial % 2)
-        self.serial += 1
         for row, tokens in batch:
             entry = Entry()
             if row is not None and not row.finished:
@@ -173,7 +169,7 @@ class Model(Starting):
                 if not window:
                     self._plan_row(entry, claim)
             step.entries.append(entry)
-            self.records[step.record, :, len(step.entries) - 1] = self._record(entry)
+            self.vectors[:, len(step.entries) - 1] = self._vector(entry)
         self.agree()
         self.open = step
         self.fence(slot for entry in step.entries for slot in (entry.read, entry.write, entry.snapshot))
@@ -191,12 +187,11 @@ class Model(Starting):
         return step
 
     @staticmethod
-    def _record(entry: Entry) -> list[int]:
-        """rows, tokens, read, write, snapshot, after, generation."""
+    def _vector(entry: Entry) -> list[int]:
+        """rows, tokens, read, write, snapshot."""
         if entry.row is None:
-            return [0] * 7
-        slots = [entry.read, entry.write, entry.snapshot]
-        return [entry.row.number, len(entry.tokens), *slots, entry.after, entry.row.generation]
+            return [0] * 5
+        return [entry.row.number, len(entry.tokens), entry.read, entry.write, entry.snapshot]
 
     def _plan_row(self, entry: Entry, claim: Claim) -> None:
         s, row, length = self.settings, entry.row, entry.before
@@ -290,19 +285,15 @@ class Model(Starting):
         self._release_lanes(settled)
 
     def _release_lanes(self, rows: Sequence[Row]) -> None:
-        """Lazy: lanes with a label below the largest one in 1..K go, where the host knows of two."""
-        if self.settings.strategy != "lazy" or not any(set(self.lanes(row)) <= self.held for row in rows):
+        """Lazy: lanes with a label below the largest one in 1..K go, with the next packet."""
+        if self.settings.strategy != "lazy":
             return
         gone: list[int] = []
         for row in rows:
             labels = {lane: self.known[lane] for lane in self.lanes(row) if lane in self.held}
             real = [label for label in labels.values() if 1 <= label <= row.confirmed]
             gone += [lane for lane, label in labels.items() if real and label < max(real)]
-        self.then(Later(lambda: [self.let_go(lane) for lane in gone] and None, lanes=gone))
-        for lane in gone:
-            self.held.remove(lane)
-            del self.known[lane]
-        self.free_count += len(gone)
+        self.record_releases(gone)
 
     def accept(self, step: Planned, accepted: Sequence[int], finished: Sequence[bool], limit: int) -> None:
         self.steps.remove(step)
@@ -312,11 +303,10 @@ class Model(Starting):
         settled, moved = [], []
         for i, (entry, n, over) in enumerate(zip(step.entries, accepted, finished, strict=True)):
             row = self.tenant(entry)
-            record = self.records[step.record, :, i]
-            record[3:6] = 0  # write, snapshot, after
+            self.vectors[3:, i] = 0  # write, snapshot
             if row is not None and n:
                 self._accept_row(entry, row, n, claim)
-                record[3:6] = entry.write, entry.snapshot, entry.after
+                self.vectors[3:, i] = entry.write, entry.snapshot
                 moved.append(row)
             if row is not None:
                 settled.append((row, over))
@@ -359,8 +349,6 @@ class Model(Starting):
     def cancelled(self, step: Planned) -> list[Row]:
         """Takes the newest step back; returns its rows, which are real up to where they were before it."""
         self.steps.remove(step)
-        self.serial -= 1
-        self.named_last = None
         self.due = []
         self.launched(step, send=True)
         rows = [row for entry in step.entries if (row := self.tenant(entry))]

@@ -3,9 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 import memstate as ms
+from memstate.kernels.tables import StepRecord
 from tests.proof.stateful.machine import REFUSED, Faults, Flight, Machine, foreign
 from tests.proof.stateful.memory import RUBBISH
+from tests.proof.stateful.rows import Row
 from tests.proof.stateful.settings import Digits
 
 NO_LIMIT = 2**31 - 1
@@ -102,6 +106,10 @@ class Planning(Machine):
         for handle in handles:
             row = self.handles.get(handle)
             counts.append(1 + d(model.next_boundary(row) - model.length(row) if row and bounded else 4))
+        if self.planned_last is not None and d(4) == 1:  # as a decode loop does, whether these are still there or not
+            handles = self.planned_last
+            counts = [1] * len(handles)
+        self.planned_last = handles
         handles, counts, limit = self._spoil(d, handles, counts, window)
         return self.plan_batch(d, self.take_pages(d, handles, counts), counts, limit, window, run)
 
@@ -109,43 +117,78 @@ class Planning(Machine):
         self, d: Digits, handles: Handles, counts: list[int], limit: Any = NO_LIMIT, window: bool = False,
         run: bool = True,
     ) -> Flight | None:  # fmt: skip
-        """Plans these rows, whatever is wrong with that; the step's forward runs unless told otherwise."""
+        """Plans these rows, whatever is wrong with that; the step's forward runs unless told otherwise.
+
+        About half of the forwards run within the plan, as where a graph is replayed.
+        """
         model = self.model
         given: Any = counts[0] if len(set(counts)) == 1 and len(counts) == len(handles) and d(2) else counts
         faults = self._plan_faults(handles, counts, limit, window)
+        rows: list[Row | None] = []
+        fed: list[list[int]] = []
+        if not faults:
+            rows = [self.handles[handle] if handle else None for handle in handles]
+            fed = [
+                self.feed(row, model.length(row), n) if row and not row.finished else []
+                for row, n in zip(rows, counts, strict=True)
+            ]
+        starts = [model.length(row) if row and not row.finished else 0 for row in rows]
+        windows: dict[str, Tensor] = {}
+        replay: Any = None
+        if run and handles and d(2):
+            replay = lambda: windows.update(self._replay(d, window, starts, fed))  # noqa: E731
+        elif d(60) == 1:
+            self._misuse_replay(handles, given, window)
         packets = model.packets
         with self.counted() as spent:
-            step = self.attempt(faults, lambda: self.mem.plan(handles, given, limit=limit, window=window))
+            call = lambda: self.mem.plan(handles, given, limit=limit, window=window, replay=replay)  # noqa: E731
+            step = self.attempt(faults, call)
         if step is REFUSED:
             return None
-        rows = [self.handles[handle] if handle else None for handle in handles]
-        fed = [
-            self.feed(row, model.length(row), n) if row and not row.finished else []
-            for row, n in zip(rows, counts, strict=True)
-        ]
         planned = model.plan(list(zip(rows, fed, strict=True)), max(0, limit), window)
         packets = model.packets - packets
-        assert spent["plan"] == 1 and spent["ownership"] == packets and not spent["syncs"], spent
+        owned = packets + (replay is not None and not planned.changes)  # a graph launches it for no change, too
+        assert spent["plan"] == 1 and spent["ownership"] == owned and not spent["syncs"], spent
         if spent.keys() <= {"plan", "ownership", "run_data", "uploads"}:  # and nothing is copied, read back or packed
-            assert spent["run_data"] <= packets and spent["uploads"] <= max(1, packets), spent
-        flight = Flight(step, planned, fed, {})
+            assert spent["run_data"] <= owned and spent["uploads"] <= max(1, packets), spent
+        flight = Flight(step, planned, fed, windows)
         self.note_step(flight)
         entries = planned.entries
         self._same("rows of the step", step.numbers.tolist(), [e.row.number if e.row else 0 for e in entries])
         self._same("tokens of the step", step.tokens_of.tolist(), list(map(len, fed)))
         self._same("before", step.before.tolist(), [entry.before for entry in entries])
         self._same("after", step.after.tolist(), [entry.after for entry in entries])
-        self._same("parity", (step.parity, step.window), (planned.record, window))
+        assert step.window == window
+        if replay is not None:
+            assert self.mem._stepping.open is None
+            self._ran(flight)
+            model.launched(planned, send=True)
+            self.look()
+            return flight
         self.look()  # before the forward: zeros and copies are done, and nothing else
         if run:
             self._gap(d)
             if flight not in self.flights:  # cancelled, or everything was reset
                 return None
-            self._forward(flight, d)
+            flight.windows.update(self._run(d, step.record, window, starts, fed))
+            self._ran(flight)
             if d(4) == 1:
                 self.look()
                 self.tell_launched()
         return flight
+
+    def _replay(self, d: Digits, window: bool, starts: list[int], fed: list[list[int]]) -> dict[str, Tensor]:
+        """What a captured graph does, launched one by one."""
+        if self.lower:
+            self.lower.wait()
+        return self._run(d, self.mem.launch(len(fed), window=window), window, starts, fed)
+
+    def _misuse_replay(self, handles: Handles, given: Any, window: bool) -> None:
+        """Launches outside of a plan, and something that cannot be called."""
+        if not self.asleep:
+            self.attempt({ms.InvalidArgument}, lambda: self.mem.launch(1))
+        call = lambda: self.mem.plan(handles, given, window=window, replay=1)  # type: ignore[arg-type] # noqa: E731
+        self.attempt({ms.InvalidArgument}, call)
 
     def _gap(self, d: Digits) -> None:
         """Whatever a scheduler does between a plan and the forward."""
@@ -212,15 +255,22 @@ class Planning(Machine):
                 faults.add(ms.InvalidArgument)
         return faults
 
-    def _forward(self, flight: Flight, d: Digits) -> None:
-        step, planned, fed = flight.step, flight.planned, flight.tokens
-        starts = [entry.before for entry in planned.entries]
-        read = step.read.tolist()
-        if planned.window:
+    def _run(
+        self, d: Digits, record: StepRecord, window: bool, starts: list[int], fed: list[list[int]]
+    ) -> dict[str, Tensor]:
+        """The forward on the bytes of slots: it leaves states there, or returns windows."""
+        read = record.read.tolist()
+        if window:
             width = max(map(len, fed), default=0) + d(2)
-            flight.windows = self.memory.windows(read, starts, fed, width, inputs=d(2) == 1)
+            return self.memory.windows(read, starts, fed, width, inputs=d(2) == 1)
+        self.memory.forward(read, record.write.tolist(), record.snapshot.tolist(), starts, fed)
+        return {}
+
+    def _ran(self, flight: Flight) -> None:
+        """What the forward has done, as the model has it."""
+        planned = flight.planned
+        if planned.window:
             return
-        self.memory.forward(read, step.write.tolist(), step.snapshot.tolist(), starts, fed)
         self.model.forward(planned)
         if self.lower:
             self.lower.forward([(entry.row, entry.before, len(entry.tokens)) for entry in planned.entries if entry.row])

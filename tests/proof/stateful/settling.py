@@ -57,11 +57,12 @@ class Settling(Planning):
             given = d.pick([*over, True], [1] * len(over), "x")
             if given:
                 faults.add(ms.InvalidArgument)
+        packets = self.model.packets
         with self.counted() as spent:
             settled = self.attempt(faults, lambda: self.mem.settle(flight.step, given))
         if settled is not REFUSED:
-            assert spent["settle"] <= (self.settings.strategy == "lazy") and not spent["plan"] + spent["syncs"], spent
             self.model.settle(flight.planned, over)
+            assert spent["ownership"] == self.model.packets - packets and not spent["plan"] + spent["syncs"], spent
             self.forget_step(flight)
 
     def accept(self, d: Digits) -> None:

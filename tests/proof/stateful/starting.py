@@ -219,7 +219,7 @@ class Starting(Talking):
                 copies.append((row.live, register))
             row.snapshot_at, *row.coming = start.wants or [0]
             row.tracked = row.confirmed = start.length
-            for column in ("snapshot_at", "generation", "tracked", "source"):
+            for column in ("snapshot_at", "tracked", "source"):
                 self.record_write(column, row.number, getattr(row, column))
         fresh = [row.live for row, start in zip(rows, starts, strict=True) if not (start.length or start.origin)]
         self.record_zeros(fresh)
@@ -318,5 +318,4 @@ class Starting(Talking):
             self.generation[row.number] += 1
             for column in ("tracked", "snapshot_at", "source"):
                 self.record_write(column, row.number, 0)
-            self.record_write("generation", row.number, self.generation[row.number])
         return kept

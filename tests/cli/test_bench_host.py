@@ -1,0 +1,132 @@
+"""`bench host`: what it measures, what it refuses to measure, and the peer."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from memstate.cli.bench import BenchResult, host, host_peer, run
+from memstate.cli.bench.task import Setting
+from memstate.engine.manager import StateManager
+from memstate.requests.tracking import PingPong
+
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="launches that do nothing")
+CPU = Setting("reference", torch.device("cpu"), toy=True)
+LIFE = {"admit", "publish", "release", "drop"}  # and all of them together
+STEP = {"plan", "settle", "decode"}
+
+
+def missing() -> None:
+    """What `load` does where SGLang is not installed."""
+    raise ImportError("it is not installed")
+
+
+def toy(peer: str | None = None) -> BenchResult:
+    return run(["host"], "reference", toy=True, peer=peer)
+
+
+class Spends:
+    """Stands in for the peer. Every operation does nothing."""
+
+    def __init__(self, size: int, every: int, lazy: bool, due: int | None = None) -> None:
+        self.ops = LIFE if due is None else {"decode"}
+
+    def turn(self, timer: Callable[[str, Callable[[], object]], object]) -> None:
+        for op in self.ops:
+            timer(op, lambda: None)
+
+    def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
+        return np.array([1, 0, 0])
+
+    def wrong(self) -> str:
+        return ""
+
+
+@on_cpu
+def test_every_operation_is_measured_beside_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_peer, "load", lambda: None)
+    monkeypatch.setattr(host_peer, "SglangStates", Spends)
+    outcome = toy("sglang")
+    assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == LIFE | STEP | {"together"}
+    assert len({(entry.op, entry.case, entry.unit) for entry in outcome.entries}) == len(outcome.entries)
+    for entry in outcome.entries:
+        assert entry.case.startswith("toy R=") and (entry.value > 0 or entry.unit != "host us")
+        if entry.op in {"plan", "settle"}:
+            assert entry.peer is None
+        elif entry.peer_value:
+            assert entry.peer == "sglang" and entry.ratio == pytest.approx(entry.value / entry.peer_value)
+    found = {(entry.op, entry.case, entry.unit): (entry.value, entry.peer_value) for entry in outcome.entries}
+    assert found["admit", "toy R=3 redirect", "launches"] == (2, 1)
+    assert found["together", "toy R=3 redirect", "launches"] == (2, 4)
+    assert found["drop", "toy R=3 lazy", "uploads"] == (1, 0)
+
+
+@on_cpu
+def test_without_the_peer_one_line_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(host_peer, "load", missing)
+    monkeypatch.setattr(host, "KINDS", {"ping-pong": PingPong})
+    outcome = toy()
+    assert outcome.wrong == [] and {entry.peer for entry in outcome.entries} == {None}
+    assert capsys.readouterr().err == "host: measured without sglang: it is not installed\n"
+    toy("device-copy")
+    assert capsys.readouterr().err == ""
+
+
+@on_cpu
+@pytest.mark.parametrize(
+    ("method", "does", "says"),
+    [
+        ("drop", lambda mem, snapshots: None, "raises OutOfSlots"),
+        ("publish", lambda mem, rows: [None] * 3, "0 snapshots of 6"),
+    ],
+)
+def test_requests_that_leave_something_behind_are_not_timed(
+    monkeypatch: pytest.MonkeyPatch, method: str, does: Callable[..., object], says: str
+) -> None:
+    monkeypatch.setattr(StateManager, method, does)
+    monkeypatch.setattr(host, "KINDS", {"ping-pong": PingPong})
+    monkeypatch.setattr(host, "TOY_DECODES", ())
+    monkeypatch.setattr(host, "TOY_LIVES", (3,))
+    outcome = toy("device-copy")
+    assert outcome.entries == [] and len(outcome.wrong) == 1 and says in outcome.wrong[0]
+
+
+@on_cpu
+@pytest.mark.parametrize("form", host.FORMS)
+@pytest.mark.parametrize("due", [0, 1, 3])
+def test_a_step_has_as_many_rows_at_a_boundary_as_it_says(due: int, form: str) -> None:
+    for kind in host.KINDS.values():
+        side = host.Decode(CPU, kind(16), 3, due, form)
+        for _ in range(3):
+            side.turn(lambda op, act: act())
+            assert side.wrong() == ""
+        side._taken += 1
+        assert side.wrong() == f"{due + 1} snapshots of {due}"
+
+
+def test_time_is_that_of_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([1_000, 3_500])
+    monkeypatch.setattr(host, "time", SimpleNamespace(thread_time_ns=lambda: next(clock)))
+    assert host.cpu_seconds(lambda: None, torch.device("cpu")) == pytest.approx(2.5e-6)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_sglang_keeps_its_slots(lazy: bool) -> None:
+    pytest.importorskip("sglang", reason="sglang is not installed: see benchmarks/README.md")
+    for due in (None, 0, 1, 3):
+        side = host_peer.SglangStates(3, 128, lazy, due)
+        for _ in range(2):
+            side.turn(lambda op, act: act())
+            assert side.wrong() == ""
+        counts = {op: found.tolist() for op, found in host._of_ops(side, side.counted).items()}
+        each = {"admit": [2 * 3 + 6, 1, 0], "publish": [9, 0, 0], "release": [6, 0, 0], "drop": [3, 0, 0]}
+        if due is None:
+            assert counts == each | {"together": [30, 1, 0]}
+        else:
+            assert counts == {"decode": [3 + 5 * due * lazy, 2, 0]}
+        batch = side._batch
+        assert due is None or batch.mamba_track_mask_cpu == [True] * due + [False] * (3 - due)
+        assert side._pool.mamba_pool.size == side._slots

@@ -1,0 +1,281 @@
+"""One upload and one graph a step: a recorded sequence of launches serves every step of its batch size.
+
+The graph of these tests keeps the arguments of the launches of one step, and calls the operations again with just
+these. So whatever changes from step to step must come through the packet or the columns on the device.
+"""
+
+import random
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+import memstate as ms
+from memstate.kernels.dispatch import OPS, Backend
+from tests.support.build import on
+from tests.support.scan import scan
+
+PLANES = (ms.Plane("ssm", (2, 4), torch.float32), ms.Plane("ring", (4,), torch.float32, rewritten_each_step=False))
+LAYOUT = ms.StateLayout(PLANES, layers=2)
+STRATEGIES = [ms.NoTracking(4), ms.PingPong(4), ms.LazyPingPong(4), ms.Redirect(4)]
+
+
+class Graph:
+    """The launches of one step, recorded where it is replayed first."""
+
+    def __init__(self, mem: ms.StateManager, batch: int) -> None:
+        self.mem, self.batch, self.forwards = mem, batch, 0
+        self.calls: list[Callable[[], object]] = []
+
+    def replay(self) -> None:
+        if not self.calls:
+            self._record()
+            return
+        for call in self.calls:
+            call()
+
+    def _record(self) -> None:
+        backend = self.mem.backend
+        folder = "memstate.kernels.reference" if backend.name == "reference" else "memstate.kernels"
+        counted = {name: getattr(backend, name) for name in OPS}
+
+        def recording(name: str) -> Callable[..., Any]:
+            raw = getattr(import_module(f"{folder}.{OPS[name]}"), name)
+
+            def launch(*args: Any, **settings: Any) -> None:
+                self.calls.append(lambda: raw(*args, **settings))
+                counted[name](*args, **settings)
+
+            return launch
+
+        for name in OPS:
+            setattr(backend, name, recording(name))
+        try:
+            vectors = self.mem.launch(self.batch)
+        finally:
+            for name, call in counted.items():
+                setattr(backend, name, call)
+        self.calls.append(lambda: self.forward(vectors))
+        self.forward(vectors)
+
+    def forward(self, step: Any) -> None:
+        forward(self.mem, step)
+        self.forwards += 1
+
+
+def forward(mem: ms.StateManager, step: Any) -> None:
+    """Each state becomes a function of the one before; the plane that is written in part is written in place."""
+    read, write, snapshot = (column.long() for column in (step.read, step.write, step.snapshot))
+    plane = mem.planes["ssm"]
+    new = (plane[:, read] * 1.5 + read[None, :, None, None].sign()) % 7
+    plane[:, write] = new
+    plane[:, snapshot] = new
+    plane[:, 0] = 0
+    for state in mem.planes["ring"]:
+        state[write, step.tokens.long() % 4] += 1
+        state[0] = 0
+
+
+class Twins:
+    """A manager whose steps are replayed, and one whose steps are launched one by one, under the same calls."""
+
+    def __init__(self, backend: Backend, tracking: ms.Tracking, overlap: bool, seed: int) -> None:
+        settings: dict[str, Any] = {"slots": 14, "max_requests": 5, "tracking": tracking, "overlap": overlap}
+        self.pair = [on(backend, LAYOUT, **settings) for _ in range(2)]
+        self.graphs: dict[int, Graph] = {}
+        self.rng, self.rows, self.flying = random.Random(seed), [[], []], [[], []]  # type: ignore[var-annotated]
+        self.kept: list[list[ms.Snapshot]] = [[], []]
+        self.overlap = overlap
+
+    def both(self, call: Callable[[int, ms.StateManager], Any]) -> None:
+        for which, mem in enumerate(self.pair):
+            call(which, mem)
+
+    def turn(self, name: int) -> None:
+        """Requests come, go, and resume; the same for both."""
+        pick, at = self.rng.random(), self.rng.randrange(5)
+        resume = self.rng.random() < 0.5
+
+        def change(which: int, mem: ms.StateManager) -> None:
+            rows, kept = self.rows[which], self.kept[which]
+            if len(rows) < 4:
+                given = kept[-1] if kept and resume and mem.free_slots > 6 else None
+                if mem.free_slots > 6:
+                    rows.extend(mem.admit([ms.Request(name, resume=given)]))
+            elif pick < 0.5:
+                kept += [snap for snap in mem.publish(rows[at % 4 : at % 4 + 1]) if snap]
+                mem.release([rows.pop(at % 4)])
+            if len(kept) > 2:
+                mem.drop([kept.pop(0)])
+
+        self.both(change)
+
+    def step(self) -> None:
+        size = self.rng.choice((3, 5))
+        order = self.rng.sample(range(size), size)
+        steps = []
+        for which, mem in enumerate(self.pair):
+            rows = [self.rows[which][i] if i < len(self.rows[which]) else None for i in order]
+            if which:
+                steps.append(mem.plan(rows))
+                forward(mem, steps[-1])
+                mem.submit(steps[-1])
+            else:
+                graph = self.graphs.setdefault(size, Graph(mem, size))
+                steps.append(mem.plan(rows, replay=graph.replay))
+            self.flying[which].append(steps[-1])
+            if len(self.flying[which]) > self.overlap:
+                mem.settle(self.flying[which].pop(0))
+        replayed, eager = steps
+        assert all(torch.equal(a, b) for a, b in zip(replayed.record, eager.record, strict=True))
+
+    def check(self) -> None:
+        one, other = self.pair
+        assert torch.equal(one._registers.cells, other._registers.cells)
+        assert torch.equal(one._allocator.bitmap, other._allocator.bitmap)
+        for a, b in zip(one.planes.plane_map.blocks, other.planes.plane_map.blocks, strict=True):
+            assert torch.equal(a, b)
+        assert one.stats().copied_bytes == other.stats().copied_bytes
+        assert one.free_slots == other.free_slots
+
+
+@pytest.mark.sample(interpreter=3)
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
+@pytest.mark.parametrize("tracking", STRATEGIES, ids=repr)
+def test_a_graph_of_one_step_serves_all_steps(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
+    twins = Twins(backend, tracking, overlap, seed=7)
+    for t in range(60 if backend.name == "reference" else 14):
+        twins.turn(t)
+        twins.step()
+        twins.check()
+    assert sum(graph.forwards for graph in twins.graphs.values()) > 10
+    for mem in twins.pair:
+        scan(mem)
+        mem.audit().raise_if_leaking()
+        mem.check()
+
+
+@pytest.mark.parametrize("tracking", STRATEGIES, ids=repr)
+def test_a_step_takes_at_most_one_upload_and_the_graph(backend: Backend, tracking: ms.Tracking) -> None:
+    layout = ms.StateLayout(PLANES[:1], layers=2)
+    mem = on(backend, layout, slots=20, max_requests=4, tracking=tracking)
+    counts = mem.backend.counts
+    graph = Graph(mem, 3)
+    graph.forward = lambda step: None  # type: ignore[method-assign]
+    rows = mem.admit([ms.Request(i) for i in range(3)])
+    mem.settle(mem.plan(rows, replay=graph.replay))
+    uploads = []
+    for t in range(12):
+        if t == 5:  # claims, moves, releases, zeros and cells, all in the same upload
+            mem.release(rows[:1], publish=True)
+            rows = rows[1:] + mem.admit([ms.Request("new")])
+        counts.reset()
+        mem.settle(mem.plan(rows, replay=graph.replay))
+        assert (counts.total_launches, counts.syncs) == (0, 0)
+        uploads.append(counts.uploads)
+    assert max(uploads) == uploads[5] == 1 and uploads[1] == 0
+    scan(mem)
+
+
+def test_the_forward_s_vectors_lie_at_one_address(backend: Backend) -> None:
+    mem = on(backend, LAYOUT, slots=8, max_requests=2)
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    steps = [mem.plan(rows)]
+    steps.append(mem.plan(rows))
+    assert [step.write.data_ptr() for step in steps] == [steps[0].write.data_ptr()] * 2
+    mem.submit(steps[1])
+    mem.settle(steps[0])
+
+
+def test_more_changes_than_the_packet_of_a_step_holds_take_an_upload_of_their_own(backend: Backend) -> None:
+    mem = on(backend, LAYOUT, slots=8, max_requests=2)
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    mem._commands.step = mem._commands.step[:30].clone()  # a batch of two and few changes
+    mem.backend.counts.reset()
+    step = mem.plan(rows)
+    assert mem.backend.counts.uploads == 2 and step.write.tolist() == [1, 2]
+    assert mem.backend.counts.launches == {"ownership": 1, "run_data": 1, "plan": 1}
+    mem.settle(step)
+    scan(mem)
+
+
+def test_launch_is_refused_where_it_would_run_a_step_again(backend: Backend) -> None:
+    mem = on(backend, LAYOUT, slots=8, max_requests=2)
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    for batch in (0, -1, 3, "2", 1.5):
+        with pytest.raises(ms.InvalidArgument):
+            mem.launch(batch)  # type: ignore[arg-type]
+    with pytest.raises(ms.InvalidArgument, match="outside of a graph capture"):
+        mem.launch(2)
+    with pytest.raises(ms.InvalidArgument, match=r"speculation=True"):
+        mem.launch(2, window=True)
+    with pytest.raises(ms.InvalidArgument, match="expected a function"):
+        mem.plan(rows, replay=3)  # type: ignore[arg-type]
+    mem.sleep()
+    with pytest.raises(ms.Asleep):
+        mem.launch(2)
+    mem.wake()
+    step = mem.plan(rows, replay=lambda: mem.launch(2))
+    with pytest.raises(ms.InvalidArgument, match="its forward was launched"):
+        mem.cancel(step)
+    mem.settle(step)
+    assert mem.length(rows[0]) == 1
+    scan(mem)
+
+
+@pytest.mark.parametrize("how", ["raises", "another batch"])
+def test_an_error_in_the_replay_breaks_the_manager_until_it_recovers(backend: Backend, how: str) -> None:
+    mem = on(backend, LAYOUT, slots=8, max_requests=3)
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+
+    def replay() -> None:
+        if how == "raises":
+            raise RuntimeError("CUDA error")
+        mem.launch(3)
+
+    with pytest.raises((RuntimeError, ms.InvalidArgument), match=r"CUDA error|replay of a step with batch=2"):
+        mem.plan(rows, replay=replay)
+    with pytest.raises(ms.Broken, match="plan"):
+        mem.plan(rows)
+    mem.recover()
+    with pytest.raises(ms.InvalidArgument, match="outside of a graph capture"):
+        mem.launch(2)
+    rows = mem.admit([ms.Request("c")])
+    mem.settle(mem.plan(rows, replay=lambda: mem.launch(1)))
+    scan(mem)
+
+
+def test_the_graph_of_another_batch_changes_no_state(backend: Backend) -> None:
+    """Planted: the graph of two entries for a batch of three. States stay, and an audit names the lengths."""
+    mem = on(backend, LAYOUT, slots=8, max_requests=3)
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    small = Graph(mem, 2)
+    mem.settle(mem.plan(rows, replay=small.replay))
+    cells, states = mem._registers.cells.clone(), mem.planes["ssm"].clone()
+    mem.settle(mem.plan([*rows, None], replay=small.replay))
+    assert torch.equal(cells, mem._registers.cells)
+    assert torch.equal(states.view(torch.int32), mem.planes["ssm"].view(torch.int32))
+    assert mem.audit().miscounts
+
+
+def test_a_replay_that_launches_nothing_is_found_by_an_audit(backend: Backend) -> None:
+    mem = on(backend, LAYOUT, slots=8, max_requests=3)
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    mem.settle(mem.plan(rows, replay=lambda: None))
+    assert mem.audit().miscounts
+
+
+def test_a_speculative_step_is_replayed(backend: Backend) -> None:
+    mem = on(backend, LAYOUT, slots=8, max_requests=2, overlap=False, forward=ms.Forward(speculation=True))
+    (row,) = mem.admit([ms.Request("a")])
+    with pytest.raises(ms.InvalidArgument, match="window=True"):
+        mem.plan([row], 3, window=True, replay=lambda: mem.launch(1))
+    mem.recover()
+    (row,) = mem.admit([ms.Request("b")])
+    step = mem.plan([row], 3, window=True, replay=lambda: mem.launch(1, window=True))
+    windows = {plane.name: torch.ones(2, 1, 3, *plane.shape) for plane in PLANES}
+    mem.accept(step, [2], windows)
+    assert mem.length(row) == 2 and mem.planes["ssm"][:, step.write].unique().tolist() == [1.0]
+    scan(mem)

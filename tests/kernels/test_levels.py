@@ -1,0 +1,152 @@
+"""The levels of a bitmap: what a claim reads of them, and that kernel and reference keep the summary word for word."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.levels import (
+    TOP_WORDS,
+    bitmap_ints,
+    bitmap_levels,
+    bitmap_words,
+    summed_slots,
+    with_summary,
+    words_of,
+    wrong_summary,
+)
+from memstate.kernels.tables import COUNTERS, Count
+from tests.support.packets import bits
+
+LEVELS = {2_000: 1, 64_000: 2, 1_000_000: 3}  # slots -> loads of the bitmap that wait for each other
+PLACES = ("first", "last", "spread", "one a word", "across words", "few", "none")
+
+
+def some(place: str, capacity: int) -> NDArray[np.int64]:
+    """Free slots, as far apart as they can be."""
+    last = np.arange(capacity + 1 - 64, capacity + 1)
+    return {
+        "first": np.arange(1, 65), "last": last, "none": last[:0], "few": last[[3, 63]],
+        "spread": np.linspace(1, capacity, 64).astype(np.int64),
+        "one a word": np.arange(capacity // 32 - 62, capacity // 32) * 32 + 1,
+        "across words": capacity // 64 * 32 + np.arange(-40, 40),
+    }[place]  # fmt: skip
+
+
+class Pool:
+    """A bitmap on a backend, with numpy beside it."""
+
+    def __init__(self, backend: Backend, capacity: int, free: NDArray[np.int64]) -> None:
+        self.backend, self.capacity, self.free = backend, capacity, np.unique(free)
+        self.bitmap = torch.tensor(self.expected(), device=backend.device)
+        self.counters = torch.zeros(COUNTERS, dtype=torch.int32, device=backend.device)
+
+    def expected(self) -> NDArray[np.int32]:
+        flags = np.zeros(32 * bitmap_words(self.capacity), bool)
+        flags[self.free] = True
+        return with_summary(np.packbits(flags, bitorder="little").view("<i4").astype(np.int32))
+
+    def claim(self, n: int) -> None:
+        ids = self.backend.claim(self.bitmap, n, self.counters)
+        there = self.free[:n]
+        self.free = self.free[n:]
+        assert ids.tolist() == [*there.tolist(), *[0] * (n - len(there))]
+        assert np.array_equal(self.bitmap.cpu().numpy(), self.expected())
+
+    def release(self, ids: NDArray[np.int64]) -> None:
+        self.free = np.union1d(self.free, ids)
+        self.backend.release(self.bitmap, torch.from_numpy(ids).to(self.bitmap.device), self.capacity, self.counters)
+        assert np.array_equal(self.bitmap.cpu().numpy(), self.expected())
+
+
+@pytest.mark.parametrize("capacity", LEVELS)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_claim_finds_the_lowest_wherever_they_lie(backend: Backend, capacity: int, place: str) -> None:
+    pool = Pool(backend, capacity, some(place, capacity))
+    pool.claim(3)
+    pool.claim(61)
+    pool.claim(40)  # short
+    assert int(pool.counters[Count.CLAIM_SHORT]) == max(0, 104 - len(np.unique(some(place, capacity))))
+    pool.release(some(place, capacity)[::-1].copy())
+    pool.claim(64)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "share"), [(2_047, 0.3), (2_048, 1.0), (2_048, 0.02), (65_535, 0.002), (65_536, 0.5), (200_000, 0.9)]
+)
+def test_random_pools_follow_numpy(backend: Backend, generator: torch.Generator, capacity: int, share: float) -> None:
+    """Nearly full ones, fragmented ones and empty ones, claimed and released at random."""
+    rng = np.random.default_rng(generator.initial_seed())
+    pool = Pool(backend, capacity, 1 + np.flatnonzero(rng.random(capacity) < share))
+    held = np.setdiff1d(np.arange(1, capacity + 1), pool.free)
+    for n in (1, 600, 33):
+        pool.claim(n)
+        given, held = np.split(rng.permutation(held), [100])
+        pool.release(given)
+
+
+@pytest.mark.parametrize("capacity", LEVELS)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_claim_reads_one_list_of_words_a_level(capacity: int, place: str) -> None:
+    """Counted in the interpreter, which sees every load of the bitmap."""
+    addresses = pytest.importorskip("tests.support.addresses")
+    interleaver = pytest.importorskip("tests.proof.interleaver")
+    if interleaver.misfit():
+        pytest.skip(interleaver.misfit())
+    pool = Pool(Backend("interpreter"), capacity, some(place, capacity))
+    start = pool.bitmap.data_ptr()
+    with interleaver.interleaved(interleaver.stock) as log:
+        pool.claim(64)
+    loads = [
+        access.at.size
+        for access in log.launches[0].accesses
+        if access.kind == addresses.LOAD and start <= access.at[0] < start + pool.bitmap.nbytes
+    ]
+    assert len(loads) <= LEVELS[capacity] and max(loads) <= 64, loads
+    assert len(loads) == LEVELS[capacity] or place == "none"
+
+
+def test_a_summary_that_is_wrong_hangs_nothing(backend: Backend) -> None:
+    """Bits for words that are empty, and for words that are not there: the claim is short, and counted so."""
+    words = bitmap_words(3_000)
+    for n, found in ((3, 2 if backend.name == "reference" else 1), (96, 2)):
+        pool = Pool(backend, 3_000, np.array([5, 2_999]))
+        pool.bitmap[words:] = -1
+        ids = pool.backend.claim(pool.bitmap, n, pool.counters).tolist()
+        assert ids == [*[5, 2_999][:found], *[0] * (n - found)]
+        assert pool.bitmap[:words].count_nonzero() == 2 - found and int(pool.counters[Count.CLAIM_SHORT]) == n - found
+
+
+def test_levels_of_a_pool() -> None:
+    assert [bitmap_levels(bitmap_words(capacity)) for capacity in LEVELS] == [[63], [2001, 63], [31251, 977, 31]]
+    for capacity in (1, 31, 32, 2_047, 2_048, 65_535, 65_536, 2**31 - 32):
+        levels = bitmap_levels(bitmap_words(capacity))
+        assert words_of(bitmap_ints(capacity)) == levels[0] and levels[-1] <= TOP_WORDS
+    for ints in (65, 66, 67):
+        with pytest.raises(ValueError, match=f"no bitmap takes {ints} int32"):
+            words_of(ints)
+
+
+def test_the_summary_is_a_bit_for_each_word_that_is_not_0(generator: torch.Generator) -> None:
+    rng = np.random.default_rng(generator.initial_seed())
+    free = 1 + np.flatnonzero(rng.random(70_000) < 0.02)
+    bitmap = np.array(bits(free.tolist(), 70_000), np.int32)
+    assert np.array_equal(with_summary(bitmap[: bitmap_words(70_000)]), bitmap) and wrong_summary(bitmap) == []
+
+
+@pytest.mark.parametrize(
+    ("index", "level", "first", "last", "seen"),
+    [
+        (2188 + 3, 1, 3072, 4095, [2191]),
+        (2188 + 68, 1, 69632, 70_000, [2256, 2188 + 69 + 2]),
+        (2188 + 69 + 1, 2, 32768, 65535, [2258]),
+        (2188 + 64, 1, 65536, 66559, [2252, 2188 + 69 + 2]),  # it is 0 by mistake, which the level above does not say
+    ],
+)
+def test_a_wrong_word_of_the_summary_is_named(index: int, level: int, first: int, last: int, seen: list[int]) -> None:
+    free = [slot for slot in range(1, 70_001) if slot < 60_000 or slot == 66_000]
+    bitmap = np.array(bits(free, 70_000), np.int32)
+    bitmap[index] ^= bitmap[index] if index == 2188 + 64 else 1
+    assert wrong_summary(bitmap) == seen
+    assert summed_slots(index, 70_000) == (level, first, last)

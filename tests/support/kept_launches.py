@@ -1,0 +1,120 @@
+"""Launches of plan, accept and ownership on a stubbed driver, through Triton and kept.
+
+Run it with `python -m tests.support.kept_launches`. Triton compiles for a GPU that is not there. The stub takes what
+would be launched, and runs nothing.
+"""
+
+import json
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from triton import knobs
+from triton.runtime.driver import driver
+
+from memstate.kernels import dispatch
+from memstate.kernels.tables import Rules, Strategy
+from memstate.requests.steps import StepLog
+from memstate.slots.allocator import SlotAllocator
+from memstate.slots.packet import Packet
+from memstate.slots.registers import RegisterFile
+from tests.support.launch_keys import TARGETS
+
+LAUNCHED: list[list[Any]] = []
+BATCHES = (1, 33)
+RULES = (Rules(Strategy.LAZY, 2, 4, True), Rules(Strategy.LAZY, 2, 4, False), Rules(Strategy.WINDOW, 2, 4, False))
+
+
+def _seen(arg: Any) -> Any:
+    if isinstance(arg, torch.Tensor):
+        return arg.data_ptr()
+    return repr(arg) if isinstance(arg, int | tuple) else type(arg).__name__
+
+
+class Launcher:
+    """Notes a launch: grid, stream, kernel and arguments, tensors by address; of metadata and hooks the type."""
+
+    def __init__(self, source: Any, metadata: Any) -> None:
+        pass
+
+    def __call__(self, *args: Any) -> None:
+        LAUNCHED.append([_seen(arg) for arg in args])
+
+
+class Stub:
+    """A driver that loads every kernel, under a number of its own, and launches none."""
+
+    launcher_cls = Launcher
+
+    def __init__(self) -> None:
+        self.loaded = 0
+        self.utils = SimpleNamespace(
+            get_device_properties=lambda device: {"max_shared_mem": 2**17}, load_binary=self._load
+        )
+
+    def _load(self, name: str, *_: Any) -> tuple[int, int, int, int, int]:
+        self.loaded += 1
+        return self.loaded, self.loaded, 32, 0, 1024
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 7
+
+    def get_current_target(self) -> Any:
+        return TARGETS["sm_90"]
+
+
+def through_triton(file: RegisterFile) -> Any:
+    """The same registers, whose launches always go through Triton."""
+    return file.table._replace(trusted=False)
+
+
+def main() -> None:
+    """Prints what differs between both ways, and how many launches there were."""
+    driver.set_active(Stub())
+    dispatch.choose = lambda name, device: name  # kernels, although on a CPU and not interpreted
+    backend = dispatch.Backend("interpreter")
+    file = RegisterFile(SlotAllocator(900, backend), 300, 10)
+    log = StepLog(256, 1, backend.device, speculation=True)
+    differ, handled = [], 0
+    runs = 0
+
+    def hook(*_: Any, **__: Any) -> None:
+        nonlocal handled
+        handled += 1
+
+    for module in ("tracking", "speculation", "registers"):
+        kernel = __import__(f"memstate.kernels.{module}", fromlist=["KEPT"]).KEPT._kernel
+        kernel.add_pre_run_hook(hook)  # Triton's own path calls it at each launch
+
+    def both(op: str, *args: Any) -> None:
+        nonlocal runs
+        found = []
+        for table in (file.table, through_triton(file)):
+            LAUNCHED.clear()
+            getattr(backend, op)(table, *args)
+            found.append([*LAUNCHED])
+        runs += 1
+        if found[0] != found[1] or len(found[0]) != 1:
+            differ.append(f"{op} {args[-1]}: {found}")
+
+    work = [(batch, rules) for batch in BATCHES for rules in RULES]
+    for _ in range(2):
+        random.Random(3).shuffle(work)
+        for batch, rules in work:
+            rows = np.arange(1, batch + 1)
+            packet = torch.from_numpy(Packet(file).encode((rows, rows), 9)).clone()
+            record, outcome = log.record(batch), log.outcome(batch)
+            both("plan", packet, record, rules)
+            if rules.strategy != Strategy.WINDOW:
+                both("accept", packet, record, outcome, rules)
+            both("ownership", packet)
+    print(json.dumps({"differ": differ[:3], "runs": runs, "handled": handled, "interpreted": knobs.runtime.interpret}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""Managers of all sorts of settings that do everything they can, recorded without Triton's interpreter.
+
+Nothing runs on a recorder, so what the device holds is rubbish; the host's mirror is exact, and so is host memory.
+Prints as JSON, for each manager, the keys of its warm-up and those of its run.
+"""
+
+import json
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+import memstate as ms
+from memstate.kernels import dispatch
+from memstate.prefix.policies import Lru, LruPages
+from memstate.tiers import FileStore, HandOver, Prefetch
+from tests.support.build import build
+
+PAGE, EVERY, LENGTH = 2, 4, 8
+CONV = ms.Plane("conv", (3, 5), torch.bfloat16)  # 30 bytes: layers begin at any even address
+SSM = ms.Plane("ssm", (2, 4, 8), torch.float32)
+RING = ms.Plane("ring", (6,), torch.float16, rewritten_each_step=False)
+KV = ms.StateLayout([ms.Plane("k", (PAGE, 3), torch.bfloat16), ms.Plane("v", (PAGE, 4), torch.float32)], layers=2)
+
+
+@dataclass
+class Kind:
+    """A manager.
+
+    Attributes:
+        planes: Its planes.
+        tracking: Its strategy.
+        tiers: Settings of what lies below, None for nothing.
+        kv: Whether it has the KV of its pages.
+        apart: Whether an engine has a tensor for each layer.
+        settings: The rest.
+    """
+
+    planes: tuple[ms.Plane, ...] = (CONV, SSM)
+    tracking: ms.Tracking = field(default_factory=lambda: ms.Redirect(EVERY))
+    tiers: dict[str, Any] | None = None
+    kv: bool = True
+    apart: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def layout(self) -> ms.StateLayout:
+        return ms.StateLayout(self.planes, layers=3)
+
+    def build(self, folder: str) -> ms.StateManager:
+        count, given = 120, dict[str, Any]()
+        if self.tiers is not None:
+            kv = ms.Planes(KV, count, ms.Backend("interpreter")) if self.kv else None
+            below = {"host_slots": 40, "host_pages": 200 if self.kv else None, "kv": kv, "load_threshold": 1}
+            stored = {"store": FileStore(folder), "prefetch": Prefetch(threshold=1, stop="wait_complete")}
+            given["tiers"] = ms.Tiers("toy", **(below | stored | self.tiers))
+        if self.apart:
+            shapes = {plane.name: (41, *plane.shape) for plane in self.planes}
+            given["tensors"] = {
+                plane.name: [torch.zeros(shapes[plane.name], dtype=plane.dtype) for _ in range(3)]
+                for plane in self.planes
+            }
+        return build(
+            self.layout, slots=40, max_requests=7, max_batch=7, pages=count if self.kv else 0, page_size=PAGE,
+            pages_per_row=20 if self.kv else 0, tracking=self.tracking, backend="interpreter",
+            prefix=ms.Prefix(Lru(), LruPages()) if self.tiers is not None else None, **(given | self.settings),
+        )  # fmt: skip
+
+
+KINDS = {
+    "int8, dense records, write-through": Kind(
+        tiers={"int8": {"ssm": 2}, "dense_slots": 4, "layer_groups": 2}, settings={"overlap": True}
+    ),
+    "int8 alone, KV elsewhere": Kind((SSM,), ms.PingPong(EVERY), {"int8": {"ssm": 1}, "write": "back"}, kv=False),
+    "no staging": Kind(tracking=ms.LazyPingPong(EVERY), tiers={"staging": 0, "write": "selective", "layerwise": True}),
+    "a plane written in part": Kind((CONV, RING), ms.LazyPingPong(EVERY), {"write": "back", "ahead": 30}),
+    "one slot a step": Kind(tiers={"dense_slots": 2}, settings={"in_place": True}),
+    "a tensor for each layer": Kind(tiers={"staging": 1, "layer_groups": 1}, apart=True),
+    "speculation": Kind(tiers={}, settings={"speculation": True, "overlap": False}),
+    "speculation, a tensor for each layer": Kind(
+        (CONV, RING), ms.PingPong(EVERY), apart=True, settings={"speculation": True, "overlap": False}
+    ),
+    "no tracking": Kind(tracking=ms.NoTracking(EVERY)),
+}
+
+
+def prompt(i: int, pages: int = LENGTH // PAGE) -> list[int]:
+    return [100 * i + at for at in range(PAGE * pages)]
+
+
+def tokens_of(mem: ms.StateManager, *prompts: list[int]) -> dict[str, Any]:
+    return {"tokens": list(prompts)} if mem.prefix is not None else {}
+
+
+def request(mem: ms.StateManager, i: int, tokens: list[int], **more: Any) -> ms.Request:
+    return ms.Request(i, length=len(tokens) + 6, **({"tokens": tokens} if mem.prefix is not None else {}), **more)
+
+
+def serve(mem: ms.StateManager, *prompts: list[int], answer: int = 3, **more: Any) -> None:
+    """Requests from admission to end, a snapshot published on the way, with padding and a dead step."""
+    rows = mem.admit([request(mem, i, tokens, **more) for i, tokens in enumerate(prompts)])
+    ends, steps = [len(tokens) + answer for tokens in prompts], list[ms.Step]()
+    while any(mem.length(row) < end for row, end in zip(rows, ends, strict=True)):
+        going = [row for row, end in zip(rows, ends, strict=True) if mem.length(row) < end]
+        most = [min(mem.next_boundary(row), ends[rows.index(row)]) - mem.length(row) for row in going]
+        steps.append(mem.plan([*going, None], [*most, 0]))
+        mem.submit(steps[-1])
+        while len(steps) > mem.overlap:
+            mem.settle(steps.pop(0))
+        mem.poll()
+    while steps:
+        mem.settle(steps.pop(0), [True] * len(going) + [False])
+    texts = [[*tokens, *range(answer)][: mem.confirmed(row)] for tokens, row in zip(prompts, rows, strict=True)]
+    mem.drop([each for each in mem.publish(rows, **tokens_of(mem, *texts)) if each and mem.prefix is None])
+    mem.release(rows, **tokens_of(mem, *texts))
+    mem.poll()
+
+
+def speculate(mem: ms.StateManager) -> None:
+    """Windows of states and of inputs."""
+    rows = mem.admit([request(mem, i, prompt(60 + i)) for i in range(3)])
+    for batch, tokens in ((3, 2), (1, 3), (3, 1), (2, 2)):
+        step = mem.plan(rows[:batch], [tokens] * batch, window=True)
+        windows = {}
+        for plane in mem.layout.planes:
+            shape = (3, batch, tokens, *plane.shape)
+            if plane is CONV and tokens % 2:
+                shape = (3, batch, plane.shape[0] + tokens, plane.shape[1])
+            windows[plane.name] = torch.zeros(shape, dtype=plane.dtype)
+        mem.accept(step, [tokens] * batch, windows)
+    mem.abort(rows)
+
+
+def by_id(mem: ms.StateManager) -> None:
+    """Slots that a caller holds by id, in every number, in 32 and 64 bits."""
+    for n in (1, 5, 20, mem.free_slots):
+        ids = mem.pool.claim(n)
+        mem.pool.copy(ids[:1], ids[-1:])
+        mem.pool.copy(ids[:1].long(), ids[-1:])
+        mem.pool.zero(ids.long())
+        for plane in mem.layout.planes:
+            for some in (ids, ids[: n // 2 + 1].long()):
+                mem.planes.scatter(plane.name, some, mem.planes.gather(plane.name, some))
+        mem.pool.release(ids if n % 2 else list(range(1, n + 1)))
+        mem.pool.allocator.free, mem.pool.allocator._unverified = 40, 0  # what the device would have confirmed
+    with mem.pool.allocator.group(7) as group:
+        group.claim(2)
+        group.give_back(3)
+    mem.pool.allocator.free, mem.pool.allocator._unverified = 40, 0
+
+
+def below(mem: ms.StateManager) -> None:
+    """Down and up, from host memory, dense records and storage; sessions, forks and hits on the way."""
+    assert mem.prefix is not None and mem.tiers is not None
+    for first in (0, 10):
+        prompts = [prompt(first + i) for i in range(5)]
+        serve(mem, *prompts)
+        serve(mem, *([*tokens, 1] for tokens in prompts))  # hits
+        if first:
+            scatter(mem)
+        mem.prefix.evict_states(99)
+        mem.prefix.evict_pages(999)
+        mem.submit()
+        mem.poll()
+        serve(mem, *([*tokens, 1] for tokens in prompts))  # loads
+        (row,) = mem.admit([request(mem, 7, [*prompts[0], 1])])
+        for layer in range(2):
+            mem.tiers.wait_layer("state", layer)
+        step = mem.plan([row, None], [1, 0])
+        mem.settle(step)
+        mem.abort([row])
+        mem.tiers.flush()
+        mem.tiers.clear()  # the records that were held are free as well
+        mem.prefix.clear()
+        fetch = mem.prefetch([*prompts[1], 1])
+        while not fetch.done:
+            mem.poll()
+        serve(mem, [*prompts[1], 1], fetch=fetch)
+    found = mem.stats().tiers
+    assert found is not None and min(found.states_in, found.states_out, found.storage_hit_tokens) > 0, found
+    chat = mem.open_session("chat")
+    for turn in (1, 2):
+        serve(mem, prompt(40, 4 * turn), session=chat)
+    mem.close_session(chat)
+
+
+def scatter(mem: ms.StateManager) -> None:
+    """Leaves every second of the free host records for pages."""
+    assert mem.tiers is not None
+    if mem.tiers.host.kv is not None:
+        pool = mem.tiers.host.kv.pool
+        pool.release(pool.claim(pool.free)[::2])
+
+
+def everything(mem: ms.StateManager) -> None:
+    serve(mem, *(prompt(30 + i) for i in range(6)))
+    if mem.tiers is not None:
+        below(mem)
+    (row,) = mem.admit([request(mem, 1, prompt(50))])
+    mem.settle(mem.plan([row], min(EVERY, mem.next_boundary(row) - mem.length(row))))
+    more = mem.fork(row, ["fork"]).rows
+    mem.read_slots([row])
+    mem.extend([row, *more], [LENGTH, LENGTH])
+    mem.cancel(mem.plan([row, *more]))
+    arrived = mem.admit([request(mem, 3, prompt(51))])
+    mem.arrived(arrived, [EVERY])
+    mem.settle(mem.plan(arrived, 1))
+    mem.abort(arrived)
+    if mem.forward.speculation:
+        speculate(mem)
+    mem.scrub_null()
+    with suppress(ms.MemstateError):  # what the device holds is rubbish
+        mem.audit()
+    mem.sleep()
+    mem.wake()
+    mem.reset()
+    serve(mem, prompt(55))
+    mem.reset()
+    by_id(mem)
+
+
+def hand_over(folder: str, layout: ms.StateLayout) -> None:
+    """Takes what a manager has written for another one."""
+    with tempfile.TemporaryDirectory() as other:
+        stores = {"source": FileStore(folder), "target": FileStore(other)}
+        move = HandOver("toy", layout, KV, page_tokens=PAGE, ranks=1, to_ranks=1, rank=0, **stores)
+        assert move.run(prompt(10), most=LENGTH).length == LENGTH
+
+
+def runs() -> Iterator[tuple[str, Any]]:
+    from tests.support.launch_keys import Keys, Recorder
+
+    dispatch.choose = lambda name, device: name  # type: ignore[assignment]  # kernels, although on a CPU and not interpreted
+    recorder = Recorder("sm_90")
+
+    def recorded(call: Callable[[], object]) -> Keys:
+        with recorder.recorded() as keys:
+            call()
+        return keys
+
+    for name, kind in KINDS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                mem = kind.build(folder)
+                found = {"warm": recorded(partial(ms.warm_up, mem)), "served": recorded(partial(everything, mem))}
+                if kind.tiers == {}:
+                    found["handed over"] = recorded(partial(hand_over, folder, kind.layout))
+                mem.close()
+                yield name, found
+            except Exception:
+                yield name, traceback.format_exc()
+    yield "arguments", recorder.names
+
+
+if __name__ == "__main__":
+    json.dump(dict(runs()), sys.stdout)

@@ -1,0 +1,334 @@
+"""What goes down never holds up the stream of the steps, on devices that are none: see `tests/support/fake_cuda.py`.
+
+The streams that copy to the host lag behind: they do their work when the test says so, or when somebody waits for them.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import memstate as ms
+from memstate.prefix.policies import Lru, LruPages
+from memstate.prefix.tree import Node
+from memstate.state.planes import Planes
+from memstate.tiers.host.packing import Packing
+from memstate.tiers.host.pool import RecordPool
+from memstate.tiers.host.transfers import COPIES, Transfers
+from tests.support.fake_cuda import FakeCuda, fake_cuda
+from tests.support.tiered_late import wait_for_staging
+
+DEVICE = "cuda:1"
+LAYOUT = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=2)
+KV = ms.StateLayout([ms.Plane("k", (2,), torch.int64)], layers=2)
+PAGE = EVERY = 2
+BURST = 64
+
+
+@pytest.fixture
+def poison() -> None:
+    """Not here: it reads the device, so that the host would wait."""
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    with fake_cuda(monkeypatch) as fake:
+        yield fake
+
+
+class Burst:
+    """A manager whose prefix cache holds states of prompts of one length, each with bytes of its own."""
+
+    def __init__(self, cuda: FakeCuda, n: int = BURST, pages: int = 1, over: bool = True, **tiers: Any) -> None:
+        total = n * pages + 8
+        self.cuda, self.kv = cuda, Planes(KV, total, ms.Backend("reference", DEVICE))
+        usual = {"model": "toy", "host_slots": n + 8, "host_pages": total, "kv": self.kv, "write": "back", "ahead": 0}
+        self.mem = ms.StateManager(
+            LAYOUT, device=DEVICE, backend="reference", slots=n + 2, max_requests=n, tracking=ms.Redirect(pages * PAGE),
+            pages=ms.Pages(count=total, size=PAGE, per_row=pages + 1), prefix=ms.Prefix(Lru(), LruPages()),
+            tiers=ms.Tiers(**(usual | tiers)),
+        )  # fmt: skip
+        self.host, self.main = self.mem.tiers.host, cuda.current_stream(1)  # type: ignore[union-attr]
+        self.sets = [self.host._of_states, self.host._of_kv]
+        self.down = [each.transfers._streams[0] for each in self.sets]  # type: ignore[union-attr]
+        self.prompts = [[1000 * i + at for at in range(pages * PAGE)] for i in range(n)]
+        self.rows = self.mem.admit([ms.Request(i, tokens=prompt) for i, prompt in enumerate(self.prompts)])
+        self.mem.settle(self.mem.plan(self.rows, pages * PAGE))
+        if over:
+            self.mem.release(self.rows, tokens=self.prompts)
+        self.mem.submit()
+        self.number = dict[Node, int]()
+        slots = self.mem._registers.table.slots.tolist()
+        for number, (register, node) in enumerate(self.mem.prefix.nodes.items(), 1):  # type: ignore[union-attr]
+            self.number[node] = number
+            self.mem.planes["s"][:, slots[register]] = float(number)
+            for at, page in enumerate(self.mem.prefix.tree.pages_to(node)):  # type: ignore[union-attr]
+                self.kv["k"][:, page] = 1000 * number + at
+        cuda.lag(*self.down)
+        cuda.work.clear()
+        cuda.waits.clear()
+
+    @property
+    def stats(self) -> Any:
+        return self.mem.stats().tiers
+
+    @property
+    def waits(self) -> int:
+        """How often the stream of the steps was made to wait."""
+        return self.cuda.waits.count(self.main)
+
+    def evict(self, n: int = BURST) -> None:
+        """Evicts states; their slots and pages have other bytes right behind."""
+        if n:
+            assert self.mem.prefix.evict_states(n) == n  # type: ignore[union-attr]
+        self.mem.submit()
+        self.mem.planes["s"].fill_(-1.0)
+        self.kv["k"].fill_(-1)
+
+    def land(self) -> None:
+        """All copies arrive."""
+        self.cuda.synchronize(1)
+        self.mem.poll()
+
+    def kept(self) -> set[int]:
+        """The states that host memory has, whose bytes must be right, and all KV up to them."""
+        found = set()
+        for node, number in self.number.items():
+            digests = self.host._digests.of_node(self.host.tree, node)
+            if (entry := self.host.states.get(digests[-1])) is None:
+                continue
+            found.add(number)
+            assert set(body(self.host.states.pool, entry.record, torch.float32)) == {float(number)}
+            for at, digest in enumerate(digests):
+                page = self.host.kv.get(digest)  # type: ignore[union-attr]
+                assert set(body(self.host.kv.pool, page.record, torch.int64)) == {1000 * number + at}  # type: ignore[union-attr]
+        return found
+
+
+def body(pool: RecordPool, record: int, dtype: torch.dtype) -> list[float]:
+    values: list[float] = torch.from_numpy(pool.buffer(record)[-32:].copy()).view(dtype).tolist()
+    return values
+
+
+@pytest.mark.parametrize("staging", [1, 2, BURST])
+def test_an_eviction_of_64_states_adds_no_wait(cuda: FakeCuda, staging: int) -> None:
+    """What finds staging is saved, and the rest is lost and counted. Here KV finds staging always."""
+    at = Burst(cuda, staging=staging)
+    at.evict()
+    assert at.waits == 0
+    assert (at.stats.states_out, at.stats.unstaged, at.stats.refused) == (staging, BURST - staging, 0)
+    at.land()
+    assert at.kept() == set(range(1, staging + 1)) and at.waits == 0
+    at.mem.audit().raise_if_leaking()
+
+
+def test_staging_is_free_again_when_the_host_hears_of_it(cuda: FakeCuda) -> None:
+    at = Burst(cuda, n=8, staging=2)
+    for arrived, saved, lost in ((0, 2, 0), (0, 2, 2), (1, 4, 2)):  # what leaves together is one copy
+        cuda.advance(at.down[0], arrived)
+        at.evict(2)
+        assert (at.stats.states_out, at.stats.unstaged, at.waits) == (saved, lost, 0)
+
+
+def test_a_save_that_waits_for_a_forward_keeps_its_staging(cuda: FakeCuda) -> None:
+    at = Burst(cuda, n=5, over=False, staging=2)
+    at.mem.extend(at.rows[:1], [2 * PAGE])
+    step = at.mem.plan(at.rows[:1], 1)
+    at.mem.abort(at.rows[:1])  # waits for the forward, and so does all that follows
+    at.mem.release(at.rows[1:], tokens=at.prompts[1:])
+    for lost in (0, 2):
+        assert at.mem.prefix.evict_states(2) == 2  # type: ignore[union-attr]
+        assert (at.stats.states_out, at.stats.unstaged) == (0, lost)
+    at.mem.submit(step)
+    assert at.stats.states_out == 2 and at.waits == 0
+    at.land()
+    states, kv = (each.transfers for each in at.sets if each)
+    assert (states.room, kv.room) == (2, kv.staging)
+
+
+def test_states_go_down_before_their_eviction(cuda: FakeCuda) -> None:
+    """With every poll as many as staging has room for; then a burst finds them all in host memory."""
+    at = Burst(cuda, staging=4, ahead=16)
+    for poll in range(1, 9):
+        at.mem.poll()
+        assert at.stats.states_out == min(4 * poll, 16)
+        for stream in at.down:
+            cuda.advance(stream, 99)
+    packs = len(cuda.given("pack_slots"))
+    at.evict(16)
+    assert len(cuda.given("pack_slots")) == packs and at.waits == 0
+    assert at.stats.unstaged == 0 and at.kept() == set(range(1, 17))
+
+
+@pytest.mark.parametrize(
+    ("write", "ahead", "free", "ahead_of_time"),
+    [("back", 8, 8, 0), ("back", 8, 7, 8), ("selective", 8, 7, 0), ("back", 0, 2, 0)],
+)
+def test_states_go_ahead_only_while_slots_are_short(
+    cuda: FakeCuda, write: str, ahead: int, free: int, ahead_of_time: int
+) -> None:
+    """While fewer are free than `ahead`, and none twice. States without a hit are not worth it under "selective"."""
+    at = Burst(cuda, n=16, write=write, ahead=ahead, staging=16)
+    at.evict(free - at.mem.free_slots)
+    out = at.stats.states_out
+    for _ in range(2):
+        at.mem.poll()
+        assert at.stats.states_out - out == ahead_of_time
+
+
+def test_the_default_is_a_sixteenth_of_host_memory(cuda: FakeCuda) -> None:
+    found = []
+    for host_slots, write in ((15, "back"), (40, "back"), (40, "selective"), (40, "through"), (5000, "back")):
+        at = Burst(cuda, n=2, host_slots=host_slots, write=write, ahead=None)
+        found.append(at.mem.tiers._ahead)  # type: ignore[union-attr]
+    assert found == [0, 2, 2, 0, 64]
+
+
+def test_what_is_due_waits_for_staging_and_nothing_waits_for_it(cuda: FakeCuda) -> None:
+    """A poll writes through as many states as staging has room for. In the end all are there."""
+    at = Burst(cuda, write="through", staging=4)
+    polls = 0
+    while len(at.mem.tiers._due):  # type: ignore[union-attr]
+        at.mem.poll()
+        polls += 1
+        assert at.stats.states_out == min(4 * polls, BURST)
+        at.mem.poll()
+        assert at.stats.states_out == min(4 * polls, BURST), "staging is full"
+        for stream in at.down:
+            cuda.advance(stream, 99)
+    assert (polls, at.waits, at.stats.unstaged) == (BURST // 4, 0, 0)
+    at.land()
+    assert at.kept() == set(range(1, BURST + 1))
+
+
+def test_kv_beyond_staging_goes_down_in_several_polls(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of 8 pages with staging for 3 of them; its state comes last. Without a poll an eviction loses it."""
+    monkeypatch.setattr("memstate.tiers.manager.KV_STAGING", 0)
+    for polls, saved in ((((3, 0), (6, 0), (8, 1), (8, 1)), {1}), ((), set())):
+        at = Burst(cuda, n=1, pages=8, write="through", staging=3)
+        for pages, states in polls:
+            at.mem.poll()
+            assert (at.stats.pages_out, at.stats.states_out) == (pages, states)
+            for stream in at.down:
+                cuda.advance(stream, 99)
+        at.evict(1)
+        assert (at.stats.unstaged, at.waits) == (1 - len(saved), 0)
+        at.land()
+        assert at.kept() == saved
+
+
+def test_the_host_waits_for_staging_where_a_caller_asks_for_more(cuda: FakeCuda) -> None:
+    """As benchmarks do, and tests on a GPU. The stream of the steps waits for nothing then either."""
+    at = Burst(cuda, n=9, staging=2)
+    wait_for_staging(at.mem)
+    at.evict(9)
+    assert (at.stats.states_out, at.stats.unstaged, at.waits) == (9, 0, 0)
+    at.land()
+    assert at.kept() == set(range(1, 10))
+
+
+def test_flush_waits_on_the_host_and_loses_nothing(cuda: FakeCuda) -> None:
+    at = Burst(cuda, n=9, staging=2)
+    at.mem.tiers.flush()  # type: ignore[union-attr]
+    assert at.stats.states_out == 9 and at.stats.unstaged == 0 and at.waits == 0
+    assert at.kept() == set(range(1, 10))
+
+
+def test_a_load_is_waited_for_by_the_step_that_uses_it(cuda: FakeCuda) -> None:
+    at = Burst(cuda, n=4, pages=2, staging=4)
+    at.evict(4)
+    at.mem.prefix.evict_pages(99)  # type: ignore[union-attr]
+    at.land()
+    rows = at.mem.admit([ms.Request(i, tokens=[*prompt, 1]) for i, prompt in enumerate(at.prompts)])
+    assert [at.mem.length(row) for row in rows] == [2 * PAGE] * 4
+    loads = cuda.given("unpack_slots")
+    assert loads and at.waits == 0
+    at.mem.plan(rows, 1)
+    assert at.waits > 0 and all(cuda.given("plan")[-1].behind(load) for load in loads)
+
+
+# -- pages in batches ------------------------------------------------------------------------------
+
+
+def moved(cuda: FakeCuda, records: Sequence[int], staging: int = 64) -> tuple[list[str], list[str]]:
+    """What the streams are given to move pages 1.. to these records, and into other pages again; bytes are checked."""
+    planes = Planes(KV, 2 * len(records), ms.Backend("reference", DEVICE))
+    pool = RecordPool(256, planes.layout.bytes_per_slot + 64)
+    transfers = Transfers(planes, Packing(planes), pool, 64, staging, 1)
+    pages = list(range(1, len(records) + 1))
+    for page in pages:
+        planes["k"][:, page] = page
+    cuda.work.clear()
+    transfers.out(None, pages, records)
+    out = [work.what for work in cuda.work if work.stream is transfers._streams[0]]
+    pool.memory[:, :64] = 7
+    transfers.into(None, [page + len(pages) for page in pages], records)
+    into = [work.what for work in cuda.work if work.stream is transfers._streams[1]]
+    for page, record in zip(pages, records, strict=True):
+        assert set(body(pool, record, torch.int64)) == {page}
+        assert (planes["k"][:, page + len(pages)] == page).all()
+    return out, into[1:]  # the first is the upload
+
+
+SCATTERED = [(7 * i) % 256 for i in range(64)]
+BATCHES = {"one run": list(range(9, 73)), "a few runs": [*range(30), *range(40, 74)], "scattered": SCATTERED}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_64_pages_move_in_one_batch(cuda: FakeCuda, name: str) -> None:
+    """A few runs of neighbours are as many copies. More of them are one launch, however many."""
+    out, into = moved(cuda, BATCHES[name])
+    copies = {"one run": 1, "a few runs": 2}.get(name, 0)
+    assert out == (["copy_"] * copies or ["pack_slots"])
+    assert into == ["copy_"] * copies + ["unpack_slots"]
+    assert copies <= COPIES
+
+
+def test_the_number_of_runs_decides(cuda: FakeCuda) -> None:
+    for n in (COPIES, COPIES + 1):
+        out, into = moved(cuda, list(range(0, 2 * n, 2)))
+        assert (out, into[:-1]) == ((["copy_"] * n,) * 2 if n <= COPIES else (["pack_slots"], []))
+
+
+def test_large_records_are_left_to_the_copy_engine(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state takes its copy a millisecond, of which the call is nothing."""
+    monkeypatch.setattr("memstate.tiers.host.transfers.LARGE", 64)
+    out, into = moved(cuda, SCATTERED)
+    assert (out, into) == (["copy_"] * 64, [*["copy_"] * 64, "unpack_slots"])
+
+
+def test_scattered_pages_beyond_staging_take_one_launch_for_what_fits(cuda: FakeCuda) -> None:
+    out, into = moved(cuda, SCATTERED, staging=24)
+    assert (out, into) == (["pack_slots"] * 3, ["unpack_slots"])
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_no_staged_record_is_overwritten_on_its_way(cuda: FakeCuda, generator: torch.Generator, turn: int) -> None:
+    """Batches of any size that fit, to neighbours and scattered, while copies lag behind at random."""
+
+    def chance(n: int) -> int:
+        return int(torch.randint(n, (), generator=generator))
+
+    planes = Planes(KV, 200, ms.Backend("reference", DEVICE))
+    pool = RecordPool(400, planes.layout.bytes_per_slot + 64)
+    transfers = Transfers(planes, Packing(planes), pool, 64, 16, 1)
+    down, main = transfers._streams[0], cuda.current_stream(1)
+    cuda.lag(down)
+    records, number = torch.randperm(400, generator=generator).tolist(), 0
+    cuda.waits.clear()
+    while number < 100:
+        n = min(transfers.room, 1 + chance(16), 100 - number)
+        pages, targets = list(range(number + 1, number + n + 1)), records[number : number + n]
+        for page in pages:
+            planes["k"][:, page] = page
+        if n:
+            transfers.out(None, pages, sorted(targets) if chance(2) else targets)
+        planes["k"].fill_(-1)
+        assert transfers.room == 16 - sum(count for _, count in transfers._leaving)
+        number += n
+        cuda.advance(down, chance(4))
+    assert main not in cuda.waits
+    cuda.synchronize(1)
+    found = sorted(int(body(pool, record, torch.int64)[0]) for record in records[:100])
+    assert found == list(range(1, 101))

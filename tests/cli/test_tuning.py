@@ -174,13 +174,14 @@ def toy(model: str, kernel: str = "copy") -> workload.Model:
     return workload.toy_of(grid.model_for(kernel, model)[1], kernel)
 
 
-@pytest.mark.sample
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("config", [DEFAULT, CopyConfig(16, 256, 2, 3), CopyConfig(512, 8192, 8, 1)], ids=str)
 @pytest.mark.parametrize("model", ["qwen3_next", "kimi_linear"])
 def test_right_configurations_are_found_right(model: str, config: CopyConfig) -> None:
     assert wrong(config, toy(model), backend_here(), 7) == ""
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "config",
     [
@@ -399,13 +400,13 @@ def test_a_course_times_what_it_counts() -> None:
         return 1e-6
 
     model = workload.Model(layout, "")
-    course = timing.Course("copy", model, backend, stopwatch, 10**6)
+    course = timing.Course("copy", model, backend, stopwatch, 6000)
     assert layout.payload_bytes_per_slot == 40
     found = {name: (each.seconds, each.nbytes) for name, each in course.timings().items()}
     assert found == {
-        f"{op}, {due}": (1e-6, factor * 40 * due) for due in (1, 8, 64) for op, factor in (("copy", 2), ("zero", 1))
+        f"{op}, {due}": (1e-6, factor * 40 * due) for due in (1, 8) for op, factor in (("copy", 2), ("zero", 1))
     }
-    assert backend.counts.launches == {"copy_slots": 3, "zero_slots": 3}
+    assert backend.counts.launches == {"copy_slots": 2, "zero_slots": 2}
     rates = timing.yardstick(model, backend.device, stopwatch, 10**6)
     assert rates == {f"{due} slots": pytest.approx(2 * 64 * due * 10**6) for due in (1, 8, 64)}
 

@@ -96,7 +96,8 @@ SHAPES: dict[str, Shape] = {
 
 def compile_cases(config: Config) -> list[Shaped]:
     """Returns the first few launches of a kernel under a configuration, to compile ahead; needs Triton."""
-    return [shaped(case, config) for case in tuned.compile_cases(KERNEL_OF[type(config)])[:FEW]]
+    cases = [case for case in tuned.compile_cases(KERNEL_OF[type(config)]) if not case.rare]
+    return [shaped(case, config) for case in cases[:FEW]]
 
 
 def cost(config: Config, target: str) -> Cost:

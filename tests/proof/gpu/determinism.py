@@ -20,6 +20,7 @@ from torch import Tensor
 import memstate as ms
 from memstate.cli.bench.copy import TOY
 from memstate.cli.bench.forward import Forward
+from memstate.cli.bench.track import _Rows
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import StepRecord
 from memstate.state.presets import qwen3_next
@@ -55,22 +56,17 @@ def repeated(case: Case, backend: Backend, times: int) -> str:
 
 def repeated_plans(machine: Machine, tracking: ms.Tracking, batch: int, times: int) -> str:
     """A plan of rows that are all due, from the same registers; slots are claimed where the strategy claims."""
-    layout = ms.StateLayout((ms.Plane("s", (4,), torch.float32),), 1)
-    mem = ms.StateManager(
-        layout, slots=4 * batch, max_requests=batch, tracking=tracking, backend=machine.backend, device=machine.device
-    )
-    rows = mem.admit([ms.Request(i) for i in range(batch)])
-    mem.settle(mem.plan(rows))
-    step = mem.plan(rows)  # fills lanes, and the record that is planned again
-    device = (mem._registers.cells, mem._allocator.bitmap, mem._allocator.counters)
+    rows = _Rows(Backend(machine.backend, machine.device), tracking, batch, window=False)
+    for _ in range(2):
+        rows.plan()  # fills lanes
+    device = (rows.file.cells, rows.file.allocator.bitmap, rows.file.allocator.counters)
     before = [tensor.clone() for tensor in device]
-    numbers, tokens = step.rows.clone(), step.tokens.clone()
     expected: list[Tensor] = []
     for turn in range(times):
         for tensor, was in zip(device, before, strict=True):
             tensor.copy_(was)
-        mem._registers.plan(numbers, tokens, step.record, mem._mirror.rules, 2**31 - 1)
-        found = [tensor.clone() for tensor in (*device, *step.record)]
+        rows.plan()
+        found = [tensor.clone() for tensor in (*device, *rows.record)]
         expected = expected or found
         if not all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)):
             return f"plan {turn} of {times} differs from the first"
@@ -118,7 +114,7 @@ def beside_others(machine: Machine) -> list[str]:
     zero = torch.zeros_like(row)
     columns = {"read": row + 1, "write": batch + row + 1, "tokens": zero + 1}
     columns["snapshot"] = torch.where(row % 3 == 0, 2 * batch + row + 1, zero)
-    record = StepRecord(rows=row + 1, after=zero + 1, generation=zero, **columns)
+    record = StepRecord(rows=row + 1, **columns)
     forward(record)
     order = torch.randperm(batch, device=machine.device)
     parts = {"one row": order[:1], "another": order[-1:], "seven rows": order[:7], "half": order[: batch // 2]}

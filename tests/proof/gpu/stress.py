@@ -34,13 +34,13 @@ class Stress:
     def __init__(self, machine: Machine, tracking: ms.Tracking, batch: int) -> None:
         self.rows = _Rows(Backend(machine.backend, machine.device), tracking, batch, window=False)
         self.steps = 0
-        self.live = self.rows.rows.long() * REGISTERS_PER_ROW
+        self.live = torch.arange(1, batch + 1, device=machine.device) * REGISTERS_PER_ROW
         self.bad = torch.zeros(3, dtype=torch.int32, device=machine.device)  # owners, lengths, counts
         for _ in range(WARM):
             self.step()
 
     def step(self) -> None:
-        self.rows.step()
+        self.rows.plan()
         self.steps += 1
 
     def audit(self) -> None:
@@ -66,7 +66,7 @@ def course(machine: Machine, stress: Stress, plans: int, in_graph: int) -> tuple
 
     def many() -> None:
         for _ in range(in_graph):
-            stress.rows.step()
+            stress.rows.plan()
 
     many()  # as it is launched eagerly
     stress.steps += in_graph

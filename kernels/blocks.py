@@ -108,6 +108,11 @@ def cut(plane: Tensor, *multiples: int, word_bytes: int = 4) -> Cut:
     return Cut(WORDS[word], word, unit // word, -(-block // (LANES * word)), layer // unit, slot // unit, block // unit)
 
 
+def tiles_of(words: Cut, lanes: int) -> int:
+    """Tiles of a block, of so many words each; `Cut.tiles` is for `LANES` of them."""
+    return -(-words.block_units * words.unit_words // lanes)
+
+
 def block_bytes(plane: Tensor) -> int:
     """Bytes of one layer of one slot."""
     return prod(plane.shape[2:]) * plane.element_size()

@@ -18,9 +18,9 @@ from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_checks import check_conv
 from memstate.kernels.slots import row_slots
 from memstate.kernels.tables import ACCESS_BYTES
+from memstate.kernels.tuned import ConvConfig, config_of
 
-# Held by one warp: four taps of 16 bytes for each of 64 lanes, the widest warp there is. More would spill.
-WINDOW_BYTES = 4096
+DEFAULT = ConvConfig()  # 4096 bytes of a window for a warp: four taps of 16 for each of 64 lanes; more would spill
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
 
 
@@ -167,10 +167,9 @@ def _conv_step(
             tl.store(state_ptr + snapshot * slot_stride + at, new[part], mask=tl.where(snapshot > 0, fits, False))
 
 
-def blocks(channels: int, taps: int, itemsize: int) -> tuple[int, int]:
+def blocks(channels: int, taps: int, itemsize: int, config: ConvConfig = DEFAULT) -> tuple[int, int]:
     """Channels of one program and of one lane's access, powers of two."""
-    block = min(triton.next_power_of_2(channels), max(1, WINDOW_BYTES // (triton.next_power_of_2(taps) * itemsize)))
-    return block, min(block, ACCESS_BYTES // itemsize)
+    return config.blocks(channels, taps, itemsize)
 
 
 def conv_step(
@@ -184,12 +183,14 @@ def conv_step(
     if batch == 0:
         return out
     unit = stride_unit(state)
-    block, lane = blocks(channels, weight.shape[1], state.element_size())
+    taps, tap_fastest = weight.shape[1], taps_are_fastest(state)
+    config = config_of(ConvConfig, state.device, taps, tap_fastest, state.element_size())
+    block, lane = blocks(channels, taps, state.element_size(), config)
     _conv_step[(triton.cdiv(channels, block), batch)](
         x, weight, bias, state, out, window, read, write, snapshot, tokens, max_tokens,
         state.shape[0] - 1, state.stride(0) // unit,
-        CHANNELS=channels, TAPS=weight.shape[1], TAP_FASTEST=taps_are_fastest(state), UNIT=unit,
-        SILU=activation == "silu", BLOCK=block, LANE=lane, num_warps=1, **OPTIONS,
+        CHANNELS=channels, TAPS=taps, TAP_FASTEST=tap_fastest, UNIT=unit,
+        SILU=activation == "silu", BLOCK=block, LANE=lane, num_warps=config.warps, **OPTIONS,
     )  # fmt: skip
     return out
 

@@ -20,10 +20,10 @@ from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_checks import check_gated_delta
 from memstate.kernels.slots import row_slots
 from memstate.kernels.tables import ACCESS_BYTES
+from memstate.kernels.tuned import DeltaConfig, config_of
 
-BLOCK_VALUE = 16  # 64 or 32 bytes of each key's values: whole memory sectors
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
-WARP_ELEMENTS = 2048  # state held by one warp: 64 fp32 registers a lane
+DEFAULT = DeltaConfig()
 
 # Everything that may differ between two calls of one model. The alignment of the inputs belongs here too: it may change
 # the order in which lanes add up a sum, and the bits of a row would depend on where its batch was allocated.
@@ -95,10 +95,9 @@ def _gated_delta_step(
         tl.store(tile_ptr + snapshot * slot_stride, new, mask=tl.where(snapshot > 0, in_tile, False))
 
 
-def blocks(key: int, value: int) -> tuple[int, int, int]:
+def blocks(key: int, value: int, config: DeltaConfig = DEFAULT) -> tuple[int, int, int]:
     """Keys and values of one tile (powers of two) and the warps that hold it."""
-    block_k, block_v = triton.next_power_of_2(key), min(BLOCK_VALUE, triton.next_power_of_2(value))
-    return block_k, block_v, max(1, block_k * block_v // WARP_ELEMENTS)
+    return config.blocks(key, value)
 
 
 def gated_delta_step(
@@ -114,7 +113,8 @@ def gated_delta_step(
     if batch == 0:
         return out
     unit = math.gcd(stride_unit(state), heads * keys * values)
-    block_k, block_v, warps = blocks(keys, values)
+    config = config_of(DeltaConfig, state.device, keys, values, state.element_size())
+    block_k, block_v, warps = blocks(keys, values, config)
     _gated_delta_step[(triton.cdiv(values, block_v), heads, batch)](
         q, k, v, decay, beta, state, window, out, read, write, snapshot, tokens,
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, heads * keys * values // unit,

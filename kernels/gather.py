@@ -7,9 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.blocks import LANES, WIDTHS, cut
+from memstate.kernels.blocks import LANES, WIDTHS, cut, tiles_of
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.move_checks import check_gather
+from memstate.kernels.tuned import GatherConfig, config_of
 
 WARPS = 4
 SIZES = ["batch", "layers", "tiles", "last", "layer_units", "slot_units", "block_units"]
@@ -47,10 +48,12 @@ def gather_slots(plane: Tensor, slots: Tensor, out: Tensor) -> None:
         return
     words = cut(plane, out.data_ptr())
     layers, batch = out.shape[:2]
-    _gather_slots[(words.tiles * layers * batch,)](
+    config = config_of(GatherConfig, plane.device, words.unit_words * words.word_bytes, words.tiles)
+    tiles = tiles_of(words, config.lanes)
+    _gather_slots[(tiles * layers * batch,)](
         triton.reinterpret(plane, words.word), slots, triton.reinterpret(out, words.word),
-        batch, layers, words.tiles, plane.shape[1] - 1, words.layer_units, words.slot_units, words.block_units,
-        UNIT=words.unit_words, LANES=LANES, num_warps=WARPS,
+        batch, layers, tiles, plane.shape[1] - 1, words.layer_units, words.slot_units, words.block_units,
+        UNIT=words.unit_words, LANES=config.lanes, num_warps=config.warps,
     )  # fmt: skip
 
 

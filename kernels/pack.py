@@ -19,11 +19,11 @@ from memstate.kernels.copy import WORDS, units
 from memstate.kernels.move_checks import check_pack
 from memstate.kernels.slots import known_slot
 from memstate.kernels.tables import RECORD_ALIGNMENT, RecordMap
-from memstate.kernels.tuned import CopyConfig, copy_launch
+from memstate.kernels.tuned import PackConfig, config_of, programs_for
 
 HOST_PROGRAMS = 32  # of a launch that touches host memory: as many as fill a PCIe 5 link; more starve the model
 ALIGNMENT = tl.constexpr(RECORD_ALIGNMENT)
-DEFAULT = CopyConfig()
+DEFAULT = PackConfig()
 SIZES = ["n", "first", "count", "registers", "capacity", "held", "record_units"]
 
 
@@ -97,7 +97,8 @@ def _launch(
     if not (count and index.numel() and held.numel()):
         return
     device = records.tiles.device
-    tuned, config = copy_launch(device, records.unit, records.tiles.shape[0])
+    static = (PackConfig, device, records.unit, records.tiles.shape[0])
+    config, tuned = config_of(*static), programs_for(*static)
     _move_records[(programs_of(tuned, device, held.device),)](
         records.tiles, slots, index, places, held, index.numel(), first, count,
         0 if slots is None else slots.numel(), records.capacity, len(held),
@@ -123,7 +124,7 @@ def unpack_slots(
     _launch(records, slots, index, places, source, first, count, pack=False)
 
 
-def compile_cases(unit: int = 0, config: CopyConfig = DEFAULT) -> list[CompileCase]:
+def compile_cases(unit: int = 0, config: PackConfig = DEFAULT) -> list[CompileCase]:
     """The launches to compile ahead: slots in registers, and slots, or pages, named directly.
 
     Args:

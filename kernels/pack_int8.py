@@ -20,12 +20,11 @@ from memstate.kernels.move_checks import check_int8
 from memstate.kernels.pack import programs_of
 from memstate.kernels.slots import known_slot
 from memstate.kernels.tables import LARGEST_SCALE, LEVELS, RECORD_ALIGNMENT, SMALLEST_SCALE, ScaledMap
-from memstate.kernels.tuned import programs
+from memstate.kernels.tuned import Int8Config, config_of, programs_for
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
-BLOCK = 4096  # elements of a block: 32 of each lane, so that 16 of them are 16 bytes of int8
-LONGEST = {True: 1024, False: 64}  # of a column in a block; where columns lie side by side, there are 64 of them
-WARPS = 4
+DEFAULT = Int8Config()  # 4096 elements a block: 32 of each lane, so that 16 of them are 16 bytes of int8
+WARPS = DEFAULT.warps
 ALIGNMENT = tl.constexpr(RECORD_ALIGNMENT)
 FULL = tl.constexpr(float(LEVELS))
 LEAST = tl.constexpr(SMALLEST_SCALE)
@@ -137,10 +136,9 @@ def _move_int8(
         item -= items
 
 
-def blocks(columns: int, reduced: int, inner: int) -> tuple[int, int]:
+def blocks(columns: int, reduced: int, inner: int, config: Int8Config = DEFAULT) -> tuple[int, int]:
     """Columns of a block, and values of each of them; powers of two."""
-    block_r = min(triton.next_power_of_2(reduced), LONGEST[inner == 1])
-    return min(triton.next_power_of_2(columns), BLOCK // block_r), block_r
+    return config.blocks(columns, reduced, inner)
 
 
 def _launch(
@@ -152,15 +150,17 @@ def _launch(
         return
     reduced, inner = shape[planes.axis], prod(shape[planes.axis + 1 :])
     columns = prod(shape) // reduced
-    block_c, block_r = blocks(columns, reduced, inner)
-    _move_int8[(programs_of(programs(device), device, held.device),)](
+    static = (Int8Config, device, reduced, inner, planes.tensors[0].element_size())
+    config, tuned = config_of(*static), programs_for(*static)
+    block_c, block_r = blocks(columns, reduced, inner, config)
+    _move_int8[(programs_of(tuned, device, held.device),)](
         planes.layers, slots, index, places,
         triton.reinterpret(held, torch.int8), triton.reinterpret(held, torch.float32), index.numel(), first, count,
         0 if slots is None else slots.numel(), planes.capacity, len(held),
         held.stride(0) // RECORD_ALIGNMENT if len(held) > 1 else 0, planes.values // RECORD_ALIGNMENT,
         planes.scales // RECORD_ALIGNMENT, planes.layer_bytes // RECORD_ALIGNMENT,
         PACK=pack, COLUMNS=columns, REDUCED=reduced, INNER=inner, DTYPE=DTYPES[planes.tensors[0].dtype],
-        UNIT=planes.unit, BLOCK_C=block_c, BLOCK_R=block_r, num_warps=WARPS, **OPTIONS,
+        UNIT=planes.unit, BLOCK_C=block_c, BLOCK_R=block_r, num_warps=config.warps, **OPTIONS,
     )  # fmt: skip
 
 

@@ -18,10 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.blocks import LANES, WIDTHS, block_bytes, cut, taps_are_fastest
+from memstate.kernels.blocks import LANES, WIDTHS, block_bytes, cut, taps_are_fastest, tiles_of
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.move_checks import check_accepted, check_inputs, check_scatter
-from memstate.kernels.tuned import ENTRIES, programs
+from memstate.kernels.tuned import ENTRIES, ScatterConfig, config_of, programs_for
 
 WARPS = 4
 COLUMNS = ["write_ptr", "accepted_ptr", "snapshot_ptr", "crossed_ptr"]
@@ -144,14 +144,17 @@ def _launch(
     else:
         words = cut(plane, source.data_ptr(), step_bytes)
     layers, batch = source.shape[:2]
-    items = (batch if snapshot is None else 2 * batch) * layers * words.tiles
-    _scatter[(min(items, programs(plane.device)),)](
+    static = (ScatterConfig, plane.device, words.unit_words * words.word_bytes, words.tiles)
+    config, programs = config_of(*static), programs_for(*static)
+    tiles = tiles_of(words, config.lanes)
+    items = (batch if snapshot is None else 2 * batch) * layers * tiles
+    _scatter[(min(items, programs),)](
         triton.reinterpret(plane, words.word), triton.reinterpret(source, words.word),
         write, accepted, snapshot, crossed,
-        batch, steps, row_steps, ahead, layers, words.tiles, plane.shape[1] - 1,
+        batch, steps, row_steps, ahead, layers, tiles, plane.shape[1] - 1,
         words.layer_units, words.slot_units, words.block_units, step_bytes // words.word_bytes,
         UNIT=words.unit_words, TAPS=taps, ELEMENT=size // words.word_bytes if taps else 1,
-        ENTRIES=ENTRIES, LANES=LANES, num_warps=WARPS,
+        ENTRIES=config.entries, LANES=config.lanes, num_warps=config.warps,
     )  # fmt: skip
 
 

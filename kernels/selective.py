@@ -19,10 +19,11 @@ from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_checks import check_selective
 from memstate.kernels.slots import row_slots
 from memstate.kernels.tables import ACCESS_BYTES
+from memstate.kernels.tuned import SelectiveConfig, config_of
 
 LINEAR = tl.constexpr(20.0)  # softplus(x) is x above
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
-WARP_ELEMENTS = 1024  # state held by one warp, 32 fp32 registers a lane; half of it where every element has its own `a`
+DEFAULT = SelectiveConfig()
 
 # Everything that may differ between two calls of one model. The alignment of the inputs belongs here too: it may change
 # the order in which lanes add up a sum, and the bits of a row would depend on where its batch was allocated.
@@ -124,12 +125,9 @@ def _selective_step(
         tl.store(tile_ptr + snapshot * slot_stride, new, mask=tl.where(snapshot > 0, in_tile, False))
 
 
-def blocks(dim: int, state: int, tied: bool) -> tuple[int, int, int]:
+def blocks(dim: int, state: int, tied: bool, config: SelectiveConfig = DEFAULT) -> tuple[int, int, int]:
     """Dims and states of one tile (powers of two) and the warps that hold it."""
-    block_n = triton.next_power_of_2(state)
-    elements = WARP_ELEMENTS if tied else WARP_ELEMENTS // 2
-    block_d = min(triton.next_power_of_2(dim), max(1, elements // block_n))
-    return block_d, block_n, max(1, block_d * block_n // elements)
+    return config.blocks(dim, state, tied)
 
 
 def selective_step(
@@ -146,7 +144,8 @@ def selective_step(
         return out
     unit = math.gcd(stride_unit(state), heads * dim * states)
     tied = dt.dim() == 3
-    block_d, block_n, warps = blocks(dim, states, tied)
+    config = config_of(SelectiveConfig, state.device, dim, states, tied, state.element_size())
+    block_d, block_n, warps = blocks(dim, states, tied, config)
     _selective_step[(triton.cdiv(dim, block_d), heads, batch)](
         x, dt, a, b, c, d, z, dt_bias, state, window, out, read, write, snapshot, tokens,
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, heads * dim * states // unit,

@@ -5,41 +5,70 @@
     $MEMSTATE_TUNED   the user's; if it is not set, memstate/tuned in $XDG_CONFIG_HOME, which is ~/.config if not set
     tuned/            beside this module: what is shipped
 
-An entry of the user's goes before one that is shipped for the same key. A key is made of what is static: the kernel,
-the bytes of a lane, and the tiles of a slot rounded up to a power of two. Without an entry the defaults hold, and a
-file that was not timed changes nothing. A file found under this device's name that cannot be read, or says that it is
+An entry of the user's goes before one that is shipped for the same key. A key is made of the kernel and of what is
+static about its launches, such as the bytes of a lane; see `KEYS`. Without an entry the defaults hold, and a file that
+was not timed changes nothing. A file found under this device's name that cannot be read, or says that it is
 another device's, is an error and not ignored. Files are read once in a process, at the first launch.
 """
 
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from memstate.kernels.catalog import CompileCase
+from memstate.kernels.tables import ACCESS_BYTES
 
 FORMAT = 1  # of the files
 SHIPPED = Path(__file__).with_suffix("")
 ENTRIES = 256  # entries compacted at a time
 PROGRAMS_PER_SM = 4
+LONGEST = {True: 1024, False: 64}  # of a column in an int8 block; where columns lie side by side, there are 64 of them
+MOST_WARPS = 16
 PROGRAMS_ON_CPU = 2  # the fewest that share work
-RANGES = {"entries": (16, 4096), "lanes": (128, 16384), "warps": (1, 16), "programs_per_sm": (1, 32)}
+RANGES = {  # of every field: the least and the most
+    "entries": (16, 4096), "lanes": (128, 16384), "warps": (1, 16), "programs_per_sm": (1, 32), "block": (512, 32768),
+    "block_value": (4, 128), "warp_elements": (128, 8192), "tile_warps": (1, 8), "window_bytes": (512, 16384),
+}  # fmt: skip
 FILE_KEYS = {
     "format": int, "device": str, "date": str, "versions": dict, "timed": bool, "yardstick": dict, "entries": list,
 }  # fmt: skip
 ENTRY_KEYS = {"kernel": str, "key": str, "config": dict, "value": float, "unit": str, "checked": bool}
 
 
+def _power_above(number: int) -> int:
+    """The least power of two that is not below a number."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
 @dataclass(frozen=True)
-class CopyConfig:
+class Config:
+    """How a kernel is launched: a class for each kernel. Every field is a power of two, except `programs_per_sm`.
+
+    Raises:
+        ValueError: with the number and what is allowed.
+    """
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, (least, most) = getattr(self, field.name), RANGES[field.name]
+            power = field.name != "programs_per_sm"
+            fits = type(value) is int and least <= value <= most
+            if not fits or (power and value & (value - 1)):
+                kind = "a power of two" if power else "a whole number"
+                raise ValueError(f"{field.name} {value!r}: expected {kind} from {least} to {most}")
+
+
+@dataclass(frozen=True)
+class CopyConfig(Config):
     """How the copy kernel is launched.
 
     Args:
@@ -47,9 +76,6 @@ class CopyConfig:
         lanes: words per step of a tile.
         warps: of a program.
         programs_per_sm: programs of a launch, for each multiprocessor.
-
-    Raises:
-        ValueError: with the number and what is allowed.
     """
 
     entries: int = ENTRIES
@@ -57,13 +83,105 @@ class CopyConfig:
     warps: int = 4
     programs_per_sm: int = PROGRAMS_PER_SM
 
-    def __post_init__(self) -> None:
-        for name, (least, most) in RANGES.items():
-            value, power = getattr(self, name), name != "programs_per_sm"
-            fits = type(value) is int and least <= value <= most
-            if not fits or (power and value & (value - 1)):
-                kind = "a power of two" if power else "a whole number"
-                raise ValueError(f"{name} {value!r}: expected {kind} from {least} to {most}")
+
+@dataclass(frozen=True)
+class PackConfig(CopyConfig):
+    """How slots are packed into records, and unpacked. The fields are those of the copy kernel."""
+
+
+@dataclass(frozen=True)
+class ScatterConfig(CopyConfig):
+    """How the scatter kernel is launched. The fields are those of the copy kernel; `lanes` are words of a tile."""
+
+
+@dataclass(frozen=True)
+class GatherConfig(Config):
+    """How the gather kernel is launched.
+
+    Args:
+        lanes: words of a tile.
+        warps: of a program.
+    """
+
+    lanes: int = 4096
+    warps: int = 4
+
+
+@dataclass(frozen=True)
+class Int8Config(Config):
+    """How planes are packed as int8, and unpacked.
+
+    Args:
+        block: elements of a block.
+        warps: of a program.
+        programs_per_sm: programs of a launch, for each multiprocessor.
+    """
+
+    block: int = 4096
+    warps: int = 4
+    programs_per_sm: int = PROGRAMS_PER_SM
+
+    def blocks(self, columns: int, reduced: int, inner: int) -> tuple[int, int]:
+        """Columns of a block, and values of each of them; powers of two."""
+        block_r = min(_power_above(reduced), LONGEST[inner == 1], self.block)
+        return min(_power_above(columns), self.block // block_r), block_r
+
+
+@dataclass(frozen=True)
+class DeltaConfig(Config):
+    """How the gated delta step is launched. Another configuration may add up the keys of a sum in another order.
+
+    Args:
+        block_value: values of each key in a program; 16 of them are 64 or 32 bytes, whole memory sectors.
+        warp_elements: elements of the state that a warp holds; 2048 are 64 fp32 registers a lane.
+    """
+
+    block_value: int = 16
+    warp_elements: int = 2048
+
+    def blocks(self, key: int, value: int) -> tuple[int, int, int]:
+        """Keys and values of one tile (powers of two) and the warps that hold it."""
+        block_k, block_v = _power_above(key), min(self.block_value, _power_above(value))
+        return block_k, block_v, min(MOST_WARPS, max(1, block_k * block_v // self.warp_elements))
+
+
+@dataclass(frozen=True)
+class SelectiveConfig(Config):
+    """How the selective step is launched. Another configuration may add up the states of a sum in another order.
+
+    Args:
+        warp_elements: elements of the state that a warp holds; half of it where every element has its own `a`.
+        tile_warps: warps' worth of elements in a program.
+    """
+
+    warp_elements: int = 1024
+    tile_warps: int = 1
+
+    def blocks(self, dim: int, state: int, tied: bool) -> tuple[int, int, int]:
+        """Dims and states of one tile (powers of two) and the warps that hold it."""
+        block_n = _power_above(state)
+        elements = self.warp_elements if tied else self.warp_elements // 2
+        block_d = min(_power_above(dim), max(1, elements * self.tile_warps // block_n))
+        return block_d, block_n, min(MOST_WARPS, max(1, block_d * block_n // elements))
+
+
+@dataclass(frozen=True)
+class ConvConfig(Config):
+    """How the convolution step is launched.
+
+    Args:
+        window_bytes: bytes of the window that a warp holds: four taps of 16 bytes for each of 64 lanes.
+        warps: of a program, which holds as many times the bytes.
+    """
+
+    window_bytes: int = 4096
+    warps: int = 1
+
+    def blocks(self, channels: int, taps: int, itemsize: int) -> tuple[int, int]:
+        """Channels of one program and of one lane's access, powers of two."""
+        held = self.window_bytes * self.warps // (_power_above(taps) * itemsize)
+        block = min(_power_above(channels), max(1, held))
+        return block, min(block, ACCESS_BYTES // itemsize)
 
 
 class CopyLaunch(NamedTuple):
@@ -73,14 +191,96 @@ class CopyLaunch(NamedTuple):
     config: CopyConfig
 
 
-CONFIGS = {"copy": CopyConfig}  # kernel -> the class of its configurations
-Table = dict[tuple[str, str], CopyConfig]  # (kernel, key) -> configuration
-_trial: list[CopyConfig] = []  # the last one goes before every table
+CONFIGS: dict[str, type[Config]] = {  # kernel -> the class of its configurations
+    "copy": CopyConfig, "gather": GatherConfig, "scatter": ScatterConfig, "pack": PackConfig, "pack_int8": Int8Config,
+    "gated_delta": DeltaConfig, "selective": SelectiveConfig, "conv": ConvConfig,
+}  # fmt: skip
+NUMBER = r"[1-9]\d*"
+MOVED = rf"unit=(16|8|4|2|1),tiles={NUMBER}"
+KEYS = {  # kernel -> what configurations are kept under
+    "copy": MOVED, "gather": MOVED, "scatter": MOVED, "pack": MOVED,
+    "pack_int8": rf"reduced={NUMBER},inner={NUMBER},bytes=[24]",
+    "gated_delta": rf"key={NUMBER},value={NUMBER},bytes=[24]",
+    "selective": rf"dim={NUMBER},state={NUMBER},tied=[01],bytes=[24]",
+    "conv": rf"taps={NUMBER},channel_major=[01],bytes=[24]",
+}  # fmt: skip
+C = TypeVar("C", bound=Config)
+Table = dict[tuple[str, str], Config]  # (kernel, key) -> configuration
+_trial: list[Config] = []  # the last one of a kernel goes before every table
 
 
 def copy_key(unit: int, tiles: int) -> str:
-    """What configurations of the copy kernel are kept under: bytes of a lane, and tiles of a slot as a power of two."""
-    return f"unit={unit},tiles={1 << max(tiles - 1, 0).bit_length()}"
+    """What configurations of kernels that move tiles are kept under.
+
+    Args:
+        unit: bytes that one lane moves.
+        tiles: of a slot, or of a block; rounded up to a power of two.
+    """
+    return f"unit={unit},tiles={_power_above(tiles)}"
+
+
+def int8_key(reduced: int, inner: int, itemsize: int) -> str:
+    """The key of packing as int8: values that share a scale, elements between two of them, bytes of an element."""
+    return f"reduced={reduced},inner={inner},bytes={itemsize}"
+
+
+def delta_key(key: int, value: int, itemsize: int) -> str:
+    """The key of the gated delta step: keys and values of a head, bytes of an element of the state."""
+    return f"key={key},value={value},bytes={itemsize}"
+
+
+def selective_key(dim: int, state: int, tied: bool, itemsize: int) -> str:
+    """The key of the selective step: dims and states of a head, whether a head has one `a`, bytes of an element."""
+    return f"dim={dim},state={state},tied={tied:d},bytes={itemsize}"
+
+
+def conv_key(taps: int, channel_major: bool, itemsize: int) -> str:
+    """The key of the convolution step: taps of the weight, whether taps are the fastest axis, bytes of an element."""
+    return f"taps={taps},channel_major={channel_major:d},bytes={itemsize}"
+
+
+KEY_OF: dict[type[Config], Callable[..., str]] = {
+    **dict.fromkeys((CopyConfig, GatherConfig, ScatterConfig, PackConfig), copy_key),
+    Int8Config: int8_key, DeltaConfig: delta_key, SelectiveConfig: selective_key, ConvConfig: conv_key,
+}  # fmt: skip
+EXAMPLES = {
+    **dict.fromkeys(("copy", "gather", "scatter", "pack"), copy_key(16, 4096)), "pack_int8": int8_key(128, 1, 4),
+    "gated_delta": delta_key(128, 128, 4), "selective": selective_key(64, 128, True, 4), "conv": conv_key(4, True, 2),
+}  # fmt: skip
+KERNEL_OF = {kind: kernel for kernel, kind in CONFIGS.items()}
+
+
+def _found(kind: type[C], device: torch.device, static: tuple[int, ...]) -> C | None:
+    """The configuration that is tried, or that a file has for the device; None without."""
+    for config in reversed(_trial):
+        if type(config) is kind:
+            return config
+    kept = _table(device_name(device)).get((KERNEL_OF[kind], KEY_OF[kind](*static)))
+    return kept if isinstance(kept, kind) else None
+
+
+@cache
+def config_of(kind: type[C], device: torch.device, *static: int) -> C:
+    """How a kernel is launched on a device. Only the first call with the same arguments reads files.
+
+    Args:
+        kind: the class of its configurations.
+        device: of the launch.
+        static: what the key is made of; see `KEY_OF`.
+
+    Raises:
+        ValueError: a file is invalid; with its name, the key and the numbers.
+
+    Syncs: no.
+    """
+    return _found(kind, device, static) or kind()
+
+
+@cache
+def programs_for(kind: type[Config], device: torch.device, *static: int) -> int:
+    """Programs of a launch, for the kernels that share their work out; see `config_of`."""
+    config = _found(kind, device, static)
+    return programs(device) if config is None else int(config.programs_per_sm) * multiprocessors(device)  # type: ignore[attr-defined]
 
 
 @cache
@@ -99,22 +299,24 @@ def copy_launch(device: torch.device, unit: int, tiles: int) -> CopyLaunch:
 
     Syncs: no.
     """
-    config = _trial[-1] if _trial else _table(device_name(device)).get(("copy", copy_key(unit, tiles)))
-    if config is None:
-        return CopyLaunch(programs(device), CopyConfig())
-    return CopyLaunch(config.programs_per_sm * multiprocessors(device), config)
+    return CopyLaunch(programs_for(CopyConfig, device, unit, tiles), config_of(CopyConfig, device, unit, tiles))
 
 
 @contextmanager
-def trying(config: CopyConfig) -> Iterator[None]:
-    """Launches every copy of this process under one configuration meanwhile, whatever the files say."""
-    _trial.append(config)
-    copy_launch.cache_clear()
+def trying(*configs: Config) -> Iterator[None]:
+    """Launches every kernel of these configurations in this process under them meanwhile, whatever the files say."""
+    _trial.extend(configs)
+    _forget_launches()
     try:
         yield
     finally:
-        _trial.pop()
-        copy_launch.cache_clear()
+        del _trial[len(_trial) - len(configs) :]
+        _forget_launches()
+
+
+def _forget_launches() -> None:
+    for looked_up in (config_of, programs_for, copy_launch):
+        looked_up.cache_clear()
 
 
 @cache
@@ -148,7 +350,7 @@ def user_folder() -> Path:
 def forget() -> None:
     """Reads files anew at the next launch: what has been written since counts then."""
     _table.cache_clear()
-    copy_launch.cache_clear()
+    _forget_launches()
 
 
 @cache
@@ -182,7 +384,9 @@ def configurations(path: Path, device: str) -> Table:
     record = read(path)
     if record["device"] != device:
         raise ValueError(f"{path}: measured on {record['device']!r}, this is {device!r}: remove the file")
-    found = {(entry["kernel"], entry["key"]): CopyConfig(**entry["config"]) for entry in record["entries"]}
+    found = {
+        (entry["kernel"], entry["key"]): CONFIGS[entry["kernel"]](**entry["config"]) for entry in record["entries"]
+    }
     return found if record["timed"] else {}
 
 
@@ -202,8 +406,8 @@ def read(path: Path) -> dict[str, Any]:
         where = f"{path}: {kernel}, {key}"
         if kernel not in CONFIGS:
             raise ValueError(f"{where}: kernel {kernel!r}, expected {', '.join(CONFIGS)}")
-        if not re.fullmatch(r"unit=(16|8|4|2|1),tiles=[1-9]\d*", key) or (kernel, key) in seen:
-            raise ValueError(f"{where}: expected each key once, such as {copy_key(16, 4096)}")
+        if not re.fullmatch(KEYS[kernel], key) or (kernel, key) in seen:
+            raise ValueError(f"{where}: expected each key once, such as {EXAMPLES[kernel]}")
         if not entry["checked"]:
             raise ValueError(f"{where}: not checked against the reference: run `memstate tune` again")
         seen.add((kernel, key))
@@ -229,7 +433,7 @@ def _require_keys(where: str, found: Any, expected: Mapping[str, type], optional
             raise ValueError(f"{where}: {name} {value!r}, expected {expected[name].__name__}")
 
 
-def compile_cases(config: CopyConfig) -> list[CompileCase]:
-    """The launches of the copy kernel under a configuration, to compile ahead; needs Triton."""
-    cases: list[CompileCase] = import_module("memstate.kernels.copy").compile_cases(16, config)
+def compile_cases(kernel: str) -> list[CompileCase]:
+    """The launches of a kernel to compile ahead; needs Triton."""
+    cases: list[CompileCase] = import_module(f"memstate.kernels.{kernel}").compile_cases()
     return cases

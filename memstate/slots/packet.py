@@ -129,5 +129,7 @@ def _padded(column: Longs) -> Ints:
 
 def _newest(cells: Longs, values: Longs) -> tuple[Longs, Longs]:
     """Keeps only the last value of each cell."""
+    if (cells[1:] > cells[:-1]).all():
+        return cells, values
     kept, newest = np.unique(cells[::-1], return_index=True)
     return (cells, values) if len(kept) == len(cells) else (kept, values[::-1][newest])

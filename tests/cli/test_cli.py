@@ -57,7 +57,7 @@ def test_demo_writes_the_keys_of_the_contract(tmp_path: Path) -> None:
 @pytest.mark.proof
 def test_tune_stores_what_it_writes_unless_told_not_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path))
-    done = memstate("tune", "--model", "lfm2", "--limit", "1", "--json", "-")
+    done = memstate("tune", "--kernels", "copy", "--model", "lfm2", "--limit", "1", "--json", "-")
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
     assert {"device", "timed", "entries", "trials", "stored"} <= set(report)
@@ -66,7 +66,18 @@ def test_tune_stores_what_it_writes_unless_told_not_to(tmp_path: Path, monkeypat
     stored = json.loads(Path(report["stored"]).read_text())
     assert stored == {name: report[name] for name in stored}
 
-    again = memstate("tune", "--model", "mamba", "--limit", "1", "--dry-run", "--json", str(tmp_path / "report.json"))
+    again = memstate(
+        "tune",
+        "--kernels",
+        "copy",
+        "--model",
+        "mamba",
+        "--limit",
+        "1",
+        "--dry-run",
+        "--json",
+        str(tmp_path / "report.json"),
+    )
     assert again.returncode == 0 and "nothing stored" in again.stdout, again.stderr
     assert json.loads(Path(report["stored"]).read_text()) == stored
 
@@ -75,7 +86,7 @@ def test_tune_shows_what_it_cannot_store(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path))
     (tmp_path / "sm-90.json").mkdir()  # where the file of a target that is not there would be
     (tmp_path / "cpu.json").mkdir()
-    done = memstate("tune", "--model", "lfm2", "--limit", "1", "--json", "-")
+    done = memstate("tune", "--kernels", "copy", "--model", "lfm2", "--limit", "1", "--json", "-")
     assert done.returncode == 2 and "nothing stored" in done.stderr and "set MEMSTATE_TUNED" in done.stderr
     report = json.loads(done.stdout)
     assert report["stored"] is None and len(report["entries"]) == 1
@@ -107,6 +118,24 @@ def test_a_target_named_twice_is_compiled_once(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(compiling, "compile_all", compile_all)
     assert CliRunner().invoke(cli.app, ["compile", "--targets", "sm_90, sm_80,sm_90"]).exit_code == 2
     assert seen == [["sm_90", "sm_80"]]
+
+
+def test_a_target_that_triton_does_not_know_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = compiling.KernelReport("plan", "sm_90", 40, 0, 0, None, 20, True)
+    for reports, status in (([known], 0), ([], 1)):
+        monkeypatch.setattr(compiling, "compile_all", lambda *_, found=reports: found)
+        done = CliRunner().invoke(cli.app, ["compile", "--targets", "sm_90,gfx950", "--json", "-"])
+        left = "gfx950" if reports else "sm_90, gfx950"
+        assert done.exit_code == status and f"does not know them: {left}" in done.stderr
+
+
+def test_only_targets_that_compile_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_case(_: object, target: str) -> None:
+        if target == "gfx950":
+            raise RuntimeError("no such processor")
+
+    monkeypatch.setattr(sys.modules["memstate.cli.compile.build"], "compile_case", compile_case)
+    assert compiling.known_targets(["sm_90", "gfx950", "sm_80"]) == ["sm_90", "sm_80"]
 
 
 def test_flags_take_no_value_in_the_help() -> None:

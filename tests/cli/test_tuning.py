@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from memstate.cli import tune as tuning
+from memstate.cli import workload
 from memstate.cli.compile import KernelReport
 from memstate.cli.tune import cost, grid, record, timing, trials
 from memstate.cli.tune.check import wrong
@@ -22,14 +23,26 @@ from memstate.cli.tune.trials import SweepResult, Trial, own_target, sweep
 from memstate.errors import CompileFailed, ConfigurationError, InvalidArgument
 from memstate.kernels import copy, tuned
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tuned import CopyConfig, copy_launch
+from memstate.kernels.tuned import (
+    CONFIGS,
+    Config,
+    ConvConfig,
+    CopyConfig,
+    DeltaConfig,
+    GatherConfig,
+    Int8Config,
+    PackConfig,
+    ScatterConfig,
+    SelectiveConfig,
+    copy_launch,
+)
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from tests.kernels.test_copy import LAYOUTS, ORDERS
 
 CPU = torch.device("cpu")
 DEFAULT = CopyConfig()
-KEYS = {"format", "device", "date", "versions", "timed", "yardstick", "entries", "trials"}
+KEYS = {"format", "device", "date", "versions", "timed", "yardstick", "entries", "trials", "complete"}
 ENTRY = {"kernel", "key", "config", "value", "unit", "checked"}
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="what a machine without a GPU does")
 
@@ -58,18 +71,52 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("timed", [False, True])
-def test_the_default_is_tried_first_and_nothing_twice(timed: bool) -> None:
-    configs = grid.configurations(timed)
-    assert configs[0] == DEFAULT and len(set(configs)) == len(configs) > 20
-    assert grid.configurations(timed, 3) == configs[:3] and len(grid.configurations(timed, 10**6)) == len(configs)
-    compiled = {replace(config, programs_per_sm=1) for config in configs}
-    assert (len(compiled) == len(configs)) is not timed  # without timing, programs are not told apart
+@pytest.mark.parametrize("kernel", tuning.KERNELS)
+def test_one_axis_changes_at_a_time_and_the_cheapest_first(kernel: str, timed: bool) -> None:
+    configs = grid.one_at_a_time(kernel, timed)
+    default, *others = configs
+    assert default == CONFIGS[kernel]() and len(set(configs)) == len(configs) > 3
+    changed = [[name for name, value in asdict(config).items() if value != asdict(default)[name]] for config in others]
+    assert all(len(names) == 1 for names in changed)
+    order = list(dict.fromkeys(names[0] for names in changed))
+    assert set(order) == set(asdict(default)) - (set() if timed else {grid.FREE_AXIS})
+    assert timed is False or grid.FREE_AXIS not in order or order[0] == grid.FREE_AXIS  # it needs no compilation
+    assert grid.one_at_a_time(kernel, timed, 3) == configs[:3]
+
+
+def test_the_best_values_are_combined_by_what_they_promise() -> None:
+    goodness = dict.fromkeys(grid.one_at_a_time("conv", True), 1.0)
+    goodness |= {ConvConfig(warps=2): 3.0, ConvConfig(window_bytes=1024): 2.0, ConvConfig(window_bytes=2048): 0.5}
+    found = grid.combinations("conv", True, goodness)
+    assert found == [ConvConfig(window_bytes=1024, warps=2)]  # the others differ from the default in one axis
+    assert grid.combinations("conv", True, {**goodness, ConvConfig(warps=2): 0.0})[0].warps == 4
+    assert grid.combinations("conv", True, goodness, limit=5) == []
+    assert len(grid.combinations("copy", True, dict.fromkeys(grid.one_at_a_time("copy", True), 1.0))) <= 12
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("model", ["qwen3_next", "kimi_linear", "nemotron_h", "falcon_mamba"])
+@pytest.mark.parametrize("kernel", [kernel for kernel in tuning.KERNELS if kernel != "copy"])
+def test_the_key_is_the_one_that_a_launch_asks_for(kernel: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = workload.toy_of(grid.model_for(kernel, model)[1], kernel)
+    asked = set()
+    true = tuned._found
+
+    def noting(kind: Any, device: Any, static: Any) -> Any:
+        asked.add((tuned.KERNEL_OF[kind], tuned.KEY_OF[kind](*static)))
+        return true(kind, device, static)
+
+    monkeypatch.setattr(tuned, "_found", noting)
+    made = workload.make(kernel, toy, 2, backend_here(), 1)
+    for act in made.acts.values():
+        act()
+    assert (kernel, grid.key_of(kernel, toy)) in asked and {name for name, _ in asked} <= {"copy", kernel}
 
 
 def test_bad_requests_are_refused() -> None:
     for refused, says in (
-        ({"kernels": ["copy", "ssm"]}, "kernels ssm: expected copy"),
-        ({"kernels": []}, "kernels missing: expected copy"),
+        ({"kernels": ["copy", "ssm"]}, "kernels ssm: expected copy, gather"),
+        ({"kernels": []}, "kernels missing: expected copy, gather"),
         ({"model": "gpt"}, "model 'gpt': expected one of qwen3_next, "),
         ({"target": "sm_1"}, "target 'sm_1': expected one of sm_80, "),
         ({"limit": 0}, "limit 0: at least 1"),
@@ -83,15 +130,27 @@ def test_bad_requests_are_refused() -> None:
 def test_the_key_of_a_layout_is_that_of_its_planes(planes: list[Plane], order: Any) -> None:
     layout = StateLayout(planes, 3, order)
     storage = Planes(layout, 2, Backend("reference"))
-    assert grid.key_of(layout) == tuned.copy_key(storage.plane_map.unit, storage.plane_map.tiles.shape[0])
+    assert grid.key_of("copy", workload.Model(layout, "")) == tuned.copy_key(
+        storage.plane_map.unit, storage.plane_map.tiles.shape[0]
+    )
 
 
 def test_toys_keep_the_planes_of_a_model() -> None:
-    layout = grid.layout_of("qwen3_next")
-    small = grid.toy(layout)
-    assert [(p.name, p.dtype) for p in small.planes] == [(p.name, p.dtype) for p in layout.planes]
-    storage = Planes(small, 1, Backend("reference"))
+    model = workload.model_of("qwen3_next")
+    for kernel in ("copy", "gated_delta"):
+        small = workload.toy_of(model, kernel).layout
+        assert [(p.name, p.dtype) for p in small.planes] == [(p.name, p.dtype) for p in model.layout.planes]
+    storage = Planes(workload.toy_of(model, "copy").layout, 1, Backend("reference"))
     assert storage.plane_map.tiles[:, 2].tolist() == 4 * [32768, 1200]
+
+
+def test_a_kernel_without_a_state_in_the_model_takes_another_model() -> None:
+    names = {
+        (kernel, model): grid.model_for(kernel, model)[0] for kernel in tuning.KERNELS for model in ("lfm2", "mamba")
+    }
+    assert names["conv", "lfm2"] == names["copy", "lfm2"] == "lfm2"
+    assert names["gated_delta", "mamba"] == "qwen3_next" and names["selective", "lfm2"] == "nemotron_h"
+    assert names["selective", "mamba"] == "mamba"
 
 
 # -- what the check notices ------------------------------------------------------------------------
@@ -108,13 +167,55 @@ def backend_here() -> Backend:
 
 
 def check(config: CopyConfig = DEFAULT) -> str:
-    return wrong(config, grid.toy(grid.layout_of("lfm2")), backend_here(), torch.seed() % 2**31)
+    return wrong(config, toy("lfm2"), backend_here(), torch.seed() % 2**31)
 
 
+def toy(model: str, kernel: str = "copy") -> workload.Model:
+    return workload.toy_of(grid.model_for(kernel, model)[1], kernel)
+
+
+@pytest.mark.sample
 @pytest.mark.parametrize("config", [DEFAULT, CopyConfig(16, 256, 2, 3), CopyConfig(512, 8192, 8, 1)], ids=str)
 @pytest.mark.parametrize("model", ["qwen3_next", "kimi_linear"])
 def test_right_configurations_are_found_right(model: str, config: CopyConfig) -> None:
-    assert wrong(config, grid.toy(grid.layout_of(model)), backend_here(), 7) == ""
+    assert wrong(config, toy(model), backend_here(), 7) == ""
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GatherConfig(1024, 2), ScatterConfig(16, 512, 2, 3), PackConfig(16, 256, 2, 3), Int8Config(512, 2, 3),
+        DeltaConfig(32, 512), SelectiveConfig(256, 2), ConvConfig(512, 2),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_kernel_is_right_under_another_configuration(config: Config) -> None:
+    kernel = tuned.KERNEL_OF[type(config)]
+    assert wrong(config, toy("qwen3_next", kernel), backend_here(), 7) == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "op", "says"),
+    [
+        (DeltaConfig(), "gated_delta_step", "gated delta: out, ssm differs from the reference, seed 7"),
+        (GatherConfig(), "gather_slots", "gather: out differs"),
+        (Int8Config(), "pack_int8", "pack int8: records differs"),
+    ],
+    ids=str,
+)
+def test_what_another_kernel_does_wrong_is_noticed(config: Any, op: str, says: str) -> None:
+    kernel, backend = tuned.KERNEL_OF[type(config)], backend_here()
+    true = getattr(backend, op)
+
+    def fault(*given: Any) -> Any:
+        out = true(*given)
+        for tensor in given:
+            if isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.dtype == torch.uint8):
+                tensor.add_(1)
+        return out
+
+    setattr(backend, op, fault)
+    assert wrong(config, toy("qwen3_next", kernel), backend, 7).startswith(says)
 
 
 def _skip_last(copy_slots: Any, planes: Any, dst: Any, src: Any) -> None:
@@ -165,7 +266,7 @@ def test_a_wrong_kernel_is_noticed(name: str, fault: Any, says: str, monkeypatch
 def test_a_wrong_configuration_is_excluded_and_nothing_is_stored(
     cli: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    second = grid.configurations(timed=False)[1]
+    second = grid.one_at_a_time("copy", timed=False)[1]
 
     def fault(copy_slots: Any, planes: Any, dst: Any, src: Any) -> None:
         if copy_launch(CPU, planes.unit, planes.tiles.shape[0]).config == second:
@@ -173,12 +274,12 @@ def test_a_wrong_configuration_is_excluded_and_nothing_is_stored(
         copy_slots(planes, dst, src)
 
     planted("copy_slots", fault, monkeypatch)
-    fine = asdict(cost.Cost(64, 0, 32, 128))
-    monkeypatch.setattr(trials, "findings", _with_costs([fine] * 3))
+    fine = asdict(cost.Cost(64, 0, 32, 128, weight=2.0))
+    monkeypatch.setattr(trials, "findings", _with_costs(fine))
     report = tmp_path / "report.json"
     with pytest.raises(pytest.importorskip("typer").Exit) as left:
-        cli.tune(model="lfm2", limit=3, json_path=str(report))
-    assert left.value.exit_code == 1 and not folder.exists()
+        cli.tune(kernels="copy", model="lfm2", limit=3, json_path=str(report))
+    assert left.value.exit_code == 1 and not (folder / "sm-90.json").exists()
     assert "differs from the reference: copy_slots" in capsys.readouterr().err
     found = json.loads(report.read_text())
     assert [trial["checked"] for trial in found["trials"]] == [True, False, True]
@@ -186,12 +287,15 @@ def test_a_wrong_configuration_is_excluded_and_nothing_is_stored(
     assert found["entries"][0]["config"] != asdict(second)
 
 
-def _with_costs(costs: list[dict[str, Any]]) -> Any:
-    """The checks as they are, and these costs instead of compiling."""
-    return lambda task, argument, configs: costs if task == "compiled" else findings(task, argument, configs)
+def _with_costs(cost: dict[str, Any]) -> Any:
+    """The checks as they are, and this cost instead of compiling."""
+    return lambda task, given, configs: [cost] * len(configs) if task == "compiled" else findings(task, given, configs)
 
 
 # -- what compiled code is worth -------------------------------------------------------------------
+
+
+CASES = [cost.Shaped(SimpleNamespace(num_warps=4), 4096 * 4)] * 3  # type: ignore[arg-type]
 
 
 def report(**changes: Any) -> KernelReport:
@@ -209,7 +313,7 @@ def report(**changes: Any) -> KernelReport:
 )
 def test_the_worst_operation_decides(changes: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reports = iter([report(), report(registers=90, **changes), report(shared_bytes=64)])
-    monkeypatch.setattr(cost, "compile_cases", lambda config: range(3))
+    monkeypatch.setattr(cost, "compile_cases", lambda config: CASES)
     monkeypatch.setattr(cost, "build", lambda case, target: next(reports))
     found = cost._cost.__wrapped__(DEFAULT, "sm_90")
     assert (found.registers, found.shared_bytes, found.why) == (90, 64, why)
@@ -219,22 +323,35 @@ def test_code_that_does_not_compile_is_excluded(monkeypatch: pytest.MonkeyPatch)
     def fails(case: Any, target: str) -> None:
         raise CompileFailed("copy_slots", target, "too large")
 
-    monkeypatch.setattr(cost, "compile_cases", lambda config: range(3))
+    monkeypatch.setattr(cost, "compile_cases", lambda config: CASES)
     monkeypatch.setattr(cost, "build", fails)
     assert cost._cost.__wrapped__(DEFAULT, "sm_90").why == "does not compile: copy_slots for sm_90: too large"
 
 
-def test_the_weight_is_register_bytes_per_byte_in_flight() -> None:
-    found = cost.Cost(registers=64)
-    assert cost.weight(DEFAULT, found, "sm_90") == 64 * 4 * 128 / (4096 * 4)
-    assert cost.weight(CopyConfig(lanes=8192, warps=8), found, "gfx942") == 64 * 4 * 512 / (8192 * 4)
+@pytest.mark.parametrize(("target", "lanes"), [("sm_90", 32), ("gfx942", 64)])
+def test_the_weight_is_register_bytes_per_byte_in_flight(
+    target: str, lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "compile_cases", lambda config: CASES)
+    monkeypatch.setattr(cost, "build", lambda case, target: report(registers=64))
+    assert cost._cost.__wrapped__(DEFAULT, target).weight == 64 * 4 * 4 * lanes / (4096 * 4)
+
+
+@pytest.mark.parametrize("kernel", tuning.KERNELS)
+def test_the_default_is_what_the_catalogue_compiles(kernel: str) -> None:
+    """A case that is shaped by the default is the case itself; another configuration shapes it otherwise."""
+    default, *others = grid.one_at_a_time(kernel, timed=False)
+    cases = cost.compile_cases(default)
+    plain = tuned.compile_cases(kernel)[: cost.FEW]
+    assert [each.case for each in cases] == plain and all(each.in_flight > 0 for each in cases)
+    assert any(cost.compile_cases(other) != cases for other in others)
 
 
 def test_compiled_code_is_inspected_in_another_process() -> None:
     narrow = CopyConfig(lanes=256)  # two words for each of 128 threads
-    default, excluded = findings("compiled", "sm_90", [DEFAULT, narrow])
+    default, excluded = findings("compiled", "sm_90", [GatherConfig(), narrow])
     assert default["registers"] > 0 and (default["spill_bytes"], default["why"]) == (0, "")
-    assert default["narrowest_bulk_access_bits"] == 128
+    assert default["narrowest_bulk_access_bits"] == 128 and default["weight"] > 0
     assert excluded["why"] == "moves 64 bits a lane for sm_90, expected 128"
 
 
@@ -249,7 +366,7 @@ def test_the_command_ranks_checks_and_stores_where_there_is_no_gpu(
     cli: Any, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "report.json"
-    cli.tune(model="qwen3_next", limit=2, json_path=str(target))
+    cli.tune(kernels="copy", model="qwen3_next", limit=2, json_path=str(target))
     printed = " ".join(capsys.readouterr().out.split())
     assert "NOT timed (no GPU): ranked by compiled code, launches keep their defaults" in printed
 
@@ -258,58 +375,49 @@ def test_the_command_ranks_checks_and_stores_where_there_is_no_gpu(
     assert (found["device"], found["timed"]) == ("sm_90", False)
     assert found["versions"]["torch"] == torch.__version__
     tried, (entry,) = found["trials"], found["entries"]
-    assert [trial["config"] for trial in tried] == [asdict(c) for c in grid.configurations(False, 2)]
+    assert [trial["config"] for trial in tried] == [asdict(c) for c in grid.one_at_a_time("copy", False, 2)]
+    assert [trial["default"] for trial in tried] == [True, False] and sum(trial["chosen"] for trial in tried) == 1
     assert all(trial["checked"] and trial["details"]["registers"] > 0 for trial in tried)
     assert entry["value"] == min(trial["value"] for trial in tried) and entry["key"] == "unit=16,tiles=4096"
 
     assert found["stored"] == str(folder / "sm-90.json")
     stored = tuned.read(folder / "sm-90.json")
-    assert stored == {name: found[name] for name in stored} and set(stored) == KEYS - {"trials"}
-
-    cli.tune(model="qwen3_next", limit=1, dry_run=True, json_path=str(target))
-    assert json.loads(target.read_text())["stored"] is None
-    assert tuned.read(folder / "sm-90.json") == stored
+    assert stored == {name: found[name] for name in stored} and set(stored) == KEYS - {"trials", "complete"}
+    assert [path.name for path in folder.iterdir()] == ["sm-90.json"]  # and no log of a sweep that is over
 
 
 # -- how copies are timed --------------------------------------------------------------------------
 
 
-def test_triton_times_a_call_by_its_median(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    testing = SimpleNamespace(do_bench=lambda act, return_mode: asked.append((act, return_mode)) or 2.5)
-    monkeypatch.setitem(sys.modules, "triton.testing", testing)
-    assert timing.device_seconds(print) == 2.5e-3 and asked == [(print, "median")]
-
-
-def test_a_course_copies_the_slots_it_counts() -> None:
+def test_a_course_times_what_it_counts() -> None:
     layout, backend = StateLayout([Plane("ssm", (5,), torch.float32)], layers=2), backend_here()
     run: list[Any] = []
 
     def stopwatch(act: Any) -> float:
-        if len(run) < 3:  # copies of slots, then those of the device
-            plane, (dst, src) = course.planes["ssm"], (column[column != 0].long() for column in act.args)
-            expected = plane.clone()
-            expected[:, dst] = plane[:, src]
-            act()
-            assert torch.equal(plane.view(torch.int32), expected.view(torch.int32))
+        act()
         run.append(act)
         return 1e-6
 
-    course = timing.Course(layout, backend, stopwatch, 10**6)
-    assert course.planes.slots == 128 and layout.bytes_per_slot == 64
-    expected = {f"{due} slots": pytest.approx(128 * due * 10**6) for due in (1, 8, 64)}
-    assert course.copies() == expected and course.yardstick() == expected
-    assert backend.counts.launches == {"copy_slots": 3}
+    model = workload.Model(layout, "")
+    course = timing.Course("copy", model, backend, stopwatch, 10**6)
+    assert layout.payload_bytes_per_slot == 40
+    found = {name: (each.seconds, each.nbytes) for name, each in course.timings().items()}
+    assert found == {
+        f"{op}, {due}": (1e-6, factor * 40 * due) for due in (1, 8, 64) for op, factor in (("copy", 2), ("zero", 1))
+    }
+    assert backend.counts.launches == {"copy_slots": 3, "zero_slots": 3}
+    rates = timing.yardstick(model, backend.device, stopwatch, 10**6)
+    assert rates == {f"{due} slots": pytest.approx(2 * 64 * due * 10**6) for due in (1, 8, 64)}
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="times copies on a CUDA device")
 def test_a_device_times_a_copy_and_a_sweep_stores_it(folder: Path) -> None:
-    outcome = sweep("lfm2", limit=2)
+    outcome = sweep("lfm2", ["copy"], limit=2)
     assert outcome.timed and not outcome.wrong
     assert 0 < outcome.best[0].value < 1e14  # bytes a second
     tuning.store(outcome)
-    storage = Planes(grid.layout_of("lfm2"), 1, Backend("cuda", "cuda"))
+    storage = Planes(workload.model_of("lfm2").layout, 1, Backend("cuda", "cuda"))
     planes = storage.plane_map
     assert copy_launch(storage.device, planes.unit, planes.tiles.shape[0]).config == outcome.best[0].config
 
@@ -334,21 +442,26 @@ class Clock:
         return self.seconds[config]
 
 
+def timed_sweep(clock: Any, **given: Any) -> SweepResult:
+    return sweep("lfm2", ["copy"], device=CPU, stopwatch=clock, **given)
+
+
 @on_cpu
 def test_a_timed_sweep_decides_what_is_launched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    default, slow, fast = configs = grid.configurations(timed=True, limit=3)
+    default, slow, fast = configs = grid.one_at_a_time("copy", timed=True, limit=3)
     clock = Clock({default: 4e-6, slow: 5e-6, fast: 2e-6})
     calls: list[tuple[int, int]] = []
-    outcome = sweep("lfm2", limit=3, device=CPU, stopwatch=clock, progress=lambda *at: calls.append(at))
-    layout = grid.toy(grid.layout_of("lfm2"))
-    moved = 2 * layout.bytes_per_slot  # with one slot due, and 8 times as much with 8
-    assert (outcome.device, outcome.timed, calls) == ("cpu", True, [(1, 3), (2, 3), (3, 3)])
-    assert [trial.config for trial in outcome.trials] == configs
+    outcome = timed_sweep(clock, limit=3, progress=lambda *at: calls.append(at))
+    layout = toy("lfm2").layout
+    moved = layout.payload_bytes_per_slot  # by a zero of the one slot that fits, and twice as much by a copy
+    assert (outcome.device, outcome.timed, outcome.complete) == ("cpu", True, True)
+    assert calls == [(1, 3), (2, 3), (3, 3)] and [trial.config for trial in outcome.trials] == configs
     assert [trial.value for trial in outcome.trials] == pytest.approx(
-        [8**0.5 * moved / seconds for seconds in (4e-6, 5e-6, 2e-6)]
+        [2**0.5 * moved / seconds for seconds in (4e-6, 5e-6, 2e-6)]
     )
-    assert outcome.trials[2].details["1 slots"] == pytest.approx(moved / 2e-6)
-    assert outcome.yardstick["1 slots"] == pytest.approx([moved / 4e-6] * 2)  # by the device, before and after
+    assert [trial.micros for trial in outcome.trials] == pytest.approx([4, 5, 2])
+    assert outcome.trials[2].details["copy, 1"] == pytest.approx(2 * moved / 2e-6)
+    assert outcome.yardstick["1 slots"] == pytest.approx([2 * layout.bytes_per_slot / 4e-6] * 2)  # before and after
 
     path = tuning.store(outcome)
     assert path == folder / "cpu.json"
@@ -362,28 +475,93 @@ def test_a_timed_sweep_decides_what_is_launched(folder: Path, monkeypatch: pytes
 
     monkeypatch.setattr(copy, "_move", Seen())
     storage.zero(torch.ones(1, dtype=torch.int32))
-    assert seen == [(fast.programs_per_sm, fast.lanes)] and fast.lanes != default.lanes
+    assert seen == [(fast.programs_per_sm, fast.lanes)] and fast.programs_per_sm != tuned.PROGRAMS_ON_CPU
+
+
+@on_cpu
+def test_launches_find_what_a_sweep_stored_for_each_kernel(folder: Path) -> None:
+    best = {kernel: grid.one_at_a_time(kernel, timed=True)[-1] for kernel in tuning.KERNELS}
+    keys = {kernel: grid.key_of(kernel, toy("qwen3_next", kernel)) for kernel in tuning.KERNELS}
+    made = [Trial(kernel, keys[kernel], config, True, 1.0, "bytes/s") for kernel, config in best.items()]
+    tuning.store(SweepResult("cpu", True, tuple(made)))
+    assert tuned._table("cpu") == {(kernel, keys[kernel]): best[kernel] for kernel in best}
+    assert tuned.config_of(tuned.DeltaConfig, CPU, 16, 40, 4) == best["gated_delta"] != DeltaConfig()
 
 
 @on_cpu
 def test_a_wrong_configuration_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    default, second = grid.configurations(timed=True, limit=2)
+    default, second = grid.one_at_a_time("copy", timed=True, limit=2)
     planted("zero_slots", lambda zero, planes, ids: zero(planes, ids * 0), monkeypatch)
     clock = Clock({default: 4e-6, second: 1e-6})
-    outcome = sweep("lfm2", limit=2, device=CPU, stopwatch=clock)
+    outcome = timed_sweep(clock, limit=2)
     assert (len(outcome.wrong), outcome.best) == (2, [])
     assert set(clock.asked) == {default}  # the yardstick alone, outside of trials
     with pytest.raises(InvalidArgument, match="nothing to store for cpu: every configuration is excluded"):
         tuning.store(outcome)
 
 
+# -- a sweep that is interrupted -------------------------------------------------------------------
+
+
+class Interrupted(Exception):
+    """The process ends."""
+
+
+def steady(act: Callable[[], object]) -> float:
+    return 1e-6
+
+
+@on_cpu
+def test_an_interrupted_sweep_goes_on_where_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[CopyConfig] = []
+    monkeypatch.setattr(trials, "wrong", lambda config, *given: checked.append(config) or "")
+
+    def at_the_third(done: int, most: int) -> None:
+        if done == 3:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        timed_sweep(steady, limit=5, log=tuning.SweepLog, progress=at_the_third)
+    path = tuning.log_path("cpu")
+    with path.open("a") as file:
+        file.write('{"kernel": "co')  # the process ended in the middle of a line
+    first, checked[:] = list(checked), []
+    outcome = timed_sweep(steady, limit=5, log=tuning.SweepLog)
+    configs = grid.one_at_a_time("copy", timed=True, limit=5)
+    assert first == configs[:3] and checked == configs[3:] and [trial.config for trial in outcome.trials] == configs
+    assert len(tuning.SweepLog("cpu", True, "lfm2")) == 5
+    assert len(tuning.SweepLog("cpu", True, "mamba")) == 0, "trials on other states"
+
+
+def test_a_log_of_other_kernels_or_versions_is_not_continued(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept() -> int:
+        return len(tuning.SweepLog("cpu", True, "lfm2"))
+
+    good, bad = outcome_of(1.0, 2.0).trials
+    for trial in (good, replace(bad, checked=False)):
+        tuning.SweepLog("cpu", True, "lfm2").add(trial)
+    assert kept() == 1 and tuning.SweepLog("cpu", True, "lfm2").find("copy", good.key, good.config) == good
+    monkeypatch.setattr(record, "_sources", lambda: 0)
+    assert kept() == 0
+
+
+@on_cpu
+def test_a_sweep_that_is_stopped_says_so(folder: Path) -> None:
+    asked: list[int] = []
+    outcome = timed_sweep(steady, stop=lambda: asked.append(1) or len(asked) > 2)
+    assert len(outcome.trials) == 2 and not outcome.complete and not tuning.document(outcome)["complete"]
+    assert "INCOMPLETE" in tuning.table(outcome, None)[0][0]
+
+
 def outcome_of(
     *values: float | None, timed: bool = True, device: str = "cpu", key: str = "unit=16,tiles=8"
 ) -> SweepResult:
     """A sweep whose configurations, the default first, came to these values; None: excluded."""
+    unit = "bytes/s" if timed else cost.UNIT
     made = [
-        Trial("copy", key, config, True, value, "bytes/s", "" if value else "spills 8 bytes")
-        for config, value in zip(grid.configurations(timed), values, strict=False)
+        Trial("copy", key, config, True, value, unit, "" if value else "spills 8 bytes", {}, micros)
+        for config, value in zip(grid.one_at_a_time("copy", timed), values, strict=False)
+        for micros in [value if timed else None]
     ]
     return SweepResult(device, timed, tuple(made))
 
@@ -404,6 +582,13 @@ def test_the_default_stays_unless_another_is_clearly_better(timed: bool, values:
     assert outcome.best == [outcome.trials[best]]
 
 
+def test_each_kernel_has_its_best() -> None:
+    other = Trial("gather", "unit=16,tiles=8", GatherConfig(), True, 1.0, "bytes/s")
+    outcome = outcome_of(1.0, 3.0)
+    both = replace(outcome, trials=(*outcome.trials, other))
+    assert both.best == [outcome.trials[1], other]
+
+
 # -- what is stored --------------------------------------------------------------------------------
 
 
@@ -413,7 +598,7 @@ def test_nothing_untimed_changes_a_launch_here() -> None:
     here = torch.zeros(0, device=backend_here().device).device
     assert copy_launch(here, 16, 8).config == DEFAULT
     tuning.store(outcome_of(1.0, 2.0, device=device))
-    assert copy_launch(here, 16, 8).config == grid.configurations(True)[1]
+    assert copy_launch(here, 16, 8).config == grid.one_at_a_time("copy", True)[1]
 
 
 def test_a_sweep_of_other_planes_adds_to_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,5 +652,42 @@ def test_a_folder_is_tried_without_making_it(tmp_path: Path, monkeypatch: pytest
 def test_the_table_has_the_best_first_and_the_excluded_last() -> None:
     (title, columns), rows = tuning.table(outcome_of(None, 1.0, 3.0, 2.0), "a/b.json")
     assert title == "cpu, timed; stored in a/b.json" and len(columns) == len(rows[0])
-    assert [row[5] for row in rows] == ["3", "2", "1", ""]
-    assert [row[7] for row in rows] == ["best", "", "", "spills 8 bytes"]
+    assert [row[3] for row in rows] == ["3", "2", "1", ""] and [row[4] for row in rows] == ["3", "2", "1", ""]
+    assert [row[6] for row in rows] == ["chosen", "", "", "spills 8 bytes"]
+    assert tuning.table(outcome_of(3.0, 1.0), None)[1][0][6] == "chosen, default"
+
+
+# -- what a person looks at ------------------------------------------------------------------------
+
+
+def test_the_picture_marks_the_chosen_and_the_default(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from memstate.cli.tune import plot
+
+    outcome = outcome_of(2.0, 1.0, None, 3.0, timed=False)
+    (axes,) = plot.plot(outcome).axes
+    names = [text.get_text() for text in axes.get_yticklabels()]
+    assert ["(chosen)" in name for name in names] == [True, False, False]
+    assert ["(default)" in name for name in names] == [False, True, False]
+    assert "1 excluded" in axes.get_title(loc="left") and axes.get_xlabel() == cost.UNIT
+    assert [bar.get_width() for bar in axes.patches] == [1.0, 2.0, 3.0]
+    (axes,) = plot.plot(outcome_of(2.0, 3.0)).axes
+    assert axes.get_xlabel() == "device time of a call, us"
+    plot.save(outcome, tmp_path / "sweep.svg")
+    assert (tmp_path / "sweep.svg").stat().st_size > 1000
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_before_the_sweep(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tuning, "sweep", lambda *given, **more: pytest.fail("the work began"))
+    exit_of = pytest.importorskip("typer").Exit
+    for path, says in ((tmp_path / "a.txt", "ends with .svg"), (tmp_path / "no" / "a.svg", "there is no folder")):
+        with pytest.raises(exit_of):
+            cli.tune(plot=str(path), dry_run=True)
+        assert says in " ".join(capsys.readouterr().err.split())
+    for name in ("matplotlib", "memstate.viz.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(exit_of):
+        cli.tune(plot=str(tmp_path / "a.svg"), dry_run=True)
+    assert capsys.readouterr().err.strip()

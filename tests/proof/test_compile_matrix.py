@@ -90,6 +90,20 @@ def test_every_kernel_is_ok_and_as_recorded() -> None:
     assert not found, "\n".join([f"{len(found)} differences", *found, advice(INSTALLED)])
 
 
+@pytest.mark.slow
+@pytest.mark.proof
+def test_no_shape_that_can_be_launched_spills() -> None:
+    """All of them, for all targets: more than a thousand cases."""
+    reports = compile_all(every_shape=True)
+    assert len(reports) == len(all_cases(every_shape=True)) * len(TARGETS)
+    assert faults(INSTALLED, reports) == []
+
+
+def test_a_case_has_a_name_of_its_own() -> None:
+    names = [case.name for case in all_cases(every_shape=True)]
+    assert len(set(names)) == len(names)
+
+
 def test_records_are_written_as_the_program_writes_them() -> None:
     """Sorted, a line for each kernel and target; and what is excepted is recorded."""
     paths = sorted(RECORDS.glob("*"))

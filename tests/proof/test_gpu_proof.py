@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,8 +16,10 @@ import torch
 import memstate as ms
 from memstate.kernels.dispatch import OPS, Backend
 from tests.proof import gpu_proof
-from tests.proof.gpu import collecting, determinism, graphs, sanitizer, streams
+from tests.proof.gpu import collecting, determinism, graphs, sanitizer, serving, streams, stress
+from tests.proof.gpu import machine as machine_module
 from tests.proof.gpu import tests as marked
+from tests.proof.gpu.compilations import Compilations
 from tests.proof.gpu.machine import Machine
 from tests.proof.gpu_proof import MOST_BYTES, PARTS, Part, Proof
 
@@ -38,6 +41,8 @@ if kind == "silent": sys.exit(0)
 if kind == "broken": open(f"{folder}/{kind}.json", "w").write('{"failures": [')
 if kind == "wordy": leave(); open(f"{folder}/big.bin", "wb").write(bytes(20 * 2**20)); print("w" * 5 * 2**20)
 if kind == "absent": leave(unavailable="no such tool")
+if kind == "late": leave(incomplete="3 of 5 cases", figure=3)
+if kind == "late and wrong": leave(incomplete="3 of 5 cases", failures=["x is not y"])
 """
 
 
@@ -45,7 +50,8 @@ def parts(tmp_path: Path, *kinds: str, seconds: float = 60) -> list[Part]:
     program = tmp_path / "part.py"
     program.write_text(PROGRAM)
     command = f"{{python}} {program} {{name}} {{folder}}"
-    return [Part(kind, 1 if kind == "hangs" else seconds, command, (("big.bin", "big.bin"),)) for kind in kinds]
+    files = (("big.bin", "big.bin"),)
+    return [Part(kind, 1 if kind == "hangs" else seconds, command, files) for kind in kinds]
 
 
 def read(path: Path) -> Any:
@@ -54,16 +60,17 @@ def read(path: Path) -> Any:
 
 def test_parts_that_fail_crash_or_hang_are_told_and_the_others_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    kinds = ("fails", "raises", "crashes", "silent", "broken", "absent", "good")
+    kinds = ("fails", "raises", "crashes", "silent", "broken", "absent", "late", "good")
     proof = Proof(out)
     assert not proof.run(parts(tmp_path, *kinds)) and list(proof.summary["parts"]) == list(kinds)
     summary = read(out / "summary.json")
     assert {name: part["status"] for name, part in summary["parts"].items()} == {
         "fails": "failed", "raises": "failed", "crashes": "crashed", "silent": "failed", "broken": "failed",
-        "absent": "unavailable", "good": "ok",
+        "absent": "unavailable", "late": "incomplete", "good": "ok",
     }  # fmt: skip
     why = {name: part["why"] for name, part in summary["parts"].items()}
     assert why["fails"] == "2 failures, first: x is not y" and why["raises"] == "ValueError: no such thing"
+    assert why["late"] == "3 of 5 cases" and read(out / "proofs.json")["late"]["figure"] == 3
     assert why["crashes"] == f"signal {signal.SIGSEGV:d}" and why["absent"] == "no such tool"
     assert read(out / "proofs.json")["good"]["figure"] == 1
     assert summary["ok"] is False and summary["commit"] and summary["date"] and summary["versions"]["torch"]
@@ -71,20 +78,55 @@ def test_parts_that_fail_crash_or_hang_are_told_and_the_others_run(tmp_path: Pat
     assert all(f"==== {kind}," in log and f"this is {kind}" in log for kind in kinds)
 
 
-def test_a_part_over_its_limit_is_ended_with_its_children_and_what_it_found_is_kept(tmp_path: Path) -> None:
-    proof = Proof(tmp_path / "out", seconds=12)
-    hanging, good = parts(tmp_path, "hangs", "good", seconds=8)
-    assert not proof.run([hanging, good])
+def test_a_part_over_its_limit_is_incomplete_and_what_it_found_is_kept(tmp_path: Path) -> None:
+    proof = Proof(tmp_path / "out", seconds=11)
+    hanging, good = parts(tmp_path, "hangs", "good", seconds=9)
+    assert proof.run([hanging, good]), "no time is no failure"
     assert {name: part["status"] for name, part in proof.summary["parts"].items()} == {
-        "hangs": "over time", "good": "ok",
+        "hangs": "incomplete", "good": "ok",
     }  # fmt: skip
-    assert proof._proofs["hangs"]["figure"] == 2
+    assert proof._proofs["hangs"]["figure"] == 2 and proof.summary["ok"] and not proof.summary["complete"]
 
 
-def test_what_is_left_out_for_want_of_time_is_said(tmp_path: Path) -> None:
+def test_what_is_wrong_before_time_is_up_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str | None] = [None, "x is not y"]
+
+    class Noting(Proof):
+        def _note(self, part: Part, status: str, why: str, *more: Any) -> None:
+            self.summary["parts"][part.name] = {"status": status, "why": why}
+
+    def ended(command: Any, seconds: float, environment: Any, output: Any) -> None:
+        failures = [found[0]] if found[0] else []
+        (proof._folder / "a.json").write_text(json.dumps({"failures": failures, "incomplete": "3 of 5"}))
+
+    monkeypatch.setattr(gpu_proof, "limited", ended)
+    proof = Noting(tmp_path / "out")
+    assert proof.run([Part("a", 1)]) and proof.summary["parts"]["a"]["status"] == "incomplete"
+    found.pop(0)
+    assert not proof.run([Part("a", 1)]) and proof.summary["parts"]["a"]["status"] == "failed"
+
+
+def test_what_is_not_begun_for_want_of_time_is_said(tmp_path: Path) -> None:
     proof = Proof(tmp_path / "out", seconds=0.5)
-    assert not proof.run(parts(tmp_path, "good"))
-    assert read(tmp_path / "out" / "summary.json")["parts"]["good"]["status"] == "left out"
+    assert proof.run(parts(tmp_path, "good"))
+    part = read(tmp_path / "out" / "summary.json")["parts"]["good"]
+    assert part["status"] == "incomplete" and part["why"].startswith("not begun: ")
+
+
+def test_a_part_whose_time_is_up_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "part.json"
+
+    def part(machine: Machine, result: dict[str, Any]) -> None:
+        result["figure"] = list(machine.mine(range(5)))
+        machine.go_on("before the last case", needed=100)
+
+    monkeypatch.setattr(sys, "argv", ["part", "--json", str(target), "--seconds", "9", "--toy", "--share", "1/2"])
+    with pytest.raises(SystemExit) as left:
+        machine_module.main(part)
+    assert left.value.code == 0
+    assert read(target) == {
+        "failures": [], "figure": [1, 3], "incomplete": "before the last case", "kernels": {"compiled": 0, "loaded": 0},
+    }  # fmt: skip
 
 
 def test_files_stay_within_their_limits(tmp_path: Path) -> None:
@@ -140,6 +182,11 @@ def test_the_whole_proof_goes_through_at_toy_sizes(tmp_path: Path) -> None:
     assert {name: part["status"] for name, part in summary["parts"].items()} == {
         part.name: "unavailable" if part.name == "sanitizer" else "ok" for part in PARTS
     }
+    assert summary["complete"] and proofs["compiling"]["processes"]["stress 1 of 1"]["status"] == "ended"
+    assert proofs["stress"]["plans"] >= stress.TOY_PLANS and proofs["stress"]["audits"] > 5
+    assert proofs["serving"]["compiled_after_warm_up"] == {"redirect": {}}
+    assert proofs["serving"]["latency"]["states_out"] == proofs["serving"]["latency"]["states_going_down"]
+    assert {entry["unit"] for entry in read(out / "bench.json")} == {"us", "host us", "bytes/s"}
     assert proofs["tests"]["passed"] > 3 and (out / "gpu-tests.xml").stat().st_size > 100
     assert proofs["graphs"]["replays"] == {"Redirect, batch 2": 5}
     assert len(proofs["determinism"]["repeated"]) == len(determinism.CASES) + 5
@@ -210,6 +257,87 @@ def test_streams_that_leave_other_bytes_are_noticed() -> None:
     assert streams.differing(one, {**one, "more": one["owners"]}) == ["more"]
 
 
+@on_cpu
+def test_an_audit_of_the_stress_notices_what_a_race_leaves() -> None:
+    made = stress.Stress(Machine(toy=True), ms.LazyPingPong(1), 1)
+    made.audit()
+    assert made.found() == ""
+    table = made.rows.file.table
+    table.labels[made.live] -= 1
+    made.audit()
+    assert made.found() == "lengths in 1 audits"
+    table.labels[made.live] += 1
+    table.slots[1] = table.slots[3]  # a register that nothing uses owns the row's slot as well
+    made.audit()
+    table.slots[1] = 0
+    table.counters[0] -= 1
+    made.audit()
+    assert made.found() == "owners in 1 audits, lengths in 1 audits, counts in 1 audits"
+
+
+def test_kernels_that_are_compiled_and_loaded_are_counted() -> None:
+    compilations = Compilations()
+    assert compilations.install()
+    from triton import knobs
+
+    listener = knobs.compilation.listener
+    try:
+        for hit in (False, True, True):
+            listener(src=SimpleNamespace(name="_plan"), metadata={}, metadata_group={}, times=None, cache_hit=hit)
+    finally:
+        knobs.compilation.listener = None
+    assert (compilations.compiled, compilations.loaded) == ({"_plan": 1}, {"_plan": 2})
+    assert compilations.all == {"_plan": 3}
+
+
+@on_cpu
+def test_a_kernel_that_serving_compiles_is_told_with_what_needed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, result = Machine(toy=True), {"failures": []}
+
+    def scenario(server: Any) -> Any:
+        yield "one thing"
+        yield "another"
+        machine.compilations(src=SimpleNamespace(name="_pack"), cache_hit=True)
+
+    monkeypatch.setattr(serving, "scenario", scenario)
+    serving.compiled_after_warm_up(machine, result)
+    assert result["failures"] == ["redirect: compiled after warm_up: another: _pack"]
+
+
+def test_latencies_are_percentiles() -> None:
+    found = serving.spread_of([1e-3] * 99 + [5e-3])
+    assert found["p50_us"] == 1000 and 1000 < found["p99_us"] <= 5000 and found["steps"] == 100
+
+
+class Item:
+    """A test as pytest collects it."""
+
+    def __init__(self, nodeid: str, gpu: bool = True, **params: object) -> None:
+        self.nodeid, self._gpu = nodeid, gpu
+        if params:
+            self.callspec = SimpleNamespace(params=params)
+
+    def get_closest_marker(self, name: str) -> object:
+        return True if self._gpu and name == "gpu" else None
+
+
+def test_a_set_of_the_gpu_tests_is_chosen_by_a_rule() -> None:
+    def cases(name: str, **given: object) -> list[Any]:
+        return [Item(f"{name}[{a}-{b}]", a=a, b=b, **given) for a in range(3) for b in range(5)]
+
+    items = [
+        *cases("tests/engine/test_a.py::test_a"), *cases("tests/requests/test_b.py::test_b"),
+        *cases("tests/kernels/test_c.py::test_c"), Item("tests/kernels/test_c.py::test_d"),
+        Item("tests/kernels/test_c.py::test_e", gpu=False),
+    ]  # fmt: skip
+    names = [item.nodeid.partition("::")[2] for item in collecting.chosen(items)]
+    counts = {name: sum(each.startswith(name) for each in names) for name in ("test_a", "test_b", "test_c", "test_d")}
+    assert counts == {"test_a": 1, "test_b": 4, "test_c": 5, "test_d": 1} and len(names) == 11
+    assert names[0].startswith("test_c") and not names[-1].startswith(("test_c", "test_d")), "kernels come first"
+    shown = [item.callspec.params for item in collecting.chosen(items) if "test_c[" in item.nodeid]
+    assert {one["a"] for one in shown} == {0, 1, 2} and {one["b"] for one in shown} == set(range(5))
+
+
 MEMCHECK = """
 ========= Invalid __global__ read of size 16 bytes
 =========     at {where}+0x1f0 in somewhere.py:60
@@ -238,6 +366,26 @@ def test_what_a_checker_says_is_understood(log: str, finished: bool, word: str) 
     assert sanitizer.verdict(log, finished, names)[0] == word
 
 
+@pytest.mark.parametrize(
+    ("log", "finished", "word"),
+    [
+        ("kernel.py:3: Read after write race detected\nTraceback", True, "failed"),
+        ('{"failures": [], "touched": []}', True, "ok"),
+        ("", False, "unfinished"),
+        ("Traceback\nRuntimeError: gsan needs a newer driver", True, "unavailable"),
+    ],
+)
+def test_what_gsan_says_is_understood(log: str, finished: bool, word: str) -> None:
+    assert sanitizer.gsan_verdict(log, finished)[0] == word
+
+
+def test_a_triton_without_gsan_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sanitizer, "find_spec", lambda name: None)
+    assert re.match(r"Triton [\d.]+ has no GSan", sanitizer.no_gsan())
+    monkeypatch.setattr(sanitizer, "find_spec", lambda name: name)
+    assert sanitizer.no_gsan() == ""
+
+
 def test_files_whose_packages_are_missing_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = ("typer", "rich", "nowhere")
     monkeypatch.setattr(collecting, "missing", lambda package: package in absent)
@@ -260,6 +408,8 @@ def test_outcomes_are_summed_up_test_by_test() -> None:
         "passed": 1, "failed": 1, "skipped": 1, "error": 1, "failures": ["b: teardown", "d.py: import"],
         "left_out": {"e.py": ["typer"]},
     }  # fmt: skip
+    told = marked.summed_up([*lines, {"chosen": 9, "marked": 30}, {"time_is_up": True}])
+    assert told["incomplete"] == "4 of 9 tests" and (told["chosen"], told["marked"]) == (9, 30)
 
 
 def test_a_report_is_cut_to_its_limit(tmp_path: Path) -> None:

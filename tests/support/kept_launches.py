@@ -1,7 +1,7 @@
 """Launches of plan, accept and ownership on a stubbed driver, through Triton and kept.
 
-Run it with `python -m tests.support.kept_launches`. Triton compiles for a GPU that is not there. The stub takes what would
-be launched, and runs nothing.
+Run it with `python -m tests.support.kept_launches`. Triton compiles for a GPU that is not there. The stub takes what
+would be launched, and runs nothing.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Runs benchmarks where typer and rich are not installed.
 
-`python -m memstate.cli.bench NAME... [--peer NAME] [--toy] [--json PATH]`. The file is written after every benchmark:
+`python -m memstate.cli.bench NAME... [--peer NAME] [--toy] [--json PATH]`. The file is written after every measurement:
 a later failure loses nothing.
 """
 

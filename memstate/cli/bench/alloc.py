@@ -1,10 +1,12 @@
 """Slots claimed, given back, and changing owners by packets: device time for 1, 64 and 256 of them.
 
-The pool is in the middle of its life: half of the slots are held, the free ones lie scattered.
+The pool is in the middle of its life: half of the slots are held, the free ones lie scattered. Besides, 1 and 64 slots
+are claimed in a pool of a million slots that is full but for a few: the first ones, the last ones, or scattered ones.
 """
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
@@ -20,6 +22,9 @@ from memstate.slots.registers import Longs, RegisterFile
 SIZES, TOY_SIZES = (1, 64, 256), (3,)
 # Releases of ids in hand stay unconfirmed while a graph is captured: so many must be free beside them.
 CAPACITY, TOY_CAPACITY = 16384, 256
+LARGE, TOY_LARGE = 1_000_000, 2048
+LARGE_SIZES = (1, 64)
+PLACES = ("first", "last", "fragmented")  # where the free slots of a large pool are
 CELL_COLUMNS = ("snapshot_at", "tracked", "source")  # what an admission writes for every row
 
 
@@ -76,8 +81,8 @@ def _claims(setting: Setting, size: int, mine: _Slots, twin: _Slots) -> Task:
         both = clock.in_graph(lambda: allocator.release(allocator.claim(size)))
         allocator.check()
         return [
-            setting.micros("claim", case, alone),
-            setting.micros("release", case, released),
+            *setting.both("claim", case, alone),
+            *setting.both("release", case, released),
             setting.micros("claim and release", f"{case}, in a graph", both),
         ]
 
@@ -111,11 +116,60 @@ def _ownership(setting: Setting, size: int, mine: _Slots, twin: _Slots) -> Task:
         claims = clock.alone(admit, end)  # the first one ends what holds nothing, and releases nothing
         end()
         releases = clock.alone(end, admit)
-        times = {"claims": claims, "releases": releases, "claims and releases, in a graph": clock.in_graph(both)}
+        repeated = clock.in_graph(both)
         mine.allocator.check()
-        return [setting.micros("ownership", f"{case}, {name}", seconds) for name, seconds in times.items()]
+        return [
+            *setting.both("ownership", f"{case}, claims", claims),
+            *setting.both("ownership", f"{case}, releases", releases),
+            setting.micros("ownership", f"{case}, claims and releases, in a graph", repeated),
+        ]
 
     return Task(f"ownership, {case}", check, measure)
+
+
+def _held_but(place: str, capacity: int, size: int) -> Tensor:
+    """Which slots of a large pool are held, `slot`: all but a few."""
+    held = torch.ones(capacity, dtype=torch.bool)
+    if place == "fragmented":
+        held[capacity // (4 * size) // 2 :: capacity // (4 * size)] = False  # four times as many, evenly spread
+    else:
+        held[slice(0, 4 * size) if place == "first" else slice(capacity - 4 * size, None)] = False
+    return held
+
+
+def _large_claims(setting: Setting, size: int, place: str, capacity: int) -> Task:
+    """A claim in a large pool, and the release that undoes it."""
+    case, clock = f"R={size}, {place} free of {capacity}", setting.clock
+    held: list[Tensor] = []
+    made: list[SlotAllocator] = []
+
+    def check() -> str:
+        free = ~_held_but(place, capacity, size)
+        for backend in (setting.make_backend(), setting.reference()):
+            made.append(SlotAllocator(capacity, backend))
+            ids = made[-1].claim(capacity)
+            made[-1].release(ids[free.to(ids.device)])
+            made[-1].check()
+        mine, twin = (allocator.claim(size) for allocator in made)
+        for allocator, ids in zip(made, (mine, twin), strict=True):
+            allocator.release(ids)
+            allocator.check()
+        expected = (free.nonzero().flatten()[:size] + 1).to(mine)
+        return differing([("ids", mine, twin), ("lowest first", mine, expected)])
+
+    def measure() -> list[Figure]:
+        allocator = made[0]
+
+        def undo() -> None:
+            while held:
+                allocator.release(held.pop())
+            allocator.check()
+
+        times = clock.alone(lambda: held.append(allocator.claim(size)), undo)
+        undo()
+        return setting.both("claim", case, times)
+
+    return Task(f"claim, {case}", check, measure)
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
@@ -129,3 +183,5 @@ def tasks(setting: Setting) -> Iterator[Task]:
     for size in sizes:
         yield _claims(setting, size, mine, twin)
         yield _ownership(setting, size, mine, twin)
+    for size, place in product((min(sizes),) if setting.toy else LARGE_SIZES, PLACES):
+        yield _large_claims(setting, size, place, TOY_LARGE if setting.toy else LARGE)

@@ -1,19 +1,35 @@
-"""How long one call takes: on a GPU by its events, elsewhere by the clock of the process. Knows no operation.
+"""How long one call takes, on the device and on the host: by events on a GPU, elsewhere by the clock of the process.
 
-Triton's own timers cannot undo a call between two runs, nor bound the calls that one graph holds; these can.
+Knows no operation. Triton's own timers cannot undo a call between two runs, nor bound the calls that one graph holds;
+these can.
 """
 
 import time
 from collections.abc import Callable
 from statistics import median
+from typing import NamedTuple
 
 import torch
 
 RUNS, WARM_UPS = 21, 3
-FLOOD_BYTES = 512 * 2**20  # takes longer to write than the host needs to queue a run
+FLUSH_BYTES = 256 * 2**20  # read before a run, or four times the cache if that is more
+SLEEP, LONGEST_SLEEP = 100e-6, 50e-3  # seconds that the device sleeps while the host queues a run
+CALIBRATION = 10**6  # cycles
 GRAPH_SECONDS = 2e-3  # of a graph; longer graphs give the same figure
 IN_GRAPH = 20  # calls captured together, so that the launch of the graph hardly counts
 Act = Callable[[], object]
+
+
+class Times(NamedTuple):
+    """Seconds of one call.
+
+    Attributes:
+        device: From the start of its work on the device to the end.
+        host: Until it returned.
+    """
+
+    device: float
+    host: float
 
 
 def nothing() -> None:
@@ -35,7 +51,7 @@ def host_seconds(act: Act, device: torch.device | None = None) -> float:
 class Clock:
     """Times a call once by the clock of the process, as at toy sizes: its figures say nothing about a GPU."""
 
-    def alone(self, act: Act, before: Act = nothing) -> float:
+    def alone(self, act: Act, before: Act = nothing) -> Times:
         """Returns the seconds of one call, submitted alone, with caches full of something else.
 
         Args:
@@ -43,11 +59,12 @@ class Clock:
             before: Called before each run, not timed; undoes the last run.
         """
         before()
-        return host_seconds(act)
+        seconds = host_seconds(act)
+        return Times(seconds, seconds)
 
     def in_graph(self, act: Act) -> float:
         """Returns the seconds of one of many calls in a row without the host, as in a replayed CUDA graph."""
-        return self.alone(act)
+        return self.alone(act).device
 
     def captured(self, act: Act) -> Act:
         """Returns the call as a graph of its own, where there are graphs. `act` must have run before."""
@@ -57,8 +74,9 @@ class Clock:
 class DeviceClock(Clock):
     """Takes medians over many runs with the events of a GPU.
 
-    The cache is overwritten before every run. That keeps the device busy while the host queues the call, so that no
-    figure includes the host's time.
+    Before every run the device reads more memory than its cache holds: no line in the cache belongs to the call, and
+    none has to be written back. Then the device sleeps until the host has queued the call. So a device time never
+    includes the host's time. A run whose call came too late is repeated with a longer sleep.
 
     Syncs: yes, after every run.
     """
@@ -66,31 +84,69 @@ class DeviceClock(Clock):
     def __init__(self, device: torch.device) -> None:
         self._device = device
         cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
-        self._flood = torch.empty(max(4 * cache, FLOOD_BYTES), dtype=torch.uint8, device=device)
+        self._read = torch.zeros(max(4 * cache, FLUSH_BYTES) // 4, dtype=torch.float32, device=device)
+        self._sum = torch.zeros((), dtype=torch.float32, device=device)
         self._stream = torch.cuda.current_stream(device)
+        self._sleep = SLEEP
+        self._cycles = self._cycles_a_second()
 
-    def alone(self, act: Act, before: Act = nothing) -> float:
-        """See `Clock`."""
-        return median([self._run(act, before) for _ in range(WARM_UPS + RUNS)][WARM_UPS:])
+    def _cycles_a_second(self) -> float:
+        """Returns the cycles that the device sleeps in a second, measured."""
+        seconds = 0.0
+        for _ in range(2):  # the first sleep loads the kernel
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record(self._stream)
+            torch.cuda._sleep(CALIBRATION)
+            end.record(self._stream)
+            end.synchronize()
+            seconds = float(begin.elapsed_time(end)) / 1000
+        return CALIBRATION / seconds
 
-    def _run(self, act: Act, before: Act = nothing, warm: bool = False) -> float:
+    def alone(self, act: Act, before: Act = nothing) -> Times:
+        """See `Clock`. The call runs once more before, untimed, and compiles and loads what it needs."""
         before()
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        self._flood.zero_()
-        if warm:
-            act()
-        begin.record(self._stream)
         act()
-        end.record(self._stream)
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1000
+        torch.cuda.synchronize(self._device)
+        return self._runs(act, before)
+
+    def _runs(self, act: Act, before: Act = nothing, warm: bool = False) -> Times:
+        self._sleep = SLEEP
+        runs = [self._run(act, before, warm) for _ in range(WARM_UPS + RUNS)][WARM_UPS:]
+        return Times(median(run.device for run in runs), median(run.host for run in runs))
+
+    def _run(self, act: Act, before: Act = nothing, warm: bool = False) -> Times:
+        """Times one call; with `warm`, it has run just before.
+
+        Raises:
+            RuntimeError: The call waits for the device, or the host needs too long to queue it.
+        """
+        while True:
+            before()
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.sum(self._read, dim=0, out=self._sum)  # reads; a line that was written would have to go back
+            if warm:
+                act()
+            torch.cuda._sleep(int(self._sleep * self._cycles))
+            begin.record(self._stream)
+            host = host_seconds(act)
+            end.record(self._stream)
+            hidden = not begin.query()  # the device still slept when the whole call was queued
+            end.synchronize()
+            if hidden:
+                return Times(float(begin.elapsed_time(end)) / 1000, host)
+            if self._sleep >= LONGEST_SLEEP:
+                raise RuntimeError(
+                    f"the call waits for the device, or takes the host over {LONGEST_SLEEP:g} s to queue"
+                )
+            self._sleep = min(2 * max(self._sleep, host), LONGEST_SLEEP)
 
     def in_graph(self, act: Act) -> float:
         """See `Clock`. `act` is called once before it is captured, and may not wait for the device or upload."""
         act()  # compiles and loads
-        calls = max(1, min(IN_GRAPH, int(GRAPH_SECONDS / self._run(act, warm=True))))
+        self._sleep = SLEEP
+        calls = max(1, min(IN_GRAPH, int(GRAPH_SECONDS / self._run(act, warm=True).device)))
         replay = self.captured(act, calls)
-        return median([self._run(replay, warm=True) for _ in range(WARM_UPS + RUNS)][WARM_UPS:]) / calls
+        return self._runs(replay, warm=True).device / calls
 
     def captured(self, act: Act, calls: int = 1) -> Act:
         """See `Clock`; the graph holds `calls` of the act."""

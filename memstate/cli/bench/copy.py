@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from memstate.cli.bench.clock import Act
+from memstate.cli.bench.clock import Act, Times
 from memstate.cli.bench.task import Figure, Setting, Task, differing
 from memstate.cli.due import BATCH, fitting, spread
 from memstate.state.layout import Plane, StateLayout
@@ -59,11 +59,16 @@ class _Copies:
     def _yardstick(self, timer: str, nbytes: int, op: str) -> float:
         """Seconds of torch's copy_ of `nbytes` in one piece, or of its zero_."""
         to, of = self.plain[:, :nbytes]
-        return self.time(timer, to.zero_ if op == "zero" else partial(to.copy_, of))
+        return self.time(timer, to.zero_ if op == "zero" else partial(to.copy_, of)).device
 
-    def time(self, timer: str, act: Act) -> float:
-        seconds: float = getattr(self.setting.clock, timer)(act)
-        return seconds
+    def time(self, timer: str, act: Act) -> Times:
+        """Returns the seconds of a call; in a graph, those of the device alone."""
+        clock = self.setting.clock
+        return clock.alone(act) if timer == "alone" else Times(clock.in_graph(act), 0.0)
+
+    def timed(self, op: str, case: str, times: Times) -> list[Figure]:
+        """Returns a device time, and the host's part if a call was launched alone."""
+        return self.setting.both(op, case, times) if times.host else [self.setting.micros(op, case, times.device)]
 
     def wrong(self, act: Operation, right: Operation, outs: Sequence[Tensor]) -> str:
         """Names what an operation makes of fresh random bytes that the reference does not."""
@@ -116,11 +121,14 @@ class _Copies:
         def measure() -> list[Figure]:
             entries = []
             for timer, suffix in (("alone", ""), *SHORT * (due == 1)):
-                seconds = self.time(timer, ours)
-                spent, plain = partial(self.time, timer, peer), partial(self.yardstick, timer, way.nbytes, op)
-                time = setting.micros(op, case + suffix, seconds)
-                rate = Figure(op, setting.case(case + suffix), moved / seconds, "bytes/s")
-                entries.append(setting.beside(time, "torch-indexing", spent, lambda other: other * 1e6))
+                times, plain = self.time(timer, ours), partial(self.yardstick, timer, way.nbytes, op)
+                time, *host = self.timed(op, case + suffix, times)
+                rate = Figure(op, setting.case(case + suffix), moved / times.device, "bytes/s")
+
+                def spent(timer: str = timer) -> float:
+                    return self.time(timer, peer).device
+
+                entries += [setting.beside(time, "torch-indexing", spent, lambda other: other * 1e6), *host]
                 entries.append(setting.beside(rate, "device-copy", plain, lambda other: moved / other))
             return entries
 
@@ -138,7 +146,9 @@ class _Copies:
             ours = partial(act, self.storage, outs[0])
             timers = (("alone", ""), *SHORT)
             return [
-                self.setting.micros("copy", f"nothing due{suffix}", self.time(timer, ours)) for timer, suffix in timers
+                figure
+                for timer, suffix in timers
+                for figure in self.timed("copy", f"nothing due{suffix}", self.time(timer, ours))
             ]
 
         return Task("copy, nothing due", partial(self.wrong, act, lambda planes, out: None, outs), measure)

@@ -101,13 +101,13 @@ class _Bench:
 
         def plain() -> float:
             to, of = torch.empty(2, size, dtype=torch.uint8, device=setting.device).random_(0, 256)
-            return clock.alone(partial(to.copy_, of))
+            return clock.alone(partial(to.copy_, of)).device
 
         rate = Figure("forward", setting.case(case), self.moved / forward, "bytes/s")
         return [
             setting.micros("forward", case, forward),
             setting.beside(rate, "device-copy", plain, lambda seconds: 2 * size / seconds),
-            setting.micros("decode step", case, clock.alone(self.step)),
+            *setting.both("decode step", case, clock.alone(self.step)),
         ]
 
     @property

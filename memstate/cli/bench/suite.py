@@ -11,6 +11,7 @@ from memstate.cli.bench import (
     decode,
     host,
     prefix,
+    state,
     tiers_stores,
     tiers_transfers,
     track,
@@ -24,10 +25,11 @@ COURSES: dict[str, tuple[Callable[[Setting], Iterator[Task]], ...]] = {
     "alloc": (alloc.tasks,),
     "track": (track.tasks, decode.tasks),
     "copy": (copy.tasks,),
+    "state": (state.tasks,),
     "prefix": (prefix.tasks,),
     "tiers": (tiers_stores.tasks, tiers_transfers.tasks),
 }
-NEED_DEVICE = ("alloc", "track", "copy")  # timed there; elsewhere at toy sizes only
+NEED_DEVICE = ("alloc", "track", "copy", "state")  # timed there; elsewhere at toy sizes only
 NAMES = ("launches", *COURSES)
 
 
@@ -39,6 +41,8 @@ def run(
     peer: str | None = None,
     progress: Progress | None = None,
     found: Callable[[BenchResult], None] | None = None,
+    end: float | None = None,
+    measure: bool = True,
 ) -> BenchResult:
     """Runs benchmarks one after the other; each of its measurements follows a check of what it measures.
 
@@ -49,7 +53,9 @@ def run(
         toy: Sizes that an interpreter can run, timed by the clock of the process; their cases say so.
         peer: The only peer to compare with.
         progress: Called with (done, total).
-        found: Called with the outcome so far after every benchmark.
+        found: Called with the outcome so far, after every measurement.
+        end: When no other measurement begins, by `time.monotonic`. None: never.
+        measure: Whether anything is measured after its check.
 
     Raises:
         InvalidArgument: A name or the peer is unknown, or device time is asked for without a GPU.
@@ -69,7 +75,7 @@ def run(
         if name == "launches":
             outcome.entries += launches(backend, device, progress)
         for course in COURSES.get(name, ()):
-            carry_out(course(setting), outcome, progress)
+            carry_out(course(setting), outcome, progress, found, end, measure)
             if on_gpu:
                 torch.cuda.empty_cache()  # what fits is asked of the driver
         if found:

@@ -1,6 +1,7 @@
 """What a benchmark is made of: a check and, only where it finds nothing wrong, a measurement."""
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -8,11 +9,13 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from memstate.cli.bench.clock import Clock, DeviceClock
+from memstate.cli.bench.clock import Clock, DeviceClock, Times
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 
-PEERS = ("device-copy", "torch-indexing", "sglang", "memory-copy", "pinned-copy", "plain-file")
+PEERS = (
+    "device-copy", "roofline", "torch-indexing", "fla", "sglang", "memory-copy", "pinned-copy", "plain-file",
+)  # fmt: skip
 Progress = Callable[[int, int], None]
 T = TypeVar("T")
 
@@ -88,6 +91,10 @@ class Setting:
         """Returns a time beside no peer, in microseconds."""
         return Figure(op, self.case(case), seconds * 1e6, unit)
 
+    def both(self, op: str, case: str, times: Times) -> list[Figure]:
+        """Returns what a call takes on the device and on the host, apart."""
+        return [self.micros(op, case, times.device), self.micros(op, case, times.host, "host us")]
+
     def beside(
         self, figure: Figure, peer: str, seconds: Callable[[], float], value: Callable[[float], float]
     ) -> Figure:  # fmt: skip
@@ -118,28 +125,47 @@ class Task(NamedTuple):
 
 @dataclass
 class BenchResult:
-    """Entries, and what was not measured because it is wrong."""
+    """Entries, what was not measured because it is wrong, and whether everything had its turn."""
 
     entries: list[Figure] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    complete: bool = True
 
 
 class Differs(Exception):
     """What is measured does not do what it should."""
 
 
-def carry_out(tasks: Iterable[Task], outcome: BenchResult, progress: Progress | None = None) -> None:
-    """Checks and measures one task after the other, and adds to `outcome`. A task that raises is wrong as well."""
+def carry_out(
+    tasks: Iterable[Task], outcome: BenchResult, progress: Progress | None = None,
+    found: Callable[[BenchResult], None] | None = None, end: float | None = None, measure: bool = True,
+) -> None:  # fmt: skip
+    """Checks and measures one task after the other, and adds to `outcome`. A task that raises is wrong as well.
+
+    Args:
+        tasks: The tasks.
+        outcome: What is added to.
+        progress: Called with (done, total).
+        found: Called with the outcome so far after every task.
+        end: When no other task begins, by `time.monotonic`. None: never.
+        measure: Whether tasks are measured after their checks.
+    """
     done, before = 0, "the first task"
     try:
         for task in tasks:
+            if end is not None and time.monotonic() > end:
+                outcome.complete = False
+                return
             try:
                 if why := task.check():
                     raise Differs(why)
-                outcome.entries += task.measure()
+                if measure:
+                    outcome.entries += task.measure()
             except Exception as error:  # of whatever kind the device's libraries raise: the next task may still run
                 outcome.wrong.append(f"{task.name}: {_raised(error)}")
             done, before = done + 1, f"the task behind {task.name}"
+            if found:
+                found(outcome)
             if progress:
                 progress(done, done + 1)  # what is left is not known: tasks are made one by one
     except Exception as error:  # where a task is made: there is no going on

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memstate.cli.bench.clock import nothing
+from memstate.cli.bench.clock import Times, nothing
 from memstate.cli.bench.task import Figure, Setting, Task, differing
 from memstate.engine.manager import NO_LIMIT, StateManager
 from memstate.engine.settings import Forward
@@ -103,23 +103,20 @@ class _Bench:
         entries = []
         for every, (rows, _) in self.pairs.items():
             case = f"{self.case}, {DUE[every]}"
-            times = self._windows(rows) if self.window else self._plain(rows)
-            for op, seconds in times.items():
-                graph = ", in a graph" if op in ("step", "window and accept") else ""
-                entries.append(self.setting.micros(op, case + graph, seconds))
+            alone, op, in_graph = self._windows(rows) if self.window else self._plain(rows)
+            for name, times in alone.items():
+                entries += self.setting.both(name, case, times)
+            entries.append(self.setting.micros(op, f"{case}, in a graph", in_graph))
             rows.mem.check()
         return entries
 
-    def _plain(self, rows: _Rows) -> dict[str, float]:
+    def _plain(self, rows: _Rows) -> tuple[dict[str, Times], str, float]:
         clock = self.setting.clock
-        return {"plan": clock.alone(rows.plan, nothing), "step": clock.in_graph(rows.plan)}
+        return {"plan": clock.alone(rows.plan, nothing)}, "step", clock.in_graph(rows.plan)
 
-    def _windows(self, rows: _Rows) -> dict[str, float]:
+    def _windows(self, rows: _Rows) -> tuple[dict[str, Times], str, float]:
         clock = self.setting.clock
-        return {
-            "accept": clock.alone(rows.accept, rows.draft),
-            "window and accept": clock.in_graph(rows.speculate),
-        }
+        return {"accept": clock.alone(rows.accept, rows.draft)}, "window and accept", clock.in_graph(rows.speculate)
 
 
 def tasks(setting: Setting) -> Iterator[Task]:

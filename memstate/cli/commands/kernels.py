@@ -1,7 +1,9 @@
 """`memstate compile`, `memstate bench` and `memstate tune`."""
 
 from dataclasses import asdict, fields
-from typing import Annotated
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -9,6 +11,9 @@ from typer import Argument, Option
 from memstate.cli import names
 from memstate.cli.options import BackendOption, Json, choose_backend, split_names
 from memstate.cli.output import complain, device_of, emit, fail, one_line_errors, progress, text_of
+
+if TYPE_CHECKING:
+    from memstate.cli.tune import SweepLog, SweepResult
 
 
 def compile_kernels(
@@ -42,7 +47,7 @@ def bench(
     backend: BackendOption = "auto",
     json_path: Json = None,
 ) -> None:
-    """Measure memstate. `launches` is exact on any machine; `alloc`, `track` and `copy` need a GPU."""
+    """Measure memstate. `launches` is exact on any machine; `alloc`, `track`, `copy` and `state` need a GPU."""
     if toy and backend == "auto":
         backend = "interpreter"
     choose_backend(backend)
@@ -67,19 +72,22 @@ def bench(
 
 
 def tune(
-    kernels: Annotated[str, Option(help="Comma separated kernels.")] = "copy",
-    model: Annotated[str, Option(help="Preset whose states are copied.")] = "qwen3_next",
+    kernels: Annotated[str, Option(help="Comma separated kernels, or all.")] = "all",
+    model: Annotated[str, Option(help="Preset whose states the kernels run on.")] = "qwen3_next",
     target: Annotated[str, Option(help="Target to compile for where there is no GPU.")] = "sm_90",
-    limit: Annotated[int | None, Option(help="Number of configurations to try. Default: all.")] = None,
+    limit: Annotated[int | None, Option(help="Number of configurations of each kernel. Default: all.")] = None,
+    plot: Annotated[str | None, Option(help="Draw the result into this file (.svg, .png or .pdf).")] = None,
+    fresh: Annotated[bool, Option("--fresh", help="Do not go on with an interrupted sweep.")] = False,
     dry_run: Annotated[bool, Option("--dry-run", metavar="", help="Store nothing.")] = False,
     json_path: Json = None,
 ) -> None:
     """Find the best launch configuration of each kernel and store it for this device.
 
     Every configuration is checked against the reference first. A GPU times them; without a GPU they are ranked by
-    compiled cost. Results are stored in $MEMSTATE_TUNED, or in memstate/tuned under $XDG_CONFIG_HOME or ~/.config.
-    Launches on this device use what was timed. What was only ranked, without a GPU, is stored to be looked at and
-    changes none.
+    compiled cost. One axis at a time is changed first, the cheapest axis first; then the best values are combined. A
+    sweep that was interrupted goes on where it was. Results are stored in $MEMSTATE_TUNED, or in memstate/tuned under
+    $XDG_CONFIG_HOME or ~/.config. Launches on this device use what was timed. What was only ranked, without a GPU, is
+    stored to be looked at and changes none.
     """
     from memstate.cli import tune as tuning
 
@@ -87,16 +95,53 @@ def tune(
     with one_line_errors(), progress("tune") as report:
         if not dry_run:
             tuning.require_folder()
-        outcome = tuning.sweep(model, split_names(kernels), target=target, limit=limit, progress=report)
+        if plot:
+            require_plot(Path(plot))
+        names = tuning.KERNELS if kernels == "all" else split_names(kernels)
+        log = None if dry_run else partial(open_log, fresh)
+        outcome = tuning.sweep(model, names, target=target, limit=limit, progress=report, log=log)
         data = tuning.document(outcome)
     if not dry_run and not outcome.wrong:
         try:
             stored = str(tuning.store(outcome))
+            tuning.log_path(outcome.device).unlink(missing_ok=True)
         except (OSError, ValueError) as error:  # the sweep took long: show its result all the same
             failure = f"nothing stored: {error}; set MEMSTATE_TUNED to another folder"
     (title, columns), rows = tuning.table(outcome, stored)
     emit(json_path, data | {"stored": stored}, title, columns, rows)
+    if plot:
+        with one_line_errors():
+            draw(outcome, Path(plot))
     if failure:
         fail(failure)
     if outcome.wrong:
         fail(f"differs from the reference: {outcome.wrong[0].why}; nothing stored", status=1)
+
+
+def require_plot(path: Path) -> None:
+    """Ends the command if no picture can be drawn into a file."""
+    from memstate.cli.tune import plot
+
+    try:
+        plot.require_plot(path)
+    except ImportError as error:
+        fail(str(error))
+
+
+def draw(outcome: "SweepResult", path: Path) -> None:
+    """Draws a sweep into a file."""
+    from memstate.cli.tune import plot
+
+    plot.save(outcome, path)
+
+
+def open_log(fresh: bool, device: str, timed: bool, model: str) -> "SweepLog":
+    """Opens the trials of an interrupted sweep, or starts anew, and says how many there are."""
+    from memstate.cli import tune as tuning
+
+    if fresh:
+        tuning.log_path(device).unlink(missing_ok=True)
+    log = tuning.SweepLog(device, timed, model)
+    if len(log):
+        complain(f"goes on with an interrupted sweep: {len(log)} configurations from {log.path}; --fresh starts anew")
+    return log

@@ -1,17 +1,22 @@
-"""Checks that copies under a configuration are those of the reference, byte for byte. Times nothing."""
+"""Checks that what a kernel does under a configuration is what the reference does. Times nothing.
+
+Copies are checked byte for byte, around their planes as well; the other kernels on their workloads.
+"""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from memstate.cli.workload import Model, make
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import HEADER_INTS, ZERO_SOURCE, Section
-from memstate.kernels.tuned import CopyConfig, trying
+from memstate.kernels.tuned import KERNEL_OF, Config, CopyConfig, trying
 from memstate.state.layout import StateLayout
 from memstate.state.planes import Planes
 
 SLOTS = 9
+ROWS = 3  # of a workload that is checked
 CANARY = 64  # bytes before and behind every arena
 
 Operation = Callable[[Planes], None]
@@ -33,19 +38,38 @@ class _Bytes:
         return self.memory[-1][CANARY : CANARY + nbytes]
 
 
-def wrong(config: CopyConfig, layout: StateLayout, backend: Backend, seed: int) -> str:
-    """Returns what a configuration makes wrong on fresh random bytes; empty where all is as in the reference.
+def wrong(config: Config, model: Model, backend: Backend, seed: int) -> str:
+    """Returns what a configuration makes wrong on fresh random values; empty where all is as in the reference.
 
     Whatever the launch raises is an answer too, because a configuration may be more than a device can carry.
 
     Args:
         config: The configuration.
-        layout: Of the planes.
-        backend: Whose copies are checked.
-        seed: Of the bytes.
+        model: Of the states.
+        backend: Whose launches are checked.
+        seed: Of the values.
 
     Syncs: yes, off the CPU.
     """
+    if type(config) is CopyConfig:
+        return _wrong_copies(config, model.layout, backend, seed)
+    kernel = KERNEL_OF[type(config)]
+    tried = make(kernel, model, ROWS, backend, seed)
+    expected = make(kernel, model, ROWS, Backend("reference", backend.device), seed)
+    for name, act in tried.acts.items():
+        expected.acts[name]()
+        try:
+            with trying(config):
+                act()
+            differ = tried.differing(expected)
+        except Exception as error:  # Triton and the driver raise whatever they raise
+            return _raised(name, error)
+        if differ:
+            return f"{name}: {differ} differs from the reference, seed {seed}"
+    return ""
+
+
+def _wrong_copies(config: CopyConfig, layout: StateLayout, backend: Backend, seed: int) -> str:
     tried = _Bytes(layout, backend, seed)
     expected = _Bytes(layout, Backend("reference", backend.device), seed)
     for name, operation in _operations(config.entries, backend.device).items():
@@ -56,11 +80,15 @@ def wrong(config: CopyConfig, layout: StateLayout, backend: Backend, seed: int) 
             pairs = zip(tried.memory, expected.memory, strict=True)
             differ = sum(int((one != other).sum()) for one, other in pairs)
         except Exception as error:  # Triton and the driver raise whatever they raise
-            return f"{name} raises {type(error).__name__}: {' '.join(str(error).split())}"
+            return _raised(name, error)
         if differ:
             total = sum(whole.numel() for whole in tried.memory)
             return f"{name}: {differ} of {total} bytes differ from the reference, seed {seed}"
     return ""
+
+
+def _raised(name: str, error: Exception) -> str:
+    return f"{name} raises {type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _operations(entries: int, device: torch.device) -> dict[str, Operation]:

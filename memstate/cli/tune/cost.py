@@ -1,21 +1,28 @@
 """What a configuration compiles to for a target, and its rank among others where nothing can be timed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from math import prod
+from typing import Any, NamedTuple
 
 from memstate.cli.compile import TARGETS
 from memstate.cli.compile.accesses import WIDE_BITS
 from memstate.cli.compile.build import build
+from memstate.cli.tune.grid import FREE_AXIS
 from memstate.errors import CompileFailed
-from memstate.kernels.tuned import CopyConfig, compile_cases
+from memstate.kernels import tuned
+from memstate.kernels.catalog import CompileCase
+from memstate.kernels.tuned import CONFIGS, KERNEL_OF, Config
 
 WORD_BYTES = 4  # of a lane, where lanes move 16 bytes at a time
+FEW = 4  # compile cases of a kernel that are looked at
 UNIT = "register bytes per byte in flight"
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The worst of the three operations of the copy kernel under a configuration; None where it does not compile.
+    """The worst of the operations of a kernel under a configuration; None where it does not compile.
 
     Attributes:
         registers: Per thread.
@@ -23,6 +30,9 @@ class Cost:
         shared_bytes: Per program.
         narrowest_bulk_access_bits: Of one lane.
         why: What excludes the configuration, empty if nothing does.
+        weight: Register bytes that a program takes for each byte that it has in flight: less is better. A
+            multiprocessor holds a fixed number of registers, so this is the reciprocal of the bytes it can keep in
+            flight. It does not tell how long a call takes.
     """
 
     registers: int | None = None
@@ -30,36 +40,87 @@ class Cost:
     shared_bytes: int | None = None
     narrowest_bulk_access_bits: int | None = None
     why: str = ""
+    weight: float | None = None
 
 
-def cost(config: CopyConfig, target: str) -> Cost:
-    """Compiles the copy kernel under a configuration, in this process, which must not interpret kernels."""
-    return _cost(replace(config, programs_per_sm=CopyConfig().programs_per_sm), target)
+class Shaped(NamedTuple):
+    """A compile case under a configuration, and the bytes of state that one of its programs has in flight."""
+
+    case: CompileCase
+    in_flight: int
+
+
+def shaped(case: CompileCase, config: Config) -> Shaped:
+    """Returns a compile case as the launcher would shape it under a configuration."""
+    constexprs, warps, nbytes = SHAPES[KERNEL_OF[type(config)]](case, config)
+    return Shaped(case._replace(constexprs=case.constexprs | constexprs, num_warps=warps), nbytes)
+
+
+def _moves(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int]:
+    known = {"ENTRIES": "entries", "LANES": "lanes"}
+    changed = {name: getattr(config, field) for name, field in known.items() if hasattr(config, field)}
+    return changed, config.warps, config.lanes * WORD_BYTES
+
+
+def _int8(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int]:
+    given = case.constexprs
+    block_c, block_r = config.blocks(given["COLUMNS"], given["REDUCED"], given["INNER"])
+    return {"BLOCK_C": block_c, "BLOCK_R": block_r}, config.warps, block_c * block_r * WORD_BYTES
+
+
+def _delta(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int]:
+    given = case.constexprs
+    block_k, block_v, warps = config.blocks(given["KEY"], given["VALUE"])
+    return {"BLOCK_K": block_k, "BLOCK_V": block_v}, warps, block_k * block_v * WORD_BYTES
+
+
+def _selective(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int]:
+    given = case.constexprs
+    block_d, block_n, warps = config.blocks(given["DIM"], given["STATE"], given["TIED"])
+    return {"BLOCK_D": block_d, "BLOCK_N": block_n}, warps, block_d * block_n * WORD_BYTES
+
+
+def _conv(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int]:
+    given = case.constexprs
+    itemsize = 4 if case.signature["state_ptr"] == "*fp32" else 2
+    block, lane = config.blocks(given["CHANNELS"], given["TAPS"], itemsize)
+    return {"BLOCK": block, "LANE": lane}, config.warps, prod((block, given["TAPS"] - 1, itemsize))
+
+
+Shape = Callable[[CompileCase, Any], tuple[dict[str, Any], int, int]]
+SHAPES: dict[str, Shape] = {
+    **dict.fromkeys(("copy", "gather", "scatter", "pack"), _moves),
+    "pack_int8": _int8, "gated_delta": _delta, "selective": _selective, "conv": _conv,
+}  # fmt: skip
+
+
+def compile_cases(config: Config) -> list[Shaped]:
+    """Returns the first few launches of a kernel under a configuration, to compile ahead; needs Triton."""
+    return [shaped(case, config) for case in tuned.compile_cases(KERNEL_OF[type(config)])[:FEW]]
+
+
+def cost(config: Config, target: str) -> Cost:
+    """Compiles a kernel under a configuration, in this process, which must not interpret kernels."""
+    if hasattr(config, FREE_AXIS):
+        config = replace(config, **{FREE_AXIS: getattr(CONFIGS[KERNEL_OF[type(config)]](), FREE_AXIS)})
+    return _cost(config, target)
 
 
 @cache
-def _cost(config: CopyConfig, target: str) -> Cost:
+def _cost(config: Config, target: str) -> Cost:
     try:
-        reports = [build(case, target) for case in compile_cases(config)]
+        reports = [(build(case, target), case.num_warps, nbytes) for case, nbytes in compile_cases(config)]
     except CompileFailed as failure:
         return Cost(why=f"does not compile: {failure}")
-    spilled = max(report.spill_bytes for report in reports)
-    narrowest = min(report.narrowest_bulk_access_bits or 0 for report in reports)
+    made = [report for report, _, _ in reports]
+    spilled = max(report.spill_bytes for report in made)
+    narrowest = min(report.narrowest_bulk_access_bits or 0 for report in made)
     why = f"spills {spilled} bytes a thread for {target}" if spilled else ""
     if narrowest < WIDE_BITS:
         why = why or f"moves {narrowest} bits a lane for {target}, expected {WIDE_BITS}"
+    lanes = TARGETS[target][2]
+    weight = max(report.registers * 4 * warps * lanes / nbytes for report, warps, nbytes in reports)
     return Cost(
-        max(report.registers for report in reports), spilled, max(report.shared_bytes for report in reports),
-        narrowest, why,
+        max(report.registers for report in made), spilled, max(report.shared_bytes for report in made), narrowest,
+        why, weight,
     )  # fmt: skip
-
-
-def weight(config: CopyConfig, found: Cost, target: str) -> float:
-    """Returns the register bytes that a program takes for each byte that it has in flight: less is better.
-
-    A multiprocessor holds a fixed number of registers, so this is the reciprocal of the bytes it can keep in flight.
-    It does not tell how long a copy takes.
-    """
-    assert found.registers is not None, f"{config} does not compile"
-    threads = config.warps * TARGETS[target][2]
-    return found.registers * 4 * threads / (config.lanes * WORD_BYTES)

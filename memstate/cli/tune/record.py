@@ -1,25 +1,34 @@
-"""What a sweep leaves: a document for people and scripts, and the file that launches read."""
+"""What a sweep leaves: a document for people and scripts, the file that launches read, and a log to resume from."""
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, astuple, fields
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from memstate.atomic import replacing
-from memstate.cli.tune.trials import SweepResult, Trial
+from memstate.cli.tune.trials import SweepResult, Trial, is_default
 from memstate.errors import InvalidArgument
 from memstate.kernels import tuned
-from memstate.kernels.tuned import CopyConfig
+from memstate.kernels.tuned import Config
 
 
 def document(outcome: SweepResult) -> dict[str, Any]:
     """Returns the content of the file, with every trial and what was excluded and why."""
-    trials = [_entry(trial) | {"why": trial.why, "details": trial.details} for trial in outcome.trials]
-    return contents(outcome) | {"trials": trials}
+    best = outcome.best
+    trials = [
+        _entry(trial) | {
+            "why": trial.why, "details": trial.details, "us": trial.micros, "default": is_default(trial),
+            "chosen": trial in best,
+        }
+        for trial in outcome.trials
+    ]  # fmt: skip
+    return contents(outcome) | {"complete": outcome.complete, "trials": trials}
 
 
 def contents(outcome: SweepResult) -> dict[str, Any]:
@@ -82,6 +91,80 @@ def store(outcome: SweepResult, folder: Path | None = None) -> Path:
     return path
 
 
+class SweepLog:
+    """Trials in a file of JSON lines: a sweep that is interrupted goes on from there.
+
+    The first line says what the trials depend on. A file that says something else is replaced.
+
+    Args:
+        device: Name of the device or target.
+        timed: Whether trials are timed.
+        model: Name of the model.
+        folder: Where. Default: the user's.
+    """
+
+    def __init__(self, device: str, timed: bool, model: str, folder: Path | None = None) -> None:
+        self.path = log_path(device, folder)
+        head = {"format": tuned.FORMAT, "device": device, "timed": timed, "model": model, "versions": versions()}
+        head["kernels"] = _sources()
+        self._known: dict[tuple[str, str, Config], Trial] = {}
+        lines = _lines(self.path)
+        for line in lines[1:] if lines[:1] == [head] else ():
+            trial = _trial(line)
+            self._known[trial.kernel, trial.key, trial.config] = trial
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text("", encoding="utf-8")
+        for line in [head, *map(_line, self._known.values())]:  # without a last line that was cut off
+            self._append(line)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, kernel: str, key: str, config: Config) -> Trial | None:
+        """Returns the trial of a configuration, None if there was none."""
+        return self._known.get((kernel, key, config))
+
+    def add(self, trial: Trial) -> None:
+        """Appends a trial; one whose results were wrong is tried again."""
+        if trial.checked:
+            self._append(_line(trial))
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def _sources() -> int:
+    """Returns a sum over the text of the kernels: what was measured of other kernels is no measure."""
+    paths = sorted(Path(tuned.__file__).parent.glob("*.py"))
+    return crc32(b"".join(path.read_bytes() for path in paths))
+
+
+def log_path(device: str, folder: Path | None = None) -> Path:
+    """Returns where the trials of an unfinished sweep are kept."""
+    return (folder or tuned.user_folder()) / tuned.file_name(device).replace(".json", ".sweep.jsonl")
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log; a last one that was cut off is left out, and nothing is there if another line is broken."""
+    with suppress(OSError, ValueError):
+        whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines()]
+    return []
+
+
+def _line(trial: Trial) -> dict[str, Any]:
+    return _entry(trial) | {"why": trial.why, "details": trial.details, "us": trial.micros}
+
+
+def _trial(line: Mapping[str, Any]) -> Trial:
+    config = tuned.CONFIGS[line["kernel"]](**line["config"])
+    return Trial(
+        line["kernel"], line["key"], config, line["checked"], line["value"], line["unit"], line["why"], line["details"],
+        line["us"],
+    )  # fmt: skip
+
+
 def versions() -> dict[str, str]:
     """Returns the versions of what compiled the kernels, as far as they are known."""
     found = {}
@@ -91,20 +174,38 @@ def versions() -> dict[str, str]:
     return found
 
 
+def text_of(config: Config) -> str:
+    """Returns a configuration in one line."""
+    return " ".join(f"{field.name}={getattr(config, field.name)}" for field in fields(config))
+
+
+def marks(trial: Trial, outcome: SweepResult) -> list[str]:
+    """Returns what a trial is: "chosen", "default", both or neither."""
+    found = {"chosen": trial in outcome.best, "default": is_default(trial)}
+    return [name for name, holds in found.items() if holds]
+
+
+def in_order(outcome: SweepResult) -> list[Trial]:
+    """Returns the trials kernel by kernel, the chosen one first and the excluded last."""
+    best = outcome.best
+    kernels = list(dict.fromkeys(trial.kernel for trial in outcome.trials))
+    return sorted(
+        outcome.trials,
+        key=lambda trial: (kernels.index(trial.kernel), trial not in best, not trial.value, -trial.goodness),
+    )
+
+
 def table(outcome: SweepResult, stored: str | None) -> tuple[tuple[str, tuple[str, ...]], list[list[str]]]:
-    """Returns title, headings, and a row per trial, the best first and the excluded last."""
+    """Returns title, headings, and a row per trial, those of a kernel together."""
     how = "timed" if outcome.timed else "NOT timed (no GPU): ranked by compiled code, launches keep their defaults"
     where = f"stored in {stored}" if stored else "nothing stored"
-    headings = ("kernel", *(field.name for field in fields(CopyConfig)), "value", "unit", "note")
-
-    def place(trial: Trial) -> tuple[bool, bool, float]:
-        return trial not in outcome.best, trial.value is None, (trial.value or 0) * (-1 if outcome.timed else 1)
-
+    headings = ("kernel", "key", "configuration", "us", "value", "unit", "note")
     rows = []
-    for trial in sorted(outcome.trials, key=place):
-        value = "" if trial.value is None else f"{trial.value:.4g}"
-        note = trial.why or ("best" if trial in outcome.best else "")
-        rows.append([trial.kernel, *map(str, astuple(trial.config)), value, trial.unit, note])
+    for trial in in_order(outcome):
+        value, micros = ("" if number is None else f"{number:.4g}" for number in (trial.value, trial.micros))
+        note = trial.why or ", ".join(marks(trial, outcome))
+        rows.append([trial.kernel, trial.key, text_of(trial.config), micros, value, trial.unit, note])
+    how += "" if outcome.complete else "; INCOMPLETE: run it again to go on"
     return (f"{outcome.device}, {how}; {where}", headings), rows
 
 

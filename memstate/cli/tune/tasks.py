@@ -14,41 +14,45 @@ import torch
 
 from memstate.cli.tune.check import wrong
 from memstate.cli.tune.cost import cost
-from memstate.cli.tune.grid import layout_of, toy
+from memstate.cli.tune.grid import model_for
 from memstate.cli.worker import WorkerFailed, run_module, serve
+from memstate.cli.workload import toy_of
 from memstate.errors import ConfigurationError
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tuned import CopyConfig
+from memstate.kernels.tuned import CONFIGS, KERNEL_OF, Config
 
 Finding = dict[str, Any]
 
 
-def check(config: CopyConfig, model: str) -> Finding:
-    """Interprets copies in planes of a toy size: `why` says what is wrong."""
-    seed = torch.seed() % 2**31
-    return {"why": wrong(config, toy(layout_of(model)), Backend("interpreter"), seed)}
+def check(config: Config, model: str) -> Finding:
+    """Interprets a kernel on states of a toy size: `why` says what is wrong."""
+    kernel = KERNEL_OF[type(config)]
+    toy = toy_of(model_for(kernel, model)[1], kernel)
+    return {"why": wrong(config, toy, Backend("interpreter"), torch.seed() % 2**31)}
 
 
-def compiled(config: CopyConfig, target: str) -> Finding:
+def compiled(config: Config, target: str) -> Finding:
     """Returns the fields of `memstate.cli.tune.cost.Cost`."""
     return asdict(cost(config, target))
 
 
-TASKS: dict[str, Callable[[CopyConfig, str], Finding]] = {"check": check, "compiled": compiled}
+TASKS: dict[str, Callable[[Config, str], Finding]] = {"check": check, "compiled": compiled}
 
 
-def findings(task: str, argument: str, configs: Sequence[CopyConfig]) -> Iterator[Finding]:
+def findings(task: str, argument: str, configs: Sequence[Config]) -> Iterator[Finding]:
     """Yields what a task finds, configuration by configuration.
 
     Raises:
         ConfigurationError: The second process failed.
     """
+    if not configs:
+        return
     interpreted = Backend("auto").name == "interpreter"
     if interpreted == (task == "check"):
         for config in configs:
             yield TASKS[task](config, argument)
         return
-    given = json.dumps([asdict(config) for config in configs])
+    given = json.dumps([(KERNEL_OF[type(config)], asdict(config)) for config in configs])
     try:
         yield from run_module("memstate.cli.tune.tasks", task, argument, given, interpret=task == "check")
     except WorkerFailed as error:
@@ -57,4 +61,4 @@ def findings(task: str, argument: str, configs: Sequence[CopyConfig]) -> Iterato
 
 if __name__ == "__main__":
     name, given, asked = sys.argv[1:]
-    serve(lambda: (TASKS[name](CopyConfig(**config), given) for config in json.loads(asked)))
+    serve(lambda: (TASKS[name](CONFIGS[kernel](**config), given) for kernel, config in json.loads(asked)))

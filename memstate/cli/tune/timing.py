@@ -1,63 +1,70 @@
-"""How fast copies are on a GPU, beside a plain copy of the device in the same run. Knows no configuration.
-
-Triton times a call: it empties the cache before each run and takes the median.
-"""
+"""How fast a kernel is on a GPU, beside a plain copy of the device in the same run. Knows no configuration."""
 
 from collections.abc import Callable
-from functools import partial
+from typing import NamedTuple
 
 import torch
 
-from memstate.cli.due import fitting, spread
+from memstate.cli.bench.clock import DeviceClock
+from memstate.cli.due import fitting
+from memstate.cli.workload import Model, Workload, make
 from memstate.kernels.dispatch import Backend
-from memstate.state.layout import StateLayout
-from memstate.state.planes import Planes
 
-DUE = (1, 8, 64)  # slots copied by a call: one row at a boundary, some, many
+BATCHES = (1, 8, 64)  # slots that move, or rows of a step: one, some, many
+COPIES = 8  # of a slot: two batches of planes, what lies beside them, the twin of a check, and what torch allocates
 
 Stopwatch = Callable[[Callable[[], object]], float]  # a call -> the seconds that the device takes for it
-Rates = dict[str, float]  # bytes read and written a second, by the number of slots
 
 
-def device_seconds(act: Callable[[], object]) -> float:
-    """Returns the seconds that a GPU takes for a call with a cold cache.
+class Timing(NamedTuple):
+    """What was measured of one operation.
 
-    Syncs: yes.
+    Attributes:
+        seconds: Of a call, with a cold cache.
+        nbytes: That it reads and writes.
     """
-    from triton.testing import do_bench
 
-    return float(do_bench(act, return_mode="median")) / 1000
+    seconds: float
+    nbytes: int
+
+
+def stopwatch_of(device: torch.device) -> Stopwatch:
+    """Returns what measures calls on a GPU: with a cold cache, and without the host's part."""
+    clock = DeviceClock(device)
+    return lambda act: clock.alone(act).device
 
 
 class Course:
-    """Copies of a few slots among many entries, in planes of a layout that fit a device.
+    """The workloads of one kernel for batches of several sizes that fit a device.
 
     Args:
-        layout: Of the planes.
-        backend: Copies slots.
+        kernel: Name of the kernel.
+        model: Its states.
+        backend: Runs the calls.
         stopwatch: Times a call.
-        free_bytes: Memory that may be used; cases that do not fit are left out, except the smallest.
+        free_bytes: Memory that may be used; batches that do not fit are left out, except the smallest.
     """
 
-    def __init__(self, layout: StateLayout, backend: Backend, stopwatch: Stopwatch, free_bytes: int) -> None:
-        self.slot_bytes, self.stopwatch = layout.bytes_per_slot, stopwatch
-        due = fitting(DUE, 4 * self.slot_bytes, free_bytes)
-        most = max(due)
-        self.planes = Planes(layout, 2 * most, backend)
-        self._plain = torch.empty(2, most * self.slot_bytes, dtype=torch.uint8, device=self.planes.device)
-        for memory in (self._plain, *self.planes.arenas):
-            memory.random_(0, 256)  # bytes that are all the same may move faster
-        self.planes.scrub_null()
-        self._entries = {n: spread(n, most, self.planes.device) for n in due}
+    def __init__(self, kernel: str, model: Model, backend: Backend, stopwatch: Stopwatch, free_bytes: int) -> None:
+        self._stopwatch = stopwatch
+        sizes = fitting(BATCHES, COPIES * model.layout.bytes_per_slot, free_bytes)
+        seed = torch.seed() % 2**31
+        self.workloads: dict[int, Workload] = {size: make(kernel, model, size, backend, seed) for size in sizes}
 
-    def copies(self) -> Rates:
-        """Times copies under the present configuration."""
-        return self._rates({due: partial(self.planes.copy, *entries) for due, entries in self._entries.items()})
+    def timings(self) -> dict[str, Timing]:
+        """Times every operation under the present configuration."""
+        return {
+            f"{op}, {size}": Timing(self._stopwatch(act), workload.nbytes[op])
+            for size, workload in self.workloads.items()
+            for op, act in workload.acts.items()
+        }
 
-    def yardstick(self) -> Rates:
-        """Times the device's copy of as many bytes in one piece."""
-        parts = {due: self._plain[:, : due * self.slot_bytes] for due in self._entries}
-        return self._rates({due: partial(to.copy_, of) for due, (to, of) in parts.items()})
 
-    def _rates(self, acts: dict[int, Callable[[], object]]) -> Rates:
-        return {f"{due} slots": 2 * due * self.slot_bytes / self.stopwatch(act) for due, act in acts.items()}
+def yardstick(model: Model, device: torch.device, stopwatch: Stopwatch, free_bytes: int) -> dict[str, float]:
+    """Returns how fast the device copies so many slots in one piece: bytes a second that are read and written."""
+    slot = model.layout.bytes_per_slot
+    rates = {}
+    for size in fitting(BATCHES, COPIES * slot, free_bytes):
+        to, of = torch.zeros(2, size * slot, dtype=torch.uint8, device=device).random_(0, 256)
+        rates[f"{size} slots"] = 2 * size * slot / stopwatch(lambda to=to, of=of: to.copy_(of))  # type: ignore[misc]
+    return rates

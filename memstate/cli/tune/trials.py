@@ -1,27 +1,32 @@
-"""The sweep: every configuration is checked, then timed on a GPU or, without one, ranked by what it compiles to."""
+"""The sweep: every configuration is checked, then timed on a GPU or, without one, ranked by what it compiles to.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+It goes in two rounds. The first changes one axis of the default at a time, the cheapest axis first. The second combines
+the best values of all axes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from itertools import groupby
 from statistics import geometric_mean
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from memstate.cli.compile import TARGETS
 from memstate.cli.tune import cost
-from memstate.cli.tune.check import SLOTS, wrong
-from memstate.cli.tune.grid import configurations, key_of, layout_of, toy
+from memstate.cli.tune.check import ROWS, wrong
+from memstate.cli.tune.grid import combinations, key_of, model_for, most_trials, one_at_a_time
 from memstate.cli.tune.tasks import findings
-from memstate.cli.tune.timing import Course, Rates, Stopwatch, device_seconds
+from memstate.cli.tune.timing import COPIES, Course, Stopwatch, stopwatch_of, yardstick
+from memstate.cli.workload import Model, model_of, toy_of
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tuned import CopyConfig, device_name, trying
-from memstate.state.layout import StateLayout
+from memstate.kernels.tuned import CONFIGS, KERNEL_OF, Config, device_name, trying
 
-KERNELS = ("copy",)
+KERNELS = tuple(CONFIGS)
 MARGIN = 1.02  # what another configuration must be better by than the default: less is chance
+RATE = "bytes/s"
 Progress = Callable[[int, int], None]
 
 
@@ -33,21 +38,29 @@ class Trial:
         kernel: Name of the kernel.
         key: What it was tried for.
         config: The configuration.
-        checked: Whether its copies are those of the reference, byte for byte.
+        checked: Whether its results are those of the reference.
         value: Bytes a second where timed, or the weight of `memstate.cli.tune.cost`; None if it is excluded.
         unit: Of the value.
         why: What excludes it, empty if nothing does.
         details: What the value was made of.
+        micros: Device time of a call, the geometric mean over operations and batches; None where nothing was timed.
     """
 
     kernel: str
     key: str
-    config: CopyConfig
+    config: Config
     checked: bool
     value: float | None
     unit: str
     why: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
+    micros: float | None = None
+
+    @property
+    def goodness(self) -> float:
+        """More is better, 0 if it is excluded."""
+        value = self.value or 0.0
+        return value if self.unit == RATE or not value else 1 / value
 
 
 @dataclass(frozen=True)
@@ -59,33 +72,49 @@ class SweepResult:
         timed: Whether configurations were timed.
         trials: In the order in which they were made.
         yardstick: Of a timed sweep, the device's own copy of as many slots, bytes a second before and after the trials.
+        complete: Whether every configuration was tried.
     """
 
     device: str
     timed: bool
     trials: tuple[Trial, ...]
     yardstick: dict[str, list[float]] = field(default_factory=dict)
+    complete: bool = True
 
     @property
     def best(self) -> list[Trial]:
-        """The best trial that is left, if any is: the default, unless another is better by a margin.
+        """Of each kernel the best trial that is left, if any is: the default, unless another is better by a margin.
 
         What is measured differs from run to run.
         """
-        left = sorted((trial for trial in self.trials if trial.value), key=self._goodness, reverse=True)
-        default = next((trial for trial in left if trial.config == CopyConfig()), None)
-        if default and self._goodness(left[0]) <= MARGIN * self._goodness(default):
-            return [default]
-        return left[:1]
-
-    def _goodness(self, trial: Trial) -> float:
-        value = trial.value or 0.0
-        return value if self.timed else 1 / value
+        found = []
+        for _, trials in groupby(sorted(self.trials, key=_key), key=_key):
+            left = sorted((trial for trial in trials if trial.value), key=lambda trial: -trial.goodness)
+            default = next((trial for trial in left if is_default(trial)), None)
+            if default and left[0].goodness <= MARGIN * default.goodness:
+                left = [default]
+            found += left[:1]
+        return sorted(found, key=lambda trial: KERNELS.index(trial.kernel))
 
     @property
     def wrong(self) -> list[Trial]:
-        """Trials whose bytes are not those of the reference."""
+        """Trials whose results are not those of the reference."""
         return [trial for trial in self.trials if not trial.checked]
+
+
+class Log(Protocol):
+    """Trials of an earlier sweep that was interrupted, and a place for those of this one."""
+
+    def find(self, kernel: str, key: str, config: Config) -> Trial | None:
+        """Returns the trial of a configuration, None if there was none."""
+
+    def add(self, trial: Trial) -> None:
+        """Keeps a trial."""
+
+
+def is_default(trial: Trial) -> bool:
+    """Whether a trial is that of the default."""
+    return trial.config == CONFIGS[trial.kernel]()
 
 
 def sweep(
@@ -96,20 +125,25 @@ def sweep(
     progress: Progress | None = None,
     device: torch.device | None = None,
     stopwatch: Stopwatch | None = None,
+    log: Callable[[str, bool, str], Log] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> SweepResult:
-    """Tries launch configurations for the layout of a model; the first `limit` of them, the default among these.
+    """Tries launch configurations for the states of a model.
 
-    With a GPU, each is checked there in planes of the model and timed. Without, each is checked by an interpreter in
-    small planes, and ranked by what it compiles to for `target`; nothing that was not timed changes a launch.
+    With a GPU, each is checked there on states of the model and timed. Without, each is checked by an interpreter on
+    small states, and ranked by what it compiles to for `target`; nothing that was not timed changes a launch.
 
     Args:
-        model: Name of a preset.
+        model: Name of a preset. A kernel without a state in it takes that of another model; its key says so.
         kernels: Names in `KERNELS`.
         target: Name in `TARGETS`.
-        limit: How many configurations. None: all.
-        progress: Called with (done, total).
+        limit: How many configurations of each kernel, the default among these. None: all.
+        progress: Called with (done, most).
         device: Where to try them. Default: the GPU if there is one.
-        stopwatch: Measures a call. Default: Triton's timer. With one, launches are timed wherever they run.
+        stopwatch: Measures a call. Default: a clock of the device. With one, launches are timed wherever they run.
+        log: Opens the trials of an interrupted sweep, by the device's name, whether it is timed, and the model.
+            Default: every trial is made anew, and none is kept.
+        stop: Asked before each trial; the sweep ends where it says True.
 
     Raises:
         InvalidArgument: A name is unknown.
@@ -124,48 +158,148 @@ def sweep(
         raise InvalidArgument(f"target {target!r}: expected one of {', '.join(TARGETS)}")
     if find_spec("triton") is None:
         raise ConfigurationError("tuning kernels needs Triton, which is not installed; it exists for Linux only")
-    layout = layout_of(model)
+    model_of(model)
+    for kernel in kernels:
+        one_at_a_time(kernel, timed=True, limit=limit)  # refuses the limit before anything runs
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
-        stopwatch = stopwatch or device_seconds
-    configs = configurations(stopwatch is not None, limit)
-    show = partial(_with_progress, total=len(configs), progress=progress)
-    if stopwatch is None:
-        return SweepResult(target, False, tuple(show(_ranked(layout, model, target, configs))))
-    on_gpu, backend = device.type == "cuda", Backend("auto", device)
-    free = torch.cuda.mem_get_info(device)[0] if on_gpu else 2**20
-    layout = layout if on_gpu else toy(layout)
-    checked = layout if 20 * SLOTS * layout.bytes_per_slot < free else toy(layout)  # beside what is timed
-    course = Course(layout, backend, stopwatch, free)
-    before = course.yardstick()
-    done = tuple(show(_timed(course, key_of(layout), checked, backend, configs)))
-    after = course.yardstick()
-    return SweepResult(device_name(device), True, done, {due: [before[due], after[due]] for due in before})
+        stopwatch = stopwatch or stopwatch_of(device)
+    bench = _Ranking(model, target) if stopwatch is None else _Timing(model, device, stopwatch)
+    course = _Sweep(bench, kernels, limit, progress, log and log(bench.device, bench.timed, model), stop)
+    before = bench.yardstick()
+    trials = course.run()
+    after = bench.yardstick()
+    rates = {name: [before[name], after[name]] for name in before}
+    return SweepResult(bench.device, bench.timed, tuple(trials), rates, course.complete)
 
 
-def _ranked(layout: StateLayout, model: str, target: str, configs: Sequence[CopyConfig]) -> Iterator[Trial]:
-    key = key_of(layout)
-    checks, costs = findings("check", model, configs), findings("compiled", target, configs)
-    for config, check, fields in zip(configs, checks, costs, strict=True):
-        found = cost.Cost(**fields)
-        why = check["why"] or found.why
-        value = None if why else cost.weight(config, found, target)
-        yield Trial("copy", key, config, not check["why"], value, cost.UNIT, why, fields)
+class _Ranking:
+    """Checks configurations in an interpreter, and ranks them by what they compile to for a target."""
+
+    timed, unit = False, cost.UNIT
+
+    def __init__(self, model: str, target: str) -> None:
+        self.model, self.device = model, target
+
+    def yardstick(self) -> dict[str, float]:
+        return {}
+
+    def key(self, kernel: str) -> str:
+        return key_of(kernel, model_for(kernel, self.model)[1])
+
+    def trials(self, configs: Sequence[Config]) -> Iterator[Trial]:
+        checks, costs = findings("check", self.model, configs), findings("compiled", self.device, configs)
+        for config, check, fields in zip(configs, checks, costs, strict=True):
+            kernel, found = KERNEL_OF[type(config)], cost.Cost(**fields)
+            why = check["why"] or found.why
+            value = None if why else found.weight
+            yield Trial(kernel, self.key(kernel), config, not check["why"], value, self.unit, why, fields)
 
 
-def _timed(
-    course: Course, key: str, checked: StateLayout, backend: Backend, configs: Sequence[CopyConfig]
-) -> Iterator[Trial]:
-    target = own_target(backend.device)
-    for config in configs:
-        bad = wrong(config, checked, backend, torch.seed() % 2**31)
-        why = bad or (cost.cost(config, target).why if target else "")
-        rates: Rates = {}
-        if not why:
-            with trying(config):
-                rates = course.copies()
-        value = geometric_mean(rates.values()) if rates else None  # few and many slots weigh the same
-        yield Trial("copy", key, config, not bad, value, "bytes/s", why, rates)
+class _Timing:
+    """Checks and times configurations on a device; on a CPU, where a test brings its clock, at toy sizes."""
+
+    timed, unit = True, RATE
+
+    def __init__(self, model: str, device: torch.device, stopwatch: Stopwatch) -> None:
+        self._model, self._device, self._stopwatch = model, device, stopwatch
+        self.device, self._on_gpu = device_name(device), device.type == "cuda"
+        self._backend = Backend("auto", device)
+        self._target = own_target(device)
+
+    @property
+    def _free(self) -> int:
+        if self._on_gpu:
+            torch.cuda.empty_cache()  # what fits is asked of the driver
+        return torch.cuda.mem_get_info(self._device)[0] if self._on_gpu else 2**20
+
+    def _states(self, kernel: str) -> Model:
+        model = model_for(kernel, self._model)[1]
+        return model if self._on_gpu else toy_of(model, kernel)
+
+    def yardstick(self) -> dict[str, float]:
+        return yardstick(self._states("copy"), self._device, self._stopwatch, self._free)
+
+    def key(self, kernel: str) -> str:
+        return key_of(kernel, self._states(kernel))
+
+    def trials(self, configs: Sequence[Config]) -> Iterator[Trial]:
+        for kernel, group in groupby(configs, key=lambda config: KERNEL_OF[type(config)]):
+            states = self._states(kernel)
+            free = self._free
+            checked = states if 2 * COPIES * ROWS * states.layout.bytes_per_slot < free else toy_of(states, kernel)
+            course = Course(kernel, states, self._backend, self._stopwatch, free)
+            default = 0.0
+            for config in group:
+                trial = self._trial(kernel, config, checked, course)
+                default = trial.value or 0.0 if is_default(trial) else default
+                if trial.value and trial.value >= default:  # what may be chosen must neither spill nor move few bytes
+                    trial = self._inspected(trial)
+                yield trial
+
+    def _inspected(self, trial: Trial) -> Trial:
+        """The trial, excluded if its compiled code is not what it must be. Compiling takes longer than timing."""
+        why = cost.cost(trial.config, self._target).why if self._target else ""
+        return replace(trial, value=None, micros=None, why=why) if why else trial
+
+    def _trial(self, kernel: str, config: Config, checked: Model, course: Course) -> Trial:
+        bad, key = wrong(config, checked, self._backend, torch.seed() % 2**31), self.key(kernel)
+        if bad:
+            return Trial(kernel, key, config, False, None, self.unit, bad)
+        with trying(config):
+            timings = course.timings()
+        rates = {name: timing.nbytes / timing.seconds for name, timing in timings.items()}
+        micros = geometric_mean(timing.seconds for timing in timings.values()) * 1e6
+        value = geometric_mean(rates.values())  # few and many slots weigh the same
+        return Trial(kernel, key, config, True, value, self.unit, "", rates, micros)
+
+
+class _Sweep:
+    """Two rounds over all kernels; what a log knows already is not tried again."""
+
+    def __init__(
+        self, bench: _Ranking | _Timing, kernels: Sequence[str], limit: int | None, progress: Progress | None,
+        log: Log | None, stop: Callable[[], bool] | None,
+    ) -> None:  # fmt: skip
+        self._bench, self._kernels, self._limit = bench, tuple(dict.fromkeys(kernels)), limit
+        self._progress, self._log, self._stop = progress, log, stop
+        self._most = sum(most_trials(kernel, bench.timed, limit) for kernel in self._kernels)
+        self._done: list[Trial] = []
+        self.complete = True
+
+    def run(self) -> list[Trial]:
+        timed, limit = self._bench.timed, self._limit
+        self._round(config for kernel in self._kernels for config in one_at_a_time(kernel, timed, limit))
+        second = []
+        for kernel in self._kernels if self.complete else ():
+            found = {trial.config: trial.goodness for trial in self._done if trial.kernel == kernel and trial.value}
+            second += combinations(kernel, timed, found, limit)
+        self._most = len(self._done) + len(second)
+        self._round(second)
+        return self._done
+
+    def _round(self, configs: Iterable[Config]) -> None:
+        wanted = [(KERNEL_OF[type(config)], config) for config in configs]
+        known = [
+            self._log.find(kernel, self._bench.key(kernel), config) if self._log is not None else None
+            for kernel, config in wanted
+        ]
+        fresh = self._bench.trials([config for (_, config), trial in zip(wanted, known, strict=True) if trial is None])
+        for trial in known:
+            if self._stop and self._stop():
+                self.complete = False
+                return
+            if trial is None:
+                trial = next(fresh)
+                if self._log is not None:
+                    self._log.add(trial)
+            self._done.append(trial)
+            if self._progress:
+                self._progress(len(self._done), max(self._most, len(self._done)))
+
+
+def _key(trial: Trial) -> tuple[str, str]:
+    return trial.kernel, trial.key
 
 
 def own_target(device: torch.device) -> str | None:
@@ -176,10 +310,3 @@ def own_target(device: torch.device) -> str | None:
     architecture = getattr(properties, "gcnArchName", "").split(":")[0]
     name = architecture if torch.version.hip else f"sm_{properties.major}{properties.minor}"
     return name if name in TARGETS else None
-
-
-def _with_progress(trials: Iterator[Trial], total: int, progress: Progress | None) -> Iterator[Trial]:
-    for done, trial in enumerate(trials):
-        yield trial
-        if progress is not None:
-            progress(done + 1, total)

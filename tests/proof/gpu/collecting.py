@@ -1,9 +1,9 @@
 """A plugin of pytest for machines that lack packages: leaves out test files whose imports are not there, by name.
 
-It also writes the result of every test as it comes, and ends the session when its time is up, so that reports are still
-written.
+It also chooses among the tests marked `gpu`, writes the result of every test as it comes, and ends the session when its
+time is up, so that reports are still written.
 
-Read from the environment: PROOF_RESULTS, a file of JSON lines; PROOF_SECONDS.
+Read from the environment: PROOF_RESULTS, a file of JSON lines; PROOF_SECONDS; PROOF_CHOOSE, if tests are chosen.
 """
 
 import ast
@@ -16,6 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sampling import covering
+
+RULE = (
+    "of a test in tests/kernels as many cases as show every value of every parameter: each kernel, its dtypes and "
+    "shapes; in tests/requests up to four cases of a test: each strategy; elsewhere one case of each test"
+)
+MOST = {"tests/kernels/": None, "tests/requests/": 4}
 ALSO_NEEDS = {"memstate.cli.app": ("typer", "rich")}  # which ends the process where one is missing
 BEGUN = time.monotonic()
 
@@ -65,6 +72,37 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if found else None
 
 
+def most_of(name: str) -> int | None:
+    """How many cases of a test are chosen; None for as many as show every value of every parameter."""
+    return next((most for folder, most in MOST.items() if name.startswith(folder)), 1)
+
+
+def chosen(items: list[pytest.Item]) -> list[pytest.Item]:
+    """A set of the tests marked `gpu` that fits the time, those of the kernels first; see RULE."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    found = []
+    for name, cases in groups.items():
+        plain = not hasattr(cases[0], "callspec")
+        found += cases if plain else covering(cases, most_of(name))
+    return sorted(found, key=lambda item: not item.nodeid.startswith("tests/kernels/"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps the chosen tests; the process that collects first says how many of how many."""
+    if not os.environ.get("PROOF_CHOOSE"):
+        return
+    kept = chosen(items)
+    marked = sum(item.get_closest_marker("gpu") is not None for item in items)
+    if getattr(config, "workerinput", {"workerid": "gw0"})["workerid"] == "gw0":
+        note(chosen=len(kept), marked=marked)
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
+
+
 class Reporter:
     """Notes outcomes where tests are reported, and stops in time."""
 
@@ -72,6 +110,7 @@ class Reporter:
         self._config = config
         self._seconds = float(os.environ.get("PROOF_SECONDS", "1e9"))
         self._session: pytest.Session | None = None
+        self._over = False
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         self._session = session
@@ -88,6 +127,9 @@ class Reporter:
             for runner in (self._session, self._config.pluginmanager.getplugin("dsession")):
                 if runner is not None:
                     runner.shouldstop = "time is up"
+            if not self._over:
+                self._over = True
+                note(time_is_up=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:

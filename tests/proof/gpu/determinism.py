@@ -28,6 +28,7 @@ from tests.support.decode_case import Case, check_rows_alone, same_bits
 
 TIMES, TOY_TIMES = 100, 2
 BATCH, TOY_BATCH = 256, 4
+LAST = 1.5  # seconds that are left for one more
 PER_ROW = ("x", "q", "k", "v", "decay", "beta", "mixed", "out")  # of a forward's tensors
 
 CASES: dict[str, Callable[..., Case]] = {
@@ -139,7 +140,7 @@ def beside_others(machine: Machine) -> list[str]:
 
 def prove(machine: Machine, result: Result) -> None:
     """Everything, with fresh random inputs."""
-    times = TOY_TIMES if machine.toy else TIMES
+    times = TOY_TIMES if machine.toy or machine.compiling else TIMES
     failures: list[str] = result["failures"]
     failures += beside_others(machine)
     backend, generator = Backend(machine.backend, machine.device), torch.Generator().manual_seed(torch.seed() % 2**31)
@@ -151,6 +152,8 @@ def prove(machine: Machine, result: Result) -> None:
             failures.append(f"{name}: {wrong}")
 
     for name, build in CASES.items():
+        machine.go_on(f"before {name}", LAST)
+        machine.keep(result)
         case: Any = build(backend, generator)
         note(name, repeated(case, backend, times))
         try:
@@ -159,6 +162,7 @@ def prove(machine: Machine, result: Result) -> None:
             note(f"{name}, rows alone", "bits differ from those in the batch")
     batch = TOY_BATCH if machine.toy else BATCH
     for tracking in (ms.NoTracking(1), ms.PingPong(1), ms.LazyPingPong(1), ms.Redirect(1)):
+        machine.go_on(f"before plans of {type(tracking).__name__}", LAST)
         note(f"plan, {type(tracking).__name__}", repeated_plans(machine, tracking, batch, times))
     note("claims", repeated_claims(machine, times))
 

@@ -1,6 +1,8 @@
 """What a part of the proof runs on: a GPU, or at toy sizes a CPU that takes the same course without graphs and streams.
 
-A part is a program: `python -m tests.proof.PART --json FILE --seconds N [--toy]`.
+A part is a program: `python -m tests.proof.gpu.PART --json FILE --seconds N [--toy] [--compile] [--share I/N]`. With
+--compile it only launches what it will launch later, so that the kernels are in the cache; with --share it takes every
+Nth piece of its work, from piece I on.
 """
 
 import argparse
@@ -9,22 +11,36 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from tests.proof.gpu.compilations import Compilations
+
+T = TypeVar("T")
 Act = Callable[[], object]
 
 
-class Machine:
-    """toy: small sizes on the CPU. seconds: for the part. file: where `keep` writes."""
+class TimeIsUp(Exception):
+    """A part has no time left. What it found until then counts."""
 
-    def __init__(self, toy: bool, seconds: float = 600.0, file: Path | None = None) -> None:
-        self.toy, self._file = toy, file
+
+class Machine:
+    """toy: small sizes on the CPU. seconds: for the part. file: where `keep` writes.
+
+    compiling: whether launches are made for the sake of Triton's cache alone. share: which piece of how many.
+    """
+
+    def __init__(
+        self, toy: bool, seconds: float = 600.0, file: Path | None = None, compiling: bool = False,
+        share: tuple[int, int] = (0, 1),
+    ) -> None:  # fmt: skip
+        self.toy, self._file, self.compiling, self._share = toy, file, compiling, share
         self.device = torch.device("cpu" if toy else "cuda")
+        self.compilations = Compilations()
         self._begun, self._seconds = time.monotonic(), seconds
 
     @property
@@ -36,6 +52,16 @@ class Machine:
     def left(self) -> float:
         """Seconds."""
         return self._seconds - (time.monotonic() - self._begun)
+
+    def go_on(self, what: str, needed: float = 0.0) -> None:
+        """Raises TimeIsUp where less than `needed` seconds are left; `what` says how far the part has come."""
+        if self.left < needed:
+            raise TimeIsUp(what)
+
+    def mine(self, pieces: Sequence[T]) -> Sequence[T]:
+        """Those of the pieces that are this process's share."""
+        first, step = self._share
+        return pieces[first::step]
 
     def keep(self, result: "Result") -> None:
         """Writes what is found so far: a part may be ended at any time."""
@@ -100,7 +126,7 @@ class Lane:
             torch.cuda.current_stream().wait_event(mark)
 
 
-Result = dict[str, Any]  # figures by name, and `failures`: a list of lines
+Result = dict[str, Any]  # figures by name; `failures`: a list of lines; `incomplete`: how far it came, if time was up
 
 
 def main(part: Callable[[Machine, Result], None]) -> None:
@@ -109,14 +135,23 @@ def main(part: Callable[[Machine, Result], None]) -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--toy", action="store_true")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--share", default="0/1")
+    parser.add_argument("--gsan", action="store_true", help="in memory that Triton's GSan watches; see `touch`")
     given = parser.parse_args()
     result: Result = {"failures": []}
-    machine = Machine(given.toy, given.seconds, given.json)
+    first, step = map(int, given.share.split("/"))
+    machine = Machine(given.toy, given.seconds, given.json, given.compile, (first, step))
+    compilations = machine.compilations
+    compilations.install()
     try:
         part(machine, result)
+    except TimeIsUp as reached:
+        result["incomplete"] = str(reached)
     except Exception as error:
         traceback.print_exc()
         result["failures"].append(f"{type(error).__name__}: {error}"[:1000])
+    result["kernels"] = {"compiled": compilations.compiled.total(), "loaded": compilations.loaded.total()}
     machine.keep(result)
     print(json.dumps(result)[:2000])
     sys.exit(bool(result["failures"]))

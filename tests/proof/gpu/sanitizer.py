@@ -1,6 +1,8 @@
 """compute-sanitizer over every operation: memory accesses, races in shared memory, reads of what nobody wrote.
 
-Its tools run at the same time, each over `tests.proof.gpu.touch` in a process of its own. A tool that is not there, or
+Beside it Triton's GSan, where the installed Triton has it: races between programs in global memory.
+
+The tools run at the same time, each over `tests.proof.gpu.touch` in a process of its own. A tool that is not there, or
 does not know the device, is said to be so and fails nothing. Where others' kernels are complained about, such as those
 of the framework, that is noted; a complaint that names a kernel of ours is a failure.
 """
@@ -11,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 from tests.proof.gpu.machine import Machine, Result, choose_backend, main
@@ -22,6 +25,11 @@ from tests.proof.gpu import touch
 
 ROOT = Path(__file__).parents[3]
 TOOLS = ("memcheck", "racecheck", "initcheck")
+GSAN = "gsan"
+TOUCH = [sys.executable, "-m", "tests.proof.gpu.touch"]
+OF_OTHERS = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # or blocks are larger than asked for
+ENVIRONMENT = {GSAN: {"TRITON_INSTRUMENTATION_MODE": "gsan"}}
+GSAN_FOUND = re.compile(r"(?:Read|Write) after (?:read|write) race detected.*")
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: .*?(\d+) (?:error|hazard)")
 REFUSED = re.compile(r"(?i)device not supported|not supported on|unable to (?:load|find|open)|failed to initiali[sz]e")
 NAMES = re.compile(r"^def (_\w+)\(", re.MULTILINE)
@@ -34,6 +42,31 @@ def kernel_names() -> set[str]:
     for path in (ROOT / "kernels").glob("*.py"):
         found |= set(NAMES.findall(path.read_text(encoding="utf-8")))
     return found
+
+
+def no_gsan() -> str:
+    """Why Triton's sanitizer for races in global memory cannot be used; empty if it can."""
+    import triton
+
+    try:
+        found = find_spec("triton.experimental.gsan") is not None
+    except ImportError:
+        found = False
+    return "" if found else f"Triton {triton.__version__} has no GSan"
+
+
+def gsan_verdict(log: str, finished: bool) -> tuple[str, str]:
+    """What a run under GSan means, as `verdict`. A race ends the kernel, and with it the run."""
+    if race := GSAN_FOUND.search(log):
+        return "failed", race[0]
+    if not finished:
+        return "unfinished", "ended at the limit; no race so far"
+    return ("ok", "no race") if '"failures": []' in log else ("unavailable", last_of(log))
+
+
+def last_of(log: str) -> str:
+    """The last line: under a new tool, whatever it is that does not work."""
+    return (log.strip().splitlines() or ["no output"])[-1]
 
 
 def verdict(log: str, finished: bool, ours: set[str]) -> tuple[str, str]:
@@ -63,15 +96,23 @@ def prove(machine: Machine, result: Result) -> None:
         result["unavailable"] = "a CPU has no use for compute-sanitizer"
         touch.prove(machine, result)
         return
+    commands = {}
     if tool is None:
-        result["unavailable"] = "no compute-sanitizer here"
+        result.update(dict.fromkeys(TOOLS, "unavailable: no compute-sanitizer here"))
+    else:
+        commands = {name: [tool, "--tool", name, *TOUCH] for name in TOOLS}
+    if why := no_gsan():
+        result[GSAN] = f"unavailable: {why}"
+    else:
+        commands[GSAN] = [*TOUCH, "--gsan"]
+    if not commands:
+        result["unavailable"] = f"no compute-sanitizer here; {why}"
         return
     with tempfile.TemporaryDirectory() as folder:
         running = {}
-        for name in TOOLS:
-            environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # or blocks are larger than asked for
+        for name, command in commands.items():
+            environment = os.environ | ENVIRONMENT.get(name, OF_OTHERS)
             log = Path(folder, name).open("w")  # noqa: SIM115
-            command = [tool, "--tool", name, sys.executable, "-m", "tests.proof.gpu.touch"]
             running[name] = (
                 subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT), log
             )  # fmt: skip
@@ -86,12 +127,14 @@ def prove(machine: Machine, result: Result) -> None:
                 finished = False
             log.close()
             text = Path(folder, name).read_text(errors="replace")
-            word, why = verdict(text, finished, ours)
+            word, why = gsan_verdict(text, finished) if name == GSAN else verdict(text, finished, ours)
             result[name] = f"{word}: {why}"
             print(f"== {name}: {word}: {why}\n{text[-8000:]}", flush=True)
-            if word in ("failed", "unfinished"):
+            if word == "failed":
                 result["failures"].append(f"{name}: {why}")
-        said = [str(result[name]) for name in TOOLS]
+            elif word == "unfinished":
+                result["incomplete"] = f"{result.get('incomplete', '')} {name}: {why}".strip()
+        said = [str(result[name]) for name in running]
         if all(text.startswith("unavailable") for text in said):
             result["unavailable"] = said[0]
 

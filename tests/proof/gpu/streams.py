@@ -120,7 +120,7 @@ def differing(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
 
 def prove(machine: Machine, result: Result) -> None:
     """Two streams against one, from the same seed."""
-    seed, steps = torch.seed() % 2**31, TOY_STEPS if machine.toy else STEPS
+    seed, steps = torch.seed() % 2**31, TOY_STEPS if machine.toy or machine.compiling else STEPS
     one, two = (Run(machine, seed, beside).go(steps) for beside in (False, True))
     result |= {"seed": seed, "steps": steps, "compared": len(one)}
     if wrong := differing(one, two):

@@ -1,29 +1,29 @@
-"""A short sweep of launch configurations, whose file can be put into kernels/tuned/ as it is.
+"""A sweep of launch configurations of every kernel, whose file can be put into kernels/tuned/ as it is.
 
-First the default and one more, then as many as fit the time; each outcome is written as soon as it is there.
+The cheapest axis comes first, and every trial counts as soon as it is made: a sweep whose time is up is incomplete,
+and the best that it found stands.
 """
 
-from tests.proof.gpu.machine import Machine, Result, choose_backend, main
+from tests.proof.gpu.machine import Machine, Result, TimeIsUp, choose_backend, main
 
 if __name__ == "__main__":
     choose_backend()
 
 import json
-import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
+
 from memstate.cli import tune as tuning
+from memstate.cli.tune.check import wrong
+from memstate.cli.tune.grid import model_for, one_at_a_time
+from memstate.cli.workload import toy_of
+from memstate.kernels.dispatch import Backend
 
 MODEL, TOY_MODEL = "qwen3_next", "lfm2"
-MOST = 60  # configurations
-SHARE = 0.7  # of the time left that the second sweep may take
-FEW = 2
+TOY_KERNELS, TOY_LIMIT = ("copy", "gated_delta"), 2
 LAST = 4.0  # seconds that are left to write and leave
-
-
-class TimeIsUp(Exception):
-    """A sweep is given up."""
 
 
 def stopwatch(act: object) -> float:
@@ -32,39 +32,45 @@ def stopwatch(act: object) -> float:
     return 1e-3
 
 
+def launch_all(machine: Machine, result: Result) -> None:
+    """Launches every configuration of the first round, to compile it; those of the second are made of the best."""
+    jobs = [(kernel, config) for kernel in tuning.KERNELS for config in one_at_a_time(kernel, timed=True)]
+    if machine.toy:
+        jobs = jobs[:1]
+    for number, (kernel, config) in enumerate(machine.mine(jobs)):
+        machine.go_on(f"{number} configurations", LAST)
+        model = model_for(kernel, MODEL)[1]
+        states = toy_of(model, kernel) if machine.toy else model
+        bad = wrong(config, states, Backend("auto", machine.device), torch.seed() % 2**31)
+        result["failures"] += [f"{config}: {bad}"] if bad else []
+        if not machine.toy:
+            torch.cuda.empty_cache()
+
+
 def prove(machine: Machine, result: Result) -> None:
     """Sweeps; the content of the file is in `tuned`, its name in `file`."""
+    if machine.compiling:
+        launch_all(machine, result)
+        return
     toy = machine.toy
-
-    def stop_in_time(done: int, total: int) -> None:
-        if machine.left < LAST:
-            raise TimeIsUp(f"{done} of {total} configurations")
-
-    def sweep(limit: int) -> float:
-        begun = time.monotonic()
-        timer = {"device": machine.device, "stopwatch": stopwatch} if toy else {}
-        outcome = tuning.sweep(TOY_MODEL if toy else MODEL, limit=limit, progress=stop_in_time, **timer)
-        result["failures"] += [f"wrong: {trial.config}: {trial.why}" for trial in outcome.wrong]
-        result["tried"], result["yardstick"] = len(outcome.trials), outcome.yardstick
-        result["trials"] = tuning.document(outcome)["trials"]
-        if outcome.best:
-            with TemporaryDirectory() as folder:
-                path = tuning.store(outcome, Path(folder))
-                result["file"] = f"toy-{path.name}" if toy else path.name
-                result["tuned"] = json.loads(path.read_text(encoding="utf-8"))
-                result["tuned"]["timed"] &= not toy
-        else:
-            result["failures"].append("every configuration is excluded")
-        machine.keep(result)
-        return time.monotonic() - begun
-
-    spent = sweep(1 if toy else FEW)
-    fitting = int(SHARE * machine.left / (spent / FEW))
-    if not toy and not result["failures"] and fitting > FEW:
-        try:
-            sweep(min(MOST, fitting))
-        except TimeIsUp as reached:  # what the first sweep found stands
-            result["cut_short"] = str(reached)
+    given = {"device": machine.device, "stopwatch": stopwatch, "limit": TOY_LIMIT} if toy else {}
+    outcome = tuning.sweep(
+        TOY_MODEL if toy else MODEL, TOY_KERNELS if toy else tuning.KERNELS, stop=lambda: machine.left < LAST, **given
+    )
+    result["failures"] += [f"wrong: {trial.config}: {trial.why}" for trial in outcome.wrong]
+    result["tried"], result["yardstick"] = len(outcome.trials), outcome.yardstick
+    result["trials"] = tuning.document(outcome)["trials"]
+    if outcome.best and not outcome.wrong:
+        with TemporaryDirectory() as folder:
+            path = tuning.store(outcome, Path(folder))
+            result["file"] = f"toy-{path.name}" if toy else path.name
+            result["tuned"] = json.loads(path.read_text(encoding="utf-8"))
+            result["tuned"]["timed"] &= not toy
+    elif outcome.complete:
+        result["failures"].append("every configuration is excluded")
+    machine.keep(result)
+    if not outcome.complete:
+        raise TimeIsUp(f"{len(outcome.trials)} configurations")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The tests marked `gpu`, with a report of every one of them; several processes where pytest-xdist is there."""
+"""A set of the tests marked `gpu`, with a report of every one; several processes where pytest-xdist is there.
+
+There are about three thousand of them, which take longer than the part has. The rule that chooses is `collecting.RULE`.
+"""
 
 import json
 import os
@@ -10,10 +13,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
 
+from tests.proof.gpu.collecting import RULE
 from tests.proof.gpu.machine import Machine, Result, main
 
 ROOT = Path(__file__).parents[3]
-PROCESSES = 10  # some tests take many gigabytes of a device
+PROCESSES = 12  # some tests take many gigabytes of a device
 TOY = "tests/state/test_split.py"  # what stands in for them on a CPU
 MARGIN = 12.0  # seconds in which the session ends and reports are written
 NO_TESTS = 5  # exit status of pytest
@@ -38,10 +42,18 @@ def summed_up(lines: list[dict[str, object]]) -> Result:
     passed = {str(line["test"]) for line in lines if line.get("outcome") == "passed"} - tests.keys()
     counts = Counter(str(line["outcome"]) for line in tests.values())
     bad = {name: str(line["why"]) for name, line in tests.items() if line["outcome"] in ("failed", "error")}
-    return {
+    told = next((line for line in lines if "chosen" in line), {})
+    done = len(passed) + len(tests)
+    found: Result = {"incomplete": f"{done} of {told.get('chosen', 'the chosen')} tests"} if _over(lines) else {}
+    found |= {"chosen": told["chosen"], "marked": told["marked"], "rule": RULE} if told else {}
+    return found | {
         "passed": len(passed), **counts, "failures": [f"{name}: {why.strip()[-300:]}" for name, why in bad.items()],
         "left_out": {str(line["left_out"]): line["needs"] for line in lines if "left_out" in line},
     }  # fmt: skip
+
+
+def _over(lines: list[dict[str, object]]) -> bool:
+    return any("time_is_up" in line for line in lines)
 
 
 def cut(report: Path, most: int) -> None:
@@ -56,6 +68,17 @@ def cut(report: Path, most: int) -> None:
         length //= 4
 
 
+def run(command: list[str], environment: dict[str, str], seconds: float) -> int | None:
+    """The exit status of a command; None where its time was up. Its children end with the part."""
+    process = subprocess.Popen(command, cwd=ROOT, env=environment)
+    try:
+        return process.wait(max(1.0, seconds))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return None
+
+
 def prove(machine: Machine, result: Result) -> None:
     """The report goes beside the part's own file, as gpu-tests.xml."""
     with tempfile.TemporaryDirectory() as folder:
@@ -63,16 +86,20 @@ def prove(machine: Machine, result: Result) -> None:
         environment = os.environ | {"PROOF_RESULTS": str(lines), "PROOF_SECONDS": str(max(1.0, machine.left - MARGIN))}
         if not machine.toy:
             environment.pop("TRITON_INTERPRET", None)
-            environment["MEMSTATE_PROOF"] = "1"  # all cases
-        status = subprocess.run(command(machine, report), cwd=ROOT, env=environment, check=False).returncode
+            environment |= {"MEMSTATE_PROOF": "1", "PROOF_CHOOSE": "1"}  # among all cases
+        status = run(command(machine, report), environment, machine.left)
+        if report.exists():
+            cut(report, 12 * 2**20)
         found = lines.read_text(encoding="utf-8").splitlines() if lines.exists() else []
         result |= summed_up([json.loads(line) for line in found]) | {"status": status}
+        if status is None:
+            result.setdefault("incomplete", f"{result['passed']} tests passed, then time was up")
+        if "incomplete" in result:
+            return
         if status == NO_TESTS or not result["passed"]:
             result["failures"].append("no test passed")
         elif status not in (0, 1) or (status == 1 and not result["failures"]):
-            result["failures"].append(f"pytest ended with status {status}: out of time, or broken; see the log")
-        if report.exists():
-            cut(report, 12 * 2**20)
+            result["failures"].append(f"pytest ended with status {status}: broken; see the log")
 
 
 if __name__ == "__main__":

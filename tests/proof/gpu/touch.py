@@ -8,6 +8,9 @@ from tests.proof.gpu.machine import Machine, Result, choose_backend, main
 if __name__ == "__main__":
     choose_backend()
 
+import sys
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 import memstate as ms
@@ -91,6 +94,18 @@ def serve(machine: Machine, tracking: ms.Tracking, speculation: bool) -> Backend
 
 def prove(machine: Machine, result: Result) -> None:
     """All of it; an operation that nobody launched is a failure."""
+    with shadowed() if "--gsan" in sys.argv else nullcontext():
+        _prove(machine, result)
+
+
+def shadowed() -> AbstractContextManager[object]:
+    """Memory that Triton's GSan watches."""
+    from triton.experimental.gsan import create_mem_pool
+
+    return torch.cuda.use_mem_pool(create_mem_pool())
+
+
+def _prove(machine: Machine, result: Result) -> None:
     backends = [decode(machine), hold(machine)]
     for tracking in (ms.NoTracking(2), ms.PingPong(2), ms.LazyPingPong(2), ms.Redirect(2)):
         for speculation in (False, True):

@@ -1,0 +1,247 @@
+"""Serving as an engine does it: nothing is compiled after `warm_up`, and how long steps take while states are evicted.
+
+Compiled: the kernels that the manager launches itself, in scenarios with every strategy, snapshots, hits on the device
+and in host memory, eviction, int8 records, speculation, sleep and wake. Latency: the steps of a decode loop, with and
+without 64 states on their way to host memory.
+"""
+
+from tests.proof.gpu.machine import Machine, Result, choose_backend, main
+
+if __name__ == "__main__":
+    choose_backend()
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import chain, pairwise
+from statistics import quantiles
+from typing import Any
+
+import torch
+
+import memstate as ms
+from memstate.cli.bench.copy import TOY
+from memstate.cli.bench.forward import Forward
+from memstate.kernels.dispatch import Backend
+from memstate.state.presets import qwen3_next
+
+PAGE, EVERY = 4, 8
+PROMPT = EVERY  # tokens: a prompt ends at a boundary, and leaves one state there
+LAYERS = 12  # of the model: a step of all rows takes about a millisecond
+ROWS, TOY_ROWS = 64, 1
+CACHED, TOY_CACHED = 64, 3  # states that are evicted together
+QUIET, BURST, TOY_STEPS = 200, 100, 3  # steps
+LAST = 2.0  # seconds that are left to write and leave
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "none": {"tracking": ms.NoTracking(EVERY)},
+    "ping-pong": {"tracking": ms.PingPong(EVERY)},
+    "lazy": {"tracking": ms.LazyPingPong(EVERY)},
+    "redirect": {"tracking": ms.Redirect(EVERY)},
+    "int8 records": {"tracking": ms.Redirect(EVERY), "int8": {"ssm": 2}},
+    "in place": {"tracking": ms.PingPong(EVERY), "forward": ms.Forward(in_place=True)},
+    "speculation": {
+        "tracking": ms.Redirect(EVERY), "forward": ms.Forward(speculation=True), "overlap": False, "window": 3,
+    },
+}  # fmt: skip
+
+
+class Server:
+    """A manager with a prefix cache and host memory below it, warmed up, and a forward of one token a row."""
+
+    def __init__(
+        self, machine: Machine, layout: ms.StateLayout, rows: int, cached: int, int8: dict[str, int] | None = None,
+        window: int = 0, **settings: Any,
+    ) -> None:  # fmt: skip
+        self.machine, self.window, self.made = machine, window, 0
+        self.mem = ms.StateManager(
+            layout, slots=3 * rows + 2 * cached + 4, max_requests=rows + 2, pages=ms.Pages(size=PAGE),
+            prefix=ms.Prefix(),
+            tiers=ms.Tiers("proof", host_slots=cached + 4, write="back", reserve=0.0, int8=int8 or {}),
+            backend=machine.backend, device=machine.device, **settings,
+        )  # fmt: skip
+        for plane in self.mem.planes.values():
+            plane.normal_()
+        self.mem.scrub_null()
+        ms.warm_up(self.mem)
+        self.forward = Forward(Backend(machine.backend, machine.device), self.mem.planes, rows)
+        machine.wait()
+
+    def prompt(self) -> list[int]:
+        """Tokens that no other prompt begins with."""
+        self.made += 1
+        return [1000 * self.made + at for at in range(PROMPT)]
+
+    def start(self, prompts: list[list[int]]) -> ms.Rows:
+        """Admits prompts, and computes them without a forward: states are whatever they are."""
+        rows = self.mem.admit([ms.Request(f"{tokens[0]}", tokens=[*tokens, 1]) for tokens in prompts])
+        if self.window:
+            return rows  # drafts begin with the first token
+        left = [PROMPT - self.mem.length(row) for row in rows]
+        if max(left) > 0:
+            self.mem.settle(self.mem.plan(rows, left))
+        return rows
+
+    def step(self, rows: ms.Rows, run: bool = True) -> None:
+        """A token for each row, or a window of drafts of which one is accepted."""
+        mem = self.mem
+        if self.window:
+            step = mem.plan(rows, self.window, window=True)
+            windows = {
+                plane.name: torch.zeros(
+                    (mem.layout.layers, len(rows), self.window, *plane.shape), dtype=plane.dtype,
+                    device=self.machine.device,
+                )
+                for plane in mem.layout.planes
+            }  # fmt: skip
+            mem.accept(step, [1] * len(rows), windows)
+            return
+        step = mem.plan(rows)
+        if run and len(rows) == len(self.forward.x):
+            self.forward(step)  # type: ignore[arg-type]  # it reads the vectors of a step
+        mem.settle(step)
+
+    def cache(self, prompts: list[list[int]]) -> None:
+        """Leaves a state of each prompt in the prefix cache."""
+        for at in range(0, len(prompts), 2):
+            some = prompts[at : at + 2]
+            self.mem.release(self.start(some), publish=True, tokens=[[*prompt, 1] for prompt in some])
+        self.mem.submit()
+
+
+def scenario(server: Server) -> Iterator[str]:
+    """Goes through what an engine does; yields what comes next."""
+    mem = server.mem
+    prompts = [server.prompt() for _ in range(3)]
+    yield "steps over boundaries"
+    rows = server.start([server.prompt() for _ in range(2)])
+    for _ in range(EVERY + 2):
+        server.step(rows)
+    yield "snapshots"
+    kept = [snap for snap in mem.publish(rows) if snap]
+    if kept:
+        (again,) = mem.admit([ms.Request("again", resume=kept[0])])
+        mem.submit()
+        mem.abort([again])
+        mem.drop(kept)
+    yield "slots by id"
+    ids = mem.pool.claim(2)
+    mem.pool.copy(ids[:1], ids[1:])
+    mem.pool.zero(ids)
+    mem.pool.release(ids)
+    mem.release(rows)
+    if server.window:
+        return
+    yield "the prefix cache"
+    server.cache(prompts)
+    rows = server.start(prompts[:1])
+    mem.release(rows)
+    yield "eviction to host memory"
+    mem.prefix.evict_states(len(prompts))  # type: ignore[union-attr]
+    mem.submit()
+    mem.poll()
+    server.machine.wait()
+    yield "hits in host memory"
+    rows = server.start(prompts[1:2])
+    mem.poll()
+    mem.release(rows)
+    yield "sleep and wake"
+    mem.submit()
+    mem.sleep()
+    mem.wake()
+    yield "an audit"
+    mem.audit().raise_if_leaking()
+    mem.check()
+
+
+def compiled_after_warm_up(machine: Machine, result: Result) -> None:
+    """Every scenario in a manager of its own; whatever is compiled or loaded in it is a failure."""
+    layout = TOY if machine.toy else replace(qwen3_next(), layers=1)
+    found: dict[str, Any] = result.setdefault("compiled_after_warm_up", {})
+    for name, settings in list(SCENARIOS.items())[3 if machine.toy else 0 : 4 if machine.toy else None]:
+        machine.go_on(f"before {name}", LAST)
+        server = Server(machine, layout, 2, 3, **settings)
+        if not server.window:  # the forward is the engine's, which compiles it
+            step = server.mem.plan([None, None])
+            server.forward(step)  # type: ignore[arg-type]
+            server.mem.settle(step)
+            machine.wait()
+        late: dict[str, dict[str, int]] = {}
+        before, doing = machine.compilations.all, ""
+        for doing_next in chain(scenario(server), ["the end"]):
+            new = machine.compilations.all - before
+            if new and doing:
+                late[doing] = dict(new)
+            before, doing = machine.compilations.all, doing_next
+        server.mem.close()
+        found[name] = late
+        if late and not machine.compiling:
+            said = "; ".join(f"{doing}: {', '.join(kernels)}" for doing, kernels in late.items())
+            result["failures"].append(f"{name}: compiled after warm_up: {said}")
+        machine.keep(result)
+
+
+def spread_of(seconds: list[float]) -> dict[str, float]:
+    """Median and 99th percentile, in microseconds."""
+    cuts = quantiles(seconds, n=100, method="inclusive")
+    return {"p50_us": round(cuts[49] * 1e6, 1), "p99_us": round(cuts[98] * 1e6, 1), "steps": len(seconds)}
+
+
+def timed(
+    server: Server, rows: ms.Rows, steps: int, first: Callable[[], object] = lambda: None
+) -> tuple[list[float], list[float]]:
+    """Seconds of each step, from the end of the one before: on the device, and on the host. `first` is in the first."""
+    cuda, marks = not server.machine.toy, [time.perf_counter()]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)] if cuda else []
+    for event in events[:1]:
+        event.record()
+    first()
+    for number in range(steps):
+        server.mem.poll()
+        server.step(rows)
+        marks.append(time.perf_counter())
+        for event in events[number + 1 : number + 2]:
+            event.record()
+    server.machine.wait()
+    host = [b - a for a, b in pairwise(marks)]
+    return [a.elapsed_time(b) / 1000 for a, b in pairwise(events)] if cuda else host, host
+
+
+def latency(machine: Machine, result: Result) -> None:
+    """A decode loop that is left alone, then one while states go down. Both in one manager, on one stream."""
+    toy = machine.toy
+    layout = TOY if toy else replace(qwen3_next(), layers=LAYERS)
+    rows, cached = (TOY_ROWS, TOY_CACHED) if toy else (ROWS, CACHED)
+    quiet, burst = (TOY_STEPS, TOY_STEPS) if toy or machine.compiling else (QUIET, BURST)
+    server = Server(machine, layout, rows, cached, tracking=ms.Redirect(EVERY))
+    server.cache([server.prompt() for _ in range(cached)])
+    batch = server.start([server.prompt() for _ in range(rows)])
+    timed(server, batch, 4)
+    found = result["latency"] = {"rows": rows, "states_going_down": cached, "layers": layout.layers}
+    evicted: list[int] = []
+
+    def evict() -> None:
+        evicted.append(server.mem.prefix.evict_states(cached))  # type: ignore[union-attr]
+        server.mem.submit()
+
+    for name, steps, first in (("quiet", quiet, lambda: None), ("eviction", burst, evict)):
+        device, host = timed(server, batch, steps, first)
+        found[name] = {
+            "device": spread_of(device), "host": spread_of(host),
+            "first_steps_device_us": [round(seconds * 1e6, 1) for seconds in device[:8]],
+        }  # fmt: skip
+    if evicted != [cached]:
+        result["failures"].append(f"{evicted} of {cached} states evicted")
+    tiers = server.mem.stats().tiers
+    found["states_out"] = getattr(tiers, "states_out", None)
+    server.mem.close()
+
+
+def prove(machine: Machine, result: Result) -> None:
+    """Both; latencies are figures, and fail nothing."""
+    compiled_after_warm_up(machine, result)
+    machine.go_on("before the latency of steps", 2 * LAST)
+    latency(machine, result)
+
+
+if __name__ == "__main__":
+    main(prove)

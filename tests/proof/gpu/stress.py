@@ -1,0 +1,109 @@
+"""A million plans of small batches on small tables, in CUDA graphs of many plans, with an audit after every replay.
+
+A program of a small batch has more threads than rows. Where several warps hold the same row, a warp that is late must
+not decide by what another one has stored already: slots would be owned twice, or lost, and lengths would be wrong.
+"""
+
+from tests.proof.gpu.machine import Machine, Result, TimeIsUp, choose_backend, main
+
+if __name__ == "__main__":
+    choose_backend()
+
+from itertools import product
+
+import torch
+
+import memstate as ms
+from memstate.cli.bench.track import _Rows
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import AUDIT_FREE, REGISTERS_PER_ROW, Count
+from memstate.slots.allocator import FAULTS
+
+PLANS, TOY_PLANS = 1_000_000, 200
+IN_GRAPH, TOY_IN_GRAPH = 250, 25
+STRATEGIES = (ms.NoTracking, ms.PingPong, ms.LazyPingPong, ms.Redirect)
+BATCHES, TOY_BATCHES = range(1, 34), (1, 2)
+EVERY = (1, 3)  # tokens between boundaries: every row due in every step, and in every third
+WARM = 3  # steps until lanes are filled
+LAST = 1.0  # seconds that are left to write and leave
+
+
+class Stress:
+    """One strategy, batch size and distance of boundaries: rows whose steps are launched past the manager's mirror."""
+
+    def __init__(self, machine: Machine, tracking: ms.Tracking, batch: int) -> None:
+        self.rows = _Rows(Backend(machine.backend, machine.device), tracking, batch, window=False)
+        self.steps = 0
+        self.live = self.rows.rows.long() * REGISTERS_PER_ROW
+        self.bad = torch.zeros(3, dtype=torch.int32, device=machine.device)  # owners, lengths, counts
+        for _ in range(WARM):
+            self.step()
+
+    def step(self) -> None:
+        self.rows.step()
+        self.steps += 1
+
+    def audit(self) -> None:
+        """Notes on the device whether any slot is owned twice or lost, a length is wrong, or a count. Never waits."""
+        file = self.rows.file
+        status, counters = file.owners()[1:], file.table.counters
+        free = status == AUDIT_FREE
+        wrong = (
+            ~(free | (status == 1)),
+            file.table.labels[self.live] != self.steps,
+            torch.cat([counters[list(FAULTS)] != 0, (free.sum() != counters[Count.FREE]).view(1)]),
+        )
+        self.bad += torch.stack([one.any() for one in wrong])
+
+    def found(self) -> str:
+        """What the audits have found. Syncs: yes."""
+        names = ("owners", "lengths", "counts")
+        return ", ".join(f"{name} in {n} audits" for name, n in zip(names, self.bad.tolist(), strict=True) if n)
+
+
+def course(machine: Machine, stress: Stress, plans: int, in_graph: int) -> tuple[int, str]:
+    """Plans made, and what is wrong."""
+
+    def many() -> None:
+        for _ in range(in_graph):
+            stress.rows.step()
+
+    many()  # as it is launched eagerly
+    stress.steps += in_graph
+    stress.audit()
+    replay, made = machine.capture(many), in_graph
+    while made < plans and machine.left > LAST:
+        replay()
+        stress.steps += in_graph
+        made += in_graph
+        stress.audit()
+    return made, stress.found()
+
+
+def prove(machine: Machine, result: Result) -> None:
+    """Every strategy with every batch size, the smallest first."""
+    toy = machine.toy
+    strategies = STRATEGIES[2:] if toy else STRATEGIES
+    cases = list(product(TOY_BATCHES if toy else BATCHES, strategies))
+    total, in_graph = (TOY_PLANS, TOY_IN_GRAPH) if toy else (PLANS, IN_GRAPH)
+    each = -(-total // len(cases))
+    result |= {"plans": 0, "audits": 0, "asked": total, "cases": 0}
+    for number, (batch, strategy) in enumerate(cases):
+        name = f"{strategy.__name__}, batch {batch}"
+        if machine.left < 2 * LAST:
+            raise TimeIsUp(f"{result['plans']} of {total} plans; not begun: {name}")
+        stress = Stress(machine, strategy(EVERY[number % len(EVERY)]), batch)
+        made, wrong = (0, stress.found()) if machine.compiling else course(machine, stress, each, in_graph)
+        result["plans"] += made
+        result["audits"] += made // in_graph
+        result["cases"] += 1
+        if wrong:
+            result["failures"].append(f"{name}, after {made} plans: {wrong}")
+        if number % 8 == 0:
+            machine.keep(result)
+    if result["plans"] < total and not machine.compiling:
+        raise TimeIsUp(f"{result['plans']} of {total} plans")
+
+
+if __name__ == "__main__":
+    main(prove)

@@ -49,7 +49,7 @@ def library() -> dict[str, ast.Module]:
 
 
 def launches(name: str, tree: ast.Module) -> list[str]:
-    """Kernel launches, `kernel[grid](...)`. A subscripted class such as `dict[str, int]()` is none; nor is `acts[x]()`."""
+    """Kernel launches, `kernel[grid](...)`; `dict[str, int]()` and `acts[op]()` are none."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):

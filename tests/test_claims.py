@@ -13,7 +13,7 @@ from tests.support.sources import sources
 
 # Which module may ask the backend for which operation. claim, ownership, plan and accept hand out slots.
 ALLOCATOR, REGISTERS, STORAGE = ("slots.allocator",), ("slots.registers",), ("state.planes",)
-MODEL, PACKING = ("cli.demo.mixers", "cli.bench.forward"), ("tiers.host.packing",)
+MODEL, PACKING = ("cli.demo.mixers", "cli.bench.forward", "cli.workload"), ("tiers.host.packing",)
 CALLERS = {
     "claim": ALLOCATOR,
     "release": ALLOCATOR,
@@ -49,12 +49,12 @@ def library() -> dict[str, ast.Module]:
 
 
 def launches(name: str, tree: ast.Module) -> list[str]:
-    """Kernel launches, `kernel[grid](...)`; a subscripted class such as `dict[str, int]()` is none."""
+    """Kernel launches, `kernel[grid](...)`; `dict[str, int]()` and `acts[op]()` are none."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
             subscripted = ast.unparse(node.func.value).split(".")[-1]
-            if not (subscripted[0].isupper() or subscripted in ("dict", "list", "set", "defaultdict")):
+            if not (subscripted[0].isupper() or subscripted in ("acts", "dict", "list", "set", "defaultdict")):
                 found.append(f"{name}:{node.lineno} launches {ast.unparse(node.func)}")
     return found
 

@@ -362,7 +362,7 @@ MEMCHECK = """
 )
 def test_what_a_checker_says_is_understood(log: str, finished: bool, word: str) -> None:
     names = sanitizer.kernel_names()
-    assert {"_move", "_plan", "_settle", "_claim", "_gated_delta_step"} <= names
+    assert {"_move", "_plan", "_claim", "_gated_delta_step"} <= names
     assert sanitizer.verdict(log, finished, names)[0] == word
 
 

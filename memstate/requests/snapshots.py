@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Iterable, KeysView, Sequence
+from operator import attrgetter
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from memstate.requests.page_table import PageTable
 from memstate.requests.tracking.mirror import Mirror
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import Longs
+
+REGISTER = attrgetter("register")
 
 
 class Snapshots:
@@ -189,15 +192,22 @@ class Snapshots:
                 now = int(self.generation[at]) if 0 <= at < self._count else 0
                 raise StaleHandle(f"snapshot in register {snapshot.register}", snapshot.generation, now)
 
-    def require_droppable(self, snapshots: Sequence[Snapshot]) -> None:
+    def require_droppable(self, snapshots: list[Snapshot]) -> None:
         """Requires distinct valid handles.
 
         Raises:
             StaleHandle: a snapshot was dropped before.
             InvalidArgument: a snapshot is named twice, or something is not a snapshot.
         """
-        self.require(snapshots)
-        if len({snapshot.register for snapshot in snapshots}) != len(snapshots):
+        try:  # all at once; lists compare entries by identity first
+            registers = list(map(REGISTER, snapshots))
+            valid = list(map(self.kept.get, registers)) == snapshots
+        except (AttributeError, TypeError):
+            valid = False
+        if not valid:
+            self.require(snapshots)
+            registers = [snapshot.register for snapshot in snapshots]
+        if len(set(registers)) != len(registers):
             raise InvalidArgument("a snapshot is named twice")
 
     def drop(self, snapshots: Sequence[Snapshot]) -> None:
@@ -211,7 +221,7 @@ class Snapshots:
 
     def end(self, snapshots: Sequence[Snapshot]) -> Longs:
         """Ends handles, and returns their registers. A register without a pin is free then; the others wait."""
-        registers = [snapshot.register for snapshot in snapshots]
+        registers = list(map(REGISTER, snapshots))
         for register in registers:
             del self.kept[register]
         ended = np.array(registers, np.int64)

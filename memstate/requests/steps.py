@@ -67,8 +67,12 @@ class Batch(NamedTuple):
         real = slice(None) if numbers.all() else np.flatnonzero(numbers)
         tokens_of = tokens_of if isinstance(real, slice) else tokens_of * (numbers > 0)
         rows, tokens = numbers[real], tokens_of[real]
+        columns = numbers, tokens_of, rows, tokens, rows * REGISTERS_PER_ROW, table.generation[numbers]
+        for column in columns:  # later steps use them too
+            column.flags.writeable = False
+        numbers, tokens_of, rows, tokens, live, generation = columns
         return cls(
-            numbers, tokens_of, real, rows, tokens, rows * REGISTERS_PER_ROW, table.generation[numbers], distinct,
+            numbers, tokens_of, real, rows, tokens, live, generation, distinct,
             int(tokens.min(initial=1)), int(tokens.max(initial=0)), table.version,
         )  # fmt: skip
 

@@ -189,6 +189,19 @@ def test_the_forward_s_vectors_lie_at_one_address(backend: Backend) -> None:
     mem.settle(steps[0])
 
 
+def test_a_caller_cannot_change_the_batch_of_later_steps(backend: Backend) -> None:
+    """Lists are the caller's own; the vectors of a step on the host are read-only."""
+    mem = on(backend, LAYOUT, slots=8, max_requests=3)
+    rows = list(mem.admit([ms.Request("a"), ms.Request("b")]))
+    step = mem.plan(rows)
+    for column in (step.numbers, step.tokens_of):
+        with pytest.raises(ValueError, match="read-only"):
+            column[0] = 2
+    mem.settle(step)
+    rows.reverse()
+    assert mem.plan(rows).numbers.tolist() == [2, 1]
+
+
 def test_more_changes_than_the_packet_of_a_step_holds_take_an_upload_of_their_own(backend: Backend) -> None:
     mem = on(backend, LAYOUT, slots=8, max_requests=2)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])

@@ -138,8 +138,8 @@ def _forget(true: Any, table: Any, packet: Any) -> None:
     true(table, packet)
 
 
-def _no_snapshot(true: Any, table: Any, rows: Any, tokens: Any, record: Any, rules: Any, limit: int) -> None:
-    true(table, rows, tokens, record, rules, limit)
+def _no_snapshot(true: Any, table: Any, packet: Any, record: Any, rules: Any) -> None:
+    true(table, packet, record, rules)
     record.snapshot.zero_()
 
 

@@ -188,9 +188,9 @@ def sent_by_a_busy_loop(tracking: ms.Tracking) -> list[list[str]]:
     steps: list[list[str]] = []
     real, what = mem._commands.ring.send, ""
 
-    def send(sent: np.ndarray) -> torch.Tensor:
+    def send(sent: np.ndarray, to: torch.Tensor | None = None) -> torch.Tensor:
         steps[-1].append(what)
-        return real(sent)
+        return real(sent, to)
 
     mem._commands.ring.send = send  # type: ignore[method-assign]
     for t in range(32):

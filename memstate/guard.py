@@ -45,6 +45,11 @@ class Guard:
         if self.call:
             raise Broken(self.call, self._why)
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether an exception has left the guard, so that the call does not run any more."""
+        return bool(self._why)
+
     def changing(self, call: str) -> Self:
         """Names the call for the `with` statement that follows.
 

@@ -319,6 +319,7 @@ class StateManager(Recovery):
         return int(self._registers.held[first : first + PER_ROW].sum())
 
     def _index(self, row: Row) -> int:
+        self._require_no_replay()
         self._guard.require_whole()
         return self._table.index(row)
 
@@ -959,7 +960,8 @@ class StateManager(Recovery):
         Syncs: no.
         """
         self._require_thread()
-        self._guard.require_whole()
+        if self._stepping.replaying is None:
+            self._guard.require_whole()
         self.planes.scrub_null()
 
     def submit(self, step: Step | None = None) -> None:

@@ -9,7 +9,7 @@ from memstate.checks import NotCopied
 from memstate.engine.chaos import Faults, NoFaults
 from memstate.engine.pool import StatePool
 from memstate.engine.stepping import Stepping
-from memstate.errors import Asleep, MemstateError
+from memstate.errors import Asleep, InvalidArgument, MemstateError
 from memstate.guard import Guard
 from memstate.kernels.dispatch import Backend
 from memstate.prefix import PrefixCache
@@ -105,10 +105,19 @@ class Parts(NotCopied):
         self._allocator.stream.use(stream)
 
     def _enter(self) -> None:
+        self._require_no_replay()
         self._require_caller()
         self._guard.require_whole()
         if self.planes.asleep:
             raise Asleep()
+
+    def _require_no_replay(self) -> None:
+        """Refuses a call that the replay of a plan makes."""
+        if self._stepping.replaying is not None and not self._guard.interrupted:
+            raise InvalidArgument(
+                "this call comes inside the replay of a plan, while the manager changes: only launch and scrub_null can "
+                "be called there; make this call after the plan"
+            )
 
     def _require_caller(self) -> None:
         """Refuses a call from another thread, on another stream, or inside a graph capture."""

@@ -71,6 +71,8 @@ class Stepping:
         self._moves = bool(copied) and (direct_hits or mirror.tracking.reads_old_slot)
         self.open: Step | None = None  # the step whose forward is perhaps not launched yet
         self.replaying: tuple[int, bool] | None = None
+        self._launched = False  # in the replay under way
+        self._captured: set[tuple[int, bool]] = set()  # forms that `launch` was called for
         self._last: Batch | None = None  # the batch that was looked up last, and what it was looked up for
         self._last_rows: Sequence[Row | None] = ()
         self._last_tokens: object = None
@@ -220,9 +222,7 @@ class Stepping:
                 self._commands.launch_changes()
                 self._file.plan(self._commands.step, record, self._rules(window))
             else:
-                self.replaying = len(batch.numbers), window
-                replay()
-                self.replaying = None
+                self._replay(replay, (len(batch.numbers), window))
                 self._commands.launch_changes(replayed=True)
             unsettled = self._table.unsettled[running]
             self._table.unsettled[running] = unsettled + 1
@@ -244,6 +244,25 @@ class Stepping:
                 self._close(step, send=True)
             return step
 
+    def _replay(self, replay: Callable[[], object], form: tuple[int, bool]) -> None:
+        """Lets the caller launch a step.
+
+        Args:
+            replay: launches it.
+            form: entries of the batch, and whether the step is speculative.
+        """
+        try:
+            self.replaying, self._launched = form, False
+            replay()
+        finally:
+            self.replaying = None
+        if not self._launched and form not in self._captured:
+            raise InvalidArgument(
+                f"the replay of a step with batch={form[0]}, window={form[1]} did not launch it: no graph of this form "
+                f"was captured with launch({form[0]}, window={form[1]}), and the replay did not call it. For a graph of "
+                "the forward alone, plan without `replay`, then replay the graph"
+            )
+
     def launch(self, batch: int, window: bool) -> StepRecord:
         """Launches everything that comes before the forward of a step; see `StateManager.launch`.
 
@@ -252,6 +271,8 @@ class Stepping:
             window: whether the step is speculative.
         """
         self._require_launch(batch, window)
+        self._launched = True
+        self._captured.add((batch, window))
         record = self._log.record(batch)
         self._commands.capture_changes()
         self._file.plan(self._commands.step, record, self._rules(window))
@@ -276,6 +297,8 @@ class Stepping:
                 f"launch(batch={batch}, window={window}) in the replay of a step with batch={self.replaying[0]}, "
                 f"window={self.replaying[1]}: launch the same, or replay the graph of that batch"
             )
+        elif self._launched:
+            raise InvalidArgument("launch() twice in the replay of a step: the step would run twice, so call it once")
 
     def _rules(self, window: bool) -> Rules:
         return self._mirror.rules._replace(strategy=Strategy.WINDOW) if window else self._mirror.rules

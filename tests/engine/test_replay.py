@@ -266,6 +266,7 @@ def test_the_graph_of_another_batch_changes_no_state(backend: Backend) -> None:
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     small = Graph(mem, 2)
     mem.settle(mem.plan(rows, replay=small.replay))
+    mem.settle(mem.plan([*rows, None], replay=lambda: mem.launch(3)))
     cells, states = mem._registers.cells.clone(), mem.planes["ssm"].clone()
     mem.settle(mem.plan([*rows, None], replay=small.replay))
     assert torch.equal(cells, mem._registers.cells)
@@ -273,11 +274,42 @@ def test_the_graph_of_another_batch_changes_no_state(backend: Backend) -> None:
     assert mem.audit().miscounts
 
 
-def test_a_replay_that_launches_nothing_is_found_by_an_audit(backend: Backend) -> None:
+def test_a_replay_that_was_never_captured_is_refused(backend: Backend) -> None:
+    """Such as a graph of the forward alone, which would run on the slots of the step before."""
     mem = on(backend, LAYOUT, slots=8, max_requests=3)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    with pytest.raises(ms.InvalidArgument, match=r"did not launch it: .* launch\(2, window=False\)"):
+        mem.plan(rows, replay=lambda: None)
+    mem.recover()
+    scan(mem)
+
+
+def test_a_graph_that_launches_nothing_is_found_by_an_audit(backend: Backend) -> None:
+    mem = on(backend, LAYOUT, slots=8, max_requests=3)
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    mem.settle(mem.plan(rows, replay=lambda: mem.launch(2)))
     mem.settle(mem.plan(rows, replay=lambda: None))
     assert mem.audit().miscounts
+
+
+@pytest.mark.parametrize("call", ["launch", "length", "admit", "poll", "plan"])
+def test_calls_in_a_replay_are_refused_by_name(backend: Backend, call: str) -> None:
+    mem = on(backend, LAYOUT, slots=8, max_requests=3)
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    calls = {
+        "launch": lambda: mem.launch(2), "length": lambda: mem.length(rows[0]), "poll": mem.poll,
+        "admit": lambda: mem.admit([ms.Request("c")]), "plan": lambda: mem.plan(rows),
+    }  # fmt: skip
+
+    def replay() -> None:
+        mem.scrub_null()
+        mem.launch(2)
+        with pytest.raises(ms.InvalidArgument, match=r"twice in the replay|inside the replay of a plan"):
+            calls[call]()
+
+    mem.settle(mem.plan(rows, replay=replay))
+    assert mem.length(rows[0]) == 1
+    scan(mem)
 
 
 def test_a_speculative_step_is_replayed(backend: Backend) -> None:

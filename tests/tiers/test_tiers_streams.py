@@ -332,3 +332,20 @@ def test_no_staged_record_is_overwritten_on_its_way(cuda: FakeCuda, generator: t
     cuda.synchronize(1)
     found = sorted(int(body(pool, record, torch.int64)[0]) for record in records[:100])
     assert found == list(range(1, 101))
+
+
+@pytest.mark.parametrize("policy", [ms.policies.ReturnRate, ms.policies.Lru])
+def test_states_go_ahead_before_the_first_eviction(policy: type[ms.policies.StatePolicy]) -> None:
+    """A policy that ranks at evictions only must still say what comes next."""
+    layout = ms.StateLayout(planes=(ms.Plane("ssm", (4,), torch.float32),), layers=1)
+    mem = ms.StateManager(
+        layout, slots=20, max_requests=20, tracking=ms.Redirect(8), pages=ms.Pages(size=4),
+        prefix=ms.Prefix(states=policy()), tiers=ms.Tiers("toy", host_slots=64, write="back", ahead=8),
+    )  # fmt: skip
+    texts = [[i] * 9 for i in range(18)]
+    rows = mem.admit([ms.Request(i, tokens=text) for i, text in enumerate(texts)])
+    mem.settle(mem.plan(rows, 8))
+    mem.release(rows, tokens=texts)
+    mem.submit()
+    mem.poll()
+    assert mem.stats().tiers.states_out == 8 and mem.stats().prefix.evicted_states == 0

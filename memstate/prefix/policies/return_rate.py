@@ -11,6 +11,8 @@ The clock is the request. Each request costs the logarithm of the number of stat
 """
 
 from collections.abc import Iterator
+from heapq import merge
+from operator import itemgetter
 
 from memstate.prefix.policies.base import Place, StatePolicy
 from memstate.prefix.policies.learning import AGES, EDGES, ReturnRates
@@ -164,8 +166,15 @@ class ReturnRate(StatePolicy):
                 yield node
 
     def coming(self) -> Iterator[Node]:
-        """Yields about what `victims` would, by the ranks that `victims` gave last."""
-        return self.order.ascending()
+        """Yields about what `victims` would: by the ranks that `victims` gave last, and by worth where it has changed."""
+        changed = [
+            (self.value(node.worth), at, node)
+            for at, node in enumerate(self._unranked)
+            if node.worth is not None and node.worth.held
+        ]
+        nodes = (node for node in self.order.ascending() if node not in self._unranked)
+        ranked = ((self.order.rank(node), -1, node) for node in nodes)
+        return (node for _, _, node in merge(sorted(changed), ranked, key=itemgetter(0)))
 
     def value(self, candidate: Candidate) -> float:
         """Returns the pages saved per request of keeping a state."""

@@ -546,6 +546,18 @@ def test_a_log_of_other_kernels_or_versions_is_not_continued(folder: Path, monke
     assert kept() == 0
 
 
+def test_the_end_of_a_sweep_keeps_the_trials_of_other_kernels(folder: Path) -> None:
+    copied, other = outcome_of(1.0, 2.0), outcome_of(1.0)
+    gathered = replace(other.trials[0], kernel="gather", config=tuned.CONFIGS["gather"]())
+    log = tuning.SweepLog("cpu", True, "lfm2")
+    for trial in (*copied.trials, gathered):
+        log.add(trial)
+    tuning.end_log(copied)
+    assert list(tuning.SweepLog("cpu", True, "lfm2")._known.values()) == [gathered]
+    tuning.end_log(replace(other, trials=(gathered,)))
+    assert not tuning.log_path("cpu").exists()
+
+
 @on_cpu
 def test_a_sweep_that_is_stopped_says_so(folder: Path) -> None:
     asked: list[int] = []

@@ -104,7 +104,7 @@ def tune(
     if not dry_run and not outcome.wrong:
         try:
             stored = str(tuning.store(outcome))
-            tuning.log_path(outcome.device).unlink(missing_ok=True)
+            tuning.end_log(outcome)
         except (OSError, ValueError) as error:  # the sweep took long: show its result all the same
             failure = f"nothing stored: {error}; set MEMSTATE_TUNED to another folder"
     (title, columns), rows = tuning.table(outcome, stored)

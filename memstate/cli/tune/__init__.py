@@ -1,6 +1,6 @@
 """Finds launch configurations: checks each against the reference, then times it, or ranks it by its compiled code."""
 
-from memstate.cli.tune.record import SweepLog, document, log_path, require_folder, store, table
+from memstate.cli.tune.record import SweepLog, document, end_log, log_path, require_folder, store, table
 from memstate.cli.tune.trials import KERNELS, SweepResult, Trial, sweep
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "SweepResult",
     "Trial",
     "document",
+    "end_log",
     "log_path",
     "require_folder",
     "store",

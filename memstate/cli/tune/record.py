@@ -145,6 +145,16 @@ def log_path(device: str, folder: Path | None = None) -> Path:
     return (folder or tuned.user_folder()) / tuned.file_name(device).replace(".json", ".sweep.jsonl")
 
 
+def end_log(outcome: SweepResult, folder: Path | None = None) -> None:
+    """Forgets the trials of the kernels of a finished sweep; those of an interrupted sweep of others stay."""
+    path, kernels = log_path(outcome.device, folder), {trial.kernel for trial in outcome.trials}
+    head, *lines = _lines(path) or [{}]
+    if others := [line for line in lines if line["kernel"] not in kernels]:
+        path.write_text("".join(json.dumps(line) + "\n" for line in (head, *others)), encoding="utf-8")
+    else:
+        path.unlink(missing_ok=True)
+
+
 def _lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a log; a last one that was cut off is left out, and nothing is there if another line is broken."""
     with suppress(OSError, ValueError):

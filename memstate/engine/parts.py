@@ -115,8 +115,8 @@ class Parts(NotCopied):
         """Refuses a call that the replay of a plan makes."""
         if self._stepping.replaying is not None and not self._guard.interrupted:
             raise InvalidArgument(
-                "this call comes inside the replay of a plan, while the manager changes: only launch and scrub_null can "
-                "be called there; make this call after the plan"
+                "this call comes inside the replay of a plan, while the manager changes: only launch and scrub_null "
+                "can be called there; make this call after the plan"
             )
 
     def _require_caller(self) -> None:

@@ -259,8 +259,8 @@ class Stepping:
         if not self._launched and form not in self._captured:
             raise InvalidArgument(
                 f"the replay of a step with batch={form[0]}, window={form[1]} did not launch it: no graph of this form "
-                f"was captured with launch({form[0]}, window={form[1]}), and the replay did not call it. For a graph of "
-                "the forward alone, plan without `replay`, then replay the graph"
+                f"was captured with launch({form[0]}, window={form[1]}), and the replay did not call it. For a graph "
+                "of the forward alone, plan without `replay`, then replay the graph"
             )
 
     def launch(self, batch: int, window: bool) -> StepRecord:

@@ -166,7 +166,7 @@ class ReturnRate(StatePolicy):
                 yield node
 
     def coming(self) -> Iterator[Node]:
-        """Yields about what `victims` would: by the ranks that `victims` gave last, or by worth where it has changed."""
+        """Yields about what `victims` would: by the ranks that it gave last, or by worth where that has changed."""
         changed = [
             (self.value(node.worth), at, node)
             for at, node in enumerate(self._unranked)

@@ -553,7 +553,7 @@ class StateManager(Recovery):
         """
         self._require_thread()
         self._require_speculation("launch", window)
-        return self._stepping.launch(whole("batch", batch), window)
+        return self._stepping.launch(whole("batch", batch, least=0), window)
 
     def _require_speculation(self, call: str, window: bool) -> None:
         if window and not self.forward.speculation:

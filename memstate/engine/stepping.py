@@ -283,8 +283,8 @@ class Stepping:
     def _require_launch(self, batch: int, window: bool) -> None:
         if self._planes.asleep:
             raise Asleep()
-        if not 1 <= batch <= self._log.max_batch:
-            raise InvalidArgument(f"launch of a batch of {batch}: expected 1 to max_batch={self._log.max_batch}")
+        if batch > self._log.max_batch:
+            raise InvalidArgument(f"launch of a batch of {batch}: the limit is max_batch={self._log.max_batch}")
         if self.replaying is None:
             self._guard.require_whole()
             if not self._file.allocator.stream.capturing:

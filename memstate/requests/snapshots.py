@@ -183,11 +183,11 @@ class Snapshots:
         for snapshot in snapshots:
             if type(snapshot) is Snapshot and type(at := snapshot.register) is int and kept(at) is snapshot:
                 continue
-            if not isinstance(snapshot, Snapshot):
+            if not isinstance(snapshot, Snapshot) or type(snapshot.register) is not int:
                 raise InvalidArgument(
                     f"{snapshot!r} is no snapshot: use the handles that publish() and release() returned"
                 )
-            if type(snapshot.register) is not int or self.kept.get(snapshot.register) != snapshot:
+            if self.kept.get(snapshot.register) != snapshot:
                 at = snapshot.register - self._first
                 now = int(self.generation[at]) if 0 <= at < self._count else 0
                 raise StaleHandle(f"snapshot in register {snapshot.register}", snapshot.generation, now)
@@ -201,7 +201,7 @@ class Snapshots:
         """
         try:  # all at once; lists compare entries by identity first
             registers = list(map(REGISTER, snapshots))
-            valid = list(map(self.kept.get, registers)) == snapshots
+            valid = list(map(self.kept.get, registers)) == snapshots and set(map(type, registers)) <= {int}
         except (AttributeError, TypeError):
             valid = False
         if not valid:

@@ -546,6 +546,26 @@ def test_a_log_of_other_kernels_or_versions_is_not_continued(folder: Path, monke
     assert kept() == 0
 
 
+@pytest.mark.parametrize(
+    "damage",
+    ["{}", "null", "[]", '{"key": []}', "[" * 100_000, "lanes", "value", "nan", "kernel"],
+    ids=["empty", "null", "list", "key", "deep", "lanes", "value", "nan", "kernel"],
+)  # fmt: skip
+def test_a_damaged_line_of_a_log_is_tried_again(folder: Path, damage: str) -> None:
+    log, (good, spoiled) = tuning.SweepLog("cpu", True, "lfm2"), outcome_of(1.0, 2.0).trials
+    log.add(good)
+    entry = record._line(spoiled)
+    changes: dict[str, Any] = {
+        "lanes": {"config": entry["config"] | {"lanes": 4095}}, "value": {"value": "1.5"},
+        "nan": {"value": float("nan")}, "kernel": {"kernel": "copi"},
+    }  # fmt: skip
+    line = json.dumps(entry | changes[damage]) if damage in changes else damage
+    with log.path.open("a") as file:
+        file.write(line + "\n")
+    kept = list(tuning.SweepLog("cpu", True, "lfm2")._known.values())
+    assert kept == ([] if damage[0] == "[" and len(damage) > 2 else [good])
+
+
 def test_the_end_of_a_sweep_keeps_the_trials_of_other_kernels(folder: Path) -> None:
     copied, other = outcome_of(1.0, 2.0), outcome_of(1.0)
     gathered = replace(other.trials[0], kernel="gather", config=tuned.CONFIGS["gather"]())

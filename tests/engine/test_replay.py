@@ -217,7 +217,7 @@ def test_more_changes_than_the_packet_of_a_step_holds_take_an_upload_of_their_ow
 def test_launch_is_refused_where_it_would_run_a_step_again(backend: Backend) -> None:
     mem = on(backend, LAYOUT, slots=8, max_requests=2)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
-    for batch in (0, -1, 3, "2", 1.5):
+    for batch in (-1, 3, "2", 1.5):
         with pytest.raises(ms.InvalidArgument):
             mem.launch(batch)  # type: ignore[arg-type]
     with pytest.raises(ms.InvalidArgument, match="outside of a graph capture"):
@@ -235,6 +235,15 @@ def test_launch_is_refused_where_it_would_run_a_step_again(backend: Backend) -> 
         mem.cancel(step)
     mem.settle(step)
     assert mem.length(rows[0]) == 1
+    scan(mem)
+
+
+def test_an_empty_batch_is_replayed(backend: Backend) -> None:
+    mem = on(backend, LAYOUT, slots=8, max_requests=2)
+    (row,) = mem.admit([ms.Request("a")])
+    mem.settle(mem.plan([], replay=lambda: mem.launch(0)))
+    mem.settle(mem.plan([row], replay=lambda: mem.launch(1)))
+    assert mem.length(row) == 1
     scan(mem)
 
 

@@ -1,6 +1,7 @@
 """The request table: rows, generations, padding rows, pages, and admissions that happen whole or not at all."""
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -238,3 +239,16 @@ def test_B19_handles_of_another_manager_are_stale(backend: Backend) -> None:
         with pytest.raises(ms.StaleHandle):
             misuse()
     mine.drop([snapshot])
+
+
+@pytest.mark.parametrize("kind", [float, np.int64])
+def test_G1_a_forged_handle_is_not_dropped(backend: Backend, kind: type) -> None:
+    mem = manager(backend)
+    (row,) = mem.admit(named(1, length=4))
+    mem.settle(mem.plan([row], 4))
+    (snapshot,) = mem.release([row], publish=True)
+    assert snapshot
+    with pytest.raises(InvalidArgument, match="is no snapshot"):
+        mem.drop([replace(snapshot, register=kind(snapshot.register))])
+    mem.drop([snapshot])
+    scan(mem)

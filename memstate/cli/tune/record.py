@@ -2,11 +2,12 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from math import isfinite
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -110,12 +111,10 @@ class SweepLog:
         self._known: dict[tuple[str, str, Config], Trial] = {}
         lines = _lines(self.path)
         for line in lines[1:] if lines[:1] == [head] else ():
-            trial = _trial(line)
-            self._known[trial.kernel, trial.key, trial.config] = trial
+            if (trial := _trial(line)) is not None:
+                self._known[trial.kernel, trial.key, trial.config] = trial
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text("", encoding="utf-8")
-        for line in [head, *map(_line, self._known.values())]:  # without a last line that was cut off
-            self._append(line)
+        _write(self.path, [head, *map(_line, self._known.values())])  # without what was cut off or damaged
 
     def __len__(self) -> int:
         return len(self._known)
@@ -149,15 +148,21 @@ def end_log(outcome: SweepResult, folder: Path | None = None) -> None:
     """Forgets the trials of the kernels of a finished sweep; those of an interrupted sweep of others stay."""
     path, kernels = log_path(outcome.device, folder), {trial.kernel for trial in outcome.trials}
     head, *lines = _lines(path) or [{}]
-    if others := [line for line in lines if line["kernel"] not in kernels]:
-        path.write_text("".join(json.dumps(line) + "\n" for line in (head, *others)), encoding="utf-8")
+    if others := [line for line in lines if (trial := _trial(line)) is not None and trial.kernel not in kernels]:
+        _write(path, [head, *others])
     else:
         path.unlink(missing_ok=True)
 
 
+def _write(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Writes a log, whole or not at all."""
+    with replacing(path) as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+
+
 def _lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a log; a last one that was cut off is left out, and nothing is there if another line is broken."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
         return [json.loads(line) for line in whole.splitlines()]
     return []
@@ -167,12 +172,23 @@ def _line(trial: Trial) -> dict[str, Any]:
     return _entry(trial) | {"why": trial.why, "details": trial.details, "us": trial.micros}
 
 
-def _trial(line: Mapping[str, Any]) -> Trial:
-    config = tuned.CONFIGS[line["kernel"]](**line["config"])
-    return Trial(
-        line["kernel"], line["key"], config, line["checked"], line["value"], line["unit"], line["why"], line["details"],
-        line["us"],
-    )  # fmt: skip
+def _trial(line: Any) -> Trial | None:
+    """Returns the trial that a line tells of; None if the line is damaged."""
+    try:
+        trial = Trial(
+            line["kernel"], line["key"], tuned.CONFIGS[line["kernel"]](**line["config"]), line["checked"],
+            line["value"], line["unit"], line["why"], line["details"], line["us"],
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError):
+        return None
+    texts = all(isinstance(text, str) for text in (trial.kernel, trial.key, trial.unit, trial.why))
+    numbers = all(number is None or _finite(number) for number in (trial.value, trial.micros))
+    whole = texts and numbers and isinstance(trial.checked, bool) and isinstance(trial.details, dict)
+    return trial if whole else None
+
+
+def _finite(number: object) -> bool:
+    return type(number) in (int, float) and isfinite(number)  # type: ignore[arg-type]
 
 
 def versions() -> dict[str, str]:

@@ -94,41 +94,34 @@ class Packet:
             batch: the columns that the next plan or accept reads, axis `n`.
             limit: number of optional claims of that plan or accept.
         """
-        header = np.zeros(HEADER_INTS, np.int32)
-        header[LIMIT_CELL] = limit
-        parts: list[Ints] = [header]
-        at = HEADER_INTS
-        if batch:
-            header[BATCH], header[8 + BATCH] = len(batch[0]), at
-            parts += map(_padded, batch)
-            at += sum(map(len, parts[1:]))
-        firsts: list[list[Longs]] = [[] for _ in range(BATCH)]
-        seconds: list[list[Longs]] = [[] for _ in range(BATCH)]
-        for section, first, second, _ in self.operations:
-            firsts[section].append(first)
-            seconds[section].append(second)
-        for section, (first_columns, second_columns) in enumerate(zip(firsts, seconds, strict=True)):
-            header[8 + section] = at
-            if not first_columns:
-                continue
-            pair = _joined(first_columns), _joined(second_columns)
-            if section == WRITES:
-                pair = _newest(*pair)
-            for column in pair if section in PAIRS else pair[:1]:
-                header[section] = len(column)
-                parts.append(padded := _padded(column))
-                at += len(padded)
-        return np.concatenate(parts)
+        columns: list[tuple[int, Sequence[Longs]]] = [(BATCH, batch)] if batch else []
+        for section in range(BATCH):
+            if found := [operation for operation in self.operations if operation.section == section]:
+                columns.append((section, _columns(section, found)))
+        ends = [HEADER_INTS]
+        for _, pair in columns:
+            ends.append(ends[-1] + len(pair) * (-(-len(pair[0]) // 4) * 4))
+        sent = np.zeros(ends[-1], np.int32)
+        sent[LIMIT_CELL] = limit
+        sent[8 : 8 + BATCH] = HEADER_INTS
+        for (section, pair), at in zip(columns, ends, strict=False):
+            size = sent[section] = len(pair[0])
+            sent[8 + section] = at
+            for column in pair:
+                sent[at : at + size] = column
+                at += -(-size // 4) * 4
+        return sent
 
 
-def _joined(columns: list[Longs]) -> Longs:
-    return columns[0] if len(columns) == 1 else np.concatenate(columns)
-
-
-def _padded(column: Longs) -> Ints:
-    padded = np.zeros((len(column) + 3) // 4 * 4, np.int32)
-    padded[: len(column)] = column
-    return padded
+def _columns(section: int, operations: Sequence[Operation]) -> tuple[Longs, ...]:
+    """Returns the column, or both columns, of the operations of one section."""
+    if len(operations) == 1:
+        (_, first, second, _) = operations[0]
+    else:
+        first, second = (np.concatenate([operation[at] for operation in operations]) for at in (1, 2))
+    if section == WRITES:
+        return _newest(first, second)
+    return (first, second) if section in PAIRS else (first,)
 
 
 def _newest(cells: Longs, values: Longs) -> tuple[Longs, Longs]:

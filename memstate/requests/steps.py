@@ -254,7 +254,8 @@ class StepLog:
         if not isinstance(step, Step):
             raise InvalidArgument(f"{step!r} is no step: use what plan() returned")
         if step not in self.unsettled:
-            raise StaleHandle(f"step {step.serial}", step.serial, self._serial)
+            why = "it was settled, accepted or cancelled, ended with a reset, or belongs to another manager"
+            raise StaleHandle(f"step {step.serial}", step.serial, self._serial, why)
         if newest and step is not self.unsettled[-1]:
             raise InvalidArgument(f"step {step.serial}: expected the newest, step {self.unsettled[-1].serial}")
 

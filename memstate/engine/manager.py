@@ -632,7 +632,7 @@ class StateManager(Recovery):
 
         Raises:
             StaleHandle: the step was settled before; nothing changed.
-            InvalidArgument: the step is not the newest; its forward was launched, by a replay or as `submit(step)` says;
+            InvalidArgument: the step is not the newest; its forward was launched, by a replay or after `submit(step)`;
                 a state of this step was published; or the tokens do not fit. Nothing changed.
             ConfigurationError: tokens without a prefix cache or a session; nothing changed.
 

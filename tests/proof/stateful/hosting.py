@@ -300,6 +300,7 @@ class Hosting(Prefetches):
                 for item in items:
                     shelf.items.remove(item)
                     shelf.give(item.record)
+                    shelf.evicted += 1  # a reset counts everything that was there
 
         if named:
             model.then(Later(fill, forget))

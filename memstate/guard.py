@@ -22,6 +22,7 @@ class Guard:
         call: name of the call inside the guard; "" if none is.
         registers: registers that this call changed, in arrays or sequences.
         pages: KV pages that this call took from the free ones.
+        undone: `id` of the last error that left the guard with everything in order.
 
     Example:
         >>> guard = Guard()
@@ -33,6 +34,7 @@ class Guard:
     def __init__(self) -> None:
         self.call = self._next = self._why = ""
         self._orderly: BaseException | None = None
+        self.undone = 0
         self.registers: list[object] = []
         self.pages: list[int] = []
 
@@ -98,6 +100,6 @@ class Guard:
             return
         harmless, self._orderly = error is self._orderly, None
         if harmless:
-            self.call = ""
+            self.call, self.undone = "", id(error)
         else:
             self._why = repr(error)

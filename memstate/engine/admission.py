@@ -123,8 +123,9 @@ class Admission:
             self._loader.require_awake()
             try:
                 return self._admit(starts)
-            except (OutOfSlots, OutOfPages, OutOfRows):  # nothing changed; without the loads there is perhaps room
-                self._guard.require_whole()  # unless a policy raised it
+            except (OutOfSlots, OutOfPages, OutOfRows) as lack:  # without the loads there is perhaps room
+                if id(lack) != self._guard.undone:
+                    raise  # a policy of the caller raised it, in the middle
                 starts = self._starts_of(given, below=False)
         return self._admit(starts)
 

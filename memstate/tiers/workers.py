@@ -53,7 +53,7 @@ class Job:
         self.result: Any = None
         self.error: BaseException | None = None
         self._ended = ended
-        self._free = [True]  # whoever takes it, thread or canceller, decides: a list's `pop` is one step
+        self._free = [True]  # the one who takes it decides, thread or canceller: a list's `pop` is one step
 
     def claim(self) -> bool:
         """Takes the right to run or to cancel it; returns whether it was there to take."""

@@ -305,7 +305,7 @@ class Transfers:
                 del self._arriving[record]
 
     def reset(self) -> None:
-        """Waits for every copy, whoever has its ticket, and forgets which records are on their way.
+        """Waits for every copy, also those that others wait for, and forgets which records are on their way.
 
         Syncs: yes.
         """

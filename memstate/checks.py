@@ -105,7 +105,7 @@ def flags(what: str, values: Any, size: int) -> npt.NDArray[np.bool_]:
 
 def sequence(what: str, values: Any, such_as: str) -> Sequence[Any]:
     """The values themselves. Raises: InvalidArgument for what is no list, tuple or the like."""
-    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+    if type(values) is not list and (not isinstance(values, Sequence) or isinstance(values, str | bytes)):
         raise InvalidArgument(f"{values!r}: expected a sequence of {what}, such as {such_as}")
     return values
 

@@ -803,9 +803,9 @@ class StateManager(Recovery):
         self._enter()
         given = [snap for snap in sequence("snapshots", snapshots, "[snapshot]") if snap is not None]
         self._cache.require_foreign(given)
-        self._snapshots.require_droppable(given)
+        registers = self._snapshots.require_droppable(given)
         with self._guard.changing("drop"):
-            self._snapshots.drop(given)
+            self._snapshots.drop(given, registers)
 
     def match(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Match:
         """Returns how much of a prompt the prefix cache has, and why it has no more. Changes nothing.

@@ -12,6 +12,7 @@ from memstate.slots.registers import Ints, Longs
 from memstate.tokens import Tokens
 
 _TABLES = count(1)
+ONE, LARGEST = np.int32(1), np.int32(2**31 - 1)
 
 
 def first_generation() -> int:
@@ -24,7 +25,7 @@ def first_generation() -> int:
 
 def risen(generation: Ints) -> Ints:
     """Returns the generations after these; after the largest int32 comes 0."""
-    return (generation + np.int32(1)) & np.int32(2**31 - 1)  # the sum may wrap to a negative number
+    return (generation + ONE) & LARGEST  # the sum may wrap to a negative number
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Iterable, KeysView, Sequence
-from operator import attrgetter
+from operator import is_
 
 import numpy as np
 
@@ -12,8 +12,6 @@ from memstate.requests.page_table import PageTable
 from memstate.requests.tracking.mirror import Mirror
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import Longs
-
-REGISTER = attrgetter("register")
 
 
 class Snapshots:
@@ -192,16 +190,16 @@ class Snapshots:
                 now = int(self.generation[at]) if 0 <= at < self._count else 0
                 raise StaleHandle(f"snapshot in register {snapshot.register}", snapshot.generation, now)
 
-    def require_droppable(self, snapshots: list[Snapshot]) -> None:
-        """Requires distinct valid handles.
+    def require_droppable(self, snapshots: list[Snapshot]) -> list[int]:
+        """Requires distinct valid handles, and returns their registers.
 
         Raises:
             StaleHandle: a snapshot was dropped before.
             InvalidArgument: a snapshot is named twice, or something is not a snapshot.
         """
-        try:  # all at once; lists compare entries by identity first
-            registers = list(map(REGISTER, snapshots))
-            valid = list(map(self.kept.get, registers)) == snapshots and set(map(type, registers)) <= {int}
+        try:  # all at once
+            registers = [snapshot.register for snapshot in snapshots]
+            valid = all(map(is_, map(self.kept.get, registers), snapshots))
         except (AttributeError, TypeError):
             valid = False
         if not valid:
@@ -209,19 +207,26 @@ class Snapshots:
             registers = [snapshot.register for snapshot in snapshots]
         if len(set(registers)) != len(registers):
             raise InvalidArgument("a snapshot is named twice")
+        return registers
 
-    def drop(self, snapshots: Sequence[Snapshot]) -> None:
-        """Drops snapshots. One with a pin is released with its last pin."""
-        registers = self.end(snapshots)
+    def drop(self, snapshots: Sequence[Snapshot], registers: list[int] | None = None) -> None:
+        """Drops snapshots. One with a pin is released with its last pin.
+
+        Args:
+            snapshots: distinct valid handles.
+            registers: their registers, if the caller has them.
+        """
+        ended = self.end(snapshots, registers)
         if not self._pins:
-            self._release(snapshots, registers)
+            self._release(snapshots, ended)
         elif loose := [snapshot for snapshot in snapshots if snapshot.register not in self._dropped]:
             self._release(loose)
         self.dropped += len(snapshots)
 
-    def end(self, snapshots: Sequence[Snapshot]) -> Longs:
+    def end(self, snapshots: Sequence[Snapshot], registers: list[int] | None = None) -> Longs:
         """Ends handles, and returns their registers. A register without a pin is free then; the others wait."""
-        registers = list(map(REGISTER, snapshots))
+        if registers is None:
+            registers = [snapshot.register for snapshot in snapshots]
         for register in registers:
             del self.kept[register]
         ended = np.array(registers, np.int64)

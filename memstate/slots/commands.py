@@ -501,10 +501,10 @@ class CommandBuffer:
         if given.size and given.dtype.kind not in "iu":
             raise InvalidArgument(f"{operation}: registers {registers!r}, expected integers")
         regs = given.astype(np.int64)
-        listed = regs.tolist()
-        if listed and not (min(listed) >= REGISTERS_PER_ROW and max(listed) < self.registers.count):
+        listed = sorted(regs.tolist())
+        if listed and not (listed[0] >= REGISTERS_PER_ROW and listed[-1] < self.registers.count):
             raise InvalidArgument(
-                f"{operation}: registers {min(listed)}..{max(listed)}, expected "
+                f"{operation}: registers {listed[0]}..{listed[-1]}, expected "
                 f"{REGISTERS_PER_ROW}..{self.registers.count - 1}"
             )
         if distinct and len(set(listed)) != len(listed):

@@ -36,7 +36,8 @@ class Packet:
     def __init__(self, registers: RegisterFile, operations: Iterable[Operation] = ()) -> None:
         self._file = registers
         self.operations: list[Operation] = []
-        self.latest = np.full(registers.count, -1, np.int8)  # the last phase that names a register
+        self.latest = np.empty(registers.count, np.int8)  # the last phase that names a register
+        self.latest.fill(-1)
         self.reads = np.zeros(registers.count, bool)  # registers that a copy reads
         self.sizes = [0] * len(Section)  # number of entries of each section
         self.zeroed = 0  # number of entries of DATA that zero a state
@@ -95,9 +96,10 @@ class Packet:
             limit: number of optional claims of that plan or accept.
         """
         columns: list[tuple[int, Sequence[Longs]]] = [(BATCH, batch)] if batch else []
-        for section in range(BATCH):
-            if found := [operation for operation in self.operations if operation.section == section]:
-                columns.append((section, _columns(section, found)))
+        by_section: dict[int, list[Operation]] = {}
+        for operation in self.operations:
+            by_section.setdefault(operation.section, []).append(operation)
+        columns += [(section, _columns(section, by_section[section])) for section in sorted(by_section)]
         ends = [HEADER_INTS]
         for _, pair in columns:
             ends.append(ends[-1] + len(pair) * (-(-len(pair[0]) // 4) * 4))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.blocks import Blocks
-from memstate.kernels.tables import HEADER_INTS, Accepted, Registers, StepRecord
+from memstate.kernels.tables import HEADER_INTS, Accepted, Marks, Registers, StepRecord
 
 INTS = (torch.int32, torch.int64)
 INT32 = (torch.int32,)
@@ -124,11 +124,18 @@ def check_record(device: torch.device, batch: int, record: StepRecord | Accepted
         check_columns(device, batch, INT32, **record._asdict())
 
 
-def check_plan(registers: Registers, packet: Tensor, record: StepRecord) -> None:
+def check_plan(registers: Registers, packet: Tensor, record: StepRecord, marks: Marks) -> None:
     """Refuses a plan with a column that does not fit the others, or a packet that is too short for them."""
     if not registers.trusted:
         check_columns(registers.cells.device, None, INT32, **record._asdict())
+        check_marks(registers.cells.device, marks)
         check_batch(registers, packet, 2 * -(-record.rows.numel() // 4) * 4)
+
+
+def check_marks(device: torch.device, marks: Marks) -> None:
+    """Refuses marks with a column that does not fit the others, or a count that is not one int32."""
+    check_columns(device, 1, INT32, count=marks.count)
+    check_columns(device, None, INT32, entry=marks.entry, offset=marks.offset, slot=marks.slot)
 
 
 def check_accept(registers: Registers, packet: Tensor, record: StepRecord, outcome: Accepted) -> None:

@@ -16,8 +16,8 @@ from torch import Tensor
 from memstate.kernels.blocks import stride_unit, taps_are_fastest
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_checks import check_conv
-from memstate.kernels.slots import row_slots
-from memstate.kernels.tables import ACCESS_BYTES
+from memstate.kernels.slots import NO_MARKS, absent, first_mark, known_slot, mark_offset, mark_types, row_slots
+from memstate.kernels.tables import ACCESS_BYTES, Marks
 from memstate.kernels.tuned import ConvConfig, config_of
 
 DEFAULT = ConvConfig()  # 4096 bytes of a window for a warp: four taps of 16 for each of 64 lanes; more would spill
@@ -54,7 +54,7 @@ def _together(columns, LANE: tl.constexpr):
 
 
 @triton.jit
-def _load_channel_tap(ptr, at, end, present, TAPS: tl.constexpr, LANE: tl.constexpr):
+def load_channel_tap(ptr, at, end, present, TAPS: tl.constexpr, LANE: tl.constexpr):
     """One tile `lane LANE` per tap of elements stored `channel tap`; zeros unless `present`.
 
     at: where the first piece of each lane lies; end: of the last channel.
@@ -74,7 +74,7 @@ def _load_channel_tap(ptr, at, end, present, TAPS: tl.constexpr, LANE: tl.conste
 
 @triton.jit
 def _pieces(tiles, TAPS: tl.constexpr, LANE: tl.constexpr):
-    """The pieces from which `_load_channel_tap` makes these tiles."""
+    """The pieces from which `load_channel_tap` makes these tiles."""
     columns = ()
     for tap in tl.static_range(TAPS):
         columns += _apart(tiles[tap], LANE)
@@ -87,14 +87,26 @@ def _pieces(tiles, TAPS: tl.constexpr, LANE: tl.constexpr):
     return pieces
 
 
+@triton.jit
+def parts_of(window, stored: tl.constexpr, TAP_FASTEST: tl.constexpr, TAPS: tl.constexpr, LANE: tl.constexpr):
+    """What a slot stores of a window: a tile per tap, or the pieces of elements stored `channel tap`."""
+    parts = ()
+    for tap in tl.static_range(TAPS):
+        parts += (window[tap].to(stored),)
+    if TAP_FASTEST:
+        parts = _pieces(parts, TAPS, LANE)
+    return parts
+
+
 @triton.jit(
     do_not_specialize=[
-        "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr", "max_tokens", "last", "stride_units"
+        "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr",
+        "mark_count_ptr", "mark_entry_ptr", "mark_offset_ptr", "mark_slot_ptr", "max_tokens", "last", "stride_units",
     ]
 )  # fmt: skip
 def _conv_step(
     x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, window_ptr, read_ptr, write_ptr, snapshot_ptr, tokens_ptr,
-    max_tokens, last, stride_units,
+    mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr, max_tokens, last, stride_units,
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, TAP_FASTEST: tl.constexpr, UNIT: tl.constexpr, SILU: tl.constexpr,
     BLOCK: tl.constexpr, LANE: tl.constexpr,
 ):  # fmt: skip
@@ -112,6 +124,10 @@ def _conv_step(
         read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last, window_ptr is None
     )
 
+    if mark_count_ptr is not None:
+        mark = first_mark(mark_count_ptr, mark_entry_ptr, row)
+        offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
+
     # A multiple of UNIT that the compiler can see to be one: otherwise the accesses to the state become narrow.
     slot_stride = stride_units.to(tl.int64) * UNIT
     stored: tl.constexpr = state_ptr.dtype.element_ty
@@ -122,7 +138,7 @@ def _conv_step(
     old_ptr = state_ptr + read * slot_stride
     window = ()
     if TAP_FASTEST:
-        old = _load_channel_tap(old_ptr, piece_at, CHANNELS * OLD, read > 0, OLD, LANE)
+        old = load_channel_tap(old_ptr, piece_at, CHANNELS * OLD, read > 0, OLD, LANE)
         for tap in tl.static_range(OLD):
             window += (old[tap].to(held),)
     else:
@@ -138,7 +154,7 @@ def _conv_step(
         at = (row * max_tokens + t) * CHANNELS + channel
         window += (tl.load(x_ptr + at, mask=inside, other=0.0).to(held),)
         # Again for every token: held in registers all the time the weights would be most of what is there, and spill.
-        weights = _load_channel_tap(weight_ptr, lane * (LANE * TAPS) + element, CHANNELS * TAPS, True, TAPS, LANE)
+        weights = load_channel_tap(weight_ptr, lane * (LANE * TAPS) + element, CHANNELS * TAPS, True, TAPS, LANE)
         y = bias
         for tap in tl.static_range(TAPS):
             y = y + weights[tap].to(tl.float32) * window[tap].to(tl.float32)
@@ -149,17 +165,24 @@ def _conv_step(
             at = (row * (OLD + max_tokens) + OLD + t) * CHANNELS + channel
             tl.store(window_ptr + at, window[OLD].to(stored), mask=inside)
         window = window[1:]
+        if mark_count_ptr is not None:
+            while offset <= t + 1:
+                kept = known_slot(tl.load(mark_slot_ptr + mark), last)
+                new = parts_of(window, stored, TAP_FASTEST, OLD, LANE)
+                for part in tl.static_range(OLD):
+                    place = piece_at + part * LANE if TAP_FASTEST else channel + part * CHANNELS
+                    fits = place < CHANNELS * OLD if TAP_FASTEST else inside
+                    wanted = tl.where((offset == t + 1) & (kept > 0), fits, False)
+                    tl.store(state_ptr + kept * slot_stride + place, new[part], mask=wanted)
+                mark += 1
+                offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
     for t in range(count, max_tokens):
         at = (row * max_tokens + t) * CHANNELS + channel
         tl.store(out_ptr + at, 0.0, mask=inside)
 
     if window_ptr is None:
-        new = ()
-        for tap in tl.static_range(OLD):
-            new += (window[tap].to(stored),)
-        if TAP_FASTEST:
-            new = _pieces(new, OLD, LANE)
+        new = parts_of(window, stored, TAP_FASTEST, OLD, LANE)
         for part in tl.static_range(OLD):
             at = piece_at + part * LANE if TAP_FASTEST else channel + part * CHANNELS
             fits = at < CHANNELS * OLD if TAP_FASTEST else inside
@@ -175,9 +198,10 @@ def blocks(channels: int, taps: int, itemsize: int, config: ConvConfig = DEFAULT
 def conv_step(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor,
     tokens: Tensor, activation: str | None = "silu", out: Tensor | None = None, window: Tensor | None = None,
+    marks: Marks | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.conv.conv_step`."""
-    check_conv(x, weight, bias, state, read, write, snapshot, tokens, activation, out, window)
+    check_conv(x, weight, bias, state, read, write, snapshot, tokens, activation, out, window, marks)
     out = torch.empty_like(x) if out is None else out
     batch, max_tokens, channels = x.shape
     if batch == 0:
@@ -187,8 +211,8 @@ def conv_step(
     config = config_of(ConvConfig, state.device, taps, tap_fastest, state.element_size())
     block, lane = blocks(channels, taps, state.element_size(), config)
     _conv_step[(triton.cdiv(channels, block), batch)](
-        x, weight, bias, state, out, window, read, write, snapshot, tokens, max_tokens,
-        state.shape[0] - 1, state.stride(0) // unit,
+        x, weight, bias, state, out, window, read, write, snapshot, tokens, *(marks or NO_MARKS),
+        max_tokens, state.shape[0] - 1, state.stride(0) // unit,
         CHANNELS=channels, TAPS=taps, TAP_FASTEST=tap_fastest, UNIT=unit,
         SILU=activation == "silu", BLOCK=block, LANE=lane, num_warps=config.warps, **OPTIONS,
     )  # fmt: skip
@@ -217,19 +241,17 @@ def compile_cases() -> list[CompileCase]:
         block, lane = blocks(channels, taps, itemsize)
         if block < channels and (channels, taps) != COMMON:
             continue  # the block is that of fewer channels
-        rare = (channels, taps) != COMMON
         sizes = {
             "CHANNELS": channels, "TAPS": taps, "SILU": True,
             "UNIT": math.gcd(ACCESS_BYTES // itemsize, channels * (taps - 1)), "BLOCK": block, "LANE": lane,
         }  # fmt: skip
-        for (order, tap_fastest), (kind, absent) in product(
-            (("", False), ("_channel_major", True)), (("", {"window_ptr": None}), ("_window", {}))
-        ):
+        for (order, tap_fastest), kind in product((("", False), ("_channel_major", True)), ("", "_window", "_marks")):
+            rare = (channels, taps) != COMMON or (kind, dtype) == ("_marks", "fp16")
             cases.append(
                 CompileCase(
                     f"conv_step_{dtype}{order}{kind}" + rare * f", {channels} channels, {taps} taps",
-                    _conv_step, signature | dict.fromkeys(planes, f"*{dtype}"),
-                    sizes | {"TAP_FASTEST": tap_fastest} | absent, (*inputs, *planes), 1, () if rare else planes,
+                    _conv_step, signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(kind),
+                    sizes | {"TAP_FASTEST": tap_fastest} | absent(kind), (*inputs, *planes), 1, () if rare else planes,
                     OPTIONS, rare,
                 )
             )  # fmt: skip

@@ -18,13 +18,14 @@ from memstate.kernels.checks import (
     check_contiguous,
     check_distinct,
     check_float,
+    check_marks,
     check_memory,
     check_shape,
     check_sizes,
     check_tensors,
     check_written,
 )
-from memstate.kernels.tables import ACCESS_BYTES
+from memstate.kernels.tables import ACCESS_BYTES, Marks
 
 ACTIVATIONS = ("silu", None)
 
@@ -67,6 +68,16 @@ def check_window(window: Tensor, state: Tensor, pattern: str, tokens: tuple[int,
     check_address("window", window)
 
 
+def check_kept(marks: Marks, window: Tensor | None, tensors: dict[str, Tensor | None], device: torch.device) -> None:
+    """Refuses marks that do not fit, or that stand beside a window; adds their columns to the step's tensors."""
+    if not isinstance(marks, Marks):
+        raise ValueError(f"marks: expected Marks or None, got {type(marks).__name__}")
+    if window is not None:
+        raise ValueError("marks: expected None beside a window, whose tokens may be rejected")
+    check_marks(device, marks)
+    tensors |= marks._asdict()
+
+
 def check_address(name: str, tensor: Tensor) -> None:
     """Refuses a tensor from whose first element on lanes cannot move 16 bytes at a time."""
     if tensor.data_ptr() % ACCESS_BYTES:
@@ -78,7 +89,7 @@ def check_address(name: str, tensor: Tensor) -> None:
 
 def check_conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor,
-    tokens: Tensor, activation: str | None, out: Tensor | None, window: Tensor | None,
+    tokens: Tensor, activation: str | None, out: Tensor | None, window: Tensor | None, marks: Marks | None,
 ) -> None:  # fmt: skip
     """Refuses arguments of `conv_step` that do not fit each other."""
     if activation not in ACTIVATIONS:
@@ -109,6 +120,8 @@ def check_conv(
         check("window", window, "batch tap-1+token channel", (batch, taps - 1 + token, channel), device)
         if window.dtype != state.dtype:
             raise ValueError(f"window: expected {state.dtype} like state, got {window.dtype}")
+    if marks is not None:
+        check_kept(marks, window, tensors, device)
     check_written(tensors, "state", "out", "window")
     check_apart("state", slots, tensors, "out", "window")
 
@@ -129,6 +142,7 @@ def _check_conv_state(state: Tensor, shape: tuple[int, int]) -> Blocks:
 def check_gated_delta(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, scale: float | None, out: Tensor | None, window: Tensor | None,
+    marks: Marks | None,
 ) -> None:  # fmt: skip
     """Refuses arguments of `gated_delta_step` that do not fit each other."""
     rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
@@ -161,6 +175,8 @@ def check_gated_delta(
         check("out", out, "batch token head value", (batch, token, head, value), device)
     if window is not None:
         check_window(window, state, "batch token head key value", (batch, token))
+    if marks is not None:
+        check_kept(marks, window, tensors, device)
     check_written(tensors, "state", "out", "window")
     check_apart("state", slots, tensors, "out", "window")
 
@@ -168,7 +184,7 @@ def check_gated_delta(
 def check_selective(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, d: Tensor | None, z: Tensor | None, dt_bias: Tensor | None, softplus: bool,
-    window: Tensor | None, out: Tensor | None,
+    window: Tensor | None, out: Tensor | None, marks: Marks | None,
 ) -> None:  # fmt: skip
     """Refuses arguments of `selective_step` that do not fit each other."""
     rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
@@ -212,5 +228,7 @@ def check_selective(
             check(name, like_x, "batch token head dim", (batch, token, head, dim), device)
     if window is not None:
         check_window(window, state, "batch token head dim state", (batch, token))
+    if marks is not None:
+        check_kept(marks, window, tensors, device)
     check_written(tensors, "state", "out", "window")
     check_apart("state", slots, tensors, "out", "window")

@@ -18,6 +18,7 @@ from memstate.kernels.reference import (
     copy,
     gated_delta,
     gather,
+    marks,
     pack,
     registers,
     scatter,
@@ -143,6 +144,7 @@ class Backend:
     scatter_slots = Op(scatter.scatter_slots)
     scatter_accepted = Op(scatter.scatter_accepted)
     scatter_inputs = Op(scatter.scatter_inputs)
+    scatter_states = Op(marks.scatter_states)
     pack_slots = Op(pack.pack_slots)
     unpack_slots = Op(pack.unpack_slots)
     pack_int8 = Op(int8.pack_int8)

@@ -2,7 +2,8 @@
 
 One program advances one tile of one head's state, `key` by a block of `value`, through all tokens of its row. The tile
 stays in fp32 registers from its load on, so the program may write the slot that it read. Up to 128 keys fit one warp,
-and sums over keys then never wait for another. A speculative window takes a copy of the tile behind every token.
+and sums over keys then never wait for another. A speculative window takes a copy of the tile behind every token,
+slots of marks behind theirs.
 """
 
 import math
@@ -18,11 +19,13 @@ from torch import Tensor
 from memstate.kernels.blocks import stride_unit
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_checks import check_gated_delta
-from memstate.kernels.slots import row_slots
-from memstate.kernels.tables import ACCESS_BYTES
+from memstate.kernels.slots import NO_MARKS, absent, first_mark, known_slot, mark_offset, mark_types, row_slots
+from memstate.kernels.tables import ACCESS_BYTES, Marks
 from memstate.kernels.tuned import DeltaConfig, config_of
+from memstate.kernels.warps import limit
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
+MARKED = {"maxnreg": 168}  # of a launch with marks: what float32 states need; with no limit some assemblers spill a few
 DEFAULT = DeltaConfig()
 
 # Everything that may differ between two calls of one model. The alignment of the inputs belongs here too: it may change
@@ -30,6 +33,7 @@ DEFAULT = DeltaConfig()
 PER_CALL = [
     "q_ptr", "k_ptr", "v_ptr", "decay_ptr", "beta_ptr", "out_ptr",
     "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr",
+    "mark_count_ptr", "mark_entry_ptr", "mark_offset_ptr", "mark_slot_ptr",
     "max_tokens", "last", "stride_units", "window_units", "scale",
 ]  # fmt: skip
 
@@ -37,7 +41,8 @@ PER_CALL = [
 @triton.jit(do_not_specialize=PER_CALL)
 def _gated_delta_step(
     q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, state_ptr, window_ptr, out_ptr,
-    read_ptr, write_ptr, snapshot_ptr, tokens_ptr, max_tokens, last, stride_units, window_units, scale,
+    read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
+    max_tokens, last, stride_units, window_units, scale,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, PER_KEY: tl.constexpr,
     UNIT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
@@ -52,6 +57,10 @@ def _gated_delta_step(
     real, read, write, snapshot, count = row_slots(
         read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last, window_ptr is None
     )
+
+    if mark_count_ptr is not None:
+        mark = first_mark(mark_count_ptr, mark_entry_ptr, row)
+        offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
     # A multiple of UNIT that the compiler can see to be one: otherwise the accesses to the state become narrow.
     slot_stride = stride_units.to(tl.int64) * UNIT
@@ -84,6 +93,13 @@ def _gated_delta_step(
             at_ptr = window_ptr + token * window_units * UNIT
             at_ptr = at_ptr + head * (KEY * VALUE) + key[:, None] * VALUE + value[None, :]
             tl.store(at_ptr, s.to(window_ptr.dtype.element_ty), mask=in_tile)
+        if mark_count_ptr is not None:
+            while offset <= t + 1:
+                kept = known_slot(tl.load(mark_slot_ptr + mark), last)
+                wanted = tl.where((offset == t + 1) & (kept > 0), in_tile, False)
+                tl.store(tile_ptr + kept * slot_stride, s.to(state_ptr.dtype.element_ty), mask=wanted)
+                mark += 1
+                offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
     for t in range(count, max_tokens):
         value_at = ((row * max_tokens + t) * HEADS + head) * VALUE + value
@@ -103,10 +119,10 @@ def blocks(key: int, value: int, config: DeltaConfig = DEFAULT) -> tuple[int, in
 def gated_delta_step(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, scale: float | None = None, out: Tensor | None = None,
-    window: Tensor | None = None,
+    window: Tensor | None = None, marks: Marks | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.gated_delta.gated_delta_step`."""
-    check_gated_delta(q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window)
+    check_gated_delta(q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window, marks)
     out = torch.empty_like(v) if out is None else out
     batch, max_tokens, heads, values = v.shape
     key_heads, keys = q.shape[2:]
@@ -116,11 +132,11 @@ def gated_delta_step(
     config = config_of(DeltaConfig, state.device, keys, values, state.element_size())
     block_k, block_v, warps = blocks(keys, values, config)
     _gated_delta_step[(triton.cdiv(values, block_v), heads, batch)](
-        q, k, v, decay, beta, state, window, out, read, write, snapshot, tokens,
+        q, k, v, decay, beta, state, window, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, heads * keys * values // unit,
         keys**-0.5 if scale is None else float(scale),
         HEADS=heads, KEY_HEADS=key_heads, KEY=keys, VALUE=values, PER_KEY=decay.dim() == 4,
-        UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, num_warps=warps, **OPTIONS,
+        UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, num_warps=warps, **OPTIONS, **(limit(MARKED) if marks else {}),
     )  # fmt: skip
     return out
 
@@ -131,7 +147,8 @@ TILES = [(128, 128), *((keys, 16) for keys in (16, 32, 64, 128, 256, 512)), *((1
 def compile_cases() -> list[CompileCase]:
     """The launches to compile ahead: 32 heads of 128 x 128, bf16 inputs, every dtype of the state.
 
-    One decay a head with 16 key heads, one a key channel with 32; storing slots, and storing a window. Tiles of other
+    One decay a head with 16 key heads, one a key channel with 32; storing slots, storing
+    a window, and storing slots of marks too. Tiles of other
     sizes are rare cases, and so is a state whose slots lie at any element.
     """
     gates = {"": {"KEY_HEADS": 16, "PER_KEY": False}, "_kda": {"KEY_HEADS": 32, "PER_KEY": True}}
@@ -139,7 +156,7 @@ def compile_cases() -> list[CompileCase]:
         _case(dtype, itemsize, gate, constants, stores, keys, values, unit)
         for keys, values in TILES
         for (dtype, itemsize), (gate, constants), stores in product(
-            (("fp32", 4), ("bf16", 2), ("fp16", 2)), gates.items(), ("", "_window")
+            (("fp32", 4), ("bf16", 2), ("fp16", 2)), gates.items(), ("", "_window", "_marks")
         )
         for unit in ((ACCESS_BYTES // itemsize, 1) if values == 128 else (ACCESS_BYTES // itemsize,))
     ]
@@ -156,11 +173,11 @@ def _case(
         | {"max_tokens": "i32", "last": "i32", "stride_units": "i32", "window_units": "i32", "scale": "fp32"}
     )
     shape = {"HEADS": 32, "KEY": keys, "VALUE": values, "BLOCK_K": block_k, "BLOCK_V": block_v, "UNIT": unit}
-    planes = ("state_ptr", "window_ptr") if stores else ("state_ptr",)
-    rare = (keys, values, unit) != (128, 128, ACCESS_BYTES // itemsize)
+    planes = ("state_ptr", "window_ptr") if stores == "_window" else ("state_ptr",)
+    rare = (keys, values, unit) != (128, 128, ACCESS_BYTES // itemsize) or (stores, dtype) == ("_marks", "fp16")
     return CompileCase(
         f"gated_delta_step_{dtype}{gate}{stores}" + rare * f", {keys} x {values}, unit {unit}", _gated_delta_step,
-        signature | dict.fromkeys(planes, f"*{dtype}"),
-        {**shape, **constants, **({} if stores else {"window_ptr": None})},
-        planes, warps, () if rare else planes, OPTIONS, rare,
+        signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores),
+        {**shape, **constants, **absent(stores)},
+        planes, warps, () if rare else planes, OPTIONS | (MARKED if stores == "_marks" else {}), rare,
     )  # fmt: skip

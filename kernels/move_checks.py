@@ -14,12 +14,13 @@ from memstate.kernels.checks import (
     check_contiguous,
     check_distinct,
     check_float,
+    check_marks,
     check_memory,
     check_shape,
     check_tensors,
     check_written,
 )
-from memstate.kernels.tables import RECORD_ALIGNMENT, RecordMap, ScaledMap
+from memstate.kernels.tables import RECORD_ALIGNMENT, Marks, RecordMap, ScaledMap
 
 
 def check_plane(plane: Tensor, beside: dict[str, Tensor]) -> Blocks:
@@ -87,6 +88,15 @@ def check_accepted(
     check_apart("plane", blocks, beside)
 
 
+def check_windows(name: str, plane: Tensor) -> None:
+    """Refuses windows `layer slot tap-1 channel` that are not dense in one of both orders."""
+    if not is_dense(plane.shape[2:], plane.stride()[2:]) and not taps_are_fastest(plane):
+        raise ValueError(
+            f"{name}: one layer of one slot must be dense, as `tap channel` or `channel tap`, got "
+            f"{tuple(plane.shape)} with strides {plane.stride()}"
+        )
+
+
 def check_inputs(
     plane: Tensor, inputs: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
 ) -> None:
@@ -98,11 +108,7 @@ def check_inputs(
     if plane.dim() != 4:
         raise ValueError(f"plane: expected `layer slot tap-1 channel`, got {tuple(plane.shape)}")
     layer, _, taps, channel = plane.shape
-    if not is_dense(plane.shape[2:], plane.stride()[2:]) and not taps_are_fastest(plane):
-        raise ValueError(
-            f"plane: one layer of one slot must be dense, as `tap channel` or `channel tap`, got {tuple(plane.shape)} "
-            f"with strides {plane.stride()}"
-        )
+    check_windows("plane", plane)
     if inputs.dim() != 4 or inputs.shape[2] < taps:
         raise ValueError(
             f"inputs: expected `layer batch tap-1+step channel` with tap-1 = {taps}, got {tuple(inputs.shape)}"
@@ -114,6 +120,81 @@ def check_inputs(
     check_distinct("plane", blocks)
     check_written({"plane": plane}, "plane")
     check_apart("plane", blocks, beside)
+
+
+def check_scatter_states(
+    marks: Marks, starts: Tensor, read: Tensor, write: Tensor, plane: Tensor | None, h: Tensor | None,
+    first: Tensor | None, chunk: int, transposed: bool, conv: Tensor | None, inputs: Tensor | None,
+) -> None:  # fmt: skip
+    """Refuses arguments of `scatter_states` that do not fit each other."""
+    if not isinstance(marks, Marks):
+        raise ValueError(f"marks: expected Marks, got {type(marks).__name__}")
+    if not isinstance(chunk, int) or isinstance(chunk, bool) or not 1 <= chunk < 2**31:
+        raise ValueError(f"chunk: expected a whole number of tokens from 1 on, got {chunk!r}")
+    if not isinstance(transposed, bool):
+        raise ValueError(f"transposed: expected True or False, got {transposed!r}")
+    if plane is None and conv is None:
+        raise ValueError("plane: expected a plane of states, of windows, or both")
+    beside = {"starts": starts, "read": read, "write": write, "first": first, "h": h, "inputs": inputs}
+    check_tensors({"plane": plane, "conv": conv} | beside, "plane", "conv", "first", "h", "inputs")
+    device = starts.device
+    check_columns(device, None, write=write)
+    batch = write.numel()
+    check_columns(device, batch, read=read)
+    check_columns(device, batch + 1, starts=starts, **({} if first is None else {"first": first}))
+    check_marks(device, marks)
+    if plane is not None:
+        check_states(plane, h, transposed, device)
+    elif h is not None:
+        raise ValueError("h: expected None without a plane of states")
+    if conv is not None:
+        check_packed(conv, inputs, device)
+    elif inputs is not None:
+        raise ValueError("inputs: expected None without a plane of windows")
+    if plane is not None and conv is not None and plane.shape[:2] != conv.shape[:2]:
+        raise ValueError(f"conv: expected {tuple(plane.shape[:2])} layers and slots, got {tuple(conv.shape[:2])}")
+    others = beside | marks._asdict()
+    for name, changed in (("plane", plane), ("conv", conv)):
+        if changed is not None:
+            check_written({name: changed}, name)
+            held = blocks_of(changed, 2)
+            check_distinct(name, held)
+            check_apart(name, held, others)
+
+
+def check_states(plane: Tensor, h: Tensor | None, transposed: bool, device: torch.device) -> None:
+    """Refuses a plane `layer slot ...` of states, and states before pieces that do not fit it."""
+    check_memory("plane", plane, device)
+    check_float("plane", plane)
+    if plane.dim() < (4 if transposed else 3):
+        raise ValueError(f"plane: expected `layer slot ...`{' with two axes or more' * transposed}, got {plane.shape}")
+    if not is_dense(plane.shape[2:], plane.stride()[2:]):
+        raise ValueError(
+            f"plane: one layer of one slot must be contiguous, got {tuple(plane.shape)} with strides {plane.stride()}"
+        )
+    if h is not None:
+        block = (*plane.shape[2:-2], plane.shape[-1], plane.shape[-2]) if transposed else tuple(plane.shape[2:])
+        check_float("h", h)
+        check_memory("h", h, device)
+        if h.dim() != plane.dim() or (h.shape[0], *h.shape[2:]) != (plane.shape[0], *block):
+            raise ValueError(f"h: expected `layer piece ...` = {(plane.shape[0], '..', *block)}, got {tuple(h.shape)}")
+        check_contiguous("h", h, "layer piece ...")
+
+
+def check_packed(conv: Tensor, inputs: Tensor | None, device: torch.device) -> None:
+    """Refuses a plane `layer slot tap-1 channel` of windows, and packed inputs that do not fit it."""
+    check_memory("conv", conv, device)
+    check_float("conv", conv)
+    if conv.dim() != 4:
+        raise ValueError(f"conv: expected `layer slot tap-1 channel`, got {tuple(conv.shape)}")
+    check_windows("conv", conv)
+    if inputs is not None:
+        check_float("inputs", inputs)
+        check_memory("inputs", inputs, device)
+        if inputs.dim() != 3 or (inputs.shape[0], inputs.shape[2]) != (conv.shape[0], conv.shape[3]):
+            expected = (conv.shape[0], "..", conv.shape[3])
+            raise ValueError(f"inputs: expected `layer token channel` = {expected}, got {tuple(inputs.shape)}")
+        check_contiguous("inputs", inputs, "layer token channel")
 
 
 def check_pack(

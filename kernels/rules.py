@@ -24,7 +24,7 @@ class Columns(NamedTuple):
     Args:
         slots: of each register, a slot or none, `register`.
         labels: of each register, `register`.
-        tracked: the length of each row's newest snapshot, `row`.
+        tracked: the length of each row up to which no boundary is due any more, `row`.
         snapshot_at: another length at which a snapshot of the row is due, 0 for none, `row`.
         source: the register that the row's first step reads, 0 for none, `row`.
     """
@@ -95,7 +95,7 @@ def accept_snapshots(
 
 
 def needs_claim(columns: Columns, rules: Rules, rows: Longs, length: Longs, window: bool) -> Flags:
-    """Returns which rows at a boundary take one more slot for the snapshot.
+    """Returns which rows that are due take one more slot for the snapshot.
 
     Args:
         columns: only read.
@@ -108,7 +108,7 @@ def needs_claim(columns: Columns, rules: Rules, rows: Longs, length: Longs, wind
     slots, labels = columns.slots, columns.labels
     empty: Flags = slots[first] == 0
     if rules.strategy == Strategy.REDIRECT:
-        return empty if window else empty & _new(columns, rows, length)
+        return empty if window else empty & (columns.source[rows] == 0)
     idle: Flags = ~empty & (labels[first] == 0)
     for lane in range(1, rules.lanes):
         empty = empty | (slots[first + lane] == 0)
@@ -132,18 +132,12 @@ def superseded(columns: Columns, rows: Longs, known: NDArray[np.integer]) -> Lon
 
 
 def due(columns: Columns, rules: Rules, rows: Longs, length: Longs) -> Flags:
-    """Returns which lengths are boundaries of their rows: a multiple of `every`, or the row's `snapshot_at`."""
+    """Returns which lengths are boundaries beyond `tracked`: a multiple of `every`, or the row's `snapshot_at`."""
     at: Flags = length % rules.every == 0
     extra = columns.snapshot_at[rows]
     if extra.any():
         at |= length == extra
-    return at
-
-
-def _new(columns: Columns, rows: Longs, length: Longs) -> Flags:
-    """Returns which states at `length` are neither a snapshot yet, nor the one that the row started from."""
-    new: Flags = (length > columns.tracked[rows]) & (columns.source[rows] == 0)
-    return new
+    return at & (length > columns.tracked[rows]) if at.any() else at
 
 
 def _keep_old(
@@ -160,7 +154,7 @@ def _keep_old(
         inside: the boundaries that lie inside a window. Their snapshot goes to the new slot, and live stays.
     """
     lanes = np.zeros(len(rows), np.int64)
-    new = _new(columns, rows, label)
+    new = columns.source[rows] == 0  # not the state that the row started from
     at = np.flatnonzero(wanted & (new if inside is None else new | inside))
     if not at.size:
         return lanes

@@ -3,7 +3,7 @@
 One program advances one tile of one head's state, a block of `dim` by all of `state`, through all tokens of its row.
 The tile stays in fp32 registers from its load on, so the program may write the slot that it read. Up to 512 states fit
 one warp, and sums over them then never wait for another. A speculative window takes a copy of the tile behind every
-token.
+token, slots of marks behind theirs.
 """
 
 import math
@@ -17,8 +17,8 @@ from torch import Tensor
 from memstate.kernels.blocks import stride_unit
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_checks import check_selective
-from memstate.kernels.slots import row_slots
-from memstate.kernels.tables import ACCESS_BYTES
+from memstate.kernels.slots import NO_MARKS, absent, first_mark, known_slot, mark_offset, mark_types, row_slots
+from memstate.kernels.tables import ACCESS_BYTES, Marks
 from memstate.kernels.tuned import SelectiveConfig, config_of
 
 LINEAR = tl.constexpr(20.0)  # softplus(x) is x above
@@ -30,6 +30,7 @@ DEFAULT = SelectiveConfig()
 PER_CALL = [
     "x_ptr", "dt_ptr", "a_ptr", "b_ptr", "c_ptr", "d_ptr", "z_ptr", "dt_bias_ptr", "out_ptr",
     "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr",
+    "mark_count_ptr", "mark_entry_ptr", "mark_offset_ptr", "mark_slot_ptr",
     "max_tokens", "last", "stride_units", "window_units",
 ]  # fmt: skip
 
@@ -51,7 +52,8 @@ def _softplus(x):
 @triton.jit(do_not_specialize=PER_CALL)
 def _selective_step(
     x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, z_ptr, dt_bias_ptr, state_ptr, window_ptr, out_ptr,
-    read_ptr, write_ptr, snapshot_ptr, tokens_ptr, max_tokens, last, stride_units, window_units,
+    read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
+    max_tokens, last, stride_units, window_units,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, STATE: tl.constexpr, TIED: tl.constexpr,
     SOFTPLUS: tl.constexpr, UNIT: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -68,6 +70,10 @@ def _selective_step(
     real, read, write, snapshot, count = row_slots(
         read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last, window_ptr is None
     )
+
+    if mark_count_ptr is not None:
+        mark = first_mark(mark_count_ptr, mark_entry_ptr, row)
+        offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
     # A multiple of UNIT that the compiler can see to be one: otherwise the accesses to the state become narrow.
     slot_stride = stride_units.to(tl.int64) * UNIT
@@ -115,6 +121,13 @@ def _selective_step(
             # the tile, and with it the order of its sums.
             after = window_ptr + token * window_units * UNIT
             tl.store(after + tile, s.to(window_ptr.dtype.element_ty), mask=in_tile)
+        if mark_count_ptr is not None:
+            while offset <= t + 1:
+                kept = known_slot(tl.load(mark_slot_ptr + mark), last)
+                wanted = tl.where((offset == t + 1) & (kept > 0), in_tile, False)
+                tl.store(tile_ptr + kept * slot_stride, s.to(state_ptr.dtype.element_ty), mask=wanted)
+                mark += 1
+                offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
     for t in range(count, max_tokens):
         tl.store(out_ptr + (row * max_tokens + t) * (HEADS * DIM) + channel, 0.0, mask=in_dim)
@@ -133,10 +146,10 @@ def blocks(dim: int, state: int, tied: bool, config: SelectiveConfig = DEFAULT) 
 def selective_step(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, d: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
-    softplus: bool = False, window: Tensor | None = None, out: Tensor | None = None,
+    softplus: bool = False, window: Tensor | None = None, out: Tensor | None = None, marks: Marks | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.selective.selective_step`."""
-    check_selective(x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, window, out)
+    check_selective(x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, window, out, marks)
     out = torch.empty_like(x) if out is None else out
     batch, max_tokens, heads, dim = x.shape
     groups, states = b.shape[2:]
@@ -147,7 +160,7 @@ def selective_step(
     config = config_of(SelectiveConfig, state.device, dim, states, tied, state.element_size())
     block_d, block_n, warps = blocks(dim, states, tied, config)
     _selective_step[(triton.cdiv(dim, block_d), heads, batch)](
-        x, dt, a, b, c, d, z, dt_bias, state, window, out, read, write, snapshot, tokens,
+        x, dt, a, b, c, d, z, dt_bias, state, window, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, heads * dim * states // unit,
         HEADS=heads, GROUPS=groups, DIM=dim, STATE=states, TIED=tied, SOFTPLUS=softplus,
         UNIT=unit, BLOCK_D=block_d, BLOCK_N=block_n, num_warps=warps, **OPTIONS,
@@ -172,7 +185,7 @@ OTHERS = {
 
 
 def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead: both kinds, bf16 inputs, storing slots and storing a window."""
+    """The launches to compile ahead: both kinds, bf16 inputs; storing slots, a window, or slots of marks too."""
     inputs = ("x_ptr", "dt_ptr", "b_ptr", "c_ptr", "z_ptr", "out_ptr")
     signature = (
         dict.fromkeys(inputs, "*bf16")
@@ -187,17 +200,16 @@ def compile_cases() -> list[CompileCase]:
             "HEADS": heads, "GROUPS": groups, "DIM": dim, "STATE": state, "TIED": tied, "SOFTPLUS": True,
             "BLOCK_D": block_d, "BLOCK_N": block_n,
         }  # fmt: skip
-        for dtype, stores in product(dtypes, ("", "_window")):
-            planes = ("state_ptr", "window_ptr") if stores else ("state_ptr",)
-            bulk = () if name in OTHERS else planes if tied else (*planes, "a_ptr")
-            constexprs = shape | {"UNIT": ACCESS_BYTES // (4 if dtype == "fp32" else 2)}
-            if not stores:
-                constexprs["window_ptr"] = None
+        for dtype, stores in product(dtypes, ("", "_window", "_marks")):
+            planes = ("state_ptr", "window_ptr") if stores == "_window" else ("state_ptr",)
+            rare = name in OTHERS or (stores, dtype) == ("_marks", "fp16")
+            bulk = () if rare else planes if tied else (*planes, "a_ptr")
+            constexprs = shape | {"UNIT": ACCESS_BYTES // (4 if dtype == "fp32" else 2)} | absent(stores)
             cases.append(
                 CompileCase(
                     f"selective_step_{name}_{dtype}{stores}", _selective_step,
-                    signature | dict.fromkeys(planes, f"*{dtype}"), constexprs, planes, warps, bulk, OPTIONS,
-                    name in OTHERS,
+                    signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores), constexprs, planes, warps,
+                    bulk, OPTIONS, rare,
                 )
             )  # fmt: skip
     return cases

@@ -1,7 +1,26 @@
-"""What a row of a decode step reads, writes and snapshots. Knows no plane and no op."""
+"""What a row of a decode step reads, writes, snapshots and keeps at marks. Knows no plane and no op."""
 
 import triton
 import triton.language as tl
+
+from memstate.kernels.tables import Marks
+
+NEVER = tl.constexpr(2**31 - 1)  # tokens that no step has
+MARK_BLOCK = tl.constexpr(128)
+NO_MARKS = (None,) * len(Marks._fields)  # arguments of a launch without marks
+MARK_ARGS = tuple(f"mark_{name}_ptr" for name in Marks._fields)
+
+
+def mark_types(stores: str) -> dict[str, str]:
+    """Types of the columns of marks, of a compile case that stores the slots of marks ("_marks")."""
+    return dict.fromkeys(MARK_ARGS, "*i32") if stores == "_marks" else {}
+
+
+def absent(stores: str) -> dict[str, None]:
+    """Pointers that are None, of a compile case that stores slots (""), a window ("_window") or marks ("_marks")."""
+    return dict.fromkeys(
+        (*(() if stores == "_window" else ("window_ptr",)), *(() if stores == "_marks" else MARK_ARGS))
+    )
 
 
 @triton.jit
@@ -26,3 +45,26 @@ def row_slots(read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, la
     # Within bounds before it becomes 32 bits wide.
     tokens = tl.minimum(tl.maximum(tl.load(tokens_ptr + row), 0), max_tokens).to(tl.int32)
     return real, read, write, snapshot, tl.where(real, tokens, 0)
+
+
+@triton.jit
+def first_mark(count_ptr, entry_ptr, row):
+    """The first mark of a row, or where it would be: marks ascend by entry."""
+    marks = tl.load(count_ptr)
+    mark = 0
+    for start in range(0, marks, MARK_BLOCK):
+        index = start + tl.arange(0, MARK_BLOCK)
+        entry = tl.load(entry_ptr + index, mask=index < marks, other=NEVER)
+        mark += tl.sum((entry < row).to(tl.int32), 0)
+    return mark
+
+
+@triton.jit
+def mark_offset(mark, count_ptr, entry_ptr, offset_ptr, row):
+    """Tokens of the row up to a mark; `NEVER` if it is another row's, or behind the last.
+
+    The count is loaded again for each mark: a loop over tokens has no register to spare for it.
+    """
+    inside = mark < tl.load(count_ptr)
+    entry = tl.load(entry_ptr + mark, mask=inside, other=-1)
+    return tl.where(entry == row, tl.load(offset_ptr + mark, mask=inside, other=NEVER), NEVER)

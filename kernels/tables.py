@@ -12,7 +12,7 @@ ACCESS_BYTES = 16  # the widest load or store of one lane
 RECORD_ALIGNMENT = 16  # bytes of which addresses of records and their distance are multiples
 TILE_BYTES = 32768  # one unit of work of the copy kernel
 HEADER_INTS = 16
-LIMIT_CELL = 6  # of the header of a packet: the optional claims that a plan or accept may make
+LIMIT_CELL = 7  # of the header of a packet: the optional claims that a plan or accept may make
 AUDIT_FREE = 1 << 30  # added to a slot's number of owners where its bit says free
 ZERO_SOURCE = -1  # in the data section of a packet: zero the destination instead of copying
 LEVELS = 127  # of int8, on either side of 0
@@ -44,7 +44,7 @@ class Section(IntEnum):
     """Sections of a command packet: cell s of the header counts its entries, cell 8 + s says where it starts.
 
     The batch always starts behind the header. A plan sets the counts of the other sections to 0, because their changes
-    are made.
+    are made and its marks are resolved.
     """
 
     MOVES = 0
@@ -53,6 +53,7 @@ class Section(IntEnum):
     WRITES = 3
     DATA = 4
     BATCH = 5
+    MARKS = 6
 
 
 class Strategy(IntEnum):
@@ -173,7 +174,8 @@ class Registers(NamedTuple):
         slots: int32 `register`, the slot each holds, 0 for none. Row r owns 3r (live), 3r+1 and 3r+2 (lanes); the
             registers of snapshots follow the rows.
         labels: int32 `register`, tokens that each state stands for.
-        tracked: int32 `row`, the newest boundary with a snapshot.
+        tracked: int32 `row`, the length up to which no boundary is due any more: that of the row's newest snapshot
+            (Redirect), or where its own boundaries begin, such as the end of its prompt.
         snapshot_at: int32 `row`, one more length to take a snapshot at, 0 for none.
         source: int32 `row`, the register that the next step reads instead of the live one, 0 for none.
         cells: int32, the memory of the columns above.
@@ -203,6 +205,25 @@ class StepRecord(NamedTuple):
     read: Tensor
     write: Tensor
     snapshot: Tensor
+
+
+class Marks(NamedTuple):
+    """Where the states inside a step go that are kept besides its last ones: lengths of prompts, known beforehand.
+
+    A row may have several. They ascend by entry, and by offset within an entry. What lies behind the first `count` is
+    undefined.
+
+    Args:
+        count: the number of marks, int32 `1`.
+        entry: entry of the batch, int32 `mark`.
+        offset: tokens of the step up to the mark, from 1 on, int32 `mark`.
+        slot: slot that keeps the state, 0 for none, int32 `mark`.
+    """
+
+    count: Tensor  # type: ignore[assignment]  # a method of tuples, which nobody calls here
+    entry: Tensor
+    offset: Tensor
+    slot: Tensor
 
 
 class Accepted(NamedTuple):

@@ -3,7 +3,7 @@
 The rules are in ARCHITECTURE.md. All that changes from step to step is in the packet or in the columns, so a captured
 launch can be replayed:
 
-    packet   [ header: counts, limit, offsets | rows | tokens | sections of the ownership launch ]
+    packet   [ header: counts, limit, offsets | rows | tokens | entries, offsets, registers of marks | other sections ]
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,17 @@ from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_plan
 from memstate.kernels.kept import Kept
 from memstate.kernels.levels import bitmap_words
-from memstate.kernels.tables import HEADER_INTS, LIMIT_CELL, Count, Registers, Rules, Section, StepRecord, Strategy
+from memstate.kernels.tables import (
+    HEADER_INTS,
+    LIMIT_CELL,
+    Count,
+    Marks,
+    Registers,
+    Rules,
+    Section,
+    StepRecord,
+    Strategy,
+)
 from memstate.kernels.warps import ALONE, BLOCKS, all_loaded, block_for, warps_for
 
 RESERVE = tl.constexpr(int(Count.RESERVE))
@@ -36,6 +46,7 @@ LAZY = tl.constexpr(int(Strategy.LAZY))
 REDIRECT = tl.constexpr(int(Strategy.REDIRECT))
 WINDOW = tl.constexpr(int(Strategy.WINDOW))
 BATCH = tl.constexpr(int(Section.BATCH))
+MARKS = tl.constexpr(int(Section.MARKS))
 HEADER = tl.constexpr(HEADER_INTS)
 LIMIT = tl.constexpr(LIMIT_CELL)
 
@@ -55,6 +66,34 @@ def batch_columns(packet_ptr, batch, table_rows):
     first = packet_ptr + HEADER
     known = tl.where(tl.load(packet_ptr + BATCH) == batch, table_rows, 0)
     return first, first + (batch + 3) // 4 * 4, tl.load(packet_ptr + LIMIT), known
+
+
+@triton.jit
+def mark_columns(packet_ptr, batch):
+    """The number of marks in a packet and their first column; none if the packet has a batch of another size.
+
+    The count is loaded before the first barrier, because the plan sets it to 0. A batch of 0 has no barrier.
+    """
+    given = tl.load(packet_ptr + MARKS, mask=batch > 0, other=0)
+    given = tl.where(tl.load(packet_ptr + BATCH) == batch, given, 0)
+    return given, packet_ptr + tl.load(packet_ptr + 8 + MARKS)
+
+
+@triton.jit
+def resolve_marks(first, given, count, slots_ptr, count_ptr, entry_ptr, offset_ptr, slot_ptr, BLOCK: tl.constexpr):
+    """Copies entries and offsets of `count` marks, and stores the slots that their registers hold.
+
+    The columns of the packet begin at `first` and have room for all that are `given`.
+    """
+    width = (given + 3) // 4 * 4
+    tl.store(count_ptr, count)
+    for start in range(0, count, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        inside = index < count
+        register = tl.load(first + 2 * width + index, mask=inside, other=0)
+        tl.store(entry_ptr + index, tl.load(first + index, mask=inside, other=0), mask=inside)
+        tl.store(offset_ptr + index, tl.load(first + width + index, mask=inside, other=0), mask=inside)
+        tl.store(slot_ptr + index, tl.load(slots_ptr + register, mask=inside, other=0), mask=inside)
 
 
 @triton.jit
@@ -155,14 +194,15 @@ def book_claims(counters_ptr, free, claimed, degraded):
     tl.store(counters_ptr + DEGRADED, degraded)
 
 
-@triton.jit(do_not_specialize=["batch", "table_rows", "words", "every"])
+@triton.jit(do_not_specialize=["batch", "table_rows", "words", "every", "room"])
 def _plan(
     packet_ptr, slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, bitmap_ptr, counters_ptr,
     out_rows_ptr, out_tokens_ptr, out_read_ptr, out_write_ptr, out_snapshot_ptr,
-    batch, table_rows, words, every,
+    mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr, batch, table_rows, words, every, room,
     STRATEGY: tl.constexpr, LANES: tl.constexpr, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     rows_ptr, tokens_ptr, limit, table_rows = batch_columns(packet_ptr, batch, table_rows)
+    marks, marks_ptr = mark_columns(packet_ptr, batch)
     free, reserve, claimed, degraded = claim_counts(counters_ptr)
     for start in tl.range(0, batch, BLOCK, disable_licm=True):  # else AMD's compiler keeps too much of the next one
         index = start + tl.arange(0, BLOCK)
@@ -170,7 +210,14 @@ def _plan(
         row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
         tokens = tl.load(tokens_ptr + index, mask=inside, other=0)
         live_slot, live_label, source, snapshot_at, tracked, slot_a, slot_b, label_a, label_b = row_columns(
-            row, slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, STRATEGY == REDIRECT, LANES
+            row,
+            slots_ptr,
+            labels_ptr,
+            tracked_ptr,
+            snapshot_at_ptr,
+            source_ptr,
+            (STRATEGY != NONE) & (STRATEGY != WINDOW),
+            LANES,
         )
         length = tl.where(source > 0, tl.load(labels_ptr + source, mask=source > 0, other=0), live_label)
         read = tl.where(source > 0, tl.load(slots_ptr + source, mask=source > 0, other=0), live_slot)
@@ -196,7 +243,7 @@ def _plan(
             write = tl.where(turn, fresh, live_slot)
 
         if (STRATEGY == PING_PONG) | (STRATEGY == LAZY):
-            due = real & ((after % every == 0) | (after == snapshot_at))
+            due = real & ((after % every == 0) | (after == snapshot_at)) & (after > tracked)
             snapshot, granted, refused = take_lane(
                 due, live, after, slot_a, slot_b, label_a, label_b, slots_ptr, labels_ptr, bitmap_ptr, words,
                 tl.minimum(free - reserve, limit), IN_PLACE, CHUNK,
@@ -205,8 +252,7 @@ def _plan(
         if (STRATEGY == NONE) | (STRATEGY == WINDOW):
             granted = limit * 0
             refused = limit * 0
-        if STRATEGY == NONE:
-            all_loaded()  # or a late warp takes the new label for the old one
+            all_loaded()  # or a late warp takes the new label for the old one, or finds no marks
         free -= granted
         limit -= granted
         claimed += granted
@@ -221,8 +267,12 @@ def _plan(
         tl.store(out_snapshot_ptr + index, snapshot, mask=inside)
     if (STRATEGY != NONE) & (STRATEGY != WINDOW):
         book_claims(counters_ptr, free, claimed, degraded)
-    section = tl.arange(0, BLOCK)
-    tl.store(packet_ptr + section, 0, mask=section < BATCH)  # its changes are made; the batch stays
+    resolve_marks(
+        marks_ptr, marks, tl.minimum(marks, room), slots_ptr,
+        mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr, BLOCK,
+    )  # fmt: skip
+    section = tl.arange(0, BLOCK)  # its changes are made, its marks are resolved; the batch stays
+    tl.store(packet_ptr + section, 0, mask=(section < BATCH) | (section == MARKS))
 
 
 KEPT = Kept(_plan)
@@ -243,15 +293,16 @@ def constants(rules: Rules) -> dict[str, int]:
     }  # fmt: skip
 
 
-def plan(registers: Registers, packet: Tensor, record: StepRecord, rules: Rules) -> None:
+def plan(registers: Registers, packet: Tensor, record: StepRecord, marks: Marks, rules: Rules) -> None:
     """Launches the op; see `memstate.kernels.reference.tracking.plan`."""
-    check_plan(registers, packet, record)
+    check_plan(registers, packet, record, marks)
     batch = record.rows.numel()
     block, warps = shape(batch)
     words = bitmap_words(registers.capacity)
     args = (
         packet, registers.slots, registers.labels, registers.tracked, registers.snapshot_at, registers.source,
-        registers.bitmap, registers.counters, *record, batch, registers.source.numel(), words, rules.every,
+        registers.bitmap, registers.counters, *record, *marks,
+        batch, registers.source.numel(), words, rules.every, marks.entry.numel(),
     )  # fmt: skip
     sizes = constants(rules) | {"BLOCK": block, "CHUNK": chunk_words(warps)}
     KEPT.launch(args, sizes, warps, packet.device, alike=registers.trusted and rules.every < 2**31)
@@ -269,16 +320,17 @@ VARIANTS = {
 }
 
 
-def variants(op: str, kernel: Any, pointers: Sequence[str], windows: bool) -> list[CompileCase]:
+def variants(op: str, kernel: Any, pointers: Sequence[str], *more: str, windows: bool) -> list[CompileCase]:
     """The launches of plan or accept, for every strategy and every number of lanes.
 
     Args:
         op: name of the op.
         kernel: its kernel.
         pointers: names of its pointers.
+        more: names of integers besides those of both.
         windows: whether it plans windows too.
     """
-    scalars = {"batch": "i32", "table_rows": "i32", "words": "i32", "every": "i32"}
+    scalars = dict.fromkeys(("batch", "table_rows", "words", "every", *more), "i32")
     return [
         CompileCase(
             sized(f"{op}[{name}]", block), kernel, dict.fromkeys(pointers, "*i32") | scalars,
@@ -297,5 +349,5 @@ def compile_cases() -> list[CompileCase]:
         "slots_ptr", "labels_ptr", "tracked_ptr", "snapshot_at_ptr", "source_ptr", "bitmap_ptr", "counters_ptr",
     )  # fmt: skip
     outputs = tuple(f"out_{name}_ptr" for name in StepRecord._fields)
-    pointers = ("packet_ptr", *columns, *outputs)
-    return variants("plan", _plan, pointers, windows=True)
+    marks = tuple(f"mark_{name}_ptr" for name in Marks._fields)
+    return variants("plan", _plan, ("packet_ptr", *columns, *outputs, *marks), "room", windows=True)

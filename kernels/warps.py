@@ -44,12 +44,17 @@ def block_for(entries: int) -> int:
 
 def alone() -> dict[str, int]:
     """Returns the launch options of a program that runs alone, on the device that is current."""
-    return {} if knobs.runtime.interpret else _options(driver.active)
+    return limit(ALONE)
+
+
+def limit(options: dict[str, int]) -> dict[str, int]:
+    """Returns options that limit the registers of a thread, where the compiler of the current device has them."""
+    return {} if knobs.runtime.interpret or not _limits(driver.active) else options
 
 
 @cache
-def _options(active: Any) -> dict[str, int]:
-    return ALONE if active.get_current_target().backend == "cuda" else {}
+def _limits(active: Any) -> bool:
+    return bool(active.get_current_target().backend == "cuda")
 
 
 @triton.jit

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
         UnsafeFolder,
     )
     from memstate.kernels.dispatch import Backend
-    from memstate.prefix import Match, Prefix, policies
+    from memstate.prefix import Match, Prefix, SessionInfo, SessionLimits, policies
+    from memstate.prefix.placement import Ends, Nowhere, Placement
     from memstate.requests.handles import Request, Row, Rows, Session, Snapshot
     from memstate.requests.steps import Step
     from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
@@ -70,6 +71,7 @@ __all__ = [
     "DeviceFault",
     "DoubleRelease",
     "EmptyRegister",
+    "Ends",
     "Fetch",
     "FileStore",
     "Fork",
@@ -83,6 +85,7 @@ __all__ = [
     "Mooncake",
     "MooncakeStore",
     "NoTracking",
+    "Nowhere",
     "OutOfPages",
     "OutOfRows",
     "OutOfSlots",
@@ -90,6 +93,7 @@ __all__ = [
     "Pages",
     "Part",
     "PingPong",
+    "Placement",
     "Plane",
     "Planes",
     "Prefetch",
@@ -103,6 +107,8 @@ __all__ = [
     "Row",
     "Rows",
     "Session",
+    "SessionInfo",
+    "SessionLimits",
     "SlotAllocator",
     "Snapshot",
     "StaleHandle",
@@ -133,7 +139,8 @@ _MODULES = {
         "LayoutMismatch LeakFound MemstateError OutOfPages OutOfRows OutOfSlots RegisterInUse StaleHandle UnsafeFolder"
     ),
     "memstate.kernels.dispatch": "Backend",
-    "memstate.prefix": "Match Prefix policies",
+    "memstate.prefix": "Match Prefix SessionInfo SessionLimits policies",
+    "memstate.prefix.placement": "Ends Nowhere Placement",
     "memstate.requests.handles": "Request Row Rows Session Snapshot",
     "memstate.requests.steps": "Step",
     "memstate.requests.tracking": "LazyPingPong NoTracking PingPong Redirect Tracking",

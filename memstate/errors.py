@@ -53,7 +53,7 @@ class OutOfSlots(MemstateError):
         free: slots that are free.
         evictable: slots of snapshots that can be evicted.
         capacity: all slots, where the caller knows.
-        in_sessions: slots that idle sessions hold.
+        in_sessions: slots that idle sessions hold; they would not be enough.
         waiting: slots that become free behind the newest step's forward.
 
     Example:
@@ -74,7 +74,6 @@ class OutOfSlots(MemstateError):
         wait = (
             "drop snapshots or wait for a request to end" if evictable else "wait for a request to end, or retract one"
         )
-        wait += f"; idle sessions hold {in_sessions}: close_session" if in_sessions else ""
         wait += f"; {waiting} come free behind the newest step's forward: submit(step)" if waiting else ""
         hint = _never(capacity is not None and requested > capacity, f"there are {capacity}", wait)
         super().__init__(f"{requested} slots requested, {free} free, {evictable} evictable: {hint}")
@@ -94,7 +93,7 @@ class OutOfPages(MemstateError):
 
     def __init__(self, requested: int, free: int, pages: int) -> None:
         self.requested, self.free, self.pages = requested, free, pages
-        wait = "drop snapshots, close idle sessions, or retract a request"
+        wait = "drop snapshots, wait for a request to end, or retract one"
         hint = _never(requested > pages, f"there are {pages}", wait)
         super().__init__(f"{requested} KV pages requested, {free} of {pages} free: {hint}")
 

@@ -32,6 +32,7 @@ CALLERS = {
     "scatter_slots": STORAGE,
     "scatter_accepted": STORAGE,
     "scatter_inputs": STORAGE,
+    "scatter_states": STORAGE,
     "pack_slots": PACKING,
     "unpack_slots": PACKING,
     "pack_int8": PACKING,

@@ -4,13 +4,15 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.decode_checks import check_conv
-from memstate.kernels.reference.slots import row_slots
+from memstate.kernels.reference.slots import row_marks, row_slots
+from memstate.kernels.tables import Marks
 
 
 @torch.no_grad()
 def conv_step(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor,
     tokens: Tensor, activation: str | None = "silu", out: Tensor | None = None, window: Tensor | None = None,
+    marks: Marks | None = None,
 ) -> Tensor:  # fmt: skip
     """Advances the convolution window of every row by its tokens, and returns the convolution at each token.
 
@@ -42,26 +44,32 @@ def conv_step(
         window: for tokens that may be rejected, `batch tap-1+token channel`, contiguous, of the state's dtype. Given,
             no slot is stored. A row whose `write` is above 0 gets the window read and the inputs of its real tokens
             here; the rest stays as it is. The window after the first a tokens of row b is window[b, a : a + tap - 1].
+        marks: states inside the step that are kept as well, or None. The window after `offset` tokens of row `entry`
+            goes to `slot` in the same pass, for every mark. They ascend by entry, then by offset. Null slots, offsets
+            beyond the row's tokens and rows with a null write keep nothing. The slots are distinct from each other and
+            from all others of the step. Not beside a window.
 
     Returns:
         `out`. Changes: state, or window if given.
 
     Raises:
-        ValueError: a shape, dtype, device or stride does not fit; slots share bytes; or `out`, the window or the state
-            requires grad, or shares bytes with another tensor.
+        ValueError: a shape, dtype, device or stride does not fit; slots share bytes; marks beside a window; or `out`,
+            the window or the state requires grad, or shares bytes with another tensor.
 
     Syncs: no (the reference: yes, it reads the slots).
     """
-    check_conv(x, weight, bias, state, read, write, snapshot, tokens, activation, out, window)
+    check_conv(x, weight, bias, state, read, write, snapshot, tokens, activation, out, window, marks)
     out = torch.empty_like(x) if out is None else out
     out.zero_()
     channels, taps = weight.shape
     rows = row_slots(state, read, write, snapshot, tokens, x.shape[1], window is None)
+    kept = row_marks(marks, state.shape[0] - 1)
     for row, source, target, copy, count in rows:
         old = state[source].float() if source else torch.zeros(taps - 1, channels, device=state.device)
         inputs = torch.cat([old, x[row, :count].float()])
         for t in range(count):
             out[row, t] = mix(inputs[t : t + taps], weight, bias, activation)
+            state[kept.get((row, t + 1), [])] = inputs[t + 1 : t + taps].to(state.dtype)
         if window is not None:
             window[row, : len(inputs)] = inputs
             continue

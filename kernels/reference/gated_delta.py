@@ -5,14 +5,15 @@ from einops import rearrange, repeat
 from torch import Tensor
 
 from memstate.kernels.decode_checks import check_gated_delta
-from memstate.kernels.reference.slots import row_slots
+from memstate.kernels.reference.slots import row_marks, row_slots
+from memstate.kernels.tables import Marks
 
 
 @torch.no_grad()
 def gated_delta_step(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, scale: float | None = None, out: Tensor | None = None,
-    window: Tensor | None = None,
+    window: Tensor | None = None, marks: Marks | None = None,
 ) -> Tensor:  # fmt: skip
     """Advances the state of every row by its tokens, in order, and returns what the queries read from it.
 
@@ -47,21 +48,26 @@ def gated_delta_step(
             on, of the state's dtype. Given, no slot is stored: the state after token t of row b goes to window[b, t],
             and the rest stays as it is. `snapshot` is ignored. `write` says only whether the row is real, so rows may
             share it. The output has the bits that it has without a window.
+        marks: states inside the step that are kept as well, or None. The state after `offset` tokens of row `entry`
+            goes to `slot` in the same pass, for every mark. They ascend by entry, then by offset. Null slots, offsets
+            beyond the row's tokens and rows with a null write keep nothing. The slots are distinct from each other and
+            from all others of the step. Not beside a window.
 
     Returns:
         `out`. Changes: state, or window if given.
 
     Raises:
-        ValueError: a shape, dtype, device, stride or address does not fit; slots share bytes; or `out`, the window or
-            the state requires grad, or shares bytes with another tensor.
+        ValueError: a shape, dtype, device, stride or address does not fit; slots share bytes; marks beside a window; or
+            `out`, the window or the state requires grad, or shares bytes with another tensor.
 
     Syncs: no (the reference: yes, it reads the slots).
     """
-    check_gated_delta(q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window)
+    check_gated_delta(q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window, marks)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out = torch.empty_like(v) if out is None else out
     out.zero_()
     rows = row_slots(state, read, write, snapshot, tokens, v.shape[1], window is None)
+    kept = row_marks(marks, state.shape[0] - 1)
     for row, source, target, copy, count in rows:
         s = state[source].float() if source else torch.zeros(state.shape[1:], device=state.device)
         for t in range(count):
@@ -69,6 +75,7 @@ def gated_delta_step(
             out[row, t] = o * scale
             if window is not None:
                 window[row, t] = s
+            state[kept.get((row, t + 1), [])] = s.to(state.dtype)
         if window is None:
             state[target] = s
             if copy:

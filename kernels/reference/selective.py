@@ -6,14 +6,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from memstate.kernels.decode_checks import check_selective
-from memstate.kernels.reference.slots import row_slots
+from memstate.kernels.reference.slots import row_marks, row_slots
+from memstate.kernels.tables import Marks
 
 
 @torch.no_grad()
 def selective_step(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, d: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
-    softplus: bool = False, window: Tensor | None = None, out: Tensor | None = None,
+    softplus: bool = False, window: Tensor | None = None, out: Tensor | None = None, marks: Marks | None = None,
 ) -> Tensor:  # fmt: skip
     """Advances the state of every row by its tokens, in order, and returns what `c` reads from it.
 
@@ -50,20 +51,25 @@ def selective_step(
             and the rest stays as it is. `snapshot` is ignored. `write` says only whether the row is real, so rows may
             share it. The output has the bits that it has without a window.
         out: where the output goes, like `x`; given, nothing is allocated.
+        marks: states inside the step that are kept as well, or None. The state after `offset` tokens of row `entry`
+            goes to `slot` in the same pass, for every mark. They ascend by entry, then by offset. Null slots, offsets
+            beyond the row's tokens and rows with a null write keep nothing. The slots are distinct from each other and
+            from all others of the step. Not beside a window.
 
     Returns:
         `out`. Changes: state, or window if given.
 
     Raises:
-        ValueError: a shape, dtype, device, stride or address does not fit; slots share bytes; or `out`, the window or
-            the state requires grad, or shares bytes with another tensor.
+        ValueError: a shape, dtype, device, stride or address does not fit; slots share bytes; marks beside a window; or
+            `out`, the window or the state requires grad, or shares bytes with another tensor.
 
     Syncs: no (the reference: yes, it reads the slots).
     """
-    check_selective(x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, window, out)
+    check_selective(x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, window, out, marks)
     out = torch.empty_like(x) if out is None else out
     out.zero_()
     rows = row_slots(state, read, write, snapshot, tokens, x.shape[1], window is None)
+    kept = row_marks(marks, state.shape[0] - 1)
     for row, source, target, copy, count in rows:
         s = state[source].float() if source else torch.zeros(state.shape[1:], device=state.device)
         for t in range(count):
@@ -74,6 +80,7 @@ def selective_step(
             out[row, t] = y if z is None else y * F.silu(z[row, t].float())
             if window is not None:
                 window[row, t] = s
+            state[kept.get((row, t + 1), [])] = s.to(state.dtype)
         if window is None:
             state[target] = s
             if copy:

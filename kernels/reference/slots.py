@@ -1,9 +1,11 @@
-"""What the rows of a decode step read, write and snapshot, on the host. Knows no plane and no op."""
+"""What the rows of a decode step read, write, snapshot and keep at marks, on the host. Knows no plane and no op."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+
+from memstate.kernels.tables import Marks
 
 
 def row_slots(
@@ -27,3 +29,16 @@ def row_slots(
         source, target, copy = (slot if 0 < slot <= last else 0 for slot in slots)
         if target or (slots[1] > 0 and not stores):
             yield row, source, target, copy, max(0, min(count, most))
+
+
+def row_marks(marks: Marks | None, last: int) -> dict[tuple[int, int], list[int]]:
+    """Returns (row, tokens up to the mark) -> slots in 1..last that keep the state there.
+
+    Syncs: yes.
+    """
+    found: dict[tuple[int, int], list[int]] = {}
+    if marks is not None:
+        for entry, offset, slot in torch.stack(marks[1:], 1)[: int(marks.count)].tolist():
+            if 0 < slot <= last:
+                found.setdefault((entry, offset), []).append(slot)
+    return found

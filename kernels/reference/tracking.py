@@ -12,6 +12,7 @@ from memstate.kernels.tables import (
     LIMIT_CELL,
     REGISTERS_PER_ROW,
     Count,
+    Marks,
     Registers,
     Rules,
     Section,
@@ -45,7 +46,7 @@ def claims(bitmap: Ints, counters: Ints, limit: int) -> Claim:
     return claim
 
 
-def plan(registers: Registers, packet: Tensor, record: StepRecord, rules: Rules) -> None:
+def plan(registers: Registers, packet: Tensor, record: StepRecord, marks: Marks, rules: Rules) -> None:
     """Decides read, write and snapshot slots for a batch, claims what the strategy needs and moves the labels on.
 
     Claims are granted in batch order.
@@ -55,8 +56,11 @@ def plan(registers: Registers, packet: Tensor, record: StepRecord, rules: Rules)
         packet: int32, laid out as `memstate.kernels.tables.Section` says. Its batch has as many entries as a column of
             the record, or all of them are padding. Each row comes at most once; 0, negative rows and rows beyond the
             table are padding, and so is an entry without tokens. Its limit is the number of optional claims, besides
-            the budget (free slots less the reserve). Changed: the counts of all sections but the batch become 0.
+            the budget (free slots less the reserve). Its marks name registers of snapshots, which no plan changes.
+            Changed: the counts of all sections but the batch become 0.
         record: int32 `batch` columns. Changed.
+        marks: int32 columns, as many marks as they have room for. Changed: the packet's marks with the slots that their
+            registers hold, and none if the packet has a batch of another size.
         rules: of the tracking strategy, or with `Strategy.WINDOW` those of a speculative step, which changes nothing
             yet.
 
@@ -65,10 +69,10 @@ def plan(registers: Registers, packet: Tensor, record: StepRecord, rules: Rules)
 
     Syncs: no.
     """
-    check_plan(registers, packet, record)
-    with on_host(*registers[:5], registers.bitmap, registers.counters, packet, *record) as arrays:
+    check_plan(registers, packet, record, marks)
+    with on_host(*registers[:5], registers.bitmap, registers.counters, packet, *record, *marks) as arrays:
         slots, labels, tracked, snapshot_at, source, bitmap, counters, sent = arrays[:8]
-        out = StepRecord(*arrays[8:])  # type: ignore[arg-type]
+        out = StepRecord(*arrays[8:13])  # type: ignore[arg-type]
         given, tokens = batch_columns(sent, len(out.rows))
         known = np.where((given > 0) & (given < len(source)) & (tokens > 0), given, 0)
         at = np.flatnonzero((known > 0) & (slots[known * REGISTERS_PER_ROW] != 0))
@@ -86,4 +90,14 @@ def plan(registers: Registers, packet: Tensor, record: StepRecord, rules: Rules)
         for column, values in zip(out, (rows, tokens[at], read, slots[live], snapshot), strict=True):
             column[:] = 0
             column[at] = values
-        sent[: Section.BATCH] = 0
+        _resolve_marks(sent, len(out.rows), slots, *arrays[13:])
+        sent[: Section.BATCH] = sent[Section.MARKS] = 0
+
+
+def _resolve_marks(packet: Ints, batch: int, slots: Ints, count: Ints, entry: Ints, offset: Ints, slot: Ints) -> None:
+    """Copies the marks of a packet, with the slots that their registers hold."""
+    given = int(packet[Section.MARKS]) if batch and int(packet[Section.BATCH]) == batch else 0
+    start, width = int(packet[8 + Section.MARKS]), (given + 3) // 4 * 4
+    count[0] = kept = min(given, len(entry))
+    entries, offsets, registers = (packet[start + at * width :][:kept] for at in range(3))
+    entry[:kept], offset[:kept], slot[:kept] = entries, offsets, slots[registers]

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from memstate.engine.manager import StateManager
-from memstate.engine.settings import Forward
+from memstate.engine.settings import Forward, Pages
 from memstate.errors import ConfigurationError
+from memstate.prefix import Prefix
 from memstate.requests.handles import Request, Row
 from memstate.requests.steps import Step
 from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
@@ -76,6 +77,12 @@ def _mixed(use: Use) -> None:
     use.decode(filling, 3 * EVERY + 1)
 
 
+def _prompt(use: Use) -> None:
+    (row,) = use.mem.admit([Request("a", tokens=range(3 * EVERY + 1), snapshot_at=[EVERY, 3 * EVERY])])
+    use.step(row, tokens=3 * EVERY + 1)
+    use.decode(row, 5 * EVERY + 1)
+
+
 def _sessions(use: Use) -> None:
     (row,) = use.mem.admit([Request("turn 0")])
     for turn in range(1, 4):
@@ -128,6 +135,12 @@ FEATURES = (
         "windows of three tokens, of which two are accepted",
     ),
     Feature("mixed batches", {}, _mixed, "prefill chunks beside decoding rows"),
+    Feature(
+        "prompts in one chunk",
+        {"forward": Forward(grid=EVERY), "pages": Pages(size=EVERY), "prefix": True},
+        _prompt,
+        "two states inside the chunk are kept, then the row decodes",
+    ),
     Feature("sessions", {}, _sessions, "three turns, each going on from the snapshot that the last one left"),
     Feature("preallocated rows", {"preallocated": 1}, _preallocated, "a state from elsewhere"),
     Feature("in-place kernels", {"forward": Forward(in_place=True)}, _decode, "a forward that updates one slot"),
@@ -170,6 +183,8 @@ def cell(tracking: Tracking, feature: Feature, overlap: bool) -> Cell:
         "backend": "reference",
         "overlap": overlap,
     } | feature.settings
+    if settings.get("prefix"):
+        settings["prefix"] = Prefix()  # its policies belong to one manager
     try:
         mem = StateManager(settings.pop("layout"), tracking=tracking, **settings)
     except ConfigurationError as error:

@@ -13,10 +13,12 @@ from memstate.checks import counts, is_count, require_salt, sequence
 from memstate.errors import InvalidArgument, OutOfPages, OutOfRows, OutOfSlots
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import Match, PrefixCache
+from memstate.prefix.conversation import Conversation
 from memstate.prefix.lease import Lease
-from memstate.prefix.sessions import Conversation, Sessions
-from memstate.requests.boundaries import Boundaries
+from memstate.prefix.room import Room
+from memstate.prefix.sessions import Sessions
 from memstate.requests.handles import Request, Row, Rows, Snapshot
+from memstate.requests.marks import Marks, require_lengths
 from memstate.requests.origin import START, Origin
 from memstate.requests.page_table import PageTable
 from memstate.requests.snapshots import Snapshots
@@ -66,7 +68,7 @@ class Start:
         match: the match of the prompt in the prefix cache.
         lease: keeps the matched path from eviction.
         lower: a longer state in host memory. When it is loaded, `match` and `origin` are set from it.
-        boundaries: lengths at which a snapshot is due, ascending.
+        wanted: lengths at which states are kept, each with its kind, ascending.
         taken: whether the row takes over the slot of a cached state, instead of reading or copying the state.
     """
 
@@ -78,7 +80,7 @@ class Start:
     match: Match | None = None
     lease: Lease | None = None
     lower: LowerHit | None = None
-    boundaries: list[int] = field(default_factory=list)
+    wanted: list[tuple[int, str]] = field(default_factory=list)
     taken: bool = False
 
     @property
@@ -97,23 +99,24 @@ class Admission:
         snapshots: published snapshots.
         cache: the prefix cache, or its null object.
         sessions: open sessions.
-        boundaries: lengths at which snapshots are due.
+        marks: states that steps keep of prompts.
         lanes: lanes that a row holds from its admission on.
         direct_hits: whether the first step reads the snapshot itself instead of a copy.
         tracks: whether the strategy takes snapshots.
         loader: finds states in host memory and loads them, or its null object.
+        room: makes cached states and idle sessions make way.
     """
 
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, snapshots: Snapshots,
-        cache: PrefixCache, sessions: Sessions, boundaries: Boundaries, lanes: int, direct_hits: bool,
-        tracks: bool, loader: NoLoader,
+        cache: PrefixCache, sessions: Sessions, marks: Marks, lanes: int, direct_hits: bool,
+        tracks: bool, loader: NoLoader, room: Room,
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._snapshots, self._cache = pages, snapshots, cache
-        self._sessions, self._boundaries = sessions, boundaries
+        self._sessions, self._marks = sessions, marks
         self._per_request, self._direct_hits, self._tracks = 1 + lanes, direct_hits, tracks
-        self._loader, self._guard = loader, commands.guard
+        self._loader, self._room, self._guard = loader, room, commands.guard
 
     def admit(self, requests: Sequence[Request]) -> Rows:
         """See `StateManager.admit`."""
@@ -144,6 +147,7 @@ class Admission:
         found = [start for start in starts if start.key is not None]  # others have no session, match or lower state
         hits = [start.lower for start in found if start.lower]
         with self._guard.changing("admit"):
+            self._sessions.starting([start.session for start in found if start.session])
             self._hold(found)
             back = [self._sessions.surplus(start.session, start.turn) for start in found if start.session]
             slots = self._per_request * len(starts)
@@ -164,7 +168,7 @@ class Admission:
 
     def _load_hits(self, starts: Sequence[Start], hits: Sequence[LowerHit]) -> None:
         """Loads the states from host memory. Then they are matches in the prefix cache."""
-        self._cache.evict_states(self._loader.needs(hits)[0] - self._snapshots.free)
+        self._room.free_registers(self._loader.needs(hits)[0])
         self._cache.loaded(self._loader.bring(hits))
         for start in starts:
             if start.lower is not None and start.key is not None:
@@ -175,11 +179,11 @@ class Admission:
                 self._hold([start])
 
     def _short_of_holders(self, n: int) -> Lack | None:
-        """Returns what to raise if n loaded states find no holders. Each must be free, or become free by an eviction.
+        """Returns what to raise if n loaded states find no holders. Each must be free, or become free by making way.
 
         Cached states that these requests will read are pinned, so they do not count.
         """
-        free, evictable = self._snapshots.free, self._cache.evictable_states
+        free, evictable = self._snapshots.free, self._room.states
         return OutOfSlots(n, free, evictable) if n > free + evictable else None
 
     def _carry_out(self, starts: Sequence[Start], found: Sequence[Start], fresh: Sequence[int]) -> Rows:
@@ -197,7 +201,11 @@ class Admission:
             read = [origin.registers[0] if origin.registers and not origin.moves else 0 for origin in origins]
             source = np.array(read, np.int64)
             length = np.array([origin.length for origin in origins], np.int64)
-        self._start(rows, source, length, [start.boundaries for start in starts])
+        prompt = np.array([start.match.tokens if start.match else 0 for start in starts], np.int64) if found else length
+        self._start(rows, source, length, np.maximum(length, prompt))
+        for row, start in zip(rows.tolist(), starts, strict=True):
+            if start.wanted:
+                self._marks.start(row, start.wanted, start.origin.length)
         for row, start in zip(rows.tolist(), starts, strict=True) if self._cache.enabled else ():
             if start.lease is None:
                 self._cache.on_miss(row, start.request.salt, start.key)
@@ -213,15 +221,17 @@ class Admission:
         key = None if request.tokens is None else encode(request.tokens)
         known = 0 if key is None else len(key) // BYTES
         length = known if request.length is None else request.length
-        if not (is_count(length) and is_count(request.snapshot_at)) or request.snapshot_at % self._pages.page_size:
-            raise InvalidArgument(
-                f"request {request.id!r}: length={request.length!r} and snapshot_at={request.snapshot_at!r} must be "
-                f"whole numbers from 0 on, snapshot_at a multiple of page_size={self._pages.page_size}"
-            )
-        require_salt(request.salt)
+        if request.length is not None and not is_count(length):
+            raise InvalidArgument(f"request {request.id!r}: length={length!r}: expected a whole number from 0 on")
+        wanted = []
+        if request.snapshot_at != ():
+            named = require_lengths(request.id, request.snapshot_at, self._pages.page_size)
+            wanted = [(at, "named") for at in named]
+        if request.salt is not None:
+            require_salt(request.salt)
         if request.fetch is not None:
             self._loader.require_own(request.fetch)
-        start = Start(request, length, key, boundaries=[request.snapshot_at] if request.snapshot_at else [])
+        start = Start(request, length, key, wanted=wanted)
         if request.resume is not None:
             self._resume(start, request.resume)
         elif key is not None:
@@ -283,10 +293,9 @@ class Admission:
             start.lease.key = start.key
             if start.session is not None:
                 start.lease.own = start.session.own
-            boundaries = self._cache.boundaries(start.lease, start.match.tokens) if self._tracks else ()
-            start.boundaries = sorted(
-                snapshot_at for snapshot_at in {*start.boundaries, *boundaries} if snapshot_at > start.origin.length
-            )
+            if self._tracks:
+                wanted = dict(self._cache.marks(start.match)) | dict(start.wanted)
+                start.wanted = sorted(wanted.items())
 
     def _undo(self, starts: Sequence[Start]) -> None:
         for start in starts:
@@ -298,6 +307,7 @@ class Admission:
                 self._cache.restore(start.session.lease)
             self._cache.unpin(start.lease)
             self._cache.release(start.lease)
+        self._sessions.starting(())
 
     def _take_over(self, starts: Sequence[Start], slots: int) -> int:
         """Lets requests take over the cached states that they matched, if slots are short.
@@ -307,7 +317,7 @@ class Admission:
         Returns:
             Number of requests that take a state over.
         """
-        short, taken = slots - self._file.allocator.free - self._cache.evictable_states, 0
+        short, taken = slots - self._file.allocator.free - self._room.states, 0
         alone = self._loader.alone([start.lower for start in starts])
         for start in starts:
             if taken < short and start.lower in alone and start.lower is not None:
@@ -318,7 +328,7 @@ class Admission:
         return taken
 
     def _make_room(self, rows: int, pages: int, slots: int) -> Lack | None:
-        """Makes sure that enough rows, pages and slots are free, and evicts from the cache if that helps.
+        """Makes sure that enough rows, pages and slots are free. Cached states and idle sessions make way.
 
         Returns:
             What to raise if rows, pages or slots are too few; otherwise None. If a policy of the caller offers too few
@@ -326,19 +336,19 @@ class Admission:
         """
         if rows > self._table.free:
             return OutOfRows(rows, self._table.free, self._table.rows)
-        allocator, cache = self._file.allocator, self._cache
+        allocator, room = self._file.allocator, self._room
         allocator.confirm(slots)
         missing = pages - self._pages.allocator.free
-        if missing > 0 and not cache.can_evict(missing):
+        if missing > 0 and not room.can_free_pages(missing):
             return self._pages.short_of(pages)
-        if slots > allocator.free + cache.evictable_states:
-            evictable = self._snapshots.evictable - self._sessions.held
+        if slots > allocator.free + room.states:
+            evictable = self._snapshots.evictable - self._sessions.held - self._marks.idle
             return OutOfSlots(slots, allocator.free, evictable, allocator.capacity, self._sessions.held)
         if missing > 0:
-            cache.evict_pages(missing)
+            room.free_pages(pages)
             if (lack := self._pages.short_of(pages)) is not None:  # a caller's policy can evict fewer than needed
                 return lack
-        cache.evict_states(slots - allocator.free)
+        room.free_slots(slots)
         return OutOfSlots(slots, allocator.free, 0, allocator.capacity) if slots > allocator.free else None
 
     def _claim(self, rows: Longs, moved: Sequence[int]) -> None:
@@ -363,7 +373,7 @@ class Admission:
                 if start.turn.length and start.lease is not None:
                     self._cache.shorten(start.lease, length)
 
-    def _start(self, rows: Longs, source: Longs, length: Longs, boundaries: Sequence[Sequence[int]]) -> None:
+    def _start(self, rows: Longs, source: Longs, length: Longs, tracked: Longs) -> None:
         """Fills the columns and the states of new rows.
 
         Each state becomes zeros or a copy of its source, or the first step of the row reads the source itself. A state
@@ -373,15 +383,14 @@ class Admission:
             rows: the new rows.
             source: for each row, the register of the state to continue from; 0 = none.
             length: for each row, the tokens that it starts with.
-            boundaries: for each row, the lengths at which a snapshot is due.
+            tracked: for each row, the length up to which no boundary is due: its prompt, at least.
         """
         file, live, hit = self._file, rows * PER_ROW, source > 0
-        file.tracked[rows] = length
+        file.tracked[rows] = tracked
         file.source[rows] = source if self._direct_hits else 0
         self._table.confirmed[rows] = length
-        self._boundaries.start(rows, boundaries)
-        cells = [file.address(column, rows) for column in ("tracked", "snapshot_at", "source")]
-        values = length, file.snapshot_at[rows], file.source[rows]
+        cells = [file.address(column, rows) for column in ("tracked", "source")]
+        values = tracked, file.source[rows]
         self._commands.write(np.concatenate(cells), np.concatenate(values))
         self._commands.zero(live[~hit & (length == 0)])
         if self._direct_hits:
@@ -411,7 +420,7 @@ class Admission:
                 "newest step's forward: launch it, say so with submit(step), then fork"
             )
         moved = self._direct_hits and not self._file.source[index]
-        if moved and not (self._snapshots.free or self._cache.evictable_states):
+        if moved and not (self._snapshots.free or self._room.states):
             raise InvalidArgument(
                 "no register is free for the state that the rows share: drop a snapshot, or raise snapshots="
             )
@@ -419,31 +428,36 @@ class Admission:
             lack = self._make_room(len(ids), partial * len(ids), self._per_request * len(ids) + moved)
             if lack is not None:
                 raise self._guard.orderly(lack)
-            snapshot = self._share_live(index, length) if moved else None
+            source, ended = self._share_live(index, length) if moved else (source, [])
             shared = self._pages.of(index)
             rows = self._table.claim(ids)
             self._claim(rows, ())
             self._pages.start(rows, [shared[:kept]] * len(ids), [partial] * len(ids))
-            source = snapshot.register if snapshot else source
             n = np.ones(len(ids), np.int64)
-            self._start(rows, source * n, length * n, [()] * len(ids))
+            tracked = max(length, int(self._file.tracked[index]))
+            self._start(rows, source * n, length * n, tracked * n)
             self._cache.fork(index, rows.tolist(), length)
-            if snapshot:
-                # the register becomes free when each of these rows has planned its next step or has ended
-                self._snapshots.end([snapshot])
+            # the register becomes free when each of these rows has planned its next step or has ended
+            self._snapshots.end(ended)
             copies = [(self._pages.of(new)[kept], shared[kept]) for new in rows.tolist()] if partial else []
             return Fork(self._table.handles(rows), copies)
 
-    def _share_live(self, row: int, length: int) -> Snapshot:
-        """Moves a row's state to a holder. The next step of the row reads the state from there."""
-        if not self._snapshots.free:
-            self._cache.evict_states(1)
+    def _share_live(self, row: int, length: int) -> tuple[int, list[Snapshot]]:
+        """Moves a row's state to a holder. The next step of the row reads the state from there.
+
+        Returns:
+            The holder, and the snapshot to end once all who read it are known; none if the state is at a mark.
+        """
+        self._room.free_registers(1)
+        if marks := self._marks.ends(np.array([row]), np.array([length])):
+            self._marks.keep(marks)
+            return int(self._file.source[row]), []
         snapshot = self._snapshots.hold(PER_ROW * row, length)
         self._commands.claim([PER_ROW * row])
         self._file.source[row] = snapshot.register
         self._commands.write(self._file.address("source", np.array([row])), [snapshot.register])
         self._snapshots.read_first(row, snapshot.register)
-        return snapshot
+        return snapshot.register, [snapshot]
 
     def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         """See `StateManager.arrived`."""
@@ -460,4 +474,5 @@ class Admission:
         self._pages.require_room(numbers, tokens)
         with self._guard.changing("arrived"):
             self._commands.label(live, tokens)
+            self._marks.arrived(numbers, tokens)
             self._table.confirmed[numbers] = tokens

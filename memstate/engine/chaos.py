@@ -24,10 +24,9 @@ from memstate.checks import is_whole
 from memstate.engine.admission import Admission, Lack
 from memstate.engine.stepping import Stepping
 from memstate.errors import ConfigurationError, OutOfSlots
-from memstate.prefix import PrefixCache
+from memstate.prefix.room import Room
 from memstate.requests.handles import Row
 from memstate.requests.steps import Step
-from memstate.requests.tracking.mirror import Mirror
 from memstate.stats import ChaosStats
 from memstate.tiers import Store, TierManager, Tiers
 from memstate.tiers.stores.base import Bytes, Outcome
@@ -186,22 +185,22 @@ class Faults:
             log.info("fault %d, %s %d: %s", self._counts.total(), kind, self._counts[kind], what)
 
     @contextmanager
-    def claims(self, rows: int, limit: int, mirror: Mirror) -> Iterator[int]:
+    def claims(self, rows: int, limit: int, refused: Callable[[], int]) -> Iterator[int]:
         """Limits the optional claims of the step in the block. Notes a fault if the limit refused one.
 
         Args:
             rows: rows of the step.
             limit: largest number of claims that the caller allows.
-            mirror: counts refused claims.
+            refused: returns the number of claims and marks that were refused since the start.
 
         Yields:
             The largest number of claims that the step can make.
         """
-        share, draw, before = self.chaos.claims, self._draws["claims"], mirror.degraded
+        share, draw, before = self.chaos.claims, self._draws["claims"], refused()
         allowed = next((n for n in range(rows) if draw.random() < share), limit) if share else limit
         yield min(allowed, limit)
-        if allowed < limit and mirror.degraded > before:
-            self._note("claims", f"a step of {rows} rows could make {allowed}, {mirror.degraded - before} were refused")
+        if allowed < limit and (lost := refused() - before):
+            self._note("claims", f"a step of {rows} rows could make {allowed}, {lost} were refused")
 
     def answer(self, call: str, names: Sequence[str]) -> int | None:
         """Delays a call of the store, and lets it fail.
@@ -237,18 +236,21 @@ class FaultyStepping(Stepping):
         super().__init__(*parts)
         self._faults = faults
 
+    def _refused(self) -> int:
+        return self._mirror.degraded + self._marks.refused
+
     def plan(
-        self, rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, window: bool, cache: PrefixCache,
+        self, rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, window: bool, room: Room,
         replay: Callable[[], object] | None = None,
     ) -> Step:  # fmt: skip
         """See `Stepping.plan`."""
         real = self.batch(rows, tokens).rows
-        with self._faults.claims(len(real), limit, self._mirror) as allowed:
-            return super().plan(rows, tokens, allowed, window, cache, replay)
+        with self._faults.claims(len(real), limit, self._refused) as allowed:
+            return super().plan(rows, tokens, allowed, window, room, replay)
 
     def accept(self, step: Step, accepted: Sequence[int], windows: Any, finished: Any, limit: int) -> None:
         """See `Stepping.accept`."""
-        with self._faults.claims(len(step.numbers), limit, self._mirror) as allowed:
+        with self._faults.claims(len(step.numbers), limit, self._refused) as allowed:
             super().accept(step, accepted, windows, finished, allowed)
 
 
@@ -263,7 +265,7 @@ class FaultyAdmission(Admission):
         runs = self._table.free < self._table.rows  # else an engine may well take a refusal as final
         if runs and rows and self._faults.happens("admissions", f"{rows} requests find too few slots"):
             allocator, held = self._file.allocator, self._sessions.held
-            evictable = self._snapshots.evictable - held
+            evictable = self._snapshots.evictable - held - self._marks.idle
             error = OutOfSlots(slots, allocator.free, evictable, allocator.capacity, held)
             error.add_note("memstate: refused on purpose, see StateManager(chaos=...)")
             return error

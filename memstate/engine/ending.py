@@ -13,9 +13,10 @@ from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import PrefixCache
 from memstate.prefix.lease import Insertion
+from memstate.prefix.room import Room
 from memstate.prefix.sessions import Sessions
-from memstate.requests.boundaries import Boundaries
 from memstate.requests.handles import Snapshot
+from memstate.requests.marks import Kept, Marks
 from memstate.requests.page_table import PageTable
 from memstate.requests.snapshots import Snapshots
 from memstate.requests.table import RequestTable
@@ -31,11 +32,11 @@ class Ending:
 
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, snapshots: Snapshots,
-        cache: PrefixCache, sessions: Sessions, boundaries: Boundaries,
+        cache: PrefixCache, sessions: Sessions, marks: Marks, room: Room,
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._snapshots, self._cache = pages, snapshots, cache
-        self._sessions, self._boundaries = sessions, boundaries
+        self._sessions, self._marks, self._room = sessions, marks, room
 
     def keys(self, tokens: Sequence[Tokens | None] | None, rows: Longs) -> list[bytes] | None:
         """Encodes the tokens of each row as a key. Checks that they agree with the row's prompt as far as both go.
@@ -99,24 +100,75 @@ class Ending:
             One snapshot for each row, or None.
         """
         if keys is None:
-            return self._snapshots.publish(rows, known, ended)
+            publish = self._handles if self._marks.kept else self._snapshots.publish
+            return publish(rows, known, ended)
         if not self._cache.enabled:
             return [None] * len(rows)
         known = np.minimum(known, [len(key) // BYTES for key in keys])
-        return self._cache.insert(
-            [
-                self._insertion(row, n, key, ended)
-                for row, n, key in zip(rows.tolist(), known.tolist(), keys, strict=True)
-            ]
-        )
+        insertions, last = [], []
+        for row, n, key in zip(rows.tolist(), known.tolist(), keys, strict=True):
+            insertions += [self._filed(row, kept, key) for kept in self._marks.give(row, n)]
+            insertions.append(self._insertion(row, n, key, ended))
+            last.append(len(insertions))
+        snapshots = self._cache.insert(insertions)
+        if len(snapshots) == len(last):
+            return snapshots
+        rows_of = [snapshots[first:end] for first, end in zip([0, *last], last, strict=False)]
+        return [next((snap for snap in reversed(found) if snap), None) for found in rows_of]
+
+    def require_answers(self, rows: Longs, known: Longs) -> None:
+        """Requires that every running row has a snapshot to publish, and a register and a slot for it.
+
+        Args:
+            rows: the row numbers.
+            known: tokens up to which each row is real.
+
+        Raises:
+            InvalidArgument: a snapshot, a register or a slot is missing.
+        """
+        ends, rest = [row for row in self._marks.at_ends(rows, known) if row not in self._sessions.by_row], []
+        for at, (row, n) in enumerate(zip(rows.tolist(), known.tolist(), strict=True)):
+            if row not in ends and self._mark_of(row, n, ended=False) is None:
+                rest.append(at)
+        room = min(self._snapshots.free, self._file.allocator.free - self._file.allocator.reserve)
+        if len(ends) > room:
+            raise InvalidArgument(
+                f"{len(ends)} states at marks to publish, room for {max(0, room)}: drop snapshots, or raise slots="
+            )
+        self._snapshots.require_answers(rows[rest], known[rest], len(ends))
+
+    def _handles(self, rows: Longs, known: Longs, ended: bool) -> list[Snapshot | None]:
+        """Publishes the newest state of each row, at a mark or in a lane, as a handle."""
+        found = [self._mark_of(row, n, ended) for row, n in zip(rows.tolist(), known.tolist(), strict=True)]
+        rest = [at for at, mark in enumerate(found) if mark is None]
+        for at, (row, mark) in enumerate(zip(rows.tolist(), found, strict=True)):
+            if mark is not None:
+                self._marks.remove(row, mark)
+                found[at] = self._snapshots.with_pages(mark, self._pages.share(row, mark.length))
+        for at, snapshot in zip(rest, self._snapshots.publish(rows[rest], known[rest], ended), strict=True):
+            found[at] = snapshot
+        return found
+
+    def _mark_of(self, row: int, known: int, ended: bool) -> Snapshot | None:
+        """Returns the row's newest state at a mark, None if a register of the row has a newer one."""
+        mark = self._marks.newest(row, known)
+        answer = None if mark is None else self._snapshots.answer(row, self._pages.floor(known), ended)
+        newer = mark is not None and answer is not None and self._file.labels[answer] > mark.length
+        return None if newer else mark
+
+    def _filed(self, row: int, kept: Kept, key: bytes) -> Insertion:
+        snap, length = kept.snapshot, kept.snapshot.length
+        pages = self._pages.of(row)[: length // self._pages.page_size]
+        return Insertion(self._cache.leases[row], key[: length * BYTES], pages, snap.register, length, kept.kind, snap)
 
     def _insertion(self, row: int, known: int, key: bytes, ended: bool) -> Insertion:
         length = self._pages.floor(known)
-        kept = ended and row in self._sessions.by_row  # its states go to the session
+        kept = ended and self._sessions.keeps(row)  # its states go to the session
         answer = None if kept else self._snapshots.answer(row, length, ended)
         pages = self._pages.of(row)[: length // self._pages.page_size]
         label = int(self._file.labels[answer]) if answer is not None else 0
-        return Insertion(self._cache.leases[row], key[: length * BYTES], pages, answer, label, ended)
+        kind = self._marks.kind_of(row, label) or ("end" if ended else "boundary")
+        return Insertion(self._cache.leases[row], key[: length * BYTES], pages, answer, label, kind)
 
     def require_sessions_told(self, rows: Longs) -> None:
         """Refuses rows that are turns of sessions, because the caller gave no tokens for them.
@@ -141,9 +193,10 @@ class Ending:
             One snapshot for each row, or None.
         """
         snapshots: list[Snapshot | None] = [None] * len(rows)
+        # first: states that these rows were about to read can be evicted for what they leave
+        self._snapshots.first_steps_done(rows)
         if known is not None:
             snapshots = self.publish(rows, known, keys, ended=True)
-        self._snapshots.first_steps_done(rows)
         for at, row in enumerate(rows.tolist()) if self._sessions.by_row else ():
             if row in self._sessions.by_row:
                 real = int((self._table.confirmed[rows] if known is None else known)[at])
@@ -151,15 +204,16 @@ class Ending:
         self._commands.release((rows[:, None] * PER_ROW + np.arange(PER_ROW)).reshape(-1))
         self._cache.end(rows.tolist())
         self._pages.end(rows)
-        self._boundaries.end(rows)
+        self._marks.end(rows.tolist())
         self._table.release(rows, how)
         file = self._file
-        file.tracked[rows] = file.snapshot_at[rows] = file.source[rows] = 0
-        cells = np.concatenate([file.address(column, rows) for column in ("tracked", "snapshot_at", "source")])
+        file.tracked[rows] = file.source[rows] = 0
+        cells = np.concatenate([file.address(column, rows) for column in ("tracked", "source")])
         self._commands.write(cells, np.zeros(len(cells), np.int64))
         return snapshots
 
     def _end_turn(self, row: int, known: int, key: bytes | None) -> None:
         lease = self._cache.leases.get(row)
-        if self._sessions.end(row, known, key, lease, self._cache):
+        if self._sessions.end(row, known, key, lease, self._cache, self._room.free_registers):
             del self._cache.leases[row]
+        self._room.trim()

@@ -35,12 +35,15 @@ from memstate.engine.settings import (
 from memstate.engine.sizing import require_fit
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import REGISTERS_PER_ROW, StepRecord
+from memstate.kernels.tables import REGISTERS_PER_ROW, Marks, StepRecord
 from memstate.prefix import Match, Prefix, PrefixCache
+from memstate.prefix.conversation import SessionInfo
 from memstate.prefix.none import NoCache
+from memstate.prefix.room import Room
+from memstate.prefix.session_settings import SessionLimits, is_duration
 from memstate.prefix.sessions import Sessions
-from memstate.requests.boundaries import Boundaries
 from memstate.requests.handles import Request, Row, Rows, Session, Snapshot
+from memstate.requests.marks import Marks as PromptMarks
 from memstate.requests.page_table import PageTable
 from memstate.requests.snapshots import Snapshots
 from memstate.requests.steps import Step, StepLog
@@ -78,6 +81,7 @@ class StateManager(Recovery):
         pages: KV pages of requests. None: the caller manages KV, and a page has one token.
         prefix: settings of a prefix cache, for requests with tokens. Admissions can evict cached states and pages.
         tiers: settings of host memory and storage below the prefix cache. With tiers, call `poll` in each iteration.
+        sessions: limits of what idle sessions keep. Default: `SessionLimits()`.
         forward: what the kernels of your forward can do.
         overlap: whether the next step can be planned before the previous step is settled.
         max_batch: entries of the largest batch. Default: max_requests + preallocated.
@@ -129,6 +133,7 @@ class StateManager(Recovery):
         pages: Pages | None = None,
         prefix: Prefix | None = None,
         tiers: Tiers | None = None,
+        sessions: SessionLimits | None = None,
         forward: Forward | None = None,
         overlap: bool = True,
         max_batch: int | None = None,
@@ -147,6 +152,7 @@ class StateManager(Recovery):
             ("forward", forward, Forward),
             ("prefix", prefix, Prefix),
             ("tiers", tiers, Tiers),
+            ("sessions", sessions, SessionLimits),
         ):
             if not isinstance(given, kind | None):
                 raise ConfigurationError(f"{name}={given!r}: expected ms.{kind.__name__}(...) or None")
@@ -165,6 +171,12 @@ class StateManager(Recovery):
         self.tracking = tracking if tracking is not None else Redirect()
         validate_tracking(self.tracking, slots, pages.size, overlap, forward.speculation)
         self.layout, self.overlap, in_place = layout, overlap, forward.in_place
+        partly = [plane.name for plane in layout.planes if not plane.rewritten_each_step]
+        if forward.grid is not None and partly:
+            raise ConfigurationError(
+                f"grid={forward.grid} with planes {partly} that a step writes only in part: the forward has no whole "
+                "state inside a chunk; leave grid out"
+            )
         if forward.direct_hits is None:
             forward = replace(forward, direct_hits=isinstance(self.tracking, Redirect) and not in_place)
         self.forward = forward
@@ -205,20 +217,25 @@ class StateManager(Recovery):
             below = self._faults.tiers(tiers, self.planes, self._cache, self._commands, self._pages)
         self.tiers = below
         loader = Loader(below, self._cache, self._pages) if below is not None else NoLoader()
-        self._sessions = Sessions(self._commands, self._pages, self._snapshots, self._mirror.lanes)
-        self._boundaries = Boundaries(self._commands, self.tracking.reads_old_slot)
-        self._log = StepLog(max_batch or rows, int(overlap), self.backend.device, forward.speculation)
+        self._sessions = Sessions(*parts, self._mirror.lanes, sessions or SessionLimits())
+        self._room = Room(self._cache, self._sessions, self._allocator, self._pages, self._snapshots)
+        self._marks = PromptMarks(
+            self._commands, self._snapshots, pages.size, forward.grid or 0, forward.packed, bool(forward.direct_hits)
+        )
+        self._log = StepLog(max_batch or rows, int(overlap), self.backend.device, forward.speculation, holders)
         self._stepping = self._faults.stepping(
-            self._commands, self._table, self._pages, self._mirror, self._snapshots, self._boundaries, self._log,
+            self._commands, self._table, self._pages, self._mirror, self._snapshots, self._marks, self._log,
             self.planes, copied, bool(forward.direct_hits),
         )  # fmt: skip
         self._admission = self._faults.admission(
-            self._commands, self._table, self._pages, self._snapshots, self._cache, self._sessions, self._boundaries,
+            self._commands, self._table, self._pages, self._snapshots, self._cache, self._sessions, self._marks,
             self.tracking.lanes_at_admission(overlap), bool(forward.direct_hits), self._mirror.lanes > 0, loader,
+            self._room,
         )  # fmt: skip
         self._ending = Ending(
-            self._commands, self._table, self._pages, self._snapshots, self._cache, self._sessions, self._boundaries
-        )
+            self._commands, self._table, self._pages, self._snapshots, self._cache, self._sessions, self._marks,
+            self._room,
+        )  # fmt: skip
         self._commands.journal = Journal(journal, self._registers, self.owner) if journal else None
         self._thread = threading.get_ident() if debug else None
 
@@ -236,6 +253,14 @@ class StateManager(Recovery):
     def page_table(self) -> Tensor:
         """KV page ids of each row: int32 tensor on the device, axes `row page`; 0 = no page."""
         return self._registers.page_table
+
+    @property
+    def marks(self) -> Marks:
+        """The marks of the newest plan on the device, at one address, so that a captured forward can read them.
+
+        They are those of `step.marks`: the states inside of the step that are kept.
+        """
+        return self._log.marks
 
     @property
     def free_slots(self) -> int:
@@ -285,9 +310,10 @@ class StateManager(Recovery):
         return int(self._table.confirmed[self._index(row)])
 
     def next_boundary(self, row: Row) -> int:
-        """Returns the next length in tokens at which a snapshot is due.
+        """Returns the next length in tokens at which a chunk should end, so that a state can be kept there.
 
-        A prefill chunk must not go beyond this length. Under NoTracking no snapshot is due, and chunks can go beyond.
+        This is the next multiple of `every` beyond the prompt, or the next mark that the forward cannot hand out from
+        inside a chunk. A chunk can go beyond; the state there is then not kept.
 
         Args:
             row: the request.
@@ -299,12 +325,13 @@ class StateManager(Recovery):
         Syncs: no.
         """
         index, length = self._index(row), self.length(row)
-        following = (length // self.tracking.every + 1) * self.tracking.every
-        snapshot_at = self._boundaries.after(index, length)
-        return snapshot_at if length < snapshot_at < following else following
+        beyond = max(length, int(self._registers.tracked[index]))
+        following = (beyond // self.tracking.every + 1) * self.tracking.every
+        mark = self._marks.next(index, length)
+        return min(mark, following) if mark else following
 
     def slots_held(self, row: Row) -> int:
-        """Returns how many slots the row's registers hold.
+        """Returns how many slots the row holds, the states at its marks included.
 
         Args:
             row: the request.
@@ -315,8 +342,9 @@ class StateManager(Recovery):
 
         Syncs: no.
         """
-        first = PER_ROW * self._index(row)
-        return int(self._registers.held[first : first + PER_ROW].sum())
+        index = self._index(row)
+        held = self._registers.held[PER_ROW * index : PER_ROW * (index + 1)]
+        return int(held.sum()) + len(self._marks.kept.get(index, ()))
 
     def _index(self, row: Row) -> int:
         self._require_no_replay()
@@ -344,6 +372,7 @@ class StateManager(Recovery):
         Syncs: no, unless it needs slots that `pool.release` freed by id.
         """
         self._enter()
+        self._expire_sessions("admit")
         return self._admission.admit(requests)
 
     def fork(self, row: Row, ids: Sequence[Hashable]) -> Fork:
@@ -478,7 +507,8 @@ class StateManager(Recovery):
         missing = self._pages.missing(numbers, tokens)
         needed = self.free_pages + missing
         with self._guard.changing("extend"):
-            self._cache.make_room(missing)
+            if missing and self._room.can_free_pages(missing):
+                self._room.free_pages(needed)
             if (lack := self._pages.short_of(needed)) is not None:
                 raise self._guard.orderly(lack)
             self._pages.extend(numbers, tokens)
@@ -527,7 +557,7 @@ class StateManager(Recovery):
         self._require_speculation("plan", window)
         if replay is not None and not callable(replay):
             raise InvalidArgument(f"replay={replay!r}: expected a function, such as graph.replay")
-        return self._stepping.plan(rows, tokens, _limit(limit), window, self._cache, replay)
+        return self._stepping.plan(rows, tokens, _limit(limit), window, self._room, replay)
 
     def launch(self, batch: int, *, window: bool = False) -> StepRecord:
         """Launches all that comes before the forward of a step, for a CUDA graph that is replayed step by step.
@@ -770,9 +800,10 @@ class StateManager(Recovery):
         known = self._table.confirmed[numbers]
         if strict:
             bounds = known if keys is None else np.minimum(known, [len(key) // BYTES for key in keys])
-            self._snapshots.require_answers(numbers, bounds)
+            self._ending.require_answers(numbers, bounds)
         before, told = self._stepping.lengths_before(numbers), self._told(numbers, known, keys)
         with self._guard.changing("publish"):
+            self._stepping.keep_ends(numbers, known, self._room, self._sessions.by_row)
             snapshots = self._ending.publish(numbers, known, keys)
             self._stepping.promise(numbers, told or [snap.length if snap else 0 for snap in snapshots], before)
             return snapshots
@@ -871,7 +902,7 @@ class StateManager(Recovery):
         return self.tiers.prefetch(key, salt, found, max(kept, found.length, own))
 
     def poll(self) -> None:
-        """Advances the transfers between device, host memory and storage.
+        """Advances the transfers between device, host memory and storage, and empties the sessions that have expired.
 
         Call it once in each iteration of the loop, even if no request runs.
 
@@ -881,6 +912,7 @@ class StateManager(Recovery):
         Syncs: no; with several ranks it waits for late ranks.
         """
         self._enter()
+        self._expire_sessions("poll")
         if self.tiers is not None:
             self.tiers.poll()
 
@@ -916,40 +948,65 @@ class StateManager(Recovery):
         if debug and not broken:
             self.audit().raise_if_leaking()
 
-    def open_session(self, name: Hashable) -> Session:
-        """Opens a conversation whose states and pages stay between its turns.
+    def open_session(self, name: Hashable, *, priority: int = 0, ttl: float | None = None) -> Session:
+        """Opens a conversation whose states and pages stay between its turns while there is room.
+
+        Where a request, a snapshot or a load needs the room, idle sessions make way: see `SessionLimits`. A session
+        that made way stays open. Its next turn starts from what the prefix cache or the tiers have of its tokens.
 
         Args:
             name: the name that audits show. Two open sessions can have the same name; each keeps its own states.
+            priority: sessions of a lower priority make way first.
+            ttl: seconds of `SessionLimits.clock` that the idle session keeps its states. After that the next `admit` or
+                `poll` releases them. None: no limit.
 
         Returns:
             The session, for `Request(session=...)`.
 
         Raises:
-            InvalidArgument: the name is not hashable.
+            InvalidArgument: the name is not hashable, or a number is not valid.
 
         Syncs: no.
         """
         self._enter()
-        return self._sessions.open(name)
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise InvalidArgument(f"priority={priority!r}: expected a whole number")
+        if ttl is not None and not is_duration(ttl):
+            raise InvalidArgument(f"ttl={ttl!r}: expected seconds from 0 on, or None")
+        return self._sessions.open(name, priority, ttl)
 
     def close_session(self, session: Session) -> None:
         """Closes a session and frees what it holds.
+
+        While a turn of the session runs, the handle becomes stale at once, and the session closes when the turn ends.
+        The states of that turn go to the prefix cache, as those of any other request.
 
         Args:
             session: what `open_session` returned.
 
         Raises:
             StaleHandle: the session was closed before.
-            InvalidArgument: a turn of the session runs.
 
         Syncs: no.
         """
         self._enter()
-        self._sessions.get(session)
+        self._sessions.require(session)
         with self._guard.changing("close_session"):
             if lease := self._sessions.close(session):
                 self._cache.release(lease)
+
+    def sessions(self) -> list[SessionInfo]:
+        """Returns the open sessions, in the order in which they were opened.
+
+        Syncs: no.
+        """
+        return self._sessions.infos()
+
+    def _expire_sessions(self, call: str) -> None:
+        """Empties the idle sessions whose time to live is over."""
+        if self._sessions.any_expired:
+            with self._guard.changing(call):
+                self._room.expire()
 
     def scrub_null(self) -> None:
         """Zeroes slot 0.

@@ -13,8 +13,9 @@ from memstate.errors import Asleep, InvalidArgument, MemstateError
 from memstate.guard import Guard
 from memstate.kernels.dispatch import Backend
 from memstate.prefix import PrefixCache
+from memstate.prefix.room import Room
 from memstate.prefix.sessions import Sessions
-from memstate.requests.boundaries import Boundaries
+from memstate.requests.marks import Marks
 from memstate.requests.page_table import PageTable
 from memstate.requests.snapshots import Snapshots
 from memstate.requests.table import RequestTable
@@ -47,9 +48,10 @@ class Parts(NotCopied):
     _mirror: Mirror
     _snapshots: Snapshots
     _sessions: Sessions
+    _room: Room
     _cache: PrefixCache
     _stepping: Stepping
-    _boundaries: Boundaries
+    _marks: Marks
     _guard: Guard
     _thread: int | None
 

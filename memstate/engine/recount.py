@@ -43,7 +43,7 @@ class Recount(Parts):
             "KV pages": self._pages.held,
             "a lease": self._cache.leases,
             "a turn of a session": self._sessions.by_row,
-            "snapshots to come": self._boundaries.rows,
+            "states at marks": self._marks.rows,
             "a first read": self._snapshots.first_reads,
         }
         used = set(np.flatnonzero(self._table.used).tolist())

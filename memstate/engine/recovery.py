@@ -14,8 +14,8 @@ from torch import Tensor
 from memstate.checks import counts, sequence
 from memstate.engine.report import Reports
 from memstate.errors import Asleep, InvalidArgument
+from memstate.prefix.conversation import Conversation
 from memstate.prefix.lease import Branch
-from memstate.prefix.sessions import Conversation
 from memstate.requests.handles import Snapshot
 
 # These calls can have put KV into the prefix cache that the open step must still write.
@@ -123,7 +123,7 @@ class Recovery(Reports):
                 self._commands.submit()
         found = self._survivors(held)
         ended = [self._table.ids[row] for row in np.flatnonzero(self._table.used).tolist()]
-        owned = self._cache.registers | self._sessions.registers
+        owned = self._cache.registers | self._sessions.registers | self._marks.registers
         published = [snap for register, snap in self._snapshots.kept.items() if register not in owned]
         with self._guard.mending("recover"):
             self._start_over(found, "ended by recover()")
@@ -168,10 +168,11 @@ class Recovery(Reports):
             for r in registers
             if (snap := self._snapshots.kept.get(r)) and snap.length == labels[r] and unsure.isdisjoint(snap.pages)
         }
-        sessions = self._sessions.surviving(snapshots, unsure)
+        handed = self._cache.registers  # also those that an interrupted session was just handing over
+        sessions = self._sessions.surviving({r: s for r, s in snapshots.items() if r not in handed}, unsure)
         unwritten = self._stepping.open is not None and (self._stepping.promised or self._guard.call in PUBLISHING)
         branches = [] if unwritten else self._cache.surviving(snapshots, unsure)
-        owned = self._cache.registers | self._sessions.registers
+        owned = self._cache.registers | self._sessions.registers | self._marks.registers
         kept = {r: snap for r, snap in snapshots.items() if r not in owned}
         kept |= {snap.register: snap for session in sessions for snap in session.kept}
         kept |= {branch.snapshot.register: branch.snapshot for branch in branches if branch.snapshot}
@@ -187,7 +188,7 @@ class Recovery(Reports):
         self._snapshots.reset(list(kept.snapshots.values()))
         self._sessions.reset(kept.sessions)
         self._cache.keep(kept.branches)
-        self._boundaries.reset()
+        self._marks.reset()
         holders = Counter(page for snap in kept.snapshots.values() for page in snap.pages)
         holders.update(page for session in kept.sessions for page in session.pages)
         holders.update(page for _, node in self._cache.tree.walk() for page in node.pages)

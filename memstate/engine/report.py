@@ -39,7 +39,7 @@ class Reports(Recount):
             degraded=self._mirror.degraded,
             published=self._snapshots.published,
             dropped=self._snapshots.dropped,
-            refused=self._snapshots.refused + self._sessions.refused,
+            refused=self._snapshots.refused + self._sessions.refused + self._marks.refused,
             copied_bytes=traffic.copied,
             zeroed_bytes=traffic.zeroed,
             packets=self._commands.packets,
@@ -114,7 +114,7 @@ class Reports(Recount):
     def owner(self, register: int) -> tuple[str, str]:
         """Returns the owner of a register as (kind, name).
 
-        The kinds are live, lane, cached, session and snapshot.
+        The kinds are live, lane, cached, session, mark and snapshot.
 
         Args:
             register: number of the register.
@@ -129,4 +129,6 @@ class Reports(Recount):
             return "cached", f"cached prefix of {node.end * self._pages.page_size} tokens in register {register}"
         if name := self._sessions.owner(register):
             return "session", name
+        if name := self._marks.owner(register):
+            return "mark", name
         return "snapshot", self._snapshots.name(register)

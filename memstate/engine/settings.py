@@ -50,24 +50,41 @@ class Forward:
         speculation: steps can be windows of drafted tokens, some of which are accepted. Needs `overlap=False`.
         direct_hits: the first step of a resumed request reads the snapshot itself instead of a copy. None: True with
             Redirect and without `in_place`, otherwise False.
+        grid: the forward hands out the states inside a chunk, at each multiple of so many tokens. 1: it takes
+            `step.marks`, as memstate's own kernels do; 64: flash-linear-attention. None: it has a state only at the end
+            of a chunk.
+        packed: multiples of `grid` count from the start of the packed batch, as in Mamba-2's chunk scan, and not from
+            the start of each row's chunk.
 
     Raises:
-        ConfigurationError: a value is neither True nor False.
+        ConfigurationError: a value is neither True nor False, or `grid` does not fit the rest.
 
     Example:
-        >>> Forward(in_place=True)
-        Forward(in_place=True, speculation=False, direct_hits=None)
+        >>> Forward(grid=64)
+        Forward(in_place=False, speculation=False, direct_hits=None, grid=64, packed=False)
     """
 
     in_place: bool = False
     speculation: bool = False
     direct_hits: bool | None = None
+    grid: int | None = None
+    packed: bool = False
 
     def __post_init__(self) -> None:
         for name, switch in (("in_place", self.in_place), ("speculation", self.speculation)):
             require_switch(name, switch)
+        require_switch("packed", self.packed)
         if self.direct_hits is not None:
             require_switch("direct_hits", self.direct_hits)
+        if self.grid is not None and (not is_count(self.grid) or self.grid < 1):
+            raise ConfigurationError(f"grid={self.grid!r}: expected a whole number of tokens from 1 on, or None")
+        if self.grid is not None and self.in_place:
+            raise ConfigurationError(
+                f"grid={self.grid} with in_place=True: kernels that update one slot have the state at the end of a "
+                "chunk only; leave grid out, and end chunks at next_boundary(row)"
+            )
+        if self.packed and self.grid is None:
+            raise ConfigurationError("packed=True says where multiples of grid count from: give grid as well")
 
 
 def require_switch(name: str, switch: object, why: str = "") -> None:

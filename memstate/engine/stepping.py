@@ -12,7 +12,7 @@ A step is open from its plan until one of these calls closes it: the next plan, 
 accept or cancel. While a step is open, the slots that it uses do not change owners.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +21,15 @@ from torch import Tensor
 from memstate.checks import INT32_MAX, counts, flags
 from memstate.errors import Asleep, InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW, Rules, StepRecord, Strategy
-from memstate.prefix import PrefixCache
-from memstate.requests.boundaries import Boundaries
+from memstate.prefix.room import Room
 from memstate.requests.handles import Row, Rows
+from memstate.requests.marks import Mark, Marks
 from memstate.requests.page_table import PageTable
 from memstate.requests.snapshots import Snapshots
 from memstate.requests.steps import Batch, Step, StepLog
 from memstate.requests.table import RequestTable
 from memstate.requests.tracking.mirror import Mirror
-from memstate.slots.commands import CommandBuffer
+from memstate.slots.commands import STEP_MARKS, CommandBuffer
 from memstate.slots.packet import Packet
 from memstate.slots.registers import Ints, Longs
 from memstate.state.planes import Planes
@@ -37,6 +37,7 @@ from memstate.state.windows import require as require_windows
 from memstate.state.windows import scatter as scatter_windows
 
 PER_ROW = REGISTERS_PER_ROW
+NO_LIMIT = 2**31 - 1
 
 
 class Stepping:
@@ -48,7 +49,7 @@ class Stepping:
         pages: KV pages of rows.
         mirror: the host's copy of held registers and labels.
         snapshots: published snapshots.
-        boundaries: lengths at which snapshots are due.
+        marks: states that steps keep of prompts.
         log: unsettled steps.
         planes: the bytes of slots.
         copied: planes that memstate must copy: those that in-place kernels update, and those that a step writes only in
@@ -63,10 +64,10 @@ class Stepping:
 
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, mirror: Mirror, snapshots: Snapshots,
-        boundaries: Boundaries, log: StepLog, planes: Planes, copied: tuple[str, ...], direct_hits: bool,
+        marks: Marks, log: StepLog, planes: Planes, copied: tuple[str, ...], direct_hits: bool,
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
-        self._pages, self._mirror, self._snapshots, self._boundaries = pages, mirror, snapshots, boundaries
+        self._pages, self._mirror, self._snapshots, self._marks = pages, mirror, snapshots, marks
         self._log, self._planes, self._copied, self._guard = log, planes, copied, commands.guard
         self._moves = bool(copied) and (direct_hits or mirror.tracking.reads_old_slot)
         self.open: Step | None = None  # the step whose forward is perhaps not launched yet
@@ -169,10 +170,7 @@ class Stepping:
 
     def shortfall(self, batch: Batch, window: bool) -> int:
         """See `StateManager.shortfall`."""
-        length = self._mirror.lengths(batch.rows)
-        with self._guard.changing("shortfall"):
-            self._boundaries.advance(batch.rows, length)
-        return self._shortfall(batch, length, window)
+        return self._shortfall(batch, self._mirror.lengths(batch.rows), window)
 
     def _shortfall(self, batch: Batch, length: Longs, window: bool) -> int:
         allocator = self._file.allocator
@@ -181,7 +179,7 @@ class Stepping:
 
     def plan(
         self, rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, window: bool,
-        cache: PrefixCache, replay: Callable[[], object] | None = None,
+        room: Room, replay: Callable[[], object] | None = None,
     ) -> Step:  # fmt: skip
         """Plans a step; see `StateManager.plan`.
 
@@ -190,7 +188,7 @@ class Stepping:
             tokens: tokens of each entry.
             limit: largest number of slots that the step can claim for snapshots.
             window: whether the step is speculative.
-            cache: the prefix cache. With `Prefix(evict=True)` it evicts states to make room for snapshots that are due.
+            room: makes way for snapshots that are due, with `Prefix(evict=True)`.
             replay: launches what `launch` has captured, and the forward. None: the plan launches by itself.
         """
         self._log.require_room()
@@ -198,20 +196,25 @@ class Stepping:
         if len(batch.numbers) > self._log.max_batch:
             raise InvalidArgument(f"a batch of {len(batch.numbers)}, the limit is max_batch={self._log.max_batch}")
         running = batch.rows
-        sources = self._file.source[running]
-        direct = int(np.count_nonzero(sources))
-        length = self._mirror.lengths(running) if direct else self._file.labels[batch.live].astype(np.int64)
+        elsewhere = self._file.source[running].any()  # rows that read another register than their live one
+        length = self._mirror.lengths(running) if elsewhere else self._file.labels[batch.live].astype(np.int64)
         after = length + batch.tokens
         self._require_plannable(batch, length, after, window)
         with self._guard.changing("plan"):
             self._close(self.open)
-            self._boundaries.advance(running, length)
+            before, reached = batch.spread(length), batch.spread(length.copy() if window else after)
+            stored: tuple[Longs, ...] = ()
+            if marks := self._marks.due(batch.numbers, before, reached):
+                marks = self._make_room(marks, limit, room)
+                stored, limit = self._marks.keep(marks), limit - len(marks)
+            sources = self._file.source[running]
+            direct = int(np.count_nonzero(sources))
             allocator = self._file.allocator
-            if cache.settings.evict and allocator.free - allocator.reserve < len(running):
-                cache.evict_states(min(limit, self._shortfall(batch, length, window)))
+            if room.cache.settings.evict and allocator.free - allocator.reserve < len(running):
+                room.free_slots(allocator.free + min(limit, self._shortfall(batch, length, window)))
 
             if self._commands.pending or not self._log.repeats(batch.numbers, batch.tokens_of, limit):
-                self._commands.upload_step((batch.numbers, batch.tokens_of), limit)
+                self._commands.upload_step((batch.numbers, batch.tokens_of), limit, stored)
                 self._log.sent(batch.numbers, batch.tokens_of, limit)
             taken = 0
             if not window:
@@ -220,16 +223,16 @@ class Stepping:
             record = self._log.record(len(batch.numbers))
             if replay is None:
                 self._commands.launch_changes()
-                self._file.plan(self._commands.step, record, self._rules(window))
+                self._file.plan(self._commands.step, record, self._log.marks, self._rules(window))
             else:
                 self._replay(replay, (len(batch.numbers), window))
                 self._commands.launch_changes(replayed=True)
             unsettled = self._table.unsettled[running]
             self._table.unsettled[running] = unsettled + 1
-            before, reached = batch.spread(length), batch.spread(length.copy() if window else after)
-            step = self.open = self._log.add(record, batch, before, reached, window)
+            step = self.open = self._log.add(record, batch, before, reached, window, len(stored[0]) if stored else 0)
             if replay is None:
-                self._commands.fence(self._named(batch, sources if direct else None, length, after, taken))
+                named = self._named(batch, sources if direct else None, length, after, taken)
+                self._commands.fence(named, stored[2] if stored else None)
             if not window:
                 if unsettled.any():
                     known = unsettled == 0
@@ -238,11 +241,40 @@ class Stepping:
                     self._table.confirmed[running] = after
                 self._snapshots.first_steps_done(batch.numbers)
                 self._copy_around(step, direct, taken, replay is not None)
-            if cache.below is not None:
-                cache.below.planned(step.numbers, step.before, step.after)
+            if room.cache.below is not None:
+                room.cache.below.planned(step.numbers, step.before, step.after)
             if replay is not None:  # its forward is launched
                 self._close(step, send=True)
             return step
+
+    def _make_room(self, marks: list[Mark], limit: int, room: Room) -> list[Mark]:
+        """Makes room for marks, and returns the marks that find some.
+
+        Args:
+            marks: marks of a step.
+            limit: largest number of slots that they can take.
+            room: makes room.
+        """
+        allocator, snapshots = self._file.allocator, self._snapshots
+        limit = min(limit, STEP_MARKS)
+        wanted = min(len(marks), limit)
+        allocator.confirm(allocator.reserve + wanted)
+        if room.cache.settings.evict:
+            room.free_slots(allocator.reserve + wanted)
+            room.free_registers(wanted)
+        return self._marks.choose(marks, min(snapshots.free, allocator.free - allocator.reserve, limit))
+
+    def keep_ends(self, rows: Longs, known: Longs, room: Room, turns: Collection[int]) -> None:
+        """Keeps the live states of rows that stand at a mark, for a publication before their next step.
+
+        Args:
+            rows: the rows.
+            known: tokens up to which each row is real.
+            room: makes room.
+            turns: rows that are turns of sessions. They leave their live state to their session.
+        """
+        if marks := self._marks.ends(rows, known, turns):
+            self._marks.keep(self._make_room(marks, NO_LIMIT, room))
 
     def _replay(self, replay: Callable[[], object], form: tuple[int, bool]) -> None:
         """Lets the caller launch a step.
@@ -275,7 +307,7 @@ class Stepping:
         self._captured.add((batch, window))
         record = self._log.record(batch)
         self._commands.capture_changes()
-        self._file.plan(self._commands.step, record, self._rules(window))
+        self._file.plan(self._commands.step, record, self._log.marks, self._rules(window))
         if self._moves and not window:
             self._planes.copy(record.write, record.read, planes=self._copied, due=0)
         return record
@@ -313,10 +345,6 @@ class Stepping:
             )
         if rows.size and int(after.max()) > INT32_MAX:
             raise InvalidArgument(f"lengths {after.tolist()} after this step: a label holds {INT32_MAX} tokens at most")
-        if not window and batch.most > 1:  # one token crosses nothing
-            self._mirror.require_within_boundary(rows, length, after)
-            if self._mirror.lanes:
-                self._boundaries.require_within(rows, length, after)
         self._pages.require_room(rows, after)
 
     def _copy_around(self, step: Step, direct: int, taken: int, replayed: bool) -> None:
@@ -387,7 +415,8 @@ class Stepping:
                 same &= ~table.finished[step.numbers]  # rows that ended in the previous step
                 entries = np.flatnonzero(same)
                 rows = step.numbers[entries]
-            known = self._file.labels[rows * PER_ROW]
+            direct = self._file.source[rows].any()  # rows whose state was kept where it is
+            known = self._mirror.lengths(rows) if direct else self._file.labels[rows * PER_ROW]
             if over is not None and (ended := over[entries]).any():
                 known = np.where(ended, step.after[entries], known)
                 table.finish(rows[ended])

@@ -75,9 +75,9 @@ def _plan(mem: StateManager, batch: int) -> None:
     """Plans, and accepts, null rows."""
     record = mem._log.record(batch)  # the next plan overwrites it
     packet, rules = mem._commands.step, mem._mirror.rules
-    mem._registers.plan(packet, record, rules)
+    mem._registers.plan(packet, record, mem._log.marks, rules)
     if mem.forward.speculation:
-        mem._registers.plan(packet, record, rules._replace(strategy=Strategy.WINDOW))
+        mem._registers.plan(packet, record, mem._log.marks, rules._replace(strategy=Strategy.WINDOW))
         mem._registers.accept(packet, record, mem._log.outcome(batch), rules)
 
 
@@ -108,6 +108,7 @@ def _planes(mem: StateManager) -> None:
     for plane, ids in product(mem.layout.planes, IDS):
         slots = _nothing(mem, 1, ids)
         mem.planes.scatter(plane.name, slots, mem.planes.gather(plane.name, slots))
+    mem.planes.scatter_states({}, mem._log.marks, _nothing(mem, 2), _nothing(mem), _nothing(mem))  # at ends of chunks
 
 
 def _windows(mem: StateManager) -> None:

@@ -175,7 +175,7 @@ class PrefixCache(NotCopied):
         self.tree.lease(node)
         if match.snapshot:
             self._snapshots.pin(match.snapshot.register)
-        return Lease(node, salt, match, {})
+        return Lease(node, salt, match)
 
     def pages(self, match: Match) -> list[int]:
         """Returns the ids of the pages up to the matched state.
@@ -238,7 +238,7 @@ class PrefixCache(NotCopied):
         node = self._up(lease.node, length)
         self.tree.lease(node)
         self.tree.unlease(lease.node)
-        return Lease(node, salt, match, {})
+        return Lease(node, salt, match)
 
     def release_suspended(self, lease: Lease) -> None:
         """Gives up a suspended lease for good, and evicts KV that it leaves unused, if the policy says so.
@@ -264,7 +264,7 @@ class PrefixCache(NotCopied):
             salt: Its salt.
             key: Tokens of its prompt, encoded; None where they are not known.
         """
-        self.leases[row] = Lease(NO_NODE, salt, NO_MATCH, {}, key=key or b"")
+        self.leases[row] = Lease(NO_NODE, salt, NO_MATCH, key=key or b"")
 
     def fork(self, row: int, others: Sequence[int], length: int) -> None:
         """Gives the lease of one row to other rows, if it has one.
@@ -277,7 +277,7 @@ class PrefixCache(NotCopied):
         if lease := self.leases.get(row):
             for other in others:
                 self.tree.lease(lease.node)
-                self.leases[other] = Lease(lease.node, lease.salt, lease.match, {}, key=lease.key[: length * BYTES])
+                self.leases[other] = Lease(lease.node, lease.salt, lease.match, key=lease.key[: length * BYTES])
 
     def end(self, rows: Sequence[int]) -> None:
         """Ends the leases of rows.
@@ -324,27 +324,23 @@ class PrefixCache(NotCopied):
         if snapshot := self._detach(lease.match.found.stated):
             self._snapshots.end([snapshot])  # its register is freed with the pin
 
-    def boundaries(self, lease: Lease, tokens: int) -> list[int]:
-        """Returns the lengths, besides the boundaries, at which a request is to take snapshots.
+    def marks(self, match: Match) -> list[tuple[int, str]]:
+        """Returns the lengths at which a prompt is to keep states, and why.
 
-        These are the branch point (KV reached it and no state did), the length of an evicted state, and the end of the
-        prompt in whole pages. Lengths that the policy would not keep are left out.
+        The placement names them. Lengths that the policy for states would not keep are left out.
 
         Args:
-            lease: The request's lease; its `kinds` are set.
-            tokens: Length of the prompt.
+            match: What the prompt matched.
 
         Returns:
-            Lengths in tokens, ascending.
+            Lengths in tokens, ascending, multiples of the page size.
         """
-        size, match = self._pages.page_size, lease.match
-        kinds = {match.evicted_length: "again", match.kv_length: "branch", tokens // size * size: "prompt"}
-        lease.kinds = {
-            length: kind
-            for length, kind in sorted(kinds.items())
+        size = self._pages.page_size
+        return [
+            (length, kind)
+            for length, kind in sorted(self.settings.placement.marks(match, size).items())
             if length > match.length and self._states.admits(Place(length // size, match.length // size, kind))
-        }
-        return list(lease.kinds)
+        ]
 
     def use(self, lease: Lease) -> None:
         """Notes that a request starts from what it matched: counts it, and tells the policies.
@@ -383,9 +379,40 @@ class PrefixCache(NotCopied):
             snapshots = [self._insert(insertion) if insertion.key else None for insertion in insertions]
         finally:  # also where a caller's policy raises: states that nodes have by then are moved
             self._record_moves()
-        if self.settings.most_states is not None:  # a new state may be the least valuable one
-            self.evict_states(len(self.nodes) - self.settings.most_states)
+        self.trim()
         return [snapshot if snapshot and self._has(snapshot) else None for snapshot in snapshots]
+
+    def trim(self) -> None:
+        """Evicts the states that are too many for `most_states`; the newest may be the least valuable."""
+        if self.settings.most_states is not None:
+            self.evict_states(len(self.nodes) - self.settings.most_states)
+
+    def adopt(self, snapshot: Snapshot, key: bytes, pages: list[int], salt: Hashable) -> Node | None:
+        """Takes over the state of a session that makes way, in the register where it is.
+
+        Args:
+            snapshot: The state.
+            key: Its tokens, encoded: whole pages.
+            pages: Ids of these pages.
+            salt: Their salt.
+
+        Returns:
+            Its node, None where the cache has such a state or the policy does not want it: the caller keeps it then.
+        """
+        found = self.tree.find(key, salt)
+        above = found.stated.end if found.stated else 0
+        if above * self._unit == len(key):
+            self._counts["duplicates"] += 1
+            return None
+        if not self._states.admits(Place(len(key) // self._unit, above, "end")):
+            self._counts["declined"] += 1
+            return None
+        lease = Lease(NO_NODE, salt, NO_MATCH)
+        insertion = Insertion(lease, key, pages, None, snapshot.length, "end", snapshot)
+        node = self._grow(key, insertion, None)
+        self._attach(node, insertion, "end")
+        self._snapshots.published += 1
+        return node
 
     def _has(self, snapshot: Snapshot) -> bool:
         node = self.nodes.get(snapshot.register)
@@ -396,20 +423,23 @@ class PrefixCache(NotCopied):
         if insertion.register is not None:
             head = insertion.key[: insertion.length * BYTES]
             found = self.tree.find(head, lease.salt)
-            kind = lease.kinds.get(insertion.length, "end" if insertion.ended else "boundary")
+            kind, held = insertion.kind, insertion.held
             above = found.stated.end if found.stated else 0
             there = found.stated if found.stated and above * self._unit == len(head) else None
             if there:
                 self._counts["duplicates"] += 1
-                self._commands.release([insertion.register])
+                if held is None:
+                    self._commands.release([insertion.register])
                 snapshot = there.snapshot
             elif not self._states.admits(Place(len(head) // self._unit, above, kind)):
                 self._counts["declined"] += 1
             else:
                 node = self._grow(head, insertion, None)
-                snapshot = self._attach(node, insertion.register, insertion.length, kind)
+                snapshot = self._attach(node, insertion, kind)
                 if snapshot:
                     lease.own[node] = node.uses
+            if held is not None and snapshot is not held:
+                self._snapshots.drop([held])
         self._move_lease(lease, self._shared(self._grow(insertion.key, insertion, node), insertion.pages))
         return snapshot
 
@@ -441,24 +471,31 @@ class PrefixCache(NotCopied):
             self._kv.dropped(node.parent)
         self._kv.leaf(node)
 
-    def _attach(self, node: Node, register: int, length: int, kind: str) -> Snapshot | None:
-        """Moves a state to the node, if a holder is free or can be freed."""
+    def _attach(self, node: Node, insertion: Insertion, kind: str) -> Snapshot | None:
+        """Gives the node a state. It moves to a holder first, if it is in none; one must be free, or become free."""
+        snapshot = insertion.held or self._to_holder(node, insertion)
+        if snapshot is None:
+            self._counts["refused"] += 1
+            return None
+        node.snapshot, node.evicted = snapshot, False
+        self.nodes[snapshot.register] = node
+        self._counts["inserted"] += 1
+        self._states.added(node, kind)
+        if self.below:
+            self.below.added(node)
+        return snapshot
+
+    def _to_holder(self, node: Node, insertion: Insertion) -> Snapshot | None:
+        assert insertion.register is not None
         if not self._snapshots.free:
             self.tree.lease(node)  # or eviction could remove the node again
             self.evict_states(1)
             self.tree.unlease(node)
         if not self._snapshots.free:
-            self._counts["refused"] += 1
             return None
-        snapshot = node.snapshot = self._snapshots.add(length, ())
-        node.evicted = False
-        self._moves.append((snapshot.register, register))
-        self.nodes[snapshot.register] = node
-        self._counts["inserted"] += 1
+        snapshot = self._snapshots.add(insertion.length, ())
+        self._moves.append((snapshot.register, insertion.register))
         self._snapshots.published += 1
-        self._states.added(node, kind)
-        if self.below:
-            self.below.added(node)
         return snapshot
 
     def insert_loaded(self, key: bytes, salt: Hashable, length: int) -> tuple[Node, int, list[int]]:
@@ -609,15 +646,6 @@ class PrefixCache(NotCopied):
                 if allocator.free >= goal:
                     break
         return any_given
-
-    def make_room(self, pages: int) -> None:
-        """Evicts pages where eviction can free that many, else none.
-
-        Args:
-            pages: Pages to free.
-        """
-        if self.can_evict(pages):
-            self.evict_pages(pages)
 
     def require_foreign(self, snapshots: Sequence[Snapshot]) -> None:
         """Refuses snapshots that belong to the cache.

@@ -55,7 +55,6 @@ class Lease:
         node: End of the path that is kept; what is below it is not.
         salt: Salt of the prompt.
         match: What the lookup found.
-        kinds: Why a snapshot is wanted, by length in tokens.
         own: Nodes whose states came from here, with how often they were used from here.
         key: The prompt's tokens, encoded. All tokens that are handed over later must continue it.
     """
@@ -63,7 +62,6 @@ class Lease:
     node: Node
     salt: Hashable
     match: Match
-    kinds: dict[int, str]
     own: dict[Node, int] = field(default_factory=dict)
     key: bytes = b""
 
@@ -96,7 +94,8 @@ class Insertion:
         pages: Ids of these pages.
         register: Register with a state, None for none.
         length: Tokens that the state stands for.
-        ended: Whether the row's request has ended.
+        kind: Why the state is there, see `memstate.prefix.policies.base.Place`.
+        held: The snapshot, if the register is a holder already. It is the cache's from then on.
     """
 
     lease: Lease
@@ -104,4 +103,5 @@ class Insertion:
     pages: list[int]
     register: int | None
     length: int
-    ended: bool
+    kind: str
+    held: Snapshot | None = None

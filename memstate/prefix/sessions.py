@@ -3,11 +3,13 @@
 turn ends       live, lanes -> holders of the session, up to the last real token; the row's pages too
 turn begins     the longest state that the new prompt begins with -> live; shorter ones -> lanes
 turn aborted    what stood at the turn's beginning, as far as a register still holds it
-closed          released
+room is short   states of whole pages -> prefix cache; the rest is released (room.py)
+closed          released, at the end of the turn that runs
 """
 
-from collections.abc import Hashable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, Set
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -15,8 +17,9 @@ from memstate.checks import hashable
 from memstate.errors import InvalidArgument, StaleHandle
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix.cache import PrefixCache
+from memstate.prefix.conversation import Conversation, SessionInfo
 from memstate.prefix.lease import Lease
-from memstate.prefix.tree import Node
+from memstate.prefix.session_settings import SessionLimits
 from memstate.requests.handles import Session, Snapshot
 from memstate.requests.origin import START, Origin
 from memstate.requests.page_table import PageTable
@@ -28,33 +31,6 @@ PER_ROW = REGISTERS_PER_ROW
 _SERIALS = count(1)  # of all managers: another's handle is stale here
 
 
-@dataclass
-class Conversation:
-    """What a session holds while no turn runs, and which turn runs.
-
-    Attributes:
-        handle: The session's handle.
-        tokens: Tokens that its states and pages stand for, encoded; while a turn runs, those that it began with.
-        kept: Its states, longest first.
-        pages: Ids of its KV pages.
-        lease: Its lease in the prefix cache, None for none.
-        own: Nodes of the prefix cache whose states it left there, with how often it used each itself.
-        salt: Salt of its tokens.
-        row: Row of the turn that runs, 0 for none.
-        start: Tokens that this turn began with.
-    """
-
-    handle: Session
-    tokens: bytes = b""
-    kept: list[Snapshot] = field(default_factory=list)
-    pages: list[int] = field(default_factory=list)
-    lease: Lease | None = None
-    own: dict[Node, int] = field(default_factory=dict)
-    salt: Hashable = None
-    row: int = 0
-    start: int = 0
-
-
 class Sessions:
     """Keeps the open sessions.
 
@@ -63,6 +39,7 @@ class Sessions:
         pages: KV pages of rows.
         snapshots: Gives and ends holder registers.
         lanes: Lane registers that a row may fill.
+        limits: Limits of what idle sessions keep.
 
     Attributes:
         opened: Open sessions by handle.
@@ -70,10 +47,14 @@ class Sessions:
         refused: States lost for lack of a holder register.
     """
 
-    def __init__(self, commands: CommandBuffer, pages: PageTable, snapshots: Snapshots, lanes: int) -> None:
+    def __init__(
+        self, commands: CommandBuffer, pages: PageTable, snapshots: Snapshots, lanes: int, limits: SessionLimits
+    ) -> None:
         self._commands, self._file, self._pages, self._snapshots = commands, commands.registers, pages, snapshots
-        self._lanes = lanes
+        self._lanes, self.limits = lanes, limits
+        self._share = limits.share * commands.registers.allocator.capacity
         self.refused = 0  # states lost for lack of a holder register
+        self._turns = count(1)
         self.reset()
 
     def reset(self, kept: Sequence[Conversation] = ()) -> None:
@@ -84,9 +65,12 @@ class Sessions:
         """
         self.opened: dict[Session, Conversation] = {session.handle: session for session in kept}
         self.by_row: dict[int, Conversation] = {}
+        self._starting: list[Conversation] = []  # their next turn is about to begin
         self._by_register: dict[int, tuple[Conversation, int]] = {
             snap.register: (session, snap.length) for session in kept for snap in session.kept
         }
+        self._expiry: float = math.inf
+        self.note_expiries()
 
     @property
     def registers(self) -> set[int]:
@@ -100,16 +84,20 @@ class Sessions:
             sure: the snapshots that stay, by register.
             pages: KV pages that do not stay.
         """
-        return [self._survivor(session, sure, pages) for session in self.opened.values()]
+        open_still = [session for session in self.opened.values() if not session.closing]
+        return [self._survivor(session, sure, pages) for session in open_still]
 
     def _survivor(self, session: Conversation, sure: Mapping[int, Snapshot], pages: Set[int]) -> Conversation:
+        bare = replace(session, tokens=b"", kept=[], pages=[], lease=None, own={}, salt=None, row=0, start=0)
+        if session.row:
+            bare.since = self.limits.clock()
         kept = [snap for snap in session.kept if sure.get(snap.register) == snap]
         known = [] if session.row or not kept else session.pages[: (count := self._pages.count(kept[0].length))]
         if session.row or not kept or len(known) < count or not pages.isdisjoint(known):
-            return Conversation(session.handle)
+            return bare
         if len(session.tokens) < kept[0].length * BYTES:
-            return Conversation(session.handle)
-        return Conversation(session.handle, session.tokens, kept, known, salt=session.salt)
+            return bare
+        return replace(bare, tokens=session.tokens, kept=kept, pages=known, salt=session.salt)
 
     def miscounts(self) -> list[str]:
         """Returns what is wrong with running turns, and with the states of sessions."""
@@ -129,18 +117,40 @@ class Sessions:
         found += [f"{self.owner(r)} has no snapshot" for r, s in kept.items() if self._snapshots.kept.get(r) != s]
         return found
 
-    def open(self, name: Hashable) -> Session:
+    def open(self, name: Hashable, priority: int, ttl: float | None) -> Session:
         """Opens a session, which holds nothing yet.
 
         Args:
             name: The caller's name for it.
+            priority: The lowest makes way first.
+            ttl: Seconds that it keeps its states while idle, None for any time.
 
         Returns:
             Its handle.
         """
         handle = Session(hashable("session", name), next(_SERIALS))
-        self.opened[handle] = Conversation(handle)
+        now = self.limits.clock()
+        self.opened[handle] = Conversation(
+            handle, priority=priority, ttl=ttl, opened=now, since=now, turn=next(self._turns)
+        )
         return handle
+
+    def require(self, handle: Session) -> Conversation:
+        """Returns an open session.
+
+        Args:
+            handle: What `open` returned.
+
+        Raises:
+            StaleHandle: The session is closed, or another manager's.
+            InvalidArgument: This is no handle.
+        """
+        if not isinstance(handle, Session):
+            raise InvalidArgument(f"{handle!r} is no session: use the handle that open_session() returned")
+        found = self.opened.get(hashable("session", handle))
+        if found is None or found.closing:
+            raise StaleHandle(f"session {handle.id!r}", handle.serial, 0)
+        return found
 
     def get(self, handle: Session) -> Conversation:
         """Returns an open session without a running turn.
@@ -152,11 +162,7 @@ class Sessions:
             StaleHandle: The session is closed, or another manager's.
             InvalidArgument: This is no handle, or a turn runs.
         """
-        if not isinstance(handle, Session):
-            raise InvalidArgument(f"{handle!r} is no session: use the handle that open_session() returned")
-        found = self.opened.get(hashable("session", handle))
-        if found is None:
-            raise StaleHandle(f"session {handle.id!r}", handle.serial, 0)
+        found = self.require(handle)
         if found.row:
             raise InvalidArgument(
                 f"session {handle.id!r} has a turn running in row {found.row}: one turn at a time; release it first"
@@ -224,6 +230,7 @@ class Sessions:
             session.own.clear()  # nothing under this salt replaces what was left under another
         session.row, session.start, session.tokens, session.salt = row, start, key[: start * BYTES], salt
         self.by_row[row] = session
+        self.starting([other for other in self._starting if other is not session])
 
     def _empty(self, session: Conversation) -> None:
         """Ends the states and releases the pages. The registers have been moved or released before."""
@@ -233,36 +240,43 @@ class Sessions:
         self._pages.allocator.release(session.pages)
         session.kept, session.pages, session.lease = [], [], None
 
-    def end(self, row: int, known: int, key: bytes | None, lease: Lease | None, cache: PrefixCache) -> bool:
+    def end(
+        self, row: int, known: int, key: bytes | None, lease: Lease | None, cache: PrefixCache,
+        free_registers: Callable[[int], object],
+    ) -> bool:  # fmt: skip
         """Keeps what a turn leaves: registers with states of at most `known` tokens, and pages.
+
+        A session that closes keeps nothing.
 
         Args:
             row: The turn's row.
             known: Tokens that are known to be real.
             key: The conversation's tokens, encoded. None after an abort: what the turn began with counts then.
             lease: The row's lease, None for none.
-            cache: The prefix cache; it evicts a state where a holder is needed.
+            cache: The prefix cache.
+            free_registers: Makes way until so many registers of snapshots are free.
 
         Returns:
             Whether the session keeps the lease.
         """
-        session = self.by_row.pop(row)
-        session.row = 0
+        session = self.by_row[row]
         known = min(known, session.start if key is None else len(key) // BYTES)
         session.tokens = (session.tokens if key is None else key)[: known * BYTES]
-        labels, first = self._file.labels, PER_ROW * row
-        registers = [r for r in range(first, first + 1 + self._lanes) if self._file.held[r] and 1 <= labels[r] <= known]
-        registers = [r for r in registers if self._pages.own_partial(row, int(labels[r]))]
-        for register in sorted(registers, key=lambda r: -int(labels[r])):
+        registers = [] if session.closing else self._real(row, known)[: self.limits.per_session]
+        for register in registers:
             if not self._snapshots.free:
-                cache.evict_states(1)
+                (cache.evict_states if session.kept else free_registers)(1)  # no session makes way for a second state
             self.refused += not self._snapshots.free
             if self._snapshots.free:
-                snapshot = self._snapshots.add(int(labels[register]), ())
+                snapshot = self._snapshots.add(int(self._file.labels[register]), ())
                 session.kept.append(snapshot)
                 self._by_register[snapshot.register] = (session, snapshot.length)
                 self._commands.move([snapshot.register], [register])
         cache.supersede(session.own, session.kept[0].length if session.kept else 0)
+        del self.by_row[row]
+        session.row, session.since, session.turn = 0, self.limits.clock(), next(self._turns)
+        if session.closing:
+            del self.opened[session.handle]
         if not session.kept:
             return False
         session.pages = self._pages.of(row)[: self._pages.count(session.kept[0].length)]
@@ -270,10 +284,19 @@ class Sessions:
         session.lease = lease
         if lease is not None:
             cache.shorten(lease, session.kept[0].length)
+        if session.ttl is not None:
+            self._expiry = min(self._expiry, session.since + session.ttl)
         return lease is not None
 
+    def _real(self, row: int, known: int) -> list[int]:
+        """Returns the row's registers with states that the session can go on from, longest first."""
+        labels, first = self._file.labels, PER_ROW * row
+        registers = [r for r in range(first, first + 1 + self._lanes) if self._file.held[r] and 1 <= labels[r] <= known]
+        registers = [r for r in registers if self._pages.own_partial(row, int(labels[r]))]
+        return sorted(registers, key=lambda r: -int(labels[r]))
+
     def close(self, handle: Session) -> Lease | None:
-        """Closes a session and releases what it holds.
+        """Closes a session and releases what it holds; while a turn runs, at the end of that turn.
 
         Args:
             handle: What `open` returned.
@@ -283,14 +306,89 @@ class Sessions:
 
         Raises:
             StaleHandle: The session is closed, or another manager's.
-            InvalidArgument: This is no handle, or a turn runs.
+            InvalidArgument: This is no handle.
         """
-        session = self.get(handle)
+        session = self.require(handle)
+        if session.row:
+            session.closing = True
+            return None
         del self.opened[handle]
-        self._commands.release([snap.register for snap in session.kept])
-        lease = session.lease
+        return self.empty(session)
+
+    def empty(self, session: Conversation, handed: Collection[Snapshot] = ()) -> Lease | None:
+        """Takes everything from an idle session.
+
+        Args:
+            session: The session.
+            handed: Its states that the prefix cache has taken over. The others are released.
+
+        Returns:
+            Its lease, which the caller ends; None for none.
+        """
+        lease, loose = session.lease, [snap for snap in session.kept if snap not in handed]
+        for snap in handed:
+            del self._by_register[snap.register]
+        session.kept = loose
+        self._commands.release([snap.register for snap in loose])
         self._empty(session)
         return lease
+
+    # -- who makes way ---------------------------------------------------------------------------------
+
+    def starting(self, sessions: Sequence[Conversation]) -> None:
+        """Names the sessions whose next turn is about to begin: they make no way until then.
+
+        Args:
+            sessions: The sessions; none where no admission is under way.
+        """
+        self._starting = list(sessions)
+
+    def idle(self) -> list[Conversation]:
+        """Returns the sessions that can make way: expired ones first, then by priority, then by last use."""
+        idle = [
+            session
+            for session in {id(of): of for of, _ in self._by_register.values()}.values()
+            if not (session.row or session in self._starting)
+        ]
+        return sorted(idle, key=lambda session: (not self.expired(session), session.priority, session.turn))
+
+    @property
+    def idle_states(self) -> int:
+        """States of sessions that can make way."""
+        return len(self._by_register) - sum(len(session.kept) for session in self._starting)
+
+    def expired(self, session: Conversation) -> bool:
+        """Returns whether an idle session has kept its states for longer than its time to live."""
+        return session.ttl is not None and self.limits.clock() - session.since > session.ttl
+
+    def note_expiries(self) -> None:
+        """Notes when the next idle session expires, so that `any_expired` need not look at each."""
+        times = [session.since + session.ttl for session in self.idle() if session.ttl is not None]
+        self._expiry = min(times, default=math.inf)
+
+    @property
+    def any_expired(self) -> bool:
+        """Whether an idle session may have expired. Call `note_expiries` once those that have are empty."""
+        return self._expiry < math.inf and self.limits.clock() > self._expiry
+
+    @property
+    def beyond_share(self) -> bool:
+        """Whether idle sessions keep more than their share of the slots."""
+        return self.held > self._share
+
+    @property
+    def too_many(self) -> bool:
+        """Whether idle sessions keep more states than the limit of all."""
+        return self.limits.most_states is not None and self.held > self.limits.most_states
+
+    def infos(self) -> list[SessionInfo]:
+        """Returns the open sessions as a caller may see them, in the order in which they were opened."""
+        now = self.limits.clock()
+        return [session.info(now) for session in self.opened.values()]
+
+    def keeps(self, row: int) -> bool:
+        """Returns whether the states of a row go to a session when the row ends."""
+        return row in self.by_row and not self.by_row[row].closing
 
     @property
     def held(self) -> int:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from memstate.checks import is_count
 from memstate.errors import ConfigurationError
+from memstate.prefix.placement import Ends, Placement
 from memstate.prefix.policies import LruPages, PagePolicy, ReturnRate, StatePolicy
 
 
@@ -15,8 +16,9 @@ class Prefix:
         states: Which states to admit and evict.
         pages: Which pages to evict. None: the policy that goes with `states`.
         most_states: Cached states at most, None for as many as find slots.
-        evict: Whether to evict cached states for snapshots that the next step is due. Requests always come before the
-            cache.
+        evict: Whether to evict cached states for the snapshots and marks of the next step. Requests always come before
+            the cache.
+        placement: At which lengths of their prompts requests keep states.
 
     Raises:
         ConfigurationError: A setting is not what it should be.
@@ -31,6 +33,7 @@ class Prefix:
     pages: PagePolicy | None = None
     most_states: int | None = None
     evict: bool = True
+    placement: Placement = field(default_factory=Ends)
 
     @property
     def of_pages(self) -> PagePolicy:
@@ -43,6 +46,8 @@ class Prefix:
                 f"states={self.states!r}, pages={self.pages!r}: expected a StatePolicy and a PagePolicy, such as Lru() "
                 "and LruPages()"
             )
+        if not isinstance(self.placement, Placement):
+            raise ConfigurationError(f"placement={self.placement!r}: expected a Placement, such as Ends()")
         if self.most_states is not None and not is_count(self.most_states):
             raise ConfigurationError(f"most_states={self.most_states!r}: expected a whole number from 0 on, or None")
         if not isinstance(self.evict, bool):

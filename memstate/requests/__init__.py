@@ -5,6 +5,6 @@ table        rows, their generations and their progress
 pages        KV pages as integers on the host; page_table: the pages of each row
 steps        planned steps that are not settled yet
 snapshots    published snapshots, their registers and pins
-boundaries   lengths besides the multiples of `every` at which a snapshot is due
+marks        states of prompts: where they are kept, and who holds them until they are published
 tracking/    the four strategies, and the host's mirror of them
 """

@@ -75,7 +75,7 @@ class Request:
         length: tokens that KV pages are taken for at once. Default: all of `tokens`.
         resume: a snapshot to continue from. It says what length it stands for, but not of which tokens. A caller that
             gives `resume` and `tokens` must make sure that they agree.
-        snapshot_at: one more length in tokens, besides the multiples of `every`, at which a snapshot is due. 0: none.
+        snapshot_at: lengths in tokens at which states are kept as well, such as the ends of messages.
         tokens: the whole prompt, for the prefix cache or a session to find what is computed already. One dimension, any
             sequence of whole numbers. Without a prefix cache and without a session they only say the length.
         salt: equal tokens under different salts never match. None, str, bytes, int or a tuple of these.
@@ -83,14 +83,14 @@ class Request:
         fetch: the prefetch that was started for it. Several ranks start from what they agreed on.
 
     Example:
-        >>> Request("a", tokens=[1, 2, 3]).snapshot_at
-        0
+        >>> Request("a", tokens=[1, 2, 3], snapshot_at=[2]).snapshot_at
+        [2]
     """
 
     id: Hashable
     length: int | None = None
     resume: Snapshot | None = None
-    snapshot_at: int = 0
+    snapshot_at: Sequence[int] = ()
     tokens: Tokens | None = field(default=None, repr=False, compare=False)
     salt: Hashable = None
     session: Session | None = None

@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Iterable, KeysView, Sequence
+from dataclasses import replace
 from operator import is_
 
 import numpy as np
@@ -127,15 +128,20 @@ class Snapshots:
         self.published += len(sources)
         return snapshots
 
-    def require_answers(self, rows: Longs, known: Longs) -> None:
+    def require_answers(self, rows: Longs, known: Longs, more: int = 0) -> None:
         """Requires that every running row has a snapshot to publish, and a register for it.
+
+        Args:
+            rows: `row`.
+            known: tokens up to which each row is real, `row`.
+            more: registers that other rows of the same call take.
 
         Raises:
             InvalidArgument: a snapshot or a register is missing.
         """
-        if len(rows) > self.free:
+        if len(rows) + more > self.free:
             raise InvalidArgument(
-                f"{len(rows)} snapshots to publish, room for {self.free}: drop some, or raise snapshots="
+                f"{len(rows) + more} snapshots to publish, room for {self.free}: drop some, or raise snapshots="
             )
         missing = rows[self._answers(rows, known, ended=False) == 0]
         if missing.size:
@@ -169,6 +175,11 @@ class Snapshots:
         snapshot = Snapshot(register, int(self.generation[register - self._first]), length, tuple(pages))
         self.kept[register] = snapshot
         return snapshot
+
+    def with_pages(self, snapshot: Snapshot, pages: Sequence[int]) -> Snapshot:
+        """Returns a new handle of a snapshot that has shared no pages so far. The handle given is no longer valid."""
+        replaced = self.kept[snapshot.register] = replace(snapshot, pages=tuple(pages))
+        return replaced
 
     def require(self, snapshots: Iterable[Snapshot]) -> None:
         """Requires valid handles.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from memstate.errors import InvalidArgument, StaleHandle
-from memstate.kernels.tables import REGISTERS_PER_ROW, Accepted, StepRecord
+from memstate.kernels.tables import REGISTERS_PER_ROW, Accepted, Marks, StepRecord
 from memstate.requests.table import RequestTable
 from memstate.sizes import Part, require_memory
 from memstate.slots.registers import Ints, Longs
@@ -98,7 +98,10 @@ class Step:
         batch: the rows of the step on the host.
         before: length of each entry before the step, int64 `batch`.
         after: length of each entry after it, int64 `batch`. In a window it equals `before` until tokens are accepted.
+        marks: the states inside the step that are kept as well, on the device: for each one its entry of the batch, its
+            tokens of the step, and the slot for it. The forward stores them; our decode steps take it as it is.
         window: whether the step is speculative, so that its tokens count once they are accepted.
+        marked: number of marks, known on the host; 0 for most steps. A row with one token has none.
 
     Example:
         >>> import torch, memstate as ms
@@ -114,7 +117,9 @@ class Step:
     batch: Batch = field(repr=False)
     before: Longs
     after: Longs
+    marks: Marks = field(repr=False)
     window: bool = False
+    marked: int = 0
 
     @property
     def numbers(self) -> Longs:
@@ -157,14 +162,16 @@ def _width(max_batch: int) -> int:
     return -(-max_batch // 64) * 64
 
 
-def record_bytes(max_batch: int, speculation: bool) -> int:
+def record_bytes(max_batch: int, speculation: bool, marks: int = 0) -> int:
     """Returns the bytes of the step records on the device.
 
     Args:
         max_batch: entries of the largest batch.
         speculation: whether steps can be speculative.
+        marks: marks that one step can have.
     """
-    return 4 * _width(max_batch) * (len(StepRecord._fields) + (len(Accepted._fields) if speculation else 0))
+    columns = len(StepRecord._fields) + (len(Accepted._fields) if speculation else 0)
+    return 4 * (_width(max_batch) * columns + _width(max(marks, 1)) * len(Marks._fields))
 
 
 def _same(one: Longs, other: Longs) -> bool:
@@ -179,23 +186,29 @@ class StepLog:
         depth: steps that may be unsettled when the next is planned: 1 with overlap, 0 without.
         device: where the records are.
         speculation: whether steps can be speculative.
+        marks: marks that one step can have.
 
     Attributes:
         unsettled: the steps.
+        marks: the marks of the newest plan on the device, at one address.
 
     Raises:
         InvalidArgument: the device has too little memory for the records; nothing was allocated.
     """
 
-    def __init__(self, max_batch: int, depth: int, device: torch.device, speculation: bool = False) -> None:
+    def __init__(
+        self, max_batch: int, depth: int, device: torch.device, speculation: bool = False, marks: int = 0
+    ) -> None:
         self.max_batch, self.depth = max_batch, depth
-        records = Part("step records", record_bytes(max_batch, speculation), "max_batch")
+        records = Part("step records", record_bytes(max_batch, speculation, marks), "max_batch")
         require_memory(f"max_batch={max_batch}", [records], device, InvalidArgument)
         width = _width(max_batch)
         columns = torch.zeros(len(StepRecord._fields), width, dtype=torch.int32, device=device)
         self._columns = StepRecord(*columns)
         self._records: dict[int, StepRecord] = {}  # by batch size: slicing tensors costs
         self._outcome = Accepted(*torch.zeros(2, width if speculation else 0, dtype=torch.int32, device=device))
+        count, *places = torch.zeros(len(Marks._fields), _width(max(marks, 1)), dtype=torch.int32, device=device)
+        self.marks = Marks(count[:1], *places)
         self._sent: tuple[Longs, Longs, int] | None = None  # the batch that is on the device, and its limit
         self._serial = 0
         self.unsettled: list[Step] = []
@@ -237,9 +250,11 @@ class StepLog:
         """Notes that the batch on the device is no longer that of the newest plan."""
         self._sent = None
 
-    def add(self, record: StepRecord, batch: Batch, before: Longs, after: Longs, window: bool = False) -> Step:
+    def add(
+        self, record: StepRecord, batch: Batch, before: Longs, after: Longs, window: bool = False, marked: int = 0
+    ) -> Step:
         """Notes a planned step."""
-        step = Step(self._serial, record, batch, before, after, window)
+        step = Step(self._serial, record, batch, before, after, self.marks, window, marked)
         self._serial += 1
         self.unsettled.append(step)
         return step

@@ -16,7 +16,7 @@ The first change of a fenced register waits for the forward, and so does every l
 changes that were recorded before the first waiting change.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakMethod
@@ -34,11 +34,12 @@ from memstate.slots.registers import Longs, RegisterFile
 from memstate.slots.upload import UploadRing
 
 STEP_ROOM = 1 << 14
+STEP_MARKS = 1 << 12  # marks of one step; they fit beside any batch
 Indices = Sequence[int] | NDArray[np.integer]
 
 
 def step_ints(max_batch: int) -> int:
-    """Returns the int32 of the packet of a step: a batch, and room for the changes of a busy step."""
+    """Returns the int32 of the packet of a step: a batch, and room for marks and for the changes of a busy step."""
     return STEP_ROOM + 2 * (max_batch + 3)
 
 
@@ -94,6 +95,7 @@ class CommandBuffer:
         self.step = torch.zeros(step_ints(max_batch), dtype=torch.int32, device=registers.backend.device)
         self._fenced = np.zeros(registers.count, bool)  # registers whose slots a coming forward uses
         self.fencing = False  # whether such a forward is expected
+        self._unwritten: set[int] = set()  # of the fenced registers, those that it writes for the first time
         # where the first waiting change is: index in the queue, index in that packet
         self._waits: tuple[int, int] | None = None
 
@@ -114,18 +116,26 @@ class CommandBuffer:
 
     # The fence
 
-    def fence(self, registers: Longs) -> None:
+    def fence(self, registers: Longs, unwritten: Longs | None = None) -> None:
         """Makes changes of these registers wait for `lift`, because a coming forward uses their slots.
 
         Call it only while nothing is recorded.
+
+        Args:
+            registers: the registers.
+            unwritten: more of them, whose states the forward has still to write. Actions that read them wait, too.
         """
         self._fenced.fill(False)
         self._fenced[registers] = self.fencing = True
+        if unwritten is not None:
+            self._fenced[unwritten] = True
+            self._unwritten = set(unwritten.tolist())
 
     def lift(self) -> None:
         """Ends the wait, because the forward was launched or will never run. The next submit sends the changes."""
         self._fenced.fill(False)
         self.fencing, self._waits = False, None
+        self._unwritten.clear()
 
     @property
     def acts(self) -> bool:
@@ -180,8 +190,13 @@ class CommandBuffer:
     # Recording
 
     def named(self, registers: Indices) -> bool:
-        """Returns whether an unsent operation changes one of these registers or reads its state."""
+        """Returns whether an unsent operation changes one of these registers or reads its state.
+
+        Also true if a coming forward has still to write the state of one.
+        """
         regs = self._known(registers, "named", distinct=False)
+        if self._unwritten and not self._unwritten.isdisjoint(regs.tolist()):
+            return True
         return any(isinstance(entry, Packet) and entry.names(regs) for entry in self._queue)
 
     @property
@@ -411,7 +426,7 @@ class CommandBuffer:
         finally:
             self._waits = len(self._queue) - rest, 0
 
-    def upload_step(self, batch: Sequence[Longs], limit: int) -> None:
+    def upload_step(self, batch: Sequence[Longs], limit: int, marks: Sequence[Longs] = ()) -> None:
         """Sends all recorded changes. The last packet goes to `step`, with a batch; `launch_changes` carries it out.
 
         Call it only while no change waits for a forward.
@@ -419,16 +434,18 @@ class CommandBuffer:
         Args:
             batch: the rows and the tokens of the next plan, axis `n`.
             limit: number of optional claims of this plan.
+            marks: entries of the batch, offsets and registers of this plan's marks, axis `mark`: at most `STEP_MARKS`,
+                ascending by entry, then by offset.
 
         Syncs: no.
         """
         last = self._last()
         self._send_up_to(1)
         self._prepare(last)
-        encoded = last.encode(batch, limit)
+        encoded = last.encode(batch, limit, marks)
         if encoded.size > self.step.numel():  # so many changes take an upload of their own
             self._send_prepared(last)
-            encoded = (last := Packet(self.registers)).encode(batch, limit)
+            encoded = (last := Packet(self.registers)).encode(batch, limit, marks)
         self._sending = last
         self._queue.clear()
         self.ring.send(encoded, self.step)
@@ -451,11 +468,17 @@ class CommandBuffer:
         if self._run_data:
             self._run_data(self.registers.table.slots, self.step, copied=0, zeroed=0)
 
-    def then(self, action: Action) -> None:
+    def then(self, action: Action, reads: Iterable[int] = ()) -> None:
         """Runs an action after all changes recorded so far.
 
         If no change waits for a forward, it submits and runs the action at once. Otherwise the action waits, too.
+
+        Args:
+            action: the action.
+            reads: registers whose states it reads. It waits if a coming forward has still to write one.
         """
+        if self._waits is None and not self._unwritten.isdisjoint(reads):
+            self._waits = len(self._queue), 0
         if self._waits is None:
             self.submit()
             action.run()

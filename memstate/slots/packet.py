@@ -12,7 +12,9 @@ from memstate.kernels.tables import HEADER_INTS, LIMIT_CELL, ZERO_SOURCE, Sectio
 from memstate.slots.registers import Ints, Longs, RegisterFile
 
 PAIRS = (Section.MOVES, Section.WRITES, Section.DATA)
-MOVES, RELEASES, CLAIMS, WRITES, DATA, BATCH = map(int, Section)  # plain ints: each access to an enumeration costs 1 us
+MOVES, RELEASES, CLAIMS, WRITES, DATA, BATCH, MARKS = map(
+    int, Section
+)  # plain ints: each access to an enumeration costs 1 us
 FEW = 8  # up to this number of registers, a Python loop is faster than numpy
 
 
@@ -86,16 +88,19 @@ class Packet:
         """Returns a packet of the first `operations` operations, and a packet of the others."""
         return Packet(self._file, self.operations[:operations]), self.tail(operations)
 
-    def encode(self, batch: Sequence[Longs] = (), limit: int = 0) -> Ints:
-        """Returns the packet as int32: a header, the batch, then one or two columns for each other section.
+    def encode(self, batch: Sequence[Longs] = (), limit: int = 0, marks: Sequence[Longs] = ()) -> Ints:
+        """Returns the packet as int32: a header, the batch, its marks, then one or two columns for each other section.
 
         Each column is padded to 16 bytes. `memstate.kernels.tables.Section` has the layout.
 
         Args:
             batch: the columns that the next plan or accept reads, axis `n`.
             limit: number of optional claims of that plan or accept.
+            marks: entries of the batch, offsets and registers, axis `mark`; ascending by entry, then by offset.
         """
         columns: list[tuple[int, Sequence[Longs]]] = [(BATCH, batch)] if batch else []
+        if marks:
+            columns.append((MARKS, marks))
         by_section: dict[int, list[Operation]] = {}
         for operation in self.operations:
             by_section.setdefault(operation.section, []).append(operation)

@@ -20,7 +20,7 @@ from torch import Tensor
 from memstate.checks import INT32_MAX, NotCopied
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import REGISTERS_PER_ROW, Accepted, Registers, Rules, StepRecord
+from memstate.kernels.tables import REGISTERS_PER_ROW, Accepted, Marks, Registers, Rules, StepRecord
 from memstate.slots.allocator import SlotAllocator
 
 ALIGN = 64  # int32 per 256 bytes
@@ -151,12 +151,12 @@ class RegisterFile(NotCopied):
         """
         self.backend.ownership(self.table, packet)
 
-    def plan(self, packet: Tensor, record: StepRecord, rules: Rules) -> None:
-        """Fills a step record in one launch; see `Backend.plan`.
+    def plan(self, packet: Tensor, record: StepRecord, marks: Marks, rules: Rules) -> None:
+        """Fills a step record and its marks in one launch; see `Backend.plan`.
 
         Syncs: no.
         """
-        self.backend.plan(self.table, packet, record, rules)
+        self.backend.plan(self.table, packet, record, marks, rules)
 
     def accept(self, packet: Tensor, record: StepRecord, outcome: Accepted, rules: Rules) -> None:
         """Applies the accepted tokens of a speculative step in one launch; see `Backend.accept`.

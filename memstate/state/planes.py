@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -11,10 +12,10 @@ from torch import Tensor
 from memstate.checks import NotCopied, is_count
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import PlaneMap
+from memstate.kernels.tables import Marks, PlaneMap
 from memstate.kernels.tuned import copy_launch
 from memstate.sizes import MOST_SLOTS, Part, require_memory
-from memstate.state.layout import StateLayout, format_bytes
+from memstate.state.layout import Plane, StateLayout, format_bytes
 from memstate.state.memory import Memory
 from memstate.state.regions import (
     BufferInfo,
@@ -26,6 +27,11 @@ from memstate.state.regions import (
     require_apart,
     require_no_grad,
 )
+
+MOST_TAPS = 8  # of a plane that is taken for windows without a look at its inputs
+
+Given = tuple[Any, Tensor | None]  # a plane, and what a forward gave out for it
+NOTHING: Given = (None, None)
 
 
 @dataclass
@@ -370,6 +376,58 @@ class Planes(NotCopied, Mapping[str, Any]):
                 plane = plane.transpose(2, 3)
             self.backend.scatter_inputs(plane, part, write, accepted, snapshot, crossed)
 
+    def scatter_states(
+        self, sources: Mapping[str, Tensor], marks: Marks, starts: Tensor, read: Tensor, write: Tensor, *,
+        first: Tensor | None = None, chunk: int = 64, transposed: bool = False,
+    ) -> None:  # fmt: skip
+        """Stores the states at the marks of a step whose forward has kernels of its own; see `Backend.scatter_states`.
+
+        A plane of states and a plane of convolution windows share a launch, so most models take one, or one per layer
+        where an engine's tensors hold one layer each. A plane without a source keeps only states at the end of the
+        tokens of an entry.
+
+        Args:
+            sources: plane name -> what its forward gave out: `layer piece ...`, the states before pieces, or for
+                windows `layer token channel`, the packed inputs.
+            marks: of the step, `Step.marks`.
+            starts: the first packed token of each entry, and at the end their number, int32 or int64 `batch+1`.
+            read: int32 or int64 `batch`, `Step.read`.
+            write: int32 or int64 `batch`, `Step.write`.
+            first: the first piece of each entry, and at the end their number, int32 or int64 `batch+1`; None for pieces
+                on the grid of the packed batch.
+            chunk: tokens of a piece.
+            transposed: whether the last two axes of the states are those of the plane exchanged.
+
+        Raises:
+            InvalidArgument: an unknown plane, or a source with another number of layers.
+            Asleep: the memory is released.
+            ValueError: as `Backend.scatter_states`.
+
+        Syncs: no.
+        """
+        self.memory.require_awake("scatter_states")
+        for name in sources:
+            self._regions("scatter_states", name)
+        states: list[list[Given]] = []
+        windows: list[list[Given]] = []
+        for plane in self.layout.planes:
+            regions, source = self._regions("scatter_states", plane.name), sources.get(plane.name)
+            if source is None:
+                parts: list[Given] = [(region.tensor, None) for region in regions]
+            else:
+                parts = [(region.tensor, part) for region, part in self._beside(regions, plane.name, source)]
+            if _holds_windows(plane, source):
+                windows.append([(_with_taps_first(tensor, part), part) for tensor, part in parts])
+            else:
+                states.append(parts)
+        nothing: list[Given] = []
+        for one, other in zip_longest(states, windows, fillvalue=nothing):
+            apart = [*((part, NOTHING) for part in one), *((NOTHING, part) for part in other)]
+            for (states_of, h), (conv, inputs) in zip(one, other, strict=True) if len(one) == len(other) else apart:
+                self.backend.scatter_states(
+                    marks, starts, read, write, states_of, h, first, chunk, transposed, conv, inputs
+                )  # fmt: skip
+
     def scrub_null(self) -> None:
         """Zeroes slot 0, which kernels of an engine may have written; one small device operation per tensor.
 
@@ -447,6 +505,20 @@ class Planes(NotCopied, Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"Planes({self.slots} slots + null, {format_bytes(self.nbytes)}, {self.layout.order}, {self.device})"
+
+
+def _holds_windows(plane: Plane, source: Tensor | None) -> bool:
+    """Returns whether a plane is filled from packed inputs; without a source, whether it has the form of windows."""
+    if len(plane.shape) != 2:
+        return False
+    return source.dim() == 3 if isinstance(source, Tensor) else min(plane.shape) <= MOST_TAPS
+
+
+def _with_taps_first(plane: Tensor, inputs: Tensor | None) -> Tensor:
+    """Returns windows as `layer slot tap-1 channel`, whatever the order of the plane."""
+    first, second = plane.shape[2:]
+    exchanged = first > second if inputs is None else second != inputs.shape[2]
+    return plane.transpose(2, 3) if exchanged else plane
 
 
 def _require_backend(backend: Backend) -> None:

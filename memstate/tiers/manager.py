@@ -82,8 +82,11 @@ class TierManager(NotCopied):
             self.writeback = WriteBack(settings.store, self._workers)
         if settings.store is not None or settings.group is not None:
             self.agreed = AgreedHits(self.host, pages.page_size) if settings.group is not None else None
+            kept = self.host.kv.pool.records * pages.page_size if self.host.kv is not None else 0
+            copied = pages.allocator.pages * pages.page_size if settings.write == "through" else 0
+            limits = settings.prefetch.in_tokens(kept, copied)
             self.prefetcher = Prefetcher(
-                self.host.kv, self.host.states, settings.store or NoStore(), settings.prefetch, pages.page_size,
+                self.host.kv, self.host.states, settings.store or NoStore(), limits, pages.page_size,
                 Alone() if settings.group is None else Ranks(settings.group), self._workers, settings.clock,
                 self.agreed.ended if self.agreed is not None else None,
             )  # fmt: skip

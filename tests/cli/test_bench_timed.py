@@ -138,8 +138,8 @@ def _forget(true: Any, table: Any, packet: Any) -> None:
     true(table, packet)
 
 
-def _no_snapshot(true: Any, table: Any, packet: Any, record: Any, rules: Any) -> None:
-    true(table, packet, record, rules)
+def _no_snapshot(true: Any, table: Any, packet: Any, record: Any, marks: Any, rules: Any) -> None:
+    true(table, packet, record, marks, rules)
     record.snapshot.zero_()
 
 

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 from memstate.cli import replay as replaying
-from memstate.cli.replay import NAMES, Replayed
+from memstate.cli.replay import NAMES, Loop, Replayed
 from memstate.cli.traces import TraceRequest, form
 from memstate.cli.traces.make import KINDS, make
 from tests.support.command import Done, memstate
 
 ROOT = Path(__file__).parents[2]
 CONTRACT = """requests block_hit_rate ideal_hit_rate policy states pages us_per_match us_per_insert evicted_states
-    leaked_slots misses_by_reason"""
+    leaked_slots misses_by_reason placement chunk every forwards_per_prompt states_filed_per_request
+    recomputed_tokens_per_turn longest_wait"""
 
 
 @pytest.fixture
@@ -67,33 +68,37 @@ def test_replay_writes_json_to_stdout_and_nothing_else(trace: Path) -> None:
     assert (report["policy"], report["states"], report["pages"]) == ("return-rate", 4, 50_000)
     assert (report["requests"], report["leaked_slots"]) == (len(requests), 0)
     asked = sum(len(one.hash_ids) for one in requests)
-    assert report["block_hit_rate"] * asked + sum(report["misses_by_reason"].values()) == pytest.approx(asked)
+    found = report["block_hit_rate"] + report["answer_hit_rate"]
+    assert found * asked + sum(report["misses_by_reason"].values()) == pytest.approx(asked)
     assert untimed(report) == untimed(asdict(replaying.replay(requests, 4, 50_000, "return-rate")))
 
 
 def test_options_reach_the_replay(trace: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.json"
     given = ("--states", "2", "--pages", "45", "--policy", "greedy-dual", "--from", "0.5", "--limit", "30")
-    done = memstate("replay", trace, *given, "--json", target)
+    of_loop = ("--chunk", "1000", "--every", "1024", "--running", "2", "--placement", "every-512")
+    done = memstate("replay", trace, *given, *of_loop, "--json", target)
     assert done.status == 0 and done.err == ""
-    expected = asdict(replaying.replay(form.read(trace, 30), 2, 45, "greedy-dual", 0.5))
+    loop = Loop(chunk=1000, every=1024, running=2, placement="every-512")
+    expected = asdict(replaying.replay(form.read(trace, 30), 2, 45, "greedy-dual", 0.5, loop=loop))
     assert untimed(json.loads(target.read_text())) == untimed(expected)
     assert "greedy-dual" in done.out and f"{expected['block_hit_rate']:.3f}" in done.out  # the table is shown as well
     assert "talks.jsonl: block hit rate, 45 pages, 15 requests" in done.out
 
 
 def test_several_policies_and_sizes_are_a_list_and_a_table(trace: Path) -> None:
-    done = memstate("replay", trace, "--states", "2, 6,2", "--policy", "lru,clairvoyant", "--json", "-")
+    done = memstate("replay", trace, "--limit", "9", "--states", "2, 6,2", "--policy", "lru,clairvoyant", "--json", "-")
     found = [(one["policy"], one["states"]) for one in json.loads(done.out)]
     assert found == [("lru", 2), ("lru", 6), ("clairvoyant", 2), ("clairvoyant", 6)]
-    done = memstate("replay", trace, "--states", "2", "--policy", "all", "--json", "-")
+    done = memstate("replay", trace, "--limit", "9", "--states", "2", "--policy", "all", "--json", "-")
     assert [one["policy"] for one in json.loads(done.out)] == list(NAMES)
-    shown = memstate("replay", trace, "--states", "2,6", "--policy", "all")
+    shown = memstate("replay", trace, "--limit", "9", "--states", "2,6", "--policy", "all")
     assert shown.status == 0 and shown.err == "" and "room for everything" in shown.out
     assert all(policy in shown.out for policy in NAMES)
 
 
 def test_what_is_refused_is_refused_before_the_work(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replaying, "replay", lambda *given: pytest.fail("it began"))
-    for wrong in (("--policy", "lru,fifo"), ("--states", "4,0"), ("--from", "1")):
+    monkeypatch.setattr("memstate.cli.replay.runs.replay", lambda *given: pytest.fail("it began"))
+    wrong_loop = (("--chunk", "0"), ("--every", "100"), ("--running", "0"), ("--placement", "all"))
+    for wrong in (("--policy", "lru,fifo"), ("--states", "4,0"), ("--from", "1"), *wrong_loop):
         assert memstate("replay", trace, *wrong).status == 2

@@ -110,10 +110,13 @@ def test_a_barrier_stands_between_loads_and_the_first_store(compiled: dict[str, 
 
 
 def test_at_most_four_loads_of_a_plan_wait_for_each_other(results: dict[str, Any]) -> None:
-    """The batch, the columns of its rows, the registers that first steps read, and the bitmap."""
+    """The batch, the columns of its rows, the registers that first steps read, and the bitmap.
+
+    In a step with marks two more wait for the last claim: a mark, and the slot of its register.
+    """
     for name, loads in results["chains"].items():
         claims = not re.search("none|window", name)
-        assert loads == 3 + claims, name
+        assert loads == 3 + claims + 2 * (claims and name.startswith("plan")), name
     assert len(results["chains"]) == 20
 
 

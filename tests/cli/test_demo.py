@@ -67,7 +67,7 @@ def test_a_default_run_shows_everything(default_run: DemoReport) -> None:
     assert found["distinct_tokens"] >= 100
     assert 0 < found["prefix_hit_tokens"] < found["prompt_tokens"]
     assert found["host_hit_tokens"] == found["storage_hit_tokens"] == 0
-    assert found["snapshots_taken"] > 20 and found["snapshots_dropped"] > 0 and found["resumed"] > 5
+    assert found["snapshots_taken"] > 5 and found["snapshots_dropped"] > 0 and found["resumed"] > 5
     assert found["cached_states_evicted"] > 0 and found["cached_pages_evicted"] > 0  # the cache is under pressure
     assert found["snapshots_unseen"] < found["snapshots_published"] / 2 < found["compared"]["states"]
     assert (found["sessions"], found["session_hit_tokens"], found["session_turns"]) == (0, 0, {})
@@ -76,13 +76,16 @@ def test_a_default_run_shows_everything(default_run: DemoReport) -> None:
     assert ended["aborted"] > 0 and ended["retracted, at random"] + ended.get("cancelled", 0) > 0
     assert found["refused"]["rows"] > 0
     assert found["dead_entries"] > 0 and found["decode_steps"] > 0 and found["mixed_steps"] > 0
-    assert found["slots_held_peak"] == 2  # Redirect
+    assert found["slots_held_peak"] == 3  # Redirect: live, lane, and a state of the prompt
 
 
 def test_a_decode_step_costs_a_plan_and_what_changes_hands(default_run: DemoReport) -> None:
-    """Redirect: a plan each, and at most an ownership and a data launch where owners changed."""
+    """Redirect: a plan each, and an ownership and a data launch where owners changed.
+
+    One more where a request was aborted right after its admission.
+    """
     assert {asked.step for asked in default_run.meter.decode} == {1}
-    assert {0, 1} <= {asked.ownership for asked in default_run.meter.decode} <= {0, 1, 2}
+    assert {0, 1} <= {asked.ownership for asked in default_run.meter.decode} <= {0, 1, 2, 3}
 
 
 def test_the_table_says_what_the_json_says(default_run: DemoReport) -> None:
@@ -99,7 +102,8 @@ def test_slots_held_by_kind_counts_each_slot_once(settings: dict[str, Any], monk
 
     def look(mem: StateManager) -> dict[str, int]:
         found, inspection = held_by_kind(mem), mem.inspect()
-        assert +Counter(found) == Counter(inspection.kinds.values())
+        kinds = ("snapshot" if kind == "mark" else kind for kind in inspection.kinds.values())
+        assert +Counter(found) == Counter(kinds)
         assert sum(found.values()) == inspection.capacity - sum(inspection.free[1:])
         seen.append(found)
         return found

@@ -88,4 +88,4 @@ def test_without_a_single_optional_claim_redirect_takes_no_snapshot_at_a_boundar
 def test_lazy_holds_less_than_ping_pong() -> None:
     lazy, eager = (demo(strategy=strategy, requests=16) for strategy in ("lazy", "ping-pong"))
     assert lazy.meter.slots_held_mean < eager.meter.slots_held_mean
-    assert lazy.meter.slots_held_peak <= eager.meter.slots_held_peak == 3
+    assert lazy.meter.slots_held_peak <= eager.meter.slots_held_peak > 3  # with what prompts keep

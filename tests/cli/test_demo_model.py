@@ -62,7 +62,7 @@ class Bench:
     def forward(self, batch: int, width: int, given: dict[Place, tuple[list[int], int]]) -> Tensor:
         """One step of a batch: place -> tokens and how many were folded before; everything else is padding."""
         tokens, start = torch.randint(VOCABULARY, (batch, width)), torch.zeros(batch, dtype=torch.int64)
-        columns = {name: [0] * batch for name in Slots._fields}
+        columns = {name: [0] * batch for name in Slots._fields if name != "marks"}
         for place, (content, before) in given.items():
             tokens[place.index, : len(content)] = torch.tensor(content)
             start[place.index] = before

@@ -106,7 +106,7 @@ def test_choices_are_what_the_code_knows() -> None:
 def test_every_setting_of_the_demo_has_an_option_with_its_default() -> None:
     options = {name: each.default for name, each in signature(demo.demo).parameters.items()}
     for field in fields(DemoConfig):
-        if field.name not in ("device", "batch", "chunk", "size"):  # no options of their own
+        if field.name not in ("device", "batch", "size"):  # no options of their own
             assert options.pop(field.name) == field.default, field.name
     assert options == {"json_path": None}
 

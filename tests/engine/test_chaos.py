@@ -19,6 +19,7 @@ from memstate.tiers import Outcome, Store, TierManager
 from tests.support.demo_talks import demo
 from tests.support.loops import Speculator
 from tests.support.planes import I, Loop
+from tests.support.serving import Server
 from tests.support.tiered import T, Tiered, settle, whole
 from tests.support.virtual import ByHand, MemoryStore
 
@@ -65,7 +66,7 @@ def test_an_engine_computes_the_same_under_any_chaos(
         assert report.ok, report.failure()
         require_logged(told, report.stats.chaos)
         met.update(asdict(report.stats.chaos))  # type: ignore[arg-type]
-    assert {kind for kind, n in met.items() if not n} <= ({"claims"} if strategy == "none" else set())
+    assert {kind for kind, n in met.items() if not n} <= (set() if strategy == "redirect" else {"claims"})
 
 
 def test_right_bytes_and_no_leak_with_everything_failing(tmp_path: Path, told: pytest.LogCaptureFixture) -> None:
@@ -97,6 +98,20 @@ def test_a_refused_claim_costs_a_snapshot_and_nothing_else(told: pytest.LogCaptu
     assert all(loop.holds(loop.slot(row), row, 2 * I + 1) for row in rows)
     require_logged(told, stats.chaos)
     assert len(lines(told)) == 2 and "a step of 3 rows could make 0, 3 were refused" in lines(told)[0]
+
+
+@pytest.mark.parametrize("strategy", ["ping-pong", "lazy", "redirect"])
+def test_a_refused_mark_costs_a_state_and_nothing_else(strategy: str, told: pytest.LogCaptureFixture) -> None:
+    at = Server(CPU, strategy, every=64, chaos=ms.Chaos(claims=1.0))
+    row = at.start(T[:12])
+    at.prefill(row, publish=False)
+    at.run([row])  # its plan finds the state of 12 tokens
+    stats = at.mem.stats()
+    assert not at.states() and stats.refused == 1 and stats.degraded == 0 and stats.chaos == ms.ChaosStats(claims=1)
+    require_logged(told, stats.chaos)
+    assert "a step of 1 rows could make 0, 1 were refused" in lines(told)[0]
+    at.look()
+    at.end([row])
 
 
 def test_claims_stay_below_the_caller_s_limit_and_count_only_where_chaos_refused() -> None:

@@ -58,7 +58,7 @@ def test_any_mix_is_one_upload_and_two_launches(backend: Backend, tracking, n: i
     mem.abort(rows[n // 2 : 3 * n // 4])
     snapshots += mem.retract(rows[3 * n // 4 :])
     kept = [snapshot for snapshot in snapshots if snapshot]
-    more = mem.admit([Request(f"new {i}", length=12, snapshot_at=8) for i in range(n - n // 4)])
+    more = mem.admit([Request(f"new {i}", length=12, snapshot_at=[8]) for i in range(n - n // 4)])
     mem.admit([Request("back", length=12, resume=kept[-1])] if kept else [Request("fresh")])
     mem.extend(more[: n // 2], [16] * (n // 2))
     mem.submit()

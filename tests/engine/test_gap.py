@@ -323,16 +323,18 @@ def test_a_reset_forgets_what_waits_the_last_first() -> None:
     """A record that waits to be filled, and a hit that waits for it: the record goes once nobody has it pinned."""
     mem = manager(
         plain(), slots=8, overlap=False, prefix=ms.Prefix(states=ms.policies.Lru()),
-        tiers=ms.Tiers("toy", host_slots=6, write="back"),
+        tiers=ms.Tiers("toy", host_slots=6, write="back"), ends=True,
     )  # fmt: skip
-    prompt = [7] * 8
-    (a,) = mem.admit([ms.Request("a", tokens=[*prompt, 1])])
-    for tokens in (4, 4, 1):
+    prompt = [7] * 9
+    (a,) = mem.admit([ms.Request("a", tokens=prompt)])
+    for tokens in (4, 4):
         step = mem.plan([a], tokens)
-        if tokens > 1:
+        if mem.length(a) < 8:
             mem.settle(step)
-    mem.publish([a], tokens=[[*prompt, 1]])
-    assert mem.prefix and mem.prefix.evict_states(5) == 1
+    mem.publish([a], tokens=[prompt])  # of a step whose forward is not launched
+    assert mem.prefix and mem._snapshots.pinned, "the row goes on from the state that it published"
+    mem.abort([a])
+    assert mem.prefix.evict_states(5) == 1 and mem._commands.waiting
     (b,) = mem.admit([ms.Request("b", tokens=[*prompt, 2])])
     assert mem.length(b) == 8, "a hit in host memory that is not filled yet"
     mem.reset()

@@ -20,7 +20,8 @@ from memstate.kernels.dispatch import Backend
 from memstate.prefix import PrefixCache
 from memstate.prefix.policies import Lru, LruPages
 from memstate.prefix.tree import Node
-from memstate.requests.boundaries import Boundaries
+from memstate.requests.marks import Marks
+from memstate.requests.page_table import PageTable
 from memstate.slots.registers import RegisterFile
 from memstate.tiers.host.transfers import Transfers
 from memstate.tiers.workers import Workers
@@ -150,7 +151,7 @@ def test_recover_can_be_called_when_nothing_is_wrong(plain: Backend) -> None:
 def test_recover_can_be_interrupted_and_called_again(plain: Backend) -> None:
     scene = Scene("ping-pong")
     interrupted(scene.mem, [scene.idle])
-    with pytest.raises(KeyboardInterrupt), mock.patch.object(Boundaries, "reset", side_effect=KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), mock.patch.object(Marks, "reset", side_effect=KeyboardInterrupt):
         scene.mem.recover(scene.by_id.tolist())
     with pytest.raises(ms.Broken, match=r"plan\(\) was interrupted"):
         scene.mem.poll()
@@ -173,8 +174,8 @@ def test_a_snapshot_that_was_not_sent_is_lost() -> None:
     (snap,) = mem.publish(rows[1:])
     assert first is not None and snap is not None and (first.register, first.length) == (snap.register, snap.length)
     assert mem._registers.table.labels[snap.register] == 8  # of the first state
-    with pytest.raises(MemoryError), mock.patch.object(Boundaries, "advance", side_effect=MemoryError):
-        mem.shortfall([other])
+    with pytest.raises(MemoryError), mock.patch.object(PageTable, "extend", side_effect=MemoryError):
+        mem.extend([other], [1])
     kept = mem.recover()
     assert (kept.lost, kept.snapshots) == ([snap], [])
     with pytest.raises(ms.StaleHandle):
@@ -209,8 +210,8 @@ def test_kv_that_the_open_step_must_still_write_is_not_kept(when: str, plain: Ba
     if when == "before":
         at.mem.publish([row], tokens=tokens)
         assert step.after.tolist() == [16] and at.mem.match([*tokens[0], 1]).kv_length == 16
-        with pytest.raises(MemoryError), mock.patch.object(Boundaries, "advance", side_effect=MemoryError):
-            at.mem.shortfall([row])
+        with pytest.raises(MemoryError), mock.patch.object(PageTable, "extend", side_effect=MemoryError):
+            at.mem.extend([row], [16])
     else:
         with pytest.raises(MemoryError), mock.patch.object(Stepping, "promise", side_effect=MemoryError):
             at.mem.publish([row], tokens=tokens)
@@ -481,7 +482,7 @@ def plant(at: Scene, what: str) -> None:
         "are claimed": lambda: at.caches[1].pool.claim(1),
         "tokens for the host": lambda: np.add.at(mem._registers.labels, register, 1),
         "are counted as free": lambda: setattr(mem._allocator, "free", 3),
-        "snapshots to come": lambda: mem._boundaries._coming.update({table._free[0]: [8]}),
+        "states at marks": lambda: mem._marks._ends.update({table._free[0]: (8, "prompt")}),
     }
     plants[what]()
 
@@ -493,7 +494,7 @@ def plant(at: Scene, what: str) -> None:
         "counted for 2 holders and has 1", "noted as free, and these are not", "are pinned", "are not the",
         "holds a slot and no snapshot", "says that row", "runs a turn of session", "sessions keep registers", "leases",
         "leased pages are noted", "nodes are noted", "KV in", "states are cached in", "pins and", "are claimed",
-        "tokens for the host", "are counted as free", "snapshots to come",
+        "tokens for the host", "are counted as free", "states at marks",
     ],
 )  # fmt: skip
 def test_an_audit_names_the_count_that_is_wrong(what: str) -> None:

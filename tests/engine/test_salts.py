@@ -76,7 +76,8 @@ def test_a_state_that_another_salt_has_is_no_second_one(mine: Hashable, other: H
     for row in rows:
         house.run(row, 8)
     house.mem.release(rows, tokens=[T[:8]] * 2)
-    assert (again := house.mem.stats().prefix) is not None and (again.states, again.duplicates) == (2, 2)
+    assert (again := house.mem.stats().prefix) is not None and (again.states, again.duplicates) == (3, 3)
+    assert [house.starts(8, salt) for salt in (mine, other)] == [4, 0], "the new one is where the KV of 8 tokens is met"
 
 
 @two_tenants
@@ -198,6 +199,20 @@ def test_a_turn_of_another_salt_that_is_refused_changes_nothing(mine: Hashable, 
 
 
 @two_tenants
+def test_what_an_idle_session_gave_up_stays_under_its_salt(mine: Hashable, other: Hashable) -> None:
+    for there in (False, True):
+        house = House()
+        if there:
+            house.turn(8, other)
+        session = house.mem.open_session("talk")
+        house.turn(8, mine, session=session)
+        house.mem._room.give_way(house.mem._sessions.opened[session])
+        assert house.mem.stats().prefix.states == 1 + there  # type: ignore[union-attr]
+        assert house.starts(9, mine) == 8 and house.starts(9, other) == 8 * there
+        house.idle()
+
+
+@two_tenants
 def test_a_session_under_another_salt_finds_only_that_one_s_cache(mine: Hashable, other: Hashable) -> None:
     """Beside what a session keeps there is the cache, which may be longer."""
     house = House()
@@ -205,25 +220,26 @@ def test_a_session_under_another_salt_finds_only_that_one_s_cache(mine: Hashable
     session = house.mem.open_session("talk")
     assert house.turn(12, other, session=session) == 0
     assert house.turn(16, mine, session=session) == 8
-    assert house.found(17, other) == (0, 12, 0, 0), "its KV, and no state"
+    assert house.found(17, other) == (8, 12, 8, 0), "its KV, and the state that its prompt left at 8"
+    assert house.found(17, mine)[0] == 8 and house.starts(17, other) == 8
 
 
 class Noting(Lru):
-    """Remembers the ends of states that were superseded, in pages."""
+    """Remembers the nodes of states that were superseded."""
 
     def reset(self) -> None:
         super().reset()
-        self.noted: list[int] = []
+        self.noted: list[Node] = []
 
     def superseded(self, node: Node) -> None:
         super().superseded(node)
-        self.noted.append(node.end)
+        self.noted.append(node)
 
 
 @two_tenants
 def test_a_turn_supersedes_what_its_own_salt_left(mine: Hashable, other: Hashable) -> None:
-    """A state of a turn that was aborted is the session's newest, until a later turn has a longer one."""
-    for salt, noted in ((other, []), (mine, [2])):
+    """A state of a turn that was aborted is the session's newest, until a later turn of its salt has a longer one."""
+    for salt in (other, mine):
         policy = Noting()
         house = House(prefix=ms.Prefix(policy, LruPages()))
         session = house.mem.open_session("talk")
@@ -233,7 +249,8 @@ def test_a_turn_supersedes_what_its_own_salt_left(mine: Hashable, other: Hashabl
         house.mem.abort([row])
         assert policy.noted == []
         house.turn(16, salt, session=session)
-        assert policy.noted == noted
+        tree = house.mem.prefix.tree  # type: ignore[union-attr]
+        assert [(tree.salt(node), node.end) for node in policy.noted] == [(salt, 2)]
 
 
 @two_tenants

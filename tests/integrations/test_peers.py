@@ -15,6 +15,7 @@ from torch.nn.functional import normalize
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from tests.support.build import build
+from tests.support.chunked import first_of, starts_of
 from tests.support.decode_case import same_bits
 from tests.support.recurrences import Array, Rounded, gated_delta_bound, kda_bound
 
@@ -247,3 +248,12 @@ def test_mamba_engine_in_place(
 
     mem = manager(backend, tracking, HEADS, DIM, STATE, in_place=True)
     Talk(mem, forward, alone, [mamba_inputs(generator, 1, 6) for _ in "abc"]).run()
+
+
+def test_pieces_of_packed_rows_are_counted_as_fla_counts_them(fla: ModuleType) -> None:
+    """What `scatter_states` takes as `first`: where the pieces of each row begin in the `h` of its chunked kernels."""
+    from fla.ops.utils import prepare_chunk_offsets
+
+    for lengths in ([300], [63, 64, 65], [1, 1, 200, 1, 128], [100, 600]):
+        starts = torch.tensor(starts_of(lengths))
+        assert prepare_chunk_offsets(starts, 64).tolist() == first_of(lengths, 64)

@@ -18,6 +18,7 @@ from tests.kernels.test_plan_kernel import (
     batch_packet,
     copy_of,
     same,
+    stale_marks,
     stale_record,
 )
 
@@ -40,7 +41,8 @@ class Case:
         self.record = stale_record(batch, self.table.cells)
         before = copy_of(self.table)
         packet = batch_packet((rows, tokens), self.limit, self.table.cells)
-        tracking.plan(self.table, packet, self.record, self.rules._replace(strategy=Strategy.WINDOW))
+        marks = stale_marks(1, self.table.cells)
+        tracking.plan(self.table, packet, self.record, marks, self.rules._replace(strategy=Strategy.WINDOW))
         assert same(before, self.table)  # a window changes nothing until it is accepted
         self.accepted = [rng.choice((0, n, n, max(0, n - 1), n + 1)) for n in self.record.tokens.tolist()]
 
@@ -126,7 +128,8 @@ def test_B14_padding_alone_changes_nothing(backend: Backend, rows: list[int]) ->
     case = Case(backend, 3, "redirect", 4)
     record, outcome = stale_record(len(rows), case.table.cells), stale_outcome(len(rows), case.table.cells)
     like, nothing = case.table.cells, [0] * len(rows)
-    backend.plan(case.table, batch_packet((rows, nothing), NO_LIMIT, like), record, Rules(Strategy.WINDOW, 0, 4, False))
+    packet, rules = batch_packet((rows, nothing), NO_LIMIT, like), Rules(Strategy.WINDOW, 0, 4, False)
+    backend.plan(case.table, packet, record, stale_marks(1, like), rules)
     before = copy_of(case.table)
     packet = batch_packet(([3] * len(rows),), NO_LIMIT, like)
     backend.accept(case.table, packet, record, outcome, Rules(Strategy.REDIRECT, 1, 4, False))

@@ -12,7 +12,7 @@ from torch import Tensor
 from memstate.kernels.blocks import Blocks
 from memstate.kernels.checks import check_distinct
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import COUNTERS, Accepted, PlaneMap, Registers, Rules, StepRecord, Strategy
+from memstate.kernels.tables import COUNTERS, Accepted, Marks, PlaneMap, Registers, Rules, StepRecord, Strategy
 from tests.kernels.test_decode_steps import KINDS, made
 from tests.kernels.test_plan_kernel import batch_packet, copy_of, same
 from tests.support.decode_case import Case, Row, same_bits
@@ -301,6 +301,7 @@ class Desk:
             "plan": {
                 "registers": table, "packet": batch_packet(([1, 2, 3], [2, 3, 5]), 9, table.cells),
                 "record": self.record(rows.clone()), "rules": rules,
+                "marks": Marks(self.ints(7), self.ints(7, 7), self.ints(7, 7), self.ints(7, 7)),
             },
             "accept": {
                 "registers": table, "packet": batch_packet(([1, 1, 2],), 9, table.cells),
@@ -311,7 +312,10 @@ class Desk:
 
 COLUMNS = {
     "release": ["ids"], "zero_slots": ["ids"], "copy_slots": ["dst", "src"], "resolve": ["wanted", "out"],
-    "audit": ["out"], "plan": ["packet", *(f"record.{name}" for name in StepRecord._fields)],
+    "audit": ["out"],
+    "plan": [
+        "packet", *(f"record.{name}" for name in StepRecord._fields), *(f"marks.{name}" for name in Marks._fields),
+    ],
     "accept": ["packet", *(f"record.{name}" for name in StepRecord._fields), "outcome.accepted", "outcome.crossed"],
 }  # fmt: skip
 SPOILED: dict[str, Callable[[Tensor], Any]] = {
@@ -330,6 +334,8 @@ def test_columns_that_do_not_fit_are_named_and_change_nothing(backend: Backend, 
     if (how in ("shorter", "longer") and op in SINGLE) or (how == "64 bits" and op in WIDE):
         return
     for path in COLUMNS[op]:
+        if path == "marks.count" and how == "every other one":
+            continue  # one element lies as it has to, whatever its stride
         desk = Desk(backend)
         arguments, before, plane = desk.arguments(op), copy_of(desk.table), desk.bytes.clone()
         name, _, field = path.partition(".")

@@ -10,7 +10,7 @@ from torch import Tensor
 from memstate.kernels import tables
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.reference import tracking as reference
-from memstate.kernels.tables import Count, Registers, StepRecord, Strategy
+from memstate.kernels.tables import Count, Marks, Registers, StepRecord, Strategy
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.registers import RegisterFile
 from tests.proof.stateful.history import EMPTY
@@ -47,7 +47,7 @@ class RandomFile:
         self.file = RegisterFile(allocator, self.rows, holders)
         ids = rng.sample(range(1, self.capacity + 1), self.capacity)
         slots, labels = [0] * self.file.count, [0] * self.file.count
-        columns = {name: [0] * (self.rows + 1) for name in ("tracked", "snapshot_at", "source")}
+        columns = {name: [0] * (self.rows + 1) for name in ("tracked", "source")}
         for register in range(self.file.first_holder, self.file.count):
             slots[register], labels[register] = ids.pop(), rng.randint(1, 3 * self.every)
         for row in range(1, self.rows + 1):
@@ -60,7 +60,6 @@ class RandomFile:
                 if rng.random() < 0.6:
                     slots[lane], labels[lane] = ids.pop(), rng.choice((0, rng.randint(0, 4 * self.every)))
             length = labels[live]
-            columns["snapshot_at"][row] = rng.choice((0, 0, length, length + 1, length + rng.randint(0, 4)))
             columns["tracked"][row] = rng.choice((0, 0, length, length - 1, length + 1))
             if rng.random() < 0.15:
                 columns["source"][row], labels[live] = self.file.first_holder + rng.randrange(holders), 0
@@ -88,10 +87,9 @@ class RandomFile:
         model.label = {register: labels[register] for register in model.slot}
         model.free = set(self.free())
         model.agree()
-        columns = [column.tolist() for column in (table.snapshot_at, table.tracked, table.source)]
-        for number, (snapshot_at, tracked, source) in enumerate(zip(*columns, strict=True)):
+        for number, (tracked, source) in enumerate(zip(table.tracked.tolist(), table.source.tolist(), strict=True)):
             if slots[3 * number]:
-                row = Row(number, 1, "", snapshot_at, tracked=tracked, source=source)
+                row = Row(number, 1, "", tracked=tracked, source=source)
                 row.truth = {model.length(row): EMPTY}
                 model.rows[number] = row
         return model
@@ -113,16 +111,25 @@ def stale_record(batch: int, like: Tensor) -> StepRecord:
     return StepRecord(*(numbers([POISON] * batch, like) for _ in StepRecord._fields))
 
 
+def stale_marks(room: int, like: Tensor) -> Marks:
+    return Marks(*(numbers([POISON] * size, like) for size in (1, room, room, room)))
+
+
 def numbers(values: Sequence[int], like: Tensor) -> Tensor:
     return torch.tensor(values, dtype=torch.int32, device=like.device)
 
 
-def batch_packet(columns: Sequence[Sequence[int]], limit: int, like: Tensor) -> Tensor:
-    """A packet with a batch alone: its header, then each column, padded to 4 entries."""
+def batch_packet(
+    columns: Sequence[Sequence[int]], limit: int, like: Tensor, marks: Sequence[tuple[int, int, int]] = ()
+) -> Tensor:
+    """A packet with a batch and its marks (entry, offset, register): its header, then each column, padded to 4."""
     header = [0] * tables.HEADER_INTS
     header[tables.Section.BATCH], header[8 + tables.Section.BATCH] = len(columns[0]), tables.HEADER_INTS
     header[tables.LIMIT_CELL] = limit
-    return numbers([*header, *(n for column in columns for n in [*column, *[POISON] * (-len(column) % 4)])], like)
+    body = [n for column in columns for n in [*column, *[POISON] * (-len(column) % 4)]]
+    header[tables.Section.MARKS], header[8 + tables.Section.MARKS] = len(marks), len(header) + len(body)
+    body += [n for column in zip(*marks, strict=True) for n in [*column, *[POISON] * (-len(column) % 4)]]
+    return numbers([*header, *body], like)
 
 
 def same(left: Registers, right: Registers) -> bool:
@@ -134,6 +141,13 @@ def random_batch(rng: random.Random, file: RandomFile, batch: int) -> tuple[list
     real = rng.sample(range(1, file.rows + 1), rng.randint(batch // 2, batch))
     rows = rng.sample(real + [rng.choice((0, -1, -7)) for _ in range(batch - len(real))], batch)
     return rows, [rng.choice((1, 1, 1, 2, file.every, 0)) for _ in rows]
+
+
+def random_marks(rng: random.Random, file: RandomFile, batch: int) -> list[tuple[int, int, int]]:
+    """Marks in registers of snapshots, some of which are empty; often none."""
+    holders = range(file.file.first_holder, file.file.count)
+    places = {(rng.randrange(batch), rng.randint(1, 9)) for _ in range(rng.choice((0, 1, 3, 40)) if batch else 0)}
+    return [(entry, offset, rng.choice([0, *holders])) for entry, offset in sorted(places)]
 
 
 def assert_follows(model: Model, file: RandomFile) -> None:
@@ -155,6 +169,14 @@ def assert_recorded(record: StepRecord, entries: Sequence[Entry]) -> None:
     assert record.rows.tolist() == [entry.row.number if entry.row else 0 for entry in entries]
 
 
+def assert_marked(marks: Marks, table: Registers, given: Sequence[tuple[int, int, int]]) -> None:
+    """These marks with the slots of their registers, and nothing behind them."""
+    slots = table.slots.tolist()
+    assert marks.count.tolist() == [len(given)]
+    expected = [[entry, offset, slots[register]] for entry, offset, register in given]
+    assert torch.stack(marks[1:], 1).tolist() == expected + [[POISON] * 3] * (marks.entry.numel() - len(given))
+
+
 @pytest.mark.sample(24)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("batch", BATCHES)
@@ -171,14 +193,17 @@ def test_plan_is_the_rule_for_every_row(variant: str, batch: int, backend: Backe
         record, expected = stale_record(batch, table.cells), stale_record(batch, table.cells)
 
         rules = tables.Rules(strategy, lanes, file.every, in_place)
-        packet = batch_packet((rows, tokens), limit, table.cells)
+        given, room = random_marks(rng, file, batch), rng.choice((64, 2))
+        packet = batch_packet((rows, tokens), limit, table.cells, given)
         packet[: tables.Section.BATCH] = 3  # changes that were carried out
-        there = packet.clone()
-        backend.plan(table, packet, record, rules)
-        reference.plan(other, there, expected, rules)
+        there, marks, others = packet.clone(), stale_marks(room, table.cells), stale_marks(room, table.cells)
+        backend.plan(table, packet, record, marks, rules)
+        reference.plan(other, there, expected, others, rules)
         assert same(table, other) and torch.equal(packet, there)
         assert not packet[: tables.Section.BATCH].any() and packet[tables.Section.BATCH] == batch
-        assert all(torch.equal(*columns) for columns in zip(record, expected, strict=True))
+        assert packet[tables.Section.MARKS] == 0 and packet[tables.LIMIT_CELL] == limit
+        assert all(torch.equal(*columns) for columns in zip((*record, *marks), (*expected, *others), strict=True))
+        assert_marked(marks, table, given[:room])
 
         pairs = zip(rows, tokens, strict=True)
         entries = model.plan(
@@ -201,7 +226,8 @@ def test_B14_a_batch_of_padding_moves_nothing(variant: str, backend: Backend) ->
     before, record = copy_of(table), stale_record(40, table.cells)
     rows = [0, -1, -3, 0] * 10
     rules = tables.Rules(strategy, lanes, 1, in_place)
-    backend.plan(table, batch_packet((rows, [1] * 40), NO_LIMIT, table.cells), record, rules)
+    marks = stale_marks(4, table.cells)
+    backend.plan(table, batch_packet((rows, [1] * 40), NO_LIMIT, table.cells), record, marks, rules)
     assert same(table, before)
     assert all(column.tolist() == [0] * 40 for column in record)
 
@@ -218,5 +244,31 @@ def test_plan_finds_the_lowest_free_slots_of_a_large_pool(first_free: int, backe
     table.labels[3::3][:batch] = 4
     record = stale_record(batch, table.cells)
     packet = batch_packet((rows[::-1], [1] * batch), NO_LIMIT, table.cells)
-    backend.plan(table, packet, record, tables.Rules(Strategy.REDIRECT, 1, 4, False))
+    marks = stale_marks(1, table.cells)
+    backend.plan(table, packet, record, marks, tables.Rules(Strategy.REDIRECT, 1, 4, False))
     assert record.write.tolist() == free and int(table.bitmap.count_nonzero()) == 0
+
+
+@pytest.mark.parametrize("strategy", [Strategy.NONE, Strategy.WINDOW, Strategy.LAZY], ids=["none", "window", "lazy"])
+def test_a_launch_with_the_same_arguments_takes_the_marks_of_each_packet(strategy: Strategy, backend: Backend) -> None:
+    """A captured launch has them. Repeated without an upload it has no marks, nor has one of another batch."""
+    file = RandomFile(random.Random(4), backend, 3, 2)
+    table, holder = file.file.table, file.file.first_holder
+    record, marks = stale_record(3, table.cells), stale_marks(8, table.cells)
+    packet, rules = stale_record(64, table.cells).rows, tables.Rules(strategy, 2, 4, False)
+
+    def launch(batch: int, *given: tuple[int, int, int]) -> None:
+        sent = batch_packet(([1, 2, 3][:batch], [4] * batch), 0, table.cells, given)
+        packet[: len(sent)] = sent
+        backend.plan(table, packet, record, marks, rules)
+
+    launch(3, (0, 1, holder), (0, 4, 0), (2, 3, holder))
+    assert_marked(marks, table, [(0, 1, holder), (0, 4, 0), (2, 3, holder)])
+    for _ in range(2):
+        backend.plan(table, packet, record, marks, rules)
+        assert marks.count.tolist() == [0]
+    marks.slot.fill_(POISON), marks.entry.fill_(POISON), marks.offset.fill_(POISON)
+    launch(3, (1, 2, holder))
+    assert_marked(marks, table, [(1, 2, holder)])
+    launch(2, (1, 2, holder))
+    assert marks.count.tolist() == [0] and packet[tables.Section.MARKS] == 0

@@ -48,9 +48,9 @@ EXPECTED = {
     "release": POWERS,
     "plan": POWERS,
     "accept": POWERS,
-    "conv_step": 2,  # storing slots, and storing a window
-    "gated_delta_step": 2,
-    "selective_step": 2,
+    "conv_step": 3,  # storing slots, storing a window, and storing slots of marks too
+    "gated_delta_step": 3,
+    "selective_step": 3,
     "scatter_inputs": 2,  # to a plane stored as `tap channel`, and as `channel tap`
     "pack_slots": 2,  # slots in registers, and slots named directly
     "unpack_slots": 2,
@@ -97,7 +97,7 @@ def serve(mem: ms.StateManager) -> None:
     most = mem._log.max_batch
     for batch, padded in [(n, n) for n in range(1, most + 1)] + [(n, most) for n in range(1, most)]:
         mem.settle(mem.plan([None] * padded))
-        rows = mem.admit([ms.Request((batch, i), length=2, snapshot_at=6 * (i % 2)) for i in range(batch)])
+        rows = mem.admit([ms.Request((batch, i), length=2, snapshot_at=[6] * (i % 2)) for i in range(batch)])
         mem.extend(rows, [64] * batch)
         mem.shortfall(rows)
         decode(mem, rows, padded, end=batch // 2)

@@ -67,7 +67,7 @@ def launch_all() -> None:
         rules = Rules(Strategy.LAZY, 2, 4, True)
         bitmap.claim(file.bitmap, batch, file.counters)
         bitmap.release(file.bitmap, rows, capacity, file.counters)
-        tracking.plan(file, packet, record, rules)
+        tracking.plan(file, packet, record, op_launches.marks(), rules)
         speculation.accept(file, packet, record, Accepted(ints(batch), ints(batch)), rules)
 
 
@@ -90,8 +90,9 @@ def test_every_shape_that_can_be_launched_is_in_the_catalogue(launched: list[tup
         file, packet = op_launches.registers(40), op_launches.packet(batch, 2)
         record = StepRecord(*(ints(batch) for _ in StepRecord._fields))
         rules = Rules(name, lanes, 4, in_place)
-        tracking.plan(file, packet, record, rules)
-        tracking.plan(file, packet, record, rules._replace(strategy=Strategy.WINDOW))
+        marks = op_launches.marks()
+        tracking.plan(file, packet, record, marks, rules)
+        tracking.plan(file, packet, record, marks, rules._replace(strategy=Strategy.WINDOW))
         speculation.accept(file, packet, record, Accepted(ints(batch), ints(batch)), rules)
     found = {shape(name, {**given, "num_warps": given.get("num_warps", 4)}) for name, given in launched}
     known = [case for case in all_cases(every_shape=True) if case.kernel.fn.__name__ in ONE_PROGRAM]

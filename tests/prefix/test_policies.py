@@ -11,6 +11,7 @@ import torch
 from memstate.prefix.policies import FlopAware, GreedyDual, Lru, LruPages, PathCap, Place, ReturnRate, StatePolicy, gain
 from memstate.prefix.policies.foresight import NEVER, Foresight, ForesightPages, Future
 from memstate.prefix.policies.learning import AGES, EDGES, OLDEST, PRIOR, SHRINKAGE, WIDTHS, ReturnRates
+from memstate.prefix.policies.return_rate import BOUNDARY, BRANCH, NAMED, PASSED, POOLED, USED, USED_PASSED
 from memstate.prefix.tree import Node, Tree
 from memstate.requests.handles import Snapshot
 from memstate.tokens import BYTES, encode
@@ -297,6 +298,55 @@ def taught(rates: ReturnRates, kind: int, returns: float, n: int = 400, age: int
 def index(rates: ReturnRates, kind: int, age: int) -> float:
     """The rate of a growth that nothing was seen of: nothing but the kind and the age count."""
     return rates.rate(kind, age, 1)
+
+
+def test_what_a_conversation_has_passed_is_of_a_class_of_its_own() -> None:
+    policy = ReturnRate()
+    bench = Forest(policy)
+    prompt = bench.add("prompt", *range(10))
+    assert prompt.worth.kind == 0
+    answer = bench.add("answer", *range(11), kind="end")
+    assert (prompt.worth.kind, answer.worth.kind) == (PASSED, 0)  # both of the first turn, and only one goes on
+    assert sum(map(sum, policy.rates._seen)) == 2, "each place counts in one class"
+    policy.asked(answer, 14)
+    assert answer.worth.kind == USED
+    turn = bench.add("turn", *range(14))
+    assert (answer.worth.kind, turn.worth.kind) == (USED_PASSED, 1)
+    far = bench.add("far", *range(40), kind="end")
+    assert (turn.worth.kind, far.worth.kind) == (PASSED, 1)
+
+
+def test_a_prompt_that_shares_little_passes_nothing() -> None:
+    policy = ReturnRate()
+    bench = Forest(policy)
+    first = bench.add("first", 1, 2)
+    policy.asked(first, 9)
+    other = bench.add("other", *range(1, 10))
+    assert (first.worth.kind, other.worth.kind) == (USED, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("prompt", 0), ("end", 0), ("again", 0), ("branch", BRANCH), ("named", NAMED), ("every", BOUNDARY)],
+)
+def test_the_class_of_each_kind(kind: str, expected: int) -> None:
+    assert Forest(ReturnRate()).add("it", 1, 2, 3, kind=kind).worth.kind == expected
+
+
+def test_boundaries_lend_their_figures_to_no_other_class() -> None:
+    assert BOUNDARY >= POOLED > max(BRANCH, PASSED)
+
+
+def test_a_state_that_leaves_a_class_is_not_counted_there() -> None:
+    rates, fresh = (ReturnRates(2, 2, 2) for _ in range(2))
+    for _ in range(50):
+        rates.enter(0, 0, 0)
+    rates.update()
+    assert index(rates, 0, 0) < index(fresh, 0, 0)
+    for _ in range(51):  # faded counts may be less than what leaves
+        rates.leave(0, 0, 0)
+    rates.update()
+    assert index(rates, 0, 0) == pytest.approx(index(fresh, 0, 0))
 
 
 def test_ages_are_octaves() -> None:

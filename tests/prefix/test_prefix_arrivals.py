@@ -73,5 +73,5 @@ def test_states_that_arrive_are_cached_like_those_computed_here(name: str, backe
         assert at.mem.match(at.text[row]).kv_length == (len(prompt) + 8) // 4 * 4
         if name != "none":
             assert at.turn([*at.text[row][:16], 77]) == 16  # the boundary; and the prompt's end, where one was due
-    assert at.mem.match([*others[1], 1]).length == (8 if name == "redirect" else 0)
+    assert at.mem.match([*others[1], 1]).length == (0 if name == "none" else 8)  # it arrived at the length of a mark
     assert at.turn([*first, 3]) == 8

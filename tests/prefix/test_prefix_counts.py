@@ -210,7 +210,6 @@ def test_looks_and_what_finds_nothing_to_do_cost_nothing(kind: str, backend: Bac
         mem.match(prompt(n))
     mem.prefix.evict_states(0)
     mem.prefix.evict_pages(0)
-    mem.prefix.make_room(0)
     mem.publish([], tokens=[])
     mem.release([], tokens=[])
     mem.stats(), mem.owners(), repr(mem.prefix)

@@ -62,13 +62,13 @@ def test_one_page_that_a_handle_has_too_is_no_room(backend: Backend) -> None:
     at = server(backend, pages=8)
     row = at.start(T[:8])
     at.prefill(row, publish=False)
-    at.publish([row])
-    (handle,) = at.mem.release([row], publish=True)  # has the two pages of the tree
+    (handle,) = at.mem.publish([row])
+    at.end([row])
+    assert handle and list(handle.pages) == [page for _, node in at.cache.tree.walk() for page in node.pages]
     before = (at.mem.stats(), at.cache.tree.total_pages)
     with pytest.raises(ms.OutOfPages):
         at.mem.admit([ms.Request("b", length=28)])  # seven pages, six are free
     assert (at.mem.stats(), at.cache.tree.total_pages) == before
-    assert handle
     at.mem.drop([handle])
     (row,) = at.mem.admit([ms.Request("b", length=28)])
 

@@ -89,11 +89,12 @@ def test_G1_after_a_policy_that_raises_recover_leaves_nothing_half_done(where: s
     with pytest.raises(ms.Broken, match=rf"{call}\(\) was interrupted .*RuntimeError.*recover\(\)"):
         mem.release([row], tokens=[[*T[:12], 1, 2, 3, 4]])
     kept = mem.recover()
-    assert (kept.ended, kept.cached) == (["b"], 1)
+    assert (kept.ended, kept.cached) == (["b"], 2 if where == "admits" else 3)  # the state of 12 tokens was filed first
     with pytest.raises(ms.StaleHandle, match="request 'b' was ended by recover"):
         mem.length(row)
     mem.audit().raise_if_leaking()
     assert mem.match([*T, 1]).length == 16 and mem.prefix is not None and not mem._snapshots.pinned
+    assert mem.match([*T[:12], 1, 2, 3, 4, 5]).length == (8 if where == "admits" else 12)
     mem.prefix.clear()
     mem.audit().raise_if_leaking()
     assert (mem.free_slots, mem.free_pages, mem.prefix.tree.leased_pages) == (8, 40, 0)
@@ -149,7 +150,7 @@ def test_the_journal_names_cached_prefixes_also_when_they_go() -> None:
     assert gone[-1].startswith("cached prefix of 16 tokens")
 
 
-def test_refusals_name_idle_sessions() -> None:
+def test_refusals_say_how_much_idle_sessions_hold() -> None:
     mem = manager(slots=2, prefix=None)
     for name in "ab":
         session = mem.open_session(name)
@@ -157,8 +158,8 @@ def test_refusals_name_idle_sessions() -> None:
         run(mem, row, T[:6])
         mem.release([row], tokens=[T[:6]])
     assert mem.stats().held_by_sessions == 2 and mem.stats().held_by_snapshots == 0
-    with pytest.raises(ms.OutOfSlots, match="idle sessions hold 2: close_session") as refusal:
-        mem.admit([ms.Request("c")])
+    with pytest.raises(ms.OutOfSlots) as refusal:
+        mem.admit([ms.Request(name) for name in "cde"])
     assert refusal.value.in_sessions == 2 and refusal.value.evictable == 0
     assert "waiting cannot help" in str(mem._pages.short_of(41))
 

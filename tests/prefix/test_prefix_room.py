@@ -117,13 +117,16 @@ def test_B24a_one_cached_state_goes_for_the_snapshot_that_is_due(name: str, back
 @every_snapshot
 @pytest.mark.parametrize("rows", [2, 3])
 def test_B24a_one_for_each_row_that_lacks_one(name: str, rows: int, backend: Backend) -> None:
-    """And none where slots are free, or for what the caller limits."""
-    at = server(backend, name, spare=NEEDS[name] * rows + 1, every=8)
+    """A mark of each prompt takes one, at 4 tokens, and lanes at 8 and 16. None goes while a slot is free."""
+    at = server(backend, name, spare=NEEDS[name] * rows + 1, cached=6, every=8)
     running = at.admit(*fresh(rows, [9] * 6))
-    for _ in range(10):
-        at.run(running, publish=False)
-    claims = {"ping-pong": 0, "lazy": rows, "redirect": rows}[name]
-    assert len(cached(at)) == 3 - max(0, claims - 1) and at.mem.stats().degraded == 0
+    marks, lanes = rows, {"ping-pong": 0, "lazy": rows, "redirect": rows}[name]
+    for end, claims in ((4, 0), (7, marks), (17, marks + lanes)):
+        while at.mem.length(running[0]) < end:
+            at.run(running, publish=False)
+        assert len(cached(at)) == 6 - max(0, claims - 1), end
+    assert at.mem.stats().degraded == at.mem.stats().refused == 0
+    at.look()
 
 
 @pytest.mark.parametrize("evict", [True, False], ids=["limited", "off"])

@@ -197,8 +197,8 @@ def test_B70_a_state_lost_for_want_of_a_holder_is_counted(backend: Backend) -> N
 def test_B74_states_of_sessions_are_not_called_evictable(backend: Backend) -> None:
     talks, _ = idle(backend, slots=1)
     with pytest.raises(ms.OutOfSlots) as refusal:
-        talks.turn(TEXT)
-    assert refusal.value.evictable == 0
+        talks.mem.admit([ms.Request("a"), ms.Request("b")])
+    assert refusal.value.evictable == 0 and refusal.value.in_sessions == 1
 
 
 def test_B17_a_refusal_for_want_of_pages_gives_up_none(backend: Backend) -> None:

@@ -35,7 +35,7 @@ KEYS = (
 )  # fmt: skip
 MOVERS = {
     "copy_slots", "zero_slots", "run_data", "conv_step", "gated_delta_step", "selective_step",
-    "gather_slots", "scatter_slots", "scatter_accepted", "scatter_inputs",
+    "gather_slots", "scatter_slots", "scatter_accepted", "scatter_inputs", "scatter_states",
     "pack_slots", "unpack_slots", "pack_int8", "unpack_int8",
 }  # fmt: skip
 
@@ -44,7 +44,7 @@ MOVERS = {
 SOURCE_BARRIERS = {
     "ownership": 8, "claim": 2, "audit": 2,
     **{f"{op}[{how}]": 3 for op in ("plan", "accept") for how in ("ping-pong", "lazy", "redirect")},
-    "plan[none]": 1, "accept[none]": 1,
+    "plan[none]": 1, "accept[none]": 1, "plan[window]": 1,
 }  # fmt: skip
 
 

@@ -56,7 +56,7 @@ def test_states_that_differ_in_numbers_only_have_one_name() -> None:
 
 
 def test_a_wrong_rule_is_told_with_the_shortest_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memstate.slots.commands.CommandBuffer.fence", lambda buffer, registers: None)
+    monkeypatch.setattr("memstate.slots.commands.CommandBuffer.fence", lambda buffer, registers, unwritten=None: None)
     found = Search(Case("no fence", ms.Redirect(2))).run(3, 60)
     assert "slot" in found.difference and found.difference.count("\n") >= 3, found
 

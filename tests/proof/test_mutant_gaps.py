@@ -25,6 +25,7 @@ from tests.kernels.test_plan_kernel import (
     random_batch,
     same,
     set_free,
+    stale_marks,
     stale_record,
 )
 
@@ -194,8 +195,9 @@ def test_more_rows_than_lanes_follow_the_rules(backend: Backend, variant: str) -
         there, record = copy_of(here), stale_record(batch, here.cells)
         other = stale_record(batch, here.cells)
         packet = batch_packet((rows, tokens), limit, here.cells)
-        backend.plan(here, packet.clone(), record, rules)
-        Backend("reference", backend.device).plan(there, packet, other, rules)
+        marks = stale_marks(1, here.cells)
+        backend.plan(here, packet.clone(), record, marks, rules)
+        Backend("reference", backend.device).plan(there, packet, other, marks, rules)
         assert same(here, there) and all(map(torch.equal, record, other))
         case = test_accept.Case(backend, limit % 97, variant, batch)
         here, there = copy_of(case.table), copy_of(case.table)

@@ -24,7 +24,7 @@ from memstate.kernels import rules
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.reference import copy, registers
 from memstate.prefix import cache, policies, sessions, tree
-from memstate.requests import boundaries, pages, snapshots
+from memstate.requests import marks, pages, snapshots
 from memstate.requests import table as request_table
 from memstate.slots import commands, packet
 from memstate.tiers import load, records, writeback
@@ -250,7 +250,15 @@ BREAKS = {
         "redirect", False, snapshots.Snapshots, "pinned", lambda real: property(lambda self: {}.keys())
     ),
     "leases_are_forgotten": Break("lazy", False, Cache, "fork", does()),  # those of rows that were forked
-    "wants_do_not_follow": Break("ping-pong", True, boundaries.Boundaries, "advance", does()),
+    "marks_outlive_their_row": Break("ping-pong", True, marks.Marks, "end", does()),
+    "a_wanted_length_is_kept_wherever_its_chunk_ends": Break(
+        "redirect", True, marks.Marks, "_give", lambda real: lambda self, wanted, length, reach, *_: reach
+    ),
+    "a_state_at_a_mark_is_not_fenced": Break(
+        "lazy", True, commands.CommandBuffer, "fence", lambda real: lambda self, registers, unwritten=None: real(
+            self, registers
+        ),
+    ),
     "a_turn_leaves_its_last_state_only": Break("lazy", False, Sessions, "end", a_turn_leaves_its_last_state_only),
     "an_aborted_turn_is_kept": Break(
         "redirect", True, Sessions, "begin",

@@ -54,13 +54,18 @@ def test_B33_accepted_tokens_that_cross_a_multiple_leave_a_snapshot_of_it(
 
 
 @pytest.mark.parametrize("tracking", TRACKED, ids=repr)
-def test_B33_accepted_tokens_are_not_folded_across_a_multiple_unseen(backend: Backend, tracking: ms.Tracking) -> None:
+def test_B33_a_step_across_a_multiple_leaves_no_snapshot_of_it(backend: Backend, tracking: ms.Tracking) -> None:
+    """The state of the multiple is lost, and no other state is given out for it."""
     mem = manager(backend, tracking)
     (row,) = mem.admit([ms.Request("a")])
     fold(mem, row, 250)
-    with pytest.raises(ms.InvalidArgument, match="crosses a boundary"):
-        mem.plan([row], 8)
-    assert mem.length(row) == 250
+    held = mem.slots_held(row)
+    step = mem.plan([row], 8)
+    assert step.snapshot.tolist() == [0] and step.after.tolist() == [258]
+    mem.settle(step)
+    assert (mem.length(row), mem.next_boundary(row), mem.slots_held(row)) == (258, 512, held)
+    assert mem.publish([row]) == [None] and mem.stats().snapshots == mem.stats().degraded == 0
+    scan(mem)
 
 
 @pytest.mark.parametrize("tracking", [ms.NoTracking(4), ms.PingPong(4), ms.LazyPingPong(4), ms.Redirect(4)], ids=repr)

@@ -10,7 +10,7 @@ import torch
 import memstate as ms
 from memstate import InvalidArgument, MemstateError, Redirect, Request, Row, StaleHandle, StateManager
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Rules, StepRecord, Strategy
+from memstate.kernels.tables import Marks, Rules, StepRecord, Strategy
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import RegisterFile
 from tests.support.build import build
@@ -68,7 +68,7 @@ def test_B12_a_table_of_n_has_rows_1_to_n(backend: Backend, preallocated: int) -
 def test_B12a_the_null_row_stays_zero_through_every_table(backend: Backend, tracking) -> None:  # type: ignore[no-untyped-def]
     """Row 0 -> register -> slot -> bytes and row 0 -> page, after batches with padding and of nothing but padding."""
     mem = manager(backend, slots=9, preallocated=1, tracking=tracking)
-    rows = mem.admit(named(2, length=16, snapshot_at=8))
+    rows = mem.admit(named(2, length=16, snapshot_at=[8]))
     for batch, tokens in (([None, rows[0], None, rows[1]], 4), ([None, None], 1), ([None, rows[0], rows[1]], 1)):
         step = mem.plan(batch, tokens)
         padded = [i for i, row in enumerate(batch) if row is None]
@@ -89,7 +89,7 @@ def test_B12a_the_null_row_stays_zero_through_every_table(backend: Backend, trac
 
 def test_B10_B12a_reset_zeroes_everything_preallocated_rows_too(backend: Backend) -> None:
     mem = manager(backend, slots=9, preallocated=2)
-    rows = mem.admit(named(5, length=4, snapshot_at=4))
+    rows = mem.admit(named(5, length=4, snapshot_at=[4]))
     mem.settle(mem.plan(rows, 4))
     snapshots = mem.release(rows[:1], publish=True)
     step = mem.plan([None])
@@ -117,7 +117,8 @@ def test_B13_tables_are_sized_by_rows_not_by_slots(backend: Backend) -> None:
     buffer.upload_step((np.array([64, 0]), np.array([3, 0])), 8)
     buffer.launch_changes()
     record = StepRecord(*torch.full((5, 2), -1, dtype=torch.int32, device=backend.device))
-    file.plan(buffer.step, record, Rules(Strategy.NONE, 0, 256, False))
+    marks = Marks(*torch.full((4, 1), -1, dtype=torch.int32, device=backend.device))
+    file.plan(buffer.step, record, marks, Rules(Strategy.NONE, 0, 256, False))
     assert [column.tolist() for column in record] == [[64, 0], [3, 0], [1, 0], [1, 0], [0, 0]]
     file.labels[3 * 64] = 3
     assert scan_registers(file).labels[3 * 64] == 3
@@ -132,9 +133,9 @@ SHORT = {
     "pages": (ms.OutOfPages, {"pages": 5}, {}),
     "width of a row": (InvalidArgument, {}, {"length": 17}),
     "a length": (InvalidArgument, {}, {"length": -1}),
-    "a want": (InvalidArgument, {}, {"snapshot_at": -4}),
-    "a want on a page": (InvalidArgument, {}, {"snapshot_at": 6}),
-    "a want that fits": (MemstateError, {}, {"snapshot_at": 2**31}),
+    "a want": (InvalidArgument, {}, {"snapshot_at": [-4]}),
+    "a want on a page": (InvalidArgument, {}, {"snapshot_at": [6]}),
+    "a want that fits": (MemstateError, {}, {"snapshot_at": [2**31]}),
     "a want that is a number": (MemstateError, {}, {"snapshot_at": "8"}),
     "a length that is a number": (MemstateError, {}, {"length": "8"}),
     "a snapshot": (MemstateError, {}, {"resume": 3}),

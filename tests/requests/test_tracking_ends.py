@@ -86,7 +86,7 @@ def test_B29_a_request_can_end_at_any_point(name: str, overlap: bool, how: str, 
     loop = Loop(backend, MAKERS[name](), slots=8, rows=2, overlap=overlap, pages=14, page_size=2, pages_per_row=6)
     order = ["plan", *["plan", "settle"] * 9] if overlap else ["plan", "settle"] * 9
     for point in range(len(order) + 1) if backend.name == "reference" else (0, 9, 16):
-        row, other = loop.admit(ms.Request("first", length=12, snapshot_at=6), ms.Request("second", length=2))
+        row, other = loop.admit(ms.Request("first", length=12, snapshot_at=[6]), ms.Request("second", length=2))
         flying: list[ms.Step] = []
         for event in order[:point]:
             if event == "plan":

@@ -60,7 +60,7 @@ def test_B77_no_false_alarm_at_any_moment(backend: Backend, tracking, overlap: b
         scan(mem)
         return value
 
-    rows = look(mem.admit([Request("a", snapshot_at=6), Request("b")]))
+    rows = look(mem.admit([Request("a", snapshot_at=[6]), Request("b")]))
     unsettled = []
     for tokens in (4, 1, 1, 1, 1):
         unsettled.append(look(mem.plan([*rows, None], tokens)))  # type: ignore[misc]

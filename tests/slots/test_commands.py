@@ -172,6 +172,27 @@ def test_G1_the_first_change_of_a_fenced_register_waits_and_all_behind_it(bench:
 
 
 @pytest.mark.sample(interpreter=0)
+def test_G1_what_reads_a_register_that_the_forward_has_still_to_write_waits(bench: Bench) -> None:
+    """Of fenced registers, an action may read those that the forward only reads."""
+    for register in (3, 6):
+        bench.fill(register, float(register), register)
+    buffer, done = bench.buffer, list[int]()
+    buffer.fence(np.array([3]), np.array([6]))
+    assert buffer.named([6]) and not buffer.named([3])
+    for register in (3, 6, 3):
+        buffer.then(Action(lambda register=register: done.append(register)), [register])  # type: ignore[misc]
+    assert done == [3] and len(buffer.waiting) == 2, "and what is behind one that waits"
+    buffer.lift()
+    assert not buffer.named([6])
+    buffer.submit()
+    assert done == [3, 6, 3]
+    buffer.fence(np.array([3]))
+    buffer.then(Action(lambda: done.append(9)), [6])
+    assert done[3:] == [9], "the next forward does not write it"
+    buffer.lift()
+
+
+@pytest.mark.sample(interpreter=0)
 @pytest.mark.parametrize("change", ["move from", "copy from", "copy to", "release", "label"])
 def test_G1_every_change_of_a_fenced_register_waits(bench: Bench, change: str) -> None:
     for register in (3, 6):

@@ -12,6 +12,7 @@ import torch
 import memstate as ms
 import memstate.slots.upload
 from memstate.kernels.dispatch import Backend
+from memstate.prefix.placement import Ends
 from memstate.prefix.policies import Lru, LruPages
 from memstate.slots.upload import RING, UploadRing
 
@@ -180,7 +181,7 @@ def sent_by_a_busy_loop(tracking: ms.Tracking) -> list[list[str]]:
     kv = ms.Planes(KV, 200, Backend("reference"))
     mem = ms.StateManager(
         STATE, slots=40, max_requests=8, overlap=True, tracking=tracking, backend="reference",
-        pages=ms.Pages(count=200, size=2, per_row=12), prefix=ms.Prefix(Lru(), LruPages()),
+        pages=ms.Pages(count=200, size=2, per_row=12), prefix=ms.Prefix(Lru(), LruPages(), placement=Ends(4)),
         tiers=ms.Tiers("toy", host_slots=60, host_pages=200, kv=kv, write="back", ahead=0),
     )  # fmt: skip
     running: dict[ms.Row, list[int]] = {}
@@ -202,7 +203,7 @@ def sent_by_a_busy_loop(tracking: ms.Tracking) -> list[list[str]]:
         if len(flying) > 1:
             what = "settle"
             step, rows = flying.popleft()
-            ended = [row in running and mem.length(row) >= 11 for row in rows]
+            ended = [row in running and mem.length(row) >= 14 for row in rows]
             mem.settle(step, ended)
             over = [row for row, end in zip(rows, ended, strict=True) if end]
         texts = {row: [*tokens, *range(20)][: mem.confirmed(row)] for row, tokens in running.items()}

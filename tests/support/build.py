@@ -1,16 +1,24 @@
 """A manager from plain keywords, so that tests can vary one setting at a time."""
 
+from dataclasses import replace
 from typing import Any
 
-from memstate import Forward, Pages, StateLayout, StateManager
+from memstate import Forward, Pages, Prefix, StateLayout, StateManager, Tracking
 from memstate.kernels.dispatch import Backend
+from memstate.prefix.placement import Ends
 
 PAGES = {"pages": "count", "page_size": "size", "pages_per_row": "per_row"}
-FORWARD = ("in_place", "speculation", "direct_hits")
+FORWARD = ("in_place", "speculation", "direct_hits", "grid", "packed")
 
 
 def build(layout: StateLayout, **given: Any) -> StateManager:
-    """A manager; pages, page_size and pages_per_row become `Pages`, what the forward can do becomes `Forward`."""
+    """A manager; pages, page_size and pages_per_row become `Pages`, what the forward can do becomes `Forward`.
+
+    With a prefix cache, prompts keep states at the multiples of `every` as well, unless `ends` is given.
+    """
+    prefix, tracking = given.get("prefix"), given.get("tracking")
+    if not given.pop("ends", False) and isinstance(prefix, Prefix) and isinstance(tracking, Tracking):
+        given["prefix"] = replace(prefix, placement=Ends(tracking.every))
     pages = {PAGES[name]: given.pop(name) for name in tuple(given) if name in PAGES}
     forward = {name: given.pop(name) for name in tuple(given) if name in FORWARD}
     if pages or given.get("prefix") is not None:

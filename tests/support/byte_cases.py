@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memstate.kernels.tables import PlaneMap, RecordMap, RecordPiece, ScaledMap
+from memstate.kernels.tables import Marks, PlaneMap, RecordMap, RecordPiece, ScaledMap
 from memstate.kernels.tuned import CopyConfig
 from tests.support.addresses import Limits
+from tests.support.chunked import first_of, starts_of
 from tests.support.decode_case import SLOTS, Memory, Row
 from tests.support.op_case import CPU, Case, Maker
 from tests.support.packets import Packet
@@ -92,6 +93,16 @@ def steps(make: Maker, batch: int) -> list[Row]:
     return rows
 
 
+def step_marks(make: Maker, rows: list[Row]) -> Marks:
+    """Up to four marks in slots that no row names, in order."""
+    named = {slot for row in rows for slot in row[:3]}
+    free = [slot for slot in range(1, SLOTS) if slot not in named]
+    places = sorted((make.rng.randrange(len(rows)), make.rng.randint(1, TOKENS)) for _ in range(make.one(0, 1, 4)))
+    given = [(*place, make.one(free.pop() if free else 0, 0)) for place in places]
+    entry, offset, slot = (make.ints([mark[i] for mark in given] or [0]) for i in range(3))
+    return Marks(make.ints([len(given)]), entry, offset, slot)
+
+
 def decode(make: Maker, op: str, inputs: dict[str, Any], state: Tensor, rows: list[Row], window: Tensor | None) -> Case:
     """A launch of a decode kernel whose output is like its first input of that shape."""
     wide = make.one(True, False)
@@ -99,8 +110,10 @@ def decode(make: Maker, op: str, inputs: dict[str, Any], state: Tensor, rows: li
     like = inputs["v" if "v" in inputs else "x"]
     out = make.empty(*like.shape, dtype=like.dtype)
     stored = [state[slot] for row in rows for slot in (row.write, row.snapshot) if 0 < slot < SLOTS]
-    changes = [out, *([window] if window is not None else stored)]
-    arguments = inputs | columns | {"state": state, "window": window, "out": out}
+    marks = None if window is not None else make.one(None, step_marks(make, rows))
+    kept = [] if marks is None else [state[slot] for slot in marks.slot.tolist() if 0 < slot < SLOTS]
+    changes = [out, *([window] if window is not None else stored), *kept]
+    arguments = inputs | columns | {"state": state, "window": window, "out": out, "marks": marks}
     return Case(op, arguments, Limits(null=[state[0]], changes=changes), exact=False)
 
 
@@ -211,6 +224,33 @@ def scatter_inputs(make: Maker) -> Case:
     inputs = make.empty(2, 3, taps + TOKENS, channels, dtype=dtype)
     arguments = {name: make.ints(column) for name, column in columns.items()}
     return scattering("scatter_inputs", plane, {"inputs": inputs} | arguments, columns["write"], columns["snapshot"])
+
+
+def scatter_states(make: Maker) -> Case:
+    """Three rows of which one has no token, on either grid; states in both orders, windows in both."""
+    lengths, chunk, flat, transposed = [4, 0, make.one(3, 5)], 2, make.one(True, False), make.one(True, False)
+    dtype, given = make.one(*DTYPES), make.one(*DTYPES)
+    plane, conv = make.plane(2, 3, 5, dtype=dtype), make.plane(3, 8, dtype=dtype)
+    if make.one(True, False):
+        conv = make.plane(8, 3, dtype=dtype).transpose(2, 3)
+    for held in (plane, conv):
+        held.copy_(torch.randn(held.shape, generator=make.generator))
+    slots = make.rng.sample(range(1, SLOTS), SLOTS - 1)
+    read, write = slots[:3], slots[3:6]
+    some = make.one(0, 2, 2, 3, -1), make.one(1, 2, 4, lengths[2], 9), make.one(0, -1, SLOTS)
+    entries, offsets, kept = zip(*sorted([(0, 2, slots[6]), some]), strict=True)
+    marks = Marks(make.ints([2]), make.ints(list(entries)), make.ints(list(offsets)), make.ints(list(kept)))
+    starts, first = starts_of(lengths), first_of(lengths, chunk)
+    pieces = -(-sum(lengths) // chunk) if flat else first[-1]
+    h = make.normal(2, pieces, 2, *((5, 3) if transposed else (3, 5)), dtype=given)
+    arguments = {
+        "marks": marks, "starts": make.ints(starts, make.one(True, False)), "read": make.ints(read),
+        "write": make.ints(write), "plane": plane, "h": make.one(None, h), "first": None if flat else make.ints(first),
+        "chunk": chunk, "transposed": transposed, "conv": conv,
+        "inputs": make.one(None, make.normal(2, sum(lengths), 8, dtype=given)),
+    }  # fmt: skip
+    changes = [held[:, slot] for held in (plane, conv) for slot in kept if 0 < slot < SLOTS]
+    return Case("scatter_states", arguments, Limits(null=[plane[:, 0], conv[:, 0]], changes=changes), exact=False)
 
 
 def records(make: Maker) -> RecordMap:

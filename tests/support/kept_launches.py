@@ -109,7 +109,7 @@ def main() -> None:
             rows = np.arange(1, batch + 1)
             packet = torch.from_numpy(Packet(file).encode((rows, rows), 9)).clone()
             record, outcome = log.record(batch), log.outcome(batch)
-            both("plan", packet, record, rules)
+            both("plan", packet, record, log.marks, rules)
             if rules.strategy != Strategy.WINDOW:
                 both("accept", packet, record, outcome, rules)
             both("ownership", packet)

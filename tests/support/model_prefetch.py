@@ -58,13 +58,22 @@ class Prefetches:
 
     def start(self, keys: Sequence[Key], covered: int, kv_pages: int) -> Fetched:
         """keys: those of the prompt's whole pages."""
+        limit, gain = self.rules.limit, max(self.rules.threshold, 1)
+        fits = len(keys)
+        while limit is not None and fits * self.page_size - covered > max(0, limit - self.in_flight_tokens):
+            fits -= 1
+        cut = len(keys) - fits
+        if fits * self.page_size - covered >= gain:
+            keys = keys[:fits]
         fetch = Fetched(list(keys), covered, min(kv_pages, len(keys)), self.now, self.page_size)
         self.counts["started"] += 1
         if fetch.missing < max(self.rules.threshold, 1):
             self._end(fetch, "short")
-        elif self.rules.limit is not None and self.in_flight_tokens + fetch.missing > self.rules.limit:
+        elif fits * self.page_size - covered < gain:
             self._end(fetch, "limited")
         else:
+            self.counts["truncated"] += cut > 0
+            self.counts["truncated_tokens"] += cut * self.page_size
             fetch.reserved = fetch.missing
             self.fetches.append(fetch)
             self._ask(fetch)

@@ -17,6 +17,7 @@ from memstate.kernels.levels import bitmap_ints
 from memstate.kernels.tables import (
     HEADER_INTS,
     Accepted,
+    Marks,
     PlaneMap,
     RecordMap,
     RecordPiece,
@@ -48,6 +49,10 @@ def registers(capacity: int) -> Registers:
 def record(batch: int) -> StepRecord:
     """Columns as a manager has them: each on 256 bytes."""
     return StepRecord(*(ints(256)[:batch] for _ in StepRecord._fields))
+
+
+def marks(room: int = 64, start: int = 0) -> Marks:
+    return Marks(*(ints(size, start) for size in (1, room, room, room)))
 
 
 def packet(batch: int, columns: int) -> Tensor:
@@ -99,7 +104,9 @@ def plan(op: Callable[..., Any]) -> None:
     for batch in SIZES:
         for value in (*VALUES, 2**31 - 1):
             file = registers(min(value, 1000))
-            op(file, packet(batch, 2), record(batch), Rules(Strategy.LAZY, 2, value, True))
+            op(file, packet(batch, 2), record(batch), marks(), Rules(Strategy.LAZY, 2, value, True))
+    for room in VALUES[:6]:
+        op(registers(9), packet(3, 2), record(3), marks(room), Rules(Strategy.LAZY, 2, 4, True))
 
 
 def accept(op: Callable[..., Any]) -> None:
@@ -141,8 +148,10 @@ def columns(batch: int, start: int) -> dict[str, Tensor]:
 
 
 def conv_step(op: Callable[..., Any]) -> None:
-    """Storing slots, and storing a window. Inputs of real models fill 16 bytes a token, so that every batch of a tensor
-    of theirs begins aligned; odd ones would be a key of their own.
+    """Storing slots, those of marks too, and storing a window.
+
+    Inputs of real models fill 16 bytes a token, so that every batch of a tensor of theirs begins aligned; odd ones
+    would be a key of their own.
     """
     for batch, tokens, units, start in steps():
         x, weight, bias = shifted(batch, tokens, 8, start=8 * start), shifted(8, 2), shifted(8)
@@ -150,28 +159,31 @@ def conv_step(op: Callable[..., Any]) -> None:
         step = columns(batch, start) | {"state": states(1, 8, units=units + 1)}
         op(x, weight, bias, **step, out=out)
         op(x, weight, bias, **step)
+        op(x, weight, bias, **step, marks=marks(start=start))
         op(x, weight, bias, **step, window=torch.zeros(batch, 1 + tokens, 8, dtype=step["state"].dtype))
 
 
 def gated_delta_step(op: Callable[..., Any]) -> None:
-    """Storing slots, and storing a window."""
+    """Storing slots, those of marks too, and storing a window."""
     for batch, tokens, units, start in steps():
         q, k, v, out = (shifted(batch, tokens, 1, 2, start=start + i) for i in range(4))
         decay, beta = (shifted(batch, tokens, 1, start=start + i, dtype=torch.float32) for i in range(2))
         step = columns(batch, start) | {"state": states(1, 2, 2, units=units)}
         op(q, k, v, decay, beta, **step, scale=0.3, out=out)
         op(q, k, v, decay, beta, **step)
+        op(q, k, v, decay, beta, **step, marks=marks(start=start))
         op(q, k, v, decay, beta, **step, window=torch.zeros(batch, tokens, 1, 2, 2))
 
 
 def selective_step(op: Callable[..., Any]) -> None:
-    """Storing slots, and storing a window."""
+    """Storing slots, those of marks too, and storing a window."""
     for batch, tokens, units, start in steps():
         x, b, c, z, out = (shifted(batch, tokens, 1, 2, start=start + i) for i in range(5))
         dt = shifted(batch, tokens, 1, start=start, dtype=torch.float32)
         step = columns(batch, start) | {"state": states(1, 2, 2, units=units)}
         model = {name: torch.zeros(1) for name in ("a", "d", "dt_bias")} | {"softplus": True}
         op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, out=out)
+        op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, marks=marks(start=start))
         op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, window=torch.zeros(batch, tokens, 1, 2, 2))
 
 
@@ -214,6 +226,15 @@ def scatter_inputs(op: Callable[..., Any]) -> None:
 def nowhere(n: int, start: int = 0) -> Tensor:
     """Places of entries that have none, padding everywhere."""
     return ints(n, start).sub_(1)
+
+
+def scatter_states(op: Callable[..., Any]) -> None:
+    """States and windows, on the grid of rows."""
+    for batch, tokens, units, start in steps():
+        rows = {"starts": ints(batch + 1, start), "read": ints(batch, start), "write": ints(batch, start + 1)}
+        held = {"plane": plane(1, 2, 2, units=units), "conv": plane(2, 4, units=max(2, units))}
+        given = {"h": torch.zeros(2, tokens, 1, 2, 2), "inputs": torch.zeros(2, tokens, 4)}
+        op(marks(start=start), **rows, **held, **given, first=ints(batch + 1, start + 2), chunk=tokens)
 
 
 def records(tiles: int, capacity: int) -> RecordMap:

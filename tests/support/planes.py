@@ -31,8 +31,16 @@ both_orders = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", 
 @lru_cache(maxsize=8192)
 def fold(history: History) -> int:
     """What a state of one element and weight 1 holds after these tokens: a signed 64-bit integer, 0 after none."""
-    value = (fold(history[:-1]) * FACTOR + history[-1] + 1) % 2**64 if history else 0
-    return value - 2**64 if value >= 2**63 else value
+    return folds(0, history)[-1]
+
+
+def folds(value: int, tokens: Sequence[int]) -> list[int]:
+    """What such a state holds before the tokens, and after each of them."""
+    found = [value]
+    for token in tokens:
+        value = (value * FACTOR + token + 1 + 2**63) % 2**64 - 2**63
+        found.append(value)
+    return found
 
 
 class Planes:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,11 @@ def record(form: RecordFormat, key: bytes, length: int) -> bytes:
     return buffer.tobytes()
 
 
+def any_number(settings: Prefetch) -> Prefetch:
+    """Settings without a limit where it is a part of host memory, as a rank without a device has it."""
+    return replace(settings, limit=None) if isinstance(settings.limit, float) else settings
+
+
 class Rig:
     """One rank. kv, states: host records of either kind, None for a prefetcher without them."""
 
@@ -51,7 +57,7 @@ class Rig:
         self.kv = None if kv is None else RecordCache(RecordPool(kv, KV.nbytes), KV, reserve)
         self.states = None if states is None else RecordCache(RecordPool(states, STATE.nbytes), STATE, state_reserve)
         self.prefetcher = Prefetcher(
-            self.kv, self.states, self.store, settings or Prefetch(), page, agreement or Alone(),
+            self.kv, self.states, self.store, any_number(settings or Prefetch()), page, agreement or Alone(),
             Threads(executor or self.workers), self.clock,
         )  # fmt: skip
 

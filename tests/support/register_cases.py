@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Accepted, Rules, Section, StepRecord
+from memstate.kernels.tables import Accepted, Marks, Rules, Section, StepRecord
 from tests.kernels import test_accept
 from tests.kernels.test_ownership import random_packet
-from tests.kernels.test_plan_kernel import NO_LIMIT, VARIANTS, RandomFile, batch_packet, random_batch
+from tests.kernels.test_plan_kernel import NO_LIMIT, VARIANTS, RandomFile, batch_packet, random_batch, random_marks
 from tests.support.addresses import Limits
 from tests.support.op_case import CPU, Case, Maker
 from tests.support.packets import Device, Model, bits
@@ -81,13 +81,18 @@ def plan(make: Maker, variant: str | None = None) -> Case:
     file = RandomFile(make.rng, REFERENCE, batch, lanes)
     table, (rows, tokens) = file.file.table, random_batch(make.rng, file, batch)
     record = StepRecord(*(make.empty(batch, dtype=torch.int32) for _ in StepRecord._fields))
-    packet = make.ints(batch_packet((beyond(make, rows), tokens), make.one(NO_LIMIT, 0, 2), table.cells).tolist())
+    given = random_marks(make.rng, file, batch)
+    sent = batch_packet((beyond(make, rows), tokens), make.one(NO_LIMIT, 0, 2), table.cells, given)
+    packet = make.ints(sent.tolist())
     packet[: Section.BATCH] = make.one(0, 1, 3)  # changes that were carried out
+    room = make.one(1, 5, 64)
+    marks = Marks(*(make.empty(size, dtype=torch.int32) for size in (1, room, room, room)))
     arguments = {
-        "registers": table, "packet": packet, "record": record,
+        "registers": table, "packet": packet, "record": record, "marks": marks,
         "rules": Rules(strategy, lanes, file.every, in_place),
     }  # fmt: skip
-    changes = [*table[:7], table.counters, packet[: Section.BATCH], *record]
+    counts = packet[: Section.BATCH], packet[Section.MARKS : Section.MARKS + 1]
+    changes = [*table[:7], table.counters, *counts, *record, marks.count, *(c[: len(given)] for c in marks[1:])]
     return Case("plan", arguments, Limits(changes=changes), times=2)
 
 

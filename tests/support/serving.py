@@ -92,6 +92,11 @@ class Server:
             min(self.mem.next_boundary(row), len(self.text[row]), length + most) if row else 0
             for row, length in zip(rows, lengths, strict=True)
         ]
+        return self.step_to(rows, ends, run)
+
+    def step_to(self, rows: Sequence[ms.Row | None], ends: Sequence[int], run: bool = True) -> ms.Step:
+        """Plans a chunk up to a length for each row, beyond boundaries too, and runs the forward."""
+        lengths = [self.mem.length(row) if row else 0 for row in rows]
         self.mem.extend([row for row in rows if row], [end for row, end in zip(rows, ends, strict=True) if row])
         step = self.mem.plan(rows, [end - length for end, length in zip(ends, lengths, strict=True)])
         if run:
@@ -125,6 +130,11 @@ class Server:
         self.mem.settle(self.step(rows, most))
         if publish:
             self.publish([row for row in rows if row])
+
+    def run_to(self, rows: Sequence[ms.Row | None], ends: Sequence[int]) -> None:
+        """One step up to these lengths, settled, and published to the cache."""
+        self.mem.settle(self.step_to(rows, ends))
+        self.publish([row for row in rows if row])
 
     def prefill(self, row: ms.Row, most: int = 64, publish: bool = True) -> None:
         """Everything of a prompt but what decoding adds."""

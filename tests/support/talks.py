@@ -89,9 +89,14 @@ class Talks(Loop):
         self.land()
         return tokens
 
-    def whole(self, text: Sequence[int], session: ms.Session | None = None, **how: bool) -> int:
-        """A turn from admission to end; returns how many of its tokens were not computed again."""
-        row = self.turn(text, session)
+    def whole(
+        self, text: Sequence[int], session: ms.Session | None = None, prompt: int | None = None, **how: bool
+    ) -> int:
+        """A turn from admission to end; returns how many of its tokens were not computed again.
+
+        prompt: tokens that are known when it is admitted, where the rest is its answer.
+        """
+        row = self.turn(text[:prompt], session)
         start = self.mem.length(row)
         self.run(row, text, **how)
         self.end(row)
@@ -101,6 +106,11 @@ class Talks(Loop):
     def kept(self, session: ms.Session) -> list[int]:
         """Lengths of a session's states."""
         return [snap.length for snap in self.mem._sessions.opened[session].kept]
+
+    def cached(self) -> list[int]:
+        """Lengths of the states in the prefix cache, ascending."""
+        nodes = self.mem.prefix.tree.walk() if self.mem.prefix else ()
+        return sorted(node.end * PAGE for _, node in nodes if node.snapshot)
 
     def look(self) -> None:
         """Everything adds up, slots, labels, page holders, leases, pins; all states and pages hold what they say."""

@@ -49,7 +49,7 @@ class Tiered(Server):
         self.pages_kv = Planes(KV, pages, Backend(backend.name, backend.device)) if pages else None
         usual = {"model": "toy", "host_slots": HOST_STATES, "kv": self.pages_kv, "reserve": 0.0}
         usual |= {"host_pages": HOST_PAGES} if pages else {}
-        settled = usual | {"prefetch": Prefetch(threshold=PAGE, stop="wait_complete")} | (tiers or {})
+        settled = usual | {"prefetch": Prefetch(threshold=PAGE, limit=None, stop="wait_complete")} | (tiers or {})
         super().__init__(
             backend, name, pages=pages, every=every, prefix=prefix or ms.Prefix(Lru(), LruPages()),
             tiers=Tiers(**settled), **settings,  # type: ignore[arg-type]

@@ -99,6 +99,40 @@ def test_B58_over_the_limit_nothing_is_allocated() -> None:
     assert outcome(rig, again, prompts[2]) == ("complete", 992)
 
 
+@pytest.mark.parametrize(
+    ("limit", "covered", "fetched", "end"),
+    [
+        (991, 0, 976, 496),
+        (500, 0, 496, 496),
+        (495, 0, 480, 0),
+        (255, 0, 992, 0),
+        (300, 496, 784, 496),
+        (496, 496, 992, 992),
+    ],
+)
+def test_S10_of_a_prompt_above_the_limit_the_longest_start_that_fits_is_fetched(
+    limit: int, covered: int, fetched: int, end: int
+) -> None:
+    """In whole pages, and not more than the limit; where that gains less than the threshold, nothing."""
+    rig, keys = Rig(Prefetch(threshold=250, limit=limit, stop="wait_complete")), digests("a", 62)
+    rig.stock(keys, ALL, [496, 992])
+    fetch = rig.start(1000, keys, covered=covered, kv_pages=covered // PAGE)
+    assert fetch.tokens == fetched and rig.prefetcher.in_flight_tokens <= limit
+    rig.run()
+    assert fetch.length == (end or covered)
+    assert rig.prefetcher.stats().limited == (limit == 255)
+    assert rig.prefetcher.stats().truncated_tokens >= (0 if limit == 255 else 992 - fetched)
+
+
+@pytest.mark.parametrize(
+    ("host", "device", "tokens"),
+    [(3000, 1000, 1600), (1000, 0, 800), (1000, 900, 400), (1000, 5000, 400), (10, 0, 256), (0, 0, None)],
+)
+def test_S10_the_limit_is_a_part_of_host_memory_that_is_no_copy(host: int, device: int, tokens: int | None) -> None:
+    assert Prefetch().in_tokens(host, device).limit == tokens
+    assert [Prefetch(limit=given).in_tokens(host, device).limit for given in (None, 300)] == [None, 300]
+
+
 @pytest.mark.parametrize("pinned", [True, False])
 def test_B59_without_a_record_for_the_state_the_pages_go_back(pinned: bool) -> None:
     case = Case(rig={"states": 1}, ends=[992], others=((), [160]))
@@ -196,8 +230,9 @@ def test_two_prefetches_of_one_prefix_keep_it_once() -> None:
     assert (len(case.rig.kv), len(case.rig.states)) == (62, 2)
 
 
-WRONG = [("threshold", -1), ("threshold", 1.5), ("limit", -1), ("limit", True), ("stop", "now"), ("timeout", -1.0),
-         ("timeout", float("inf")), ("timeout_per_page", float("nan")), ("timeout", "1"), ("chunk", 0)]  # fmt: skip
+WRONG = [("threshold", -1), ("threshold", 1.5), ("limit", -1), ("limit", True), ("limit", 1.5), ("limit", 0.0),
+         ("stop", "now"), ("timeout", -1.0), ("timeout", float("inf")), ("timeout_per_page", float("nan")),
+         ("timeout", "1"), ("chunk", 0)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)

@@ -49,7 +49,7 @@ def test_an_admission_that_lacks_pages_changes_nothing(plain: Backend) -> None:
         assert everything(at) == before
 
 
-@pytest.mark.parametrize("bad", [{"snapshot_at": 3}, {"length": -1}, {"resume": "x"}, {"session": "x"}, {"salt": []}])
+@pytest.mark.parametrize("bad", [{"snapshot_at": [3]}, {"length": -1}, {"resume": "x"}, {"session": "x"}, {"salt": []}])
 def test_an_admission_that_makes_no_sense_changes_nothing(bad: dict[str, object], plain: Backend) -> None:
     at = below(plain, "redirect", *BOTH, pages=12)
     before = everything(at)

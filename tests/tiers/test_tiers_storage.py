@@ -87,3 +87,14 @@ def test_B67_a_record_that_is_no_good_is_a_miss(kind: str, fault: str, plain: Ba
     at.cache.clear()
     at.below.clear()
     assert at.fetch([*T[:16], 1]).length == 16 and at.turn([*T[:16], 1], goal=3) == 16
+
+
+@pytest.mark.parametrize(("write", "tokens"), [("through", 64), ("back", 128)])
+def test_S10_a_manager_limits_prefetches_by_its_host_memory(
+    write: str, tokens: int, plain: Backend, tmp_path: Path
+) -> None:
+    """Of 40 pages of host memory 20 count where it copies the 60 of the device: 0.8 of that is for prefetches."""
+    settings = {"store": FileStore(tmp_path), "prefetch": ms.Prefetch(threshold=4, stop="wait_complete")}
+    at = Tiered(plain, slots=14, tiers=settings | {"write": write})
+    assert at.mem.prefetch(T[:150]).tokens == tokens
+    assert at.mem.prefetch(T[:150]).outcome == "limited"

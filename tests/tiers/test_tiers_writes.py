@@ -4,6 +4,7 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from memstate.prefix.placement import Nowhere
 from memstate.prefix.policies import Lru, LruPages
 from tests.support.planes import every_strategy
 from tests.support.tiered import PAGE, T, Tiered, settle, whole
@@ -127,16 +128,39 @@ def test_a_state_that_is_published_and_evicted_in_one_packet_is_saved(name: str,
 
 def test_kv_goes_down_at_once_although_its_state_waits_for_a_forward(plain: Backend) -> None:
     """Its pages may be given to others before the forward is launched."""
+    at = make(
+        plain, "redirect", "back", every=PAGE, prefix=ms.Prefix(Lru(), LruPages(), placement=Nowhere()), ends=True
+    )
+    row = at.start(ONE[:PAGE])
+    while at.mem.length(row) < 2 * PAGE:
+        at.run([row], publish=False)
+    text = at.text[row]
+    step = at.step([row], run=False)  # its plan keeps the state of an answer in a lane, which the packet moves on
+    at.note(text)
+    at.mem.publish([row], tokens=[text[: 2 * PAGE]])
+    assert at.cache.evict_states(1) == 1 and at.moved == (0, 0, 2, 0)
+    at._forward(step, [text[2 * PAGE :]])
+    at.mem.submit(step)
+    settle(at)
+    assert at.moved == (1, 0, 2, 0) and at.keeps() == {tuple(text[: 2 * PAGE])}
+    at.mem.settle(step)
+    at.mem.abort([row])
+    at.look(idle=True)
+
+
+def test_a_state_at_a_mark_goes_down_while_the_step_that_reads_it_is_open(plain: Backend) -> None:
+    """The plan has moved it to a register of its own, and its bytes are not written any more."""
     at = make(plain, "redirect", "back", every=PAGE)
     row = at.start(ONE)
     at.run([row], PAGE, publish=False)
     step = at.step([row], PAGE, run=False)
     at.mem.publish([row], tokens=[ONE[:PAGE]])
-    assert at.cache.evict_states(1) == 1 and at.moved == (0, 0, 1, 0)
+    free = at.mem.free_slots
+    assert at.cache.evict_states(1) == 1 and at.moved == (1, 0, 1, 0) and at.keeps() == {ONE[:PAGE]}
+    assert at.mem._commands.waiting and at.mem.free_slots == free + 1
     at._forward(step, [ONE[PAGE:]])
     at.mem.submit(step)
-    settle(at)
-    assert at.moved == (1, 0, 1, 0) and at.keeps() == {ONE[:PAGE]}
+    assert not at.mem._commands.waiting
     at.mem.settle(step)
     at.mem.abort([row])
     at.look(idle=True)
@@ -178,7 +202,8 @@ def test_prompts_that_part_within_a_node_keep_their_keys(plain: Backend) -> None
     at.give_up()
     prompts = [[*T[:8], *whole(9)], T[:24], [*T[:8], *whole(9, 3)], [*T[:4], 1, 2, 3, 4]]
     at.pass_down(*prompts)
-    assert at.keeps() == {tuple(T[:16]), *map(tuple, prompts)}
+    parted = {tuple(T[:4]), tuple(T[:8])}  # states where prompts leave what KV there is
+    assert at.keeps() == {tuple(T[:16]), *map(tuple, prompts)} | parted
     at.look(idle=True)
     assert [at.turn([*prompt, 1], publish=False) for prompt in prompts] == [16, 24, 20, 8]
 

@@ -10,7 +10,7 @@ import numpy as np
 from memstate.cli.bench import radix_peer
 from memstate.cli.bench.clock import host_seconds
 from memstate.cli.bench.task import Differs, Figure, Setting, peer_left, take_turns
-from memstate.cli.replay import REGISTERS, ROW, Rig
+from memstate.cli.replay.by_hand import REGISTERS, ROW, Rig
 from memstate.prefix import Prefix
 from memstate.prefix.lease import NO_MATCH, NO_NODE, Insertion, Lease
 from memstate.prefix.policies.names import POLICIES
@@ -73,7 +73,7 @@ class Ours:
         pages.start(row, [shared], [fresh])
         cache.unpin(lease)
         self.rig.state(REGISTERS[0], len(ids))
-        insertion = Insertion(lease, self._key, pages.of(ROW), REGISTERS[0], len(ids), True)
+        insertion = Insertion(lease, self._key, pages.of(ROW), REGISTERS[0], len(ids), "end")
         self.rig.commands.submit()  # the state is computed by then
         spent += host_seconds(lambda: cache.insert([insertion]))
         self.rig.commands.release(REGISTERS)

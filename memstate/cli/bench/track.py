@@ -56,10 +56,11 @@ class _Rows:
 
     def plan(self) -> None:
         """What a decode step launches."""
-        self.file.plan(self.batch, self.record, self.rules)
+        self.file.plan(self.batch, self.record, self.mem._log.marks, self.rules)
 
     def draft(self) -> None:
-        self.file.plan(self.batch, self.record, self.rules._replace(strategy=Strategy.WINDOW))
+        rules = self.rules._replace(strategy=Strategy.WINDOW)
+        self.file.plan(self.batch, self.record, self.mem._log.marks, rules)
 
     def accept(self) -> None:
         assert self.outcome is not None

@@ -21,9 +21,15 @@ def replay(
         float, Option("--from", help="Share of the requests that warm the cache up and are not counted.")
     ] = 0.0,
     limit: Annotated[int | None, Option(help="Number of requests to read. Default: all.")] = None,
+    chunk: Annotated[int, Option(help="Tokens of a prefill chunk at most.")] = 8192,
+    every: Annotated[int, Option(help="Tokens between two states of decode, a multiple of 512.")] = 512,
+    placement: Annotated[
+        str, Option(help="Where prompts leave states; by-hand: as an ideal engine would, without a loop.")
+    ] = "ends",
+    running: Annotated[int, Option(help="Requests that run at a time.")] = 1,
     json_path: Json = None,
 ) -> None:
-    """Replay a trace through the prefix cache and report its hit rate under each policy."""
+    """Serve a trace as an engine does, without a model, and report the hit rate under each policy."""
     from memstate.cli import replay as replaying
     from memstate.cli.traces.form import read
 
@@ -31,7 +37,8 @@ def replay(
         requests = read(trace, limit)
         sizes = [_whole("--states", size) for size in split_names(states)]
         policies = replaying.NAMES if policy == "all" else tuple(split_names(policy))
-        replayed = replaying.compare(requests, sizes, pages, policies, start, report)
+        loop = replaying.Loop(chunk=chunk, every=every, placement=placement, running=running)
+        replayed = replaying.compare(requests, sizes, pages, policies, start, report, loop)
     rows = [asdict(one) for one in replayed]
     columns, lines = replaying.table(replayed)
     title = f"{trace.name}: block hit rate, {pages} pages, {replayed[0].requests} requests"

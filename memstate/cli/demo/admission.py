@@ -58,7 +58,7 @@ class Admission:
                     self.sabotage.undo()
                 if len(batch) > 1 or running:
                     self._refuse(batch.pop(), type(short).__name__.removeprefix("OutOf").lower())
-                elif isinstance(short, OutOfRows) or not self.give_way(running):
+                elif isinstance(short, OutOfRows) or not self.give_way():
                     raise
                 continue
             for work, row, place in zip(batch, rows, places, strict=False):
@@ -69,17 +69,12 @@ class Admission:
             return batch
         return []
 
-    def give_way(self, running: Sequence[Work]) -> bool:
-        """Gives up something that is kept for later, where no request could go on otherwise.
-
-        That is an idle session, or else all that is cached, even the state that the first request would start from.
+    def give_way(self) -> bool:
+        """Clears the cache, even of the state that the first request would start from, where none could go on.
 
         Returns:
             Whether it is worth trying again.
         """
-        if self.streams.give_up_idle(running):
-            self.meter.gave_way["session closed"] += 1
-            return True
         before = self.mem.free_slots, self.mem.free_pages
         self.cache.clear()
         freed = (self.mem.free_slots, self.mem.free_pages) != before

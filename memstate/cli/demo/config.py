@@ -7,6 +7,7 @@ from typing import get_args
 from memstate.cli import names
 from memstate.cli.demo.sizes import ModelSize
 from memstate.errors import InvalidArgument
+from memstate.prefix.placement import placement_of
 from memstate.state.layout import Order
 from memstate.tiers.settings import Write
 
@@ -45,6 +46,7 @@ class DemoConfig:
         sabotage: How a snapshot is replaced by a wrong state.
         batch: Rows of the padded batch, one more than requests can run at a time.
         chunk: Tokens of a prefill step.
+        placement: Where prompts keep states.
         model: Kind of the recurrent layers.
         layout: Order of the state planes.
         engine: See `memstate.cli.demo.engines`.
@@ -78,7 +80,8 @@ class DemoConfig:
     plant_leak: bool = False
     sabotage: str | None = None
     batch: int = 4
-    chunk: int = 8
+    chunk: int = 64
+    placement: str = "ends"
     model: str = "gdn"
     layout: str = "layer-major"
     engine: str = "own"
@@ -96,6 +99,7 @@ class DemoConfig:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise InvalidArgument(f"{name} {getattr(self, name)!r}: expected {', '.join(filter(None, allowed))}")
+        placement_of(self.placement)
         if self.storage_path is not None and self.storage != "file":
             raise InvalidArgument(f"storage-path {self.storage_path}: it is for storage file, not {self.storage}")
         for name, least in LEAST.items():

@@ -22,8 +22,9 @@ from memstate.engine.settings import Forward, Pages
 from memstate.engine.warmup import warm_up
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import StepRecord
+from memstate.kernels.tables import Marks, StepRecord
 from memstate.prefix import Prefix
+from memstate.prefix.placement import placement_of
 from memstate.requests.steps import Step
 from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
 from memstate.state.layout import StateLayout
@@ -62,8 +63,8 @@ class Engine:
                 states, slots=config.slots, max_requests=config.batch - 1, max_batch=config.batch, tracking=tracking,
                 device=config.device, backend=config.backend, overlap=config.overlap, tensors=given_states,
                 pages=Pages(count=pages, size=config.page_size, per_row=pages_per_row),
-                forward=Forward(in_place=self.in_place),
-                prefix=Prefix(), tiers=tiers_of(config, store, self.kv),
+                forward=Forward(in_place=self.in_place, grid=None if self.in_place else 1),
+                prefix=Prefix(placement=placement_of(config.placement)), tiers=tiers_of(config, store, self.kv),
                 chaos=Chaos(seed=config.seed, claims=config.fail_claims) if config.fail_claims else None,
             )  # fmt: skip
         except ValueError as error:
@@ -80,12 +81,17 @@ class Engine:
         """Returns the engine's memory for states and pages; None where memstate allocates."""
         return None, None
 
+    @property
+    def marks(self) -> Marks | None:
+        """The marks of steps, for kernels that store states at them."""
+        return None if self.in_place else self.mem.marks
+
     def slots(self, step: Step | StepRecord) -> Slots:
         """Returns what the kernels of the forward are told of a step.
 
         Syncs: no.
         """
-        return Slots(step.rows, step.tokens, step.read, step.write, step.snapshot)
+        return Slots(step.rows, step.tokens, step.read, step.write, step.snapshot, self.marks)
 
     def launch(self) -> Slots:
         """Launches what comes before the forward of a planned step, and returns its slots.

@@ -15,6 +15,7 @@ from torch import Tensor
 from memstate.cli.demo.arithmetic import Weights, gate, linear, rms_norm, unit_norm
 from memstate.cli.demo.sizes import ModelSize
 from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import Marks
 from memstate.state.layout import Order, Plane, StateLayout
 
 Where = tuple[Tensor, Tensor, Tensor, Tensor]  # read, write, snapshot, tokens: int32 `batch`
@@ -54,19 +55,23 @@ class Mixer(ABC):
         return conv
 
     @abstractmethod
-    def advance(self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor) -> None:
+    def advance(
+        self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None
+    ) -> None:  # fmt: skip
         """Runs the recurrence over what the conv mixed; fills out `batch token head value` and changes ssm."""
 
-    def __call__(self, x: Tensor, where: Where, conv: Tensor, ssm: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, where: Where, conv: Tensor, ssm: Tensor, marks: Marks | None = None) -> Tensor:
         """Runs conv and recurrence over x `batch token width`, normalised. Changes both planes.
+
+        With marks it keeps the states there too.
 
         Syncs: no.
         """
         mixed = linear(x, self.inward)
         seen = torch.empty_like(mixed)
-        self.backend.conv_step(mixed, self.taps, self.bias, self.window(conv), *where, None, seen)
+        self.backend.conv_step(mixed, self.taps, self.bias, self.window(conv), *where, None, seen, marks=marks)
         out = x.new_empty(*x.shape[:2], self.size.heads, self.size.value)
-        self.advance(seen, linear(x, self.rates), ssm, where, out)
+        self.advance(seen, linear(x, self.rates), ssm, where, out, marks)
         return linear(rms_norm(out).flatten(2) * gate(linear(x, self.gate)), self.outward)
 
 
@@ -83,14 +88,16 @@ class GatedDelta(Mixer):
         """See `Mixer`."""
         return 2 * size.heads
 
-    def advance(self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor) -> None:
+    def advance(
+        self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None
+    ) -> None:  # fmt: skip
         """See `Mixer`."""
         s = self.size
         q, k, v = mixed.split((s.key, s.key, s.heads * s.value), -1)
         forget, learn = rates.split(s.heads, -1)
         self.backend.gated_delta_step(
             unit_norm(q).unsqueeze(2), unit_norm(k).unsqueeze(2), v.unflatten(-1, (s.heads, s.value)).contiguous(),
-            -0.1 * gate(forget), gate(learn), ssm, *where, 1.0, out,
+            -0.1 * gate(forget), gate(learn), ssm, *where, 1.0, out, marks=marks,
         )  # fmt: skip
 
 
@@ -107,7 +114,9 @@ class KimiDelta(Mixer):
         """See `Mixer`."""
         return size.heads * (size.key + 1)
 
-    def advance(self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor) -> None:
+    def advance(
+        self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None
+    ) -> None:  # fmt: skip
         """See `Mixer`."""
         s = self.size
         q, k, v = (
@@ -117,7 +126,7 @@ class KimiDelta(Mixer):
         forget, learn = rates.split((s.heads * s.key, s.heads), -1)
         decay = -0.1 * gate(forget.unflatten(-1, (s.heads, s.key)))
         self.backend.gated_delta_step(
-            unit_norm(q), unit_norm(k), v.contiguous(), decay, gate(learn), ssm, *where, 1.0, out
+            unit_norm(q), unit_norm(k), v.contiguous(), decay, gate(learn), ssm, *where, 1.0, out, marks=marks
         )
 
 
@@ -150,13 +159,16 @@ class Mamba2(Mixer):
         """See `Mixer`."""
         return conv.transpose(1, 2)
 
-    def advance(self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor) -> None:
+    def advance(
+        self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None
+    ) -> None:  # fmt: skip
         """See `Mixer`."""
         s = self.size
         x, b, c = mixed.split((s.heads * s.value, s.key, s.key), -1)
         self.backend.selective_step(
             x.unflatten(-1, (s.heads, s.value)).contiguous(), rates, self.decay, unit_norm(b).unsqueeze(2),
             unit_norm(c).unsqueeze(2), ssm, *where, d=self.skip, dt_bias=self.rate_bias, softplus=True, out=out,
+            marks=marks,
         )  # fmt: skip
 
 

@@ -17,18 +17,23 @@ from memstate.cli.demo.arithmetic import Weights, attend, linear, rms_norm
 from memstate.cli.demo.mixers import MIXERS
 from memstate.cli.demo.sizes import ModelSize
 from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import Marks
 
 VOCABULARY = 256  # bytes
 
 
 class Slots(NamedTuple):
-    """Where the states and pages of a step lie: int32 `batch` each, 0 for padding; rows index the page table."""
+    """Where the states and pages of a step lie: int32 `batch` each, 0 for padding; rows index the page table.
+
+    Marks say which states inside of the step are kept as well.
+    """
 
     rows: Tensor
     tokens: Tensor
     read: Tensor
     write: Tensor
     snapshot: Tensor
+    marks: Marks | None = None
 
 
 class Memory(NamedTuple):
@@ -90,7 +95,7 @@ class HybridModel:
         x = self.embedding[tokens]
         where = (slots.read, slots.write, slots.snapshot, slots.tokens)
         for layer, (mixer, mlp) in enumerate(zip(self.recurrent, self.mlp, strict=False)):
-            x = x + mixer(rms_norm(x), where, memory.conv[layer], memory.ssm[layer])
+            x = x + mixer(rms_norm(x), where, memory.conv[layer], memory.ssm[layer], slots.marks)
             x = x + _mlp(rms_norm(x), mlp)
         x = x + self._attend(rms_norm(x), start, slots, memory)
         x = x + _mlp(rms_norm(x), self.mlp[-1])

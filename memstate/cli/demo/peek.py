@@ -20,6 +20,14 @@ def live_register(row: Row) -> int:
     return REGISTERS_PER_ROW * row.index
 
 
+def state_register(mem: StateManager, row: Row) -> int:
+    """Returns the register that holds a row's state on the device: its live one, or the one that it continues from.
+
+    Syncs: yes.
+    """
+    return int(mem._registers.table.source[row.index]) or live_register(row)
+
+
 def slot_and_label(mem: StateManager, register: int) -> tuple[int, int]:
     """Returns the slot that a register holds on the device, and the length it stands for.
 

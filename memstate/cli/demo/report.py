@@ -9,11 +9,12 @@ from memstate.cli.demo.meter import Meter
 from memstate.state.layout import format_bytes
 from memstate.stats import Stats, TierStats
 
-CONFIG_KEYS = ("strategy", "model", "layout", "engine", "seed", "sabotage")
+CONFIG_KEYS = ("strategy", "chunk", "placement", "model", "layout", "engine", "seed", "sabotage")
 REPORT_KEYS = (
     "backend", "requests", "conversations", "distinct_tokens", "sessions", "differences", "leaked_pages", "leaked_rows",
     "leak_named", "foreign_bytes", "snapshots_unseen", "snapshot_bytes_copied", "strikes", "strikes_at_sessions",
     "expectation_met",
+    "forwards_per_prompt", "states_filed_per_request",
 )  # fmt: skip
 METER_KEYS = (
     "generated_tokens", "prompt_tokens", "prefix_hit_tokens", "session_hit_tokens", "slots_held_mean",
@@ -99,6 +100,16 @@ class DemoReport:
     def sessions(self) -> int:
         """Conversations that ran as streaming sessions."""
         return min(self.config.sessions, self.conversations)
+
+    @property
+    def forwards_per_prompt(self) -> float:
+        """Steps that a prompt took from its admission to its end, on average."""
+        return self.meter.prompt_chunks / max(1, self.meter.admissions)
+
+    @property
+    def states_filed_per_request(self) -> float:
+        """States that the prefix cache took in for a request, on average."""
+        return self.stats.prefix.inserted / self.requests if self.stats.prefix else 0.0
 
     @property
     def expectation_met(self) -> bool:
@@ -215,6 +226,11 @@ class DemoReport:
             ("sessions", f"{self.sessions}, {m.session_hit_tokens} of the hits; turns: {turns}" if turns else "0"),
             ("slots held", f"{m.slots_held_mean:.2f} per request, at most {m.slots_held_peak}; mean by owner: {kinds}"),
             ("snapshots", f"{stats.snapshots} at boundaries, {stats.degraded} boundaries without"),
+            (
+                "prompts",
+                f"{self.forwards_per_prompt:.2f} forwards each, chunks of {config.chunk} tokens; "
+                f"{self.states_filed_per_request:.2f} states filed per request, placement {config.placement}",
+            ),
             ("published, dropped", f"{stats.published}, {stats.dropped}"),
             ("evicted from the cache", f"{stats.prefix.evicted_states} states, {stats.prefix.evicted_pages} pages"),
             ("copied for snapshots", format_bytes(self.snapshot_bytes_copied)),

@@ -79,8 +79,9 @@ def _run(config: DemoConfig, store: Store | None, report: Progress) -> DemoRepor
         if done in (requests // 3, 2 * requests // 3):
             audits.append(mem.audit())  # while requests run: no false alarm allowed
 
+    stepper = Stepper(engine.model, engine.memory, config.batch, config.chunk, engine.launch, engine.marks)
     scheduler = Scheduler(
-        config, engine, Stepper(engine.model, engine.memory, config.batch, config.chunk, engine.launch), admission,
+        config, engine, stepper, admission,
         Chance(config.seed), meter, witness, step_done,
     )  # fmt: skip
     started = time.perf_counter()

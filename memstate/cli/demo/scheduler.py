@@ -127,6 +127,7 @@ class Scheduler:
             self.mem.poll()
         self.meter.steps += 1
         self.meter.mixed_steps += not batch.decode_only
+        self.meter.prompt_chunks += sum(batch.inputs.start[e.place] < e.work.prompt for e in batch.entries)
         return Flight(step, results, batch.entries, batch.decode_only, asked)
 
     def _meddle(self) -> None:
@@ -167,16 +168,16 @@ class Scheduler:
 
     def _tokens_next(self, work: Work) -> int:
         known = max(1, len(work.tokens) - work.folded)  # or the one sampled token that is on its way
-        return min(known, self.config.chunk, self.mem.next_boundary(work.handle) - work.folded)
+        most = min(known, self.config.chunk)
+        if self.engine.in_place:  # a state can be kept only at the end of a chunk
+            most = min(most, self.mem.next_boundary(work.handle) - work.folded)
+        return most
 
     def _make_way(self) -> None:
         """The youngest request makes way; what is kept for later does where a request runs alone."""
         alone = len(self.running) == 1
-        if alone and self.streams.give_up_idle(self.running):
-            self.meter.gave_way["session closed"] += 1
-            return
         self._retract([self.running[-1]], "pages ran out")
-        while alone and self.admission.give_way(self.running):
+        while alone and self.admission.give_way():
             pass
 
     def _collect(self, flight: Flight) -> None:
@@ -305,6 +306,5 @@ class Scheduler:
         aborted = "turn" if work.begun else "turn before any step"
         which = "first" if work.turn == 0 else "later"
         self.meter.session_turns[f"{how}, {which} {aborted}" if how == "aborted" else how] += 1
-        self.streams.rest(work)
         for snapshot in self.streams.kept(work):
             self.witness.watch(work.conversation.number, snapshot, "state of a session")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from memstate.cli.demo.model import VOCABULARY, HybridModel, Memory, Slots
+from memstate.kernels.tables import Marks
 
 Logits = npt.NDArray[np.float32]
 
@@ -70,11 +71,14 @@ class Stepper:
         chunk: Tokens of a prefill step.
         launch: Launches what comes before the forward of a planned step, and returns its slots. None: `run` alone is
             used.
+        marks: The marks of steps on the device; None: steps have none.
     """
 
     def __init__(
-        self, model: HybridModel, memory: Memory, batch: int, chunk: int, launch: Callable[[], Slots] | None = None
+        self, model: HybridModel, memory: Memory, batch: int, chunk: int, launch: Callable[[], Slots] | None = None,
+        marks: Marks | None = None,
     ) -> None:  # fmt: skip
+        self._marks = marks
         self.model, self.memory, self.batch, self._launch = model, memory, batch, launch
         self.device = memory.page_table.device
         self.widths = (1, chunk)
@@ -122,6 +126,8 @@ class Stepper:
         packed = self._packed[width]
         first = torch.where(packed[:, -1] > 0, self._sampled, packed[:, 0])
         tokens = torch.cat((first[:, None], packed[:, 1:width]), 1)
+        if width == 1:  # a step of decode has no marks
+            slots = slots._replace(marks=None)
         logits = self.model.forward(tokens, packed[:, -2], slots, self.memory)
         self._logits.copy_(logits)
         self._sampled.copy_((logits + self._noise).argmax(-1))
@@ -141,5 +147,6 @@ class Stepper:
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
             for width in self.widths:
-                self._body(width, Slots(*(self._zeros(self.batch, dtype=torch.int32) for _ in Slots._fields)))
+                rows, tokens, read, write, snapshot = (self._zeros(self.batch, dtype=torch.int32) for _ in range(5))
+                self._body(width, Slots(rows, tokens, read, write, snapshot, self._marks))
         torch.cuda.current_stream(self.device).wait_stream(side)

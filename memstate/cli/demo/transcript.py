@@ -81,7 +81,7 @@ class Witness:
 
         Syncs: yes.
         """
-        self._see(conversation, peek.live_register(row), f"live state when {why}")
+        self._see(conversation, peek.state_register(self.mem, row), f"live state when {why}")
 
     def _see(self, conversation: int, register: int, what: str) -> None:
         slot, length = peek.slot_and_label(self.mem, register)

@@ -16,9 +16,8 @@ class Place(NamedTuple):
     Attributes:
         end: Pages that the state would stand for.
         above: Pages up to the deepest state that a request with this prefix would otherwise start from.
-        kind: `boundary`, `prompt` (the end of a prompt), `branch` (KV reached here and no state did), `again` (a state
-            was
-            here) or `end` (of an answer).
+        kind: `boundary` (of decode), `prompt` (the end of a prompt), `branch` (KV reached here and no state did),
+            `again` (a state was here), `end` (of an answer), `named` (by the request), or what a placement calls it.
     """
 
     end: int

@@ -51,6 +51,11 @@ class ReturnRates:
         self._seen[kind][age] += 1
         self._expected[kind][growth] += self._hazard[kind][age]
 
+    def leave(self, kind: int, age: int, growth: int) -> None:
+        """Takes back an `enter`: the state belongs to another class from now on."""
+        self._seen[kind][age] = max(0.0, self._seen[kind][age] - 1)
+        self._expected[kind][growth] = max(0.0, self._expected[kind][growth] - self._hazard[kind][age])
+
     def asked(self, kind: int, age: int, growth: int) -> None:
         """Counts a state that was asked for, whether it was kept or evicted."""
         self._hit[kind][age] += 1

@@ -1,9 +1,10 @@
 """The default policy: a state is worth the pages it saves x the rate at which it is asked for, learned while running.
 
-Kinds of states return very differently: the end of a first turn, of a later one, a branch point, what was used once
-and what is used all the time. The figures of a service are not known beforehand, so they are counted. States that were
-given up count too, as long as their place is in the tree: a request that reaches it shows what keeping the state would
-have brought. A state also serves the requests of the given-up states below it, and is worth their rates too.
+Kinds of states return very differently: the end of a first turn, of a later one, a prompt's end whose answer's end is
+kept too, a branch point, what was used once and what is used all the time. The figures of a service are not known
+beforehand, so they are counted. States that were given up count too, as long as their place is in the tree: a request
+that reaches it shows what keeping the state would have brought. A state also serves the requests of the given-up states
+below it, and is worth their rates too.
 
     value = (own rate + rates of its dependents) x pages back to the next state above
 
@@ -21,8 +22,11 @@ from memstate.prefix.ranking import Ranking
 from memstate.prefix.tree import Node
 
 TURNS = 3  # later turns of a conversation are all alike
-BRANCH, BOUNDARY, USED = TURNS + 1, TURNS + 2, TURNS + 3  # then by the logarithm of the uses, to 16 and more
-CLASSES, POOLED = USED + 5, USED
+BRANCH, PASSED, USED = TURNS + 1, TURNS + 2, TURNS + 3  # then by the logarithm of the uses, to 16 and more
+USED_PASSED, NAMED, BOUNDARY = USED + 5, USED + 6, USED + 7
+CLASSES, POOLED = BOUNDARY + 1, USED  # boundaries are many and seldom asked for: pooled, they would hide the others
+OF_KINDS = {"branch": BRANCH, "named": NAMED}
+OF_TURNS = ("prompt", "again")
 GROWTHS = 9  # pages beyond the state, by their logarithm, to 128 and more
 UPDATE = 256  # requests between two looks at what was counted
 GONE = Node(None, b"", [], 0)
@@ -105,19 +109,36 @@ class ReturnRate(StatePolicy):
         if known:
             self._credit(candidate)
         else:
-            self._begin(candidate, node)
+            self._begin(candidate, node, kind == "end")
 
-    def _begin(self, candidate: Candidate, node: Node) -> None:
-        """Classifies a new place by how far it goes beyond the one above."""
+    def _begin(self, candidate: Candidate, node: Node, answer: bool) -> None:
+        """Classifies a new place by how far it goes beyond the one above, which it may leave behind.
+
+        Args:
+            candidate: What is known of the node.
+            node: The node.
+            answer: Whether an answer ends there.
+        """
         above = node.parent
         while above is not None and above.worth is None:
             above = above.parent
         grown = node.end - (above.end if above is not None else 0)
         before: Candidate | None = above.worth if above is not None else None
-        known = before is not None and before.uses == 1 and before.what == candidate.what == "prompt"
-        if before is not None and known and 2 * grown <= before.node.end:
-            candidate.turn = min(before.turn + 1, TURNS)  # the conversation goes on
+        if before is not None and before.what == candidate.what == "prompt":
+            if answer and not before.uses:
+                candidate.turn = before.turn  # the answer to the prompt that ends above
+                self._pass(before, PASSED)
+            elif before.uses == 1 and 2 * grown <= before.node.end:
+                candidate.turn = min(before.turn + 1, TURNS)  # the conversation goes on
+                self._pass(before, USED_PASSED)
         self._touch(candidate, grown)
+
+    def _pass(self, candidate: Candidate, kind: int) -> None:
+        """Moves a place to another class: its conversation has gone on, and has a newer state."""
+        self.rates.leave(candidate.kind, candidate.age, candidate.growth)
+        candidate.kind = kind
+        self.rates.enter(kind, candidate.age, candidate.growth)
+        self._credit(candidate)
 
     def used(self, node: Node) -> None:
         """Does nothing: `asked` has counted the request."""
@@ -199,7 +220,7 @@ class ReturnRate(StatePolicy):
         if candidate.uses:
             candidate.kind = USED + min(candidate.uses.bit_length() - 1, 4)
         else:
-            candidate.kind = {"branch": BRANCH, "boundary": BOUNDARY}.get(candidate.what, candidate.turn)
+            candidate.kind = candidate.turn if candidate.what in OF_TURNS else OF_KINDS.get(candidate.what, BOUNDARY)
         self._log.append((self._now, candidate, candidate.touched))
         self.rates.enter(candidate.kind, 0, candidate.growth)
         self._credit(candidate)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from memstate.errors import InvalidArgument
 from memstate.kernels.rules import (
     Claim,
     Columns,
@@ -124,25 +123,6 @@ class Mirror:
             reached = length if self.tracking.reads_old_slot else after
             at = np.flatnonzero(due(self._columns, self.rules, rows, reached))
         return int(np.count_nonzero(needs_claim(self._columns, self.rules, rows[at], length[at], window)))
-
-    def require_within_boundary(self, rows: Longs, length: Longs, after: Longs) -> None:
-        """Requires that no step crosses a boundary, because its snapshot would be lost.
-
-        Raises:
-            InvalidArgument: a row's step crosses one.
-        """
-        file, every = self.file, self.tracking.every
-        if not self.lanes:
-            return
-        crossed = length % every + (after - length) > every
-        extra = file.snapshot_at[rows]
-        if extra.any():
-            crossed |= (length < extra) & (extra < after)
-        for i in np.flatnonzero(crossed)[:1] if crossed.any() else ():
-            raise InvalidArgument(
-                f"row {rows[i]}: a chunk from {length[i]} to {after[i]} crosses a boundary "
-                f"(every={every}, snapshot_at={extra[i]}): end it at next_boundary(row)"
-            )
 
     def own_lengths(self, rows: Longs) -> Longs:
         """Returns the tokens folded into the states of rows that read their own register."""

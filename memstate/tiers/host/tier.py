@@ -353,7 +353,7 @@ class HostTier:
             record_set.transfers.reserve(len(of))
         fill = Action(lambda: self._fill(parts, registers), [entry for _, of in parts for _, entry in of])
         if named:
-            self._commands.then(fill)
+            self._commands.then(fill, registers)
         elif parts:
             fill.run()
 

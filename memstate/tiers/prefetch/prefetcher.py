@@ -98,25 +98,41 @@ class Prefetcher:
         Syncs: no.
         """
         most = tokens // self._page_size
-        own = list(keys[: most if self._agreement.ranks == 1 else min(most, MOST_PAGES)])
+        pages = min(len(keys), most if self._agreement.ranks == 1 else min(most, MOST_PAGES))
+        fits = self._within_limit(pages, covered)
+        own = list(keys[: fits or pages])
         fetch = Fetch(
             self._count["started"], len(own) * self._page_size, own, covered, min(kv_pages, len(own)),
             Reservation(self._kv, self._states, own), self._clock(),
         )  # fmt: skip
         self._count["started"] += 1
-        limit = self._settings.limit
         if fetch.missing < max(self._settings.threshold, 1):
             self._end(fetch, End.SHORT)
-        elif limit is not None and self.in_flight_tokens + fetch.missing > limit:
+        elif not fits:
             self._end(fetch, End.LIMITED)
         elif self._lost:
             self._end(fetch, End.LOST)
         else:
+            self._count["truncated"] += fits < pages
+            self._count["truncated_tokens"] += (pages - fits) * self._page_size
             fetch.reserved = fetch.missing
             self._fetches.append(fetch)
             fetch.question = self._candidates.question(fetch)
             self._background.ask(fetch, fetch.question)
         return fetch
+
+    def _within_limit(self, pages: int, covered: int) -> int:
+        """Returns how many of a prompt's pages the limit leaves to fetch, 0 where that gains less than the threshold.
+
+        Args:
+            pages: Whole pages of the prompt.
+            covered: Tokens that the request could start from now.
+        """
+        limit = self._settings.limit
+        if limit is None:
+            return pages
+        fits = min(pages, int(covered + limit - self.in_flight_tokens) // self._page_size)
+        return fits if fits * self._page_size - covered >= max(self._settings.threshold, 1) else 0
 
     def poll(self) -> None:
         """Advances every prefetch as far as it can. Call it once an iteration of the scheduler.

@@ -1,7 +1,7 @@
 """Settings of prefetches, checked when they are made."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from memstate.checks import is_count
@@ -16,8 +16,9 @@ class Prefetch:
 
     Args:
         threshold: Tokens that a prefetch must gain.
-        limit: Tokens that all prefetches together may fetch, None for any number. A prompt that lacks more is not
-            fetched.
+        limit: Tokens that all prefetches together may fetch: a whole number, a part of the host memory that is no copy
+            of the device's (from 0 to 1, as a float), or None for any number. Of a prompt that lacks more, the longest
+            start that fits is fetched.
         stop: What happens to a prefetch whose request could be admitted. `best_effort` stops it. `wait_complete` lets
             it
             end. `timeout` stops it after `timeout` seconds plus `timeout_per_page` for each page.
@@ -34,16 +35,20 @@ class Prefetch:
     """
 
     threshold: int = 256
-    limit: int | None = None
+    limit: int | float | None = 0.8
     stop: StopPolicy = "best_effort"
     timeout: float = 1.0
     timeout_per_page: float = 0.01
     chunk: int = 32
 
     def __post_init__(self) -> None:
-        if not is_count(self.threshold) or not (self.limit is None or is_count(self.limit)):
-            raise ConfigurationError(f"threshold={self.threshold!r}, limit={self.limit!r}: expected numbers of tokens")
-        if self.limit is not None and self.limit < self.threshold:
+        part = isinstance(self.limit, float) and 0 < self.limit <= 1
+        if not is_count(self.threshold) or not (self.limit is None or part or is_count(self.limit)):
+            raise ConfigurationError(
+                f"threshold={self.threshold!r}, limit={self.limit!r}: expected numbers of tokens, or a part of host "
+                "memory such as 0.8 as the limit"
+            )
+        if is_count(self.limit) and self.limit < self.threshold:
             raise ConfigurationError(
                 f"limit={self.limit} below threshold={self.threshold}: nothing would ever be fetched"
             )
@@ -54,6 +59,24 @@ class Prefetch:
                 raise ConfigurationError(f"{name}={seconds!r}: expected seconds from 0 on")
         if not is_count(self.chunk) or self.chunk < 1:
             raise ConfigurationError(f"chunk={self.chunk!r}: expected at least 1 record")
+
+    def in_tokens(self, host: int, device: int) -> "Prefetch":
+        """Returns these settings with a limit in tokens.
+
+        Where host memory is hardly larger than what it copies, half of it counts as its own.
+
+        Args:
+            host: Tokens that host memory has room for; 0 where it keeps no KV, so that there is no limit.
+            device: Tokens of it that are a copy of the device's.
+
+        Example:
+            >>> Prefetch(threshold=64).in_tokens(host=3000, device=1000).limit
+            1600
+        """
+        if not isinstance(self.limit, float):
+            return self
+        tokens = max(self.threshold, int(self.limit * max(host - device, host // 2)))
+        return replace(self, limit=tokens if host else None)
 
     def patience(self, pages: int) -> float:
         """Returns the seconds that a prefetch of so many pages may take under `timeout`."""

@@ -53,7 +53,7 @@ class Launches:
             if name == "ownership":
                 allowed = self._of_packet(arguments[0])
             else:
-                window = name == "plan" and arguments[2].strategy == Strategy.WINDOW
+                window = name == "plan" and arguments[-1].strategy == Strategy.WINDOW
                 allowed = ALLOWED[name][Strategy.WINDOW if window else self._strategy]
             for slot in before.keys() | after.keys():
                 of, to = before.get(slot, 0), after.get(slot, 0)

@@ -187,6 +187,14 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         short_of_pages()
         return lambda: mem.extend([s.first], [mem.length(s.first) + 4 * PAGE])
 
+    def idle_session() -> Call:
+        s.settled()
+        assert mem.prefix is not None
+        mem.prefix.evict_states(99)
+        assert mem._sessions.idle_states
+        s.by_id = torch.cat([s.by_id, mem.pool.claim(mem.free_slots - mem._admission._per_request + 1)])
+        return lambda: mem.admit([ms.Request("room")])
+
     def poll() -> Call:
         s.work_in_threads()
         return mem.poll
@@ -256,6 +264,8 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         "ready": lambda: lambda: mem.tiers and mem.tiers.ready(s.fetched),
         "cancel a prefetch": lambda: lambda: mem.tiers and mem.tiers.cancel(s.fetched),
         "open_session": lambda: lambda: mem.open_session("third"),
+        "sessions": lambda: mem.sessions,
+        "admit where an idle session makes way": idle_session,
         "close_session": lambda: lambda: mem.close_session(s.chat),
         "submit": lambda: lambda: mem.submit(s.steps[-1]),
         "submit after the gap": in_gap(lambda: lambda: mem.submit()),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.proof.mutation.mutant import Mutant
 
-FILES = ("kernels", "owners", "places", "prefix", "tiers", "host", "salts", "streams", "chaos", "guard")
+FILES = ("kernels", "owners", "places", "prefix", "marks", "tiers", "host", "salts", "streams", "chaos", "guard")
 
 
 def parse(text: str) -> Iterator[tuple[list[str], str, str, list[str]]]:

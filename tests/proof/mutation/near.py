@@ -20,6 +20,7 @@ CACHED = [
 ]  # fmt: skip
 PREFIX = [PROGRAMS, "prefix_gaps", *CACHED]
 DEVICE = ["ownership", "plan_kernel", "accept", "lazy", "redirect", "shared_pool", "warps", "mutant_gaps"]
+MARKED = ["requests/marks", "placement", "prefill", "prefix_wants", "policies"]
 PREFETCH = ["prefetch", "prefetch_stops", "prefetch_ranks", "prefetch_random"]
 HOST = [
     f"tiers_{name}"
@@ -40,25 +41,30 @@ NEAR = {
     "kernels/speculation.py": ["accept", "accepted", "mutant_gaps"],
     "kernels/warps.py": ["warps"],
     "kernels/copy.py": ["copy", "storage", "given_memory"],
-    "kernels/slots.py": ["conv", "gated_delta", "selective", "decode_steps", "checks"],
+    "kernels/slots.py": ["conv", "gated_delta", "selective", "decode_steps", "decode_marks", "checks"],
+    "kernels/marks.py": ["kernels/marks", "scatter_states"],
     "kernels/gather.py": ["gather", "storage"],
     "kernels/scatter.py": ["scatter", "gather", "storage"],
     "kernels/pack.py": ["pack", "packing"],
     "kernels/pack_int8.py": ["pack_int8", "packing_int8"],
-    "kernels/conv.py": ["conv", "decode_steps", "decode_windows"],
-    "kernels/gated_delta.py": ["gated_delta", "decode_steps", "decode_windows"],
-    "kernels/selective.py": ["selective", "decode_steps", "decode_windows"],
+    "kernels/conv.py": ["conv", "decode_steps", "decode_marks", "decode_windows"],
+    "kernels/gated_delta.py": ["gated_delta", "decode_steps", "decode_marks", "decode_windows"],
+    "kernels/selective.py": ["selective", "decode_steps", "decode_marks", "decode_windows"],
+    "memstate/slots/commands.py": [*OWNERS, "step_marks", "tiers_writes"],
     "memstate/slots/upload.py": ["upload", "counts", "commands"],
     "memstate/state/sharding.py": ["split", "layout", "presets"],
     "memstate/state/windows.py": ["speculation", "given_memory"],
     "memstate/state/presets/families.py": ["presets"],
     "memstate/engine/manager.py": [*OWNERS, "engine_memory", "sleep", "tiers_life", "tiers_late", *CACHED],
-    **{f"memstate/engine/{name}.py": [*OWNERS, *CACHED] for name in ("admission", "ending", "stepping")},
+    **{f"memstate/engine/{name}.py": [*OWNERS, *CACHED, *MARKED] for name in ("admission", "ending", "stepping")},
     "memstate/engine/chaos.py": ["chaos"],
     "memstate/engine/warmup.py": ["warmup"],
     "memstate/tokens.py": PREFIX,
+    "memstate/requests/marks.py": [PROGRAMS, *MARKED],
+    "memstate/prefix/placement.py": MARKED,
     **{f"memstate/prefix/{name}.py": PREFIX for name in ("tree", "cache", "ranking", "sessions")},
-    **{f"memstate/prefix/policies/{name}.py": PREFIX for name in ("lru", "greedy_dual", "return_rate")},
+    **{f"memstate/prefix/policies/{name}.py": PREFIX for name in ("lru", "greedy_dual")},
+    **{f"memstate/prefix/policies/{name}.py": [*PREFIX, "policies"] for name in ("return_rate", "learning")},
     **{
         f"memstate/tiers/prefetch/{name}.py": PREFETCH
         for name in ("prefetcher", "fetch", "candidates", "reservation", "votes", "reading", "background")
@@ -87,8 +93,9 @@ LONG = (
 
 @cache
 def _file(name: str, test: str = "") -> str:
-    """Where in the tree of tests a file is: its name is given once."""
-    (path,) = ROOT.glob(f"tests/**/test_{name.removesuffix('.py')}.py")
+    """Where in the tree of tests a file is: its name is there once, or once in the folder before it."""
+    folder, slash, name = name.rpartition("/")
+    (path,) = ROOT.glob(f"tests/**/{folder}{slash}test_{name.removesuffix('.py')}.py")
     return "::".join(filter(None, (str(path.relative_to(ROOT)), test)))
 
 

@@ -18,6 +18,7 @@ class Admitting(Prompting):
     """What a scheduler does with rows."""
 
     def admit(self, d: Digits) -> None:
+        self.let_expire()
         names = [f"request {self.calls}.{i}" for i in range(d.pick(1, 2, 1, 3, 0))]
         self.admit_all(d, [self.draw_request(d, name) for name in names])
 
@@ -87,7 +88,7 @@ class Admitting(Prompting):
             faults |= more
             if partial and model.waits:
                 faults.add(ms.InvalidArgument)
-            if moved and not model.free_holders and not model.evictable_states:
+            if moved and not model.free_holders and not model.ready_to_go:
                 faults.add(ms.InvalidArgument)
         if d(40) == 1:
             names = d.pick("ab", 3)
@@ -137,6 +138,8 @@ class Admitting(Prompting):
                     contents[slot] = state
         if self.attempt(faults, lambda: self.mem.arrived(rows, lengths)) is not REFUSED:
             model.arrive(tenants := [self.handles[row] for row in rows], states, texts)
+            for tenant in tenants:
+                model.arrived_at(tenant)
             if self.lower and self.lower.kv:
                 self.lower.kv.arrive(tenants)
 

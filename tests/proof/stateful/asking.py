@@ -42,8 +42,6 @@ class Asking(Admitting):
         if len(set(rows)) < len(rows) and not faults:
             return
         counts = [1 + d(6) for _ in rows]
-        if not (faults or self.asleep):
-            model.advance([tenant for row in rows if not (tenant := self.handles[row]).finished])
         most = least = 0
         for row, n in zip(rows, counts, strict=True):
             tenant = self.handles.get(row)
@@ -60,7 +58,7 @@ class Asking(Admitting):
         mem, model = self.mem, self.model
         for row, tenant in self.handles.items():
             seen = (mem.length(row), mem.confirmed(row), mem.next_boundary(row), mem.slots_held(row))
-            held = sum(tenant.live + k in model.held for k in range(3))
+            held = sum(tenant.live + k in model.held for k in range(3)) + len(tenant.marks)
             told = (model.length(tenant), tenant.confirmed, model.next_boundary(tenant), held)
             self._same(f"length, confirmed, next boundary, slots of row {row.index}", seen, told)
         self._same("free slots and pages", (mem.free_slots, mem.free_pages), (model.free_count, model.free_pages))

@@ -303,7 +303,7 @@ class Hosting(Prefetches):
                     shelf.evicted += 1  # a reset counts everything that was there
 
         if named:
-            model.then(Later(fill, forget))
+            model.then(Later(fill, forget), packed)
         else:
             fill()
 

@@ -82,8 +82,8 @@ class Keeping(Cached):
         before, lease.entry = lease.entry, entry
         self.prune(before)
 
-    def insert(self, row: Row, key: Text, pages: Sequence[int], register: int) -> Kept | None:
-        """KV for a key of whole pages, and the state in a register of the row, 0 for none."""
+    def insert(self, row: Row, key: Text, pages: Sequence[int], register: int, mark: Kept | None) -> Kept | None:
+        """KV for a key of whole pages, and the state in a register of the row, 0 for none; mark: it is in a holder."""
         if not key:
             return None
         if row.lease is None:
@@ -96,9 +96,12 @@ class Keeping(Cached):
             if there and there.state:
                 kept = there.state
                 self.figures["duplicates"] += 1
-                self.record_releases([register])
+                if not mark:
+                    self.record_releases([register])
             else:
-                kept = self._attach(self._grow(head, pages, salt), row, register)
+                kept = self._attach(self._grow(head, pages, salt), row, register, mark)
+            if mark and kept is not mark:
+                self.drop([mark])
         self._move_lease(row.lease, self._shared(self._grow(key, pages, salt), pages))
         return kept
 
@@ -132,18 +135,24 @@ class Keeping(Cached):
         self.entries.append(new := Entry(salt, tokens, longer.pages[: len(tokens) // self.settings.page_size]))
         return new
 
-    def _attach(self, entry: Entry, row: Row, register: int) -> Kept | None:
+    def _attach(self, entry: Entry, row: Row, register: int, mark: Kept | None) -> Kept | None:
         length = self.known[register]
-        if not self.free_holders:
+        if not mark and not self.free_holders:
             with self.leasing(entry):
                 self.evict_states(1)
-        if not self.free_holders:
+        if not mark and not self.free_holders:
             self.figures["refused"] += 1
             return None
         assert row.truth[length] == fold(EMPTY, entry.tokens), f"{entry} gets another state"
-        entry.state = self.hold(self.next_holder(length), length, (), row.truth[length], row.text[:length], "cached")
+        if mark:
+            mark.owner, entry.state = "cached", mark
+        else:
+            entry.state = self.hold(
+                self.next_holder(length), length, (), row.truth[length], row.text[:length], "cached"
+            )
+            self._attached.append((entry.state.register, register))
+            self.published += 1
         entry.evicted = False
-        self._attached.append((entry.state.register, register))
         self.stated.append(entry)
         self._rank(entry)
         if self.below:
@@ -151,7 +160,6 @@ class Keeping(Cached):
         assert row.lease
         row.lease.own[entry] = entry.uses
         self.figures["inserted"] += 1
-        self.published += 1
         return entry.state
 
     def trim(self) -> None:

@@ -14,7 +14,7 @@ from tests.proof.stateful.settings import Settings
 
 MOVE, RELEASE, CLAIM, WRITE, DATA = range(5)  # phases of a packet, in the order they run
 State = History | None  # of a plane in a slot; None: nobody may depend on it
-COLUMNS = ("tracked", "snapshot_at", "source")
+COLUMNS = ("tracked", "source")
 
 
 class Op(NamedTuple):
@@ -103,8 +103,9 @@ class Ledger:
 
     # The fence
 
-    def fence(self, slots: Iterable[int]) -> None:
-        """A forward that has not been launched uses these slots."""
+    def fence(self, slots: Iterable[int], unwritten: Iterable[int] = ()) -> None:
+        """A forward that has not been launched uses these slots, and writes the states of these registers."""
+        self.unwritten = set(unwritten)
         named = set(slots) - {0}
         self.fenced = {register for register, slot in self.slot.items() if slot in named}
         self.fencing = True
@@ -112,6 +113,7 @@ class Ledger:
     def lift(self) -> None:
         self.fenced: set[int] = set()
         self.fencing = False
+        self.unwritten: set[int] = set()
         self.waits: tuple[int, int] | None = None  # from this entry of the queue, and this change in it, on
 
     # Recording: a change that the order of phases would carry out too early begins another packet.
@@ -189,8 +191,10 @@ class Ledger:
             self.known[target] = self.known[source]
 
     def named(self, register: int) -> bool:
-        """Whether something is recorded that changes a register or reads its state."""
-        return any(isinstance(entry, Packet) and entry.names(register) for entry in self.queue)
+        """Whether something is recorded that changes a register or reads its state, or a forward will write it."""
+        return register in self.unwritten or any(
+            isinstance(entry, Packet) and entry.names(register) for entry in self.queue
+        )
 
     @property
     def pending(self) -> bool:
@@ -229,8 +233,10 @@ class Ledger:
         """Nothing is recorded: the host says what the device has carried out."""
         assert set(self.slot) == self.held and len(self.free) == self.free_count and self.label == self.known
 
-    def then(self, later: Later) -> None:
-        """Behind everything recorded: now, unless that waits for a forward."""
+    def then(self, later: Later, reads: Iterable[int] = ()) -> None:
+        """Behind everything recorded: now, unless that waits for a forward, or the forward writes what this reads."""
+        if self.waits is None and self.unwritten & set(reads):
+            self.waits = len(self.queue), 0
         if self.waits is None:
             self.submit()
             later.run()

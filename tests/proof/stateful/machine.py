@@ -75,11 +75,13 @@ class Machine:
             self.mem = build(
                 s.layout, slots=s.slots, max_requests=s.rows, preallocated=s.preallocated, max_batch=s.max_batch,
                 tracking=s.tracking, overlap=s.overlap, speculation=s.speculation, in_place=s.in_place,
-                direct_hits=s.direct_hits, snapshots=s.snapshots, reserve=s.reserve, pages=s.pages,
+                direct_hits=s.direct_hits, grid=s.grid or None, packed=s.packed, snapshots=s.snapshots,
+                reserve=s.reserve, pages=s.pages, ends=True,
                 page_size=s.page_size,
                 pages_per_row=s.pages_per_row, tensors=self.memory.tensors, debug=s.debug,
                 backend=backend.name, device=backend.device, prefix=s.cache,
                 tiers=self.lower.tiers if self.lower else None,
+                sessions=s.sessions(lambda: self.model.seconds),
             )  # fmt: skip
         self.memory.attach(self.mem)
         self.model = Model(settings, self.mem._table.generation.tolist())
@@ -231,6 +233,14 @@ class Machine:
         self._same("sessions", kept, {
             talk.name: (encoded(talk.text), [one.register for one in talk.kept], talk.pages, talk.row.number if talk.row
                         else 0) for talk in model.talks})  # fmt: skip
+        self._same("listed sessions", [
+            (one.session.id, one.running, one.closing, one.tokens, one.states, one.pages, one.priority, one.age,
+             one.idle, one.ttl) for one in mem.sessions()
+        ], [
+            (talk.name, bool(talk.row), talk.closing, talk.kept[0].length if talk.kept else 0, len(talk.kept),
+             len(talk.pages), talk.priority, model.seconds - talk.opened,
+             0 if talk.row else model.seconds - talk.since, talk.ttl) for talk in model.talks
+        ])  # fmt: skip
         if mem.prefix is not None:
             told = sorted(
                 (repr(one.salt), encoded(one.tokens), one.pages, *((one.state.register, one.state.length) if one.state
@@ -255,6 +265,10 @@ class Machine:
             return "session", f"session {talk.name!r} ({one.length} tokens)"
         if any(entry.state is one for entry in model.stated):
             return "cached", f"cached prefix of {one.length} tokens in register {register}"
+        for row in model.rows.values():
+            for kept, kind in row.marks:
+                if kept is one:
+                    return "mark", f"row {row.number} ({kind} of {one.length} tokens)"
         return "snapshot", f"snapshot {register} of {one.length} tokens"
 
     def _chosen(self, free: set[int], length: int) -> int:

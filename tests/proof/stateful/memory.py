@@ -203,16 +203,20 @@ class Memory:
                 block.tensor.copy_(torch.from_numpy(block.host))
 
     def forward(
-        self, read: list[int], write: list[int], snapshot: list[int], starts: list[int], tokens: list[list[int]]
-    ) -> None:
-        """One step of a model, in which null rows write nothing, or rubbish to slot 0 where kernels work in place."""
+        self, read: list[int], write: list[int], snapshot: list[int], starts: list[int], tokens: list[list[int]],
+        marks: list[tuple[int, int, int]],
+    ) -> None:  # fmt: skip
+        """One step of a model, in which null rows write nothing, or rubbish to slot 0 where kernels work in place.
+
+        marks: entry, tokens and slot of states inside of the step.
+        """
         self._pull()
         real = [i for i, slot in enumerate(write) if slot]
         steps = [(*history.step(starts[i], tokens[i]), len(tokens[i])) for i in real]
         to, of = [write[i] for i in real], [read[i] for i in real]
         taken = [k for k, i in enumerate(real) if snapshot[i]]
         also = [snapshot[real[k]] for k in taken]
-        used = [*to, *also]
+        used = [*to, *also, *[slot for _, _, slot in marks]]
         assert len(set(used)) == len(used), f"two entries write one slot: {to} and {also}"
         for k, slot in enumerate(of):
             assert slot not in used or slot == to[k], f"entry {real[k]} reads slot {slot}, which another one writes"
@@ -220,8 +224,15 @@ class Memory:
             copied = part in self.settings.copied
             for layer, place in enumerate(self.places[part]):
                 if real:
-                    state = kind.advance(layer, place.host[to if copied else of], steps)
+                    old = place.host[to if copied else of]
+                    state = kind.advance(layer, old, steps)
+                    kept = [
+                        kind.advance(layer, old[[real.index(i)]], [(*history.step(starts[i], tokens[i][:n]), n)])[0]
+                        for i, n, _ in marks
+                    ]
                     place.host[to] = state
+                    for (_, _, slot), one in zip(marks, kept, strict=True):
+                        place.host[slot] = one
                     if also and not copied:
                         place.host[also] = state[taken]
                 if self.settings.in_place and len(real) < len(write):

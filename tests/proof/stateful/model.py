@@ -9,7 +9,8 @@ from tests.proof.stateful.below import Below
 from tests.proof.stateful.cache import Text
 from tests.proof.stateful.history import fold
 from tests.proof.stateful.ledger import Later
-from tests.proof.stateful.rows import Row
+from tests.proof.stateful.marking import Mark
+from tests.proof.stateful.rows import Kept, Row
 from tests.proof.stateful.settings import Settings
 from tests.proof.stateful.starting import Starting
 
@@ -31,11 +32,14 @@ class Entry:
 
 @dataclass(eq=False)
 class Planned:
-    """A step of the model. changes: whether the packet with its batch carries changes, too."""
+    """A step of the model. changes: whether the packet with its batch carries changes, too. marks: those that the
+    forward stores.
+    """
 
     entries: list[Entry]
     window: bool
     changes: bool = False
+    marks: list[tuple[Mark, Kept]] = field(default_factory=list)
 
 
 class Model(Starting):
@@ -56,6 +60,7 @@ class Model(Starting):
         self.named_last: tuple[list[tuple[int, int]], int] | None = None  # the batch that is on the device, its limit
         self.due: list[tuple[int, int]] = []  # (to, of): copies of in-place planes once the forward has run
         self.open: Planned | None = None  # whose forward may not have been launched
+        self.coming: set[Kept] = set()  # what its forward has still to store
         self.promised = False  # what it computes has been handed out
 
     def reset(self) -> None:
@@ -89,22 +94,15 @@ class Model(Starting):
     # Boundaries
 
     def is_boundary(self, row: Row, length: int) -> bool:
-        return length % self.settings.every == 0 or length == row.snapshot_at
+        return length % self.settings.every == 0
 
     def next_boundary(self, row: Row) -> int:
+        """Where a chunk should end: beyond the prompt, or at a mark that is lost inside of the chunk."""
         length = self.length(row) + 1
-        while not self.is_boundary(row, length) and length not in row.coming:
+        wanted = [] if self.settings.grid else [at for at, _ in row.coming]
+        while not (self.is_boundary(row, length) and length > row.tracked) and length not in wanted:
             length += 1
         return length
-
-    def advance(self, rows: Sequence[Row]) -> None:
-        """Each row's next want in turn: there is one cell for them."""
-        for row in rows:
-            before = row.snapshot_at
-            while row.coming and row.snapshot_at < self.length(row) + (self.settings.strategy != "redirect"):
-                row.snapshot_at = row.coming.pop(0)
-            if row.snapshot_at != before:
-                self.record_write("snapshot_at", row.number, row.snapshot_at)
 
     def boundaries(self, row: Row, length: int, reach: int) -> list[int]:
         """Those in length + 1 .. reach."""
@@ -121,7 +119,7 @@ class Model(Starting):
             perhaps = bool(self.boundaries(row, length - 1, length + n))
             return (certain and not held, perhaps and not held) if window else (new and not held,) * 2
         inside = bool(self.boundaries(row, length, length + n))
-        at = self.is_boundary(row, length + n)
+        at = self.is_boundary(row, length + n) and length + n > row.tracked
         if window:
             return inside and not full, bool(self.boundaries(row, length - 1, length + n)) and not full
         return (at and not full,) * 2
@@ -151,11 +149,17 @@ class Model(Starting):
         """batch: rows with the tokens they are fed; finished rows and None are padding."""
         planned = [(row, len(tokens)) for row, tokens in batch if row is not None and not row.finished]
         self.launched(self.open)
-        self.advance([row for row, _ in planned])
+        fed = [(row, 0 if window else len(tokens)) for row, tokens in batch]
+        marks = self.due_marks([(row if row and not row.finished else None, n) for row, n in fed])
+        inside: list[tuple[Mark, Kept]] = []
+        if marks:
+            marks = self.choose_marks(marks, limit)
+            inside, limit = self.keep_marks(marks), limit - len(marks)
         if self.settings.prefix and self.settings.evict:
-            self.evict_states(min(limit, self.shortfall(sum(self.needs(row, n, window)[1] for row, n in planned))))
+            lacking = self.shortfall(sum(self.needs(row, n, window)[1] for row, n in planned))
+            self.free_slots(self.free_count + min(limit, lacking))
         named = [(row.number, len(tokens)) if row and not row.finished else (0, 0) for row, tokens in batch]
-        step = Planned([], window)
+        step = Planned([], window, marks=inside)
         if self.pending or (named, limit) != self.named_last:  # else there is nothing to send
             step.changes = self.submit_batch()
         self.named_last = named, limit
@@ -172,7 +176,12 @@ class Model(Starting):
             self.vectors[:, len(step.entries) - 1] = self._vector(entry)
         self.agree()
         self.open = step
-        self.fence(slot for entry in step.entries for slot in (entry.read, entry.write, entry.snapshot))
+        slots = [slot for entry in step.entries for slot in (entry.read, entry.write, entry.snapshot)]
+        marked = [kept.register for _, kept in inside]
+        self.fence([*slots, *(self.slot[register] for register in marked)], marked)
+        for mark, kept in inside:
+            self.coming.add(kept)
+            kept.truth, kept.text = mark.row.truth[mark.length], mark.row.text[: mark.length]
         if self.below:
             self.below.planned([(entry.row, entry.before, entry.after) for entry in step.entries if entry.row])
         for entry in step.entries:
@@ -199,7 +208,8 @@ class Model(Starting):
         entry.after = length + len(entry.tokens)
         copied = s.slot_bytes(s.copied) if s.copied else 0
         moved = bool(row.source)
-        if s.strategy in ("ping-pong", "lazy") and self.is_boundary(row, entry.after):
+        due = self.is_boundary(row, entry.after) and entry.after > row.tracked
+        if s.strategy in ("ping-pong", "lazy") and due:
             lane = self._lane(row, claim)
             if lane:
                 self.snapshots += 1
@@ -263,6 +273,10 @@ class Model(Starting):
                     states[entry.write] = fold(old, entry.tokens)
                     if entry.snapshot and not copied:
                         states[entry.snapshot] = states[entry.write]
+            for _, kept in step.marks:
+                self.coming.discard(kept)
+                if kept.register in self.slot:
+                    states[self.slot[kept.register]] = kept.truth
 
     def tenant(self, entry: Entry) -> Row | None:
         """The row of an entry, unless it is padding or has another tenant since."""
@@ -279,7 +293,7 @@ class Model(Starting):
                 continue
             row.unsettled -= 1
             if not row.finished:  # else this step is dead, and says nothing
-                row.confirmed = entry.after if over else self.known[row.live]
+                row.confirmed = entry.after if over else self.length(row)
                 row.finished |= over
                 settled.append(row)
         self._release_lanes(settled)
@@ -359,6 +373,6 @@ class Model(Starting):
     def snapshots_are_true(self) -> None:
         """What holders keep is what the tokens of the row that it came from say."""
         for one in self.kept.values():
-            if one.register in self.slot and not self.named(one.register):
+            if one.register in self.slot and not self.named(one.register) and one not in self.coming:
                 for states in self.content.values():
                     assert states[self.slot[one.register]] == one.truth, f"{one} holds another state"

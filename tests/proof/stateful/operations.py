@@ -7,6 +7,7 @@ import memstate as ms
 from tests.proof.stateful.history import EMPTY
 from tests.proof.stateful.machine import REFUSED, Faults, foreign
 from tests.proof.stateful.settings import Digits
+from tests.proof.stateful.talking import Start
 from tests.proof.stateful.tiering import Tiering
 
 
@@ -35,11 +36,12 @@ class Operations(Tiering):
         if d(3) and (self.settings.prefix or d(8) == 1):
             self.publish_told(d, rows)
             return
-        if strict and not all(model.publishable(tenants, bounds, ended=False)):
+        if strict and not model.strictly_publishable(tenants, bounds):
             faults.add(ms.InvalidArgument)
         snaps = self.attempt(faults, lambda: self.mem.publish(rows, strict=strict))
         if snaps is not REFUSED:
             used = [snap.register for snap in snaps if snap]
+            model.keep_ends(tenants, bounds)
             model.promise(tenants, [snap.length if snap else 0 for snap in snaps])
             self.note_snaps(snaps, model.publish(tenants, bounds, used, ended=False))
 
@@ -152,6 +154,8 @@ class Operations(Tiering):
         self.mem.drop(list(self.snaps))
         self.model.drop(list(self.snaps.values()))
         self.snaps.clear()
+        self.look()
+        self._everything_can_be_had()
         for session, talk in self.talks.items():
             self.mem.close_session(session)
             self.model.close_talk(talk)
@@ -173,6 +177,21 @@ class Operations(Tiering):
         assert self.mem.free_slots == self.settings.slots and self.mem.free_pages == self.settings.pages
         assert not self.model.kept and not self.model.slot
 
+    def _everything_can_be_had(self) -> None:
+        """No request runs: no other waits because of idle sessions, whatever they keep, nor because of the cache."""
+        s, nothing = self.settings, Digits(0)
+        self.let_expire()
+        n = min(s.row_count, s.slots // (1 + s.lanes_at_admission))
+        long = min(s.pages, s.pages_per_row) * s.page_size
+        sizes = [long] + [0] * (n - 1)
+        drawn = [(ms.Request(f"last {i}", size), Start(f"last {i}", size), Faults()) for i, size in enumerate(sizes)]
+        rows = self.admit_all(nothing, drawn)
+        assert len(rows) == n, "idle sessions refuse a request for ever"
+        self.look()
+        self.mem.abort(rows)
+        self.model.end([self.handles[row] for row in rows], None, [])
+        self.forget_rows(rows)
+
 
 # How often each is drawn.
 OPERATIONS = {
@@ -180,7 +199,7 @@ OPERATIONS = {
     "arrived": 3, "submit": 3, "lengthen": 2, "read_slots": 2, "shortfall": 3, "ask": 3, "accept": 1, "audit": 1,
     "snapshot": 1, "check": 1, "scrub_null": 1, "sleep": 1, "wake": 1, "reset": 1,
     "poll": 2, "prefetch": 1,
-    "serve": 16, "match": 3, "talk": 2, "hush": 1, "forget_states": 1, "forget_pages": 1, "forget_all": 1,
+    "serve": 16, "match": 3, "talk": 3, "hush": 1, "age": 4, "forget_states": 1, "forget_pages": 1, "forget_all": 1,
 }  # fmt: skip
 # With tiers.
 BELOW = {

@@ -9,6 +9,7 @@ import memstate as ms
 from memstate.kernels.tables import StepRecord
 from tests.proof.stateful.machine import REFUSED, Faults, Flight, Machine, foreign
 from tests.proof.stateful.memory import RUBBISH
+from tests.proof.stateful.model import Planned
 from tests.proof.stateful.rows import Row
 from tests.proof.stateful.settings import Digits
 
@@ -81,13 +82,12 @@ class Planning(Machine):
                 faults.add(ms.InvalidArgument)
             tenants = [self.handles[row] for row in rows]
             requested = sum(max(0, model.pages_for(n) - len(t.pages)) for t, n in zip(tenants, given, strict=True))
-            if requested > model.free_pages + (self.settings.prefix and model.evictable_pages):
+            if requested > model.free_pages + model.pages_ready_to_go:
                 faults.add(ms.OutOfPages)
         call = lambda: self.mem.extend(rows, lengths)  # noqa: E731
         if self.attempt(faults, call, {ms.OutOfPages: (requested, model.free_pages)}) is REFUSED:
             return False
-        if self.settings.prefix:
-            model.evict_pages(requested - model.free_pages)
+        model.free_some_pages(requested)
         model.extend([self.handles[row] for row in rows], given)
         return True
 
@@ -101,11 +101,11 @@ class Planning(Machine):
         handles = self.draw_rows(d, self.max_batch)
         while len(handles) < self.max_batch and d(4) == 1:
             handles.insert(d(len(handles) + 1), None)
-        bounded = self.settings.lanes and not window
         counts = []
         for handle in handles:
             row = self.handles.get(handle)
-            counts.append(1 + d(model.next_boundary(row) - model.length(row) if row and bounded else 4))
+            most = d.pick(4, 4, 9, model.next_boundary(row) - model.length(row) if row and not window else 4)
+            counts.append(1 + d(most))
         if self.planned_last is not None and d(4) == 1:  # as a decode loop does, whether these are still there or not
             handles = self.planned_last
             counts = [1] * len(handles)
@@ -156,6 +156,7 @@ class Planning(Machine):
         entries = planned.entries
         self._same("rows of the step", step.numbers.tolist(), [e.row.number if e.row else 0 for e in entries])
         self._same("tokens of the step", step.tokens_of.tolist(), list(map(len, fed)))
+        self._same_marks(step, planned)
         self._same("before", step.before.tolist(), [entry.before for entry in entries])
         self._same("after", step.after.tolist(), [entry.after for entry in entries])
         assert step.window == window
@@ -248,8 +249,7 @@ class Planning(Machine):
             row = self.handles.get(handle)
             if row and not row.finished:
                 after = model.length(row) + n
-                crossing = self.settings.lanes and not window and after > model.next_boundary(row)
-                if n < 1 or n > NO_LIMIT or after > NO_LIMIT or crossing or after > model.room(row):
+                if n < 1 or n > NO_LIMIT or after > NO_LIMIT or after > model.room(row):
                     faults.add(ms.InvalidArgument)
             elif n > NO_LIMIT:
                 faults.add(ms.InvalidArgument)
@@ -263,8 +263,18 @@ class Planning(Machine):
         if window:
             width = max(map(len, fed), default=0) + d(2)
             return self.memory.windows(read, starts, fed, width, inputs=d(2) == 1)
-        self.memory.forward(read, record.write.tolist(), record.snapshot.tolist(), starts, fed)
+        self.memory.forward(read, record.write.tolist(), record.snapshot.tolist(), starts, fed, self._marks())
         return {}
+
+    def _marks(self) -> list[tuple[int, int, int]]:
+        """Entry, offset and slot of the marks of the newest plan, as the device has them."""
+        count, *columns = (column.tolist() for column in self.mem._log.marks)
+        return list(zip(*(column[: count[0]] for column in columns), strict=True))
+
+    def _same_marks(self, step: ms.Step, planned: Planned) -> None:
+        told = [(mark.entry, mark.offset, self.model.slot[kept.register]) for mark, kept in planned.marks]
+        self._same("number of marks", step.marked, len(told))
+        self._same("marks of the step", self._marks(), told)
 
     def _ran(self, flight: Flight) -> None:
         """What the forward has done, as the model has it."""

@@ -63,15 +63,15 @@ class Prompting(Settling):
         faults: Faults = set()
         resume: Any = d.pick(*self.snaps) if how == "resume" and self.snaps else None
         length: Any = d.pick(0, 0, d(5), d(9), 3 * d(9))
-        snapshot_at: Any = d.pick(0, (resume.length if resume else 0) + self.settings.page_size * d(9))
+        snapshot_at: Any = d.pick([], [(resume.length if resume else 0) + self.settings.page_size * d(9)])
         wrong = d(50)
         if wrong == 1:
             resume = d.pick(foreign().snapshot, *self.dropped, *self.cached, "snapshot")
         elif wrong == 2:
             length = d.pick(-1, 2**31, True, 1000)
         elif wrong == 3:
-            snapshot_at = d.pick(-1, self.settings.page_size + 1, 1.5)
-        start = Start(name, wants=[snapshot_at] if snapshot_at else [])
+            snapshot_at = d.pick([-1], [self.settings.page_size + 1], [1.5], 8, "8", None)
+        start = Start(name, wants=wants(snapshot_at))
         if resume is not None:
             start.origin = self.snaps.get(resume)
             if start.origin:
@@ -84,10 +84,9 @@ class Prompting(Settling):
         return ms.Request(name, length, resume, snapshot_at), start, faults
 
     def _of_sizes(self, length: Any, snapshot_at: Any, start: Start) -> Faults:
-        if (
-            any(type(n) is not int or not 0 <= n < 2**31 for n in (length, snapshot_at))
-            or snapshot_at % self.settings.page_size
-        ):
+        if not isinstance(snapshot_at, list | tuple) or any(
+            type(n) is not int or not 0 <= n < 2**31 for n in (length, *snapshot_at)
+        ) or any(n % self.settings.page_size for n in snapshot_at):  # fmt: skip
             return {ms.InvalidArgument}
         start.size = length
         return {ms.InvalidArgument} if self.settings.pages and self.model.too_wide(length) else set()
@@ -102,7 +101,8 @@ class Prompting(Settling):
         if talk and talk.told and d(8):
             salt = talk.salt
         length = d.pick(None, None, None, len(prompt) + d(4), d(len(prompt)))
-        snapshot_at = d.pick(0, 0, self.settings.page_size * d(9))
+        page = self.settings.page_size
+        snapshot_at = d.pick((), (), [page * d(9)], (page * d(9), page * d(9), page * d(9)))
         tokens: Any = spelled(d, prompt)
         resume: Any = None
         wrong = d(40)
@@ -120,7 +120,7 @@ class Prompting(Settling):
         elif wrong == 4 and session and self.snaps:
             resume = next(iter(self.snaps))
             faults.add(ms.InvalidArgument)
-        start = Start(name, wants=[snapshot_at] if snapshot_at else [], prompt=prompt, salt=salt, talk=talk)
+        start = Start(name, wants=wants(snapshot_at), prompt=prompt, salt=salt, talk=talk)
         faults |= self._of_sizes(len(prompt) if length is None else length, snapshot_at, start)
         if not faults:
             self.model.look_up(start)
@@ -154,6 +154,12 @@ class Prompting(Settling):
         if not self.settings.prefix and not all(turns):
             faults.add(ms.ConfigurationError)
         return given, keys, faults
+
+
+def wants(lengths: Any) -> list[tuple[int, str]]:
+    """What a request names itself, each once."""
+    named = lengths if isinstance(lengths, list | tuple) else ()
+    return [(at, "named") for at in sorted({n for n in named if isinstance(n, int)}) if at]
 
 
 def spelled(d: Digits, tokens: Text) -> Any:

@@ -24,6 +24,7 @@ class Remembering(Asking):
         """A prompt or a turn, for some steps by itself, so that it leaves something for others."""
         if self.asleep:
             return
+        self.let_expire()
         alive = [row for row, tenant in self.handles.items() if tenant.prompt and not tenant.finished]
         rows = [d.pick(*alive)] if alive and d(4) < 2 else []
         if not rows:
@@ -55,7 +56,7 @@ class Remembering(Asking):
         if tenant.finished:
             return False
         length = self.model.length(tenant)
-        counts = [min(self.model.next_boundary(tenant) - length, 1 + d(8))]
+        counts = [min(self.model.next_boundary(tenant) - length, 1 + d(8)) if d(3) else 1 + d(12)]
         handles = self.take_pages(Digits(0), rows, counts)
         if handles != rows or self.plan_batch(d, handles, counts) is None:
             return False
@@ -74,6 +75,7 @@ class Remembering(Asking):
         if snaps is not REFUSED:
             tenants = [self.handles[row] for row in rows]
             bounds = [tenant.confirmed for tenant in tenants]
+            self.model.keep_ends(tenants, bounds)
             self.model.promise(tenants, self.model.told(tenants, bounds, texts))
             kept = self.model.keep(tenants, [tenant.confirmed for tenant in tenants], texts, ended=False)
             self.note_snaps(snaps, kept)
@@ -109,10 +111,23 @@ class Remembering(Asking):
     def talk(self, d: Digits) -> None:
         """Opens a session; a second one may have the same name, but then a program could not tell them apart."""
         if len(self.talks) < 3:
-            name = f"talk {self.calls}"
-            session = self.attempt(set(), lambda: self.mem.open_session(name))
+            name, faults = f"talk {self.calls}", set[type[ms.MemstateError]]()
+            priority, ttl = d.pick(0, 0, 1, -1), d.pick(None, 3, 1, 0)
+            if d(30) == 1:
+                priority, ttl = d.pick((0.5, None), (0, -1), (0, "x"))
+                faults = {ms.InvalidArgument}
+            session = self.attempt(faults, lambda: self.mem.open_session(name, priority=priority, ttl=ttl))
             if session is not REFUSED:
-                self.talks[session] = self.model.open_talk(name)
+                self.talks[session] = self.model.open_talk(name, priority, ttl)
+
+    def age(self, d: Digits) -> None:
+        """Time passes; what that ends is seen by the next poll or admission."""
+        self.model.seconds += d.pick(1, 2, 4)
+
+    def let_expire(self) -> None:
+        """Polls where a session has expired, so that a request is not drawn for what is gone at its admission."""
+        if not self.asleep and any(map(self.model.expired, self.model.idle())):
+            self.poll(Digits(0))
 
     def hush(self, d: Digits) -> None:
         """Closes one, or tries to."""
@@ -122,8 +137,6 @@ class Remembering(Asking):
         talk, faults = self.talks.get(session), set()
         if talk is None:
             faults = {ms.StaleHandle if isinstance(session, ms.Session) else ms.InvalidArgument}
-        elif talk.row:
-            faults = {ms.InvalidArgument}
         if self.attempt(faults, lambda: self.mem.close_session(session)) is not REFUSED:
             self.model.close_talk(self.talks.pop(session))
             self.closed.append(session)

@@ -20,15 +20,18 @@ INT32_MAX = 2**31 - 1
 class Row:
     """One tenancy of a row; a later tenant is another object. truth: what a state of so many tokens has to hold.
 
-    text: the tokens folded in so far. prompt: tokens to begin with; taste: says which tokens come after it. want,
-    coming: the length where a snapshot is due next, and more of them.
+    text: the tokens folded in so far. prompt: tokens to begin with; taste: says which tokens come after it. coming:
+    lengths where states are to be kept, and why; floor: the last one that was; end: the live state is one of them;
+    marks: those that the row has, ascending.
     """
 
     number: int
     generation: int
     name: object
-    snapshot_at: int = 0
-    coming: list[int] = field(default_factory=list)
+    coming: list[tuple[int, str]] = field(default_factory=list)
+    floor: int = 0
+    end: tuple[int, str] | None = None
+    marks: "list[tuple[Kept, str]]" = field(default_factory=list)
     tracked: int = 0
     source: int = 0  # register that the next step reads instead of live
     confirmed: int = 0
@@ -142,11 +145,18 @@ class Tenants(Ledger):
                 best = register
         return best
 
+    def marked(self, row: Row, bound: int, ended: bool) -> Kept | None:
+        """The row's newest state at a mark, where no lane has a newer one."""
+        there = max((kept for kept, _ in row.marks if kept.length <= bound), key=lambda kept: kept.length, default=None)
+        answer = self.answer(row, bound, ended)
+        return there if there and not (answer and self.known[answer] > there.length) else None
+
     def publishable(self, rows: Sequence[Row], bounds: Sequence[int], ended: bool) -> list[bool]:
-        """Which of the rows get a snapshot."""
+        """Which of the rows get a snapshot from their own registers."""
         left, found = sum(map(len, self.free_holders)), []
         for row, bound in zip(rows, bounds, strict=True):
-            found.append(bool(self.answer(row, bound, ended)) and left > 0)
+            mine = bool(self.answer(row, bound, ended)) and not self.marked(row, bound, ended)
+            found.append(mine and left > 0)
             left -= found[-1]
         return found
 
@@ -154,8 +164,16 @@ class Tenants(Ledger):
         self, rows: Sequence[Row], bounds: Sequence[int], registers: Sequence[int], ended: bool
     ) -> list[Kept | None]:
         """registers: the holders that were used, in order."""
+        marks = [self.marked(row, bound, ended) for row, bound in zip(rows, bounds, strict=True)]
         unused, kept, pairs = list(registers), [], []
-        for row, bound, gets in zip(rows, bounds, self.publishable(rows, bounds, ended), strict=True):
+        for row, bound, gets, mark in zip(rows, bounds, self.publishable(rows, bounds, ended), marks, strict=True):
+            if mark:
+                unused.remove(mark.register)
+                row.marks = [one for one in row.marks if one[0] is not mark]
+                mark.owner, mark.pages = "snapshot", tuple(row.pages[: mark.length // self.settings.page_size])
+                self.page_users.update(mark.pages)
+                kept.append(mark)
+                continue
             answer = self.answer(row, bound, ended)
             self.refused += bool(answer) and not gets
             if not gets:
@@ -208,7 +226,7 @@ class Tenants(Ledger):
     def evictable(self) -> int:
         """Snapshots that a caller can drop, or the cache."""
         idle = [one for one in self.kept.values() if not one.dropped and not self.pins[one.register]]
-        return sum(one.owner != "session" for one in idle)
+        return sum(one.owner not in ("session", "mark") for one in idle)
 
     def pin(self, row: Row, register: int) -> None:
         self.pins[register] += 1

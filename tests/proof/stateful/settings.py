@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import memstate as ms
+from memstate.prefix.placement import Ends
 from memstate.state.planes import Planes
 from memstate.tiers import Prefetch, Store, Tiers
 
@@ -78,6 +79,12 @@ class Settings:
     fetch_threshold: int = 1
     fetch_limit: int | None = None
     chunk: int = 32
+    share: float = 0.5
+    per_session: int | None = None
+    most_kept: int | None = None
+    grid: int = 0
+    packed: bool = False
+    placed: int = 0  # tokens between states of prompts, 0: at ends and branch points only
 
     @classmethod
     def draw(
@@ -110,7 +117,12 @@ class Settings:
             memory=d.pick("own", "fenced", "tensor", "layers"), interleaved=d(2) == 1, gap=d.pick(16, 8, 24, 40),
             debug=d(3) == 1, prefix=prefix, tombstones=d(3) < 2,
             most_states=d.pick(None, None, None, 2, 1, 0), evict=d(4) < 3,
+            share=d.pick(0.5, 0.0, 1.0), per_session=d.pick(None, None, 1, 2), most_kept=d.pick(None, None, None, 2, 0),
         )  # fmt: skip
+        if not chosen.in_place and "ring" not in chosen.parts and (grid := d.pick(0, 1, 1, 2, 3, 4)):
+            chosen = replace(chosen, grid=grid, packed=d(3) == 1)
+        if prefix:
+            chosen = replace(chosen, placed=d.pick(0, 0, page_size, 3, 6))
         some = bool(d(2)) if tiered is None else tiered
         return replace(chosen, tiered=True, **cls._below(d, chosen)) if prefix and some else chosen
 
@@ -149,7 +161,11 @@ class Settings:
         """A new one: policies remember what they have seen."""
         if not self.prefix:
             return None
-        return ms.Prefix(ms.policies.Lru(), ms.policies.LruPages(self.tombstones), self.most_states, self.evict)
+        pages, placement = ms.policies.LruPages(self.tombstones), Ends(self.placed or None)
+        return ms.Prefix(ms.policies.Lru(), pages, self.most_states, self.evict, placement)
+
+    def sessions(self, clock: Callable[[], float]) -> ms.SessionLimits:
+        return ms.SessionLimits(share=self.share, per_session=self.per_session, most_states=self.most_kept, clock=clock)
 
     @property
     def prefetch(self) -> Prefetch:

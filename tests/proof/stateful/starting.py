@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from tests.proof.stateful.cache import Found, Lease, Text
 from tests.proof.stateful.history import EMPTY, fold
+from tests.proof.stateful.marking import Mark, Marking
 from tests.proof.stateful.rows import Kept, Row
-from tests.proof.stateful.talking import Start, Talk, Talking
+from tests.proof.stateful.talking import Start, Talk
 
 
-class Starting(Talking):
+class Starting(Marking):
     """Admissions, forks and endings. holders_left: for states from below, beside what starts that were weighed read."""
 
     holders_left = 0
@@ -47,9 +48,11 @@ class Starting(Talking):
             found = Found(found.tokens, far, max(found.kv, far), max(found.gone, far))
         start.found = found
         if found:
-            size = self.floor(len(prompt))
-            more = (size, found.kv) if s.lanes else ()
-            start.wants = sorted({snapshot_at for snapshot_at in (*start.asked, *more) if snapshot_at > start.length})
+            size = self.floor(len(prompt)) if s.page_size > 1 else len(prompt) - 1
+            distance = -(-s.placed // s.page_size) * s.page_size or len(prompt) + 1
+            more = dict.fromkeys(range(distance, len(prompt) + 1, distance), "every") if s.lanes else {}
+            more |= {found.kv: "branch", size: "prompt"} if s.lanes else {}
+            start.wants = sorted({**more, **dict(start.asked)}.items())
 
     def from_host(self, start: Start) -> Start | None:
         """The same request where it starts from host memory, if that has more."""
@@ -71,7 +74,7 @@ class Starting(Talking):
             return
         registers, brought, ids, pages = [], [], [], []
         needed = len({start.hit.state.key for start in promoted if start.hit})
-        self.evict_states(needed - sum(map(len, self.free_holders)))
+        self.free_some_holders(needed)
         distinct = {start.hit.state.key: start for start in promoted if start.hit}
         for start in sorted(distinct.values(), key=lambda start: start.hit.length if start.hit else 0):
             assert start.hit and start.prompt
@@ -132,7 +135,7 @@ class Starting(Talking):
         users = Counter(start.hit.state.key for start in starts if start.hit)
         slots += len(users)
         pages += len({item.key for start in starts if start.hit for item in start.hit.pages})
-        short = slots - self.free_count - self.evictable_states
+        short = slots - self.free_count - self.ready_to_go
         for start in starts:
             state = self._read(start)
             alone = users[start.hit.state.key] == 1 if start.hit else state and self.pins[state.register] == 1
@@ -144,10 +147,11 @@ class Starting(Talking):
         """Pages and slots that are needed and that can be had while what the starts found stays, and snapshots that can
         be dropped.
         """
+        self.starting = [start.talk for start in starts if start.talk]
         self._hold(starts)
         need = self._demand(starts)
-        self.holders_left = sum(map(len, self.free_holders)) + self.evictable_states
-        room = self.free_pages + self.evictable_pages, self.free_count + self.evictable_states
+        self.holders_left = sum(map(len, self.free_holders)) + self.ready_to_go
+        room = self.free_pages + self.pages_ready_to_go, self.free_count + self.ready_to_go
         found = need, room, self.evictable
         for start in starts:
             self._unpin(start)
@@ -157,16 +161,17 @@ class Starting(Talking):
                     self.below.hold(start.hit, -1)
                 elif start.talk and start.talk.lease:
                     self.leases.append(start.talk.lease)
+        self.starting = []
         return found
 
     def make_room(self, pages: int, slots: int) -> None:
-        if self.settings.prefix:
-            self.evict_pages(pages - self.free_pages)
-            self.evict_states(slots - self.free_count)
+        self.free_some_pages(pages)
+        self.free_slots(slots)
 
     # Rows
 
     def admit(self, starts: Sequence[Start]) -> list[Row]:
+        self.starting = [start.talk for start in starts if start.talk]
         self._hold(starts)
         self.make_room(*self._demand(starts))
         for start in starts:
@@ -217,9 +222,13 @@ class Starting(Talking):
                 direct.append((row, register))
             elif register:
                 copies.append((row.live, register))
-            row.snapshot_at, *row.coming = start.wants or [0]
-            row.tracked = row.confirmed = start.length
-            for column in ("snapshot_at", "tracked", "source"):
+            row.coming = [(at, kind) for at, kind in start.wants if at > start.length]
+            row.floor = row.tracked = row.confirmed = start.length
+            if start.found and start.prompt:
+                row.tracked = max(row.tracked, len(start.prompt))
+            elif isinstance(origin := start.origin, Row):
+                row.tracked = max(row.tracked, origin.tracked)
+            for column in ("tracked", "source"):
                 self.record_write(column, row.number, getattr(row, column))
         fresh = [row.live for row, start in zip(rows, starts, strict=True) if not (start.length or start.origin)]
         self.record_zeros(fresh)
@@ -254,9 +263,13 @@ class Starting(Talking):
         moved = self.settings.direct and not row.source
         self.make_room(partial * n, n * (1 + self.settings.lanes_at_admission) + moved)
         shared: Kept | None = None
+        at_mark = moved and row.end is not None
         if moved:
-            if not self.free_holders:
-                self.evict_states(1)
+            self.free_some_holders(1)
+        if at_mark and row.end:
+            self.keep_marks([Mark(0, row, 0, *row.end)])
+            row.end = None
+        elif moved:
             shared = self.hold(holder, length, (), row.truth[length], row.text[:length])
             self.record_moves([(holder, row.live)])
             self.record_claims([row.live])
@@ -281,14 +294,24 @@ class Starting(Talking):
         if not self.settings.prefix:
             return [None] * len(rows)
         offers = []
+        last = []
         for row, bound, key in zip(rows, bounds, keys, strict=True):
             known = self.floor(min(bound, len(key)))
-            register = 0 if ended and row.talk else self.answer(row, known, ended)
-            offers.append((row, key[:known], row.pages[: known // self.settings.page_size], register))
-        kept = [self.insert(*offer) for offer in offers]
+            for kept, _ in [one for one in row.marks if one[0].length <= min(bound, len(key))]:
+                row.marks = [one for one in row.marks if one[0] is not kept]
+                pages = row.pages[: kept.length // self.settings.page_size]
+                offers.append((row, key[: kept.length], pages, kept.register, kept))
+            register = 0 if ended and row.talk and not row.talk.closing else self.answer(row, known, ended)
+            offers.append((row, key[:known], row.pages[: known // self.settings.page_size], register, None))
+            last.append(len(offers))
+        found = [self.insert(*offer) for offer in offers]
         self.trim()
         there = [entry.state for entry in self.stated]
-        return [one if one in there else None for one in kept]
+        states = [one if one in there else None for one in found]
+        return [
+            next((one for one in reversed(states[first:end]) if one), None)
+            for first, end in zip([0, *last], last, strict=False)
+        ]
 
     def end(
         self, rows: Sequence[Row], registers: Sequence[int] | None, bounds: Sequence[int],
@@ -298,11 +321,11 @@ class Starting(Talking):
         for the cache and the sessions instead.
         """
         kept: list[Kept | None] = [None] * len(rows)
+        self.unpin(rows)
         if keys is not None:
             kept = self.keep(rows, bounds, keys, ended=True)
         elif registers is not None:
             kept = self.publish(rows, bounds, registers, ended=True)
-        self.unpin(rows)
         for i, row in enumerate(rows):
             if row.talk:
                 self.end_turn(row, row.talk, bounds[i] if keys is not None else row.confirmed, keys and keys[i])
@@ -310,12 +333,15 @@ class Starting(Talking):
         for row in rows:
             if row.lease:
                 self.end_lease(row.lease)
+        marked = [row for row in rows if row.marks]
         for row in rows:
             for at in range(len(row.pages)):
                 self.record_write("page", row.number, 0, at)
             self.page_users -= Counter(row.pages)
             del self.rows[row.number]
             self.generation[row.number] += 1
-            for column in ("tracked", "snapshot_at", "source"):
+        self.end_marks(marked)
+        for row in rows:
+            for column in ("tracked", "source"):
                 self.record_write(column, row.number, 0)
         return kept

@@ -20,8 +20,10 @@ class Tiering(Remembering):
     """Prefetches from beginning to end, polls, and everything that goes wrong below."""
 
     def poll(self, d: Digits) -> None:
-        if self.attempt(set(), self.mem.poll) is not REFUSED and self.model.below:
-            self.model.below.poll()
+        if self.attempt(set(), self.mem.poll) is not REFUSED:
+            self.model.expire()
+            if self.model.below:
+                self.model.below.poll()
 
     def prefetch(self, d: Digits) -> None:
         idle = [session for session, talk in self.talks.items() if not talk.row]

@@ -1,0 +1,244 @@
+"""Keeps states inside a step whose forward has kernels of its own. Knows no register and no strategy.
+
+    h        layer piece [block of a slot]    the state before each piece of `chunk` tokens, as chunked kernels store it
+    inputs   layer token channel              packed inputs of a convolution; the window at a mark is the last of them
+    write    slot of each entry               the state at the end of the entry's tokens
+
+A unit of work is (mark, layer, tile of a block), dealt round robin to a fixed number of programs: the device alone
+knows how many marks there are. One launch serves a plane of states and one of windows.
+"""
+
+from math import gcd
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from memstate.kernels.blocks import taps_are_fastest
+from memstate.kernels.catalog import CompileCase
+from memstate.kernels.conv import blocks, load_channel_tap, parts_of
+from memstate.kernels.move_checks import check_scatter_states
+from memstate.kernels.slots import known_slot
+from memstate.kernels.tables import ACCESS_BYTES, Marks
+from memstate.kernels.tuned import programs
+
+WARPS = 4
+SIDE = 64  # of a tile
+COLUMNS = ["count_ptr", "entry_ptr", "offset_ptr", "slot_ptr", "starts_ptr", "read_ptr", "write_ptr", "first_ptr"]
+SIZES = [
+    "batch", "chunk", "pieces", "packed", "layers", "last",
+    "plane_layer", "plane_slot", "conv_layer", "conv_slot",
+]  # fmt: skip
+
+
+@triton.jit
+def _mark(mark, entry_ptr, offset_ptr, slot_ptr, starts_ptr, batch, last):
+    """Entry, offset and slot of a mark, the first token of its entry and how many it has; null outside of them."""
+    entry = tl.load(entry_ptr + mark)
+    offset = tl.load(offset_ptr + mark)
+    known = (entry >= 0) & (entry < batch)
+    start = tl.load(starts_ptr + entry, mask=known, other=0)
+    tokens = tl.load(starts_ptr + entry + 1, mask=known, other=0) - start
+    slot = known_slot(tl.load(slot_ptr + mark), last)
+    return entry, offset, tl.where((offset > 0) & (offset <= tokens), slot, 0), start, tokens
+
+
+@triton.jit(do_not_specialize=COLUMNS + SIZES)
+def _scatter_states(
+    plane_ptr, h_ptr, conv_ptr, inputs_ptr,
+    count_ptr, entry_ptr, offset_ptr, slot_ptr, starts_ptr, read_ptr, write_ptr, first_ptr,
+    batch, chunk, pieces, packed, layers, last, plane_layer, plane_slot, conv_layer, conv_slot,
+    HEADS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, TRANSPOSED: tl.constexpr, UNIT: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    CHANNELS: tl.constexpr, TAPS: tl.constexpr, TAP_FASTEST: tl.constexpr, CONV_UNIT: tl.constexpr,
+    BLOCK: tl.constexpr, LANE: tl.constexpr,
+):  # fmt: skip
+    marks = tl.load(count_ptr)
+    item = tl.program_id(0)
+    # Masks of a block and a scalar by `where`: `&` of the two is no mask in the interpreter of Triton 3.9.
+    if plane_ptr is not None:
+        ACROSS: tl.constexpr = (COLS + BLOCK_C - 1) // BLOCK_C
+        DOWN: tl.constexpr = (ROWS + BLOCK_R - 1) // BLOCK_R
+        TILES: tl.constexpr = HEADS * DOWN * ACROSS
+        items = marks * layers * TILES
+        while item < items:
+            entry, offset, slot, start, tokens = _mark(
+                item // TILES // layers, entry_ptr, offset_ptr, slot_ptr, starts_ptr, batch, last
+            )
+            layer = (item // TILES % layers).to(tl.int64)
+            head = item % TILES // (DOWN * ACROSS)
+            row = item // ACROSS % DOWN * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
+            col = item % ACROSS * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
+            inside = (row < ROWS) & (col < COLS)
+            # Multiples of UNIT that the compiler can see to be such: otherwise the accesses become narrow.
+            tile_ptr = plane_ptr + layer * (plane_layer.to(tl.int64) * UNIT) + head * (ROWS * COLS) + row * COLS + col
+            slot_stride = plane_slot.to(tl.int64) * UNIT
+            ended = (slot > 0) & (offset == tokens)
+            end = known_slot(tl.load(write_ptr + entry, mask=ended, other=0), last)
+            values = tl.load(tile_ptr + end * slot_stride, mask=tl.where(end > 0, inside, False), other=0.0)
+            given = end > 0
+            if h_ptr is not None:
+                at = offset.to(tl.int64)
+                piece = tl.zeros_like(at)
+                if first_ptr is None:
+                    at += start
+                else:
+                    piece += tl.load(first_ptr + entry, mask=slot > 0, other=0)
+                piece += at // chunk
+                kept = (slot > 0) & (offset < tokens) & (at % chunk == 0) & (piece >= 0) & (piece < pieces)
+                place = col * ROWS + row if TRANSPOSED else row * COLS + col
+                h_at = (layer * pieces + tl.where(kept, piece, 0)) * (HEADS * ROWS * COLS) + head * (ROWS * COLS)
+                h = tl.load(h_ptr + h_at + place, mask=tl.where(kept, inside, False), other=0.0)
+                values = tl.where(kept, h.to(plane_ptr.dtype.element_ty), values)
+                given = given | kept
+            tl.store(tile_ptr + slot * slot_stride, values, mask=tl.where(given, inside, False))
+            item += tl.num_programs(0)
+        item -= items
+    if conv_ptr is not None:
+        PARTS: tl.constexpr = (CHANNELS + BLOCK - 1) // BLOCK
+        stored: tl.constexpr = conv_ptr.dtype.element_ty
+        items = marks * layers * PARTS
+        while item < items:
+            entry, offset, slot, start, tokens = _mark(
+                item // PARTS // layers, entry_ptr, offset_ptr, slot_ptr, starts_ptr, batch, last
+            )
+            layer = (item // PARTS % layers).to(tl.int64)
+            lane = item % PARTS * (BLOCK // LANE) + tl.arange(0, BLOCK // LANE)[:, None]
+            element = tl.arange(0, LANE)[None, :]
+            channel = lane * LANE + element
+            inside = channel < CHANNELS
+            piece_at = lane * (LANE * TAPS) + element
+            layer_ptr = conv_ptr + layer * (conv_layer.to(tl.int64) * CONV_UNIT)
+            slot_stride = conv_slot.to(tl.int64) * CONV_UNIT
+            if inputs_ptr is None:
+                needed = (slot > 0) & (offset == tokens)
+                of = known_slot(tl.load(write_ptr + entry, mask=needed, other=0), last)
+                slot = tl.where(of > 0, slot, 0)
+            else:
+                needed = (slot > 0) & (offset < TAPS)
+                of = known_slot(tl.load(read_ptr + entry, mask=needed, other=0), last)
+            old = ()
+            if TAP_FASTEST:
+                old = load_channel_tap(layer_ptr + of * slot_stride, piece_at, CHANNELS * TAPS, of > 0, TAPS, LANE)
+            else:
+                present = tl.where(of > 0, inside, False)
+                for tap in tl.static_range(TAPS):
+                    old_ptr = layer_ptr + of * slot_stride + tap * CHANNELS
+                    old += (tl.load(old_ptr + channel, mask=present, other=0.0),)
+            window = old
+            if inputs_ptr is not None:
+                window = ()
+                for tap in tl.static_range(TAPS):
+                    at = offset - TAPS + tap  # token of the entry; below 0 it is in the old window
+                    token = (start + at).to(tl.int64)
+                    known = (slot > 0) & (at >= 0) & (token < packed)
+                    input_ptr = inputs_ptr + (layer * packed + tl.where(known, token, 0)) * CHANNELS
+                    value = tl.load(input_ptr + channel, mask=tl.where(known, inside, False), other=0.0).to(stored)
+                    for before in tl.static_range(TAPS):
+                        if before > tap:
+                            value = tl.where(offset + tap == before, old[before], value)
+                    window += (value,)
+            parts = parts_of(window, stored, TAP_FASTEST, TAPS, LANE)
+            for part in tl.static_range(TAPS):
+                place = piece_at + part * LANE if TAP_FASTEST else channel + part * CHANNELS
+                fits = place < CHANNELS * TAPS if TAP_FASTEST else inside
+                tl.store(layer_ptr + slot * slot_stride + place, parts[part], mask=tl.where(slot > 0, fits, False))
+            item += tl.num_programs(0)
+
+
+def scatter_states(
+    marks: Marks, starts: Tensor, read: Tensor, write: Tensor, plane: Tensor | None = None, h: Tensor | None = None,
+    first: Tensor | None = None, chunk: int = 64, transposed: bool = False, conv: Tensor | None = None,
+    inputs: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Launches the op; see `memstate.kernels.reference.marks.scatter_states`."""
+    check_scatter_states(marks, starts, read, write, plane, h, first, chunk, transposed, conv, inputs)
+    constants = state_tiles((1, 1, 1), transposed) | window_tiles(1, 1, False, 4)
+    plane_strides = conv_strides = (0, 0)
+    tiles = layers = slots = 0
+    if plane is not None:
+        sizes, (layers, slots) = block_of(plane), plane.shape[:2]
+        unit, plane_strides = _strides(plane)
+        constants |= state_tiles(sizes, transposed) | {"UNIT": unit}
+        tiles += sizes[0] * -(-sizes[1] // constants["BLOCK_R"]) * -(-sizes[2] // constants["BLOCK_C"])
+    if conv is not None:
+        layers, slots, taps, channels = conv.shape
+        unit, conv_strides = _strides(conv)
+        constants |= window_tiles(channels, taps, taps_are_fastest(conv), conv.element_size()) | {"CONV_UNIT": unit}
+        tiles += -(-channels // constants["BLOCK"])
+    work = marks.entry.numel() * layers * tiles
+    if not work or not write.numel():
+        return
+    _scatter_states[(min(work, programs(starts.device)),)](
+        plane, h, conv, inputs, *marks, starts, read, write, first,
+        write.numel(), chunk, 0 if h is None else h.shape[1], 0 if inputs is None else inputs.shape[1],
+        layers, slots - 1, *plane_strides, *conv_strides, **constants, num_warps=WARPS,
+    )  # fmt: skip
+
+
+def block_of(plane: Tensor) -> tuple[int, int, int]:
+    """Heads, rows and columns of one layer of one slot."""
+    *heads, rows, cols = (1, 1, *plane.shape[2:])
+    size = 1
+    for head in heads:
+        size *= head
+    return size, rows, cols
+
+
+def _strides(plane: Tensor) -> tuple[int, tuple[int, int]]:
+    """Elements of which both strides are multiples, and the strides from layer to layer and slot to slot in these."""
+    layer, slot = (plane.stride(axis) if plane.shape[axis] > 1 else 0 for axis in (0, 1))
+    unit = gcd(ACCESS_BYTES // plane.element_size(), layer, slot)
+    return unit, (layer // unit, slot // unit)
+
+
+def state_tiles(sizes: tuple[int, int, int], transposed: bool) -> dict[str, int]:
+    """What a launch is compiled for, by the block of the plane of states."""
+    heads, rows, cols = sizes
+    block_c = min(SIDE, triton.next_power_of_2(cols))
+    return {
+        "HEADS": heads, "ROWS": rows, "COLS": cols, "TRANSPOSED": transposed, "UNIT": 1,
+        "BLOCK_R": min(SIDE, triton.next_power_of_2(rows)), "BLOCK_C": block_c,
+    }  # fmt: skip
+
+
+def window_tiles(channels: int, taps: int, tap_fastest: bool, itemsize: int) -> dict[str, int]:
+    """What a launch is compiled for, by the windows of the plane of a convolution."""
+    block, lane = blocks(channels, taps + 1, itemsize)  # of one warp
+    block = min(WARPS * block, triton.next_power_of_2(channels))
+    return {
+        "CHANNELS": channels, "TAPS": taps, "TAP_FASTEST": tap_fastest, "CONV_UNIT": 1, "BLOCK": block, "LANE": lane,
+    }  # fmt: skip
+
+
+def compile_cases() -> list[CompileCase]:
+    """The launches to compile ahead: 32 heads of 128 x 128 and windows of 3 x 8192, from h in both orders.
+
+    States in float32 and bf16, h in bf16, on the grid of each row. One plane alone, ends of chunks alone and the grid
+    of the flattened batch are rare cases.
+    """
+    return [
+        _case(dtype, itemsize, transposed, tap_fastest, absent)
+        for dtype, itemsize in (("fp32", 4), ("bf16", 2))
+        for transposed, tap_fastest, absent in (
+            (False, False, ()), (True, True, ()), (False, False, ("first_ptr",)),
+            (False, False, ("h_ptr", "first_ptr")), (False, False, ("conv_ptr", "inputs_ptr")),
+            (False, True, ("plane_ptr", "h_ptr", "first_ptr")), (False, False, ("h_ptr", "first_ptr", "inputs_ptr")),
+        )
+    ]  # fmt: skip
+
+
+def _case(dtype: str, itemsize: int, transposed: bool, tap_fastest: bool, absent: tuple[str, ...]) -> CompileCase:
+    planes = ("plane_ptr", "h_ptr", "conv_ptr", "inputs_ptr")
+    held = tuple(name for name in planes if name not in absent)
+    types = {"plane_ptr": dtype, "h_ptr": "bf16", "conv_ptr": "bf16", "inputs_ptr": "bf16"}
+    signature = {name: f"*{types[name]}" for name in held}
+    signature |= dict.fromkeys((name for name in COLUMNS if name not in absent), "*i32") | dict.fromkeys(SIZES, "i32")
+    constants = state_tiles((32, 128, 128), transposed) | window_tiles(8192, 3, tap_fastest, 2)
+    units = {"UNIT": ACCESS_BYTES // itemsize, "CONV_UNIT": ACCESS_BYTES // 2}
+    without = ", ".join(f"no {name.removesuffix('_ptr')}" for name in absent)
+    return CompileCase(
+        f"scatter_states_{dtype}" + "_transposed" * transposed + f", {without}" * bool(absent), _scatter_states,
+        signature, {**constants, **units, **dict.fromkeys(absent)}, held, WARPS, () if absent else held,
+        rare=bool(absent),
+    )  # fmt: skip

@@ -1,0 +1,13 @@
+"""Replays traces: serves each request through a manager, as an engine does, with a forward that computes nothing.
+
+requests   a trace as prompts and answers in tokens
+serving    the loop: admit, plan of chunks, settle, publish, release
+by_hand    the prefix cache alone, with states where an ideal engine would have them
+runs       every policy and number of states, and what is refused
+report     the figures and their table
+"""
+
+from memstate.cli.replay.report import Replayed, ideal, table
+from memstate.cli.replay.runs import CLAIRVOYANT, NAMES, PLACEMENT_NAMES, Loop, compare, replay
+
+__all__ = ["CLAIRVOYANT", "NAMES", "PLACEMENT_NAMES", "Loop", "Replayed", "compare", "ideal", "replay", "table"]

@@ -1,0 +1,109 @@
+"""The figures of replays and their table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memstate.cli.traces import BLOCK, TraceRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """What a replay found, over the requests from fraction `start` of the trace on, when the cache is warm.
+
+    Figures of the loop are None for a replay by hand, which has no loop.
+
+    Attributes:
+        policy: Name of the policy.
+        placement: Name of the placement.
+        states: States that fit.
+        pages: Pages that fit.
+        chunk: Tokens of a prefill chunk at most.
+        every: Tokens between two states of decode.
+        running: Requests that run at a time.
+        start: Fraction of the requests that only warm the cache up.
+        requests: Requests that count.
+        block_hit_rate: Blocks that earlier prompts had, up to the state that a request starts from, over all blocks
+            asked for.
+        answer_hit_rate: Blocks of answers up to that state, over the same.
+        ideal_hit_rate: `block_hit_rate` with room for everything.
+        whole_hit_rate: `block_hit_rate` over the whole trace, cold start included.
+        forwards_per_prompt: Steps that computed a chunk of it, mean.
+        states_filed_per_request: States that the cache took, mean.
+        filed_by_kind: The same by kind, in all.
+        turns: Requests that go on from the answer of another.
+        recomputed_tokens_per_turn: Tokens of that other and its answer that they compute again, mean.
+        longest_wait: Steps that a request waited at most while a row was free; over the whole trace.
+        slots_held_peak: Slots that rows held at most, those of the cache apart; over the whole trace.
+        us_per_match: Microseconds of the host, median.
+        us_per_insert: Likewise, of all that files a request's states and pages: with the submits of these calls, except
+            by hand.
+        evicted_states: Over the whole trace.
+        evicted_pages: Over the whole trace.
+        leaked_slots: Over the whole trace.
+        misses_by_reason: Blocks.
+    """
+
+    policy: str
+    placement: str
+    states: int
+    pages: int
+    chunk: int | None = None
+    every: int | None = None
+    running: int = 1
+    start: float
+    requests: int
+    block_hit_rate: float
+    answer_hit_rate: float = 0.0
+    ideal_hit_rate: float
+    whole_hit_rate: float
+    forwards_per_prompt: float | None = None
+    states_filed_per_request: float | None = None
+    filed_by_kind: dict[str, int] | None = None
+    turns: int | None = None
+    recomputed_tokens_per_turn: float | None = None
+    longest_wait: int | None = None
+    slots_held_peak: int | None = None
+    us_per_match: float
+    us_per_insert: float
+    evicted_states: int
+    evicted_pages: int
+    leaked_slots: int
+    misses_by_reason: dict[str, int]
+
+
+def table(replayed: Sequence[Replayed]) -> tuple[tuple[str, ...], list[list[str]]]:
+    """Returns a row for each policy, a column for each number of states, then figures of the last of them."""
+    sizes = list(dict.fromkeys(one.states for one in replayed))
+    rows = []
+    for policy in dict.fromkeys(one.policy for one in replayed):
+        mine = {one.states: one for one in replayed if one.policy == policy}
+        last = mine[sizes[-1]]
+        loop = (last.forwards_per_prompt, last.states_filed_per_request, last.recomputed_tokens_per_turn)
+        costs = [
+            *("" if figure is None else f"{figure:.1f}" for figure in loop),
+            f"{last.us_per_match:.1f}",
+            f"{last.us_per_insert:.1f}",
+            str(max(one.leaked_slots for one in mine.values())),
+        ]
+        rows.append([policy, *(f"{mine[size].block_hit_rate:.3f}" for size in sizes), *costs])
+    rows.append(["room for everything", *(f"{replayed[0].ideal_hit_rate:.3f}" for _ in sizes), *[""] * 6])
+    figures = ("forwards a prompt", "states filed", "recomputed a turn", "us a match", "us an insert", "leaked")
+    return ("policy", *map(str, sizes), *figures), rows
+
+
+def ideal(requests: Sequence[TraceRequest], start: float = 0.0) -> float:
+    """Returns the block hit rate with room for everything.
+
+    A block is a hit if an earlier prompt had it, as far as all blocks before it are hits.
+    """
+    seen: set[int] = set()
+    hits = asked = 0
+    first = int(len(requests) * start)
+    for at, request in enumerate(requests):
+        ids = request.hash_ids[: request.input_length // BLOCK]
+        known = next((n for n, block in enumerate(ids) if block not in seen), len(ids))
+        if at >= first:
+            hits += known
+            asked += len(request.hash_ids)
+        seen.update(ids)
+    return hits / max(1, asked)

@@ -1,0 +1,135 @@
+"""Turns a trace into requests with tokens. Knows no manager and no cache.
+
+The trace has one id for each block of 512 tokens of a prompt, and only the length of an answer. Two requests share
+tokens as far as their ids agree. An answer has tokens of its own, unless a later request goes on from it: then that
+request's ids say what the blocks of the answer are.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memstate.cli.traces import BLOCK, TraceRequest
+from memstate.slots.registers import Longs
+
+
+@dataclass(frozen=True)
+class Units:
+    """The unit that lengths are counted in. A coarse unit makes a replay fast; all chunks and blocks are whole units.
+
+    Args:
+        tokens: Tokens of a unit. A block has at least two units, so that one can be partly filled.
+    """
+
+    tokens: int
+
+    @classmethod
+    def of(cls, chunk: int) -> "Units":
+        """Returns the coarsest unit for chunks of so many tokens."""
+        return cls(math.gcd(BLOCK // 2, chunk))
+
+    @property
+    def per_block(self) -> int:
+        """Units of a block."""
+        return BLOCK // self.tokens
+
+    def length(self, tokens: int) -> int:
+        """Returns a length in units: as many filled blocks, and a partly filled one where it has one."""
+        blocks, rest = divmod(tokens, BLOCK)
+        return blocks * self.per_block + min(-(-rest // self.tokens), self.per_block - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """One request of a trace. Lengths are units.
+
+    Attributes:
+        at: Its place in the trace.
+        tokens: The prompt and the answer, one number for each unit: int64 `unit`.
+        prompt: Length of the prompt.
+        asked: Blocks of the prompt, the partly filled one included.
+        filled: Filled blocks of the prompt.
+        known: Filled blocks at its start that an earlier prompt had.
+        follows: The request whose answer this prompt goes on from, None for none.
+        common: Tokens that the two share: prompt and answer of the former.
+    """
+
+    at: int
+    tokens: Longs
+    prompt: int
+    asked: int
+    filled: int
+    known: int
+    follows: int | None
+    common: int
+
+
+def served(requests: Sequence[TraceRequest], units: Units) -> list[Served]:
+    """Returns the requests of a trace with tokens.
+
+    Args:
+        requests: The trace.
+        units: What lengths are counted in.
+    """
+    follows, per, within = followed(requests), units.per_block, np.arange(units.per_block)
+    following = {before: after for after, before in enumerate(follows) if before is not None}
+    fresh = 1 + max((max(request.hash_ids, default=0) for request in requests), default=0)
+    found, seen = [], set[int]()
+    for at, request in enumerate(requests):
+        filled, total = request.input_length // BLOCK, request.input_length + request.output_length
+        blocks = -(-total // BLOCK)
+        later = requests[following[at]].hash_ids[:blocks] if at in following else request.hash_ids
+        ids = np.arange(fresh, fresh + blocks)  # blocks that no other request has
+        fresh += blocks
+        ids[: len(later)] = later
+        length = units.length(total)
+        tokens = (ids[:, None] * per + within).reshape(-1)[:length]
+        known = next((n for n, block in enumerate(request.hash_ids[:filled]) if block not in seen), filled)
+        seen.update(request.hash_ids[:filled])
+        before = follows[at]
+        common = 0 if before is None else requests[before].input_length + requests[before].output_length
+        prompt = units.length(request.input_length)
+        found.append(Served(at, tokens, prompt, len(request.hash_ids), filled, known, before, common))
+    return found
+
+
+def followed(requests: Sequence[TraceRequest]) -> list[int | None]:
+    """Returns for each request the earlier one that it goes on from, None where the trace does not show one.
+
+    A prompt goes on from the longest earlier prompt whose filled blocks it begins with, the latest of several, if
+
+    * it is at least as long as that prompt with its answer,
+    * the last filled block of that prompt is its own or that of the request it went on from in turn, so that prompts
+      which share no more than a system prompt do not count,
+    * the block behind is new, because the answer is new, and
+    * no other prompt has gone on from it.
+    """
+    owner: dict[int, int] = {}  # block -> the first request that filled it
+    ends: dict[int, list[int]] = {}  # last filled block -> requests that end there and nothing has gone on from
+    origin: list[int] = []  # of each request, the first one of its conversation
+    found: list[int | None] = []
+    for at, request in enumerate(requests):
+        ids, filled = request.hash_ids, request.input_length // BLOCK
+        before = None
+        for end in range(filled, 0, -1):
+            if open_ends := ends.get(ids[end - 1]):
+                before = _last_that_fits(requests, open_ends, request.input_length)
+                if before is not None and end < len(ids) and owner.get(ids[end], at) < at:
+                    before = None
+                break
+        if before is not None:
+            ends[ids[requests[before].input_length // BLOCK - 1]].remove(before)
+        found.append(before)
+        origin.append(at if before is None else origin[before])
+        for block in ids[:filled]:
+            owner.setdefault(block, at)
+        if filled and origin[owner[ids[filled - 1]]] == origin[at]:
+            ends.setdefault(ids[filled - 1], []).append(at)
+    return found
+
+
+def _last_that_fits(requests: Sequence[TraceRequest], ends: Sequence[int], length: int) -> int | None:
+    fits = (at for at in reversed(ends) if requests[at].input_length + requests[at].output_length <= length)
+    return next(fits, None)

@@ -1,0 +1,171 @@
+"""Replays a trace under policies and sizes, and refuses what cannot be replayed before the first run."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from memstate.checks import is_count
+from memstate.cli.replay import by_hand
+from memstate.cli.replay.report import Replayed, ideal
+from memstate.cli.replay.requests import Units, served
+from memstate.cli.replay.serving import InUnits, Serving, Tally
+from memstate.cli.traces import BLOCK, TraceRequest
+from memstate.errors import InvalidArgument
+from memstate.prefix import Prefix
+from memstate.prefix.placement import PLACEMENTS, placement_of
+from memstate.prefix.policies.names import POLICIES
+
+MOST = 2**24  # of states and of pages: the host keeps a number for each
+MOST_RUNNING = 4096
+CLAIRVOYANT, BY_HAND = "clairvoyant", "by-hand"
+NAMES = (*POLICIES, CLAIRVOYANT)
+PLACEMENT_NAMES = (*PLACEMENTS, BY_HAND)
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """How the loop serves.
+
+    Args:
+        chunk: Tokens of a prefill chunk at most.
+        every: Tokens between two states of decode, a multiple of a block.
+        placement: Where prompts leave states; one of `PLACEMENT_NAMES`, with a number of tokens for N.
+        running: Requests that run at a time.
+    """
+
+    chunk: int = 8192
+    every: int = BLOCK
+    placement: str = "ends"
+    running: int = 1
+
+
+def replay(
+    requests: Sequence[TraceRequest], states: int, pages: int, policy: str, start: float = 0.0,
+    progress: Progress | None = None, loop: Loop = Loop(), launches: bool = False,
+) -> Replayed:  # fmt: skip
+    """Replays a trace with room for so many states and pages.
+
+    The clairvoyant policy is replayed by hand, whatever the placement, because it places states itself.
+
+    Args:
+        requests: The trace.
+        states: States that fit.
+        pages: KV pages that fit.
+        policy: One of `NAMES`.
+        start: Fraction of the requests that only warm the cache up.
+        progress: Called with requests done and to do.
+        loop: How the loop serves.
+        launches: Whether the reference carries out the launches, and an audit follows. Otherwise they do nothing.
+
+    Raises:
+        InvalidArgument: A value has no meaning, or a request alone does not fit.
+
+    Syncs: no; with `launches` yes.
+    """
+    _require(requests, states, pages, policy, start, loop)
+    if _by_hand(policy, loop):
+        return by_hand.replay(requests, states, pages, None if policy == CLAIRVOYANT else policy, start, progress)
+    of_states, of_pages = POLICIES[policy]
+    units, first = Units.of(loop.chunk), int(len(requests) * start)
+    placement = InUnits(placement_of(loop.placement), units)
+    prefix = Prefix(of_states(), of_pages and of_pages(), most_states=states, placement=placement)
+    serving = Serving(
+        prefix, served(requests, units), units, first=first, pages=pages, chunk=loop.chunk, every=loop.every,
+        running=loop.running, launches=launches,
+    )  # fmt: skip
+    done = 0
+    while serving.busy:
+        serving.turn()
+        if progress and (serving.admitted - done >= 64 or serving.admitted == len(requests) > done):
+            done = serving.admitted
+            progress(done, len(requests))
+    leaked = serving.leaked
+    if launches:
+        serving.mem.audit().raise_if_leaking()
+    assert serving.mem.prefix is not None
+    stats, (cold, warm) = serving.mem.prefix.stats(), serving.tallies
+    return Replayed(
+        policy=policy, placement=loop.placement, states=states, pages=pages, chunk=loop.chunk, every=loop.every,
+        running=loop.running, start=start, requests=warm.requests, block_hit_rate=_share(warm.hits, warm.asked),
+        answer_hit_rate=_share(warm.answer_hits, warm.asked), ideal_hit_rate=ideal(requests, start),
+        whole_hit_rate=_share(cold.hits + warm.hits, cold.asked + warm.asked),
+        forwards_per_prompt=_share(warm.forwards, warm.requests),
+        states_filed_per_request=_share(warm.filed.total(), warm.requests), filed_by_kind=dict(warm.filed),
+        turns=warm.turns, recomputed_tokens_per_turn=_share(warm.recomputed, warm.turns),
+        longest_wait=serving.longest_wait, slots_held_peak=serving.slots_held_peak,
+        us_per_match=_us(warm.match_seconds), us_per_insert=_us(warm.file_seconds),
+        evicted_states=stats.evicted_states, evicted_pages=stats.evicted_pages,
+        leaked_slots=leaked, misses_by_reason=_misses(warm),
+    )  # fmt: skip
+
+
+def _share(part: float, whole: float) -> float:
+    return part / max(1, whole)
+
+
+def _us(seconds: Sequence[float]) -> float:
+    return median(seconds) * 1e6 if seconds else 0.0
+
+
+def _misses(tally: Tally) -> dict[str, int]:
+    return {reason: tally.misses[reason] for reason in ("no_sharing", "evicted", "no_snapshot", "not_filled")}
+
+
+def compare(
+    requests: Sequence[TraceRequest], states: Sequence[int], pages: int, policies: Sequence[str], start: float = 0.0,
+    progress: Progress | None = None, loop: Loop = Loop(),
+) -> list[Replayed]:  # fmt: skip
+    """Replays a trace once for every policy and number of states.
+
+    Raises:
+        InvalidArgument: As `replay`, before the first of them.
+    """
+    if not (states and policies and requests):
+        raise InvalidArgument("nothing to replay: give at least one policy, one number of states and one request")
+    runs = [(policy, size) for policy in policies for size in states]
+    for policy, size in runs:
+        _require(requests, size, pages, policy, start, loop)
+    replayed = []
+    for at, (policy, size) in enumerate(runs):
+
+        def done_so_far(done: int, of: int, before: int = at) -> None:
+            if progress:
+                progress(before * of + done, len(runs) * of)
+
+        replayed.append(replay(requests, size, pages, policy, start, done_so_far, loop))
+    return replayed
+
+
+def _require(requests: Sequence[TraceRequest], states: int, pages: int, policy: str, start: float, loop: Loop) -> None:
+    if policy not in NAMES:
+        raise InvalidArgument(f"policy {policy!r}: expected {', '.join(NAMES)}")
+    if loop.placement != BY_HAND:
+        placement_of(loop.placement)
+    if not (is_count(states) and is_count(pages) and 1 <= states <= MOST and 1 <= pages <= MOST):
+        raise InvalidArgument(f"states {states!r}, pages {pages!r}: expected at least 1 of each, at most {MOST}")
+    if not (is_count(loop.chunk) and loop.chunk >= 1):
+        raise InvalidArgument(f"chunk {loop.chunk!r}: expected at least 1 token")
+    if not is_count(loop.every) or loop.every < 1 or loop.every % BLOCK:
+        raise InvalidArgument(f"every {loop.every!r}: expected a multiple of {BLOCK} tokens, a page of the replay")
+    if not (is_count(loop.running) and 1 <= loop.running <= MOST_RUNNING):
+        raise InvalidArgument(f"running {loop.running!r}: expected from 1 to {MOST_RUNNING} requests at a time")
+    if not requests:
+        raise InvalidArgument("nothing to replay: no request")
+    if not 0.0 <= start < 1.0:
+        raise InvalidArgument(f"from {start}: expected a fraction from 0 to below 1")
+    longest = max(map(_filled if _by_hand(policy, loop) else _needed, requests))
+    if longest > pages:
+        raise InvalidArgument(f"pages {pages}: the longest request needs {longest}")
+
+
+def _by_hand(policy: str, loop: Loop) -> bool:
+    return policy == CLAIRVOYANT or loop.placement == BY_HAND
+
+
+def _filled(request: TraceRequest) -> int:
+    return request.input_length // BLOCK
+
+
+def _needed(request: TraceRequest) -> int:
+    return -(-(request.input_length + request.output_length) // BLOCK)

@@ -1,0 +1,245 @@
+"""Serves a trace as an engine does: the calls of a decode loop on a manager, with a forward that computes nothing.
+
+Each iteration admits, plans one chunk for each row, settles, publishes what prefill has reached, and releases rows at
+their end. Launches do nothing; the host keeps count of every slot. A decode phase goes from boundary to boundary in one
+step, because nothing is computed. The forward could give a state at every token.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from memstate.cli.replay.requests import Served, Units
+from memstate.engine.manager import StateManager
+from memstate.engine.settings import Forward, Pages
+from memstate.errors import OutOfPages, OutOfSlots
+from memstate.kernels.dispatch import OPS
+from memstate.prefix import Match, Prefix
+from memstate.prefix.placement import Placement
+from memstate.requests.handles import Request, Row
+from memstate.requests.tracking import Redirect
+from memstate.state.layout import Plane, StateLayout
+
+LAYOUT = StateLayout((Plane("state", (1,), torch.float32),), layers=1)
+ROOM = 8  # slots that each running request adds to those of the cache
+
+
+@dataclass(frozen=True)
+class InUnits(Placement):
+    """Lets a placement count tokens where the manager counts units.
+
+    Args:
+        placement: The placement.
+        units: What the manager counts in.
+    """
+
+    placement: Placement
+    units: Units
+
+    def marks(self, match: Match, page_size: int) -> dict[int, str]:
+        """See `Placement.marks`."""
+        by = self.units.tokens
+        lengths = {name: by * getattr(match, name) for name in ("tokens", "length", "kv_length", "evicted_length")}
+        marks = self.placement.marks(replace(match, **lengths), by * page_size)
+        return {length // by: kind for length, kind in marks.items()}
+
+
+@dataclass
+class Tally:
+    """What one part of a replay counted. Lengths are units, hits and misses are blocks.
+
+    Attributes:
+        requests: Requests admitted.
+        asked: Blocks of their prompts.
+        hits: Blocks that earlier prompts had, up to the state that a request starts from.
+        answer_hits: Blocks of answers up to that state.
+        filed: States that the cache took, by kind.
+        misses: Blocks to compute, by reason.
+        forwards: Steps with a chunk of a prompt, one for each row.
+        turns: Requests that go on from the answer of another.
+        recomputed: Tokens of that other and its answer that they compute again.
+        match_seconds: Of each match.
+        file_seconds: Of the publishes and the release of each request.
+    """
+
+    requests: int = 0
+    asked: int = 0
+    hits: int = 0
+    answer_hits: int = 0
+    filed: Counter[str] = field(default_factory=Counter)
+    misses: Counter[str] = field(default_factory=Counter)
+    forwards: int = 0
+    turns: int = 0
+    recomputed: int = 0
+    match_seconds: list[float] = field(default_factory=list)
+    file_seconds: list[float] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Running:
+    """A request that runs.
+
+    Attributes:
+        request: What it is.
+        row: Its row.
+        tally: Where it counts.
+        length: Units that its state stands for.
+        seconds: Of its publishes so far.
+    """
+
+    request: Served
+    row: Row
+    tally: Tally
+    length: int
+    seconds: float = 0.0
+
+
+class Serving:
+    """A manager, and a loop that serves requests in order.
+
+    Args:
+        prefix: Settings of the prefix cache; `most_states` is set.
+        requests: What is served.
+        units: What lengths are counted in.
+        first: The first request that counts; those before warm the cache up.
+        pages: KV pages.
+        chunk: Tokens of a prefill chunk at most.
+        every: Tokens between two states of decode.
+        running: Requests that run at a time.
+        launches: Whether launches are carried out, by the reference. Otherwise they do nothing.
+
+    Attributes:
+        mem: The manager.
+        tallies: Of the requests before the first that counts, and of the others.
+        admitted: Requests admitted so far.
+        longest_wait: Steps that a request waited at most while a row was free.
+        slots_held_peak: Slots that rows held at most when a step was settled.
+    """
+
+    def __init__(
+        self, prefix: Prefix, requests: Sequence[Served], units: Units, *, first: int, pages: int, chunk: int,
+        every: int, running: int, launches: bool = False,
+    ) -> None:  # fmt: skip
+        assert prefix.most_states is not None
+        per_row = max(1, *(-(-len(request.tokens) // units.per_block) for request in requests))
+        self._units, self._chunk, self._every = units, chunk // units.tokens, every // units.tokens
+        self.mem = StateManager(
+            LAYOUT, slots=prefix.most_states + ROOM * running, max_requests=running, tracking=Redirect(self._every),
+            pages=Pages(size=units.per_block, count=pages, per_row=per_row), prefix=prefix, forward=Forward(grid=1),
+            backend="reference",
+        )  # fmt: skip
+        if not launches:
+            for op in OPS:
+                setattr(self.mem.backend, op, lambda *_: None)
+        self._first, self._most = first, running
+        self._waiting, self._running = deque(requests), list[Running]()
+        self.tallies = Tally(), Tally()
+        self._count_filed(prefix.states)
+        self.admitted = self.longest_wait = self.slots_held_peak = self._waited = 0
+
+    def _count_filed(self, policy: Any) -> None:
+        added = policy.added
+
+        def count(node: object, kind: str) -> None:
+            self._filing.filed[kind] += 1
+            added(node, kind)
+
+        policy.added, self._filing = count, self.tallies[0]
+
+    @property
+    def leaked(self) -> int:
+        """Slots that neither the cache nor a row holds and that are not free."""
+        assert self.mem.prefix is not None
+        stats = self.mem.stats()
+        owned = len(self.mem.prefix.nodes) + stats.held_by_live + stats.held_by_lanes
+        return stats.capacity - stats.free - owned
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request runs or waits."""
+        return bool(self._waiting or self._running)
+
+    def turn(self) -> None:
+        """Makes one iteration of the loop."""
+        while self._waiting and len(self._running) < self._most and self._admit():
+            pass
+        if not self._running:  # the last requests have no prompt
+            return
+        rows = [one.row for one in self._running]
+        step = self.mem.plan(rows, [self._tokens(one) for one in self._running])
+        self.mem.settle(step)
+        self.slots_held_peak = max(self.slots_held_peak, sum(map(self.mem.slots_held, rows)))
+        for one, length in zip(self._running, step.after.tolist(), strict=True):
+            one.tally.forwards += one.length < one.request.prompt
+            self._publish(one, length)
+        for one in self._running:
+            if one.length == len(one.request.tokens):
+                self._release(one)
+        self._running = [one for one in self._running if one.length < len(one.request.tokens)]
+
+    def _admit(self) -> bool:
+        """Admits the next request. Returns whether it could."""
+        request = self._waiting[0]
+        tally = self.tallies[request.at >= self._first]
+        if not request.prompt:
+            tally.requests += 1
+            self._leave_queue()
+            return True
+        if any(one.request.at == request.follows for one in self._running):
+            return False  # its prompt has the answer of a request that runs
+        prompt = request.tokens[: request.prompt]
+        begin = time.perf_counter()
+        match = self.mem.match(prompt)
+        seconds = time.perf_counter() - begin
+        try:
+            row = self.mem.admit([Request(request.at, tokens=prompt, length=len(request.tokens))])[0]
+        except (OutOfSlots, OutOfPages):
+            if not self._running:
+                raise
+            self._waited += 1
+            self.longest_wait = max(self.longest_wait, self._waited)
+            return False
+        self._leave_queue()
+        per, length = self._units.per_block, self.mem.length(row)
+        hits = length // per
+        tally.requests += 1
+        tally.match_seconds.append(seconds)
+        tally.asked += request.asked
+        tally.hits += min(hits, request.known)
+        tally.answer_hits += max(0, hits - request.known)
+        tally.misses.update({reason: lost // per for reason, lost in match.lost.items()})
+        tally.misses["not_filled"] += request.asked - request.filled
+        if request.follows is not None:
+            tally.turns += 1
+            tally.recomputed += max(0, request.common - length * self._units.tokens)
+        self._running.append(Running(request, row, tally, length))
+        return True
+
+    def _leave_queue(self) -> None:
+        self._waiting.popleft()
+        self.admitted += 1
+        self._waited = 0
+
+    def _tokens(self, one: Running) -> int:
+        """Returns the tokens of a row in the next step: a chunk of its prompt, or its answer up to a boundary."""
+        end = min(one.length + self._chunk, one.request.prompt)
+        if one.length >= one.request.prompt:
+            end = min((one.length // self._every + 1) * self._every, len(one.request.tokens))
+        return end - one.length
+
+    def _publish(self, one: Running, length: int) -> None:
+        """Files the states and the KV of a prompt, chunk by chunk. Those of an answer are filed at its end."""
+        before, one.length = one.length, length
+        if before < one.request.prompt and length < len(one.request.tokens):
+            self._filing, begin = one.tally, time.perf_counter()
+            self.mem.publish([one.row], tokens=[one.request.tokens[:length]])
+            one.seconds += time.perf_counter() - begin
+
+    def _release(self, one: Running) -> None:
+        self._filing, begin = one.tally, time.perf_counter()
+        self.mem.release([one.row], tokens=[one.request.tokens])
+        one.tally.file_seconds.append(one.seconds + time.perf_counter() - begin)

@@ -1,0 +1,87 @@
+"""What is known of one session. Plain data."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from memstate.prefix.lease import Lease
+from memstate.prefix.tree import Node
+from memstate.requests.handles import Session, Snapshot
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """One open session, as `StateManager.sessions` lists it.
+
+    Attributes:
+        session: its handle.
+        running: whether a turn runs.
+        closing: whether it closes when its turn ends.
+        tokens: tokens that its longest state stands for; 0 without a state, and while a turn runs.
+        states: number of states that it keeps; 0 while a turn runs.
+        pages: number of KV pages that it keeps; 0 while a turn runs.
+        priority: its priority; the lowest makes way first.
+        age: seconds since it was opened.
+        idle: seconds since its last turn ended or, before the first turn, since it was opened; 0 while a turn runs.
+        ttl: seconds after which an idle session expires, None for never.
+    """
+
+    session: Session
+    running: bool
+    closing: bool
+    tokens: int
+    states: int
+    pages: int
+    priority: int
+    age: float
+    idle: float
+    ttl: float | None
+
+
+@dataclass(eq=False)
+class Conversation:
+    """What a session holds while no turn runs, and which turn runs.
+
+    Attributes:
+        handle: The session's handle.
+        tokens: Tokens that its states and pages stand for, encoded; while a turn runs, those that it began with.
+        kept: Its states, longest first.
+        pages: Ids of its KV pages.
+        lease: Its lease in the prefix cache, None for none.
+        own: Nodes of the prefix cache whose states it left there, with how often it used each itself.
+        salt: Salt of its tokens.
+        row: Row of the turn that runs, 0 for none.
+        start: Tokens that this turn began with.
+        priority: The lowest makes way first.
+        ttl: Seconds that it keeps its states while idle, None for any time.
+        opened: When it was opened, in seconds of the clock.
+        since: When its last turn ended, or when it was opened.
+        turn: Number of that event among all sessions: the least recently used session has the smallest.
+        closing: It closes when its turn ends.
+    """
+
+    handle: Session
+    tokens: bytes = b""
+    kept: list[Snapshot] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    lease: Lease | None = None
+    own: dict[Node, int] = field(default_factory=dict)
+    salt: Hashable = None
+    row: int = 0
+    start: int = 0
+    priority: int = 0
+    ttl: float | None = None
+    opened: float = 0.0
+    since: float = 0.0
+    turn: int = 0
+    closing: bool = False
+
+    def info(self, now: float) -> SessionInfo:
+        """Returns what a caller may know of it.
+
+        Args:
+            now: The time, in seconds of the clock.
+        """
+        return SessionInfo(
+            self.handle, bool(self.row), self.closing, self.kept[0].length if self.kept else 0, len(self.kept),
+            len(self.pages), self.priority, now - self.opened, 0.0 if self.row else now - self.since, self.ttl,
+        )  # fmt: skip

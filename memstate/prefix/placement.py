@@ -1,0 +1,102 @@
+"""Placement policies: at which lengths of its prompt a request keeps states. They know lengths only."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from memstate.checks import INT32_MAX, is_count
+from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.prefix.match import Match
+
+
+class Placement(ABC):
+    """Names the lengths of a prompt at which states are kept.
+
+    What a length is good for is its kind, see `memstate.prefix.policies.Place`. The lengths that a request names
+    itself, with `snapshot_at`, come on top.
+    """
+
+    @abstractmethod
+    def marks(self, match: Match, page_size: int) -> dict[int, str]:
+        """Returns lengths in tokens, each with its kind. Those that the match covers are ignored.
+
+        Args:
+            match: What the prompt found in the cache.
+            page_size: Tokens of a KV page; the lengths are multiples of it.
+        """
+
+
+@dataclass(frozen=True)
+class Ends(Placement):
+    """Keeps a state where a prompt ends, where it leaves what is known, and now and then in between.
+
+    The lengths are the last whole page of the prompt, the branch point (KV reached it and no state did), the length of
+    an evicted state, and the multiples of `every`. That is about one state a path, and more for long prompts. With
+    pages of one token, the last token is left out: a request computes it in any case, so the same prompt hits again.
+
+    Args:
+        every: Tokens between two states of a long prompt, rounded up to whole pages. None: no states in between.
+
+    Raises:
+        ConfigurationError: `every` is not a whole number from 1 on.
+
+    Example:
+        >>> Ends(every=16).marks(Match(tokens=29, length=0, kv_length=8, evicted_length=0), page_size=8)
+        {16: 'every', 0: 'again', 8: 'branch', 24: 'prompt'}
+    """
+
+    every: int | None = 8192
+
+    def __post_init__(self) -> None:
+        if self.every is not None and (not is_count(self.every) or self.every < 1):
+            raise ConfigurationError(f"{self}: expected a whole number of tokens from 1 on, or None")
+
+    def marks(self, match: Match, page_size: int) -> dict[int, str]:
+        """See `Placement.marks`."""
+        found: dict[int, str] = {}
+        if self.every is not None:
+            distance = -(-self.every // page_size) * page_size
+            first = match.length // distance * distance + distance
+            found = dict.fromkeys(range(first, match.tokens + 1, distance), "every")
+        if match.evicted_length not in found:
+            found[match.evicted_length] = "again"
+        end = match.tokens // page_size * page_size if page_size > 1 else match.tokens - 1
+        return found | {match.kv_length: "branch", end: "prompt"}
+
+
+@dataclass(frozen=True)
+class Nowhere(Placement):
+    """Keeps only the states that requests name themselves.
+
+    Example:
+        >>> Nowhere().marks(Match(tokens=40, length=0, kv_length=0, evicted_length=0), page_size=8)
+        {}
+    """
+
+    def marks(self, match: Match, page_size: int) -> dict[int, str]:
+        """See `Placement.marks`."""
+        return {}
+
+
+PLACEMENTS = ("ends", "ends-only", "every-N", "nowhere")
+
+
+def placement_of(name: str) -> Placement:
+    """Returns the placement that a command line names.
+
+    Args:
+        name: One of `PLACEMENTS`, with a number of tokens for N.
+
+    Raises:
+        InvalidArgument: There is no such placement.
+
+    Example:
+        >>> placement_of("every-512")
+        Ends(every=512)
+    """
+    named = {"ends": Ends(), "ends-only": Ends(every=None), "nowhere": Nowhere()}
+    every, _, tokens = name.partition("-")
+    if every == "every" and tokens.isdecimal() and 1 <= int(tokens) <= INT32_MAX:
+        named[name] = Ends(every=int(tokens))
+    if name not in named:
+        raise InvalidArgument(f"placement {name!r}: expected {', '.join(PLACEMENTS)}, such as every-512")
+    return named[name]

@@ -1,0 +1,122 @@
+"""Frees slots, registers and KV pages for a call that lacks them: cached states and idle sessions make way.
+
+expired sessions -> sessions beyond their share -> cached states, by policy -> idle sessions
+
+A session that makes way hands its states that stand for whole pages to the prefix cache, with their KV. The cache may
+evict them at once, as any others: then the tiers keep them, and their tokens find them again.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+from memstate.prefix.cache import PrefixCache
+from memstate.prefix.conversation import Conversation
+from memstate.prefix.sessions import Sessions
+from memstate.requests.page_table import PageTable
+from memstate.requests.snapshots import Snapshots
+from memstate.slots.allocator import SlotAllocator
+from memstate.tokens import BYTES
+
+
+class Room:
+    """Says how much room calls can get, and makes it.
+
+    Args:
+        cache: The prefix cache, or its null object.
+        sessions: Open sessions. Those whose turn is about to begin make no room.
+        allocator: The allocator of the slots.
+        pages: KV pages of rows.
+        snapshots: Registers of published states.
+    """
+
+    def __init__(
+        self, cache: PrefixCache, sessions: Sessions, allocator: SlotAllocator, pages: PageTable, snapshots: Snapshots
+    ) -> None:
+        self.cache, self._sessions = cache, sessions
+        self._allocator, self._pages, self._snapshots = allocator, pages, snapshots
+
+    @property
+    def states(self) -> int:
+        """States that can make way: each frees a slot and a register."""
+        return self.cache.evictable_states + self._sessions.idle_states
+
+    def can_free_pages(self, n: int) -> bool:
+        """Returns whether so many pages can be freed. Changes nothing.
+
+        Args:
+            n: Pages to free, besides those that are free now.
+        """
+        if self.cache.can_evict(n):
+            return True
+        if not (idle := self._sessions.idle()):
+            return False
+        leases = Counter(node for session in idle if session.lease for node in session.lease.node.path())
+        held = Counter(page for session in idle for page in session.pages)
+        held.update(page for _, node in self.cache.tree.walk() if node.leases == leases[node] for page in node.pages)
+        holders = self._pages.allocator.holders
+        return n <= sum(holders[page] == times for page, times in held.items())
+
+    def free_slots(self, n: int) -> None:
+        """Makes way until n slots are free, or nothing is left that can make way."""
+        self._free(lambda: n - self._allocator.free, self.cache.evict_states)
+
+    def free_registers(self, n: int) -> None:
+        """Makes way until n registers of snapshots are free, or nothing is left that can make way."""
+        self._free(lambda: n - self._snapshots.free, self.cache.evict_states)
+
+    def free_pages(self, n: int) -> None:
+        """Makes way until n KV pages are free, or nothing is left that can make way."""
+        self._free(lambda: n - self._pages.allocator.free, self.cache.evict_pages)
+
+    def _free(self, lacking: Callable[[], int], evict: Callable[[int], object]) -> None:
+        sessions = self._sessions
+        if lacking() > 0 and (sessions.beyond_share or sessions.any_expired):
+            self._give_way(lacking, evict, lambda session: sessions.expired(session) or sessions.beyond_share)
+        if lacking() > 0:
+            evict(lacking())
+        if lacking() > 0 and sessions.held:
+            self._give_way(lacking, evict, lambda session: True)
+
+    def _give_way(
+        self, lacking: Callable[[], int], evict: Callable[[int], object], goes: Callable[[Conversation], bool]
+    ) -> None:
+        """Lets sessions make way, one at a time: the cache evicts before the next one does."""
+        for session in self._sessions.idle():
+            if goes(session):
+                self.give_way(session)
+                if lacking() > 0:
+                    evict(lacking())
+                if lacking() <= 0:
+                    return
+
+    def give_way(self, session: Conversation) -> None:
+        """Takes everything from an idle session. What stands for whole pages goes to the cache, unless it has expired.
+
+        Args:
+            session: The session, which stays open.
+        """
+        handed = []
+        if self.cache.enabled and not self._sessions.expired(session):
+            size = self._pages.page_size
+            for snapshot in reversed(session.kept):
+                if snapshot.length % size == 0:
+                    key, pages = session.tokens[: snapshot.length * BYTES], session.pages[: snapshot.length // size]
+                    if node := self.cache.adopt(snapshot, key, pages, session.salt):
+                        handed.append(snapshot)
+                        session.own[node] = node.uses
+            self.cache.supersede(session.own, 0)
+        if lease := self._sessions.empty(session, handed):
+            self.cache.release(lease)
+        self.cache.trim()
+
+    def expire(self) -> None:
+        """Takes everything from idle sessions that have expired."""
+        for session in filter(self._sessions.expired, self._sessions.idle()):
+            self.give_way(session)
+        self._sessions.note_expiries()
+
+    def trim(self) -> None:
+        """Lets sessions make way that are too many for the limit of their states."""
+        for session in self._sessions.idle() if self._sessions.too_many else ():
+            if self._sessions.too_many:
+                self.give_way(session)

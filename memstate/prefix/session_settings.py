@@ -1,0 +1,52 @@
+"""Settings of sessions, checked when they are made."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from memstate.checks import is_count
+from memstate.errors import ConfigurationError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionLimits:
+    """Limits what idle sessions keep.
+
+    Where room is short, expired sessions make way first, then sessions beyond `share`, then cached states, then the
+    other sessions. Among sessions, those of the lowest priority go first, and the least recently used of them.
+
+    Args:
+        share: part of the slots that idle sessions keep while there are cached states to evict, from 0 to 1. It limits
+            nothing while slots are free.
+        per_session: states that one session keeps at most, the longest first. None: all that its row held, up to 3.
+        most_states: states that all idle sessions keep at most. None: no limit.
+        clock: returns seconds, for `ttl`. Ranks of tensor parallelism need a clock that tells all of them the same
+            time, such as the number of the step.
+
+    Raises:
+        ConfigurationError: a setting is out of range.
+
+    Example:
+        >>> SessionLimits(most_states=64).share
+        0.5
+    """
+
+    share: float = 0.5
+    per_session: int | None = None
+    most_states: int | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 <= self.share <= 1:
+            raise ConfigurationError(f"share={self.share!r}: expected a part of the slots, from 0 to 1")
+        for name, most, least in (("per_session", self.per_session, 1), ("most_states", self.most_states, 0)):
+            if most is not None and not (is_count(most) and most >= least):
+                raise ConfigurationError(f"{name}={most!r}: expected a number of states from {least} on, or None")
+        if not callable(self.clock):
+            raise ConfigurationError(f"clock={self.clock!r}: expected a function that returns seconds")
+
+
+def is_duration(value: object) -> bool:
+    """Returns whether it is a number of seconds from 0 on, and not infinite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf

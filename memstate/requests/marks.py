@@ -1,0 +1,316 @@
+"""Keeps the lengths of prompts at which states are kept (*marks*), and these states until they are handed out.
+
+The tokens of a prompt are known before the step that computes them. So the host decides which states a step keeps, and
+claims a register of its own for each. A state is real as soon as its step has run. This file knows no slot.
+
+wanted     lengths that a request asks for, ascending                 admission
+due        those that a step passes, moved down to what its forward can give        plan
+kept       a snapshot for each, until publish or the end of the row
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from memstate.errors import InvalidArgument
+from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.requests.handles import Snapshot
+from memstate.requests.snapshots import Snapshots
+from memstate.slots.commands import CommandBuffer
+from memstate.slots.registers import Longs
+
+RANKS = ("named", "again", "branch", "prompt")  # what is kept first where slots are short; other kinds come last
+
+
+class Mark(NamedTuple):
+    """A state that a step keeps.
+
+    Attributes:
+        entry: entry of the batch.
+        row: its row.
+        offset: tokens of the step up to the mark. 0: the state before the step.
+        length: tokens that the state stands for.
+        kind: why it is kept; see `memstate.prefix.policies.base.Place`.
+    """
+
+    entry: int
+    row: int
+    offset: int
+    length: int
+    kind: str
+
+
+class Kept(NamedTuple):
+    """A state at a mark that a row holds.
+
+    Attributes:
+        snapshot: the state, without KV pages.
+        kind: why it was kept.
+    """
+
+    snapshot: Snapshot
+    kind: str
+
+
+@dataclass
+class _Coming:
+    """Lengths that a row still has to reach.
+
+    Attributes:
+        wanted: (length, kind), ascending.
+        floor: tokens of the newest state that the row has kept or started from.
+    """
+
+    wanted: list[tuple[int, str]]
+    floor: int
+
+
+class Marks:
+    """Decides which states of prompts are kept, and holds them by row.
+
+    Args:
+        commands: records the changes of owners.
+        snapshots: gives registers.
+        page_size: tokens of a KV page. A state stands for whole pages.
+        grid: the forward can give a state at each multiple of so many tokens inside its chunk; 0: only at the end.
+        packed: whether multiples count from the start of the batch instead of the start of the row's chunk.
+        direct_hits: whether a step can read another slot than it writes, so that no state is copied.
+
+    Attributes:
+        refused: marks that found no slot, since the start.
+    """
+
+    def __init__(
+        self, commands: CommandBuffer, snapshots: Snapshots, page_size: int, grid: int, packed: bool, direct_hits: bool
+    ) -> None:
+        self._commands, self._file, self._snapshots = commands, commands.registers, snapshots
+        self._page, self._grid, self._packed, self._direct_hits = page_size, grid, packed, direct_hits
+        self._stores_ends = grid == 1 and not direct_hits
+        self.refused = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets all marks and states. Call it only where registers are reset as well."""
+        self._coming: dict[int, _Coming] = {}
+        self._ends: dict[int, tuple[int, str]] = {}  # rows whose live state is to be kept: its length, and why
+        self.kept: dict[int, list[Kept]] = {}
+
+    def start(self, row: int, wanted: Sequence[tuple[int, str]], length: int) -> None:
+        """Notes what a new row is to keep.
+
+        Args:
+            row: the row.
+            wanted: lengths and kinds, ascending; multiples of the page size.
+            length: tokens of the state that the row starts from.
+        """
+        if left := [(at, kind) for at, kind in wanted if at > length]:
+            self._coming[row] = _Coming(left, length)
+
+    def arrived(self, rows: Longs, lengths: Longs) -> None:
+        """Notes the lengths of states that arrived from elsewhere. One of a wanted length is to be kept."""
+        for row, length in zip(rows.tolist(), lengths.tolist(), strict=True) if self._coming else ():
+            if (coming := self._coming.get(row)) and (kind := dict(coming.wanted).get(length)):
+                coming.floor, self._ends[row] = length, (length, kind)
+
+    def end(self, rows: Iterable[int]) -> None:
+        """Forgets rows that have ended, and drops their states that were not handed out."""
+        if self._coming or self._ends or self.kept:
+            for row in rows:
+                self._coming.pop(row, None)
+                self._ends.pop(row, None)
+                if kept := self.kept.pop(row, None):
+                    self._snapshots.drop([one.snapshot for one in kept])
+
+    @property
+    def rows(self) -> set[int]:
+        """Rows with lengths to come, or with states."""
+        return self._coming.keys() | self._ends.keys() | self.kept.keys()
+
+    @property
+    def registers(self) -> set[int]:
+        """Registers of the states that rows hold."""
+        return {one.snapshot.register for kept in self.kept.values() for one in kept}
+
+    @property
+    def idle(self) -> int:
+        """States that rows hold and that no first step is about to read."""
+        return len(self.registers - self._snapshots.pinned) if self.kept else 0
+
+    def owner(self, register: int) -> str:
+        """Returns text that names the row which holds a register, "" where no row does."""
+        for row, kept in self.kept.items():
+            for one in kept:
+                if one.snapshot.register == register:
+                    return f"row {row} ({one.kind} of {one.snapshot.length} tokens)"
+        return ""
+
+    def next(self, row: int, length: int) -> int:
+        """Returns the row's next wanted length beyond this one that a chunk must end at; 0 for none."""
+        coming = self._coming.get(row)
+        if self._grid or coming is None:
+            return 0
+        return next((at for at, _ in coming.wanted if at > length), 0)
+
+    def due(self, rows: Longs, before: Longs, after: Longs) -> list[Mark]:
+        """Returns the marks of a step, in the order of its entries, then of lengths.
+
+        A wanted length moves down to the last one that the forward can give. It is left out where that gains less than
+        a page. A state at the end of the step stays in the row until its next step, which then has a mark at offset 0.
+        A step of one token stores nothing else, so that the graphs of decode need no marks.
+
+        Args:
+            rows: row of each entry; 0 for padding.
+            before: length of each entry before the step.
+            after: length of each entry after it; in a window the same.
+        """
+        found: list[Mark] = []
+        if not (self._coming or self._ends):
+            return found
+        start = 0  # of the entry in the packed batch
+        for entry, (row, length, reach) in enumerate(zip(rows.tolist(), before.tolist(), after.tolist(), strict=True)):
+            if (end := self._ends.pop(row, None)) is not None:
+                found.append(Mark(entry, row, 0, *end))
+            if reach > length and (coming := self._coming.get(row)) is not None:
+                found += self._due(entry, row, coming, length, reach, start if self._packed else 0)
+                if not coming.wanted:
+                    del self._coming[row]
+            start += reach - length
+        return found
+
+    def _due(self, entry: int, row: int, coming: _Coming, length: int, reach: int, origin: int) -> list[Mark]:
+        found: list[Mark] = []
+        while coming.wanted:
+            wanted, kind = coming.wanted[0]
+            if wanted >= reach + max(1, self._grid):  # the next chunk can come closer
+                break
+            del coming.wanted[0]
+            at = self._give(min(wanted, reach), length, reach, origin, max(coming.floor, length))
+            if at - coming.floor >= self._page:
+                coming.floor = at
+                if at < reach or (self._stores_ends and reach - length > 1):
+                    found.append(Mark(entry, row, at - length, at, kind))
+                else:
+                    self._ends[row] = at, kind
+        return found
+
+    def _give(self, wanted: int, length: int, reach: int, origin: int, floor: int) -> int:
+        """Returns the largest length up to `wanted` and above `floor` that the forward can give; 0 for none."""
+        if wanted == reach and reach % self._page == 0:
+            return reach
+        if not self._grid:
+            return 0
+        at = wanted - (origin + wanted - length) % self._grid
+        while at > floor and at % self._page:
+            at -= self._grid
+        return at if at > floor else 0
+
+    def choose(self, marks: list[Mark], room: int) -> list[Mark]:
+        """Returns the most valuable marks that find room, in the same order, and counts the others as refused."""
+        if len(marks) <= room:
+            return marks
+        ranked = sorted(marks, key=lambda mark: (_rank(mark.kind), -mark.length))
+        chosen = set(ranked[: max(0, room)])
+        self.refused += len(marks) - len(chosen)
+        return [mark for mark in marks if mark in chosen]
+
+    def keep(self, marks: Sequence[Mark]) -> tuple[Longs, ...]:
+        """Gives each mark a register, and a slot. Call it only where so many registers and slots are free.
+
+        The live slot of a row becomes the state at offset 0, and the row continues from it in a new slot. If its
+        forward cannot read another slot, the state is copied.
+
+        Returns:
+            Entry, offset and register of the states that the forward stores, axis `mark`.
+        """
+        inside: list[tuple[Mark, int]] = []
+        ends: list[tuple[Mark, int]] = []
+        for mark in marks:
+            snapshot = self._snapshots.add(mark.length, ())
+            self.kept.setdefault(mark.row, []).append(Kept(snapshot, mark.kind))
+            (inside if mark.offset else ends).append((mark, snapshot.register))
+        self._snapshots.published += len(marks)
+        if ends:
+            self._keep_ends(np.array([mark.row for mark, _ in ends]), np.array([register for _, register in ends]))
+        if not inside:
+            return ()
+        columns = np.array([(mark.entry, mark.offset, register) for mark, register in inside], np.int64).T
+        self._commands.claim(columns[2])
+        self._commands.label(columns[2], [mark.length for mark, _ in inside])
+        return tuple(columns)
+
+    def _keep_ends(self, rows: Longs, registers: Longs) -> None:
+        live = rows * REGISTERS_PER_ROW
+        if not self._direct_hits:
+            self._commands.claim(registers)
+            self._commands.copy(registers, live)
+            return
+        self._commands.move(registers, live)
+        self._commands.claim(live)
+        self._file.source[rows] = registers
+        self._commands.write(self._file.address("source", rows), registers)
+        for row, register in zip(rows.tolist(), registers.tolist(), strict=True):
+            self._snapshots.read_first(row, register)
+
+    def at_ends(self, rows: Longs, known: Longs) -> list[int]:
+        """Returns the rows whose live state, of at most `known` tokens, is to be kept."""
+        if not self._ends:
+            return []
+        pairs = zip(rows.tolist(), known.tolist(), strict=True)
+        return [row for row, most in pairs if row in self._ends and self._ends[row][0] <= most]
+
+    def ends(self, rows: Longs, known: Longs, but: Collection[int] = ()) -> list[Mark]:
+        """Returns the marks of the rows of `at_ends`, except some rows, for `keep`. The rows have them no longer."""
+        return [Mark(0, row, 0, *self._ends.pop(row)) for row in self.at_ends(rows, known) if row not in but]
+
+    def kind_of(self, row: int, length: int) -> str:
+        """Returns why the live state of this length is to be kept, "" if it is not."""
+        at, kind = self._ends.get(row, (0, ""))
+        return kind if at == length else ""
+
+    def newest(self, row: int, known: int) -> Snapshot | None:
+        """Returns the row's longest state of at most `known` tokens."""
+        return max(
+            (one.snapshot for one in self.kept.get(row, ()) if one.snapshot.length <= known),
+            key=lambda snapshot: snapshot.length,
+            default=None,
+        )
+
+    def give(self, row: int, known: int) -> list[Kept]:
+        """Hands out the row's states of at most `known` tokens, ascending. The row no longer holds them."""
+        if not (kept := self.kept.get(row)):
+            return []
+        given = [one for one in kept if one.snapshot.length <= known]
+        self._hold(row, [one for one in kept if one.snapshot.length > known])
+        return given
+
+    def remove(self, row: int, snapshot: Snapshot) -> None:
+        """Takes one state from its row."""
+        self._hold(row, [one for one in self.kept[row] if one.snapshot != snapshot])
+
+    def _hold(self, row: int, kept: list[Kept]) -> None:
+        if kept:
+            self.kept[row] = kept
+        else:
+            del self.kept[row]
+
+
+def _rank(kind: str) -> int:
+    return RANKS.index(kind) if kind in RANKS else len(RANKS)
+
+
+def require_lengths(request: object, given: object, page_size: int) -> list[int]:
+    """Returns the lengths of `Request.snapshot_at`, ascending, each once.
+
+    Raises:
+        InvalidArgument: they are not whole numbers from 0 on, or not multiples of the page size.
+    """
+    if isinstance(given, Sequence) and not isinstance(given, str | bytes):
+        lengths = list(given)
+        if all(type(at) is int and 0 <= at <= 2**31 - 1 and at % page_size == 0 for at in lengths):
+            return sorted({at for at in lengths if at})
+    raise InvalidArgument(
+        f"request {request!r}: snapshot_at={given!r}: expected lengths such as [64, 128], multiples of "
+        f"page_size={page_size}"
+    )

@@ -1,0 +1,87 @@
+"""States that decode steps keep at marks: those of runs that end there, bit for bit, and no other byte."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import Marks
+from tests.kernels.test_decode_steps import DTYPES, KINDS, each_kind, made
+from tests.support.decode_case import SLOTS, Case, Row, check_misfit, same_bits
+
+Mark = tuple[int, int, int]  # entry, offset, slot
+RUBBISH = 0x5A5A5A5A
+ROWS = [Row(1, 1, 0, 5), Row(0, 0, 0, 5), Row(2, 3, 4, 3)]  # in place, padding, moving with a snapshot
+KEPT: dict[str, list[Mark]] = {
+    "none": [],
+    "one": [(0, 2, 5)],
+    "the first and the last token": [(0, 1, 5), (0, 5, 6), (2, 3, 7)],
+    "one after the other": [(2, 1, 5), (2, 2, 6), (2, 3, 7)],
+    "beyond the tokens": [(0, 6, 5), (2, 4, 6), (2, 9, 7)],
+    "beyond the tokens of the last row": [(2, 4, 6), (2, 5, 7)],
+    "before the first token": [(0, 0, 5), (0, 1, 6), (2, -1, 7)],
+    "null slots": [(0, 1, 0), (0, 2, 5), (0, 3, -3), (0, 4, SLOTS), (2, 1, 2**31 - 1), (2, 2, 6)],
+    "of padding": [(0, 2, 5), (1, 1, 6), (1, 2, 7)],
+    "of no entry": [(-1, 1, 5), (3, 1, 6), (2**31 - 1, 2, 7)],
+    "more than a block": [*((0, 6 + n, 0) for n in range(200)), (2, 2, 5)],
+    "more than a block of the row": [*((0, 2, 0) for _ in range(130)), (0, 3, 5), (2, 1, 6)],
+}
+
+
+def columns(given: Sequence[Mark], like: Tensor) -> Marks:
+    """Marks as a step has them: rubbish behind the last."""
+    rows = [*given, *[(RUBBISH,) * 3] * 5]
+    made = (torch.tensor(column, dtype=torch.int32, device=like.device) for column in zip(*rows, strict=True))
+    return Marks(torch.tensor([len(given)], dtype=torch.int32, device=like.device), *made)
+
+
+def run(case: Case, backend: Backend, given: Sequence[Mark]) -> Tensor:
+    """The step with marks, into poisoned output."""
+    out = torch.full_like(case.inputs[case.like], torch.nan)
+    return getattr(backend, case.op)(**case.arguments(), out=out, marks=columns(given, case.memory.state))
+
+
+@pytest.mark.sample(12)
+@each_kind
+@pytest.mark.parametrize("given", KEPT)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_state_at_a_mark_is_that_of_a_run_that_ends_there(
+    backend: Backend, generator: torch.Generator, kind: str, given: str, dtype: str
+) -> None:
+    """Outputs, written slots and snapshots are those of the step without marks; every other byte stays."""
+    state, inputs = DTYPES[dtype]
+    small = KINDS[kind].small
+    case = made(kind, backend, generator, rows=ROWS, tokens=5, state=state, inputs=inputs, **small)
+    plain, marked = case.twin(), case.twin()
+    assert same_bits(run(marked, backend, KEPT[given]), plain.step(backend))
+    kept = [
+        (entry, offset, slot) for entry, offset, slot in KEPT[given]
+        if entry in (0, 2) and 0 < offset <= ROWS[entry].tokens and 0 < slot < SLOTS
+    ]  # fmt: skip
+    for entry, offset, slot in kept:
+        alone = case.twin().cut([entry], 0, offset)
+        alone.rows = [Row(ROWS[entry].read, SLOTS - 1, 0, offset)]
+        alone.step(backend)
+        assert same_bits(marked.memory.state[slot], alone.memory.state[SLOTS - 1])
+        plain.memory.state[slot] = alone.memory.state[SLOTS - 1]
+    assert same_bits(marked.memory.whole, plain.memory.whole)
+
+
+@each_kind
+def test_marks_that_do_not_fit_are_named(backend: Backend, generator: torch.Generator, kind: str) -> None:
+    case = made(kind, backend, generator, rows=ROWS, tokens=5, **KINDS[kind].small)
+    good = columns([(0, 2, 5)], case.memory.state)
+    check_misfit(case, backend, "marks", tuple(good))
+    for field in Marks._fields:
+        column = getattr(good, field)
+        for wrong in (column.long(), column[:0] if field != "slot" else column[:1], column.tolist()):
+            with pytest.raises(ValueError, match="expected"):
+                getattr(backend, case.op)(**case.arguments(), marks=good._replace(**{field: wrong}))
+    window = torch.empty(3, 5, *case.memory.state.shape[1:], device=backend.device)
+    if case.op == "conv_step":
+        window = torch.empty(3, 3 + 5, case.memory.state.shape[2], device=backend.device)
+    with pytest.raises(ValueError, match=r"^marks: .* window"):
+        getattr(backend, case.op)(**case.arguments(), marks=good, window=window)
+    case.memory.check_changed_only(set())

@@ -1,0 +1,597 @@
+"""Prompts in chunks of any number of tokens: states at marks inside them, and everything else as without a cache.
+
+`Prefill` compares each state with the fold of its tokens, and KV with the tokens themselves. Pages of 4 tokens.
+"""
+
+import random
+from collections.abc import Sequence
+from unittest import mock
+
+import pytest
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate.prefix.placement import Ends, Nowhere, Placement
+from memstate.prefix.policies import Lru, LruPages
+from memstate.slots.registers import RegisterFile
+from tests.support.loops import Speculator
+from tests.support.planes import both_orders, every_snapshot, every_strategy
+from tests.support.prefill import GIVES, Prefill
+from tests.support.serving import PAGE, TRACKING, written
+
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+
+T = [7 * n % 50 for n in range(120)]
+CHUNKS = (1, 3, 7, 8, 9, 1000)
+
+
+def server(
+    backend: Backend, name: str = "redirect", gives: str = "1", placement: Placement | None = None, **more: object
+) -> Prefill:
+    prefix = ms.Prefix(Lru(), LruPages(), **({"placement": placement} if placement else {}))
+    return Prefill(backend, name, gives, **({"every": 64, "slots": 24, "pages": 100, "prefix": prefix} | more))
+
+
+def serve(at: Prefill, most: int, obey: bool, goal: int = 2) -> list[int]:
+    """Four prompts with one beginning, two of them at once, then the first again; returns where each one started."""
+    prompts = [[*T[:17], *[60 + n] * tail] for n, tail in enumerate((5, 14, 10, 2))]
+    starts, rows = list[int](), dict[ms.Row, list[int]]()
+    for batch in (prompts[:2], prompts[2:3], prompts[3:], prompts[:1]):
+        for n, tokens in enumerate(batch):
+            rows[at.start(tokens)] = tokens
+            starts.append(at.mem.length(list(rows)[-1]))
+            if n == 0 and len(batch) > 1:
+                at.go(list(rows), most, obey)  # so that one decodes while the other is in its prompt
+        while rows:
+            going = [row for row, tokens in rows.items() if len(at.text[row]) < len(tokens) + goal]
+            if going:
+                at.go([going[0], None, *going[1:]], most, obey)
+                continue
+            at.land()
+            for row, tokens in rows.items():
+                assert at.text[row] == written(tokens, goal)
+            at.end(list(rows))
+            rows.clear()
+    at.look(idle=True)
+    return starts
+
+
+@both_orders
+@every_strategy
+def test_M3_answers_and_states_are_those_of_an_uncached_run(name: str, overlap: bool, backend: Backend) -> None:
+    """Whatever the chunks, the grid and the placement. Half of the runs go beyond what a forward without a grid needs.
+
+    All runs together meet each size of a chunk with each grid.
+    """
+    placements, strategy = (None, Ends(8), Nowhere()), list(TRACKING).index(name)
+    for n, gives in enumerate(GIVES):
+        most, placement = CHUNKS[(strategy + 3 * overlap - n) % len(CHUNKS)], placements[(n + strategy) % 3]
+        at = server(backend, name, gives, placement, overlap=overlap, slots=40)
+        starts = serve(at, most, obey=bool((n + overlap) % 2))
+        assert starts[0] == 0 and set(starts) <= {0, 4, 8, 12, 16, 20}, (gives, most)
+        if name == "none" or isinstance(placement, Nowhere):
+            assert set(starts) == {0}
+        elif gives == "1":
+            assert starts[3:] == [16, 20], most  # the branch point, and the end of the prompt
+        at.empty()
+
+
+@pytest.mark.sample(interpreter=1)
+@pytest.mark.parametrize("gives", ["1", "4 packed"])
+def test_a_batch_of_chunks_and_decodes_keeps_several_states_for_a_row(gives: str, backend: Backend) -> None:
+    at = server(backend, "redirect", gives, Ends(8))
+    first = at.start(T[:9])
+    at.go([first], 1000)
+    at.land()
+    second, third = at.start([60, *T[:31]]), at.start([61, *T[:24]])
+    step = at.step_to([second, None, first, third], [32, 0, 10, 25])
+    at.mem.settle(step)
+    entry, offset, _ = (column[: step.marked].tolist() for column in step.marks[1:])
+    inside = [(0, 8), (0, 16), (0, 24)] + [(3, 8), (3, 16), (3, 24)] * (gives == "1")  # 33 tokens before the last row
+    assert list(zip(entry, offset, strict=True)) == inside
+    at.publish([second, third])
+    at.look()
+    states = at.states_by_prefix()
+    assert {len(tokens) for tokens in states} == {8, 16, 24, 32} and len(states) == 1 + 4 + 3 * (gives == "1")
+
+
+@every_strategy
+def test_M10_a_plan_with_any_number_of_marks_is_one_upload_and_two_launches(name: str, backend: Backend) -> None:
+    """Changes of owners and the plan; nothing after the forward. A copy of what a step has left is one launch more."""
+    for gives in ("1", "4", "ends"):
+        at = server(backend, name, gives, Ends(PAGE), slots=60, rows=3, pages=120)
+        rows = at.admit(*(ms.Request(n, tokens=[n, *T[: 39 + n]]) for n in range(3)))
+        at.mem.submit()
+        counts, stored = at.mem.backend.counts, gives == "1" and name != "redirect"  # its end as well
+        for end in (40, 41):
+            at.mem.extend(rows, [end] * 3)
+            counts.reset()
+            step = at.mem.plan(rows, [end - at.mem.length(row) for row in rows])
+            inside = 0 if name == "none" or gives == "ends" or end > 40 else 9 + stored
+            left = 0 if name == "none" or end == 40 or stored else 1
+            assert step.marked == 3 * inside and counts.uploads <= 1 and counts.syncs == 0
+            owned = {"ownership": 1} if inside or end == 41 else {}  # a page more at 41
+            copied = {"run_data": 1} if left and name != "redirect" else {}
+            assert counts.launches == {"plan": 1} | owned | copied, (gives, end)
+            counts.reset()
+            at.mem.submit(step)
+            at.mem.settle(step)
+            assert not counts.launches and not counts.uploads
+        at.mem.abort(rows)
+        at.mem.audit().raise_if_leaking()
+
+
+# -- the lengths of the issue ---------------------------------------------------------------------------
+
+
+def long_prompt(backend: Backend, name: str, **more: object) -> Prefill:
+    """Pages of 64, KV of the caller's, a decode cadence of 256, and chunks of flash-linear-attention."""
+    settings = {"every": 256, "page": 64, "pages": 0, "slots": 12}
+    return Prefill(backend, name, "1", **(settings | {"grid": 64, "prefix": ms.Prefix()} | more))
+
+
+@every_snapshot
+def test_M16_a_prompt_of_8_000_tokens_is_one_forward_and_leaves_three_states_at_most(
+    name: str, backend: Backend
+) -> None:
+    at = long_prompt(backend, name)
+    text = [7 * n % 1001 for n in range(8000)]
+    session = at.mem.open_session("chat")
+    row = at.start(text, session=session)
+    at.go([row], 8192)
+    assert at.forwards == 1 and at.mem.length(row) == 8000
+    for _ in range(20):
+        at.go([row], 8192)
+    at.land()
+    at.end([row])
+    figures = at.mem.stats().prefix
+    assert figures and figures.inserted <= 3 and figures.states <= 3
+    said = at.text[row]
+    assert len(said) == 8021 and at.mem.match([*said, 5]).length == 8000
+    again = at.start([*said, 5, 6], session=session)
+    assert at.mem.length(again) == 8020, "its session has the end itself"
+    at.mem.abort([again])
+
+
+CASES = {  # page, settings, prompt, chunk, lengths of the states that it leaves
+    "300 tokens, a grid of 64": (64, {"grid": 64}, 300, 1000, [256]),
+    "63 tokens": (4, {"grid": 64}, 63, 1000, []),
+    "pages of 128": (128, {"grid": 64}, 200, 1000, [128]),
+    "chunks of 100": (4, {"grid": 64}, 301, 100, [300]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_M4_states_inside_chunks_equal_those_of_runs_that_end_there(case: str, backend: Backend) -> None:
+    page, settings, prompt, most, lengths = CASES[case]
+    at = long_prompt(backend, "redirect", page=page, **({"every": 256} | settings))
+    text = [7 * n % 1001 for n in range(prompt)]
+    row = at.start(text)
+    while at.mem.length(row) <= prompt:
+        at.go([row], most)
+    at.land()
+    assert sorted(at.states()) == lengths
+    for length, snapshot in at.states().items():
+        assert not at.planes.wrong({at.slot(snapshot.register): tuple(text[:length])})
+
+
+def test_M2_packed_rows_keep_states_where_the_batch_has_them(backend: Backend) -> None:
+    """Rows of 100 and 600 tokens, a grid of 256 over both: of the second row it meets 156 and 412."""
+    at = long_prompt(backend, "redirect", page=4, grid=256, packed=True)
+    first, second = [7 * n % 1001 for n in range(100)], [11 * n % 1001 for n in range(600)]
+    rows = at.admit(ms.Request("a", tokens=first), ms.Request("b", tokens=second, snapshot_at=[160, 512]))
+    at.go(rows, 1000)
+    at.go(rows, 1000)
+    at.land()
+    assert {len(tokens) for tokens in at.states_by_prefix()} == {100, 156, 412, 600}
+    at.look()
+
+
+def test_three_suffixes_behind_one_prefix_of_257(backend: Backend) -> None:
+    """The second finds KV and no state; it leaves one where they part, which the third starts from."""
+    for gives, start in (("1", 256), ("4", 256), ("8", 256)):
+        at = Prefill(backend, "redirect", gives, every=64, page=8, pages=200, slots=16)
+        shared = [7 * n % 1001 for n in range(257)]
+        assert [at.turn([*shared, *[2000 + n] * 40], most=1000) for n in range(3)] == [0, 0, start]
+
+
+# -- what happens between plan and settle ---------------------------------------------------------------
+
+
+@both_orders
+@every_snapshot
+def test_M5_no_mark_is_found_before_its_step_is_settled(name: str, overlap: bool, backend: Backend) -> None:
+    """A step that is cancelled leaves nothing of its own, and what was kept before it stays with the row."""
+    at = server(backend, name, "1", Ends(8), overlap=overlap)
+    row = at.start(T[:40])
+    at.go([row], 17)
+    at.land()
+    assert at.mem.match(T[:40]).length == 16
+    at.mem.extend([row], [40])
+    step = at.mem.plan([row], 40 - 17)
+    held = at.mem.slots_held(row)
+    assert step.marked >= 2 and at.mem.match(T[:40]).length == 16
+    other = at.start([*T[:36], 1])
+    assert at.mem.length(other) == 16, "not from a state of a step that may never run"
+    assert held == {"redirect": 1, "lazy": 2, "ping-pong": 2 + overlap}[name] + step.marked, "a slot for each mark"
+    at.mem.cancel(step, tokens=[T[:40]])
+    assert at.mem.match(T[:40]).length == 16
+    at.run([other], publish=False)
+    at.look()
+    at.mem.abort([other])
+    at.empty()
+
+
+@pytest.mark.parametrize("how", ["abort", "retract", "retract with tokens", "release", "finish"])
+@every_snapshot
+def test_M6_a_row_that_ends_hands_out_its_marks_or_gives_them_back(name: str, how: str, backend: Backend) -> None:
+    for flying in (False, True):
+        at = server(backend, name, "4", Ends(8), overlap=flying)
+        row = at.start(T[:30])
+        first = at.step([row], 18)
+        if not flying:
+            at.mem.settle(first)
+        second = at.step([row], 5) if flying else None
+        kept = at.mem._marks.kept[row.index]
+        assert [one.snapshot.length for one in kept] == [8, 16]
+        if how == "finish" and second:  # the first step has said the last token, the second is dead
+            at.mem.settle(first, [True])
+            at.mem.release([row], tokens=[T[:18]])
+        elif how in ("release", "retract with tokens", "finish"):
+            getattr(at.mem, how.split()[0] if how != "finish" else "release")([row], tokens=[T[:30]])
+        else:
+            left = getattr(at.mem, how)([row])
+            assert how == "abort" or [snap.length for snap in left] == [16]
+            at.mem.drop(left or [])
+        given = how in ("release", "retract with tokens", "finish")
+        assert sorted(at.states())[:2] == ([8, 16] if given else []) and not at.mem._marks.rows
+        for step in at.mem._log.unsettled.copy():
+            at.mem.settle(step)
+        at.look(idle=True)
+        at.empty()
+
+
+@every_snapshot
+def test_M7_the_newest_mark_is_handed_out_as_a_snapshot(name: str, backend: Backend) -> None:
+    at = server(backend, name, "1", Nowhere())
+    (row,) = at.admit(ms.Request("a", tokens=T[:30], snapshot_at=[8, 16, 28]))
+    at.run([row], 20, publish=False)
+    assert at.mem.slots_held(row) == {"ping-pong": 3, "lazy": 2, "redirect": 1}[name] + 2
+    (kept,) = at.mem.publish([row])
+    assert kept and kept.length == 16 and list(kept.pages) == at.mem._pages.of(row.index)[:4]
+    assert not at.planes.wrong({at.slot(kept.register): tuple(T[:16])})
+    (resumed,) = at.mem.admit([ms.Request("b", length=20, resume=kept)])
+    at.text[resumed] = [*T[:16], 90, 91]
+    at.run([resumed, row], publish=False)
+    at.look()
+    at.mem.abort([row, resumed])
+    at.mem.drop([kept])
+
+
+def test_M5_a_mark_of_an_unsettled_step_is_no_snapshot_yet(backend: Backend) -> None:
+    at = server(backend, "redirect", "1", Nowhere(), overlap=True)
+    (row,) = at.admit(ms.Request("a", tokens=T[:30], snapshot_at=[8, 24]))
+    first = at.step_to([row], [10])
+    second = at.step_to([row], [26])
+    found = [at.mem.publish([row])[0] for _ in range(2)]
+    at.mem.settle(first)
+    at.mem.settle(second)
+    found += at.mem.publish([row])
+    assert [snap and snap.length for snap in found] == [8, None, 24]
+    at.mem.drop(found)
+    at.mem.abort([row])
+
+
+def test_M12_a_state_that_its_row_goes_on_from_outlives_its_eviction(backend: Backend) -> None:
+    """Published and evicted between the forward and the settle of its step. Under Redirect the row reads it there."""
+    at = server(backend, "redirect", "ends", Ends(8))
+    row = at.start(T[:20])
+    step = at.step_to([row], [8])
+    at.publish([row])
+    at.mem.settle(step)
+    assert at.mem._table.confirmed[row.index] == 8
+    at.cache.evict_states(9)
+    other = at.start([90, 91, 92, 93, 94])
+    at.run([other])
+    at.run([row])
+    at.look()
+    at.end([row, other])
+
+
+def test_M7_a_newer_state_of_decode_is_handed_out_before_a_mark(backend: Backend) -> None:
+    for name in ("ping-pong", "lazy", "redirect"):
+        at = server(backend, name, "1", Nowhere(), every=16)
+        (row,) = at.admit(ms.Request("a", tokens=T[:10], snapshot_at=[8]))
+        while at.mem.length(row) < 17:
+            at.run([row], publish=False)
+        found = [at.mem.publish([row])[0] for _ in range(2)]
+        assert [snap and snap.length for snap in found] == [16, 8], name
+        at.mem.drop(found)
+        at.mem.abort([row])
+
+
+def test_a_mark_that_is_dropped_before_its_forward_keeps_its_slot_until_then(backend: Backend) -> None:
+    at = server(backend, "redirect", "1", Nowhere())
+    (row,) = at.admit(ms.Request("a", tokens=T[:30], snapshot_at=[8]))
+    step = at.step_to([row], [20], run=False)
+    (kept,) = at.mem.publish([row])
+    assert kept and kept.length == 8
+    at.mem.drop([kept])
+    at.mem.submit()
+    slots = at.mem._registers.table.slots
+    assert int(slots[kept.register]), "the forward will write there"
+    at._forward(step, [T[:20]])
+    at.mem.submit(step)
+    assert not int(slots[kept.register])
+    at.mem.settle(step)
+    at.end([row])
+
+
+@every_snapshot
+def test_M14_a_turn_leaves_the_state_at_its_end_to_its_session(name: str, backend: Backend) -> None:
+    at = server(backend, name, "ends", Nowhere())
+    session = at.mem.open_session("chat")
+    (row,) = at.admit(ms.Request("a", tokens=T[:12], snapshot_at=[8], session=session))
+    at.run_to([row], [8])
+    assert not at.states()
+    at.mem.release([row], tokens=[T[:8]])
+    assert [(info.states, info.tokens) for info in at.mem.sessions()] == [(1, 8)]
+    at.mem.close_session(session)
+
+
+@pytest.mark.parametrize("parent", ["at a mark", "behind one", "after its publication"])
+@every_snapshot
+def test_M13_forks_and_their_row_go_on_from_a_mark(name: str, parent: str, backend: Backend) -> None:
+    """The marks stay with the row; under Redirect it and its forks read the state that is kept."""
+    for gives in ("ends", "1"):
+        for first in (0, 1):
+            at = server(backend, name, gives, Ends(8), overlap=False, pages=200)
+            row = at.start(T[:24])
+            for end in (8, 16) if parent != "behind one" else (8, 16, 18):
+                at.mem.settle(at.step_to([row], [end]))
+            if parent == "after its publication":
+                at.publish([row])
+            (fork,) = at.mem.fork(row, ["fork"]).rows
+            at.text[fork] = [*at.text[row][: at.mem.length(row)], 70, 71, 72, 73, 74, 75]
+            if parent == "behind one":
+                shared = at.mem._pages.of(row.index)[4]
+                at.kv[at.mem._pages.of(fork.index)[4]] = at.kv[shared]
+            order = [row, fork] if first else [fork, row]
+            for one in order:
+                at.run([one], publish=False)
+                at.look()
+            at.end([order[0]])
+            at.look()
+            at.run([order[1]])
+            at.end([order[1]])
+            at.look(idle=True)
+            assert {8, 16, 24} <= {len(tokens) for tokens in at.states_by_prefix()}
+            at.empty()
+
+
+def test_a_window_after_a_prompt_reads_the_state_that_it_leaves(backend: Backend) -> None:
+    """The state at the end of a chunk is kept by the window that follows, which does not write it."""
+    for name in ("ping-pong", "lazy", "redirect"):
+        loop = Speculator(backend, TRACKING[name](64), prefix=ms.Prefix(), page_size=4)
+        text = list(range(loop._next, loop._next + 8))
+        (row,) = loop.admit(ms.Request("a", tokens=text))
+        loop.mem.settle(loop.step([row], 8))
+        loop.window([row], [0])
+        loop.window([row], [3])
+        loop.mem.publish([row], tokens=[loop.fed[row]])
+        (node,) = loop.mem.prefix.nodes.values()  # type: ignore[union-attr]
+        assert node.snapshot and node.snapshot.length == 8 and loop.holds(loop.node(node.snapshot), row, 8)
+        assert loop.holds(loop.slot(row), row, 11)
+        loop.mem.abort([row])
+        loop.mem.prefix.clear()  # type: ignore[union-attr]
+        loop.mem.audit().raise_if_leaking()
+
+
+# -- where slots are short ------------------------------------------------------------------------------
+
+
+@every_snapshot
+def test_M8_marks_without_a_slot_are_given_up_and_counted(name: str, backend: Backend) -> None:
+    """Named lengths first, then the prompt's end; tokens are right in any case, and no slot leaks."""
+    needs = {"ping-pong": 3, "lazy": 2, "redirect": 1}[name]
+    for spare, lengths in ((0, []), (1, [12]), (2, [12, 28]), (3, [12, 24, 28]), (4, [12, 16, 24, 28])):
+        at = server(backend, name, "1", Ends(8), slots=needs + spare, rows=1, overlap=True)
+        (row,) = at.admit(ms.Request("a", tokens=T[:30], snapshot_at=[12]))
+        at.mem.settle(at.step_to([row], [30]))
+        refused = at.mem.stats().refused
+        assert refused == 5 - spare  # of 8, 12, 16, 24, 28
+        at.publish([row])
+        assert sorted(at.states()) == lengths and at.mem.free_slots == 0
+        at.run([row], 1, publish=False)
+        assert at.text[row] == written(T[:30], 2)
+        at.end([row])
+        at.empty()
+
+
+def test_M9_a_mark_evicts_what_is_cached_and_a_limit_stops_it(backend: Backend) -> None:
+    for limit, evict, left in ((99, True, 0), (1, True, 2), (0, True, 3), (99, False, 3)):
+        prefix = ms.Prefix(Lru(), LruPages(), placement=Ends(8), evict=evict)
+        at = Prefill(backend, "redirect", "1", every=64, slots=4, pages=60, prefix=prefix)
+        for n in range(3):
+            assert at.turn([100 + n] * 5) == 0
+        row = at.start(T[:23])
+        at.mem.extend([row], [23])
+        step = at.mem.plan([row], 23, limit=limit)
+        at.mem.settle(step)
+        assert step.marked == 3 - left and at.mem.stats().refused == 3 - step.marked
+        assert len(at.states_by_prefix()) == left and at.mem.free_slots == 0
+
+
+def test_marks_and_lanes_share_the_limit_of_a_plan(backend: Backend) -> None:
+    at = server(backend, "redirect", "1", Ends(8), every=8)
+    first = at.start(T[:5])
+    while at.mem.length(first) < 8:
+        at.run([first], publish=False)
+    rows = [first, at.start([60, *T[:9]])]
+    at.mem.extend(rows, [9, 10])
+    step = at.mem.plan(rows, [1, 10], limit=1)
+    assert step.marked == 1 and (at.mem.stats().refused, at.mem.stats().degraded) == (0, 1)
+    at.mem.cancel(step)
+
+
+def test_marks_find_registers_or_are_given_up(backend: Backend) -> None:
+    for evict, cached in ((False, 0), (True, 2)):
+        prefix = ms.Prefix(Lru(), LruPages(), placement=Ends(8), evict=evict)
+        at = Prefill(backend, "redirect", "1", every=64, slots=12, pages=60, prefix=prefix, snapshots=2)
+        for n in range(cached):
+            assert at.turn([100 + n] * 5) == 0
+        assert len(at.states_by_prefix()) == cached
+        row = at.start(T[:23])
+        at.mem.settle(at.step_to([row], [23]))
+        assert at.mem.stats().refused == 1 and len(at.mem._marks.kept[row.index]) == 2
+        at.end([row])
+        at.look(idle=True)
+
+
+def test_M9_marks_leave_the_reserve(backend: Backend) -> None:
+    at = server(backend, "redirect", "1", Ends(8), slots=5, reserve=2)
+    row = at.start(T[:23])
+    at.mem.settle(at.step_to([row], [23]))
+    assert (at.mem.stats().refused, at.mem.free_slots) == (1, 2)  # of 8, 16, 20
+    at.end([row])
+
+
+def test_a_limit_stops_marks_where_slots_are_free(backend: Backend) -> None:
+    at = server(backend, "redirect", "1", Ends(8))
+    row = at.start(T[:23])
+    at.mem.extend([row], [23])
+    for limit in range(4):
+        step = at.mem.plan([row], 23, limit=limit)
+        assert step.marked == min(limit, 3)
+        at.mem.cancel(step)
+        (row,) = at.admit(ms.Request(limit, tokens=T[:23]))
+    at.mem.abort([row])
+
+
+# -- at random ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_random_mix_of_prompts_decodes_and_ends(seed: int, backend: Backend) -> None:
+    """Chunks, grids, overlap, cancelled steps, forks, aborts, few slots; `look` after each round."""
+    choose = random.Random(seed)
+    name = ("ping-pong", "lazy", "redirect", "none")[seed]
+    gives = choose.choice(["1", "4", "8 packed", "ends"])
+    overlap = choose.random() < 0.5
+    more = {"overlap": overlap, "direct_hits": choose.choice([None, True, False])}
+    at = server(backend, name, gives, choose.choice([None, Ends(8)]), slots=14, rows=4, pages=80, **more)
+    rows: list[ms.Row] = []
+    for _ in range(60):
+        if len(rows) < 4 and choose.random() < 0.5:
+            tokens = [*T[: choose.randrange(1, 24)], *[choose.randrange(50, 53)] * choose.randrange(1, 9)]
+            try:
+                rows.append(at.start(tokens, snapshot_at=[choose.randrange(0, 9) * PAGE]))
+            except (ms.OutOfSlots, ms.OutOfPages):
+                assert rows
+        going: Sequence[ms.Row] = choose.sample(rows, choose.randrange(0, len(rows) + 1))
+        if going:
+            at.go(going, choose.choice(CHUNKS), obey=choose.random() < 0.5)
+        what = choose.random()
+        if rows and what < 0.3:
+            at.land()
+            row = rows.pop(choose.randrange(len(rows)))
+            if what < 0.1:
+                at.mem.abort([row])
+            elif what < 0.2:
+                at.end([row])
+            else:
+                at.mem.retract([row], tokens=[at.text[row]])
+        at.look()
+    at.land()
+    at.end(rows)
+    at.empty()
+
+
+# -- what else looks at marks ---------------------------------------------------------------------------
+
+
+@every_snapshot
+def test_M6_owners_and_audits_name_the_states_at_marks(name: str, backend: Backend) -> None:
+    at = server(backend, name, "1", Nowhere())
+    (row,) = at.admit(ms.Request("a", tokens=T[:30], snapshot_at=[8, 16]))
+    before = at.mem.audit().owned_by_kind
+    at.run([row], 20, publish=False)
+    at.mem.submit()
+    audit = at.mem.audit()
+    assert audit.clean and audit.owned_by_kind == before | {"mark": 2}
+    owners = sorted(text for kind, text in at.mem.owners().values() if kind == "mark")
+    assert owners == [f"row {row.index} (named of {length} tokens)" for length in (16, 8)]
+    held = [register for register, (kind, _) in at.mem.owners().items() if kind == "mark"]
+    lengths = [int(at.mem._registers.table.labels[register]) for register in held]
+    assert sorted(lengths) == [8, 16]
+    assert not at.planes.wrong({at.slot(r): tuple(T[:n]) for r, n in zip(held, lengths, strict=True)})
+    assert at.mem.stats().held_by_snapshots == 2 and at.mem.stats().published == 2
+    at.publish([row])
+    assert "mark" not in at.mem.audit().owned_by_kind
+
+
+@pytest.mark.parametrize("call", ["recover", "reset"])
+def test_M18_an_interrupted_plan_leaves_no_mark(call: str, backend: Backend) -> None:
+    """Of states at marks the published ones stay; those of the row, and of the step that never ran, go."""
+    at = server(backend, "redirect", "1", Ends(8), overlap=False)
+    row = at.start(T[:40])
+    at.run([row], 17)  # 8 and 16 are published
+    at.run([row], 9, publish=False)  # 24 is the row's
+    at.mem.extend([row], [40])
+    with mock.patch.object(RegisterFile, "plan", side_effect=MemoryError), pytest.raises(MemoryError):
+        at.mem.plan([row], 14)
+    getattr(at.mem, call)()
+    assert not at.mem._marks.rows and sorted(at.states()) == ([8, 16] if call == "recover" else [])
+    at.look(idle=True)
+    assert at.turn(T[:40], most=1000) == (16 if call == "recover" else 0)
+    at.empty()
+
+
+def test_M19_rows_that_keep_the_same_states_leave_them_once(backend: Backend) -> None:
+    at = server(backend, "redirect", "1", Ends(8))
+    rows = [at.start(T[:13]) for _ in range(2)]
+    at.run(rows)
+    at.look()
+    figures = at.mem.stats().prefix
+    assert figures and (figures.inserted, figures.duplicates) == (2, 2) and sorted(at.states()) == [8, 12]
+    at.end(rows)
+    at.empty()
+
+
+def test_a_length_that_a_request_and_a_placement_name_is_the_request_s(backend: Backend) -> None:
+    at = server(backend, "redirect", "1")
+    (row,) = at.admit(ms.Request("a", tokens=T[:30], snapshot_at=[28]))
+    at.run([row], publish=False)
+    assert [one.kind for one in at.mem._marks.kept[row.index]] == ["named"]
+    at.end([row])
+
+
+def test_M19_named_lengths_and_those_of_a_placement_are_kept_once(backend: Backend) -> None:
+    """What the prompt's match covers is there already; lengths beyond the prompt are marks of what it says."""
+    at = server(backend, "redirect", "1")
+    assert at.turn(T[:18], most=1000) == 0
+    (row,) = at.admit(ms.Request("a", tokens=T[:26], snapshot_at=[8, 16, 24, 28, 200]))
+    assert at.mem.length(row) == 16
+    while at.mem.length(row) < 30:
+        at.run([row], 1000)
+    assert sorted(at.states()) == [16, 24, 28]
+    figures = at.mem.stats().prefix
+    assert figures and (figures.inserted, figures.duplicates) == (3, 0)
+    assert at.mem.next_boundary(row) == 64 and at.mem._marks.rows == {row.index}
+    at.end([row])
+    assert not at.mem._marks.rows
+
+
+@every_strategy
+def test_M11_next_boundary_says_where_a_chunk_should_end(name: str, backend: Backend) -> None:
+    """Without a grid at each mark; with one nowhere in the prompt. Beyond the prompt at each multiple of `every`."""
+    for gives, seen in (("ends", [8, 20, 32]), ("1", [32]), ("8", [32])):
+        at = server(backend, name, gives, every=16)
+        (row,) = at.admit(ms.Request("a", tokens=T[:22], snapshot_at=[8]))
+        found = list[int]()
+        while at.mem.length(row) < 32:
+            found.append(at.mem.next_boundary(row))
+            at.run([row], 1000, publish=False)
+        marks = seen if name != "none" or gives == "1" or gives == "8" else [8, 32]
+        assert sorted(set(found)) == marks, gives
+        at.mem.abort([row])

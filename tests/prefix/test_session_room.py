@@ -1,0 +1,287 @@
+"""Idle sessions make way: what goes first, what is found again, and what a refusal leaves. I = 4, pages of 2 tokens."""
+
+from typing import Any
+
+import pytest
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from tests.support.planes import every_strategy
+from tests.support.talks import TEXT, Talks, counts
+from tests.support.ways import with_and_without_cache
+
+pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
+
+SLOTS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 2}  # that a request with a snapshot takes
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def other(n: int, length: int = 9) -> list[int]:
+    """Tokens of another conversation."""
+    return [100 * n + at for at in range(length)]
+
+
+def talked(talks: Talks, *names: Any, **how: Any) -> list[ms.Session]:
+    """Sessions that have had a turn of 9 tokens each, one after the other: a prompt of 1 and an answer."""
+    sessions = []
+    for n, name in enumerate(names, 1):
+        sessions.append(talks.mem.open_session(name, **{key: value[n - 1] for key, value in how.items()}))
+        talks.whole(other(n), sessions[-1], prompt=1)
+    return sessions
+
+
+def left(talks: Talks, sessions: list[ms.Session]) -> list[bool]:
+    """Which sessions still keep states."""
+    return [bool(talks.kept(session)) for session in sessions]
+
+
+@pytest.mark.sample(interpreter=1)
+@every_strategy
+@with_and_without_cache
+def test_S1_idle_sessions_refuse_no_request(backend: Backend, name: str, cache: bool) -> None:
+    """As many sessions as there is room for, then requests that take all of it: all are admitted."""
+    few = backend.name != "reference"
+    talks = Talks(backend, name, cache=cache, slots=(1 if few else 3) * SLOTS[name], pages=24)
+    sessions = talked(talks, *("ab" if few else "abcdef"))
+    assert sum(left(talks, sessions)) >= 1
+    numbers, length = ((7,), 3) if few else ((7, 8, 9), 14)
+    rows = [talks.turn(other(n, length)) for n in numbers]
+    for row, n in zip(rows, numbers, strict=True):
+        talks.run(row, other(n, length))
+    talks.look()
+    if few:
+        return
+    for row in rows:
+        talks.end(row) if cache else talks.mem.release([row])
+    for n, session in enumerate(sessions, 1):
+        start = talks.whole([*other(n), 1, 2], session)
+        assert start in (0, 4, 8, 9), start
+
+
+@pytest.mark.parametrize("scarce", ["slots", "pages"])
+@with_and_without_cache
+def test_S2_the_least_recently_used_of_the_lowest_priority_goes_first(
+    backend: Backend, cache: bool, scarce: str
+) -> None:
+    room = {"slots": 5, "pages": 80} if scarce == "slots" else {"slots": 24, "pages": 26}
+    room["rows"] = 8
+    talks = Talks(backend, "none", cache=cache, sessions=ms.SessionLimits(share=0), **room)
+    sessions = talked(talks, *"abcde", priority=[0, 1, 0, 0, -1])
+    assert left(talks, sessions) == [True] * 5
+    talks.whole([*other(1), 1], sessions[0])
+    took = []
+    for n in range(5):
+        row = talks.turn(other(7 + n, 9 if n or scarce == "slots" else 10))
+        took += [at for at, there in enumerate(left(talks, sessions)) if not there and at not in took]
+        talks.look()
+        talks.fed.setdefault(row, [])
+    assert took == [4, 2, 3, 0, 1]
+
+
+@pytest.mark.parametrize("scarce", [{"slots": 4}, {"pages": 12}], ids=["slots", "pages"])
+@with_and_without_cache
+def test_S2_a_session_makes_no_way_for_its_own_turn(backend: Backend, cache: bool, scarce: dict[str, int]) -> None:
+    """The other one does, although it was used later."""
+    talks = Talks(backend, "ping-pong", cache=cache, sessions=ms.SessionLimits(per_session=1), **scarce)
+    first, second = talked(talks, *"ab")
+    elsewhere = talks.mem.pool.claim(1)
+    row = talks.turn([*other(1), *range(6)], first)
+    assert talks.mem.length(row) == 9 and not talks.kept(second)
+    talks.run(row, [*other(1), *range(6)])
+    talks.mem.pool.release(elsewhere)
+    talks.end(row)
+    talks.look()
+
+
+@with_and_without_cache
+def test_S3_what_an_idle_session_gave_up_is_found_by_its_tokens(backend: Backend, cache: bool) -> None:
+    """States of whole pages, in the prefix cache while it keeps them; without one the next turn starts from zero."""
+    talks = Talks(backend, "lazy", cache=cache, slots=4)
+    (session,) = talked(talks, "a")
+    assert talks.kept(session) == [9, 8]
+    talks.mem._room.give_way(talks.mem._sessions.opened[session])
+    talks.look()
+    assert talks.kept(session) == [] and talks.mem.stats().held_by_sessions == 0
+    assert talks.mem.free_slots == (3 if cache else 4)
+    if talks.mem.prefix:
+        assert talks.mem.match([*other(1), 1]).length == 8
+    assert talks.whole([*other(1), 1, 2], session) == (8 if cache else 0)
+    assert talks.kept(session)[0] == 11
+
+
+def test_S3_a_state_that_was_being_handed_over_has_one_owner_after_recover(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talks = Talks(backend, "lazy", slots=4)
+    (session,) = talked(talks, "a")
+    talks.mem.submit()
+    with monkeypatch.context() as patch:
+        patch.setattr(talks.mem._sessions, "empty", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            talks.mem.admit([ms.Request(n) for n in range(2)])
+    talks.mem.recover()
+    talks.look()
+    assert talks.kept(session) == [9] and talks.mem.match([*other(1), 1]).length == 8
+    assert talks.whole([*other(1), 1], session) == 9
+
+
+def test_S3_a_state_that_the_cache_has_is_released_once(backend: Backend) -> None:
+    talks = Talks(backend, "lazy", slots=8)
+    (session,) = talked(talks, "a")
+    talks.whole(other(1, 8), prompt=1)
+    free = talks.mem.free_slots
+    talks.mem._room.give_way(talks.mem._sessions.opened[session])
+    assert talks.mem.free_slots == free + 2 and talks.mem.stats().prefix.duplicates >= 1  # type: ignore[union-attr]
+    talks.look()
+
+
+def test_S4_sessions_beyond_their_share_go_before_cached_states(backend: Backend) -> None:
+    """With a share of all, the cache is evicted first; with none, the sessions are."""
+    for share, kept, cached in ((1.0, True, 0), (0.0, False, 8)):
+        talks = Talks(backend, "none", slots=2, sessions=ms.SessionLimits(share=share))
+        talks.whole(other(2, 8), prompt=1)
+        sessions = talked(talks, "a")
+        talks.mem.abort([talks.turn(other(5))])
+        assert left(talks, sessions) == [kept] and talks.mem.match(other(2)).length == cached
+        talks.look()
+
+
+@pytest.mark.parametrize("at", ["admit", "poll", "extend"])
+@with_and_without_cache
+def test_S5_an_expired_session_goes_first_and_at_the_next_poll(backend: Backend, cache: bool, at: str) -> None:
+    clock = Clock()
+    talks = Talks(backend, "lazy", cache=cache, slots=8, pages=20, sessions=ms.SessionLimits(clock=clock))
+    mem = talks.mem
+    sessions = talked(talks, *"abc", ttl=[None, 10, 20], priority=[0, 5, 5])
+    clock.now = 10.0
+    mem.poll()
+    assert left(talks, sessions) == [True] * 3
+    clock.now = 11.0
+    if at == "poll":
+        mem.poll()
+    elif at == "admit":
+        mem.abort([talks.turn(TEXT[:1])])
+    else:
+        clock.now = 0.0
+        row = talks.turn(TEXT[:1])
+        clock.now = 11.0
+        mem.extend([row], [14 if cache else 12])
+        talks.fed[row] = []
+    assert left(talks, sessions) == [True, False, True]
+    assert not mem.prefix or not mem.match([*other(2), 1]).length
+    talks.look()
+    assert [info.idle for info in mem.sessions()] == [11.0] * 3
+    assert talks.whole([*other(2), 1], sessions[1]) == 0
+
+
+def test_S5_sessions_are_listed(backend: Backend) -> None:
+    clock = Clock()
+    talks = Talks(backend, "lazy", sessions=ms.SessionLimits(clock=clock))
+    mem = talks.mem
+    clock.now = 1.0
+    first, second = mem.open_session("a", priority=2, ttl=60), mem.open_session("b")
+    clock.now = 3.0
+    talks.whole(TEXT[:9], first, prompt=1)
+    row = talks.turn(TEXT[:3], second)
+    clock.now = 4.0
+    mem.close_session(second)
+    assert mem.sessions() == [
+        ms.SessionInfo(first, False, False, tokens=9, states=2, pages=5, priority=2, age=3.0, idle=1.0, ttl=60),
+        ms.SessionInfo(second, True, True, tokens=0, states=0, pages=0, priority=0, age=3.0, idle=0.0, ttl=None),
+    ]
+    mem.abort([row])
+    assert [info.session for info in mem.sessions()] == [first]
+
+
+def test_S6_limits_of_states_hold_when_a_turn_ends(backend: Backend) -> None:
+    talks = Talks(backend, "lazy", sessions=ms.SessionLimits(per_session=1, most_states=2))
+    sessions = talked(talks, *"abc", priority=[1, 0, 0])
+    assert [talks.kept(session) for session in sessions] == [[9], [], [9]]
+    assert talks.mem.stats().held_by_sessions == 2
+    talks.look()
+
+
+@pytest.mark.parametrize("how", ["release", "abort", "retract", "cancel"])
+@with_and_without_cache
+def test_S8_a_session_closed_during_a_turn_closes_at_its_end(backend: Backend, cache: bool, how: str) -> None:
+    talks = Talks(backend, "lazy", cache=cache)
+    mem = talks.mem
+    session = mem.open_session("a")
+    talks.whole(TEXT[:5], session)
+    row = talks.turn(TEXT, session)
+    talks.run(row, TEXT[:8])
+    mem.close_session(session)
+    for again in (lambda: mem.close_session(session), lambda: talks.turn(TEXT, session)):
+        with pytest.raises(ms.StaleHandle):
+            again()
+    assert mem.sessions()[0].closing
+    talks.look()
+    if how == "cancel":
+        mem.extend([row], [9])
+        mem.cancel(mem.plan([row]), tokens=[TEXT[:8]])
+    elif how == "abort":
+        mem.abort([row])
+    else:
+        getattr(mem, how)([row], tokens=[TEXT[:8]])
+    assert mem.sessions() == [] and mem.stats().held_by_sessions == 0 and not mem._sessions.by_row
+    talks.look()
+    if mem.prefix and how in ("release", "retract"):
+        assert mem.match([*TEXT[:8], 1]).length == 8
+    elif not mem.prefix:
+        assert counts(talks)[:2] == (24, 80)
+
+
+def test_S9_a_refusal_takes_nothing_from_idle_sessions(backend: Backend) -> None:
+    """Neither slots nor pages can be had: even with all of them it would not be enough."""
+    for cache in (True, False):
+        talks = Talks(backend, "none", cache=cache, slots=4, pages=20, rows=8)
+        sessions = talked(talks, *"ab")
+        before = counts(talks), [talks.kept(session) for session in sessions]
+        for error, requests in (
+            (ms.OutOfSlots, [ms.Request(n) for n in range(5)]),
+            (ms.OutOfPages, [ms.Request(0, length=44)]),
+        ):
+            with pytest.raises(error):
+                talks.mem.admit(requests)
+            assert before == (counts(talks), [talks.kept(session) for session in sessions])
+        talks.look()
+
+
+def test_G1_limits_that_are_none_are_refused() -> None:
+    for wrong in ({"share": 2}, {"share": True}, {"per_session": 0}, {"most_states": -1}, {"clock": 3}):
+        with pytest.raises(ms.ConfigurationError):
+            ms.SessionLimits(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [{"priority": 0.5}, {"priority": True}, {"ttl": -1}, {"ttl": "x"}, {"ttl": True}])
+def test_G1_numbers_of_a_session_are_checked(backend: Backend, wrong: dict[str, Any]) -> None:
+    talks = Talks(backend, "none")
+    with pytest.raises(ms.InvalidArgument):
+        talks.mem.open_session("a", **wrong)
+    assert talks.mem.sessions() == []
+
+
+@every_strategy
+@with_and_without_cache
+def test_S1_making_way_takes_no_upload_and_no_launch_of_its_own(backend: Backend, name: str, cache: bool) -> None:
+    talks = Talks(backend, name, cache=cache, slots=2 * SLOTS[name])
+    sessions = talked(talks, "a")
+    if talks.mem.prefix:
+        talks.mem.prefix.evict_states(9)
+    talks.mem.submit()
+    talks.mem.backend.counts.reset()
+    rows = talks.mem.admit(
+        [ms.Request(n) for n in range(talks.mem.free_slots // talks.mem._admission._per_request + 1)]
+    )
+    talks.mem.submit()
+    counted = talks.mem.backend.counts
+    assert left(talks, sessions) == [False] and counted.uploads == 1 and counted.total_launches <= 2
+    talks.mem.abort(rows)

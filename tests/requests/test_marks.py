@@ -1,0 +1,185 @@
+"""Which states of prompts a step keeps, by the host's rules alone, against the same rules written out length by length.
+
+A wanted length moves down to what the forward can give, never to what was kept before, and only for a page of tokens.
+"""
+
+import random
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import memstate as ms
+from memstate.requests.marks import RANKS, Mark, Marks, require_lengths
+
+
+def marks(page: int = 1, grid: int = 0, packed: bool = False, direct_hits: bool = True) -> Marks:
+    commands: Any = SimpleNamespace(registers=None)
+    snapshots: Any = SimpleNamespace(drop=lambda snapshots: None)
+    return Marks(commands, snapshots, page, grid, packed, direct_hits)
+
+
+def due(of: Marks, *chunks: tuple[int, int], rows: list[int] | None = None) -> list[tuple[int, int]]:
+    """Row and length of each mark of one step; chunks: for each row its length before the step and after it."""
+    found = of.due(np.array(rows or range(1, len(chunks) + 1)), *(np.array(side) for side in zip(*chunks, strict=True)))
+    assert all(mark.length == chunks[mark.entry][0] + mark.offset for mark in found)
+    return [(mark.row, mark.length) for mark in found]
+
+
+CASES: dict[str, tuple[dict[str, Any], list[int], list[tuple[int, int]], list[list[int]]]] = {
+    # settings, wanted, chunks, lengths that each of the steps keeps
+    "300 tokens, a grid of 64": ({"page": 1, "grid": 64}, [300], [(0, 300), (300, 301)], [[], [300]]),
+    "299 of 300": ({"page": 64, "grid": 64}, [256], [(0, 300)], [[256]]),
+    "300 are no whole pages": ({"page": 4, "grid": 64}, [296], [(0, 300)], [[256]]),
+    "63 tokens": ({"page": 1, "grid": 64}, [60], [(0, 63)], [[]]),
+    "64 tokens end there": ({"page": 64, "grid": 64}, [64], [(0, 64), (64, 65)], [[], [64]]),
+    "the grid starts with the chunk": ({"page": 4, "grid": 64}, [200], [(0, 20), (20, 300)], [[], [148]]),
+    "pages of 128, a grid of 64": ({"page": 128, "grid": 64}, [128], [(0, 200)], [[128]]),
+    "a grid that meets no page": ({"page": 64, "grid": 64}, [128], [(0, 20), (20, 200)], [[], []]),
+    "a grid that meets one page in two": ({"page": 128, "grid": 64}, [256], [(64, 400)], [[256]]),
+    "two floor to one": ({"page": 4, "grid": 64}, [120, 124], [(0, 200)], [[64]]),
+    "less than a page more": ({"page": 8, "grid": 1}, [8, 16], [(0, 9), (9, 20)], [[8], [16]]),
+    "a grid of 1 gives all": ({"page": 4, "grid": 1}, [4, 8, 16], [(0, 18)], [[4, 8, 16]]),
+    "no grid, and chunks that end there": ({"page": 4}, [8, 12], [(0, 8), (8, 12), (12, 13)], [[], [8], [12]]),
+    "no grid, and chunks beyond": ({"page": 4}, [8, 12], [(0, 9), (9, 13), (13, 14)], [[], [], []]),
+    "soon after the end": ({"page": 4, "grid": 8}, [20], [(0, 16), (16, 30)], [[], [16]]),
+    "later than a grid after the end": ({"page": 4, "grid": 8}, [24], [(0, 16), (16, 30)], [[], [24]]),
+    "the end is no whole page": ({"page": 4, "grid": 8}, [20], [(0, 18), (18, 30)], [[16], []]),
+    "stored in the step itself": ({"page": 4, "grid": 1, "direct_hits": False}, [8], [(0, 8), (8, 9)], [[8], []]),
+    "one token": ({"page": 4, "grid": 1, "direct_hits": False}, [8], [(0, 7), (7, 8), (8, 9)], [[], [], [8]]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_M1_a_wanted_length_moves_down_to_what_the_forward_can_give(case: str) -> None:
+    settings, wanted, chunks, expected = CASES[case]
+    of = marks(**settings)
+    of.start(1, [(at, "named") for at in wanted], chunks[0][0])
+    assert [[length for _, length in due(of, chunk)] for chunk in chunks] == expected
+    assert not of._coming and not of._ends
+
+
+def test_M2_multiples_count_from_the_start_of_the_packed_batch() -> None:
+    """Rows of 100 and 600 tokens: what the second has at 512 of its own lies off the grid of 256."""
+    for packed, second in ((True, 412), (False, 512)):
+        of = marks(page=4, grid=256, packed=packed)
+        of.start(2, [(512, "branch")], 0)
+        assert due(of, (0, 100), (0, 600)) == [(2, second)]
+    for page, found in ((1, [Mark(2, 2, 255, 295, "branch")]), (5, [Mark(2, 2, 255, 295, "branch")]), (4, [])):
+        of = marks(page, grid=256, packed=True)
+        of.start(2, [(512, "branch")], 40)
+        # padding takes no token of the batch, a row that decodes takes one
+        assert of.due(np.array([0, 1, 2]), np.array([0, 300, 40]), np.array([0, 301, 540])) == found
+
+
+def test_M17_a_window_keeps_the_state_before_it_and_nothing_inside() -> None:
+    of = marks()
+    of.start(1, [(3, "named"), (5, "named"), (9, "named")], 0)
+    assert due(of, (0, 3)) == []
+    assert due(of, (3, 3)) == [(1, 3)]  # in a window `after` is `before`
+    assert due(of, (7, 9)) == [] and due(of, (9, 9)) == [(1, 9)] and due(of, (9, 9)) == []
+
+
+def brute(
+    state: dict[int, Any], row: int, length: int, reach: int, origin: int, page: int, grid: int
+) -> tuple[list[int], int]:
+    """What a chunk keeps inside, and at its end (0: nothing), by a look at each length that the forward can give."""
+    can = [at for at in range(length + 1, reach + 1) if at == reach or (grid and (origin + at - length) % grid == 0)]
+    kept, end = list[int](), 0
+    for wanted in [at for at in state[row]["wanted"] if at < reach + max(1, grid)]:
+        state[row]["wanted"].remove(wanted)
+        below = [at for at in can if at <= wanted and at % page == 0] if grid else [at for at in can if at == wanted]
+        at = max(below, default=0)
+        if at >= state[row]["floor"] + page:
+            state[row]["floor"] = at
+            if at == reach:
+                end = at
+            else:
+                kept.append(at)
+    return kept, end
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_M1_chunks_and_batches_at_random_keep_what_the_rule_says(seed: int) -> None:
+    choose = random.Random(seed)
+    for _ in range(40):
+        page, grid = choose.choice([1, 2, 4, 8]), choose.choice([0, 1, 2, 3, 4, 8, 16])
+        packed, direct = bool(grid) and choose.random() < 0.5, choose.random() < 0.5
+        of, state, kept = marks(page, grid, packed, direct), dict[int, Any](), dict[int, list[int]]()
+        for row in range(1, 4):
+            start = choose.choice([0, 0, 3 * page, 3 * page + page // 2])
+            wanted = sorted(page * at for at in choose.sample(range(1, 12), choose.randrange(1, 7)))
+            of.start(row, [(at, "named") for at in wanted], start)
+            wanted = [at for at in wanted if at > start]
+            state[row] = {
+                "wanted": wanted,
+                "floor": start,
+                "length": start,
+                "end": 0,
+                "all": [at for at in wanted if at >= start + page],
+            }
+            kept[row] = []
+        while any(state[row]["length"] < 14 * page for row in state):
+            rows = choose.sample(sorted(state), choose.randrange(1, 4))
+            chunks = [(state[row]["length"], state[row]["length"] + choose.randrange(1, 5 * page + 1)) for row in rows]
+            expected, origin = list[tuple[int, int]](), 0
+            for row, (length, reach) in zip(rows, chunks, strict=True):
+                if end := state[row]["end"]:
+                    expected.append((row, end))
+                inside, end = brute(state, row, length, reach, origin if packed else 0, page, grid)
+                if grid == 1 and not direct and end and reach - length > 1:  # it stores the state at its end as well
+                    inside, end = [*inside, end], 0
+                expected += [(row, at) for at in inside]
+                state[row] |= {"end": end, "length": reach}
+                origin += reach - length
+            assert due(of, *chunks, rows=rows) == expected
+            for row, at in expected:
+                kept[row].append(at)
+        for row, lengths in kept.items():
+            assert all(b - a >= page for a, b in pairwise(lengths)), "ascending, none twice"
+            assert all(at % page == 0 for at in lengths)
+            if grid == 1:
+                assert [*lengths, *[state[row]["end"]] * bool(state[row]["end"])] == state[row]["all"], "none is lost"
+        of.end(list(state))
+        assert not of.rows
+
+
+def test_M8_the_most_valuable_marks_find_room() -> None:
+    """By kind, then the longer one; they stay in the order of the batch, and the others are counted."""
+    of = marks()
+    kinds = ["every", "prompt", "branch", "again", "named", "prompt", "named"]
+    given = [Mark(entry, entry + 1, 8 * entry, 8 * entry, kind) for entry, kind in enumerate(kinds)]
+    ranked = [6, 4, 3, 2, 5, 1, 0]
+    for room in range(-1, 9):
+        before = of.refused
+        assert of.choose(given, room) == [given[at] for at in sorted(ranked[: max(0, room)])]
+        assert of.refused - before == len(given) - min(len(given), max(0, room))
+    assert RANKS == ("named", "again", "branch", "prompt")
+
+
+def test_an_ended_row_is_forgotten() -> None:
+    of = marks(page=4)
+    of.start(1, [(8, "named"), (16, "named")], 0)
+    of.start(2, [(8, "named")], 8)  # it starts there
+    assert of.rows == {1} and (of.next(1, 0), of.next(1, 8), of.next(2, 0)) == (8, 16, 0)
+    assert due(of, (0, 8)) == [] and of.kind_of(1, 8) == "named" and of.kind_of(1, 4) == ""
+    of.end([1, 2])
+    assert not of.rows and of.next(1, 8) == 0 and due(of, (8, 16)) == []
+
+
+def test_a_state_that_arrives_at_a_wanted_length_is_kept() -> None:
+    of = marks(page=4)
+    for row, wanted in ((1, [4, 8, 12]), (2, [4, 12]), (3, [8])):
+        of.start(row, [(at, "prompt") for at in wanted], 0)
+    of.arrived(np.array([1, 2]), np.array([8, 8]))
+    assert due(of, (8, 12), (8, 12), (0, 4)) == [(1, 8)]
+    assert due(of, (12, 13), (12, 13), (4, 8)) == [(1, 12), (2, 12)]
+
+
+def test_lengths_of_a_request_are_whole_pages() -> None:
+    assert require_lengths("a", (16, 8, 0, 8), 8) == [8, 16] and require_lengths("a", [], 8) == []
+    for wrong in (8, "8", [7], [8.0], [-8], [True], [2**31], None, {8}):
+        with pytest.raises(ms.InvalidArgument, match=r"request 'a': snapshot_at=.*page_size=8"):
+            require_lengths("a", wrong, 8)

@@ -1,0 +1,79 @@
+"""A server whose forward hands out the states inside its chunks, at the lengths that its grid allows alone."""
+
+from collections.abc import Sequence
+
+import torch
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from tests.support.planes import History, Planes, folds
+from tests.support.serving import Server
+
+# What a forward can give: at the end of a chunk, at each token, or on a grid from the row's chunk or the packed batch.
+GIVES: dict[str, dict[str, object]] = {
+    "ends": {}, "1": {"grid": 1}, "4": {"grid": 4}, "8": {"grid": 8}, "4 packed": {"grid": 4, "packed": True},
+    "8 packed": {"grid": 8, "packed": True}, "in place": {"in_place": True},
+}  # fmt: skip
+
+
+class MarkingPlanes(Planes):
+    """Folds a chunk in one go, and stores the states at `step.marks`."""
+
+    def forward(self, step: ms.Step, fed: Sequence[History]) -> None:
+        """One step; every mark lies on the grid, in a slot of its own that the step does not use otherwise."""
+        can, read, write = self.mem.forward, step.read.tolist(), step.write.tolist()
+        assert step.tokens.tolist() == [len(row) for row in fed]
+        values, starts, at = list[list[int]](), list[int](), 0
+        for i, row in enumerate(fed):
+            origin = write[i] if can.in_place else read[i]
+            values.append(folds(int(self.mem.planes["long"][0, origin].flatten()[0]) if origin else 0, row))
+            starts.append(at)
+            at += len(row)
+        stored = {slot: values[i][-1] if slot else 0x77 for i, slot in enumerate(write)}
+        if not can.in_place:
+            stored |= {slot: values[i][-1] for i, slot in enumerate(step.snapshot.tolist()) if slot}
+        count = int(step.marks.count[0])
+        assert count == step.marked
+        for i, offset, slot in zip(*(column.tolist()[:count] for column in step.marks[1:]), strict=True):
+            assert can.grid and (offset + starts[i] * can.packed) % can.grid == 0
+            assert 1 <= offset <= len(fed[i]) and (offset < len(fed[i]) or can.grid == 1)
+            assert slot and slot not in stored and slot not in read
+            stored[slot] = values[i][offset]
+        slots, held = list(stored), torch.tensor(list(stored.values()), device=step.read.device)
+        for name, plane in self.mem.planes.items():
+            shape = (-1, *[1] * (plane.dim() - 2))
+            plane[:, slots] = (held.view(shape) * self.weights[name][:, None]).to(plane.dtype)
+
+
+class Prefill(Server):
+    """A server with marks; rows run in steps of any number of tokens."""
+
+    def __init__(self, backend: Backend, name: str = "redirect", gives: str = "1", **settings: object) -> None:
+        super().__init__(backend, name, **({"ends": True} | GIVES[gives] | settings))  # type: ignore[arg-type]
+        self.planes = MarkingPlanes(self.mem)
+        self.forwards = 0
+        self.flying: list[ms.Step] = []
+
+    def _forward(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> None:
+        self.forwards += 1
+        super()._forward(step, fed)
+
+    def go(self, rows: Sequence[ms.Row | None], most: int, obey: bool = True) -> None:
+        """One step of at most so many tokens a row, and the settle and publication of the one before it with overlap.
+
+        obey: chunks end where the manager says, as a forward without a grid needs it.
+        """
+        ends = [0 if row is None else min(len(self.text[row]), self.mem.length(row) + most) for row in rows]
+        if obey:
+            ends = [min(end, self.mem.next_boundary(row)) if row else 0 for row, end in zip(rows, ends, strict=True)]
+        self.flying.append(self.step_to(rows, ends))
+        if len(self.flying) > self.mem.overlap:
+            self.land(1)
+
+    def land(self, n: int = 99) -> None:
+        """Settles the oldest steps, and publishes their rows."""
+        for step in self.flying[:n]:
+            self.mem.settle(step)
+            numbers = set(step.numbers.tolist())
+            self.publish([row for row in self.text if self.mem._table.alive(row) and row.index in numbers])
+        del self.flying[:n]

@@ -87,7 +87,7 @@ class Marks:
     ) -> None:
         self._commands, self._file, self._snapshots = commands, commands.registers, snapshots
         self._page, self._grid, self._packed, self._direct_hits = page_size, grid, packed, direct_hits
-        self._stores_ends = grid == 1 and not direct_hits
+        self._stores_ends = grid > 0 and not direct_hits
         self.refused = 0
         self.reset()
 
@@ -157,8 +157,9 @@ class Marks:
         """Returns the marks of a step, in the order of its entries, then of lengths.
 
         A wanted length moves down to the last one that the forward can give. It is left out where that gains less than
-        a page. A state at the end of the step stays in the row until its next step, which then has a mark at offset 0.
-        A step of one token stores nothing else, so that the graphs of decode need no marks.
+        a page. A state at the end of the step stays in the row until its next step, which then has a mark at offset 0;
+        if steps cannot read another slot than they write, the forward stores it as the others. A step of one token
+        stores nothing, so that the graphs of decode need no marks.
 
         Args:
             rows: row of each entry; 0 for padding.

@@ -129,7 +129,7 @@ def test_M1_chunks_and_batches_at_random_keep_what_the_rule_says(seed: int) -> N
                 if end := state[row]["end"]:
                     expected.append((row, end))
                 inside, end = brute(state, row, length, reach, origin if packed else 0, page, grid)
-                if grid == 1 and not direct and end and reach - length > 1:  # it stores the state at its end as well
+                if grid and not direct and end and reach - length > 1:  # it stores the state at its end as well
                     inside, end = [*inside, end], 0
                 expected += [(row, at) for at in inside]
                 state[row] |= {"end": end, "length": reach}

@@ -35,8 +35,8 @@ class MarkingPlanes(Planes):
         count = int(step.marks.count[0])
         assert count == step.marked
         for i, offset, slot in zip(*(column.tolist()[:count] for column in step.marks[1:]), strict=True):
-            assert can.grid and (offset + starts[i] * can.packed) % can.grid == 0
-            assert 1 <= offset <= len(fed[i]) and (offset < len(fed[i]) or can.grid == 1)
+            assert can.grid and (offset == len(fed[i]) or (offset + starts[i] * can.packed) % can.grid == 0)
+            assert 1 <= offset < len(fed[i]) or (offset == len(fed[i]) > 1 and not can.direct_hits)
             assert slot and slot not in stored and slot not in read
             stored[slot] = values[i][offset]
         slots, held = list(stored), torch.tensor(list(stored.values()), device=step.read.device)

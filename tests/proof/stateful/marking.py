@@ -52,7 +52,7 @@ class Marking(Talking):
                 best = max((one for one in there if one <= wanted), default=0)
                 if best - row.floor >= self.settings.page_size:
                     row.floor = best
-                    if best == reach and not (self.settings.grid == 1 and not self.settings.direct and n > 1):
+                    if best == reach and not (self.settings.grid and not self.settings.direct and n > 1):
                         row.end = best, kind
                     else:
                         found.append(Mark(at, row, best - length, best, kind))

@@ -205,7 +205,8 @@ class Admission:
         self._start(rows, source, length, np.maximum(length, prompt))
         for row, start in zip(rows.tolist(), starts, strict=True):
             if start.wanted:
-                self._marks.start(row, start.wanted, start.origin.length)
+                tokens = len(start.key) // BYTES if start.key is not None else 0
+                self._marks.start(row, start.wanted, start.origin.length, tokens)
         for row, start in zip(rows.tolist(), starts, strict=True) if self._cache.enabled else ():
             if start.lease is None:
                 self._cache.on_miss(row, start.request.salt, start.key)

@@ -61,10 +61,12 @@ class _Coming:
     Attributes:
         wanted: (length, kind), ascending.
         floor: tokens of the newest state that the row has kept or started from.
+        prompt: length of the prompt, at which a chunk ends in any case; 0 if it is not known.
     """
 
     wanted: list[tuple[int, str]]
     floor: int
+    prompt: int = 0
 
 
 class Marks:
@@ -97,16 +99,17 @@ class Marks:
         self._ends: dict[int, tuple[int, str]] = {}  # rows whose live state is to be kept: its length, and why
         self.kept: dict[int, list[Kept]] = {}
 
-    def start(self, row: int, wanted: Sequence[tuple[int, str]], length: int) -> None:
+    def start(self, row: int, wanted: Sequence[tuple[int, str]], length: int, prompt: int = 0) -> None:
         """Notes what a new row is to keep.
 
         Args:
             row: the row.
             wanted: lengths and kinds, ascending; multiples of the page size.
             length: tokens of the state that the row starts from.
+            prompt: tokens of the prompt, 0 if they are not known.
         """
         if left := [(at, kind) for at, kind in wanted if at > length]:
-            self._coming[row] = _Coming(left, length)
+            self._coming[row] = _Coming(left, length, prompt)
 
     def arrived(self, rows: Longs, lengths: Longs) -> None:
         """Notes the lengths of states that arrived from elsewhere. One of a wanted length is to be kept."""
@@ -184,7 +187,7 @@ class Marks:
         found: list[Mark] = []
         while coming.wanted:
             wanted, kind = coming.wanted[0]
-            if wanted >= reach + max(1, self._grid):  # the next chunk can come closer
+            if wanted >= reach + (1 if wanted == coming.prompt else max(1, self._grid)):  # the next chunk comes closer
                 break
             del coming.wanted[0]
             at = self._give(min(wanted, reach), length, reach, origin, max(coming.floor, length))

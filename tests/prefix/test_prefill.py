@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from unittest import mock
 
 import pytest
+import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
@@ -119,6 +120,24 @@ def test_M10_a_plan_with_any_number_of_marks_is_one_upload_and_two_launches(name
             assert not counts.launches and not counts.uploads
         at.mem.abort(rows)
         at.mem.audit().raise_if_leaking()
+
+
+@pytest.mark.parametrize(("chunk", "length"), [(48, 96), (63, 1008), (64, 1040), (1000, 1040)])
+def test_the_end_of_a_prompt_of_whole_pages_is_kept_whatever_the_chunks(chunk: int, length: int) -> None:
+    """A chunk ends there in any case, so nothing shorter stands in for it."""
+    for grid in (None, 1, 64, 256):
+        layout = ms.StateLayout([ms.Plane("ssm", (2,), torch.int64)], layers=1)
+        mem = ms.StateManager(
+            layout, slots=20, max_requests=2, pages=ms.Pages(size=16), prefix=ms.Prefix(), forward=ms.Forward(grid=grid)
+        )
+        tokens = list(range(length))
+        (row,) = mem.admit([ms.Request("a", tokens=tokens)])
+        while (done := mem.length(row)) < length:
+            mem.settle(mem.plan([row], min(chunk, length - done)))
+        mem.settle(mem.plan([row]))
+        mem.publish([row], tokens=[tokens])
+        assert mem.match([*tokens, 1]).length == length and len(mem._cache.nodes) == 1
+        mem.abort([row])
 
 
 # -- the lengths of the issue ---------------------------------------------------------------------------

@@ -92,6 +92,26 @@ def serve(machine: Machine, tracking: ms.Tracking, speculation: bool) -> Backend
     return mem.backend
 
 
+def prefill(machine: Machine) -> Backend:
+    """A prompt in one chunk, of which a chunked kernel gives out states; they are kept at two marks and at its end."""
+    mem = build(
+        LAYOUT, slots=12, max_requests=2, tracking=ms.PingPong(64), backend=machine.backend, device=machine.device,
+        pages=0, page_size=2, grid=2,
+    )  # fmt: skip
+    (row,) = mem.admit([ms.Request("prompt", snapshot_at=[2, 4, 6])])
+    step = mem.plan([row], 6)
+    sources = {
+        "conv": torch.randn(2, 6, 40, dtype=torch.bfloat16, device=machine.device),
+        "ssm": torch.randn(2, 3, 2, 16, 8, device=machine.device),
+    }
+    starts, first = (torch.tensor([0, n], dtype=torch.int32, device=machine.device) for n in (6, 3))
+    mem.planes.scatter_states(sources, step.marks, starts, step.read, step.write, first=first, chunk=2)
+    mem.settle(step)
+    assert step.marked == 3 and [snap and snap.length for snap in mem.release([row], publish=True)] == [6]
+    mem.audit().raise_if_leaking()
+    return mem.backend
+
+
 def prove(machine: Machine, result: Result) -> None:
     """All of it; an operation that nobody launched is a failure."""
     with shadowed() if "--gsan" in sys.argv else nullcontext():
@@ -106,7 +126,7 @@ def shadowed() -> AbstractContextManager[object]:
 
 
 def _prove(machine: Machine, result: Result) -> None:
-    backends = [decode(machine), hold(machine)]
+    backends = [decode(machine), hold(machine), prefill(machine)]
     for tracking in (ms.NoTracking(2), ms.PingPong(2), ms.LazyPingPong(2), ms.Redirect(2)):
         for speculation in (False, True):
             backends.append(serve(machine, tracking, speculation))

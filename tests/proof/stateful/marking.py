@@ -47,7 +47,9 @@ class Marking(Talking):
             reach, floor = length + n, row.floor
             there = self.lengths(length, reach, start if self.settings.packed else 0)
             closer = reach + max(1, self.settings.grid)  # beyond it the next chunk comes as close
-            for wanted, kind in [one for one in row.coming if n and one[0] < closer]:
+            end = len(row.prompt or ())  # where a chunk ends
+            due = [one for one in row.coming if one[0] <= reach or (one[0] < closer and one[0] != end)]
+            for wanted, kind in due if n else ():
                 row.coming.remove((wanted, kind))
                 best = max((one for one in there if one <= wanted), default=0)
                 if best - row.floor >= self.settings.page_size:

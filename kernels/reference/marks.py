@@ -27,9 +27,9 @@ def scatter_states(
     `prepare_chunk_offsets` makes it; the second that of a chunk scan of Mamba-2. A window gets the inputs before the
     mark; its taps before the first token come from slot `read`. Values of another dtype are rounded once.
 
-    Other marks of states are skipped: those between two pieces, outside 1..n, of an entry that is none, or with a null
-    slot. So are marks inside the tokens where `h` or `inputs` is None. The slots of marks are distinct from each other
-    and from all that the step reads or writes.
+    Other marks are skipped: a mark between two pieces, an offset outside 1..n, an entry outside of the batch, a null
+    slot. Where `h` or `inputs` is None, marks inside the tokens are skipped, too. The slots of marks are distinct from
+    each other and from all that the step reads or writes.
 
     Call it behind the forward, and before the next plan. Where the forward writes a window to the slot that it read, a
     mark nearer to the first token than the taps needs the old window: for such marks call it before the convolution, or

@@ -28,6 +28,7 @@ from memstate.slots.commands import CommandBuffer
 from memstate.stats import PrefixStats
 from memstate.tokens import BYTES
 
+DECODED = ("boundary", "end")  # kinds of states beyond the prompt
 KEYS = 2**20  # tokens of prompts remembered where KV is the caller's: 8 MiB of keys
 
 
@@ -438,10 +439,19 @@ class PrefixCache(NotCopied):
                 snapshot = self._attach(node, insertion, kind)
                 if snapshot:
                     lease.own[node] = node.uses
+            if snapshot and kind in DECODED:
+                self._supersede_decoded(lease, snapshot)
             if held is not None and snapshot is not held:
                 self._snapshots.drop([held])
         self._move_lease(lease, self._shared(self._grow(insertion.key, insertion, node), insertion.pages))
         return snapshot
+
+    def _supersede_decoded(self, lease: Lease, newer: Snapshot) -> None:
+        """Marks the last state that the row left while it decoded as the first to evict. The newer one serves more."""
+        older, lease.decoded = lease.decoded, newer
+        node = self.nodes.get(older.register) if older else None
+        if node and older != newer and node.snapshot == older and node.uses == lease.own.get(node):
+            self._states.superseded(node)
 
     @staticmethod
     def _shared(node: Node, pages: list[int]) -> Node:

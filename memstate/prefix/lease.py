@@ -57,6 +57,7 @@ class Lease:
         match: What the lookup found.
         own: Nodes whose states came from here, with how often they were used from here.
         key: The prompt's tokens, encoded. All tokens that are handed over later must continue it.
+        decoded: The last state beyond the prompt that came from here.
     """
 
     node: Node
@@ -64,6 +65,7 @@ class Lease:
     match: Match
     own: dict[Node, int] = field(default_factory=dict)
     key: bytes = b""
+    decoded: Snapshot | None = None
 
 
 class Branch(NamedTuple):

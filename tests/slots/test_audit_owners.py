@@ -88,6 +88,25 @@ def test_B74_a_newer_turn_supersedes_the_conversations_older_snapshots(backend: 
     assert talks.all_free()
 
 
+@every_snapshot
+def test_M20_a_row_that_decodes_supersedes_the_last_state_that_it_left(backend: Backend, name: str) -> None:
+    """It goes before those of others, though these are older; but not what somebody else has gone on from."""
+    talks = Talks(backend, name, prefix=ms.Prefix(states=ms.policies.Lru()))
+    talks.whole(OTHER[:8], prompt=1)  # older than what follows
+    row = talks.turn(TEXT[:1])
+    for length in (5, 9, 13):
+        talks.run(row, TEXT[:length])
+        talks.mem.publish([row], tokens=[TEXT[:length]])
+        if length == 9:
+            talks.mem.abort([talks.turn([*TEXT[:8], 60])])  # which goes on from 8
+    assert talks.cached() == [4, 8, 8, 12]
+    assert talks.mem.prefix.evict_states(1) == 1 and talks.cached() == [8, 8, 12]
+    assert talks.mem.prefix.evict_states(1) == 1 and talks.cached() == [8, 12]
+    assert [talks.mem.match([*text, 1]).length for text in (OTHER, TEXT)] == [0, 12]
+    talks.end(row)
+    talks.look()
+
+
 def aborted(backend: Backend) -> tuple[Talks, ms.Session]:
     """A session that is back at 8 tokens, after a turn from 9 to 13 that left a cached state of 12 and was aborted."""
     talks = Talks(backend, "ping-pong", prefix=ms.Prefix(states=ms.policies.Lru()))

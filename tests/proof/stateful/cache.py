@@ -39,11 +39,12 @@ class Entry:
 @dataclass(eq=False)
 class Lease:
     """Of a row or a session: the entry and what it begins with stay. own: entries that got their state from it,
-    with their uses from here."""
+    with their uses from here. decoded: the last state beyond the prompt that it left."""
 
     entry: Entry | None
     salt: Hashable
     own: dict[Entry, int] = field(default_factory=dict)
+    decoded: Kept | None = None
 
 
 @dataclass

@@ -82,8 +82,12 @@ class Keeping(Cached):
         before, lease.entry = lease.entry, entry
         self.prune(before)
 
-    def insert(self, row: Row, key: Text, pages: Sequence[int], register: int, mark: Kept | None) -> Kept | None:
-        """KV for a key of whole pages, and the state in a register of the row, 0 for none; mark: it is in a holder."""
+    def insert(
+        self, row: Row, key: Text, pages: Sequence[int], register: int, mark: Kept | None, decoded: bool
+    ) -> Kept | None:
+        """KV for a key of whole pages, and the state in a register of the row, 0 for none; mark: it is in a holder;
+        decoded: it lies beyond the prompt.
+        """
         if not key:
             return None
         if row.lease is None:
@@ -100,10 +104,19 @@ class Keeping(Cached):
                     self.record_releases([register])
             else:
                 kept = self._attach(self._grow(head, pages, salt), row, register, mark)
+            if kept and decoded:
+                self._outlive(row.lease, kept)
             if mark and kept is not mark:
                 self.drop([mark])
         self._move_lease(row.lease, self._shared(self._grow(key, pages, salt), pages))
         return kept
+
+    def _outlive(self, lease: Lease, newer: Kept) -> None:
+        """What a row left before, while it decoded, goes first, unless others have used it."""
+        older, lease.decoded = lease.decoded, newer
+        for entry in self.stated if older and older is not newer else ():
+            if entry.state is older and lease.own.get(entry) == entry.uses:
+                self._rank(entry, superseded=True)
 
     def _shared(self, entry: Entry, pages: Sequence[int]) -> Entry | None:
         """The longest entry there whose last page is the row's too; else another brought it first."""

@@ -48,7 +48,8 @@ class Marking(Talking):
             there = self.lengths(length, reach, start if self.settings.packed else 0)
             closer = reach + max(1, self.settings.grid)  # beyond it the next chunk comes as close
             end = len(row.prompt or ())  # where a chunk ends
-            due = [one for one in row.coming if one[0] <= reach or (one[0] < closer and one[0] != end)]
+            waits = [at for at, _ in row.coming if at > reach and (at >= closer or at == end)]
+            due = [one for one in row.coming if not waits or one[0] < waits[0]]
             for wanted, kind in due if n else ():
                 row.coming.remove((wanted, kind))
                 best = max((one for one in there if one <= wanted), default=0)

@@ -172,6 +172,36 @@ def test_M16_a_prompt_of_8_000_tokens_is_one_forward_and_leaves_three_states_at_
     at.mem.abort([again])
 
 
+TURNS = {  # strategy, page, every: least start of the next turn after a prompt of 30 and an answer of 21 tokens
+    "pages of one token": ("ping-pong", 1, 64, 50),
+    "Redirect with the cadence of a page": ("redirect", 4, 4, 48),
+    "a longer cadence": ("lazy", 4, 16, 48 - 16 + 1),
+    "an answer without a boundary": ("ping-pong", 4, 64, 28),
+}
+
+
+@pytest.mark.parametrize("case", TURNS)
+def test_M21_the_next_turn_starts_at_the_newest_state_of_whole_pages(case: str, backend: Backend) -> None:
+    name, page, every, least = TURNS[case]
+    at = server(backend, name, page=page, every=every, pages=100 if page > 1 else 0)
+    row = at.start(T[:30])
+    at.go([row], 1000)
+    for _ in range(20):
+        at.go([row], 1)
+    at.land()
+    at.end([row])
+    said = at.text[row]
+    assert len(said) == 51
+    row = at.start([*said, 5, 6])
+    assert least <= at.mem.length(row) <= 50 and at.mem.length(row) % page == 0
+    assert case != "an answer without a boundary" or at.mem.length(row) == 28
+    at.go([row], 1000)
+    at.land()
+    at.look()
+    at.end([row])
+    at.empty()
+
+
 CASES = {  # page, settings, prompt, chunk, lengths of the states that it leaves
     "300 tokens, a grid of 64": (64, {"grid": 64}, 300, 1000, [256]),
     "63 tokens": (4, {"grid": 64}, 63, 1000, []),

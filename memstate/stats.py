@@ -145,6 +145,7 @@ class Stats:
         published: snapshots that were published.
         dropped: published snapshots that were dropped.
         refused: snapshots for which no register was free.
+        missed: states that prompts wanted, and no chunk came near the length: see `StateManager.chunk`.
         copied_bytes: moved by memstate's own launches.
         zeroed_bytes: zeroed by memstate's own launches.
         packets: sent; at most one a scheduler step where no two recorded changes conflict.
@@ -173,6 +174,7 @@ class Stats:
     published: int
     dropped: int
     refused: int
+    missed: int
     copied_bytes: int
     zeroed_bytes: int
     packets: int

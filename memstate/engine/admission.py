@@ -250,7 +250,10 @@ class Admission:
         start.origin = Origin(snapshot.length, [snapshot.register], snapshot.pages)
 
     def _look(self, start: Start, key: bytes, below: bool) -> None:
-        """Finds the longest state for a prompt, in its session, in the prefix cache or in host memory."""
+        """Finds the longest state for a prompt, in its session, in the prefix cache or in host memory.
+
+        Adds the lengths at which the cache wants a snapshot.
+        """
         request, known = start.request, len(key) // BYTES
         if not known:
             raise InvalidArgument(f"request {request.id!r}: no tokens; a prompt has at least one")
@@ -265,6 +268,10 @@ class Admission:
                 start.origin = Origin(pages=[0] * self._pages.count(start.lower.hit.length))
             elif match.length > start.origin.length:
                 start.origin = self._cached(match)
+            if self._tracks:
+                begun = start.lower.hit.length if start.lower else start.turn.length
+                wanted = dict(self._cache.marks(match.instead(begun) if begun else match)) | dict(start.wanted)
+                start.wanted = sorted(wanted.items())
 
     def _cached(self, match: Match) -> Origin:
         """Returns the cached state of a match as an origin."""
@@ -272,10 +279,7 @@ class Admission:
         return Origin(match.length, [match.snapshot.register], self._cache.pages(match))
 
     def _hold(self, starts: Sequence[Start]) -> None:
-        """Leases the matched paths, so that no eviction frees them.
-
-        Adds the lengths at which the cache wants a snapshot.
-        """
+        """Leases the matched paths, so that no eviction frees them."""
         for start in starts:
             if start.lower is not None:
                 self._loader.hold([start.lower])
@@ -294,9 +298,6 @@ class Admission:
             start.lease.key = start.key
             if start.session is not None:
                 start.lease.own = start.session.own
-            if self._tracks:
-                wanted = dict(self._cache.marks(start.match)) | dict(start.wanted)
-                start.wanted = sorted(wanted.items())
 
     def _undo(self, starts: Sequence[Start]) -> None:
         for start in starts:
@@ -450,7 +451,7 @@ class Admission:
             The holder, and the snapshot to end once all who read it are known; none if the state is at a mark.
         """
         self._room.free_registers(1)
-        if marks := self._marks.ends(np.array([row]), np.array([length])):
+        if marks := self._marks.shared(row):
             self._marks.keep(marks)
             return int(self._file.source[row]), []
         snapshot = self._snapshots.hold(PER_ROW * row, length)

@@ -107,10 +107,12 @@ class Ending:
         known = np.minimum(known, [len(key) // BYTES for key in keys])
         insertions, last = [], []
         for row, n, key in zip(rows.tolist(), known.tolist(), keys, strict=True):
-            insertions += [self._filed(row, kept, key) for kept in self._marks.give(row, n)]
+            insertions += [self._filed(row, kept, key) for kept in self._marks.up_to(row, n)]
             insertions.append(self._insertion(row, n, key, ended))
             last.append(len(insertions))
         snapshots = self._cache.insert(insertions)
+        for row, n in zip(rows.tolist(), known.tolist(), strict=True) if self._marks.kept else ():
+            self._marks.handed_over(row, n)
         if len(snapshots) == len(last):
             return snapshots
         rows_of = [snapshots[first:end] for first, end in zip([0, *last], last, strict=False)]

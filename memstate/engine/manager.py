@@ -313,7 +313,8 @@ class StateManager(Recovery):
         """Returns the next length in tokens at which a chunk should end, so that a state can be kept there.
 
         This is the next multiple of `every` beyond the prompt, or the next mark that the forward cannot hand out from
-        inside a chunk. A chunk can go beyond; the state there is then not kept.
+        inside a chunk. A chunk can go beyond; the state there is then not kept. For the chunks of a prompt, `chunk` is
+        simpler.
 
         Args:
             row: the request.
@@ -329,6 +330,32 @@ class StateManager(Recovery):
         following = (beyond // self.tracking.every + 1) * self.tracking.every
         mark = self._marks.next(index, length)
         return min(mark, following) if mark else following
+
+    def chunk(self, row: Row, most: int) -> int:
+        """Returns how many tokens of its prompt the row's next chunk should read, so that no wanted state is lost.
+
+        A chunk ends where the prompt ends, at a mark that the forward can hand out only there, or else at the last
+        whole page within `most`: the next chunk then begins on a page, and so does its grid. Other chunks are allowed.
+        Their states are kept at shorter lengths, or not at all (`Stats.missed`).
+
+        Args:
+            row: the request.
+            most: tokens that the step has room for.
+
+        Returns:
+            A number from 1 to `most`. It is `most` if the row has read its prompt, or was admitted without one.
+
+        Raises:
+            StaleHandle: the request has ended.
+            InvalidArgument: not a row of this manager, or `most` is not a whole number from 1 on.
+
+        Syncs: no.
+        """
+        index, length, most = self._index(row), self.length(row), whole("tokens of a chunk", most)
+        prompt = int(self._registers.tracked[index])
+        if length >= prompt:
+            return most
+        return self._marks.chunk(index, length, min(length + most, prompt), prompt) - length
 
     def slots_held(self, row: Row) -> int:
         """Returns how many slots the row holds, the states at its marks included.

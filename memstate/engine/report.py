@@ -40,6 +40,7 @@ class Reports(Recount):
             published=self._snapshots.published,
             dropped=self._snapshots.dropped,
             refused=self._snapshots.refused + self._sessions.refused + self._marks.refused,
+            missed=self._marks.missed,
             copied_bytes=traffic.copied,
             zeroed_bytes=traffic.zeroed,
             packets=self._commands.packets,

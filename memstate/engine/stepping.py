@@ -260,8 +260,7 @@ class Stepping:
         wanted = min(len(marks), limit)
         allocator.confirm(allocator.reserve + wanted)
         if room.cache.settings.evict:
-            room.free_slots(allocator.reserve + wanted)
-            room.free_registers(wanted)
+            room.for_marks(wanted, allocator.reserve)
         return self._marks.choose(marks, min(snapshots.free, allocator.free - allocator.reserve, limit))
 
     def keep_ends(self, rows: Longs, known: Longs, room: Room, turns: Collection[int]) -> None:

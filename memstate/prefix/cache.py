@@ -9,7 +9,7 @@ shares the pages. Nothing here touches a tensor, and nothing is submitted.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields, replace
 from itertools import islice
 from typing import Any
@@ -90,6 +90,7 @@ class PrefixCache(NotCopied):
         self.tree.take(tree)
         self._counts["evicted_states"] = self._counts["inserted"] + self._counts["loaded"] - len(nodes)
         self.nodes: dict[int, Node] = nodes
+        self._superseded: dict[Node, None] = {}  # their row or session has a newer state, and no other uses them
         self.leases: dict[int, Lease] = {}
         self._moves: list[tuple[int, int]] = []  # recorded with the next eviction, or at the end of a batch
         self._clearing = False
@@ -305,7 +306,11 @@ class PrefixCache(NotCopied):
         newest = length or max((node.end * size for node in own), default=0) - 1
         for node, uses in own.items():
             if node.end * size <= newest and node.uses == uses:
-                self._states.superseded(node)
+                self._note_superseded(node)
+
+    def _note_superseded(self, node: Node) -> None:
+        self._superseded.pop(node, None)
+        self._superseded[node] = None
 
     def take_over(self, lease: Lease) -> bool:
         """Returns whether the matched state can move to a row, because no other first step is about to read it.
@@ -335,13 +340,23 @@ class PrefixCache(NotCopied):
 
         Returns:
             Lengths in tokens, ascending, multiples of the page size.
+
+        Raises:
+            InvalidArgument: The placement names something else.
         """
-        size = self._pages.page_size
+        size, placement = self._pages.page_size, self.settings.placement
+        found = placement.marks(match, size)
+        sound = isinstance(found, dict) and all(type(at) is int and isinstance(kind, str) for at, kind in found.items())
+        wanted = sorted(at for at in found if match.length < at <= match.tokens) if sound else []
+        if not sound or any(at % size for at in wanted):
+            raise InvalidArgument(
+                f"{placement!r} returned {shown(found)}: expected a dict of lengths, multiples of page_size={size}, "
+                "and kinds, such as {64: 'prompt'}"
+            )
         return [
-            (length, kind)
-            for length, kind in sorted(self.settings.placement.marks(match, size).items())
-            if length > match.length and self._states.admits(Place(length // size, match.length // size, kind))
-        ]
+            (at, found[at]) for at in wanted
+            if self._states.admits(Place(at // size, match.length // size, found[at]))
+        ]  # fmt: skip
 
     def use(self, lease: Lease) -> None:
         """Notes that a request starts from what it matched: counts it, and tells the policies.
@@ -359,6 +374,7 @@ class PrefixCache(NotCopied):
         self._states.asked(match.found.known, match.tokens // self._pages.page_size)
         if match.found.stated:
             match.found.stated.uses += 1
+            self._superseded.pop(match.found.stated, None)
             if match.found.stated in lease.own:
                 lease.own[match.found.stated] += 1
             self._states.used(match.found.stated)
@@ -451,7 +467,7 @@ class PrefixCache(NotCopied):
         older, lease.decoded = lease.decoded, newer
         node = self.nodes.get(older.register) if older else None
         if node and older != newer and node.snapshot == older and node.uses == lease.own.get(node):
-            self._states.superseded(node)
+            self._note_superseded(node)
 
     @staticmethod
     def _shared(node: Node, pages: list[int]) -> Node:
@@ -556,6 +572,12 @@ class PrefixCache(NotCopied):
         return len(self.nodes) - sum(register in self.nodes for register in self._snapshots.pinned)
 
     @property
+    def superseded_states(self) -> int:
+        """Those of them whose row or session has left or keeps a newer one, and that no other request has used."""
+        pinned = self._snapshots.pinned
+        return sum(node.snapshot is not None and node.snapshot.register not in pinned for node in self._superseded)
+
+    @property
     def evictable_pages(self) -> int:
         """Pages without a lease of a row or session; other owners may hold them too."""
         return self.tree.total_pages - self.tree.leased_pages if self._pages.allocator.pages else 0
@@ -588,7 +610,7 @@ class PrefixCache(NotCopied):
         return sum(holders[page] == 1 for page in node.pages)
 
     def evict_states(self, n: int) -> int:
-        """Evicts states, the least valuable first. What lies below the device may keep them.
+        """Evicts states: superseded ones first, then the least valuable. What lies below the device may keep them.
 
         Args:
             n: States to evict; fewer are evicted where there are fewer without a pin.
@@ -599,7 +621,7 @@ class PrefixCache(NotCopied):
         chosen: list[Node] = []
         if n <= 0:
             return 0
-        for node in self._states.victims():
+        for node in self._in_order(self._states.victims()):
             if node.snapshot and node.snapshot.register not in self._snapshots.pinned:
                 chosen.append(node)
                 if len(chosen) == n:
@@ -616,8 +638,15 @@ class PrefixCache(NotCopied):
     def next_states(self, n: int) -> list[Node]:
         """Returns up to n nodes whose states `evict_states` would take about next. Changes nothing."""
         pinned = self._snapshots.pinned
-        coming = (node for node in self._states.coming() if node.snapshot and node.snapshot.register not in pinned)
-        return list(islice(coming, n))
+        nodes = self._in_order(self._states.coming())
+        return list(islice((node for node in nodes if node.snapshot and node.snapshot.register not in pinned), n))
+
+    def _in_order(self, victims: Iterable[Node]) -> Iterator[Node]:
+        """Yields superseded states, then the others in the order of the policy."""
+        yield from list(self._superseded)
+        for node in victims:
+            if node not in self._superseded:
+                yield node
 
     @property
     def turnover(self) -> int:
@@ -696,6 +725,7 @@ class PrefixCache(NotCopied):
         if snapshot:
             node.evicted = True
             del self.nodes[snapshot.register]
+            self._superseded.pop(node, None)
             self._counts["evicted_states"] += 1
             self._states.dropped(node)
         return snapshot

@@ -17,11 +17,14 @@ class Placement(ABC):
 
     @abstractmethod
     def marks(self, match: Match, page_size: int) -> dict[int, str]:
-        """Returns lengths in tokens, each with its kind. Those that the match covers are ignored.
+        """Returns lengths in tokens, each with its kind, such as {64: "branch", 128: "prompt"}.
+
+        Lengths that the match covers, and those beyond the prompt, are ignored. `admit` refuses anything else that is
+        not a multiple of the page size.
 
         Args:
             match: What the prompt found in the cache.
-            page_size: Tokens of a KV page; the lengths are multiples of it.
+            page_size: Tokens of a KV page.
         """
 
 

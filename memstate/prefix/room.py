@@ -1,6 +1,6 @@
 """Frees slots, registers and KV pages for a call that lacks them: cached states and idle sessions make way.
 
-expired sessions -> sessions beyond their share -> cached states, by policy -> idle sessions
+superseded states -> expired sessions -> sessions beyond their share -> cached states, by policy -> idle sessions
 
 A session that makes way hands its states that stand for whole pages to the prefix cache, with their KV. The cache may
 evict them at once, as any others: then the tiers keep them, and their tokens find them again.
@@ -58,11 +58,26 @@ class Room:
 
     def free_slots(self, n: int) -> None:
         """Makes way until n slots are free, or nothing is left that can make way."""
+        self._evict_superseded(n - self._allocator.free)
         self._free(lambda: n - self._allocator.free, self.cache.evict_states)
 
     def free_registers(self, n: int) -> None:
         """Makes way until n registers of snapshots are free, or nothing is left that can make way."""
+        self._evict_superseded(n - self._snapshots.free)
         self._free(lambda: n - self._snapshots.free, self.cache.evict_states)
+
+    def for_marks(self, n: int, reserve: int) -> None:
+        """Evicts cached states until n states can be kept. No session makes way for them.
+
+        Args:
+            n: States to keep, each in a slot and a register.
+            reserve: Slots that stay free.
+        """
+        self.cache.evict_states(max(reserve + n - self._allocator.free, n - self._snapshots.free))
+
+    def _evict_superseded(self, n: int) -> None:
+        if n > 0:
+            self.cache.evict_states(min(n, self.cache.superseded_states))
 
     def free_pages(self, n: int) -> None:
         """Makes way until n KV pages are free, or nothing is left that can make way."""

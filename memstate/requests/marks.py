@@ -10,6 +10,7 @@ kept       a snapshot for each, until publish or the end of the row
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from math import gcd, lcm
 from typing import NamedTuple
 
 import numpy as np
@@ -61,12 +62,26 @@ class _Coming:
     Attributes:
         wanted: (length, kind), ascending.
         floor: tokens of the newest state that the row has kept or started from.
-        prompt: length of the prompt, at which a chunk ends in any case; 0 if it is not known.
+        prompt: length of the prompt, where a chunk ends in any case; 0 if it is not known.
     """
 
     wanted: list[tuple[int, str]]
     floor: int
     prompt: int = 0
+
+
+class _End(NamedTuple):
+    """A live state that is to be kept.
+
+    Attributes:
+        length: tokens that it stands for.
+        kind: why it is kept.
+        wanted: the length that it is kept for. If it is longer, the next chunk may come closer to it.
+    """
+
+    length: int
+    kind: str
+    wanted: int
 
 
 class Marks:
@@ -82,6 +97,7 @@ class Marks:
 
     Attributes:
         refused: marks that found no slot, since the start.
+        missed: wanted lengths near which no chunk could give a state, since the start.
     """
 
     def __init__(
@@ -90,13 +106,14 @@ class Marks:
         self._commands, self._file, self._snapshots = commands, commands.registers, snapshots
         self._page, self._grid, self._packed, self._direct_hits = page_size, grid, packed, direct_hits
         self._stores_ends = grid > 0 and not direct_hits
-        self.refused = 0
+        self._finest = lcm(page_size, max(1, grid))
+        self.refused = self.missed = 0
         self.reset()
 
     def reset(self) -> None:
         """Forgets all marks and states. Call it only where registers are reset as well."""
         self._coming: dict[int, _Coming] = {}
-        self._ends: dict[int, tuple[int, str]] = {}  # rows whose live state is to be kept: its length, and why
+        self._ends: dict[int, _End] = {}  # rows whose live state is to be kept
         self.kept: dict[int, list[Kept]] = {}
 
     def start(self, row: int, wanted: Sequence[tuple[int, str]], length: int, prompt: int = 0) -> None:
@@ -115,7 +132,7 @@ class Marks:
         """Notes the lengths of states that arrived from elsewhere. One of a wanted length is to be kept."""
         for row, length in zip(rows.tolist(), lengths.tolist(), strict=True) if self._coming else ():
             if (coming := self._coming.get(row)) and (kind := dict(coming.wanted).get(length)):
-                coming.floor, self._ends[row] = length, (length, kind)
+                coming.floor, self._ends[row] = length, _End(length, kind, length)
 
     def end(self, rows: Iterable[int]) -> None:
         """Forgets rows that have ended, and drops their states that were not handed out."""
@@ -156,13 +173,29 @@ class Marks:
             return 0
         return next((at for at, _ in coming.wanted if at > length), 0)
 
+    def chunk(self, row: int, length: int, end: int, prompt: int) -> int:
+        """Returns where a chunk ends best, so that the forward can give the wanted states.
+
+        Args:
+            row: the row.
+            length: its length.
+            end: where the chunk ends at most.
+            prompt: length of the prompt.
+        """
+        whole = end // self._page * self._page
+        if row not in self._coming:
+            return end
+        if length < (wanted := self.next(row, length)) <= end:
+            return wanted
+        return whole if length < whole and end < prompt else end
+
     def due(self, rows: Longs, before: Longs, after: Longs) -> list[Mark]:
         """Returns the marks of a step, in the order of its entries, then of lengths.
 
         A wanted length moves down to the last one that the forward can give. It is left out where that gains less than
-        a page. A state at the end of the step stays in the row until its next step, which then has a mark at offset 0;
-        if steps cannot read another slot than they write, the forward stores it as the others. A step of one token
-        stores nothing, so that the graphs of decode need no marks.
+        a page. A state at the end of the step stays in the row until its next step, which then has a mark at offset 0,
+        unless the next step comes closer to the wanted length. If steps cannot read another slot than they write, the
+        forward stores it as the others. A step of one token stores nothing, so that the graphs of decode need no marks.
 
         Args:
             rows: row of each entry; 0 for padding.
@@ -174,30 +207,67 @@ class Marks:
             return found
         start = 0  # of the entry in the packed batch
         for entry, (row, length, reach) in enumerate(zip(rows.tolist(), before.tolist(), after.tolist(), strict=True)):
-            if (end := self._ends.pop(row, None)) is not None:
-                found.append(Mark(entry, row, 0, *end))
+            origin = start if self._packed else 0
+            if (end := self._ends.pop(row, None)) is not None and self._stays(end, reach, origin):
+                found.append(Mark(entry, row, 0, end.length, end.kind))
+                if row in self._coming:
+                    self._coming[row].floor = end.length
             if reach > length and (coming := self._coming.get(row)) is not None:
-                found += self._due(entry, row, coming, length, reach, start if self._packed else 0)
+                found += self._due(entry, row, coming, length, reach, origin)
                 if not coming.wanted:
                     del self._coming[row]
             start += reach - length
         return found
 
+    def _stays(self, end: _End, reach: int, origin: int) -> bool:
+        """Returns whether a live state is kept, now that the next chunk is known. It may come closer to what is wanted.
+
+        Args:
+            end: the live state.
+            reach: where the next chunk ends.
+            origin: token of the batch at which the next chunk begins.
+        """
+        if end.length == end.wanted:
+            return True
+        if self._give(min(end.wanted, reach), end.length, reach, origin, end.length):
+            return False
+        return end.wanted <= reach or end.wanted < end.length + self._finest
+
     def _due(self, entry: int, row: int, coming: _Coming, length: int, reach: int, origin: int) -> list[Mark]:
         found: list[Mark] = []
+        stores_end = self._stores_ends and reach - length > 1
         while coming.wanted:
             wanted, kind = coming.wanted[0]
-            if wanted >= reach + (1 if wanted == coming.prompt else max(1, self._grid)):  # the next chunk comes closer
-                break
-            del coming.wanted[0]
             at = self._give(min(wanted, reach), length, reach, origin, max(coming.floor, length))
+            if wanted > reach and not self._keeps_before(wanted, reach, stores_end, coming.prompt):
+                break
             if at - coming.floor >= self._page:
-                coming.floor = at
-                if at < reach or (self._stores_ends and reach - length > 1):
+                if at < reach or stores_end:
                     found.append(Mark(entry, row, at - length, at, kind))
+                    coming.floor = at
                 else:
-                    self._ends[row] = at, kind
+                    self._ends[row] = _End(at, kind, wanted)
+                    coming.floor = at if at == wanted else coming.floor
+            if wanted > reach:
+                break
+            self.missed += wanted - coming.floor >= self._finest
+            del coming.wanted[0]
         return found
+
+    def _keeps_before(self, wanted: int, reach: int, stores_end: bool, prompt: int) -> bool:
+        """Returns whether a chunk keeps a state for a wanted length that lies behind it.
+
+        Args:
+            wanted: the wanted length.
+            reach: where the chunk ends.
+            stores_end: whether the decision on the state at its end is due now, and not with the next chunk.
+            prompt: where a chunk ends in any case.
+        """
+        if wanted == prompt:
+            return False
+        if reach % gcd(self._page, self._grid):  # the next chunk's grid meets no page, unless it counts from elsewhere
+            return not self._packed or wanted < reach + self._grid
+        return reach % self._page == 0 and (not stores_end or wanted < reach + self._grid)
 
     def _give(self, wanted: int, length: int, reach: int, origin: int, floor: int) -> int:
         """Returns the largest length up to `wanted` and above `floor` that the forward can give; 0 for none."""
@@ -258,20 +328,28 @@ class Marks:
             self._snapshots.read_first(row, register)
 
     def at_ends(self, rows: Longs, known: Longs) -> list[int]:
-        """Returns the rows whose live state, of at most `known` tokens, is to be kept."""
+        """Returns the rows whose live state, of at most `known` tokens, is to be kept. No chunk can come closer."""
         if not self._ends:
             return []
         pairs = zip(rows.tolist(), known.tolist(), strict=True)
-        return [row for row, most in pairs if row in self._ends and self._ends[row][0] <= most]
+        return [row for row, most in pairs if (end := self._ends.get(row)) and end.length == end.wanted <= most]
 
     def ends(self, rows: Longs, known: Longs, but: Collection[int] = ()) -> list[Mark]:
         """Returns the marks of the rows of `at_ends`, except some rows, for `keep`. The rows have them no longer."""
-        return [Mark(0, row, 0, *self._ends.pop(row)) for row in self.at_ends(rows, known) if row not in but]
+        taken = [(row, self._ends.pop(row)) for row in self.at_ends(rows, known) if row not in but]
+        return [Mark(0, row, 0, end.length, end.kind) for row, end in taken]
+
+    def shared(self, row: int) -> list[Mark]:
+        """Returns the mark of a row whose live state other rows are to read, for `keep`. The row has it no longer."""
+        end = self._ends.pop(row, None)
+        if end and row in self._coming:
+            self._coming[row].floor = end.length
+        return [Mark(0, row, 0, end.length, end.kind)] if end else []
 
     def kind_of(self, row: int, length: int) -> str:
         """Returns why the live state of this length is to be kept, "" if it is not."""
-        at, kind = self._ends.get(row, (0, ""))
-        return kind if at == length else ""
+        end = self._ends.get(row)
+        return end.kind if end and end.length == length else ""
 
     def newest(self, row: int, known: int) -> Snapshot | None:
         """Returns the row's longest state of at most `known` tokens."""
@@ -281,13 +359,14 @@ class Marks:
             default=None,
         )
 
-    def give(self, row: int, known: int) -> list[Kept]:
-        """Hands out the row's states of at most `known` tokens, ascending. The row no longer holds them."""
-        if not (kept := self.kept.get(row)):
-            return []
-        given = [one for one in kept if one.snapshot.length <= known]
-        self._hold(row, [one for one in kept if one.snapshot.length > known])
-        return given
+    def up_to(self, row: int, known: int) -> list[Kept]:
+        """Returns the row's states of at most `known` tokens, ascending."""
+        return [one for one in self.kept.get(row, ()) if one.snapshot.length <= known]
+
+    def handed_over(self, row: int, known: int) -> None:
+        """Notes that the row no longer holds the states of `up_to`."""
+        if row in self.kept:
+            self._hold(row, [one for one in self.kept[row] if one.snapshot.length > known])
 
     def remove(self, row: int, snapshot: Snapshot) -> None:
         """Takes one state from its row."""

@@ -9,7 +9,7 @@ import pytest
 
 import memstate as ms
 from memstate.prefix.policies import Lru, LruPages, ReturnRate
-from memstate.prefix.tree import Node, Tree
+from memstate.prefix.tree import Tree
 from memstate.tokens import BYTES, encode
 from tests.support.tenants import NOTHING, PAGE, House, T, two_tenants
 
@@ -224,33 +224,21 @@ def test_a_session_under_another_salt_finds_only_that_one_s_cache(mine: Hashable
     assert house.found(17, mine)[0] == 8 and house.starts(17, other) == 8
 
 
-class Noting(Lru):
-    """Remembers the nodes of states that were superseded."""
-
-    def reset(self) -> None:
-        super().reset()
-        self.noted: list[Node] = []
-
-    def superseded(self, node: Node) -> None:
-        super().superseded(node)
-        self.noted.append(node)
-
-
 @two_tenants
 def test_a_turn_supersedes_what_its_own_salt_left(mine: Hashable, other: Hashable) -> None:
     """A state of a turn that was aborted is the session's newest, until a later turn of its salt has a longer one."""
     for salt in (other, mine):
-        policy = Noting()
-        house = House(prefix=ms.Prefix(policy, LruPages()))
+        house = House(prefix=ms.Prefix(Lru(), LruPages()))
+        cache = house.mem.prefix
+        assert cache
         session = house.mem.open_session("talk")
         row = house.start(T[:12], mine, session=session)
         house.run(row, 9)
         house.mem.publish([row], tokens=[T[:8]])
         house.mem.abort([row])
-        assert policy.noted == []
+        assert cache.superseded_states == 0
         house.turn(16, salt, session=session)
-        tree = house.mem.prefix.tree  # type: ignore[union-attr]
-        assert [(tree.salt(node), node.end) for node in policy.noted] == [(salt, 2)]
+        assert [(cache.tree.salt(node), node.end) for node in cache._superseded] == [(salt, 2)]
 
 
 @two_tenants

@@ -56,8 +56,6 @@ def test_a_use_refreshes_what_was_used_and_not_what_leads_to_it() -> None:
     forest.use("b")
     assert forest.order() == "a c b"
     forest.use("a")
-    forest.policy.superseded(forest.named["b"])
-    assert forest.order() == "b c a"
     forest.drop("c")
     assert forest.order() == "b a"
     forest.policy.reset()
@@ -133,12 +131,10 @@ def test_greedy_dual_by_hand() -> None:
     forest.use("d")  # 2 + 3
     forest.use("d")  # 2 + 4: as much as b, and placed later
     assert forest.order() == "b d e a"
-    forest.policy.superseded(forest.named["e"])  # the clock alone
-    assert forest.order() == "e b d a"
     forest.drop("a")  # not the least: the clock stays
     forest.add("f", 50, 51, 52)  # 2 + 3
-    assert forest.order() == "e f b d"
-    forest.drop("e")  # the clock is 2, as it was
+    assert forest.order() == "f b d e"
+    forest.drop("e")
     forest.drop("f")  # 5
     forest.add("g", 60)  # 5 + 1
     assert forest.order() == "b d g"
@@ -153,14 +149,13 @@ def test_flop_aware_by_hand() -> None:
         assert forest.order() == order, alpha
 
 
-def test_flop_aware_keeps_what_two_share_and_gives_up_what_was_left_behind() -> None:
+def test_flop_aware_keeps_what_two_share() -> None:
     forest = Forest(FlopAware(0.0), a=A, c=C, b=B)
     assert forest.order() == "a c b"  # one continuation is nobody's reason to stay
     forest.add("x", *A, 99)
     assert forest.order() == "c b x a"
     forest.use("c")
-    forest.policy.superseded(forest.named["x"])
-    assert forest.order() == "x b c a"
+    assert forest.order() == "b x c a"
     assert list(FlopAware().victims()) == []
 
 
@@ -213,7 +208,7 @@ def test_the_cap_hands_on_all_that_it_hears() -> None:
     inner.pages.return_value, inner.admits.side_effect = LruPages(tombstones=False), lambda place: place.end == 3
     cap = PathCap(3, inner)
     for name, given in (
-        ("added", (node, "end")), ("used", (node,)), ("superseded", (node,)), ("asked", (node, 4)),
+        ("added", (node, "end")), ("used", (node,)), ("asked", (node, 4)),
         ("dropped", (node,)), ("forgotten", (node,)),
     ):  # fmt: skip
         getattr(cap, name)(*given)

@@ -80,13 +80,9 @@ def test_G1_after_a_policy_that_raises_recover_leaves_nothing_half_done(where: s
     run(mem, row, [*T[:12], 1, 2, 3, 4])
     policy.raises = where
     with pytest.raises(RuntimeError):
-        if where == "admits":
-            mem.admit([ms.Request("c", tokens=[*T, *T])])
-        else:
-            mem.publish([row], tokens=[[*T[:12], 1, 2, 3, 4]])
+        mem.publish([row], tokens=[[*T[:12], 1, 2, 3, 4]])
     policy.raises = ""
-    call = "admit" if where == "admits" else "publish"
-    with pytest.raises(ms.Broken, match=rf"{call}\(\) was interrupted .*RuntimeError.*recover\(\)"):
+    with pytest.raises(ms.Broken, match=r"publish\(\) was interrupted .*RuntimeError.*recover\(\)"):
         mem.release([row], tokens=[[*T[:12], 1, 2, 3, 4]])
     kept = mem.recover()
     assert (kept.ended, kept.cached) == (["b"], 2 if where == "admits" else 3)  # the state of 12 tokens was filed first
@@ -98,6 +94,46 @@ def test_G1_after_a_policy_that_raises_recover_leaves_nothing_half_done(where: s
     mem.prefix.clear()
     mem.audit().raise_if_leaking()
     assert (mem.free_slots, mem.free_pages, mem.prefix.tree.leased_pages) == (8, 40, 0)
+
+
+class Odd(ms.Placement):
+    """A placement of somebody's, with a fault."""
+
+    def __init__(self, found: Any) -> None:
+        self.found = found
+
+    def marks(self, match: ms.Match, page_size: int) -> Any:
+        return self.found() if callable(self.found) else self.found
+
+
+def test_M23_a_placement_is_heard_before_anything_changes() -> None:
+    """What is not a dict of lengths and kinds is refused; what it raises itself comes through. The manager goes on."""
+    placement = Odd({})
+    mem = manager(prefix=ms.Prefix(Lru(), placement=placement), ends=True)
+    before = mem.stats()
+    for wrong in (None, [(8, "a")], {"8": "a"}, {8.0: "a"}, {True: "a"}, {9: "a"}, {8: 1}, {8: ["a"]}, {8: None}):
+        placement.found = wrong
+        with pytest.raises(ms.InvalidArgument, match=r"returned .*multiples of page_size=4.*\{64: 'prompt'\}"):
+            mem.admit([ms.Request("a", tokens=T)])
+    placement.found = lambda: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        mem.admit([ms.Request("a", tokens=T)])
+    assert mem.stats() == before
+    placement.found = {-3: "a", 0: "a", 8: "mine", len(T) + 1: "a"}  # the others are ignored
+    (row,) = mem.admit([ms.Request("a", tokens=T)])
+    run(mem, row, T)
+    mem.release([row], tokens=[T])
+    assert mem.match([*T[:8], 1]).length == 8
+
+
+def test_M23_a_policy_that_raises_at_an_admission_changes_nothing() -> None:
+    policy = Moody()
+    mem = manager(prefix=ms.Prefix(states=policy))
+    policy.raises, before = "admits", mem.stats()
+    with pytest.raises(RuntimeError):
+        mem.admit([ms.Request("a", tokens=T)])
+    policy.raises = ""
+    assert mem.stats() == before and len(mem.admit([ms.Request("a", tokens=T)])) == 1
 
 
 PREFIXES = [{"states": LruPages()}, {"states": "lru"}, {"states": Lru}, {"pages": Lru()}, {"most_states": -1},

@@ -101,6 +101,24 @@ def test_S2_a_session_makes_no_way_for_its_own_turn(backend: Backend, cache: boo
     talks.look()
 
 
+@pytest.mark.parametrize("slots", [6, 9])
+def test_S12_marks_and_states_of_older_turns_cost_no_session_its_state(backend: Backend, slots: int) -> None:
+    """Six sessions take turns, and each keeps one state: the ends of their prompts find room or they do not."""
+    talks = Talks(
+        backend, "redirect", slots=slots, ends=True, sessions=ms.SessionLimits(per_session=1), rows=2,
+        prefix=ms.Prefix(ms.policies.Lru()),
+    )  # fmt: skip
+    texts = [other(n, 8) for n in range(6)]
+    sessions = [talks.mem.open_session(n) for n in range(6)]
+    for turn in range(3):
+        for text, session in zip(texts, sessions, strict=True):
+            assert talks.whole(text, session) == (len(text) - 3 if turn else 0)
+            text += [turn] * 3
+        if slots > 6:
+            talks.whole([900 + turn] * 3, prompt=1)
+    talks.look()
+
+
 @with_and_without_cache
 def test_S3_what_an_idle_session_gave_up_is_found_by_its_tokens(backend: Backend, cache: bool) -> None:
     """States of whole pages, in the prefix cache while it keeps them; without one the next turn starts from zero."""

@@ -3,6 +3,7 @@
 A wanted length moves down to what the forward can give, never to what was kept before, and only for a page of tokens.
 """
 
+import math
 import random
 from itertools import pairwise
 from types import SimpleNamespace
@@ -83,22 +84,37 @@ def test_M17_a_window_keeps_the_state_before_it_and_nothing_inside() -> None:
 
 
 def brute(
-    state: dict[int, Any], row: int, length: int, reach: int, origin: int, page: int, grid: int
-) -> tuple[list[int], int]:
-    """What a chunk keeps inside, and at its end (0: nothing), by a look at each length that the forward can give."""
+    of: dict[str, Any], length: int, reach: int, origin: int, page: int, grid: int, packed: bool, stores: bool
+) -> list[int]:
+    """What the chunk of a row keeps, by a look at each length that the forward can give."""
     can = [at for at in range(length + 1, reach + 1) if at == reach or (grid and (origin + at - length) % grid == 0)]
-    kept, end = list[int](), 0
-    for wanted in [at for at in state[row]["wanted"] if at < reach + max(1, grid)]:
-        state[row]["wanted"].remove(wanted)
-        below = [at for at in can if at <= wanted and at % page == 0] if grid else [at for at in can if at == wanted]
-        at = max(below, default=0)
-        if at >= state[row]["floor"] + page:
-            state[row]["floor"] = at
-            if at == reach:
-                end = at
-            else:
-                kept.append(at)
-    return kept, end
+    can = [at for at in can if at % page == 0]
+    kept = list[int]()
+    at, wanted = of["end"]
+    near = wanted <= reach or wanted < at + math.lcm(page, max(1, grid))
+    if at and (at == wanted or (near and not any(one <= wanted for one in can))):
+        kept.append(at)
+        of["floor"] = at
+    of["end"] = 0, 0
+    for wanted in list(of["wanted"]):
+        best = max((at for at in can if at <= wanted), default=0)
+        worth = best >= of["floor"] + page
+        if wanted > reach:
+            meets = any((reach + n * grid) % page == 0 for n in range(page))  # the next chunk, whole pages
+            if meets and reach % page == 0 and not stores:
+                of["end"] = (reach, wanted) if worth else of["end"]
+            elif worth and (wanted < reach + grid if packed or meets else True) and (best == reach or not meets):
+                kept.append(best)
+                of["floor"] = best
+            break
+        if worth and best == reach and not stores:
+            of["end"] = best, wanted
+        elif worth:
+            kept.append(best)
+        of["floor"] = best if worth else of["floor"]
+        of["missed"] += wanted - of["floor"] >= math.lcm(page, max(1, grid))
+        of["wanted"].remove(wanted)
+    return kept
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -113,37 +129,57 @@ def test_M1_chunks_and_batches_at_random_keep_what_the_rule_says(seed: int) -> N
             wanted = sorted(page * at for at in choose.sample(range(1, 12), choose.randrange(1, 7)))
             of.start(row, [(at, "named") for at in wanted], start)
             wanted = [at for at in wanted if at > start]
-            state[row] = {
-                "wanted": wanted,
-                "floor": start,
-                "length": start,
-                "end": 0,
-                "all": [at for at in wanted if at >= start + page],
-            }
+            state[row] = {"wanted": wanted, "floor": start, "length": start, "end": (0, 0), "missed": 0}
+            state[row]["all"] = [at for at in wanted if at >= start + page]
             kept[row] = []
         while any(state[row]["length"] < 14 * page for row in state):
             rows = choose.sample(sorted(state), choose.randrange(1, 4))
             chunks = [(state[row]["length"], state[row]["length"] + choose.randrange(1, 5 * page + 1)) for row in rows]
             expected, origin = list[tuple[int, int]](), 0
             for row, (length, reach) in zip(rows, chunks, strict=True):
-                if end := state[row]["end"]:
-                    expected.append((row, end))
-                inside, end = brute(state, row, length, reach, origin if packed else 0, page, grid)
-                if grid and not direct and end and reach - length > 1:  # it stores the state at its end as well
-                    inside, end = [*inside, end], 0
-                expected += [(row, at) for at in inside]
-                state[row] |= {"end": end, "length": reach}
+                stores = bool(grid) and not direct and reach - length > 1  # it stores the state at its end as well
+                found = brute(state[row], length, reach, origin if packed else 0, page, grid, packed, stores)
+                expected += [(row, at) for at in found]
+                state[row]["length"] = reach
                 origin += reach - length
             assert due(of, *chunks, rows=rows) == expected
             for row, at in expected:
                 kept[row].append(at)
+        assert of.missed == sum(state[row]["missed"] for row in state)
         for row, lengths in kept.items():
             assert all(b - a >= page for a, b in pairwise(lengths)), "ascending, none twice"
             assert all(at % page == 0 for at in lengths)
-            if grid == 1:
-                assert [*lengths, *[state[row]["end"]] * bool(state[row]["end"])] == state[row]["all"], "none is lost"
+            last = state[row]["end"][0]
+            if grid == 1 and direct:
+                assert [*lengths, *[last] * bool(last)] == state[row]["all"], "none is lost"
         of.end(list(state))
         assert not of.rows
+
+
+CHUNKS = {  # settings, wanted, chunks of at most so many tokens, lengths that are kept, by chunk() and without it
+    "a budget that is no page": ({"page": 16, "grid": 64}, [6992], 7000, 2047, [6992], [1984]),
+    "a budget below a page": ({"page": 16, "grid": 64}, [992], 1000, 7, [944, 960, 976, 992], []),
+    "a budget below the grid": ({"page": 16, "grid": 64}, [992], 1000, 16, [992], [992]),
+    "a page and a half": ({"page": 16, "grid": 64}, [992], 1000, 24, [976], [960]),
+    "no grid": ({"page": 16}, [96, 992], 1000, 100, [96, 992], []),
+    "a grid from the start of the batch": ({"page": 16, "grid": 64, "packed": True}, [992], 1000, 999, [992], [960]),
+}
+
+
+@pytest.mark.parametrize("obey", [True, False])
+@pytest.mark.parametrize("case", CHUNKS)
+def test_M22_chunks_that_keep_to_whole_pages_lose_no_state(case: str, obey: bool) -> None:
+    settings, wanted, prompt, most, best, blind = CHUNKS[case]
+    of, length, kept = marks(**settings), 0, list[int]()
+    of.start(1, [(at, "prompt") for at in wanted], 0, prompt)
+    while length < prompt:
+        end = min(length + most, prompt)
+        end = of.chunk(1, length, end, prompt) if obey else end
+        assert length < end <= length + most
+        kept += [at for _, at in due(of, (length, end))]
+        length = end
+    kept += [at for _, at in due(of, (length, length + 1))]
+    assert kept == (best if obey else blind)
 
 
 def test_M8_the_most_valuable_marks_find_room() -> None:

@@ -168,10 +168,7 @@ class Scheduler:
 
     def _tokens_next(self, work: Work) -> int:
         known = max(1, len(work.tokens) - work.folded)  # or the one sampled token that is on its way
-        most = min(known, self.config.chunk)
-        if self.engine.in_place:  # a state can be kept only at the end of a chunk
-            most = min(most, self.mem.next_boundary(work.handle) - work.folded)
-        return most
+        return self.mem.chunk(work.handle, min(known, self.config.chunk))
 
     def _make_way(self) -> None:
         """The youngest request makes way; what is kept for later does where a request runs alone."""

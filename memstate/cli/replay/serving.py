@@ -226,10 +226,9 @@ class Serving:
 
     def _tokens(self, one: Running) -> int:
         """Returns the tokens of a row in the next step: a chunk of its prompt, or its answer up to a boundary."""
-        end = min(one.length + self._chunk, one.request.prompt)
-        if one.length >= one.request.prompt:
-            end = min((one.length // self._every + 1) * self._every, len(one.request.tokens))
-        return end - one.length
+        if one.length < one.request.prompt:
+            return self.mem.chunk(one.row, self._chunk)
+        return min((one.length // self._every + 1) * self._every, len(one.request.tokens)) - one.length
 
     def _publish(self, one: Running, length: int) -> None:
         """Files the states and the KV of a prompt, chunk by chunk. Those of an answer are filed at its end."""

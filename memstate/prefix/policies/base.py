@@ -87,9 +87,6 @@ class StatePolicy(Policy, ABC):
     def used(self, node: Node) -> None:
         """Hears that a request starts from the node's state."""
 
-    def superseded(self, node: Node) -> None:
-        """Hears that the row or session that left this state has a newer one, and no other has used it."""
-
     @abstractmethod
     def dropped(self, node: Node) -> None:
         """Hears that the node has no state any more."""

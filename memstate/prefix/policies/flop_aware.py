@@ -60,10 +60,6 @@ class FlopAware(StatePolicy):
         self._clock += 1
         self._last[node] = self._clock
 
-    def superseded(self, node: Node) -> None:
-        """Hears that the row or session that left this state has a newer one, and no other has used it."""
-        self._last[node] = 0
-
     def dropped(self, node: Node) -> None:
         """Hears that the node has no state any more."""
         self._last.pop(node, None)

@@ -33,10 +33,6 @@ class GreedyDual(RankedStates):
         """Hears that a request starts from the node's state."""
         self._order.place(node, self._clock + (1 + node.uses) * gain(node))
 
-    def superseded(self, node: Node) -> None:
-        """Hears that the row or session that left this state has a newer one, and no other has used it."""
-        self._order.place(node, self._clock)
-
     def dropped(self, node: Node) -> None:
         """Hears that the node has no state any more."""
         if self._order.least() is node:

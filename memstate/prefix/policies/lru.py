@@ -25,10 +25,6 @@ class Lru(RankedStates):
         self._clock += 1
         self._order.place(node, self._clock)
 
-    def superseded(self, node: Node) -> None:
-        """Hears that the row or session that left this state has a newer one, and no other has used it."""
-        self._order.place(node, 0)
-
 
 class LruPages(PagePolicy):
     """Ranks leaves by the last time a prompt was followed down to them.

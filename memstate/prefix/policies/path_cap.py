@@ -76,10 +76,6 @@ class PathCap(StatePolicy):
         """Hears that a node without a state leaves the tree, or that no prompt ends there any more."""
         self.policy.forgotten(node)
 
-    def superseded(self, node: Node) -> None:
-        """Hears that the row or session that left this state has a newer one, and no other has used it."""
-        self.policy.superseded(node)
-
     def dropped(self, node: Node) -> None:
         """Hears that the node has no state any more."""
         self._beyond.pop(node, None)

@@ -44,13 +44,13 @@ class Candidate:
     """
 
     __slots__ = (
-        "age", "dependents", "growth", "held", "kind", "node", "over", "provider", "rate", "touched", "turn", "uses",
+        "age", "dependents", "growth", "held", "kind", "node", "provider", "rate", "touched", "turn", "uses",
         "what", "worth",
     )  # fmt: skip
 
     def __init__(self, node: Node, what: str) -> None:
         self.node, self.what = node, what
-        self.held = self.over = False
+        self.held = False
         self.uses = self.turn = self.growth = self.kind = self.age = self.touched = 0
         self.rate = self.worth = 0.0
         self.provider: Candidate | None = None
@@ -98,14 +98,13 @@ class ReturnRate(StatePolicy):
             candidate: Candidate = step.worth
             self.rates.asked(candidate.kind, candidate.age, candidate.growth)
             candidate.uses += 1
-            candidate.over = False
             self._touch(candidate, pages - step.end)
 
     def added(self, node: Node, kind: str) -> None:
         """Hears that a node has a state now."""
         known = node.worth is not None
         candidate: Candidate = node.worth or Candidate(node, "prompt" if kind == "end" else kind)
-        node.worth, candidate.held, candidate.over = candidate, True, False
+        node.worth, candidate.held = candidate, True
         if known:
             self._credit(candidate)
         else:
@@ -167,12 +166,6 @@ class ReturnRate(StatePolicy):
             self.moved.pop(node, None)
             self._unranked.pop(node, None)
 
-    def superseded(self, node: Node) -> None:
-        """Hears that the row or session that left this state has a newer one, and no other has used it."""
-        if (candidate := node.worth) is not None:
-            candidate.over = True
-            self._rank(candidate)
-
     def victims(self) -> Iterator[Node]:
         """Yields nodes with a state, the least worthy first. The cache skips those in use."""
         unranked, self._unranked = self._unranked, {}
@@ -204,7 +197,7 @@ class ReturnRate(StatePolicy):
 
     def density(self, candidate: Candidate) -> float:
         """Returns the chances per request of keeping a state: its own and those of its dependents."""
-        return 0.0 if candidate.over else max(candidate.worth, candidate.rate)
+        return max(candidate.worth, candidate.rate)
 
     def _provider(self, node: Node) -> Candidate | None:
         """Returns what serves requests where a node's state is gone: the nearest state above it."""

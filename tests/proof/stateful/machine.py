@@ -211,13 +211,13 @@ class Machine:
         told = [
             self.settings.slots, model.free_count, kinds[0], kinds[1], kinds[2], model.row_count, len(model.rows),
             self.settings.pages, model.free_pages, model.snapshots, model.refused_claims, model.published,
-            model.dropped, model.refused, model.copied, model.zeroed, model.packets,
+            model.dropped, model.refused, model.missed, model.copied, model.zeroed, model.packets,
         ]  # fmt: skip
         seen = [
             stats.capacity, stats.free, stats.held_by_live, stats.held_by_lanes,
             stats.held_by_snapshots + stats.held_by_sessions, stats.rows,
             stats.rows_used, stats.pages, stats.pages_free, stats.snapshots, stats.degraded, stats.published,
-            stats.dropped, stats.refused, stats.copied_bytes, stats.zeroed_bytes, stats.packets,
+            stats.dropped, stats.refused, stats.missed, stats.copied_bytes, stats.zeroed_bytes, stats.packets,
         ]  # fmt: skip
         self._same("stats", seen, told)
 

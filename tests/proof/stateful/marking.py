@@ -1,5 +1,6 @@
 """Marks: states of prompts, kept inside of a chunk or at its end, and who holds them until they are published."""
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,10 +23,6 @@ class Mark(NamedTuple):
 class Marking(Talking):
     """Which states of prompts a step keeps."""
 
-    def clear(self) -> None:
-        super().clear()
-        self.refused_marks = 0
-
     def lengths(self, length: int, reach: int, origin: int) -> list[int]:
         """Where a forward has states in length + 1 .. reach, as far as they fill pages."""
         grid, page = self.settings.grid, self.settings.page_size
@@ -41,27 +38,53 @@ class Marking(Talking):
             if row is None or row.finished:
                 continue
             length = self.length(row)
-            if row.end:
-                found.append(Mark(at, row, 0, *row.end))
-                row.end = None
             reach, floor = length + n, row.floor
             there = self.lengths(length, reach, start if self.settings.packed else 0)
-            closer = reach + max(1, self.settings.grid)  # beyond it the next chunk comes as close
-            end = len(row.prompt or ())  # where a chunk ends
-            waits = [at for at, _ in row.coming if at > reach and (at >= closer or at == end)]
-            due = [one for one in row.coming if not waits or one[0] < waits[0]]
-            for wanted, kind in due if n else ():
-                row.coming.remove((wanted, kind))
+            if row.end:
+                was, kind, goal = row.end
+                row.end = None
+                nearer = any(one <= goal for one in there)
+                if was == goal or (not nearer and (goal <= reach or goal - was < self.finest)):
+                    found.append(Mark(at, row, 0, was, kind))
+                    row.floor = max(row.floor, was)
+            stored = self.settings.grid and not self.settings.direct and n > 1  # by the step itself
+            for wanted, kind in list(row.coming) if n else ():
                 best = max((one for one in there if one <= wanted), default=0)
-                if best - row.floor >= self.settings.page_size:
+                gains = best - row.floor >= self.settings.page_size
+                if wanted > reach and not self._before(row, reach, wanted, bool(stored)):
+                    break
+                if gains and best == reach and not stored:
+                    row.end = best, kind, wanted
+                elif gains:
+                    found.append(Mark(at, row, best - length, best, kind))
+                if gains and not (wanted > reach and best == reach and not stored):
                     row.floor = best
-                    if best == reach and not (self.settings.grid and not self.settings.direct and n > 1):
-                        row.end = best, kind
-                    else:
-                        found.append(Mark(at, row, best - length, best, kind))
+                if wanted > reach:
+                    break
+                row.coming.remove((wanted, kind))
+                self.missed += wanted - row.floor >= self.finest
             assert row.floor >= floor
             start += n
         return found
+
+    @property
+    def finest(self) -> int:
+        """Tokens between two lengths that a forward has and that fill pages, in a chunk that begins with one."""
+        return next(
+            n
+            for n in itertools.count(self.settings.page_size, self.settings.page_size)
+            if n % (self.settings.grid or 1) == 0
+        )
+
+    def _before(self, row: Row, reach: int, wanted: int, stored: bool) -> bool:
+        """Whether a chunk that ends before the length wanted has something to keep for it."""
+        page, grid = self.settings.page_size, self.settings.grid
+        soon = wanted < reach + grid
+        if wanted == len(row.prompt or ()):
+            return False  # where a chunk ends
+        if all((reach + n * grid) % page for n in range(page)):  # the next one is off the pages
+            return soon or not self.settings.packed
+        return reach % page == 0 and (soon or not stored)
 
     def left_for_marks(self, limit: int) -> int:
         return min(sum(map(len, self.free_holders)), self.free_count - self.settings.reserve, limit)
@@ -70,8 +93,9 @@ class Marking(Talking):
         """Those that find room, and what has to go for them."""
         wanted = min(len(marks), limit)
         if self.settings.prefix and self.settings.evict:
-            self.free_slots(self.settings.reserve + wanted)
-            self.free_some_holders(wanted)
+            self.evict_states(
+                max(self.settings.reserve + wanted - self.free_count, wanted - sum(map(len, self.free_holders)))
+            )
         if len(marks) <= self.left_for_marks(limit):
             return marks
         order = sorted(marks, key=lambda mark: (RANKS.get(mark.kind, 4), -mark.length))
@@ -108,8 +132,8 @@ class Marking(Talking):
         """Live states at marks, of rows that publish before their next step."""
         marks = []
         for row, bound in zip(rows, bounds, strict=True):
-            if row.end and row.end[0] <= bound and not row.talk:
-                marks.append(Mark(0, row, 0, *row.end))
+            if row.end and row.end[0] == row.end[2] <= bound and not row.talk:
+                marks.append(Mark(0, row, 0, *row.end[:2]))
                 row.end = None
         if marks:
             self.keep_marks(self.choose_marks(marks, 2**31 - 1))
@@ -118,13 +142,15 @@ class Marking(Talking):
         """A state that arrives at a mark is to be kept."""
         length = row.confirmed
         if kinds := [kind for at, kind in row.coming if at == length]:
-            row.floor, row.end = length, (length, kinds[0])
+            row.floor, row.end = length, (length, kinds[0], length)
 
     def strictly_publishable(self, rows: Sequence[Row], bounds: Sequence[int]) -> bool:
         """Whether each row has something to publish, and what that takes is free."""
         left = sum(map(len, self.free_holders))
         ends = [
-            row for row, bound in zip(rows, bounds, strict=True) if row.end and row.end[0] <= bound and not row.talk
+            row
+            for row, bound in zip(rows, bounds, strict=True)
+            if row.end and row.end[0] == row.end[2] <= bound and not row.talk
         ]
         if len(ends) > min(left, self.free_count - self.settings.reserve):
             return False

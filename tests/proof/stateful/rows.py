@@ -21,7 +21,7 @@ class Row:
     """One tenancy of a row; a later tenant is another object. truth: what a state of so many tokens has to hold.
 
     text: the tokens folded in so far. prompt: tokens to begin with; taste: says which tokens come after it. coming:
-    lengths where states are to be kept, and why; floor: the last one that was; end: the live state is one of them;
+    lengths where states are to be kept, and why; floor: the last one that was; end: the live state is for one;
     marks: those that the row has, ascending.
     """
 
@@ -30,7 +30,7 @@ class Row:
     name: object
     coming: list[tuple[int, str]] = field(default_factory=list)
     floor: int = 0
-    end: tuple[int, str] | None = None
+    end: tuple[int, str, int] | None = None
     marks: "list[tuple[Kept, str]]" = field(default_factory=list)
     tracked: int = 0
     source: int = 0  # register that the next step reads instead of live
@@ -68,7 +68,7 @@ class Tenants(Ledger):
     """Rows, holders and pages on a ledger."""
 
     def __init__(self, settings: Settings, generations: Sequence[int]) -> None:
-        self.published = self.dropped = self.refused = 0
+        self.published = self.dropped = self.refused = self.missed = 0
         self.choose: Callable[[set[int], int], int] = lambda free, length: min(free)  # one of those that came at once
         super().__init__(settings, generations)
 

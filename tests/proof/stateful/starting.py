@@ -267,7 +267,8 @@ class Starting(Marking):
         if moved:
             self.free_some_holders(1)
         if at_mark and row.end:
-            self.keep_marks([Mark(0, row, 0, *row.end)])
+            self.keep_marks([Mark(0, row, 0, *row.end[:2])])
+            row.floor = row.end[0]
             row.end = None
         elif moved:
             shared = self.hold(holder, length, (), row.truth[length], row.text[:length])

@@ -110,9 +110,17 @@ class Talking(Keeping):
         return sum(self.page_users[page] == users for page, users in given.items())
 
     def free_slots(self, n: int) -> None:
+        self._evict_superseded(n - self.free_count)
         self._free(lambda: n - self.free_count, self.evict_states)
 
+    def _evict_superseded(self, n: int) -> None:
+        """What has a newer one goes before anybody's session."""
+        self.evict_states(
+            min(n, sum(not one.last[0] and not self.pins[one.state.register] for one in self.stated if one.state))
+        )
+
     def free_some_holders(self, n: int) -> None:
+        self._evict_superseded(n - sum(map(len, self.free_holders)))
         self._free(lambda: n - sum(map(len, self.free_holders)), self.evict_states)
 
     def free_some_pages(self, n: int) -> None:

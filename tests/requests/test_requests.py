@@ -41,7 +41,7 @@ def picture(mem: StateManager) -> tuple[object, ...]:
     """Everything that a refused call must leave alone, what is recorded included."""
     file = mem._registers
     device = (file.cells.tolist(), mem._allocator.bitmap.tolist(), mem._allocator.counters.tolist())
-    host = [array.tolist() for array in (file.held, file.labels, file.tracked, file.snapshot_at, file.source)]
+    host = [array.tolist() for array in (file.held, file.labels, file.tracked, file.source)]
     rows = mem._table
     table = (rows.used.tolist(), rows.generation.tolist(), rows.confirmed.tolist(), list(rows.ids))
     numbers = (mem.free_slots, mem.free_pages, mem._table.free, mem._snapshots.free, mem._snapshots.evictable)

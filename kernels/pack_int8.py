@@ -142,6 +142,11 @@ def blocks(columns: int, reduced: int, inner: int, config: Int8Config = DEFAULT)
     return config.blocks(columns, reduced, inner)
 
 
+def _fits(reduced: int, block_r: int) -> bool:
+    """Whether columns are neither short nor longer than a block: these spill nothing by themselves."""
+    return 64 <= reduced <= block_r
+
+
 def _launch(
     planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, held: Tensor, first: int, count: int,
     pack: bool,
@@ -162,7 +167,7 @@ def _launch(
         planes.scales // RECORD_ALIGNMENT, planes.layer_bytes // RECORD_ALIGNMENT,
         PACK=pack, COLUMNS=columns, REDUCED=reduced, INNER=inner, DTYPE=DTYPES[planes.tensors[0].dtype],
         UNIT=planes.unit, BLOCK_C=block_c, BLOCK_R=block_r, num_warps=config.warps,
-        **OPTIONS, **limit(roomy(config.warps)),  # common shapes take up to 128: as many programs fit as without
+        **OPTIONS, **limit(roomy(config.warps, not _fits(reduced, block_r))),
     )  # fmt: skip
 
 
@@ -214,7 +219,7 @@ def compile_cases() -> list[CompileCase]:
                 ("layers",),
                 WARPS,
                 moved,
-                OPTIONS | roomy(WARPS),
+                OPTIONS | roomy(WARPS, not _fits(kinds[kind][1], block_r)),
                 rare,
             )
         )

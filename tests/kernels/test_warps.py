@@ -36,7 +36,7 @@ from memstate.kernels.bitmap import chunk_words
 from memstate.kernels.blocks import cut
 from memstate.kernels.catalog import CompileCase, all_cases
 from memstate.kernels.levels import TOP_WORDS
-from memstate.kernels.tables import HEADER_INTS, Accepted, Rules, StepRecord, Strategy
+from memstate.kernels.tables import HEADER_INTS, Accepted, Rules, ScaledMap, StepRecord, Strategy
 from memstate.kernels.warps import ALONE, MOST, roomy, warps_for
 from tests.support import op_launches
 from tests.support.op_launches import ints
@@ -198,9 +198,18 @@ def test_steps_with_marks_have_the_registers_they_need(step: Any, most: int, opt
     assert set(limits) == {None, most} and limits.count(most) * (4 if most == 168 else 3) == len(limits)
 
 
-def test_all_int8_has_the_registers_it_needs(options: Given) -> None:
-    op_launches.pack_int8(pack_int8.pack_int8)
-    assert {given.get("maxnreg") for given in options} == {255}
+@pytest.mark.parametrize(("shape", "axis", "limit"), [
+    ((4, 128), 1, None), ((4, 64), 1, None), ((4, 32), 1, 255), ((4, 1024), 1, None), ((4, 1025), 1, 255),
+    ((64, 4), 0, None), ((65, 4), 0, 255), ((16, 4), 0, 255),
+])  # fmt: skip
+def test_int8_of_short_or_long_columns_has_the_registers_it_needs(
+    shape: tuple[int, int], axis: int, limit: int | None, options: Given
+) -> None:
+    one, held = torch.zeros(2, 6, *shape), torch.zeros(2, 1 << 14, dtype=torch.uint8)
+    planes = ScaledMap(torch.zeros(2, 2, dtype=torch.int64), (one,), axis, 0, 16, 32, 64)
+    for op in (pack_int8.pack_int8, pack_int8.unpack_int8):
+        op(planes, None, ints(1), ints(1) - 1, held[:, :64], 0, 2)
+    assert [given.get("maxnreg") for given in options] == [limit] * 2
 
 
 @pytest.mark.parametrize(("taps", "limit"), [(2, 255), (3, 255), (4, None), (5, 255)])
@@ -220,7 +229,9 @@ def needs_room(case: CompileCase) -> bool:
     if kernel == "_move_records":
         return bool(constants["UNIT"] < 16)
     marked = constants.get("mark_count_ptr", 0) is not None and "mark_count_ptr" in case.signature
-    return kernel == "_move_int8" or (kernel == "_conv_step" and constants["TAPS"] != 4) or marked
+    if kernel == "_move_int8":
+        return not 64 <= constants["REDUCED"] <= constants["BLOCK_R"]
+    return (kernel == "_conv_step" and constants["TAPS"] != 4) or marked
 
 
 def test_cases_have_the_options_of_their_launches() -> None:

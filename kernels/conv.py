@@ -19,8 +19,10 @@ from memstate.kernels.decode_checks import check_conv
 from memstate.kernels.slots import NO_MARKS, absent, first_mark, known_slot, mark_offset, mark_types, row_slots
 from memstate.kernels.tables import ACCESS_BYTES, Marks
 from memstate.kernels.tuned import ConvConfig, config_of
+from memstate.kernels.warps import limit, roomy
 
 DEFAULT = ConvConfig()  # 4096 bytes of a window for a warp: four taps of 16 for each of 64 lanes; more would spill
+COMMON = (8192, 4)  # channels and taps
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
 
 
@@ -214,12 +216,12 @@ def conv_step(
         x, weight, bias, state, out, window, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, state.stride(0) // unit,
         CHANNELS=channels, TAPS=taps, TAP_FASTEST=tap_fastest, UNIT=unit,
-        SILU=activation == "silu", BLOCK=block, LANE=lane, num_warps=config.warps, **OPTIONS,
+        SILU=activation == "silu", BLOCK=block, LANE=lane, num_warps=config.warps,
+        **OPTIONS, **limit(roomy(config.warps, marks is not None or taps != COMMON[1])),
     )  # fmt: skip
     return out
 
 
-COMMON = (8192, 4)
 TAPS = (2, 3, 4, 5, 8)  # of other cases, with every block of channels
 
 
@@ -252,7 +254,7 @@ def compile_cases() -> list[CompileCase]:
                     f"conv_step_{dtype}{order}{kind}" + rare * f", {channels} channels, {taps} taps",
                     _conv_step, signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(kind),
                     sizes | {"TAP_FASTEST": tap_fastest} | absent(kind), (*inputs, *planes), 1, () if rare else planes,
-                    OPTIONS, rare,
+                    OPTIONS | roomy(1, kind == "_marks" or taps != COMMON[1]), rare,
                 )
             )  # fmt: skip
     return cases

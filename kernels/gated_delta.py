@@ -22,10 +22,10 @@ from memstate.kernels.decode_checks import check_gated_delta
 from memstate.kernels.slots import NO_MARKS, absent, first_mark, known_slot, mark_offset, mark_types, row_slots
 from memstate.kernels.tables import ACCESS_BYTES, Marks
 from memstate.kernels.tuned import DeltaConfig, config_of
-from memstate.kernels.warps import limit
+from memstate.kernels.warps import limit, roomy
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
-MARKED = {"maxnreg": 168}  # of a launch with marks: what float32 states need; with no limit some assemblers spill a few
+MARKED = 168  # registers of a thread in a launch with marks: what float32 states need
 DEFAULT = DeltaConfig()
 
 # Everything that may differ between two calls of one model. The alignment of the inputs belongs here too: it may change
@@ -136,7 +136,8 @@ def gated_delta_step(
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, heads * keys * values // unit,
         keys**-0.5 if scale is None else float(scale),
         HEADS=heads, KEY_HEADS=key_heads, KEY=keys, VALUE=values, PER_KEY=decay.dim() == 4,
-        UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, num_warps=warps, **OPTIONS, **(limit(MARKED) if marks else {}),
+        UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, num_warps=warps,
+        **OPTIONS, **limit(roomy(warps, marks is not None, MARKED)),
     )  # fmt: skip
     return out
 
@@ -179,5 +180,5 @@ def _case(
         f"gated_delta_step_{dtype}{gate}{stores}" + rare * f", {keys} x {values}, unit {unit}", _gated_delta_step,
         signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores),
         {**shape, **constants, **absent(stores)},
-        planes, warps, () if rare else planes, OPTIONS | (MARKED if stores == "_marks" else {}), rare,
+        planes, warps, () if rare else planes, OPTIONS | roomy(warps, stores == "_marks", MARKED), rare,
     )  # fmt: skip

@@ -10,7 +10,9 @@ from torch import Tensor
 from memstate.kernels.blocks import LANES, WIDTHS, cut, tiles_of
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.move_checks import check_gather
+from memstate.kernels.tables import ACCESS_BYTES
 from memstate.kernels.tuned import GatherConfig, config_of
+from memstate.kernels.warps import limit, roomy
 
 WARPS = 4
 SIZES = ["batch", "layers", "tiles", "last", "layer_units", "slot_units", "block_units"]
@@ -48,12 +50,14 @@ def gather_slots(plane: Tensor, slots: Tensor, out: Tensor) -> None:
         return
     words = cut(plane, out.data_ptr())
     layers, batch = out.shape[:2]
-    config = config_of(GatherConfig, plane.device, words.unit_words * words.word_bytes, words.tiles)
+    unit = words.unit_words * words.word_bytes
+    config = config_of(GatherConfig, plane.device, unit, words.tiles)
     tiles = tiles_of(words, config.lanes)
     _gather_slots[(tiles * layers * batch,)](
         triton.reinterpret(plane, words.word), slots, triton.reinterpret(out, words.word),
         batch, layers, tiles, plane.shape[1] - 1, words.layer_units, words.slot_units, words.block_units,
         UNIT=words.unit_words, LANES=config.lanes, num_warps=config.warps,
+        **limit(roomy(config.warps, unit < ACCESS_BYTES)),
     )  # fmt: skip
 
 
@@ -64,7 +68,8 @@ def compile_cases() -> list[CompileCase]:
     return [
         CompileCase(
             f"gather_slots{narrow}", _gather_slots, signature | dict.fromkeys(planes, f"*{word}"),
-            {"UNIT": unit, "LANES": LANES}, (), WARPS, () if narrow else planes, rare=bool(narrow),
+            {"UNIT": unit, "LANES": LANES}, (), WARPS, () if narrow else planes,
+            roomy(WARPS, bool(narrow)), rare=bool(narrow),
         )
         for narrow, word, unit in WIDTHS
     ]  # fmt: skip

@@ -18,8 +18,9 @@ from memstate.kernels.catalog import CompileCase
 from memstate.kernels.copy import WORDS, units
 from memstate.kernels.move_checks import check_pack
 from memstate.kernels.slots import known_slot
-from memstate.kernels.tables import RECORD_ALIGNMENT, RecordMap
+from memstate.kernels.tables import ACCESS_BYTES, RECORD_ALIGNMENT, RecordMap
 from memstate.kernels.tuned import PackConfig, config_of, programs_for
+from memstate.kernels.warps import limit, roomy
 
 HOST_PROGRAMS = 32  # of a launch that touches host memory: as many as fill a PCIe 5 link; more starve the model
 ALIGNMENT = tl.constexpr(RECORD_ALIGNMENT)
@@ -104,7 +105,7 @@ def _launch(
         0 if slots is None else slots.numel(), records.capacity, len(held),
         held.stride(0) // RECORD_ALIGNMENT if len(held) > 1 else 0,
         PACK=pack, UNIT=records.unit, WORD=WORDS[records.unit], ENTRIES=config.entries, LANES=config.lanes,
-        num_warps=config.warps,
+        num_warps=config.warps, **limit(roomy(config.warps, records.unit < ACCESS_BYTES)),
     )  # fmt: skip
 
 
@@ -143,6 +144,7 @@ def compile_cases(unit: int = 0, config: PackConfig = DEFAULT) -> list[CompileCa
             ("tiles",),
             config.warps,
             () if narrow else ("tiles",),
+            roomy(config.warps, size < ACCESS_BYTES),
             rare=bool(narrow),
         )
         for size, narrow in units(unit)

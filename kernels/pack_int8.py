@@ -21,6 +21,7 @@ from memstate.kernels.pack import programs_of
 from memstate.kernels.slots import known_slot
 from memstate.kernels.tables import LARGEST_SCALE, LEVELS, RECORD_ALIGNMENT, SMALLEST_SCALE, ScaledMap
 from memstate.kernels.tuned import Int8Config, config_of, programs_for
+from memstate.kernels.warps import limit, roomy
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
 DEFAULT = Int8Config()  # 4096 elements a block: 32 of each lane, so that 16 of them are 16 bytes of int8
@@ -141,6 +142,11 @@ def blocks(columns: int, reduced: int, inner: int, config: Int8Config = DEFAULT)
     return config.blocks(columns, reduced, inner)
 
 
+def _fits(reduced: int, block_r: int) -> bool:
+    """Whether columns are neither short nor longer than a block: these spill nothing by themselves."""
+    return 64 <= reduced <= block_r
+
+
 def _launch(
     planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, held: Tensor, first: int, count: int,
     pack: bool,
@@ -160,7 +166,8 @@ def _launch(
         held.stride(0) // RECORD_ALIGNMENT if len(held) > 1 else 0, planes.values // RECORD_ALIGNMENT,
         planes.scales // RECORD_ALIGNMENT, planes.layer_bytes // RECORD_ALIGNMENT,
         PACK=pack, COLUMNS=columns, REDUCED=reduced, INNER=inner, DTYPE=DTYPES[planes.tensors[0].dtype],
-        UNIT=planes.unit, BLOCK_C=block_c, BLOCK_R=block_r, num_warps=config.warps, **OPTIONS,
+        UNIT=planes.unit, BLOCK_C=block_c, BLOCK_R=block_r, num_warps=config.warps,
+        **OPTIONS, **limit(roomy(config.warps, not _fits(reduced, block_r))),
     )  # fmt: skip
 
 
@@ -205,7 +212,15 @@ def compile_cases() -> list[CompileCase]:
         moved = () if rare else ("layers", "values_ptr")
         cases.append(
             CompileCase(
-                f"{name}_{kind}_{dtype}", _move_int8, signature, constexprs, ("layers",), WARPS, moved, OPTIONS, rare
+                f"{name}_{kind}_{dtype}",
+                _move_int8,
+                signature,
+                constexprs,
+                ("layers",),
+                WARPS,
+                moved,
+                OPTIONS | roomy(WARPS, not _fits(kinds[kind][1], block_r)),
+                rare,
             )
         )
     return cases

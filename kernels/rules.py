@@ -25,23 +25,19 @@ class Columns(NamedTuple):
         slots: of each register, a slot or none, `register`.
         labels: of each register, `register`.
         tracked: the length of each row up to which no boundary is due any more, `row`.
-        snapshot_at: another length at which a snapshot of the row is due, 0 for none, `row`.
         source: the register that the row's first step reads, 0 for none, `row`.
     """
 
     slots: NDArray[Any]
     labels: NDArray[np.int32]
     tracked: NDArray[np.int32]
-    snapshot_at: NDArray[np.int32]
     source: NDArray[np.int32]
 
 
-def last_boundary(length: Longs, reach: Longs, every: int, snapshot_at: NDArray[np.integer]) -> Longs:
+def last_boundary(length: Longs, reach: Longs, every: int) -> Longs:
     """Returns the largest boundary in length + 1 .. reach, 0 for none."""
     mark = reach // every * every
-    extra = np.where((length < snapshot_at) & (snapshot_at <= reach), snapshot_at, 0)
-    last: Longs = np.maximum(np.where(mark > length, mark, 0), extra)
-    return last
+    return np.where(mark > length, mark, 0)
 
 
 def plan_snapshots(columns: Columns, rules: Rules, rows: Longs, length: Longs, after: Longs, claim: Claim) -> Longs:
@@ -85,7 +81,7 @@ def accept_snapshots(
         The lanes' registers, 0 for none, and the boundary inside the window that each snapshot stands for, 0 for none.
     """
     redirect = rules.strategy == Strategy.REDIRECT
-    mark = last_boundary(length, after - redirect, rules.every, columns.snapshot_at[rows])
+    mark = last_boundary(length, after - redirect, rules.every)
     if redirect:
         turning = due(columns, rules, rows, length) & (mark == 0)
         return _keep_old(columns, rows, np.where(mark > 0, mark, length), (mark > 0) | turning, claim, mark > 0), mark
@@ -132,11 +128,8 @@ def superseded(columns: Columns, rows: Longs, known: NDArray[np.integer]) -> Lon
 
 
 def due(columns: Columns, rules: Rules, rows: Longs, length: Longs) -> Flags:
-    """Returns which lengths are boundaries beyond `tracked`: a multiple of `every`, or the row's `snapshot_at`."""
+    """Returns which lengths are boundaries beyond `tracked`: multiples of `every`."""
     at: Flags = length % rules.every == 0
-    extra = columns.snapshot_at[rows]
-    if extra.any():
-        at |= length == extra
     return at & (length > columns.tracked[rows]) if at.any() else at
 
 

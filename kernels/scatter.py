@@ -21,7 +21,9 @@ from torch import Tensor
 from memstate.kernels.blocks import LANES, WIDTHS, block_bytes, cut, taps_are_fastest, tiles_of
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.move_checks import check_accepted, check_inputs, check_scatter
+from memstate.kernels.tables import ACCESS_BYTES
 from memstate.kernels.tuned import ENTRIES, ScatterConfig, config_of, programs_for
+from memstate.kernels.warps import limit, roomy
 
 WARPS = 4
 COLUMNS = ["write_ptr", "accepted_ptr", "snapshot_ptr", "crossed_ptr"]
@@ -144,7 +146,8 @@ def _launch(
     else:
         words = cut(plane, source.data_ptr(), step_bytes)
     layers, batch = source.shape[:2]
-    static = (ScatterConfig, plane.device, words.unit_words * words.word_bytes, words.tiles)
+    unit = words.unit_words * words.word_bytes
+    static = (ScatterConfig, plane.device, unit, words.tiles)
     config, programs = config_of(*static), programs_for(*static)
     tiles = tiles_of(words, config.lanes)
     items = (batch if snapshot is None else 2 * batch) * layers * tiles
@@ -155,6 +158,7 @@ def _launch(
         words.layer_units, words.slot_units, words.block_units, step_bytes // words.word_bytes,
         UNIT=words.unit_words, TAPS=taps, ELEMENT=size // words.word_bytes if taps else 1,
         ENTRIES=config.entries, LANES=config.lanes, num_warps=config.warps,
+        **limit(roomy(config.warps, unit < ACCESS_BYTES)),
     )  # fmt: skip
 
 
@@ -172,9 +176,11 @@ def compile_cases() -> list[CompileCase]:
         signature = dict.fromkeys(both, f"*{word}") | dict.fromkeys(columns, "*i32") | dict.fromkeys(SIZES, "i32")
         absent = dict.fromkeys(column for column in COLUMNS if column not in columns)
         rare = "," in name
+        narrow = (constants["UNIT"] or 0) * int(word[1:]) < 8 * ACCESS_BYTES
         return CompileCase(
-            name, _scatter, signature, {**constants, **absent}, (), WARPS, () if rare else planes, rare=rare
-        )
+            name, _scatter, signature, {**constants, **absent}, (), WARPS, () if rare else planes,
+            roomy(WARPS, narrow), rare,
+        )  # fmt: skip
 
     return [
         *(

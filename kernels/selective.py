@@ -20,6 +20,7 @@ from memstate.kernels.decode_checks import check_selective
 from memstate.kernels.slots import NO_MARKS, absent, first_mark, known_slot, mark_offset, mark_types, row_slots
 from memstate.kernels.tables import ACCESS_BYTES, Marks
 from memstate.kernels.tuned import SelectiveConfig, config_of
+from memstate.kernels.warps import limit, roomy
 
 LINEAR = tl.constexpr(20.0)  # softplus(x) is x above
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
@@ -163,7 +164,8 @@ def selective_step(
         x, dt, a, b, c, d, z, dt_bias, state, window, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, heads * dim * states // unit,
         HEADS=heads, GROUPS=groups, DIM=dim, STATE=states, TIED=tied, SOFTPLUS=softplus,
-        UNIT=unit, BLOCK_D=block_d, BLOCK_N=block_n, num_warps=warps, **OPTIONS,
+        UNIT=unit, BLOCK_D=block_d, BLOCK_N=block_n, num_warps=warps,
+        **OPTIONS, **limit(roomy(warps, marks is not None)),
     )  # fmt: skip
     return out
 
@@ -209,7 +211,7 @@ def compile_cases() -> list[CompileCase]:
                 CompileCase(
                     f"selective_step_{name}_{dtype}{stores}", _selective_step,
                     signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores), constexprs, planes, warps,
-                    bulk, OPTIONS, rare,
+                    bulk, OPTIONS | roomy(warps, stores == "_marks"), rare,
                 )
             )  # fmt: skip
     return cases

@@ -39,7 +39,7 @@ REDIRECT = tl.constexpr(int(Strategy.REDIRECT))
 @triton.jit(do_not_specialize=["batch", "table_rows", "words", "every"])
 def _accept(
     packet_ptr, rows_ptr, tokens_ptr, write_ptr, snapshot_ptr, accepted_ptr, crossed_ptr,
-    slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, bitmap_ptr, counters_ptr,
+    slots_ptr, labels_ptr, tracked_ptr, source_ptr, bitmap_ptr, counters_ptr,
     batch, table_rows, words, every,
     STRATEGY: tl.constexpr, LANES: tl.constexpr, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -51,8 +51,8 @@ def _accept(
         row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
         given = tl.load(given_ptr + index, mask=inside, other=0)
         accepted = tl.minimum(given, tl.load(tokens_ptr + index, mask=inside, other=0))
-        live_slot, live_label, source, snapshot_at, tracked, slot_a, slot_b, label_a, label_b = row_columns(
-            row, slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, STRATEGY == REDIRECT, LANES
+        live_slot, live_label, source, tracked, slot_a, slot_b, label_a, label_b = row_columns(
+            row, slots_ptr, labels_ptr, tracked_ptr, source_ptr, STRATEGY == REDIRECT, LANES
         )
         length = tl.where(source > 0, tl.load(labels_ptr + source, mask=source > 0, other=0), live_label)
         real = (live_slot > 0) & (accepted > 0)
@@ -67,11 +67,10 @@ def _accept(
         if STRATEGY == REDIRECT:
             reach = after - 1
         mark = reach // every * every
-        mark = tl.where((snapshot_at > length) & (snapshot_at <= reach), tl.maximum(snapshot_at, mark), mark)
         crossing = real & (mark > length)
 
         if STRATEGY == REDIRECT:
-            due = real & ((length % every == 0) | (length == snapshot_at)) & (length > tracked) & (source == 0)
+            due = real & (length % every == 0) & (length > tracked) & (source == 0)
             turning = due & (crossing == 0)  # the slot that was read is the snapshot, as in a step of one token
             held = tl.where(crossing | turning, slot_a, 0)
             kept = tl.where(turning, length, mark)
@@ -122,7 +121,7 @@ def accept(registers: Registers, packet: Tensor, record: StepRecord, outcome: Ac
     words = bitmap_words(registers.capacity)
     args = (
         packet, record.rows, record.tokens, record.write, record.snapshot, *outcome,
-        registers.slots, registers.labels, registers.tracked, registers.snapshot_at, registers.source,
+        registers.slots, registers.labels, registers.tracked, registers.source,
         registers.bitmap, registers.counters, batch, registers.source.numel(), words, rules.every,
     )  # fmt: skip
     sizes = constants(rules) | {"BLOCK": block, "CHUNK": chunk_words(warps)}
@@ -133,6 +132,6 @@ def compile_cases() -> list[CompileCase]:
     """Every strategy from the smallest batch on; none moves plane bytes."""
     pointers = (
         "packet_ptr", "rows_ptr", "tokens_ptr", "write_ptr", "snapshot_ptr", "accepted_ptr", "crossed_ptr",
-        "slots_ptr", "labels_ptr", "tracked_ptr", "snapshot_at_ptr", "source_ptr", "bitmap_ptr", "counters_ptr",
+        "slots_ptr", "labels_ptr", "tracked_ptr", "source_ptr", "bitmap_ptr", "counters_ptr",
     )  # fmt: skip
     return variants("accept", _accept, pointers, windows=False)

@@ -176,7 +176,6 @@ class Registers(NamedTuple):
         labels: int32 `register`, tokens that each state stands for.
         tracked: int32 `row`, the length up to which no boundary is due any more: that of the row's newest snapshot
             (Redirect), or where its own boundaries begin, such as the end of its prompt.
-        snapshot_at: int32 `row`, one more length to take a snapshot at, 0 for none.
         source: int32 `row`, the register that the next step reads instead of the live one, 0 for none.
         cells: int32, the memory of the columns above.
         bitmap: int32 `word`, a set bit for each free slot, and its summary; see `memstate.kernels.levels`.
@@ -188,7 +187,6 @@ class Registers(NamedTuple):
     slots: Tensor
     labels: Tensor
     tracked: Tensor
-    snapshot_at: Tensor
     source: Tensor
     cells: Tensor
     bitmap: Tensor

@@ -108,12 +108,10 @@ def claim_counts(counters_ptr):
 
 
 @triton.jit
-def row_columns(
-    row, slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, TRACKED: tl.constexpr, LANES: tl.constexpr
-):
+def row_columns(row, slots_ptr, labels_ptr, tracked_ptr, source_ptr, TRACKED: tl.constexpr, LANES: tl.constexpr):
     """What a step reads of its rows, each load as soon as the row is known: none of them waits for another.
 
-    Returns (live slot, its label, source, snapshot_at, tracked, slots of both lanes, labels of both lanes). Columns
+    Returns (live slot, its label, source, tracked, slots of both lanes, labels of both lanes). Columns
     that the strategy does not read are 0; without a second lane the first stands for it.
     """
     known = row > 0
@@ -121,7 +119,6 @@ def row_columns(
     live_slot = tl.load(slots_ptr + live, mask=known, other=0)
     live_label = tl.load(labels_ptr + live, mask=known, other=0)
     source = tl.load(source_ptr + row, mask=known, other=0)
-    snapshot_at = tl.load(snapshot_at_ptr + row, mask=known, other=0)
     slot_a = tl.load(slots_ptr + live + 1, mask=known, other=0)
     tracked = row * 0
     if TRACKED:
@@ -134,7 +131,7 @@ def row_columns(
     if LANES == 2:
         slot_b = tl.load(slots_ptr + live + 2, mask=known, other=0)
         label_b = tl.load(labels_ptr + live + 2, mask=known, other=0)
-    return live_slot, live_label, source, snapshot_at, tracked, slot_a, slot_b, label_a, label_b
+    return live_slot, live_label, source, tracked, slot_a, slot_b, label_a, label_b
 
 
 @triton.jit
@@ -196,7 +193,7 @@ def book_claims(counters_ptr, free, claimed, degraded):
 
 @triton.jit(do_not_specialize=["batch", "table_rows", "words", "every", "room"])
 def _plan(
-    packet_ptr, slots_ptr, labels_ptr, tracked_ptr, snapshot_at_ptr, source_ptr, bitmap_ptr, counters_ptr,
+    packet_ptr, slots_ptr, labels_ptr, tracked_ptr, source_ptr, bitmap_ptr, counters_ptr,
     out_rows_ptr, out_tokens_ptr, out_read_ptr, out_write_ptr, out_snapshot_ptr,
     mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr, batch, table_rows, words, every, room,
     STRATEGY: tl.constexpr, LANES: tl.constexpr, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
@@ -209,15 +206,8 @@ def _plan(
         inside = index < batch
         row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
         tokens = tl.load(tokens_ptr + index, mask=inside, other=0)
-        live_slot, live_label, source, snapshot_at, tracked, slot_a, slot_b, label_a, label_b = row_columns(
-            row,
-            slots_ptr,
-            labels_ptr,
-            tracked_ptr,
-            snapshot_at_ptr,
-            source_ptr,
-            (STRATEGY != NONE) & (STRATEGY != WINDOW),
-            LANES,
+        live_slot, live_label, source, tracked, slot_a, slot_b, label_a, label_b = row_columns(
+            row, slots_ptr, labels_ptr, tracked_ptr, source_ptr, (STRATEGY != NONE) & (STRATEGY != WINDOW), LANES
         )
         length = tl.where(source > 0, tl.load(labels_ptr + source, mask=source > 0, other=0), live_label)
         read = tl.where(source > 0, tl.load(slots_ptr + source, mask=source > 0, other=0), live_slot)
@@ -229,7 +219,7 @@ def _plan(
         snapshot = row * 0
 
         if STRATEGY == REDIRECT:
-            due = real & ((length % every == 0) | (length == snapshot_at)) & (length > tracked) & (source == 0)
+            due = real & (length % every == 0) & (length > tracked) & (source == 0)
             held = tl.where(due, slot_a, 0)
             fresh, granted, refused = claim_needed(
                 due & (slot_a == 0), bitmap_ptr, words, tl.minimum(free - reserve, limit), CHUNK
@@ -243,7 +233,7 @@ def _plan(
             write = tl.where(turn, fresh, live_slot)
 
         if (STRATEGY == PING_PONG) | (STRATEGY == LAZY):
-            due = real & ((after % every == 0) | (after == snapshot_at)) & (after > tracked)
+            due = real & (after % every == 0) & (after > tracked)
             snapshot, granted, refused = take_lane(
                 due, live, after, slot_a, slot_b, label_a, label_b, slots_ptr, labels_ptr, bitmap_ptr, words,
                 tl.minimum(free - reserve, limit), IN_PLACE, CHUNK,
@@ -300,7 +290,7 @@ def plan(registers: Registers, packet: Tensor, record: StepRecord, marks: Marks,
     block, warps = shape(batch)
     words = bitmap_words(registers.capacity)
     args = (
-        packet, registers.slots, registers.labels, registers.tracked, registers.snapshot_at, registers.source,
+        packet, registers.slots, registers.labels, registers.tracked, registers.source,
         registers.bitmap, registers.counters, *record, *marks,
         batch, registers.source.numel(), words, rules.every, marks.entry.numel(),
     )  # fmt: skip
@@ -346,7 +336,7 @@ def variants(op: str, kernel: Any, pointers: Sequence[str], *more: str, windows:
 def compile_cases() -> list[CompileCase]:
     """Every strategy from the smallest batch on; none moves plane bytes."""
     columns = (
-        "slots_ptr", "labels_ptr", "tracked_ptr", "snapshot_at_ptr", "source_ptr", "bitmap_ptr", "counters_ptr",
+        "slots_ptr", "labels_ptr", "tracked_ptr", "source_ptr", "bitmap_ptr", "counters_ptr",
     )  # fmt: skip
     outputs = tuple(f"out_{name}_ptr" for name in StepRecord._fields)
     marks = tuple(f"mark_{name}_ptr" for name in Marks._fields)

@@ -1,4 +1,4 @@
-"""How many warps a program gets that speaks to itself through memory. Knows no kernel.
+"""How many warps a program gets that speaks to itself through memory, and how many registers. Knows no kernel.
 
 Triton deals the lanes of a tensor out over the threads of a program. Where there are more threads than lanes, several
 warps hold the same lane: each loads it when it gets there, and one stores it. A warp that is late reads what another
@@ -17,9 +17,8 @@ from triton.runtime import driver
 LANES = 64  # of a warp at least: what the widest one has; 32 threads take two each
 MOST = 16
 BLOCKS = (32, 64, 128, 256, 512, 1024)  # lanes of a program that has a lane for each entry; of more it makes a loop
-# Launch options of a program that runs alone: the registers of a thread, all there are where it has MOST warps. Without
-# a limit NVIDIA's assembler spills some, so that more programs would fit. AMD's compiler has no such option.
-ALONE = {"maxnreg": 128}
+REGISTERS = 65536  # of a multiprocessor of NVIDIA
+THREAD_REGISTERS = 255  # of a thread, at most
 
 
 def warps_for(lanes: int) -> int:
@@ -40,6 +39,24 @@ def warps_for(lanes: int) -> int:
 def block_for(entries: int) -> int:
     """Lanes of a program for a number of entries, one of `BLOCKS`."""
     return min(BLOCKS[-1], max(BLOCKS[0], int(triton.next_power_of_2(entries))))
+
+
+def roomy(warps: int, needed: bool = True, most: int = THREAD_REGISTERS) -> dict[str, int]:
+    """Returns the launch options that let a thread have the registers it needs, as far as a program can have them.
+
+    Without these options NVIDIA's assembler aims at more programs of a multiprocessor, and spills some bytes in some
+    shapes. With them most shapes take some more registers. So they are for the kinds of launches in which a shape
+    spills, and not for others. AMD's compiler has no such option.
+
+    Args:
+        warps: of a program.
+        needed: whether the launch is of such a kind.
+        most: registers of a thread.
+    """
+    return {"maxnreg": min(most, REGISTERS // (32 * warps))} if needed else {}
+
+
+ALONE = roomy(MOST)  # of a program that runs alone, whatever its warps
 
 
 def alone() -> dict[str, int]:

@@ -28,10 +28,10 @@ def accept(registers: Registers, packet: Tensor, record: StepRecord, outcome: Ac
     Syncs: no.
     """
     check_accept(registers, packet, record, outcome)
-    with on_host(*registers[:5], registers.bitmap, registers.counters, packet, *record, *outcome) as arrays:
-        slots, labels, tracked, snapshot_at, source, bitmap, counters, sent = arrays[:8]
-        entries, tokens, _, write, snapshot = arrays[8:13]
-        out = dict(zip(Accepted._fields, arrays[13:], strict=True))
+    with on_host(*registers[:4], registers.bitmap, registers.counters, packet, *record, *outcome) as arrays:
+        slots, labels, tracked, source, bitmap, counters, sent = arrays[:7]
+        entries, tokens, _, write, snapshot = arrays[7:12]
+        out = dict(zip(Accepted._fields, arrays[12:], strict=True))
         given: Longs = np.minimum(batch_columns(sent, len(entries))[0], tokens)
         planned = entries.astype(np.int64)
         known = np.where((planned > 0) & (planned < len(source)) & (given > 0), planned, 0)
@@ -39,7 +39,7 @@ def accept(registers: Registers, packet: Tensor, record: StepRecord, outcome: Ac
         rows, accepted = known[at], given[at]
         live = rows * REGISTERS_PER_ROW
         length = labels[np.where(source[rows] > 0, source[rows], live)].astype(np.int64)
-        columns = Columns(slots, labels, tracked, snapshot_at, source)
+        columns = Columns(slots, labels, tracked, source)
         claim = claims(bitmap, counters, int(sent[LIMIT_CELL]))
         lanes, mark = accept_snapshots(columns, rules, rows, length, length + accepted, claim)
         labels[live], source[rows] = length + accepted, 0

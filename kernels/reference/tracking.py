@@ -70,9 +70,9 @@ def plan(registers: Registers, packet: Tensor, record: StepRecord, marks: Marks,
     Syncs: no.
     """
     check_plan(registers, packet, record, marks)
-    with on_host(*registers[:5], registers.bitmap, registers.counters, packet, *record, *marks) as arrays:
-        slots, labels, tracked, snapshot_at, source, bitmap, counters, sent = arrays[:8]
-        out = StepRecord(*arrays[8:13])  # type: ignore[arg-type]
+    with on_host(*registers[:4], registers.bitmap, registers.counters, packet, *record, *marks) as arrays:
+        slots, labels, tracked, source, bitmap, counters, sent = arrays[:7]
+        out = StepRecord(*arrays[7:12])  # type: ignore[arg-type]
         given, tokens = batch_columns(sent, len(out.rows))
         known = np.where((given > 0) & (given < len(source)) & (tokens > 0), given, 0)
         at = np.flatnonzero((known > 0) & (slots[known * REGISTERS_PER_ROW] != 0))
@@ -82,7 +82,7 @@ def plan(registers: Registers, packet: Tensor, record: StepRecord, marks: Marks,
         length = labels[origin].astype(np.int64)
         read = slots[origin]
         after = length + tokens[at]
-        columns = Columns(slots, labels, tracked, snapshot_at, source)
+        columns = Columns(slots, labels, tracked, source)
         lanes = plan_snapshots(columns, rules, rows, length, after, claims(bitmap, counters, int(sent[LIMIT_CELL])))
         if rules.strategy != Strategy.WINDOW:
             labels[live], source[rows] = after, 0
@@ -90,7 +90,7 @@ def plan(registers: Registers, packet: Tensor, record: StepRecord, marks: Marks,
         for column, values in zip(out, (rows, tokens[at], read, slots[live], snapshot), strict=True):
             column[:] = 0
             column[at] = values
-        _resolve_marks(sent, len(out.rows), slots, *arrays[13:])
+        _resolve_marks(sent, len(out.rows), slots, *arrays[12:])
         sent[: Section.BATCH] = sent[Section.MARKS] = 0
 
 

@@ -1044,7 +1044,7 @@ class StateManager(Recovery):
         Syncs: no.
         """
         self._require_thread()
-        if self._stepping.replaying is None:
+        if self._stepping.replaying is None or self._guard.interrupted:
             self._guard.require_whole()
         self.planes.scrub_null()
 

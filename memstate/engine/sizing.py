@@ -20,7 +20,7 @@ BATCH = "max_batch (default: max_requests + preallocated)"
 # Bytes on the host, in lists of Python integers and in numpy arrays.
 PER_REGISTER = 8  # held, label, fence, and two marks of a packet
 PER_SNAPSHOT = 44  # generation, and an entry in the queue of free registers
-PER_ROW = 142  # mirrors of columns, and the lists of the request table and of the row's pages
+PER_ROW = 138  # mirrors of columns, and the lists of the request table and of the row's pages
 PER_PAGE = 48  # an entry in the list of free pages, and the number of holders
 
 

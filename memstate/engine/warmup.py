@@ -23,8 +23,9 @@ def warm_up(mem: StateManager) -> int:
 
     These are the kernels of steps, of ownership changes, of `mem.pool`, of `gather`, `scatter` and windows of
     `mem.planes`, and those of the tiers. It repeats a kernel for every size that needs its own compilation. It does not
-    compile the kernels of your layers, nor copies of planes that you choose yourself with `mem.planes.copy(planes=)`.
-    Call it between steps, before you capture CUDA graphs.
+    compile what your forward launches: the kernels of your layers, and `mem.planes.scatter_states` with their outputs.
+    Nor does it compile copies of planes that you choose yourself with `mem.planes.copy(planes=)`. Call it between
+    steps, before you capture CUDA graphs.
 
     Args:
         mem: the manager.
@@ -108,7 +109,7 @@ def _planes(mem: StateManager) -> None:
     for plane, ids in product(mem.layout.planes, IDS):
         slots = _nothing(mem, 1, ids)
         mem.planes.scatter(plane.name, slots, mem.planes.gather(plane.name, slots))
-    mem.planes.scatter_states({}, mem._log.marks, _nothing(mem, 2), _nothing(mem), _nothing(mem))  # at ends of chunks
+    mem.planes.scatter_states({}, mem._log.marks, _nothing(mem, 2), _nothing(mem), _nothing(mem))  # without sources
 
 
 def _windows(mem: StateManager) -> None:

@@ -1,6 +1,6 @@
 """Holds slot ids in registers on the device, and launches the kernels that change them.
 
-    cells   [ slots | labels | tracked | snapshot_at | source | page table ]    one int32 arena
+    cells   [ slots | labels | tracked | source | page table ]    one int32 arena
 
 Columns start at multiples of 256 bytes. Registers of row r are 3r (live), 3r+1 and 3r+2 (lanes); row 0 is the null row.
 The registers of the rows come first. The holders follow: the registers of published snapshots and of sessions.
@@ -46,7 +46,7 @@ def cell_starts(rows: int, snapshots: int, pages_per_row: int) -> list[int]:
 
 
 def _column_sizes(rows: int, snapshots: int, pages_per_row: int) -> list[int]:
-    return [*[register_count(rows, snapshots)] * 2, *[rows + 1] * 3, (rows + 1) * pages_per_row]
+    return [*[register_count(rows, snapshots)] * 2, *[rows + 1] * 2, (rows + 1) * pages_per_row]
 
 
 class RegisterFile(NotCopied):
@@ -76,17 +76,16 @@ class RegisterFile(NotCopied):
             )
         self.cells = torch.zeros(starts[-1], dtype=torch.int32, device=self.backend.device)
         columns = [self.cells[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-        slots, labels, tracked, snapshot_at, source, pages = columns
+        slots, labels, tracked, source, pages = columns
         self.table = Registers(
-            slots, labels, tracked, snapshot_at, source,
+            slots, labels, tracked, source,
             self.cells, allocator.bitmap, allocator.counters, allocator.capacity, trusted=True,
         )  # fmt: skip
         self.page_table = pages.view(rows + 1, pages_per_row)
-        self._starts = dict(zip((*Registers._fields[:5], "pages"), starts, strict=False))
+        self._starts = dict(zip((*Registers._fields[:4], "pages"), starts, strict=False))
         self.held = np.zeros(self.count, bool)
         self.labels: Ints = np.zeros(self.count, np.int32)
         self.tracked: Ints = np.zeros(rows + 1, np.int32)
-        self.snapshot_at: Ints = np.zeros(rows + 1, np.int32)
         self.source: Ints = np.zeros(rows + 1, np.int32)
 
     @property
@@ -99,7 +98,7 @@ class RegisterFile(NotCopied):
         """Returns cell numbers of a column.
 
         Args:
-            column: "slots", "labels", "tracked", "snapshot_at", "source" or "pages".
+            column: "slots", "labels", "tracked", "source" or "pages".
             index: numbers of registers or rows; for "pages" the flat row-major index.
         """
         return index + self._starts[column]
@@ -127,7 +126,7 @@ class RegisterFile(NotCopied):
         for column, values in zip(("slots", "labels"), pairs.T, strict=True):
             cells[torch.tensor(registers, dtype=torch.int64) + self._starts[column]] = torch.from_numpy(values.copy())
         self.cells.copy_(cells)
-        for mirror in (self.held, self.labels, self.tracked, self.snapshot_at, self.source):
+        for mirror in (self.held, self.labels, self.tracked, self.source):
             mirror[:] = 0
         self.held[registers], self.labels[registers] = True, pairs[:, 1]
 

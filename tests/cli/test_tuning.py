@@ -320,6 +320,14 @@ def test_the_worst_operation_decides(changes: dict[str, Any], why: str, monkeypa
     assert (found.registers, found.shared_bytes, found.why) == (90, 64, why)
 
 
+def test_a_case_of_more_warps_has_the_registers_that_they_leave() -> None:
+    """As its launch has: 16 warps of 255 registers a thread fit no multiprocessor."""
+    for warps, most in ((1, 255), (8, 255), (16, 128)):
+        (marked,) = (one.case for one in cost.compile_cases(tuned.ConvConfig(warps=warps)) if "_marks" in one.case.name)
+        assert (marked.num_warps, marked.options["maxnreg"]) == (warps, most)
+    assert "maxnreg" not in cost.compile_cases(tuned.CopyConfig(warps=16))[0].case.options
+
+
 def test_code_that_does_not_compile_is_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(case: Any, target: str) -> None:
         raise CompileFailed("copy_slots", target, "too large")

@@ -29,7 +29,7 @@ def state_of(mem: ms.StateManager) -> list[Any]:
     """Everything that a refused call must leave alone."""
     file = mem._registers
     device = [file.cells.tolist(), mem._allocator.bitmap.tolist(), mem._allocator.counters.tolist()]
-    host = [array.tolist() for array in (file.held, file.labels, file.tracked, file.snapshot_at, file.source)]
+    host = [array.tolist() for array in (file.held, file.labels, file.tracked, file.source)]
     table = [mem._table.used.tolist(), mem._table.unsettled.tolist(), mem._table.confirmed.tolist()]
     blocks = [block.numpy(force=True).tobytes() for block in mem.planes.plane_map.blocks]
     return [device, host, table, blocks, len(mem._log.unsettled), mem.free_slots, mem.free_pages]

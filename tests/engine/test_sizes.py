@@ -60,7 +60,7 @@ CANNOT: dict[str, tuple[type[ms.MemstateError], Callable[[], object], str]] = {
     "rows beyond int32": (
         ms.ConfigurationError, lambda: manager(max_requests=2**40), r"cells .*: lower max_requests, .*needs",
     ),
-    "numpy's rows": (ms.ConfigurationError, lambda: manager(max_requests=np.int32(HUGE)), "9000000320 cells"),
+    "numpy's rows": (ms.ConfigurationError, lambda: manager(max_requests=np.int32(HUGE)), "8000000256 cells"),
     "batch": (
         ms.ConfigurationError,
         lambda: manager(max_batch=HUGE),

@@ -82,18 +82,16 @@ def test_B33_accept_follows_the_rules(variant: str, seed: int) -> None:
             assert [got[k] for k in ("write", "snapshot", "accepted", "crossed")] == [0] * 4
             continue
         slots, labels = ([int(v) for v in column[3 * row : 3 * row + 3]] for column in (before.slots, before.labels))
-        source, snapshot_at, tracked = (
-            int(column[row]) for column in (before.source, before.snapshot_at, before.tracked)
-        )
+        source, tracked = (int(column[row]) for column in (before.source, before.tracked))
         length = int(before.labels[source]) if source else labels[0]
         end = length + n
         reach = end - (case.rules.strategy == Strategy.REDIRECT)
-        inside = [m for m in range(length + 1, reach + 1) if m % every == 0 or m == snapshot_at]
+        inside = [m for m in range(length + 1, reach + 1) if m % every == 0]
         mark = inside[-1] if inside and case.rules.lanes else 0
         lanes = list(range(1, 1 + case.rules.lanes))
         write, snapshot, new = slots[0], 0, tracked
         turns = case.rules.strategy == Strategy.REDIRECT and not mark and not source
-        turns = turns and (length % every == 0 or length == snapshot_at) and length > tracked
+        turns = turns and length % every == 0 and length > tracked
         lane = None
         if mark or turns:
             idle = [k for k in lanes if slots[k] and labels[k] == 0 and case.rules.strategy != Strategy.REDIRECT]

@@ -272,7 +272,7 @@ class Desk:
     def __init__(self, backend: Backend) -> None:
         self.backend, device = backend, backend.device
         cells = torch.zeros(80, dtype=torch.int32, device=device)
-        slots, labels, *columns = cells[:24], cells[24:48], *(cells[48 + 8 * i : 55 + 8 * i] for i in range(3))
+        slots, labels, *columns = cells[:24], cells[24:48], *(cells[48 + 8 * i : 55 + 8 * i] for i in range(2))
         slots[3::3], labels[3::3] = column([1, 2, 3, 4, 5, 6, 20], device), 4
         bitmap, counters = column([0xFFF << 8], device), torch.zeros(COUNTERS, dtype=torch.int32, device=device)
         counters[0] = 12

@@ -102,7 +102,7 @@ class RandomFile:
 def copy_of(registers: Registers) -> Registers:
     """The same state in other memory."""
     cells = registers.cells.clone()
-    columns = [cells[c.storage_offset() : c.storage_offset() + c.numel()] for c in registers[:5]]
+    columns = [cells[c.storage_offset() : c.storage_offset() + c.numel()] for c in registers[:4]]
     return Registers(*columns, cells, registers.bitmap.clone(), registers.counters.clone(), registers.capacity)
 
 

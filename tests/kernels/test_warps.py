@@ -19,13 +19,25 @@ pytest.importorskip("triton", reason="without Triton there are no kernels")
 import triton
 from triton.runtime import interpreter
 
-from memstate.kernels import bitmap, conv, gated_delta, pack_int8, registers, selective, speculation, tracking
+from memstate.kernels import (
+    bitmap,
+    conv,
+    gated_delta,
+    gather,
+    pack,
+    pack_int8,
+    registers,
+    scatter,
+    selective,
+    speculation,
+    tracking,
+)
 from memstate.kernels.bitmap import chunk_words
 from memstate.kernels.blocks import cut
-from memstate.kernels.catalog import all_cases
+from memstate.kernels.catalog import CompileCase, all_cases
 from memstate.kernels.levels import TOP_WORDS
-from memstate.kernels.tables import HEADER_INTS, Accepted, Rules, StepRecord, Strategy
-from memstate.kernels.warps import MOST, warps_for
+from memstate.kernels.tables import HEADER_INTS, Accepted, Rules, ScaledMap, StepRecord, Strategy
+from memstate.kernels.warps import ALONE, MOST, roomy, warps_for
 from tests.support import op_launches
 from tests.support.op_launches import ints
 
@@ -152,6 +164,94 @@ def test_no_compile_case_has_more_warps_than_lanes() -> None:
         seen.setdefault(case.kernel.fn.__name__, set()).add(case.constexprs["BLOCK"])
     assert set(seen) == ONE_PROGRAM
     assert all(32 in blocks for name, blocks in seen.items() if name not in ("_ownership", "_audit"))
+
+
+Given = list[dict[str, Any]]
+
+
+@pytest.fixture
+def options(monkeypatch: pytest.MonkeyPatch) -> Given:
+    """Constants and options of each launch, as on a device whose compiler can limit registers; nothing is launched."""
+    found: Given = []
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", lambda launch, *_, **given: found.append(given))
+    for module in (conv, gated_delta, gather, pack, pack_int8, scatter, selective):
+        monkeypatch.setattr(module, "limit", lambda options: options)
+    return found
+
+
+def test_narrow_accesses_have_the_registers_they_need(options: Given) -> None:
+    """And wide ones, which spill nothing, have no limit."""
+    held, index, places = torch.zeros(2, 16, dtype=torch.uint8), ints(1), ints(1) - 1
+    for size, limit in ((16, None), (8, 255), (4, 255), (2, 255), (1, 255)):
+        plane, rows = (torch.zeros(2, n, size, dtype=torch.uint8) for n in (6, 1))
+        gather.gather_slots(plane, index, rows)
+        scatter.scatter_slots(plane, index, rows)
+        pack.pack_slots(op_launches.records(2, 8)._replace(unit=size), None, index, places, held, 0, 2)
+        assert [given.get("maxnreg") for given in options] == [limit] * 3, size
+        options.clear()
+
+
+@pytest.mark.parametrize(("step", "most"), [(gated_delta.gated_delta_step, 168), (selective.selective_step, 255)])
+def test_steps_with_marks_have_the_registers_they_need(step: Any, most: int, options: Given) -> None:
+    getattr(op_launches, step.__name__)(step)
+    limits = [given.get("maxnreg") for given in options]
+    assert set(limits) == {None, most} and limits.count(most) * (4 if most == 168 else 3) == len(limits)
+
+
+@pytest.mark.parametrize(("shape", "axis", "limit"), [
+    ((4, 128), 1, None), ((4, 64), 1, None), ((4, 32), 1, 255), ((4, 1024), 1, None), ((4, 1025), 1, 255),
+    ((64, 4), 0, None), ((65, 4), 0, 255), ((16, 4), 0, 255),
+])  # fmt: skip
+def test_int8_of_short_or_long_columns_has_the_registers_it_needs(
+    shape: tuple[int, int], axis: int, limit: int | None, options: Given
+) -> None:
+    one, held = torch.zeros(2, 6, *shape), torch.zeros(2, 1 << 14, dtype=torch.uint8)
+    planes = ScaledMap(torch.zeros(2, 2, dtype=torch.int64), (one,), axis, 0, 16, 32, 64)
+    for op in (pack_int8.pack_int8, pack_int8.unpack_int8):
+        op(planes, None, ints(1), ints(1) - 1, held[:, :64], 0, 2)
+    assert [given.get("maxnreg") for given in options] == [limit] * 2
+
+
+@pytest.mark.parametrize(("taps", "limit"), [(2, 255), (3, 255), (4, None), (5, 255)])
+def test_convolutions_of_four_taps_have_no_limit(taps: int, limit: int | None, options: Given) -> None:
+    x, state = torch.zeros(1, 1, 8), torch.zeros(3, taps - 1, 8)
+    step = {name: ints(1) for name in ("read", "write", "snapshot", "tokens")}
+    conv.conv_step(x, torch.zeros(8, taps), None, state, **step)
+    conv.conv_step(x, torch.zeros(8, taps), None, state, **step, marks=op_launches.marks())
+    assert [given.get("maxnreg") for given in options] == [limit, 255]
+
+
+def needs_room(case: CompileCase) -> bool:
+    """Whether a launch of this shape has a limit of registers."""
+    kernel, constants = case.kernel.fn.__name__, case.constexprs
+    if kernel in ("_gather_slots", "_scatter"):
+        return int(case.signature["plane_ptr"].removeprefix("*i")) * constants["UNIT"] < 128
+    if kernel == "_move_records":
+        return bool(constants["UNIT"] < 16)
+    marked = constants.get("mark_count_ptr", 0) is not None and "mark_count_ptr" in case.signature
+    if kernel == "_move_int8":
+        return not 64 <= constants["REDUCED"] <= constants["BLOCK_R"]
+    return (kernel == "_conv_step" and constants["TAPS"] != 4) or marked
+
+
+def test_cases_have_the_options_of_their_launches() -> None:
+    kernels = {"_gather_slots", "_scatter", "_move_records", "_move_int8"}
+    kernels |= {"_conv_step", "_selective_step", "_gated_delta_step"}
+    cases = [case for case in all_cases(every_shape=True) if case.kernel.fn.__name__ in kernels]
+    wrong = []
+    for case in cases:
+        most = 168 if case.kernel.fn.__name__ == "_gated_delta_step" else 255
+        if case.options.get("maxnreg") != (most if needs_room(case) else None):
+            wrong.append(case.name)
+    assert wrong == [] and len({needs_room(case) for case in cases}) == 2
+
+
+@pytest.mark.parametrize(("warps", "most"), [(1, 255), (4, 255), (8, 255), (16, 128)])
+def test_a_program_can_have_the_registers_of_its_threads(warps: int, most: int) -> None:
+    """More than 65536 in a program could not be launched."""
+    assert roomy(warps) == {"maxnreg": most} and most * warps * 32 <= 65536
+    assert roomy(warps, most=100) == {"maxnreg": 100} and roomy(warps, False) == {}
+    assert roomy(MOST) == ALONE
 
 
 @pytest.mark.parametrize(("lanes", "warps"), [(32, 1), (64, 1), (127, 1), (128, 2), (256, 4), (1024, 16), (4096, MOST)])

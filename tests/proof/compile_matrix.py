@@ -44,9 +44,6 @@ FIGURES = {
 # or moves planes in narrow pieces, there and nowhere else. One that is no longer so has to go.
 EXCEPTIONS: dict[tuple[str, str, str, str], str] = {
     ("3.9.0", "gated_delta_step_fp16_window", "sm_120", "spill_bytes"): "8 bytes; not mended yet",
-    ("3.6.0", "selective_step_mamba2_fp32_marks", "sm_90", "spill_bytes"): "8 bytes; not mended yet",
-    ("3.9.0", "selective_step_mamba2_fp32_marks", "sm_100", "spill_bytes"): "8 bytes; not mended yet",
-    ("3.9.0", "selective_step_mamba2_256_fp32_marks", "sm_120", "spill_bytes"): "8 bytes; not mended yet",
 }
 
 Figures = dict[str, int | None]

@@ -41,7 +41,7 @@ def picture(mem: StateManager) -> tuple[object, ...]:
     """Everything that a refused call must leave alone, what is recorded included."""
     file = mem._registers
     device = (file.cells.tolist(), mem._allocator.bitmap.tolist(), mem._allocator.counters.tolist())
-    host = [array.tolist() for array in (file.held, file.labels, file.tracked, file.snapshot_at, file.source)]
+    host = [array.tolist() for array in (file.held, file.labels, file.tracked, file.source)]
     rows = mem._table
     table = (rows.used.tolist(), rows.generation.tolist(), rows.confirmed.tolist(), list(rows.ids))
     numbers = (mem.free_slots, mem.free_pages, mem._table.free, mem._snapshots.free, mem._snapshots.evictable)
@@ -82,7 +82,7 @@ def test_B12a_the_null_row_stays_zero_through_every_table(backend: Backend, trac
         chain = file.resolve(chain) * (chain < 3)
         assert chain.tolist() == [0, 0, 0, 0]
     assert mem.page_table[0].tolist() == [0] * 4
-    assert [int(column[0]) for column in file.table[:6]] == [0] * 6
+    assert [int(column[0]) for column in file.table[:5]] == [0] * 5
     assert all(not plane[:, 0].any() for plane in mem.planes.values())
     scan(mem)
 

@@ -12,6 +12,7 @@ from memstate.slots.packet import Packet
 from memstate.slots.registers import RegisterFile
 
 CAPACITY, ROWS, HOLDERS = 6, 2, 3
+CELLS = 2 * (ROWS + 1)  # of the columns by row
 USABLE = list(range(3, 3 * (ROWS + 1) + HOLDERS))
 LAYOUT = StateLayout([Plane("s", (4,), torch.float32)], layers=2)
 POISON = 99.0
@@ -75,11 +76,10 @@ def recorded(buffer: CommandBuffer) -> list[object]:
 
 
 def perform(bench: Bench, operation: str, to: list[int], of: list[int]) -> None:
-    if operation == "write":  # columns tracked, want and source, by row: what an engine writes
+    if operation == "write":  # columns tracked and source, by row: what an engine writes
         pairs = list(zip(to, of, strict=False))
-        cells = [
-            int(bench.file.address(("tracked", "snapshot_at", "source")[r // 3 - 1], np.int64(r % 3))) for r, _ in pairs
-        ]
+        places = [divmod((register - 3) % CELLS, ROWS + 1) for register, _ in pairs]
+        cells = [int(bench.file.address(("tracked", "source")[column], np.int64(row))) for column, row in places]
         bench.buffer.write(cells, [value for _, value in pairs])
     elif operation in ("copy", "move"):
         getattr(bench.buffer, operation)(to, of)

@@ -43,7 +43,7 @@ def shifted(*shape: int, start: int = 0, dtype: torch.dtype = torch.bfloat16) ->
 
 
 def registers(capacity: int) -> Registers:
-    return Registers(*(ints(64) for _ in range(6)), ints(bitmap_ints(capacity)), ints(16), capacity)
+    return Registers(*(ints(64) for _ in range(5)), ints(bitmap_ints(capacity)), ints(16), capacity)
 
 
 def record(batch: int) -> StepRecord:

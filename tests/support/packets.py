@@ -42,7 +42,7 @@ class Model:
         self.capacity, self.count, self.rows = capacity, count, rows
         self.slots, self.labels = [0] * count, [0] * count
         self.free = set(range(1, capacity + 1))
-        self.columns = [0] * (3 * (rows + 1))
+        self.columns = [0] * (2 * (rows + 1))
         self.counts = dict.fromkeys(Count, 0) | {Count.FREE: capacity}
 
     def populate(self, rng: random.Random, share: float) -> None:
@@ -114,10 +114,10 @@ class Device:
 
     def __init__(self, model: Model, backend: Backend) -> None:
         self.backend = backend
-        sizes = [model.count, model.count, *[model.rows + 1] * 3]
+        sizes = [model.count, model.count, *[model.rows + 1] * 2]
         cells = torch.full((sum(sizes) + self.GAP * (len(sizes) + 1),), -77, dtype=torch.int32, device=backend.device)
         self.starts, columns, at = [], [], self.GAP
-        contents = [model.slots, model.labels, *[[0] * (model.rows + 1)] * 3]
+        contents = [model.slots, model.labels, *[[0] * (model.rows + 1)] * 2]
         for size, content in zip(sizes, contents, strict=True):
             columns.append(cells[at : at + size])
             columns[-1].copy_(torch.tensor(content, dtype=torch.int32))
@@ -140,10 +140,10 @@ class Device:
         t = self.table
         assert t.slots.tolist() == model.slots
         assert t.labels.tolist() == model.labels
-        assert [c for column in t[2:5] for c in column.tolist()] == model.columns
+        assert [c for column in t[2:4] for c in column.tolist()] == model.columns
         assert t.bitmap.tolist() == bits(model.free, model.capacity)
         assert t.counters.tolist() == counted(model)
-        ends = [start + column.numel() for start, column in zip(self.starts, t[:5], strict=True)]
+        ends = [start + column.numel() for start, column in zip(self.starts, t[:4], strict=True)]
         gaps = [t.cells[end : end + self.GAP].tolist() for end in (0, *ends)]
         assert gaps == [[-77] * self.GAP] * len(gaps)
 

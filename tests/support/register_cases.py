@@ -47,7 +47,7 @@ def ownership(make: Maker) -> Case:
     width = told.rows + 1
     packet.writes = [(device.starts[2 + cell // width] + cell % width, value) for cell, value in packet.writes]
     sent = make.ints(packet.pack(CPU).tolist())
-    columns = [*device.table[:5], device.table.bitmap, device.table.counters]
+    columns = [*device.table[:4], device.table.bitmap, device.table.counters]
     return Case("ownership", {"registers": device.table, "packet": sent}, Limits(changes=columns), times=2)
 
 
@@ -92,7 +92,7 @@ def plan(make: Maker, variant: str | None = None) -> Case:
         "rules": Rules(strategy, lanes, file.every, in_place),
     }  # fmt: skip
     counts = packet[: Section.BATCH], packet[Section.MARKS : Section.MARKS + 1]
-    changes = [*table[:7], table.counters, *counts, *record, marks.count, *(c[: len(given)] for c in marks[1:])]
+    changes = [*table[:6], table.counters, *counts, *record, marks.count, *(c[: len(given)] for c in marks[1:])]
     return Case("plan", arguments, Limits(changes=changes), times=2)
 
 
@@ -106,4 +106,4 @@ def accept(make: Maker, variant: str | None = None) -> Case:
         "registers": case.table, "packet": packet, "record": record, "outcome": outcome, "rules": case.rules,
     }  # fmt: skip
     decided = [record.write, record.snapshot, *outcome]
-    return Case("accept", arguments, Limits(changes=[*case.table[:7], case.table.counters, *decided]), times=2)
+    return Case("accept", arguments, Limits(changes=[*case.table[:6], case.table.counters, *decided]), times=2)

@@ -107,7 +107,7 @@ def row_problems(mem: StateManager) -> list[str]:
     """Columns by row: the null row's are zero, the others are what the host believes; rows not in use hold nothing."""
     problems = []
     file, table = mem._registers, mem._table
-    for name in ("tracked", "snapshot_at", "source"):
+    for name in ("tracked", "source"):
         device, host = getattr(file.table, name).tolist(), getattr(file, name).tolist()
         for row in range(table.rows + 1):
             if device[row] != host[row] or (device[row] != 0 and not table.used[row]):

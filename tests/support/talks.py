@@ -191,7 +191,7 @@ def row_holds_nothing(mem: ms.StateManager, index: int) -> bool:
     mem.submit()
     file, first = mem._registers, 3 * index
     cells = [file.table.slots[first : first + 3], file.table.labels[first : first + 3], mem.page_table[index]]
-    columns = [getattr(of, name)[index] for of in (file, file.table) for name in ("tracked", "snapshot_at", "source")]
+    columns = [getattr(of, name)[index] for of in (file, file.table) for name in ("tracked", "source")]
     mirror = [file.held[first : first + 3], file.labels[first : first + 3]]
     return not any(bool(cell.any()) for cell in [*cells, *columns, *mirror]) and not mem._pages.of(index)
 

@@ -25,7 +25,7 @@ CAPACITY, TOY_CAPACITY = 16384, 256
 LARGE, TOY_LARGE = 1_000_000, 2048
 LARGE_SIZES = (1, 64)
 PLACES = ("first", "last", "fragmented")  # where the free slots of a large pool are
-CELL_COLUMNS = ("snapshot_at", "tracked", "source")  # what an admission writes for every row
+CELL_COLUMNS = ("tracked", "source")  # what an admission writes for every row
 
 
 class _Slots:

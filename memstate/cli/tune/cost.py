@@ -52,8 +52,13 @@ class Shaped(NamedTuple):
 
 def shaped(case: CompileCase, config: Config) -> Shaped:
     """Returns a compile case as the launcher would shape it under a configuration."""
+    from memstate.kernels.warps import roomy
+
     constexprs, warps, nbytes = SHAPES[KERNEL_OF[type(config)]](case, config)
-    return Shaped(case._replace(constexprs=case.constexprs | constexprs, num_warps=warps), nbytes)
+    options = dict(case.options)
+    if "maxnreg" in options:
+        options |= roomy(warps, most=options["maxnreg"])
+    return Shaped(case._replace(constexprs=case.constexprs | constexprs, num_warps=warps, options=options), nbytes)
 
 
 def _moves(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int]:

@@ -45,7 +45,7 @@ class Mirror:
         self.file, self.tracking = file, tracking
         self.lanes = tracking.lanes(overlap)
         self.rules = Rules(int(tracking.strategy), self.lanes, int(tracking.every), tracking.in_place)
-        self._columns = Columns(file.held, file.labels, file.tracked, file.snapshot_at, file.source)
+        self._columns = Columns(file.held, file.labels, file.tracked, file.source)
         self.snapshots = 0  # taken since the start
         self.degraded = 0  # optional claims refused since the start
 
@@ -99,14 +99,10 @@ class Mirror:
 
         return claim
 
-    def _crossed(self, rows: Longs, length: Longs, after: Longs) -> Flags:
+    def _crossed(self, length: Longs, after: Longs) -> Flags:
         """Returns which rows a window takes from, to or across a boundary."""
-        every, snapshot_at = self.tracking.every, self.file.snapshot_at[rows]
-        crossed: Flags = (
-            (length // every != after // every)
-            | (length % every == 0)
-            | ((length <= snapshot_at) & (snapshot_at <= after))
-        )
+        every = self.tracking.every
+        crossed: Flags = (length // every != after // every) | (length % every == 0)
         return crossed
 
     def claims(self, rows: Longs, length: Longs, tokens: Longs, window: bool) -> int:
@@ -118,7 +114,7 @@ class Mirror:
             return 0
         after = length + tokens
         if window:
-            at = np.flatnonzero(self._crossed(rows, length, after))
+            at = np.flatnonzero(self._crossed(length, after))
         else:
             reached = length if self.tracking.reads_old_slot else after
             at = np.flatnonzero(due(self._columns, self.rules, rows, reached))

@@ -47,7 +47,7 @@ def _same_on_host(world: World, free: int) -> None:
         "slots",
         world.slots,
     )
-    for name in ("labels", "tracked", "snapshot_at", "source"):
+    for name in ("labels", "tracked", "source"):
         host, device = getattr(file, name), world.device[name]
         require(host.tobytes() == device.tobytes(), name, "on the host", host, "on the device", device)
 

@@ -22,7 +22,7 @@ from tests.support.build import build
 ROWS, SLOTS, EVERY = 3, 5, 2
 LONGEST = 7  # tokens of a row: three boundaries, and one token more
 POISON, DIGIT = -1, 4  # bits
-COLUMNS = ("slots", "labels", "tracked", "snapshot_at", "source", "bitmap", "counters")
+COLUMNS = ("slots", "labels", "tracked", "source", "bitmap", "counters")
 LAYOUT = ms.StateLayout((ms.Plane("tokens", (1,), torch.int64),), layers=1)
 NO_LIMIT = 2**31 - 1
 
@@ -194,7 +194,7 @@ class World:
     def _tokens(self, row: int) -> list[int]:
         """One token, and all up to the next boundary."""
         length = len(self.rows[row].history)
-        reach = next(n for n in range(length + 1, length + EVERY + 1) if last_boundary(length, n, self.rules.every, 0))
+        reach = next(n for n in range(length + 1, length + EVERY + 1) if last_boundary(length, n, self.rules.every))
         return [n for n in sorted({1, reach - length}) if length + n <= LONGEST]
 
     def _batches(self, batch: tuple[tuple[int, int], ...], window: bool) -> Iterator[Move]:
@@ -399,7 +399,7 @@ class World:
                 one.unsettled -= 1
                 one.history += (one.request,) * n
                 one.real, one.ended = len(one.history), ended
-                inside = int(last_boundary(length, one.real - redirect, EVERY, 0))
+                inside = int(last_boundary(length, one.real - redirect, EVERY))
                 if inside:
                     # the same check, as if a plain step had met this boundary
                     self._require_snapshot(entry.row, inside, inside, False)

@@ -51,7 +51,7 @@ def fingerprint(scene: Scene) -> dict[str, Any]:
     seen |= {
         name: getattr(table, name).tolist() for name in ("generation", "used", "finished", "unsettled", "confirmed")
     }
-    seen |= {name: getattr(file, name).tolist() for name in ("held", "tracked", "snapshot_at", "source")}
+    seen |= {name: getattr(file, name).tolist() for name in ("held", "tracked", "source")}
     seen |= {"host labels": np.where(file.held, file.labels, 0).tolist(), "ids": list(table.ids)}
     seen["kept"] = sorted(mem._snapshots.kept.values(), key=lambda snap: snap.register)
     seen["pages"] = mem._pages.held, list(mem._pages.allocator.holders)

@@ -22,10 +22,10 @@ from memstate.kernels.decode_checks import check_gated_delta
 from memstate.kernels.slots import NO_MARKS, absent, first_mark, known_slot, mark_offset, mark_types, row_slots
 from memstate.kernels.tables import ACCESS_BYTES, Marks
 from memstate.kernels.tuned import DeltaConfig, config_of
-from memstate.kernels.warps import limit, roomy
+from memstate.kernels.warps import THREAD_REGISTERS, limit, roomy
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
-MARKED = 168  # registers of a thread in a launch with marks: what float32 states need
+MARKED = 168  # registers of a thread in a launch with marks and wide accesses: what float32 states need
 DEFAULT = DeltaConfig()
 
 # Everything that may differ between two calls of one model. The alignment of the inputs belongs here too: it may change
@@ -116,6 +116,11 @@ def blocks(key: int, value: int, config: DeltaConfig = DEFAULT) -> tuple[int, in
     return config.blocks(key, value)
 
 
+def _most(unit: int, itemsize: int) -> int:
+    """Registers of a thread in a launch with marks. Narrow accesses need more addresses at a time."""
+    return MARKED if unit * itemsize == ACCESS_BYTES else THREAD_REGISTERS
+
+
 def gated_delta_step(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, scale: float | None = None, out: Tensor | None = None,
@@ -137,7 +142,7 @@ def gated_delta_step(
         keys**-0.5 if scale is None else float(scale),
         HEADS=heads, KEY_HEADS=key_heads, KEY=keys, VALUE=values, PER_KEY=decay.dim() == 4,
         UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, num_warps=warps,
-        **OPTIONS, **limit(roomy(warps, marks is not None, MARKED)),
+        **OPTIONS, **limit(roomy(warps, marks is not None, _most(unit, state.element_size()))),
     )  # fmt: skip
     return out
 
@@ -180,5 +185,5 @@ def _case(
         f"gated_delta_step_{dtype}{gate}{stores}" + rare * f", {keys} x {values}, unit {unit}", _gated_delta_step,
         signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores),
         {**shape, **constants, **absent(stores)},
-        planes, warps, () if rare else planes, OPTIONS | roomy(warps, stores == "_marks", MARKED), rare,
+        planes, warps, () if rare else planes, OPTIONS | roomy(warps, stores == "_marks", _most(unit, itemsize)), rare,
     )  # fmt: skip

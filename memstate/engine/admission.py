@@ -250,9 +250,11 @@ class Admission:
         length = known if request.length is None else request.length
         if request.length is not None and not is_count(length):
             raise InvalidArgument(f"request {request.id!r}: length={length!r}: expected a whole number from 0 on")
-        wanted = []
-        if request.snapshot_at != ():
-            named = require_lengths(request.id, request.snapshot_at, self._pages.page_size)
+        wanted, lengths = [], request.snapshot_at
+        if isinstance(lengths, np.ndarray):
+            lengths = lengths.tolist()
+        if lengths != ():
+            named = require_lengths(request.id, lengths, self._pages.page_size)
             wanted = [(at, "named") for at in named]
         if request.salt is not None:
             require_salt(request.salt)

@@ -89,7 +89,7 @@ def test_S1_a_session_refuses_no_turn_of_its_own(
 
 
 def test_S1_a_turn_that_needs_its_session_keeps_it_where_another_makes_room(backend: Backend) -> None:
-    """Of two turns in one call, the one that starts elsewhere gives its states up; the other one goes on from its own."""
+    """Of two turns in one call, the one that starts elsewhere gives its states up. The other goes on from its own."""
     talks = Talks(backend, "none", slots=6, pages=16, pages_per_row=12)
     edited, continued = talked(talks, "a", "b")
     assert talks.mem.free_pages == 6
@@ -323,7 +323,9 @@ def test_G1_limits_that_are_none_are_refused() -> None:
             ms.SessionLimits(**wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("wrong", [{"priority": 0.5}, {"priority": True}, {"ttl": -1}, {"ttl": "x"}, {"ttl": True}])
+@pytest.mark.parametrize(
+    "wrong", [{"priority": 0.5}, {"priority": True}, {"ttl": -1}, {"ttl": "x"}, {"ttl": True}, {"ttl": 10**400}]
+)
 def test_G1_numbers_of_a_session_are_checked(backend: Backend, wrong: dict[str, Any]) -> None:
     talks = Talks(backend, "none")
     with pytest.raises(ms.InvalidArgument):

@@ -126,7 +126,7 @@ class Marking(Talking):
         ends = [
             row for row, bound in zip(rows, bounds, strict=True) if row.end and row.end[0] <= bound and not row.talk
         ]
-        if len(ends) > min(left, self.free_count - self.settings.reserve):
+        if ends and len(ends) > min(left, self.free_count - self.settings.reserve):
             return False
         rest = []
         for row, bound in zip(rows, bounds, strict=True):

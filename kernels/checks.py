@@ -84,14 +84,16 @@ def check_sizes(**sizes: int) -> None:
 
 
 def check_columns(
-    device: torch.device, batch: int | None, kinds: tuple[torch.dtype, ...] = INTS, /, **columns: Tensor
-) -> None:
+    device: torch.device, batch: int | None, kinds: tuple[torch.dtype, ...] = INTS, axis: str = "`batch`", /,
+    **columns: Tensor,
+) -> None:  # fmt: skip
     """Refuses columns that are not one integer per entry, contiguous and on the device.
 
     Args:
         device: where the columns have to be.
         batch: entries, None for as many as the first column has.
         kinds: dtypes that are allowed.
+        axis: names the entries in errors.
         columns: the arguments by name.
 
     Raises:
@@ -105,7 +107,7 @@ def check_columns(
         if not fits or column.dtype not in kinds:
             known = " or ".join(str(kind).removeprefix("torch.") for kind in kinds)
             raise ValueError(
-                f"{name}: expected contiguous {known} `batch` = ({batch},) on {device}, got "
+                f"{name}: expected contiguous {known} {axis} = ({batch},) on {device}, got "
                 f"{column.dtype} {tuple(column.shape)} with strides {column.stride()} on {column.device}"
             )
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from memstate.kernels.blocks import Blocks, blocks_of, is_dense, taps_are_fastest
 from memstate.kernels.checks import (
     INT32,
+    INTS,
     check_apart,
     check_columns,
     check_contiguous,
@@ -141,7 +142,9 @@ def check_scatter_states(
     check_columns(device, None, write=write)
     batch = write.numel()
     check_columns(device, batch, read=read)
-    check_columns(device, batch + 1, starts=starts, **({} if first is None else {"first": first}))
+    check_columns(device, batch + 1, INTS, "`batch+1` with the number of tokens last", starts=starts)
+    if first is not None:
+        check_columns(device, batch + 1, INTS, "`batch+1` with the number of pieces last", first=first)
     check_marks(device, marks)
     if plane is not None:
         check_states(plane, h, transposed, device)

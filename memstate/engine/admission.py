@@ -3,7 +3,7 @@
 A call gets everything that it needs, or it changes nothing. This module does not know steps.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from memstate.prefix.conversation import Conversation
 from memstate.prefix.lease import Lease
 from memstate.prefix.room import Room
 from memstate.prefix.sessions import Sessions
-from memstate.requests.handles import Request, Row, Rows, Snapshot
+from memstate.requests.handles import Request, Row, Rows, Session, Snapshot
 from memstate.requests.marks import Marks, require_lengths
 from memstate.requests.origin import START, Origin
 from memstate.requests.page_table import PageTable
@@ -64,7 +64,7 @@ class Start:
         tokens: number of tokens that pages are taken for.
         key: the tokens of the prompt, encoded as bytes; None if the request has no tokens.
         origin: where the state comes from.
-        session: the session, if the request is one of its turns.
+        session: the session, if the request is one of its turns. If the session makes way, None until there is room.
         match: the match of the prompt in the prefix cache.
         lease: keeps the matched path from eviction.
         lower: a longer state in host memory. When it is loaded, `match` and `origin` are set from it.
@@ -121,19 +121,41 @@ class Admission:
     def admit(self, requests: Sequence[Request]) -> Rows:
         """See `StateManager.admit`."""
         given = sequence("requests", requests, "admit([request])")
-        starts = self._starts_of(given, below=True)
+        starts = self._starts_of(given)
         if any(start.lower for start in starts):
             self._loader.require_awake()
-            try:
-                return self._admit(starts)
-            except (OutOfSlots, OutOfPages, OutOfRows) as lack:  # without the loads there is perhaps room
-                if id(lack) != self._guard.undone:
-                    raise  # a policy of the caller raised it, in the middle
-                starts = self._starts_of(given, below=False)
+            if (rows := self._try(starts)) is not None:
+                return rows
+            starts = self._starts_of(given, below=False)  # without the loads there is perhaps room
+        kept, away = [start for start in starts if start.session and start.session.kept], list[Session]()
+        for more in [one for one in kept if not one.turn.length], [one for one in kept if one.turn.length]:
+            if more:  # perhaps there is room once their sessions make way: first those that the turns do not need
+                if (rows := self._try(starts)) is not None:
+                    return rows
+                away += [start.request.session for start in more if start.request.session]
+                starts = self._starts_of(given, below=False, away=away)
         return self._admit(starts)
 
-    def _starts_of(self, requests: Sequence[Request], below: bool) -> list[Start]:
-        starts = [self._start_of(request, below) for request in requests]
+    def _try(self, starts: Sequence[Start]) -> Rows | None:
+        """Returns a row for each start; None, and starts none, where room is short."""
+        try:
+            return self._admit(starts)
+        except (OutOfSlots, OutOfPages, OutOfRows) as lack:
+            if id(lack) != self._guard.undone:
+                raise  # a policy of the caller raised it, in the middle
+            return None
+
+    def _starts_of(
+        self, requests: Sequence[Request], below: bool = True, away: Collection[Session] = ()
+    ) -> list[Start]:
+        """Returns how requests start.
+
+        Args:
+            requests: the requests.
+            below: whether they start from host memory, too.
+            away: sessions that make way; their turns start from the prefix cache or from zeros.
+        """
+        starts = [self._start_of(request, below, away) for request in requests]
         running = [start.session.handle for start in starts if start.session]
         if len(set(running)) != len(running):
             raise InvalidArgument(f"a session is named twice in {running}: one turn at a time")
@@ -161,6 +183,10 @@ class Admission:
             for start in found:
                 if start.session is not None:
                     self._sessions.give_up(start.session, start.turn)
+                elif start.request.session is not None:
+                    start.session = self._sessions.get(start.request.session)
+                    if start.session.kept:
+                        self._room.give_way(start.session)
             if hits:
                 self._load_hits(found, hits)
             self._loader.begun([start.request.fetch for start in starts])
@@ -216,7 +242,7 @@ class Admission:
             self._cache.use(start.lease)
         return self._table.handles(rows)
 
-    def _start_of(self, request: Request, below: bool) -> Start:
+    def _start_of(self, request: Request, below: bool, away: Collection[Session]) -> Start:
         if not isinstance(request, Request):
             raise InvalidArgument(f"{request!r} is no Request: admit([Request(id, ...), ...])")
         key = None if request.tokens is None else encode(request.tokens)
@@ -224,9 +250,11 @@ class Admission:
         length = known if request.length is None else request.length
         if request.length is not None and not is_count(length):
             raise InvalidArgument(f"request {request.id!r}: length={length!r}: expected a whole number from 0 on")
-        wanted = []
-        if request.snapshot_at != ():
-            named = require_lengths(request.id, request.snapshot_at, self._pages.page_size)
+        wanted, lengths = [], request.snapshot_at
+        if isinstance(lengths, np.ndarray):
+            lengths = lengths.tolist()
+        if lengths != ():
+            named = require_lengths(request.id, lengths, self._pages.page_size)
             wanted = [(at, "named") for at in named]
         if request.salt is not None:
             require_salt(request.salt)
@@ -236,7 +264,7 @@ class Admission:
         if request.resume is not None:
             self._resume(start, request.resume)
         elif key is not None:
-            self._look(start, key, below)
+            self._look(start, key, below, away)
         elif request.session is not None:
             raise InvalidArgument(f"request {request.id!r}: a turn of a session needs tokens, to see where it goes on")
         return start
@@ -249,7 +277,7 @@ class Admission:
         self._cache.require_foreign([snapshot])
         start.origin = Origin(snapshot.length, [snapshot.register], snapshot.pages)
 
-    def _look(self, start: Start, key: bytes, below: bool) -> None:
+    def _look(self, start: Start, key: bytes, below: bool, away: Collection[Session]) -> None:
         """Finds the longest state for a prompt, in its session, in the prefix cache or in host memory.
 
         Adds the lengths at which the cache wants a snapshot.
@@ -257,7 +285,7 @@ class Admission:
         request, known = start.request, len(key) // BYTES
         if not known:
             raise InvalidArgument(f"request {request.id!r}: no tokens; a prompt has at least one")
-        if request.session is not None:
+        if request.session is not None and request.session not in away:
             start.session = self._sessions.get(request.session)
             start.origin = self._sessions.find(start.session, key, request.salt)
         if self._cache.enabled:
@@ -296,8 +324,6 @@ class Admission:
                 if kept is not None:
                     self._cache.tree.unlease(kept.node)
             start.lease.key = start.key
-            if start.session is not None:
-                start.lease.own = start.session.own
 
     def _undo(self, starts: Sequence[Start]) -> None:
         for start in starts:
@@ -368,6 +394,8 @@ class Admission:
                 self._commands.move([PER_ROW * row], start.origin.registers)
                 self._cache.taken(start.lease)
             if start.session is not None and start.key is not None:
+                if start.lease is not None:
+                    start.lease.own = start.session.own
                 if start.session.lease is not None:
                     self._cache.release_suspended(start.session.lease)
                 length = start.origin.length

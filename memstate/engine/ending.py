@@ -132,10 +132,10 @@ class Ending:
         for at, (row, n) in enumerate(zip(rows.tolist(), known.tolist(), strict=True)):
             if row not in ends and self._mark_of(row, n, ended=False) is None:
                 rest.append(at)
-        room = min(self._snapshots.free, self._file.allocator.free - self._file.allocator.reserve)
+        room = max(0, min(self._snapshots.free, self._file.allocator.free - self._file.allocator.reserve))
         if len(ends) > room:
             raise InvalidArgument(
-                f"{len(ends)} states at marks to publish, room for {max(0, room)}: drop snapshots, or raise slots="
+                f"{len(ends)} states at marks to publish, room for {room}: drop snapshots, or raise slots="
             )
         self._snapshots.require_answers(rows[rest], known[rest], len(ends))
 

@@ -575,8 +575,8 @@ class StateManager(Recovery):
 
         Raises:
             StaleHandle: a request has ended; nothing changed.
-            InvalidArgument: an older step must be settled first; the batch is too large; a row is named twice; a row
-                would cross a boundary; or a row has too few pages. Nothing changed.
+            InvalidArgument: an older step must be settled first; the batch is too large; a row is named twice; or a
+                row has too few pages. Nothing changed.
 
         Syncs: no, unless it needs slots that `pool.release` freed by id.
         """

@@ -1,6 +1,6 @@
 """Settings of sessions, checked when they are made."""
 
-import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ class SessionLimits:
         per_session: states that one session keeps at most, the longest first. None: all that its row held, up to 3.
         most_states: states that all idle sessions keep at most. None: no limit.
         clock: returns seconds, for `ttl`. Ranks of tensor parallelism need a clock that tells all of them the same
-            time, such as the number of the step.
+            time, such as the number of the step. It must not raise: an error of the clock can interrupt a call that
+            ends a turn or makes room, and the manager is `Broken` then.
 
     Raises:
         ConfigurationError: a setting is out of range.
@@ -48,5 +49,5 @@ class SessionLimits:
 
 
 def is_duration(value: object) -> bool:
-    """Returns whether it is a number of seconds from 0 on, and not infinite."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    """Returns whether it is a number of seconds from 0 on that a float can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max

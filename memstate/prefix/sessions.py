@@ -149,7 +149,8 @@ class Sessions:
             raise InvalidArgument(f"{handle!r} is no session: use the handle that open_session() returned")
         found = self.opened.get(hashable("session", handle))
         if found is None or found.closing:
-            raise StaleHandle(f"session {handle.id!r}", handle.serial, 0)
+            why = "it was ended by close_session() or reset(), or belongs to another manager"
+            raise StaleHandle(f"session {handle.id!r}", handle.serial, 0, why)
         return found
 
     def get(self, handle: Session) -> Conversation:

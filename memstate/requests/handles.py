@@ -6,6 +6,7 @@ from itertools import count
 from typing import Any, Protocol, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memstate.errors import InvalidArgument
 from memstate.slots.registers import Ints, Longs
@@ -75,7 +76,8 @@ class Request:
         length: tokens that KV pages are taken for at once. Default: all of `tokens`.
         resume: a snapshot to continue from. It says what length it stands for, but not of which tokens. A caller that
             gives `resume` and `tokens` must make sure that they agree.
-        snapshot_at: lengths in tokens at which states are kept as well, such as the ends of messages.
+        snapshot_at: lengths in tokens at which states are kept as well, such as the ends of messages: a sequence of
+            whole numbers, or an array of numpy.
         tokens: the whole prompt, for the prefix cache or a session to find what is computed already. One dimension, any
             sequence of whole numbers. Without a prefix cache and without a session they only say the length.
         salt: equal tokens under different salts never match. None, str, bytes, int or a tuple of these.
@@ -90,7 +92,7 @@ class Request:
     id: Hashable
     length: int | None = None
     resume: Snapshot | None = None
-    snapshot_at: Sequence[int] = ()
+    snapshot_at: Sequence[int] | NDArray[np.integer] = ()
     tokens: Tokens | None = field(default=None, repr=False, compare=False)
     salt: Hashable = None
     session: Session | None = None

@@ -164,11 +164,13 @@ class CommandBuffer:
         return released, claimed
 
     def unsure(self) -> NDArray[np.bool_]:
-        """Returns which registers may differ between host and device after a call was interrupted.
+        """Returns which registers may not have, on the device, the states that the host knows of.
 
-        These are the registers that the call changed, and those of all changes that are not sent.
+        These are the registers that the call changed, those of all changes that are not sent, and those whose states a
+        forward has still to write.
         """
         found = np.zeros(self.registers.count, bool)
+        found[list(self._unwritten)] = True
         for entry in [self._sending, *self._queue]:
             if isinstance(entry, Packet):
                 found |= entry.latest >= 0

@@ -190,6 +190,14 @@ def test_what_else_may_be_left_behind_fails_too(default_run: DemoReport, found: 
     assert not report.ok and says in report.failure()
 
 
+@pytest.mark.parametrize(("chunk", "fewest"), [(2**31 - 1, 1), (16, 2)])
+def test_a_prompt_takes_at_least_one_forward_and_no_chunk_is_padded_beyond_it(chunk: int, fewest: int) -> None:
+    report = run(DemoConfig(backend="reference", requests=3, chunk=chunk, size=TINY))
+    assert report.ok and report.to_json()["chunk"] == chunk
+    assert report.meter.prompt_chunks >= report.meter.prompts_read > 0
+    assert report.forwards_per_prompt == 1 if fewest == 1 else report.forwards_per_prompt >= fewest
+
+
 def test_progress_counts_both_runs() -> None:
     seen: list[tuple[int, int]] = []
     report = run(DemoConfig(backend="reference", requests=4, size=TINY), lambda done, total: seen.append((done, total)))
@@ -204,6 +212,7 @@ def test_progress_counts_both_runs() -> None:
         ({"sabotage": "burn"}, "sabotage 'burn'"),
         ({"slots": 0}, "slots 0: expected a whole number of at least 1"),
         ({"requests": 0}, "requests 0"),
+        ({"chunk": 2**31}, "chunk 2147483648: expected at most 2147483647 tokens"),
         ({"sessions": -1}, "sessions -1: expected a whole number of at least 0"),
         ({"track_every": 12}, "track-every 12 is no multiple of page-size 8"),
         ({"page_size": 0}, "page-size 0"),

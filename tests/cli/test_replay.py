@@ -198,6 +198,13 @@ def test_the_fraction_to_start_from_changes_what_is_counted_and_nothing_else() -
     assert (late.requests, late.evicted_states) == (len(trace) - len(trace) // 2, whole.evicted_states)
 
 
+@pytest.mark.parametrize("policy", ["lru", CLAIRVOYANT])
+def test_ids_may_be_numbers_of_any_size(policy: str) -> None:
+    small = [request(1, 2, 3), request(1, 2, 4), request(1, 2, 3, 5)]
+    large = [replace(one, hash_ids=tuple(2**63 * n for n in one.hash_ids)) for one in small]
+    assert same(replay(large, 4, 20, policy)) == same(replay(small, 4, 20, policy))
+
+
 def test_prompts_shorter_than_a_block_are_asked_for_and_never_found() -> None:
     one = run([request(1, rest=5), request(1, rest=5)], 1, 1, "return-rate")
     assert one.block_hit_rate == one.ideal_hit_rate == 0
@@ -218,12 +225,18 @@ def test_every_policy_has_its_row_and_every_number_of_states_its_column() -> Non
     ]
     assert seen == sorted(seen) and seen[-1] == (4 * len(trace), 4 * len(trace))
     columns, rows = table(replayed)
-    assert columns[:3] == ("policy", "2", "4") and columns[-3:] == ("us a match", "us an insert", "leaked")
+    assert columns[:3] == ("policy", "2", "4") and columns[-4:] == (
+        "longest wait",
+        "us a match",
+        "us an insert",
+        "leaked",
+    )
     assert [row[:3] for row in rows[:2]] == [
         [policy, *(f"{one.block_hit_rate:.3f}" for one in replayed if one.policy == policy)]
         for policy in ("lru", CLAIRVOYANT)
     ]
     assert rows[2][:3] == ["room for everything", *[f"{replayed[0].ideal_hit_rate:.3f}"] * 2]
+    assert [row[-4] for row in rows] == ["0", "", ""]  # by hand no request waits
     assert all(len(row) == len(columns) and row[-1] in ("0", "") for row in rows)
 
 
@@ -242,12 +255,14 @@ TRACE = [request(1, 2, 3, answer=5)]
         (lambda: replay(TRACE, 1, 4, "lru", -0.1), "from -0.1: "),
         (lambda: replay(TRACE, 1, 4, "lru", float("nan")), "from nan: "),
         (lambda: replay(TRACE, 1, 4, "lru", loop=Loop(chunk=0)), "chunk 0: expected at least 1 token"),
+        (lambda: replay(TRACE, 1, 4, "lru", loop=Loop(chunk=2**31)), "chunk 2147483648: .*, at most 2147483647"),
+        (lambda: replay(TRACE, 1, 4, "lru", loop=Loop(every=2**40)), "every 1099511627776: .*, at most 2147483647"),
         (lambda: replay(TRACE, 1, 4, "lru", loop=Loop(every=256)), "every 256: expected a multiple of 512"),
         (lambda: replay(TRACE, 1, 4, "lru", loop=Loop(every=0)), "every 0: "),
         (lambda: replay(TRACE, 1, 4, "lru", loop=Loop(running=0)), "running 0: expected from 1 to 4096"),
         (
             lambda: replay(TRACE, 1, 4, "lru", loop=Loop(placement="all")),
-            "placement 'all': expected ends, ",
+            "placement 'all': expected ends, ends-only, every-N, nowhere, by-hand",
         ),
         (lambda: replay([], 1, 4, "lru"), "nothing to replay: no request"),
         (lambda: compare(TRACE, (1, 0), 4, ("lru",)), "states 0, "),

@@ -63,7 +63,7 @@ REQUESTS = st.lists(st.integers(0, 5), min_size=1, max_size=30).flatmap(
         *(
             st.builds(
                 lambda at, out, ids, missing: TraceRequest(at, max(0, len(ids) * BLOCK - missing), out, tuple(ids)),
-                WHOLE, WHOLE, st.lists(WHOLE, min_size=n, max_size=n), st.integers(0, BLOCK - 1),
+                WHOLE, st.integers(0, 2**30), st.lists(WHOLE, min_size=n, max_size=n), st.integers(0, BLOCK - 1),
             )
             for n in blocks
         )
@@ -201,6 +201,10 @@ BAD_LINES = {
     "an id too many": (line(input_length="512"), "2 hash_ids for input_length 512: expected 1"),
     "ids for nothing": (line(input_length="0"), "2 hash_ids for input_length 0: expected 0"),
     "a block more": (line(input_length="1025"), "expected 3"),
+    "an answer without end": (
+        line(output_length="8000000000"),
+        "input_length 600, output_length 8000000000: expected at most 2147483647 tokens",
+    ),
     "vast": (line(input_length="9" * 4000), "2 hash_ids for input_length 9999"),
 }
 

@@ -172,6 +172,11 @@ def test_arguments_that_do_not_fit_are_named(backend: Backend, generator: torch.
     for change in MISFITS[name]:
         with pytest.raises(ValueError, match=rf"^(?:{name}|offset|conv|plane|h)\b"):
             backend.scatter_states(**(given | {name: change(given[name])}))
+        if name == "first":
+            with pytest.raises(
+                ValueError, match=rf"`batch\+1` with the number of pieces last = \({len(given['starts'])},\)"
+            ):
+                backend.scatter_states(**(given | {name: change(given[name])}))
     for absent in ({"plane": None}, {"conv": None}, {"plane": None, "conv": None, "h": None, "inputs": None}):
         with pytest.raises(ValueError, match="expected"):
             backend.scatter_states(**(given | absent))

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -579,6 +580,15 @@ def test_M6_owners_and_audits_name_the_states_at_marks(name: str, backend: Backe
     assert "mark" not in at.mem.audit().owned_by_kind
 
 
+def test_lengths_of_a_request_may_be_an_array(backend: Backend) -> None:
+    at = server(backend, "redirect", "1", Nowhere())
+    given = ([8, 16], np.array([16, 8], np.uint16), np.array([]))
+    rows = at.admit(*(ms.Request("a", tokens=T[:30], snapshot_at=lengths) for lengths in given))
+    at.run(rows, 20, publish=False)
+    assert [sorted(text for _, text in at.mem.owners().values()).count(f"row {row.index} (named of {n} tokens)")
+            for row in rows for n in (8, 16)] == [1, 1, 1, 1, 0, 0]  # fmt: skip
+
+
 @pytest.mark.parametrize("call", ["recover", "reset"])
 def test_M18_an_interrupted_plan_leaves_no_mark(call: str, backend: Backend) -> None:
     """Of states at marks the published ones stay; those of the row, and of the step that never ran, go."""
@@ -594,6 +604,18 @@ def test_M18_an_interrupted_plan_leaves_no_mark(call: str, backend: Backend) -> 
     at.look(idle=True)
     assert at.turn(T[:40], most=1000) == (16 if call == "recover" else 0)
     at.empty()
+
+
+@pytest.mark.parametrize("ran", [True, False], ids=["the forward ran", "the forward never ran"])
+def test_M18_a_published_mark_that_the_forward_has_still_to_write_is_lost(ran: bool, backend: Backend) -> None:
+    at = server(backend, "redirect", "1", Nowhere())
+    (row,) = at.admit(ms.Request("a", tokens=T[:30], snapshot_at=[8]))
+    step = at.step_to([row], [16], run=ran)
+    if ran:
+        at.mem.submit(step)
+    published = at.mem.publish([row])
+    kept = at.mem.recover()
+    assert (kept.snapshots, kept.lost) == ((published, []) if ran else ([], published))
 
 
 def test_M19_rows_that_keep_the_same_states_leave_them_once(backend: Backend) -> None:

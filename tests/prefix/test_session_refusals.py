@@ -64,14 +64,16 @@ class Twice(LruPages):
 
 def test_B17_a_leaf_that_a_policy_offers_twice_is_room_once() -> None:
     mem = manager(ms.Prefix(Lru(), Twice()), pages=6)
-    session = mem.open_session("chat")
     turn(mem, [90, 91, 92, 93])
     assert mem.prefix and mem.prefix.evict_states(1) == 1
-    turn(mem, T, session)  # whose pages the session has too
+    (row,) = mem.admit([ms.Request("a", tokens=T)])
+    prefill(mem, row, T)
+    mem.publish([row], tokens=[T])
+    assert mem.release([row], publish=True) != [None]  # this snapshot has the pages too
     before = held(mem)
-    assert (mem.free_pages, room(mem)) == (1, 1)  # a turn that begins anew wants three
+    assert (mem.free_pages, room(mem)) == (1, 1)  # a request wants three
     with pytest.raises(ms.OutOfPages):
-        mem.admit([ms.Request("edited", tokens=range(50, 62), session=session)])
+        mem.admit([ms.Request("other", tokens=range(50, 62))])
     assert held(mem) == before and nobody_is_on_what_is_gone(mem)
 
 

@@ -66,6 +66,53 @@ def test_S1_idle_sessions_refuse_no_request(backend: Backend, name: str, cache: 
         assert start in (0, 4, 8, 9), start
 
 
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (range(16), range(16)),
+        (range(16), [99, *range(1, 16)]),
+        (range(12), [*range(6), *range(90, 100)]),
+        (range(10), range(50, 62)),
+    ],
+    ids=["the same prompt", "edited at its start", "edited in the middle", "another conversation"],
+)
+@with_and_without_cache
+def test_S1_a_session_refuses_no_turn_of_its_own(
+    backend: Backend, cache: bool, first: list[int], then: list[int]
+) -> None:
+    """It holds most of the pages, and gives up its states where the turn finds no room beside them."""
+    talks = Talks(backend, "redirect", cache=cache, slots=6, pages=8, pages_per_row=8)
+    session = talks.mem.open_session("a")
+    talks.whole(first, session)
+    talks.whole(then, session)
+    assert talks.kept(session)[0] == len(then)
+
+
+def test_S1_a_turn_that_needs_its_session_keeps_it_where_another_makes_room(backend: Backend) -> None:
+    """Of two turns in one call, the one that starts elsewhere gives its states up. The other goes on from its own."""
+    talks = Talks(backend, "none", slots=6, pages=16, pages_per_row=12)
+    edited, continued = talked(talks, "a", "b")
+    assert talks.mem.free_pages == 6
+    asked = [(list(range(500, 516)), edited), ([*other(2), 1, 2, 3], continued)]
+    rows = talks.mem.admit([ms.Request(n, tokens=text, session=of) for n, (text, of) in enumerate(asked)])
+    assert [talks.mem.length(row) for row in rows] == [0, 9]
+    talks.mem.abort(rows)
+    assert talks.mem.sessions()[1].tokens == 9
+
+
+def test_S1_sessions_that_make_way_for_their_turns_release_everything(backend: Backend) -> None:
+    """The pages of the first one are enough; the second one gives its states up as well."""
+    talks = Talks(backend, "none", slots=6, pages=16, pages_per_row=12)
+    sessions = talked(talks, "a", "b")
+    texts = list(range(500, 510)), list(range(600, 608))
+    rows = talks.mem.admit([ms.Request(n, tokens=texts[n], session=sessions[n]) for n in range(2)])
+    talks.fed |= {row: [] for row in rows}
+    talks.look()
+    talks.mem.abort(rows)
+    talks.look()
+    assert [info.states for info in talks.mem.sessions()] == [0, 0]
+
+
 @pytest.mark.parametrize("scarce", ["slots", "pages"])
 @with_and_without_cache
 def test_S2_the_least_recently_used_of_the_lowest_priority_goes_first(
@@ -273,13 +320,30 @@ def test_S9_a_refusal_takes_nothing_from_idle_sessions(backend: Backend) -> None
         talks.look()
 
 
+@pytest.mark.parametrize("again", [True, False], ids=["continued", "edited"])
+@with_and_without_cache
+def test_S9_a_turn_that_is_refused_takes_nothing_from_its_session(backend: Backend, cache: bool, again: bool) -> None:
+    """A running request holds pages that the turn lacks, whatever its session gives up."""
+    talks = Talks(backend, "none", cache=cache, slots=6, pages=12, pages_per_row=12)
+    (session,) = talked(talks, "a")
+    talks.turn(other(5, 10))
+    before = counts(talks), talks.kept(session)
+    text = [*other(1), *range(7)] if again else list(range(500, 516))
+    with pytest.raises(ms.OutOfPages):
+        talks.mem.admit([ms.Request("turn", tokens=text, session=session)])
+    assert before == (counts(talks), talks.kept(session))
+    talks.look()
+
+
 def test_G1_limits_that_are_none_are_refused() -> None:
     for wrong in ({"share": 2}, {"share": True}, {"per_session": 0}, {"most_states": -1}, {"clock": 3}):
         with pytest.raises(ms.ConfigurationError):
             ms.SessionLimits(**wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("wrong", [{"priority": 0.5}, {"priority": True}, {"ttl": -1}, {"ttl": "x"}, {"ttl": True}])
+@pytest.mark.parametrize(
+    "wrong", [{"priority": 0.5}, {"priority": True}, {"ttl": -1}, {"ttl": "x"}, {"ttl": True}, {"ttl": 10**400}]
+)
 def test_G1_numbers_of_a_session_are_checked(backend: Backend, wrong: dict[str, Any]) -> None:
     talks = Talks(backend, "none")
     with pytest.raises(ms.InvalidArgument):

@@ -146,7 +146,7 @@ def test_B72_a_session_can_be_closed_whenever_no_turn_runs(backend: Backend, nam
         mem.close_session(session)
         assert mem.free_slots == free + held
         for again in (lambda: mem.close_session(session), lambda: talks.turn(TEXT, session)):  # noqa: B023
-            with pytest.raises(ms.StaleHandle):
+            with pytest.raises(ms.StaleHandle, match=r"close_session\(\)"):
                 again()
         talks.look()
         assert talks.count(Count.DOUBLE_RELEASE) == talks.count(Count.OUT_OF_RANGE) == 0

@@ -134,6 +134,8 @@ SHORT = {
     "width of a row": (InvalidArgument, {}, {"length": 17}),
     "a length": (InvalidArgument, {}, {"length": -1}),
     "a want": (InvalidArgument, {}, {"snapshot_at": [-4]}),
+    "wants on pages, in an array": (InvalidArgument, {}, {"snapshot_at": np.array([4, 6])}),
+    "wants in an array of one axis": (InvalidArgument, {}, {"snapshot_at": np.array([[4], [8]])}),
     "a want on a page": (InvalidArgument, {}, {"snapshot_at": [6]}),
     "a want that fits": (MemstateError, {}, {"snapshot_at": [2**31]}),
     "a want that is a number": (MemstateError, {}, {"snapshot_at": "8"}),

@@ -132,6 +132,15 @@ def test_B31_the_cache_gets_the_tracked_slot_and_the_row_goes_on_with_another(na
     scan(loop.mem)
 
 
+def test_B31_a_strict_publication_moves_a_snapshot_where_the_reserve_is_short(backend: Backend) -> None:
+    loop = Loop(backend, MAKERS["ping-pong"](), slots=4, reserve=2)
+    (row,) = loop.admit()
+    loop.advance([row], 5)
+    assert loop.mem.free_slots == 1
+    (snap,) = loop.mem.publish([row], strict=True)
+    assert snap and snap.length == 4
+
+
 def test_B31_a_row_that_gave_away_its_live_state_is_gone(backend: Backend) -> None:
     """NoTracking can give its state at the end only, and only one that is real."""
     loop = Loop(backend, ms.NoTracking(I))

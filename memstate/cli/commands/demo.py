@@ -53,7 +53,7 @@ def demo(
     pages: Annotated[int | None, Option(help="KV pages. Default: few enough that they run out now and then.")] = None,
     page_size: Annotated[int, Option(help="Tokens in a page.")] = 8,
     chunk: Annotated[int, Option(help="Tokens of a prompt in one step, at most.")] = 64,
-    placement: Annotated[str, Option(help="Where prompts keep states: ends, every-N or nowhere.")] = "ends",
+    placement: Annotated[str, Option(help="Where prompts keep states: ends, ends-only, every-N or nowhere.")] = "ends",
     plant_leak: Annotated[
         bool, Option("--plant-leak", metavar="", help="Empty a register by hand; pass if the audit names it.")
     ] = False,

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
+from memstate.checks import INT32_MAX
 from memstate.cli import names
 from memstate.cli.demo.sizes import ModelSize
 from memstate.errors import InvalidArgument
@@ -107,6 +108,8 @@ class DemoConfig:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 shown = f"{name.replace('_', '-')} {value!r}"
                 raise InvalidArgument(f"{shown}: expected a whole number of at least {least}")
+        if self.chunk > INT32_MAX:
+            raise InvalidArgument(f"chunk {self.chunk}: expected at most {INT32_MAX} tokens")
         if not -(2**63) <= self.seed < 2**63:
             raise InvalidArgument(f"seed {self.seed}: expected a 64-bit whole number")
         if not 0.0 <= self.fail_claims <= 1.0:

@@ -77,7 +77,8 @@ class Meter:
         gave_way: What was given up because no request could go on otherwise.
         ended: Requests by how they ended, with retracted and cancelled ones, which come back.
         session_turns: The same of turns of sessions, aborted ones in more detail.
-        prompt_chunks: Chunks that began within a prompt.
+        prompts_read: Admissions of which a forward has read a part of the prompt.
+        prompt_chunks: Parts of prompts that forwards have read. The prompt of an admission is all that it knew then.
         between: Calls between a plan and its forward.
         held: Sums by kind of owner over `looks`.
         decode: What each decode step asked for.
@@ -92,6 +93,7 @@ class Meter:
     admissions: int = 0
     steps: int = 0
     mixed_steps: int = 0
+    prompts_read: int = 0
     prompt_chunks: int = 0
     dead_entries: int = 0
     refused: Counter[str] = field(default_factory=Counter)

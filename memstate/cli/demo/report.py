@@ -103,8 +103,8 @@ class DemoReport:
 
     @property
     def forwards_per_prompt(self) -> float:
-        """Steps that a prompt took from its admission to its end, on average."""
-        return self.meter.prompt_chunks / max(1, self.meter.admissions)
+        """Forwards that read a part of an admitted prompt, on average; prompts that none has read do not count."""
+        return self.meter.prompt_chunks / max(1, self.meter.prompts_read)
 
     @property
     def states_filed_per_request(self) -> float:

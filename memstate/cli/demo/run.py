@@ -1,8 +1,9 @@
 """Puts a demo run together: the same work cached and uncached, the comparison, the audit."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -59,10 +60,12 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _run(config: DemoConfig, store: Store | None, report: Progress) -> DemoReport:
-    conversations = _conversations(config)
+def _run(given: DemoConfig, store: Store | None, report: Progress) -> DemoReport:
+    conversations = _conversations(given)
     requests = sum(len(conversation.turns) for conversation in conversations)
-    pages_per_row = _pages_per_row(config, conversations)
+    longest = max(longest_context(conversation, given.page_size) for conversation in conversations)
+    config = replace(given, chunk=min(given.chunk, longest))  # every prefill step is padded to a chunk
+    pages_per_row = -(-longest // config.page_size)
     pages = config.pages if config.pages is not None else 2 * pages_per_row
     engine = ENGINES[config.engine](config, pages, pages_per_row, store)
     mem = engine.mem
@@ -107,7 +110,7 @@ def _run(config: DemoConfig, store: Store | None, report: Progress) -> DemoRepor
     meter.generated_tokens = sum(map(len, answers))
     unclean = next((audit for audit in audits if not audit.clean), None)
     return DemoReport(
-        config=config,
+        config=given,
         backend=mem.backend.name,
         requests=requests,
         conversations=len(conversations),
@@ -140,11 +143,6 @@ def _conversations(config: DemoConfig) -> list[Conversation]:
         return from_docstrings(config.requests or REQUESTS, config.seed)
     given = from_file(config.input)
     return first_requests(given, config.requests) if config.requests else given
-
-
-def _pages_per_row(config: DemoConfig, conversations: Sequence[Conversation]) -> int:
-    longest = max(longest_context(conversation, config.page_size) for conversation in conversations)
-    return -(-longest // config.page_size)
 
 
 def _copied_by_hits(mem: StateManager, meter: Meter) -> int:

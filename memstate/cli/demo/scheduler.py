@@ -116,6 +116,8 @@ class Scheduler:
             return None
         self.witness.look()
         for entry in batch.entries:
+            self.meter.prompt_chunks += entry.work.folded < entry.work.given
+            self.meter.prompts_read += not entry.work.begun
             entry.work.folded = entry.after
         if not whole:
             self._meddle()
@@ -127,7 +129,6 @@ class Scheduler:
             self.mem.poll()
         self.meter.steps += 1
         self.meter.mixed_steps += not batch.decode_only
-        self.meter.prompt_chunks += sum(batch.inputs.start[e.place] < e.work.prompt for e in batch.entries)
         return Flight(step, results, batch.entries, batch.decode_only, asked)
 
     def _meddle(self) -> None:

@@ -26,6 +26,7 @@ class Work:
         place: Its place in the batch.
         folded: Tokens folded into the state by planned steps; len(tokens) while a sampled token is on its way.
         resumed: Length that the row started from.
+        given: Tokens known when it was admitted: the prompt and, after a retraction, a part of the answer.
         published: Tokens in whole pages that were offered to the cache.
         retractions: How often it was sent back.
         fetch: What is on its way from storage while it waits.
@@ -41,6 +42,7 @@ class Work:
     place: int = -1
     folded: int = 0
     resumed: int = 0
+    given: int = 0
     published: int = 0
     retractions: int = 0
     fetch: Fetch | None = None
@@ -78,7 +80,7 @@ class Work:
     def start(self, row: Row, place: int, resumed: int, page_size: int) -> None:
         """Takes a row and a place in the batch, from a state of `resumed` tokens on."""
         self.row, self.place, self.fetch = row, place, None
-        self.folded = self.resumed = resumed
+        self.folded, self.resumed, self.given = resumed, resumed, len(self.tokens)
         self.published = resumed // page_size * page_size
 
     def stop(self) -> None:

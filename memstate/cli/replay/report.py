@@ -81,13 +81,15 @@ def table(replayed: Sequence[Replayed]) -> tuple[tuple[str, ...], list[list[str]
         loop = (last.forwards_per_prompt, last.states_filed_per_request, last.recomputed_tokens_per_turn)
         costs = [
             *("" if figure is None else f"{figure:.1f}" for figure in loop),
+            "" if last.longest_wait is None else str(last.longest_wait),
             f"{last.us_per_match:.1f}",
             f"{last.us_per_insert:.1f}",
             str(max(one.leaked_slots for one in mine.values())),
         ]
         rows.append([policy, *(f"{mine[size].block_hit_rate:.3f}" for size in sizes), *costs])
-    rows.append(["room for everything", *(f"{replayed[0].ideal_hit_rate:.3f}" for _ in sizes), *[""] * 6])
-    figures = ("forwards a prompt", "states filed", "recomputed a turn", "us a match", "us an insert", "leaked")
+    rows.append(["room for everything", *(f"{replayed[0].ideal_hit_rate:.3f}" for _ in sizes), *[""] * 7])
+    of_loop = ("forwards a prompt", "states filed", "recomputed a turn", "longest wait")
+    figures = (*of_loop, "us a match", "us an insert", "leaked")
     return ("policy", *map(str, sizes), *figures), rows
 
 

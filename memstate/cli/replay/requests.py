@@ -7,7 +7,7 @@ request's ids say what the blocks of the answer are.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -64,6 +64,15 @@ class Served:
     known: int
     follows: int | None
     common: int
+
+
+def numbered(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
+    """Returns the requests of a trace with small numbers as ids. The ids of a trace can be larger than int64 holds."""
+    numbers: dict[int, int] = {}
+    return [
+        replace(request, hash_ids=tuple(numbers.setdefault(block, len(numbers)) for block in request.hash_ids))
+        for request in requests
+    ]
 
 
 def served(requests: Sequence[TraceRequest], units: Units) -> list[Served]:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from memstate.checks import is_count
+from memstate.checks import INT32_MAX, is_count
 from memstate.cli.replay import by_hand
 from memstate.cli.replay.report import Replayed, ideal
-from memstate.cli.replay.requests import Units, served
+from memstate.cli.replay.requests import Units, numbered, served
 from memstate.cli.replay.serving import InUnits, Serving, Tally
 from memstate.cli.traces import BLOCK, TraceRequest
 from memstate.errors import InvalidArgument
@@ -64,6 +64,7 @@ def replay(
     Syncs: no; with `launches` yes.
     """
     _require(requests, states, pages, policy, start, loop)
+    requests = numbered(requests)
     if _by_hand(policy, loop):
         return by_hand.replay(requests, states, pages, None if policy == CLAIRVOYANT else policy, start, progress)
     of_states, of_pages = POLICIES[policy]
@@ -141,13 +142,19 @@ def _require(requests: Sequence[TraceRequest], states: int, pages: int, policy: 
     if policy not in NAMES:
         raise InvalidArgument(f"policy {policy!r}: expected {', '.join(NAMES)}")
     if loop.placement != BY_HAND:
-        placement_of(loop.placement)
+        try:
+            placement_of(loop.placement)
+        except InvalidArgument as error:
+            names = ", ".join(PLACEMENT_NAMES)
+            raise InvalidArgument(f"placement {loop.placement!r}: expected {names}, such as every-512") from error
     if not (is_count(states) and is_count(pages) and 1 <= states <= MOST and 1 <= pages <= MOST):
         raise InvalidArgument(f"states {states!r}, pages {pages!r}: expected at least 1 of each, at most {MOST}")
     if not (is_count(loop.chunk) and loop.chunk >= 1):
-        raise InvalidArgument(f"chunk {loop.chunk!r}: expected at least 1 token")
+        raise InvalidArgument(f"chunk {loop.chunk!r}: expected at least 1 token, at most {INT32_MAX}")
     if not is_count(loop.every) or loop.every < 1 or loop.every % BLOCK:
-        raise InvalidArgument(f"every {loop.every!r}: expected a multiple of {BLOCK} tokens, a page of the replay")
+        raise InvalidArgument(
+            f"every {loop.every!r}: expected a multiple of {BLOCK} tokens, a page of the replay, at most {INT32_MAX}"
+        )
     if not (is_count(loop.running) and 1 <= loop.running <= MOST_RUNNING):
         raise InvalidArgument(f"running {loop.running!r}: expected from 1 to {MOST_RUNNING} requests at a time")
     if not requests:

@@ -13,6 +13,7 @@ from reprlib import repr as short
 from typing import Any, Final
 
 from memstate.atomic import replacing
+from memstate.checks import INT32_MAX
 from memstate.cli.files import objects
 from memstate.errors import InvalidArgument
 
@@ -56,6 +57,11 @@ class TraceRequest:
             raise InvalidArgument(
                 f"{len(self.hash_ids)} hash_ids for input_length {short(self.input_length)}: "
                 f"expected {short(blocks)}, one per block of {BLOCK} tokens and one for the rest"
+            )
+        if self.input_length + self.output_length > INT32_MAX:
+            raise InvalidArgument(
+                f"input_length {short(self.input_length)}, output_length {short(self.output_length)}: "
+                f"expected at most {INT32_MAX} tokens together"
             )
 
 

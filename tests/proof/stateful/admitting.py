@@ -38,6 +38,8 @@ class Admitting(Prompting):
             )
         if not (faults or self.asleep) and (higher := self._from_host(starts)):
             starts, more = higher, set()
+        elif more:
+            starts, more, numbers = self._from_elsewhere(starts)
         rows = self.attempt(faults | more, lambda: self.mem.admit(given), numbers)
         if rows is REFUSED:
             return []
@@ -56,6 +58,18 @@ class Admitting(Prompting):
         if not states or self._scarce(len(found), *model.weigh(found))[0]:
             return None
         return found if len(states) <= model.holders_left else None
+
+    def _from_elsewhere(self, starts: Sequence[Start]) -> tuple[Sequence[Start], Faults, dict[type, tuple[int, ...]]]:
+        """The same where sessions make way for their own turns: first those whose states the turns do not need."""
+        model = self.model
+        turns = [start for start in starts if start.talk and start.talk.kept]
+        more, numbers = self._scarce(len(starts), *model.weigh(starts))
+        for needed in False, True:
+            gone = [start.talk for start in turns if bool(start.moved) == needed]
+            if more and gone:
+                starts = [model.from_elsewhere(start) if start.talk in gone else start for start in starts]
+                more, numbers = self._scarce(len(starts), *model.weigh(starts))
+        return starts, more, numbers
 
     def _scarce(
         self, rows: int, need: tuple[int, int], room: tuple[int, int], evictable: int

@@ -152,7 +152,7 @@ class Marking(Talking):
             for row, bound in zip(rows, bounds, strict=True)
             if row.end and row.end[0] == row.end[2] <= bound and not row.talk
         ]
-        if len(ends) > min(left, self.free_count - self.settings.reserve):
+        if ends and len(ends) > min(left, self.free_count - self.settings.reserve):
             return False
         rest = []
         for row, bound in zip(rows, bounds, strict=True):

@@ -29,6 +29,14 @@ class Starting(Marking):
             start.shared = talk.pages[: self.pages_for(start.length)]
         self._go_on_from(start, found)
 
+    def from_elsewhere(self, start: Start) -> Start:
+        """The same request where its session makes way first."""
+        other = replace(
+            start, talk=None, away=start.talk, origin=None, length=0, moved=(), shared=(), wants=start.asked
+        )
+        self.look_up(other)
+        return other
+
     def serving(self, talk: Talk, prompt: Text, salt: Hashable) -> Sequence[Kept]:
         """States of a session that a prompt begins with."""
         same = 0
@@ -177,6 +185,12 @@ class Starting(Marking):
         for start in starts:
             if start.talk:
                 self.give_back(start)
+            elif start.away:
+                start.talk = start.away
+                if start.talk.kept:
+                    self.give_way(start.talk)
+                if start.lease:
+                    start.lease.own = start.talk.own
         self._bring_up(starts)
         rows = self.start(starts)
         for row, start in zip(rows, starts, strict=True):

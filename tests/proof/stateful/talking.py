@@ -42,7 +42,7 @@ class Talk:
 class Start:
     """What a new row begins with. size: tokens that pages are taken for. origin: whose state is read or copied; moved:
     states of a session that become the row's; taken: the origin itself does. asked: wants of the request alone. hit: a
-    longer state in host memory, which is brought up first.
+    longer state in host memory, which is brought up first. away: the session, where it makes way for its own turn.
     """
 
     name: object
@@ -60,6 +60,7 @@ class Start:
     taken: bool = False
     asked: Sequence[tuple[int, str]] = ()
     hit: "Hit | None" = None
+    away: Talk | None = None
 
 
 class Talking(Keeping):

@@ -10,7 +10,6 @@ from memstate.engine.pool import StatePool
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Registers
 from memstate.prefix.policies import Lru, LruPages, ReturnRate
-from memstate.prefix.policies.return_rate import UPDATE
 from memstate.prefix.tree import Node, Tree
 from memstate.requests.handles import Snapshot
 from memstate.slots.allocator import SlotAllocator
@@ -94,7 +93,10 @@ class Prompts:
 
 @pytest.mark.parametrize("returning", ["branch", "prompt"])
 def test_return_rates_are_learned_by_kind(returning: str) -> None:
-    """Of two kinds one always comes back and the other never does: before that is known, the older one goes first."""
+    """Of two kinds one always comes back and the other never does: 64 requests later, the other one goes first.
+
+    Before, it is the older one.
+    """
     policy, prompt = ReturnRate(), Prompts()
     never = "prompt" if returning == "branch" else "branch"
 
@@ -106,7 +108,7 @@ def test_return_rates_are_learned_by_kind(returning: str) -> None:
 
     assert order() == [returning, never]
     due: Node | None = None
-    for _ in range(UPDATE + 1):
+    for _ in range(65):
         policy.asked(due or prompt.tree.root(None), 12)
         due = prompt(9)
         policy.added(due, returning)

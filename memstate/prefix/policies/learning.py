@@ -72,7 +72,7 @@ class ReturnRates:
                 row[:] = [value * by for value in row]
 
     def update(self) -> None:
-        """Computes the rates from the counts: half a millisecond for 11 classes and 15 ages."""
+        """Computes the rates from the counts: less than a millisecond for 14 classes and 15 ages."""
         pooled, oldest = self._pool()
         self._hazard: Table = []
         self._index: Table = []

@@ -28,7 +28,7 @@ CLASSES, POOLED = BOUNDARY + 1, USED  # boundaries are many and seldom asked for
 OF_KINDS = {"branch": BRANCH, "named": NAMED}
 OF_TURNS = ("prompt", "again")
 GROWTHS = 9  # pages beyond the state, by their logarithm, to 128 and more
-UPDATE = 256  # requests between two looks at what was counted
+UPDATE = 64  # requests between two looks at what was counted
 GONE = Node(None, b"", [], 0)
 MEMORY = 2**15  # touches after which what was counted has lost half its weight
 

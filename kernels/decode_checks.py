@@ -40,6 +40,41 @@ def check(name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...], devic
         check_memory(name, tensor, device)
 
 
+def check_tokens(name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...], device: torch.device) -> int:
+    """Returns how many elements lie between a token and the next, in a tensor that may be a slice of a wider one.
+
+    Args:
+        name: of the tensor.
+        tensor: `batch token ..`. What belongs to one token is contiguous, and tokens lie at equal distances.
+        pattern: its axes in einops letters.
+        shape: its shape.
+        device: where it must be.
+
+    Raises:
+        ValueError: the shape, dtype, device or strides do not fit, or lanes cannot move 16 bytes at a time although what
+            belongs to a token is a multiple of 16 bytes.
+    """
+    check_shape(name, tensor, pattern, shape)
+    check_float(name, tensor)
+    check_memory(name, tensor, device)
+    batch, token, *rest = shape
+    width, (of_row, of_token, *inner) = prod(rest), tensor.stride()
+    distance = of_token if token > 1 else of_row if batch > 1 else width
+    even = batch == 1 or token <= 1 or of_row == token * distance
+    if not (is_dense(tuple(rest), tuple(inner)) and even and distance >= width):
+        raise ValueError(
+            f"{name}: `{pattern}` must be contiguous in what belongs to a token, with tokens at equal distances, got "
+            f"strides {tensor.stride()}: use .contiguous()"
+        )
+    size = tensor.element_size()
+    if width * size % ACCESS_BYTES == 0 and (tensor.data_ptr() % ACCESS_BYTES or distance * size % ACCESS_BYTES):
+        raise ValueError(
+            f"{name}: expected tokens that begin at multiples of {ACCESS_BYTES} bytes, got address "
+            f"{tensor.data_ptr():#x} and {distance * size} bytes between tokens: use .clone()"
+        )
+    return distance
+
+
 def check_state(state: Tensor, pattern: str, shape: tuple[int, ...]) -> Blocks:
     """Where the slots lie; refuses slots of another shape, that are not contiguous, or that share bytes."""
     if state.shape[1:] != shape:

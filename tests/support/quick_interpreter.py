@@ -15,6 +15,7 @@ def install() -> None:
     """Makes the interpreter of this process faster; kernels compute what they computed before."""
     _leave_out_unused_checks()
     _remember_types()
+    _remember_blocks()
     _remember_shapes()
     _remember_patches()
 
@@ -40,6 +41,24 @@ def _remember_types() -> None:
         return known[name]
 
     interpreter._get_np_dtype = remembered
+
+
+def _remember_blocks() -> None:
+    """A block type checks and names its shape, which is nearly always one that was there before."""
+    make, known = tl.block_type.__init__, dict[tuple[object, ...], dict[str, Any]]()
+
+    def remembered(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple(shape)
+        if not all(type(size) is int for size in sizes):
+            return make(self, element_ty, shape)
+        key = element_ty.name, getattr(element_ty, "address_space", None), sizes
+        if key not in known:
+            make(self, element_ty, shape)
+            known[key] = dict(vars(self))
+        vars(self).update(known[key])
+        return None
+
+    tl.block_type.__init__ = remembered
 
 
 def _remember_shapes() -> None:

@@ -5,6 +5,7 @@ It costs the tests most of their time. `install` leaves alone each part that thi
 
 import dataclasses
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import triton.language as tl
@@ -34,6 +35,7 @@ def _remember_types() -> None:
         return
     find, known = interpreter._get_np_dtype, dict[str, Any]()
 
+    @wraps(find)
     def remembered(of: Any) -> Any:
         name = of.scalar.name
         if name not in known:
@@ -47,6 +49,7 @@ def _remember_blocks() -> None:
     """A block type checks and names its shape, which is nearly always one that was there before."""
     make, known = tl.block_type.__init__, dict[tuple[object, ...], dict[str, Any]]()
 
+    @wraps(make)
     def remembered(self: Any, element_ty: Any, shape: Any) -> None:
         sizes = tuple(shape)
         if not all(type(size) is int for size in sizes):
@@ -68,6 +71,7 @@ def _remember_shapes() -> None:
     if set(vars(probe)) != {"handle", "shape", "numel", "type", "dtype"}:
         return
 
+    @wraps(make)
     def remembered(self: Any, handle: Any, type: Any) -> None:
         key = tuple(type.shape) if type.is_block() else ()
         if key not in known:
@@ -95,6 +99,7 @@ def _remember_patches() -> None:
             inside.clear()
             super().restore()
 
+    @wraps(patch)
     def remembered(function: Callable[..., Any]) -> Any:
         if function not in named:
             values = list(map(id, function.__globals__.values()))

@@ -18,6 +18,14 @@ from memstate.kernels.dispatch import Backend  # noqa: E402
 from tests.support.poison import Freed, fresh_memory  # noqa: E402
 from tests.support.sampling import PROOF, left_out  # noqa: E402
 
+if not CUDA and not PROOF:  # full runs take the interpreter as it is
+    try:
+        from tests.support.quick_interpreter import install
+    except ImportError:  # without Triton
+        pass
+    else:
+        install()
+
 KERNEL_BACKEND = pytest.param("cuda", marks=pytest.mark.gpu) if CUDA else "interpreter"
 
 

@@ -4,7 +4,7 @@
 
 Each process serves conversations over tiers with a `FileStore`, with threads that write and read. It compares every
 state that a request starts from, every KV page and every answer with what the tokens say. SIGKILL ends it at a random
-moment. Then this process reads every new file of the folder itself.
+moment, for half of the processes after the first turns. Then this process reads every new file of the folder itself.
 
 Ends with 1 at the first wrong byte, crash, fault of the store, or record that is gone although nothing evicts.
 """
@@ -35,7 +35,9 @@ from tests.support.processes import ended, in_child
 from tests.support.serving import written
 from tests.support.tiered import Tiered, page_bytes, state_bytes
 
-SHORTEST_LIFE_S, LONGEST_LIFE_S = 0.01, 0.12
+SHORTEST_LIFE_S, LONGEST_LIFE_S = 0.01, 0.12  # after the turns that it is left
+TURNS_LEFT = (0, 0, 1, 3)  # turns that a process serves before its time runs, as slow as the machine may be
+STUCK_S = 60.0
 SLOW = 0.25  # of the processes have a slow disk
 LIVES = 50  # processes of one folder
 FRESH = 8  # lives until there is a new conversation
@@ -44,6 +46,7 @@ TURNS = 3
 LAST_TURNS = 12  # of the process at the end of a folder, which is not killed
 SYSTEM = [9, 8, 7, 6, 5, 4, 3, 2]  # tokens that all conversations begin with
 TOLD_S = 5.0
+LOOK = os.WEXITED | os.WNOHANG | os.WNOWAIT  # whether a process has ended, which is told again
 COUNTED = ("turns", "hit_tokens", "written")
 
 
@@ -202,12 +205,13 @@ class Folder:
 
 
 def life(folder: Folder, chance: random.Random, newest: int, counts: NDArray[np.int64], killed: bool) -> None:
-    """One process: killed at a random moment, or it works for a while and closes.
+    """One process: killed at a random moment after a number of turns, or it works for a while and closes.
 
     Raises:
         Wrong: it ended otherwise.
     """
     slow, seconds = chance.random() < SLOW, chance.uniform(SHORTEST_LIFE_S, LONGEST_LIFE_S)
+    turns = int(counts[0]) + chance.choice(TURNS_LEFT)
 
     def work() -> None:
         sys.setswitchinterval(1e-4)  # threads take turns often
@@ -220,10 +224,16 @@ def life(folder: Folder, chance: random.Random, newest: int, counts: NDArray[np.
 
     child = in_child(work)
     if killed:
+        stuck = time.monotonic() + STUCK_S
+        while counts[0] < turns and time.monotonic() < stuck and not os.waitid(os.P_PID, child, LOOK):
+            time.sleep(0.001)
+        served = counts[0] >= turns
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
     if (status := ended(child)) != (-signal.SIGKILL if killed else 0):
         raise Wrong(f"a process ended with {status}, see its traceback")
+    if killed and not served:
+        raise Wrong(f"a process did not come to turn {turns} within {STUCK_S:.0f} s")
 
 
 def kill(kills: int, seed: int, tell: Callable[[str], None]) -> str:

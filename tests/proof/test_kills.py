@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from memstate.tiers import FileStore
+from tests.proof import kills
 from tests.proof.kills import COUNTED, Folder, Process, Setting, Wrong, goal, life, prompt, server
 from tests.support.processes import ROOT
 from tests.support.sampling import PROOF
@@ -19,13 +20,13 @@ from tests.support.sampling import PROOF
 def test_processes_that_are_killed_lose_hits_and_nothing_else() -> None:
     """In a process of its own, because only one without threads can be forked. MEMSTATE_SEED repeats it."""
     seed = int(os.environ.get("MEMSTATE_SEED", random.SystemRandom().randrange(2**31)))
-    kills = 2000 if PROOF else 25
-    command = [sys.executable, "-m", "tests.proof.kills", "--kills", str(kills), "--seed", str(seed)]
+    most = 2000 if PROOF else 25
+    command = [sys.executable, "-m", "tests.proof.kills", "--kills", str(most), "--seed", str(seed)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"MEMSTATE_SEED={seed}\n{done.stdout}\n{done.stderr}"
     found = re.search(r"(\d+) kills, (\d+) turns, (\d+) tokens from storage, .*, nothing wrong$", done.stdout.strip())
-    assert found and int(found[1]) == kills and int(found[2]) > kills // 4 and int(found[3]) > 0, done.stdout
+    assert found and int(found[1]) == most and int(found[2]) > most // 4 and int(found[3]) > 0, done.stdout
 
 
 def filled(path: Path, setting: Setting) -> Folder:
@@ -83,14 +84,16 @@ def test_a_record_that_is_gone_or_that_nobody_asked_for_is_found(tmp_path: Path)
         folder.look()
 
 
+@pytest.mark.parametrize("killed", [False, True])
 def test_a_process_that_ends_by_itself_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def turn(self: Process) -> None:
         raise AssertionError("the state of row 3 is wrong")
 
     monkeypatch.setattr(Process, "turn", turn)
-    folder = Folder(tmp_path, Setting("redirect"))
+    folder, chance = Folder(tmp_path, Setting("redirect")), random.Random(1)
+    monkeypatch.setattr(kills, "TURNS_LEFT", (1,))
     with pytest.raises(Wrong, match="a process ended with 1"):
-        life(folder, random.Random(1), 3, np.zeros(len(COUNTED), np.int64), killed=False)
+        life(folder, chance, 3, np.zeros(len(COUNTED), np.int64), killed)
     assert "AssertionError: the state of row 3 is wrong" in capfd.readouterr().err

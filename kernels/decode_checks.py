@@ -51,8 +51,8 @@ def check_tokens(name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...]
         device: where it must be.
 
     Raises:
-        ValueError: the shape, dtype, device or strides do not fit, or lanes cannot move 16 bytes at a time although what
-            belongs to a token is a multiple of 16 bytes.
+        ValueError: the shape, dtype, device or strides do not fit, or lanes cannot move 16 bytes at a time although
+            what belongs to a token is a multiple of 16 bytes.
     """
     check_shape(name, tensor, pattern, shape)
     check_float(name, tensor)

@@ -573,7 +573,7 @@ class PrefixCache(NotCopied):
 
     @property
     def superseded_states(self) -> int:
-        """Those of them whose row or session has left or keeps a newer one, and that no other request has used."""
+        """States that can be evicted, and whose row or session has left or keeps a newer one."""
         pinned = self._snapshots.pinned
         return sum(node.snapshot is not None and node.snapshot.register not in pinned for node in self._superseded)
 

@@ -40,7 +40,7 @@ VIEWS = {"viz": ("viz.", "slots.inspect.", "state.layout.", "checks.", "errors."
 MARKUP = "viz.html"  # strings of plain data: a repr of any layer may load it, so it imports nothing of the library
 
 # The others are reached through a Backend.
-OPEN_KERNEL_MODULES = ("dispatch", "rules", "tables", "levels", "catalog", "tuned")
+OPEN_KERNEL_MODULES = ("dispatch", "rules", "tables", "levels", "catalog", "tuned", "warps")
 
 Rule = Callable[[str, ast.Module], list[str]]
 

@@ -61,6 +61,8 @@ class Asking(Admitting):
             held = sum(tenant.live + k in model.held for k in range(3)) + len(tenant.marks)
             told = (model.length(tenant), tenant.confirmed, model.next_boundary(tenant), held)
             self._same(f"length, confirmed, next boundary, slots of row {row.index}", seen, told)
+            most = 1 + d(40)
+            self._same(f"chunk of {most} of row {row.index}", mem.chunk(row, most), model.chunk(tenant, most))
         self._same("free slots and pages", (mem.free_slots, mem.free_pages), (model.free_count, model.free_pages))
         assert f"{model.free_count} of {model.capacity} slots free, {len(model.rows)} requests" in repr(mem).replace(
             "StateManager(", ""
@@ -69,6 +71,9 @@ class Asking(Admitting):
             row = self.bad_row(d)
             for call in (mem.length, mem.confirmed, mem.next_boundary, mem.slots_held):
                 self.attempt(self.row_faults([row]), lambda call=call: call(row))  # type: ignore[misc]
+            most = d.pick(1, 7, 0, -1, "4", 2.0)
+            faults = self.row_faults([row]) | (set() if most in (1, 7) else {ms.InvalidArgument})
+            self.attempt(faults, lambda: mem.chunk(row, most))
         for register in list(model.held)[:2]:
             self._same("owner", mem.owner(register), self.owner(register))
         infos = self.attempt(set(), mem.buffer_infos)

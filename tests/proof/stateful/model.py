@@ -104,6 +104,17 @@ class Model(Starting):
             length += 1
         return length
 
+    def chunk(self, row: Row, most: int) -> int:
+        """How many tokens lose no mark: up to one that needs the end of a chunk, else to a whole page of the prompt."""
+        length = self.length(row)
+        if length >= row.tracked:
+            return most
+        end, page = min(length + most, row.tracked), self.settings.page_size
+        if row.coming and not self.settings.grid and (ends := [at for at, _ in row.coming if length < at <= end]):
+            return ends[0] - length
+        whole = [at for at in range(length + 1, end + 1) if at % page == 0]
+        return (whole[-1] if row.coming and whole and end < row.tracked else end) - length
+
     def boundaries(self, row: Row, length: int, reach: int) -> list[int]:
         """Those in length + 1 .. reach."""
         return [n for n in range(length + 1, reach + 1) if self.is_boundary(row, n)]

@@ -106,6 +106,8 @@ class Planning(Machine):
             row = self.handles.get(handle)
             most = d.pick(4, 4, 9, model.next_boundary(row) - model.length(row) if row and not window else 4)
             counts.append(1 + d(most))
+            if row and not window and d(3) == 1:
+                counts[-1] = self.mem.chunk(handle, counts[-1])
         if self.planned_last is not None and d(4) == 1:  # as a decode loop does, whether these are still there or not
             handles = self.planned_last
             counts = [1] * len(handles)

@@ -74,12 +74,14 @@ class Rules(NamedTuple):
         lanes: lanes of a row.
         every: tokens between boundaries.
         in_place: whether the only lane is overwritten where no slot is left for another.
+        pad: what a plan stores as read, write and snapshot slot where there is none: 0, or a negative number.
     """
 
     strategy: int
     lanes: int
     every: int
     in_place: bool
+    pad: int = 0
 
 
 class PlaneMap(NamedTuple):

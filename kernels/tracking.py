@@ -197,6 +197,7 @@ def _plan(
     out_rows_ptr, out_tokens_ptr, out_read_ptr, out_write_ptr, out_snapshot_ptr,
     mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr, batch, table_rows, words, every, room,
     STRATEGY: tl.constexpr, LANES: tl.constexpr, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    PAD: tl.constexpr,
 ):  # fmt: skip
     rows_ptr, tokens_ptr, limit, table_rows = batch_columns(packet_ptr, batch, table_rows)
     marks, marks_ptr = mark_columns(packet_ptr, batch)
@@ -252,8 +253,10 @@ def _plan(
             tl.store(source_ptr + row, 0, mask=(row > 0) & (source > 0))
         tl.store(out_rows_ptr + index, row, mask=inside)
         tl.store(out_tokens_ptr + index, tl.where(row > 0, tokens, 0), mask=inside)
-        tl.store(out_read_ptr + index, tl.where(row > 0, read, 0), mask=inside)
-        tl.store(out_write_ptr + index, tl.where(row > 0, write, 0), mask=inside)
+        tl.store(out_read_ptr + index, tl.where(row > 0, read, PAD), mask=inside)
+        tl.store(out_write_ptr + index, tl.where(row > 0, write, PAD), mask=inside)
+        if PAD != 0:
+            snapshot = tl.where(snapshot > 0, snapshot, PAD)
         tl.store(out_snapshot_ptr + index, snapshot, mask=inside)
     if (STRATEGY != NONE) & (STRATEGY != WINDOW):
         book_claims(counters_ptr, free, claimed, degraded)
@@ -294,7 +297,7 @@ def plan(registers: Registers, packet: Tensor, record: StepRecord, marks: Marks,
         registers.bitmap, registers.counters, *record, *marks,
         batch, registers.source.numel(), words, rules.every, marks.entry.numel(),
     )  # fmt: skip
-    sizes = constants(rules) | {"BLOCK": block, "CHUNK": chunk_words(warps)}
+    sizes = constants(rules) | {"BLOCK": block, "CHUNK": chunk_words(warps), "PAD": rules.pad}
     KEPT.launch(args, sizes, warps, packet.device, alike=registers.trusted and rules.every < 2**31)
 
 
@@ -310,7 +313,9 @@ VARIANTS = {
 }
 
 
-def variants(op: str, kernel: Any, pointers: Sequence[str], *more: str, windows: bool) -> list[CompileCase]:
+def variants(
+    op: str, kernel: Any, pointers: Sequence[str], *more: str, windows: bool, **fixed: int
+) -> list[CompileCase]:
     """The launches of plan or accept, for every strategy and every number of lanes.
 
     Args:
@@ -319,12 +324,13 @@ def variants(op: str, kernel: Any, pointers: Sequence[str], *more: str, windows:
         pointers: names of its pointers.
         more: names of integers besides those of both.
         windows: whether it plans windows too.
+        fixed: constants besides those of both.
     """
     scalars = dict.fromkeys(("batch", "table_rows", "words", "every", *more), "i32")
     return [
         CompileCase(
             sized(f"{op}[{name}]", block), kernel, dict.fromkeys(pointers, "*i32") | scalars,
-            constants(rules) | {"BLOCK": block, "CHUNK": chunk_words(warps_for(block))},
+            constants(rules) | {"BLOCK": block, "CHUNK": chunk_words(warps_for(block))} | fixed,
             tuple(pointers), warps_for(block), (), ALONE, block not in common,
         )
         for name, (rules, common) in VARIANTS.items()
@@ -340,4 +346,4 @@ def compile_cases() -> list[CompileCase]:
     )  # fmt: skip
     outputs = tuple(f"out_{name}_ptr" for name in StepRecord._fields)
     marks = tuple(f"mark_{name}_ptr" for name in Marks._fields)
-    return variants("plan", _plan, ("packet_ptr", *columns, *outputs, *marks), "room", windows=True)
+    return variants("plan", _plan, ("packet_ptr", *columns, *outputs, *marks), "room", windows=True, PAD=0)

@@ -90,6 +90,8 @@ def plan(registers: Registers, packet: Tensor, record: StepRecord, marks: Marks,
         for column, values in zip(out, (rows, tokens[at], read, slots[live], snapshot), strict=True):
             column[:] = 0
             column[at] = values
+        for column in (out.read, out.write, out.snapshot):
+            column[column == 0] = rules.pad
         _resolve_marks(sent, len(out.rows), slots, *arrays[12:])
         sent[: Section.BATCH] = sent[Section.MARKS] = 0
 

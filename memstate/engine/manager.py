@@ -204,7 +204,7 @@ class StateManager(Recovery):
         self._registers = RegisterFile(self._allocator, rows, holders, pages.per_row)
         self._commands = CommandBuffer(self._registers, self.pool.run_data, max_batch or rows)
         self._pages = PageTable(pages.count, pages.size, self._commands)
-        self._mirror = Mirror(self._registers, self.tracking, overlap)
+        self._mirror = Mirror(self._registers, self.tracking, overlap, forward.pad)
         self._snapshots = Snapshots(self._commands, self._pages, self._mirror)
         parts = self._commands, self._pages, self._snapshots
         self._cache = PrefixCache(prefix, *parts) if prefix is not None else NoCache(*parts)

@@ -55,13 +55,16 @@ class Forward:
             of a chunk.
         packed: multiples of `grid` count from the start of the packed batch, as in Mamba-2's chunk scan, and not from
             the start of each row's chunk.
+        pad: what `step.read`, `step.write` and `step.snapshot` hold where there is no slot: in padding, and for rows
+            without a snapshot. 0: the null slot, which no request reads. -1: for kernels that skip negative numbers
+            and have no null slot. memstate's own kernels take both.
 
     Raises:
-        ConfigurationError: a value is neither True nor False, or `grid` does not fit the rest.
+        ConfigurationError: a value is neither True nor False, `grid` does not fit the rest, or `pad` is another number.
 
     Example:
         >>> Forward(grid=64)
-        Forward(in_place=False, speculation=False, direct_hits=None, grid=64, packed=False)
+        Forward(in_place=False, speculation=False, direct_hits=None, grid=64, packed=False, pad=0)
     """
 
     in_place: bool = False
@@ -69,6 +72,7 @@ class Forward:
     direct_hits: bool | None = None
     grid: int | None = None
     packed: bool = False
+    pad: int = 0
 
     def __post_init__(self) -> None:
         for name, switch in (("in_place", self.in_place), ("speculation", self.speculation)):
@@ -83,6 +87,8 @@ class Forward:
                 f"grid={self.grid} with in_place=True: kernels that update one slot have the state at the end of a "
                 "chunk only; leave grid out, and end chunks at next_boundary(row)"
             )
+        if type(self.pad) is not int or self.pad not in (0, -1):
+            raise ConfigurationError(f"pad={self.pad!r}: expected 0, the null slot, or -1, which other kernels skip")
         if self.packed and self.grid is None:
             raise ConfigurationError("packed=True says where multiples of grid count from: give grid as well")
 

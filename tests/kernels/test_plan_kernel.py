@@ -192,7 +192,7 @@ def test_plan_is_the_rule_for_every_row(variant: str, batch: int, backend: Backe
         limit = rng.choice((NO_LIMIT, NO_LIMIT, -1, 0, 1, batch // 4))
         record, expected = stale_record(batch, table.cells), stale_record(batch, table.cells)
 
-        rules = tables.Rules(strategy, lanes, file.every, in_place)
+        rules = tables.Rules(strategy, lanes, file.every, in_place, pad=rng.choice((0, -1)))
         given, room = random_marks(rng, file, batch), rng.choice((64, 2))
         packet = batch_packet((rows, tokens), limit, table.cells, given)
         packet[: tables.Section.BATCH] = 3  # changes that were carried out
@@ -204,6 +204,9 @@ def test_plan_is_the_rule_for_every_row(variant: str, batch: int, backend: Backe
         assert packet[tables.Section.MARKS] == 0 and packet[tables.LIMIT_CELL] == limit
         assert all(torch.equal(*columns) for columns in zip((*record, *marks), (*expected, *others), strict=True))
         assert_marked(marks, table, given[:room])
+        for column in record[2:5] if rules.pad else ():
+            assert not (column == 0).any(), "a slot or the number that stands for none"
+            column[column == rules.pad] = 0
 
         pairs = zip(rows, tokens, strict=True)
         entries = model.plan(

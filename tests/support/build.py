@@ -8,7 +8,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.prefix.placement import Ends
 
 PAGES = {"pages": "count", "page_size": "size", "pages_per_row": "per_row"}
-FORWARD = ("in_place", "speculation", "direct_hits", "grid", "packed")
+FORWARD = ("in_place", "speculation", "direct_hits", "grid", "packed", "pad")
 
 
 def build(layout: StateLayout, **given: Any) -> StateManager:

@@ -41,10 +41,10 @@ class Mirror:
         degraded: optional claims refused since the start.
     """
 
-    def __init__(self, file: RegisterFile, tracking: Tracking, overlap: bool) -> None:
+    def __init__(self, file: RegisterFile, tracking: Tracking, overlap: bool, pad: int = 0) -> None:
         self.file, self.tracking = file, tracking
         self.lanes = tracking.lanes(overlap)
-        self.rules = Rules(int(tracking.strategy), self.lanes, int(tracking.every), tracking.in_place)
+        self.rules = Rules(int(tracking.strategy), self.lanes, int(tracking.every), tracking.in_place, pad)
         self._columns = Columns(file.held, file.labels, file.tracked, file.source)
         self.snapshots = 0  # taken since the start
         self.degraded = 0  # optional claims refused since the start

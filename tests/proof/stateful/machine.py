@@ -75,7 +75,7 @@ class Machine:
             self.mem = build(
                 s.layout, slots=s.slots, max_requests=s.rows, preallocated=s.preallocated, max_batch=s.max_batch,
                 tracking=s.tracking, overlap=s.overlap, speculation=s.speculation, in_place=s.in_place,
-                direct_hits=s.direct_hits, grid=s.grid or None, packed=s.packed, snapshots=s.snapshots,
+                direct_hits=s.direct_hits, grid=s.grid or None, packed=s.packed, pad=s.pad, snapshots=s.snapshots,
                 reserve=s.reserve, pages=s.pages, ends=True,
                 page_size=s.page_size,
                 pages_per_row=s.pages_per_row, tensors=self.memory.tensors, debug=s.debug,

@@ -211,10 +211,10 @@ class Memory:
         marks: entry, tokens and slot of states inside of the step.
         """
         self._pull()
-        real = [i for i, slot in enumerate(write) if slot]
+        real = [i for i, slot in enumerate(write) if slot > 0]
         steps = [(*history.step(starts[i], tokens[i]), len(tokens[i])) for i in real]
         to, of = [write[i] for i in real], [read[i] for i in real]
-        taken = [k for k, i in enumerate(real) if snapshot[i]]
+        taken = [k for k, i in enumerate(real) if snapshot[i] > 0]
         also = [snapshot[real[k]] for k in taken]
         used = [*to, *also, *[slot for _, _, slot in marks]]
         assert len(set(used)) == len(used), f"two entries write one slot: {to} and {also}"
@@ -235,7 +235,7 @@ class Memory:
                         place.host[slot] = one
                     if also and not copied:
                         place.host[also] = state[taken]
-                if self.settings.in_place and len(real) < len(write):
+                if self.settings.in_place and 0 in write:
                     place.host[0] = JUNK
         self._push()
 
@@ -244,7 +244,7 @@ class Memory:
     ) -> dict[str, Tensor]:
         """The states after each token, or for a convolution its inputs; what nobody may read is poison."""
         self._pull()
-        real = [i for i, slot in enumerate(read) if slot]
+        real = [i for i, slot in enumerate(read) if slot > 0]
         found = {}
         for part, kind in self.kinds.items():
             shape = (self.settings.layers, len(read), width, len(kind.cells))

@@ -184,7 +184,7 @@ class Model(Starting):
                 if not window:
                     self._plan_row(entry, claim)
             step.entries.append(entry)
-            self.vectors[:, len(step.entries) - 1] = self._vector(entry)
+            self.vectors[:, len(step.entries) - 1] = self._vector(entry, self.settings.pad)
         self.agree()
         self.open = step
         slots = [slot for entry in step.entries for slot in (entry.read, entry.write, entry.snapshot)]
@@ -207,11 +207,11 @@ class Model(Starting):
         return step
 
     @staticmethod
-    def _vector(entry: Entry) -> list[int]:
+    def _vector(entry: Entry, pad: int) -> list[int]:
         """rows, tokens, read, write, snapshot."""
         if entry.row is None:
-            return [0] * 5
-        return [entry.row.number, len(entry.tokens), entry.read, entry.write, entry.snapshot]
+            return [0, 0, pad, pad, pad]
+        return [entry.row.number, len(entry.tokens), entry.read, entry.write, entry.snapshot or pad]
 
     def _plan_row(self, entry: Entry, claim: Claim) -> None:
         s, row, length = self.settings, entry.row, entry.before

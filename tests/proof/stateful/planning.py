@@ -286,6 +286,6 @@ class Planning(Machine):
         self.model.forward(planned)
         if self.lower:
             self.lower.forward([(entry.row, entry.before, len(entry.tokens)) for entry in planned.entries if entry.row])
-        if self.settings.in_place and not all(entry.row for entry in planned.entries):
+        if self.settings.in_place and not self.settings.pad and not all(entry.row for entry in planned.entries):
             for states in self.model.content.values():
                 states[0] = RUBBISH

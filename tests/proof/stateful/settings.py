@@ -84,6 +84,7 @@ class Settings:
     most_kept: int | None = None
     grid: int = 0
     packed: bool = False
+    pad: int = 0
     placed: int = 0  # tokens between states of prompts, 0: at ends and branch points only
 
     @classmethod
@@ -123,6 +124,7 @@ class Settings:
             chosen = replace(chosen, grid=grid, packed=d(3) == 1)
         if prefix:
             chosen = replace(chosen, placed=d.pick(0, 0, page_size, 3, 6))
+        chosen = replace(chosen, pad=-int(d(4) == 1))
         some = bool(d(2)) if tiered is None else tiered
         return replace(chosen, tiered=True, **cls._below(d, chosen)) if prefix and some else chosen
 

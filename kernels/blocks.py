@@ -66,12 +66,17 @@ def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
+def is_transposed(tensor: Tensor) -> bool:
+    """Whether the last two axes lie in memory the other way round, dense; False where both ways are the same."""
+    (rows, columns), (row, column) = tensor.shape[-2:], tensor.stride()[-2:]
+    if (columns == 1 or column == 1) and (rows == 1 or row == columns):
+        return False
+    return (rows == 1 or row == 1) and (columns == 1 or column == rows)
+
+
 def taps_are_fastest(windows: Tensor) -> bool:
     """Whether a window of `.. tap channel` lies in memory as `channel tap`, and not as `tap channel`."""
-    (taps, channels), (tap, channel) = windows.shape[-2:], windows.stride()[-2:]
-    if (channels == 1 or channel == 1) and (taps == 1 or tap == channels):
-        return False
-    return (taps == 1 or tap == 1) and (channels == 1 or channel == taps)
+    return is_transposed(windows)
 
 
 def stride_unit(state: Tensor) -> int:

@@ -21,6 +21,7 @@ class CompileCase(NamedTuple):
         plane_args: pointer arguments through which plane bytes move, or the table their addresses come from.
         options: further compile options of the launch (enable_fp_fusion, ...).
         rare: whether it is another shape of a kernel that is in the catalogue already.
+        of_64: constants that differ where a warp has 64 threads.
     """
 
     name: str
@@ -32,6 +33,7 @@ class CompileCase(NamedTuple):
     plane_args: tuple[str, ...]
     options: Mapping[str, Any] = MappingProxyType({})
     rare: bool = False
+    of_64: Mapping[str, Any] = MappingProxyType({})
 
 
 def all_cases(every_shape: bool = False) -> list[CompileCase]:

@@ -191,6 +191,14 @@ def check_distinct(name: str, blocks: Blocks) -> None:
         )
 
 
+def span(tensor: Tensor) -> int:
+    """Bytes from the first element of a tensor to behind its last."""
+    if tensor.is_contiguous() or not tensor.numel():
+        return tensor.nbytes
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
 def check_apart(name: str, blocks: Blocks, others: Mapping[str, Tensor | None], *written: str) -> None:
     """Refuses a plane that shares bytes with another tensor, and a written tensor that shares some with any other.
 
@@ -199,7 +207,7 @@ def check_apart(name: str, blocks: Blocks, others: Mapping[str, Tensor | None], 
     Args:
         name: of the plane.
         blocks: the bytes of the plane.
-        others: contiguous tensors by name, the plane itself, or None.
+        others: tensors by name, the plane itself, or None. Of a slice all bytes from its first to its last count.
         written: names of those among them that are written.
 
     Raises:
@@ -210,12 +218,12 @@ def check_apart(name: str, blocks: Blocks, others: Mapping[str, Tensor | None], 
     for out in written:
         tensor = others[out]
         if tensor is not None:
-            stores.append((out, tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes))
+            stores.append((out, tensor.data_ptr(), tensor.data_ptr() + span(tensor)))
     for other, tensor in others.items():
         if tensor is None or other == name:
             continue
         start = tensor.data_ptr()
-        end = start + tensor.nbytes
+        end = start + span(tensor)
         if start < high and low < end and blocks.meets(start, end):
             _refuse(other, (start, end), name, (low, high))
         for out, first, last in stores:

@@ -10,7 +10,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from memstate.kernels.blocks import Blocks, is_dense, taps_are_fastest
+from memstate.kernels.blocks import Blocks, is_dense, is_transposed, taps_are_fastest
 from memstate.kernels.checks import (
     FLOATS,
     check_apart,
@@ -178,8 +178,8 @@ def check_gated_delta(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, scale: float | None, out: Tensor | None, window: Tensor | None,
     marks: Marks | None,
-) -> None:  # fmt: skip
-    """Refuses arguments of `gated_delta_step` that do not fit each other."""
+) -> tuple[int, ...]:  # fmt: skip
+    """Returns how many elements lie between tokens of q, k, v, decay and beta; refuses arguments that do not fit."""
     rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
     tensors: dict[str, Tensor | None] = {
         "state": state, "q": q, "k": k, "v": v, "decay": decay, "beta": beta, **rows, "out": out, "window": window
@@ -194,26 +194,41 @@ def check_gated_delta(
             f"got {tuple(q.shape)} and {tuple(v.shape)}"
         )
     batch, token, head, value = v.shape
-    key = q.shape[3]
+    key_head, key = q.shape[2:]
     check_sizes(head=head, key=key, value=value)
-    for name, shared in (("q", q), ("k", k)):
-        check(name, shared, "batch token key_head key", (batch, token, q.shape[2], key), device)
-    check("v", v, "batch token head value", (batch, token, head, value), device)
-    if decay.dim() == 4:
-        check("decay", decay, "batch token head key", (batch, token, head, key), device)
-    else:
-        check("decay", decay, "batch token head", (batch, token, head), device)
-    check("beta", beta, "batch token head", (batch, token, head), device)
-    slots = check_state(state, "slot head key value", (head, key, value))
+    by_key = decay.dim() == 4
+    of_decay, rates = ("batch token head key", (head, key)) if by_key else ("batch token head", (head,))
+    apart = (
+        check_tokens("q", q, "batch token key_head key", (batch, token, key_head, key), device),
+        check_tokens("k", k, "batch token key_head key", (batch, token, key_head, key), device),
+        check_tokens("v", v, "batch token head value", (batch, token, head, value), device),
+        check_tokens("decay", decay, of_decay, (batch, token, *rates), device),
+        check_tokens("beta", beta, "batch token head", (batch, token, head), device),
+    )
+    slots = _check_matrices(state, (head, key, value))
     check_columns(device, batch, **rows)
     if out is not None:
         check("out", out, "batch token head value", (batch, token, head, value), device)
+        if value * out.element_size() % ACCESS_BYTES == 0:
+            check_address("out", out)
     if window is not None:
-        check_window(window, state, "batch token head key value", (batch, token))
+        if state.dim() == window.dim() - 1 and is_transposed(state):
+            check_window(window.mT, state.mT, "batch token head value key", (batch, token))
+        else:
+            check_window(window, state, "batch token head key value", (batch, token))
     if marks is not None:
         check_kept(marks, window, tensors, device)
     check_written(tensors, "state", "out", "window")
     check_apart("state", slots, tensors, "out", "window")
+    return apart
+
+
+def _check_matrices(state: Tensor, shape: tuple[int, int, int]) -> Blocks:
+    """Where the slots lie; each is `head key value` or `head value key` in memory."""
+    head, key, value = shape
+    if state.shape[1:] == shape and is_transposed(state):
+        return check_state(state.mT, "slot head value key", (head, value, key))
+    return check_state(state, "slot head key value", shape)
 
 
 def check_selective(

@@ -4,6 +4,9 @@ One program advances one tile of one head's state, `key` by a block of `value`, 
 stays in fp32 registers from its load on, so the program may write the slot that it read. Up to 128 keys fit one warp,
 and sums over keys then never wait for another. A speculative window takes a copy of the tile behind every token,
 slots of marks behind theirs.
+
+A slot stores `key value` or `value key`, which the strides of the state say. Lanes move 16 bytes along the axis that is
+fastest. The order in which they add up a sum differs.
 """
 
 import math
@@ -11,48 +14,151 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.blocks import stride_unit
+from memstate.kernels.blocks import is_transposed, stride_unit
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_checks import check_gated_delta
 from memstate.kernels.slots import NO_MARKS, absent, first_mark, known_slot, mark_offset, mark_types, row_slots
 from memstate.kernels.tables import ACCESS_BYTES, Marks
 from memstate.kernels.tuned import DeltaConfig, config_of
-from memstate.kernels.warps import THREAD_REGISTERS, limit, roomy
+from memstate.kernels.warps import THREAD_REGISTERS, limit, roomy, warp_threads
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
-MARKED = 168  # registers of a thread in a launch with marks and wide accesses: what float32 states need
+WIDE = 168  # registers of a thread where accesses are wide: float32 states take 140, and would spill at 128
 DEFAULT = DeltaConfig()
+KEY_LANES = 8  # that share the keys of a value at least, where keys are fastest
 
-# Everything that may differ between two calls of one model. The alignment of the inputs belongs here too: it may change
-# the order in which lanes add up a sum, and the bits of a row would depend on where its batch was allocated.
+# Everything that may differ between two calls of one model. The alignment of the inputs belongs here too: the bits of a
+# row would depend on where its batch was allocated. What shapes alone say about it, the kernel says itself.
 PER_CALL = [
     "q_ptr", "k_ptr", "v_ptr", "decay_ptr", "beta_ptr", "out_ptr",
     "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr",
     "mark_count_ptr", "mark_entry_ptr", "mark_offset_ptr", "mark_slot_ptr",
     "max_tokens", "last", "stride_units", "window_units", "scale",
+    "q_apart", "k_apart", "v_apart", "decay_apart", "beta_apart",
 ]  # fmt: skip
+
+
+@triton.jit
+def _run(ptr, at, KEY: tl.constexpr, RUN: tl.constexpr):
+    """RUN neighbouring elements of each lane, in fp32: one tensor `lane` for each. Zeros behind the last of KEY.
+
+    They are moved 16 bytes at a time where the shape alone says that every run lies on 16 bytes: see `check_tokens`. So
+    few words of 8 bytes are loaded by the lanes that use them, and nothing is exchanged.
+
+    ptr: the first element of the head. at: the first element of each lane's run.
+    """
+    bits: tl.constexpr = ptr.dtype.element_ty.primitive_bitwidth
+    PER_WORD: tl.constexpr = 64 // bits
+    WORDS: tl.constexpr = (
+        2 if RUN * bits % 128 == 0 and at.shape[0] <= 8 else 1
+    )  # 16 words are loaded where they are used
+    found = ()
+    if KEY * bits % 128 == 0 and RUN * bits % 64 == 0:
+        word = tl.multiple_of(ptr, 16).to(tl.pointer_type(tl.int64), bitcast=True)
+        for piece in tl.static_range(RUN // (PER_WORD * WORDS)):
+            first = at // PER_WORD + piece * WORDS
+            if WORDS == 2:
+                words_at = tl.multiple_of(first, 2)[:, None] + tl.arange(0, 2)[None, :]
+                pair = tl.split(tl.load(word + words_at, mask=words_at < KEY // PER_WORD, other=0))
+            else:
+                pair = (tl.load(word + first, mask=first < KEY // PER_WORD, other=0),)
+            for half in tl.static_range(WORDS):
+                for part in tl.static_range(PER_WORD):
+                    if bits == 16:
+                        element = (pair[half] >> (16 * part)).to(tl.int16)
+                    else:
+                        element = (pair[half] >> (32 * part)).to(tl.int32)
+                    found += (element.to(ptr.dtype.element_ty, bitcast=True).to(tl.float32),)
+    else:
+        for part in tl.static_range(RUN):
+            found += (tl.load(ptr + at + part, mask=at + part < KEY, other=0.0).to(tl.float32),)
+    return found
+
+
+@triton.jit
+def _joined(columns, COUNT: tl.constexpr):
+    """One tensor of COUNT tensors, a power of two: element i of each lane is that of column i."""
+    for level in tl.static_range(3):
+        if 1 << level < COUNT:
+            pairs = ()
+            for part in tl.static_range(COUNT >> (level + 1)):
+                pair = tl.join(columns[part], columns[part + (COUNT >> (level + 1))])
+                pairs += (pair.reshape(pair.shape[0], 2 << level) if level else pair,)
+            columns = pairs
+    found = columns[0]
+    if COUNT > 1:
+        found = found.reshape(found.shape[0] * COUNT)
+    return found
+
+
+@triton.jit
+def _keys(
+    ptr, KEY: tl.constexpr, KEY_FASTEST: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr
+):  # fmt: skip
+    """One head's elements for each key, as the tiles have them: a tensor `key` for each tile."""
+    lane = tl.arange(0, LANES)
+    if not KEY_FASTEST:
+        return _run(ptr, lane * PIECES, KEY, PIECES)
+    found = ()
+    for piece in tl.static_range(PIECES):
+        found += (_joined(_run(ptr, (piece * LANES + lane) * RUN, KEY, RUN), RUN),)
+    return found
+
+
+@triton.jit
+def _dot(keys, tiles, PIECES: tl.constexpr):
+    """Sums over keys, `value`: those of a lane one after the other, then those of all lanes."""
+    found = keys[0][:, None] * tiles[0]
+    for piece in tl.static_range(1, PIECES):
+        found = tl.fma(keys[piece][:, None], tiles[piece], found)
+    return tl.sum(found, 0)
+
+
+@triton.jit
+def _in_piece(index, piece, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr, PIECE_STEP: tl.constexpr):
+    """Elements of a piece that the head has."""
+    return (index * KEY_STEP + piece * PIECE_STEP < KEY)[:, None] & in_value[None, :]
+
+
+@triton.jit
+def _store(
+    ptr, tiles, wanted, index, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
+    KEY_STRIDE: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    """Stores the tile where it is wanted. ptr: of the first piece."""
+    for piece in tl.static_range(PIECES):
+        # Masks of a block and a scalar by `where`: `&` of the two is no mask in the interpreter of Triton 3.9.
+        mask = tl.where(wanted, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
+        tl.store(ptr + piece * (PIECE_STEP * KEY_STRIDE), tiles[piece].to(ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=PER_CALL)
 def _gated_delta_step(
     q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, state_ptr, window_ptr, out_ptr,
     read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
-    max_tokens, last, stride_units, window_units, scale,
+    max_tokens, last, stride_units, window_units, scale, q_apart, k_apart, v_apart, decay_apart, beta_apart,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, PER_KEY: tl.constexpr,
-    UNIT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    KEY_FASTEST: tl.constexpr, UNIT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    LANES: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
-    key = tl.arange(0, BLOCK_K)
+    key_head = head // (HEADS // KEY_HEADS)
     value = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
-    in_key = key < KEY
     in_value = value < VALUE
-    in_tile = in_key[:, None] & in_value[None, :]
+    # The tile in pieces, so that a lane knows which keys it has. With values fastest it has PIECES neighbouring keys,
+    # one of each piece; with keys fastest RUN neighbouring ones of each piece.
+    PIECES: tl.constexpr = BLOCK_K // (LANES * RUN)
+    index = tl.arange(0, LANES * RUN)
+    KEY_STEP: tl.constexpr = 1 if KEY_FASTEST else PIECES  # keys from one row of a piece to the next
+    PIECE_STEP: tl.constexpr = LANES * RUN if KEY_FASTEST else 1  # keys from one piece to the next
+    KEY_STRIDE: tl.constexpr = 1 if KEY_FASTEST else VALUE
+    VALUE_STRIDE: tl.constexpr = KEY if KEY_FASTEST else 1
+    WIDTH: tl.constexpr = min(16, UNIT * out_ptr.dtype.element_ty.primitive_bitwidth // 8)  # bytes that a lane stores
 
     real, read, write, snapshot, count = row_slots(
         read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last, window_ptr is None
@@ -64,51 +170,73 @@ def _gated_delta_step(
 
     # A multiple of UNIT that the compiler can see to be one: otherwise the accesses to the state become narrow.
     slot_stride = stride_units.to(tl.int64) * UNIT
-    # Masks of a block and a scalar by `where`: `&` of the two is no mask in the interpreter of Triton 3.9.
-    tile_ptr = state_ptr + head * (KEY * VALUE) + key[:, None] * VALUE + value[None, :]
-    s = tl.load(tile_ptr + read * slot_stride, mask=tl.where(read > 0, in_tile, False), other=0.0).to(tl.float32)
+    tile = head * (KEY * VALUE) + index[:, None] * (KEY_STEP * KEY_STRIDE) + value[None, :] * VALUE_STRIDE
+    tile_ptr = state_ptr + tile
+    s = ()
+    for piece in tl.static_range(PIECES):
+        at_ptr = tile_ptr + read * slot_stride + piece * (PIECE_STEP * KEY_STRIDE)
+        mask = tl.where(read > 0, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
+        s += (tl.load(at_ptr, mask=mask, other=0.0).to(tl.float32),)
 
     for t in range(count):
         token = row * max_tokens + t
-        key_at = (token * KEY_HEADS + head // (HEADS // KEY_HEADS)) * KEY + key
-        value_at = (token * HEADS + head) * VALUE + value
-        q = tl.load(q_ptr + key_at, mask=in_key, other=0.0).to(tl.float32)
-        k = tl.load(k_ptr + key_at, mask=in_key, other=0.0).to(tl.float32)
-        v = tl.load(v_ptr + value_at, mask=in_value, other=0.0).to(tl.float32)
-        beta = tl.load(beta_ptr + token * HEADS + head).to(tl.float32)
+        k = _keys(k_ptr + (token * k_apart + key_head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
+        q = _keys(q_ptr + (token * q_apart + key_head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
+        v_at = v_ptr + (token * v_apart + head * VALUE)
+        if VALUE * v_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
+            v_at = tl.multiple_of(v_at, 16)  # it was seen at the door
+        v = tl.load(v_at + value, mask=in_value, other=0.0).to(tl.float32)
+        beta = tl.load(beta_ptr + token * beta_apart + head).to(tl.float32)
 
         if PER_KEY:
-            decay = tl.load(decay_ptr + (token * HEADS + head) * KEY + key, mask=in_key, other=0.0).to(tl.float32)
-            s = s * tl.exp(decay)[:, None]
+            decay = _keys(decay_ptr + (token * decay_apart + head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
         else:
-            decay = tl.load(decay_ptr + token * HEADS + head).to(tl.float32)
-            s = s * tl.exp(decay)
-        delta = beta * (v - tl.sum(k[:, None] * s, 0))
-        s = s + k[:, None] * delta[None, :]
-        o = tl.sum(q[:, None] * s, 0) * scale
-        tl.store(out_ptr + value_at, o.to(out_ptr.dtype.element_ty), mask=in_value)
+            gate = tl.exp(tl.load(decay_ptr + token * decay_apart + head).to(tl.float32))
+        old = s
+        s = ()
+        for piece in tl.static_range(PIECES):
+            if PER_KEY:
+                gate = tl.exp(decay[piece])[:, None]
+            s += (old[piece] * gate,)
+        delta = beta * (v - _dot(k, s, PIECES))
+        old = s
+        s = ()
+        for piece in tl.static_range(PIECES):
+            s += (tl.fma(k[piece][:, None], delta[None, :], old[piece]),)
+        o = _dot(q, s, PIECES) * scale
+        o = o.to(out_ptr.dtype.element_ty)
+        out_at = out_ptr + (token * HEADS + head) * VALUE
+        if KEY_FASTEST or VALUE * out_ptr.dtype.element_ty.primitive_bitwidth % 128 != 0:
+            tl.store(out_at + value, o, mask=in_value)
+        else:
+            # By the lanes of key 0, as pieces lie: nothing is exchanged.
+            out_at = tl.multiple_of(out_at, WIDTH)
+            first = (index == 0)[:, None] & in_value[None, :]
+            whole = tl.broadcast_to(o[None, :], (LANES * RUN, BLOCK_V))
+            tl.store(out_at + value[None, :] + tl.zeros_like(index)[:, None], whole, mask=first)
         if window_ptr is not None:
             # Seen to be a multiple of UNIT and of no more, as slots are: wider accesses here would change the layout of
             # the tile, and with it the order of its sums.
-            at_ptr = window_ptr + token * window_units * UNIT
-            at_ptr = at_ptr + head * (KEY * VALUE) + key[:, None] * VALUE + value[None, :]
-            tl.store(at_ptr, s.to(window_ptr.dtype.element_ty), mask=in_tile)
+            at_ptr = window_ptr + token * window_units * UNIT + tile
+            _store(at_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, PIECES)
         if mark_count_ptr is not None:
             while offset <= t + 1:
                 kept = known_slot(tl.load(mark_slot_ptr + mark), last)
-                wanted = tl.where((offset == t + 1) & (kept > 0), in_tile, False)
-                tl.store(tile_ptr + kept * slot_stride, s.to(state_ptr.dtype.element_ty), mask=wanted)
+                wanted = (offset == t + 1) & (kept > 0)
+                at_ptr = tile_ptr + kept * slot_stride
+                _store(at_ptr, s, wanted, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, PIECES)
                 mark += 1
                 offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
     for t in range(count, max_tokens):
-        value_at = ((row * max_tokens + t) * HEADS + head) * VALUE + value
-        tl.store(out_ptr + value_at, 0.0, mask=in_value)
+        out_at = ((row * max_tokens + t) * HEADS + head) * VALUE + value
+        tl.store(out_ptr + out_at, 0.0, mask=in_value)
 
     if window_ptr is None:
-        new = s.to(state_ptr.dtype.element_ty)
-        tl.store(tile_ptr + write * slot_stride, new, mask=tl.where(real, in_tile, False))
-        tl.store(tile_ptr + snapshot * slot_stride, new, mask=tl.where(snapshot > 0, in_tile, False))
+        live_ptr = tile_ptr + write * slot_stride
+        copy_ptr = tile_ptr + snapshot * slot_stride
+        _store(live_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, PIECES)
+        _store(copy_ptr, s, snapshot > 0, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, PIECES)
 
 
 def blocks(key: int, value: int, config: DeltaConfig = DEFAULT) -> tuple[int, int, int]:
@@ -117,8 +245,30 @@ def blocks(key: int, value: int, config: DeltaConfig = DEFAULT) -> tuple[int, in
 
 
 def _most(unit: int, itemsize: int) -> int:
-    """Registers of a thread in a launch with marks. Narrow accesses need more addresses at a time."""
-    return MARKED if unit * itemsize == ACCESS_BYTES else THREAD_REGISTERS
+    """Registers of a thread. Narrow accesses need more addresses at a time."""
+    return WIDE if unit * itemsize == ACCESS_BYTES else THREAD_REGISTERS
+
+
+def shares(
+    key_fastest: bool, itemsize: int, block_k: int, block_v: int, warps: int, threads: int = 32
+) -> tuple[int, int]:
+    """Lanes that share the keys of a value in each piece of a tile, and neighbouring keys of each.
+
+    No fewer lanes than threads are in a piece, so that no two warps hold the same ones.
+
+    Args:
+        key_fastest: whether a slot stores `value key`.
+        itemsize: bytes of an element of the state.
+        block_k: keys of the tile.
+        block_v: values of the tile.
+        warps: of a program.
+        threads: of a warp.
+    """
+    wide = ACCESS_BYTES // itemsize
+    if key_fastest:
+        run = min(wide, block_k)
+        return min(block_k // run, max(KEY_LANES, threads * warps // block_v)), run
+    return min(block_k, max(1, threads * warps // max(1, block_v // wide))), 1
 
 
 def gated_delta_step(
@@ -127,22 +277,24 @@ def gated_delta_step(
     window: Tensor | None = None, marks: Marks | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.gated_delta.gated_delta_step`."""
-    check_gated_delta(q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window, marks)
-    out = torch.empty_like(v) if out is None else out
+    apart = check_gated_delta(q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window, marks)
     batch, max_tokens, heads, values = v.shape
+    out = v.new_empty(v.shape) if out is None else out
     key_heads, keys = q.shape[2:]
     if batch == 0:
         return out
     unit = math.gcd(stride_unit(state), heads * keys * values)
+    key_fastest = is_transposed(state)
     config = config_of(DeltaConfig, state.device, keys, values, state.element_size())
     block_k, block_v, warps = blocks(keys, values, config)
+    lanes, run = shares(key_fastest, state.element_size(), block_k, block_v, warps, warp_threads())
     _gated_delta_step[(triton.cdiv(values, block_v), heads, batch)](
         q, k, v, decay, beta, state, window, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, heads * keys * values // unit,
-        keys**-0.5 if scale is None else float(scale),
-        HEADS=heads, KEY_HEADS=key_heads, KEY=keys, VALUE=values, PER_KEY=decay.dim() == 4,
-        UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, num_warps=warps,
-        **OPTIONS, **limit(roomy(warps, marks is not None, _most(unit, state.element_size()))),
+        keys**-0.5 if scale is None else float(scale), *apart,
+        HEADS=heads, KEY_HEADS=key_heads, KEY=keys, VALUE=values, PER_KEY=decay.dim() == 4, KEY_FASTEST=key_fastest,
+        UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, LANES=lanes, RUN=run, num_warps=warps,
+        **OPTIONS, **limit(roomy(warps, most=_most(unit, state.element_size()))),
     )  # fmt: skip
     return out
 
@@ -151,7 +303,7 @@ TILES = [(128, 128), *((keys, 16) for keys in (16, 32, 64, 128, 256, 512)), *((1
 
 
 def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead: 32 heads of 128 x 128, bf16 inputs, every dtype of the state.
+    """The launches to compile ahead: 32 heads of 128 x 128, bf16 inputs, every dtype of the state, both orders of it.
 
     One decay a head with 16 key heads, one a key channel with 32; storing slots, storing
     a window, and storing slots of marks too. Tiles of other
@@ -159,31 +311,41 @@ def compile_cases() -> list[CompileCase]:
     """
     gates = {"": {"KEY_HEADS": 16, "PER_KEY": False}, "_kda": {"KEY_HEADS": 32, "PER_KEY": True}}
     return [
-        _case(dtype, itemsize, gate, constants, stores, keys, values, unit)
+        _case(dtype, itemsize, gate, constants, key_fastest, stores, keys, values, unit)
         for keys, values in TILES
-        for (dtype, itemsize), (gate, constants), stores in product(
-            (("fp32", 4), ("bf16", 2), ("fp16", 2)), gates.items(), ("", "_window", "_marks")
+        for (dtype, itemsize), (gate, constants), key_fastest, stores in product(
+            (("fp32", 4), ("bf16", 2), ("fp16", 2)), gates.items(), (False, True), ("", "_window", "_marks")
         )
         for unit in ((ACCESS_BYTES // itemsize, 1) if values == 128 else (ACCESS_BYTES // itemsize,))
     ]
 
 
 def _case(
-    dtype: str, itemsize: int, gate: str, constants: Mapping[str, Any], stores: str, keys: int, values: int, unit: int
-) -> CompileCase:
+    dtype: str, itemsize: int, gate: str, constants: Mapping[str, Any], key_fastest: bool, stores: str, keys: int,
+    values: int, unit: int,
+) -> CompileCase:  # fmt: skip
     block_k, block_v, warps = blocks(keys, values)
+    lanes, run = shares(key_fastest, itemsize, block_k, block_v, warps)
+    wide = shares(key_fastest, itemsize, block_k, block_v, warps, 64)
     signature = (
         dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), "*bf16")
         | dict.fromkeys(("decay_ptr", "beta_ptr"), "*fp32")
         | dict.fromkeys(("read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr"), "*i32")
         | {"max_tokens": "i32", "last": "i32", "stride_units": "i32", "window_units": "i32", "scale": "fp32"}
+        | dict.fromkeys(("q_apart", "k_apart", "v_apart", "decay_apart", "beta_apart"), "i32")
     )
-    shape = {"HEADS": 32, "KEY": keys, "VALUE": values, "BLOCK_K": block_k, "BLOCK_V": block_v, "UNIT": unit}
+    shape = {
+        "HEADS": 32, "KEY": keys, "VALUE": values, "BLOCK_K": block_k, "BLOCK_V": block_v, "UNIT": unit,
+        "KEY_FASTEST": key_fastest, "LANES": lanes, "RUN": run,
+    }  # fmt: skip
     planes = ("state_ptr", "window_ptr") if stores == "_window" else ("state_ptr",)
-    rare = (keys, values, unit) != (128, 128, ACCESS_BYTES // itemsize) or (stores, dtype) == ("_marks", "fp16")
+    common = (keys, values, unit) == (128, 128, ACCESS_BYTES // itemsize) and (stores, dtype) != ("_marks", "fp16")
+    rare = not common or (key_fastest and dtype == "fp16")
     return CompileCase(
-        f"gated_delta_step_{dtype}{gate}{stores}" + rare * f", {keys} x {values}, unit {unit}", _gated_delta_step,
+        f"gated_delta_step_{dtype}{gate}{'_value_key' * key_fastest}{stores}"
+        + rare * f", {keys} x {values}, unit {unit}", _gated_delta_step,
         signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores),
         {**shape, **constants, **absent(stores)},
-        planes, warps, () if rare else planes, OPTIONS | roomy(warps, stores == "_marks", _most(unit, itemsize)), rare,
+        planes, warps, () if rare else planes, OPTIONS | roomy(warps, most=_most(unit, itemsize)), rare,
+        {"LANES": wide[0], "RUN": wide[1]},
     )  # fmt: skip

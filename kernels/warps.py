@@ -69,6 +69,16 @@ def limit(options: dict[str, int]) -> dict[str, int]:
     return {} if knobs.runtime.interpret or not _limits(driver.active) else options
 
 
+def warp_threads() -> int:
+    """Returns how many threads a warp of the current device has; 32 where kernels are interpreted."""
+    return 32 if knobs.runtime.interpret else _threads(driver.active)
+
+
+@cache
+def _threads(active: Any) -> int:
+    return int(active.get_current_target().warp_size)
+
+
 @cache
 def _limits(active: Any) -> bool:
     return bool(active.get_current_target().backend == "cuda")

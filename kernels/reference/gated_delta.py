@@ -22,32 +22,37 @@ def gated_delta_step(
     S <- Diag(exp(decay)) S, it is Kimi Delta Attention: Kimi Team 2025, arXiv:2510.26692.
 
     Arithmetic is fp32. The state is rounded to its dtype once, when it is stored. With an fp32 state the bits do not
-    depend on how a prompt is cut into chunks.
+    depend on how a prompt is cut into chunks. They may depend on which of `key` and `value` is the fastest axis.
+
+    q, k, v, decay and beta may be slices of wider tensors, such as one projection: what belongs to a token is
+    contiguous, and tokens lie at equal distances. Where the elements of a token fill a multiple of 16 bytes, its first
+    one lies on 16 bytes. Nothing is copied.
 
     Slot ids outside 1..slot-1 are null. A null read is zeros. A row with a null write changes nothing, and its output
     is zeros. The slots of one row may coincide. Across rows the slots stored are distinct, and none is another row's
     `read`.
 
     Args:
-        q: `batch token key_head key`, contiguous, normalised if the model does so. Head h uses key head
+        q: `batch token key_head key`, normalised if the model does so. Head h uses key head
             h // (head / key_head).
         k: `batch token key_head key`, as `q`.
-        v: `batch token head value`, contiguous.
-        decay: natural log of the gate, `batch token head`, or `batch token head key` for one per key channel;
-            contiguous.
-        beta: `batch token head`, contiguous.
-        state: one layer, `slot head key value`; fp32, bf16 or fp16; slots any stride apart.
+        v: `batch token head value`.
+        decay: natural log of the gate, `batch token head`, or `batch token head key` for one per key channel.
+        beta: `batch token head`.
+        state: one layer, `slot head key value`; fp32, bf16 or fp16; slots any stride apart. A slot is contiguous, or
+            the transposed view of a contiguous `head value key`: `state.mT` of such a plane.
         read: slot of each row to read, int32 or int64 `batch`.
         write: slot of each row to store, int32 or int64 `batch`.
         snapshot: second slot of each row to store, int32 or int64 `batch`; null for none.
         tokens: real tokens of each row, up to `token`, int32 or int64 `batch`. The output of the other tokens is zeros.
             With 0 tokens the state is copied through.
         scale: factor of the output; key ** -0.5 unless given.
-        out: where the output goes, `batch token head value`; given, nothing is allocated.
-        window: for tokens that may be rejected, `batch token head key value`, contiguous from a multiple of 16 bytes
-            on, of the state's dtype. Given, no slot is stored: the state after token t of row b goes to window[b, t],
-            and the rest stays as it is. `snapshot` is ignored. `write` says only whether the row is real, so rows may
-            share it. The output has the bits that it has without a window.
+        out: where the output goes, `batch token head value`, contiguous; if `value` elements fill a multiple of 16
+            bytes, from such a multiple on. Given, nothing is allocated.
+        window: for tokens that may be rejected, `batch token head key value`, from a multiple of 16 bytes on, of the
+            state's dtype; contiguous, or transposed as the state is. Given, no slot is stored: the state after token t
+            of row b goes to window[b, t], and the rest stays as it is. `snapshot` is ignored. `write` says only whether
+            the row is real, so rows may share it. The output has the bits that it has without a window.
         marks: states inside the step that are kept as well, or None. The state after `offset` tokens of row `entry`
             goes to `slot` in the same pass, for every mark. They ascend by entry, then by offset. Null slots, offsets
             beyond the row's tokens and rows with a null write keep nothing. The slots are distinct from each other and
@@ -64,12 +69,12 @@ def gated_delta_step(
     """
     check_gated_delta(q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window, marks)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    out = torch.empty_like(v) if out is None else out
+    out = v.new_empty(v.shape) if out is None else out
     out.zero_()
     rows = row_slots(state, read, write, snapshot, tokens, v.shape[1], window is None)
     kept = row_marks(marks, state.shape[0] - 1)
     for row, source, target, copy, count in rows:
-        s = state[source].float() if source else torch.zeros(state.shape[1:], device=state.device)
+        s = state[source].float().contiguous() if source else torch.zeros(state.shape[1:], device=state.device)
         for t in range(count):
             s, o = advance(s, q[row, t], k[row, t], v[row, t], decay[row, t], beta[row, t])
             out[row, t] = o * scale

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from memstate.kernels.blocks import is_transposed
 from memstate.kernels.dispatch import Backend
 from tests.kernels import test_gated_delta
 from tests.kernels.test_decode_steps import DTYPES, KINDS, each_dtype, each_kind, made
@@ -29,9 +30,11 @@ def windowed(case: Case, generator: torch.Generator) -> tuple[Case, Tensor]:
     state, (batch, tokens) = case.memory.state, case.inputs[case.like].shape[:2]
     conv = case.op == "conv_step"
     shape = (batch, state.shape[1] + tokens, *state.shape[2:]) if conv else (batch, tokens, *state.shape[1:])
+    swapped = not conv and is_transposed(state)
     nbytes = torch.empty(shape, dtype=state.dtype, device="meta").nbytes
     around = rubbish(GUARD + nbytes + GUARD, state.device, generator)
-    window = around[GUARD : GUARD + nbytes].view(state.dtype).view(shape)
+    window = around[GUARD : GUARD + nbytes].view(state.dtype)
+    window = window.view(*shape[:-2], shape[-1], shape[-2]).mT if swapped else window.view(shape)
     return replace(case.twin(), shared=case.shared | {"window": window}), around
 
 
@@ -75,6 +78,7 @@ ODD = {
     "conv, channel major": [{"taps": 3, "channels": 262, "bias": False}, {"taps": 6, "channels": 3}],
     "gdn": [{"dims": (3, 3, 12, 20), "scale": 0.3}, {"dims": (4, 2, 5, 7)}],
     "kda": [{"dims": (3, 3, 12, 20), "scale": 0.3}, {"dims": (4, 2, 5, 7)}],
+    "gdn, value key": [{"dims": (3, 3, 12, 20), "scale": 0.3}, {"dims": (4, 2, 5, 7), "per_key": True}],
     "mamba2": [{"dims": (3, 3, 12, 20)}, {"dims": (1, 1, 20, 100), "state": torch.bfloat16}],
     "mamba1": [{"dims": (1, 1, 7, 5)}, {"dims": (1, 1, 7, 5), "state": torch.bfloat16}],
 }
@@ -165,7 +169,7 @@ def shifted(window: Tensor) -> Tensor:
 SPOILED: dict[str, Callable[[Tensor], Tensor]] = {
     "another dtype": lambda w: w.bfloat16(), "too few rows": lambda w: w[:1],
     "too few tokens": lambda w: w[:, 1:].contiguous(), "an axis less": lambda w: w[:, 0],
-    "channels first": lambda w: w.transpose(-1, -2).contiguous().transpose(-1, -2),
+    "the other order": lambda w: w.mT.contiguous().mT if w.is_contiguous() else w.contiguous(),
     "tokens first": lambda w: w.transpose(0, 1).contiguous().transpose(0, 1), "shifted": shifted,
 }  # fmt: skip
 

@@ -191,11 +191,15 @@ def test_narrow_accesses_have_the_registers_they_need(options: Given) -> None:
         options.clear()
 
 
-@pytest.mark.parametrize(("step", "most"), [(gated_delta.gated_delta_step, 168), (selective.selective_step, 255)])
-def test_steps_with_marks_have_the_registers_they_need(step: Any, most: int, options: Given) -> None:
-    getattr(op_launches, step.__name__)(step)
+def test_selective_steps_with_marks_have_the_registers_they_need(options: Given) -> None:
+    op_launches.selective_step(selective.selective_step)
     limits = [given.get("maxnreg") for given in options]
-    assert set(limits) == {None, most} and limits.count(most) * (4 if most == 168 else 3) == len(limits)
+    assert set(limits) == {None, 255} and limits.count(255) * 3 == len(limits)
+
+
+def test_gated_delta_steps_have_the_registers_they_need(options: Given) -> None:
+    op_launches.gated_delta_step(gated_delta.gated_delta_step)
+    assert {given.get("maxnreg") for given in options} == {168}
 
 
 @pytest.mark.parametrize(("shape", "axis", "limit"), [
@@ -231,7 +235,7 @@ def needs_room(case: CompileCase) -> bool:
     marked = constants.get("mark_count_ptr", 0) is not None and "mark_count_ptr" in case.signature
     if kernel == "_move_int8":
         return not 64 <= constants["REDUCED"] <= constants["BLOCK_R"]
-    return (kernel == "_conv_step" and constants["TAPS"] != 4) or marked
+    return (kernel == "_conv_step" and constants["TAPS"] != 4) or kernel == "_gated_delta_step" or marked
 
 
 def test_cases_have_the_options_of_their_launches() -> None:

@@ -49,9 +49,13 @@ class Memory:
     """The states of one layer, `slot ...`, in rubbish: every slot is unset until `fill`."""
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator
-    ) -> None:
-        layout = torch.empty(shape, dtype=dtype, device="meta")
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator,
+        transposed: bool = False,
+    ) -> None:  # fmt: skip
+        """transposed: the last two axes lie in memory the other way round."""
+        swapped = (*shape[:-2], shape[-1], shape[-2])
+        layout = torch.empty(swapped if transposed else shape, dtype=dtype, device="meta")
+        layout = layout.mT if transposed else layout
         self.payload = layout.nbytes
         self.stride = -(-self.payload // 16) * 16 + GUARD
         self.whole = rubbish(GUARD + SLOTS * self.stride, device, generator)

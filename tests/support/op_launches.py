@@ -164,12 +164,14 @@ def conv_step(op: Callable[..., Any]) -> None:
 
 
 def gated_delta_step(op: Callable[..., Any]) -> None:
-    """Storing slots, those of marks too, and storing a window."""
+    """Storing slots, those of marks too, and storing a window; inputs that are slices."""
     for batch, tokens, units, start in steps():
         q, k, v, out = (shifted(batch, tokens, 1, 2, start=start + i) for i in range(4))
         decay, beta = (shifted(batch, tokens, 1, start=start + i, dtype=torch.float32) for i in range(2))
         step = columns(batch, start) | {"state": states(1, 2, 2, units=units)}
         op(q, k, v, decay, beta, **step, scale=0.3, out=out)
+        wide = shifted(batch, tokens, 6 + units, start=start)
+        op(*(wide[..., 2 * i : 2 * i + 2].unflatten(2, (1, 2)) for i in range(3)), decay, beta, **step)
         op(q, k, v, decay, beta, **step)
         op(q, k, v, decay, beta, **step, marks=marks(start=start))
         op(q, k, v, decay, beta, **step, window=torch.zeros(batch, tokens, 1, 2, 2))

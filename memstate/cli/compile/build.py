@@ -100,7 +100,8 @@ def compile_case(case: CompileCase, target: str) -> Any:
     names = case.kernel.arg_names
     signature = {name: "constexpr" if name in case.constexprs else case.signature[name] for name in names}
     divisible = {(names.index(name),): [["tt.divisibility", 16]] for name in case.divisible}
-    source = ASTSource(case.kernel, signature, dict(case.constexprs), divisible)
+    constants = case.constexprs | (dict(case.of_64) if TARGETS[target][2] == 64 else {})
+    source = ASTSource(case.kernel, signature, constants, divisible)
     options = {"num_warps": case.num_warps, **case.options}
     return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
 

@@ -74,9 +74,14 @@ def _int8(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int]:
 
 
 def _delta(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int]:
+    from memstate.kernels import gated_delta
+
     given = case.constexprs
     block_k, block_v, warps = config.blocks(given["KEY"], given["VALUE"])
-    return {"BLOCK_K": block_k, "BLOCK_V": block_v}, warps, block_k * block_v * WORD_BYTES
+    itemsize = 4 if case.signature["state_ptr"] == "*fp32" else 2
+    lanes, run = gated_delta.shares(given["KEY_FASTEST"], itemsize, block_k, block_v, warps)
+    changed = {"BLOCK_K": block_k, "BLOCK_V": block_v, "LANES": lanes, "RUN": run}
+    return changed, warps, block_k * block_v * WORD_BYTES
 
 
 def _selective(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int]:

@@ -104,6 +104,19 @@ def test_answers_depend_on_the_model_alone(model: str) -> None:
     assert all(answers[0] != other for other in others.values())
 
 
+@pytest.mark.parametrize(("model", "engine"), [("gdn", "in-place"), ("kda", "arena")])
+def test_D5_either_order_of_states_is_identical_to_uncached(model: str, engine: str) -> None:
+    """And the reference, which adds in one order, gives the same answers."""
+    size = dataclasses.replace(TINY, key=8, value=4)
+    answers = []
+    for order in ("key-value", "value-key"):
+        report = small(model=model, engine=engine, state_order=order, size=size, fail_claims=0.3)
+        require_as_it_must_be(report)
+        assert report.to_json()["state_order"] == order
+        answers.append(report.answers)
+    assert answers[0] == answers[1]
+
+
 @pytest.mark.sample(1)
 @every_model
 def test_generated_tokens_are_varied(model: str) -> None:

@@ -312,6 +312,32 @@ def test_windows_lie_the_way_that_is_asked_for(name):
         preset(name, conv_order="channel_last")
 
 
+def test_D6_states_of_a_delta_rule_lie_the_way_that_is_asked_for():
+    """Heads are cut alike; by default keys come first, and engines store values first."""
+    config = presets.CHECKPOINTS["qwen3_next"] | {"linear_key_head_dim": 64}
+    usual = from_config(config)
+    assert usual == from_config(config, ssm_order="key_value") and usual.planes[1].shape == (32, 64, 128)
+    turned = from_config(config, ssm_order="value_key", conv_order="width_first")
+    assert turned.planes[1].shape == (32, 128, 64) and turned.bytes_per_slot == usual.bytes_per_slot
+    assert from_config(config, ssm_order="engine").planes == (usual.planes[0], turned.planes[1])
+    for ranks in (2, 4, 8):
+        share = from_config(config, ssm_order="engine", ranks=ranks)
+        assert share.planes[1].shape == (32 // ranks, 128, 64)
+        assert turned.planes[1].owned(ranks, ranks - 1) == usual.planes[1].owned(ranks, ranks - 1)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_D6_engine_names_an_order_of_every_model(name):
+    usual = preset(name)
+    assert preset(name, ssm_order="engine").bytes_per_slot == usual.bytes_per_slot
+    if name not in ("qwen3_next", "qwen3_5", "kimi_linear"):
+        assert preset(name, ssm_order="engine") == usual
+        with pytest.raises(InvalidArgument, match=r"ssm_order 'value_key': .* has no keys and values; expected engine"):
+            preset(name, ssm_order="value_key")
+    with pytest.raises(InvalidArgument, match="ssm_order 'last': expected key_value or value_key or engine"):
+        preset(name, ssm_order="last")
+
+
 def test_ranks_that_do_not_divide_are_refused_with_the_part():
     with pytest.raises(InvalidArgument, match="plane conv: part q has 16 units of 128 for 3 ranks"):
         presets.qwen3_next(ranks=3)

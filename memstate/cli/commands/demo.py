@@ -25,6 +25,9 @@ def demo(
     ] = None,
     model: Annotated[names.Model, Option(help="Kind of the model's recurrent layers.")] = "gdn",
     layout: Annotated[names.Layout, Option(help="Order of the state planes in memory.")] = "layer-major",
+    state_order: Annotated[
+        names.StateOrder, Option(help="Order of a recurrent state in memory, of the models gdn and kda.")
+    ] = "key-value",
     engine: Annotated[
         names.Engine,
         Option(

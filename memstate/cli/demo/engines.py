@@ -54,7 +54,10 @@ class Engine:
         size, self._batch = config.size, config.batch
         tracking = TRACKING[config.strategy](every=config.track_every)
         _require_fit(config, tracking, pages, pages_per_row)
-        states, kv = state_layout(size, config.model, config.order), size.page_layout(config.page_size)
+        states, kv = (
+            state_layout(size, config.model, config.order, config.state_order),
+            size.page_layout(config.page_size),
+        )
         given_states, given_kv = self.allocate(config, states, kv, pages)
         try:
             backend = Backend(config.backend, config.device)  # what a run counts is the manager's own
@@ -69,7 +72,9 @@ class Engine:
             )  # fmt: skip
         except ValueError as error:
             raise InvalidArgument(str(error)) from error
-        self.model = HybridModel(size, config.seed, Backend(self.mem.backend.name, config.device), config.model)
+        self.model = HybridModel(
+            size, config.seed, Backend(self.mem.backend.name, config.device), config.model, config.state_order
+        )
         if self.mem.backend.name == "cuda":  # elsewhere nothing is compiled
             warm_up(self.mem)
         for storage in (self.mem.planes, self.kv):

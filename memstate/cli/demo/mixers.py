@@ -96,7 +96,7 @@ class GatedDelta(Mixer):
         q, k, v = mixed.split((s.key, s.key, s.heads * s.value), -1)
         forget, learn = rates.split(s.heads, -1)
         self.backend.gated_delta_step(
-            unit_norm(q).unsqueeze(2), unit_norm(k).unsqueeze(2), v.unflatten(-1, (s.heads, s.value)).contiguous(),
+            unit_norm(q).unsqueeze(2), unit_norm(k).unsqueeze(2), v.unflatten(-1, (s.heads, s.value)),
             -0.1 * gate(forget), gate(learn), ssm, *where, 1.0, out, marks=marks,
         )  # fmt: skip
 
@@ -126,7 +126,7 @@ class KimiDelta(Mixer):
         forget, learn = rates.split((s.heads * s.key, s.heads), -1)
         decay = -0.1 * gate(forget.unflatten(-1, (s.heads, s.key)))
         self.backend.gated_delta_step(
-            unit_norm(q), unit_norm(k), v.contiguous(), decay, gate(learn), ssm, *where, 1.0, out, marks=marks
+            unit_norm(q), unit_norm(k), v, decay, gate(learn), ssm, *where, 1.0, out, marks=marks
         )
 
 
@@ -175,8 +175,12 @@ class Mamba2(Mixer):
 MIXERS: dict[str, type[Mixer]] = {"gdn": GatedDelta, "mamba2": Mamba2, "kda": KimiDelta}
 
 
-def state_layout(size: ModelSize, model: str = "gdn", order: Order = "layer_major") -> StateLayout:
+def state_layout(
+    size: ModelSize, model: str = "gdn", order: Order = "layer_major", state_order: str = "key-value"
+) -> StateLayout:
     """What one slot holds: the conv windows and the recurrent states of all recurrent layers."""
     conv, ssm = MIXERS[model].shapes(size)
+    if state_order == "value-key":
+        ssm = (ssm[0], ssm[2], ssm[1])
     planes = (Plane("conv", conv, torch.float32), Plane("ssm", ssm, torch.float32))
     return StateLayout(planes, size.recurrent_layers, order)

@@ -62,10 +62,13 @@ class HybridModel:
         seed: Of the weights.
         backend: Runs the kernels of the recurrent layers. Its launches are counted apart.
         mixer: Kind of the recurrent layers.
+        state_order: Order of a state in memory, "key-value" or "value-key".
     """
 
-    def __init__(self, size: ModelSize, seed: int, backend: Backend, mixer: str = "gdn") -> None:
-        self.size, self.backend, self.mixer = size, backend, mixer
+    def __init__(
+        self, size: ModelSize, seed: int, backend: Backend, mixer: str = "gdn", state_order: str = "key-value"
+    ) -> None:
+        self.size, self.backend, self.mixer, self.state_order = size, backend, mixer, state_order
         s, weights = size, Weights(seed, backend.device)
         self.embedding = weights.draw(VOCABULARY, s.width, scale=1.0)
         self.recurrent = [MIXERS[mixer](s, weights, backend) for _ in range(s.recurrent_layers)]
@@ -95,7 +98,8 @@ class HybridModel:
         x = self.embedding[tokens]
         where = (slots.read, slots.write, slots.snapshot, slots.tokens)
         for layer, (mixer, mlp) in enumerate(zip(self.recurrent, self.mlp, strict=False)):
-            x = x + mixer(rms_norm(x), where, memory.conv[layer], memory.ssm[layer], slots.marks)
+            ssm = memory.ssm[layer].mT if self.state_order == "value-key" else memory.ssm[layer]
+            x = x + mixer(rms_norm(x), where, memory.conv[layer], ssm, slots.marks)
             x = x + _mlp(rms_norm(x), mlp)
         x = x + self._attend(rms_norm(x), start, slots, memory)
         x = x + _mlp(rms_norm(x), self.mlp[-1])

@@ -34,7 +34,7 @@ class Uncached:
     def __init__(self, model: HybridModel, chunk: int, pages: int, page_size: int, seed: int) -> None:
         device = model.backend.device
         self.chunk, self.page_size, self.seed = chunk, page_size, seed
-        self.state = Planes(state_layout(model.size, model.mixer), 1, model.backend)
+        self.state = Planes(state_layout(model.size, model.mixer, state_order=model.state_order), 1, model.backend)
         kv = Planes(model.size.page_layout(page_size), pages, model.backend)
         table = torch.zeros(2, pages, dtype=torch.int32, device=device)
         table[1] = torch.arange(1, pages + 1)

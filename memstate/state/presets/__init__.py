@@ -1,10 +1,14 @@
 """Layouts of known models: a preset for each of these checkpoints, and `from_config` for every other configuration.
 
 A preset takes the keywords of `from_config`: ssm_dtype (torch.float32), conv_dtype (torch.bfloat16), order
-("layer_major"), ranks (1), the tensor-parallel ranks of which the layout is one, and conv_order: "channel_first" for
-windows of `channel (width-1)`, "width_first" for `(width-1) channel` (default: as engines of the model have them, which
-is width first for Kimi Linear and channel first for the others). No preset waits for a device, and each raises
-InvalidArgument for ranks that do not divide its heads.
+("layer_major"), ranks (1), the tensor-parallel ranks of which the layout is one, conv_order and ssm_order.
+
+    conv_order   "channel_first" for windows of `channel (width-1)`, "width_first" for `(width-1) channel`; default: as
+                 engines of the model have them, which is width first for Kimi Linear and channel first for the others
+    ssm_order    of a delta rule: "key_value" for states of `head key value` (default), "value_key" for
+                 `head value key`; "engine" for what SGLang, vLLM and FlashInfer store
+
+No preset waits for a device, and each raises InvalidArgument for ranks that do not divide its heads.
 """
 
 from typing import Any, Final, TypedDict, Unpack
@@ -13,7 +17,7 @@ import torch
 
 from memstate.state.layout import Order, StateLayout
 from memstate.state.presets.config import READERS, from_config
-from memstate.state.presets.families import ConvOrder
+from memstate.state.presets.families import ConvOrder, SsmOrder
 from memstate.state.presets.layers import state_layers
 
 __all__ = [
@@ -21,6 +25,7 @@ __all__ = [
     "READERS",
     "ConvOrder",
     "Options",
+    "SsmOrder",
     "bamba",
     "codestral_mamba",
     "falcon_h1",
@@ -45,6 +50,7 @@ class Options(TypedDict, total=False):
     order: Order
     ranks: int
     conv_order: ConvOrder | None
+    ssm_order: SsmOrder | None
 
 
 _GRANITE_ATTENTION: Final = (5, 15, 25, 35)

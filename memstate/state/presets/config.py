@@ -12,7 +12,17 @@ import torch
 
 from memstate.errors import InvalidArgument
 from memstate.state.layout import Order, StateLayout
-from memstate.state.presets.families import ConvOrder, DeltaRule, Family, Mamba, Mamba2, ShortConv, ordered
+from memstate.state.presets.families import (
+    ConvOrder,
+    DeltaRule,
+    Family,
+    Mamba,
+    Mamba2,
+    ShortConv,
+    SsmOrder,
+    ordered,
+    ssm_ordered,
+)
 from memstate.state.presets.fields import Fields
 from memstate.state.presets.layers import state_layers
 
@@ -117,6 +127,7 @@ def from_config(
     order: Order = "layer_major",
     ranks: int = 1,
     conv_order: ConvOrder | None = None,
+    ssm_order: SsmOrder | None = None,
 ) -> StateLayout:
     """The layout of a model, from a configuration object of transformers, or from a config.json as a dict.
 
@@ -130,9 +141,13 @@ def from_config(
         ranks: tensor-parallel ranks; the layout is that of one of them.
         conv_order: how windows lie in memory, "channel_first" or "width_first" (default: as engines of the model have
             them).
+        ssm_order: how states of a delta rule lie in memory, "key_value" (default), "value_key", or "engine": as SGLang,
+            vLLM and FlashInfer store those of the model, which is "value_key" for delta rules. `gated_delta_step` takes
+            a plane of "value_key" as `plane.mT`.
 
     Raises:
-        InvalidArgument: the type is not known; fields are missing or contradict each other; or the ranks do not divide.
+        InvalidArgument: the type is not known; fields are missing or contradict each other; the ranks do not divide; or
+            an order is not one of the model.
 
     Example:
         >>> from memstate.state.presets import from_config
@@ -154,7 +169,10 @@ def from_config(
     layers = state_layers(fields.config)
     if not layers:
         raise InvalidArgument(f"{fields.get('model_type')}: no layer of this configuration holds state")
-    planes = READERS[fields.get("model_type")](fields).planes(ssm_dtype, conv_dtype)
+    family = READERS[fields.get("model_type")](fields)
+    planes = family.planes(ssm_dtype, conv_dtype)
+    if ssm_order is not None:
+        planes = ssm_ordered(family, planes, ssm_order)
     if conv_order is not None:
         planes = ordered(planes, conv_order)
     return StateLayout(planes, layers, order).shard(ranks)

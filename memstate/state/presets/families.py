@@ -15,6 +15,7 @@ from memstate.state.layout import Plane
 from memstate.state.sharding import Part
 
 ConvOrder = Literal["channel_first", "width_first"]
+SsmOrder = Literal["key_value", "value_key", "engine"]
 
 
 class Family(Protocol):
@@ -115,6 +116,32 @@ def ordered(planes: tuple[Plane, ...], order: ConvOrder) -> tuple[Plane, ...]:
         replace(plane, shape=plane.shape[::-1], axis=axis) if plane.name == "conv" and plane.axis != axis else plane
         for plane in planes
     )
+
+
+def ssm_ordered(family: Family, planes: tuple[Plane, ...], order: SsmOrder) -> tuple[Plane, ...]:
+    """The same planes with states of a delta rule as `head key value` or `head value key`.
+
+    Args:
+        family: of the planes.
+        planes: of one layer, as the family has them.
+        order: "key_value", "value_key", or "engine": as SGLang, vLLM and FlashInfer store them, which is "value_key"
+            for a delta rule and no change for the others.
+
+    Raises:
+        InvalidArgument: another order, or a state that has no keys and values.
+    """
+    if order not in get_args(SsmOrder):
+        raise InvalidArgument(f"ssm_order {order!r}: expected {' or '.join(get_args(SsmOrder))}")
+    if not isinstance(family, DeltaRule):
+        if order != "engine":
+            raise InvalidArgument(
+                f"ssm_order {order!r}: {type(family).__name__} has no keys and values; expected engine"
+            )
+        return planes
+    if order == "key_value":
+        return planes
+    shape = (family.value_heads, family.value, family.key)
+    return tuple(replace(plane, shape=shape) if plane.name == "ssm" else plane for plane in planes)
 
 
 def _heads(shape: tuple[int, int, int], dtype: torch.dtype) -> Plane:

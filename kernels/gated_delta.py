@@ -244,9 +244,9 @@ def blocks(key: int, value: int, config: DeltaConfig = DEFAULT) -> tuple[int, in
     return config.blocks(key, value)
 
 
-def _most(unit: int, itemsize: int) -> int:
-    """Registers of a thread. Narrow accesses need more addresses at a time."""
-    return WIDE if unit * itemsize == ACCESS_BYTES else THREAD_REGISTERS
+def _most(unit: int, itemsize: int, warps: int) -> int:
+    """Registers of a thread. Narrow accesses need more addresses at a time, keys of several warps more inputs."""
+    return WIDE if unit * itemsize == ACCESS_BYTES and warps == 1 else THREAD_REGISTERS
 
 
 def shares(
@@ -294,7 +294,7 @@ def gated_delta_step(
         keys**-0.5 if scale is None else float(scale), *apart,
         HEADS=heads, KEY_HEADS=key_heads, KEY=keys, VALUE=values, PER_KEY=decay.dim() == 4, KEY_FASTEST=key_fastest,
         UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, LANES=lanes, RUN=run, num_warps=warps,
-        **OPTIONS, **limit(roomy(warps, most=_most(unit, state.element_size()))),
+        **OPTIONS, **limit(roomy(warps, most=_most(unit, state.element_size(), warps))),
     )  # fmt: skip
     return out
 
@@ -346,6 +346,6 @@ def _case(
         + rare * f", {keys} x {values}, unit {unit}", _gated_delta_step,
         signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores),
         {**shape, **constants, **absent(stores)},
-        planes, warps, () if rare else planes, OPTIONS | roomy(warps, most=_most(unit, itemsize)), rare,
+        planes, warps, () if rare else planes, OPTIONS | roomy(warps, most=_most(unit, itemsize, warps)), rare,
         {"LANES": wide[0], "RUN": wide[1]},
     )  # fmt: skip

@@ -42,9 +42,7 @@ FIGURES = {
 
 # (Triton, kernel, target, "spill_bytes" or "narrowest_bulk_access_bits") -> why it is accepted that this kernel spills,
 # or moves planes in narrow pieces, there and nowhere else. One that is no longer so has to go.
-EXCEPTIONS: dict[tuple[str, str, str, str], str] = {
-    ("3.9.0", "gated_delta_step_fp16_window", "sm_120", "spill_bytes"): "8 bytes; not mended yet",
-}
+EXCEPTIONS: dict[tuple[str, str, str, str], str] = {}
 
 Figures = dict[str, int | None]
 Record = dict[tuple[str, str], Figures]  # (kernel, target) -> figures

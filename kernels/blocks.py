@@ -56,6 +56,15 @@ def blocks_of(plane: Tensor, axes: int) -> Blocks:
     return Blocks(plane.data_ptr(), prod(shape[axes:]) * size, counted)
 
 
+def tokens_of(tensor: Tensor) -> Blocks:
+    """Where the tokens lie of a tensor `batch token ..` that may be a slice of a wider one; all of it if contiguous."""
+    if tensor.is_contiguous():
+        return Blocks(tensor.data_ptr(), tensor.nbytes, ((1, 1),))
+    size, (batch, token, *rest) = tensor.element_size(), tensor.shape
+    apart = tensor.stride(1) if token > 1 else tensor.stride(0)
+    return Blocks(tensor.data_ptr(), prod(rest) * size, ((batch * token, apart * size),))
+
+
 def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether elements of these strides lie one behind the other, the last axis fastest."""
     expected = 1

@@ -11,7 +11,7 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
-from memstate.kernels.blocks import Blocks
+from memstate.kernels.blocks import Blocks, tokens_of
 from memstate.kernels.tables import HEADER_INTS, Accepted, Marks, Registers, StepRecord
 
 INTS = (torch.int32, torch.int64)
@@ -207,7 +207,8 @@ def check_apart(name: str, blocks: Blocks, others: Mapping[str, Tensor | None], 
     Args:
         name: of the plane.
         blocks: the bytes of the plane.
-        others: tensors by name, the plane itself, or None. Of a slice all bytes from its first to its last count.
+        others: tensors by name, the plane itself, or None; contiguous, or `batch token ..` with what belongs to a token
+            contiguous and tokens at equal distances.
         written: names of those among them that are written.
 
     Raises:
@@ -218,17 +219,31 @@ def check_apart(name: str, blocks: Blocks, others: Mapping[str, Tensor | None], 
     for out in written:
         tensor = others[out]
         if tensor is not None:
-            stores.append((out, tensor.data_ptr(), tensor.data_ptr() + span(tensor)))
+            stores.append((out, *_span(tensor)))
     for other, tensor in others.items():
         if tensor is None or other == name:
             continue
-        start = tensor.data_ptr()
-        end = start + span(tensor)
-        if start < high and low < end and blocks.meets(start, end):
+        start, end = _span(tensor)
+        if start < high and low < end and _meet(blocks, tensor):
             _refuse(other, (start, end), name, (low, high))
         for out, first, last in stores:
             if start < last and first < end and start < end and first < last and other != out:
-                _refuse(out, (first, last), other, (start, end))
+                stored = others[out]
+                if stored is not None and _meet(tokens_of(stored), tensor):
+                    _refuse(out, (first, last), other, (start, end))
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The first byte of a tensor, and the one behind its last."""
+    start = tensor.data_ptr()
+    return start, start + tensor.nbytes if tensor.is_contiguous() else tokens_of(tensor).end()
+
+
+def _meet(blocks: Blocks, tensor: Tensor) -> bool:
+    """Whether a tensor, whose tokens may lie apart, shares bytes with blocks."""
+    its = tokens_of(tensor)
+    (count, stride), size = its.axes[0], its.size
+    return any(blocks.meets(start, start + size) for start in range(its.start, its.start + count * stride, stride))
 
 
 def _refuse(name: str, span: tuple[int, int], other: str, its: tuple[int, int]) -> None:

@@ -8,7 +8,6 @@ is stored `channel tap` it moves as whole pieces of LANE elements and sorts by i
 import math
 from itertools import product
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -16,7 +15,16 @@ from torch import Tensor
 from memstate.kernels.blocks import stride_unit, taps_are_fastest
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_checks import check_conv
-from memstate.kernels.slots import NO_MARKS, absent, first_mark, known_slot, mark_offset, mark_types, row_slots
+from memstate.kernels.slots import (
+    NO_MARKS,
+    absent,
+    first_mark,
+    known_slot,
+    mark_offset,
+    mark_types,
+    row_slots,
+    token_start,
+)
 from memstate.kernels.tables import ACCESS_BYTES, Marks
 from memstate.kernels.tuned import ConvConfig, config_of
 from memstate.kernels.warps import limit, roomy
@@ -102,13 +110,15 @@ def parts_of(window, stored: tl.constexpr, TAP_FASTEST: tl.constexpr, TAPS: tl.c
 
 @triton.jit(
     do_not_specialize=[
-        "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr",
-        "mark_count_ptr", "mark_entry_ptr", "mark_offset_ptr", "mark_slot_ptr", "max_tokens", "last", "stride_units",
+        "x_ptr", "out_ptr", "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr",
+        "mark_count_ptr", "mark_entry_ptr", "mark_offset_ptr", "mark_slot_ptr",
+        "max_tokens", "last", "stride_units", "x_distance", "out_distance",
     ]
 )  # fmt: skip
 def _conv_step(
     x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, window_ptr, read_ptr, write_ptr, snapshot_ptr, tokens_ptr,
     mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr, max_tokens, last, stride_units,
+    x_distance, out_distance,
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, TAP_FASTEST: tl.constexpr, UNIT: tl.constexpr, SILU: tl.constexpr,
     BLOCK: tl.constexpr, LANE: tl.constexpr,
 ):  # fmt: skip
@@ -153,8 +163,9 @@ def _conv_step(
             tl.store(window_ptr + at, window[tap].to(stored), mask=tl.where(real, inside, False))
 
     for t in range(count):
-        at = (row * max_tokens + t) * CHANNELS + channel
-        window += (tl.load(x_ptr + at, mask=inside, other=0.0).to(held),)
+        token = row * max_tokens + t
+        x_at = token_start(x_ptr, token, x_distance, CHANNELS) + channel
+        window += (tl.load(x_at, mask=inside, other=0.0).to(held),)
         # Again for every token: held in registers all the time the weights would be most of what is there, and spill.
         weights = load_channel_tap(weight_ptr, lane * (LANE * TAPS) + element, CHANNELS * TAPS, True, TAPS, LANE)
         y = bias
@@ -162,7 +173,8 @@ def _conv_step(
             y = y + weights[tap].to(tl.float32) * window[tap].to(tl.float32)
         if SILU:
             y = y / (1 + tl.exp(-y))
-        tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=inside)
+        out_at = token_start(out_ptr, token, out_distance, CHANNELS) + channel
+        tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=inside)
         if window_ptr is not None:
             at = (row * (OLD + max_tokens) + OLD + t) * CHANNELS + channel
             tl.store(window_ptr + at, window[OLD].to(stored), mask=inside)
@@ -180,8 +192,8 @@ def _conv_step(
                 offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
     for t in range(count, max_tokens):
-        at = (row * max_tokens + t) * CHANNELS + channel
-        tl.store(out_ptr + at, 0.0, mask=inside)
+        out_at = token_start(out_ptr, row * max_tokens + t, out_distance, CHANNELS) + channel
+        tl.store(out_at, 0.0, mask=inside)
 
     if window_ptr is None:
         new = parts_of(window, stored, TAP_FASTEST, OLD, LANE)
@@ -203,8 +215,10 @@ def conv_step(
     marks: Marks | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.conv.conv_step`."""
-    check_conv(x, weight, bias, state, read, write, snapshot, tokens, activation, out, window, marks)
-    out = torch.empty_like(x) if out is None else out
+    x_distance, out_distance = check_conv(
+        x, weight, bias, state, read, write, snapshot, tokens, activation, out, window, marks
+    )
+    out = x.new_empty(x.shape) if out is None else out
     batch, max_tokens, channels = x.shape
     if batch == 0:
         return out
@@ -214,7 +228,7 @@ def conv_step(
     block, lane = blocks(channels, taps, state.element_size(), config)
     _conv_step[(triton.cdiv(channels, block), batch)](
         x, weight, bias, state, out, window, read, write, snapshot, tokens, *(marks or NO_MARKS),
-        max_tokens, state.shape[0] - 1, state.stride(0) // unit,
+        max_tokens, state.shape[0] - 1, state.stride(0) // unit, x_distance, out_distance,
         CHANNELS=channels, TAPS=taps, TAP_FASTEST=tap_fastest, UNIT=unit,
         SILU=activation == "silu", BLOCK=block, LANE=lane, num_warps=config.warps,
         **OPTIONS, **limit(roomy(config.warps, marks is not None or taps != COMMON[1])),
@@ -230,12 +244,12 @@ def compile_cases() -> list[CompileCase]:
 
     Other channels and taps are rare cases.
     """
-    inputs = ("x_ptr", "weight_ptr", "bias_ptr", "out_ptr")
+    inputs, weights = ("x_ptr", "out_ptr"), ("weight_ptr", "bias_ptr")
     planes = ("state_ptr", "window_ptr")
     signature = (
-        dict.fromkeys(inputs, "*bf16")
+        dict.fromkeys((*inputs, *weights), "*bf16")
         | dict.fromkeys(("read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr"), "*i32")
-        | {"max_tokens": "i32", "last": "i32", "stride_units": "i32"}
+        | dict.fromkeys(("max_tokens", "last", "stride_units", "x_distance", "out_distance"), "i32")
     )
     cases = []
     shapes = [COMMON, *((2**power, taps) for taps in TAPS for power in range(12))]
@@ -253,7 +267,8 @@ def compile_cases() -> list[CompileCase]:
                 CompileCase(
                     f"conv_step_{dtype}{order}{kind}" + rare * f", {channels} channels, {taps} taps",
                     _conv_step, signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(kind),
-                    sizes | {"TAP_FASTEST": tap_fastest} | absent(kind), (*inputs, *planes), 1, () if rare else planes,
+                    sizes | {"TAP_FASTEST": tap_fastest} | absent(kind), (*weights, *planes), 1,
+                    () if rare else (*inputs, *planes) if dtype != "fp32" else planes,
                     OPTIONS | roomy(1, kind == "_marks" or taps != COMMON[1]), rare,
                 )
             )  # fmt: skip

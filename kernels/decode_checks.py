@@ -125,8 +125,8 @@ def check_address(name: str, tensor: Tensor) -> None:
 def check_conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor,
     tokens: Tensor, activation: str | None, out: Tensor | None, window: Tensor | None, marks: Marks | None,
-) -> None:  # fmt: skip
-    """Refuses arguments of `conv_step` that do not fit each other."""
+) -> tuple[int, int]:  # fmt: skip
+    """Refuses arguments of `conv_step` that do not fit each other; returns elements between tokens of x and of out."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r}: expected one of {ACTIVATIONS}")
     rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
@@ -143,14 +143,14 @@ def check_conv(
     batch, token, channel = x.shape
     taps = weight.shape[1]
     check_sizes(channel=channel)
-    check("x", x, "batch token channel", (batch, token, channel), device)
+    x_distance, out_distance = check_tokens("x", x, "batch token channel", (batch, token, channel), device), channel
     check("weight", weight, "channel tap", (channel, taps), device)
     if bias is not None:
         check("bias", bias, "channel", (channel,), device)
     slots = _check_conv_state(state, (taps - 1, channel))
     check_columns(device, batch, **rows)
     if out is not None:
-        check("out", out, "batch token channel", (batch, token, channel), device)
+        out_distance = check_tokens("out", out, "batch token channel", (batch, token, channel), device)
     if window is not None:
         check("window", window, "batch tap-1+token channel", (batch, taps - 1 + token, channel), device)
         if window.dtype != state.dtype:
@@ -159,6 +159,7 @@ def check_conv(
         check_kept(marks, window, tensors, device)
     check_written(tensors, "state", "out", "window")
     check_apart("state", slots, tensors, "out", "window")
+    return x_distance, out_distance
 
 
 def _check_conv_state(state: Tensor, shape: tuple[int, int]) -> Blocks:
@@ -235,8 +236,12 @@ def check_selective(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, d: Tensor | None, z: Tensor | None, dt_bias: Tensor | None, softplus: bool,
     window: Tensor | None, out: Tensor | None, marks: Marks | None,
-) -> None:  # fmt: skip
-    """Refuses arguments of `selective_step` that do not fit each other."""
+) -> tuple[int, int, int, int, int]:  # fmt: skip
+    """Refuses arguments of `selective_step` that do not fit each other.
+
+    Returns:
+        Elements between a token and the next of x, dt, b, c and z; 0 without z.
+    """
     rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
     tensors: dict[str, Tensor | None] = {
         "state": state, "x": x, "dt": dt, "a": a, "b": b, "c": c, **rows,
@@ -258,13 +263,15 @@ def check_selective(
     batch, token, head, dim = x.shape
     states = b.shape[3]
     check_sizes(head=head, dim=dim, state=states)
-    check("x", x, "batch token head dim", (batch, token, head, dim), device)
-    for name, shared in (("b", b), ("c", c)):
-        check(name, shared, "batch token group state", (batch, token, b.shape[2], states), device)
+    x_distance = check_tokens("x", x, "batch token head dim", (batch, token, head, dim), device)
+    b_distance, c_distance = (
+        check_tokens(name, shared, "batch token group state", (batch, token, b.shape[2], states), device)
+        for name, shared in (("b", b), ("c", c))
+    )
     # One step, decay, skip and bias a head, or for each of its channels.
     tied = dt.dim() == 3
     pattern, shape = ("head", (head,)) if tied else ("head dim", (head, dim))
-    check("dt", dt, f"batch token {pattern}", (batch, token, *shape), device)
+    dt_distance = check_tokens("dt", dt, f"batch token {pattern}", (batch, token, *shape), device)
     check("a", a, pattern if tied else "head dim state", shape if tied else (head, dim, states), device)
     if not tied:
         check_address("a", a)
@@ -273,12 +280,13 @@ def check_selective(
             check(name, weight, pattern, shape, device)
     slots = check_state(state, "slot head dim state", (head, dim, states))
     check_columns(device, batch, **rows)
-    for name, like_x in (("z", z), ("out", out)):
-        if like_x is not None:
-            check(name, like_x, "batch token head dim", (batch, token, head, dim), device)
+    z_distance = 0 if z is None else check_tokens("z", z, "batch token head dim", (batch, token, head, dim), device)
+    if out is not None:
+        check("out", out, "batch token head dim", (batch, token, head, dim), device)
     if window is not None:
         check_window(window, state, "batch token head dim state", (batch, token))
     if marks is not None:
         check_kept(marks, window, tensors, device)
     check_written(tensors, "state", "out", "window")
     check_apart("state", slots, tensors, "out", "window")
+    return x_distance, dt_distance, b_distance, c_distance, z_distance

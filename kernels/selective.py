@@ -9,7 +9,6 @@ token, slots of marks behind theirs.
 import math
 from itertools import product
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -17,7 +16,16 @@ from torch import Tensor
 from memstate.kernels.blocks import stride_unit
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_checks import check_selective
-from memstate.kernels.slots import NO_MARKS, absent, first_mark, known_slot, mark_offset, mark_types, row_slots
+from memstate.kernels.slots import (
+    NO_MARKS,
+    absent,
+    first_mark,
+    known_slot,
+    mark_offset,
+    mark_types,
+    row_slots,
+    token_start,
+)
 from memstate.kernels.tables import ACCESS_BYTES, Marks
 from memstate.kernels.tuned import SelectiveConfig, config_of
 from memstate.kernels.warps import limit, roomy
@@ -27,12 +35,14 @@ OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Trito
 DEFAULT = SelectiveConfig()
 
 # Everything that may differ between two calls of one model. The alignment of the inputs belongs here too: it may change
-# the order in which lanes add up a sum, and the bits of a row would depend on where its batch was allocated.
+# the order in which lanes add up a sum, and the bits of a row would depend on where its batch was allocated. Inputs of
+# shapes that the door wants on 16 bytes are said to be there, see `token_start`.
 PER_CALL = [
     "x_ptr", "dt_ptr", "a_ptr", "b_ptr", "c_ptr", "d_ptr", "z_ptr", "dt_bias_ptr", "out_ptr",
     "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr",
     "mark_count_ptr", "mark_entry_ptr", "mark_offset_ptr", "mark_slot_ptr",
     "max_tokens", "last", "stride_units", "window_units",
+    "x_distance", "dt_distance", "b_distance", "c_distance", "z_distance",
 ]  # fmt: skip
 
 
@@ -54,7 +64,7 @@ def _softplus(x):
 def _selective_step(
     x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, z_ptr, dt_bias_ptr, state_ptr, window_ptr, out_ptr,
     read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
-    max_tokens, last, stride_units, window_units,
+    max_tokens, last, stride_units, window_units, x_distance, dt_distance, b_distance, c_distance, z_distance,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, STATE: tl.constexpr, TIED: tl.constexpr,
     SOFTPLUS: tl.constexpr, UNIT: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -97,12 +107,15 @@ def _selective_step(
 
     for t in range(count):
         token = row * max_tokens + t
-        at = token * (HEADS * DIM) + channel
-        shared_at = (token * GROUPS + head // (HEADS // GROUPS)) * STATE + n
-        x = tl.load(x_ptr + at, mask=in_dim, other=0.0).to(tl.float32)
-        b = tl.load(b_ptr + shared_at, mask=in_state, other=0.0).to(tl.float32)
-        c = tl.load(c_ptr + shared_at, mask=in_state, other=0.0).to(tl.float32)
-        dt = tl.load(dt_ptr + token * OWNERS + owner, mask=owned, other=0.0).to(tl.float32)
+        shared = head // (HEADS // GROUPS) * STATE + n
+        x_at = token_start(x_ptr, token, x_distance, HEADS * DIM) + channel
+        x = tl.load(x_at, mask=in_dim, other=0.0).to(tl.float32)
+        b_at = token_start(b_ptr, token, b_distance, GROUPS * STATE) + shared
+        b = tl.load(b_at, mask=in_state, other=0.0).to(tl.float32)
+        c_at = token_start(c_ptr, token, c_distance, GROUPS * STATE) + shared
+        c = tl.load(c_at, mask=in_state, other=0.0).to(tl.float32)
+        dt_at = token_start(dt_ptr, token, dt_distance, OWNERS) + owner
+        dt = tl.load(dt_at, mask=owned, other=0.0).to(tl.float32)
         if dt_bias_ptr is not None:
             dt = dt + dt_bias
         if SOFTPLUS:
@@ -114,9 +127,10 @@ def _selective_step(
         if d_ptr is not None:
             y = y + d * x
         if z_ptr is not None:
-            z = tl.load(z_ptr + at, mask=in_dim, other=0.0).to(tl.float32)
+            z_at = token_start(z_ptr, token, z_distance, HEADS * DIM) + channel
+            z = tl.load(z_at, mask=in_dim, other=0.0).to(tl.float32)
             y = y * (z / (1 + tl.exp(-z)))
-        tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=in_dim)
+        tl.store(out_ptr + token * (HEADS * DIM) + channel, y.to(out_ptr.dtype.element_ty), mask=in_dim)
         if window_ptr is not None:
             # Seen to be a multiple of UNIT and of no more, as slots are: wider accesses here would change the layout of
             # the tile, and with it the order of its sums.
@@ -150,8 +164,10 @@ def selective_step(
     softplus: bool = False, window: Tensor | None = None, out: Tensor | None = None, marks: Marks | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.selective.selective_step`."""
-    check_selective(x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, window, out, marks)
-    out = torch.empty_like(x) if out is None else out
+    distances = check_selective(
+        x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, window, out, marks
+    )
+    out = x.new_empty(x.shape) if out is None else out
     batch, max_tokens, heads, dim = x.shape
     groups, states = b.shape[2:]
     if batch == 0:
@@ -162,7 +178,7 @@ def selective_step(
     block_d, block_n, warps = blocks(dim, states, tied, config)
     _selective_step[(triton.cdiv(dim, block_d), heads, batch)](
         x, dt, a, b, c, d, z, dt_bias, state, window, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
-        max_tokens, state.shape[0] - 1, state.stride(0) // unit, heads * dim * states // unit,
+        max_tokens, state.shape[0] - 1, state.stride(0) // unit, heads * dim * states // unit, *distances,
         HEADS=heads, GROUPS=groups, DIM=dim, STATE=states, TIED=tied, SOFTPLUS=softplus,
         UNIT=unit, BLOCK_D=block_d, BLOCK_N=block_n, num_warps=warps,
         **OPTIONS, **limit(roomy(warps, marks is not None)),
@@ -193,7 +209,8 @@ def compile_cases() -> list[CompileCase]:
         dict.fromkeys(inputs, "*bf16")
         | dict.fromkeys(("a_ptr", "d_ptr", "dt_bias_ptr"), "*fp32")
         | dict.fromkeys(("read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr"), "*i32")
-        | {"max_tokens": "i32", "last": "i32", "stride_units": "i32", "window_units": "i32"}
+        | dict.fromkeys(("max_tokens", "last", "stride_units", "window_units"), "i32")
+        | dict.fromkeys(("x_distance", "dt_distance", "b_distance", "c_distance", "z_distance"), "i32")
     )
     cases = []
     for name, ((heads, groups, dim, state), tied, dtypes) in (MODELS | OTHERS).items():

@@ -68,3 +68,16 @@ def mark_offset(mark, count_ptr, entry_ptr, offset_ptr, row):
     inside = mark < tl.load(count_ptr)
     entry = tl.load(entry_ptr + mark, mask=inside, other=-1)
     return tl.where(entry == row, tl.load(offset_ptr + mark, mask=inside, other=NEVER), NEVER)
+
+
+@triton.jit
+def token_start(ptr, token, distance, WIDTH: tl.constexpr):
+    """Where the elements of a token begin, in a tensor whose tokens are `distance` elements apart.
+
+    Tokens that are whole accesses wide begin on 16 bytes: `check_tokens` has seen it. The shape alone says so, never an
+    address: bits may not depend on where a batch lies.
+    """
+    at = ptr + token * distance
+    if WIDTH * ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
+        at = tl.multiple_of(at, 16)
+    return at

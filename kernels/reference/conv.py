@@ -28,7 +28,9 @@ def conv_step(
     `read`.
 
     Args:
-        x: `batch token channel`, contiguous.
+        x: `batch token channel`. May be a slice of a wider projection: what belongs to a token is contiguous, and
+            tokens lie at equal distances. If a token is a multiple of 16 bytes wide, tokens begin at multiples of 16
+            bytes.
         weight: `channel tap`, contiguous, at least 2 taps.
         bias: `channel`, contiguous, or None.
         state: one layer, `slot tap-1 channel`, the last inputs with the oldest first; fp32, bf16 or fp16; slots any
@@ -40,7 +42,8 @@ def conv_step(
         tokens: real tokens of each row, up to `token`, int32 or int64 `batch`. The output of the other tokens is zeros.
             With 0 tokens the window is copied through.
         activation: "silu" or None.
-        out: where the output goes, `batch token channel`; given, nothing is allocated.
+        out: where the output goes, `batch token channel`, a slice as `x` may be; given, nothing is allocated. A caller
+            reads `q | k | v` or `x | B | C` as slices of it.
         window: for tokens that may be rejected, `batch tap-1+token channel`, contiguous, of the state's dtype. Given,
             no slot is stored. A row whose `write` is above 0 gets the window read and the inputs of its real tokens
             here; the rest stays as it is. The window after the first a tokens of row b is window[b, a : a + tap - 1].
@@ -53,13 +56,13 @@ def conv_step(
         `out`. Changes: state, or window if given.
 
     Raises:
-        ValueError: a shape, dtype, device or stride does not fit; slots share bytes; marks beside a window; or `out`,
-            the window or the state requires grad, or shares bytes with another tensor.
+        ValueError: a shape, dtype, device, stride or address does not fit; slots share bytes; marks beside a window; or
+            `out`, the window or the state requires grad, or shares bytes with another tensor.
 
     Syncs: no (the reference: yes, it reads the slots).
     """
     check_conv(x, weight, bias, state, read, write, snapshot, tokens, activation, out, window, marks)
-    out = torch.empty_like(x) if out is None else out
+    out = x.new_empty(x.shape) if out is None else out
     out.zero_()
     channels, taps = weight.shape
     rows = row_slots(state, read, write, snapshot, tokens, x.shape[1], window is None)

@@ -29,11 +29,14 @@ def selective_step(
     is zeros. The slots of one row may coincide. Across rows the slots stored are distinct, and none is another row's
     `read`.
 
+    x, dt, b, c and z may be slices of a wider projection: what belongs to a token is contiguous, and tokens lie at
+    equal distances. If a token is a multiple of 16 bytes wide, tokens begin at multiples of 16 bytes.
+
     Args:
-        x: `batch token head dim`, contiguous. For Mamba1 all channels may be one head.
-        dt: `batch token head` (Mamba2) or `batch token head dim` (Mamba1), contiguous.
+        x: `batch token head dim`. For Mamba1 all channels may be one head.
+        dt: `batch token head` (Mamba2) or `batch token head dim` (Mamba1).
         a: negative; `head` (Mamba2), or `head dim state` from a multiple of 16 bytes on (Mamba1); contiguous.
-        b: `batch token group state`, contiguous; head h uses group h // (head / group).
+        b: `batch token group state`; head h uses group h // (head / group).
         c: `batch token group state`, as `b`.
         state: one layer, `slot head dim state`; fp32, bf16 or fp16; slots any stride apart. Channels alone,
             `slot channel state`, are passed as plane.unsqueeze(1).
@@ -43,14 +46,14 @@ def selective_step(
         tokens: real tokens of each row, up to `token`, int32 or int64 `batch`. The output of the other tokens is zeros.
             With 0 tokens the state is copied through.
         d: `head` (Mamba2) or `head dim` (Mamba1), contiguous, or None.
-        z: `batch token head dim`, contiguous, or None.
+        z: `batch token head dim`, or None.
         dt_bias: as `d`.
         softplus: whether dt' is the softplus of the sum.
         window: for tokens that may be rejected, `batch token head dim state`, contiguous from a multiple of 16 bytes
             on, of the state's dtype. Given, no slot is stored: the state after token t of row b goes to window[b, t],
             and the rest stays as it is. `snapshot` is ignored. `write` says only whether the row is real, so rows may
             share it. The output has the bits that it has without a window.
-        out: where the output goes, like `x`; given, nothing is allocated.
+        out: where the output goes, `batch token head dim`, contiguous; given, nothing is allocated.
         marks: states inside the step that are kept as well, or None. The state after `offset` tokens of row `entry`
             goes to `slot` in the same pass, for every mark. They ascend by entry, then by offset. Null slots, offsets
             beyond the row's tokens and rows with a null write keep nothing. The slots are distinct from each other and
@@ -66,7 +69,7 @@ def selective_step(
     Syncs: no (the reference: yes, it reads the slots).
     """
     check_selective(x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, window, out, marks)
-    out = torch.empty_like(x) if out is None else out
+    out = x.new_empty(x.shape) if out is None else out
     out.zero_()
     rows = row_slots(state, read, write, snapshot, tokens, x.shape[1], window is None)
     kept = row_marks(marks, state.shape[0] - 1)

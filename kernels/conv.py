@@ -27,9 +27,9 @@ from memstate.kernels.slots import (
 )
 from memstate.kernels.tables import ACCESS_BYTES, Marks
 from memstate.kernels.tuned import ConvConfig, config_of
-from memstate.kernels.warps import limit, roomy
+from memstate.kernels.warps import limit, roomy, warp_threads
 
-DEFAULT = ConvConfig()  # 4096 bytes of a window for a warp: four taps of 16 for each of 64 lanes; more would spill
+DEFAULT = ConvConfig()  # no fewer bytes: a thread would have less than 16 of a tap
 COMMON = (8192, 4)  # channels and taps
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
 
@@ -204,9 +204,9 @@ def _conv_step(
             tl.store(state_ptr + snapshot * slot_stride + at, new[part], mask=tl.where(snapshot > 0, fits, False))
 
 
-def blocks(channels: int, taps: int, itemsize: int, config: ConvConfig = DEFAULT) -> tuple[int, int]:
-    """Channels of one program and of one lane's access, powers of two."""
-    return config.blocks(channels, taps, itemsize)
+def blocks(channels: int, taps: int, itemsize: int, config: ConvConfig = DEFAULT, threads: int = 32) -> tuple[int, int]:
+    """Channels of one program and of one lane's access, powers of two; threads: of a warp."""
+    return config.blocks(channels, taps, itemsize, threads)
 
 
 def conv_step(
@@ -225,7 +225,7 @@ def conv_step(
     unit = stride_unit(state)
     taps, tap_fastest = weight.shape[1], taps_are_fastest(state)
     config = config_of(ConvConfig, state.device, taps, tap_fastest, state.element_size())
-    block, lane = blocks(channels, taps, state.element_size(), config)
+    block, lane = blocks(channels, taps, state.element_size(), config, warp_threads())
     _conv_step[(triton.cdiv(channels, block), batch)](
         x, weight, bias, state, out, window, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, x_distance, out_distance,
@@ -255,7 +255,8 @@ def compile_cases() -> list[CompileCase]:
     shapes = [COMMON, *((2**power, taps) for taps in TAPS for power in range(12))]
     for (channels, taps), (dtype, itemsize) in product(shapes, (("fp32", 4), ("bf16", 2), ("fp16", 2))):
         block, lane = blocks(channels, taps, itemsize)
-        if block < channels and (channels, taps) != COMMON:
+        of_64 = dict(zip(("BLOCK", "LANE"), blocks(channels, taps, itemsize, threads=64), strict=True))
+        if of_64["BLOCK"] < channels and (channels, taps) != COMMON:
             continue  # the block is that of fewer channels
         sizes = {
             "CHANNELS": channels, "TAPS": taps, "SILU": True,
@@ -269,7 +270,7 @@ def compile_cases() -> list[CompileCase]:
                     _conv_step, signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(kind),
                     sizes | {"TAP_FASTEST": tap_fastest} | absent(kind), (*weights, *planes), 1,
                     () if rare else (*inputs, *planes) if dtype != "fp32" else planes,
-                    OPTIONS | roomy(1, kind == "_marks" or taps != COMMON[1]), rare,
+                    OPTIONS | roomy(1, kind == "_marks" or taps != COMMON[1]), rare, of_64,
                 )
             )  # fmt: skip
     return cases

@@ -170,16 +170,17 @@ class ConvConfig(Config):
     """How the convolution step is launched.
 
     Args:
-        window_bytes: bytes of the window that a warp holds: four taps of 16 bytes for each of 64 lanes.
+        window_bytes: bytes of the window that 32 threads hold: four taps of 16 bytes for each. So programs are small,
+            and there are many of them for a batch of 1.
         warps: of a program, which holds as many times the bytes.
     """
 
-    window_bytes: int = 4096
+    window_bytes: int = 2048
     warps: int = 1
 
-    def blocks(self, channels: int, taps: int, itemsize: int) -> tuple[int, int]:
-        """Channels of one program and of one lane's access, powers of two."""
-        held = self.window_bytes * self.warps // (_power_above(taps) * itemsize)
+    def blocks(self, channels: int, taps: int, itemsize: int, threads: int = 32) -> tuple[int, int]:
+        """Channels of one program and of one lane's access, powers of two; threads: of a warp."""
+        held = self.window_bytes * self.warps * threads // (32 * _power_above(taps) * itemsize)
         block = min(_power_above(channels), max(1, held))
         return block, min(block, ACCESS_BYTES // itemsize)
 

@@ -86,7 +86,7 @@ def test_one_axis_changes_at_a_time_and_the_cheapest_first(kernel: str, timed: b
 
 def test_the_best_values_are_combined_by_what_they_promise() -> None:
     goodness = dict.fromkeys(grid.one_at_a_time("conv", True), 1.0)
-    goodness |= {ConvConfig(warps=2): 3.0, ConvConfig(window_bytes=1024): 2.0, ConvConfig(window_bytes=2048): 0.5}
+    goodness |= {ConvConfig(warps=2): 3.0, ConvConfig(window_bytes=1024): 2.0, ConvConfig(window_bytes=4096): 0.5}
     found = grid.combinations("conv", True, goodness)
     assert found == [ConvConfig(window_bytes=1024, warps=2)]  # the others differ from the default in one axis
     assert grid.combinations("conv", True, {**goodness, ConvConfig(warps=2): 0.0})[0].warps == 4

@@ -109,6 +109,16 @@ def test_G2_bounds_tell_fp32_from_less(generator: torch.Generator) -> None:
     assert (np.abs(causal_conv(x, coarse, bias, window, silu=True)[0] - exact) > bound.error).any()
 
 
+@pytest.mark.parametrize(("size", "threads", "programs"), [(2, 32, 32), (4, 32, 64), (2, 64, 16), (4, 64, 32)])
+def test_programs_of_one_row_of_a_model(size: int, threads: int, programs: int) -> None:
+    """Of 8192 channels, with four taps: a thread moves 16 bytes of each tap, and no more."""
+    pytest.importorskip("triton", reason="without Triton there are no kernels")
+    from memstate.kernels import conv
+
+    block, lane = conv.blocks(8192, 4, size, threads=threads)
+    assert (8192 // block, lane * size, block // lane) == (programs, 16, threads)
+
+
 @both_orders
 def test_G1_slots_with_gaps_are_refused(backend: Backend, generator: torch.Generator, channel_major: bool) -> None:
     """In either order: the strides are told."""

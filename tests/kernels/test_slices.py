@@ -1,5 +1,11 @@
-"""Inputs and outputs that are slices of a wider projection: the bits of contiguous ones, without a copy."""
+"""Inputs and outputs that are slices of a wider projection: the bits of contiguous ones, without a copy.
 
+Run as a program, this file compiles some kernels and writes as JSON in which pieces each moves its inputs.
+"""
+
+import json
+import sys
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +18,7 @@ from memstate.kernels.dispatch import Backend
 from tests.kernels.test_decode_marks import columns
 from tests.kernels.test_decode_steps import DTYPES, KINDS, each_dtype, made
 from tests.support.decode_case import Case, Memory, Row, rubbish, same_bits
+from tests.support.kernel_runs import not_interpreted
 from tests.support.recurrences import Rounded, causal_conv, causal_conv_bound, float64, selective, selective_bound
 from tests.support.slices import operations, packed, sliced
 
@@ -232,3 +239,39 @@ def test_D13_a_layer_of_mamba2_makes_two_outputs_from_one_projection_and_copies_
         with operations() as made_:
             layer.step()
         assert made_ == ["new_empty", "new_empty"] or made_ == ["empty", "empty"]
+
+
+def test_D14_inputs_move_in_wide_pieces() -> None:
+    """Bits of a lane's access, and how often it is made: b and c of 128 states are one load of a whole warp."""
+    once = {"128": 1}
+    assert not_interpreted(__file__) == {
+        "conv_step_bf16": {"x_ptr": once, "out_ptr": {"128": 2}},
+        "selective_step_mamba2_fp32": {"x_ptr": once, "z_ptr": once, "b_ptr": {"64": 1}, "c_ptr": {"64": 1}},
+        "selective_step_mamba1_bf16": {"x_ptr": {"16": 1}, "z_ptr": {"16": 1}, "b_ptr": once, "c_ptr": once},
+    }
+
+
+def main() -> None:
+    """Writes the accesses to the inputs of kernels for sm_90; of a convolution, also those to its output."""
+    from memstate.cli.compile.accesses import accesses
+    from memstate.cli.compile.build import compile_case
+    from memstate.kernels import conv, selective
+
+    inputs = {"conv_step_bf16": ("x_ptr", "out_ptr")}
+    inputs |= dict.fromkeys(
+        ("selective_step_mamba2_fp32", "selective_step_mamba1_bf16"), ("x_ptr", "z_ptr", "b_ptr", "c_ptr")
+    )
+    found: dict[str, dict[str, Counter[int]]] = {}
+    for case in (*conv.compile_cases(), *selective.compile_cases()):
+        if case.name in inputs:
+            arguments = [name for name in case.kernel.arg_names if name not in case.constexprs]
+            made_ = accesses(compile_case(case, "sm_90").asm["llir"], arguments)
+            found[case.name] = {
+                name: Counter(access.bits for access in made_ if name in {at.argument for at in access.origins})
+                for name in inputs[case.name]
+            }
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

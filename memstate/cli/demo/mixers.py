@@ -166,7 +166,7 @@ class Mamba2(Mixer):
         s = self.size
         x, b, c = mixed.split((s.heads * s.value, s.key, s.key), -1)
         self.backend.selective_step(
-            x.unflatten(-1, (s.heads, s.value)).contiguous(), rates, self.decay, unit_norm(b).unsqueeze(2),
+            x.unflatten(-1, (s.heads, s.value)), rates, self.decay, unit_norm(b).unsqueeze(2),
             unit_norm(c).unsqueeze(2), ssm, *where, d=self.skip, dt_bias=self.rate_bias, softplus=True, out=out,
             marks=marks,
         )  # fmt: skip

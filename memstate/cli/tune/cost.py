@@ -54,11 +54,14 @@ def shaped(case: CompileCase, config: Config) -> Shaped:
     """Returns a compile case as the launcher would shape it under a configuration."""
     from memstate.kernels.warps import roomy
 
-    constexprs, warps, nbytes = SHAPES[KERNEL_OF[type(config)]](case, config)
+    kernel = KERNEL_OF[type(config)]
+    constexprs, warps, nbytes = SHAPES[kernel](case, config)
+    of_64 = _conv(case, config, 64)[0] if kernel == "conv" else case.of_64
     options = dict(case.options)
     if "maxnreg" in options:
         options |= roomy(warps, most=options["maxnreg"])
-    return Shaped(case._replace(constexprs=case.constexprs | constexprs, num_warps=warps, options=options), nbytes)
+    constexprs = case.constexprs | constexprs
+    return Shaped(case._replace(constexprs=constexprs, num_warps=warps, options=options, of_64=of_64), nbytes)
 
 
 def _moves(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int]:
@@ -90,10 +93,10 @@ def _selective(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int
     return {"BLOCK_D": block_d, "BLOCK_N": block_n}, warps, block_d * block_n * WORD_BYTES
 
 
-def _conv(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int]:
+def _conv(case: CompileCase, config: Any, threads: int = 32) -> tuple[dict[str, Any], int, int]:
     given = case.constexprs
     itemsize = 4 if case.signature["state_ptr"] == "*fp32" else 2
-    block, lane = config.blocks(given["CHANNELS"], given["TAPS"], itemsize)
+    block, lane = config.blocks(given["CHANNELS"], given["TAPS"], itemsize, threads)
     return {"BLOCK": block, "LANE": lane}, config.warps, prod((block, given["TAPS"] - 1, itemsize))
 
 

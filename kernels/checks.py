@@ -219,11 +219,13 @@ def check_apart(name: str, blocks: Blocks, others: Mapping[str, Tensor | None], 
     for out in written:
         tensor = others[out]
         if tensor is not None:
-            stores.append((out, *_span(tensor)))
+            end = tensor.data_ptr() + tensor.nbytes if tensor.is_contiguous() else tokens_of(tensor).end()
+            stores.append((out, tensor.data_ptr(), end))
     for other, tensor in others.items():
         if tensor is None or other == name:
             continue
-        start, end = _span(tensor)
+        start = tensor.data_ptr()
+        end = start + tensor.nbytes if tensor.is_contiguous() else tokens_of(tensor).end()
         if start < high and low < end and _meet(blocks, tensor):
             _refuse(other, (start, end), name, (low, high))
         for out, first, last in stores:
@@ -231,12 +233,6 @@ def check_apart(name: str, blocks: Blocks, others: Mapping[str, Tensor | None], 
                 stored = others[out]
                 if stored is not None and _meet(tokens_of(stored), tensor):
                     _refuse(out, (first, last), other, (start, end))
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """The first byte of a tensor, and the one behind its last."""
-    start = tensor.data_ptr()
-    return start, start + tensor.nbytes if tensor.is_contiguous() else tokens_of(tensor).end()
 
 
 def _meet(blocks: Blocks, tensor: Tensor) -> bool:

@@ -54,18 +54,20 @@ def check_tokens(name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...]
         ValueError: the shape, dtype, device or strides do not fit, or lanes cannot move 16 bytes at a time although
             what belongs to a token is a multiple of 16 bytes.
     """
-    check_shape(name, tensor, pattern, shape)
-    check_float(name, tensor)
-    check_memory(name, tensor, device)
-    batch, token, *rest = shape
-    width, (of_row, of_token, *inner) = prod(rest), tensor.stride()
-    distance = of_token if token > 1 else of_row if batch > 1 else width
-    even = batch == 1 or token <= 1 or of_row == token * distance
-    if not (is_dense(tuple(rest), tuple(inner)) and even and distance >= width):
-        raise ValueError(
-            f"{name}: `{pattern}` must be contiguous in what belongs to a token, with tokens at equal distances, got "
-            f"strides {tensor.stride()}: use .contiguous()"
-        )
+    if tensor.shape != shape or tensor.dtype not in FLOATS or tensor.device != device or tensor.is_neg():
+        check_shape(name, tensor, pattern, shape)
+        check_float(name, tensor)
+        check_memory(name, tensor, device)
+    distance = width = prod(shape[2:])
+    if not tensor.is_contiguous():
+        (batch, token, *rest), (of_row, of_token, *inner) = shape, tensor.stride()
+        distance = of_token if token > 1 else of_row if batch > 1 else width
+        even = batch == 1 or token <= 1 or of_row == token * distance
+        if not (is_dense(tuple(rest), tuple(inner)) and even and distance >= width):
+            raise ValueError(
+                f"{name}: `{pattern}` must be contiguous in what belongs to a token, with tokens at equal distances, "
+                f"got strides {tensor.stride()}: use .contiguous()"
+            )
     size = tensor.element_size()
     if width * size % ACCESS_BYTES == 0 and (tensor.data_ptr() % ACCESS_BYTES or distance * size % ACCESS_BYTES):
         raise ValueError(

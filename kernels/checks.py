@@ -191,14 +191,6 @@ def check_distinct(name: str, blocks: Blocks) -> None:
         )
 
 
-def span(tensor: Tensor) -> int:
-    """Bytes from the first element of a tensor to behind its last."""
-    if tensor.is_contiguous() or not tensor.numel():
-        return tensor.nbytes
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
-
-
 def check_apart(name: str, blocks: Blocks, others: Mapping[str, Tensor | None], *written: str) -> None:
     """Refuses a plane that shares bytes with another tensor, and a written tensor that shares some with any other.
 

@@ -23,13 +23,12 @@ from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_checks import check_gated_delta
 from memstate.kernels.slots import NO_MARKS, absent, first_mark, known_slot, mark_offset, mark_types, row_slots
 from memstate.kernels.tables import ACCESS_BYTES, Marks
-from memstate.kernels.tuned import DeltaConfig, config_of
+from memstate.kernels.tuned import DeltaConfig, config_of, shares
 from memstate.kernels.warps import THREAD_REGISTERS, limit, roomy, warp_threads
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
 WIDE = 168  # registers of a thread where accesses are wide: float32 states take 140, and would spill at 128
 DEFAULT = DeltaConfig()
-KEY_LANES = 8  # that share the keys of a value at least, where keys are fastest
 
 # Everything that may differ between two calls of one model. The alignment of the inputs belongs here too: the bits of a
 # row would depend on where its batch was allocated. What shapes alone say about it, the kernel says itself.
@@ -247,28 +246,6 @@ def blocks(key: int, value: int, config: DeltaConfig = DEFAULT) -> tuple[int, in
 def _most(unit: int, itemsize: int, warps: int) -> int:
     """Registers of a thread. Narrow accesses need more addresses at a time, keys of several warps more inputs."""
     return WIDE if unit * itemsize == ACCESS_BYTES and warps == 1 else THREAD_REGISTERS
-
-
-def shares(
-    key_fastest: bool, itemsize: int, block_k: int, block_v: int, warps: int, threads: int = 32
-) -> tuple[int, int]:
-    """Lanes that share the keys of a value in each piece of a tile, and neighbouring keys of each.
-
-    No fewer lanes than threads are in a piece, so that no two warps hold the same ones.
-
-    Args:
-        key_fastest: whether a slot stores `value key`.
-        itemsize: bytes of an element of the state.
-        block_k: keys of the tile.
-        block_v: values of the tile.
-        warps: of a program.
-        threads: of a warp.
-    """
-    wide = ACCESS_BYTES // itemsize
-    if key_fastest:
-        run = min(wide, block_k)
-        return min(block_k // run, max(KEY_LANES, threads * warps // block_v)), run
-    return min(block_k, max(1, threads * warps // max(1, block_v // wide))), 1
 
 
 def gated_delta_step(

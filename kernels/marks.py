@@ -204,7 +204,7 @@ def state_tiles(sizes: tuple[int, int, int], transposed: bool) -> dict[str, int]
 
 def window_tiles(channels: int, taps: int, tap_fastest: bool, itemsize: int) -> dict[str, int]:
     """What a launch is compiled for, by the windows of the plane of a convolution."""
-    block, lane = blocks(channels, taps + 1, itemsize)  # of one warp
+    block, lane = blocks(channels, taps + 1, itemsize, threads=64)  # of one warp, of any width
     block = min(WARPS * block, triton.next_power_of_2(channels))
     return {
         "CHANNELS": channels, "TAPS": taps, "TAP_FASTEST": tap_fastest, "CONV_UNIT": 1, "BLOCK": block, "LANE": lane,

@@ -49,6 +49,9 @@ def _power_above(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
+KEY_LANES = 8  # that share the keys of a value at least, where keys are fastest
+
+
 @dataclass(frozen=True)
 class Config:
     """How a kernel is launched: a class for each kernel. Every field is a power of two, except `programs_per_sm`.
@@ -143,6 +146,28 @@ class DeltaConfig(Config):
         """Keys and values of one tile (powers of two) and the warps that hold it."""
         block_k, block_v = _power_above(key), min(self.block_value, _power_above(value))
         return block_k, block_v, min(MOST_WARPS, max(1, block_k * block_v // self.warp_elements))
+
+
+def shares(
+    key_fastest: bool, itemsize: int, block_k: int, block_v: int, warps: int, threads: int = 32
+) -> tuple[int, int]:
+    """Lanes that share the keys of a value in each piece of a tile, and neighbouring keys of each.
+
+    No fewer lanes than threads are in a piece, so that no two warps hold the same ones.
+
+    Args:
+        key_fastest: whether a slot stores `value key`.
+        itemsize: bytes of an element of the state.
+        block_k: keys of the tile.
+        block_v: values of the tile.
+        warps: of a program.
+        threads: of a warp.
+    """
+    wide = ACCESS_BYTES // itemsize
+    if key_fastest:
+        run = min(wide, block_k)
+        return min(block_k // run, max(KEY_LANES, threads * warps // block_v)), run
+    return min(block_k, max(1, threads * warps // max(1, block_v // wide))), 1
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,8 @@ def test_D10_slices_with_a_window_and_with_marks(backend: Backend, generator: to
     step, state = apart(case, generator), case.memory.state
     tokens = (3 + state.shape[1], state.shape[2]) if case.op == "conv_step" else (3, *state.shape[1:])
     windows = [torch.zeros(2, *tokens, dtype=state.dtype, device=state.device) for _ in range(2)]
+    if case.op == "gated_delta_step" and state.stride(-1) != 1:  # windows lie as slots do
+        windows = [window.mT.contiguous().mT for window in windows]
     assert same_bits(*(run(each, backend, window=window) for each, window in zip((case, step), windows, strict=True)))
     assert same_bits(*windows)
     marks = columns([(0, 2, 5), (1, 1, 6)], state)

@@ -56,7 +56,8 @@ def shaped(case: CompileCase, config: Config) -> Shaped:
 
     kernel = KERNEL_OF[type(config)]
     constexprs, warps, nbytes = SHAPES[kernel](case, config)
-    of_64 = _conv(case, config, 64)[0] if kernel == "conv" else case.of_64
+    wide = OF_64[kernel](case, config, 64)[0] if case.of_64 else {}
+    of_64 = {name: wide[name] for name in case.of_64}
     options = dict(case.options)
     if "maxnreg" in options:
         options |= roomy(warps, most=options["maxnreg"])
@@ -76,13 +77,11 @@ def _int8(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int]:
     return {"BLOCK_C": block_c, "BLOCK_R": block_r}, config.warps, block_c * block_r * WORD_BYTES
 
 
-def _delta(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int]:
-    from memstate.kernels import gated_delta
-
+def _delta(case: CompileCase, config: Any, threads: int = 32) -> tuple[dict[str, Any], int, int]:
     given = case.constexprs
     block_k, block_v, warps = config.blocks(given["KEY"], given["VALUE"])
     itemsize = 4 if case.signature["state_ptr"] == "*fp32" else 2
-    lanes, run = gated_delta.shares(given["KEY_FASTEST"], itemsize, block_k, block_v, warps)
+    lanes, run = tuned.shares(given["KEY_FASTEST"], itemsize, block_k, block_v, warps, threads)
     changed = {"BLOCK_K": block_k, "BLOCK_V": block_v, "LANES": lanes, "RUN": run}
     return changed, warps, block_k * block_v * WORD_BYTES
 
@@ -105,6 +104,12 @@ SHAPES: dict[str, Shape] = {
     **dict.fromkeys(("copy", "gather", "scatter", "pack"), _moves),
     "pack_int8": _int8, "gated_delta": _delta, "selective": _selective, "conv": _conv,
 }  # fmt: skip
+
+
+OF_64: dict[str, Callable[[CompileCase, Any, int], tuple[dict[str, Any], int, int]]] = {
+    "gated_delta": _delta,
+    "conv": _conv,
+}
 
 
 def compile_cases(config: Config) -> list[Shaped]:

@@ -53,6 +53,7 @@ def manager(
     )  # fmt: skip
 
 
+@pytest.mark.proof  # in other runs the compile records count them
 def test_barriers_stand_between_what_phases_write_and_read() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(ROOT)

@@ -170,7 +170,7 @@ def _conv_step(
         weights = load_channel_tap(weight_ptr, lane * (LANE * TAPS) + element, CHANNELS * TAPS, True, TAPS, LANE)
         y = bias
         for tap in tl.static_range(TAPS):
-            y = y + weights[tap].to(tl.float32) * window[tap].to(tl.float32)
+            y = tl.fma(weights[tap].to(tl.float32), window[tap].to(tl.float32), y)
         if SILU:
             y = y / (1 + tl.exp(-y))
         out_at = token_start(out_ptr, token, out_distance, CHANNELS) + channel

@@ -16,19 +16,33 @@ if TYPE_CHECKING:
     from memstate.cli.tune import SweepLog, SweepResult
 
 
+TARGETS = "sm_80,sm_90,sm_100,sm_120,gfx942,gfx950"
+
+
 def compile_kernels(
-    targets: Annotated[str, Option(help="Comma separated GPU targets.")] = "sm_80,sm_90,sm_100,sm_120,gfx942,gfx950",
+    targets: Annotated[str, Option(help="Comma separated GPU targets.")] = TARGETS,
     every_shape: Annotated[
         bool, Option("--every-shape", help="Also compile every other shape that can be launched; takes minutes.")
+    ] = False,
+    estimate: Annotated[
+        bool,
+        Option(
+            "--estimate", help="Only what a decode step launches, with its time on H200 and B200 as far as paper tells."
+        ),
     ] = False,
     json_path: Json = None,
 ) -> None:
     """Compile every kernel for every target. Needs no GPU. Targets that this Triton does not know are left out."""
     from memstate.cli.compile import compile_all
 
+    if estimate:
+        if every_shape or targets != TARGETS:
+            fail("--estimate: takes no --targets and no --every-shape")
+        print_estimates(json_path)
+        return
     wanted = split_names(targets)
     with one_line_errors(), progress("compile") as report:
-        reports = compile_all(wanted, report, every_shape)
+        reports = compile_all(wanted, report, "every" if every_shape else "common")
     if unknown := [name for name in wanted if name not in {item.target for item in reports}]:
         complain(f"left out, because this Triton does not know them: {', '.join(unknown)}")
         if not reports:
@@ -38,6 +52,25 @@ def compile_kernels(
     emit(json_path, rows, "compiled kernels", columns, [[text_of(row[c]) for c in columns] for row in rows])
     if bad := [f"{item.kernel} on {item.target}" for item in reports if not item.ok]:
         fail(f"not ok: {', '.join(bad)}", status=1)
+
+
+def print_estimates(json_path: str | None) -> None:
+    """Prints how long decode kernels take on paper: a line for each kernel and device."""
+    from memstate.cli.compile import compile_all
+    from memstate.cli.compile.estimate import BATCHES, DEVICES, estimates
+
+    with one_line_errors(), progress("compile") as report:
+        found = estimates(compile_all([device.target for device in DEVICES.values()], report, "decode"))
+    lines = []
+    for at in range(0, len(found), len(BATCHES)):
+        item, batches = found[at], found[at : at + len(BATCHES)]
+        counts = (item.registers, item.warps_per_sm, item.instructions, item.instructions_per_8_kb)
+        times = [f"{one.floor_us:.1f} / {one.estimate_us:.1f}" for one in batches]
+        waiting = (f"{item.bytes_in_flight / 1024:.0f} KB", item.dependent_loads)
+        lines.append([item.kernel, item.device, *map(str, (*counts, *waiting)), *times])
+    columns = ("kernel", "device", "registers", "warps", "instructions", "per 8 KB", "in flight", "loads")
+    title = "decode kernels on paper: microseconds of the bytes / estimate, by rows"
+    emit(json_path, [asdict(item) for item in found], title, (*columns, *map(str, BATCHES)), lines)
 
 
 def bench(

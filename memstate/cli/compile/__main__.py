@@ -1,6 +1,6 @@
 """Compiles for the targets named as arguments, one line of JSON per report: the process that has no interpreter.
 
-With `--every-shape` it compiles every shape that can be launched. Targets that Triton does not know are left out.
+The first argument says which shapes, see `SHAPES`. Targets that Triton does not know are left out.
 """
 
 import sys
@@ -8,17 +8,16 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from memstate.cli.compile import TARGETS, compile_cases
+from memstate.cli.compile import SHAPES, cases_of, compile_cases
 from memstate.cli.compile.build import known_targets
 from memstate.cli.worker import serve
 from memstate.errors import CompileFailed
-from memstate.kernels.catalog import all_cases
 
 
 def work(arguments: list[str]) -> Iterator[dict[str, Any]]:
     """Yields {"done", "total", "report"} per kernel and target, or {"failed"} at the first that does not compile."""
-    cases, done = all_cases("--every-shape" in arguments), 0
-    targets = known_targets([target for target in arguments if target in TARGETS])
+    (shapes,), done = [known for known in SHAPES if known == arguments[0]], 0
+    cases, targets = cases_of(shapes), known_targets(arguments[1:])
     try:
         for case in cases:
             for report in compile_cases([case], targets):

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.move_checks import check_int8
-from memstate.kernels.pack import programs_of
-from memstate.kernels.slots import known_slot
+from memstate.kernels.pack import due_entries, programs_of
 from memstate.kernels.tables import LARGEST_SCALE, LEVELS, RECORD_ALIGNMENT, SMALLEST_SCALE, ScaledMap
-from memstate.kernels.tuned import Int8Config, config_of, programs_for
+from memstate.kernels.tuned import ENTRIES, Int8Config, config_of, programs_for
 from memstate.kernels.warps import limit, roomy
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
@@ -110,25 +109,21 @@ def _move_int8(
     layers, slots_ptr, index_ptr, places_ptr, values_ptr, scales_ptr, n, first, count, registers, capacity, held,
     record_units, value_units, scale_units, layer_units,
     PACK: tl.constexpr, COLUMNS: tl.constexpr, REDUCED: tl.constexpr, INNER: tl.constexpr, DTYPE: tl.constexpr,
-    UNIT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr,
+    UNIT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr, ENTRIES: tl.constexpr,
 ):  # fmt: skip
     PARTS: tl.constexpr = (COLUMNS + BLOCK_C - 1) // BLOCK_C
     item = tl.program_id(0)
-    for entry in range(n):
-        place = tl.load(places_ptr + entry)
-        slot = tl.load(index_ptr + entry)
-        if slots_ptr is not None:
-            slot = tl.load(slots_ptr + slot, mask=(slot > 0) & (slot < registers), other=0)
-        slot = known_slot(slot, capacity)
-        due = (place >= 0) & (place < held)
-        if not PACK:
-            due = due & (slot != 0)
-        items = tl.where(due, count * PARTS, 0)
+    for start in range(0, n, ENTRIES):
+        due, pair = due_entries(slots_ptr, index_ptr, places_ptr, start, n, registers, capacity, held, PACK, ENTRIES)
+        rank = tl.cumsum(due.to(tl.int32), 0) - 1
+        items = tl.sum(due.to(tl.int32), 0) * (count * PARTS)
         while item < items:
-            layer = first + item // PARTS
+            chosen = tl.sum(tl.where(due & (rank == item // (count * PARTS)), pair, 0), 0)
+            place, slot = chosen >> 32, chosen & 0x7FFFFFFF
+            layer = first + item // PARTS % count
             address = tl.load(layers + 2 * layer) + slot * tl.load(layers + 2 * layer + 1)
             in_slot = tl.multiple_of(address.to(tl.pointer_type(DTYPE)), UNIT)
-            at = place.to(tl.int64) * record_units + layer.to(tl.int64) * layer_units
+            at = place * record_units + layer.to(tl.int64) * layer_units
             values = tl.multiple_of(values_ptr + (at + value_units) * ALIGNMENT, ALIGNMENT)
             scales = tl.multiple_of(scales_ptr + (at + scale_units) * (ALIGNMENT // 4), ALIGNMENT)
             column = item % PARTS * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -166,7 +161,7 @@ def _launch(
         held.stride(0) // RECORD_ALIGNMENT if len(held) > 1 else 0, planes.values // RECORD_ALIGNMENT,
         planes.scales // RECORD_ALIGNMENT, planes.layer_bytes // RECORD_ALIGNMENT,
         PACK=pack, COLUMNS=columns, REDUCED=reduced, INNER=inner, DTYPE=DTYPES[planes.tensors[0].dtype],
-        UNIT=planes.unit, BLOCK_C=block_c, BLOCK_R=block_r, num_warps=config.warps,
+        UNIT=planes.unit, BLOCK_C=block_c, BLOCK_R=block_r, ENTRIES=ENTRIES, num_warps=config.warps,
         **OPTIONS, **limit(roomy(config.warps, not _fits(reduced, block_r))),
     )  # fmt: skip
 
@@ -206,7 +201,7 @@ def compile_cases() -> list[CompileCase]:
     for (name, pack), kind, dtype in product((("pack_int8", True), ("unpack_int8", False)), kinds, DTYPES.values()):
         block_c, block_r = blocks(*kinds[kind])
         constexprs = dict(zip(("COLUMNS", "REDUCED", "INNER"), kinds[kind], strict=True)) | {
-            "PACK": pack, "DTYPE": dtype, "UNIT": 16, "BLOCK_C": block_c, "BLOCK_R": block_r,
+            "PACK": pack, "DTYPE": dtype, "UNIT": 16, "BLOCK_C": block_c, "BLOCK_R": block_r, "ENTRIES": ENTRIES,
         }  # fmt: skip
         rare = "rare" in kind
         moved = () if rare else ("layers", "values_ptr")

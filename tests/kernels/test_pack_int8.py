@@ -10,6 +10,7 @@ from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import ScaledMap
+from memstate.kernels.tuned import ENTRIES
 from tests.kernels.test_copy import vast
 from tests.support.decode_case import GUARD, rubbish
 
@@ -246,6 +247,19 @@ def test_b66_registers_padding_and_places(backend: Backend, generator: torch.Gen
     places = memory.ints([3, 0, -1, 1, RECORDS, -7, 2, 2**31 - 1])
     memory.run(op, slots, index, places)
     memory.expect_all(op, {3: 2, 0: 0, 1: 0, 2: 4})
+
+
+@each_op
+def test_due_entries_may_lie_anywhere_among_hundreds(backend: Backend, generator: torch.Generator, op: str) -> None:
+    """More entries than a program looks at in one go, most of them padding."""
+    memory, n = Memory(backend, generator), 2 * ENTRIES + 90
+    memory.run("pack_int8", None, memory.ints([1, 2, 3, 4]), memory.ints([0, 1, 2, 3]))
+    memory.expect_all("pack_int8", {0: 1, 1: 2, 2: 3, 3: 4})
+    at = torch.randperm(n, generator=generator)[:4].tolist()
+    index, places = torch.ones(n, dtype=torch.int32), torch.full((n,), -1, dtype=torch.int32)
+    index[at], places[at] = torch.tensor([4, 3, 2, 1], dtype=torch.int32), torch.arange(4, dtype=torch.int32)
+    memory.run(op, None, index.to(backend.device), places.to(backend.device))
+    memory.expect_all(op, {0: 4, 1: 3, 2: 2, 3: 1})
 
 
 def test_b66_groups_of_layers(backend: Backend, generator: torch.Generator) -> None:

@@ -38,6 +38,8 @@ FIGURES = {
     "barriers": (0, "a barrier was lost", "a new barrier"),
     "source_barriers": (0, "a barrier of the source was lost", "a new barrier in the source"),
     "dependent_loads": (0, "fewer loads wait for each other", "more loads wait for each other"),
+    "instructions": (8, "fewer for a token", "more for a token"),
+    "bytes_in_flight": (0, "fewer wait at a time", "more wait at a time"),
 }
 
 # (Triton, kernel, target, "spill_bytes" or "narrowest_bulk_access_bits") -> why it is accepted that this kernel spills,

@@ -31,7 +31,7 @@ from tests.support.sampling import PROOF
 
 KEYS = (
     "kernel", "target", "registers", "spill_bytes", "shared_bytes", "narrowest_bulk_access_bits", "barriers", "ok",
-    "source_barriers", "dependent_loads",
+    "source_barriers", "dependent_loads", "instructions", "bytes_in_flight",
 )  # fmt: skip
 MOVERS = {
     "copy_slots", "zero_slots", "run_data", "conv_step", "gated_delta_step", "selective_step",
@@ -121,7 +121,7 @@ def test_records_are_written_as_the_program_writes_them() -> None:
 
 # -- what a doctored record says -------------------------------------------------------------------
 
-SOUND = KernelReport("copy_slots", "sm_90", 72, 0, 32, 128, 8, True, 1)
+SOUND = KernelReport("copy_slots", "sm_90", 72, 0, 32, 128, 8, True, 1, 2, 700, 8192)
 OTHER = KernelReport("plan", "sm_90", 40, 0, 0, None, 20, True)
 
 
@@ -141,6 +141,9 @@ OTHER = KernelReport("plan", "sm_90", 40, 0, 0, None, 20, True)
         ({"barriers": 7}, "barriers 7, recorded 8: a barrier was lost"),
         ({"barriers": 9}, "barriers 9, recorded 8: a new barrier"),
         ({"source_barriers": 0}, "source_barriers 0, recorded 1: a barrier of the source was lost"),
+        ({"instructions": 708}, None),
+        ({"instructions": 709}, "instructions 709, recorded 700: more for a token"),
+        ({"bytes_in_flight": 8064}, "bytes_in_flight 8064, recorded 8192: fewer wait at a time"),
     ],
 )
 def test_a_figure_that_changed_is_a_line(changes: dict[str, Any], said: str | None) -> None:

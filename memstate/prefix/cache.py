@@ -2,37 +2,29 @@
 
 insert   a row's snapshot moves to a holder that a node of the tree names; the row's KV pages get one more owner
 match    the deepest node with a state; a row starts from it and leases the path that leads to it
-evict    a state: its slot is free, and KV stays (a tombstone) or goes with the leaf; a leaf's pages: its state goes too
+evict    what makes way, see `memstate.prefix.contents`
 
 `Snapshots` keeps the pins: a first step is about to read the state. The tree keeps the leases: a row or a session
 shares the pages. Nothing here touches a tensor, and nothing is submitted.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import fields, replace
-from itertools import islice
-from typing import Any
+from collections.abc import Hashable, Iterable, Sequence
 
-from memstate.checks import NotCopied, shown
+from memstate.checks import shown
 from memstate.errors import InvalidArgument
-from memstate.prefix.lease import NO_MATCH, NO_NODE, Below, Branch, Insertion, Lease
+from memstate.prefix.contents import Contents
+from memstate.prefix.lease import NO_MATCH, NO_NODE, Branch, Insertion, Lease
 from memstate.prefix.match import Match
 from memstate.prefix.policies import Place
-from memstate.prefix.settings import Prefix
-from memstate.prefix.tree import Node, Tree
+from memstate.prefix.tree import Node
 from memstate.requests.handles import Snapshot
-from memstate.requests.page_table import PageTable
-from memstate.requests.snapshots import Snapshots
-from memstate.slots.commands import CommandBuffer
-from memstate.stats import PrefixStats
 from memstate.tokens import BYTES
 
 DECODED = ("boundary", "end")  # kinds of states beyond the prompt
-KEYS = 2**20  # tokens of prompts remembered where KV is the caller's: 8 MiB of keys
 
 
-class PrefixCache(NotCopied):
+class PrefixCache(Contents):
     """Finds states again by token prefix.
 
     Args:
@@ -42,91 +34,23 @@ class PrefixCache(NotCopied):
         snapshots: Registers and pins of published states.
 
     Attributes:
-        tree: The prefixes, to look at.
         leases: Leases by row, to look at.
-        nodes: Nodes with a state, by holder register, to look at.
-        below: Hears of cached, used and evicted states; None where nothing lies below the device.
     """
 
     enabled = True
 
-    def __init__(self, settings: Prefix, commands: CommandBuffer, pages: PageTable, snapshots: Snapshots) -> None:
-        self.settings = settings
-        self._commands, self._pages, self._snapshots = commands, pages, snapshots
-        self._states, self._kv = settings.states, settings.of_pages
-        for policy in (self._states, self._kv):
-            policy.belong(self)
-        self._unit = BYTES * pages.page_size
-        self.below: Below | None = None
-        self.tree = Tree(self._unit)
-        self._counts: Counter[str] = Counter()
-        self.reset()
-
-    def __repr__(self) -> str:
-        held = f"{len(self.nodes)} states, {self.tree.total_pages} pages in {self.tree.nodes} nodes"
-        return f"PrefixCache({held}, {self._states}, {self._kv})"
-
-    def reset(self) -> None:
-        """Forgets everything. Call it only where registers and pages are reset as well."""
-        self.keep(())
-        self._counts = Counter(dict.fromkeys((each.name for each in fields(PrefixStats)), 0))
-
     def keep(self, branches: Sequence[Branch]) -> None:
-        """Forgets everything else. Call it only where registers and pages are set accordingly.
+        """Forgets everything else, leases too. Call it only where registers and pages are set accordingly.
 
         Args:
             branches: What stays, parents first.
         """
-        pages, size = self._pages.allocator.pages, self._pages.page_size
-        tree = Tree(self._unit, (pages or KEYS // size) if self._states.remembers else 0)
-        nodes: dict[int, Node] = {}
-        for branch in branches:
-            node, _ = tree.insert(branch.key, branch.pages, branch.salt)
-            node.evicted, node.uses, node.snapshot = branch.node.evicted, branch.node.uses, branch.snapshot
-            if branch.snapshot is not None:
-                nodes[branch.snapshot.register] = node
-            elif branch.node.snapshot is not None:
-                node.evicted = True
-        self.tree.take(tree)
-        self._counts["evicted_states"] = self._counts["inserted"] + self._counts["loaded"] - len(nodes)
-        self.nodes: dict[int, Node] = nodes
-        self._superseded: dict[Node, None] = {}  # their row or session has a newer state, and no other uses them
         self.leases: dict[int, Lease] = {}
-        self._moves: list[tuple[int, int]] = []  # recorded with the next eviction, or at the end of a batch
-        self._clearing = False
-        self._states.reset()
-        self._kv.reset()
-        for node in nodes.values():
-            self._states.added(node, "again")
-            if self.below:
-                self.below.added(node)
-        for node in [node for _, node in tree.walk() if not node.carriers]:
-            self._kv.leaf(node)
+        super().keep(branches)
 
-    def surviving(self, sure: Mapping[int, Snapshot], pages: Set[int]) -> list[Branch]:
-        """Returns the prefixes that are sound if only some states stay.
-
-        Args:
-            sure: The snapshots that stay, by register.
-            pages: KV pages that do not stay.
-        """
-        found = []
-        for salt, key, path, node in self.tree.sound(self._pages.allocator.pages > 0):
-            snap = node.snapshot
-            stays = snap is not None and sure.get(snap.register) == snap and snap.length * BYTES == len(key)
-            if pages.isdisjoint(path):
-                found.append(Branch(salt, key, path, snap if stays else None, node))
-        return found
-
-    def drop_bare_leaves(self) -> None:
-        """Gives up the KV of all leaves without a state, if the policy says so."""
-        for node in [node for _, node in self.tree.walk() if not node.carriers]:
-            self._drop_bare_leaves(node)
-
-    @property
-    def registers(self) -> set[int]:
-        """Registers of cached states."""
-        return self.nodes.keys() | {node.snapshot.register for _, node in self.tree.walk() if node.snapshot}
+    def __repr__(self) -> str:
+        held = f"{len(self.nodes)} states, {self.tree.total_pages} pages in {self.tree.nodes} nodes"
+        return f"PrefixCache({held}, {self._states}, {self._kv})"
 
     def miscounts(self, leases: Iterable[Lease]) -> list[str]:
         """Returns what is wrong with the tree and the cached states.
@@ -307,10 +231,6 @@ class PrefixCache(NotCopied):
         for node, uses in own.items():
             if node.end * size <= newest and node.uses == uses:
                 self._note_superseded(node)
-
-    def _note_superseded(self, node: Node) -> None:
-        self._superseded.pop(node, None)
-        self._superseded[node] = None
 
     def take_over(self, lease: Lease) -> bool:
         """Returns whether the matched state can move to a row, because no other first step is about to read it.
@@ -561,131 +481,6 @@ class PrefixCache(NotCopied):
             if grown:
                 self._grown(node)
 
-    def _record_moves(self) -> None:
-        moves, self._moves = self._moves, []
-        if moves:
-            self._commands.move([to for to, _ in moves], [of for _, of in moves])
-
-    @property
-    def evictable_states(self) -> int:
-        """States that no first step is about to read."""
-        return len(self.nodes) - sum(register in self.nodes for register in self._snapshots.pinned)
-
-    @property
-    def superseded_states(self) -> int:
-        """States that can be evicted, and whose row or session has left or keeps a newer one."""
-        pinned = self._snapshots.pinned
-        return sum(node.snapshot is not None and node.snapshot.register not in pinned for node in self._superseded)
-
-    @property
-    def evictable_pages(self) -> int:
-        """Pages without a lease of a row or session; other owners may hold them too."""
-        return self.tree.total_pages - self.tree.leased_pages if self._pages.allocator.pages else 0
-
-    def can_evict(self, pages: int) -> bool:
-        """Returns whether eviction could free so many pages.
-
-        A page counts where no lease keeps it and only the tree owns it. Leaves are checked first, in the order of
-        eviction; the whole tree only where these are not enough.
-
-        Args:
-            pages: Pages to free.
-        """
-        if pages <= 0 or pages > self.evictable_pages:
-            return pages <= 0
-        left, seen = pages, set[Node]()  # a policy may offer a node more than once
-        for node in self._kv.victims():
-            if not (node.leases or node in seen):
-                seen.add(node)
-                left -= self._alone(node)
-                if left <= 0:
-                    return True
-        held = Counter(page for _, node in self.tree.walk() if not node.leases for page in node.pages)
-        holders = self._pages.allocator.holders
-        # Pages under two salts count as well.
-        return pages <= sum(holders[page] == times for page, times in held.items())
-
-    def _alone(self, node: Node) -> int:
-        holders = self._pages.allocator.holders
-        return sum(holders[page] == 1 for page in node.pages)
-
-    def evict_states(self, n: int) -> int:
-        """Evicts states: superseded ones first, then the least valuable. What lies below the device may keep them.
-
-        Args:
-            n: States to evict; fewer are evicted where there are fewer without a pin.
-
-        Returns:
-            How many slots this frees.
-        """
-        chosen: list[Node] = []
-        if n <= 0:
-            return 0
-        for node in self._in_order(self._states.victims()):
-            if node.snapshot and node.snapshot.register not in self._snapshots.pinned:
-                chosen.append(node)
-                if len(chosen) == n:
-                    break
-        self._record_moves()
-        if self.below and chosen and not self._clearing:
-            self.below.save(chosen)
-        self._snapshots.drop([node.snapshot for node in chosen if node.snapshot])
-        for node in chosen:
-            self._detach(node)
-            self._drop_bare_leaves(node)
-        return len(chosen)
-
-    def next_states(self, n: int) -> list[Node]:
-        """Returns up to n nodes whose states `evict_states` would take about next. Changes nothing."""
-        pinned = self._snapshots.pinned
-        nodes = self._in_order(self._states.coming())
-        return list(islice((node for node in nodes if node.snapshot and node.snapshot.register not in pinned), n))
-
-    def _in_order(self, victims: Iterable[Node]) -> Iterator[Node]:
-        """Yields superseded states, then the others in the order of the policy."""
-        yield from list(self._superseded)
-        for node in victims:
-            if node not in self._superseded:
-                yield node
-
-    @property
-    def turnover(self) -> int:
-        """States that came and went since the start."""
-        return self._counts["inserted"] + self._counts["loaded"] + self._counts["evicted_states"]
-
-    def evict_pages(self, n: int) -> int:
-        """Evicts leaves until enough pages are free or no leaf is left.
-
-        The least valuable leaf goes first; leaves that the policy does not offer go last.
-
-        Args:
-            n: Pages to free, besides those that are free now.
-
-        Returns:
-            How many pages this frees.
-        """
-        self._record_moves()
-        allocator = self._pages.allocator
-        before = allocator.free
-        goal = before + n
-        while allocator.free < goal:  # a policy may have skipped nodes that became leaves meanwhile
-            if not self._give_up_leaves(self._kv.victims(), goal):
-                rest = [node for _, node in self.tree.walk()]
-                if not self._give_up_leaves(reversed(rest), goal):  # children first
-                    break
-        return allocator.free - before
-
-    def _give_up_leaves(self, nodes: Iterable[Node], goal: int) -> bool:
-        """Gives up those nodes that are leaves, until `goal` pages are free. Returns whether there were any."""
-        allocator, any_given = self._pages.allocator, False
-        for node in nodes:
-            if not (node.leases or node.carriers or node.ghost):
-                self._give_up(node, goal - allocator.free)
-                any_given = True  # its pages may have other owners, but its parent may be a leaf now
-                if allocator.free >= goal:
-                    break
-        return any_given
-
     def require_foreign(self, snapshots: Sequence[Snapshot]) -> None:
         """Refuses snapshots that belong to the cache.
 
@@ -700,100 +495,3 @@ class PrefixCache(NotCopied):
                 raise InvalidArgument(
                     f"{snapshot} is the prefix cache's: it drops it when the slot is needed, and finds it by tokens=..."
                 )
-
-    def clear(self) -> None:
-        """Evicts everything that no row and no session uses. Nothing below the device keeps it.
-
-        Raises:
-            Broken: An earlier call was interrupted.
-        """
-        with self._commands.guard.changing("clear"):
-            self._clearing = True
-            self._clear()
-            self._clearing = False
-
-    def _clear(self) -> None:
-        self.evict_states(len(self.nodes))
-        nodes = [node for _, node in self.tree.walk() if not node.leases]
-        for node in reversed(nodes):  # children first
-            if not node.ghost:
-                self._give_up(node, len(node.pages))
-        self._forget(0)
-
-    def _detach(self, node: Node) -> Snapshot | None:
-        snapshot, node.snapshot = node.snapshot, None
-        if snapshot:
-            node.evicted = True
-            del self.nodes[snapshot.register]
-            self._superseded.pop(node, None)
-            self._counts["evicted_states"] += 1
-            self._states.dropped(node)
-        return snapshot
-
-    def _drop_bare_leaves(self, node: Node | None) -> None:
-        """Gives up the KV of a leaf without a state, if the policy says so.
-
-        Its parent follows where the same is true of it, and so on.
-        """
-        while node is not None and not (node.is_root or node.carriers or node.snapshot or node.leases or node.ghost):
-            if self._kv.keeps(node) and self._pages.allocator.pages:
-                return
-            node = self._give_up(node, len(node.pages))
-
-    def _give_up(self, leaf: Node, pages: int) -> Node | None:
-        """Gives up the KV of a leaf and its state; without a state only the end of its KV, where that is enough.
-
-        Returns the parent where it is a leaf then, else None.
-        """
-        size = len(leaf.key) // self._unit
-        if leaf.snapshot:
-            if self.below and not self._clearing:
-                self.below.save([leaf])
-            self._snapshots.drop([leaf.snapshot])
-            self._detach(leaf)
-        elif 0 < pages < size:
-            size = pages
-        self._kv.dropped(leaf)
-        gone = self.tree.ghost(leaf, size)
-        self._pages.allocator.release(gone)
-        self._counts["evicted_pages"] += len(gone)
-        above = leaf.parent
-        self._forget(self.tree.memory)
-        if above is None or above.is_root or above.carriers:
-            return None
-        self._kv.leaf(above)
-        return above
-
-    def _forget(self, memory: int) -> None:
-        """Removes ghosts that the memory has no room for."""
-        while (node := self.tree.forgettable(memory)) is not None:
-            self._states.forgotten(node)
-            self.tree.remove(node)
-
-    def inspect(self) -> list[dict[str, Any]]:
-        """Returns the nodes as plain data, parents first."""
-        return [
-            {
-                "salt": None if salt is None else shown(salt),
-                "start": node.end - len(node.key) // self._unit,
-                "end": node.end,
-                "register": node.snapshot.register if node.snapshot else 0,
-                "evicted": node.evicted,
-                "ghost": node.ghost,
-                "uses": node.uses,
-                "leases": node.leases,
-                "children": len(node.children),
-            }
-            for salt, node in self.tree.walk()
-        ]
-
-    def stats(self) -> PrefixStats:
-        """Returns counts since the start, and what is held now.
-
-        Syncs: no.
-        """
-        kv = self._pages.allocator.pages
-        return replace(
-            PrefixStats(**self._counts), states=len(self.nodes), nodes=self.tree.nodes,
-            pages=self.tree.total_pages if kv else 0, leased_pages=self.tree.leased_pages if kv else 0,
-        )  # fmt: skip

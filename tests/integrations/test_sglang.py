@@ -61,17 +61,22 @@ def in_place(plane: Tensor, step: ms.Step) -> tuple[Tensor, dict[str, Any]]:
     return step.write, {}
 
 
-SLOTS = pytest.mark.parametrize(
-    ("tracking", "vectors"),
-    [(ms.Redirect(EVERY), two_slots), (ms.PingPong(EVERY), with_snapshot), (ms.Redirect(EVERY), in_place)],
-    ids=["two slots", "with snapshot", "in place"],
-)
+CASES = {
+    "two slots": (ms.Redirect(EVERY), two_slots), "with snapshot": (ms.PingPong(EVERY), with_snapshot),
+    "in place": (ms.Redirect(EVERY), in_place),
+}  # fmt: skip
+SLOTS = pytest.mark.parametrize(("tracking", "vectors"), CASES.values(), ids=CASES)
 
 
-def require_copies(loop: Loop, vectors: object) -> None:
-    """None; those of requests that go on from a snapshot; or these and one for each boundary."""
-    expected = {two_slots: loop.copied == 0, with_snapshot: loop.copied == RESUMED, in_place: loop.copied > RESUMED}
-    assert expected[vectors], loop.copied  # type: ignore[index]
+def settings(vectors: object) -> dict[str, Any]:
+    return {"in_place": vectors is in_place, "pad": 0 if vectors is with_snapshot else -1}
+
+
+def require(loop: Loop, vectors: object) -> None:
+    """No state is copied; those that requests go on from; or these and one for each boundary."""
+    copied = {two_slots: loop.copied == 0, with_snapshot: loop.copied == RESUMED, in_place: loop.copied > RESUMED}
+    assert copied[vectors], loop.copied  # type: ignore[index]
+    assert loop.null_written is (vectors is with_snapshot)
 
 
 @SLOTS
@@ -86,10 +91,8 @@ def test_gated_delta_rule(
         )
 
     order: Any = "layer_major"  # it would copy a plane with gaps, and update the copy
-    settings = {"in_place": vectors is in_place, "pad": -1}
-    loop = Loop(backend, generator, DELTA, forward, tracking, order=order, **settings).run()
-    require_copies(loop, vectors)
-    assert not loop.null_written
+    loop = Loop(backend, generator, DELTA, forward, tracking, order=order, **settings(vectors)).run()
+    require(loop, vectors)
 
 
 @SLOTS
@@ -105,10 +108,8 @@ def test_gated_delta_rule_with_gates(
             initial_state_source=plane, initial_state_indices=at, **given,
         )  # fmt: skip
 
-    settings = {"in_place": vectors is in_place, "pad": -1}
-    loop = Loop(backend, generator, DELTA, forward, tracking, **settings).run()
-    require_copies(loop, vectors)
-    assert not loop.null_written
+    loop = Loop(backend, generator, DELTA, forward, tracking, **settings(vectors)).run()
+    require(loop, vectors)
 
 
 def test_gated_delta_rule_on_a_packed_projection(
@@ -123,17 +124,16 @@ def test_gated_delta_rule_on_a_packed_projection(
         )  # fmt: skip
         return out
 
-    loop = Loop(backend, generator, DELTA, forward, ms.Redirect(EVERY), in_place=True, pad=-1).run()
-    require_copies(loop, in_place)
-    assert not loop.null_written
+    loop = Loop(backend, generator, DELTA, forward, ms.Redirect(EVERY), **settings(in_place)).run()
+    require(loop, in_place)
 
 
 @SLOTS
 def test_selective_state_update(
     backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, tracking: ms.Tracking, vectors: Any
 ) -> None:
-    """It asks for padding in the first index only: "no snapshot" must be a slot that it can store to, which is 0."""
-    found, pad = module(f"{OPS}.mamba.triton_ops.mamba_ssm"), 0 if vectors is with_snapshot else -1
+    """It looks for padding in the first index only: "no snapshot" must be a slot that it can store to, which is 0."""
+    found, pad = module(f"{OPS}.mamba.triton_ops.mamba_ssm"), settings(vectors)["pad"]
     on_cpu(monkeypatch)
 
     def forward(plane: Tensor, step: ms.Step, x: Inputs, weights: Inputs) -> Tensor:
@@ -145,24 +145,22 @@ def test_selective_state_update(
         )  # fmt: skip
         return out
 
-    settings = {"in_place": vectors is in_place, "pad": pad}
-    loop = Loop(backend, generator, MAMBA, forward, tracking, **settings).run()
-    require_copies(loop, vectors)
-    assert loop.null_written is (vectors is with_snapshot)
+    loop = Loop(backend, generator, MAMBA, forward, tracking, **settings(vectors)).run()
+    require(loop, vectors)
 
 
-@pytest.mark.parametrize("snapshots", [False, True], ids=["in place", "with snapshot"])
-def test_causal_conv1d_update(backend: Backend, generator: torch.Generator, snapshots: bool) -> None:
-    """It asks for padding in the first index only, as above."""
-    found, pad = module(f"{OPS}.mamba.causal_conv1d_triton"), 0 if snapshots else -1
+@pytest.mark.parametrize(("tracking", "vectors"), [CASES["with snapshot"], CASES["in place"]])
+def test_causal_conv1d_update(
+    backend: Backend, generator: torch.Generator, tracking: ms.Tracking, vectors: Any
+) -> None:
+    """It looks for padding in the first index only, as above."""
+    found, pad = module(f"{OPS}.mamba.causal_conv1d_triton"), settings(vectors)["pad"]
 
     def forward(plane: Tensor, step: ms.Step, x: Inputs, weights: Inputs) -> Tensor:
         given: dict[str, Any] = {"conv_state_indices": step.write, "pad_slot_id": pad}
-        if snapshots:
+        if vectors is with_snapshot:
             given |= {"intermediate_conv_window": plane[:, None], "intermediate_state_indices": step.snapshot}
         return found.causal_conv1d_update(x["x"][:, 0], plane, **weights, activation="silu", **given)
 
-    tracking = ms.PingPong(EVERY) if snapshots else ms.Redirect(EVERY)
-    loop = Loop(backend, generator, CONV, forward, tracking, in_place=not snapshots, pad=pad).run()
-    require_copies(loop, with_snapshot if snapshots else in_place)
-    assert loop.null_written is snapshots
+    loop = Loop(backend, generator, CONV, forward, tracking, **settings(vectors)).run()
+    require(loop, vectors)

@@ -35,6 +35,10 @@ $(RUN): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e ".[cli]"
 	@touch $@
 
+# Libraries whose Triton kernels tests run on slots: without their CUDA extensions, and without what else they require.
+PEERS := mamba-ssm==2.3.2.post1 causal-conv1d==1.7.0
+PEERS_ENV := MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE CAUSAL_CONV1D_FORCE_BUILD=TRUE CAUSAL_CONV1D_SKIP_CUDA_BUILD=TRUE
+
 # What tests and linters need besides. Mooncake goes last and may fail: not every platform has it, and it links to libraries that
 # only a system's packages bring.
 $(TOOLS): $(RUN)
@@ -42,6 +46,9 @@ $(TOOLS): $(RUN)
 	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[mooncake]" || true
 	@error=$$($(BIN)/python -c "import mooncake.store" 2>&1) || \
 		echo "Mooncake cannot be used here, its tests are skipped: $$(echo "$$error" | tail -n 1)"
+	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt setuptools wheel && \
+		$(PEERS_ENV) $(BIN)/python -m pip install -q $(PIP_ARGS) --no-build-isolation --no-deps $(PEERS) || \
+		echo "$(PEERS) cannot be installed here, their tests are skipped"
 	@touch $@
 
 install: $(TOOLS) ## create .venv and install memstate with its tools

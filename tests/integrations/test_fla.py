@@ -1,0 +1,133 @@
+"""flash-linear-attention's recurrent kernels as the forward. `fla-core` runs in Triton's interpreter."""
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from tests.support.chunked import first_of, starts_of
+from tests.support.peers import (
+    DELTA,
+    DELTA_KEY_FIRST,
+    EVERY,
+    HEADS,
+    KEY,
+    KEY_HEADS,
+    RESUMED,
+    VALUE,
+    Inputs,
+    Loop,
+    Op,
+    distance,
+    gates,
+    module,
+    normal,
+    slots,
+)  # fmt: skip
+from tests.support.recurrences import gated_delta_bound, kda_bound
+
+BOUNDS = {"gated_delta_rule": gated_delta_bound, "kda": kda_bound}  # one decay a head, or one a key channel
+
+pytestmark = pytest.mark.filterwarnings("ignore:Triton is not supported")  # as fla says where it sees no GPU
+
+
+@pytest.fixture(scope="module")
+def fla() -> ModuleType:
+    """Imported when the first test asks, because it takes seconds."""
+    return module("fla.ops")
+
+
+def fla_inputs(generator: torch.Generator, gate: str, *shape: int) -> Inputs:
+    """shape: batch, tokens. g is the natural log of the gate."""
+    q, k = normalize(normal(generator, 2, *shape, KEY_HEADS, KEY), dim=-1)
+    channels = [KEY] if gate == "kda" else []
+    g, beta = -normal(generator, *shape, HEADS, *channels).abs(), normal(generator, *shape, HEADS).sigmoid()
+    return {"q": q, "k": k, "v": normal(generator, *shape, HEADS, VALUE), "g": g, "beta": beta}
+
+
+def fla_gates(weights: Inputs, x: Inputs, gate: str) -> Inputs:
+    """Arguments of fla's functions; KDA with one decay for all keys of a head is the gated delta rule."""
+    g, beta = gates(weights, x)
+    g = g[..., None].expand(*g.shape, KEY).contiguous() if gate == "kda" else g
+    return {"q": x["q"], "k": x["k"], "v": x["v"], "g": g, "beta": beta}
+
+
+@pytest.mark.parametrize("gate", BOUNDS)
+def test_memstate_and_fla_agree(backend: Backend, generator: torch.Generator, fla: ModuleType, gate: str) -> None:
+    """Both are within the bound of the exact recurrence, so within twice the bound of each other."""
+    device, read, write = backend.device, [1, 0, 3], [2, 4, 3]
+    x = {name: tensor.to(device) for name, tensor in fla_inputs(generator, gate, 3, 3).items()}
+    states = normal(generator, 5, HEADS, KEY, VALUE).to(device)
+    old = states[read].contiguous()
+    old[1] = 0  # the null slot
+    theirs = getattr(fla, f"fused_recurrent_{gate}")(**x, initial_state=old, output_final_state=True)
+    vectors = slots(device, *read), slots(device, *write), slots(device, 0, 0, 0), slots(device, 3, 3, 3)
+    ours = backend.gated_delta_step(*x.values(), states, *vectors)
+    q, k, v, decay, beta, start = (tensor.double().cpu().numpy() for tensor in (*x.values(), old))
+    for i, h in np.ndindex(3, HEADS):
+        bounds = BOUNDS[gate](q[i, :, 0], k[i, :, 0], v[i, :, h], decay[i, :, h], beta[i, :, h], start[i, h], 0.25)
+        pairs = (ours[i, :, h], theirs[0][i, :, h]), (states[write[i], h], theirs[1][i, h])
+        assert all((distance(*pair) <= 2 * bound.error).all() for pair, bound in zip(pairs, bounds, strict=True))
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("gate", BOUNDS)
+@pytest.mark.parametrize("tracking", [ms.Redirect(EVERY), ms.PingPong(EVERY)], ids=["redirect", "ping-pong"])
+def test_gathered_states(
+    backend: Backend, generator: torch.Generator, fla: ModuleType, gate: str, tracking: ms.Tracking
+) -> None:
+    """fla's public functions take a batch of states and return a new one: gathered before, scattered after."""
+
+    def forward(plane: Tensor, step: ms.Step, x: Inputs, weights: Inputs) -> Tensor:
+        states = plane.new_empty(1, len(step.read), *plane.shape[1:])
+        backend.gather_slots(plane[None], step.read, states)
+        rule = getattr(fla, f"fused_recurrent_{gate}")
+        out, states[0] = rule(**fla_gates(weights, x, gate), initial_state=states[0], output_final_state=True)
+        for target in (step.write, step.snapshot):
+            backend.scatter_slots(plane[None], target, states)
+        return out
+
+    loop = Loop(backend, generator, DELTA_KEY_FIRST, forward, tracking).run()
+    assert loop.copied == (0 if isinstance(tracking, ms.Redirect) else RESUMED)
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("op", [DELTA_KEY_FIRST, DELTA], ids=["key value", "value key"])
+@pytest.mark.parametrize(
+    ("tracking", "in_place"),
+    [(ms.Redirect(EVERY), False), (ms.Redirect(EVERY), True), (ms.PingPong(EVERY), True)],
+    ids=["redirect", "redirect in place", "ping-pong in place"],
+)
+def test_slots(
+    backend: Backend, generator: torch.Generator, fla: ModuleType, tracking: ms.Tracking, in_place: bool, op: Op
+) -> None:
+    """fla's kernel reads indices[i, accepted - 1] and writes indices[i, 0]: what a step of Redirect asks for."""
+    from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
+
+    def forward(plane: Tensor, step: ms.Step, x: Inputs, weights: Inputs) -> Tensor:
+        given: dict[str, Any] = fla_gates(weights, x, "kda") | {"ssm_state_indices": step.write}
+        if not in_place:
+            given["ssm_state_indices"] = torch.stack([step.write, step.read], 1)
+            given["num_accepted_tokens"] = torch.full_like(step.read, 2)
+        return fused_recurrent_kda_fwd(**given, initial_state=plane, state_v_first=op is DELTA)[0]
+
+    loop = Loop(backend, generator, op, forward, tracking, in_place=in_place).run()
+    assert bool(loop.copied) is in_place
+    assert loop.null_written  # it stores what it makes of padding
+    loop.mem.scrub_null()
+    assert not loop.plane[0].any()
+
+
+def test_pieces_of_packed_rows_are_counted_as_fla_counts_them(fla: ModuleType) -> None:
+    """What `scatter_states` takes as `first`: where the pieces of each row begin in the `h` of its chunked kernels."""
+    from fla.ops.utils import prepare_chunk_offsets
+
+    for lengths in ([300], [63, 64, 65], [1, 1, 200, 1, 128], [100, 600]):
+        starts = torch.tensor(starts_of(lengths))
+        assert prepare_chunk_offsets(starts, 64).tolist() == first_of(lengths, 64)

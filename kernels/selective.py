@@ -256,7 +256,7 @@ def selective_step(
     tied = dt.dim() == 3
     config = config_of(SelectiveConfig, state.device, dim, states, tied, state.element_size())
     itemsize, dim_fastest = state.element_size(), is_transposed(state)
-    wide = math.gcd(unit, dim if dim_fastest else states)
+    wide = math.gcd(unit, states)
     block_d, block_n, warps = blocks(dim, states, tied, config, SECTOR_BYTES // itemsize if dim_fastest else 1)
     lanes, run = state_shares(dim_fastest, itemsize, wide, block_d, block_n, warps, warp_threads())
     _selective_step[(triton.cdiv(dim, block_d), heads, batch)](
@@ -312,7 +312,7 @@ def _case(name: str, model: Model, dtype: str, stores: str) -> CompileCase:
     (heads, groups, dim, state), tied, dim_fastest, _ = model
     itemsize = 4 if dtype == "fp32" else 2
     unit = ACCESS_BYTES // itemsize
-    wide = math.gcd(unit, dim if dim_fastest else state)
+    wide = math.gcd(unit, state)
     block_d, block_n, warps = blocks(dim, state, tied, least=SECTOR_BYTES // itemsize if dim_fastest else 1)
     share = (dim_fastest, itemsize, wide, block_d, block_n, warps)
     lanes, run = state_shares(*share)

@@ -211,14 +211,14 @@ def state_shares(
     Args:
         dim_fastest: whether a slot stores `state dim`.
         itemsize: bytes of an element of the state.
-        wide: elements that a lane moves at a time.
+        wide: neighbouring states that a lane moves at a time.
         block_d: dims of the tile.
         block_n: states of the tile.
         warps: of a program.
         threads: of a warp.
     """
     if dim_fastest:
-        return min(block_n, max(1, threads * warps // max(1, block_d // wide))), 1
+        return min(block_n, max(1, threads * warps // max(1, block_d * itemsize // ACCESS_BYTES))), 1
     run = min(wide, block_n)
     return min(block_n // run, max(ROW_BYTES // (run * itemsize), 2 * threads * warps // block_d)), run
 

@@ -92,7 +92,7 @@ def _selective(case: CompileCase, config: Any, threads: int = 32) -> tuple[dict[
     dim_fastest = not given["STATE_FASTEST"]
     least = tuned.SECTOR_BYTES // itemsize if dim_fastest else 1
     block_d, block_n, warps = config.blocks(given["DIM"], given["STATE"], given["TIED"], least)
-    wide = gcd(given["UNIT"], given["DIM"] if dim_fastest else given["STATE"])
+    wide = gcd(given["UNIT"], given["STATE"])
     lanes, run = tuned.state_shares(dim_fastest, itemsize, wide, block_d, block_n, warps, threads)
     changed = {"BLOCK_D": block_d, "BLOCK_N": block_n, "LANES": lanes, "RUN": run}
     return changed, warps, block_d * block_n * WORD_BYTES

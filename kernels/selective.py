@@ -330,7 +330,8 @@ def _case(name: str, model: Model, dtype: str, stores: str) -> CompileCase:
         "RUN": run,
     }  # fmt: skip
     planes = ("state_ptr", "window_ptr") if stores == "_window" else ("state_ptr",)
-    rare = name in OTHERS or (stores == "_marks" and (dtype == "fp16" or dim_fastest))
+    like_others = state == 256 or dim_fastest or (dtype == "fp16" and not tied)  # stores are as in a case beside it
+    rare = name in OTHERS or (stores, dtype) == ("_marks", "fp16") or (bool(stores) and like_others)
     bulk = () if rare else planes if tied else (*planes, "a_ptr")
     return CompileCase(
         f"selective_step_{name}_{dtype}{stores}", _selective_step,

@@ -116,15 +116,14 @@ def test_G2_odd_sizes_and_groups(
 
 
 @pytest.mark.parametrize(
-    ("dims", "inputs"),
+    ("dims", "inputs", "state"),
     [
-        ((2, 1, 24, 128), torch.bfloat16),
-        ((2, 2, 8, 72), torch.float32),
-        ((1, 1, 3, 300), torch.float16),
+        ((2, 1, 24, 128), torch.bfloat16, torch.float32),
+        ((2, 2, 8, 72), torch.float32, torch.bfloat16),
+        ((1, 1, 3, 300), torch.float16, torch.bfloat16),
     ],
     ids=["whole accesses", "a part of a block", "several warps"],
 )
-@pytest.mark.parametrize("state", [torch.float32, torch.bfloat16], ids=str)
 def test_D18_either_order_of_the_state_is_within_the_bound(
     backend: Backend, generator: torch.Generator, dims: tuple[int, int, int, int], inputs: torch.dtype,
     state: torch.dtype,

@@ -28,6 +28,7 @@ from memstate.kernels.checks import (
 from memstate.kernels.tables import ACCESS_BYTES, Marks
 
 ACTIVATIONS = ("silu", None)
+MOST_TOKENS = 2**31 - 1  # of a launch, padding counted: they are numbered in 32 bits
 
 
 def check(name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...], device: torch.device) -> None:
@@ -234,6 +235,19 @@ def _check_matrices(state: Tensor, shape: tuple[int, int, int]) -> Blocks:
     return check_state(state, "slot head key value", shape)
 
 
+def _check_states(state: Tensor, shape: tuple[int, int, int], tied: bool) -> Blocks:
+    """Where the slots lie; each is `head dim state` or, with one decay a head, `head state dim` in memory."""
+    head, dim, states = shape
+    if state.shape[1:] == shape and is_transposed(state):
+        if not tied:
+            raise ValueError(
+                "state: expected `slot head dim state` contiguous in each slot, got `slot head state dim`: that order "
+                "is for dt `batch token head` (Mamba2); a of Mamba1 lies as `head dim state`"
+            )
+        return check_state(state.mT, "slot head state dim", (head, states, dim))
+    return check_state(state, "slot head dim state", shape)
+
+
 def check_selective(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, d: Tensor | None, z: Tensor | None, dt_bias: Tensor | None, softplus: bool,
@@ -265,6 +279,8 @@ def check_selective(
     batch, token, head, dim = x.shape
     states = b.shape[3]
     check_sizes(head=head, dim=dim, state=states)
+    if batch * token > MOST_TOKENS:
+        raise ValueError(f"x: expected at most {MOST_TOKENS} tokens in all rows, got {batch} x {token}")
     x_distance = check_tokens("x", x, "batch token head dim", (batch, token, head, dim), device)
     b_distance, c_distance = (
         check_tokens(name, shared, "batch token group state", (batch, token, b.shape[2], states), device)
@@ -280,13 +296,18 @@ def check_selective(
     for name, weight in (("d", d), ("dt_bias", dt_bias)):
         if weight is not None:
             check(name, weight, pattern, shape, device)
-    slots = check_state(state, "slot head dim state", (head, dim, states))
+    slots = _check_states(state, (head, dim, states), tied)
     check_columns(device, batch, **rows)
     z_distance = 0 if z is None else check_tokens("z", z, "batch token head dim", (batch, token, head, dim), device)
     if out is not None:
         check("out", out, "batch token head dim", (batch, token, head, dim), device)
+        if is_transposed(state) and dim * out.element_size() % ACCESS_BYTES == 0:
+            check_address("out", out)
     if window is not None:
-        check_window(window, state, "batch token head dim state", (batch, token))
+        if tied and state.dim() == window.dim() - 1 and is_transposed(state):
+            check_window(window.mT, state.mT, "batch token head state dim", (batch, token))
+        else:
+            check_window(window, state, "batch token head dim state", (batch, token))
     if marks is not None:
         check_kept(marks, window, tensors, device)
     check_written(tensors, "state", "out", "window")

@@ -4,18 +4,23 @@ One program advances one tile of one head's state, a block of `dim` by all of `s
 The tile stays in fp32 registers from its load on, so the program may write the slot that it read. Up to 512 states fit
 one warp, and sums over them then never wait for another. A speculative window takes a copy of the tile behind every
 token, slots of marks behind theirs.
+
+A slot stores `dim state` or, with one decay a head, `state dim`: the strides of the state say which. Lanes move 16
+bytes along the axis that is fastest. The order in which they add up a sum differs.
 """
 
 import math
 from itertools import product
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.blocks import stride_unit
+from memstate.kernels.blocks import is_transposed, stride_unit
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_checks import check_selective
+from memstate.kernels.pieces import dot, vector
 from memstate.kernels.slots import (
     NO_MARKS,
     absent,
@@ -24,11 +29,10 @@ from memstate.kernels.slots import (
     mark_offset,
     mark_types,
     row_slots,
-    token_start,
 )
 from memstate.kernels.tables import ACCESS_BYTES, Marks
-from memstate.kernels.tuned import SelectiveConfig, config_of
-from memstate.kernels.warps import limit, roomy
+from memstate.kernels.tuned import SECTOR_BYTES, SelectiveConfig, config_of, state_shares
+from memstate.kernels.warps import limit, roomy, warp_threads
 
 LINEAR = tl.constexpr(20.0)  # softplus(x) is x above
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
@@ -36,7 +40,7 @@ DEFAULT = SelectiveConfig()
 
 # Everything that may differ between two calls of one model. The alignment of the inputs belongs here too: it may change
 # the order in which lanes add up a sum, and the bits of a row would depend on where its batch was allocated. Inputs of
-# shapes that the door wants on 16 bytes are said to be there, see `token_start`.
+# shapes that the door wants on 16 bytes are said to be there, see `_of_head`.
 PER_CALL = [
     "x_ptr", "dt_ptr", "a_ptr", "b_ptr", "c_ptr", "d_ptr", "z_ptr", "dt_bias_ptr", "out_ptr",
     "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr",
@@ -60,23 +64,66 @@ def _softplus(x):
     return tl.where(x > LINEAR, x, y)
 
 
+@triton.jit
+def _of_head(at, offset, WIDTH: tl.constexpr):
+    """Where the elements of a head begin in a token: on 16 bytes if WIDTH of them, as `check_tokens` has seen."""
+    at = at + offset
+    if WIDTH * at.dtype.element_ty.primitive_bitwidth % 128 == 0:
+        at = tl.multiple_of(at, 16)
+    return at
+
+
+@triton.jit
+def _own(ptr, head, dim, in_dim, DIM: tl.constexpr, TIED: tl.constexpr):
+    """The head's value, or one of each channel, in fp32: of dt, d and dt_bias."""
+    found = tl.load(ptr + head) if TIED else tl.load(ptr + (head * DIM + dim), mask=in_dim, other=0.0)
+    return found.to(tl.float32)
+
+
+@triton.jit
+def _mask(wanted, index, piece, in_dim, STATE: tl.constexpr, STATE_STEP: tl.constexpr, PIECE_STEP: tl.constexpr):
+    """Elements of a piece that the head has, where they are wanted."""
+    inside = (index * STATE_STEP + piece * PIECE_STEP < STATE)[:, None] & in_dim[None, :]
+    # Masks of a block and a scalar by `where`: `&` of the two is no mask in the interpreter of Triton 3.9.
+    return tl.where(wanted, inside, False)
+
+
+@triton.jit
+def _store(
+    ptr, tiles, wanted, index, in_dim, STATE: tl.constexpr, STATE_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
+    STATE_STRIDE: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    """Stores the tile where it is wanted. ptr: of the first piece."""
+    for piece in tl.static_range(PIECES):
+        mask = _mask(wanted, index, piece, in_dim, STATE, STATE_STEP, PIECE_STEP)
+        tl.store(ptr + piece * (PIECE_STEP * STATE_STRIDE), tiles[piece].to(ptr.dtype.element_ty), mask=mask)
+
+
 @triton.jit(do_not_specialize=PER_CALL)
 def _selective_step(
     x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, z_ptr, dt_bias_ptr, state_ptr, window_ptr, out_ptr,
     read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
     max_tokens, last, stride_units, window_units, x_distance, dt_distance, b_distance, c_distance, z_distance,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, STATE: tl.constexpr, TIED: tl.constexpr,
-    SOFTPLUS: tl.constexpr, UNIT: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    SOFTPLUS: tl.constexpr, STATE_FASTEST: tl.constexpr, UNIT: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
-    row = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(2)
     dim = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
-    n = tl.arange(0, BLOCK_N)
     in_dim = dim < DIM
-    in_state = n < STATE
-    in_tile = in_dim[:, None] & in_state[None, :]
+    if DIM % BLOCK_D == 0:
+        in_dim = tl.full([BLOCK_D], True, tl.int1)
     channel = head * DIM + dim
-    tile = channel[:, None] * STATE + n[None, :]
+    # The tile in pieces, so that a lane knows which states it has. With dims fastest it has PIECES neighbouring states,
+    # one of each piece; with states fastest RUN neighbouring ones of each piece.
+    PIECES: tl.constexpr = BLOCK_N // (LANES * RUN)
+    index = tl.arange(0, LANES * RUN)
+    STATE_STEP: tl.constexpr = 1 if STATE_FASTEST else PIECES  # states from one row of a piece to the next
+    PIECE_STEP: tl.constexpr = LANES * RUN if STATE_FASTEST else 1  # states from one piece to the next
+    STATE_STRIDE: tl.constexpr = 1 if STATE_FASTEST else DIM
+    DIM_STRIDE: tl.constexpr = STATE if STATE_FASTEST else 1
+    WIDTH: tl.constexpr = min(16, UNIT * out_ptr.dtype.element_ty.primitive_bitwidth // 8)  # bytes that a lane stores
 
     real, read, write, snapshot, count = row_slots(
         read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last, window_ptr is None
@@ -88,74 +135,112 @@ def _selective_step(
 
     # A multiple of UNIT that the compiler can see to be one: otherwise the accesses to the state become narrow.
     slot_stride = stride_units.to(tl.int64) * UNIT
-    # Masks of a block and a scalar by `where`: `&` of the two is no mask in the interpreter of Triton 3.9.
+    tile = head * (DIM * STATE) + index[:, None] * (STATE_STEP * STATE_STRIDE) + dim[None, :] * DIM_STRIDE
     tile_ptr = state_ptr + tile
-    s = tl.load(tile_ptr + read * slot_stride, mask=tl.where(read > 0, in_tile, False), other=0.0).to(tl.float32)
+    s = ()
+    for piece in tl.static_range(PIECES):
+        at_ptr = tile_ptr + read * slot_stride + piece * (PIECE_STEP * STATE_STRIDE)
+        mask = _mask(read > 0, index, piece, in_dim, STATE, STATE_STEP, PIECE_STEP)
+        s += (tl.load(at_ptr, mask=mask, other=0.0).to(tl.float32),)
 
-    # Whose dt, d and dt_bias: the head's, or each channel's own.
-    owner = head if TIED else channel
-    owned = head < HEADS if TIED else in_dim
-    OWNERS: tl.constexpr = HEADS if TIED else HEADS * DIM
-    a_at = a_ptr + (head if TIED else tile)
-    if not TIED and STATE * a_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
-        a_at = tl.multiple_of(a_at, [1, 16])  # it was seen at the door; each row of `a` is whole accesses long
-    a = tl.load(a_at, mask=owned if TIED else in_tile, other=0.0).to(tl.float32)
+    if TIED:
+        a = tl.load(a_ptr + head).to(tl.float32)
+    else:
+        rates = ()
+        for piece in tl.static_range(PIECES):
+            a_at = a_ptr + (tile + piece * (PIECE_STEP * STATE_STRIDE))
+            if STATE * a_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
+                a_at = tl.multiple_of(a_at, [16, 1])  # it was seen at the door; each row of `a` is whole accesses long
+            mask = _mask(True, index, piece, in_dim, STATE, STATE_STEP, PIECE_STEP)
+            rates += (tl.load(a_at, mask=mask, other=0.0).to(tl.float32),)
     if dt_bias_ptr is not None:
-        dt_bias = tl.load(dt_bias_ptr + owner, mask=owned, other=0.0).to(tl.float32)
+        dt_bias = _own(dt_bias_ptr, head, dim, in_dim, DIM, TIED)
     if d_ptr is not None:
-        d = tl.load(d_ptr + owner, mask=owned, other=0.0).to(tl.float32)
+        d = _own(d_ptr, head, dim, in_dim, DIM, TIED)
 
+    # Pointers go on from token to token: products of 64 bits would be made in the loop.
+    first = (row * max_tokens).to(tl.int64)
+    x_at = x_ptr + first * x_distance
+    b_at = b_ptr + first * b_distance
+    c_at = c_ptr + first * c_distance
+    dt_at = dt_ptr + first * dt_distance
+    if z_ptr is not None:
+        z_at = z_ptr + first * z_distance
+    shared = head // (HEADS // GROUPS) * STATE
     for t in range(count):
-        token = row * max_tokens + t
-        shared = head // (HEADS // GROUPS) * STATE + n
-        x_at = token_start(x_ptr, token, x_distance, HEADS * DIM) + channel
-        x = tl.load(x_at, mask=in_dim, other=0.0).to(tl.float32)
-        b_at = token_start(b_ptr, token, b_distance, GROUPS * STATE) + shared
-        b = tl.load(b_at, mask=in_state, other=0.0).to(tl.float32)
-        c_at = token_start(c_ptr, token, c_distance, GROUPS * STATE) + shared
-        c = tl.load(c_at, mask=in_state, other=0.0).to(tl.float32)
-        dt_at = token_start(dt_ptr, token, dt_distance, OWNERS) + owner
-        dt = tl.load(dt_at, mask=owned, other=0.0).to(tl.float32)
+        x = tl.load(_of_head(x_at, head * DIM, DIM) + dim, mask=in_dim, other=0.0).to(tl.float32)
+        b = vector(_of_head(b_at, shared, STATE), STATE, STATE_FASTEST, LANES, RUN, PIECES)
+        c = vector(_of_head(c_at, shared, STATE), STATE, STATE_FASTEST, LANES, RUN, PIECES)
+        dt = _own(dt_at, head, dim, in_dim, DIM, TIED)
+        x_at += x_distance
+        b_at += b_distance
+        c_at += c_distance
+        dt_at += dt_distance
         if dt_bias_ptr is not None:
             dt = dt + dt_bias
         if SOFTPLUS:
             dt = _softplus(dt)
 
-        s = s * tl.exp((dt if TIED else dt[:, None]) * a)
-        s = s + (dt * x)[:, None] * b[None, :]
-        y = tl.sum(s * c[None, :], 1)
+        if TIED:
+            decay = tl.exp(dt * a)
+        inward = (dt * x)[None, :]
+        old = s
+        s = ()
+        for piece in tl.static_range(PIECES):
+            if not TIED:
+                decay = tl.exp(dt[None, :] * rates[piece])
+            s += (tl.fma(old[piece], decay, inward * b[piece][:, None]),)
+        y = dot(c, s, PIECES)
         if d_ptr is not None:
-            y = y + d * x
+            y = tl.fma(x, d, y)
         if z_ptr is not None:
-            z_at = token_start(z_ptr, token, z_distance, HEADS * DIM) + channel
-            z = tl.load(z_at, mask=in_dim, other=0.0).to(tl.float32)
+            z = tl.load(_of_head(z_at, head * DIM, DIM) + dim, mask=in_dim, other=0.0).to(tl.float32)
+            z_at += z_distance
             y = y * (z / (1 + tl.exp(-z)))
-        tl.store(out_ptr + token * (HEADS * DIM) + channel, y.to(out_ptr.dtype.element_ty), mask=in_dim)
+        token = (row * max_tokens + t).to(tl.int64)
+        y = y.to(out_ptr.dtype.element_ty)
+        if STATE_FASTEST or DIM * out_ptr.dtype.element_ty.primitive_bitwidth % 128 != 0:
+            tl.store(out_ptr + token * (HEADS * DIM) + channel, y, mask=in_dim)
+        else:
+            # By the lanes of state 0, as pieces lie: nothing is exchanged.
+            out_at = tl.multiple_of(out_ptr + (token * (HEADS * DIM) + head * DIM), WIDTH)
+            of_first = (index == 0)[:, None] & in_dim[None, :]
+            whole = tl.broadcast_to(y[None, :], (LANES * RUN, BLOCK_D))
+            tl.store(out_at + dim[None, :] + tl.zeros_like(index)[:, None], whole, mask=of_first)
         if window_ptr is not None:
             # Seen to be a multiple of UNIT and of no more, as slots are: wider accesses here would change the layout of
             # the tile, and with it the order of its sums.
-            after = window_ptr + token * window_units * UNIT
-            tl.store(after + tile, s.to(window_ptr.dtype.element_ty), mask=in_tile)
+            at_ptr = window_ptr + token * window_units * UNIT + tile
+            _store(at_ptr, s, real, index, in_dim, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
         if mark_count_ptr is not None:
             while offset <= t + 1:
                 kept = known_slot(tl.load(mark_slot_ptr + mark), last)
-                wanted = tl.where((offset == t + 1) & (kept > 0), in_tile, False)
-                tl.store(tile_ptr + kept * slot_stride, s.to(state_ptr.dtype.element_ty), mask=wanted)
+                wanted = (offset == t + 1) & (kept > 0)
+                at_ptr = tile_ptr + kept * slot_stride
+                _store(at_ptr, s, wanted, index, in_dim, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
                 mark += 1
                 offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
     for t in range(count, max_tokens):
-        tl.store(out_ptr + (row * max_tokens + t) * (HEADS * DIM) + channel, 0.0, mask=in_dim)
+        tl.store(out_ptr + (row * max_tokens + t).to(tl.int64) * (HEADS * DIM) + channel, 0.0, mask=in_dim)
 
     if window_ptr is None:
-        new = s.to(state_ptr.dtype.element_ty)
-        tl.store(tile_ptr + write * slot_stride, new, mask=tl.where(real, in_tile, False))
-        tl.store(tile_ptr + snapshot * slot_stride, new, mask=tl.where(snapshot > 0, in_tile, False))
+        live_ptr = tile_ptr + write * slot_stride
+        copy_ptr = tile_ptr + snapshot * slot_stride
+        if real:
+            _store(live_ptr, s, True, index, in_dim, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
+        if snapshot > 0:
+            _store(copy_ptr, s, True, index, in_dim, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
 
 
-def blocks(dim: int, state: int, tied: bool, config: SelectiveConfig = DEFAULT) -> tuple[int, int, int]:
-    """Dims and states of one tile (powers of two) and the warps that hold it."""
-    return config.blocks(dim, state, tied)
+def blocks(dim: int, state: int, tied: bool, config: SelectiveConfig = DEFAULT, least: int = 1) -> tuple[int, int, int]:
+    """Dims and states of one tile (powers of two) and the warps that hold it; see `SelectiveConfig.blocks`."""
+    return config.blocks(dim, state, tied, least)
+
+
+def _options(warps: int, tied: bool, itemsize: int, marked: bool) -> dict[str, int]:
+    """Options of a launch that would spill: with marks, and with states of 16 bits, on sm_120."""
+    return roomy(warps, marked or (tied and itemsize == 2))
 
 
 def selective_step(
@@ -175,60 +260,86 @@ def selective_step(
     unit = math.gcd(stride_unit(state), heads * dim * states)
     tied = dt.dim() == 3
     config = config_of(SelectiveConfig, state.device, dim, states, tied, state.element_size())
-    block_d, block_n, warps = blocks(dim, states, tied, config)
+    itemsize, dim_fastest = state.element_size(), is_transposed(state)
+    wide = math.gcd(unit, states)
+    block_d, block_n, warps = blocks(dim, states, tied, config, SECTOR_BYTES // itemsize if dim_fastest else 1)
+    lanes, run = state_shares(dim_fastest, itemsize, wide, block_d, block_n, warps, warp_threads())
     _selective_step[(triton.cdiv(dim, block_d), heads, batch)](
         x, dt, a, b, c, d, z, dt_bias, state, window, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, heads * dim * states // unit, *distances,
         HEADS=heads, GROUPS=groups, DIM=dim, STATE=states, TIED=tied, SOFTPLUS=softplus,
-        UNIT=unit, BLOCK_D=block_d, BLOCK_N=block_n, num_warps=warps,
-        **OPTIONS, **limit(roomy(warps, marks is not None)),
+        STATE_FASTEST=not dim_fastest, UNIT=unit, BLOCK_D=block_d, BLOCK_N=block_n, LANES=lanes, RUN=run,
+        num_warps=warps,
+        **OPTIONS, **limit(_options(warps, tied, itemsize, marks is not None)),
     )  # fmt: skip
     return out
 
 
-# heads, groups, dim, state; tied; dtypes of the state
+EVERY = ("fp32", "bf16", "fp16")
+STATES = (8, 16, 32, 64, 128, 256, 512)
+
+
+class Model(NamedTuple):
+    """Heads, groups, dims and states; whether a head has one `a`, a slot stores `state dim`; dtypes of the state."""
+
+    sizes: tuple[int, int, int, int]
+    tied: bool = True
+    dim_fastest: bool = False
+    dtypes: tuple[str, ...] = EVERY
+
+
 MODELS = {
-    "mamba2": ((128, 8, 64, 128), True, ("fp32", "bf16", "fp16")),
-    "mamba2_256": ((128, 8, 64, 256), True, ("fp32",)),
-    "mamba1": ((1, 1, 8192, 16), False, ("fp32", "bf16", "fp16")),
+    "mamba2": Model((128, 8, 64, 128)),
+    "mamba2_state_dim": Model((128, 8, 64, 128), True, True, ("fp32", "bf16")),
+    "mamba2_256": Model((128, 8, 64, 256), dtypes=("fp32",)),
+    "mamba1": Model((1, 1, 8192, 16), tied=False),
 }
-
-
 # Other tiles: every number of states, and fewer dims than fill one.
 OTHERS = {
-    **{f"mamba2, {n} states": ((8, 1, 64, n), True, ("fp32", "bf16", "fp16")) for n in (8, 16, 32, 64, 128, 256, 512)},
-    **{f"mamba2, {dim} dims": ((8, 1, dim, 16), True, ("fp32",)) for dim in (1, 8, 16, 32)},
-    **{f"mamba1, {n} states": ((1, 1, 8192, n), False, ("fp32", "bf16", "fp16")) for n in (4, 8, 16, 32, 64, 128)},
+    **{f"mamba2, {n} states": Model((8, 1, 64, n)) for n in STATES},
+    **{f"mamba2_state_dim, {n} states": Model((8, 1, 64, n), True, True) for n in STATES},
+    **{f"mamba2, {dim} dims": Model((8, 1, dim, 16), dtypes=("fp32",)) for dim in (1, 8, 16, 32)},
+    **{f"mamba2_state_dim, {dim} dims": Model((8, 1, dim, 16), True, True, ("fp32",)) for dim in (8, 16, 32)},
+    **{f"mamba1, {n} states": Model((1, 1, 8192, n), False) for n in (4, 8, 16, 32, 64, 128)},
 }
 
 
 def compile_cases() -> list[CompileCase]:
     """The launches to compile ahead: both kinds, bf16 inputs; storing slots, a window, or slots of marks too."""
-    inputs = ("x_ptr", "dt_ptr", "b_ptr", "c_ptr", "z_ptr", "out_ptr")
+    return [
+        _case(name, model, dtype, stores)
+        for name, model in (MODELS | OTHERS).items()
+        for dtype, stores in product(model.dtypes, ("", "_window", "_marks"))
+    ]
+
+
+def _case(name: str, model: Model, dtype: str, stores: str) -> CompileCase:
+    (heads, groups, dim, state), tied, dim_fastest, _ = model
+    itemsize = 4 if dtype == "fp32" else 2
+    unit = ACCESS_BYTES // itemsize
+    wide = math.gcd(unit, state)
+    block_d, block_n, warps = blocks(dim, state, tied, least=SECTOR_BYTES // itemsize if dim_fastest else 1)
+    share = (dim_fastest, itemsize, wide, block_d, block_n, warps)
+    lanes, run = state_shares(*share)
+    lanes_of_64, _ = state_shares(*share, 64)
     signature = (
-        dict.fromkeys(inputs, "*bf16")
+        dict.fromkeys(("x_ptr", "dt_ptr", "b_ptr", "c_ptr", "z_ptr", "out_ptr"), "*bf16")
         | dict.fromkeys(("a_ptr", "d_ptr", "dt_bias_ptr"), "*fp32")
         | dict.fromkeys(("read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr"), "*i32")
         | dict.fromkeys(("max_tokens", "last", "stride_units", "window_units"), "i32")
         | dict.fromkeys(("x_distance", "dt_distance", "b_distance", "c_distance", "z_distance"), "i32")
     )
-    cases = []
-    for name, ((heads, groups, dim, state), tied, dtypes) in (MODELS | OTHERS).items():
-        block_d, block_n, warps = blocks(dim, state, tied)
-        shape = {
-            "HEADS": heads, "GROUPS": groups, "DIM": dim, "STATE": state, "TIED": tied, "SOFTPLUS": True,
-            "BLOCK_D": block_d, "BLOCK_N": block_n,
-        }  # fmt: skip
-        for dtype, stores in product(dtypes, ("", "_window", "_marks")):
-            planes = ("state_ptr", "window_ptr") if stores == "_window" else ("state_ptr",)
-            rare = name in OTHERS or (stores, dtype) == ("_marks", "fp16")
-            bulk = () if rare else planes if tied else (*planes, "a_ptr")
-            constexprs = shape | {"UNIT": ACCESS_BYTES // (4 if dtype == "fp32" else 2)} | absent(stores)
-            cases.append(
-                CompileCase(
-                    f"selective_step_{name}_{dtype}{stores}", _selective_step,
-                    signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores), constexprs, planes, warps,
-                    bulk, OPTIONS | roomy(warps, stores == "_marks"), rare,
-                )
-            )  # fmt: skip
-    return cases
+    shape = {
+        "HEADS": heads, "GROUPS": groups, "DIM": dim, "STATE": state, "TIED": tied, "SOFTPLUS": True,
+        "STATE_FASTEST": not dim_fastest, "UNIT": unit, "BLOCK_D": block_d, "BLOCK_N": block_n, "LANES": lanes,
+        "RUN": run,
+    }  # fmt: skip
+    planes = ("state_ptr", "window_ptr") if stores == "_window" else ("state_ptr",)
+    like_others = state == 256 or dim_fastest or (dtype == "fp16" and not tied)  # stores are as in a case beside it
+    rare = name in OTHERS or (stores, dtype) == ("_marks", "fp16") or (bool(stores) and like_others)
+    bulk = () if rare else planes if tied else (*planes, "a_ptr")
+    return CompileCase(
+        f"selective_step_{name}_{dtype}{stores}", _selective_step,
+        signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores), shape | absent(stores), planes, warps,
+        bulk, OPTIONS | _options(warps, tied, itemsize, stores == "_marks"), rare, {"LANES": lanes_of_64},
+    )  # fmt: skip

@@ -49,6 +49,8 @@ def _power_above(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
+ROW_BYTES = 64  # of a state's row that lanes move together at least
+SECTOR_BYTES = 32  # that memory moves at a time
 KEY_LANES = 8  # that share the keys of a value at least, where keys are fastest
 
 
@@ -175,19 +177,50 @@ class SelectiveConfig(Config):
     """How the selective step is launched. Another configuration may add up the states of a sum in another order.
 
     Args:
-        warp_elements: elements of the state that a warp holds; half of it where every element has its own `a`.
+        warp_elements: elements of the state that a warp holds, 2048 are 64 fp32 registers a lane; a quarter of it where
+            every element has its own `a`.
         tile_warps: warps' worth of elements in a program.
     """
 
-    warp_elements: int = 1024
+    warp_elements: int = 2048
     tile_warps: int = 1
 
-    def blocks(self, dim: int, state: int, tied: bool) -> tuple[int, int, int]:
-        """Dims and states of one tile (powers of two) and the warps that hold it."""
+    def blocks(self, dim: int, state: int, tied: bool, least: int = 1) -> tuple[int, int, int]:
+        """Dims and states of one tile (powers of two) and the warps that hold it.
+
+        Args:
+            dim: of a head.
+            state: of a head.
+            tied: whether a head has one `a`.
+            least: dims of a tile at least, if there are so many. Where dims are fastest, a tile has whole sectors.
+        """
         block_n = _power_above(state)
-        elements = self.warp_elements if tied else self.warp_elements // 2
-        block_d = min(_power_above(dim), max(1, elements * self.tile_warps // block_n))
+        elements = self.warp_elements if tied else max(1, self.warp_elements // 4)
+        block_d = min(_power_above(dim), max(least, elements * self.tile_warps // block_n))
         return block_d, block_n, min(MOST_WARPS, max(1, block_d * block_n // elements))
+
+
+def state_shares(
+    dim_fastest: bool, itemsize: int, wide: int, block_d: int, block_n: int, warps: int, threads: int = 32
+) -> tuple[int, int]:
+    """Lanes that share the states of a dim in each piece of a tile, and neighbouring states of each.
+
+    Few lanes add up a sum with few exchanges, and do once what belongs to a dim. More lanes hold fewer elements of b
+    and c each. With states fastest a lane of a full tile has 2 dims, and its neighbours 64 bytes of a row.
+
+    Args:
+        dim_fastest: whether a slot stores `state dim`.
+        itemsize: bytes of an element of the state.
+        wide: neighbouring states that a lane moves at a time.
+        block_d: dims of the tile.
+        block_n: states of the tile.
+        warps: of a program.
+        threads: of a warp.
+    """
+    if dim_fastest:
+        return min(block_n, max(1, threads * warps // max(1, block_d * itemsize // ACCESS_BYTES))), 1
+    run = min(wide, block_n)
+    return min(block_n // run, max(ROW_BYTES // (run * itemsize), 2 * threads * warps // block_d)), run
 
 
 @dataclass(frozen=True)

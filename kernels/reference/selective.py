@@ -38,8 +38,10 @@ def selective_step(
         a: negative; `head` (Mamba2), or `head dim state` from a multiple of 16 bytes on (Mamba1); contiguous.
         b: `batch token group state`; head h uses group h // (head / group).
         c: `batch token group state`, as `b`.
-        state: one layer, `slot head dim state`; fp32, bf16 or fp16; slots any stride apart. Channels alone,
-            `slot channel state`, are passed as plane.unsqueeze(1).
+        state: one layer, `slot head dim state`; fp32, bf16 or fp16; slots any stride apart. Each slot is contiguous or,
+            for Mamba2, the transposed view of a contiguous `head state dim`, as TensorRT-LLM's plugin has it. Mamba1
+            takes no such view: its `a` is moved together with the state, and lies as `head dim state`. Channels
+            alone, `slot channel state`, are passed as plane.unsqueeze(1).
         read: slot of each row to read, int32 or int64 `batch`.
         write: slot of each row to store, int32 or int64 `batch`.
         snapshot: second slot of each row to store, int32 or int64 `batch`; null for none.
@@ -50,10 +52,12 @@ def selective_step(
         dt_bias: as `d`.
         softplus: whether dt' is the softplus of the sum.
         window: for tokens that may be rejected, `batch token head dim state`, contiguous from a multiple of 16 bytes
-            on, of the state's dtype. Given, no slot is stored: the state after token t of row b goes to window[b, t],
+            on, of the state's dtype; in memory as the state, so the transposed view of `batch token head state dim`
+            beside such a state. Given, no slot is stored: the state after token t of row b goes to window[b, t],
             and the rest stays as it is. `snapshot` is ignored. `write` says only whether the row is real, so rows may
             share it. The output has the bits that it has without a window.
-        out: where the output goes, `batch token head dim`, contiguous; given, nothing is allocated.
+        out: where the output goes, `batch token head dim`, contiguous; given, nothing is allocated. Beside a state that
+            stores `state dim`, it begins at a multiple of 16 bytes if dim elements of it are one.
         marks: states inside the step that are kept as well, or None. The state after `offset` tokens of row `entry`
             goes to `slot` in the same pass, for every mark. They ascend by entry, then by offset. Null slots, offsets
             beyond the row's tokens and rows with a null write keep nothing. The slots are distinct from each other and
@@ -63,7 +67,8 @@ def selective_step(
         `out`. Changes: state, or window if given.
 
     Raises:
-        ValueError: a shape, dtype, device, stride or address does not fit; slots share bytes; marks beside a window; or
+        ValueError: a shape, dtype, device, stride or address does not fit; a state of Mamba1 stores `state dim`; there
+            are 2^31 tokens or more; slots share bytes; marks beside a window; or
             `out`, the window or the state requires grad, or shares bytes with another tensor.
 
     Syncs: no (the reference: yes, it reads the slots).

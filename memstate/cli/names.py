@@ -5,7 +5,7 @@ from typing import Literal
 Strategy = Literal["none", "ping-pong", "lazy", "redirect"]
 Backend = Literal["auto", "reference", "interpreter", "cuda"]
 Model = Literal["gdn", "mamba2", "kda"]
-StateOrder = Literal["key-value", "value-key"]
+StateOrder = Literal["key-value", "value-key", "dim-state", "state-dim"]
 Layout = Literal["layer-major", "slot-major"]
 Engine = Literal["own", "in-place", "arena"]
 Storage = Literal["none", "file", "mooncake"]

@@ -234,8 +234,11 @@ def test_progress_counts_both_runs() -> None:
         ({"backend": "tpu"}, "backend 'tpu'"),
         ({"input": Path("missing.jsonl")}, "missing.jsonl"),
         ({"model": "rwkv"}, "model 'rwkv': expected gdn, mamba2, kda"),
-        ({"state_order": "key_value"}, "state_order 'key_value': expected key-value, value-key"),
-        ({"state_order": "value-key", "model": "mamba2"}, "state-order value-key: it is for the models gdn and kda"),
+        ({"state_order": "key_value"}, "state_order 'key_value': expected key-value, value-key, dim-state"),
+        (
+            {"state_order": "value-key", "model": "mamba2"},
+            "state-order value-key: expected dim-state or state-dim of mamba2",
+        ),
         ({"layout": "layer_major"}, "layout 'layer_major': expected layer-major, slot-major"),
         ({"engine": "theirs"}, "engine 'theirs': expected own, in-place, arena"),
         ({"storage": "tape"}, "storage 'tape': expected none, file, mooncake"),

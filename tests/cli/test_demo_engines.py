@@ -14,7 +14,7 @@ import torch
 from memstate.cli.demo import DemoConfig, DemoReport
 from memstate.cli.demo.arena import GAP, Arena
 from memstate.cli.demo.config import ENGINES as NAMES
-from memstate.cli.demo.config import LAYOUTS, MODELS, STRATEGIES
+from memstate.cli.demo.config import LAYOUTS, MODELS, ORDERS_OF, STRATEGIES
 from memstate.cli.demo.engines import ENGINES, InArena
 from memstate.cli.demo.mixers import state_layout
 from memstate.cli.demo.sizes import ModelSize
@@ -104,12 +104,12 @@ def test_answers_depend_on_the_model_alone(model: str) -> None:
     assert all(answers[0] != other for other in others.values())
 
 
-@pytest.mark.parametrize(("model", "engine"), [("gdn", "in-place"), ("kda", "arena")])
+@pytest.mark.parametrize(("model", "engine"), [("gdn", "in-place"), ("kda", "arena"), ("mamba2", "own")])
 def test_D5_either_order_of_states_is_identical_to_uncached(model: str, engine: str) -> None:
     """And the reference, which adds in one order, gives the same answers."""
     size = dataclasses.replace(TINY, key=8, value=4)
     answers = []
-    for order in ("key-value", "value-key"):
+    for order in ORDERS_OF[model]:
         report = small(model=model, engine=engine, state_order=order, size=size, fail_claims=0.3)
         require_as_it_must_be(report)
         assert report.to_json()["state_order"] == order

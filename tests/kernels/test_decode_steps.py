@@ -39,6 +39,7 @@ KINDS = {
     "kda": Kind(partial(test_gated_delta.build, per_key=True), test_gated_delta.run, DIMS),
     "gdn, value key": Kind(partial(test_gated_delta.build, value_key=True), test_gated_delta.run, DIMS),
     "mamba2": Kind(test_selective.build, test_selective.run, DIMS),
+    "mamba2, state dim": Kind(partial(test_selective.build, state_dim=True), test_selective.run, DIMS),
     "mamba1": Kind(partial(test_selective.build, kind="mamba1"), test_selective.run, DIMS),
 }
 DTYPES = {
@@ -225,7 +226,7 @@ def test_empty_batch(backend: Backend, generator: torch.Generator, kind: str) ->
         ("mamba", "z", lambda t: t[:1]),
         ("mamba", "dt_bias", lambda t: t[..., None]),
         ("mamba", "state", lambda t: t[:, :, :1]),
-        ("mamba", "state", lambda t: t.transpose(2, 3)),
+        ("mamba", "state", lambda t: t.transpose(1, 2)),
         ("mamba", "read", lambda t: t[:1]),
         ("mamba", "tokens", lambda t: t.float()),
         ("mamba", "out", lambda t: torch.empty(1)),

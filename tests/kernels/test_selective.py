@@ -21,16 +21,17 @@ def build(
     backend: Backend, generator: torch.Generator, kind: str = "mamba2", rows: list[Row] = MIXED, tokens: int = 3,
     state: torch.dtype = torch.float32, inputs: torch.dtype = torch.float32,
     dims: tuple[int, int, int, int] | None = None, softplus: bool = True, without: tuple[str, ...] = (),
-    steps: tuple[float, float] = (-3, 1),
+    steps: tuple[float, float] = (-3, 1), state_dim: bool = False,
 ) -> Case:  # fmt: skip
     """Random states in the slots that real rows read, random inputs for their real tokens, rubbish everywhere else.
 
     dims: heads, groups, dim, state; unless given a model's on a GPU, small ones where every program is interpreted.
     without: those of d, z and dt_bias that are None. steps: where dt lies, before its softplus if it has one.
+    state_dim: a slot stores `head state dim`.
     """
     device = backend.device
     heads, groups, dim, states = dims or (MODELS if device.type == "cuda" else KINDS)[kind]
-    memory = Memory((heads, dim, states), state, device, generator)
+    memory = Memory((heads, dim, states), state, device, generator, state_dim)
     own = (heads,) if kind == "mamba2" else (heads, dim)
     shapes = {"x": (heads, dim), "dt": own, "b": (groups, states), "c": (groups, states), "z": (heads, dim)}
     given = {name: (shape, inputs) for name, shape in shapes.items() if name not in without}
@@ -112,6 +113,55 @@ def test_G2_odd_sizes_and_groups(
     backend: Backend, generator: torch.Generator, kind: str, dims: tuple[int, int, int, int]
 ) -> None:
     run(build(backend, generator, kind, [Row(1, 2), Row(0, 3)], dims=dims), backend)
+
+
+@pytest.mark.parametrize(
+    ("dims", "inputs", "state"),
+    [
+        ((2, 1, 24, 128), torch.bfloat16, torch.float32),
+        ((2, 2, 8, 72), torch.float32, torch.bfloat16),
+        ((1, 1, 3, 300), torch.float16, torch.bfloat16),
+    ],
+    ids=["whole accesses", "a part of a block", "several warps"],
+)
+def test_D18_either_order_of_the_state_is_within_the_bound(
+    backend: Backend, generator: torch.Generator, dims: tuple[int, int, int, int], inputs: torch.dtype,
+    state: torch.dtype,
+) -> None:  # fmt: skip
+    """Sizes whose inputs are moved 16 bytes at a time, with lanes that have no state, and one state at a time."""
+    rows = [Row(1, 2, 3, tokens=2), Row(0, 4, tokens=1)]
+    for state_dim in (False, True):
+        run(build(backend, generator, "mamba2", rows, 2, state, inputs, dims, state_dim=state_dim), backend)
+
+
+def test_D18_an_order_that_is_both_is_one(backend: Backend, generator: torch.Generator) -> None:
+    """With one dim, or one state, the two orders are the same bytes, and the same bits."""
+    for dims in ((2, 1, 1, 8), (2, 1, 8, 1)):
+        plain = build(backend, generator, dims=dims)
+        other = plain.twin()
+        state = other.memory.state
+        other.memory.state = state.as_strided(state.shape, (*state.stride()[:2], 1, dims[2]))
+        assert same_bits(plain.step(backend), other.step(backend))
+        assert same_bits(plain.memory.whole, other.memory.whole)
+
+
+def test_D19_states_of_one_decay_a_channel_have_one_order(backend: Backend, generator: torch.Generator) -> None:
+    """Their `a` lies as `head dim state`, and a state in the other order is refused by name."""
+    case = build(backend, generator, "mamba1", [Row(1, 1)], state_dim=True)
+    with pytest.raises(
+        ValueError, match=r"^state: expected `slot head dim state` .*, got `slot head state dim`: .*a of"
+    ):
+        case.step(backend)
+    case.memory.check_changed_only(set())
+
+
+def test_D21_tokens_that_32_bits_do_not_number_are_refused(backend: Backend, generator: torch.Generator) -> None:
+    """Padding is counted, too. The most tokens are refused for their distance alone, which is 0 here."""
+    case = build(backend, generator, dims=(1, 1, 1, 1), rows=[Row(1, 1)])
+    for tokens, told in ((2**31, "at most 2147483647 tokens"), (2**31 - 1, "strides")):
+        inputs = {name: x[:, :1].expand(1, tokens, *x.shape[2:]) for name, x in case.inputs.items()}
+        with pytest.raises(ValueError, match=f"^x: .*{told}"):
+            backend.selective_step(**(case.arguments() | inputs))
 
 
 @each_kind

@@ -127,7 +127,8 @@ def test_every_tile_of_a_model_is_in_the_catalogue() -> None:
     assert {gated_delta.blocks(keys, values) for keys in range(9, 513) for values in (16, 64, 100, 256)} <= delta
     assert {gated_delta.blocks(128, values) for values in range(1, 300)} <= delta
     scan = known("_selective_step", "BLOCK_D", "BLOCK_N")
-    assert {selective.blocks(64, states, True) for states in range(5, 513)} <= scan
+    for least in (1, 8, 16):  # dims where states are fastest, and where dims are, of fp32 and of 16 bits
+        assert {selective.blocks(64, states, True, least=least) for states in range(5, 513)} <= scan
     assert {selective.blocks(8192, states, False) for states in range(3, 129)} <= scan
     windows = known("_conv_step", "TAPS", "BLOCK", "LANE")
     for taps, size in product((2, 3, 4, 5, 8), (2, 4)):
@@ -235,6 +236,8 @@ def needs_room(case: CompileCase) -> bool:
     marked = constants.get("mark_count_ptr", 0) is not None and "mark_count_ptr" in case.signature
     if kernel == "_move_int8":
         return not 64 <= constants["REDUCED"] <= constants["BLOCK_R"]
+    if kernel == "_selective_step" and constants["TIED"] and case.signature["state_ptr"] != "*fp32":
+        return True
     return (kernel == "_conv_step" and constants["TAPS"] != 4) or kernel == "_gated_delta_step" or marked
 
 

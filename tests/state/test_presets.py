@@ -332,10 +332,26 @@ def test_D6_engine_names_an_order_of_every_model(name):
     assert preset(name, ssm_order="engine").bytes_per_slot == usual.bytes_per_slot
     if name not in ("qwen3_next", "qwen3_5", "kimi_linear"):
         assert preset(name, ssm_order="engine") == usual
-        with pytest.raises(InvalidArgument, match=r"ssm_order 'value_key': .* has no keys and values; expected engine"):
+        with pytest.raises(InvalidArgument, match=r"ssm_order 'value_key': not of .*; expected .*engine"):
             preset(name, ssm_order="value_key")
-    with pytest.raises(InvalidArgument, match="ssm_order 'last': expected key_value or value_key or engine"):
+    with pytest.raises(InvalidArgument, match="ssm_order 'last': expected key_value or value_key or dim_state or"):
         preset(name, ssm_order="last")
+
+
+def test_D20_states_of_mamba2_lie_the_way_that_is_asked_for():
+    """Heads are cut alike; by default states are fastest, as SGLang and vLLM store them."""
+    for name in KNOWN:
+        usual = preset(name)
+        if name in ("qwen3_next", "qwen3_5", "kimi_linear", "falcon_mamba", "mamba", "lfm2"):
+            with pytest.raises(InvalidArgument, match=r"ssm_order 'state_dim': not of .*; expected .*engine"):
+                preset(name, ssm_order="state_dim")
+            continue
+        head, dim, state = usual.planes[1].shape
+        turned = preset(name, ssm_order="state_dim")
+        assert preset(name, ssm_order="dim_state") == usual
+        assert turned.planes[1].shape == (head, state, dim) and turned.planes[0] == usual.planes[0]
+        assert turned.bytes_per_slot == usual.bytes_per_slot
+        assert preset(name, ssm_order="state_dim", ranks=2).planes[1].shape == (head // 2, state, dim)
 
 
 def test_ranks_that_do_not_divide_are_refused_with_the_part():

@@ -158,10 +158,12 @@ def gated_delta_step(make: Maker) -> Case:
 
 
 def selective_step(make: Maker) -> Case:
-    """Two heads of two blocks of dims, with one `a` a head or one an element."""
-    tied = make.one(True, False)
-    dim, states = (9, 128) if tied else (5, 128)
-    state, rows = memory(make, 2, dim, states)
+    """Two heads of two blocks of dims, with one `a` a head, in either order, or one an element."""
+    tied, turned = make.one((True, False), (True, True), (False, False))
+    dim, states = (40, 64) if tied else (5, 128)
+    shape = (states, dim) if turned else (dim, states)
+    state, rows = memory(make, 2, *shape)
+    state = state.mT if turned else state
     head, dtype, owner = (len(rows), TOKENS), make.one(*DTYPES), (2,) if tied else (2, dim)
     inputs = {
         "x": make.normal(*head, 2, dim, dtype=dtype), "dt": make.normal(*head, *owner).abs_(),
@@ -170,7 +172,8 @@ def selective_step(make: Maker) -> Case:
         "d": make.one(None, make.normal(*owner)), "z": make.one(None, make.normal(*head, 2, dim, dtype=dtype)),
         "dt_bias": make.one(None, make.normal(*owner)), "softplus": make.one(True, False),
     }  # fmt: skip
-    window = make.one(None, make.empty(*head, 2, dim, states, dtype=state.dtype))
+    window = make.one(None, make.empty(*head, 2, *shape, dtype=state.dtype))
+    window = window.mT if turned and window is not None else window
     return decode(make, "selective_step", inputs, state, rows, window)
 
 

@@ -26,8 +26,9 @@ def demo(
     model: Annotated[names.Model, Option(help="Kind of the model's recurrent layers.")] = "gdn",
     layout: Annotated[names.Layout, Option(help="Order of the state planes in memory.")] = "layer-major",
     state_order: Annotated[
-        names.StateOrder, Option(help="Order of a recurrent state in memory, of the models gdn and kda.")
-    ] = "key-value",
+        names.StateOrder | None,
+        Option(help="Order of a recurrent state in memory, dim-state or state-dim of mamba2; default: the first one."),
+    ] = None,
     engine: Annotated[
         names.Engine,
         Option(

@@ -16,10 +16,11 @@ STRATEGIES: tuple[str, ...] = get_args(names.Strategy)
 MODELS: tuple[str, ...] = get_args(names.Model)
 LAYOUTS: dict[str, Order] = {"layer-major": "layer_major", "slot-major": "slot_major"}
 STATE_ORDERS: tuple[str, ...] = get_args(names.StateOrder)
+ORDERS_OF = {"gdn": STATE_ORDERS[:2], "kda": STATE_ORDERS[:2], "mamba2": STATE_ORDERS[2:]}  # the default first
 ENGINES: tuple[str, ...] = get_args(names.Engine)
 CHOICES: dict[str, tuple[str | None, ...]] = {
     "strategy": STRATEGIES, "model": MODELS, "layout": tuple(LAYOUTS), "engine": ENGINES,
-    "state_order": STATE_ORDERS,
+    "state_order": (None, *STATE_ORDERS),
     "storage": get_args(names.Storage), "write": get_args(Write), "sabotage": (None, *get_args(names.Sabotage)),
 }  # fmt: skip
 LEAST = {
@@ -52,7 +53,7 @@ class DemoConfig:
         placement: Where prompts keep states.
         model: Kind of the recurrent layers.
         layout: Order of the state planes.
-        state_order: Order of a recurrent state in memory.
+        state_order: Order of a recurrent state in memory. None: "key-value", of mamba2 "dim-state".
         engine: See `memstate.cli.demo.engines`.
         sessions: The first so many conversations run as streaming sessions.
         host_slots: States that fit in host memory; KV pages in proportion. None: no host memory or, with storage, twice
@@ -88,7 +89,7 @@ class DemoConfig:
     placement: str = "ends"
     model: str = "gdn"
     layout: str = "layer-major"
-    state_order: str = "key-value"
+    state_order: str | None = None
     engine: str = "own"
     sessions: int = 0
     host_slots: int | None = None
@@ -105,8 +106,11 @@ class DemoConfig:
             if getattr(self, name) not in allowed:
                 raise InvalidArgument(f"{name} {getattr(self, name)!r}: expected {', '.join(filter(None, allowed))}")
         placement_of(self.placement)
-        if self.model == "mamba2" and self.state_order != "key-value":
-            raise InvalidArgument(f"state-order {self.state_order}: it is for the models gdn and kda, not mamba2")
+        orders = ORDERS_OF[self.model]
+        if self.state_order is None:
+            object.__setattr__(self, "state_order", orders[0])
+        elif self.state_order not in orders:
+            raise InvalidArgument(f"state-order {self.state_order}: expected {' or '.join(orders)} of {self.model}")
         if self.storage_path is not None and self.storage != "file":
             raise InvalidArgument(f"storage-path {self.storage_path}: it is for storage file, not {self.storage}")
         for name, least in LEAST.items():

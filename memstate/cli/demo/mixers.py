@@ -172,15 +172,16 @@ class Mamba2(Mixer):
         )  # fmt: skip
 
 
+TURNED = ("value-key", "state-dim")  # orders of a state that kernels take as its transposed view
 MIXERS: dict[str, type[Mixer]] = {"gdn": GatedDelta, "mamba2": Mamba2, "kda": KimiDelta}
 
 
 def state_layout(
-    size: ModelSize, model: str = "gdn", order: Order = "layer_major", state_order: str = "key-value"
+    size: ModelSize, model: str = "gdn", order: Order = "layer_major", state_order: str | None = None
 ) -> StateLayout:
     """What one slot holds: the conv windows and the recurrent states of all recurrent layers."""
     conv, ssm = MIXERS[model].shapes(size)
-    if state_order == "value-key":
+    if state_order in TURNED:
         ssm = (ssm[0], ssm[2], ssm[1])
     planes = (Plane("conv", conv, torch.float32), Plane("ssm", ssm, torch.float32))
     return StateLayout(planes, size.recurrent_layers, order)

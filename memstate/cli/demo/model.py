@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memstate.cli.demo.arithmetic import Weights, attend, linear, rms_norm
-from memstate.cli.demo.mixers import MIXERS
+from memstate.cli.demo.mixers import MIXERS, TURNED
 from memstate.cli.demo.sizes import ModelSize
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Marks
@@ -62,11 +62,11 @@ class HybridModel:
         seed: Of the weights.
         backend: Runs the kernels of the recurrent layers. Its launches are counted apart.
         mixer: Kind of the recurrent layers.
-        state_order: Order of a state in memory, "key-value" or "value-key".
+        state_order: Order of a state in memory; None for the mixer's own.
     """
 
     def __init__(
-        self, size: ModelSize, seed: int, backend: Backend, mixer: str = "gdn", state_order: str = "key-value"
+        self, size: ModelSize, seed: int, backend: Backend, mixer: str = "gdn", state_order: str | None = None
     ) -> None:
         self.size, self.backend, self.mixer, self.state_order = size, backend, mixer, state_order
         s, weights = size, Weights(seed, backend.device)
@@ -98,7 +98,7 @@ class HybridModel:
         x = self.embedding[tokens]
         where = (slots.read, slots.write, slots.snapshot, slots.tokens)
         for layer, (mixer, mlp) in enumerate(zip(self.recurrent, self.mlp, strict=False)):
-            ssm = memory.ssm[layer].mT if self.state_order == "value-key" else memory.ssm[layer]
+            ssm = memory.ssm[layer].mT if self.state_order in TURNED else memory.ssm[layer]
             x = x + mixer(rms_norm(x), where, memory.conv[layer], ssm, slots.marks)
             x = x + _mlp(rms_norm(x), mlp)
         x = x + self._attend(rms_norm(x), start, slots, memory)

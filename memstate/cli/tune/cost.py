@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from math import prod
+from math import gcd, prod
 from typing import Any, NamedTuple
 
 from memstate.cli.compile import TARGETS
@@ -86,10 +86,16 @@ def _delta(case: CompileCase, config: Any, threads: int = 32) -> tuple[dict[str,
     return changed, warps, block_k * block_v * WORD_BYTES
 
 
-def _selective(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int]:
+def _selective(case: CompileCase, config: Any, threads: int = 32) -> tuple[dict[str, Any], int, int]:
     given = case.constexprs
-    block_d, block_n, warps = config.blocks(given["DIM"], given["STATE"], given["TIED"])
-    return {"BLOCK_D": block_d, "BLOCK_N": block_n}, warps, block_d * block_n * WORD_BYTES
+    itemsize = 4 if case.signature["state_ptr"] == "*fp32" else 2
+    dim_fastest = not given["STATE_FASTEST"]
+    least = tuned.SECTOR_BYTES // itemsize if dim_fastest else 1
+    block_d, block_n, warps = config.blocks(given["DIM"], given["STATE"], given["TIED"], least)
+    wide = gcd(given["UNIT"], given["STATE"])
+    lanes, run = tuned.state_shares(dim_fastest, itemsize, wide, block_d, block_n, warps, threads)
+    changed = {"BLOCK_D": block_d, "BLOCK_N": block_n, "LANES": lanes, "RUN": run}
+    return changed, warps, block_d * block_n * WORD_BYTES
 
 
 def _conv(case: CompileCase, config: Any, threads: int = 32) -> tuple[dict[str, Any], int, int]:
@@ -108,6 +114,7 @@ SHAPES: dict[str, Shape] = {
 
 OF_64: dict[str, Callable[[CompileCase, Any, int], tuple[dict[str, Any], int, int]]] = {
     "gated_delta": _delta,
+    "selective": _selective,
     "conv": _conv,
 }
 

@@ -36,7 +36,7 @@ AXES: dict[str, dict[str, tuple[int, ...]]] = {
     "pack": MOVES,
     "pack_int8": {FREE_AXIS: (4, 2, 8, 1, 16), "warps": WARPS, "block": (4096, 8192, 2048)},
     "gated_delta": {"warp_elements": (2048, 1024, 4096, 512), "block_value": (16, 8, 32, 64)},
-    "selective": {"warp_elements": (1024, 512, 2048, 256), "tile_warps": (1, 2, 4)},
+    "selective": {"warp_elements": (2048, 1024, 512, 256), "tile_warps": (1, 2, 4)},
     "conv": {"warps": (1, 2, 4), "window_bytes": (2048, 4096, 1024)},
 }
 STANDINS = {"selective": "nemotron_h"}  # models for kernels that the chosen one does without

@@ -6,7 +6,8 @@ A preset takes the keywords of `from_config`: ssm_dtype (torch.float32), conv_dt
     conv_order   "channel_first" for windows of `channel (width-1)`, "width_first" for `(width-1) channel`; default: as
                  engines of the model have them, which is width first for Kimi Linear and channel first for the others
     ssm_order    of a delta rule: "key_value" for states of `head key value` (default), "value_key" for
-                 `head value key`; "engine" for what SGLang, vLLM and FlashInfer store
+                 `head value key`; of Mamba-2: "dim_state" for `head dim state` (default), "state_dim" for
+                 `head state dim`; "engine" for what SGLang and vLLM store: "value_key" and "dim_state"
 
 No preset waits for a device, and each raises InvalidArgument for ranks that do not divide its heads.
 """

@@ -141,9 +141,9 @@ def from_config(
         ranks: tensor-parallel ranks; the layout is that of one of them.
         conv_order: how windows lie in memory, "channel_first" or "width_first" (default: as engines of the model have
             them).
-        ssm_order: how states of a delta rule lie in memory, "key_value" (default), "value_key", or "engine": as SGLang,
-            vLLM and FlashInfer store those of the model, which is "value_key" for delta rules. `gated_delta_step` takes
-            a plane of "value_key" as `plane.mT`.
+        ssm_order: how states lie in memory: "key_value" (default) or "value_key" of a delta rule, "dim_state" (default)
+            or "state_dim" of Mamba-2, or "engine": as SGLang and vLLM store those of the model, which is "value_key"
+            and "dim_state". Kernels take a plane of "value_key" or "state_dim" as `plane.mT`.
 
     Raises:
         InvalidArgument: the type is not known; fields are missing or contradict each other; the ranks do not divide; or

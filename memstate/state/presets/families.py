@@ -15,7 +15,7 @@ from memstate.state.layout import Plane
 from memstate.state.sharding import Part
 
 ConvOrder = Literal["channel_first", "width_first"]
-SsmOrder = Literal["key_value", "value_key", "engine"]
+SsmOrder = Literal["key_value", "value_key", "dim_state", "state_dim", "engine"]
 
 
 class Family(Protocol):
@@ -118,30 +118,34 @@ def ordered(planes: tuple[Plane, ...], order: ConvOrder) -> tuple[Plane, ...]:
     )
 
 
+TURNED = ("value_key", "state_dim")
+SSM_ORDERS: dict[type, tuple[str, ...]] = {DeltaRule: ("key_value", "value_key"), Mamba2: ("dim_state", "state_dim")}
+
+
 def ssm_ordered(family: Family, planes: tuple[Plane, ...], order: SsmOrder) -> tuple[Plane, ...]:
-    """The same planes with states of a delta rule as `head key value` or `head value key`.
+    """The same planes with the matrix of a head in either order.
 
     Args:
         family: of the planes.
         planes: of one layer, as the family has them.
-        order: "key_value", "value_key", or "engine": as SGLang, vLLM and FlashInfer store them, which is "value_key"
-            for a delta rule and no change for the others.
+        order: "key_value" or "value_key" of a delta rule, "dim_state" or "state_dim" of Mamba-2, or "engine": as SGLang
+            and vLLM store them, which is "value_key", "dim_state" and no change for the others.
 
     Raises:
-        InvalidArgument: another order, or a state that has no keys and values.
+        InvalidArgument: another order, or one of another kind of state.
     """
     if order not in get_args(SsmOrder):
         raise InvalidArgument(f"ssm_order {order!r}: expected {' or '.join(get_args(SsmOrder))}")
-    if not isinstance(family, DeltaRule):
-        if order != "engine":
-            raise InvalidArgument(
-                f"ssm_order {order!r}: {type(family).__name__} has no keys and values; expected engine"
-            )
+    orders = SSM_ORDERS.get(type(family), ())
+    if order not in (*orders, "engine"):
+        expected = " or ".join((*orders, "engine"))
+        raise InvalidArgument(f"ssm_order {order!r}: not of {type(family).__name__}; expected {expected}")
+    if order not in TURNED and not (order == "engine" and isinstance(family, DeltaRule)):
         return planes
-    if order == "key_value":
-        return planes
-    shape = (family.value_heads, family.value, family.key)
-    return tuple(replace(plane, shape=shape) if plane.name == "ssm" else plane for plane in planes)
+    return tuple(
+        replace(plane, shape=(*plane.shape[:-2], *plane.shape[:-3:-1])) if plane.name == "ssm" else plane
+        for plane in planes
+    )
 
 
 def _heads(shape: tuple[int, int, int], dtype: torch.dtype) -> Plane:

@@ -31,6 +31,7 @@ def decode(machine: Machine) -> Backend:
         test_gated_delta.build(backend, generator, **sizes),
         test_gated_delta.build(backend, generator, per_key=True, dims=(2, 2, 16, 24)),
         test_selective.build(backend, generator, "mamba2", **sizes),
+        test_selective.build(backend, generator, "mamba2", state_dim=True, **sizes),
         test_selective.build(backend, generator, "mamba1", dims=(1, 1, 24, 16)),
         test_conv.build(backend, generator, channels=40),
         test_conv.build(backend, generator, channels=40, channel_major=True),

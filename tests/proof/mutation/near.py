@@ -49,6 +49,7 @@ NEAR = {
     "kernels/pack_int8.py": ["pack_int8", "packing_int8"],
     "kernels/conv.py": ["conv", "decode_steps", "decode_marks", "decode_windows"],
     "kernels/gated_delta.py": ["gated_delta", "decode_steps", "decode_marks", "decode_windows"],
+    "kernels/pieces.py": ["selective", "decode_steps", "decode_marks", "decode_windows"],
     "kernels/selective.py": ["selective", "decode_steps", "decode_marks", "decode_windows"],
     "memstate/slots/commands.py": [*OWNERS, "step_marks", "tiers_writes"],
     "memstate/slots/upload.py": ["upload", "counts", "commands"],

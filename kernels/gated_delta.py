@@ -27,7 +27,7 @@ from memstate.kernels.tuned import DeltaConfig, config_of, shares
 from memstate.kernels.warps import THREAD_REGISTERS, limit, roomy, warp_threads
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
-WIDE = 168  # registers of a thread where accesses are wide: float32 states take 140, and would spill at 128
+WIDE = 168  # registers of a thread where a warp holds fp32 states: they take 140, and would spill at 128
 DEFAULT = DeltaConfig()
 
 # Everything that may differ between two calls of one model. The alignment of the inputs belongs here too: the bits of a
@@ -42,6 +42,18 @@ PER_CALL = [
 
 
 @triton.jit
+def _below(at, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Which of the elements of a block there are. Of whole blocks all, and no lane is asked."""
+    return tl.full(at.shape, True, tl.int1) if SIZE % BLOCK == 0 else at < SIZE
+
+
+@triton.jit
+def _halves(word):
+    """The two bf16 elements of each word of 32 bits, in fp32: one instruction for each."""
+    return (word << 16).to(tl.float32, bitcast=True), (word & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _run(ptr, at, KEY: tl.constexpr, RUN: tl.constexpr):
     """RUN neighbouring elements of each lane, in fp32: one tensor `lane` for each. Zeros behind the last of KEY.
 
@@ -50,7 +62,8 @@ def _run(ptr, at, KEY: tl.constexpr, RUN: tl.constexpr):
 
     ptr: the first element of the head. at: the first element of each lane's run.
     """
-    bits: tl.constexpr = ptr.dtype.element_ty.primitive_bitwidth
+    dtype: tl.constexpr = ptr.dtype.element_ty
+    bits: tl.constexpr = dtype.primitive_bitwidth
     PER_WORD: tl.constexpr = 64 // bits
     WORDS: tl.constexpr = (
         2 if RUN * bits % 128 == 0 and at.shape[0] <= 8 else 1
@@ -65,13 +78,16 @@ def _run(ptr, at, KEY: tl.constexpr, RUN: tl.constexpr):
                 pair = tl.split(tl.load(word + words_at, mask=words_at < KEY // PER_WORD, other=0))
             else:
                 pair = (tl.load(word + first, mask=first < KEY // PER_WORD, other=0),)
-            for half in tl.static_range(WORDS):
-                for part in tl.static_range(PER_WORD):
-                    if bits == 16:
-                        element = (pair[half] >> (16 * part)).to(tl.int16)
+            for which in tl.static_range(WORDS):
+                for half in tl.static_range(2):
+                    part = (pair[which] >> (32 * half)).to(tl.int32)
+                    if dtype == tl.bfloat16:
+                        found += _halves(part)
+                    elif bits == 16:
+                        found += (part.to(tl.int16).to(dtype, bitcast=True).to(tl.float32),)
+                        found += ((part >> 16).to(tl.int16).to(dtype, bitcast=True).to(tl.float32),)
                     else:
-                        element = (pair[half] >> (32 * part)).to(tl.int32)
-                    found += (element.to(ptr.dtype.element_ty, bitcast=True).to(tl.float32),)
+                        found += (part.to(dtype, bitcast=True).to(tl.float32),)
     else:
         for part in tl.static_range(RUN):
             found += (tl.load(ptr + at + part, mask=at + part < KEY, other=0.0).to(tl.float32),)
@@ -79,18 +95,43 @@ def _run(ptr, at, KEY: tl.constexpr, RUN: tl.constexpr):
 
 
 @triton.jit
-def _joined(columns, COUNT: tl.constexpr):
-    """One tensor of COUNT tensors, a power of two: element i of each lane is that of column i."""
-    for level in tl.static_range(3):
+def _rows(block, COUNT: tl.constexpr):
+    """Tensors `lane value` of a block, a power of two of them: neighbouring rows of a lane, which are in its registers.
+
+    block: `lane*COUNT value`.
+    """
+    found = (block,)
+    if COUNT > 1:
+        LANES: tl.constexpr = block.shape[0] // COUNT
+        found = (block.reshape(LANES, COUNT, block.shape[1]).trans(0, 2, 1),)
+        for level in tl.static_range(3):
+            if 1 << level < COUNT:
+                even = ()
+                odd = ()
+                for part in tl.static_range(1 << level):
+                    rows = found[part]
+                    if 2 << level < COUNT:
+                        rows = rows.reshape(LANES, block.shape[1], COUNT >> (level + 1), 2)
+                    pair = tl.split(rows)
+                    even += (pair[0],)
+                    odd += (pair[1],)
+                found = even + odd
+    return found
+
+
+@triton.jit
+def _joined(rows, COUNT: tl.constexpr):
+    """The block `lane*COUNT value` of its rows: what `_rows` has taken apart."""
+    for level in tl.static_range(4):
         if 1 << level < COUNT:
             pairs = ()
             for part in tl.static_range(COUNT >> (level + 1)):
-                pair = tl.join(columns[part], columns[part + (COUNT >> (level + 1))])
-                pairs += (pair.reshape(pair.shape[0], 2 << level) if level else pair,)
-            columns = pairs
-    found = columns[0]
+                pair = tl.join(rows[part], rows[part + (COUNT >> (level + 1))])
+                pairs += (pair.reshape(pair.shape[0], pair.shape[1], 2 << level) if level else pair,)
+            rows = pairs
+    found = rows[0]
     if COUNT > 1:
-        found = found.reshape(found.shape[0] * COUNT)
+        found = found.trans(0, 2, 1).reshape(found.shape[0] * COUNT, found.shape[1])
     return found
 
 
@@ -98,22 +139,44 @@ def _joined(columns, COUNT: tl.constexpr):
 def _keys(
     ptr, KEY: tl.constexpr, KEY_FASTEST: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr
 ):  # fmt: skip
-    """One head's elements for each key, as the tiles have them: a tensor `key` for each tile."""
+    """One head's elements for each key, as the tile has them: a tensor `lane` for each of a lane's keys."""
     lane = tl.arange(0, LANES)
     if not KEY_FASTEST:
         return _run(ptr, lane * PIECES, KEY, PIECES)
     found = ()
     for piece in tl.static_range(PIECES):
-        found += (_joined(_run(ptr, (piece * LANES + lane) * RUN, KEY, RUN), RUN),)
+        found += _run(ptr, (piece * LANES + lane) * RUN, KEY, RUN)
     return found
 
 
 @triton.jit
-def _dot(keys, tiles, PIECES: tl.constexpr):
+def _values(
+    ptr, VALUE: tl.constexpr, BLOCK_V: tl.constexpr, KEY_FASTEST: tl.constexpr, LANES: tl.constexpr
+):  # fmt: skip
+    """One head's elements for each value, as the tile has them: `1 value`, or `lane value` with every lane's copy.
+
+    With keys fastest a lane's values lie apart. Up to 16 of them are loaded by the lanes that use them; of more the
+    compiler would make one load, and exchange it through shared memory.
+    """
+    FEW: tl.constexpr = min(16, BLOCK_V) if KEY_FASTEST else BLOCK_V
+    parts = ()
+    for part in tl.static_range(BLOCK_V // FEW):
+        at = (tl.program_id(0) * BLOCK_V + part * FEW + tl.arange(0, FEW))[None, :]
+        if not KEY_FASTEST:
+            at = at + tl.zeros([LANES, 1], tl.int32)
+        parts += (tl.load(ptr + at, mask=_below(at, VALUE, BLOCK_V), other=0.0).to(tl.float32),)
+    found = parts[0]
+    if FEW < BLOCK_V:
+        found = _joined(parts, BLOCK_V // FEW).reshape(1, BLOCK_V)
+    return found
+
+
+@triton.jit
+def _dot(keys, rows, COUNT: tl.constexpr):
     """Sums over keys, `value`: those of a lane one after the other, then those of all lanes."""
-    found = keys[0][:, None] * tiles[0]
-    for piece in tl.static_range(1, PIECES):
-        found = tl.fma(keys[piece][:, None], tiles[piece], found)
+    found = keys[0][:, None] * rows[0]
+    for key in tl.static_range(1, COUNT):
+        found = tl.fma(keys[key][:, None], rows[key], found)
     return tl.sum(found, 0)
 
 
@@ -124,15 +187,66 @@ def _in_piece(index, piece, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr,
 
 
 @triton.jit
+def _load(
+    ptr, slot, stride_units, head, KEY: tl.constexpr, VALUE: tl.constexpr, KEY_FASTEST: tl.constexpr,
+    UNIT: tl.constexpr, BLOCK_V: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    """The tile of a slot in fp32, a tensor `lane value` for each of a lane's keys; zeros for the null slot.
+
+    Two neighbouring bf16 elements are loaded as one word where every word lies on 4 bytes: to convert elements one by
+    one takes twice the instructions.
+    """
+    PAIRED: tl.constexpr = ptr.dtype.element_ty == tl.bfloat16 and UNIT % 2 == 0
+    WORD: tl.constexpr = 2 if PAIRED and (KEY if KEY_FASTEST else VALUE) % 2 == 0 else 1  # elements
+    WORD_KEYS: tl.constexpr = WORD if KEY_FASTEST else 1
+    WORD_VALUES: tl.constexpr = 1 if KEY_FASTEST else WORD
+    # From here on, all is counted in words.
+    KEYS: tl.constexpr = KEY // WORD_KEYS
+    VALUES: tl.constexpr = VALUE // WORD_VALUES
+    WIDTH: tl.constexpr = BLOCK_V // WORD_VALUES
+    KEY_STEP: tl.constexpr = 1 if KEY_FASTEST else PIECES
+    PIECE_STEP: tl.constexpr = LANES * RUN // WORD_KEYS if KEY_FASTEST else 1
+    KEY_STRIDE: tl.constexpr = 1 if KEY_FASTEST else VALUES
+    VALUE_STRIDE: tl.constexpr = KEYS if KEY_FASTEST else 1
+    if WORD == 2:
+        ptr = ptr.to(tl.pointer_type(tl.int32), bitcast=True)
+    index = tl.arange(0, LANES * RUN // WORD_KEYS)
+    value = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    in_value = _below(value, VALUES, WIDTH)
+    tile = head * (KEYS * VALUES) + index[:, None] * (KEY_STEP * KEY_STRIDE) + value[None, :] * VALUE_STRIDE
+    tile_ptr = ptr + tile + slot * (stride_units.to(tl.int64) * (UNIT // WORD))
+    found = ()
+    for piece in tl.static_range(PIECES):
+        mask = tl.where(slot > 0, _in_piece(index, piece, in_value, KEYS, KEY_STEP, PIECE_STEP), False)
+        block = tl.load(tile_ptr + piece * (PIECE_STEP * KEY_STRIDE), mask=mask, other=0)
+        if WORD == 1:
+            found += _rows(block.to(tl.float32), RUN)
+        elif KEY_FASTEST:
+            low, high = _halves(block)
+            even = _rows(low, RUN // 2)
+            odd = _rows(high, RUN // 2)
+            for part in tl.static_range(RUN // 2):
+                found += (even[part], odd[part])
+        else:
+            low, high = _halves(block)
+            found += (tl.join(low, high).reshape(LANES, BLOCK_V),)
+    return found
+
+
+@triton.jit
 def _store(
-    ptr, tiles, wanted, index, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
-    KEY_STRIDE: tl.constexpr, PIECES: tl.constexpr,
+    ptr, rows, wanted, index, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
+    KEY_STRIDE: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
     """Stores the tile where it is wanted. ptr: of the first piece."""
     for piece in tl.static_range(PIECES):
         # Masks of a block and a scalar by `where`: `&` of the two is no mask in the interpreter of Triton 3.9.
         mask = tl.where(wanted, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
-        tl.store(ptr + piece * (PIECE_STEP * KEY_STRIDE), tiles[piece].to(ptr.dtype.element_ty), mask=mask)
+        part = ()
+        for row in tl.static_range(RUN):
+            part += (rows[piece * RUN + row],)
+        block = _joined(part, RUN).to(ptr.dtype.element_ty)
+        tl.store(ptr + piece * (PIECE_STEP * KEY_STRIDE), block, mask=mask)
 
 
 @triton.jit(do_not_specialize=PER_CALL)
@@ -148,7 +262,7 @@ def _gated_delta_step(
     row = tl.program_id(2).to(tl.int64)
     key_head = head // (HEADS // KEY_HEADS)
     value = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
-    in_value = value < VALUE
+    in_value = _below(value, VALUE, BLOCK_V)
     # The tile in pieces, so that a lane knows which keys it has. With values fastest it has PIECES neighbouring keys,
     # one of each piece; with keys fastest RUN neighbouring ones of each piece.
     PIECES: tl.constexpr = BLOCK_K // (LANES * RUN)
@@ -171,20 +285,16 @@ def _gated_delta_step(
     slot_stride = stride_units.to(tl.int64) * UNIT
     tile = head * (KEY * VALUE) + index[:, None] * (KEY_STEP * KEY_STRIDE) + value[None, :] * VALUE_STRIDE
     tile_ptr = state_ptr + tile
-    s = ()
-    for piece in tl.static_range(PIECES):
-        at_ptr = tile_ptr + read * slot_stride + piece * (PIECE_STEP * KEY_STRIDE)
-        mask = tl.where(read > 0, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
-        s += (tl.load(at_ptr, mask=mask, other=0.0).to(tl.float32),)
+    s = _load(state_ptr, read, stride_units, head, KEY, VALUE, KEY_FASTEST, UNIT, BLOCK_V, LANES, RUN, PIECES)
 
     for t in range(count):
-        token = row * max_tokens + t
+        token = (tl.program_id(2) * max_tokens + t).to(tl.int64)
         k = _keys(k_ptr + (token * k_apart + key_head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
         q = _keys(q_ptr + (token * q_apart + key_head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
         v_at = v_ptr + (token * v_apart + head * VALUE)
         if VALUE * v_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
             v_at = tl.multiple_of(v_at, 16)  # it was seen at the door
-        v = tl.load(v_at + value, mask=in_value, other=0.0).to(tl.float32)
+        v = _values(v_at, VALUE, BLOCK_V, KEY_FASTEST, LANES)
         beta = tl.load(beta_ptr + token * beta_apart + head).to(tl.float32)
 
         if PER_KEY:
@@ -193,16 +303,16 @@ def _gated_delta_step(
             gate = tl.exp(tl.load(decay_ptr + token * decay_apart + head).to(tl.float32))
         old = s
         s = ()
-        for piece in tl.static_range(PIECES):
+        for piece in tl.static_range(PIECES * RUN):
             if PER_KEY:
                 gate = tl.exp(decay[piece])[:, None]
             s += (old[piece] * gate,)
-        delta = beta * (v - _dot(k, s, PIECES))
+        delta = beta * (v - _dot(k, s, PIECES * RUN)[None, :])
         old = s
         s = ()
-        for piece in tl.static_range(PIECES):
-            s += (tl.fma(k[piece][:, None], delta[None, :], old[piece]),)
-        o = _dot(q, s, PIECES) * scale
+        for piece in tl.static_range(PIECES * RUN):
+            s += (tl.fma(k[piece][:, None], delta, old[piece]),)
+        o = _dot(q, s, PIECES * RUN) * scale
         o = o.to(out_ptr.dtype.element_ty)
         out_at = out_ptr + (token * HEADS + head) * VALUE
         if KEY_FASTEST or VALUE * out_ptr.dtype.element_ty.primitive_bitwidth % 128 != 0:
@@ -210,20 +320,20 @@ def _gated_delta_step(
         else:
             # By the lanes of key 0, as pieces lie: nothing is exchanged.
             out_at = tl.multiple_of(out_at, WIDTH)
-            first = (index == 0)[:, None] & in_value[None, :]
-            whole = tl.broadcast_to(o[None, :], (LANES * RUN, BLOCK_V))
-            tl.store(out_at + value[None, :] + tl.zeros_like(index)[:, None], whole, mask=first)
+            first = (tl.arange(0, LANES) == 0)[:, None] & in_value[None, :]
+            whole = tl.broadcast_to(o[None, :], (LANES, BLOCK_V))
+            tl.store(out_at + value[None, :] + tl.zeros([LANES, 1], tl.int32), whole, mask=first)
         if window_ptr is not None:
             # Seen to be a multiple of UNIT and of no more, as slots are: wider accesses here would change the layout of
             # the tile, and with it the order of its sums.
             at_ptr = window_ptr + token * window_units * UNIT + tile
-            _store(at_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, PIECES)
+            _store(at_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
         if mark_count_ptr is not None:
             while offset <= t + 1:
                 kept = known_slot(tl.load(mark_slot_ptr + mark), last)
                 wanted = (offset == t + 1) & (kept > 0)
                 at_ptr = tile_ptr + kept * slot_stride
-                _store(at_ptr, s, wanted, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, PIECES)
+                _store(at_ptr, s, wanted, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
                 mark += 1
                 offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
@@ -234,18 +344,21 @@ def _gated_delta_step(
     if window_ptr is None:
         live_ptr = tile_ptr + write * slot_stride
         copy_ptr = tile_ptr + snapshot * slot_stride
-        _store(live_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, PIECES)
-        _store(copy_ptr, s, snapshot > 0, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, PIECES)
+        _store(live_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
+        _store(copy_ptr, s, snapshot > 0, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
 
 
-def blocks(key: int, value: int, config: DeltaConfig = DEFAULT) -> tuple[int, int, int]:
-    """Keys and values of one tile (powers of two) and the warps that hold it."""
-    return config.blocks(key, value)
+def blocks(key: int, value: int, itemsize: int, config: DeltaConfig = DEFAULT) -> tuple[int, int, int]:
+    """Keys and values of one tile (powers of two) and the warps that hold it; itemsize: bytes of an element."""
+    return config.blocks(key, value, itemsize)
 
 
 def _most(unit: int, itemsize: int, warps: int) -> int:
-    """Registers of a thread. Narrow accesses need more addresses at a time, keys of several warps more inputs."""
-    return WIDE if unit * itemsize == ACCESS_BYTES and warps == 1 else THREAD_REGISTERS
+    """Registers of a thread. Narrow accesses need more addresses at a time, keys of several warps more inputs.
+
+    Of 2 bytes an element a lane holds twice as many.
+    """
+    return WIDE if unit * itemsize == ACCESS_BYTES and (itemsize, warps) == (4, 1) else THREAD_REGISTERS
 
 
 def gated_delta_step(
@@ -263,7 +376,7 @@ def gated_delta_step(
     unit = math.gcd(stride_unit(state), heads * keys * values)
     key_fastest = is_transposed(state)
     config = config_of(DeltaConfig, state.device, keys, values, state.element_size())
-    block_k, block_v, warps = blocks(keys, values, config)
+    block_k, block_v, warps = blocks(keys, values, state.element_size(), config)
     lanes, run = shares(key_fastest, state.element_size(), block_k, block_v, warps, warp_threads())
     _gated_delta_step[(triton.cdiv(values, block_v), heads, batch)](
         q, k, v, decay, beta, state, window, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
@@ -276,7 +389,11 @@ def gated_delta_step(
     return out
 
 
-TILES = [(128, 128), *((keys, 16) for keys in (16, 32, 64, 128, 256, 512)), *((128, 2**power) for power in range(4))]
+def _tiles(itemsize: int) -> list[tuple[int, int]]:
+    """Keys and values of heads whose tiles differ: every number of keys with a whole block of values, and fewer."""
+    whole = blocks(128, 128, itemsize)[1]
+    fewer = [2**power for power in range(whole.bit_length() - 1)]
+    return [(128, 128), *((2**power, whole) for power in range(4, 10)), *((128, values) for values in fewer)]
 
 
 def compile_cases() -> list[CompileCase]:
@@ -289,10 +406,10 @@ def compile_cases() -> list[CompileCase]:
     gates = {"": {"KEY_HEADS": 16, "PER_KEY": False}, "_kda": {"KEY_HEADS": 32, "PER_KEY": True}}
     return [
         _case(dtype, itemsize, gate, constants, key_fastest, stores, keys, values, unit)
-        for keys, values in TILES
         for (dtype, itemsize), (gate, constants), key_fastest, stores in product(
             (("fp32", 4), ("bf16", 2), ("fp16", 2)), gates.items(), (False, True), ("", "_window", "_marks")
         )
+        for keys, values in _tiles(itemsize)
         for unit in ((ACCESS_BYTES // itemsize, 1) if values == 128 else (ACCESS_BYTES // itemsize,))
     ]
 
@@ -301,7 +418,7 @@ def _case(
     dtype: str, itemsize: int, gate: str, constants: Mapping[str, Any], key_fastest: bool, stores: str, keys: int,
     values: int, unit: int,
 ) -> CompileCase:  # fmt: skip
-    block_k, block_v, warps = blocks(keys, values)
+    block_k, block_v, warps = blocks(keys, values, itemsize)
     lanes, run = shares(key_fastest, itemsize, block_k, block_v, warps)
     wide = shares(key_fastest, itemsize, block_k, block_v, warps, 64)
     signature = (

@@ -124,8 +124,9 @@ def test_every_tile_of_a_model_is_in_the_catalogue() -> None:
         return {(*(case.constexprs[name] for name in names), case.num_warps) for case in found}
 
     delta = known("_gated_delta_step", "BLOCK_K", "BLOCK_V")
-    assert {gated_delta.blocks(keys, values) for keys in range(9, 513) for values in (16, 64, 100, 256)} <= delta
-    assert {gated_delta.blocks(128, values) for values in range(1, 300)} <= delta
+    for size in (2, 4):
+        assert {gated_delta.blocks(keys, n, size) for keys in range(9, 513) for n in (32, 64, 100, 256)} <= delta
+        assert {gated_delta.blocks(128, values, size) for values in range(1, 300)} <= delta
     scan = known("_selective_step", "BLOCK_D", "BLOCK_N")
     assert {selective.blocks(64, states, True) for states in range(5, 513)} <= scan
     assert {selective.blocks(8192, states, False) for states in range(3, 129)} <= scan

@@ -21,6 +21,7 @@ from torch import Tensor
 from memstate.kernels.blocks import is_transposed, stride_unit
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_checks import check_gated_delta
+from memstate.kernels.gates import EPSILON, sigmoid, softplus
 from memstate.kernels.slots import NO_MARKS, absent, first_mark, known_slot, mark_offset, mark_types, row_slots
 from memstate.kernels.tables import ACCESS_BYTES, Marks
 from memstate.kernels.tuned import DeltaConfig, config_of, shares
@@ -33,7 +34,7 @@ DEFAULT = DeltaConfig()
 # Everything that may differ between two calls of one model. The alignment of the inputs belongs here too: the bits of a
 # row would depend on where its batch was allocated. What shapes alone say about it, the kernel says itself.
 PER_CALL = [
-    "q_ptr", "k_ptr", "v_ptr", "decay_ptr", "beta_ptr", "out_ptr",
+    "q_ptr", "k_ptr", "v_ptr", "decay_ptr", "beta_ptr", "a_log_ptr", "dt_bias_ptr", "out_ptr",
     "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr",
     "mark_count_ptr", "mark_entry_ptr", "mark_offset_ptr", "mark_slot_ptr",
     "max_tokens", "last", "stride_units", "window_units", "scale",
@@ -165,10 +166,8 @@ def _values(
         if not KEY_FASTEST:
             at = at + tl.zeros([LANES, 1], tl.int32)
         parts += (tl.load(ptr + at, mask=_below(at, VALUE, BLOCK_V), other=0.0).to(tl.float32),)
-    found = parts[0]
-    if FEW < BLOCK_V:
-        found = _joined(parts, BLOCK_V // FEW).reshape(1, BLOCK_V)
-    return found
+    found = _joined(parts, BLOCK_V // FEW)
+    return found.reshape(1, BLOCK_V) if KEY_FASTEST else found
 
 
 @triton.jit
@@ -178,6 +177,15 @@ def _dot(keys, rows, COUNT: tl.constexpr):
     for key in tl.static_range(1, COUNT):
         found = tl.fma(keys[key][:, None], rows[key], found)
     return tl.sum(found, 0)
+
+
+@triton.jit
+def _inverse_norm(keys, COUNT: tl.constexpr):
+    """1 / sqrt(x^2 + EPSILON) of a vector x over keys: a number that every lane has."""
+    found = keys[0] * keys[0]
+    for key in tl.static_range(1, COUNT):
+        found = tl.fma(keys[key], keys[key], found)
+    return tl.rsqrt(tl.sum(found, 0) + EPSILON)
 
 
 @triton.jit
@@ -251,12 +259,12 @@ def _store(
 
 @triton.jit(do_not_specialize=PER_CALL)
 def _gated_delta_step(
-    q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, state_ptr, window_ptr, out_ptr,
+    q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, a_log_ptr, dt_bias_ptr, state_ptr, window_ptr, out_ptr,
     read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
     max_tokens, last, stride_units, window_units, scale, q_apart, k_apart, v_apart, decay_apart, beta_apart,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, PER_KEY: tl.constexpr,
     KEY_FASTEST: tl.constexpr, UNIT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
-    LANES: tl.constexpr, RUN: tl.constexpr,
+    LANES: tl.constexpr, RUN: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
@@ -285,6 +293,8 @@ def _gated_delta_step(
     slot_stride = stride_units.to(tl.int64) * UNIT
     tile = head * (KEY * VALUE) + index[:, None] * (KEY_STEP * KEY_STRIDE) + value[None, :] * VALUE_STRIDE
     tile_ptr = state_ptr + tile
+    if a_log_ptr is not None:
+        rate = tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
     s = _load(state_ptr, read, stride_units, head, KEY, VALUE, KEY_FASTEST, UNIT, BLOCK_V, LANES, RUN, PIECES)
 
     for t in range(count):
@@ -296,24 +306,45 @@ def _gated_delta_step(
             v_at = tl.multiple_of(v_at, 16)  # it was seen at the door
         v = _values(v_at, VALUE, BLOCK_V, KEY_FASTEST, LANES)
         beta = tl.load(beta_ptr + token * beta_apart + head).to(tl.float32)
+        if SIGMOID:
+            beta = sigmoid(beta)
 
         if PER_KEY:
             decay = _keys(decay_ptr + (token * decay_apart + head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
+            if dt_bias_ptr is not None:
+                dt_bias = _keys(dt_bias_ptr + head * KEY, KEY, KEY_FASTEST, LANES, RUN, PIECES)
         else:
-            gate = tl.exp(tl.load(decay_ptr + token * decay_apart + head).to(tl.float32))
+            decay = (tl.load(decay_ptr + token * decay_apart + head).to(tl.float32),)
+            if dt_bias_ptr is not None:
+                dt_bias = (tl.load(dt_bias_ptr + head).to(tl.float32),)
+        gates = ()
+        for key in tl.static_range(PIECES * RUN if PER_KEY else 1):
+            gate = decay[key]
+            if dt_bias_ptr is not None:
+                gate = gate + dt_bias[key]
+            if a_log_ptr is not None:
+                gate = -rate * softplus(gate)
+            gate = tl.exp(gate)
+            gates += (gate[:, None] if PER_KEY else gate,)
         old = s
         s = ()
         for piece in tl.static_range(PIECES * RUN):
-            if PER_KEY:
-                gate = tl.exp(decay[piece])[:, None]
-            s += (old[piece] * gate,)
-        delta = beta * (v - _dot(k, s, PIECES * RUN)[None, :])
+            s += (old[piece] * gates[piece if PER_KEY else 0],)
+        seen = _dot(k, s, PIECES * RUN)[None, :]
+        if NORMALIZE:
+            k_norm = _inverse_norm(k, PIECES * RUN)
+            seen = seen * k_norm
+        delta = beta * (v - seen)
+        if NORMALIZE:
+            delta = delta * k_norm
         old = s
         s = ()
         for piece in tl.static_range(PIECES * RUN):
             s += (tl.fma(k[piece][:, None], delta, old[piece]),)
-        o = _dot(q, s, PIECES * RUN) * scale
-        o = o.to(out_ptr.dtype.element_ty)
+        o = _dot(q, s, PIECES * RUN)
+        if NORMALIZE:
+            o = o * _inverse_norm(q, PIECES * RUN)
+        o = (o * scale).to(out_ptr.dtype.element_ty)
         out_at = out_ptr + (token * HEADS + head) * VALUE
         if KEY_FASTEST or VALUE * out_ptr.dtype.element_ty.primitive_bitwidth % 128 != 0:
             tl.store(out_at + value, o, mask=in_value)
@@ -364,10 +395,14 @@ def _most(unit: int, itemsize: int, warps: int) -> int:
 def gated_delta_step(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, scale: float | None = None, out: Tensor | None = None,
-    window: Tensor | None = None, marks: Marks | None = None,
+    window: Tensor | None = None, marks: Marks | None = None, a_log: Tensor | None = None,
+    dt_bias: Tensor | None = None, sigmoid: bool = False, normalize: bool = False,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.gated_delta.gated_delta_step`."""
-    apart = check_gated_delta(q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window, marks)
+    apart = check_gated_delta(
+        q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window, marks, a_log, dt_bias, sigmoid,
+        normalize,
+    )  # fmt: skip
     batch, max_tokens, heads, values = v.shape
     out = v.new_empty(v.shape) if out is None else out
     key_heads, keys = q.shape[2:]
@@ -379,11 +414,12 @@ def gated_delta_step(
     block_k, block_v, warps = blocks(keys, values, state.element_size(), config)
     lanes, run = shares(key_fastest, state.element_size(), block_k, block_v, warps, warp_threads())
     _gated_delta_step[(triton.cdiv(values, block_v), heads, batch)](
-        q, k, v, decay, beta, state, window, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
+        q, k, v, decay, beta, a_log, dt_bias, state, window, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, heads * keys * values // unit,
         keys**-0.5 if scale is None else float(scale), *apart,
         HEADS=heads, KEY_HEADS=key_heads, KEY=keys, VALUE=values, PER_KEY=decay.dim() == 4, KEY_FASTEST=key_fastest,
-        UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, LANES=lanes, RUN=run, num_warps=warps,
+        UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, LANES=lanes, RUN=run, SIGMOID=sigmoid,
+        NORMALIZE=normalize, num_warps=warps,
         **OPTIONS, **limit(roomy(warps, most=_most(unit, state.element_size(), warps))),
     )  # fmt: skip
     return out
@@ -396,18 +432,24 @@ def _tiles(itemsize: int) -> list[tuple[int, int]]:
     return [(128, 128), *((2**power, whole) for power in range(4, 10)), *((128, values) for values in fewer)]
 
 
+GATES = {  # inside the kernel, as models with a layer of its kind have them all
+    "": {"a_log_ptr": None, "dt_bias_ptr": None, "SIGMOID": False, "NORMALIZE": False},
+    "_gates": {"SIGMOID": True, "NORMALIZE": True},
+}  # fmt: skip
+
+
 def compile_cases() -> list[CompileCase]:
     """The launches to compile ahead: 32 heads of 128 x 128, bf16 inputs, every dtype of the state, both orders of it.
 
-    One decay a head with 16 key heads, one a key channel with 32; storing slots, storing
-    a window, and storing slots of marks too. Tiles of other
-    sizes are rare cases, and so is a state whose slots lie at any element.
+    One decay a head with 16 key heads, one a key channel with 32; gates given, or computed from what a model projects;
+    storing slots, storing a window, and storing slots of marks too. Tiles of other sizes are rare cases, and so is a
+    state whose slots lie at any element.
     """
-    gates = {"": {"KEY_HEADS": 16, "PER_KEY": False}, "_kda": {"KEY_HEADS": 32, "PER_KEY": True}}
+    kinds = {"": {"KEY_HEADS": 16, "PER_KEY": False}, "_kda": {"KEY_HEADS": 32, "PER_KEY": True}}
     return [
-        _case(dtype, itemsize, gate, constants, key_fastest, stores, keys, values, unit)
-        for (dtype, itemsize), (gate, constants), key_fastest, stores in product(
-            (("fp32", 4), ("bf16", 2), ("fp16", 2)), gates.items(), (False, True), ("", "_window", "_marks")
+        _case(dtype, itemsize, f"{kind}{gates}", heads | GATES[gates], key_fastest, stores, keys, values, unit)
+        for (dtype, itemsize), (kind, heads), gates, key_fastest, stores in product(
+            (("fp32", 4), ("bf16", 2), ("fp16", 2)), kinds.items(), GATES, (False, True), ("", "_window", "_marks")
         )
         for keys, values in _tiles(itemsize)
         for unit in ((ACCESS_BYTES // itemsize, 1) if values == 128 else (ACCESS_BYTES // itemsize,))
@@ -415,15 +457,17 @@ def compile_cases() -> list[CompileCase]:
 
 
 def _case(
-    dtype: str, itemsize: int, gate: str, constants: Mapping[str, Any], key_fastest: bool, stores: str, keys: int,
+    dtype: str, itemsize: int, kind: str, constants: Mapping[str, Any], key_fastest: bool, stores: str, keys: int,
     values: int, unit: int,
 ) -> CompileCase:  # fmt: skip
     block_k, block_v, warps = blocks(keys, values, itemsize)
     lanes, run = shares(key_fastest, itemsize, block_k, block_v, warps)
     wide = shares(key_fastest, itemsize, block_k, block_v, warps, 64)
+    gated = "_gates" in kind
     signature = (
-        dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), "*bf16")
-        | dict.fromkeys(("decay_ptr", "beta_ptr"), "*fp32")
+        dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "dt_bias_ptr", "out_ptr"), "*bf16")
+        | dict.fromkeys(("decay_ptr", "beta_ptr"), "*bf16" if gated else "*fp32")
+        | {"a_log_ptr": "*fp32"}
         | dict.fromkeys(("read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr"), "*i32")
         | {"max_tokens": "i32", "last": "i32", "stride_units": "i32", "window_units": "i32", "scale": "fp32"}
         | dict.fromkeys(("q_apart", "k_apart", "v_apart", "decay_apart", "beta_apart"), "i32")
@@ -433,13 +477,14 @@ def _case(
         "KEY_FASTEST": key_fastest, "LANES": lanes, "RUN": run,
     }  # fmt: skip
     planes = ("state_ptr", "window_ptr") if stores == "_window" else ("state_ptr",)
-    common = (keys, values, unit) == (128, 128, ACCESS_BYTES // itemsize) and (stores, dtype) != ("_marks", "fp16")
-    rare = not common or (key_fastest and dtype == "fp16")
+    wide_state = (keys, values, unit) == (128, 128, ACCESS_BYTES // itemsize) and dtype != "fp16"
+    # One kind, one order and one way of storing each without the gates; with them, what decode steps of models launch.
+    common = wide_state and (not stores if gated else not key_fastest or kind == "")
     return CompileCase(
-        f"gated_delta_step_{dtype}{gate}{'_value_key' * key_fastest}{stores}"
-        + rare * f", {keys} x {values}, unit {unit}", _gated_delta_step,
+        f"gated_delta_step_{dtype}{kind}{'_value_key' * key_fastest}{stores}"
+        + (not common) * f", {keys} x {values}, unit {unit}", _gated_delta_step,
         signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores),
         {**shape, **constants, **absent(stores)},
-        planes, warps, () if rare else planes, OPTIONS | roomy(warps, most=_most(unit, itemsize, warps)), rare,
+        planes, warps, planes if common else (), OPTIONS | roomy(warps, most=_most(unit, itemsize, warps)), not common,
         {"LANES": wide[0], "RUN": wide[1]},
     )  # fmt: skip

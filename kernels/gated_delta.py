@@ -432,7 +432,7 @@ def _tiles(itemsize: int) -> list[tuple[int, int]]:
     return [(128, 128), *((2**power, whole) for power in range(4, 10)), *((128, values) for values in fewer)]
 
 
-GATES = {  # inside the kernel, as models with a layer of its kind have them all
+GATES: dict[str, dict[str, Any]] = {  # those inside the kernel: none, or all that a layer of a model has
     "": {"a_log_ptr": None, "dt_bias_ptr": None, "SIGMOID": False, "NORMALIZE": False},
     "_gates": {"SIGMOID": True, "NORMALIZE": True},
 }  # fmt: skip
@@ -445,7 +445,10 @@ def compile_cases() -> list[CompileCase]:
     storing slots, storing a window, and storing slots of marks too. Tiles of other sizes are rare cases, and so is a
     state whose slots lie at any element.
     """
-    kinds = {"": {"KEY_HEADS": 16, "PER_KEY": False}, "_kda": {"KEY_HEADS": 32, "PER_KEY": True}}
+    kinds: dict[str, dict[str, Any]] = {
+        "": {"KEY_HEADS": 16, "PER_KEY": False},
+        "_kda": {"KEY_HEADS": 32, "PER_KEY": True},
+    }
     return [
         _case(dtype, itemsize, f"{kind}{gates}", heads | GATES[gates], key_fastest, stores, keys, values, unit)
         for (dtype, itemsize), (kind, heads), gates, key_fastest, stores in product(

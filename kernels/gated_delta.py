@@ -437,6 +437,13 @@ GATES: dict[str, dict[str, Any]] = {  # those inside the kernel: none, or all th
     "_gates": {"SIGMOID": True, "NORMALIZE": True},
 }  # fmt: skip
 
+COMMON = {  # order of the state and what is stored -> compiled for every change, of either width of the state
+    "": ("", "_window", "_marks", "_value_key", "_value_key_marks"),
+    "_kda": ("", "_window"),
+    "_gates": ("", "_value_key"),
+    "_kda_gates": ("_value_key",),
+}  # fmt: skip
+
 
 def compile_cases() -> list[CompileCase]:
     """The launches to compile ahead: 32 heads of 128 x 128, bf16 inputs, every dtype of the state, both orders of it.
@@ -480,11 +487,11 @@ def _case(
         "KEY_FASTEST": key_fastest, "LANES": lanes, "RUN": run,
     }  # fmt: skip
     planes = ("state_ptr", "window_ptr") if stores == "_window" else ("state_ptr",)
-    wide_state = (keys, values, unit) == (128, 128, ACCESS_BYTES // itemsize) and dtype != "fp16"
-    # One kind, one order and one way of storing each without the gates; with them, what decode steps of models launch.
-    common = wide_state and (not stores if gated else not key_fastest or kind == "")
+    how = f"{'_value_key' * key_fastest}{stores}"
+    whole = (keys, values, unit) == (128, 128, ACCESS_BYTES // itemsize) and dtype != "fp16"
+    common = whole and how in COMMON[kind]
     return CompileCase(
-        f"gated_delta_step_{dtype}{kind}{'_value_key' * key_fastest}{stores}"
+        f"gated_delta_step_{dtype}{kind}{how}"
         + (not common) * f", {keys} x {values}, unit {unit}", _gated_delta_step,
         signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores),
         {**shape, **constants, **absent(stores)},

@@ -16,7 +16,6 @@ from torch import Tensor
 from memstate.kernels.blocks import stride_unit
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_checks import check_selective
-from memstate.kernels.gates import softplus
 from memstate.kernels.slots import (
     NO_MARKS,
     absent,
@@ -31,6 +30,7 @@ from memstate.kernels.tables import ACCESS_BYTES, Marks
 from memstate.kernels.tuned import SelectiveConfig, config_of
 from memstate.kernels.warps import limit, roomy
 
+LINEAR = tl.constexpr(20.0)  # softplus(x) is x above
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
 DEFAULT = SelectiveConfig()
 
@@ -44,6 +44,20 @@ PER_CALL = [
     "max_tokens", "last", "stride_units", "window_units",
     "x_distance", "dt_distance", "b_distance", "c_distance", "z_distance",
 ]  # fmt: skip
+
+
+@triton.jit
+def _softplus(x):
+    """log(1 + exp(x)) to the last places, also where the sum keeps little of exp(x); x itself above LINEAR.
+
+    Theorem 4 of Goldberg 1991, What every computer scientist should know about floating-point arithmetic.
+    """
+    e = tl.exp(tl.where(x > LINEAR, 0.0, x))
+    u = 1 + e
+    kept = u - 1  # log(u) is right for this; log(u) / kept hardly differs from log(1 + e) / e
+    nothing = kept == 0
+    y = e * (tl.where(nothing, 1.0, tl.log(u)) / tl.where(nothing, 1.0, kept))
+    return tl.where(x > LINEAR, x, y)
 
 
 @triton.jit(do_not_specialize=PER_CALL)
@@ -105,7 +119,7 @@ def _selective_step(
         if dt_bias_ptr is not None:
             dt = dt + dt_bias
         if SOFTPLUS:
-            dt = softplus(dt)
+            dt = _softplus(dt)
 
         s = s * tl.exp((dt if TIED else dt[:, None]) * a)
         s = s + (dt * x)[:, None] * b[None, :]

@@ -51,7 +51,7 @@ def _below(at, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def _halves(word):
     """The two bf16 elements of each word of 32 bits, in fp32: one instruction for each."""
-    return (word << 16).to(tl.float32, bitcast=True), (word & -65536).to(tl.float32, bitcast=True)
+    return (word << 16).to(tl.float32, bitcast=True), (word >> 16 << 16).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -195,49 +195,25 @@ def _in_piece(index, piece, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr,
 
 
 @triton.jit
-def _load(
-    ptr, slot, stride_units, head, KEY: tl.constexpr, VALUE: tl.constexpr, KEY_FASTEST: tl.constexpr,
-    UNIT: tl.constexpr, BLOCK_V: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
-):  # fmt: skip
-    """The tile of a slot in fp32, a tensor `lane value` for each of a lane's keys; zeros for the null slot.
+def _load(ptr, mask, KEY_FASTEST: tl.constexpr, RUN: tl.constexpr):
+    """A piece of the state in fp32: a tensor `lane value` for each of a lane's RUN keys. Zeros outside of the mask.
 
-    Two neighbouring bf16 elements are loaded as one word where every word lies on 4 bytes: to convert elements one by
-    one takes twice the instructions.
+    Two bf16 elements that are neighbours in a lane become the word again that they were loaded in, which takes nothing,
+    and fp32 from there. Element by element it takes half as many instructions more.
     """
-    PAIRED: tl.constexpr = ptr.dtype.element_ty == tl.bfloat16 and UNIT % 2 == 0
-    WORD: tl.constexpr = 2 if PAIRED and (KEY if KEY_FASTEST else VALUE) % 2 == 0 else 1  # elements
-    WORD_KEYS: tl.constexpr = WORD if KEY_FASTEST else 1
-    WORD_VALUES: tl.constexpr = 1 if KEY_FASTEST else WORD
-    # From here on, all is counted in words.
-    KEYS: tl.constexpr = KEY // WORD_KEYS
-    VALUES: tl.constexpr = VALUE // WORD_VALUES
-    WIDTH: tl.constexpr = BLOCK_V // WORD_VALUES
-    KEY_STEP: tl.constexpr = 1 if KEY_FASTEST else PIECES
-    PIECE_STEP: tl.constexpr = LANES * RUN // WORD_KEYS if KEY_FASTEST else 1
-    KEY_STRIDE: tl.constexpr = 1 if KEY_FASTEST else VALUES
-    VALUE_STRIDE: tl.constexpr = KEYS if KEY_FASTEST else 1
-    if WORD == 2:
-        ptr = ptr.to(tl.pointer_type(tl.int32), bitcast=True)
-    index = tl.arange(0, LANES * RUN // WORD_KEYS)
-    value = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    in_value = _below(value, VALUES, WIDTH)
-    tile = head * (KEYS * VALUES) + index[:, None] * (KEY_STEP * KEY_STRIDE) + value[None, :] * VALUE_STRIDE
-    tile_ptr = ptr + tile + slot * (stride_units.to(tl.int64) * (UNIT // WORD))
     found = ()
-    for piece in tl.static_range(PIECES):
-        mask = tl.where(slot > 0, _in_piece(index, piece, in_value, KEYS, KEY_STEP, PIECE_STEP), False)
-        block = tl.load(tile_ptr + piece * (PIECE_STEP * KEY_STRIDE), mask=mask, other=0)
-        if WORD == 1:
-            found += _rows(block.to(tl.float32), RUN)
-        elif KEY_FASTEST:
-            low, high = _halves(block)
-            even = _rows(low, RUN // 2)
-            odd = _rows(high, RUN // 2)
-            for part in tl.static_range(RUN // 2):
-                found += (even[part], odd[part])
+    if ptr.dtype.element_ty == tl.bfloat16 and (RUN if KEY_FASTEST else ptr.shape[1]) > 1:
+        bits = tl.load(ptr.to(tl.pointer_type(tl.uint16), bitcast=True), mask=mask, other=0).to(tl.uint32)
+        if KEY_FASTEST:
+            rows = _rows(bits, RUN)
+            for row in tl.static_range(0, RUN, 2):
+                found += _halves(rows[row] | (rows[row + 1] << 16))
         else:
-            low, high = _halves(block)
-            found += (tl.join(low, high).reshape(LANES, BLOCK_V),)
+            pair = tl.split(bits.reshape(bits.shape[0], bits.shape[1] // 2, 2))
+            halves = _halves(pair[0] | (pair[1] << 16))
+            found += (tl.join(halves[0], halves[1]).reshape(bits.shape[0], bits.shape[1]),)
+    else:
+        found += _rows(tl.load(ptr, mask=mask, other=0.0).to(tl.float32), RUN)
     return found
 
 
@@ -295,7 +271,11 @@ def _gated_delta_step(
     tile_ptr = state_ptr + tile
     if a_log_ptr is not None:
         rate = tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
-    s = _load(state_ptr, read, stride_units, head, KEY, VALUE, KEY_FASTEST, UNIT, BLOCK_V, LANES, RUN, PIECES)
+    s = ()
+    for piece in tl.static_range(PIECES):
+        at_ptr = tile_ptr + read * slot_stride + piece * (PIECE_STEP * KEY_STRIDE)
+        mask = tl.where(read > 0, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
+        s += _load(at_ptr, mask, KEY_FASTEST, RUN)
 
     for t in range(count):
         token = (tl.program_id(2) * max_tokens + t).to(tl.int64)

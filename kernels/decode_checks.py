@@ -28,7 +28,7 @@ from memstate.kernels.checks import (
 from memstate.kernels.tables import ACCESS_BYTES, Marks
 
 ACTIVATIONS = ("silu", None)
-MOST_TOKENS = 2**31 - 1  # of a launch, padding counted: they are numbered in 32 bits
+MOST_TOKENS = 2**31  # that a kernel counts in 32 bits, padding too
 
 
 def check(name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...], device: torch.device) -> None:
@@ -76,6 +76,12 @@ def check_tokens(name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...]
             f"{tensor.data_ptr():#x} and {distance * size} bytes between tokens: use .clone()"
         )
     return distance
+
+
+def check_count(name: str, batch: int, token: int) -> None:
+    """Refuses more tokens than a kernel counts, padding included."""
+    if batch * token >= MOST_TOKENS:
+        raise ValueError(f"{name}: expected fewer than 2**31 tokens in a batch, got {batch} x {token}")
 
 
 def check_state(state: Tensor, pattern: str, shape: tuple[int, ...]) -> Blocks:
@@ -181,15 +187,19 @@ def _check_conv_state(state: Tensor, shape: tuple[int, int]) -> Blocks:
 def check_gated_delta(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, scale: float | None, out: Tensor | None, window: Tensor | None,
-    marks: Marks | None,
+    marks: Marks | None, a_log: Tensor | None, dt_bias: Tensor | None, sigmoid: bool, normalize: bool,
 ) -> tuple[int, ...]:  # fmt: skip
     """Returns how many elements lie between tokens of q, k, v, decay and beta; refuses arguments that do not fit."""
     rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
     tensors: dict[str, Tensor | None] = {
-        "state": state, "q": q, "k": k, "v": v, "decay": decay, "beta": beta, **rows, "out": out, "window": window
+        "state": state, "q": q, "k": k, "v": v, "decay": decay, "beta": beta, **rows,
+        "a_log": a_log, "dt_bias": dt_bias, "out": out, "window": window,
     }  # fmt: skip
-    check_tensors(tensors, "out", "window")
+    check_tensors(tensors, "a_log", "dt_bias", "out", "window")
     device = state.device
+    for name, switch in (("sigmoid", sigmoid), ("normalize", normalize)):
+        if not isinstance(switch, bool):
+            raise ValueError(f"{name}: expected True or False, got {switch!r}")
     if scale is not None and not isinstance(scale, float | int | Real):
         raise ValueError(f"scale: expected a number or None, got {scale!r}")
     if q.dim() != 4 or v.dim() != 4 or not q.shape[2] or v.shape[2] % q.shape[2]:
@@ -200,15 +210,24 @@ def check_gated_delta(
     batch, token, head, value = v.shape
     key_head, key = q.shape[2:]
     check_sizes(head=head, key=key, value=value)
+    check_count("v", batch, token)
     by_key = decay.dim() == 4
-    of_decay, rates = ("batch token head key", (head, key)) if by_key else ("batch token head", (head,))
+    of_head, rates = ("head key", (head, key)) if by_key else ("head", (head,))
     apart = (
         check_tokens("q", q, "batch token key_head key", (batch, token, key_head, key), device),
         check_tokens("k", k, "batch token key_head key", (batch, token, key_head, key), device),
         check_tokens("v", v, "batch token head value", (batch, token, head, value), device),
-        check_tokens("decay", decay, of_decay, (batch, token, *rates), device),
+        check_tokens("decay", decay, f"batch token {of_head}", (batch, token, *rates), device),
         check_tokens("beta", beta, "batch token head", (batch, token, head), device),
     )
+    if a_log is not None:
+        check("a_log", a_log, "head", (head,), device)
+    if dt_bias is not None:
+        if a_log is None:
+            raise ValueError("dt_bias: expected None without a_log, which turns projections into decays")
+        check("dt_bias", dt_bias, of_head, rates, device)
+        if by_key and key * dt_bias.element_size() % ACCESS_BYTES == 0:
+            check_address("dt_bias", dt_bias)
     slots = _check_matrices(state, (head, key, value))
     check_columns(device, batch, **rows)
     if out is not None:
@@ -279,8 +298,7 @@ def check_selective(
     batch, token, head, dim = x.shape
     states = b.shape[3]
     check_sizes(head=head, dim=dim, state=states)
-    if batch * token > MOST_TOKENS:
-        raise ValueError(f"x: expected at most {MOST_TOKENS} tokens in all rows, got {batch} x {token}")
+    check_count("x", batch, token)
     x_distance = check_tokens("x", x, "batch token head dim", (batch, token, head, dim), device)
     b_distance, c_distance = (
         check_tokens(name, shared, "batch token group state", (batch, token, b.shape[2], states), device)

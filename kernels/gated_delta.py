@@ -21,24 +21,37 @@ from torch import Tensor
 from memstate.kernels.blocks import is_transposed, stride_unit
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_checks import check_gated_delta
+from memstate.kernels.gates import EPSILON, sigmoid, softplus
 from memstate.kernels.slots import NO_MARKS, absent, first_mark, known_slot, mark_offset, mark_types, row_slots
 from memstate.kernels.tables import ACCESS_BYTES, Marks
 from memstate.kernels.tuned import DeltaConfig, config_of, shares
 from memstate.kernels.warps import THREAD_REGISTERS, limit, roomy, warp_threads
 
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
-WIDE = 168  # registers of a thread where accesses are wide: float32 states take 140, and would spill at 128
+WIDE = 168  # registers of a thread where a warp holds fp32 states: they take 140, and would spill at 128
 DEFAULT = DeltaConfig()
 
 # Everything that may differ between two calls of one model. The alignment of the inputs belongs here too: the bits of a
 # row would depend on where its batch was allocated. What shapes alone say about it, the kernel says itself.
 PER_CALL = [
-    "q_ptr", "k_ptr", "v_ptr", "decay_ptr", "beta_ptr", "out_ptr",
+    "q_ptr", "k_ptr", "v_ptr", "decay_ptr", "beta_ptr", "a_log_ptr", "dt_bias_ptr", "out_ptr",
     "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr",
     "mark_count_ptr", "mark_entry_ptr", "mark_offset_ptr", "mark_slot_ptr",
     "max_tokens", "last", "stride_units", "window_units", "scale",
     "q_apart", "k_apart", "v_apart", "decay_apart", "beta_apart",
 ]  # fmt: skip
+
+
+@triton.jit
+def _below(at, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Which of the elements of a block there are. Of whole blocks all, and no lane is asked."""
+    return tl.full(at.shape, True, tl.int1) if SIZE % BLOCK == 0 else at < SIZE
+
+
+@triton.jit
+def _halves(word):
+    """The two bf16 elements of each word of 32 bits, in fp32: one instruction for each."""
+    return (word << 16).to(tl.float32, bitcast=True), (word >> 16 << 16).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -50,7 +63,8 @@ def _run(ptr, at, KEY: tl.constexpr, RUN: tl.constexpr):
 
     ptr: the first element of the head. at: the first element of each lane's run.
     """
-    bits: tl.constexpr = ptr.dtype.element_ty.primitive_bitwidth
+    dtype: tl.constexpr = ptr.dtype.element_ty
+    bits: tl.constexpr = dtype.primitive_bitwidth
     PER_WORD: tl.constexpr = 64 // bits
     WORDS: tl.constexpr = (
         2 if RUN * bits % 128 == 0 and at.shape[0] <= 8 else 1
@@ -65,13 +79,16 @@ def _run(ptr, at, KEY: tl.constexpr, RUN: tl.constexpr):
                 pair = tl.split(tl.load(word + words_at, mask=words_at < KEY // PER_WORD, other=0))
             else:
                 pair = (tl.load(word + first, mask=first < KEY // PER_WORD, other=0),)
-            for half in tl.static_range(WORDS):
-                for part in tl.static_range(PER_WORD):
-                    if bits == 16:
-                        element = (pair[half] >> (16 * part)).to(tl.int16)
+            for which in tl.static_range(WORDS):
+                for half in tl.static_range(2):
+                    part = (pair[which] >> (32 * half)).to(tl.int32)
+                    if dtype == tl.bfloat16:
+                        found += _halves(part)
+                    elif bits == 16:
+                        found += (part.to(tl.int16).to(dtype, bitcast=True).to(tl.float32),)
+                        found += ((part >> 16).to(tl.int16).to(dtype, bitcast=True).to(tl.float32),)
                     else:
-                        element = (pair[half] >> (32 * part)).to(tl.int32)
-                    found += (element.to(ptr.dtype.element_ty, bitcast=True).to(tl.float32),)
+                        found += (part.to(dtype, bitcast=True).to(tl.float32),)
     else:
         for part in tl.static_range(RUN):
             found += (tl.load(ptr + at + part, mask=at + part < KEY, other=0.0).to(tl.float32),)
@@ -79,18 +96,43 @@ def _run(ptr, at, KEY: tl.constexpr, RUN: tl.constexpr):
 
 
 @triton.jit
-def _joined(columns, COUNT: tl.constexpr):
-    """One tensor of COUNT tensors, a power of two: element i of each lane is that of column i."""
-    for level in tl.static_range(3):
+def _rows(block, COUNT: tl.constexpr):
+    """Tensors `lane value` of a block, a power of two of them: neighbouring rows of a lane, which are in its registers.
+
+    block: `lane*COUNT value`.
+    """
+    found = (block,)
+    if COUNT > 1:
+        LANES: tl.constexpr = block.shape[0] // COUNT
+        found = (block.reshape(LANES, COUNT, block.shape[1]).trans(0, 2, 1),)
+        for level in tl.static_range(3):
+            if 1 << level < COUNT:
+                even = ()
+                odd = ()
+                for part in tl.static_range(1 << level):
+                    rows = found[part]
+                    if 2 << level < COUNT:
+                        rows = rows.reshape(LANES, block.shape[1], COUNT >> (level + 1), 2)
+                    pair = tl.split(rows)
+                    even += (pair[0],)
+                    odd += (pair[1],)
+                found = even + odd
+    return found
+
+
+@triton.jit
+def _joined(rows, COUNT: tl.constexpr):
+    """The block `lane*COUNT value` of its rows: what `_rows` has taken apart."""
+    for level in tl.static_range(4):
         if 1 << level < COUNT:
             pairs = ()
             for part in tl.static_range(COUNT >> (level + 1)):
-                pair = tl.join(columns[part], columns[part + (COUNT >> (level + 1))])
-                pairs += (pair.reshape(pair.shape[0], 2 << level) if level else pair,)
-            columns = pairs
-    found = columns[0]
+                pair = tl.join(rows[part], rows[part + (COUNT >> (level + 1))])
+                pairs += (pair.reshape(pair.shape[0], pair.shape[1], 2 << level) if level else pair,)
+            rows = pairs
+    found = rows[0]
     if COUNT > 1:
-        found = found.reshape(found.shape[0] * COUNT)
+        found = found.trans(0, 2, 1).reshape(found.shape[0] * COUNT, found.shape[1])
     return found
 
 
@@ -98,23 +140,52 @@ def _joined(columns, COUNT: tl.constexpr):
 def _keys(
     ptr, KEY: tl.constexpr, KEY_FASTEST: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr
 ):  # fmt: skip
-    """One head's elements for each key, as the tiles have them: a tensor `key` for each tile."""
+    """One head's elements for each key, as the tile has them: a tensor `lane` for each of a lane's keys."""
     lane = tl.arange(0, LANES)
     if not KEY_FASTEST:
         return _run(ptr, lane * PIECES, KEY, PIECES)
     found = ()
     for piece in tl.static_range(PIECES):
-        found += (_joined(_run(ptr, (piece * LANES + lane) * RUN, KEY, RUN), RUN),)
+        found += _run(ptr, (piece * LANES + lane) * RUN, KEY, RUN)
     return found
 
 
 @triton.jit
-def _dot(keys, tiles, PIECES: tl.constexpr):
+def _values(
+    ptr, VALUE: tl.constexpr, BLOCK_V: tl.constexpr, KEY_FASTEST: tl.constexpr, LANES: tl.constexpr
+):  # fmt: skip
+    """One head's elements for each value, as the tile has them: `1 value`, or `lane value` with every lane's copy.
+
+    With keys fastest a lane's values lie apart. Up to 16 of them are loaded by the lanes that use them; of more the
+    compiler would make one load, and exchange it through shared memory.
+    """
+    FEW: tl.constexpr = min(16, BLOCK_V) if KEY_FASTEST else BLOCK_V
+    parts = ()
+    for part in tl.static_range(BLOCK_V // FEW):
+        at = (tl.program_id(0) * BLOCK_V + part * FEW + tl.arange(0, FEW))[None, :]
+        if not KEY_FASTEST:
+            at = at + tl.zeros([LANES, 1], tl.int32)
+        parts += (tl.load(ptr + at, mask=_below(at, VALUE, BLOCK_V), other=0.0).to(tl.float32),)
+    found = _joined(parts, BLOCK_V // FEW)
+    return found.reshape(1, BLOCK_V) if KEY_FASTEST else found
+
+
+@triton.jit
+def _dot(keys, rows, COUNT: tl.constexpr):
     """Sums over keys, `value`: those of a lane one after the other, then those of all lanes."""
-    found = keys[0][:, None] * tiles[0]
-    for piece in tl.static_range(1, PIECES):
-        found = tl.fma(keys[piece][:, None], tiles[piece], found)
+    found = keys[0][:, None] * rows[0]
+    for key in tl.static_range(1, COUNT):
+        found = tl.fma(keys[key][:, None], rows[key], found)
     return tl.sum(found, 0)
+
+
+@triton.jit
+def _inverse_norm(keys, COUNT: tl.constexpr):
+    """1 / sqrt(x^2 + EPSILON) of a vector x over keys: a number that every lane has."""
+    found = keys[0] * keys[0]
+    for key in tl.static_range(1, COUNT):
+        found = tl.fma(keys[key], keys[key], found)
+    return tl.rsqrt(tl.sum(found, 0) + EPSILON)
 
 
 @triton.jit
@@ -124,31 +195,58 @@ def _in_piece(index, piece, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr,
 
 
 @triton.jit
+def _load(ptr, mask, KEY_FASTEST: tl.constexpr, RUN: tl.constexpr):
+    """A piece of the state in fp32: a tensor `lane value` for each of a lane's RUN keys. Zeros outside of the mask.
+
+    Two bf16 elements that are neighbours in a lane become the word again that they were loaded in, which takes nothing,
+    and fp32 from there. Element by element it takes half as many instructions more.
+    """
+    found = ()
+    if ptr.dtype.element_ty == tl.bfloat16 and (RUN if KEY_FASTEST else ptr.shape[1]) > 1:
+        bits = tl.load(ptr.to(tl.pointer_type(tl.uint16), bitcast=True), mask=mask, other=0).to(tl.uint32)
+        if KEY_FASTEST:
+            rows = _rows(bits, RUN)
+            for row in tl.static_range(0, RUN, 2):
+                found += _halves(rows[row] | (rows[row + 1] << 16))
+        else:
+            pair = tl.split(bits.reshape(bits.shape[0], bits.shape[1] // 2, 2))
+            halves = _halves(pair[0] | (pair[1] << 16))
+            found += (tl.join(halves[0], halves[1]).reshape(bits.shape[0], bits.shape[1]),)
+    else:
+        found += _rows(tl.load(ptr, mask=mask, other=0.0).to(tl.float32), RUN)
+    return found
+
+
+@triton.jit
 def _store(
-    ptr, tiles, wanted, index, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
-    KEY_STRIDE: tl.constexpr, PIECES: tl.constexpr,
+    ptr, rows, wanted, index, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
+    KEY_STRIDE: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
     """Stores the tile where it is wanted. ptr: of the first piece."""
     for piece in tl.static_range(PIECES):
         # Masks of a block and a scalar by `where`: `&` of the two is no mask in the interpreter of Triton 3.9.
         mask = tl.where(wanted, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
-        tl.store(ptr + piece * (PIECE_STEP * KEY_STRIDE), tiles[piece].to(ptr.dtype.element_ty), mask=mask)
+        part = ()
+        for row in tl.static_range(RUN):
+            part += (rows[piece * RUN + row],)
+        block = _joined(part, RUN).to(ptr.dtype.element_ty)
+        tl.store(ptr + piece * (PIECE_STEP * KEY_STRIDE), block, mask=mask)
 
 
 @triton.jit(do_not_specialize=PER_CALL)
 def _gated_delta_step(
-    q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, state_ptr, window_ptr, out_ptr,
+    q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, a_log_ptr, dt_bias_ptr, state_ptr, window_ptr, out_ptr,
     read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
     max_tokens, last, stride_units, window_units, scale, q_apart, k_apart, v_apart, decay_apart, beta_apart,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, PER_KEY: tl.constexpr,
     KEY_FASTEST: tl.constexpr, UNIT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
-    LANES: tl.constexpr, RUN: tl.constexpr,
+    LANES: tl.constexpr, RUN: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
     key_head = head // (HEADS // KEY_HEADS)
     value = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
-    in_value = value < VALUE
+    in_value = _below(value, VALUE, BLOCK_V)
     # The tile in pieces, so that a lane knows which keys it has. With values fastest it has PIECES neighbouring keys,
     # one of each piece; with keys fastest RUN neighbouring ones of each piece.
     PIECES: tl.constexpr = BLOCK_K // (LANES * RUN)
@@ -171,59 +269,82 @@ def _gated_delta_step(
     slot_stride = stride_units.to(tl.int64) * UNIT
     tile = head * (KEY * VALUE) + index[:, None] * (KEY_STEP * KEY_STRIDE) + value[None, :] * VALUE_STRIDE
     tile_ptr = state_ptr + tile
+    if a_log_ptr is not None:
+        rate = tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
     s = ()
     for piece in tl.static_range(PIECES):
         at_ptr = tile_ptr + read * slot_stride + piece * (PIECE_STEP * KEY_STRIDE)
         mask = tl.where(read > 0, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
-        s += (tl.load(at_ptr, mask=mask, other=0.0).to(tl.float32),)
+        s += _load(at_ptr, mask, KEY_FASTEST, RUN)
 
     for t in range(count):
-        token = row * max_tokens + t
+        token = (tl.program_id(2) * max_tokens + t).to(tl.int64)
         k = _keys(k_ptr + (token * k_apart + key_head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
         q = _keys(q_ptr + (token * q_apart + key_head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
         v_at = v_ptr + (token * v_apart + head * VALUE)
         if VALUE * v_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
             v_at = tl.multiple_of(v_at, 16)  # it was seen at the door
-        v = tl.load(v_at + value, mask=in_value, other=0.0).to(tl.float32)
+        v = _values(v_at, VALUE, BLOCK_V, KEY_FASTEST, LANES)
         beta = tl.load(beta_ptr + token * beta_apart + head).to(tl.float32)
+        if SIGMOID:
+            beta = sigmoid(beta)
 
         if PER_KEY:
             decay = _keys(decay_ptr + (token * decay_apart + head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
+            if dt_bias_ptr is not None:
+                dt_bias = _keys(dt_bias_ptr + head * KEY, KEY, KEY_FASTEST, LANES, RUN, PIECES)
         else:
-            gate = tl.exp(tl.load(decay_ptr + token * decay_apart + head).to(tl.float32))
+            decay = (tl.load(decay_ptr + token * decay_apart + head).to(tl.float32),)
+            if dt_bias_ptr is not None:
+                dt_bias = (tl.load(dt_bias_ptr + head).to(tl.float32),)
+        gates = ()
+        for key in tl.static_range(PIECES * RUN if PER_KEY else 1):
+            gate = decay[key]
+            if dt_bias_ptr is not None:
+                gate = gate + dt_bias[key]
+            if a_log_ptr is not None:
+                gate = -rate * softplus(gate)
+            gate = tl.exp(gate)
+            gates += (gate[:, None] if PER_KEY else gate,)
         old = s
         s = ()
-        for piece in tl.static_range(PIECES):
-            if PER_KEY:
-                gate = tl.exp(decay[piece])[:, None]
-            s += (old[piece] * gate,)
-        delta = beta * (v - _dot(k, s, PIECES))
+        for piece in tl.static_range(PIECES * RUN):
+            s += (old[piece] * gates[piece if PER_KEY else 0],)
+        seen = _dot(k, s, PIECES * RUN)[None, :]
+        if NORMALIZE:
+            k_norm = _inverse_norm(k, PIECES * RUN)
+            seen = seen * k_norm
+        delta = beta * (v - seen)
+        if NORMALIZE:
+            delta = delta * k_norm
         old = s
         s = ()
-        for piece in tl.static_range(PIECES):
-            s += (tl.fma(k[piece][:, None], delta[None, :], old[piece]),)
-        o = _dot(q, s, PIECES) * scale
-        o = o.to(out_ptr.dtype.element_ty)
+        for piece in tl.static_range(PIECES * RUN):
+            s += (tl.fma(k[piece][:, None], delta, old[piece]),)
+        o = _dot(q, s, PIECES * RUN)
+        if NORMALIZE:
+            o = o * _inverse_norm(q, PIECES * RUN)
+        o = (o * scale).to(out_ptr.dtype.element_ty)
         out_at = out_ptr + (token * HEADS + head) * VALUE
         if KEY_FASTEST or VALUE * out_ptr.dtype.element_ty.primitive_bitwidth % 128 != 0:
             tl.store(out_at + value, o, mask=in_value)
         else:
             # By the lanes of key 0, as pieces lie: nothing is exchanged.
             out_at = tl.multiple_of(out_at, WIDTH)
-            first = (index == 0)[:, None] & in_value[None, :]
-            whole = tl.broadcast_to(o[None, :], (LANES * RUN, BLOCK_V))
-            tl.store(out_at + value[None, :] + tl.zeros_like(index)[:, None], whole, mask=first)
+            first = (tl.arange(0, LANES) == 0)[:, None] & in_value[None, :]
+            whole = tl.broadcast_to(o[None, :], (LANES, BLOCK_V))
+            tl.store(out_at + value[None, :] + tl.zeros([LANES, 1], tl.int32), whole, mask=first)
         if window_ptr is not None:
             # Seen to be a multiple of UNIT and of no more, as slots are: wider accesses here would change the layout of
             # the tile, and with it the order of its sums.
             at_ptr = window_ptr + token * window_units * UNIT + tile
-            _store(at_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, PIECES)
+            _store(at_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
         if mark_count_ptr is not None:
             while offset <= t + 1:
                 kept = known_slot(tl.load(mark_slot_ptr + mark), last)
                 wanted = (offset == t + 1) & (kept > 0)
                 at_ptr = tile_ptr + kept * slot_stride
-                _store(at_ptr, s, wanted, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, PIECES)
+                _store(at_ptr, s, wanted, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
                 mark += 1
                 offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
@@ -234,27 +355,34 @@ def _gated_delta_step(
     if window_ptr is None:
         live_ptr = tile_ptr + write * slot_stride
         copy_ptr = tile_ptr + snapshot * slot_stride
-        _store(live_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, PIECES)
-        _store(copy_ptr, s, snapshot > 0, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, PIECES)
+        _store(live_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
+        _store(copy_ptr, s, snapshot > 0, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
 
 
-def blocks(key: int, value: int, config: DeltaConfig = DEFAULT) -> tuple[int, int, int]:
-    """Keys and values of one tile (powers of two) and the warps that hold it."""
-    return config.blocks(key, value)
+def blocks(key: int, value: int, itemsize: int, config: DeltaConfig = DEFAULT) -> tuple[int, int, int]:
+    """Keys and values of one tile (powers of two) and the warps that hold it; itemsize: bytes of an element."""
+    return config.blocks(key, value, itemsize)
 
 
 def _most(unit: int, itemsize: int, warps: int) -> int:
-    """Registers of a thread. Narrow accesses need more addresses at a time, keys of several warps more inputs."""
-    return WIDE if unit * itemsize == ACCESS_BYTES and warps == 1 else THREAD_REGISTERS
+    """Registers of a thread. Narrow accesses need more addresses at a time, keys of several warps more inputs.
+
+    Of 2 bytes an element a lane holds twice as many.
+    """
+    return WIDE if unit * itemsize == ACCESS_BYTES and (itemsize, warps) == (4, 1) else THREAD_REGISTERS
 
 
 def gated_delta_step(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, scale: float | None = None, out: Tensor | None = None,
-    window: Tensor | None = None, marks: Marks | None = None,
+    window: Tensor | None = None, marks: Marks | None = None, a_log: Tensor | None = None,
+    dt_bias: Tensor | None = None, sigmoid: bool = False, normalize: bool = False,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.gated_delta.gated_delta_step`."""
-    apart = check_gated_delta(q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window, marks)
+    apart = check_gated_delta(
+        q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window, marks, a_log, dt_bias, sigmoid,
+        normalize,
+    )  # fmt: skip
     batch, max_tokens, heads, values = v.shape
     out = v.new_empty(v.shape) if out is None else out
     key_heads, keys = q.shape[2:]
@@ -263,50 +391,73 @@ def gated_delta_step(
     unit = math.gcd(stride_unit(state), heads * keys * values)
     key_fastest = is_transposed(state)
     config = config_of(DeltaConfig, state.device, keys, values, state.element_size())
-    block_k, block_v, warps = blocks(keys, values, config)
+    block_k, block_v, warps = blocks(keys, values, state.element_size(), config)
     lanes, run = shares(key_fastest, state.element_size(), block_k, block_v, warps, warp_threads())
     _gated_delta_step[(triton.cdiv(values, block_v), heads, batch)](
-        q, k, v, decay, beta, state, window, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
+        q, k, v, decay, beta, a_log, dt_bias, state, window, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, heads * keys * values // unit,
         keys**-0.5 if scale is None else float(scale), *apart,
         HEADS=heads, KEY_HEADS=key_heads, KEY=keys, VALUE=values, PER_KEY=decay.dim() == 4, KEY_FASTEST=key_fastest,
-        UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, LANES=lanes, RUN=run, num_warps=warps,
+        UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, LANES=lanes, RUN=run, SIGMOID=sigmoid,
+        NORMALIZE=normalize, num_warps=warps,
         **OPTIONS, **limit(roomy(warps, most=_most(unit, state.element_size(), warps))),
     )  # fmt: skip
     return out
 
 
-TILES = [(128, 128), *((keys, 16) for keys in (16, 32, 64, 128, 256, 512)), *((128, 2**power) for power in range(4))]
+def _tiles(itemsize: int) -> list[tuple[int, int]]:
+    """Keys and values of heads whose tiles differ: every number of keys with a whole block of values, and fewer."""
+    whole = blocks(128, 128, itemsize)[1]
+    fewer = [2**power for power in range(whole.bit_length() - 1)]
+    return [(128, 128), *((2**power, whole) for power in range(4, 10)), *((128, values) for values in fewer)]
+
+
+GATES: dict[str, dict[str, Any]] = {  # those inside the kernel: none, or all that a layer of a model has
+    "": {"a_log_ptr": None, "dt_bias_ptr": None, "SIGMOID": False, "NORMALIZE": False},
+    "_gates": {"SIGMOID": True, "NORMALIZE": True},
+}  # fmt: skip
+
+COMMON = {  # order of the state and what is stored -> compiled for every change, of either width of the state
+    "": ("", "_window", "_marks", "_value_key", "_value_key_marks"),
+    "_kda": ("", "_window"),
+    "_gates": ("", "_value_key"),
+    "_kda_gates": ("_value_key",),
+}  # fmt: skip
 
 
 def compile_cases() -> list[CompileCase]:
     """The launches to compile ahead: 32 heads of 128 x 128, bf16 inputs, every dtype of the state, both orders of it.
 
-    One decay a head with 16 key heads, one a key channel with 32; storing slots, storing
-    a window, and storing slots of marks too. Tiles of other
-    sizes are rare cases, and so is a state whose slots lie at any element.
+    One decay a head with 16 key heads, one a key channel with 32; gates given, or computed from what a model projects;
+    storing slots, storing a window, and storing slots of marks too. Tiles of other sizes are rare cases, and so is a
+    state whose slots lie at any element.
     """
-    gates = {"": {"KEY_HEADS": 16, "PER_KEY": False}, "_kda": {"KEY_HEADS": 32, "PER_KEY": True}}
+    kinds: dict[str, dict[str, Any]] = {
+        "": {"KEY_HEADS": 16, "PER_KEY": False},
+        "_kda": {"KEY_HEADS": 32, "PER_KEY": True},
+    }
     return [
-        _case(dtype, itemsize, gate, constants, key_fastest, stores, keys, values, unit)
-        for keys, values in TILES
-        for (dtype, itemsize), (gate, constants), key_fastest, stores in product(
-            (("fp32", 4), ("bf16", 2), ("fp16", 2)), gates.items(), (False, True), ("", "_window", "_marks")
+        _case(dtype, itemsize, f"{kind}{gates}", heads | GATES[gates], key_fastest, stores, keys, values, unit)
+        for (dtype, itemsize), (kind, heads), gates, key_fastest, stores in product(
+            (("fp32", 4), ("bf16", 2), ("fp16", 2)), kinds.items(), GATES, (False, True), ("", "_window", "_marks")
         )
+        for keys, values in _tiles(itemsize)
         for unit in ((ACCESS_BYTES // itemsize, 1) if values == 128 else (ACCESS_BYTES // itemsize,))
     ]
 
 
 def _case(
-    dtype: str, itemsize: int, gate: str, constants: Mapping[str, Any], key_fastest: bool, stores: str, keys: int,
+    dtype: str, itemsize: int, kind: str, constants: Mapping[str, Any], key_fastest: bool, stores: str, keys: int,
     values: int, unit: int,
 ) -> CompileCase:  # fmt: skip
-    block_k, block_v, warps = blocks(keys, values)
+    block_k, block_v, warps = blocks(keys, values, itemsize)
     lanes, run = shares(key_fastest, itemsize, block_k, block_v, warps)
     wide = shares(key_fastest, itemsize, block_k, block_v, warps, 64)
+    gated = "_gates" in kind
     signature = (
-        dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), "*bf16")
-        | dict.fromkeys(("decay_ptr", "beta_ptr"), "*fp32")
+        dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "dt_bias_ptr", "out_ptr"), "*bf16")
+        | dict.fromkeys(("decay_ptr", "beta_ptr"), "*bf16" if gated else "*fp32")
+        | {"a_log_ptr": "*fp32"}
         | dict.fromkeys(("read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr"), "*i32")
         | {"max_tokens": "i32", "last": "i32", "stride_units": "i32", "window_units": "i32", "scale": "fp32"}
         | dict.fromkeys(("q_apart", "k_apart", "v_apart", "decay_apart", "beta_apart"), "i32")
@@ -316,13 +467,14 @@ def _case(
         "KEY_FASTEST": key_fastest, "LANES": lanes, "RUN": run,
     }  # fmt: skip
     planes = ("state_ptr", "window_ptr") if stores == "_window" else ("state_ptr",)
-    common = (keys, values, unit) == (128, 128, ACCESS_BYTES // itemsize) and (stores, dtype) != ("_marks", "fp16")
-    rare = not common or (key_fastest and dtype == "fp16")
+    how = f"{'_value_key' * key_fastest}{stores}"
+    whole = (keys, values, unit) == (128, 128, ACCESS_BYTES // itemsize) and dtype != "fp16"
+    common = whole and how in COMMON[kind]
     return CompileCase(
-        f"gated_delta_step_{dtype}{gate}{'_value_key' * key_fastest}{stores}"
-        + rare * f", {keys} x {values}, unit {unit}", _gated_delta_step,
+        f"gated_delta_step_{dtype}{kind}{how}"
+        + (not common) * f", {keys} x {values}, unit {unit}", _gated_delta_step,
         signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores),
         {**shape, **constants, **absent(stores)},
-        planes, warps, () if rare else planes, OPTIONS | roomy(warps, most=_most(unit, itemsize, warps)), rare,
+        planes, warps, planes if common else (), OPTIONS | roomy(warps, most=_most(unit, itemsize, warps)), not common,
         {"LANES": wide[0], "RUN": wide[1]},
     )  # fmt: skip

@@ -137,17 +137,20 @@ class DeltaConfig(Config):
     """How the gated delta step is launched. Another configuration may add up the keys of a sum in another order.
 
     Args:
-        block_value: values of each key in a program; 16 of them are 64 or 32 bytes, whole memory sectors.
-        warp_elements: elements of the state that a warp holds; 2048 are 64 fp32 registers a lane.
+        block_value: values of each key in a program, where an element of the state has 4 bytes; twice as many where it
+            has 2. So 16 are 64 bytes, whole memory sectors.
+        warp_elements: elements of the state that a warp holds, counted alike. 2048 are 8 KB, in 64 fp32 registers of a
+            lane, or in 128 where an element has 2 bytes.
     """
 
     block_value: int = 16
     warp_elements: int = 2048
 
-    def blocks(self, key: int, value: int) -> tuple[int, int, int]:
-        """Keys and values of one tile (powers of two) and the warps that hold it."""
-        block_k, block_v = _power_above(key), min(self.block_value, _power_above(value))
-        return block_k, block_v, min(MOST_WARPS, max(1, block_k * block_v // self.warp_elements))
+    def blocks(self, key: int, value: int, itemsize: int) -> tuple[int, int, int]:
+        """Keys and values of one tile (powers of two) and the warps that hold it; itemsize: bytes of an element."""
+        more = 4 // itemsize
+        block_k, block_v = _power_above(key), min(more * self.block_value, _power_above(value))
+        return block_k, block_v, min(MOST_WARPS, max(1, block_k * block_v // (more * self.warp_elements)))
 
 
 def shares(

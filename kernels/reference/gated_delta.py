@@ -1,6 +1,7 @@
 """The gated delta rule step in plain torch: oracle of `memstate.kernels.gated_delta` and the path without Triton."""
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor
 
@@ -13,13 +14,18 @@ from memstate.kernels.tables import Marks
 def gated_delta_step(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, scale: float | None = None, out: Tensor | None = None,
-    window: Tensor | None = None, marks: Marks | None = None,
+    window: Tensor | None = None, marks: Marks | None = None, a_log: Tensor | None = None,
+    dt_bias: Tensor | None = None, sigmoid: bool = False, normalize: bool = False,
 ) -> Tensor:  # fmt: skip
     """Advances the state of every row by its tokens, in order, and returns what the queries read from it.
 
     Per token: S <- exp(decay) S;  S <- S + k (x) beta (v - k^T S);  o = scale q^T S. This is the gated delta rule of
     Yang, Kautz, Hatamizadeh 2024, arXiv:2412.06464, with S transposed to `key value`. With one decay per key channel,
     S <- Diag(exp(decay)) S, it is Kimi Delta Attention: Kimi Team 2025, arXiv:2510.26692.
+
+    decay, beta, q and k are what the recurrence takes, or what a model projects. With `a_log`, `sigmoid` and
+    `normalize` the op computes the rest, as layers of the two papers do. flash-linear-attention calls the three
+    `use_gate_in_kernel`, `use_beta_sigmoid_in_kernel` and `use_qk_l2norm_in_kernel`.
 
     Arithmetic is fp32. The state is rounded to its dtype once, when it is stored. With an fp32 state the bits do not
     depend on how a prompt is cut into chunks. They may depend on which of `key` and `value` is the fastest axis.
@@ -33,12 +39,13 @@ def gated_delta_step(
     `read`.
 
     Args:
-        q: `batch token key_head key`, normalised if the model does so. Head h uses key head
-            h // (head / key_head).
+        q: `batch token key_head key`, normalised if the model does so, unless `normalize` is given. Head h uses key
+            head h // (head / key_head).
         k: `batch token key_head key`, as `q`.
         v: `batch token head value`.
-        decay: natural log of the gate, `batch token head`, or `batch token head key` for one per key channel.
-        beta: `batch token head`.
+        decay: natural log of the gate, `batch token head`, or `batch token head key` for one per key channel. With
+            `a_log`, what the model projects for it.
+        beta: `batch token head`. With `sigmoid`, what the model projects for it.
         state: one layer, `slot head key value`; fp32, bf16 or fp16; slots any stride apart. A slot is contiguous, or
             the transposed view of a contiguous `head value key`: `state.mT` of such a plane.
         read: slot of each row to read, int32 or int64 `batch`.
@@ -57,17 +64,27 @@ def gated_delta_step(
             goes to `slot` in the same pass, for every mark. They ascend by entry, then by offset. Null slots, offsets
             beyond the row's tokens and rows with a null write keep nothing. The slots are distinct from each other and
             from all others of the step. Not beside a window.
+        a_log: `head`, contiguous. Given, the log decay is -exp(a_log) softplus(decay + dt_bias). softplus is the
+            identity above 20.
+        dt_bias: `head`, or `head key` if the decay is per key channel, contiguous; if `key` elements fill a multiple of
+            16 bytes, from such a multiple on. Only beside `a_log`.
+        sigmoid: whether the sigmoid of beta takes its place.
+        normalize: whether q and k are divided by their lengths over keys: x / sqrt(sum(x ** 2) + 1e-6).
 
     Returns:
         `out`. Changes: state, or window if given.
 
     Raises:
-        ValueError: a shape, dtype, device, stride or address does not fit; slots share bytes; marks beside a window; or
-            `out`, the window or the state requires grad, or shares bytes with another tensor.
+        ValueError: a shape, dtype, device, stride or address does not fit; slots share bytes; marks beside a window;
+            `dt_bias` without `a_log`; 2**31 tokens or more; or `out`, the window or the state requires grad, or shares
+            bytes with another tensor.
 
     Syncs: no (the reference: yes, it reads the slots).
     """
-    check_gated_delta(q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window, marks)
+    check_gated_delta(
+        q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window, marks, a_log, dt_bias, sigmoid,
+        normalize,
+    )  # fmt: skip
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out = v.new_empty(v.shape) if out is None else out
     out.zero_()
@@ -76,7 +93,11 @@ def gated_delta_step(
     for row, source, target, copy, count in rows:
         s = state[source].float().contiguous() if source else torch.zeros(state.shape[1:], device=state.device)
         for t in range(count):
-            s, o = advance(s, q[row, t], k[row, t], v[row, t], decay[row, t], beta[row, t])
+            queries, keys, betas = q[row, t].float(), k[row, t].float(), beta[row, t].float()
+            if normalize:
+                queries, keys = normalized(queries), normalized(keys)
+            log_decay = gated(decay[row, t], a_log, dt_bias) if a_log is not None else decay[row, t]
+            s, o = advance(s, queries, keys, v[row, t], log_decay, betas.sigmoid() if sigmoid else betas)
             out[row, t] = o * scale
             if window is not None:
                 window[row, t] = s
@@ -86,6 +107,18 @@ def gated_delta_step(
             if copy:
                 state[copy] = s
     return out
+
+
+def gated(projected: Tensor, a_log: Tensor, dt_bias: Tensor | None) -> Tensor:
+    """The log decay of one token, `head` or `head key`, of what the model projects."""
+    step = projected.float() if dt_bias is None else projected.float() + dt_bias.float()
+    rate = a_log.float().exp()
+    return -(rate[:, None] if step.dim() == 2 else rate) * F.softplus(step)
+
+
+def normalized(x: Tensor) -> Tensor:
+    """Vectors `key_head key` of length 1; a shorter one than 1e-3 stays shorter."""
+    return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
 def advance(s: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,6 +38,9 @@ KINDS = {
     "gdn": Kind(test_gated_delta.build, test_gated_delta.run, DIMS),
     "kda": Kind(partial(test_gated_delta.build, per_key=True), test_gated_delta.run, DIMS),
     "gdn, value key": Kind(partial(test_gated_delta.build, value_key=True), test_gated_delta.run, DIMS),
+    "kda, gates": Kind(
+        partial(test_gated_delta.build, per_key=True, value_key=True, gates=True), test_gated_delta.run, DIMS
+    ),
     "mamba2": Kind(test_selective.build, test_selective.run, DIMS),
     "mamba2, state dim": Kind(partial(test_selective.build, state_dim=True), test_selective.run, DIMS),
     "mamba1": Kind(partial(test_selective.build, kind="mamba1"), test_selective.run, DIMS),

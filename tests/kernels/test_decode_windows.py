@@ -79,6 +79,7 @@ ODD = {
     "gdn": [{"dims": (3, 3, 12, 20), "scale": 0.3}, {"dims": (4, 2, 5, 7)}],
     "kda": [{"dims": (3, 3, 12, 20), "scale": 0.3}, {"dims": (4, 2, 5, 7)}],
     "gdn, value key": [{"dims": (3, 3, 12, 20), "scale": 0.3}, {"dims": (4, 2, 5, 7), "per_key": True}],
+    "kda, gates": [{"dims": (4, 2, 5, 7)}],
     "mamba2": [{"dims": (3, 3, 12, 20)}, {"dims": (1, 1, 20, 100), "state": torch.bfloat16}],
     "mamba2, state dim": [{"dims": (3, 3, 12, 20)}, {"dims": (1, 1, 20, 100), "state": torch.bfloat16}],
     "mamba1": [{"dims": (1, 1, 7, 5)}, {"dims": (1, 1, 7, 5), "state": torch.bfloat16}],

@@ -3,7 +3,7 @@
 What all decode steps have in common: test_decode_steps.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +27,9 @@ from tests.support.decode_case import (
     rubbish,
     same_bits,
 )
-from tests.support.recurrences import Array, float64, gated_delta, gated_delta_bound, kda, kda_bound
+from tests.support.recurrences import Array, float64, gated_delta, gated_delta_bound, gates, kda, kda_bound
 
+GATES = ("a_log", "dt_bias", "sigmoid", "normalize")
 per_key = pytest.mark.parametrize("per_key", [False, True], ids=["gdn", "kda"])
 value_key = pytest.mark.parametrize("value_key", [False, True], ids=["key value", "value key"])
 
@@ -37,13 +38,14 @@ def build(
     backend: Backend, generator: torch.Generator, rows: list[Row] = MIXED, tokens: int = 3,
     state: torch.dtype = torch.float32, inputs: torch.dtype = torch.float32,
     dims: tuple[int, int, int, int] | None = None, scale: float | None = None, per_key: bool = False,
-    value_key: bool = False,
+    value_key: bool = False, gates: bool | Container[str] = False,
 ) -> Case:  # fmt: skip
     """Random states in the slots that real rows read, random inputs for their real tokens, rubbish everywhere else.
 
     dims: heads, key heads, key, value; unless given a model's on a GPU, small ones where every program is interpreted.
     per_key: one decay for each key channel of a head instead of one for the head.
     value_key: a slot stores `head value key`.
+    gates: which of `GATES` the op computes from what a model projects; True for all.
     """
     device = backend.device
     heads, key_heads, key, value = dims or ((32, 16, 128, 128) if device.type == "cuda" else (2, 1, 16, 16))
@@ -51,12 +53,21 @@ def build(
     shapes = {"q": ((key_heads, key), inputs), "k": ((key_heads, key), inputs), "v": ((heads, value), inputs)}
     shapes |= {"decay": ((heads, key) if per_key else (heads,), torch.float32), "beta": ((heads,), torch.float32)}
 
+    inside = {name for name in GATES if gates is True or (gates and name in gates)}
+
     def in_range(name: str, x: Tensor) -> Tensor:
-        x = torch.nn.functional.normalize(x, dim=-1) if name in ("q", "k") else x
-        return -2 * x.abs() if name == "decay" else x.sigmoid() if name == "beta" else x
+        if name in ("q", "k"):
+            return 3 * x if "normalize" in inside else torch.nn.functional.normalize(x, dim=-1)
+        if name == "decay":
+            return 4 * x if "a_log" in inside else -2 * x.abs()
+        return x.sigmoid() if name == "beta" and "sigmoid" not in inside else x
 
     made = fill_rows(memory, rows, tokens, shapes, generator, in_range)
-    return Case("gated_delta_step", rows, made, {"scale": scale}, memory, like="v")
+    shared: dict[str, Any] = {"scale": scale} | dict.fromkeys(inside & {"sigmoid", "normalize"}, True)
+    for name, shape in (("a_log", (heads,)), ("dt_bias", shapes["decay"][0])):
+        if name in inside:
+            shared[name] = torch.randn(shape, generator=generator).to(device)
+    return Case("gated_delta_step", rows, made, shared, memory, like="v")
 
 
 def stated(case: Case, i: int, real: int, old: Array, out: Tensor) -> Pairs:
@@ -64,11 +75,17 @@ def stated(case: Case, i: int, real: int, old: Array, out: Tensor) -> Pairs:
     exactly, bounds = (kda, kda_bound) if case.inputs["decay"].dim() == 4 else (gated_delta, gated_delta_bound)
     q, k, v, decay, beta = (float64(tensor[i, :real]) for tensor in case.inputs.values())
     scale = q.shape[-1] ** -0.5 if case.shared["scale"] is None else case.shared["scale"]
+    weights = {name: case.shared.get(name) for name in ("a_log", "dt_bias")}
+    switches = [case.shared.get(name, False) for name in ("sigmoid", "normalize")]
     for h in range(v.shape[1]):
         kh = h // (v.shape[1] // q.shape[1])
-        arguments = (q[:, kh], k[:, kh], v[:, h], decay[:, h], beta[:, h], old[h], scale)
+        rate, bias = (None if weight is None else float64(weight)[h] for weight in weights.values())
+        given = gates(
+            q[:, kh], k[:, kh], decay[:, h], beta[:, h], rate, np.zeros(1) if bias is None else bias, *switches
+        )
         computed = (out[i, :real, h], case.memory.state[case.rows[i].write, h])
-        yield from zip(computed, exactly(*arguments), bounds(*arguments), strict=True)
+        exact = exactly(*(x.value for x in given[:2]), v[:, h], *(x.value for x in given[2:]), old[h], scale)
+        yield from zip(computed, exact, bounds(*given[:2], v[:, h], *given[2:], old[h], scale), strict=True)
 
 
 def run(case: Case, backend: Backend) -> Tensor:

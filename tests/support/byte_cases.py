@@ -143,17 +143,21 @@ def conv_step(make: Maker) -> Case:
 
 
 def gated_delta_step(make: Maker) -> Case:
-    """Two heads of two blocks of values, with one decay a head or one a key."""
-    state, rows = memory(make, 2, 4, 18)
-    head, dtype = (len(rows), TOKENS), make.one(*DTYPES)
+    """Two heads of two blocks of values, in either order, with one decay a head or one a key, and some gates inside."""
+    turned, by_key, rates = make.one(True, False), make.one(True, False), make.one(True, False)
+    state, rows = memory(make, 2, *((34, 4) if turned else (4, 34)))
+    state = state.mT if turned else state
+    head, dtype, keys = (len(rows), TOKENS), make.one(*DTYPES), 2 if by_key else 1
+    owner = (2, 4) if by_key else (2,)
     inputs = {
-        "q": make.normal(*head, 1, 4, dtype=dtype), "k": make.normal(*head, 1, 4, dtype=dtype),
-        "v": make.normal(*head, 2, 18, dtype=dtype),
-        "decay": make.normal(*head, 2, *make.one((), (4,))).abs_().neg_(), "beta": make.normal(*head, 2),
+        "q": make.normal(*head, keys, 4, dtype=dtype), "k": make.normal(*head, keys, 4, dtype=dtype),
+        "v": make.normal(*head, 2, 34, dtype=dtype),
+        "decay": make.normal(*head, *owner).abs_().neg_(), "beta": make.normal(*head, 2),
+        "a_log": make.normal(2) if rates else None, "sigmoid": make.one(True, False),
+        "dt_bias": make.one(None, make.normal(*owner)) if rates else None, "normalize": make.one(True, False),
     }  # fmt: skip
-    if inputs["decay"].dim() == 4:
-        inputs |= {name: make.normal(*head, 2, 4, dtype=dtype) for name in ("q", "k")}
-    window = make.one(None, make.empty(*head, 2, 4, 18, dtype=state.dtype))
+    window = make.one(None, make.empty(*head, 2, *((34, 4) if turned else (4, 34)), dtype=state.dtype))
+    window = window.mT if turned and window is not None else window
     return decode(make, "gated_delta_step", inputs, state, rows, window)
 
 

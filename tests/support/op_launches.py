@@ -164,7 +164,7 @@ def conv_step(op: Callable[..., Any]) -> None:
 
 
 def gated_delta_step(op: Callable[..., Any]) -> None:
-    """Storing slots, those of marks too, and storing a window; inputs that are slices."""
+    """Storing slots, those of marks too, and storing a window; inputs that are slices; gates inside."""
     for batch, tokens, units, start in steps():
         q, k, v, out = (shifted(batch, tokens, 1, 2, start=start + i) for i in range(4))
         decay, beta = (shifted(batch, tokens, 1, start=start + i, dtype=torch.float32) for i in range(2))
@@ -175,6 +175,8 @@ def gated_delta_step(op: Callable[..., Any]) -> None:
         op(q, k, v, decay, beta, **step)
         op(q, k, v, decay, beta, **step, marks=marks(start=start))
         op(q, k, v, decay, beta, **step, window=torch.zeros(batch, tokens, 1, 2, 2))
+        weight = shifted(1, 1, 1, start=start)[0, 0]
+        op(q, k, v, decay, beta, **step, a_log=weight, dt_bias=weight, sigmoid=True, normalize=True)
 
 
 def selective_step(op: Callable[..., Any]) -> None:

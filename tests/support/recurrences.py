@@ -4,6 +4,8 @@ The statements share nothing with kernels or references. The bounds follow the a
 operation after the other: a `Rounded` carries an exact value and a bound on the error of its computed counterpart.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -92,6 +94,11 @@ class Rounded:
         value = np.exp(self.value)
         return self._rounded(value * np.expm1(self.error), value, ulps=8 + 2 * np.abs(self.value))
 
+    def rsqrt(self) -> "Rounded":
+        """1 / sqrt of a positive number; good to 2 ulp, 4 roundings, on every target."""
+        value = 1 / np.sqrt(self.value)
+        return self._rounded(1 / np.sqrt(self.value - self.error) - value, value, ulps=4)
+
     def sum(self, axis: int) -> "Rounded":
         """n - 1 additions in any order: no term meets more than n - 1 roundings."""
         n = self.value.shape[axis]
@@ -114,16 +121,47 @@ class Rounded:
         return Rounded(self.value, error)
 
 
+class Gates(NamedTuple):
+    """What one head takes of what a model projects: q and k of length 1, the log decay and beta."""
+
+    q: Rounded
+    k: Rounded
+    decay: Rounded
+    beta: Rounded
+
+
+def gates(
+    q: Array, k: Array, decay: Array, beta: Array, a_log: Array | None, dt_bias: Array, sigmoid: bool, normalize: bool
+) -> Gates:
+    """As layers of Gated DeltaNet and Kimi Delta Attention have them, arXiv:2412.06464 and arXiv:2510.26692.
+
+    The log decay is -exp(a_log) softplus(decay + dt_bias), beta the sigmoid of itself, q and k are over their lengths;
+    each only if it is asked for. q, k: `token key`; beta: `token`; decay: `token` or `token key`; a_log: a number.
+    """
+    step, rate = Rounded(decay), Rounded(beta)
+    if a_log is not None:
+        step = -(Rounded(a_log).exp() * softplus_bound(step + Rounded(dt_bias)))
+    if sigmoid:
+        rate = Rounded(np.ones_like(beta)).over_one_plus((-rate).exp())
+    query, key = Rounded(q), Rounded(k)
+    if normalize:
+        epsilon = Rounded(np.float64(1e-6), 1e-6 * U)
+        query, key = (x * ((x * x).sum(1) + epsilon).rsqrt()[:, None] for x in (query, key))
+    return Gates(query, key, step, rate)
+
+
 def gated_delta_bound(
-    q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array, scale: float
-) -> tuple[Rounded, Rounded]:
+    q: Array | Rounded, k: Array | Rounded, v: Array, decay: Array | Rounded, beta: Array | Rounded, state: Array,
+    scale: float,
+) -> tuple[Rounded, Rounded]:  # fmt: skip
     """Bounds for one head, of the outputs `token value` and the new state, before they are stored."""
+    q, k, decay, beta = (x if isinstance(x, Rounded) else Rounded(x) for x in (q, k, decay, beta))
     s = Rounded(state)
     out: list[Rounded] = []
     for t in range(len(v)):
-        key, query = Rounded(k[t][:, None]), Rounded(q[t][:, None])
-        s = s * Rounded(decay[t]).exp()
-        delta = Rounded(beta[t]) * (Rounded(v[t]) - (key * s).sum(0))
+        key, query = k[t][:, None], q[t][:, None]
+        s = s * decay[t].exp()
+        delta = beta[t] * (Rounded(v[t]) - (key * s).sum(0))
         s = s + key * delta
         out.append((query * s).sum(0) * Rounded(np.float64(scale), abs(scale) * U))
     shape = v.shape
@@ -155,8 +193,9 @@ def kda(q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array, s
 
 
 def kda_bound(
-    q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array, scale: float
-) -> tuple[Rounded, Rounded]:
+    q: Array | Rounded, k: Array | Rounded, v: Array, decay: Array | Rounded, beta: Array | Rounded, state: Array,
+    scale: float,
+) -> tuple[Rounded, Rounded]:  # fmt: skip
     """Bounds for one head: the operations of the gated delta rule, each key's row of the state with its own decay."""
     return gated_delta_bound(q, k, v, decay[:, :, None], beta, state, scale)
 

@@ -79,8 +79,8 @@ def _int8(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int]:
 
 def _delta(case: CompileCase, config: Any, threads: int = 32) -> tuple[dict[str, Any], int, int]:
     given = case.constexprs
-    block_k, block_v, warps = config.blocks(given["KEY"], given["VALUE"])
     itemsize = 4 if case.signature["state_ptr"] == "*fp32" else 2
+    block_k, block_v, warps = config.blocks(given["KEY"], given["VALUE"], itemsize)
     lanes, run = tuned.shares(given["KEY_FASTEST"], itemsize, block_k, block_v, warps, threads)
     changed = {"BLOCK_K": block_k, "BLOCK_V": block_v, "LANES": lanes, "RUN": run}
     return changed, warps, block_k * block_v * WORD_BYTES

@@ -36,6 +36,7 @@ CASES: dict[str, Callable[..., Case]] = {
     "gated delta": test_gated_delta.build,
     "gated delta, bf16": partial(test_gated_delta.build, state=torch.bfloat16, inputs=torch.bfloat16),
     "kda": partial(test_gated_delta.build, per_key=True),
+    "kda, gates": partial(test_gated_delta.build, per_key=True, value_key=True, gates=True),
     "mamba2": partial(test_selective.build, kind="mamba2"),
     "mamba2, state dim": partial(test_selective.build, kind="mamba2", state_dim=True),
     "mamba1": partial(test_selective.build, kind="mamba1"),

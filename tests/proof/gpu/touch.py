@@ -30,6 +30,7 @@ def decode(machine: Machine) -> Backend:
     for case in (
         test_gated_delta.build(backend, generator, **sizes),
         test_gated_delta.build(backend, generator, per_key=True, dims=(2, 2, 16, 24)),
+        test_gated_delta.build(backend, generator, value_key=True, gates=True, **sizes),
         test_selective.build(backend, generator, "mamba2", **sizes),
         test_selective.build(backend, generator, "mamba2", state_dim=True, **sizes),
         test_selective.build(backend, generator, "mamba1", dims=(1, 1, 24, 16)),

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from memstate.errors import Asleep, InvalidArgument, LayoutMismatch
 from memstate.kernels.tables import TILE_BYTES, PlaneMap
-from memstate.state.layout import MOVE_BYTES
+from memstate.state.layout import MOVE_BYTES, StateLayout
 from memstate.state.regions import Region
+
+TILE_ROW = 24  # bytes of a tile in the table: three int64
 
 
 class Span(NamedTuple):
@@ -39,6 +41,16 @@ class Addresses(Protocol):
 
     def fill(self) -> None:
         """Writes the addresses of now into the table."""
+
+
+def table_bytes(layout: StateLayout, slots: int) -> int:
+    """Returns the bytes of the tile table of planes in arenas of their own."""
+    return TILE_ROW * sum(len(tiles_of(run.nbytes)) for run in layout.runs(slots))
+
+
+def tiles_of(nbytes: int) -> range:
+    """Returns where each tile of a span starts."""
+    return range(0, nbytes, TILE_BYTES)
 
 
 class PlaneTable:
@@ -67,7 +79,7 @@ class PlaneTable:
         return [
             (span.address + at, span.slot_stride, min(TILE_BYTES, span.nbytes - at))
             for span in self.spans
-            for at in range(0, span.nbytes, TILE_BYTES)
+            for at in tiles_of(span.nbytes)
         ]
 
 

@@ -17,6 +17,7 @@ from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redir
 from memstate.sizes import byte_count, token_count
 from memstate.state.layout import Plane, StateLayout, format_bytes
 from memstate.state.presets import CHECKPOINTS, from_config, kv_from_config
+from memstate.tiers.sizing import tier_bytes
 
 STRATEGIES: Final[Mapping[str, type[Tracking]]] = {
     "none": NoTracking, "ping-pong": PingPong, "lazy": LazyPingPong, "redirect": Redirect,
@@ -94,21 +95,29 @@ class Capacity:
     @property
     def recommendation(self) -> str:
         """The strategy and the split to use, with the numbers that speak for them."""
-        best, name = self.best, type(self.best.tracking).__name__
+        best, strategy = self.best, type(self.best.tracking).__name__
         other = {one.strategy: one.max_requests for one in self.residency}
-        fits = ", ".join(f"{count} under {strategy}" for strategy, count in other.items())
+        fits = ", ".join(f"{count} under {name}" for name, count in other.items())
         pages = f" and {best.pages} KV pages of {best.page_size} tokens" if best.pages else ""
         lines = [
-            f"{name}(every={self.every}) with {best.slots} slots{pages}.",
+            f"{strategy}(every={self.every}) with {best.slots} slots{pages}.",
             f"Requests of {self.context} tokens that fit: {fits}.",
             f"Beside {self.concurrency} requests the cache keeps {best.cached_states} states"
             + (f" and {best.cached_pages} pages." if best.pages else "."),
         ]
+        if best.pages:
+            states, kv = (
+                sum(part.nbytes for part in best.parts if part.name == name) for name in ("planes", "KV pages")
+            )
+            lines.append(f"The border: {format_bytes(states)} for states, {format_bytes(kv)} for KV.")
         rates = [split.hit_rate for split in self.splits if split.hit_rate is not None]
         if rates:
-            lines.append(f"The replay predicts a hit rate of {max(rates):.3f}; other splits have {min(rates):.3f} on.")
+            lines.append(
+                f"The replay of the trace has a block hit rate of {max(rates):.3f} with it, and between "
+                f"{min(rates):.3f} and {max(rates):.3f} over all splits."
+            )
         elif not best.cached_states:
-            lines.append("Nothing is left for whole cached conversations: lower the concurrency, or add host memory.")
+            lines.append("No room is left for whole cached conversations: lower the concurrency, or add host memory.")
         elif best.pages:
             paths = best.cached_states // self.marks
             lines.append(
@@ -116,6 +125,12 @@ class Capacity:
                 "nor is KV without a state. A trace shows what your prompts share."
             )
         return " ".join(lines)
+
+    @property
+    def host_records(self) -> tuple[int, int]:
+        """Bytes of a state and of a KV page in host memory, headers included; 0 for a page without KV."""
+        found = tier_bytes(self.layout, self.kv, host_slots=0, host_pages=0, staging=0)
+        return found.state_record, found.page_record
 
     def to_json(self) -> dict[str, Any]:
         """Returns the figures as JSON objects."""
@@ -133,6 +148,8 @@ class Capacity:
             "marks_per_prompt": self.marks,
             "bytes_per_slot": self.layout.bytes_per_slot,
             "bytes_per_page": self.kv.bytes_per_slot if self.kv else 0,
+            "host_bytes_per_state": self.host_records[0],
+            "host_bytes_per_page": self.host_records[1],
             "slots": best.slots,
             "pages": best.pages,
             "arena_bytes": sum(self.layout.arena_bytes(best.slots)),
@@ -183,8 +200,12 @@ class Capacity:
         text = [f"{self.model}{ranks}, {format_bytes(self.memory)}: {slot}{page}"]
         for title, heads, rows in self.tables():
             text += ["", title, *_aligned([list(heads), *rows])]
+        state, page_record = map(format_bytes, self.host_records)
         if host := self.best.host:
-            text += ["", f"host memory: {host.states} states, {host.pages} KV pages, {format_bytes(host.nbytes)}"]
+            fits = f"{host.states} states, {host.pages} KV pages, {format_bytes(host.nbytes)}; "
+        else:
+            fits = "no tier; "
+        text += ["", f"host memory: {fits}{state} a state" + (f", {page_record} a KV page" if self.kv else "")]
         return "\n".join([*text, "", self.recommendation])
 
     def _repr_html_(self) -> str:

@@ -234,9 +234,9 @@ class Planner:
         parts = sorted(self.parts(requests, slots, pages, tier), key=lambda part: -part.nbytes)
         each = ", ".join(f"{part.name} {part.nbytes} bytes" for part in parts[:3])
         raise ConfigurationError(
-            f"{requests} requests of {self.tokens} tokens under {tracking} need {sum(part.nbytes for part in parts)} "
-            f"bytes, and memory={self.memory}: {each}, and tables; {most} fit: give more memory or ranks, a narrower "
-            "dtype, or a lower concurrency or context"
+            f"{requests} request{'s' * (requests > 1)} of {self.tokens} tokens under {tracking}: needed are "
+            f"{sum(part.nbytes for part in parts)} bytes, and memory={self.memory}: {each}, and tables; {most} fit; "
+            "give more memory or ranks, a narrower dtype, or a lower concurrency or context"
         )
 
     def split(self, tracking: Tracking, requests: int, slots: int, pages: int, balanced: bool) -> Split:

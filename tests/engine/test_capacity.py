@@ -123,6 +123,8 @@ def test_C2_tiers_allocate_what_is_planned_on_the_device_and_on_the_host(name: s
         assert stats is not None
         assert (stats.host_bytes, stats.host_state_records) == (split.host.nbytes, split.host.states)
         assert stats.host_page_records == split.host.pages
+        of_state, of_page = plan.host_records
+        assert split.host.states * of_state + split.host.pages * of_page == stats.host_bytes
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -223,9 +225,9 @@ def test_a_model_is_a_preset_a_path_a_configuration_or_a_layout(tmp_path: Any) -
 REFUSED: dict[str, tuple[type[ms.MemstateError], dict[str, Any], str]] = {
     "memory for one request": (
         ms.ConfigurationError, {"memory": "100MiB"},
-        r"^1 requests of 32768 tokens under Redirect.* need 1\d{9} bytes, and memory=104857600: KV pages .*; 0 fit:",
+        r"^1 request of 32768 tokens under Redirect.* needed are 1\d{9} bytes, and memory=104857600: KV .*; 0 fit;",
     ),
-    "concurrency": (ms.ConfigurationError, {"concurrency": 500}, r"^500 requests .*; 48 fit: give more memory"),
+    "concurrency": (ms.ConfigurationError, {"concurrency": 500}, r"^500 requests .*; 48 fit; give more memory"),
     "memory": (ms.InvalidArgument, {"memory": "80G"}, r"memory='80G': expected at least 1, in bytes, such as 80GiB"),
     "no memory": (ms.InvalidArgument, {"memory": 0}, "memory=0"),
     "context": (ms.InvalidArgument, {"context": "32q"}, r"context='32q': expected .* tokens, such as 32768 or 32k"),
@@ -254,7 +256,7 @@ def test_C6_the_bytes_that_an_error_asks_for_are_enough_and_no_byte_too_many() -
 
     with pytest.raises(ms.ConfigurationError) as refused:
         plan(2 * 10**9)
-    needed = int(re.search(r"need (\d+) bytes", str(refused.value))[1])
+    needed = int(re.search(r"needed are (\d+) bytes", str(refused.value))[1])
     assert plan(needed).best.nbytes == needed
     with pytest.raises(ms.ConfigurationError, match="2 fit"):
         plan(needed - 1)

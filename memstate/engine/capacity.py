@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from os import PathLike
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ STRATEGIES: Final[Mapping[str, type[Tracking]]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Capacity:
     """What `capacity` found. `print` shows it as text, a notebook as a table.
 
@@ -169,13 +170,12 @@ class Capacity:
 
     def tables(self) -> list[tuple[str, Sequence[str], list[list[str]]]]:
         """Returns a title, heads and rows of each table: strategies, splits, and the parts of the best split."""
-        strategies = [
-            [
-                one.strategy, str(one.slots_per_request), str(one.max_requests), _or_dash(one.cached_states),
-                _or_dash(one.cached_pages), format_bytes(round(one.snapshot_bytes_per_second)),
-            ]
-            for one in self.residency
-        ]  # fmt: skip
+        strategies = []
+        for one in self.residency:
+            slots = _span(one.slots_per_request, one.most_slots_per_request)
+            cached = _or_dash(one.cached_states), _or_dash(one.cached_pages)
+            snapshots = format_bytes(round(one.snapshot_bytes_per_second))
+            strategies.append([one.strategy, slots, str(one.max_requests), *cached, snapshots])
         splits = [
             [
                 ("> " if split is self.best else "") + ("balanced" if split.balanced else str(at)),
@@ -192,6 +192,9 @@ class Capacity:
             ("splits", ("split", "slots", "pages", "cached states", "cached pages", "bytes", "hit rate"), splits),
             ("the recommended split", ("part", "bytes", ""), parts + total),
         ]
+
+    def __repr__(self) -> str:
+        return f"Capacity({self.model}, {format_bytes(self.memory)}, {self.context} tokens: {self.best})"
 
     def __str__(self) -> str:
         slot = f"{format_bytes(self.layout.bytes_per_slot)} a slot"
@@ -285,7 +288,9 @@ def capacity(
     require_switch("overlap", overlap)
     require_switch("in_place", in_place)
     tokens, placement = token_count("context", context), placement or Ends()
-    if not isinstance(tokens_per_second, int | float) or not tokens_per_second > 0:
+    if not isinstance(placement, Placement):
+        raise InvalidArgument(f"placement={placement!r}: expected a Placement, such as Ends()")
+    if not isinstance(tokens_per_second, int | float) or not 0 < tokens_per_second < inf:
         raise InvalidArgument(f"tokens_per_second={tokens_per_second!r}: expected a number above 0")
     if not is_count(prefills):
         raise InvalidArgument(f"prefills={prefills!r}: expected a whole number of prompts")
@@ -295,9 +300,7 @@ def capacity(
         in_place=in_place, memory=byte_count("memory", memory), marks=sum(0 < at <= tokens for at in marks),
         prefills=prefills, host=0 if host_memory is None else byte_count("host_memory", host_memory), tokens=tokens,
     )  # fmt: skip
-    found = [
-        planner.residency(strategy, kind(every), tokens_per_second / every) for strategy, kind in STRATEGIES.items()
-    ]
+    found = [planner.residency(strategy, kind(every), tokens_per_second) for strategy, kind in STRATEGIES.items()]
     snapshotting = [one for one in found if one.tracking.lanes(overlap)]
     lean = max(snapshotting, key=lambda one: (one.max_requests, -one.snapshot_bytes_per_second))
     running = lean.max_requests if concurrency is None else whole("concurrency", concurrency)
@@ -358,6 +361,10 @@ def _split_json(split: Split) -> dict[str, Any]:
         "host": asdict(split.host) if split.host else None,
         "hit_rate": split.hit_rate,
     }
+
+
+def _span(least: int, most: int) -> str:
+    return str(least) if least == most else f"{least} to {most}"
 
 
 def _or_dash(count: int | None) -> str:

@@ -15,7 +15,8 @@ from memstate.errors import ConfigurationError
 from memstate.prefix import Prefix
 from memstate.requests.tracking import Tracking
 from memstate.sizes import MOST_SLOTS, Part
-from memstate.state.layout import StateLayout
+from memstate.slots.registers import cell_starts
+from memstate.state.layout import StateLayout, format_bytes
 from memstate.state.memory import table_bytes
 from memstate.tiers.settings import Tiers
 from memstate.tiers.sizing import TierBytes, pages_in_proportion, tier_bytes
@@ -32,7 +33,8 @@ class Residency:
         strategy: "none", "ping-pong", "lazy" or "redirect".
         tracking: the strategy.
         slots_per_request: slots that a request holds from its admission on.
-        most_slots_per_request: slots that it holds at most, while a snapshot is unpublished.
+        most_slots_per_request: slots that it holds at most, while a snapshot is unpublished. Those beyond
+            `slots_per_request` come out of what is free or cached; without any, no snapshot is taken.
         max_requests: requests of `context` tokens that can run at a time, if the cache keeps nothing.
         cached_states: states that the cache keeps beside `concurrency` requests, with states and KV in step. None:
             these requests do not fit.
@@ -69,7 +71,7 @@ class HostRoom:
     page_record: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Split:
     """One way to divide the memory between states and KV pages, under one strategy.
 
@@ -104,6 +106,11 @@ class Split:
     parts: tuple[Part, ...]
     host: HostRoom | None
     hit_rate: float | None = None
+
+    def __repr__(self) -> str:
+        rate = "" if self.hit_rate is None else f", hit rate {self.hit_rate:.3f}"
+        size = f"{self.slots} slots, {self.pages} pages, {format_bytes(self.nbytes)}"
+        return f"Split({self.requests} requests, {size}{rate}, {self.tracking})"
 
     @property
     def nbytes(self) -> int:
@@ -201,7 +208,9 @@ class Planner:
 
     def fits(self, requests: int, slots: int, pages: int) -> bool:
         """Whether it fits the memory, and int32 can number it."""
-        return slots <= MOST_SLOTS and pages <= INT32_MAX and self.needs(requests, slots, pages) <= self.memory
+        cells = cell_starts(requests, slots + requests, self.per_row)[-1]
+        numbered = slots <= MOST_SLOTS and max(pages, cells) <= INT32_MAX
+        return numbered and self.needs(requests, slots, pages) <= self.memory
 
     def slots(self, tracking: Tracking, requests: int) -> int:
         """Slots of running requests, and of the marks of prompts."""
@@ -214,14 +223,15 @@ class Planner:
             lambda count: not count or self.fits(count, self.slots(tracking, count), count * self.per_row), INT32_MAX
         )
 
-    def residency(self, strategy: str, tracking: Tracking, snapshots_per_second: float) -> Residency:
+    def residency(self, strategy: str, tracking: Tracking, tokens_per_second: float) -> Residency:
         """What a strategy needs. Raises: ConfigurationError where it does not work with the page size."""
         tracking.validate(self.page_size, self.overlap)
         written = snapshot_bytes(self.layout, tracking, overlap=self.overlap, in_place=self.in_place)
         return Residency(
             strategy=strategy, tracking=tracking, slots_per_request=1 + tracking.lanes_at_admission(self.overlap),
             most_slots_per_request=tracking.most_slots(self.overlap), max_requests=self.most(tracking),
-            cached_states=None, cached_pages=None, snapshot_bytes_per_second=written * snapshots_per_second,
+            cached_states=None, cached_pages=None,
+            snapshot_bytes_per_second=written * tokens_per_second / tracking.every,
         )  # fmt: skip
 
     def require(self, tracking: Tracking, requests: int, most: int) -> None:
@@ -233,10 +243,11 @@ class Planner:
         tier = self.tier(1, INT32_MAX) if self.host else None
         parts = sorted(self.parts(requests, slots, pages, tier), key=lambda part: -part.nbytes)
         each = ", ".join(f"{part.name} {part.nbytes} bytes" for part in parts[:3])
+        who = "1 request needs" if requests == 1 else f"{requests} requests need"
+        total = sum(part.nbytes for part in parts)
         raise ConfigurationError(
-            f"{requests} request{'s' * (requests > 1)} of {self.tokens} tokens under {tracking}: needed are "
-            f"{sum(part.nbytes for part in parts)} bytes, and memory={self.memory}: {each}, and tables; {most} fit; "
-            "give more memory or ranks, a narrower dtype, or a lower concurrency or context"
+            f"{who} {total} bytes, and memory={self.memory}, for {self.tokens} tokens each under {tracking}: {each}, and "
+            f"tables; {most} fit; give more memory or ranks, a narrower dtype, or a lower concurrency or context"
         )
 
     def split(self, tracking: Tracking, requests: int, slots: int, pages: int, balanced: bool) -> Split:

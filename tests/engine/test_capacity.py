@@ -75,6 +75,28 @@ def test_C1_planned_bytes_are_the_bytes_that_a_manager_allocates(name: str, rank
         require_exact(plan, strategy)
 
 
+@pytest.mark.parametrize("order", ["layer_major", "slot_major"])
+def test_C1_a_layout_of_ones_own_is_planned_to_the_byte(order: Any) -> None:
+    planes = (
+        ms.Plane("s", (33, 9, 77), torch.float32),
+        ms.Plane("empty", (0,), torch.int8),
+        ms.Plane("t", (), torch.int8),
+    )
+    layout = ms.StateLayout(planes, layers=5, order=order, alignment=256)
+    plan = ms.capacity(layout, "96MiB", kv_bytes_per_token=1000, concurrency=3, **COARSE)
+    for strategy in STRATEGIES:
+        require_exact(plan, strategy)
+    assert repr(plan).count("\n") == 0 and f"{plan.best.slots} slots" in repr(plan)
+
+
+def test_C1_no_plan_has_more_than_int32_numbers() -> None:
+    """Memory for more requests than a register file numbers."""
+    tiny = ms.StateLayout((ms.Plane("s", (1,), torch.int8),), layers=1)
+    plan = ms.capacity(tiny, 2**49, context=2**20, every=64, kv_bytes_per_token=1)
+    cells = next(part.nbytes for part in plan.best.parts if "registers" in part.name) // 4
+    assert 2**31 - 2**17 < cells < 2**31 and plan.best.nbytes < 2**48
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_C1_as_many_requests_as_fit_are_planned_to_the_byte(strategy: str) -> None:
     """The largest register file and batch, and the smallest cache."""
@@ -91,7 +113,9 @@ def test_C1_memory_with_a_byte_less_holds_less() -> None:
     redirect = plan.residency[3]
     tight = ms.capacity("qwen3_next", "40GiB", context="32k", concurrency=redirect.max_requests)
     assert tight.best.cached_states == 0
-    with pytest.raises(ms.ConfigurationError, match=rf"^{redirect.max_requests + 1} requests of 32768 tokens .* fit"):
+    with pytest.raises(
+        ms.ConfigurationError, match=rf"^{redirect.max_requests + 1} requests need .* 32768 tokens .* fit"
+    ):
         ms.capacity("qwen3_next", "40GiB", context="32k", concurrency=redirect.max_requests + 1)
 
 
@@ -225,13 +249,20 @@ def test_a_model_is_a_preset_a_path_a_configuration_or_a_layout(tmp_path: Any) -
 REFUSED: dict[str, tuple[type[ms.MemstateError], dict[str, Any], str]] = {
     "memory for one request": (
         ms.ConfigurationError, {"memory": "100MiB"},
-        r"^1 request of 32768 tokens under Redirect.* needed are 1\d{9} bytes, and memory=104857600: KV .*; 0 fit;",
+        r"^1 request needs 1\d{9} bytes, and memory=104857600, for 32768 tokens each under Redirect.*: KV .*; 0 fit;",
     ),
-    "concurrency": (ms.ConfigurationError, {"concurrency": 500}, r"^500 requests .*; 48 fit; give more memory"),
+    "concurrency": (ms.ConfigurationError, {"concurrency": 500}, r"^500 requests need .*; 48 fit; give more memory"),
     "memory": (ms.InvalidArgument, {"memory": "80G"}, r"memory='80G': expected at least 1, in bytes, such as 80GiB"),
     "no memory": (ms.InvalidArgument, {"memory": 0}, "memory=0"),
     "context": (ms.InvalidArgument, {"context": "32q"}, r"context='32q': expected .* tokens, such as 32768 or 32k"),
     "ranks": (ms.InvalidArgument, {"ranks": 3}, "for 3 ranks"),
+    "no every": (ms.ConfigurationError, {"every": 0}, "every=0: a boundary needs a whole number of tokens"),
+    "a text for every": (ms.ConfigurationError, {"every": "256"}, "every='256': a boundary needs"),
+    "placement": (ms.InvalidArgument, {"placement": "ends"}, r"placement='ends': expected a Placement, such as Ends"),
+    "infinite rate": (ms.InvalidArgument, {"tokens_per_second": float("inf")}, "tokens_per_second=inf"),
+    "page size": (ms.InvalidArgument, {"page_size": 0}, "page_size.*0"),
+    "layers of a rank": (ms.InvalidArgument, {"ranks": 0}, "ranks.*0"),
+    "dtype": (ms.InvalidArgument, {"ssm_dtype": "float32"}, "dtype 'float32', expected a torch.dtype"),
     "every": (ms.ConfigurationError, {"every": 100}, "every=100 is no multiple of page_size=64"),
     "rate": (ms.InvalidArgument, {"tokens_per_second": 0}, "tokens_per_second=0: expected a number above 0"),
     "prefills": (ms.InvalidArgument, {"prefills": -1}, "prefills=-1"),
@@ -256,7 +287,7 @@ def test_C6_the_bytes_that_an_error_asks_for_are_enough_and_no_byte_too_many() -
 
     with pytest.raises(ms.ConfigurationError) as refused:
         plan(2 * 10**9)
-    needed = int(re.search(r"needed are (\d+) bytes", str(refused.value))[1])
+    needed = int(re.search(r"requests need (\d+) bytes", str(refused.value))[1])
     assert plan(needed).best.nbytes == needed
     with pytest.raises(ms.ConfigurationError, match="2 fit"):
         plan(needed - 1)

@@ -42,7 +42,6 @@ class Capacity:
         marks: states that a prompt of `context` tokens keeps.
         residency: each strategy.
         splits: ways to divide the memory, under the strategy that is recommended.
-        alternatives: the balanced split of each strategy, None where `concurrency` requests do not fit.
     """
 
     model: str
@@ -57,7 +56,6 @@ class Capacity:
     marks: int
     residency: tuple[Residency, ...]
     splits: tuple[Split, ...]
-    alternatives: tuple[Split | None, ...]
 
     def of(self, strategy: str) -> Split | None:
         """Returns the balanced split under a strategy; None if `concurrency` requests do not fit under it.
@@ -68,9 +66,10 @@ class Capacity:
         Raises:
             InvalidArgument: there is no such strategy.
         """
-        if strategy not in STRATEGIES:
-            raise InvalidArgument(f"strategy {strategy!r}: expected {', '.join(STRATEGIES)}")
-        return self.alternatives[list(STRATEGIES).index(strategy)]
+        found = {one.strategy: one.split for one in self.residency}
+        if strategy not in found:
+            raise InvalidArgument(f"strategy {strategy!r}: expected {', '.join(found)}")
+        return found[strategy]
 
     def with_hit_rates(self, rates: Sequence[float]) -> "Capacity":
         """Returns the same plan with the hit rates that a trace gives its splits; the best of them is recommended.
@@ -103,7 +102,7 @@ class Capacity:
         lines = [
             f"{strategy}(every={self.every}) with {best.slots} slots{pages}.",
             f"Requests of {self.context} tokens that fit: {fits}.",
-            f"Beside {self.concurrency} requests the cache keeps {best.cached_states} states"
+            f"At a concurrency of {self.concurrency} the cache keeps {best.cached_states} states"
             + (f" and {best.cached_pages} pages." if best.pages else "."),
         ]
         if best.pages:
@@ -114,15 +113,15 @@ class Capacity:
         rates = [split.hit_rate for split in self.splits if split.hit_rate is not None]
         if rates:
             lines.append(
-                f"The replay of the trace has a block hit rate of {max(rates):.3f} with it, and between "
-                f"{min(rates):.3f} and {max(rates):.3f} over all splits."
+                f"A replay of the trace with this split has a block hit rate of {max(rates):.3f}; the splits have "
+                f"{min(rates):.3f} to {max(rates):.3f}."
             )
         elif not best.cached_states:
             lines.append("No room is left for whole cached conversations: lower the concurrency, or add host memory.")
         elif best.pages:
-            paths = best.cached_states // self.marks
+            each = max(1, self.marks)
             lines.append(
-                f"These are {paths} conversations with {self.marks} states each: a state without its KV is of no use, "
+                f"These are {best.cached_states // each} conversations with {each} states each: a state without its KV is of no use, "
                 "nor is KV without a state. A trace shows what your prompts share."
             )
         return " ".join(lines)
@@ -157,8 +156,12 @@ class Capacity:
             "device_bytes": best.nbytes,
             "slots_per_request_by_strategy": {name: one.slots_per_request for name, one in by.items()},
             "max_requests_by_strategy": {name: one.max_requests for name, one in by.items()},
-            "cached_states_by_strategy": {name: one.cached_states for name, one in by.items()},
-            "cached_pages_by_strategy": {name: one.cached_pages for name, one in by.items()},
+            "cached_states_by_strategy": {
+                name: one.split and one.split.cached_states for name, one in by.items()
+            },
+            "cached_pages_by_strategy": {
+                name: one.split and one.split.cached_pages for name, one in by.items()
+            },
             "snapshot_bytes_per_second_by_strategy": {
                 name: one.snapshot_bytes_per_second for name, one in by.items()
             },
@@ -173,7 +176,7 @@ class Capacity:
         strategies = []
         for one in self.residency:
             slots = _span(one.slots_per_request, one.most_slots_per_request)
-            cached = _or_dash(one.cached_states), _or_dash(one.cached_pages)
+            cached = (str(one.split.cached_states), str(one.split.cached_pages)) if one.split else ("-", "-")
             snapshots = format_bytes(round(one.snapshot_bytes_per_second))
             strategies.append([one.strategy, slots, str(one.max_requests), *cached, snapshots])
         splits = [
@@ -188,7 +191,7 @@ class Capacity:
         total = [["together", f"{self.best.nbytes}", format_bytes(self.best.nbytes)]]
         heads = "slots a request", "requests at most", "cached states", "cached pages", "snapshots a second"
         return [
-            (f"strategies, beside {self.concurrency} requests", ("strategy", *heads), strategies),
+            (f"strategies, at a concurrency of {self.concurrency}", ("strategy", *heads), strategies),
             ("splits", ("split", "slots", "pages", "cached states", "cached pages", "bytes", "hit rate"), splits),
             ("the recommended split", ("part", "bytes", ""), parts + total),
         ]
@@ -305,15 +308,11 @@ def capacity(
     lean = max(snapshotting, key=lambda one: (one.max_requests, -one.snapshot_bytes_per_second))
     running = lean.max_requests if concurrency is None else whole("concurrency", concurrency)
     planner.require(lean.tracking, running, lean.max_requests)
-    balanced = [planner.balanced(one.tracking, running) for one in found]
     return Capacity(
         model=name, layout=layout, kv=page, memory=planner.memory, context=tokens, concurrency=running,
         ranks=int(ranks), every=every, tokens_per_second=tokens_per_second, marks=planner.marks,
-        residency=tuple(
-            replace(one, cached_states=split.cached_states, cached_pages=split.cached_pages) if split else one
-            for one, split in zip(found, balanced, strict=True)
-        ),
-        splits=planner.splits(lean.tracking, running), alternatives=tuple(balanced),
+        residency=tuple(replace(one, split=planner.balanced(one.tracking, running)) for one in found),
+        splits=planner.splits(lean.tracking, running),
     )  # fmt: skip
 
 
@@ -365,10 +364,6 @@ def _split_json(split: Split) -> dict[str, Any]:
 
 def _span(least: int, most: int) -> str:
     return str(least) if least == most else f"{least} to {most}"
-
-
-def _or_dash(count: int | None) -> str:
-    return "-" if count is None else str(count)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -26,33 +26,6 @@ STAGING: Final = Tiers.staging  # its default
 
 
 @dataclass(frozen=True, kw_only=True)
-class Residency:
-    """What one strategy needs of memory, and how many requests it lets run.
-
-    Attributes:
-        strategy: "none", "ping-pong", "lazy" or "redirect".
-        tracking: the strategy.
-        slots_per_request: slots that a request holds from its admission on.
-        most_slots_per_request: slots that it holds at most, while a snapshot is unpublished. Those beyond
-            `slots_per_request` come out of what is free or cached; without any, no snapshot is taken.
-        max_requests: requests of `context` tokens that can run at a time, if the cache keeps nothing.
-        cached_states: states that the cache keeps beside `concurrency` requests, with states and KV in step. None:
-            these requests do not fit.
-        cached_pages: KV pages that it keeps then.
-        snapshot_bytes_per_second: bytes written for snapshots of decode at `tokens_per_second`.
-    """
-
-    strategy: str
-    tracking: Tracking
-    slots_per_request: int
-    most_slots_per_request: int
-    max_requests: int
-    cached_states: int | None
-    cached_pages: int | None
-    snapshot_bytes_per_second: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class HostRoom:
     """What fits in host memory: the arguments `host_slots` and `host_pages` of `Tiers`.
 
@@ -124,6 +97,30 @@ class Split:
             "slots": self.slots, "max_requests": self.requests, "tracking": self.tracking, "pages": pages,
             "prefix": Prefix(), "forward": Forward(in_place=self.in_place), "overlap": self.overlap,
         }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Residency:
+    """What one strategy needs of memory, and how many requests it lets run.
+
+    Attributes:
+        strategy: "none", "ping-pong", "lazy" or "redirect".
+        tracking: the strategy.
+        slots_per_request: slots that a request holds from its admission on.
+        most_slots_per_request: slots that it holds at most, while a snapshot is unpublished. Those beyond
+            `slots_per_request` come out of what is free or cached; without any, no snapshot is taken.
+        max_requests: requests of `context` tokens that can run at a time, if the cache keeps nothing.
+        snapshot_bytes_per_second: bytes written for snapshots of decode at `tokens_per_second`.
+        split: the balanced split with `concurrency` requests. None: they do not fit.
+    """
+
+    strategy: str
+    tracking: Tracking
+    slots_per_request: int
+    most_slots_per_request: int
+    max_requests: int
+    snapshot_bytes_per_second: float
+    split: Split | None = None
 
 
 def snapshot_bytes(layout: StateLayout, tracking: Tracking, *, overlap: bool = True, in_place: bool = False) -> int:
@@ -230,7 +227,6 @@ class Planner:
         return Residency(
             strategy=strategy, tracking=tracking, slots_per_request=1 + tracking.lanes_at_admission(self.overlap),
             most_slots_per_request=tracking.most_slots(self.overlap), max_requests=self.most(tracking),
-            cached_states=None, cached_pages=None,
             snapshot_bytes_per_second=written * tokens_per_second / tracking.every,
         )  # fmt: skip
 
@@ -246,8 +242,8 @@ class Planner:
         who = "1 request needs" if requests == 1 else f"{requests} requests need"
         total = sum(part.nbytes for part in parts)
         raise ConfigurationError(
-            f"{who} {total} bytes, and memory={self.memory}, for {self.tokens} tokens each under {tracking}: {each}, and "
-            f"tables; {most} fit; give more memory or ranks, a narrower dtype, or a lower concurrency or context"
+            f"{who} {total} bytes, and memory={self.memory}, for {self.tokens} tokens each under {tracking}: {each}, "
+            f"and tables; {most} fit; give more memory or ranks, a narrower dtype, or a lower concurrency or context"
         )
 
     def split(self, tracking: Tracking, requests: int, slots: int, pages: int, balanced: bool) -> Split:

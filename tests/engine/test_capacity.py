@@ -219,6 +219,12 @@ def test_C5_the_recommended_split_is_the_balanced_one_without_a_trace_and_the_be
         plan.with_hit_rates([0.1, 0.2])
 
 
+def test_C5_without_marks_a_conversation_keeps_one_state() -> None:
+    plan = ms.capacity("qwen3_next", "40GiB", context="32k", concurrency=16, placement=ms.Nowhere())
+    assert (plan.marks, plan.best.slots - plan.best.cached_states) == (0, 16)
+    assert f"{plan.best.cached_states} conversations with 1 states each" in plan.recommendation
+
+
 def test_C5_what_the_recommendation_says_is_in_the_figures() -> None:
     plan = ms.capacity("qwen3_5", "141GB", context="64k", concurrency=8, ranks=4, host_memory="512GiB")
     found, best = plan.to_json(), plan.best

@@ -121,8 +121,8 @@ class Capacity:
         elif best.pages:
             each = max(1, self.marks)
             lines.append(
-                f"These are {best.cached_states // each} conversations with {each} states each: a state without its KV is of no use, "
-                "nor is KV without a state. A trace shows what your prompts share."
+                f"These are {best.cached_states // each} conversations with {each} states each: a state without its KV "
+                "is of no use, nor is KV without a state. A trace shows what your prompts share."
             )
         return " ".join(lines)
 

@@ -21,7 +21,7 @@ from memstate.state.memory import table_bytes
 from memstate.tiers.settings import Tiers
 from memstate.tiers.sizing import TierBytes, pages_in_proportion, tier_bytes
 
-SHARES: Final = (0.25, 0.5, 0.75, 1.0)  # of what requests leave, for states
+SHARES: Final = (0.0625, 0.125, 0.25, 0.5, 1.0)  # of what requests leave, for states
 STAGING: Final = Tiers.staging  # its default
 
 

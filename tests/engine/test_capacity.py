@@ -212,10 +212,10 @@ def test_C5_the_recommended_split_is_the_balanced_one_without_a_trace_and_the_be
     plan = ms.capacity("qwen3_next", "40GiB", context="32k", concurrency=16)
     assert plan.best.balanced and "conversations with 4 states each" in plan.recommendation
     assert plan.best.cached_states // plan.marks == pytest.approx(plan.best.cached_pages // plan.best.per_row, abs=1)
-    rated = plan.with_hit_rates([0.1, 0.2, 0.4, 0.3, 0.25])
+    rated = plan.with_hit_rates([0.1, 0.2, 0.4, 0.3, 0.25, 0.15])
     assert rated.best == rated.splits[2] and rated.best.hit_rate == 0.4
     assert "0.400" in rated.recommendation and "0.100" in rated.recommendation
-    with pytest.raises(ms.InvalidArgument, match="2 hit rates for 5 splits"):
+    with pytest.raises(ms.InvalidArgument, match="2 hit rates for 6 splits"):
         plan.with_hit_rates([0.1, 0.2])
 
 

@@ -190,7 +190,7 @@ class Planner:
         if self.kv is not None:
             found.append(Part("KV pages", sum(self.kv.arena_bytes(pages)), "context or concurrency"))
         if tier is not None:
-            table = table_bytes(self.kv, pages) if self.kv is not None else 0
+            table = table_bytes(self.kv) if self.kv is not None else 0
             found.append(Part("staging of tiers", tier.device + table, "Tiers(staging=)"))
         return found
 

@@ -91,7 +91,7 @@ def device_parts(
         Part(
             "registers, columns and page table", 4 * cell_starts(rows, snapshots, per_row)[-1], CELLS
         ),
-        Part("tile table", table_bytes(layout, slots) if layout else 0, "the sizes of the layout"),
+        Part("tile table", table_bytes(layout) if layout else 0, "the sizes of the layout"),
         Part("bitmap", 4 * bitmap_ints(slots), "slots"),
         Part("counters", 4 * COUNTERS, "slots"),
         Part("step records", record_bytes(max_batch, speculation, snapshots), f"{BATCH} or snapshots"),

@@ -4,6 +4,7 @@ A span is what lies in one piece in every slot: a block of a region, or several 
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
 from math import gcd
 from typing import NamedTuple, Protocol
 from weakref import WeakSet
@@ -43,9 +44,10 @@ class Addresses(Protocol):
         """Writes the addresses of now into the table."""
 
 
-def table_bytes(layout: StateLayout, slots: int) -> int:
-    """Returns the bytes of the tile table of planes in arenas of their own."""
-    return TILE_ROW * sum(len(tiles_of(run.nbytes)) for run in layout.runs(slots))
+@lru_cache
+def table_bytes(layout: StateLayout) -> int:
+    """Returns the bytes of the tile table of planes in arenas of their own, the same for any number of slots."""
+    return TILE_ROW * sum(len(tiles_of(run.nbytes)) for run in layout.runs(1))
 
 
 def tiles_of(nbytes: int) -> range:

@@ -300,7 +300,8 @@ def capacity(
     marks = placement.marks(Match(tokens=tokens, length=0, kv_length=0, evicted_length=0), page_size)
     planner = Planner(
         layout=layout, kv=page, page_size=page_size, per_row=-(-tokens // page_size) if page else 0, overlap=overlap,
-        in_place=in_place, memory=byte_count("memory", memory), marks=sum(0 < at <= tokens for at in marks),
+        in_place=in_place, memory=byte_count("memory", memory), placement=placement,
+        marks=sum(0 < at <= tokens for at in marks),
         prefills=prefills, host=0 if host_memory is None else byte_count("host_memory", host_memory), tokens=tokens,
     )  # fmt: skip
     found = [planner.residency(strategy, kind(every), tokens_per_second) for strategy, kind in STRATEGIES.items()]

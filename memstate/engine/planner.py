@@ -13,6 +13,7 @@ from memstate.engine.settings import Forward, Pages
 from memstate.engine.sizing import device_parts
 from memstate.errors import ConfigurationError
 from memstate.prefix import Prefix
+from memstate.prefix.placement import Placement
 from memstate.requests.tracking import Tracking
 from memstate.sizes import MOST_SLOTS, Part
 from memstate.slots.registers import cell_starts
@@ -57,6 +58,7 @@ class Split:
         per_row: pages of one request at most.
         overlap: whether a step is planned before the last one is settled.
         in_place: whether the forward updates one slot.
+        placement: at which lengths prompts keep states.
         cached_states: slots that are left for cached states when all requests run and prompts hold their marks.
         cached_pages: KV pages that are left for the cache when all requests run.
         balanced: whether it keeps states and KV of whole conversations in step.
@@ -73,6 +75,7 @@ class Split:
     per_row: int
     overlap: bool
     in_place: bool
+    placement: Placement
     cached_states: int
     cached_pages: int
     balanced: bool
@@ -93,9 +96,10 @@ class Split:
     def settings(self) -> dict[str, Any]:
         """Returns the arguments of a `StateManager` that allocates these parts, besides its layout and its tiers."""
         pages = Pages(size=self.page_size, count=self.pages, per_row=self.per_row)
+        prefix, forward = Prefix(placement=self.placement), Forward(in_place=self.in_place)
         return {
             "slots": self.slots, "max_requests": self.requests, "tracking": self.tracking, "pages": pages,
-            "prefix": Prefix(), "forward": Forward(in_place=self.in_place), "overlap": self.overlap,
+            "prefix": prefix, "forward": forward, "overlap": self.overlap,
         }  # fmt: skip
 
 
@@ -163,6 +167,7 @@ class Planner:
         overlap: whether a step is planned before the last one is settled.
         in_place: whether the forward updates one slot.
         memory: bytes on the device.
+        placement: at which lengths prompts keep states.
         marks: states that a prompt keeps.
         prefills: prompts that are read at a time.
         host: bytes of host memory; 0 for no tier.
@@ -176,6 +181,7 @@ class Planner:
     overlap: bool
     in_place: bool
     memory: int
+    placement: Placement
     marks: int
     prefills: int
     host: int
@@ -254,7 +260,7 @@ class Planner:
             tier = self.tier(room.states, room.pages)
         return Split(
             tracking=tracking, requests=requests, slots=slots, pages=pages, page_size=self.page_size,
-            per_row=self.per_row, overlap=self.overlap, in_place=self.in_place,
+            per_row=self.per_row, overlap=self.overlap, in_place=self.in_place, placement=self.placement,
             cached_states=slots - self.slots(tracking, requests), cached_pages=pages - requests * self.per_row,
             balanced=balanced, parts=tuple(self.parts(requests, slots, pages, tier)), host=room,
         )  # fmt: skip

@@ -219,6 +219,7 @@ def test_C5_the_recommended_split_is_the_balanced_one_without_a_trace_and_the_be
 def test_C5_without_marks_a_conversation_keeps_one_state() -> None:
     plan = ms.capacity("qwen3_next", "40GiB", context="32k", concurrency=16, placement=ms.Nowhere())
     assert (plan.marks, plan.best.slots - plan.best.cached_states) == (0, 16)
+    assert plan.best.settings()["prefix"].placement == ms.Nowhere()
     assert f"{plan.best.cached_states} conversations with 1 states each" in plan.recommendation
 
 

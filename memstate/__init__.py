@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from memstate.engine.admission import Fork
+    from memstate.engine.capacity import Capacity, capacity
     from memstate.engine.chaos import Chaos
     from memstate.engine.manager import StateManager
+    from memstate.engine.planner import Split
     from memstate.engine.pool import StatePool
     from memstate.engine.settings import Forward, Pages
     from memstate.engine.warmup import warm_up
@@ -64,6 +66,7 @@ __all__ = [
     "AuditReport",
     "Backend",
     "Broken",
+    "Capacity",
     "Chaos",
     "ChaosStats",
     "ClaimGroup",
@@ -111,6 +114,7 @@ __all__ = [
     "SessionLimits",
     "SlotAllocator",
     "Snapshot",
+    "Split",
     "StaleHandle",
     "StateLayout",
     "StateManager",
@@ -122,6 +126,7 @@ __all__ = [
     "Tracking",
     "UnsafeFolder",
     "__version__",
+    "capacity",
     "policies",
     "presets",
     "warm_up",
@@ -129,8 +134,10 @@ __all__ = [
 
 _MODULES = {
     "memstate.engine.admission": "Fork",
+    "memstate.engine.capacity": "Capacity capacity",
     "memstate.engine.chaos": "Chaos",
     "memstate.engine.manager": "StateManager",
+    "memstate.engine.planner": "Split",
     "memstate.engine.pool": "StatePool",
     "memstate.engine.settings": "Forward Pages",
     "memstate.engine.warmup": "warm_up",

@@ -1,17 +1,69 @@
 """Refuses memory that the device or the host does not have, with the numbers, before anything is allocated."""
 
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 import torch
 
-from memstate.checks import INT32_MAX
-from memstate.errors import MemstateError
+from memstate.checks import INT32_MAX, is_whole, shown
+from memstate.errors import InvalidArgument, MemstateError
 
 INT64_MAX = 2**63 - 1
 MOST_SLOTS = INT32_MAX - 31  # kernels number the bits of the bitmap, whole words of 32, with int32
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {f"{unit}iB": 1 << 10 * at for at, unit in enumerate("KMGT", 1)}
+TOKEN_UNITS = {"": 1, "k": 1 << 10, "K": 1 << 10, "M": 1 << 20}
+
+
+def byte_count(what: str, value: int | str) -> int:
+    """Returns a number of bytes: a whole number, or a text such as "80GiB" (2**30 bytes) or "141GB" (10**9 bytes).
+
+    Args:
+        what: names the value in an error.
+        value: the number or the text.
+
+    Raises:
+        InvalidArgument: it is neither, or less than 1.
+
+    Example:
+        >>> byte_count("memory", "1.5KiB")
+        1536
+    """
+    return _counted(what, value, UNITS, "bytes, such as 80GiB or 141GB")
+
+
+def token_count(what: str, value: int | str) -> int:
+    """Returns a number of tokens: a whole number, or a text such as "32k" (32 768 tokens).
+
+    Args:
+        what: names the value in an error.
+        value: the number or the text.
+
+    Raises:
+        InvalidArgument: it is neither, or less than 1.
+
+    Example:
+        >>> token_count("context", "32k")
+        32768
+    """
+    return _counted(what, value, TOKEN_UNITS, "tokens, such as 32768 or 32k")
+
+
+def _counted(what: str, value: int | str, units: Mapping[str, int], expected: str) -> int:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
+    count = 0
+    if found and found[2] in units:
+        count = int(Fraction(found[1]) * units[found[2]])
+    elif is_whole(value):
+        count = int(value)
+    if not 1 <= count <= INT64_MAX:
+        raise InvalidArgument(f"{what}={shown(value)}: expected at least 1, in {expected}")
+    return count
 
 
 class Part(NamedTuple):

@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
 
 from memstate import __version__
 from memstate.cli import output
-from memstate.cli.commands import demo, kernels, traces
+from memstate.cli.commands import capacity, demo, kernels, traces
 
 app = typer.Typer(
     pretty_exceptions_enable=False,
@@ -27,6 +27,7 @@ app.command()(demo.demo)
 app.command("compile")(kernels.compile_kernels)
 app.command()(kernels.bench)
 app.command()(kernels.tune)
+app.command()(capacity.capacity)
 app.command()(traces.replay)
 app.command()(traces.trace)
 

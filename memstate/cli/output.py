@@ -70,15 +70,8 @@ def text_of(value: Any) -> str:
 
 def emit(path: str | None, data: Any, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Writes JSON to `path` and prints a table; "-" prints the JSON instead of the table."""
-    text = json.dumps(data, indent=2)
-    if path == "-":
-        write_stdout(lambda: sys.stdout.write(text + "\n"))
+    if not _write_json(path, data):
         return
-    if path is not None:
-        try:
-            Path(path).write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            fail(f"--json {path}: {error.strerror}")
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -87,6 +80,26 @@ def emit(path: str | None, data: Any, title: str, columns: Sequence[str], rows: 
     for row in rows:
         table.add_row(*map(escape, row))  # a name such as plan[lazy] is no markup
     write_stdout(lambda: Console(width=None if sys.stdout.isatty() else WIDTH).print(table))
+
+
+def emit_text(path: str | None, data: Any, text: str) -> None:
+    """Writes JSON to `path` and prints a text; "-" prints the JSON instead of the text."""
+    if _write_json(path, data):
+        write_stdout(lambda: sys.stdout.write(text + "\n"))
+
+
+def _write_json(path: str | None, data: Any) -> bool:
+    """Writes JSON to `path`. Returns whether stdout is free for more."""
+    text = json.dumps(data, indent=2)
+    if path == "-":
+        write_stdout(lambda: sys.stdout.write(text + "\n"))
+        return False
+    if path is not None:
+        try:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            fail(f"--json {path}: {error.strerror}")
+    return True
 
 
 def write_stdout(write: Callable[[], object]) -> None:

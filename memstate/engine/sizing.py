@@ -7,11 +7,14 @@ from memstate.checks import INT32_MAX
 from memstate.engine.settings import Pages
 from memstate.errors import ConfigurationError
 from memstate.kernels.levels import bitmap_ints
+from memstate.kernels.tables import COUNTERS
 from memstate.requests.steps import record_bytes
 from memstate.sizes import Part
 from memstate.slots.commands import step_ints
 from memstate.slots.registers import cell_starts, register_count
+from memstate.slots.upload import INTS, RING
 from memstate.state.layout import StateLayout
+from memstate.state.memory import table_bytes
 
 # Settings to lower.
 CELLS = "max_requests, preallocated, snapshots (default: slots) or Pages(per_row=)"
@@ -78,15 +81,22 @@ def device_parts(
     layout: StateLayout | None, *, slots: int, rows: int, snapshots: int, per_row: int, max_batch: int,
     speculation: bool,
 ) -> list[Part]:  # fmt: skip
-    """Returns what a manager allocates on the device."""
+    """Returns what a manager allocates on the device when it is built.
+
+    The upload buffer grows later, if a packet needs more. With `layout=None` the planes exist already, and the bytes of
+    their tile table, which depend on their strides, are left out.
+    """
     return [
         Part("planes", sum(layout.arena_bytes(slots)) if layout else 0, "slots, or the sizes of the layout"),
         Part(
             "registers, columns and page table", 4 * cell_starts(rows, snapshots, per_row)[-1], CELLS
         ),
+        Part("tile table", table_bytes(layout) if layout else 0, "the sizes of the layout"),
         Part("bitmap", 4 * bitmap_ints(slots), "slots"),
-        Part("step records", record_bytes(max_batch, speculation), BATCH),
+        Part("counters", 4 * COUNTERS, "slots"),
+        Part("step records", record_bytes(max_batch, speculation, snapshots), f"{BATCH} or snapshots"),
         Part("packet of a step", 4 * step_ints(max_batch), BATCH),
+        Part("upload buffer", 4 * INTS, BATCH),
     ]  # fmt: skip
 
 
@@ -97,4 +107,5 @@ def host_parts(*, rows: int, snapshots: int, pages: int) -> list[Part]:
         Part("lists of published snapshots", PER_SNAPSHOT * snapshots, "snapshots (default: slots)"),
         Part("request table", PER_ROW * (rows + 1), "max_requests or preallocated"),
         Part("page lists", PER_PAGE * pages, "Pages(count=)"),
+        Part("upload ring", 4 * INTS * RING, "slots"),
     ]

@@ -14,12 +14,13 @@ from memstate.kernels.dispatch import Backend, on
 from memstate.streams import mark
 
 RING = 16
+INTS = 4096  # of a buffer at first; it grows with the largest packet
 
 
 class UploadRing:
     """A ring of pinned host buffers and one device buffer. They grow if a packet does not fit."""
 
-    def __init__(self, backend: Backend, ints: int = 4096) -> None:
+    def __init__(self, backend: Backend, ints: int = INTS) -> None:
         self.waits = 0  # times that the host waited because the ring was full
         self._backend = backend
         self._turn = 0

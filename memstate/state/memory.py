@@ -4,6 +4,7 @@ A span is what lies in one piece in every slot: a block of a region, or several 
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
 from math import gcd
 from typing import NamedTuple, Protocol
 from weakref import WeakSet
@@ -13,8 +14,10 @@ from torch import Tensor
 
 from memstate.errors import Asleep, InvalidArgument, LayoutMismatch
 from memstate.kernels.tables import TILE_BYTES, PlaneMap
-from memstate.state.layout import MOVE_BYTES
+from memstate.state.layout import MOVE_BYTES, StateLayout
 from memstate.state.regions import Region
+
+TILE_ROW = 24  # bytes of a tile in the table: three int64
 
 
 class Span(NamedTuple):
@@ -39,6 +42,17 @@ class Addresses(Protocol):
 
     def fill(self) -> None:
         """Writes the addresses of now into the table."""
+
+
+@lru_cache
+def table_bytes(layout: StateLayout) -> int:
+    """Returns the bytes of the tile table of planes in arenas of their own, the same for any number of slots."""
+    return TILE_ROW * sum(len(tiles_of(run.nbytes)) for run in layout.runs(1))
+
+
+def tiles_of(nbytes: int) -> range:
+    """Returns where each tile of a span starts."""
+    return range(0, nbytes, TILE_BYTES)
 
 
 class PlaneTable:
@@ -67,7 +81,7 @@ class PlaneTable:
         return [
             (span.address + at, span.slot_stride, min(TILE_BYTES, span.nbytes - at))
             for span in self.spans
-            for at in range(0, span.nbytes, TILE_BYTES)
+            for at in tiles_of(span.nbytes)
         ]
 
 

@@ -32,6 +32,7 @@ from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tiers.prefetch.prefetcher import Prefetcher
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.settings import Tiers
+from memstate.tiers.sizing import pages_in_proportion, staged_pages
 from memstate.tiers.stores.base import NoStore
 from memstate.tiers.workers import Threads, Workers
 from memstate.tiers.writeback import WriteBack
@@ -39,7 +40,6 @@ from memstate.tokens import BYTES
 
 SECOND_HIT = 2
 AHEAD = 64  # states at most that go down ahead of their eviction, unless settings say otherwise
-KV_STAGING = 2**25  # bytes at least for each staged state: where states are small, pages are most of what moves
 
 
 class TierManager(NotCopied):
@@ -537,9 +537,8 @@ def _record_sets(
     if kv is not None:
         form, of_page = RecordFormat("kv", kv.layout, mark), Packing(kv)
         of_page.backend = planes.backend  # which counts what the manager launches
-        count = settings.host_pages or max(1, settings.host_slots * on_device // planes.slots)
-        staged = settings.staging * max(packing.nbytes, KV_STAGING) // form.body_bytes
-        staged = max(min(staged, count), min(settings.staging, 1))
+        count = settings.host_pages or pages_in_proportion(settings.host_slots, planes.slots, on_device)
+        staged = staged_pages(settings.staging, packing.nbytes, form.body_bytes, count)
         of_kv = made(of_page, form, count, staged, 1)  # groups of layers of pages would be thousands of copies
     if settings.dense_slots:
         pool = RecordPool(settings.dense_slots, packing.nbytes, device=planes.device)

@@ -42,6 +42,23 @@ def slot(caption: str, blocks: Sequence[Block]) -> str:
     return f"<table><caption>{escape(caption)}</caption><tr>{heads}</tr>{rows}</table>"
 
 
+def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table of texts.
+
+    Example:
+        >>> table("sizes", ["part"], [["bitmap"]])
+        '<table><caption>sizes</caption><tr><th>part</th></tr><tr><td>bitmap</td></tr></table>'
+    """
+    top = "".join(f"<th>{escape(head)}</th>" for head in heads)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><caption>{escape(caption)}</caption><tr>{top}</tr>{body}</table>"
+
+
+def paragraph(text: str) -> str:
+    """Returns a paragraph."""
+    return f"<p>{escape(text)}</p>"
+
+
 def _row(block: Block, colour: str, scale: float) -> str:
     cells = (escape(block.name), escape(block.kind), f"{block.payload:,}", f"{block.padding:,}")
     bars = _bar(block.payload, colour, scale) + _bar(block.padding, _PADDING, scale)

@@ -1,6 +1,7 @@
 """Presets against a table of known models, to the byte, and against the configuration classes of transformers."""
 
 import copy
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +16,7 @@ import torch
 from memstate.errors import InvalidArgument
 from memstate.state import presets
 from memstate.state.layout import Plane, StateLayout
-from memstate.state.presets import from_config, state_layers
+from memstate.state.presets import from_config, kv_from_config, state_layers
 
 ORDERS = ("layer_major", "slot_major")
 Shape = tuple[int, ...]
@@ -84,7 +85,9 @@ def shapes(layout: StateLayout) -> tuple[Shape, Shape | None]:
 
 def test_every_preset_is_in_the_table():
     assert set(KNOWN) == set(presets.CHECKPOINTS)
-    assert set(KNOWN) | {"from_config", "state_layers"} == {name for name in presets.__all__ if name.islower()}
+    assert set(KNOWN) | {"from_config", "kv_from_config", "state_layers"} == {
+        name for name in presets.__all__ if name.islower()
+    }
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -202,10 +205,14 @@ class SelfNested:
         ({"model_type": "llama"}, "model_type 'llama': the known ones are bamba, .*, qwen3_next, zamba2"),
         (object(), "model_type None: the known ones are"),
         ({"model_type": ["qwen3_next"]}, r"model_type \['qwen3_next'\]: the known ones are"),
-        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "'Qwen/.*': expected a configuration object or a dict"),
+        (
+            "Qwen/Qwen3-Next-80B-A3B-Instruct",
+            "'Qwen/.*': No such file or directory: expected the path of a config.json",
+        ),
         (None, "None: expected a configuration object or a dict"),
         ([presets.CHECKPOINTS["lfm2"]], "expected a configuration object or a dict"),
-        (Path("config.json"), r"config.json'\): expected a configuration object or a dict"),
+        (Path("config.json"), "'config.json': No such file .*: expected the path of a config.json"),
+        (__file__, "Extra data: .*: expected the path of a config.json"),
         (SimpleNamespace, "expected a configuration object or a dict"),
         ({"model_type": "two", "text_config": "qwen3_next"}, "'qwen3_next': expected a configuration object or a dict"),
         (SelfNested(), "model_type 'two': the known ones are"),
@@ -220,6 +227,55 @@ class SelfNested:
 def test_what_cannot_be_read_is_refused_by_name(config, message):
     with pytest.raises(InvalidArgument, match=message):
         from_config(config)
+
+
+def test_from_config_takes_the_path_of_a_config_json_or_of_its_folder(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(presets.CHECKPOINTS["qwen3_next"]))
+    for given in (path, str(path), tmp_path, str(tmp_path)):
+        assert from_config(given) == preset("qwen3_next")
+        assert state_layers(given) == 36
+    path.write_text("[1]")
+    with pytest.raises(InvalidArgument, match="with an object in it"):
+        from_config(tmp_path)
+
+
+# Bytes of a token in bf16: attention layers x 2 x KV heads x head size x 2, as the model cards have them; Kimi Linear
+# keeps a latent of 512 + 64 instead of keys and values.
+KV_OF_A_TOKEN = {
+    "qwen3_next": 12 * 2 * 2 * 256 * 2, "qwen3_5": 16 * 2 * 4 * 256 * 2, "nemotron_h": 4 * 2 * 8 * 128 * 2,
+    "falcon_h1": 32 * 2 * 8 * 128 * 2, "granite_hybrid": 4 * 2 * 8 * 64 * 2, "kimi_linear": 7 * 576 * 2,
+    "lfm2": 6 * 2 * 8 * 64 * 2, "falcon_mamba": 0, "bamba": 3 * 2 * 8 * 128 * 2, "codestral_mamba": 0, "mamba": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_kv_of_a_preset_is_that_of_its_attention_layers(name):
+    page = kv_from_config(presets.CHECKPOINTS[name], page_size=16)
+    assert (page.bytes_per_slot if page else 0) == 16 * KV_OF_A_TOKEN[name]
+    if page and name != "kimi_linear":
+        eighth = kv_from_config(presets.CHECKPOINTS[name], page_size=16, ranks=8, dtype=torch.float32)
+        heads = presets.CHECKPOINTS[name]["num_key_value_heads"]
+        assert eighth.bytes_per_slot == 2 * page.bytes_per_slot // min(heads, 8)
+    assert (
+        page is None
+        or name != "kimi_linear"
+        or kv_from_config(presets.CHECKPOINTS[name], page_size=16, ranks=8) == page
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", ["qwen3_next", "nemotron_h", "falcon_h1", "zamba2", "bamba", "jamba", "lfm2", "mamba2"]
+)
+def test_kv_of_a_configuration_object_is_that_of_its_fields(kind):
+    """The class fills in fields under names of its own."""
+    config = transformers_config({"model_type": kind})
+    attending = [
+        each in ("attention", "full_attention", "hybrid")
+        for each in getattr(config, "layers_block_type", None) or config.layer_types or ()
+    ]
+    page = kv_from_config(config, page_size=1)
+    assert (page.layers if page else 0) == (0 if kind in ("mamba2",) else sum(attending))
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def test_what_is_due_waits_for_staging_and_nothing_waits_for_it(cuda: FakeCuda) 
 
 def test_kv_beyond_staging_goes_down_in_several_polls(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt of 8 pages with staging for 3 of them; its state comes last. Without a poll an eviction loses it."""
-    monkeypatch.setattr("memstate.tiers.manager.KV_STAGING", 0)
+    monkeypatch.setattr("memstate.tiers.sizing.KV_STAGING", 0)
     for polls, saved in ((((3, 0), (6, 0), (8, 1), (8, 1)), {1}), ((), set())):
         at = Burst(cuda, n=1, pages=8, write="through", staging=3)
         for pages, states in polls:

@@ -17,7 +17,7 @@ from typing import Any, Final, TypedDict, Unpack
 import torch
 
 from memstate.state.layout import Order, StateLayout
-from memstate.state.presets.config import READERS, from_config
+from memstate.state.presets.config import READERS, from_config, kv_from_config
 from memstate.state.presets.families import ConvOrder, SsmOrder
 from memstate.state.presets.layers import state_layers
 
@@ -34,6 +34,7 @@ __all__ = [
     "from_config",
     "granite_hybrid",
     "kimi_linear",
+    "kv_from_config",
     "lfm2",
     "mamba",
     "nemotron_h",
@@ -57,7 +58,8 @@ class Options(TypedDict, total=False):
 _GRANITE_ATTENTION: Final = (5, 15, 25, 35)
 _KIMI_ATTENTION: Final = (4, 8, 12, 16, 20, 24, 27)  # from 1; the last layer is one, which the class default misses
 
-# The fields that decide the state, as config.json of the named checkpoint has them. Few are the defaults of the class.
+# The fields that decide state and KV, as config.json of the named checkpoint has them. Few are the defaults of the
+# class. `head_dim` is hidden_size / num_attention_heads where a checkpoint leaves it out.
 CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
     "qwen3_next": {  # Qwen/Qwen3-Next-80B-A3B-Instruct
         "model_type": "qwen3_next",
@@ -68,6 +70,8 @@ CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
         "linear_key_head_dim": 128,
         "linear_value_head_dim": 128,
         "linear_conv_kernel_dim": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
     },
     "qwen3_5": {  # Qwen/Qwen3.5-27B, its text model; the class has 32 layers and 32 value heads
         "model_type": "qwen3_5_text",
@@ -78,6 +82,8 @@ CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
         "linear_key_head_dim": 128,
         "linear_value_head_dim": 128,
         "linear_conv_kernel_dim": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
     },
     "nemotron_h": {  # nvidia/Nemotron-H-8B-Base-8K; the class has one state layer unless it is given a pattern
         "model_type": "nemotron_h",
@@ -87,6 +93,8 @@ CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
         "n_groups": 8,
         "ssm_state_size": 128,
         "conv_kernel": 4,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
     },
     "falcon_h1": {  # the defaults of the class at full width: d_ssm = expand * hidden_size, where the class says 1024
         "model_type": "falcon_h1",
@@ -98,6 +106,8 @@ CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
         "mamba_n_groups": 1,
         "mamba_d_state": 256,
         "mamba_d_conv": 4,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
     },
     "granite_hybrid": {  # ibm-granite/granite-4.0-h-micro; the class has 128 heads and a state of 256
         "model_type": "granitemoehybrid",
@@ -110,6 +120,8 @@ CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
         "mamba_n_groups": 1,
         "mamba_d_state": 128,
         "mamba_d_conv": 4,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
     },
     "kimi_linear": {  # moonshotai/Kimi-Linear-48B-A3B-Instruct
         "model_type": "kimi_linear",
@@ -121,6 +133,8 @@ CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
             "head_dim": 128,
             "short_conv_kernel_size": 4,
         },
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
     },
     "lfm2": {  # LiquidAI/LFM2-1.2B; the class has 32 layers of 2560 channels
         "model_type": "lfm2",
@@ -128,6 +142,8 @@ CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
         "full_attn_idxs": [2, 5, 8, 10, 12, 14],
         "hidden_size": 2048,
         "conv_L_cache": 3,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
     },
     "falcon_mamba": {  # tiiuae/falcon-mamba-7b, whose expand of 16 is not what its channels are
         "model_type": "falcon_mamba",
@@ -149,6 +165,8 @@ CHECKPOINTS: Final[dict[str, dict[str, Any]]] = {
         "mamba_n_groups": 1,
         "mamba_d_state": 128,
         "mamba_d_conv": 4,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
     },
     "codestral_mamba": {  # mistralai/Mamba-Codestral-7B-v0.1, the defaults of Mamba2Config
         "model_type": "mamba2",

@@ -1,7 +1,7 @@
 """What the fields of a configuration mean, model type by model type. Knows names of fields; imports no transformers.
 
-A configuration is an object with attributes, or a config.json as a dict, written before or after transformers 5.0. A
-field that is missing is an error, never a default: a wrong layout is worse than none.
+A configuration is an object with attributes, a config.json as a dict, or the path of one, written before or after
+transformers 5.0. A field that is missing is an error, never a default: a wrong layout is worse than none.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +10,9 @@ from typing import Final
 
 import torch
 
+from memstate.checks import whole
 from memstate.errors import InvalidArgument
-from memstate.state.layout import Order, StateLayout
+from memstate.state.layout import Order, Plane, StateLayout
 from memstate.state.presets.families import (
     ConvOrder,
     DeltaRule,
@@ -24,7 +25,8 @@ from memstate.state.presets.families import (
     ssm_ordered,
 )
 from memstate.state.presets.fields import Fields
-from memstate.state.presets.layers import state_layers
+from memstate.state.presets.layers import attention_layers, state_layers
+from memstate.state.sharding import Part
 
 NESTED = 4  # configurations of text models inside one another; real ones have one
 
@@ -129,12 +131,12 @@ def from_config(
     conv_order: ConvOrder | None = None,
     ssm_order: SsmOrder | None = None,
 ) -> StateLayout:
-    """The layout of a model, from a configuration object of transformers, or from a config.json as a dict.
+    """The layout of a model, from a configuration object of transformers, or from a config.json.
 
     A configuration of several models stands for its text model.
 
     Args:
-        config: the configuration.
+        config: the configuration: an object, a dict, or the path of a config.json or of the folder that has one.
         ssm_dtype: of ssm planes.
         conv_dtype: of convolution windows.
         order: "layer_major" or "slot_major".
@@ -146,8 +148,8 @@ def from_config(
             and "dim_state". Kernels take a plane of "value_key" or "state_dim" as `plane.mT`.
 
     Raises:
-        InvalidArgument: the type is not known; fields are missing or contradict each other; the ranks do not divide; or
-            an order is not one of the model.
+        InvalidArgument: the file cannot be read; the type is not known; fields are missing or contradict each other;
+            the ranks do not divide; or an order is not one of the model.
 
     Example:
         >>> from memstate.state.presets import from_config
@@ -157,15 +159,7 @@ def from_config(
 
     Syncs: no.
     """
-    fields = Fields(config)
-    for _ in range(NESTED):
-        if (text := fields.get("text_config")) is None or _known(fields):
-            break
-        fields = Fields(text)
-    if not _known(fields):
-        raise InvalidArgument(
-            f"model_type {fields.get('model_type')!r}: the known ones are {', '.join(sorted(READERS))}"
-        )
+    fields = _text_model(config)
     layers = state_layers(fields.config)
     if not layers:
         raise InvalidArgument(f"{fields.get('model_type')}: no layer of this configuration holds state")
@@ -176,6 +170,61 @@ def from_config(
     if conv_order is not None:
         planes = ordered(planes, conv_order)
     return StateLayout(planes, layers, order).shard(ranks)
+
+
+def kv_from_config(
+    config: object, *, page_size: int, dtype: torch.dtype = torch.bfloat16, ranks: int = 1
+) -> StateLayout | None:
+    """The layout of a KV page of a model, as if a page were a slot; None for a model without attention.
+
+    A page has keys and values of every attention layer, which is `2 x KV heads x head size` elements a token and layer.
+    With latent attention (`kv_lora_rank`, as in Kimi Linear) it is `kv_lora_rank + qk_rope_head_dim` elements, which is
+    what vLLM and SGLang keep, and every rank has all of them. Windows of attention and KV that layers share are not
+    taken into account.
+
+    Args:
+        config: as for `from_config`.
+        page_size: tokens of a page.
+        dtype: of keys and values.
+        ranks: tensor-parallel ranks; the layout is that of one of them. Ranks beyond the KV heads hold copies.
+
+    Raises:
+        InvalidArgument: as for `from_config`.
+
+    Example:
+        >>> from memstate.state.presets import CHECKPOINTS, kv_from_config
+        >>> kv_from_config(CHECKPOINTS["qwen3_next"], page_size=1)
+        StateLayout(k, v x 12 layers, layer_major, 24.00 KiB per slot with 0 B padding)
+
+    Syncs: no.
+    """
+    fields, page_size = _text_model(config), whole("page_size", page_size)
+    layers = attention_layers(fields)
+    if not layers:
+        return None
+    if fields.get("kv_lora_rank") is not None:
+        width = fields.number("kv_lora_rank") + fields.number("qk_rope_head_dim", least=0)
+        return StateLayout((Plane("latent", (page_size, width), dtype),), layers)
+    heads = fields.number("num_key_value_heads")
+    names = [name for name in ("head_dim", "attention_head_dim") if fields.get(name) is not None]
+    size = fields.number(*names) if names else fields.number("hidden_size") // fields.number("num_attention_heads")
+    parts = (Part("head", heads),)
+    planes = tuple(Plane(name, (page_size, heads, size), dtype, parts=parts, axis=1) for name in ("k", "v"))
+    return StateLayout(planes, layers).shard(ranks)
+
+
+def _text_model(config: object) -> Fields:
+    """The fields of the text model of a configuration. Raises: InvalidArgument for a type that is not known."""
+    fields = Fields.of(config)
+    for _ in range(NESTED):
+        if (text := fields.get("text_config")) is None or _known(fields):
+            break
+        fields = Fields(text)
+    if not _known(fields):
+        raise InvalidArgument(
+            f"model_type {fields.get('model_type')!r}: the known ones are {', '.join(sorted(READERS))}"
+        )
+    return fields
 
 
 def _known(fields: Fields) -> bool:

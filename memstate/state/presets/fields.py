@@ -1,10 +1,12 @@
 """The fields of a configuration: reading them, and refusing what contradicts itself. Knows no model.
 
-A configuration is an object with attributes, or a config.json as a dict.
+A configuration is an object with attributes, a config.json as a dict, or the path of one.
 """
 
+import json
 from collections.abc import Mapping
-from os import PathLike
+from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 from memstate.checks import is_whole
@@ -25,6 +27,18 @@ class Fields:
         if config is None or isinstance(config, str | bytes | int | float | list | tuple | PathLike | type):
             raise InvalidArgument(f"{config!r}: expected a configuration object or a dict")
         self.config = config
+
+    @classmethod
+    def of(cls, config: object) -> "Fields":
+        """The fields of a configuration, which may be the path of a config.json, or of the folder that has one.
+
+        Args:
+            config: the configuration.
+
+        Raises:
+            InvalidArgument: there is no such file, it is not a JSON object, or the configuration cannot be read.
+        """
+        return cls(_loaded(fspath(config)) if isinstance(config, str | PathLike) else config)
 
     def get(self, path: str) -> Any:
         """A field, None if it is not there."""
@@ -63,3 +77,17 @@ class Fields:
         """The error that shows these fields and says what was expected of them."""
         found = ", ".join(f"{path} = {self.get(path)!r}" for path in paths)
         return InvalidArgument(f"{self.get('model_type')} with {found}: expected {expected}")
+
+
+def _loaded(path: str | bytes) -> object:
+    """Reads a config.json. Raises: InvalidArgument."""
+    try:
+        file = Path(str(path))
+        text = (file / "config.json" if file.is_dir() else file).read_text(encoding="utf-8")
+        found = json.loads(text)
+    except (OSError, ValueError) as error:  # ValueError: not JSON, or a name that no file can have
+        why = getattr(error, "strerror", None) or error
+        raise InvalidArgument(f"{path!r}: {why}: expected the path of a config.json") from error
+    if not isinstance(found, dict):
+        raise InvalidArgument(f"{path!r}: {type(found).__name__}: expected a config.json with an object in it")
+    return found

@@ -1,4 +1,7 @@
-"""Which layers of a configuration hold state, from whichever list of layers it has. Knows no dimension of a state."""
+"""Which layers of a configuration hold state, and which attend, from whichever list of layers it has.
+
+Knows no dimension of a state.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -8,7 +11,9 @@ from memstate.state.presets.fields import Fields
 
 # Kinds of layers that hold state; checkpoints written before transformers 5.0 say "mamba".
 STATE_LAYERS: Final = ("linear_attention", "conv", "hybrid", "mamba")
-EVERY_LAYER: Final = ("falcon_h1", "zamba2", "mamba2", "mamba", "falcon_mamba")  # every layer has a state
+ATTENTION_LAYERS: Final = ("full_attention", "sliding_attention", "attention", "hybrid")  # kinds that have KV
+PURE: Final = ("mamba2", "mamba", "falcon_mamba")  # no layer attends
+EVERY_LAYER: Final = ("falcon_h1", "zamba2", *PURE)  # every layer has a state
 
 
 def _of_kinds(name: str) -> Callable[[Fields], int]:
@@ -82,12 +87,12 @@ def state_layers(config: object) -> int:
     """How many layers of a configuration hold state, from whichever list of layers it has.
 
     Args:
-        config: a configuration object of transformers, or a config.json as a dict.
+        config: a configuration object of transformers, a config.json as a dict, or its path.
 
     Raises:
         InvalidArgument: it has no such list, or the list and num_hidden_layers contradict each other.
     """
-    fields = Fields(config)
+    fields = Fields.of(config)
     kind, total = fields.get("model_type"), fields.get("num_hidden_layers")
     for name in ONE_EACH:
         entries = fields.get(name)
@@ -102,3 +107,25 @@ def state_layers(config: object) -> int:
     if kind == "bamba" and fields.has("attn_layer_indices"):  # written as null: no attention
         return fields.number("num_hidden_layers")
     raise InvalidArgument(f"{kind} without {', '.join(READINGS)}, one of them: which of its layers hold state?")
+
+
+def attention_layers(fields: Fields) -> int:
+    """How many layers of a configuration attend to KV: those of the kinds that do, or else all that hold no state.
+
+    Args:
+        fields: of a configuration that `state_layers` can count.
+
+    Raises:
+        InvalidArgument: as `state_layers`.
+    """
+    kind, state = fields.get("model_type"), state_layers(fields.config)
+    if kind in PURE:
+        return 0
+    if kind == "falcon_h1":  # attention beside the state, in every layer
+        return state
+    for name in ("layer_types", "layers_block_type"):
+        if fields.get(name) is not None:
+            return sum(each in ATTENTION_LAYERS for each in fields.get(name))
+    if (pattern := fields.get("hybrid_override_pattern")) is not None:
+        return int(pattern.count("*"))
+    return fields.number("num_hidden_layers") - state

@@ -20,10 +20,19 @@ from memstate.checks import is_count
 from memstate.errors import InvalidArgument, LayoutMismatch
 from memstate.kernels.tables import TILE_BYTES, RecordMap, RecordPiece, ScaledMap
 from memstate.state.layout import MOVE_BYTES, Plane, StateLayout, format_bytes
+from memstate.state.memory import tiles_of
 from memstate.state.planes import Planes
 from memstate.state.regions import Region
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+ROW = 32  # bytes of a tile in the table of a record: four int64
+
+
+def table_bytes(layout: StateLayout) -> int:
+    """Returns the bytes of the tile table between planes of a layout and a record that holds them exactly."""
+    return ROW * layout.layers * sum(len(tiles_of(plane.nbytes)) for plane in layout.planes)
 
 
 class AddressTable(ABC):
@@ -274,6 +283,6 @@ def _pieces(regions: Sequence[Region], layout: StateLayout) -> tuple[RecordPiece
         row = rows[region.plane.name]
         for layer in range(len(region.blocks)):
             offset = row.offset + (region.first + layer) * row.layer_stride
-            for start in range(0, row.payload, TILE_BYTES):
+            for start in tiles_of(row.payload):
                 pieces.append(RecordPiece(number, layer, start, min(TILE_BYTES, row.payload - start), offset + start))
     return tuple(sorted(pieces, key=lambda piece: piece.offset))

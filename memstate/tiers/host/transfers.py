@@ -20,12 +20,28 @@ from torch import Tensor
 from memstate.checks import INT32_MAX
 from memstate.slots.upload import UploadRing
 from memstate.state.layout import Plane, StateLayout
+from memstate.state.memory import TILE_ROW, tiles_of
 from memstate.state.planes import Planes
-from memstate.tiers.host.packing import Packing
+from memstate.tiers.host.packing import ROW, Packing, table_bytes
 from memstate.tiers.host.pool import RecordPool
 
+NUMBER = 4  # bytes of an int32
+RINGS, RING_INTS = 2, 1024  # upload buffers, one for each direction
 COPIES = 4  # of the copy engine for one batch; each costs the host as much as a launch
 LARGE = 2**23  # bytes of a record from which on its copy takes much longer than its call, so that each is a copy
+
+
+def device_bytes(layout: StateLayout, record: int, staging: int) -> int:
+    """Returns the bytes on the device of the transfers of one kind of record, and of its packing.
+
+    Args:
+        layout: Layout of a slot. Records hold its planes exactly.
+        record: Bytes of a record, header and body.
+        staging: Records that fit the device buffer of each direction.
+    """
+    tiles = len(tiles_of(record)) if staging else 0
+    buffers = 2 * staging * (record + NUMBER) + RINGS * RING_INTS * NUMBER
+    return table_bytes(layout) + buffers + tiles * (TILE_ROW + ROW)
 
 
 class Ticket:
@@ -140,9 +156,9 @@ class Transfers:
         self._reserved = 0
         self._arriving: dict[int, torch.cuda.Event] = {}  # host record -> when its bytes are there
         self._streams = [torch.cuda.Stream(self._device) for _ in range(2)] if self._device else []
-        self._rings = [UploadRing(planes.backend, 1024)]
+        self._rings = [UploadRing(planes.backend, RING_INTS)]
         with self._on(1):  # memory belongs to the stream that uses it
-            self._rings.append(UploadRing(planes.backend, 1024))
+            self._rings.append(UploadRing(planes.backend, RING_INTS))
         if staging:
             # Records that leave are slots 1 to `staging`: what lies before them stands for slot 0 and is not touched.
             layout = StateLayout((Plane("record", (pool.nbytes,), torch.uint8),), layers=1)

@@ -1,0 +1,332 @@
+"""The arithmetic of plans: what fits a memory, from the functions by which a manager and its tiers allocate.
+
+one split    [ slots of requests | marks of prompts | cached states | pages of requests | cached pages | tables ]
+                                                     `----- the border between states and KV lies in here
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from memstate.checks import INT32_MAX
+from memstate.engine.settings import Forward, Pages
+from memstate.engine.sizing import device_parts
+from memstate.errors import ConfigurationError
+from memstate.prefix import Prefix
+from memstate.prefix.placement import Placement
+from memstate.requests.tracking import Tracking
+from memstate.sizes import MOST_SLOTS, Part
+from memstate.slots.registers import cell_starts
+from memstate.state.layout import StateLayout, format_bytes
+from memstate.state.memory import table_bytes
+from memstate.tiers.settings import Tiers
+from memstate.tiers.sizing import TierBytes, pages_in_proportion, tier_bytes
+
+SHARES: Final = (0.0625, 0.125, 0.25, 0.5, 1.0)  # of what requests leave, for states
+STAGING: Final = Tiers.staging  # its default
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostRoom:
+    """What fits in host memory: the arguments `host_slots` and `host_pages` of `Tiers`.
+
+    Attributes:
+        states: states.
+        pages: KV pages, in the device's proportion of pages to slots.
+        nbytes: bytes of all their records.
+        state_record: bytes of a state there, with its header.
+        page_record: bytes of a KV page there, with its header; 0 without KV.
+    """
+
+    states: int
+    pages: int
+    nbytes: int
+    state_record: int
+    page_record: int
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Split:
+    """One way to divide the memory between states and KV pages, under one strategy.
+
+    Attributes:
+        tracking: the strategy.
+        requests: requests that can run at a time.
+        slots: slots of the manager.
+        pages: KV pages of the manager; 0 where the memory holds no KV.
+        page_size: tokens of a page.
+        per_row: pages of one request at most.
+        overlap: whether a step is planned before the last one is settled.
+        in_place: whether the forward updates one slot.
+        placement: at which lengths prompts keep states.
+        cached_states: slots that are left for cached states when all requests run and prompts hold their marks.
+        cached_pages: KV pages that are left for the cache when all requests run.
+        balanced: whether it keeps states and KV of whole conversations in step.
+        parts: what is allocated on the device, with its bytes.
+        host: what fits in host memory; None without a tier there.
+        hit_rate: the block hit rate that a replay of a trace found; None without a trace.
+    """
+
+    tracking: Tracking
+    requests: int
+    slots: int
+    pages: int
+    page_size: int
+    per_row: int
+    overlap: bool
+    in_place: bool
+    placement: Placement
+    cached_states: int
+    cached_pages: int
+    balanced: bool
+    parts: tuple[Part, ...]
+    host: HostRoom | None
+    hit_rate: float | None = None
+
+    def __repr__(self) -> str:
+        rate = "" if self.hit_rate is None else f", hit rate {self.hit_rate:.3f}"
+        size = f"{self.slots} slots, {self.pages} pages, {format_bytes(self.nbytes)}"
+        return f"Split({self.requests} requests, {size}{rate}, {self.tracking})"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device, all parts together."""
+        return sum(part.nbytes for part in self.parts)
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the arguments of a `StateManager` that allocates these parts, besides its layout and its tiers."""
+        pages = Pages(size=self.page_size, count=self.pages, per_row=self.per_row)
+        prefix, forward = Prefix(placement=self.placement), Forward(in_place=self.in_place)
+        return {
+            "slots": self.slots, "max_requests": self.requests, "tracking": self.tracking, "pages": pages,
+            "prefix": prefix, "forward": forward, "overlap": self.overlap,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Residency:
+    """What one strategy needs of memory, and how many requests it lets run.
+
+    Attributes:
+        strategy: "none", "ping-pong", "lazy" or "redirect".
+        tracking: the strategy.
+        slots_per_request: slots that a request holds from its admission on.
+        most_slots_per_request: slots that it holds at most, while a snapshot is unpublished. Those beyond
+            `slots_per_request` come out of what is free or cached; without any, no snapshot is taken.
+        max_requests: requests of `context` tokens that can run at a time, if the cache keeps nothing.
+        snapshot_bytes_per_second: bytes written for snapshots of decode at `tokens_per_second`.
+        split: the balanced split with `concurrency` requests. None: they do not fit.
+    """
+
+    strategy: str
+    tracking: Tracking
+    slots_per_request: int
+    most_slots_per_request: int
+    max_requests: int
+    snapshot_bytes_per_second: float
+    split: Split | None = None
+
+
+def snapshot_bytes(layout: StateLayout, tracking: Tracking, *, overlap: bool = True, in_place: bool = False) -> int:
+    """Returns the bytes that one snapshot of decode writes.
+
+    The ping-pong strategies write the state a second time. Redirect writes nothing, because the old slot is the
+    snapshot, unless memstate copies planes: those of in-place kernels, and those that a step writes only in part.
+
+    Args:
+        layout: layout of a state.
+        tracking: the strategy.
+        overlap: whether the next step is planned before the last one is settled.
+        in_place: whether the kernels of the forward update one slot.
+
+    Example:
+        >>> import torch
+        >>> from memstate.requests.tracking import NoTracking, PingPong, Redirect
+        >>> from memstate.state.layout import Plane
+        >>> layout = StateLayout((Plane("ssm", (2, 8, 8), torch.float32),), layers=4)
+        >>> [snapshot_bytes(layout, kind()) for kind in (NoTracking, PingPong, Redirect)]
+        [0, 2048, 0]
+    """
+    if not tracking.lanes(overlap):
+        return 0
+    written = [
+        plane for plane in layout.planes if in_place or not tracking.reads_old_slot or not plane.rewritten_each_step
+    ]
+    return layout.layers * sum(map(layout.block_bytes, written))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planner:
+    """Computes splits from the settings that they share.
+
+    Args:
+        layout: layout of a state on one rank.
+        kv: layout of a KV page on one rank, as if a page were a slot. None: the memory holds no KV.
+        page_size: tokens of a page.
+        per_row: pages of one request.
+        overlap: whether a step is planned before the last one is settled.
+        in_place: whether the forward updates one slot.
+        memory: bytes on the device.
+        placement: at which lengths prompts keep states.
+        marks: states that a prompt keeps.
+        prefills: prompts that are read at a time.
+        host: bytes of host memory; 0 for no tier.
+        tokens: tokens of a request.
+    """
+
+    layout: StateLayout
+    kv: StateLayout | None
+    page_size: int
+    per_row: int
+    overlap: bool
+    in_place: bool
+    memory: int
+    placement: Placement
+    marks: int
+    prefills: int
+    host: int
+    tokens: int
+
+    def parts(self, requests: int, slots: int, pages: int, tier: TierBytes | None) -> list[Part]:
+        """What is allocated on the device."""
+        found = device_parts(
+            self.layout, slots=slots, rows=requests, snapshots=slots + requests, per_row=self.per_row,
+            max_batch=requests, speculation=False,
+        )  # fmt: skip
+        if self.kv is not None:
+            found.append(Part("KV pages", sum(self.kv.arena_bytes(pages)), "context or concurrency"))
+        if tier is not None:
+            table = table_bytes(self.kv) if self.kv is not None else 0
+            found.append(Part("staging of tiers", tier.device + table, "Tiers(staging=)"))
+        return found
+
+    def tier(self, host_slots: int, host_pages: int) -> TierBytes:
+        """The bytes of a tier, and of its staging on the device."""
+        return tier_bytes(self.layout, self.kv, host_slots=host_slots, host_pages=host_pages, staging=STAGING)
+
+    def needs(self, requests: int, slots: int, pages: int) -> int:
+        """Bytes on the device; with tiers at most, because few host pages take less staging."""
+        tier = self.tier(1, INT32_MAX) if self.host else None
+        return sum(part.nbytes for part in self.parts(requests, slots, pages, tier))
+
+    def fits(self, requests: int, slots: int, pages: int) -> bool:
+        """Whether it fits the memory, and int32 can number it."""
+        cells = cell_starts(requests, slots + requests, self.per_row)[-1]
+        numbered = slots <= MOST_SLOTS and max(pages, cells) <= INT32_MAX
+        return numbered and self.needs(requests, slots, pages) <= self.memory
+
+    def slots(self, tracking: Tracking, requests: int) -> int:
+        """Slots of running requests, and of the marks of prompts."""
+        held = 1 + tracking.lanes_at_admission(self.overlap)
+        return requests * held + self.marks * min(self.prefills, requests)
+
+    def most(self, tracking: Tracking) -> int:
+        """Requests that fit beside an empty cache."""
+        return _most(
+            lambda count: not count or self.fits(count, self.slots(tracking, count), count * self.per_row), INT32_MAX
+        )
+
+    def residency(self, strategy: str, tracking: Tracking, tokens_per_second: float) -> Residency:
+        """What a strategy needs. Raises: ConfigurationError where it does not work with the page size."""
+        tracking.validate(self.page_size, self.overlap)
+        written = snapshot_bytes(self.layout, tracking, overlap=self.overlap, in_place=self.in_place)
+        return Residency(
+            strategy=strategy, tracking=tracking, slots_per_request=1 + tracking.lanes_at_admission(self.overlap),
+            most_slots_per_request=tracking.most_slots(self.overlap), max_requests=self.most(tracking),
+            snapshot_bytes_per_second=written * tokens_per_second / tracking.every,
+        )  # fmt: skip
+
+    def require(self, tracking: Tracking, requests: int, most: int) -> None:
+        """Refuses more requests than fit, with the bytes that they need."""
+        if requests <= most and most:
+            return
+        requests = requests if most else 1
+        slots, pages = self.slots(tracking, requests), requests * self.per_row
+        tier = self.tier(1, INT32_MAX) if self.host else None
+        parts = sorted(self.parts(requests, slots, pages, tier), key=lambda part: -part.nbytes)
+        each = ", ".join(f"{part.name} {part.nbytes} bytes" for part in parts[:3])
+        who = "1 request needs" if requests == 1 else f"{requests} requests need"
+        total = sum(part.nbytes for part in parts)
+        raise ConfigurationError(
+            f"{who} {total} bytes, and memory={self.memory}, for {self.tokens} tokens each under {tracking}: {each}, "
+            f"and tables; {most} fit; give more memory or ranks, a narrower dtype, or a lower concurrency or context"
+        )
+
+    def split(self, tracking: Tracking, requests: int, slots: int, pages: int, balanced: bool) -> Split:
+        """The split with these slots and pages. Raises: ConfigurationError for too little host memory."""
+        room, tier = None, None
+        if self.host:
+            room = self.host_room(slots, pages)
+            tier = self.tier(room.states, room.pages)
+        return Split(
+            tracking=tracking, requests=requests, slots=slots, pages=pages, page_size=self.page_size,
+            per_row=self.per_row, overlap=self.overlap, in_place=self.in_place, placement=self.placement,
+            cached_states=slots - self.slots(tracking, requests), cached_pages=pages - requests * self.per_row,
+            balanced=balanced, parts=tuple(self.parts(requests, slots, pages, tier)), host=room,
+        )  # fmt: skip
+
+    def host_room(self, slots: int, pages: int) -> HostRoom:
+        """The records that fit host memory. Raises: ConfigurationError where that is no state."""
+
+        def room(states: int) -> HostRoom:
+            of_kv = pages_in_proportion(states, slots, pages) if pages else 0
+            tier = self.tier(states, of_kv)
+            return HostRoom(
+                states=states, pages=of_kv, nbytes=tier.host, state_record=tier.state_record,
+                page_record=tier.page_record,
+            )  # fmt: skip
+
+        if room(1).nbytes > self.host:
+            raise ConfigurationError(
+                f"host_memory={self.host}: a state with its KV pages needs {room(1).nbytes} bytes; give more, or None"
+            )
+        return room(_most(lambda states: room(states).nbytes <= self.host, INT32_MAX))
+
+    def filled(self, tracking: Tracking, requests: int, slots: int, balanced: bool) -> Split:
+        """The split with these slots, and KV pages in the memory that they leave."""
+        least = requests * self.per_row
+        more = _most(lambda count: self.fits(requests, slots, least + count), INT32_MAX - least) if self.kv else 0
+        return self.split(tracking, requests, slots, least + more, balanced)
+
+    def balanced(self, tracking: Tracking, requests: int) -> Split | None:
+        """The split that keeps conversations whole, each with its states and its KV; None if the requests do not fit.
+
+        Without KV all of the memory is for states.
+        """
+        base, pages = self.slots(tracking, requests), requests * self.per_row
+        if not self.fits(requests, base, pages):
+            return None
+        states = max(1, self.marks) if self.kv else 1
+        paths = _most(
+            lambda count: self.fits(requests, base + count * states, pages + count * self.per_row), MOST_SLOTS
+        )
+        return self.filled(tracking, requests, base + paths * states, balanced=True)
+
+    def most_slots(self, requests: int, slots: int, pages: int) -> int:
+        """Slots that fit beside these pages, of which so many do."""
+        return slots + _most(lambda count: self.fits(requests, slots + count, pages), MOST_SLOTS)
+
+    def splits(self, tracking: Tracking, requests: int) -> tuple[Split, ...]:
+        """The balanced split, and splits that give states each share of what the requests leave."""
+        balanced = self.balanced(tracking, requests)
+        assert balanced is not None
+        found = {(balanced.slots, balanced.pages): balanced}
+        base, pages = self.slots(tracking, requests), requests * self.per_row
+        left = self.memory - self.needs(requests, base, pages)
+        for share in SHARES if self.kv else ():
+            smaller = replace(self, memory=self.memory - left + int(share * left))
+            split = self.filled(tracking, requests, smaller.most_slots(requests, base, pages), balanced=False)
+            found.setdefault((split.slots, split.pages), split)
+        return tuple(sorted(found.values(), key=lambda split: split.slots))
+
+
+def _most(fits: Callable[[int], bool], limit: int) -> int:
+    """Returns the largest number up to `limit` that fits, where 0 does and what is more than too much is too much."""
+    low, high = 0, 1
+    while high <= limit and fits(high):
+        low, high = high, 2 * high
+    high = min(high, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

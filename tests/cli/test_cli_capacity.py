@@ -1,0 +1,122 @@
+"""`memstate capacity`: what it prints, its JSON, and the page about it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import memstate as ms
+from memstate.cli import replay as replaying
+from memstate.cli.commands.capacity import rated
+from memstate.cli.traces import form
+from memstate.cli.traces.make import make
+from memstate.state.presets import CHECKPOINTS, kv_from_config
+from tests.support.command import Done, memstate
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "capacity.md").read_text()
+CONTRACT = "bytes_per_slot slots arena_bytes max_requests_by_strategy recommendation"
+SMALL = ("qwen3_next", "--memory", "8GiB", "--context", "20k", "--concurrency", "3", "--every", "512")
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Conversations of at most 30 blocks."""
+    path = tmp_path / "talks.jsonl"
+    form.write(path, [one for one in make("chat", 60, 1) if len(one.hash_ids) <= 30])
+    return path
+
+
+def test_capacity_writes_the_keys_of_the_contract_and_nothing_else_to_stdout(tmp_path: Path) -> None:
+    done = memstate("capacity", *SMALL, "--json", "-")
+    assert (done.status, done.err) == (0, "")
+    found = json.loads(done.out)
+    assert set(CONTRACT.split()) <= set(found)
+    plan = ms.capacity("qwen3_next", "8GiB", context="20k", concurrency=3, every=512)
+    assert found == plan.to_json()
+    assert memstate("capacity", *SMALL, "--json", tmp_path / "a.json") == Done(0, f"{plan}\n", "")
+    assert json.loads((tmp_path / "a.json").read_text()) == found
+
+
+def test_capacity_passes_every_option_on(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CHECKPOINTS["qwen3_5"]))
+    options = """--memory 100GB --context 16k --concurrency 5 --tp 4 --every 128 --page-size 128 --dtype bfloat16
+        --kv-dtype float8 --overlap 0 --in-place --prefills 2 --tokens-per-second 4000 --host-memory 64GiB --json -"""
+    import torch
+
+    plan = ms.capacity(
+        tmp_path, "100GB", context=16384, concurrency=5, ranks=4, every=128, page_size=128, ssm_dtype=torch.bfloat16,
+        kv_dtype=torch.float8_e4m3fn, overlap=False, in_place=True, prefills=2, tokens_per_second=4000.0,
+        host_memory="64GiB",
+    )  # fmt: skip
+    assert json.loads(memstate("capacity", tmp_path, *options.split()).out) == plan.to_json()
+    bare = memstate("capacity", tmp_path, *options.split(), "--kv-bytes", "0")
+    assert json.loads(bare.out)["pages"] == 0
+
+
+def test_C5_hit_rates_are_those_of_the_replay(trace: Path) -> None:
+    found = json.loads(memstate("capacity", *SMALL, "--trace", trace, "--from", "0.2", "--json", "-").out)
+    assert len(found["splits"]) > 3
+    for split in found["splits"]:
+        pages = split["pages"] * found["page_size"] // 512
+        options = f"--states {split['cached_states']} --pages {pages} --every 512 --running 3 --from 0.2 --json -"
+        replayed = json.loads(memstate("replay", trace, *options.split()).out)
+        assert split["hit_rate"] == replayed["block_hit_rate"] > 0
+    rates = [split["hit_rate"] for split in found["splits"]]
+    assert found["best"]["hit_rate"] == max(rates) and f"{max(rates):.3f}" in found["recommendation"]
+
+
+def test_C5_a_split_without_cached_states_has_no_hits_and_a_model_without_kv_needs_no_pages(trace: Path) -> None:
+    requests = form.read(trace)
+    full = rated(ms.capacity("qwen3_next", "3GiB", context="20k"), requests)
+    assert [split.hit_rate for split in full.splits if not split.cached_states] == [0.0]
+    plan = rated(ms.capacity("mamba", "1GiB", context="20k", concurrency=2), requests)
+    ((states, rate),) = [(split.cached_states, split.hit_rate) for split in plan.splits]
+    loop = replaying.Loop(running=2)
+    assert rate == replaying.replay(requests, states, 10_000, "return-rate", loop=loop).block_hit_rate > 0
+
+
+def test_C6_bad_input_is_one_clear_line(trace: Path) -> None:
+    few = memstate("capacity", "qwen3_next", "--memory", "20GiB", "--context", "1k", "--trace", trace)
+    assert few.status == 2 and few.err.count("\n") == 1 and "the longest request of the trace has" in few.err
+    for options, message in (
+        (("gpt", "--memory", "1GiB", "--context", "1k"), "or one of the presets qwen3_next"),
+        (("lfm2", "--memory", "1Gb", "--context", "1k"), "memory='1Gb': expected at least 1, in bytes, such as"),
+        (("qwen3_5", "--memory", "200MiB", "--context", "1k"), "1 request needs"),
+        (("qwen3_5", "--memory", "9GiB", "--context", "1k", "--dtype", "int4"), "int4"),
+        (("lfm2", "--context", "1k"), "Missing option '--memory'"),
+    ):
+        done = memstate("capacity", *options)
+        assert done.status == 2 and not done.out and done.err.count("\n") == 1 and message in done.err, done
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def test_the_commands_of_the_page_print_what_it_says() -> None:
+    blocks = re.findall(r"```console\n\$ memstate (capacity .*)\n((?:.*\n)*?)```", PAGE)
+    assert blocks
+    for command, output in blocks:
+        assert memstate(*command.split()) == Done(0, output, ""), command
+
+
+def test_the_table_of_kv_is_that_of_the_configurations() -> None:
+    found = re.findall(r"^\| `(\w+)` \| (\d+) \| [^|]*\| (\d+) \|$", PAGE, re.MULTILINE)
+    assert [name for name, _, _ in found] == list(CHECKPOINTS)
+    for name, layers, nbytes in found:
+        page = kv_from_config(CHECKPOINTS[name], page_size=1)
+        assert (int(layers), int(nbytes)) == ((page.layers, page.payload_bytes_per_slot) if page else (0, 0))
+
+
+def test_the_table_of_residency_is_made_by_the_command() -> None:
+    rows = []
+    for name in CHECKPOINTS:
+        counts = []
+        for context in ("4k", "32k"):
+            done = memstate("capacity", name, "--memory", "40GiB", "--context", context, "--json", "-")
+            most = json.loads(done.out)["max_requests_by_strategy"]
+            counts += [str(most[strategy]) for strategy in ("ping-pong", "lazy", "redirect")]
+        rows.append(f"| `{name}` | {' | '.join(counts)} |")
+    table = "\n".join(rows)
+    assert table in PAGE, f"docs/capacity.md should have these rows:\n{table}"

@@ -1,0 +1,307 @@
+"""Planned bytes are the allocated ones: managers on torch's meta device have the tensors, and no memory."""
+
+import gc
+import json
+import re
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import memstate as ms
+from memstate import sizes
+from memstate.engine.capacity import STRATEGIES
+from memstate.engine.planner import snapshot_bytes
+from memstate.sizes import byte_count, token_count
+from memstate.state.presets import CHECKPOINTS, from_config
+
+GIB = 2**30
+PLAIN = ms.StateLayout((ms.Plane("ssm", (64, 64), torch.float32),), layers=4)
+
+
+@pytest.fixture
+def poison() -> None:
+    """Tensors on the meta device have no bytes to poison."""
+
+
+@pytest.fixture(autouse=True)
+def memory_of_a_large_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "memory", lambda device: 2**50)
+
+
+def storages(root: object, kind: str) -> dict[int, int]:
+    """The bytes of every storage on devices of a kind that an object reaches, by address of the storage."""
+    seen, todo, found = set[int](), [root], dict[int, int]()
+    while todo:
+        one = todo.pop()
+        if id(one) in seen or isinstance(one, type | ModuleType | FunctionType | int | str | bytes | None):
+            continue
+        seen.add(id(one))
+        if isinstance(one, torch.Tensor):
+            if one.device.type == kind:
+                found[one.untyped_storage()._cdata] = one.untyped_storage().nbytes()
+        elif not (isinstance(one, list) and one and type(one[0]) is int):  # page lists
+            todo += gc.get_referents(one)
+    return found
+
+
+def built(plan: ms.Capacity, split: ms.Split, **more: Any) -> ms.StateManager:
+    return ms.StateManager(plan.layout, **split.settings(), backend="reference", device="meta", **more)
+
+
+def kv_bytes(plan: ms.Capacity, split: ms.Split) -> int:
+    if plan.kv is None:
+        return 0
+    return sum(torch.empty(size, dtype=torch.uint8, device="meta").nbytes for size in plan.kv.arena_bytes(split.pages))
+
+
+COARSE: dict[str, Any] = {"context": 16384, "every": 8192, "page_size": 8192}  # few pages, so that lists are short
+
+
+def require_exact(plan: ms.Capacity, strategy: str) -> None:
+    """Builds the manager of a split, and compares its tensors with the plan."""
+    split = plan.of(strategy)
+    assert split is not None and type(split.tracking) is STRATEGIES[strategy] and split.requests == plan.concurrency
+    mem = built(plan, split)
+    assert sum(storages(mem, "meta").values()) + kv_bytes(plan, split) == split.nbytes <= plan.memory
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_C1_planned_bytes_are_the_bytes_that_a_manager_allocates(name: str, ranks: int) -> None:
+    plan = ms.capacity(name, 20 * GIB, concurrency=2, ranks=ranks, **COARSE)
+    for strategy in STRATEGIES:
+        require_exact(plan, strategy)
+
+
+@pytest.mark.parametrize("order", ["layer_major", "slot_major"])
+def test_C1_a_layout_of_ones_own_is_planned_to_the_byte(order: Any) -> None:
+    planes = (
+        ms.Plane("s", (33, 9, 77), torch.float32),
+        ms.Plane("empty", (0,), torch.int8),
+        ms.Plane("t", (), torch.int8),
+    )
+    layout = ms.StateLayout(planes, layers=5, order=order, alignment=256)
+    plan = ms.capacity(layout, "96MiB", kv_bytes_per_token=1000, concurrency=3, **COARSE)
+    for strategy in STRATEGIES:
+        require_exact(plan, strategy)
+    assert repr(plan).count("\n") == 0 and f"{plan.best.slots} slots" in repr(plan)
+
+
+def test_C1_no_plan_has_more_than_int32_numbers() -> None:
+    """Memory for more requests than a register file numbers."""
+    tiny = ms.StateLayout((ms.Plane("s", (1,), torch.int8),), layers=1)
+    plan = ms.capacity(tiny, 2**49, context=2**20, every=64, kv_bytes_per_token=1)
+    cells = next(part.nbytes for part in plan.best.parts if "registers" in part.name) // 4
+    assert 2**31 - 2**17 < cells < 2**31 and plan.best.nbytes < 2**48
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_C1_as_many_requests_as_fit_are_planned_to_the_byte(strategy: str) -> None:
+    """The largest register file and batch, and the smallest cache."""
+    most = {one.strategy: one.max_requests for one in ms.capacity("lfm2", "2GiB", **COARSE).residency}[strategy]
+    plan = ms.capacity("lfm2", "2GiB", concurrency=most, **COARSE)
+    require_exact(plan, strategy)
+
+
+def test_C1_memory_with_a_byte_less_holds_less() -> None:
+    """The plan fills the memory: one more slot, page or request would not fit."""
+    plan = ms.capacity("qwen3_next", "40GiB", context="32k", concurrency=16, page_size=64)
+    for split in plan.splits:
+        assert 0 <= plan.memory - split.nbytes < plan.kv.bytes_per_slot + 4096
+    redirect = plan.residency[3]
+    tight = ms.capacity("qwen3_next", "40GiB", context="32k", concurrency=redirect.max_requests)
+    assert tight.best.cached_states == 0
+    with pytest.raises(
+        ms.ConfigurationError, match=rf"^{redirect.max_requests + 1} requests need .* 32768 tokens .* fit"
+    ):
+        ms.capacity("qwen3_next", "40GiB", context="32k", concurrency=redirect.max_requests + 1)
+
+
+def test_C1_an_arena_is_more_than_its_slots() -> None:
+    """40 GiB / bytes_per_slot is 555, and the arena of 555 slots is above 40 GiB."""
+    layout = ms.presets.qwen3_next()
+    assert 40 * GIB // layout.bytes_per_slot == 555 and sum(layout.arena_bytes(555)) > 40 * GIB
+    plan = ms.capacity(layout, "40GiB", context="32k")
+    assert plan.best.slots < 555 and plan.best.nbytes <= 40 * GIB
+    assert plan.best.nbytes + layout.bytes_per_slot > 40 * GIB
+
+
+@pytest.mark.parametrize("name", ["lfm2", "mamba"])
+def test_C2_tiers_allocate_what_is_planned_on_the_device_and_on_the_host(name: str) -> None:
+    plan = ms.capacity(
+        name, "400MiB", context=2048, concurrency=3, page_size=256, host_memory="16MiB", ranks=8
+    )  # fmt: skip
+    for split in plan.splits:
+        assert split.host is not None and split.host.nbytes <= 16 << 20
+        planes = None
+        if plan.kv is not None:
+            planes = ms.Planes(plan.kv, split.pages, ms.Backend("reference", "meta"))
+        mem = built(plan, split, tiers=ms.Tiers("m", host_slots=split.host.states, kv=planes))  # pages in proportion
+        assert sum(storages(mem, "meta").values()) == split.nbytes
+        stats = mem.stats().tiers
+        assert stats is not None
+        assert (stats.host_bytes, stats.host_state_records) == (split.host.nbytes, split.host.states)
+        assert stats.host_page_records == split.host.pages
+        of_state, of_page = plan.host_records
+        assert split.host.states * of_state + split.host.pages * of_page == stats.host_bytes
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_C3_slots_of_a_request_are_those_that_a_manager_gives_it(overlap: bool) -> None:
+    plan = ms.capacity(PLAIN, "4MiB", context=32, page_size=8, every=8, overlap=overlap)
+    for one in plan.residency:
+        mem = ms.StateManager(
+            PLAIN, slots=8, max_requests=2, tracking=one.tracking, pages=ms.Pages(size=8), overlap=overlap
+        )
+        (row,) = mem.admit([ms.Request("a")])
+        assert one.slots_per_request == mem.slots_held(row)
+        assert one.most_slots_per_request == one.tracking.most_slots(overlap)
+    assert [one.slots_per_request for one in plan.residency] == [1, 3 if overlap else 2, 2, 1]
+
+
+def test_C3_a_prompt_keeps_as_many_marks_as_planned() -> None:
+    """The states that a prompt holds until they are published are in the plan, for as many prompts as are read."""
+    plan = ms.capacity(PLAIN, "4MiB", context=40, page_size=8, placement=ms.Ends(every=16), kv_bytes_per_token=4)
+    assert plan.marks == 3  # at 16, 32 and 40
+    mem = ms.StateManager(
+        PLAIN, slots=8, max_requests=1, pages=ms.Pages(size=8), prefix=ms.Prefix(placement=ms.Ends(every=16)),
+        forward=ms.Forward(grid=8),
+    )  # fmt: skip
+    (row,) = mem.admit([ms.Request("a", tokens=list(range(40)))])
+    mem.settle(mem.plan([row], [40]))
+    held = mem.slots_held(row)
+    assert plan.of("redirect").slots - plan.of("redirect").cached_states == plan.concurrency + plan.marks
+    assert held <= 1 + plan.marks
+    two = ms.capacity(
+        PLAIN, "4MiB", context=40, page_size=8, placement=ms.Ends(every=16), kv_bytes_per_token=4, prefills=2,
+        concurrency=4,
+    )  # fmt: skip
+    assert two.best.slots - two.best.cached_states == 4 + 2 * 3
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_C4_a_snapshot_writes_the_bytes_that_are_planned(name: str, in_place: bool) -> None:
+    """With in-place kernels memstate writes them, and counts them; otherwise the forward does."""
+    tracking = STRATEGIES[name](every=8)
+    mem = ms.StateManager(
+        PLAIN, slots=8, max_requests=1, tracking=tracking, pages=ms.Pages(size=8), forward=ms.Forward(in_place=in_place)
+    )
+    (row,) = mem.admit([ms.Request("a")])
+    written = 0
+    for _ in range(17):
+        step = mem.plan([row])
+        written += int((step.snapshot > 0).sum()) * PLAIN.bytes_per_slot * (not in_place)
+        mem.settle(step)
+    mem.submit()
+    written += mem.stats().copied_bytes
+    assert written == 2 * snapshot_bytes(PLAIN, tracking, in_place=in_place)
+    plan = ms.capacity(
+        PLAIN, "4MiB", context=32, page_size=8, every=8, in_place=in_place, tokens_per_second=800, concurrency=1
+    )
+    each = {one.strategy: one.snapshot_bytes_per_second for one in plan.residency}
+    assert each[name] == 100 * written / 2
+
+
+def test_C5_the_recommended_split_is_the_balanced_one_without_a_trace_and_the_best_with_one() -> None:
+    plan = ms.capacity("qwen3_next", "40GiB", context="32k", concurrency=16)
+    assert plan.best.balanced and "conversations with 4 states each" in plan.recommendation
+    assert plan.best.cached_states // plan.marks == pytest.approx(plan.best.cached_pages // plan.best.per_row, abs=1)
+    rated = plan.with_hit_rates([0.1, 0.2, 0.4, 0.3, 0.25, 0.15])
+    assert rated.best == rated.splits[2] and rated.best.hit_rate == 0.4
+    assert "0.400" in rated.recommendation and "0.100" in rated.recommendation
+    with pytest.raises(ms.InvalidArgument, match="2 hit rates for 6 splits"):
+        plan.with_hit_rates([0.1, 0.2])
+
+
+def test_C5_without_marks_a_conversation_keeps_one_state() -> None:
+    plan = ms.capacity("qwen3_next", "40GiB", context="32k", concurrency=16, placement=ms.Nowhere())
+    assert (plan.marks, plan.best.slots - plan.best.cached_states) == (0, 16)
+    assert plan.best.settings()["prefix"].placement == ms.Nowhere()
+    assert f"{plan.best.cached_states} conversations with 1 states each" in plan.recommendation
+
+
+def test_C5_what_the_recommendation_says_is_in_the_figures() -> None:
+    plan = ms.capacity("qwen3_5", "141GB", context="64k", concurrency=8, ranks=4, host_memory="512GiB")
+    found, best = plan.to_json(), plan.best
+    assert json.loads(json.dumps(found)) == found
+    assert found["arena_bytes"] == sum(plan.layout.arena_bytes(best.slots)) == found["best"]["bytes_by_part"]["planes"]
+    assert found["max_requests_by_strategy"] == {one.strategy: one.max_requests for one in plan.residency}
+    assert f"{best.slots} slots and {best.pages} KV pages" in found["recommendation"] in str(plan)
+    assert best.host and f"{best.host.states} states" in str(plan)
+    html = plan._repr_html_()
+    assert html.count("<table>") == 3 and str(best.slots) in html and "<script" not in html
+
+
+def test_a_model_is_a_preset_a_path_a_configuration_or_a_layout(tmp_path: Any) -> None:
+    fields = CHECKPOINTS["granite_hybrid"]
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    plans = [
+        ms.capacity(model, "8GiB", context=4096, concurrency=4)
+        for model in ("granite_hybrid", "granite-hybrid", str(tmp_path), tmp_path, fields)
+    ]
+    assert len({json.dumps(plan.to_json()["splits"]) for plan in plans}) == 1
+    per_token = plans[0].kv.bytes_per_slot // 64
+    given = ms.capacity(from_config(fields), "8GiB", context=4096, concurrency=4, kv_bytes_per_token=per_token)
+    assert given.to_json()["splits"] == plans[0].to_json()["splits"]
+    bare = ms.capacity("granite_hybrid", "8GiB", context=4096, concurrency=4, kv_bytes_per_token=0)
+    assert bare.kv is None and [split.pages for split in bare.splits] == [0]
+
+
+REFUSED: dict[str, tuple[type[ms.MemstateError], dict[str, Any], str]] = {
+    "memory for one request": (
+        ms.ConfigurationError, {"memory": "100MiB"},
+        r"^1 request needs 1\d{9} bytes, and memory=104857600, for 32768 tokens each under Redirect.*: KV .*; 0 fit;",
+    ),
+    "concurrency": (ms.ConfigurationError, {"concurrency": 500}, r"^500 requests need .*; 48 fit; give more memory"),
+    "memory": (ms.InvalidArgument, {"memory": "80G"}, r"memory='80G': expected at least 1, in bytes, such as 80GiB"),
+    "no memory": (ms.InvalidArgument, {"memory": 0}, "memory=0"),
+    "context": (ms.InvalidArgument, {"context": "32q"}, r"context='32q': expected .* tokens, such as 32768 or 32k"),
+    "ranks": (ms.InvalidArgument, {"ranks": 3}, "for 3 ranks"),
+    "no every": (ms.ConfigurationError, {"every": 0}, "every=0: a boundary needs a whole number of tokens"),
+    "a text for every": (ms.ConfigurationError, {"every": "256"}, "every='256': a boundary needs"),
+    "placement": (ms.InvalidArgument, {"placement": "ends"}, r"placement='ends': expected a Placement, such as Ends"),
+    "infinite rate": (ms.InvalidArgument, {"tokens_per_second": float("inf")}, "tokens_per_second=inf"),
+    "page size": (ms.InvalidArgument, {"page_size": 0}, "page_size.*0"),
+    "layers of a rank": (ms.InvalidArgument, {"ranks": 0}, "ranks.*0"),
+    "dtype": (ms.InvalidArgument, {"ssm_dtype": "float32"}, "dtype 'float32', expected a torch.dtype"),
+    "every": (ms.ConfigurationError, {"every": 100}, "every=100 is no multiple of page_size=64"),
+    "rate": (ms.InvalidArgument, {"tokens_per_second": 0}, "tokens_per_second=0: expected a number above 0"),
+    "prefills": (ms.InvalidArgument, {"prefills": -1}, "prefills=-1"),
+    "a name": (ms.InvalidArgument, {"model": "gpt-2"}, r"'gpt-2': No such file.*, or one of the presets qwen3_next, "),
+    "KV": (ms.InvalidArgument, {"kv_bytes_per_token": -1}, "kv_bytes_per_token=-1"),
+    "host": (ms.ConfigurationError, {"host_memory": 1000}, r"host_memory=1000: a state .* needs \d+ bytes; give more"),
+    "overlap": (ms.ConfigurationError, {"overlap": 1}, "overlap=1: expected True or False"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_C6_what_cannot_be_planned_is_refused_with_the_numbers(case: str) -> None:
+    error, changes, message = REFUSED[case]
+    given: dict[str, Any] = {"model": "qwen3_next", "memory": "40GiB", "context": "32k", "concurrency": 16} | changes
+    with pytest.raises(error, match=message):
+        ms.capacity(given.pop("model"), given.pop("memory"), **given)
+
+
+def test_C6_the_bytes_that_an_error_asks_for_are_enough_and_no_byte_too_many() -> None:
+    def plan(memory: int) -> ms.Capacity:
+        return ms.capacity("qwen3_next", memory, context="32k", concurrency=3)
+
+    with pytest.raises(ms.ConfigurationError) as refused:
+        plan(2 * 10**9)
+    needed = int(re.search(r"requests need (\d+) bytes", str(refused.value))[1])
+    assert plan(needed).best.nbytes == needed
+    with pytest.raises(ms.ConfigurationError, match="2 fit"):
+        plan(needed - 1)
+
+
+def test_sizes_are_read_as_they_are_written() -> None:
+    assert [byte_count("m", text) for text in ("80GiB", "141GB", "1.5 KiB", "7", 7)] == [
+        80 * GIB, 141 * 10**9, 1536, 7, 7,
+    ]  # fmt: skip
+    assert [token_count("c", text) for text in ("32k", "128K", "1M", "500", 500)] == [32768, 131072, 2**20, 500, 500]
+    for bad in ("", "GiB", "-1", "1e3", "80 gib", True, 1.5, None, "9" * 30):
+        with pytest.raises(ms.InvalidArgument):
+            byte_count("m", bad)  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from torch import Tensor
 from memstate.kernels.blocks import is_transposed, stride_unit
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_checks import check_selective
+from memstate.kernels.gates import softplus as softplus_of
 from memstate.kernels.pieces import dot, vector
 from memstate.kernels.slots import (
     NO_MARKS,
@@ -34,7 +35,6 @@ from memstate.kernels.tables import ACCESS_BYTES, Marks
 from memstate.kernels.tuned import SECTOR_BYTES, SelectiveConfig, config_of, state_shares
 from memstate.kernels.warps import limit, roomy, warp_threads
 
-LINEAR = tl.constexpr(20.0)  # softplus(x) is x above
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
 DEFAULT = SelectiveConfig()
 
@@ -48,20 +48,6 @@ PER_CALL = [
     "max_tokens", "last", "stride_units", "window_units",
     "x_distance", "dt_distance", "b_distance", "c_distance", "z_distance",
 ]  # fmt: skip
-
-
-@triton.jit
-def _softplus(x):
-    """log(1 + exp(x)) to the last places, also where the sum keeps little of exp(x); x itself above LINEAR.
-
-    Theorem 4 of Goldberg 1991, What every computer scientist should know about floating-point arithmetic.
-    """
-    e = tl.exp(tl.where(x > LINEAR, 0.0, x))
-    u = 1 + e
-    kept = u - 1  # log(u) is right for this; log(u) / kept hardly differs from log(1 + e) / e
-    nothing = kept == 0
-    y = e * (tl.where(nothing, 1.0, tl.log(u)) / tl.where(nothing, 1.0, kept))
-    return tl.where(x > LINEAR, x, y)
 
 
 @triton.jit
@@ -179,7 +165,7 @@ def _selective_step(
         if dt_bias_ptr is not None:
             dt = dt + dt_bias
         if SOFTPLUS:
-            dt = _softplus(dt)
+            dt = softplus_of(dt)
 
         if TIED:
             decay = tl.exp(dt * a)

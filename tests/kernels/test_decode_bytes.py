@@ -37,10 +37,10 @@ def accesses() -> Iterator[Log]:
 
 
 def times(log: Log, kind: str, tensor: Tensor) -> list[int]:
-    """How often each byte of a tensor was loaded or stored."""
+    """How often each byte of a tensor was loaded or stored. Lanes of one access that want the same byte are one."""
     start, counts = tensor.data_ptr(), np.zeros(tensor.nbytes, np.int64)
     for access in (access for launch in log.launches for access in launch.accesses):
-        at = access.bytes() - start
+        at = np.unique(access.bytes()) - start
         if access.kind == kind:
             np.add.at(counts, at[(at >= 0) & (at < len(counts))], 1)
     return counts.tolist()

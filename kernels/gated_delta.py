@@ -359,9 +359,20 @@ def _gated_delta_step(
         _store(copy_ptr, s, snapshot > 0, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
 
 
-def blocks(key: int, value: int, itemsize: int, config: DeltaConfig = DEFAULT) -> tuple[int, int, int]:
-    """Keys and values of one tile (powers of two) and the warps that hold it; itemsize: bytes of an element."""
-    return config.blocks(key, value, itemsize)
+def blocks(key: int, value: int, itemsize: int, unit: int, config: DeltaConfig = DEFAULT) -> tuple[int, int, int]:
+    """Keys and values of one tile (powers of two) and the warps that hold it.
+
+    Elements that cannot be moved 16 bytes at a time are counted as if they had 4 bytes: a lane has room for the
+    addresses of half as many.
+
+    Args:
+        key: keys of a head.
+        value: values of a head.
+        itemsize: bytes of an element of the state.
+        unit: elements that every slot begins at a multiple of.
+        config: the configuration.
+    """
+    return config.blocks(key, value, itemsize if unit * itemsize == ACCESS_BYTES else 4)
 
 
 def _most(unit: int, itemsize: int, warps: int) -> int:
@@ -391,7 +402,7 @@ def gated_delta_step(
     unit = math.gcd(stride_unit(state), heads * keys * values)
     key_fastest = is_transposed(state)
     config = config_of(DeltaConfig, state.device, keys, values, state.element_size())
-    block_k, block_v, warps = blocks(keys, values, state.element_size(), config)
+    block_k, block_v, warps = blocks(keys, values, state.element_size(), unit, config)
     lanes, run = shares(key_fastest, state.element_size(), block_k, block_v, warps, warp_threads())
     _gated_delta_step[(triton.cdiv(values, block_v), heads, batch)](
         q, k, v, decay, beta, a_log, dt_bias, state, window, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
@@ -407,7 +418,7 @@ def gated_delta_step(
 
 def _tiles(itemsize: int) -> list[tuple[int, int]]:
     """Keys and values of heads whose tiles differ: every number of keys with a whole block of values, and fewer."""
-    whole = blocks(128, 128, itemsize)[1]
+    whole = blocks(128, 128, itemsize, ACCESS_BYTES // itemsize)[1]
     fewer = [2**power for power in range(whole.bit_length() - 1)]
     return [(128, 128), *((2**power, whole) for power in range(4, 10)), *((128, values) for values in fewer)]
 
@@ -450,7 +461,7 @@ def _case(
     dtype: str, itemsize: int, kind: str, constants: Mapping[str, Any], key_fastest: bool, stores: str, keys: int,
     values: int, unit: int,
 ) -> CompileCase:  # fmt: skip
-    block_k, block_v, warps = blocks(keys, values, itemsize)
+    block_k, block_v, warps = blocks(keys, values, itemsize, unit)
     lanes, run = shares(key_fastest, itemsize, block_k, block_v, warps)
     wide = shares(key_fastest, itemsize, block_k, block_v, warps, 64)
     gated = "_gates" in kind

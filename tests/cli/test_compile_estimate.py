@@ -63,6 +63,13 @@ def test_a_branch_for_all_has_one_way_on() -> None:
         of_a_token(jump + line("FADD R1, R1, R2; FADD R1, R1, R2; BRA `(.L_far)"))
 
 
+def test_a_loop_may_be_left_by_a_call() -> None:
+    """One that does not return; a call that does, to a division for instance, is passed by."""
+    loop = ".L_loop:\n" + line("FADD R1, R1, R2; FADD R1, R1, R2; @!P0 CALL.REL.NOINC `(.L_out); BRA `(.L_loop)")
+    divide = ".L_out:\n" + line("CALL.REL.NOINC `(.L_divide); EXIT") + ".L_divide:\n" + line("RET.REL.NODEC R4")
+    assert [item.op for item in of_a_token(loop + divide)] == ["FADD", "FADD", *["CALL.REL.NOINC"] * 2, "EXIT"]
+
+
 @pytest.mark.parametrize(
     ("program", "lanes"),
     [

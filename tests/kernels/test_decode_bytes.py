@@ -83,7 +83,7 @@ def test_D25_a_delta_step_moves_each_byte_of_a_state_once(dtype: torch.dtype, tr
     with accesses() as log:
         gated_delta_step(q, k, v, decay, beta, state, **columns(), out=out)
     expect_state(log, plane)
-    tiles = -(-VALUE // delta_blocks(KEY, VALUE, plane.element_size())[1])
+    tiles = -(-VALUE // delta_blocks(KEY, VALUE, plane.element_size(), 16 // plane.element_size())[1])
     shared = tiles * HEADS // KEY_HEADS
     for tensor, often in ((q, shared), (k, shared), (v, 1), (decay, tiles), (beta, tiles)):
         assert of_rows(log, LOAD, tensor) == [{often}, {0}, {often}]

@@ -125,8 +125,10 @@ def test_every_tile_of_a_model_is_in_the_catalogue() -> None:
 
     delta = known("_gated_delta_step", "BLOCK_K", "BLOCK_V")
     for size in (2, 4):
-        assert {gated_delta.blocks(keys, n, size) for keys in range(9, 513) for n in (32, 64, 100, 256)} <= delta
-        assert {gated_delta.blocks(128, values, size) for values in range(1, 300)} <= delta
+        assert {
+            gated_delta.blocks(keys, n, size, 16 // size) for keys in range(9, 513) for n in (32, 64, 100, 256)
+        } <= delta
+        assert {gated_delta.blocks(128, values, size, 16 // size) for values in range(1, 300)} <= delta
     scan = known("_selective_step", "BLOCK_D", "BLOCK_N")
     for least in (1, 8, 16):  # dims where states are fastest, and where dims are, of fp32 and of 16 bits
         assert {selective.blocks(64, states, True, least=least) for states in range(5, 513)} <= scan

@@ -95,24 +95,30 @@ def _blocks(assembly: str) -> Blocks:
             blocks[name] = []
         elif (found := INSTRUCTION.match(line)) and found["op"] != "NOP":
             blocks[name].append(Instruction(found["mask"] or "", found["op"], found["operands"]))
-            if found["op"].startswith(("BRA", "EXIT", "RET")):
+            if found["op"].startswith(("BRA", "CALL", "EXIT", "RET")):
                 name = f"after {len(blocks)}"
                 blocks[name] = []
     return blocks
 
 
 def _successors(blocks: Mapping[str, Sequence[Instruction]]) -> dict[str, list[str]]:
-    """Returns the blocks that each block may be followed by; "" is the end."""
+    """Returns the blocks that each block may be followed by; "" is the end.
+
+    A call is a jump that may also not be taken: the assembler leaves loops by calls that do not return, and where one
+    does, the way that passes it by is the shorter one.
+    """
     names, after = list(blocks), {}
     for at, name in enumerate(names):
         following = names[at + 1 : at + 2]
         last = blocks[name][-1] if blocks[name] else Instruction("", "", "")
-        if last.op.startswith("BRA"):
+        if last.op.startswith(("BRA", "CALL")):
             target = TARGET.search(last.operands)
-            sure = not last.mask and not re.search(r"\bU?P\d", last.operands)
+            sure = last.op.startswith("BRA") and not last.mask and not re.search(r"\bU?P\d", last.operands)
             after[name] = [*([target[1]] if target else []), *([] if sure else following)]
-        elif last.op.startswith(("EXIT", "RET")):
+        elif last.op.startswith("EXIT"):
             after[name] = ["", *(following if last.mask else [])]
+        elif last.op.startswith("RET"):
+            after[name] = []
         else:
             after[name] = following
     return after

@@ -224,9 +224,9 @@ def blocks(dim: int, state: int, tied: bool, config: SelectiveConfig = DEFAULT, 
     return config.blocks(dim, state, tied, least)
 
 
-def _options(warps: int, tied: bool, itemsize: int, marked: bool) -> dict[str, int]:
-    """Options of a launch that would spill: with marks, and with states of 16 bits, on sm_120."""
-    return roomy(warps, marked or (tied and itemsize == 2))
+def _options(warps: int, tied: bool, itemsize: int, dim_fastest: bool, marked: bool) -> dict[str, int]:
+    """Options of a launch that would spill: with marks, with states of 16 bits on sm_120, with dims fastest on sm_90."""
+    return roomy(warps, marked or dim_fastest or (tied and itemsize == 2))
 
 
 def selective_step(
@@ -256,7 +256,7 @@ def selective_step(
         HEADS=heads, GROUPS=groups, DIM=dim, STATE=states, TIED=tied, SOFTPLUS=softplus,
         STATE_FASTEST=not dim_fastest, UNIT=unit, BLOCK_D=block_d, BLOCK_N=block_n, LANES=lanes, RUN=run,
         num_warps=warps,
-        **OPTIONS, **limit(_options(warps, tied, itemsize, marks is not None)),
+        **OPTIONS, **limit(_options(warps, tied, itemsize, dim_fastest, marks is not None)),
     )  # fmt: skip
     return out
 
@@ -327,5 +327,5 @@ def _case(name: str, model: Model, dtype: str, stores: str) -> CompileCase:
     return CompileCase(
         f"selective_step_{name}_{dtype}{stores}", _selective_step,
         signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores), shape | absent(stores), planes, warps,
-        bulk, OPTIONS | _options(warps, tied, itemsize, stores == "_marks"), rare, {"LANES": lanes_of_64},
+        bulk, OPTIONS | _options(warps, tied, itemsize, dim_fastest, stores == "_marks"), rare, {"LANES": lanes_of_64},
     )  # fmt: skip

@@ -225,7 +225,7 @@ def blocks(dim: int, state: int, tied: bool, config: SelectiveConfig = DEFAULT, 
 
 
 def _options(warps: int, tied: bool, itemsize: int, dim_fastest: bool, marked: bool) -> dict[str, int]:
-    """Options of a launch that would spill: with marks, with states of 16 bits on sm_120, with dims fastest on sm_90."""
+    """Options of a launch that would spill: with marks, with states of 16 bits, or with dims fastest."""
     return roomy(warps, marked or dim_fastest or (tied and itemsize == 2))
 
 

@@ -28,6 +28,7 @@ from memstate.kernels.checks import (
 from memstate.kernels.tables import ACCESS_BYTES, Marks
 
 ACTIVATIONS = ("silu", None)
+LARGEST = torch.finfo(torch.float32).max
 MOST_TOKENS = 2**31  # that a kernel counts in 32 bits, padding too
 
 
@@ -200,8 +201,8 @@ def check_gated_delta(
     for name, switch in (("sigmoid", sigmoid), ("normalize", normalize)):
         if not isinstance(switch, bool):
             raise ValueError(f"{name}: expected True or False, got {switch!r}")
-    if scale is not None and not isinstance(scale, float | int | Real):
-        raise ValueError(f"scale: expected a number or None, got {scale!r}")
+    if scale is not None and not (isinstance(scale, float | int | Real) and abs(scale) <= LARGEST):
+        raise ValueError(f"scale: expected a number that float32 holds, or None, got {scale!r:.60}")
     if q.dim() != 4 or v.dim() != 4 or not q.shape[2] or v.shape[2] % q.shape[2]:
         raise ValueError(
             f"expected q `batch token key_head key` and v `batch token head value` with head a multiple of key_head, "

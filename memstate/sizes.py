@@ -55,9 +55,12 @@ def token_count(what: str, value: int | str) -> int:
 
 
 def _counted(what: str, value: int | str, units: Mapping[str, int], expected: str) -> int:
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
+    found = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
+    if found and found[2] not in units:
+        known = ", ".join(filter(None, units))
+        raise InvalidArgument(f"{what}={shown(value)}: unknown unit {found[2]!r}, expected one of {known}")
     count = 0
-    if found and found[2] in units:
+    if found:
         count = int(Fraction(found[1]) * units[found[2]])
     elif is_whole(value):
         count = int(value)

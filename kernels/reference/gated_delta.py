@@ -85,7 +85,7 @@ def gated_delta_step(
         q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window, marks, a_log, dt_bias, sigmoid,
         normalize,
     )  # fmt: skip
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     out = v.new_empty(v.shape) if out is None else out
     out.zero_()
     rows = row_slots(state, read, write, snapshot, tokens, v.shape[1], window is None)

@@ -79,7 +79,7 @@ def selective_step(
     rows = row_slots(state, read, write, snapshot, tokens, x.shape[1], window is None)
     kept = row_marks(marks, state.shape[0] - 1)
     for row, source, target, copy, count in rows:
-        s = state[source].float() if source else torch.zeros(state.shape[1:], device=state.device)
+        s = state[source].float().contiguous() if source else torch.zeros(state.shape[1:], device=state.device)
         for t in range(count):
             step = dt[row, t].float() if dt_bias is None else dt[row, t].float() + dt_bias.float()
             s, y = advance(s, x[row, t], F.softplus(step) if softplus else step, a, b[row, t], c[row, t])

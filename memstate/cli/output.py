@@ -76,7 +76,9 @@ def emit(path: str | None, data: Any, title: str, columns: Sequence[str], rows: 
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(*columns, title=title, title_justify="left")
+    table = Table(title=title, title_justify="left")
+    for at, column in enumerate(columns):
+        table.add_column(column, no_wrap=at == 0)  # a name that is cut short is no name
     for row in rows:
         table.add_row(*map(escape, row))  # a name such as plan[lazy] is no markup
     write_stdout(lambda: Console(width=None if sys.stdout.isatty() else WIDTH).print(table))

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import inf
 from os import PathLike
 from typing import Any, Final
 
 import torch
 
-from memstate.checks import is_count, whole
+from memstate.checks import is_count, shown, whole
 from memstate.engine.planner import Planner, Residency, Split
 from memstate.engine.settings import require_switch
 from memstate.errors import InvalidArgument
@@ -20,6 +19,7 @@ from memstate.state.layout import Plane, StateLayout, format_bytes
 from memstate.state.presets import CHECKPOINTS, from_config, kv_from_config
 from memstate.tiers.sizing import tier_bytes
 
+MOST_TOKENS = 1e12  # a second, of all requests
 STRATEGIES: Final[Mapping[str, type[Tracking]]] = {
     "none": NoTracking, "ping-pong": PingPong, "lazy": LazyPingPong, "redirect": Redirect,
 }  # fmt: skip
@@ -290,19 +290,23 @@ def capacity(
     name, layout, page = _model(model, ranks, page_size, ssm_dtype, conv_dtype, kv_dtype, kv_bytes_per_token)
     require_switch("overlap", overlap)
     require_switch("in_place", in_place)
-    tokens, placement = token_count("context", context), placement or Ends()
+    tokens, page_size = token_count("context", context), int(page_size)
+    placement = Ends() if placement is None else placement
     if not isinstance(placement, Placement):
         raise InvalidArgument(f"placement={placement!r}: expected a Placement, such as Ends()")
-    if not isinstance(tokens_per_second, int | float) or not 0 < tokens_per_second < inf:
-        raise InvalidArgument(f"tokens_per_second={tokens_per_second!r}: expected a number above 0")
+    number = isinstance(tokens_per_second, int | float) and not isinstance(tokens_per_second, bool)
+    if not number or not 0 < tokens_per_second <= MOST_TOKENS:
+        raise InvalidArgument(
+            f"tokens_per_second={shown(tokens_per_second)}: expected a number above 0, up to {MOST_TOKENS:.0e}"
+        )
     if not is_count(prefills):
         raise InvalidArgument(f"prefills={prefills!r}: expected a whole number of prompts")
     marks = placement.marks(Match(tokens=tokens, length=0, kv_length=0, evicted_length=0), page_size)
     planner = Planner(
         layout=layout, kv=page, page_size=page_size, per_row=-(-tokens // page_size) if page else 0, overlap=overlap,
         in_place=in_place, memory=byte_count("memory", memory), placement=placement,
-        marks=sum(0 < at <= tokens for at in marks),
-        prefills=prefills, host=0 if host_memory is None else byte_count("host_memory", host_memory), tokens=tokens,
+        marks=sum(0 < at <= tokens for at in marks), prefills=int(prefills),
+        host=0 if host_memory is None else byte_count("host_memory", host_memory), tokens=tokens,
     )  # fmt: skip
     found = [planner.residency(strategy, kind(every), tokens_per_second) for strategy, kind in STRATEGIES.items()]
     snapshotting = [one for one in found if one.tracking.lanes(overlap)]
@@ -323,6 +327,9 @@ def _model(
 ) -> tuple[str, StateLayout, StateLayout | None]:  # fmt: skip
     """Returns the name of a model, and on one rank the layouts of its state and of a KV page."""
     page_size = whole("page_size", page_size)
+    for what, dtype in (("ssm_dtype", ssm), ("conv_dtype", conv), ("kv_dtype", kv)):
+        if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise InvalidArgument(f"{what}={dtype!r}: expected a floating-point torch.dtype")
     if kv_bytes_per_token is not None and not is_count(kv_bytes_per_token):
         raise InvalidArgument(f"kv_bytes_per_token={kv_bytes_per_token!r}: expected a whole number of bytes, or None")
     page = None

@@ -37,9 +37,11 @@ class Plane:
         parts: what tensor parallelism cuts along `axis`, in the order of memory. Without parts every rank holds the
             whole plane.
         axis: the axis that is cut.
+        order: which of several orders of the axes this is, such as "value_key": the shape may not say it. A state of
+            one order is not found as one of another.
 
     Raises:
-        InvalidArgument: a name, size or dtype that cannot be meant, or parts that are not the axis.
+        InvalidArgument: a name, size, dtype or order that cannot be meant, or parts that are not the axis.
 
     Example:
         >>> import torch
@@ -54,9 +56,12 @@ class Plane:
     rewritten_each_step: bool = True
     parts: tuple[Part, ...] = ()
     axis: int = 0
+    order: str = ""
 
     def __post_init__(self) -> None:
         require_name("plane", self.name)
+        if not isinstance(self.order, str):
+            raise InvalidArgument(f"plane {self.name}: order {self.order!r}, expected a text")
         object.__setattr__(self, "shape", _shape(self.name, self.shape))
         object.__setattr__(self, "parts", items(f"plane {self.name}: parts", self.parts, Part))
         if not isinstance(self.dtype, torch.dtype):
@@ -110,9 +115,8 @@ class Plane:
     def __repr__(self) -> str:
         sizes, dtype = ",".join(map(str, self.shape)), str(self.dtype).removeprefix("torch.")
         parts = " | ".join(f"{part.name} {part.units}*{part.size}" for part in self.parts)
-        return (
-            f"Plane({self.name}[{sizes}] {dtype}, {f'{parts}, ' if parts else ''}{format_bytes(self.nbytes)} per layer)"
-        )
+        told = "".join(f"{part}, " for part in (self.order, parts) if part)
+        return f"Plane({self.name}[{sizes}] {dtype}, {told}{format_bytes(self.nbytes)} per layer)"
 
 
 class Placement(NamedTuple):

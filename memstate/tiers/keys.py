@@ -11,7 +11,7 @@ from hashlib import blake2b
 
 from memstate.checks import require_salt, whole
 from memstate.errors import InvalidArgument
-from memstate.state.layout import StateLayout
+from memstate.state.layout import Plane, StateLayout
 from memstate.tiers.records import DIGEST_BYTES, VERSION, require_digest
 from memstate.tokens import BYTES
 
@@ -69,11 +69,9 @@ def fingerprint(
 ) -> bytes:
     """Returns 32 bytes that two processes share where one can use the records of the other.
 
-    It stands for the model's name, the planes of a state and of a KV page (names, shapes, dtypes, layers), the tokens
-    of a
-    page, the rank, the byte order and the version of the record. The physical order and the alignment of planes on a
-    device
-    do not count, because no record has them.
+    It stands for the model's name, the planes of a state and of a KV page (names, shapes, dtypes, the order of their
+    axes, layers), the tokens of a page, the rank, the byte order and the version of the record. The physical order and
+    the alignment of planes on a device do not count, because no record has them.
 
     Args:
         model: Name of the weights and their quantisation.
@@ -129,4 +127,9 @@ def _sized(tag: bytes, data: bytes) -> bytes:
 def _planes(layout: StateLayout | None) -> Hashable:
     if layout is None:
         return None
-    return (layout.layers, tuple((plane.name, plane.shape, str(plane.dtype)) for plane in layout.planes))
+    return (layout.layers, tuple(_plane(plane) for plane in layout.planes))
+
+
+def _plane(plane: Plane) -> Hashable:
+    named = (plane.name, plane.shape, str(plane.dtype))
+    return (*named, plane.order) if plane.order else named

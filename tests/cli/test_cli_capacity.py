@@ -82,7 +82,7 @@ def test_C6_bad_input_is_one_clear_line(trace: Path) -> None:
     assert few.status == 2 and few.err.count("\n") == 1 and "the longest request of the trace has" in few.err
     for options, message in (
         (("gpt", "--memory", "1GiB", "--context", "1k"), "or one of the presets qwen3_next"),
-        (("lfm2", "--memory", "1Gb", "--context", "1k"), "memory='1Gb': expected at least 1, in bytes, such as"),
+        (("lfm2", "--memory", "1Gb", "--context", "1k"), "memory='1Gb': unknown unit 'Gb', expected one of B, KB"),
         (("qwen3_5", "--memory", "200MiB", "--context", "1k"), "1 request needs"),
         (("qwen3_5", "--memory", "9GiB", "--context", "1k", "--dtype", "int4"), "int4"),
         (("lfm2", "--context", "1k"), "Missing option '--memory'"),

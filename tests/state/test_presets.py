@@ -376,6 +376,9 @@ def test_D6_states_of_a_delta_rule_lie_the_way_that_is_asked_for():
     turned = from_config(config, ssm_order="value_key", conv_order="width_first")
     assert turned.planes[1].shape == (32, 128, 64) and turned.bytes_per_slot == usual.bytes_per_slot
     assert from_config(config, ssm_order="engine").planes == (usual.planes[0], turned.planes[1])
+    same_shape = [preset("qwen3_next", ssm_order=order) for order in ("key_value", "value_key")]
+    assert same_shape[0].planes[1].shape == same_shape[1].planes[1].shape and same_shape[0] != same_shape[1]
+    assert "value_key" in repr(same_shape[1].planes[1])
     for ranks in (2, 4, 8):
         share = from_config(config, ssm_order="engine", ranks=ranks)
         assert share.planes[1].shape == (32 // ranks, 128, 64)

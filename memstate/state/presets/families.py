@@ -143,7 +143,9 @@ def ssm_ordered(family: Family, planes: tuple[Plane, ...], order: SsmOrder) -> t
     if order not in TURNED and not (order == "engine" and isinstance(family, DeltaRule)):
         return planes
     return tuple(
-        replace(plane, shape=(*plane.shape[:-2], *plane.shape[:-3:-1])) if plane.name == "ssm" else plane
+        replace(plane, shape=(*plane.shape[:-2], *plane.shape[:-3:-1]), order=orders[1])
+        if plane.name == "ssm"
+        else plane
         for plane in planes
     )
 

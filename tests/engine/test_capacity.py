@@ -267,7 +267,7 @@ REFUSED: dict[str, tuple[type[ms.MemstateError], dict[str, Any], str]] = {
     "infinite rate": (ms.InvalidArgument, {"tokens_per_second": float("inf")}, "tokens_per_second=inf"),
     "page size": (ms.InvalidArgument, {"page_size": 0}, "page_size.*0"),
     "layers of a rank": (ms.InvalidArgument, {"ranks": 0}, "ranks.*0"),
-    "dtype": (ms.InvalidArgument, {"ssm_dtype": "float32"}, "ssm_dtype='float32': expected a floating-point torch.dtype"),
+    "dtype": (ms.InvalidArgument, {"ssm_dtype": "float32"}, "ssm_dtype='float32': expected a floating-point"),
     "whole dtype": (ms.InvalidArgument, {"kv_dtype": torch.bool}, "kv_dtype=torch.bool: expected a floating-point"),
     "every": (ms.ConfigurationError, {"every": 100}, "every=100 is no multiple of page_size=64"),
     "rate": (ms.InvalidArgument, {"tokens_per_second": 0}, "tokens_per_second=0: expected a number above 0"),

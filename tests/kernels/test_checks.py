@@ -1,5 +1,6 @@
 """What ops refuse before anything moves, and which ids and rows mean nothing: kernel and reference alike."""
 
+import math
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -110,7 +111,7 @@ def test_tensors_none_elsewhere_or_negated_are_named(backend: Backend, generator
 
 def test_settings_and_dtypes_of_columns_are_named(backend: Backend, generator: torch.Generator) -> None:
     settings = {"conv_step": [("activation", "relu")], "selective_step": [("softplus", "no"), ("softplus", None)]}
-    settings["gated_delta_step"] = [("scale", "2"), ("scale", torch.ones(()))]
+    settings["gated_delta_step"] = [("scale", "2"), ("scale", torch.ones(())), ("scale", 10**400), ("scale", math.nan)]
     for op, wrong in settings.items():
         for name, value in wrong:
             refused(build(op, backend, generator), backend, rf"^{name}\b", **{name: value})

@@ -5,6 +5,7 @@ What all decode steps have in common: test_decode_steps.py.
 
 from collections.abc import Callable, Container
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -302,3 +303,8 @@ def test_D4_outputs_that_lie_in_an_input_or_on_no_access_are_named(
     end = v[-1, -1].storage_offset() + v[-1, -1].numel()  # a contiguous tensor of its size ends long before
     inside = v.as_strided(v.shape, torch.empty(v.shape, device="meta").stride(), (end - v.numel()) // 4 * 4)
     check_misfit(case, backend, "out", inside)
+
+
+def test_a_scale_is_any_number_that_float32_holds(backend: Backend, generator: torch.Generator) -> None:
+    outs = [build(backend, generator.manual_seed(3), scale=scale).step(backend) for scale in (0.25, Fraction(1, 4))]
+    assert same_bits(outs[0], outs[1])

@@ -21,6 +21,7 @@ from tests.kernels import test_gated_delta
 from tests.kernels.test_decode_steps import DTYPES, KINDS, each_dtype, each_kind, made
 from tests.support.decode_case import GUARD, SLOTS, Case, Row, check_misfit, far_apart, rubbish, same_bits
 from tests.support.kernel_runs import not_interpreted
+from tests.support.sampling import PROOF
 
 LAST = SLOTS - 1  # no row of these tests reads it
 
@@ -194,9 +195,12 @@ def test_empty_batch(backend: Backend, generator: torch.Generator, kind: str) ->
 
 
 def test_G2_compiled_sums_have_one_order() -> None:
-    """No window and no mark changes which lanes add up which states; on a GPU the bits of the output hang on that."""
+    """No window and no mark changes which lanes add up which states; on a GPU the bits of the output hang on that.
+
+    Of one kernel for one target, or of all with MEMSTATE_PROOF=1.
+    """
     found: dict[str, list[list[str]]] = not_interpreted(__file__)
-    assert len(found) == 8
+    assert len(found) == (8 if PROOF else 2)
     for kernel, (plain, window, marks) in found.items():
         assert plain == window == marks and len(plain) == 1 and "sizePerThread" in plain[0], (
             kernel,
@@ -204,7 +208,7 @@ def test_G2_compiled_sums_have_one_order() -> None:
             window,
             marks,
         )
-    assert len({plain[0] for plain, *_ in found.values()}) > 4  # layouts are told apart
+    assert not PROOF or len({plain[0] for plain, *_ in found.values()}) > 4  # layouts are told apart
 
 
 def main() -> None:
@@ -218,9 +222,9 @@ def main() -> None:
     found: dict[str, list[list[str]]] = {}
     for case in compile_cases():
         kernel = case.name.removesuffix("_window").removesuffix("_marks")
-        if kernel not in ("selective_step_mamba2_fp32", "selective_step_mamba1_bf16"):
+        if kernel not in ("selective_step_mamba2_fp32", "selective_step_mamba1_bf16")[: 2 if PROOF else 1]:
             continue
-        for target, unit in product(("sm_90", "gfx942"), (case.constexprs["UNIT"], 1)):
+        for target, unit in product(("sm_90", "gfx942")[: 2 if PROOF else 1], (case.constexprs["UNIT"], 1)):
             text = compile_case(case._replace(constexprs=case.constexprs | {"UNIT": unit}), target).asm["ttgir"]
             layouts = dict(re.findall(r"^(#\w+) = (.*)$", text, re.MULTILINE))
             sums = re.findall(r"tt\.reduce\"[\s\S]*?: \(tensor<[^#>]*(#\w+)>\)", text)

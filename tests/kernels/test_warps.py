@@ -239,8 +239,9 @@ def needs_room(case: CompileCase) -> bool:
     marked = constants.get("mark_count_ptr", 0) is not None and "mark_count_ptr" in case.signature
     if kernel == "_move_int8":
         return not 64 <= constants["REDUCED"] <= constants["BLOCK_R"]
-    if kernel == "_selective_step" and constants["TIED"] and case.signature["state_ptr"] != "*fp32":
-        return True
+    if kernel == "_selective_step":
+        half = constants["TIED"] and case.signature["state_ptr"] != "*fp32"
+        return bool(half or marked or not constants["STATE_FASTEST"])
     return (kernel == "_conv_step" and constants["TAPS"] != 4) or kernel == "_gated_delta_step" or marked
 
 

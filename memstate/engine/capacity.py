@@ -260,8 +260,8 @@ def capacity(
         ssm_dtype: of ssm planes.
         conv_dtype: of convolution windows.
         kv_dtype: of keys and values.
-        kv_bytes_per_token: bytes of a token of KV on one rank, instead of those that the configuration gives. 0: KV
-            does not lie in this memory, as for a `StateLayout` by default.
+        kv_bytes_per_token: bytes of KV for one token on one rank. Default: what the configuration gives, and 0 for a
+            `StateLayout`. With 0 this memory holds no KV.
         overlap: whether the next step is planned before the last one is settled.
         in_place: whether the kernels of the forward update one slot, so that memstate copies snapshots.
         prefills: prompts that are read at a time. Each holds the states at its marks until they are published.

@@ -1,12 +1,13 @@
 """Reports the state of a manager: figures, owners by name, and everything as plain data."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 
 from memstate.engine.recount import Recount
 from memstate.kernels.tables import REGISTERS_PER_ROW
-from memstate.slots import audit
+from memstate.slots.audit import AuditReport, audit
 from memstate.slots.inspect import Inspection, inspect
 from memstate.stats import Stats
 
@@ -54,7 +55,7 @@ class Reports(Recount):
             chaos=self._faults.stats(),
         )
 
-    def audit(self) -> audit.AuditReport:
+    def audit(self) -> AuditReport:
         """Looks for leaked and doubly owned slots, and names their owners. Works while requests run.
 
         It also counts rows, KV pages, pins, leases, snapshot registers, sessions and host records at those who hold
@@ -63,18 +64,21 @@ class Reports(Recount):
 
         Syncs: yes.
         """
-        inspection, names = self._look()
-        return audit.audit(inspection, names, self._miscounts(inspection, names))
+        return self._audit(*self._look())
+
+    def _audit(self, seen: Inspection, names: dict[int, tuple[str, str]]) -> AuditReport:
+        return audit(seen, names, self._miscounts(seen, names))
 
     def inspect(self) -> Inspection:
         """Returns the owner of every slot, and what the host knows of requests and caches, as plain data.
 
-        Use it for audits, drawings and files. It first sends the recorded changes that do not wait for a forward. The
-        other changes count as done.
+        It holds what `audit` finds, too. Use it for drawings and files. It first sends the recorded
+        changes that do not wait for a forward. The other changes count as done.
 
         Syncs: yes.
         """
-        return self._look()[0]
+        seen, names = self._look()
+        return replace(seen, faults=self._audit(seen, names).faults)
 
     def _look(self) -> tuple[Inspection, dict[int, tuple[str, str]]]:
         self._enter()
@@ -100,10 +104,31 @@ class Reports(Recount):
         ]
         found = inspect(
             self._registers, names, tags, rows=rows, prefix=self._cache.inspect(),
-            sessions=self._sessions.inspect(), changes=list(map(str, self.changes)),
-            stats=asdict(self.stats()), waiting=self._commands.waiting,
+            sessions=self._sessions.inspect(), changes=list(map(asdict, self.changes)),
+            stats=asdict(self.stats()), layout=self._described(), waiting=self._commands.waiting,
         )  # fmt: skip
         return found, names
+
+    def _described(self) -> dict[str, Any]:
+        """The layout as plain data. Payload and padding of a plane are bytes of one layer of one slot."""
+        layout = self.planes.layout
+        planes = [
+            {
+                "name": plane.name,
+                "shape": list(plane.shape),
+                "dtype": str(plane.dtype).removeprefix("torch."),
+                "payload": plane.nbytes,
+                "padding": layout.block_bytes(plane) - plane.nbytes,
+            }
+            for plane in layout.planes
+        ]
+        return {
+            "order": layout.order,
+            "layers": layout.layers,
+            "bytes_per_slot": layout.bytes_per_slot,
+            "page_size": self._pages.page_size,
+            "planes": planes,
+        }
 
     def owners(self) -> dict[int, tuple[str, str]]:
         """Returns the owner of each register that holds a slot: register -> (kind, name).

@@ -313,9 +313,12 @@ class Contents(NotCopied):
 
     def inspect(self) -> list[dict[str, Any]]:
         """Returns the nodes as plain data, parents first."""
+        walk = list(self.tree.walk())
+        place = {id(node): at for at, (_, node) in enumerate(walk)}
         return [
             {
                 "salt": None if salt is None else shown(salt),
+                "parent": place.get(id(node.parent), -1),
                 "start": node.end - len(node.key) // self._unit,
                 "end": node.end,
                 "register": node.snapshot.register if node.snapshot else 0,
@@ -325,7 +328,7 @@ class Contents(NotCopied):
                 "leases": node.leases,
                 "children": len(node.children),
             }
-            for salt, node in self.tree.walk()
+            for salt, node in walk
         ]
 
     def stats(self) -> PrefixStats:

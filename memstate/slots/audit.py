@@ -72,9 +72,10 @@ class AuditReport:
         if not self.clean:
             raise LeakFound(str(self))
 
-    def __str__(self) -> str:
-        lines = [f"{self.capacity} slots: {self.free} free, owned: {self.owned_by_kind or 'none'}"]
-        lines += [f"slot {slot} leaked: not free and not owned" for slot in self.leaked]
+    @property
+    def faults(self) -> list[str]:
+        """A sentence for each thing that is wrong."""
+        lines = [f"slot {slot} leaked: not free and not owned" for slot in self.leaked]
         lines += [
             f"slot {slot} has {len(owners)} owners: {', '.join(owners)}" for slot, owners in self.double_owned.items()
         ]
@@ -87,8 +88,11 @@ class AuditReport:
             f"level {level} of the bitmap's summary is wrong for slots {first}..{last}"
             for level, first, last in self.summary
         ]
-        lines += self.miscounts
-        return "\n".join(lines)
+        return lines + self.miscounts
+
+    def __str__(self) -> str:
+        first = f"{self.capacity} slots: {self.free} free, owned: {self.owned_by_kind or 'none'}"
+        return "\n".join([first, *self.faults])
 
 
 def audit(

@@ -20,7 +20,7 @@ from memstate.slots.packet import Packet
 from memstate.slots.registers import RegisterFile
 from memstate.slots.saved import require_saved
 
-FORMAT = "memstate inspection 1"
+FORMAT = "memstate inspection 2"
 # Bytes of a file that `load` reads: room for about 200,000 slots, each with its owner and a node of the prefix cache.
 LARGEST: Final = 64 << 20
 
@@ -36,16 +36,19 @@ class Inspection:
         slots: for each register, the slot that it holds; 0 = none.
         labels: for each register, the length of its state in tokens.
         names: register -> name of its owner, for the registers that hold a slot.
-        kinds: register -> kind of owner: live, lane, cached, session, snapshot or unknown.
+        kinds: register -> kind of owner: live, lane, cached, session, mark, snapshot or unknown.
         by_id: slots held by open claim groups.
         tags: register -> a short name of its owner.
         rows: running requests with their lengths.
-        prefix: nodes of the prefix cache, parents first. Each has its pages from `start` to `end`, the register of its
-            state or 0, and whether that state was evicted.
+        prefix: nodes of the prefix cache, parents first. Each has the index of its parent in this list or -1, its pages
+            from `start` to `end`, the register of its state or 0, and whether that state was evicted.
         sessions: open sessions.
-        changes: the changes in the journal, oldest first.
+        changes: the changes in the journal, oldest first, with the fields of `Change`.
         stats: figures by name.
         summary: words of the bitmap's summary that disagree with the level below.
+        layout: what one slot is made of: its order, layers, `bytes_per_slot`, and planes with the bytes of one layer;
+            and the tokens of a KV page.
+        faults: a sentence for each thing that the audit found wrong.
     """
 
     capacity: int
@@ -60,9 +63,11 @@ class Inspection:
     rows: list[dict[str, Any]] = field(default_factory=list)
     prefix: list[dict[str, Any]] = field(default_factory=list)
     sessions: list[dict[str, Any]] = field(default_factory=list)
-    changes: list[str] = field(default_factory=list)
+    changes: list[dict[str, Any]] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
     summary: list[int] = field(default_factory=list)
+    layout: dict[str, Any] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
 
     def save(self, path: Path | str) -> None:
         """Writes the inspection as JSON, whole or not at all.
@@ -101,8 +106,6 @@ class Inspection:
         """
         try:
             found = json.loads(_read(path), object_pairs_hook=_unique)
-            if isinstance(found, dict):
-                found.setdefault("summary", [])  # a file of an older version
             require_saved(found, FORMAT, [each.name for each in fields(cls)])
         except (ValueError, RecursionError) as error:
             raise InvalidArgument(f"{str(path)!r}: not an inspection: {error}") from error

@@ -23,6 +23,7 @@ class Change:
             these it is the number of the packet before the launch.
         what: `claim`, `release` or `move`; or `plan` or `accept`, if the launch of that call filled the register.
         register: number of the register; for a move, of the target register.
+        kind: kind of that owner: live, lane, cached, session, mark or snapshot.
         owner: owner of the register at that time.
         label: length of the register's state in tokens.
         source: source register of a move, otherwise 0.
@@ -33,6 +34,7 @@ class Change:
     submit: int
     what: str
     register: int
+    kind: str
     owner: str
     label: int
     source: int = 0
@@ -61,15 +63,15 @@ class Journal:
         """Notes changes that the command buffer records. Call it before a release, and after a claim or a move."""
         given = list(registers)
         for register, source in zip(given, sources if sources is not None else [0] * len(given), strict=True):
-            of = self._owner(source) if source else ""
+            of = self._owner(source)[1] if source else ""
             label = int(self._file.labels[register])
             self._serial += 1
-            owner = self._owner(register)
-            self.changes.append(Change(self._serial, submit, what, register, owner, label, source, of))
+            kind, owner = self._owner(register)
+            self.changes.append(Change(self._serial, submit, what, register, kind, owner, label, source, of))
 
-    def _owner(self, register: int) -> str:
+    def _owner(self, register: int) -> tuple[str, str]:
         owner = self._owner_now()
-        return owner(register)[1] if owner else f"register {register}"
+        return owner(register) if owner else ("unknown", f"register {register}")
 
     def note_changes(self, what: str, submit: int, before: NDArray[np.bool_]) -> None:
         """Notes the registers that a launch filled or emptied: compares `held` with its copy from before the launch."""

@@ -9,7 +9,8 @@ from memstate.kernels.levels import bitmap_ints, bitmap_words
 from memstate.kernels.tables import REGISTERS_PER_ROW
 
 INT64_MAX: Final = 2**63 - 1
-KINDS: Final = ("live", "lane", "cached", "session", "snapshot", "unknown")  # of owners
+KINDS: Final = ("live", "lane", "cached", "session", "mark", "snapshot", "unknown")  # of owners
+CHANGES: Final = ("claim", "release", "move", "plan", "accept")  # of owners
 DIFFERENCES: Final = ("free", "held_by_snapshots", "leaked_records")  # figures that a fault can take below 0
 FIGURES_DEEP: Final = 4  # the tiers have prefetches, and these have flaws by name
 
@@ -49,10 +50,10 @@ def require_saved(found: Any, form: str, fields: Iterable[str]) -> None:
 def _checks(capacity: int, slots: list[int]) -> dict[str, Check]:
     """Returns the checks of the other fields. They depend on these two."""
     rows, held = len(slots) // REGISTERS_PER_ROW, {str(register) for register, slot in enumerate(slots) if slot}
-    register, count = _whole(0, len(slots) - 1), _whole(0)
+    register, count, number = _whole(0, len(slots) - 1), _whole(0), _whole(0, INT64_MAX)
     node: dict[str, Check] = {
-        "salt": _salt, "start": count, "end": count, "register": register, "evicted": _flag, "ghost": _flag,
-        "uses": _whole(0, INT64_MAX), "leases": count, "children": count,
+        "salt": _salt, "parent": _whole(-1), "start": count, "end": count, "register": register,
+        "evicted": _flag, "ghost": _flag, "uses": _whole(0, INT64_MAX), "leases": count, "children": count,
     }  # fmt: skip
     request: dict[str, Check] = {
         "row": _whole(1, rows - 1), "id": _text, "length": count, "confirmed": count, "finished": _flag,
@@ -61,6 +62,17 @@ def _checks(capacity: int, slots: list[int]) -> dict[str, Check]:
     session: dict[str, Check] = {
         "id": _text, "row": _whole(0, rows - 1), "tokens": count, "states": _list(_pair(register, count)),
         "pages": count,
+    }  # fmt: skip
+    change: dict[str, Check] = {
+        "serial": _whole(1, INT64_MAX), "submit": _whole(0, INT64_MAX), "what": _one_of(CHANGES), "register": register,
+        "kind": _kind, "owner": _text, "label": _int32, "source": register, "source_owner": _text,
+    }  # fmt: skip
+    plane: dict[str, Check] = {
+        "name": _text, "shape": _list(count), "dtype": _text, "payload": number, "padding": number,
+    }  # fmt: skip
+    layout: dict[str, Check] = {
+        "order": _text, "layers": count, "bytes_per_slot": number, "page_size": _whole(1),
+        "planes": _list(_record(plane)),
     }  # fmt: skip
     return {
         "owners": _list(_whole(0, len(slots)), capacity + 1),
@@ -71,10 +83,12 @@ def _checks(capacity: int, slots: list[int]) -> dict[str, Check]:
         "tags": _by_register(_text, held, complete=False),
         "by_id": _ascending(_whole(0, capacity)),
         "rows": _ascending(_record(request), "row"),
-        "prefix": _list(_stretch(_record(node))),
+        "prefix": _below(_list(_stretch(_record(node)))),
         "sessions": _list(_record(session)),
-        "changes": _list(_text),
+        "changes": _ascending(_record(change), "serial"),
         "stats": _figures(FIGURES_DEEP),
+        "layout": _record(layout),
+        "faults": _list(_text),
         "summary": _ascending(_whole(bitmap_words(capacity), bitmap_ints(capacity) - 1)),
     }
 
@@ -119,9 +133,15 @@ def _salt(value: Any) -> None:
         raise _refuse(value, "a text or null")
 
 
-def _kind(value: Any) -> None:
-    if value not in KINDS:
-        raise _refuse(value, f"one of {', '.join(KINDS)}")
+def _one_of(texts: tuple[str, ...]) -> Check:
+    def check(value: Any) -> None:
+        if value not in texts:
+            raise _refuse(value, f"one of {', '.join(texts)}")
+
+    return check
+
+
+_kind = _one_of(KINDS)
 
 
 def _flag(value: Any) -> None:
@@ -197,6 +217,20 @@ def _stretch(record: Check) -> Check:
     def check(value: Any) -> None:
         record(value)
         _within(".start", _whole(0, value["end"]), value["start"])
+
+    return check
+
+
+def _below(nodes: Check) -> Check:
+    """Nodes of the prefix cache: a parent comes before its children, and a child begins where its parent ends."""
+
+    def check(values: Any) -> None:
+        nodes(values)
+        for at, node in enumerate(values):
+            parent = node["parent"]
+            _within(f"[{at}].parent", _whole(-1, at - 1), parent)
+            begin = values[parent]["end"] if parent >= 0 else 0
+            _within(f"[{at}].start", _whole(begin, begin), node["start"])
 
     return check
 

@@ -105,7 +105,7 @@ def test_a_snapshot_of_all_owners_can_be_read_by_another_process(tmp_path: Path)
     assert audit(picture).clean and set(picture.kinds.values()) <= {"cached", "session"}
     assert len(picture.prefix) >= len(picture.kinds) and picture.stats["rows_used"] == 0
     path.write_text(
-        path.read_text(encoding="utf-8").replace("memstate inspection 1", "memstate picture 0"), encoding="utf-8"
+        path.read_text(encoding="utf-8").replace("memstate inspection 2", "memstate picture 0"), encoding="utf-8"
     )
     with pytest.raises(InvalidArgument, match="not an inspection"):
         Inspection.load(path)

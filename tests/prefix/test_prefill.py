@@ -5,6 +5,7 @@
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -15,6 +16,7 @@ import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.placement import Ends, Nowhere, Placement
 from memstate.prefix.policies import Lru, LruPages
+from memstate.slots.inspect import Inspection
 from memstate.slots.registers import RegisterFile
 from tests.support.loops import Speculator
 from tests.support.planes import both_orders, every_snapshot, every_strategy
@@ -561,7 +563,7 @@ def test_a_random_mix_of_prompts_decodes_and_ends(seed: int, backend: Backend) -
 
 
 @every_snapshot
-def test_M6_owners_and_audits_name_the_states_at_marks(name: str, backend: Backend) -> None:
+def test_M6_owners_and_audits_name_the_states_at_marks(name: str, backend: Backend, tmp_path: Path) -> None:
     at = server(backend, name, "1", Nowhere())
     (row,) = at.admit(ms.Request("a", tokens=T[:30], snapshot_at=[8, 16]))
     before = at.mem.audit().owned_by_kind
@@ -576,6 +578,9 @@ def test_M6_owners_and_audits_name_the_states_at_marks(name: str, backend: Backe
     assert sorted(lengths) == [8, 16]
     assert not at.planes.wrong({at.slot(r): tuple(T[:n]) for r, n in zip(held, lengths, strict=True)})
     assert at.mem.stats().held_by_snapshots == 2 and at.mem.stats().published == 2
+    found = at.mem.inspect()
+    found.save(tmp_path / "marks.json")
+    assert Inspection.load(tmp_path / "marks.json") == found and list(found.kinds.values()).count("mark") == 2
     at.publish([row])
     assert "mark" not in at.mem.audit().owned_by_kind
 

@@ -182,7 +182,9 @@ def test_B76_a_slot_planted_in_two_registers_is_named_with_both(backend: Backend
     names = [name for _, name in sorted([(one, one_name), (other, other_name)])]
     report = talks.mem.audit()
     nothing_but(report, leaked=[gone], double_owned={planted: names})
-    assert f"slot {planted} has 2 owners: {names[0]}, {names[1]}" in str(report)
+    said = f"slot {planted} has 2 owners: {names[0]}, {names[1]}"
+    assert said in str(report) and report.faults == [f"slot {gone} leaked: not free and not owned", said]
+    assert talks.mem.inspect().faults == report.faults
     slots[other] = gone
     talks.look()
 

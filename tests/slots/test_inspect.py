@@ -74,7 +74,11 @@ def refusal(path: Path) -> str:
 def test_the_inspection_of_these_tests_has_everything(tmp_path: Path) -> None:
     found = busy()
     empty = [name for name, value in vars(found).items() if value in ([], {})]
-    assert empty == ["summary"] and any(node["register"] for node in found.prefix) and found.sessions[0]["states"]
+    assert (
+        empty == ["summary", "faults"]
+        and any(node["register"] for node in found.prefix)
+        and found.sessions[0]["states"]
+    )
     found.save(tmp_path / "x")
     assert Inspection.load(tmp_path / "x") == found
 
@@ -113,7 +117,7 @@ WRONG: dict[str, tuple[Callable[[Tree], None], str]] = {
     "another capacity": (put("capacity", value=13), "owners has 13 entries, expected 14"),
     "no capacity": (drop("capacity"), "capacity is missing"),
     "no format": (drop("format"), "format is missing"),
-    "format": (put("format", value="memstate inspection 2"), "format is 'memstate inspection 2', expected 'memstate"),
+    "format": (put("format", value="memstate inspection 1"), "format is 'memstate inspection 1', expected 'memstate"),
     "more": (put("colour", value="red"), "'colour' is no field"),
     "no stats": (drop("stats"), "stats is missing"),
     "owners: short": (drop("owners", 3), "owners has 12 entries, expected 13"),
@@ -167,7 +171,16 @@ WRONG: dict[str, tuple[Callable[[Tree], None], str]] = {
     "sessions: state": (put("sessions", 0, "states", 0, value=[1]), "sessions[0].states[0] has 1 entries, expected 2"),
     "sessions: register": (put("sessions", 0, "states", 0, 0, value=LAST), "sessions[0].states[0][0] is"),
     "sessions: length": (put("sessions", 0, "states", 0, 1, value=-1), "sessions[0].states[0][1] is -1, expected"),
-    "changes: number": (put("changes", 0, value=1), "changes[0] is 1, expected a text"),
+    "prefix: parent": (put("prefix", 1, "parent", value=1), "prefix[1].parent is 1, expected"),
+    "prefix: root": (put("prefix", 0, "parent", value=-2), "prefix[0].parent is -2, expected"),
+    "prefix: apart": (put("prefix", 0, "start", value=1), "prefix[0].start is 1, expected"),
+    "changes: number": (put("changes", 0, value=1), "changes[0] is 1, expected an object"),
+    "changes: what": (put("changes", 0, "what", value="lost"), "changes[0].what is 'lost', expected one of claim"),
+    "changes: order": (put("changes", 1, "serial", value=1), "changes[1].serial is 1, expected more than"),
+    "layout: order": (put("layout", "order", value=3), "layout.order is 3, expected a text"),
+    "layout: shape": (put("layout", "planes", 0, "shape", value=[-1]), "layout.planes[0].shape[0] is -1, expected"),
+    "layout: page": (put("layout", "page_size", value=0), "layout.page_size is 0, expected"),
+    "faults: number": (put("faults", value=[1]), "faults[0] is 1, expected a text"),
     "stats: negative": (put("stats", "launches", value=-1), "stats.launches is -1, expected"),
     "stats: boolean": (put("stats", "launches", value=True), "stats.launches is True, expected"),
     "stats: NaN": (put("stats", "tiers", "states_in", value=float("nan")), "stats.tiers.states_in is nan, expected"),
@@ -194,7 +207,7 @@ TEXTS = {
     "a mark": (b"\xef\xbb\xbf" + json.dumps(tree()).encode(), "BOM"),
     "two": (json.dumps(tree()).encode() * 2, "Extra data"),
     "a field twice": (json.dumps(tree()).encode()[:-1] + b', "capacity": 12}', "'capacity' stands there twice"),
-    "a key twice": (b'{"format": "memstate inspection 1", "names": {"3": "a", "3": "b"}}', "'3' stands there twice"),
+    "a key twice": (b'{"format": "memstate inspection 2", "names": {"3": "a", "3": "b"}}', "'3' stands there twice"),
     "digits": (json.dumps(tree()).encode().replace(b'"capacity": 12', b'"capacity": ' + b"1" * 5000), "digits"),
     **{f"{depth} lists": (b"[" * depth + b"]" * depth, "") for depth in (10, 500, 990, 5_000, 100_000)},
     **{f"{depth} objects": (b'{"a": ' * depth + b"1" + b"}" * depth, "") for depth in (500, 990, 100_000)},
@@ -207,7 +220,7 @@ def test_what_is_no_json_of_one_object_is_refused(tmp_path: Path, content: bytes
 
 
 def test_nesting_within_a_field_is_refused(tmp_path: Path) -> None:
-    text = json.dumps(tree() | {"changes": ["HERE"]}).encode()
+    text = json.dumps(tree() | {"faults": ["HERE"]}).encode()
     for depth in (3, 900, 100_000):
         refusal(stored(tmp_path, text.replace(b'"HERE"', b"[" * depth + b"]" * depth)))
 
@@ -354,7 +367,7 @@ import os, signal, sys
 from memstate.slots.inspect import Inspection
 found = Inspection.load(sys.argv[1])
 os.replace = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
-found.changes.extend(["more"] * 10_000)
+found.faults.extend(["more"] * 10_000)
 found.save(sys.argv[1])
 """
 

@@ -154,7 +154,7 @@ class DeltaConfig(Config):
             value: values of a head.
             itemsize: bytes that an element of the state counts as, up to 8.
         """
-        block_k, block_v = _power_above(key), min(max(1, 4 * self.block_value // itemsize), _power_above(value))
+        block_k, block_v = _power_above(key), min(4 * self.block_value // itemsize, _power_above(value))
         return block_k, block_v, min(MOST_WARPS, max(1, block_k * block_v * itemsize // (4 * self.warp_elements)))
 
 

@@ -209,7 +209,7 @@ def picture(**changes) -> Inspection:
 
 def test_holdings_name_every_slot_once() -> None:
     assert viz.holdings(picture()) == [
-        ("live", "a"), ("lane", "a"), ("contested", ""), ("in hand", ""),
+        ("live", "a"), ("lane", "a"), ("contested", ""), ("by id", ""),
         ("leaked", ""), ("contested", ""), ("free", ""),
     ]  # fmt: skip
 

@@ -5,55 +5,17 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from memstate.errors import InvalidArgument
-from memstate.slots.inspect import Inspection
-from memstate.viz import given
+from memstate.viz import given, kinds
 from memstate.viz.given import Inspections
+from memstate.viz.owners import holdings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURS = {
-    "free": "#eeeeee",
-    "live": "#3b6ea5",
-    "lane": "#e08e2d",
-    "snapshot": "#5b9a68",
-    "in hand": "#8a63a8",
-    "unknown": "#6f6f6f",
-    "leaked": "#d23b3b",
-    "contested": "#000000",
-}
 SHORT = 4  # letters of an owner's name that fit a cell
 MOST_CELLS = 20_000  # slots times moments
 LEGIBLE = (100, 48)  # slots and moments up to which a cell has room for its edges and a name
 LABELS = 24  # moments that have room for a label
-
-
-def holdings(inspection: Inspection) -> list[tuple[str, str]]:
-    """Returns kind and name, or tag, of the owner of each slot 1..capacity.
-
-    Kinds are those of the inspection, and `free`, `in hand` (claimed by id), `leaked` (neither free nor owned) and
-    `contested` (several owners, or an owner of a free slot). The name is "" where there is no owner, or more than one.
-
-    Args:
-        inspection: What `StateManager.inspect` returned.
-
-    Syncs: no.
-    """
-    owners: list[list[tuple[str, str]]] = [[] for _ in range(inspection.capacity + 1)]
-    for register, name in inspection.names.items():
-        if 0 < inspection.slots[register] <= inspection.capacity:
-            owners[inspection.slots[register]].append((inspection.kinds[register], inspection.tags.get(register, name)))
-    for slot in inspection.by_id:
-        owners[slot].append(("in hand", ""))
-    found = []
-    for free, mine in zip(inspection.free[1 : inspection.capacity + 1], owners[1:], strict=True):
-        if len(mine) + free > 1:
-            found.append(("contested", ""))
-        elif free:
-            found.append(("free", ""))
-        else:
-            found.append(mine[0] if mine else ("leaked", ""))
-    return found
 
 
 def occupancy(inspections: Inspections, steps: Sequence[str] = ()) -> "Figure":
@@ -92,10 +54,10 @@ def occupancy(inspections: Inspections, steps: Sequence[str] = ()) -> "Figure":
     legible = capacity <= LEGIBLE[0] and len(columns) <= LEGIBLE[1]
     drawn = figure.drawing(min(12.0, 1.6 + 0.42 * len(columns)), 1.0 + 0.24 * min(capacity, LEGIBLE[0]))
     axes = drawn.subplots()
-    axes.set_facecolor(COLOURS["free"])
+    axes.set_facecolor(kinds.kind("free").colour)
     for at, column in enumerate(columns):
         for slot, count, kind, name in _cells(column, joined=not legible):
-            colour, middle = COLOURS.get(kind, COLOURS["unknown"]), slot + (count - 1) / 2
+            colour, middle = kinds.kind(kind).colour, slot + (count - 1) / 2
             axes.barh(
                 middle, 1, left=at, height=count, facecolor=colour, edgecolor="white", linewidth=0.8 if legible else 0
             )
@@ -111,7 +73,7 @@ def occupancy(inspections: Inspections, steps: Sequence[str] = ()) -> "Figure":
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     seen = {kind for column in columns for kind, _ in column}
-    shown: dict[str, figure.Colour] = {kind: colour for kind, colour in COLOURS.items() if kind in seen}
+    shown: dict[str, figure.Colour] = {kind: colour for kind, (_, colour, *_) in kinds.KINDS.items() if kind in seen}
     drawn.legend(handles=figure.key(shown), loc="outside upper right", ncols=len(shown), frameon=False)
     return drawn
 

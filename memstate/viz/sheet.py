@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 MOST_ROWS = 10  # of a table
 MOST_PARTS = 24  # of a bar
-MOST_FAULTS = 20
+MOST_FAULTS = 12
 MOST_LETTERS = 60  # of a cell
-MOST_TEXT = 400  # letters of a title, a fault or a note
+MOST_TEXT = 300  # letters of a title, a fault or a note
 _NO_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
@@ -48,15 +48,17 @@ class Section(NamedTuple):
 
     Attributes:
         title: What it lists.
-        heads: Names of the columns.
+        heads: Names of the columns; none for a table without a head.
         rows: Texts, a column each.
         more: Further rows that are not shown.
+        counted: Whether a row is a thing, so that the number of rows says something.
     """
 
     title: str
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     more: int = 0
+    counted: bool = True
 
 
 class Sheet(NamedTuple):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 WIDE = 16  # letters of a name at most; fewer where there are many moments
 WIDTH = 10.4  # inches of all cells
+KEY = 1.45  # inches of a column of the legend
 MOST_CELLS = 20_000  # slots times moments
 LEGIBLE = (100, 48)  # slots and moments up to which a cell has room for its edges and a name
 LABELS = 24  # moments that have room for a label
@@ -79,7 +80,8 @@ def occupancy(inspections: Inspections, steps: Sequence[str] = ()) -> "Figure":
     axes.set_xlim(0, len(columns))
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    drawn.legend(handles=figure.kind_key(seen), loc="outside upper right", ncols=6, frameon=False)
+    entries = max(2, int(drawn.get_size_inches()[0] / KEY))  # a legend of more columns would be wider than the figure
+    drawn.legend(handles=figure.kind_key(seen), loc="outside upper right", ncols=entries, frameon=False)
     return drawn
 
 

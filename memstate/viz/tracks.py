@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 MOST_LINES = 200
 TALL = 60  # lines that have their full height
-WIDE = 32  # letters of a group at most
+WIDE = 40  # letters of a group at most
 FEW = 0.004  # of the width: a span that is no longer is still seen
 
 

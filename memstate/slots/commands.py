@@ -371,7 +371,8 @@ class CommandBuffer:
         before = self.registers.held.copy() if self.journal is not None else None
         yield
         if self.journal is not None and before is not None:
-            self.journal.note_changes(what, self._number - 1, before)
+            carried = isinstance(self._sending, Packet) and bool(self._sending.operations)  # by the packet of this plan
+            self.journal.note_changes(what, self._number - 1 + carried, before)
 
     @property
     def _number(self) -> int:

@@ -1,0 +1,246 @@
+"""Who held which slot: at one moment, from an inspection; over time, from the journal. Knows no picture.
+
+A journal lists changes of registers. `holdings_over` joins them to spans:
+
+    journal   #1 claim 3   #2 move 12 <- 3   #3 claim 3   #4 release 12
+    spans     register 3   |--------|                     |------------->
+              register 12           |-----------------------------|
+
+A journal keeps the last changes only, so a span can begin before its first change. And some owners change their name
+without a change of registers: a state at a mark becomes a cached state.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from memstate.errors import InvalidArgument
+from memstate.slots.inspect import Inspection
+from memstate.slots.journal import Change
+
+Changes = Inspection | Iterable[Change | Mapping[str, Any]]
+FIELDS: Final = ("serial", "submit", "what", "register", "kind", "owner", "label", "source", "source_owner")
+# Names of `StateManager.owner`, for the sources of moves, which have a name but no kind.
+_REQUEST = re.compile(r"(row \d+ \(request .*\)) (live|lane [01])", re.DOTALL)
+_MARK = re.compile(r"(row \d+) \((?!request )", re.DOTALL)
+_ROW = re.compile(r"row \d+")
+_SESSION = re.compile(r"(session .*) \(\d+ tokens\)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Span:
+    """What one owner held in one register, from the packet that filled it to the packet that emptied it.
+
+    Attributes:
+        register: Number of the register.
+        kind: Kind of the owner, the last one known.
+        owner: Name of the owner, the last one known.
+        group: What belongs together: the request, the session, `prefix cache` or `snapshots`.
+        label: Tokens of the state, as far as known; 0 = not known.
+        begin: Packet that filled the register. None: it was filled before the first change.
+        end: Packet that emptied it. None: it is still held.
+        filled: What filled it: claim, move, plan or accept; "" if no change tells.
+        emptied: What emptied it: release, move, plan or accept; "" if it is still held. With an `end` and "" it was
+            emptied without a change, as by `reset`.
+        source: Register that it was moved from, 0 for none.
+        target: Register that it was moved to, 0 for none.
+        first_kind: Kind of the owner at the begin of the span.
+        serials: The first and the last change that the span is known from; (0, 0): no change names it.
+    """
+
+    register: int
+    kind: str
+    owner: str
+    group: str
+    label: int
+    begin: int | None
+    end: int | None = None
+    filled: str = ""
+    emptied: str = ""
+    source: int = 0
+    target: int = 0
+    first_kind: str = ""
+    serials: tuple[int, int] = (0, 0)
+
+
+def holdings(inspection: Inspection) -> list[tuple[str, str]]:
+    """Returns kind and name, or tag, of the owner of each slot 1..capacity.
+
+    Kinds are those of the inspection, and `free`, `by id` (claimed by id), `leaked` (neither free nor owned) and
+    `contested` (several owners, or an owner of a free slot). The name is "" where there is no owner, or more than one.
+
+    Args:
+        inspection: What `StateManager.inspect` returned.
+
+    Syncs: no.
+    """
+    owners: list[list[tuple[str, str]]] = [[] for _ in range(inspection.capacity + 1)]
+    for register, name in inspection.names.items():
+        if 0 < inspection.slots[register] <= inspection.capacity:
+            owners[inspection.slots[register]].append((inspection.kinds[register], inspection.tags.get(register, name)))
+    for slot in inspection.by_id:
+        owners[slot].append(("by id", ""))
+    found = []
+    for free, mine in zip(inspection.free[1 : inspection.capacity + 1], owners[1:], strict=True):
+        if len(mine) + free > 1:
+            found.append(("contested", ""))
+        elif free:
+            found.append(("free", ""))
+        else:
+            found.append(mine[0] if mine else ("leaked", ""))
+    return found
+
+
+def holdings_over(changes: Changes) -> list[Span]:
+    """Returns who held which register over time, in the order in which the spans begin.
+
+    Numbers of packets never go down in the result: a launch between two packets counts for the later one where the
+    journal has noted that packet already.
+
+    Args:
+        changes: `mem.changes`, or the `changes` of an inspection, oldest first. Or an inspection itself: it also has
+            the registers that no change names, the lengths, and the present names of owners.
+
+    Raises:
+        InvalidArgument: This is no list of changes.
+
+    Example:
+        >>> changes = [Change(1, 1, "claim", 3, "live", "row 1 (request 'a') live", 0),
+        ...            Change(2, 4, "release", 3, "live", "row 1 (request 'a') live", 8)]
+        >>> [(span.group, span.begin, span.end, span.label) for span in holdings_over(changes)]
+        [("row 1 (request 'a')", 1, 4, 8)]
+
+    Syncs: no.
+    """
+    track = _Track()
+    inspected = changes if isinstance(changes, Inspection) else None
+    for change in _read(changes.changes if isinstance(changes, Inspection) else changes):
+        track.note(change)
+    if inspected is not None:
+        track.close_with(inspected)
+    return sorted(track.spans, key=lambda span: -1 if span.begin is None else span.begin)
+
+
+def group_of(kind: str, owner: str, rows: Mapping[str, str] | None = None) -> str:
+    """Returns what an owner belongs to: its request, its session, `prefix cache`, `snapshots` or `unknown`.
+
+    Args:
+        kind: Kind of the owner.
+        owner: Its name, as `StateManager.owner` gives it.
+        rows: `row 1` -> the group of the request there, to which the states at its marks belong.
+    """
+    if match := _REQUEST.fullmatch(owner):
+        return match[1]
+    if kind == "session" and (match := _SESSION.fullmatch(owner)):
+        return match[1]
+    if kind == "mark" and (match := _MARK.match(owner)):
+        return (rows or {}).get(match[1], match[1])
+    return {"cached": "prefix cache", "snapshot": "snapshots", "unknown": "unknown"}.get(kind, owner)
+
+
+class _Track:
+    """Follows the registers change by change."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self._open: dict[int, int] = {}  # register -> index of its span
+        self._rows: dict[str, str] = {}  # row -> group of its request
+        self._now = 0  # packet of the latest change
+
+    def note(self, change: Change) -> None:
+        self._now = max(self._now, change.submit)
+        serial = (change.serial, change.serial)
+        if change.what == "move":
+            self._empty(change.source, _kind_of(change.source_owner), change.source_owner, change, change.register)
+        if change.what == "release" or (change.what in ("plan", "accept") and not change.label):
+            self._empty(change.register, change.kind, change.owner, change)
+            return
+        self._lose(change.register)
+        self._begin(
+            Span(
+                change.register, change.kind, change.owner, self._group(change.kind, change.owner), change.label,
+                self._now, filled=change.what, source=change.source, first_kind=change.kind, serials=serial,
+            )
+        )  # fmt: skip
+
+    def close_with(self, inspected: Inspection) -> None:
+        """Adds what the registers say at the end."""
+        for register in [each for each in self._open if each not in inspected.names]:
+            self._lose(register)
+        for register, owner in inspected.names.items():
+            kind, label = inspected.kinds[register], inspected.labels[register]
+            if register not in self._open:
+                self._begin(Span(register, kind, owner, self._group(kind, owner), label, None, first_kind=kind))
+            else:
+                self._rename(register, kind, owner, label)
+
+    def _group(self, kind: str, owner: str) -> str:
+        group = group_of(kind, owner, self._rows)
+        if _REQUEST.fullmatch(owner) and (row := _ROW.match(owner)):
+            self._rows[row[0]] = group
+        return group
+
+    def _begin(self, span: Span) -> None:
+        self._open[span.register] = len(self.spans)
+        self.spans.append(span)
+
+    def _rename(self, register: int, kind: str, owner: str, label: int) -> None:
+        """Gives an open span its newest name and length. A name that says nothing changes nothing."""
+        at = self._open[register]
+        span = self.spans[at]
+        if not owner or owner.startswith(("holder ", "register ")):
+            kind, owner, group = span.kind, span.owner, span.group
+        elif (kind, owner) == (span.kind, span.owner) and not _ROW.fullmatch(span.group):
+            group = span.group  # of the request that was in the row then
+        else:
+            group = self._group(kind, owner)
+        self.spans[at] = replace(span, kind=kind, owner=owner, group=group, label=label or span.label)
+
+    def _empty(self, register: int, kind: str, owner: str, change: Change, target: int = 0) -> None:
+        """Ends the span of a register; one that began before the first change is added first."""
+        if register not in self._open:
+            group = self._group(kind, owner)
+            self._begin(
+                Span(register, kind, owner, group, change.label, None, first_kind=kind, serials=(change.serial,) * 2)
+            )
+        self._rename(register, kind, owner, change.label)
+        at = self._open.pop(register)
+        serials = (self.spans[at].serials[0], change.serial)
+        self.spans[at] = replace(
+            self.spans[at], end=self._now, emptied=change.what, target=target, serials=serials
+        )  # fmt: skip
+
+    def _lose(self, register: int) -> None:
+        """Ends the span of a register that is empty, or filled again, without a change that emptied it."""
+        if register in self._open:
+            at = self._open.pop(register)
+            self.spans[at] = replace(self.spans[at], end=self._now)
+
+
+def _kind_of(owner: str) -> str:
+    """Returns the kind of an owner of which only the name is known."""
+    if match := _REQUEST.fullmatch(owner):
+        return match[2].split()[0]
+    starts = {"session ": "session", "cached prefix": "cached", "snapshot ": "snapshot", "holder ": "snapshot"}
+    if _MARK.match(owner):
+        return "mark"
+    return next((kind for start, kind in starts.items() if owner.startswith(start)), "unknown")
+
+
+def _read(changes: Iterable[Change | Mapping[str, Any]]) -> Sequence[Change]:
+    """Returns changes in their order. Raises: InvalidArgument for anything else."""
+    expected = "expected `mem.changes`, the `changes` of an inspection, or an inspection"
+    if not isinstance(changes, Iterable) or isinstance(changes, str | Mapping):
+        raise InvalidArgument(f"{changes!r}: {expected}")
+    found = []
+    for change in changes:
+        if isinstance(change, Mapping):
+            missing = [name for name in FIELDS if name not in change]
+            if missing:
+                raise InvalidArgument(f"{change!r} has no {missing[0]}: {expected}")
+            change = Change(**{name: change[name] for name in FIELDS})
+        elif not isinstance(change, Change):
+            raise InvalidArgument(f"{change!r}: {expected}")
+        found.append(change)
+    return sorted(found, key=lambda change: change.serial)

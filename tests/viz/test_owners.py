@@ -1,0 +1,305 @@
+"""Who held what over time, against a model and real managers; and a colour for every kind that the library names."""
+
+import inspect
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import memstate as ms
+from memstate import viz
+from memstate.prefix.policies import Lru
+from memstate.slots.journal import Change
+from memstate.slots.saved import KINDS
+from memstate.viz import Span, kinds
+from memstate.viz.owners import group_of
+from tests.support.build import build
+
+LAYOUT = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), 1)
+A, B = "row 1 (request 'a')", "row 2 (request 'b')"
+
+
+def change(serial: int, submit: int, what: str, register: int, kind: str, owner: str, label: int = 0, **more: Any):
+    return Change(serial, submit, what, register, kind, owner, label, **more)
+
+
+CLAIM = change(1, 1, "claim", 3, "live", f"{A} live")
+MOVE = change(2, 2, "move", 12, "mark", "row 1 (every of 4 tokens)", 4, source=3, source_owner=f"{A} live")
+AGAIN = change(3, 2, "claim", 3, "live", f"{A} live")
+PLAN = change(4, 2, "plan", 4, "lane", f"{A} lane 0", 8)
+CACHED = change(5, 3, "move", 13, "cached", "cached prefix of 8 tokens in register 13", 8, source=4,
+                source_owner=f"{A} lane 0")  # fmt: skip
+GONE = change(6, 4, "release", 12, "cached", "cached prefix of 4 tokens in register 12", 4)
+END = change(7, 5, "release", 3, "live", f"{A} live", 9)
+STORY = [CLAIM, MOVE, AGAIN, PLAN, CACHED, GONE, END]
+
+
+def test_spans_of_a_story_by_hand() -> None:
+    assert viz.holdings_over(STORY) == [
+        Span(3, "live", f"{A} live", A, 4, 1, 2, "claim", "move", target=12, first_kind="live", serials=(1, 2)),
+        Span(12, "cached", GONE.owner, "prefix cache", 4, 2, 4, "move", "release", source=3, first_kind="mark",
+             serials=(2, 6)),
+        Span(3, "live", f"{A} live", A, 9, 2, 5, "claim", "release", first_kind="live", serials=(3, 7)),
+        Span(4, "lane", f"{A} lane 0", A, 8, 2, 3, "plan", "move", target=13, first_kind="lane", serials=(4, 5)),
+        Span(13, "cached", CACHED.owner, "prefix cache", 8, 3, None, "move", source=4, first_kind="cached",
+             serials=(5, 5)),
+    ]  # fmt: skip
+    assert viz.holdings_over([asdict(each) for each in STORY]) == viz.holdings_over(STORY)
+    assert viz.holdings_over([]) == []
+
+
+def test_a_journal_that_begins_in_the_middle_has_spans_without_a_begin() -> None:
+    assert viz.holdings_over([END]) == [
+        Span(3, "live", f"{A} live", A, 9, None, 5, "", "release", first_kind="live", serials=(7, 7))
+    ]
+    source, target = viz.holdings_over([CACHED])
+    assert (source.register, source.kind, source.group, source.begin, source.end) == (4, "lane", A, None, 3)
+    assert (target.register, target.begin, target.end, source.target, target.source) == (13, 3, None, 13, 4)
+    ended, _ = viz.holdings_over([replace(PLAN, label=0), PLAN])  # a launch that empties, then one that fills
+    assert (ended.begin, ended.end, ended.emptied) == (None, 2, "plan")
+
+
+def test_a_register_that_is_filled_twice_was_emptied_unseen() -> None:
+    """As by `reset`, which no change names."""
+    first, second = viz.holdings_over([CLAIM, replace(CLAIM, serial=2, submit=6, owner=f"{B} live")])
+    assert (first.begin, first.end, first.emptied, second.begin, second.end) == (1, 6, "", 6, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "owner", "group"),
+    [
+        ("live", f"{A} live", A),
+        ("lane", f"{A} lane 1", A),
+        ("live", "row 1 (request ') live\\n') live", "row 1 (request ') live\\n')"),
+        ("mark", "row 1 (prompt of 8 tokens)", "the request there"),
+        ("mark", "row 2 (prompt of 8 tokens)", "row 2"),
+        ("session", "session 'x (3 tokens)' (9 tokens)", "session 'x (3 tokens)'"),
+        ("cached", "cached prefix of 8 tokens in register 13", "prefix cache"),
+        ("snapshot", "snapshot 14 of 8 tokens", "snapshots"),
+        ("snapshot", "holder 14 (given up)", "snapshots"),
+        ("unknown", "register 14", "unknown"),
+        ("later", "something", "something"),
+    ],
+)
+def test_groups_of_owners(kind: str, owner: str, group: str) -> None:
+    assert group_of(kind, owner, {"row 1": "the request there"}) == group
+
+
+def test_a_name_that_says_nothing_does_not_replace_one() -> None:
+    (span,) = viz.holdings_over([replace(CACHED, what="claim", source=0), replace(
+        END, register=13, kind="snapshot", owner="holder 13 (given up)")])  # fmt: skip
+    assert (span.kind, span.owner, span.end) == ("cached", CACHED.owner, 5)
+
+
+@pytest.mark.parametrize("wrong", [7, "ab", [1], [{"serial": 1}], {"serial": 1}, None])
+def test_what_is_no_list_of_changes_is_refused(wrong: Any) -> None:
+    with pytest.raises(ms.InvalidArgument, match=r"expected `mem\.changes`"):
+        viz.holdings_over(wrong)
+
+
+@st.composite
+def journals(draw: st.DrawFn) -> list[tuple[Change, dict[int, int]]]:
+    """Random changes of eight registers, each with what the registers hold after it: register -> serial of its fill."""
+    held: dict[int, int] = {}
+    story, submit = [], 1
+    for serial in range(1, draw(st.integers(1, 25)) + 1):
+        submit += draw(st.integers(0, 2))
+        empty, full = sorted(set(range(3, 11)) - held.keys()), sorted(held)
+        what = draw(st.sampled_from(["claim", "plan", "accept"] * bool(empty) + ["release"] * bool(full)
+                                    + ["move"] * bool(full and empty)))  # fmt: skip
+        register, source = draw(st.sampled_from(full if what == "release" else empty)), 0
+        if what == "move":
+            held.pop(source := draw(st.sampled_from(full)))
+        if what == "release":
+            held.pop(register)
+        else:
+            held[register] = serial
+        name = f"row {register} (request '{register}') live"
+        noted = change(serial, submit, what, register, "live", name, serial, source=source,
+                       source_owner=f"row {source} (request '{source}') live" * bool(source))  # fmt: skip
+        story.append((noted, dict(held)))
+    return story
+
+
+@given(journals(), st.integers(0, 24))
+def test_spans_agree_with_a_model_wherever_the_journal_begins(story: Any, cut: int) -> None:
+    cut = min(cut, len(story) - 1)
+    known, before = story[cut:], story[cut - 1][1] if cut else {}
+    spans = viz.holdings_over([each for each, _ in known])
+    touched = {register for each, _ in known for register in (each.register, each.source)}
+    for at, (noted, held) in enumerate(known):
+        open_now = {
+            span.register: span.serials[0]
+            for span in spans
+            if (span.begin is None or span.serials[0] <= noted.serial)
+            and (span.end is None or span.serials[1] > noted.serial)
+        }
+        expected = {register: serial for register, serial in held.items() if register in touched}
+        later = {each.register for each, _ in known[at + 1 :]} | {each.source for each, _ in known[at + 1 :]}
+        old = {register for register in expected if expected[register] <= cut}
+        assert open_now.keys() == expected.keys() and old <= later | before.keys()
+        assert all(open_now[register] == expected[register] for register in expected.keys() - old)
+    for span in spans:
+        assert span.begin is None or span.end is None or span.begin <= span.end
+        assert (span.begin is None) == (span.filled == "")
+
+
+def served(journal: int, tracking: ms.Tracking, seed: int) -> Iterator[ms.StateManager]:
+    """A manager after each call of a loop with prompts, a cache, sessions, forks, snapshots and aborts."""
+    rng = random.Random(seed)
+    mem = build(
+        LAYOUT, slots=24, max_requests=3, snapshots=16, page_size=4, journal=journal, tracking=tracking,
+        prefix=ms.Prefix(states=Lru()), backend="reference",
+    )  # fmt: skip
+    session = mem.open_session("chat")
+    for turn in range(8):
+        prompt = [rng.randrange(2) for _ in range(rng.randrange(1, 20))]
+        rows = mem.admit([ms.Request(f"r{turn}", tokens=prompt, session=session if turn % 3 == 1 else None)])
+        yield mem
+        while (length := mem.length(rows[0])) < len(prompt):
+            mem.settle(mem.plan(rows, [min(mem.next_boundary(rows[0]), len(prompt)) - length]))
+        for _ in range(rng.randrange(6)):
+            mem.extend(rows, [mem.length(rows[0]) + 1])
+            mem.settle(mem.plan(rows, 1))
+            yield mem
+        mem.abort(rows) if turn % 4 == 3 else mem.release(rows, tokens=[prompt])
+        yield mem
+    mem.close_session(session)
+    yield mem
+
+
+TRACKINGS = [ms.Redirect(4), ms.PingPong(4), ms.LazyPingPong(4)]
+
+
+@pytest.mark.parametrize("tracking", TRACKINGS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("journal", [1, 5, 1000])
+def test_spans_of_a_running_manager_end_where_its_registers_are(tracking: ms.Tracking, journal: int) -> None:
+    for mem in served(journal, tracking, seed=journal):
+        before = mem.stats()
+        owners, spans = mem.owners(), viz.holdings_over(mem.changes)
+        held = {span.register: span for span in spans if span.end is None}
+        assert held.keys() <= owners.keys() and mem.stats() == before
+        assert journal < 1000 or held.keys() == owners.keys()
+        seen = mem.inspect()
+        now = {span.register: (span.kind, span.owner) for span in viz.holdings_over(seen) if span.end is None}
+        assert now == owners
+        shown = {kind: count for kind, count in mem._overview()["slots"].items() if count}
+        assert shown == Counter(kind for kind, _ in viz.holdings(seen))
+        rows = {f"row {row['row']} (request {row['id']!r})" for row in seen.rows}
+        assert {span.group for span in viz.holdings_over(seen) if span.end is None} <= {
+            *rows, "prefix cache", "snapshots", "session 'chat'",
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("tracking", TRACKINGS, ids=lambda each: type(each).__name__)
+def test_a_shorter_journal_gives_the_same_spans_as_far_as_it_goes(tracking: ms.Tracking) -> None:
+    *_, mem = served(1000, tracking, seed=3)
+    whole = viz.holdings_over(mem.changes)
+    assert [one.submit for one in mem.changes] == sorted(one.submit for one in mem.changes)
+    for cut in range(len(mem.changes)):
+        first = mem.changes[cut].serial
+        expected = [
+            (span.register, span.end, span.emptied, span.begin if span.serials[0] >= first else None)
+            for span in whole
+            if span.serials[1] >= first and (span.end is not None or span.serials[0] >= first)
+        ]
+        found = [(span.register, span.end, span.emptied, span.begin) for span in viz.holdings_over(mem.changes[cut:])]
+        assert sorted(found, key=str) == sorted(expected, key=str)
+
+
+def test_a_plan_is_noted_with_the_packet_that_goes_with_it() -> None:
+    """The packet that admits a row also carries the batch of a plan, in which another row takes a snapshot."""
+    mem = build(LAYOUT, slots=8, max_requests=3, journal=20, tracking=ms.Redirect(4), backend="reference")
+    (a,) = mem.admit([ms.Request("a")])
+    mem.settle(mem.plan([a], [4]))
+    (b,) = mem.admit([ms.Request("b")])
+    mem.plan([a, b])
+    assert [(each.what, each.submit) for each in mem.changes] == [("claim", 1), ("claim", 2), ("plan", 2)]
+
+
+def test_spans_end_with_a_reset() -> None:
+    *_, mem = served(1000, ms.Redirect(4), seed=1)
+    mem.reset()
+    assert {span.end is None for span in viz.holdings_over(mem.changes)} == {True, False}
+    spans = viz.holdings_over(mem.inspect())
+    assert all(span.end is not None for span in spans) and any(span.emptied == "" for span in spans)
+
+
+# Kinds
+
+
+def test_every_kind_of_an_inspection_and_of_holdings_has_a_colour() -> None:
+    source = inspect.getsource(ms.StateManager.owner)
+    assert {*re.findall(r'return "(\w+)"', source), "live", "lane", "unknown"} == set(KINDS)
+    named = {*KINDS, "free", "by id", "leaked", "contested"}
+    assert set(kinds.KINDS) == named and all(kinds.kind(name).name == name for name in named)
+    assert kinds.kind("group").name == "by id" and kinds.kind("later").name == "unknown"
+
+
+def linear(colour: str) -> np.ndarray:
+    values = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(one: str, other: str) -> float:
+    """The ratio of WCAG 2."""
+    low, high = sorted(float(linear(each) @ [0.2126, 0.7152, 0.0722]) for each in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+# Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as such a reader sees it.
+SIGHT = {
+    "normal": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+
+
+def oklab(colour: np.ndarray) -> np.ndarray:
+    """Ottosson 2020, from linear RGB: distances are as large as they look."""
+    cones = [
+        [0.41222147, 0.53633254, 0.05144599],
+        [0.2119035, 0.6806995, 0.10739696],
+        [0.08830246, 0.28171884, 0.6299787],
+    ]
+    mixed = [
+        [0.21045426, 0.79361779, -0.00407205],
+        [1.9779985, -2.42859221, 0.45059371],
+        [0.02590404, 0.78277177, -0.80867577],
+    ]
+    return np.array(mixed) @ np.cbrt(np.array(cones) @ np.clip(colour, 0, 1))
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+@pytest.mark.parametrize("page", ["light", "dark"])
+def test_colours_are_told_apart(sight: str, page: str) -> None:
+    seen = {
+        kind.name: oklab(np.array(SIGHT[sight]) @ linear(kind.colour if page == "light" else kind.on_dark))
+        for kind in kinds.KINDS.values()
+    }
+    near = {pair: float(np.linalg.norm(seen[pair[0]] - seen[pair[1]])) for pair in combinations(seen, 2)}
+    assert {pair: far for pair, far in near.items() if far < 0.1} == {}
+
+
+def test_text_and_cells_can_be_read() -> None:
+    for kind in kinds.KINDS.values():
+        assert contrast(kind.ink, kind.colour) >= 4.5, kind
+        if kind.name != "free":
+            assert min(contrast(kind.colour, page) for page in (kinds.LIGHT, kinds.DARK)) >= 1.5, kind
+
+
+def test_short_names_keep_what_tells_them_apart() -> None:
+    assert [kinds.short(name, 6) for name in ("a", "@4096", "requests", "conversation-17")] == [
+        "a", "@4096", "..ests", "..n-17",
+    ]  # fmt: skip
+    assert kinds.short("x" * 1_000_000, 5) == "..xxx"

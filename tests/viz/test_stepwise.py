@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -112,14 +113,9 @@ def test_a_drawn_packet_has_every_word_once() -> None:
     places = [(round(bar.get_x()), round(bar.get_y() + 0.45)) for bar in axes.patches]
     assert sorted(x + 16 * y for x, y in places) == list(range(68))
     shown = [int(text.get_text()) for text in axes.texts]
-    header, entries = (
-        words[:15],
-        [word for section in viz.sections(words) for c in section.columns.values() for word in c],
-    )
-    assert shown == header + entries
-    by_colour = {}
-    for bar in axes.patches[15:]:
-        by_colour[bar.get_facecolor()] = by_colour.get(bar.get_facecolor(), 0) + 1
+    columns = [column for section in viz.sections(words) for column in section.columns.values()]
+    assert shown == [*words[:15], *chain(*columns)]
+    by_colour = Counter(bar.get_facecolor() for bar in axes.patches[15:])
     assert sorted(by_colour.values()) == [1, 1, 2, 2, 2, 3, 4, 1 + 68 - 16 - 15]
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MOST_CELLS = 4000  # slots times moments, over all panels
 MOST_MOMENTS = 24  # that have room for what a cell says
-THINNEST, THICKER = 1.4, 1.7  # points: each line is thinner than the one below it, so that equal numbers show them all
+THINNEST, THICKER = 1.4, 1.3  # points: each line is thinner than the one below it, so that equal numbers show them all
 
 
 class Moment(NamedTuple):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MOST_CELLS = 4000  # slots times moments, over all panels
 MOST_MOMENTS = 24  # that have room for what a cell says
+NARROWEST = 6.5  # inches: a legend of all kinds of owners fits
 THINNEST, THICKER = 1.4, 1.3  # points: each line is thinner than the one below it, so that equal numbers show them all
 
 
@@ -57,7 +58,9 @@ def steps(runs: Mapping[str, Sequence[Moment]]) -> "Figure":
     taken = _checked(runs)
     slots = {name: moments[0].inspection.capacity for name, moments in taken.items()}
     longest = max(map(len, taken.values()))
-    drawn = figure.drawing(1.2 + 0.56 * longest, 0.7 + sum(0.65 + 0.24 * count for count in slots.values()))
+    drawn = figure.drawing(
+        max(NARROWEST, 1.2 + 0.56 * longest), 0.7 + sum(0.65 + 0.24 * count for count in slots.values())
+    )
     grid = drawn.subplots(len(taken), 1, squeeze=False, height_ratios=[1 + count for count in slots.values()])[:, 0]
     seen: set[str] = set()
     for axes, (name, moments) in zip(grid, taken.items(), strict=True):

@@ -1,9 +1,15 @@
-"""Pictures of bits, packets and steps: the arithmetic against what a device holds, the drawings by their parts."""
+"""Pictures of bits, packets and steps: the arithmetic against what a device holds, the drawings by their parts.
 
+`python -m tests.viz.test_stepwise` draws the picture of the guide anew.
+"""
+
+import re
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -19,21 +25,20 @@ from memstate.slots.registers import RegisterFile
 
 LAYOUT = ms.StateLayout((ms.Plane("ssm", (2,), torch.float32),), 1)
 EMPTY = Inspection(3, [0] * 4, [False, False, True, True], [], [], {}, {})
-STRATEGIES = {
-    "none": ms.NoTracking(every=2), "ping-pong": ms.PingPong(every=2), "lazy": ms.LazyPingPong(every=2),
-    "redirect": ms.Redirect(every=2),
-}  # fmt: skip
+KINDS = (ms.NoTracking, ms.PingPong, ms.LazyPingPong, ms.Redirect)
+GUIDE = Path(__file__).parents[2] / "docs" / "images" / "03_strategies.svg"
+MOST_BYTES = 60_000
 
 
 def manager(**given: Any) -> ms.StateManager:
     return ms.StateManager(LAYOUT, **({"slots": 8, "max_requests": 4, "backend": "reference"} | given))
 
 
-def run(tracking: ms.Tracking, count: int = 6) -> list[viz.Moment]:
+def run(tracking: ms.Tracking, count: int = 6, slots: int = 8) -> list[viz.Moment]:
     """One request, each step settled after the next one is planned."""
-    mem, before, found = manager(tracking=tracking), None, []
+    mem, before, found = manager(tracking=tracking, slots=slots), None, []
     rows = mem.admit([ms.Request("a")])
-    for number in range(count):
+    for number in range(1, count + 1):
         step = mem.plan(rows)
         vectors = [vector.tolist() for vector in (step.read, step.write, step.snapshot)]
         found.append(viz.Moment(str(number), mem.inspect(), *vectors))
@@ -120,26 +125,26 @@ def test_a_drawn_packet_has_every_word_once() -> None:
 
 
 def test_steps_say_what_a_forward_does_with_each_slot() -> None:
-    panels = viz.steps({name: run(tracking) for name, tracking in STRATEGIES.items()}).axes
+    panels = viz.steps({kind.__name__: run(kind(every=2)) for kind in KINDS}).axes
     said = {}
-    for axes, name in zip(panels, STRATEGIES, strict=True):
+    for axes, name in zip(panels, [kind.__name__ for kind in KINDS], strict=True):
         cells = {(int(t.get_position()[0]), t.get_position()[1]): t.get_text() for t in axes.texts if t.get_text()}
         said[name] = [[cells.get((at, slot), "") for at in range(6)] for slot in (1, 2, 3)]
         assert axes.get_title(loc="left") == name
     nothing = [""] * 6
     assert said == {
-        "none": [["r w 1", "r w 2", "r w 3", "r w 4", "r w 5", "r w 6"], nothing, nothing],
-        "ping-pong": [
+        "NoTracking": [["r w 1", "r w 2", "r w 3", "r w 4", "r w 5", "r w 6"], nothing, nothing],
+        "PingPong": [
             ["r w 1", "r w 2", "r w 3", "r w 4", "r w 5", "r w 6"],
             ["", "s 2", "2", "2", "2", "s 6"],
             ["", "", "", "s 4", "4", "4"],
         ],
-        "lazy": [
+        "LazyPingPong": [
             ["r w 1", "r w 2", "r w 3", "r w 4", "r w 5", "r w 6"],
             ["", "s 2", "2", "2", "", "s 6"],
             ["", "", "", "s 4", "4", "4"],
         ],
-        "redirect": [
+        "Redirect": [
             ["r w 1", "r w 2", "r 2", "2", "w 5", "r w 6"],
             ["", "", "w 3", "r w 4", "r 4", "4"],
             nothing,
@@ -153,6 +158,23 @@ def test_steps_are_coloured_by_owner() -> None:
     cells = {(round(bar.get_x()), round(bar.get_y() + 0.5)): bar.get_facecolor() for bar in axes.patches}
     assert set(cells) == {(0, 1), (1, 1), (2, 1), (2, 2)}
     assert cells[0, 1] == cells[1, 1] == cells[2, 2] != cells[2, 1]
+
+
+def texts(svg: str) -> list[str]:
+    return [
+        "".join(text.itertext()).strip() for text in ElementTree.fromstring(svg).iter() if text.tag.endswith("}text")
+    ]
+
+
+def of_the_guide() -> str:
+    drawn = viz.steps({kind.__name__: run(kind(every=4), count=9, slots=3) for kind in KINDS})
+    svg = re.sub(r"(?s) *<metadata>.*?</metadata>\n", "", drawn._repr_svg_())
+    return re.sub(r"font-family: '[^;\"]*sans-serif", "font-family: sans-serif", svg)
+
+
+def test_the_picture_of_the_guide_is_what_is_drawn_now() -> None:
+    assert texts(GUIDE.read_text()) == texts(of_the_guide()), "run `python -m tests.viz.test_stepwise`"
+    assert GUIDE.stat().st_size < MOST_BYTES
 
 
 def test_curves_have_their_numbers_and_show_equal_lines() -> None:
@@ -197,3 +219,7 @@ def test_curves_have_their_numbers_and_show_equal_lines() -> None:
 def test_bad_input_is_refused_with_the_numbers(call: Any, message: str) -> None:
     with pytest.raises(ms.InvalidArgument, match=message):
         call()
+
+
+if __name__ == "__main__":
+    GUIDE.write_text(of_the_guide())

@@ -36,7 +36,8 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for folder in names for name in folder.split()}
 
 APART = {"state": "slots", "slots": "state"}  # one allocator can serve the planes of two models
-VIEWS = {"viz": ("viz.", "slots.inspect.", "state.layout.", "checks.", "errors.")}  # plain data, no more
+# Plain data, and where the bits of a bitmap and the words of a packet lie; no more
+VIEWS = {"viz": ("viz.", "slots.inspect.", "state.layout.", "kernels.levels.", "kernels.tables.", "checks.", "errors.")}
 MARKUP = "viz.html"  # strings of plain data: a repr of any layer may load it, so it imports nothing of the library
 
 # The others are reached through a Backend.

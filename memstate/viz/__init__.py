@@ -6,7 +6,7 @@ the extra `viz`.
 
 from memstate.viz.bits import bitmap, free_words
 from memstate.viz.charts import bars, slot
-from memstate.viz.stepwise import Moment, curves, steps
+from memstate.viz.stepwise import PlannedStep, curves, steps
 from memstate.viz.strips import arena, pages
 from memstate.viz.timeline import holdings, occupancy
 from memstate.viz.touch import Block, blocks, joined, runs, shares, touched
@@ -14,8 +14,8 @@ from memstate.viz.uploads import PacketSection, packet, sections
 
 __all__ = [
     "Block",
-    "Moment",
     "PacketSection",
+    "PlannedStep",
     "arena",
     "bars",
     "bitmap",

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_CELLS = 4000  # slots times moments, over all panels
-MOST_MOMENTS = 24  # that have room for what a cell says
+MOST_STEPS = 24  # that have room for what a cell says
 NARROWEST = 6.5  # inches: a legend of all kinds of owners fits
 THINNEST, THICKER = 1.4, 1.3  # points: each line is thinner than the one below it, so that equal numbers show them all
 
 
-class Moment(NamedTuple):
+class PlannedStep(NamedTuple):
     """What was planned for one step.
 
     Args:
@@ -38,7 +38,7 @@ class Moment(NamedTuple):
     snapshot: Sequence[int] = ()
 
 
-def steps(runs: Mapping[str, Sequence[Moment]]) -> "Figure":
+def steps(runs: Mapping[str, Sequence[PlannedStep]]) -> "Figure":
     """Draws a panel for each run: slots from top to bottom, steps from left to right, coloured by the kind of owner.
 
     A cell says what the forward does with the slot (r reads, w writes, s writes as a snapshot), and the length in
@@ -71,17 +71,18 @@ def steps(runs: Mapping[str, Sequence[Moment]]) -> "Figure":
     return drawn
 
 
-def _checked(runs: Mapping[str, Sequence[Moment]]) -> dict[str, list[Moment]]:
-    if not isinstance(runs, Mapping) or not runs or not all(len(moments) for moments in runs.values()):
-        raise InvalidArgument(f"steps: {runs!r}, expected a dict of lists of `viz.Moment`, none of them empty")
+def _checked(runs: Mapping[str, Sequence[PlannedStep]]) -> dict[str, list[PlannedStep]]:
+    lists = isinstance(runs, Mapping) and all(isinstance(moments, Sequence) and moments for moments in runs.values())
+    if not runs or not lists:
+        raise InvalidArgument(f"steps: {runs!r}, expected a dict of lists of `viz.PlannedStep`, none of them empty")
     taken = {str(name): list(moments) for name, moments in runs.items()}
     for name, moments in taken.items():
-        if not all(isinstance(moment, Moment) and isinstance(moment.inspection, Inspection) for moment in moments):
-            raise InvalidArgument(f"steps: {name}: expected a list of `viz.Moment`, each with its inspection")
+        if not all(isinstance(moment, PlannedStep) and isinstance(moment.inspection, Inspection) for moment in moments):
+            raise InvalidArgument(f"steps: {name}: expected a list of `viz.PlannedStep`, each with its inspection")
         capacities = sorted({moment.inspection.capacity for moment in moments})
-        if len(capacities) > 1 or len(moments) > MOST_MOMENTS:
+        if len(capacities) > 1 or len(moments) > MOST_STEPS:
             raise InvalidArgument(
-                f"steps: {name}: {len(moments)} steps of {capacities} slots, expected at most {MOST_MOMENTS} steps of "
+                f"steps: {name}: {len(moments)} steps of {capacities} slots, expected at most {MOST_STEPS} steps of "
                 "the same number of slots"
             )
     cells = sum(len(moments) * moments[0].inspection.capacity for moments in taken.values())
@@ -90,7 +91,7 @@ def _checked(runs: Mapping[str, Sequence[Moment]]) -> dict[str, list[Moment]]:
     return taken
 
 
-def _panel(axes: "Axes", moments: Sequence[Moment], longest: int) -> set[str]:
+def _panel(axes: "Axes", moments: Sequence[PlannedStep], longest: int) -> set[str]:
     """Draws one run, and returns the kinds of owner that it has."""
     from memstate.viz import figure
 
@@ -163,6 +164,8 @@ def _named(numbers: Mapping[str, Mapping[str, Sequence[float]]], labels: Sequenc
     """Returns the names of the lines and how many numbers each has."""
     if not isinstance(numbers, Mapping) or not all(isinstance(lines, Mapping) and lines for lines in numbers.values()):
         raise InvalidArgument(f"curves: {numbers!r}, expected a dict of units, each a dict of numbers by name")
+    if not all(isinstance(values, Sequence) for lines in numbers.values() for values in lines.values()):
+        raise InvalidArgument(f"curves: {numbers!r}, expected a list of numbers for each name")
     names = list(next(iter(numbers.values()), {}))
     counts = {len(values) for lines in numbers.values() for values in lines.values()}
     if not names or any(list(lines) != names for lines in numbers.values()):

@@ -1,6 +1,6 @@
 """What one upload holds: the sections of a packet, and its words one by one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -69,6 +69,8 @@ def sections(packet: Sequence[int]) -> list[PacketSection]:
 
     Syncs: no.
     """
+    if not isinstance(packet, Iterable):
+        raise InvalidArgument(f"packet: {packet!r}, expected a list of words")
     given = list(packet)
     if len(given) < HEADER_INTS or not all(checks.is_whole(word) for word in given):
         raise InvalidArgument(f"packet: {len(given)} words, expected {HEADER_INTS} or more whole numbers")

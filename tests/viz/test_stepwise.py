@@ -34,14 +34,14 @@ def manager(**given: Any) -> ms.StateManager:
     return ms.StateManager(LAYOUT, **({"slots": 8, "max_requests": 4, "backend": "reference"} | given))
 
 
-def run(tracking: ms.Tracking, count: int = 6, slots: int = 8) -> list[viz.Moment]:
+def run(tracking: ms.Tracking, count: int = 6, slots: int = 8) -> list[viz.PlannedStep]:
     """One request, each step settled after the next one is planned."""
     mem, before, found = manager(tracking=tracking, slots=slots), None, []
     rows = mem.admit([ms.Request("a")])
     for number in range(1, count + 1):
         step = mem.plan(rows)
         vectors = [vector.tolist() for vector in (step.read, step.write, step.snapshot)]
-        found.append(viz.Moment(str(number), mem.inspect(), *vectors))
+        found.append(viz.PlannedStep(str(number), mem.inspect(), *vectors))
         if before is not None:
             mem.settle(before)
         before = step
@@ -199,15 +199,18 @@ def test_curves_have_their_numbers_and_show_equal_lines() -> None:
         (lambda: viz.sections([0, 0, 5, *[0] * 7, 16, *[0] * 5]), "5 claims from word 16 on do not fit 16 words"),
         (lambda: viz.sections([0, 0, -1, *[0] * 13]), "-1 claims from word 0 on do not fit 16 words"),
         (lambda: viz.packet([0, 0, 1020, *[0] * 7, 16, *[0] * 1100]), "1036 words cannot be told apart"),
-        (lambda: viz.steps({}), r"steps: \{\}, expected a dict of lists of `viz.Moment`"),
+        (lambda: viz.steps({}), r"steps: \{\}, expected a dict of lists of `viz.PlannedStep`"),
         (lambda: viz.steps({"a": []}), "none of them empty"),
-        (lambda: viz.steps({"a": [EMPTY]}), "steps: a: expected a list of `viz.Moment`"),
-        (lambda: viz.steps({"a": [viz.Moment("0", EMPTY)] * 25}), "25 steps of .3. slots, expected at most 24"),
+        (lambda: viz.steps({"a": [EMPTY]}), "steps: a: expected a list of `viz.PlannedStep`"),
+        (lambda: viz.steps({"a": [viz.PlannedStep("0", EMPTY)] * 25}), "25 steps of .3. slots, expected at most 24"),
         (
-            lambda: viz.steps({"a": [viz.Moment("0", EMPTY), viz.Moment("1", replace(EMPTY, capacity=2))]}),
+            lambda: viz.steps({"a": [viz.PlannedStep("0", EMPTY), viz.PlannedStep("1", replace(EMPTY, capacity=2))]}),
             "a: 2 steps of .2, 3. slots",
         ),
-        (lambda: viz.steps({"a": [viz.Moment("0", replace(EMPTY, capacity=4001))]}), "4001 cells cannot be told apart"),
+        (lambda: viz.steps({"a": [viz.PlannedStep("0", replace(EMPTY, capacity=4001))]}), "4001 cells cannot be told"),
+        (lambda: viz.steps({"a": 5}), r"steps: \{'a': 5\}, expected a dict of lists"),
+        (lambda: viz.curves({"a": {"x": 5}}), "expected a list of numbers for each name"),
+        (lambda: viz.sections(5), "packet: 5, expected a list of words"),
         (lambda: viz.curves({}), "curves: expected the names"),
         (lambda: viz.curves([1]), r"curves: \[1\], expected a dict of units"),
         (lambda: viz.curves({"a": {"x": [1]}, "b": {"y": [1]}}), "expected the names .'x'. in every unit"),

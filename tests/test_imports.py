@@ -35,10 +35,13 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for folder in names for name in folder.split()}
 
 APART = {"state": "slots", "slots": "state"}  # one allocator can serve the planes of two models
-# Plain data, no more.
+# Plain data, and where the bits of a bitmap and the words of a packet lie; no more.
 VIEWS = {
-    "viz": ("viz.", "slots.inspect.", "slots.journal.", "slots.audit.", "state.layout.", "stats.", "checks.", "errors.")
-}
+    "viz": (
+        "viz.", "slots.inspect.", "slots.journal.", "slots.audit.", "state.layout.", "stats.", "kernels.levels.",
+        "kernels.tables.", "checks.", "errors.",
+    )
+}  # fmt: skip
 SHOWING = "showing"  # what objects of every layer inherit to show themselves: it loads `viz` when one is shown
 
 # The others are reached through a Backend.

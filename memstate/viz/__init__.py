@@ -4,6 +4,7 @@ The arithmetic (`blocks`, `runs`, `touched`, `holdings`) needs nothing more; the
 """
 
 from memstate.viz.charts import bars, slot
+from memstate.viz.plots import lines, stacked
 from memstate.viz.strips import arena, pages
 from memstate.viz.timeline import holdings, occupancy
 from memstate.viz.touch import Block, blocks, joined, runs, shares, touched
@@ -15,10 +16,12 @@ __all__ = [
     "blocks",
     "holdings",
     "joined",
+    "lines",
     "occupancy",
     "pages",
     "runs",
     "shares",
     "slot",
+    "stacked",
     "touched",
 ]

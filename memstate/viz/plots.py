@@ -36,7 +36,7 @@ def stacked(numbers: Mapping[str, Mapping[str, float]], unit: str) -> "Figure":
         for part, value in group.items():
             axes.barh(at, value, left=start, height=0.7, color=colours[part], edgecolor="white", linewidth=0.5)
             if value >= NARROW * longest:
-                axes.text(start + value / 2, at, f"{value:,.4g}", ha="center", va="center", fontsize=7, color="white")
+                axes.text(start + value / 2, at, _short(value), ha="center", va="center", fontsize=7, color="white")
             start += value
     axes.set_yticks(range(len(groups)), [figure.plain(group) for group in groups])
     axes.invert_yaxis()
@@ -83,9 +83,7 @@ def lines(
         axes.plot(list(points), list(points.values()), color=colours[name], marker=marker, markersize=size, label=name)
     for name, value in marks.items():
         axes.axhline(value, color=figure.EDGE, linestyle="--", linewidth=1)
-        axes.text(
-            1, value, figure.plain(name), transform=axes.get_yaxis_transform(), ha="right", va="bottom", fontsize=8
-        )
+        axes.text(0.01, value, figure.plain(name), transform=axes.get_yaxis_transform(), va="bottom", fontsize=8)
     places = sorted({place for points in found.values() for place in points})
     axes.set_xscale("log")
     axes.set_xticks(places, [f"{place:,}" for place in places])
@@ -93,7 +91,8 @@ def lines(
     if log:
         axes.set_yscale("log")
     else:
-        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+        axes.margins(y=0.1)
+        axes.set_ylim(bottom=min(0, *(value for points in found.values() for value in points.values())))
     axes.set_xlabel(figure.plain(setting))
     axes.set_ylabel(figure.plain(unit))
     axes.grid(alpha=0.25)
@@ -104,3 +103,7 @@ def lines(
         frameon=False,
     )  # fmt: skip
     return drawn
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -87,6 +87,9 @@ def fresh(path: Path, then: str = "") -> Any:
     for cell in book.cells:
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if VIEW not in output.get("data", {})]
+            for output in cell.outputs:
+                if "image/svg+xml" in output.get("data", {}):
+                    output.data.pop("image/png", None)  # `interact` has IPython draw every figure a second time
     return book
 
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NARROW = 0.05  # of the longest bar: a part that is narrower has no number in it
+MARKERS = "osD^vX"
 
 
 def stacked(numbers: Mapping[str, Mapping[str, float]], unit: str) -> "Figure":
@@ -79,8 +80,11 @@ def lines(
     drawn = figure.drawing(9, 3.4)
     axes = drawn.subplots()
     for at, (name, points) in enumerate(found.items()):
-        marker, size = "osD^vX"[at % 6], 5 if at else 6
-        axes.plot(list(points), list(points.values()), color=colours[name], marker=marker, markersize=size, label=name)
+        width = 1.5 + 1.3 * (len(found) - 1 - at)  # the first is the widest: a line under another stays visible
+        axes.plot(
+            list(points), list(points.values()), color=colours[name], marker=MARKERS[at % len(MARKERS)],
+            linewidth=width, markersize=4 + width, label=figure.plain(name),
+        )  # fmt: skip
     for name, value in marks.items():
         axes.axhline(value, color=figure.EDGE, linestyle="--", linewidth=1)
         axes.text(0.01, value, figure.plain(name), transform=axes.get_yaxis_transform(), va="bottom", fontsize=8)
@@ -98,10 +102,7 @@ def lines(
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     handles, names = axes.get_legend_handles_labels()
-    drawn.legend(
-        handles, map(figure.plain, names), loc="outside upper right", ncols=min(len(names), figure.COLUMNS),
-        frameon=False,
-    )  # fmt: skip
+    drawn.legend(handles, names, loc="outside upper right", ncols=min(len(names), figure.COLUMNS), frameon=False)
     return drawn
 
 

@@ -76,7 +76,7 @@ def fresh(path: Path, then: str = "") -> Any:
         )
         client = nbclient.NotebookClient(
             book, km=manager, timeout=CELL_SECONDS, allow_errors=True, record_timing=False,
-            resources={"metadata": {"path": str(ROOT)}},
+            coalesce_streams=True, resources={"metadata": {"path": str(ROOT)}},
         )  # fmt: skip
         client.owns_km = True  # and ends it
         client.store_widget_state = False

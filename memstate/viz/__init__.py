@@ -8,6 +8,7 @@ from memstate.viz.bits import bitmap, free_words
 from memstate.viz.charts import bars, slot
 from memstate.viz.moments import occupancy
 from memstate.viz.owners import Span, holdings, holdings_over
+from memstate.viz.plots import lines, stacked
 from memstate.viz.stepwise import PlannedStep, curves, steps
 from memstate.viz.strips import arena, pages
 from memstate.viz.touch import Block, blocks, joined, runs, shares, touched
@@ -28,6 +29,7 @@ __all__ = [
     "holdings",
     "holdings_over",
     "joined",
+    "lines",
     "occupancy",
     "packet",
     "pages",
@@ -35,6 +37,7 @@ __all__ = [
     "sections",
     "shares",
     "slot",
+    "stacked",
     "steps",
     "timeline",
     "touched",

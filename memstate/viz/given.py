@@ -57,8 +57,13 @@ def numbers(what: str, given: Any, known: range) -> list[int]:
     return [int(number) for number in found]
 
 
-def bars(given: Any, log: bool) -> dict[str, dict[str, float]]:
+def bars(given: Any, log: bool = False, *, least: float | None = None) -> dict[str, dict[str, float]]:
     """Returns group -> name -> value, with the same names in every group.
+
+    Args:
+        given: What a caller gave.
+        log: Whether the axis is logarithmic: no value is below 0 then.
+        least: The least value, None for any.
 
     Raises:
         InvalidArgument: A value is no number, or groups differ in their names.
@@ -71,6 +76,44 @@ def bars(given: Any, log: bool) -> dict[str, dict[str, float]]:
         raise InvalidArgument(f"bars: expected the names {names} in every group of {list(found)}")
     for group, each in found.items():
         for name, value in each.items():
-            if not isinstance(value, int | float | np.number) or not isfinite(value) or (log and value < 0):
-                raise InvalidArgument(f"bars: {group}, {name} is {value!r}, expected a number{' from 0 on' * log}")
+            _require_number(f"bars: {group}, {name}", value, 0 if log else least)
     return found
+
+
+def series(given: Any, log: bool) -> dict[str, dict[int, float]]:
+    """Returns name -> place -> value, the places in order.
+
+    Raises:
+        InvalidArgument: A value is no number, a place is not 1 or more, or a name has no value.
+    """
+    if not isinstance(given, Mapping) or not all(isinstance(each, Mapping) and each for each in given.values()):
+        raise InvalidArgument(f"lines: {given!r}, expected a dict of lines, each a dict of values by setting")
+    if not given:
+        raise InvalidArgument("no line to draw")
+    for name, each in given.items():
+        for place, value in each.items():
+            if not checks.is_whole(place) or place < 1:
+                raise InvalidArgument(f"lines: {name} at {place!r}, expected a whole number from 1 on")
+            _require_number(f"lines: {name} at {place}", value, None, above=log)
+    return {str(name): {int(place): each[place] for place in sorted(each)} for name, each in given.items()}
+
+
+def limits(given: Any, log: bool) -> dict[str, float]:
+    """Returns name -> value.
+
+    Raises:
+        InvalidArgument: A value is no number.
+    """
+    if not isinstance(given, Mapping):
+        raise InvalidArgument(f"limits: {given!r}, expected a dict of numbers by name")
+    for name, value in given.items():
+        _require_number(f"limits: {name}", value, None, above=log)
+    return {str(name): value for name, value in given.items()}
+
+
+def _require_number(what: str, value: Any, least: float | None, *, above: bool = False) -> None:
+    """Refuses what is no finite number, is below `least`, or, with `above`, is not above 0."""
+    number = isinstance(value, int | float | np.number) and isfinite(value)
+    if not number or (least is not None and value < least) or (above and value <= 0):
+        where = " above 0" if above else "" if least is None else f" from {least} on"
+        raise InvalidArgument(f"{what} is {value!r}, expected a number{where}")

@@ -8,7 +8,7 @@ import pytest
 
 import memstate as ms
 from memstate.cli import replay as replaying
-from memstate.cli.commands.capacity import rated
+from memstate.cli.replay import rated
 from memstate.cli.traces import form
 from memstate.cli.traces.make import make
 from memstate.state.presets import CHECKPOINTS, kv_from_config

@@ -1,19 +1,13 @@
 """`memstate capacity`."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, Option
 
 from memstate.cli import names
 from memstate.cli.options import Json
-from memstate.cli.output import Progress, emit_text, one_line_errors, progress
-from memstate.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from memstate.cli.traces import TraceRequest
-    from memstate.engine.capacity import Capacity
+from memstate.cli.output import emit_text, one_line_errors, progress
 
 
 def capacity(
@@ -64,54 +58,9 @@ def capacity(
             tokens_per_second=tokens_per_second, host_memory=host_memory,
         )  # fmt: skip
         if trace is not None:
+            from memstate.cli.replay import rated
             from memstate.cli.traces.form import read
 
             with progress("replay") as report:
                 plan = rated(plan, read(trace, limit), start, report)
     emit_text(json_path, plan.to_json(), str(plan))
-
-
-def rated(
-    plan: "Capacity", requests: "Sequence[TraceRequest]", start: float = 0.0, report: Progress | None = None
-) -> "Capacity":
-    """Replays a trace with the states and pages of each split, as `memstate replay` does.
-
-    A page of the replay is a block of 512 tokens, so `every` is rounded up to blocks. A split without cached states has
-    no hits. For a model without KV the replay has pages for the whole trace.
-
-    Args:
-        plan: The plan.
-        requests: The trace.
-        start: Fraction of the requests that only warm the cache up.
-        report: Called with requests done and to do.
-
-    Returns:
-        The plan with the hit rates of its splits.
-
-    Raises:
-        InvalidArgument: A request is longer than the context of the plan, or the trace cannot be replayed.
-    """
-    from memstate.cli import replay as replaying
-    from memstate.cli.traces import BLOCK
-
-    lengths = [request.input_length + request.output_length for request in requests]
-    if max(lengths, default=0) > plan.context:
-        raise InvalidArgument(
-            f"context={plan.context}: the longest request of the trace has {max(lengths)} tokens; plan with as many"
-        )
-    everything = sum(-(-length // BLOCK) for length in lengths)
-    loop = replaying.Loop(every=-(-plan.every // BLOCK) * BLOCK, running=plan.concurrency)
-    rates = []
-    for at, split in enumerate(plan.splits):
-        if not split.cached_states:
-            rates.append(0.0)
-            continue
-
-        def so_far(done: int, of: int, before: int = at) -> None:
-            if report:
-                report(before * of + done, len(plan.splits) * of)
-
-        pages = split.pages * split.page_size // BLOCK if plan.kv is not None else everything
-        found = replaying.replay(requests, split.cached_states, pages, "return-rate", start, so_far, loop)
-        rates.append(found.block_hit_rate)
-    return plan.with_hit_rates(rates)

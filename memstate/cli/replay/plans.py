@@ -1,0 +1,51 @@
+"""Gives the splits of a plan of memory the hit rates of a trace."""
+
+from collections.abc import Sequence
+
+from memstate.cli.replay.runs import Loop, Progress, replay
+from memstate.cli.traces import BLOCK, TraceRequest
+from memstate.engine.capacity import Capacity
+from memstate.errors import InvalidArgument
+
+
+def rated(
+    plan: Capacity, requests: Sequence[TraceRequest], start: float = 0.0, report: Progress | None = None
+) -> Capacity:
+    """Replays a trace with the states and pages of each split, as `memstate replay` does.
+
+    A page of the replay is a block of 512 tokens, so `every` is rounded up to blocks. A split without cached states has
+    no hits. For a model without KV the replay has pages for the whole trace.
+
+    Args:
+        plan: The plan.
+        requests: The trace.
+        start: Fraction of the requests that only warm the cache up.
+        report: Called with requests done and to do.
+
+    Returns:
+        The plan with the hit rates of its splits.
+
+    Raises:
+        InvalidArgument: A request is longer than the context of the plan, or the trace cannot be replayed.
+    """
+    lengths = [request.input_length + request.output_length for request in requests]
+    if max(lengths, default=0) > plan.context:
+        raise InvalidArgument(
+            f"context={plan.context}: the longest request of the trace has {max(lengths)} tokens; plan with as many"
+        )
+    everything = sum(-(-length // BLOCK) for length in lengths)
+    loop = Loop(every=-(-plan.every // BLOCK) * BLOCK, running=plan.concurrency)
+    rates = []
+    for at, split in enumerate(plan.splits):
+        if not split.cached_states:
+            rates.append(0.0)
+            continue
+
+        def so_far(done: int, of: int, before: int = at) -> None:
+            if report:
+                report(before * of + done, len(plan.splits) * of)
+
+        pages = split.pages * split.page_size // BLOCK if plan.kv is not None else everything
+        found = replay(requests, split.cached_states, pages, "return-rate", start, so_far, loop)
+        rates.append(found.block_hit_rate)
+    return plan.with_hit_rates(rates)

@@ -37,7 +37,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for folder in names for 
 
 APART = {"state": "slots", "slots": "state"}  # one allocator can serve the planes of two models
 VIEWS = {
-    "viz": ("viz.", "slots.inspect.", "slots.journal.", "state.layout.", "checks.", "errors.")
+    "viz": ("viz.", "slots.inspect.", "slots.journal.", "state.layout.", "kernels.tables.", "checks.", "errors.")
 }  # plain data, no more
 MARKUP = "viz.html"  # strings of plain data: a repr of any layer may load it, so it imports nothing of the library
 

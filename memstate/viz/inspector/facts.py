@@ -9,6 +9,7 @@ from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.slots.inspect import Inspection
 from memstate.state.layout import format_bytes
 from memstate.viz.inspector.texts import number, packed, runs, steps, text
+from memstate.viz.kinds import kind
 from memstate.viz.owners import Span, holdings, holdings_over
 
 NAMED: Final = 200  # slots up to which the map has room for names
@@ -28,17 +29,17 @@ def columns(inspection: Inspection, kinds: Sequence[str]) -> dict[str, Any]:
     place = {register: at for at, register in enumerate(held)}
     found = holdings(inspection)
     slots, labels = ([column[register] for register in held] for column in (inspection.slots, inspection.labels))
-    kind_of = {kind: at for at, kind in enumerate(kinds)}
+    kind_of = {each: at for at, each in enumerate(kinds)}
     known = zip(held, labels, (register // REGISTERS_PER_ROW for register in held), strict=True)
     return {
         "capacity": inspection.capacity,
         "kinds": list(kinds),
-        "map": runs(kind_of[kind] for kind, _ in found),
+        "map": runs(kind_of[kind(each).name] for each, _ in found),
         "short": [text(name) for _, name in found] if inspection.capacity <= NAMED else [],
         "registers": steps(held),
         "slots": slots,
         "labels": labels,
-        "owners": runs(kind_of[inspection.kinds[register]] for register in held),
+        "owners": runs(kind_of[kind(inspection.kinds[register]).name] for register in held),
         "names": packed((text(inspection.names[register]) for register in held), known),
         "byId": inspection.by_id,
         "faults": [text(fault) for fault in inspection.faults[:FAULTS]],
@@ -91,13 +92,13 @@ def _timeline(spans: Sequence[Span], kind_of: Mapping[str, int]) -> dict[str, An
     return {
         "spans": [
             [
-                groups.setdefault(text(span.group), len(groups)), span.register, kind_of[span.kind], text(span.owner),
-                span.label, span.begin, span.end, span.filled, span.emptied,
+                groups.setdefault(text(span.group), len(groups)), span.register, kind_of[kind(span.kind).name],
+                text(span.owner), span.label, span.begin, span.end, span.filled, span.emptied,
             ]
             for span in shown
         ],
         "groups": list(groups),
-        "packets": [min(packets, default=0), max(packets, default=0)],
+        "packets": [min(packets, default=0), max(packets, default=0) + 1],  # what is held lasts until now, the end
         "left": len(known) - len(shown),
     }  # fmt: skip
 
@@ -173,7 +174,7 @@ def figures(found: Mapping[str, Any], skip: Sequence[str] = ()) -> list[tuple[st
 
 
 def planes(inspection: Inspection) -> list[dict[str, Any]]:
-    """Returns the planes of a slot: shape, bytes of one layer and of all, and how much of the longest bar each takes."""
+    """Returns the planes of a slot: shape, bytes of one layer and of all, and per cent of the longest bar."""
     layout = inspection.layout
     most = max((plane["payload"] + plane["padding"] for plane in layout.get("planes", ())), default=0) or 1
     return [

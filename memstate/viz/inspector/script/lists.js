@@ -9,7 +9,8 @@ function list(section, heads, rows, cells, none) {
 
   function draw() {
     const wanted = rows.filter((_, at) => chosen === null || chosen.has(at)), left = wanted.length - most;
-    inside.replaceChildren(...wanted.slice(0, most).map((row) => el("tr", { class: chosen ? "hit" : null }, cells(row).map((cell) => el("td", {}, cell)))));
+    inside.replaceChildren(...wanted.slice(0, most).map((row) => el("tr", {}, cells(row).map((cell) => el("td", {}, cell)))));
+    if (!wanted.length) inside.append(el("tr", {}, el("td", { class: "none", colspan: heads.length }, "No match.")));
     rest.hidden = left <= 0;
     rest.textContent = `show ${Math.min(left, 500).toLocaleString("en")} of ${left.toLocaleString("en")} more`;
   }
@@ -30,24 +31,23 @@ function track(length, sure, places) {
   return svg("svg", { class: "track", role: "img", "aria-label": `${tokens(length)}, ${sure} confirmed` }, bar("base", length), bar("sure", Math.min(sure, length)), pins);
 }
 
-const there = (places) => places.filter((at) => at >= 0);
 const snapshots = owners.kinds.flatMap((kind, at) => (data.kinds[kind] === "snapshot" ? [at] : []));
 const origins = new Map(data.origins);
 
 function request([row, id, length, confirmed, finished, unsettled, registers, marks]) {
   const state = finished ? "finished" : unsettled ? counted(unsettled, "step not settled", "steps not settled") : "running";
   const chips = registers.flatMap((at, part) => (at < 0 ? [] : [chip(at, ["live", "lane 0", "lane 1"][part])]));
-  const places = there([...marks, ...registers.slice(1), registers[0]]);
+  const places = [...marks, ...registers.slice(1), registers[0]].filter((at) => at >= 0);
   return [[name(id), el("div", { class: "hint" }, `row ${row}`)], state, tokens(length), confirmed.toLocaleString("en"), [chips, marks.map((at) => chip(at))], track(length, confirmed, places)];
 }
 
 const session = ([id, row, length, pages, states]) => [
   name(id), row ? `row ${row}` : "between turns", tokens(length), counted(pages, "KV page"),
-  states.map(([at, label]) => (at < 0 ? tokens(label) : chip(at, "state"))), track(length, 0, there(states.map(([at]) => at))),
+  states.map(([at, label]) => (at < 0 ? tokens(label) : chip(at, "state"))),
 ];
 
 const lists = {
   requests: list("requests", ["request", "state", "length", "confirmed", "slots", "states over the tokens"], data.requests, request, "No request runs."),
-  sessions: list("sessions", ["session", "turn", "length", "pages", "states", ""], data.sessions, session, "No open session."),
+  sessions: list("sessions", ["session", "turn", "length", "pages", "states"], data.sessions, session, "No open session."),
   snapshots: list("snapshots", ["snapshot", "state", "from"], snapshots, (at) => [name(owners.names[at]), chip(at), name(origins.get(at) || "")], "No published snapshot."),
 };

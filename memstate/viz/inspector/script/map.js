@@ -37,7 +37,7 @@ const map = (() => {
         pen.globalAlpha = faint ? 0.15 : 1;
         pen.fillStyle = colours[kind];
         pen.fillRect(x, y, width, h - gap);
-        if (BAD[kind] && w >= 10 && !faint) cross(pen, x, y, Math.min(width, h) - gap, card);
+        if (BAD[kind] && w >= 10 && !named && !faint) cross(pen, x, y, Math.min(width, h) - gap, card);
         if (hits && !faint && w >= 6) { pen.strokeStyle = strong; pen.strokeRect(x + 0.5, y + 0.5, width - 1, h - gap - 1); }
         if (named) label(pen, first, x, y, w, faint ? strong : inks[kind], faint);
         first = last + 1;

@@ -27,9 +27,11 @@ const search = (() => {
     });
     if (query.length > 2 && GROUP.includes(query)) byId.forEach((slot) => slots.add(slot));
     const rows = (all, test) => new Set(where(all, test));
+    const requests = rows(data.requests, ([row, id, , , , , registers, marks]) => (what === "row" ? row === value : inText(id) || [...registers, ...marks].some((at) => places.has(at))));
+    for (const at of requests) if (inText(data.requests[at][1])) for (const mark of data.requests[at][7]) slots.add(owners.slots[mark]);
     show({
       slots,
-      requests: rows(data.requests, ([row, id, , , , , registers, marks]) => (what === "row" ? row === value : inText(id) || inText(`row ${row} (request`) || [...registers, ...marks].some((at) => places.has(at)))),
+      requests,
       sessions: rows(data.sessions, ([id, row, , , states]) => (what === "row" ? row === value : inText(`session ${id}`) || states.some(([at]) => places.has(at)))),
       snapshots: rows(snapshots, (at) => places.has(at) || inText(origins.get(at) || "")),
       nodes: tree.find((at) => places.has(at)),

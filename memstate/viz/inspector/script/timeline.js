@@ -11,7 +11,11 @@ const timeline = (() => {
     if (!lanes.has(key)) lanes.set(key, { group: span[0], register: span[1], spans: [] });
     lanes.get(key).spans.push(at);
   });
-  const sorted = [...lanes.values()].sort((a, b) => a.group - b.group || a.register - b.register);
+  const newest = groups.map(() => [false, 0]); // by group: whether it holds something still, and when it began
+  for (const [group, , , , , begin, end] of spans) newest[group] = [newest[group][0] || end === null, newest[group][1] || begin || from];
+  const order = groups.map((_, at) => at).sort((a, b) => newest[b][0] - newest[a][0] || newest[b][1] - newest[a][1]);
+  const turn = new Map(order.map((group, at) => [group, at]));
+  const sorted = [...lanes.values()].sort((a, b) => turn.get(a.group) - turn.get(b.group) || a.register - b.register);
 
   function draw() {
     if (!spans.length) return body.replaceChildren(el("p", { class: "none" }, "This inspection has no journal. StateManager(journal=1000) keeps the last 1000 changes of owners."));
@@ -31,11 +35,11 @@ const timeline = (() => {
       y += LANE;
     }
     const picture = svg("svg", { width, height: y + 4, viewBox: `0 0 ${width} ${y + 4}`, role: "img", "aria-label": `${counted(spans.length, "span")} from packet ${from} to ${to}` });
-    for (const packet of ticks(wide)) picture.append(svg("line", { x1: x(packet), x2: x(packet), y1: 16, y2: y }), svg("text", { class: "axis", x: x(packet), y: 11, "text-anchor": packet === from ? "start" : packet === to ? "end" : "middle" }, packet === from ? `packet ${packet}` : packet));
+    for (const packet of ticks(wide)) picture.append(svg("line", { x1: x(packet), x2: x(packet), y1: 16, y2: y }), svg("text", { class: "axis", x: x(packet), y: 11, "text-anchor": packet === from ? "start" : packet === to ? "end" : "middle" }, packet === from ? `packet ${packet}` : packet === to ? "now" : packet));
     picture.append(...rows);
     const more = wanted.length - most;
     body.replaceChildren(
-      el("div", { class: "lanes" }, picture),
+      el("div", { class: "lanes", tabindex: 0, role: "region", "aria-label": "Spans, newest owners first" }, picture),
       more > 0 && el("button", { type: "button", class: "more", onclick: () => { most += 500; draw(); } }, `show ${Math.min(more, 500)} of ${more.toLocaleString("en")} more lanes`) || "",
       left ? el("p", { class: "hint" }, `The page has the newest ${spans.length.toLocaleString("en")} spans; ${left.toLocaleString("en")} older ones are left out.`) : "",
     );
@@ -55,7 +59,7 @@ const timeline = (() => {
   function ticks(wide) {
     const count = Math.max(1, Math.floor(wide / 90)), step = Math.max(1, Math.ceil((to - from) / count)), found = [];
     for (let packet = from; packet <= to - step / 2; packet += step) found.push(packet);
-    return to > from ? [...found, to] : found.length ? found : [from];
+    return [...found, to];
   }
 
   const clip = (text, letters) => (text.length <= letters ? text : `${text.slice(0, Math.max(1, letters - 1))}\u2026`);

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from memstate.kernels.tables import REGISTERS_PER_ROW
@@ -10,7 +11,7 @@ from memstate.slots.inspect import Inspection
 from memstate.state.layout import format_bytes
 from memstate.viz.inspector.texts import number, packed, runs, steps, text
 from memstate.viz.kinds import kind
-from memstate.viz.owners import Span, holdings, holdings_over
+from memstate.viz.owners import holdings, holdings_over
 
 NAMED: Final = 200  # slots up to which the map has room for names
 FAULTS: Final = 1000  # faults that a page lists
@@ -52,7 +53,7 @@ def columns(inspection: Inspection, kinds: Sequence[str]) -> dict[str, Any]:
             for session in inspection.sessions
         ],
         "origins": [[place[register], origin] for register, origin in _origins(inspection) if register in place],
-        "timeline": _timeline(holdings_over(inspection), kind_of),
+        "timeline": _timeline(inspection, kind_of),
         "prefix": _prefix(inspection, place),
         "page": inspection.layout.get("page_size", 1),
         "bytes": number(inspection.layout.get("bytes_per_slot", 0)),
@@ -83,9 +84,11 @@ def _origins(inspection: Inspection) -> Iterator[tuple[int, str]]:
             yield register, text(change["source_owner"])
 
 
-def _timeline(spans: Sequence[Span], kind_of: Mapping[str, int]) -> dict[str, Any]:
+def _timeline(inspection: Inspection, kind_of: Mapping[str, int]) -> dict[str, Any]:
     """The spans that the journal knows: group, register, kind, owner, length, packets, and how they begin and end."""
-    known = [span for span in spans if span.serials[1]]
+    changed = {change[side] for change in inspection.changes for side in ("register", "source")}
+    names = {register: name for register, name in inspection.names.items() if register in changed}
+    known = [span for span in holdings_over(replace(inspection, names=names)) if span.serials[1]]
     shown = known[-SPANS:]
     groups: dict[str, int] = {}
     packets = [packet for span in shown for packet in (span.begin, span.end) if packet is not None]

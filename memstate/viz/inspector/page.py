@@ -1,6 +1,7 @@
 """Puts the page together: one template, one style, one script, and the data as JSON."""
 
 from base64 import b64encode
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -44,12 +45,7 @@ def page(inspection: Inspection, title: str = "") -> str:
     """
     if not isinstance(inspection, Inspection):
         raise InvalidArgument(f"page: {shown(inspection)}, expected what `StateManager.inspect` returns")
-    environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    style = environment.get_template("page.css").render(kinds=list(KINDS.values())).strip()
-    parts = "".join((HERE / "script" / f"{name}.js").read_text("utf-8") for name in SCRIPTS)
-    script = f'"use strict";(() => {{\n{parts}}})();'
+    environment, style, script = _parts()
     tiers = inspection.stats.get("tiers") or {}
     return environment.get_template("page.html").render(
         title=text(title),
@@ -66,6 +62,17 @@ def page(inspection: Inspection, title: str = "") -> str:
         order=text(inspection.layout.get("order", "")),
         planes=facts.planes(inspection),
     )
+
+
+@cache
+def _parts() -> tuple[Environment, str, str]:
+    """Returns the environment of the template, the style and the script, which are the same for every inspection."""
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    style = environment.get_template("page.css").render(kinds=list(KINDS.values())).strip()
+    parts = "".join((HERE / "script" / f"{name}.js").read_text("utf-8") for name in SCRIPTS)
+    return environment, style, f'"use strict";(() => {{\n{parts}}})();'
 
 
 def _policy(style: str, script: str) -> str:

@@ -1,7 +1,7 @@
 // The map of all slots: one canvas, one cell a slot.
 const map = (() => {
   const canvas = $("#slots canvas"), frame = $("#slots .map"), cursor = $("#slots .cursor"), detail = $("#slots .detail");
-  const shown = data.kinds.map(() => true);
+  const RINGS = 200, shown = data.kinds.map(() => true);
   let hits = null, slot = 1, form = null;
 
   function shape() { // how large a cell is, so that the whole map stays small
@@ -51,7 +51,26 @@ const map = (() => {
         pen.fillText(row * columns + 1, gutter - 6, row * h + Math.max(h / 2, 6));
       }
     }
+    if (hits && hits.size <= RINGS && w < 10) for (const at of hits) ring(pen, at, strong);
     place();
+  }
+
+  function ring(pen, at, strong) { // around a cell that is too small to be found
+    const { w, h, gutter, columns } = form;
+    pen.globalAlpha = 1;
+    pen.strokeStyle = strong;
+    pen.lineWidth = 1.5;
+    pen.beginPath();
+    pen.arc(gutter + (((at - 1) % columns) + 0.5) * w, (Math.floor((at - 1) / columns) + 0.5) * h, 8, 0, 2 * Math.PI);
+    pen.stroke();
+  }
+
+  function mark(found) { // what is found, and the first of it into view
+    hits = found;
+    draw();
+    if (!hits || !hits.size) return;
+    const first = Math.min(...[...hits].slice(0, 1000)), box = frame.parentElement;
+    box.scrollTop = Math.floor((first - 1) / form.columns) * form.h - box.clientHeight / 2;
   }
 
   const pale = (at) => !shown[kindOf[at]] || (hits !== null && !hits.has(at));
@@ -162,5 +181,5 @@ const map = (() => {
     new ResizeObserver(() => later(draw, 50)).observe(frame.parentElement);
   }
 
-  return { start, draw, choose, shown, mark: (found) => { hits = found; draw(); } };
+  return { start, draw, choose, shown, mark };
 })();

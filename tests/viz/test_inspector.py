@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from hashlib import sha256
 from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -150,7 +151,7 @@ def test_the_page_has_the_owners_of_the_inspection() -> None:
 
 def test_sizes() -> None:
     assert len(page(busy()).encode()) < 80_000 and busy().capacity == 12
-    assert len(page(large(100_000, requests=500, nodes=90_000)).encode()) < 5_000_000
+    assert len(page(large(100_000, requests=500, nodes=5_000)).encode()) < 5_000_000
 
 
 def test_the_policy_allows_this_style_and_this_script_and_no_request() -> None:
@@ -176,8 +177,9 @@ def test_what_is_no_inspection_is_refused() -> None:
         page({"capacity": 3})  # type: ignore[arg-type]
 
 
-def shape(content: str) -> list[str]:
-    return [tag for tag, _ in Tags(content).tags]
+@cache
+def plain_tags() -> list[str]:
+    return [tag for tag, _ in Tags(page(named("plain"), "plain")).tags]
 
 
 NAMES = st.lists(
@@ -185,16 +187,17 @@ NAMES = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(NAMES)
 @example("".join(HOSTILE))
 @example(HOSTILE[-4])
 def test_no_name_changes_the_page(name: str) -> None:
     content = page(named(name), f"a{name}")
     assert not INVISIBLE.search(content)
-    assert shape(content) == shape(page(named("plain"), "plain"))
+    tags = Tags(content)
+    assert [tag for tag, _ in tags.tags] == plain_tags()
     assert len(content.encode()) < 1_000_000
-    found = data_of(content)
+    found = json.loads(tags.raw["script"][0])
     assert [row[1] for row in found["requests"]] == [text(name)] * 3 and found["faults"] == [text(name)] * 2
 
 
@@ -206,32 +209,38 @@ CHROMIUM = next(
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """One headless browser for all tests of this file."""
+def tab() -> Iterator[Any]:
+    """A tab of one headless browser, for all tests of this file."""
     if not CHROMIUM:
         pytest.skip("no chromium, chromium-browser or google-chrome on the path: the page is not tried in a browser")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[test]'")
     with playwright.sync_playwright() as driver:
         opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield opened
+        yield opened.new_page()
         opened.close()
 
 
 @contextmanager
-def shown(browser: Any, folder: Path, inspection: Inspection, **options: Any) -> Iterator[Any]:
+def shown(tab: Any, folder: Path, inspection: Inspection, width: int = 1200, scheme: str = "light") -> Iterator[None]:
     """The page in the browser. It may ask for nothing but itself, and nothing may go wrong in it."""
     path = folder / "page.html"
     path.write_text(page(inspection, "owners.json"), "utf-8")
-    context = browser.new_context(**{"viewport": {"width": 1200, "height": 800}, **options})
-    tab, asked, wrong = context.new_page(), [], []
-    tab.on("request", lambda request: asked.append(request.url))
-    tab.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-    tab.on("pageerror", lambda error: wrong.append(str(error)))
+    asked, wrong = [], []
+    tab.emulate_media(media="screen", color_scheme=scheme)
+    tab.set_viewport_size({"width": width, "height": 800})
+    listeners = {
+        "request": lambda request: asked.append(request.url),
+        "console": lambda message: wrong.append(message.text) if message.type == "error" else None,
+        "pageerror": lambda error: wrong.append(str(error)),
+    }
+    for event, listener in listeners.items():
+        tab.on(event, listener)
     tab.goto(path.as_uri())
-    tab.wrong, tab.asked = wrong, asked
-    yield tab
+    tab.asked, tab.wrong = asked, wrong
+    yield
     assert asked == [path.as_uri()] and wrong == []
-    context.close()
+    for event, listener in listeners.items():
+        tab.remove_listener(event, listener)
 
 
 def search(tab: Any, query: str) -> str:
@@ -264,9 +273,9 @@ def columns_of(tab: Any) -> int:
     return int(tab.get_attribute("canvas", "aria-valuenow")) - 1
 
 
-def test_search_finds_marks_filters_and_says_how_many(browser: Any, tmp_path: Path) -> None:
+def test_search_finds_marks_filters_and_says_how_many(tab: Any, tmp_path: Path) -> None:
     seen = served()
-    with shown(browser, tmp_path, seen) as tab:
+    with shown(tab, tmp_path, seen):
         assert column(tab, "#requests td:first-child") == ["req-7", "req-8", "long-prompt"]
         bright = pixel(tab, 1)
         assert search(tab, "req-8").startswith("13 hits: 6 slots, 1 request, ")
@@ -277,7 +286,7 @@ def test_search_finds_marks_filters_and_says_how_many(browser: Any, tmp_path: Pa
             tab.get_attribute("canvas", "aria-valuetext")
         )
         assert pixel(tab, 1) != bright
-        assert search(tab, "SUPPORT").startswith("8 hits: 2 slots, 1 session, ")
+        assert search(tab, "SUPPORT").startswith("12 hits: 2 slots, 1 session, ")
         assert column(tab, "#sessions td:first-child") == ["support"]
         assert search(tab, f"slot {slot}").startswith("2 hits: 1 slot, 1 request")
         assert search(tab, "register 6").startswith("3 hits: 1 slot, 1 request, 1 span of")
@@ -288,10 +297,10 @@ def test_search_finds_marks_filters_and_says_how_many(browser: Any, tmp_path: Pa
         assert len(column(tab, "#requests td:first-child")) == 3 and pixel(tab, 1) == bright
 
 
-def test_a_leak_is_found_by_its_name(browser: Any, tmp_path: Path) -> None:
+def test_a_leak_is_found_by_its_name(tab: Any, tmp_path: Path) -> None:
     seen = leaking()
     leaked = int(seen.faults[0].split()[1])
-    with shown(browser, tmp_path, seen) as tab:
+    with shown(tab, tmp_path, seen):
         assert tab.inner_text("#faults h2") == "4 faults" and column(tab, "#faults li") == seen.faults
         assert "leaked 2" in column(tab, "#slots .legend button") and "contested 1" in column(
             tab, "#slots .legend button"
@@ -302,19 +311,21 @@ def test_a_leak_is_found_by_its_name(browser: Any, tmp_path: Path) -> None:
         tab.click(f"text=leaked: slot {leaked}")
         assert tab.inner_text("#slots .detail").split() == ["slot", str(leaked), "leaked"]
         assert search(tab, f"slot {leaked}") == "2 hits: 1 slot, 1 fault"
-    with shown(browser, tmp_path, served()) as tab:
+    with shown(tab, tmp_path, served()):
         assert tab.locator("#faults").count() == 0 and search(tab, "leaked") == "no hit"
 
 
-def test_folds_open_by_hand_and_where_a_hit_is(browser: Any, tmp_path: Path) -> None:
+def test_folds_open_by_hand_and_where_a_hit_is(tab: Any, tmp_path: Path) -> None:
     seen = served()
     deep = next(node for node in reversed(seen.prefix) if node["register"] and node["parent"] > 1)
-    with shown(browser, tmp_path, seen) as tab:
+    with shown(tab, tmp_path, seen):
         roots = tab.locator("#prefix .tree > li > details > summary")
         assert [each.split("\n")[0].replace(" ", "")[:5] for each in roots.all_inner_texts()] == ["nosal", "salt'"]
-        before = tab.locator("#prefix li").count()
-        tab.locator("#prefix .tree details details > summary").first.press("Enter")
-        tab.wait_for_function(f"document.querySelectorAll('#prefix li').length > {before}")
+        closed = tab.locator("#prefix li").count()
+        assert 4 < closed < len(seen.prefix)
+        tab.locator("#prefix details:not([open]) > summary").first.press("Enter")
+        tab.locator("#prefix details details details li").first.wait_for()
+        assert tab.locator("#prefix li").count() > closed
         assert tab.locator("#prefix .hit").count() == 0
         assert "1 cached node" in search(tab, f"register {deep['register']}")
         assert tab.locator("#prefix .hit").is_visible()
@@ -328,9 +339,9 @@ def test_folds_open_by_hand_and_where_a_hit_is(browser: Any, tmp_path: Path) -> 
         assert tab.locator("#prefix .ghost .tag").first.inner_text() == "ghost"
 
 
-def test_the_legend_filters_the_map(browser: Any, tmp_path: Path) -> None:
+def test_the_legend_filters_the_map(tab: Any, tmp_path: Path) -> None:
     seen = served()
-    with shown(browser, tmp_path, seen) as tab:
+    with shown(tab, tmp_path, seen):
         slot = seen.slots[3]
         before, live = pixel(tab, slot), tab.locator("#slots .legend button", has_text="live")
         live.press("Space")
@@ -341,9 +352,9 @@ def test_the_legend_filters_the_map(browser: Any, tmp_path: Path) -> None:
         assert tab.locator("#timeline .off").count() == 0
 
 
-def test_keys(browser: Any, tmp_path: Path) -> None:
+def test_keys(tab: Any, tmp_path: Path) -> None:
     seen = served()
-    with shown(browser, tmp_path, seen) as tab:
+    with shown(tab, tmp_path, seen):
         tab.keyboard.press("/")
         assert tab.evaluate("document.activeElement.id") == "query"
         tab.keyboard.type("a/b")
@@ -373,9 +384,9 @@ def background(tab: Any) -> int:
     )
 
 
-def test_dark_and_light(browser: Any, tmp_path: Path) -> None:
+def test_dark_and_light(tab: Any, tmp_path: Path) -> None:
     for scheme, dark in (("light", False), ("dark", True)):
-        with shown(browser, tmp_path, served(), color_scheme=scheme) as tab:
+        with shown(tab, tmp_path, served(), scheme=scheme):
             free = served().free.index(True)
             first = pixel(tab, free)
             assert (background(tab) < 200) == dark
@@ -388,17 +399,16 @@ def test_dark_and_light(browser: Any, tmp_path: Path) -> None:
             assert background(tab) == 0 and not tab.is_visible("#query")  # transparent
 
 
-@pytest.mark.parametrize("width", [400, 1600])
-def test_no_width_makes_the_page_wider(browser: Any, tmp_path: Path, width: int) -> None:
-    with shown(browser, tmp_path, leaking(), viewport={"width": width, "height": 700}) as tab:
-        assert tab.evaluate("document.documentElement.scrollWidth") <= width
-        tab.set_viewport_size({"width": 1000 - width // 4, "height": 700})
-        while tab.evaluate("document.querySelector('.lanes svg').clientWidth > document.body.clientWidth"):
-            tab.wait_for_timeout(20)
-        assert tab.evaluate("document.documentElement.scrollWidth") <= 1000 - width // 4
+def test_no_width_makes_the_page_wider(tab: Any, tmp_path: Path) -> None:
+    with shown(tab, tmp_path, leaking(), width=1600):
+        assert tab.evaluate("document.documentElement.scrollWidth") == 1600
+        tab.set_viewport_size({"width": 400, "height": 800})
+        while tab.evaluate("document.querySelector('.lanes svg').clientWidth > 400"):
+            tab.wait_for_timeout(20)  # it is drawn again behind the change
+        assert tab.evaluate("document.documentElement.scrollWidth") == 400
 
 
-def test_the_policy_refuses_an_image_that_a_script_adds(browser: Any, tmp_path: Path) -> None:
+def test_the_policy_refuses_an_image_that_a_script_adds(tab: Any, tmp_path: Path) -> None:
     seen: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -406,7 +416,7 @@ def test_the_policy_refuses_an_image_that_a_script_adds(browser: Any, tmp_path: 
             seen.append(self.path)
             self.send_error(404)
 
-    with HTTPServer(("127.0.0.1", 0), Handler) as server, shown(browser, tmp_path, served()) as tab:
+    with HTTPServer(("127.0.0.1", 0), Handler) as server, shown(tab, tmp_path, served()):
         server.timeout = 0.05
         refused = tab.evaluate(
             """(url) => new Promise((done) => {
@@ -421,18 +431,18 @@ def test_the_policy_refuses_an_image_that_a_script_adds(browser: Any, tmp_path: 
         del tab.asked[1:], tab.wrong[:]
 
 
-@pytest.mark.parametrize("name", ["".join(each[:300] for each in HOSTILE), *HOSTILE[:2]])
-def test_hostile_names_do_not_run(browser: Any, tmp_path: Path, name: str) -> None:
-    with shown(browser, tmp_path, named(name)) as tab:
+def test_hostile_names_do_not_run(tab: Any, tmp_path: Path) -> None:
+    name = "".join(HOSTILE)
+    with shown(tab, tmp_path, named(name)):
         assert tab.title() == "owners.json - memstate inspection"
         assert tab.locator("img").count() == 0 and tab.locator("script").count() == 2
         assert tab.locator("#requests td:first-child bdi").all_text_contents() == [text(name)] * 3
         assert "3 requests" in search(tab, text(name)[:40])
 
 
-def test_many_slots_and_nodes(browser: Any, tmp_path: Path) -> None:
+def test_many_slots_and_nodes(tab: Any, tmp_path: Path) -> None:
     seen = large(20_000, requests=300, nodes=10_000)
-    with shown(browser, tmp_path, seen) as tab:
+    with shown(tab, tmp_path, seen):
         assert tab.locator("*").count() < 3_000
         last = max(range(len(seen.prefix)), key=lambda at: seen.prefix[at]["end"])
         assert "1 cached node" in search(tab, f"register {seen.prefix[last]['register']}")

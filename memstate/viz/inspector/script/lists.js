@@ -38,16 +38,16 @@ function request([row, id, length, confirmed, finished, unsettled, registers, ma
   const state = finished ? "finished" : unsettled ? counted(unsettled, "step not settled", "steps not settled") : "running";
   const chips = registers.flatMap((at, part) => (at < 0 ? [] : [chip(at, ["live", "lane 0", "lane 1"][part])]));
   const places = [...marks, ...registers.slice(1), registers[0]].filter((at) => at >= 0);
-  return [[name(id), el("div", { class: "hint" }, `row ${row}`)], state, tokens(length), confirmed.toLocaleString("en"), [chips, marks.map((at) => chip(at))], track(length, confirmed, places)];
+  return [[name(id), el("div", { class: "hint" }, `row ${row}`)], state, [tokens(length), el("div", { class: "hint" }, `${confirmed.toLocaleString("en")} confirmed`)], [chips, marks.map((at) => chip(at))], track(length, confirmed, places)];
 }
 
 const session = ([id, row, length, pages, states]) => [
-  name(id), row ? `row ${row}` : "between turns", tokens(length), counted(pages, "KV page"),
+  name(id), row ? `row ${row}` : "idle", tokens(length), counted(pages, "KV page"),
   states.map(([at, label]) => (at < 0 ? tokens(label) : chip(at, "state"))),
 ];
 
 const lists = {
-  requests: list("requests", ["request", "state", "length", "confirmed", "slots", "states over the tokens"], data.requests, request, "No request runs."),
+  requests: list("requests", ["request", "state", "length", "slots", "states over the tokens"], data.requests, request, "No request runs."),
   sessions: list("sessions", ["session", "turn", "length", "pages", "states"], data.sessions, session, "No open session."),
   snapshots: list("snapshots", ["snapshot", "state", "from"], snapshots, (at) => [name(owners.names[at]), chip(at), name(origins.get(at) || "")], "No published snapshot."),
 };

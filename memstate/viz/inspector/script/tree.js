@@ -1,6 +1,6 @@
 // The prefix cache as folds. A fold is filled when it opens; nodes without a branch between them lie in one fold.
 const tree = (() => {
-  const DEEP = 60, BATCH = 100, OPENED = 300, { pages, owner, salts } = data.prefix, body = $("#prefix .body");
+  const DEEP = 60, BATCH = 100, OPENED = 300, SMALL = 200, { pages, owner, salts } = data.prefix, body = $("#prefix .body");
   const flags = unrun(data.prefix.flags), uses = unrun(data.prefix.uses), leases = unrun(data.prefix.leases);
   const parent = data.prefix.up.map((up, at) => at - up), below = pages.map(() => 0), heads = [], end = [];
   const inside = pages.map(() => []);
@@ -80,8 +80,8 @@ const tree = (() => {
     if (alone) return el("li", {}, el("div", { class: `leaf${hit ? " hit" : ""}${ghost}` }, about(at)));
     const title = [...about(at), el("span", { class: "about" }, `${counted(below[at], "node")} below`)];
     if (depth > DEEP) return el("li", {}, el("div", { class: `leaf${hit ? " hit" : ""}${ghost}` }, title, el("button", { type: "button", onclick: () => { top = at; draw(); } }, "show from here")));
-    const open = hits !== null && budget > 0 && kept.has(at) && content(at).some((each) => kept.has(each));
-    budget -= open ? 1 : 0;
+    const open = hits === null ? depth < 2 && pages.length <= SMALL : budget > 0 && kept.has(at) && content(at).some((each) => kept.has(each));
+    if (hits && open) budget--;
     const entry = el("li", {}, fold(title, () => content(at), depth, open || at === top, hit));
     if (ghost) $("summary", entry).classList.add("ghost");
     return entry;

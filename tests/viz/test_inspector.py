@@ -449,3 +449,39 @@ def test_many_slots_and_nodes(tab: Any, tmp_path: Path) -> None:
         assert tab.locator("#prefix .hit").count() == 1
         assert search(tab, "cached").startswith("29,7") and tab.locator("*").count() < 15_000
         assert search(tab, "request-300-").startswith("2 hits: 1 slot, 1 request")
+
+
+# -- pictures of docs/inspector.md: python -m tests.viz.test_inspector ------------------------------
+
+
+def draw(folder: Path) -> None:
+    """Writes the pictures of the page that the documents show."""
+    from playwright.sync_api import sync_playwright
+
+    def picture(
+        name: str, seen: Inspection, width: int, first: str, last: str, scheme: str = "light", query: str = ""
+    ) -> None:
+        """From the top of one part of the page to the end of another."""
+        tab.set_viewport_size({"width": width, "height": 800})
+        tab.emulate_media(color_scheme=scheme)
+        tab.set_content(page(seen, "owners.json"))
+        if query:
+            search(tab, query)
+        tab.wait_for_timeout(200)
+        top, end = tab.locator(first).bounding_box(), tab.locator(last).bounding_box()
+        clip = {"x": 0, "y": max(0, top["y"] - 12), "width": width, "height": end["y"] + end["height"] - top["y"] + 24}
+        tab.screenshot(path=folder / f"inspector-{name}.png", full_page=True, clip=clip)
+
+    with sync_playwright() as driver:
+        tab: Any = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]).new_page()
+        picture("light", served(), 1200, "header", "#requests")
+        picture("dark", served(), 1200, "header", "#requests", scheme="dark", query="req-7")
+        picture("leak", leaking(), 1200, "header", "#slots", query="leaked")
+        picture("sessions", served(), 1200, "#sessions", "#tiers")
+        picture("narrow", leaking(), 400, "header", "#timeline")
+
+
+if __name__ == "__main__":
+    target = Path(__file__).parents[2] / "docs" / "images"
+    target.mkdir(exist_ok=True)
+    draw(target)

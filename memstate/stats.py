@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from memstate.showing import Shown
+
 
 @dataclass(frozen=True)
-class PrefixStats:
+class PrefixStats(Shown):
     """The prefix cache: what it holds now, and since the start what requests found, and what came and went.
 
     Attributes:
@@ -48,7 +50,7 @@ class PrefixStats:
 
 
 @dataclass(frozen=True)
-class TierStats:
+class TierStats(Shown):
     """Host memory and storage: what is held now, and since the start what moved.
 
     Attributes:
@@ -105,7 +107,7 @@ class TierStats:
 
 
 @dataclass(frozen=True)
-class ChaosStats:
+class ChaosStats(Shown):
     """Faults injected on purpose since the start, see `Chaos`. Each is one line in the log.
 
     Attributes:
@@ -124,7 +126,7 @@ class ChaosStats:
 
 
 @dataclass(frozen=True)
-class Stats:
+class Stats(Shown):
     """Figures of a manager; slots unless said otherwise.
 
     The four `held_by_` figures and `free` add up to `capacity`, but for slots that are claimed by id.
@@ -189,7 +191,7 @@ class Stats:
 
 
 @dataclass(frozen=True)
-class PrefetchStats:
+class PrefetchStats(Shown):
     """Prefetches from storage: what is in flight, and since the start how they ended.
 
     The eleven figures from `complete` to `lost` add up to the prefetches that are over.

@@ -14,6 +14,7 @@ from memstate.errors import InvalidArgument
 from memstate.prefix import Match
 from memstate.prefix.placement import Ends, Placement
 from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
+from memstate.showing import Shown
 from memstate.sizes import byte_count, token_count
 from memstate.state.layout import Plane, StateLayout, format_bytes
 from memstate.state.presets import CHECKPOINTS, from_config, kv_from_config
@@ -26,7 +27,7 @@ STRATEGIES: Final[Mapping[str, type[Tracking]]] = {
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Capacity:
+class Capacity(Shown):
     """What `capacity` found. `print` shows it as text, a notebook as a table.
 
     Attributes:
@@ -213,12 +214,6 @@ class Capacity:
             fits = "no tier; "
         text += ["", f"host memory: {fits}{state} a state" + (f", {page_record} a KV page" if self.kv else "")]
         return "\n".join([*text, "", self.recommendation])
-
-    def _repr_html_(self) -> str:
-        from memstate.viz import html  # only where it is shown
-
-        tables = [html.table(title, heads, rows) for title, heads, rows in self.tables()]
-        return html.paragraph(str(self).partition("\n")[0]) + "".join(tables) + html.paragraph(self.recommendation)
 
 
 def capacity(

@@ -20,6 +20,7 @@ from memstate.requests.page_table import PageTable
 from memstate.requests.snapshots import Snapshots
 from memstate.requests.table import RequestTable
 from memstate.requests.tracking.mirror import Mirror
+from memstate.showing import Shown
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.journal import Change
@@ -31,7 +32,7 @@ from memstate.tiers import TierManager
 FIXED = frozenset(("backend", "forward", "layout", "overlap", "planes", "pool", "prefix", "tiers", "tracking"))
 
 
-class Parts(NotCopied):
+class Parts(NotCopied, Shown):
     """The attributes of a manager. The constructor of `StateManager` sets them; the public ones are read-only."""
 
     backend: Backend

@@ -1,5 +1,6 @@
 """Reports the state of a manager: figures, owners by name, and everything as plain data."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -91,7 +92,17 @@ class Reports(Recount):
             else str(self._table.ids[register // PER_ROW])
             for register in names
         }
-        rows = [
+        rows = self._running(np.flatnonzero(self._table.used).tolist())
+        found = inspect(
+            self._registers, names, tags, rows=rows, prefix=self._cache.inspect(),
+            sessions=self._sessions.inspect(), changes=list(map(asdict, self.changes)),
+            stats=asdict(self.stats()), layout=self._described(), waiting=self._commands.waiting,
+        )  # fmt: skip
+        return found, names
+
+    def _running(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Running requests as plain data, from the host's counts."""
+        return [
             {
                 "row": row,
                 "id": str(self._table.ids[row]),
@@ -100,14 +111,45 @@ class Reports(Recount):
                 "finished": bool(self._table.finished[row]),
                 "unsettled": int(self._table.unsettled[row]),
             }
-            for row in np.flatnonzero(self._table.used).tolist()
+            for row in rows
         ]
-        found = inspect(
-            self._registers, names, tags, rows=rows, prefix=self._cache.inspect(),
-            sessions=self._sessions.inspect(), changes=list(map(asdict, self.changes)),
-            stats=asdict(self.stats()), layout=self._described(), waiting=self._commands.waiting,
-        )  # fmt: skip
-        return found, names
+
+    def overview(self, most: int = 10) -> dict[str, Any]:
+        """Returns what the manager shows of itself, from the host's counts, at any time.
+
+        Args:
+            most: requests and sessions to list.
+
+        Returns:
+            `slots`: kind of owner -> number of slots, with `by id` and `free`. `rows` and `sessions`: the first of
+            them, the requests also with the slots of their rows. `open_sessions`: number of sessions. `tables`: bytes
+            of memstate's tables on the device. `broken`: name of an interrupted call, "" for none.
+
+        Syncs: no.
+        """
+        file = self._registers
+        held = set((np.flatnonzero(file.held[file.first_holder :]) + file.first_holder).tolist())
+        cached = held & self._cache.nodes.keys()
+        session = held & self._sessions.registers - cached
+        mark = held & self._marks.registers - cached - session
+        stats = self.stats()
+        slots = {
+            "live": stats.held_by_live, "lane": stats.held_by_lanes, "mark": len(mark), "cached": len(cached),
+            "session": len(session), "snapshot": len(held) - len(cached) - len(session) - len(mark),
+            "free": stats.free,
+        }  # fmt: skip
+        slots["by id"] = max(0, stats.capacity - sum(slots.values()))
+        rows = self._running(np.flatnonzero(self._table.used)[:most].tolist())
+        for row in rows:
+            row["slots"] = int(file.held[PER_ROW * row["row"] : PER_ROW * (row["row"] + 1)].sum())
+        return {
+            "slots": slots,
+            "rows": rows,
+            "sessions": self._sessions.inspect(most),
+            "open_sessions": len(self._sessions.opened),
+            "tables": file.nbytes + file.page_table.nbytes + self.planes.table_nbytes,
+            "broken": self._guard.call,
+        }
 
     def _described(self) -> dict[str, Any]:
         """The layout as plain data. Payload and padding of a plane are bytes of one layer of one slot."""

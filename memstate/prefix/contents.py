@@ -18,6 +18,7 @@ from memstate.prefix.tree import Node, Tree
 from memstate.requests.handles import Snapshot
 from memstate.requests.page_table import PageTable
 from memstate.requests.snapshots import Snapshots
+from memstate.showing import Shown
 from memstate.slots.commands import CommandBuffer
 from memstate.stats import PrefixStats
 from memstate.tokens import BYTES
@@ -25,7 +26,7 @@ from memstate.tokens import BYTES
 KEYS = 2**20  # tokens of prompts remembered where KV is the caller's: 8 MiB of keys
 
 
-class Contents(NotCopied):
+class Contents(NotCopied, Shown):
     """Holds the prefixes and their states, and gives them up.
 
     Args:
@@ -311,9 +312,18 @@ class Contents(NotCopied):
             self._states.forgotten(node)
             self.tree.remove(node)
 
-    def inspect(self) -> list[dict[str, Any]]:
-        """Returns the nodes as plain data, parents first."""
-        walk = list(self.tree.walk())
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
+        return self._pages.page_size
+
+    def inspect(self, most: int | None = None) -> list[dict[str, Any]]:
+        """Returns the nodes as plain data, parents first.
+
+        Args:
+            most: How many at most; None for all.
+        """
+        walk = list(islice(self.tree.walk(), most))
         place = {id(node): at for at, (_, node) in enumerate(walk)}
         return [
             {

@@ -4,10 +4,11 @@ from dataclasses import dataclass, field, replace
 
 from memstate.prefix.tree import Found
 from memstate.requests.handles import Snapshot
+from memstate.showing import Shown
 
 
 @dataclass(frozen=True)
-class Match:
+class Match(Shown):
     """How much of a prompt need not be computed. Lengths are tokens from the start of the prompt.
 
     Attributes:

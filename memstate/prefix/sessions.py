@@ -10,7 +10,7 @@ closed          released, at the end of the turn that runs
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, Set
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 from memstate.checks import hashable
@@ -413,8 +413,12 @@ class Sessions:
                 "over all of them, from the first on"
             )
 
-    def inspect(self) -> list[dict[str, Any]]:
-        """Returns the open sessions as plain data."""
+    def inspect(self, most: int | None = None) -> list[dict[str, Any]]:
+        """Returns the open sessions as plain data.
+
+        Args:
+            most: how many at most; None for all.
+        """
         return [
             {
                 "id": str(session.handle.id),
@@ -423,7 +427,7 @@ class Sessions:
                 "states": [[snap.register, snap.length] for snap in session.kept],
                 "pages": len(session.pages),
             }
-            for session in self.opened.values()
+            for session in islice(self.opened.values(), most)
         ]
 
     def owner(self, register: int) -> str:

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 from memstate.errors import LeakFound
 from memstate.kernels.levels import summed_slots
+from memstate.showing import Shown
 from memstate.slots.inspect import Inspection
 
 
-@dataclass(frozen=True)
-class AuditReport:
+@dataclass(frozen=True, repr=False)
+class AuditReport(Shown):
     """The result of an audit.
 
     A slot is in order if exactly one of these is true: it is free, one register holds it, an open claim group holds it.
@@ -89,6 +90,10 @@ class AuditReport:
             for level, first, last in self.summary
         ]
         return lines + self.miscounts
+
+    def __repr__(self) -> str:
+        faults = len(self.faults)
+        return f"AuditReport({self.free} of {self.capacity} slots free, {f'faults: {faults}' if faults else 'clean'})"
 
     def __str__(self) -> str:
         first = f"{self.capacity} slots: {self.free} free, owned: {self.owned_by_kind or 'none'}"

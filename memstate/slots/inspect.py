@@ -16,6 +16,7 @@ from memstate.atomic import write
 from memstate.checks import shown
 from memstate.errors import InvalidArgument
 from memstate.kernels.tables import AUDIT_FREE
+from memstate.showing import Shown
 from memstate.slots.commands import Action
 from memstate.slots.packet import Packet
 from memstate.slots.registers import RegisterFile
@@ -26,8 +27,8 @@ FORMAT = "memstate inspection 2"
 LARGEST: Final = 64 << 20
 
 
-@dataclass(frozen=True)
-class Inspection:
+@dataclass(frozen=True, repr=False)
+class Inspection(Shown):
     """The owners of every slot at one moment, and what the manager knew then.
 
     Args:
@@ -69,6 +70,11 @@ class Inspection:
     summary: list[int] = field(default_factory=list)
     layout: dict[str, Any] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        slots = f"{sum(self.free[1:])} of {self.capacity} slots free"
+        counts = f"requests: {len(self.rows)}, changes: {len(self.changes)}, faults: {len(self.faults)}"
+        return f"Inspection({slots}, {counts})"
 
     def save(self, path: Path | str) -> None:
         """Writes the inspection as JSON, whole or not at all.

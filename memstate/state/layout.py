@@ -16,6 +16,7 @@ import torch
 
 from memstate.checks import is_whole, items, require_name, whole
 from memstate.errors import InvalidArgument
+from memstate.showing import Shown
 from memstate.sizes import INT64_MAX
 from memstate.state import sharding
 from memstate.state.sharding import Owned, Part
@@ -155,7 +156,7 @@ class Run(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class StateLayout:
+class StateLayout(Shown):
     """The planes of a state, its layers and their physical order.
 
     Args:
@@ -265,12 +266,6 @@ class StateLayout:
             for layer in range(self.layers)
             if place.slot_stride
         )
-
-    def _repr_html_(self) -> str:
-        from memstate.viz import html  # only where it is shown
-
-        rows = [(p.name, f"{list(p.shape)} {str(p.dtype)[6:]}", p.nbytes, self.block_bytes(p)) for p in self.planes]
-        return html.slot(repr(self), [html.Block(*row[:3], padding=row[3] - row[2]) for row in rows])
 
     def __repr__(self) -> str:
         padding = self.bytes_per_slot - self.payload_bytes_per_slot

@@ -14,6 +14,7 @@ from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Marks, PlaneMap
 from memstate.kernels.tuned import copy_launch
+from memstate.showing import Shown
 from memstate.sizes import MOST_SLOTS, Part, require_memory
 from memstate.state.layout import Plane, StateLayout, format_bytes
 from memstate.state.memory import Memory
@@ -49,7 +50,7 @@ class Traffic:
     uncounted: int = 0
 
 
-class Planes(NotCopied, Mapping[str, Any]):
+class Planes(NotCopied, Shown, Mapping[str, Any]):
     """The states of all slots: a mapping from plane names to tensors, and the operations that move slots.
 
     Contents start undefined, except in the null slot (slot 0), which is zero.

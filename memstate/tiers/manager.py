@@ -15,6 +15,7 @@ from memstate.prefix import Match, PrefixCache
 from memstate.prefix.tree import Node
 from memstate.requests.handles import Snapshot
 from memstate.requests.page_table import PageTable
+from memstate.showing import Shown
 from memstate.slots.commands import Action, CommandBuffer
 from memstate.slots.registers import Longs
 from memstate.state.planes import Planes
@@ -42,7 +43,7 @@ SECOND_HIT = 2
 AHEAD = 64  # states at most that go down ahead of their eviction, unless settings say otherwise
 
 
-class TierManager(NotCopied):
+class TierManager(NotCopied, Shown):
     """Keeps states and KV pages in host memory and storage, below a prefix cache.
 
     Args:

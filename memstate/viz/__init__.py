@@ -9,6 +9,7 @@ from memstate.viz.moments import occupancy
 from memstate.viz.owners import Span, holdings, holdings_over
 from memstate.viz.strips import arena, pages
 from memstate.viz.touch import Block, blocks, joined, runs, shares, touched
+from memstate.viz.tracks import timeline
 
 __all__ = [
     "Block",
@@ -24,5 +25,6 @@ __all__ = [
     "runs",
     "shares",
     "slot",
+    "timeline",
     "touched",
 ]

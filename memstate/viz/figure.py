@@ -1,9 +1,11 @@
 """The figure that all pictures are drawn on, and their colours. The only place that imports matplotlib."""
 
-import re
 from collections.abc import Iterable, Mapping
 from colorsys import hls_to_rgb
 from io import StringIO
+
+from memstate.viz import kinds
+from memstate.viz.sheet import visible
 
 try:
     from matplotlib import rc_context
@@ -15,13 +17,11 @@ except ModuleNotFoundError as error:
 
 Colour = str | tuple[float, float, float]
 
-PLANES: tuple[Colour, ...] = ("#3b6ea5", "#e08e2d", "#5b9a68", "#8a63a8", "#b0574f", "#6f6f6f")
-PADDING = "#d23b3b"  # hatched, so that it is told from a plane in print as well
+PADDING = kinds.kind("padding").colour  # hatched, so that it is told from a plane in print as well
 HATCH = "/////"
 EDGE = "#444444"
 COLUMNS = 8  # of a legend; more would be wider than the picture
 GOLDEN = 0.618034  # of a turn of the colour wheel, again and again: no two hues are ever the same
-NO_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # what XML cannot hold, and controls
 
 
 class Drawing(Figure):
@@ -45,12 +45,12 @@ def plane_colours(names: Iterable[str]) -> dict[str, Colour]:
 
 
 def _colour(at: int) -> Colour:
-    return PLANES[at] if at < len(PLANES) else hls_to_rgb(at * GOLDEN % 1, 0.35 + 0.1 * (at % 3), 0.5)
+    return kinds.PLANES[at] if at < len(kinds.PLANES) else hls_to_rgb(at * GOLDEN % 1, 0.35 + 0.1 * (at % 3), 0.5)
 
 
 def plain(name: str) -> str:
     """Returns a name that draws as it is: matplotlib takes `$` for a formula, and control characters break an SVG."""
-    return NO_TEXT.sub("\ufffd", name).replace("$", r"\$")
+    return visible(name).replace("$", r"\$")
 
 
 def lighter(colour: Colour, part: float) -> Colour:
@@ -71,3 +71,12 @@ def key(colours: Mapping[str, Colour], padding: bool = False) -> list[Patch]:
     ]
     hatched = Patch(facecolor="white", edgecolor=PADDING, hatch=HATCH, linewidth=0.5, label="padding")
     return [*shown, hatched] if padding else shown
+
+
+def kind_key(names: Iterable[str]) -> list[Patch]:
+    """Returns the entries of a legend for kinds of owners, in the order of the table of kinds; faulty ones hatched."""
+    found = [kinds.kind(name) for name in kinds.KINDS if name in set(names)]
+    return [
+        Patch(facecolor=kind.colour, edgecolor=EDGE, linewidth=0.5, label=kind.name, hatch=HATCH if kind.faulty else "")
+        for kind in found
+    ]

@@ -1,72 +1,86 @@
-"""HTML for objects in a notebook: strings from plain data.
+"""Renders the sheet of an object as HTML for a notebook: native folds, no script, everything escaped."""
 
-Imports nothing of memstate, so the reprs of every layer may load it.
-"""
-
-from collections.abc import Sequence
 from html import escape
-from typing import NamedTuple
 
-WIDTH = 480  # pixels of the longest bar
-NARROWEST = 2  # pixels of a bar that is there at all: padding of a few bytes stays visible
-_COLOURS = ("#3b6ea5", "#e08e2d", "#5b9a68", "#8a63a8", "#b0574f", "#6f6f6f")
-_PADDING = "repeating-linear-gradient(45deg,#d23b3b 0 2px,#ffffff 2px 5px)"
+from memstate.viz import kinds
+from memstate.viz.kinds import Kind
+from memstate.viz.sheet import Bar, Part, Section, Sheet
 
-
-class Block(NamedTuple):
-    """One plane of one layer of one slot.
-
-    Attributes:
-        name: Name of the plane.
-        kind: Its shape and dtype.
-        payload: Bytes.
-        padding: Bytes.
-    """
-
-    name: str
-    kind: str
-    payload: int
-    padding: int
-
-
-def slot(caption: str, blocks: Sequence[Block]) -> str:
-    """Returns a table of the blocks of a slot with bars to scale; padding is hatched.
-
-    Example:
-        >>> slot("a slot", [Block("ssm", "4x8 float32", 128, 16)])[:37]
-        '<table><caption>a slot</caption><tr><'
-    """
-    most = max((block.payload + block.padding for block in blocks), default=0) or 1
-    rows = "".join(_row(block, _COLOURS[at % len(_COLOURS)], WIDTH / most) for at, block in enumerate(blocks))
-    heads = "".join(f"<th>{head}</th>" for head in ("plane", "shape", "bytes", "padding", "one layer of one slot"))
-    return f"<table><caption>{escape(caption)}</caption><tr>{heads}</tr>{rows}</table>"
+# Colours come from the notebook where it has some, else from the reader's preference for light or dark.
+_STYLE = """<style>
+.memstate{--ms-ink:var(--jp-content-font-color1,#1f2328);--ms-pale:var(--jp-content-font-color2,#59636e);
+--ms-page:var(--jp-layout-color0,#fff);--ms-line:var(--jp-border-color2,#d0d7de);--ms-bad:#c00d0d;--ms-free:#e6e6e6;
+color:var(--ms-ink);background:var(--ms-page);font:13px/1.45 var(--jp-content-font-family,system-ui,sans-serif);
+padding:6px 8px;max-width:860px;overflow-wrap:anywhere}
+@media (prefers-color-scheme:dark){.memstate{--ms-ink:var(--jp-content-font-color1,#e6edf3);
+--ms-pale:var(--jp-content-font-color2,#9aa4af);--ms-page:var(--jp-layout-color0,#161616);
+--ms-line:var(--jp-border-color2,#3d444d);--ms-bad:#ff7b72;--ms-free:#3a3a3a}}
+[data-jp-theme-light=true] .memstate{--ms-bad:#c00d0d;--ms-free:#e6e6e6}
+[data-jp-theme-light=false] .memstate{--ms-bad:#ff7b72;--ms-free:#3a3a3a}
+.memstate .ms-bar{display:flex;height:16px;margin:3px 0;border:1px solid var(--ms-line)}
+.memstate .ms-bar i{min-width:2px;flex-basis:0}
+.memstate .ms-key{display:flex;flex-wrap:wrap;gap:1px 14px;margin:0 0 8px;padding:0;list-style:none}
+.memstate .ms-key li{margin:0}
+.memstate .ms-key i{display:inline-block;width:11px;height:11px;margin-right:5px;border:1px solid var(--ms-line);
+vertical-align:-1px}
+.memstate .ms-pale{color:var(--ms-pale)}
+.memstate .ms-bad{color:var(--ms-bad);margin:4px 0;padding-left:18px}
+.memstate table{border-collapse:collapse;margin:3px 0 8px;font-size:12px;color:inherit;background:none}
+.memstate th,.memstate td{padding:1px 10px 1px 0;text-align:left;border:0;color:inherit;background:none;
+border-bottom:1px solid var(--ms-line);font-variant-numeric:tabular-nums}
+.memstate summary{cursor:pointer}
+</style>"""
+_HATCH = "repeating-linear-gradient(45deg,{0} 0 2px,{1} 2px 5px)"
 
 
-def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a table of texts.
+def render(sheet: Sheet) -> str:
+    """Returns a sheet as HTML.
+
+    Args:
+        sheet: What to show.
 
     Example:
-        >>> table("sizes", ["part"], [["bitmap"]])
-        '<table><caption>sizes</caption><tr><th>part</th></tr><tr><td>bitmap</td></tr></table>'
+        >>> render(Sheet("a <title>"))[-46:]
+        '<div><strong>a &lt;title&gt;</strong></div></div>'
     """
-    top = "".join(f"<th>{escape(head)}</th>" for head in heads)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><caption>{escape(caption)}</caption><tr>{top}</tr>{body}</table>"
+    faults = "".join(f"<li>{escape(fault)}</li>" for fault in sheet.faults)
+    parts = [
+        f"<div><strong>{escape(sheet.title)}</strong></div>",
+        f'<ul class="ms-bad">{faults}</ul>' if faults else "",
+        *map(_bar, sheet.bars),
+        *(f'<div class="ms-pale">{escape(note)}</div>' for note in sheet.notes),
+        *map(_section, sheet.sections),
+    ]
+    return f'<div class="memstate">{_STYLE}{"".join(parts)}</div>'
 
 
-def paragraph(text: str) -> str:
-    """Returns a paragraph."""
-    return f"<p>{escape(text)}</p>"
+def _bar(bar: Bar) -> str:
+    whole = sum(part.size for part in bar.parts)
+    pieces, key = "", ""
+    for part in bar.parts:
+        kind = kinds.kind(part.kind)
+        share = part.size / whole
+        told = escape(f"{part.name}: {part.text}, {share:.1%}")
+        pieces += f'<i style="flex-grow:{share:.5f};{_fill(kind)}" title="{told}"></i>'
+        key += f'<li><i style="{_fill(kind)}"></i>{_told(part)}</li>'
+    title = f'<div class="ms-pale">{escape(bar.title)}</div>'
+    return f'{title}<div class="ms-bar">{pieces}</div><ul class="ms-key">{key}</ul>'
 
 
-def _row(block: Block, colour: str, scale: float) -> str:
-    cells = (escape(block.name), escape(block.kind), f"{block.payload:,}", f"{block.padding:,}")
-    bars = _bar(block.payload, colour, scale) + _bar(block.padding, _PADDING, scale)
-    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + f'<td style="text-align:left">{bars}</td></tr>'
+def _told(part: Part) -> str:
+    return f'{escape(part.name)} <span class="ms-pale">{escape(part.text)}</span>'
 
 
-def _bar(count: int, background: str, scale: float) -> str:
-    if not count:
-        return ""
-    width = max(NARROWEST, round(count * scale))
-    return f'<span style="display:inline-block;width:{width}px;height:14px;background:{background}"></span>'
+def _fill(kind: Kind) -> str:
+    colour = "var(--ms-free)" if kind.dark else kind.colour
+    other = "#fff" if kind.faulty else "var(--ms-page)"
+    return f"background:{_HATCH.format(colour, other) if kind.faulty or kind.hatched else colour}"
+
+
+def _section(section: Section) -> str:
+    heads = "".join(f"<th>{escape(head)}</th>" for head in section.heads)
+    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in section.rows)
+    more = f'<div class="ms-pale">... and {section.more:,} more</div>' if section.more else ""
+    count = f' <span class="ms-pale">{len(section.rows) + section.more:,}</span>' if section.counted else ""
+    table = f"<table>{f'<tr>{heads}</tr>' if heads else ''}{rows}</table>"
+    return f"<details><summary>{escape(section.title)}{count}</summary>{table}{more}</details>"

@@ -1,4 +1,4 @@
-"""Kinds of slot owners, with one colour each for all pictures. Strings only: knows no picture and no page.
+"""Kinds of slot owners, with one colour each for all pictures. Texts only: knows no picture and no page.
 
 The colours stay apart for readers with protanopia, deuteranopia and tritanopia, and on light and dark pages. Kinds that
 an audit finds wrong are also hatched, so that a print without colours shows them.
@@ -17,7 +17,8 @@ class Kind(NamedTuple):
         ink: Colour of text on it.
         meaning: What such a slot is, for legends.
         faulty: Whether an audit finds such a slot wrong.
-        dark: Its colour on a dark page.
+        dark: Its colour on a dark page, where that is another one.
+        hatched: Whether it is hatched although it is not faulty, as memory that holds nothing.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Kind(NamedTuple):
     meaning: str
     faulty: bool = False
     dark: str = ""
+    hatched: bool = False
 
     @property
     def on_dark(self) -> str:
@@ -54,20 +56,39 @@ KINDS: Final[Mapping[str, Kind]] = {
         Kind("free", "#e6e6e6", INK, "free", dark="#3a3a3a"),
     )
 }
+# What bars of memory and of tokens show besides owners.
+OTHERS: Final[Mapping[str, Kind]] = {
+    kind.name: kind
+    for kind in (
+        Kind("used", "#4f89f1", INK, "in use"),
+        Kind("tables", "#7d8597", INK, "memstate's own tables"),
+        Kind("null slot", "#b3a38c", INK, "slot 0, which nobody owns"),
+        Kind("padding", "#d23b3b", LIGHT, "padding", hatched=True),
+        Kind("hit", "#2d8154", LIGHT, "need not be computed"),
+        Kind("in host memory", "#2abcfa", INK, "found in host memory"),
+        Kind("no sharing", "#e6e6e6", INK, "computed by nobody before", dark="#3a3a3a"),
+        Kind("evicted", "#e48c14", INK, "lost: the state was evicted"),
+        Kind("no snapshot", "#fabe27", INK, "lost: KV without a state"),
+    )
+}
+PLANES: Final = ("#3b6ea5", "#e08e2d", "#5b9a68", "#8a63a8", "#b0574f", "#6f6f6f")  # planes, in their order
 _OTHER_NAMES: Final = {"group": "by id"}  # an audit counts slots of open claim groups under this name
 
 
 def kind(name: str) -> Kind:
-    """Returns how a kind is shown. A name that is no kind is shown as `unknown`.
+    """Returns how a kind of owner, or another part of a bar, is shown. Other names are shown as `unknown`.
 
     Args:
-        name: A kind of an inspection, of `viz.holdings`, or of an audit.
+        name: A kind of an inspection, of `viz.holdings` or of an audit; a part in `OTHERS`; or `plane 0` and so on.
 
     Example:
         >>> kind("group").name
         'by id'
     """
-    return KINDS.get(_OTHER_NAMES.get(name, name), KINDS["unknown"])
+    name = _OTHER_NAMES.get(name, name)
+    if name.startswith("plane ") and name[6:].isdecimal():
+        return Kind(name, PLANES[int(name[6:]) % len(PLANES)], LIGHT, name)
+    return KINDS.get(name) or OTHERS.get(name) or KINDS["unknown"]
 
 
 def short(name: str, letters: int) -> str:

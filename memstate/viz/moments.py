@@ -12,18 +12,20 @@ from memstate.viz.owners import holdings
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SHORT = 4  # letters of an owner's name that fit a cell
+WIDE = 16  # letters of a name at most; fewer where there are many moments
+WIDTH = 10.4  # inches of all cells
+KEY = 1.45  # inches of a column of the legend
 MOST_CELLS = 20_000  # slots times moments
 LEGIBLE = (100, 48)  # slots and moments up to which a cell has room for its edges and a name
 LABELS = 24  # moments that have room for a label
 
 
 def occupancy(inspections: Inspections, steps: Sequence[str] = ()) -> "Figure":
-    """Draws slots from top to bottom and moments from left to right, coloured by the kind of owner, with short names.
+    """Draws slots from top to bottom and moments from left to right, coloured by the kind of owner, with names.
 
-    Beyond 100 slots or 48 moments names are left out, and neighbours of a kind are drawn as one. Beyond 20,000 cells
-    nothing
-    is drawn.
+    `viz.kinds.KINDS` has the colours. What an audit finds wrong is hatched. A long name is cut to its end, such as
+    `..n-17`. Beyond 100 slots or 48 moments names are left out, and neighbours of a kind are drawn as one. Beyond
+    20,000 cells nothing is drawn.
 
     Args:
         inspections: One, or several of one manager in the order they were taken.
@@ -52,17 +54,23 @@ def occupancy(inspections: Inspections, steps: Sequence[str] = ()) -> "Figure":
         )
     columns = [holdings(inspection) for inspection in taken]
     legible = capacity <= LEGIBLE[0] and len(columns) <= LEGIBLE[1]
-    drawn = figure.drawing(min(12.0, 1.6 + 0.42 * len(columns)), 1.0 + 0.24 * min(capacity, LEGIBLE[0]))
+    seen = {kind for column in columns for kind, _ in column}
+    longest = max((len(name) for column in columns for _, name in column), default=0) if legible else 0
+    inch = max(0.3, min(0.075 * min(longest, WIDE) + 0.12, WIDTH / len(columns)))  # width of a cell
+    letters = max(3, int((inch - 0.1) / 0.075))
+    drawn = figure.drawing(min(12.0, max(5.0, 1.6 + inch * len(columns))), 1.3 + 0.24 * min(capacity, LEGIBLE[0]))
     axes = drawn.subplots()
     axes.set_facecolor(kinds.kind("free").colour)
     for at, column in enumerate(columns):
         for slot, count, kind, name in _cells(column, joined=not legible):
-            colour, middle = kinds.kind(kind).colour, slot + (count - 1) / 2
+            shown, middle = kinds.kind(kind), slot + (count - 1) / 2
             axes.barh(
-                middle, 1, left=at, height=count, facecolor=colour, edgecolor="white", linewidth=0.8 if legible else 0
-            )
-            if legible and len(name) <= SHORT:
-                axes.text(at + 0.5, slot, figure.plain(name), ha="center", va="center", fontsize=7, color="white")
+                middle, 1, left=at, height=count, facecolor=shown.colour, edgecolor="white",
+                linewidth=0.8 if legible else 0, hatch=figure.HATCH if shown.faulty else "",
+            )  # fmt: skip
+            if legible and name:
+                text = figure.plain(kinds.short(name, letters))
+                axes.text(at + 0.5, slot, text, ha="center", va="center", fontsize=7, color=shown.ink)
     axes.set_yticks(range(1, capacity + 1, -(-capacity // LEGIBLE[0])))
     axes.set_ylabel("slot")
     axes.set_ylim(capacity + 0.5, 0.5)
@@ -72,9 +80,8 @@ def occupancy(inspections: Inspections, steps: Sequence[str] = ()) -> "Figure":
     axes.set_xlim(0, len(columns))
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    seen = {kind for column in columns for kind, _ in column}
-    shown: dict[str, figure.Colour] = {kind: colour for kind, (_, colour, *_) in kinds.KINDS.items() if kind in seen}
-    drawn.legend(handles=figure.key(shown), loc="outside upper right", ncols=len(shown), frameon=False)
+    entries = max(2, int(drawn.get_size_inches()[0] / KEY))  # a legend of more columns would be wider than the figure
+    drawn.legend(handles=figure.kind_key(seen), loc="outside upper right", ncols=entries, frameon=False)
     return drawn
 
 

@@ -1,6 +1,9 @@
 """Who held what over time, against a model and real managers; and a colour for every kind that the library names."""
 
+import inspect
 import random
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import combinations
@@ -189,6 +192,8 @@ def test_spans_of_a_running_manager_end_where_its_registers_are(tracking: ms.Tra
         seen = mem.inspect()
         now = {span.register: (span.kind, span.owner) for span in viz.holdings_over(seen) if span.end is None}
         assert now == owners
+        shown = {kind: count for kind, count in mem.overview()["slots"].items() if count}
+        assert shown == Counter(kind for kind, _ in viz.holdings(seen))
         rows = {f"row {row['row']} (request {row['id']!r})" for row in seen.rows}
         assert {span.group for span in viz.holdings_over(seen) if span.end is None} <= {
             *rows, "prefix cache", "snapshots", "session 'chat'",
@@ -223,6 +228,8 @@ def test_spans_end_with_a_reset() -> None:
 
 
 def test_every_kind_of_an_inspection_and_of_holdings_has_a_colour() -> None:
+    source = inspect.getsource(ms.StateManager.owner)
+    assert {*re.findall(r'return "(\w+)"', source), "live", "lane", "unknown"} == set(KINDS)
     named = {*KINDS, "free", "by id", "leaked", "contested"}
     assert set(kinds.KINDS) == named and all(kinds.kind(name).name == name for name in named)
     assert kinds.kind("group").name == "by id" and kinds.kind("later").name == "unknown"

@@ -318,20 +318,6 @@ def test_many_slots_are_drawn_without_names_on_a_page_of_limited_height() -> Non
     assert [label.get_text() for label in wide.get_xticklabels()] == [f"moment {at}" for at in range(0, 60, 3)]
 
 
-def test_a_layout_shows_its_planes_with_padding_as_html() -> None:
-    layout = StateLayout(
-        (Plane("<conv>", (3, 5), torch.bfloat16), Plane("ssm", (2, 4096), torch.float32)), 2, alignment=64
-    )
-    table = ElementTree.fromstring(layout._repr_html_())
-    caption, heads, *rows = table
-    assert caption.text == repr(layout) and [head.text for head in heads][2:4] == ["bytes", "padding"]
-    cells = [[cell.text for cell in row][:4] for row in rows]
-    assert cells == [["<conv>", "[3, 5] bfloat16", "30", "34"], ["ssm", "[2, 4096] float32", "32,768", "0"]]
-    bars = [[span.attrib["style"] for span in row[4]] for row in rows]
-    assert [len(each) for each in bars] == [2, 1]  # padding has a bar of its own where there is any
-    assert "width:2px" in bars[0][1] and "repeating" in bars[0][1] and "width:480px" in bars[1][0]
-
-
 def test_pictures_name_the_missing_extra_and_arithmetic_needs_none() -> None:
     code = """import sys; sys.modules["matplotlib"] = None
 import torch, memstate as ms

@@ -1,0 +1,63 @@
+"""A manager in which every kind of owner holds a slot, for pictures and reprs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+import memstate as ms
+from memstate.prefix.policies import Lru
+from tests.support.build import build
+
+LAYOUT = ms.StateLayout((ms.Plane("conv", (3, 5), torch.bfloat16), ms.Plane("ssm", (2, 8), torch.float32)), 2)
+PROMPT = list(range(40))
+
+
+def busy(name: str = "", **given: Any) -> tuple[ms.StateManager, list[ms.Snapshot | None]]:
+    """A manager with live states, lanes, marks, cached states, a session, a published snapshot, and tiers.
+
+    Args:
+        name: Beginning of every name that a caller gives.
+        given: Settings instead of the usual ones.
+
+    Returns:
+        The manager, and the snapshots that are published.
+    """
+    settings = {
+        "slots": 24, "max_requests": 3, "snapshots": 20, "page_size": 4, "journal": 100, "backend": "reference",
+        "tracking": ms.PingPong(4), "prefix": ms.Prefix(states=Lru()), "tiers": ms.Tiers("toy", 4),
+    }  # fmt: skip
+    mem = build(LAYOUT, **(settings | given))
+    serve(mem, ms.Request(f"{name}first", tokens=PROMPT[:10]))
+    serve(mem, ms.Request(f"{name}chat", tokens=PROMPT[:9], session=mem.open_session(f"{name}session-17")), 5)
+    row = serve(mem, ms.Request(f"{name}conversation-17", tokens=PROMPT[5:15], salt=f"{name}tenant"), 6, end=False)
+    other = serve(mem, ms.Request(f"{name}b", tokens=PROMPT[20:30]), 5, end=False)
+    return mem, [*mem.publish([other]), row]  # type: ignore[list-item]  # the row lives as long as its handle
+
+
+def serve(mem: ms.StateManager, request: ms.Request, more: int = 0, end: bool = True) -> ms.Row:
+    """Reads a prompt up to each boundary, decodes `more` tokens, and perhaps ends the request."""
+    (row,) = mem.admit([request])
+    tokens = list(request.tokens)  # type: ignore[arg-type]
+    mem.extend([row], [len(tokens) + more])
+    while (done := mem.length(row)) < len(tokens):
+        mem.settle(mem.plan([row], min(mem.next_boundary(row), len(tokens)) - done))
+    for _ in range(more):
+        mem.settle(mem.plan([row], 1))
+    if end:
+        mem.release([row], tokens=[tokens + [7] * more])
+    return row
+
+
+@contextmanager
+def faulty(mem: ms.StateManager) -> Iterator[None]:
+    """Adds slots by id, a leaked slot, a slot with two owners, and one whose owner nobody knows, while it lasts."""
+    lost, taken = mem.pool.claim(1), mem.pool.claim(1)
+    with mem._allocator.group(2):
+        slots = mem._registers.table.slots
+        slots[-1] = slots[3]  # the live state of row 1: two owners
+        slots[-2] = taken[0]  # a register that the host takes for empty
+        yield
+        slots[-2:] = 0
+    mem.pool.release(torch.cat([lost, taken]))

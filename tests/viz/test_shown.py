@@ -1,0 +1,334 @@
+"""Objects show themselves in notebooks and terminals: truly, at any time, in bounds, without the device."""
+
+import io
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+import memstate as ms
+from memstate import viz
+from memstate.prefix.policies import Lru
+from memstate.slots.inspect import Inspection
+from memstate.viz import kinds, sheets
+from memstate.viz.sheet import Bar, Part, Section, Sheet
+from memstate.viz.text import widths
+from tests.support.build import build
+from tests.support.scene import LAYOUT, PROMPT, busy, faulty
+
+ROOT = Path(__file__).parents[2]
+MOST = 20_000  # characters of a page
+TAGS = {"div", "style", "strong", "ul", "li", "i", "span", "details", "summary", "table", "tr", "th", "td"}
+READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "nonzero", "to", "__iter__")  # on a GPU these wait
+HOSTILE = "<script>alert('x')</script>\"&\x00\x1b[31m\ud800\u202e]]>--\n"
+
+
+def shown(mem: ms.StateManager) -> dict[str, Any]:
+    """One object of each class that shows itself, and that can be had without waiting for the device."""
+    stats = mem.stats()
+    return {
+        "StateManager": mem, "Planes": mem.planes, "StateLayout": mem.layout, "PrefixCache": mem.prefix,
+        "TierManager": mem.tiers, "Stats": stats, "PrefixStats": stats.prefix,
+        "TierStats": stats.tiers, "PrefetchStats": ms.PrefetchStats(started=3, flaws={"cut": 2}),
+        "ChaosStats": ms.ChaosStats(polls=1),
+    }  # fmt: skip
+
+
+def pages(mem: ms.StateManager) -> dict[str, str]:
+    return {name: each._repr_html_() for name, each in shown(mem).items()}
+
+
+def words(each: Any) -> list[str]:
+    """The texts of an object's page, without its style; the page is well-formed and has nothing that runs or loads."""
+    page = each._repr_html_()
+    root = ElementTree.fromstring(page)
+    tags = {node.tag for node in root.iter()}
+    assert tags <= TAGS
+    assert not any(name.startswith("on") or name in ("src", "href") for node in root.iter() for name in node.attrib)
+    assert "url(" not in page and len(page) < MOST
+    kept = TAGS - {"style", "i", "span"}
+    return [text for node in root.iter() if node.tag in kept and (text := "".join(node.itertext()))]
+
+
+def printed(each: Any, width: int = 100) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width).print(each)
+    return out.getvalue()
+
+
+def moments() -> Iterator[tuple[str, ms.StateManager]]:
+    """A manager in every situation in which it can be shown."""
+    mem, _kept = busy()
+    yield "running", mem
+    (row,) = mem.admit([ms.Request("open")])
+    step = mem.plan([row], 1)
+    yield "planned", mem
+    mem.settle(step)
+    mem.sleep()
+    yield "asleep", mem
+    mem.wake()
+    mem.close()
+    yield "closed", mem
+    mem._guard.call = "admit"  # as an exception in the middle of this call leaves it
+    yield "broken", mem
+
+
+def test_showing_launches_nothing_and_waits_for_nothing() -> None:
+    for name, mem in moments():
+        objects = shown(mem)
+        before, launches = mem.stats(), dict(mem.backend.counts.launches)
+        with pytest.MonkeyPatch.context() as patch:
+            for what in READS:
+                patch.setattr(torch.Tensor, what, None)
+            for each in objects.values():
+                assert "\n" not in repr(each) and len(words(each)) > 0 and printed(each)
+        assert mem.stats() == before and dict(mem.backend.counts.launches) == launches, name
+
+
+def test_a_page_of_what_waited_before_does_not_wait_again() -> None:
+    mem, _kept = busy()
+    found = (mem.inspect(), mem.audit(), mem.match(PROMPT), ms.capacity("qwen3_next", "40GiB", context="32k"))
+    before = mem.stats()
+    for each in found:
+        assert words(each) and printed(each) and "\n" not in repr(each)
+    assert mem.stats() == before
+
+
+def test_every_shown_class_is_in_these_tests() -> None:
+    mem, _kept = busy()
+    names = {name.replace("PrefixCache", "Contents") for name in shown(mem)}
+    assert names | {"Inspection", "AuditReport", "Match", "Capacity"} == set(sheets.DESCRIBE)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [("asleep", "The states sleep: their memory is released."), ("broken", "admit was interrupted: call recover()")],
+)
+def test_a_manager_says_that_it_sleeps_or_is_broken(name: str, part: str) -> None:
+    for now, mem in moments():
+        assert any(part in text for text in words(mem)) == (now == name)
+        assert (part in " ".join(printed(mem).split())) == (now == name)
+
+
+def legend(each: Any) -> dict[str, str]:
+    """Name -> text of every part of an object's bars."""
+    return {part.name: part.text for bar in sheets.of(each).bars for part in bar.parts}
+
+
+def test_a_manager_shows_slots_bytes_tokens_and_records() -> None:
+    mem, _kept = busy()
+    found = [bar.title for bar in sheets.of(mem).bars]
+    whole = mem.planes.nbytes + mem.overview()["tables"]
+    assert found[0] == f"24 slots of {LAYOUT.bytes_per_slot} B" and found[2].endswith("prompt tokens of 4 requests")
+    slots, memory, prompts, records = sheets.of(mem).bars
+    assert sum(part.size for part in slots.parts) == 24 and sum(part.size for part in memory.parts) == whole
+    assert {part.name: part.size for part in slots.parts} == {
+        "live": 2, "lane": 3, "mark": 4, "snapshot": 1, "cached": 2, "session": 2, "free": 10,
+    }  # fmt: skip
+    assert [part.name for part in memory.parts] == ["used", "free", "padding", "null slot", "tables"]
+    assert memory.parts[2].size == 24 * (LAYOUT.bytes_per_slot - LAYOUT.payload_bytes_per_slot)
+    stats = mem.stats().prefix
+    assert stats is not None and sum(part.size for part in prompts.parts) == stats.prompt_tokens
+    assert [part.text for part in records.parts] == ["4"]
+    rows = {row[1]: row for row in sheets.of(mem).sections[0].rows}
+    assert rows["conversation-17"][2] == "16" and set(rows) == {"conversation-17", "b"}
+    text = " ".join(words(mem))
+    assert "conversation-17" in text and "session-17" in text and "mark 4" in text and "padding" in text
+
+
+def test_other_objects_show_their_figures() -> None:
+    mem, _kept = busy()
+    match = mem.match(PROMPT[:14])
+    assert legend(match) == {
+        name: f"{count} tokens"
+        for name, count in {"by state": match.length, **{k.replace("_", " "): n for k, n in match.lost.items()}}.items()
+        if count
+    }
+    planes = sheets.of(mem.planes).bars[0]
+    assert sum(part.size for part in planes.parts) == mem.planes.nbytes
+    assert [part.name for part in planes.parts] == ["conv", "ssm", "padding", "null slot"]
+    assert [row[:2] for row in sheets.of(mem.layout).sections[0].rows] == [
+        ("conv", "[3, 5] bfloat16"), ("ssm", "[2, 8] float32"),
+    ]  # fmt: skip
+    assert legend(mem.layout) == {"conv": "30 B", "ssm": "64 B", "padding": "2 B"}
+    nodes = sheets.of(mem.prefix).sections[0]
+    assert nodes.rows[0][1] == "0 .. 4" and len(nodes.rows) + nodes.more == mem.stats().prefix.nodes  # type: ignore[union-attr]
+    plan = ms.capacity("qwen3_next", "40GiB", context="32k", concurrency=16)
+    assert sum(part.size for part in sheets.of(plan).bars[0].parts) == plan.best.nbytes
+    assert plan.recommendation[:200] in " ".join(words(plan))
+    assert "cut" in " ".join(words(ms.PrefetchStats(flaws={"cut": 2})))
+
+
+def test_faults_are_shown_first_in_red_and_named() -> None:
+    mem, _kept = busy()
+    clean = mem.audit()
+    assert 'ms-bad"' not in clean._repr_html_() and "clean" in repr(clean)
+    with faulty(mem):
+        report, seen = mem.audit(), mem.inspect()
+    for each in (report, seen):
+        assert "\n" not in repr(each) and "faults: 4" in repr(each)
+        page = each._repr_html_()
+        assert page.index('<ul class="ms-bad">') < page.index('ms-bar"')
+        assert [fault in words(each) for fault in report.faults] == [True] * 4
+        out = io.StringIO()
+        Console(file=out, width=200, force_terminal=True, color_system="standard").print(each)
+        assert f"\x1b[1;31m  {report.faults[0]}" in out.getvalue()
+
+
+def test_every_kind_of_owner_is_drawn_from_a_real_manager() -> None:
+    """Occupancy and the page of an inspection: a colour, a legend entry and a name for each kind of the library."""
+    mem, _kept = busy()
+    with faulty(mem):
+        seen = mem.inspect()
+    assert {kind for kind, _ in viz.holdings(seen)} == set(kinds.KINDS)
+    drawn = viz.occupancy([seen])
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == list(kinds.KINDS)
+    drawn.canvas.draw()
+    box, page = drawn.legends[0].get_window_extent(), drawn.bbox
+    assert box.x0 >= page.x0 and box.x1 <= page.x1  # nothing is cut off
+    (axes,) = drawn.axes
+    cells = {round(bar.get_y() + 0.5): bar for bar in axes.patches}
+    for slot, (kind, _) in enumerate(viz.holdings(seen), 1):
+        assert (kind == "free") == (slot not in cells)
+        if kind != "free":
+            red, green, blue = (round(255 * part) for part in cells[slot].get_facecolor()[:3])
+            assert f"#{red:02x}{green:02x}{blue:02x}" == kinds.kind(kind).colour
+            assert bool(cells[slot].get_hatch()) == kinds.kind(kind).faulty
+    names = {text.get_text() for text in axes.texts}
+    assert {"conversation-17", "b", "@4", "@8"} <= names
+    assert set(legend(seen)) == set(kinds.KINDS)
+    assert all(any(text.startswith(f"{kind} ") for text in words(seen)) for kind in kinds.KINDS)
+    text = printed(seen)
+    assert all(f"{kind} " in text for kind in kinds.KINDS)
+
+
+def test_names_are_cut_to_the_width_of_a_cell() -> None:
+    mem, _kept = busy(name="a-rather-long-name-of-")
+    one, many = viz.occupancy([mem.inspect()]), viz.occupancy([mem.inspect()] * 40)
+    wide, narrow = ({text.get_text() for text in each.axes[0].texts} for each in (one, many))
+    assert "..onversation-17" in wide and ".." in {name[:2] for name in narrow}
+    assert max(map(len, narrow)) < max(map(len, wide)) and "@8" in narrow
+    assert one.get_size_inches()[0] < many.get_size_inches()[0] <= 12
+
+
+# Sizes
+
+
+@cache
+def huge() -> ms.StateManager:
+    """200,000 slots, 10,000 nodes, 1,000 running requests with long names."""
+    mem = build(
+        LAYOUT, slots=200_000, max_requests=1000, page_size=4, tracking=ms.Redirect(4),
+        prefix=ms.Prefix(states=Lru()), backend="reference", journal=50,
+    )  # fmt: skip
+    for turn in range(6):
+        requests = [ms.Request("x" * 2000 + str(at), tokens=[turn, at, 0, 0, 1, 1, 1, 1, 1]) for at in range(1000)]
+        rows = mem.admit(requests)
+        mem.settle(mem.plan(rows, [4] * 1000))
+        mem.settle(mem.plan(rows, [4] * 1000))
+        if turn < 5:
+            mem.release(rows, tokens=[[turn, at, 0, 0, 1, 1, 1, 1] for at in range(1000)])
+    held.append(rows)
+    return mem
+
+
+held: list[ms.Rows] = []  # of the manager above: requests live as long as their handles
+
+
+def test_pages_stay_small_whatever_the_size_of_the_object() -> None:
+    mem = huge()
+    stats = mem.stats()
+    assert (stats.capacity, stats.rows_used) == (200_000, 1000) and stats.prefix is not None
+    assert stats.prefix.nodes >= 10_000
+    report = mem.audit()
+    leaking = ms.AuditReport(200_000, 0, {}, leaked=list(range(1, 200_001)))
+    for each in (mem, mem.prefix, mem.planes, stats, mem.inspect(), report, leaking):
+        assert len(each._repr_html_()) < MOST and len(printed(each)) < MOST and len(repr(each)) < 700
+    text = " ".join(words(mem))
+    assert "... and 990 more" in text and "... and 199,988 more" in " ".join(words(leaking))
+    assert "... and 9,99" in " ".join(words(mem.prefix)) or stats.prefix.nodes > 10_009
+
+
+def test_the_repr_of_an_inspection_is_one_short_line() -> None:
+    empty = Inspection(1000, [0] * 1001, [False] + [True] * 1000, [0] * 30, [0] * 30, {}, {})
+    assert repr(empty) == "Inspection(1000 of 1000 slots free, requests: 0, changes: 0, faults: 0)"
+
+
+# What a caller gives
+
+
+def test_hostile_names_are_text() -> None:
+    mem, _kept = busy(name=HOSTILE)
+    layout = ms.StateLayout((ms.Plane(HOSTILE, (3,), torch.float32),), 1)
+    with faulty(mem):
+        seen, report = mem.inspect(), mem.audit()
+    for each in (mem, mem.prefix, seen, report, layout):
+        assert "<script>" in " ".join(words(each)) or each in (mem.prefix, report)
+        assert "\x1b" not in printed(each) and "\x00" not in printed(each) and "\u202e" not in printed(each)
+
+
+def test_long_names_are_cut() -> None:
+    mem, _kept = busy(name='"' * 1_000_000)
+    assert all(len(page) < MOST for page in pages(mem).values())
+    assert len(mem.inspect()._repr_html_()) < MOST
+
+
+@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=24))
+def test_bars_of_text_are_to_scale(sizes: list[int]) -> None:
+    cells = widths(sizes, 60)
+    assert sum(cells) == 60 and min(cells) >= 1
+    for size, count in zip(sizes, cells, strict=True):
+        assert abs(count - 1 - (60 - len(sizes)) * size / sum(sizes)) <= 1
+
+
+TEXTS = st.text(max_size=8)
+SHEETS = st.builds(
+    Sheet, TEXTS,
+    st.lists(st.builds(Bar, TEXTS, st.lists(st.builds(
+        Part, TEXTS, st.integers(1, 10**9), st.sampled_from([*kinds.KINDS, *kinds.OTHERS, "plane 7", "new"]), TEXTS,
+    ), min_size=1, max_size=4).map(tuple)), max_size=2).map(tuple),
+    st.lists(st.builds(Section, TEXTS, st.just(("a", "b")), st.lists(st.tuples(TEXTS, TEXTS), max_size=2).map(tuple)),
+             max_size=2).map(tuple),
+    st.lists(TEXTS, max_size=2).map(tuple), st.lists(TEXTS, max_size=2).map(tuple),
+)  # fmt: skip
+
+
+@given(SHEETS)
+def test_all_texts_of_a_sheet_are_on_its_page(made: Sheet) -> None:
+    from memstate.viz import html
+    from memstate.viz.sheet import visible
+
+    clean = Sheet(*(_map(visible, field) for field in made))  # as `sheet` and `section` make them
+    everything = "".join(ElementTree.fromstring(html.render(clean)).itertext())
+    cells = [cell for section in clean.sections for row in section.rows for cell in row]
+    for text in (clean.title, *clean.faults, *clean.notes, *cells):
+        assert text.replace("\r", "\n") in everything
+    assert html.render(clean).count('title="') == sum(len(bar.parts) for bar in clean.bars)
+
+
+def _map(change: Callable[[str], str], value: Any) -> Any:
+    """Changes every text inside of tuples."""
+    if isinstance(value, tuple):
+        found = [_map(change, each) for each in value]
+        return type(value)(*found) if hasattr(value, "_fields") else tuple(found)
+    return change(value) if isinstance(value, str) else value
+
+
+def test_a_terminal_without_rich_names_the_extra() -> None:
+    code = """import sys; sys.modules["rich"] = None; sys.modules["matplotlib"] = None
+import torch, memstate as ms
+layout = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), 2)
+print("<table>" in layout._repr_html_(), repr(layout).count("\\n"))
+layout.__rich__()"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["True", "0"] and done.returncode != 0
+    assert "pip install '.[cli]' in a checkout" in done.stderr.splitlines()[-1]

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +20,8 @@ from memstate.viz import inspector
 from memstate.viz.inspector import page
 from tests.slots.test_inspect import busy
 from tests.support.command import memstate
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -166,6 +170,21 @@ def test_a_page_of_what_a_process_serves(content: bytes, tmp_path: Path, monkeyp
         done = memstate("inspect", "--url", url, "--out", "other.html")
     assert done.status == 2 and f"'{url}': not an inspection: it is [], expected an object" in done.err
     assert not Path("other.html").exists()
+
+
+def test_the_example_of_the_page_serves_what_a_manager_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("inspections").mkdir()
+    (example,) = re.findall(
+        r"```python\n(from functools.*?)```", (ROOT / "docs" / "inspector.md").read_text(), re.DOTALL
+    )
+    names = {"mem": SimpleNamespace(inspect=busy)}
+    exec(example.replace("8000", "0"), names)
+    with names["server"] as server:  # type: ignore[attr-defined]
+        url = f"http://127.0.0.1:{server.server_port}/now.json"
+        assert memstate("inspect", "--url", url, "--out", "page.html").status == 0
+        server.shutdown()
+    assert Path("page.html").read_text("utf-8") == page(busy(), url)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from functools import cache
 from hashlib import sha256
 from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -456,6 +457,7 @@ def test_many_slots_and_nodes(tab: Any, tmp_path: Path) -> None:
 
 def draw(folder: Path) -> None:
     """Writes the pictures of the page that the documents show."""
+    from PIL import Image
     from playwright.sync_api import sync_playwright
 
     def picture(
@@ -470,7 +472,8 @@ def draw(folder: Path) -> None:
         tab.wait_for_timeout(200)
         top, end = tab.locator(first).bounding_box(), tab.locator(last).bounding_box()
         clip = {"x": 0, "y": max(0, top["y"] - 12), "width": width, "height": end["y"] + end["height"] - top["y"] + 24}
-        tab.screenshot(path=folder / f"inspector-{name}.png", full_page=True, clip=clip)
+        drawn = Image.open(BytesIO(tab.screenshot(full_page=True, clip=clip))).convert("RGB")
+        drawn.quantize(96, dither=Image.Dither.NONE).save(folder / f"inspector-{name}.png", optimize=True)
 
     with sync_playwright() as driver:
         tab: Any = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]).new_page()

@@ -51,14 +51,14 @@ const tree = (() => {
   function fold(title, nodes, depth, open, hit) {
     const rows = el("ul", {}), details = el("details", {}, el("summary", { class: hit ? "hit" : null }, title), rows);
     let filled = false;
-    const fillIn = () => {
+    const unfold = () => {
       if (filled) return;
       filled = true;
       batch(rows, nodes(), 0, depth);
     };
-    details.addEventListener("toggle", () => details.open && fillIn());
+    details.addEventListener("toggle", () => details.open && unfold());
     if (open) {
-      fillIn();
+      unfold();
       details.open = true;
     }
     return details;

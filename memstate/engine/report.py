@@ -114,7 +114,7 @@ class Reports(Recount):
             for row in rows
         ]
 
-    def overview(self, most: int = 10) -> dict[str, Any]:
+    def _overview(self, most: int = 10) -> dict[str, Any]:
         """Returns what the manager shows of itself, from the host's counts, at any time.
 
         Args:

@@ -40,7 +40,7 @@ def render(sheet: Sheet) -> str:
         sheet: What to show.
 
     Example:
-        >>> render(Sheet("a <title>"))[-46:]
+        >>> render(Sheet("a <title>"))[-49:]
         '<div><strong>a &lt;title&gt;</strong></div></div>'
     """
     faults = "".join(f"<li>{escape(fault)}</li>" for fault in sheet.faults)

@@ -69,7 +69,7 @@ def _planes(planes: Any) -> Sheet:
 
 
 def _manager(mem: Any) -> Sheet:
-    seen, stats, each = mem.overview(), mem.stats(), mem.layout.bytes_per_slot
+    seen, stats, each = mem._overview(), mem.stats(), mem.layout.bytes_per_slot
     owned = [Part(kind, seen["slots"].get(kind, 0), kind, _slots(seen["slots"].get(kind, 0), each)) for kind in KINDS]
     payload, null = mem.layout.payload_bytes_per_slot, mem.planes.nbytes // (stats.capacity + 1)
     memory = [
@@ -172,7 +172,9 @@ def _report(report: AuditReport) -> Sheet:
     counts = {**owned, "by id": owned.get("group", 0), "leaked": len(report.leaked), "free": report.free}
     counts["unknown"] = owned.get("unknown", 0) + other
     parts = [Part(kind, counts.get(kind, 0), kind, f"{counts.get(kind, 0):,}") for kind in KINDS]
-    return sheet(repr(report), [bar(f"{report.capacity:,} slots", parts)], faults=report.faults)
+    twice = len(report.double_owned.keys() | report.owned_but_free.keys())
+    title = f"{report.capacity:,} slots" + (f"; {twice:,} count for each of their owners" if twice else "")
+    return sheet(repr(report), [bar(title, parts)], faults=report.faults)
 
 
 def _match(match: Any) -> Sheet:

@@ -192,7 +192,7 @@ def test_spans_of_a_running_manager_end_where_its_registers_are(tracking: ms.Tra
         seen = mem.inspect()
         now = {span.register: (span.kind, span.owner) for span in viz.holdings_over(seen) if span.end is None}
         assert now == owners
-        shown = {kind: count for kind, count in mem.overview()["slots"].items() if count}
+        shown = {kind: count for kind, count in mem._overview()["slots"].items() if count}
         assert shown == Counter(kind for kind, _ in viz.holdings(seen))
         rows = {f"row {row['row']} (request {row['id']!r})" for row in seen.rows}
         assert {span.group for span in viz.holdings_over(seen) if span.end is None} <= {

@@ -127,7 +127,7 @@ def legend(each: Any) -> dict[str, str]:
 def test_a_manager_shows_slots_bytes_tokens_and_records() -> None:
     mem, _kept = busy()
     found = [bar.title for bar in sheets.of(mem).bars]
-    whole = mem.planes.nbytes + mem.overview()["tables"]
+    whole = mem.planes.nbytes + mem._overview()["tables"]
     assert found[0] == f"24 slots of {LAYOUT.bytes_per_slot} B" and found[2].endswith("prompt tokens of 4 requests")
     slots, memory, prompts, records = sheets.of(mem).bars
     assert sum(part.size for part in slots.parts) == 24 and sum(part.size for part in memory.parts) == whole
@@ -174,6 +174,9 @@ def test_faults_are_shown_first_in_red_and_named() -> None:
     assert 'ms-bad"' not in clean._repr_html_() and "clean" in repr(clean)
     with faulty(mem):
         report, seen = mem.audit(), mem.inspect()
+    counted = sheets.of(report).bars[0]
+    assert counted.title == "24 slots; 1 count for each of their owners" and sum(p.size for p in counted.parts) == 25
+    assert [part.size for part in counted.parts if part.kind in ("leaked", "unknown", "by id")] == [2, 2, 1]
     for each in (report, seen):
         assert "\n" not in repr(each) and "faults: 4" in repr(each)
         page = each._repr_html_()

@@ -216,6 +216,16 @@ def test_a_shorter_journal_gives_the_same_spans_as_far_as_it_goes(tracking: ms.T
         assert sorted(found, key=str) == sorted(expected, key=str)
 
 
+def test_a_plan_is_noted_with_the_packet_that_goes_with_it() -> None:
+    """The packet that admits a row also carries the batch of a plan, in which another row takes a snapshot."""
+    mem = build(LAYOUT, slots=8, max_requests=3, journal=20, tracking=ms.Redirect(4), backend="reference")
+    (a,) = mem.admit([ms.Request("a")])
+    mem.settle(mem.plan([a], [4]))
+    (b,) = mem.admit([ms.Request("b")])
+    mem.plan([a, b])
+    assert [(each.what, each.submit) for each in mem.changes] == [("claim", 1), ("claim", 2), ("plan", 2)]
+
+
 def test_spans_end_with_a_reset() -> None:
     *_, mem = served(1000, ms.Redirect(4), seed=1)
     mem.reset()

@@ -452,6 +452,24 @@ def test_many_slots_and_nodes(tab: Any, tmp_path: Path) -> None:
         assert search(tab, "request-300-").startswith("2 hits: 1 slot, 1 request")
 
 
+def test_a_tree_of_thousands_of_levels(tab: Any, tmp_path: Path) -> None:
+    """A path with a branch at each node: no browser can nest as many folds."""
+    seen, nodes = served(), []
+    for level in range(3000):
+        for leaf in (False, True):
+            parent = 2 * level - 2 if level else -1
+            nodes.append(
+                {**seen.prefix[0], "parent": parent, "start": level, "end": level + 1, "register": 0, "ghost": leaf}
+            )
+    nodes[-1]["register"] = 3  # the live state of the first row
+    with shown(tab, tmp_path, replace(seen, prefix=nodes)):
+        assert tab.locator("*").count() < 3_000
+        assert "1 cached node" in search(tab, "register 3")
+        assert "11,996..12,000" in tab.inner_text("#prefix .hit") and tab.locator("#prefix .hit").is_visible()
+        tab.click("text=back to the roots")
+        assert "0..4" in tab.inner_text("#prefix .tree") and tab.locator("text=show from here").count() == 1
+
+
 # -- pictures of docs/inspector.md: python -m tests.viz.test_inspector ------------------------------
 
 
@@ -473,7 +491,9 @@ def draw(folder: Path) -> None:
         top, end = tab.locator(first).bounding_box(), tab.locator(last).bounding_box()
         clip = {"x": 0, "y": max(0, top["y"] - 12), "width": width, "height": end["y"] + end["height"] - top["y"] + 24}
         drawn = Image.open(BytesIO(tab.screenshot(full_page=True, clip=clip))).convert("RGB")
-        drawn.quantize(96, dither=Image.Dither.NONE).save(folder / f"inspector-{name}.png", optimize=True)
+        drawn.quantize(192, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+            folder / f"inspector-{name}.png", optimize=True
+        )
 
     with sync_playwright() as driver:
         tab: Any = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]).new_page()

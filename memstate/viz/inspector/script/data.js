@@ -1,7 +1,8 @@
 // The inspection as the page holds it: columns, unpacked once.
 const data = JSON.parse(document.getElementById("data").textContent);
 
-function unrun(column) { // value, times, value, times
+function unrun(column) {
+  // value, times, value, times
   const found = [];
   for (let at = 0; at < column.length; at += 2) for (let i = 0; i < column[at + 1]; i++) found.push(column[at]);
   return found;
@@ -17,7 +18,8 @@ const BAD = data.kinds.map((kind) => kind === "leaked" || kind === "contested");
 const where = (rows, test) => rows.flatMap((row, at) => (test(row, at) ? [at] : []));
 const kindOf = [FREE, ...unrun(data.map)]; // by slot; slot 0 is the null slot
 const owners = { registers: unstep(data.registers), slots: data.slots, labels: data.labels, kinds: unrun(data.owners) };
-const byId = new Set(data.byId), GROUP = "open claim group";
+const byId = new Set(data.byId),
+  GROUP = "open claim group";
 
 owners.names = (() => {
   const { forms, uses, numbers } = data.names;
@@ -36,4 +38,7 @@ owners.slots.forEach((slot, at) => {
 
 const tokens = (count) => `${count.toLocaleString("en")} ${count === 1 ? "token" : "tokens"}`;
 const counted = (count, one, many = `${one}s`) => `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
-const ownerNames = (slot) => [...(ownersOf.get(slot) || []).map((at) => owners.names[at]), ...(byId.has(slot) ? [GROUP] : [])];
+const ownerNames = (slot) => [
+  ...(ownersOf.get(slot) || []).map((at) => owners.names[at]),
+  ...(byId.has(slot) ? [GROUP] : []),
+];

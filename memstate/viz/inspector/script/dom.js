@@ -21,10 +21,16 @@ const colour = (variable) => getComputedStyle(document.documentElement).getPrope
 function chip(at, label = "") {
   const slot = owners.slots[at];
   const text = `${label || data.kinds[owners.kinds[at]]}: slot ${slot}, ${tokens(owners.labels[at])}`;
-  return el("button", { type: "button", class: "chip", title: owners.names[at], onclick: () => map.choose(slot, true) }, swatch(owners.kinds[at]), text);
+  return el(
+    "button",
+    { type: "button", class: "chip", title: owners.names[at], onclick: () => map.choose(slot, true) },
+    swatch(owners.kinds[at]),
+    text,
+  );
 }
 
-const later = (() => { // the last of several calls, once the browser has time
+const later = (() => {
+  // the last of several calls, once the browser has time
   const waiting = new Map();
   return (call, milliseconds = 0) => {
     clearTimeout(waiting.get(call));

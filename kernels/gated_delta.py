@@ -362,8 +362,7 @@ def _gated_delta_step(
 def blocks(key: int, value: int, itemsize: int, unit: int, config: DeltaConfig = DEFAULT) -> tuple[int, int, int]:
     """Keys and values of one tile (powers of two) and the warps that hold it.
 
-    Elements that cannot be moved 16 bytes at a time are counted as if they had 4 bytes: a lane has room for the
-    addresses of half as many.
+    Elements that cannot be moved 16 bytes at a time count twice: a lane has room for the addresses of half as many.
 
     Args:
         key: keys of a head.
@@ -372,7 +371,7 @@ def blocks(key: int, value: int, itemsize: int, unit: int, config: DeltaConfig =
         unit: elements that every slot begins at a multiple of.
         config: the configuration.
     """
-    return config.blocks(key, value, itemsize if unit * itemsize == ACCESS_BYTES else 4)
+    return config.blocks(key, value, itemsize if unit * itemsize == ACCESS_BYTES else 2 * itemsize)
 
 
 def _most(unit: int, itemsize: int, warps: int) -> int:

@@ -138,8 +138,8 @@ def blocks(columns: int, reduced: int, inner: int, config: Int8Config = DEFAULT)
 
 
 def _fits(reduced: int, block_r: int) -> bool:
-    """Whether columns are neither short nor longer than a block: these spill nothing by themselves."""
-    return 64 <= reduced <= block_r
+    """Whether columns are neither short nor long nor longer than a block: these spill nothing by themselves."""
+    return 64 <= reduced <= min(block_r, 512)
 
 
 def _launch(

@@ -147,10 +147,15 @@ class DeltaConfig(Config):
     warp_elements: int = 2048
 
     def blocks(self, key: int, value: int, itemsize: int) -> tuple[int, int, int]:
-        """Keys and values of one tile (powers of two) and the warps that hold it; itemsize: bytes of an element."""
-        more = 4 // itemsize
-        block_k, block_v = _power_above(key), min(more * self.block_value, _power_above(value))
-        return block_k, block_v, min(MOST_WARPS, max(1, block_k * block_v // (more * self.warp_elements)))
+        """Keys and values of one tile (powers of two) and the warps that hold it.
+
+        Args:
+            key: keys of a head.
+            value: values of a head.
+            itemsize: bytes that an element of the state counts as, up to 8.
+        """
+        block_k, block_v = _power_above(key), min(4 * self.block_value // itemsize, _power_above(value))
+        return block_k, block_v, min(MOST_WARPS, max(1, block_k * block_v * itemsize // (4 * self.warp_elements)))
 
 
 def shares(

@@ -9,6 +9,23 @@ from pathlib import Path
 from typing import IO
 
 
+def write(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all. A link stays a link. A device or a pipe is written to as it is.
+
+    Args:
+        path: The file.
+        content: Its bytes.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+        return
+    with replacing(Path(os.path.realpath(path))) as file:
+        file.write(content)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Opens a temporary file that takes the place of `path` when the block ends without an error.

@@ -43,8 +43,23 @@ def test_wheel_contains_the_package_and_nothing_else(wheel: ZipFile) -> None:
     assert kernel_files() <= names
     package = {name for name in names if not name.split("/")[0].endswith(".dist-info")}
     assert {name.split("/")[0] for name in package} == {"memstate"}
-    assert {Path(name).suffix for name in package} - {".json"} == {".py", ".typed"}  # .json: tuned configurations
+    kinds = {Path(name).suffix for name in package if not name.startswith("memstate/viz/inspector/")}
+    assert kinds - {".json"} == {".py", ".typed"}  # .json: tuned configurations
     assert not [name for name in package if "test" in Path(name).name or "__pycache__" in name]
+
+
+def test_wheel_contains_the_parts_of_the_page(wheel: ZipFile, tmp_path: Path) -> None:
+    folder = ROOT / "memstate" / "viz" / "inspector"
+    parts = {
+        path.relative_to(ROOT).as_posix() for kind in ("css", "html", "js", "py") for path in folder.rglob(f"*.{kind}")
+    }
+    assert {name for name in wheel.namelist() if name.startswith("memstate/viz/inspector/")} == parts
+    wheel.extractall(tmp_path)
+    code = """import torch, memstate as ms; from memstate.viz.inspector import page
+layout = ms.StateLayout((ms.Plane("ssm", (2,), torch.float32),), 1)
+print(len(page(ms.StateManager(layout, slots=4, max_requests=2, backend="reference").inspect())))"""
+    done = run("-c", code, cwd=tmp_path)
+    assert int(done.stdout) > 10_000, done.stderr
 
 
 def test_wheel_carries_the_licence(wheel: ZipFile) -> None:

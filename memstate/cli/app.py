@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
 
 from memstate import __version__
 from memstate.cli import output
-from memstate.cli.commands import capacity, demo, kernels, traces
+from memstate.cli.commands import capacity, demo, inspect, kernels, traces
 
 app = typer.Typer(
     pretty_exceptions_enable=False,
@@ -28,6 +28,7 @@ app.command("compile")(kernels.compile_kernels)
 app.command()(kernels.bench)
 app.command()(kernels.tune)
 app.command()(capacity.capacity)
+app.command()(inspect.inspect)
 app.command()(traces.replay)
 app.command()(traces.trace)
 

@@ -3,7 +3,8 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from memstate.atomic import replacing
+from memstate.atomic import write
 from memstate.checks import shown
 from memstate.errors import InvalidArgument
 from memstate.kernels.tables import AUDIT_FREE
@@ -87,13 +88,7 @@ class Inspection(Shown):
         Raises:
             OSError: the file cannot be written.
         """
-        text = (json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n").encode()
-        target = Path(path)
-        if target.exists() and not target.is_file():
-            target.write_bytes(text)
-            return
-        with replacing(Path(os.path.realpath(target))) as file:
-            file.write(text)
+        write(Path(path), (json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n").encode())
 
     @classmethod
     def load(cls, path: Path | str) -> "Inspection":
@@ -110,24 +105,44 @@ class Inspection(Shown):
                 file, the field and its value.
             OSError: the file cannot be read.
         """
-        try:
-            found = json.loads(_read(path), object_pairs_hook=_unique)
+        with _naming(str(path)), Path(path).open("rb") as file:
+            _require_small(os.fstat(file.fileno()).st_size)
+            content = file.read(LARGEST + 1)
+        return cls.parse(content, str(path))
+
+    @classmethod
+    def parse(cls, content: bytes, source: str) -> "Inspection":
+        """Reads what `save` wrote from memory, as `load` does from a file.
+
+        Args:
+            content: the bytes.
+            source: where they come from, for messages.
+
+        Raises:
+            InvalidArgument: this is no inspection, or has more than `LARGEST` bytes.
+        """
+        with _naming(source):
+            _require_small(len(content))
+            found = json.loads(content.decode(), object_pairs_hook=_unique)
             require_saved(found, FORMAT, [each.name for each in fields(cls)])
-        except (ValueError, RecursionError) as error:
-            raise InvalidArgument(f"{str(path)!r}: not an inspection: {error}") from error
         del found["format"]
         for keyed in ("names", "kinds", "tags"):
             found[keyed] = {int(register): text for register, text in found[keyed].items()}
         return cls(**found)
 
 
-def _read(path: Path | str) -> str:
-    """Returns the text of a file. Raises: InvalidArgument for more than `LARGEST` bytes, before they are read."""
-    with Path(path).open("rb") as file:
-        content = file.read(LARGEST + 1) if os.fstat(file.fileno()).st_size <= LARGEST else None
-    if content is None or len(content) > LARGEST:
+@contextmanager
+def _naming(source: str) -> Iterator[None]:
+    """Names the source of what is no inspection."""
+    try:
+        yield
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{source!r}: not an inspection: {error}") from error
+
+
+def _require_small(size: int) -> None:
+    if size > LARGEST:
         raise InvalidArgument(f"it has more than {LARGEST} bytes")
-    return content.decode()
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

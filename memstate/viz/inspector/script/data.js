@@ -1,0 +1,44 @@
+// The inspection as the page holds it: columns, unpacked once.
+const data = JSON.parse(document.getElementById("data").textContent);
+
+function unrun(column) {
+  // value, times, value, times
+  const found = [];
+  for (let at = 0; at < column.length; at += 2) for (let i = 0; i < column[at + 1]; i++) found.push(column[at]);
+  return found;
+}
+
+function unstep(column) {
+  let sum = 0;
+  return column.map((step) => (sum += step));
+}
+
+const FREE = data.kinds.indexOf("free");
+const BAD = data.kinds.map((kind) => kind === "leaked" || kind === "contested");
+const where = (rows, test) => rows.flatMap((row, at) => (test(row, at) ? [at] : []));
+const kindOf = [FREE, ...unrun(data.map)]; // by slot; slot 0 is the null slot
+const owners = { registers: unstep(data.registers), slots: data.slots, labels: data.labels, kinds: unrun(data.owners) };
+const byId = new Set(data.byId),
+  GROUP = "open claim group";
+
+owners.names = (() => {
+  const { forms, uses, numbers } = data.names;
+  let next = 0;
+  return unrun(uses).map((form, at) => {
+    const known = [owners.registers[at], owners.labels[at], Math.floor(owners.registers[at] / 3)];
+    return forms[form].map((part, i) => (i % 2 ? (part < 0 ? numbers[next++] : known[part]) : part)).join("");
+  });
+})();
+
+const ownersOf = new Map(); // slot -> places of its owners
+owners.slots.forEach((slot, at) => {
+  if (ownersOf.has(slot)) ownersOf.get(slot).push(at);
+  else ownersOf.set(slot, [at]);
+});
+
+const tokens = (count) => `${count.toLocaleString("en")} ${count === 1 ? "token" : "tokens"}`;
+const counted = (count, one, many = `${one}s`) => `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
+const ownerNames = (slot) => [
+  ...(ownersOf.get(slot) || []).map((at) => owners.names[at]),
+  ...(byId.has(slot) ? [GROUP] : []),
+];

@@ -11,7 +11,8 @@ MOST_ROWS = 10  # of a table
 MOST_PARTS = 24  # of a bar
 MOST_FAULTS = 12
 MOST_LETTERS = 60  # of a cell
-MOST_TEXT = 300  # letters of a title, a fault or a note
+MOST_TEXT = 300  # letters of a title or a fault
+MOST_NOTE = 2000  # letters of a note: the recommendation of a plan is one
 _NO_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
@@ -112,7 +113,7 @@ def sheet(
         wrong.append(f"... and {len(faults) - len(wrong):,} more")
     return Sheet(
         cut(title, MOST_TEXT), tuple(bar for bar in bars if bar.parts), tuple(each for each in sections if each.rows),
-        tuple(wrong), tuple(cut(note, MOST_TEXT) for note in notes),
+        tuple(wrong), tuple(cut(note, MOST_NOTE) for note in notes),
     )  # fmt: skip
 
 

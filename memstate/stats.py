@@ -143,7 +143,7 @@ class Stats(Shown):
         pages: KV pages.
         pages_free: KV pages that are free.
         snapshots: boundaries with a snapshot, since the start.
-        degraded: boundaries without one, since the start.
+        degraded: boundaries that found no slot for one, since the start. LazyPingPong overwrites its older one there.
         published: snapshots that were published.
         dropped: published snapshots that were dropped.
         refused: snapshots for which no register was free.

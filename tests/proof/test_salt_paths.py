@@ -11,6 +11,7 @@ from tests.support.sources import ROOT, sources
 
 RULE = "memstate.checks"  # what a salt is: carries none anywhere
 TESTS = tuple(f"tests/{name}.py" for name in ("engine/test_salts", "tiers/test_salts_below", "engine/test_salt_values"))
+PICTURES = "memstate.viz."  # show a salt to people, and keep nothing
 KEEP_NOTHING = {"memstate.prefix.none.NoCache.on_miss", "memstate.tiers.load.NoLoader.find"}  # nothing to mix up
 
 
@@ -51,7 +52,7 @@ def carriers(body: list[ast.stmt], inside: str, file: str) -> Iterator[Carrier]:
 FOUND = {
     each.name: each
     for path, tree in sources("memstate").items()
-    if (module := ".".join(path.with_suffix("").parts)) != RULE
+    if (module := ".".join(path.with_suffix("").parts)) != RULE and not module.startswith(PICTURES)
     for each in carriers(tree.body, module, str(path))
 }
 

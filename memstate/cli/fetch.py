@@ -40,6 +40,8 @@ def fetch(url: str, largest: int, silence: float = SILENCE, whole: float = WHOLE
             return _body(connection.getresponse(), largest, whole)
         finally:
             connection.close()
+    except TimeoutError as error:
+        raise InvalidArgument(f"{url!r}: the server said nothing for {silence:g} seconds") from error
     except (OSError, ValueError, HTTPException) as error:
         raise InvalidArgument(f"{url!r}: {error or type(error).__name__}") from error
 

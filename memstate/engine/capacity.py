@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
+from os.path import exists
 from typing import Any, Final
 
 import torch
@@ -190,9 +191,14 @@ class Capacity(Shown):
         ]  # fmt: skip
         parts = [[part.name, f"{part.nbytes}", format_bytes(part.nbytes)] for part in self.best.parts if part.nbytes]
         total = [["together", f"{self.best.nbytes}", format_bytes(self.best.nbytes)]]
-        heads = "slots a request", "requests at most", "cached states", "cached pages", "snapshots a second"
+        rate = f"{self.tokens_per_second:,.10g}"
+        heads = "slots a request", "requests at most", "cached states", "cached pages", "snapshot bytes a second"
         return [
-            (f"strategies, at a concurrency of {self.concurrency}", ("strategy", *heads), strategies),
+            (
+                f"strategies, at a concurrency of {self.concurrency} and {rate} tokens a second",
+                ("strategy", *heads),
+                strategies,
+            ),
             ("splits", ("split", "slots", "pages", "cached states", "cached pages", "bytes", "hit rate"), splits),
             ("the recommended split", ("part", "bytes", ""), parts + total),
         ]
@@ -342,7 +348,7 @@ def _model(
     try:
         layout = from_config(model, ssm_dtype=ssm, conv_dtype=conv, ranks=ranks)
     except InvalidArgument as error:
-        if isinstance(model, str):
+        if isinstance(model, str) and not exists(model):
             raise InvalidArgument(f"{error}, or one of the presets {', '.join(CHECKPOINTS)}") from error
         raise
     if kv_bytes_per_token is None:

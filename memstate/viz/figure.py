@@ -3,15 +3,17 @@
 from collections.abc import Iterable, Mapping
 from colorsys import hls_to_rgb
 from io import StringIO
+from warnings import catch_warnings, filterwarnings
 
 from memstate.viz import kinds
 from memstate.viz.sheet import visible
 
 try:
-    from matplotlib import rc_context
+    from matplotlib import rc_context, rcParams
     from matplotlib.colors import to_rgb
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
+    from matplotlib.textpath import TextPath
 except ModuleNotFoundError as error:
     raise ImportError("pictures need matplotlib: pip install '.[viz]' in a checkout of memstate") from error
 
@@ -19,6 +21,7 @@ Colour = str | tuple[float, float, float]
 
 PADDING = kinds.kind("padding").colour  # hatched, so that it is told from a plane in print as well
 HATCH = "/////"
+MISSING = r"Glyph \d+ .* missing from"  # how a warning of matplotlib begins
 EDGE = "#444444"
 COLUMNS = 8  # of a legend; more would be wider than the picture
 GOLDEN = 0.618034  # of a turn of the colour wheel, again and again: no two hues are ever the same
@@ -29,7 +32,8 @@ class Drawing(Figure):
 
     def _repr_svg_(self) -> str:
         out = StringIO()
-        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "memstate"}):
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "memstate"}), catch_warnings():
+            filterwarnings("ignore", MISSING)  # the text stays text: the reader's fonts draw it
             self.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
         return out.getvalue()
 
@@ -46,6 +50,13 @@ def plane_colours(names: Iterable[str]) -> dict[str, Colour]:
 
 def _colour(at: int) -> Colour:
     return kinds.PLANES[at] if at < len(kinds.PLANES) else hls_to_rgb(at * GOLDEN % 1, 0.35 + 0.1 * (at % 3), 0.5)
+
+
+def inches(text: str) -> float:
+    """Returns how wide a text of the usual size is, with a bar before it: a path of no glyph has no width."""
+    with catch_warnings():
+        filterwarnings("ignore", MISSING)
+        return TextPath((0, 0), f"|{plain(text)}", size=rcParams["font.size"]).get_extents().width / 72
 
 
 def plain(name: str) -> str:

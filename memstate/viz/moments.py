@@ -18,6 +18,8 @@ KEY = 1.45  # inches of a column of the legend
 MOST_CELLS = 20_000  # slots times moments
 LEGIBLE = (100, 48)  # slots and moments up to which a cell has room for its edges and a name
 LABELS = 24  # moments that have room for a label
+BETWEEN = 0.04  # inches between two labels at least
+LONGEST = 30  # letters of a label that stands upright
 
 
 def occupancy(inspections: Inspections, steps: Sequence[str] = ()) -> "Figure":
@@ -29,7 +31,7 @@ def occupancy(inspections: Inspections, steps: Sequence[str] = ()) -> "Figure":
 
     Args:
         inspections: One, or several of one manager in the order they were taken.
-        steps: A label for each (default: 0, 1, ...).
+        steps: A label for each (default: 0, 1, ...). Labels stand upright where they do not fit a line.
 
     Raises:
         InvalidArgument: Inspections differ in their slots, labels do not fit, or there are too many cells.
@@ -57,8 +59,18 @@ def occupancy(inspections: Inspections, steps: Sequence[str] = ()) -> "Figure":
     seen = {kind for column in columns for kind, _ in column}
     longest = max((len(name) for column in columns for _, name in column), default=0) if legible else 0
     inch = max(0.3, min(0.075 * min(longest, WIDE) + 0.12, WIDTH / len(columns)))  # width of a cell
+    shown_steps = range(0, len(columns), -(-len(columns) // LABELS))
+    labels = [str(steps[at]) if steps else str(at) for at in shown_steps]
+    widest = max(map(figure.inches, labels)) + BETWEEN
+    upright = widest * len(labels) > WIDTH
+    if upright:
+        labels = [kinds.short(label, LONGEST) for label in labels]
+    else:
+        inch = max(inch, widest / shown_steps.step)
     letters = max(3, int((inch - 0.1) / 0.075))
-    drawn = figure.drawing(min(12.0, max(5.0, 1.6 + inch * len(columns))), 1.3 + 0.24 * min(capacity, LEGIBLE[0]))
+    tall = max(map(figure.inches, labels)) if upright else 0.0
+    width = min(12.0, max(5.0, 1.6 + inch * len(columns)))
+    drawn = figure.drawing(width, 1.3 + tall + 0.24 * min(capacity, LEGIBLE[0]))
     axes = drawn.subplots()
     axes.set_facecolor(kinds.kind("free").colour)
     for at, column in enumerate(columns):
@@ -74,9 +86,11 @@ def occupancy(inspections: Inspections, steps: Sequence[str] = ()) -> "Figure":
     axes.set_yticks(range(1, capacity + 1, -(-capacity // LEGIBLE[0])))
     axes.set_ylabel("slot")
     axes.set_ylim(capacity + 0.5, 0.5)
-    labels = [figure.plain(str(step)) for step in steps] or [str(at) for at in range(len(columns))]
-    shown_steps = range(0, len(columns), -(-len(columns) // LABELS))
-    axes.set_xticks([at + 0.5 for at in shown_steps], [labels[at] for at in shown_steps])
+    axes.set_xticks(
+        [at + 0.5 for at in shown_steps],
+        [figure.plain(label) for label in labels],
+        rotation=90 if upright else 0,
+    )
     axes.set_xlim(0, len(columns))
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)

@@ -129,7 +129,9 @@ def _prefix(cache: Any) -> Sheet:
 def _tiers(tiers: Any) -> Sheet:
     stats: TierStats = tiers.stats()
     title = f"{type(tiers).__name__}({stats.host_states} of {stats.host_state_records} states in host memory)"
-    return _tier_stats(stats)._replace(title=title)
+    found = _tier_stats(stats)
+    notes = (*found.notes, "Closed: nothing is loaded or saved any more.") if tiers._closed else found.notes
+    return found._replace(title=title, notes=notes)
 
 
 def _inspection(seen: Inspection) -> Sheet:
@@ -173,7 +175,7 @@ def _report(report: AuditReport) -> Sheet:
     counts["unknown"] = owned.get("unknown", 0) + other
     parts = [Part(kind, counts.get(kind, 0), kind, f"{counts.get(kind, 0):,}") for kind in KINDS]
     twice = len(report.double_owned.keys() | report.owned_but_free.keys())
-    title = f"{report.capacity:,} slots" + (f"; {twice:,} count for each of their owners" if twice else "")
+    title = f"{report.capacity:,} slots" + (f", {twice:,} of them counted more than once" if twice else "")
     return sheet(repr(report), [bar(title, parts)], faults=report.faults)
 
 

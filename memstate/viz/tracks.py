@@ -37,10 +37,14 @@ def timeline(changes: Changes) -> "Figure":
 
     spans = holdings_over(changes)
     lines = sorted_lines(spans)
-    if not 0 < len(lines) <= MOST_LINES:
+    if not lines:
         raise InvalidArgument(
-            f"timeline: {len(lines)} registers of {len(spans)} spans, expected 1..{MOST_LINES}: give the manager a "
-            "journal, such as journal=100, and draw a part of mem.changes"
+            "timeline: no changes to draw: no slot had an owner yet, or the manager has no journal, such as journal=100"
+        )
+    if len(lines) > MOST_LINES:
+        raise InvalidArgument(
+            f"timeline: {len(lines)} registers of {len(spans)} spans, expected 1..{MOST_LINES}: draw a part of "
+            "mem.changes, such as mem.changes[-100:]"
         )
     first, last = bounds(spans)
     inch = 0.26 if len(lines) <= TALL else 0.26 * TALL / len(lines)
@@ -62,7 +66,7 @@ def timeline(changes: Changes) -> "Figure":
     axes.set_ylim(len(lines) - 0.4, -0.6)
     axes.set_xlabel("packet")
     axes.set_ylabel("owner and register")
-    axes.locator_params(axis="x", integer=True)
+    axes.locator_params(axis="x", integer=True, min_n_ticks=1)  # packets are whole, also where there are few
     axes.grid(axis="x", color="#dddddd", linewidth=0.5, zorder=0)
     axes.set_axisbelow(True)
     axes.tick_params(axis="y", length=0)

@@ -88,6 +88,11 @@ def test_a_page_that_is_there_stays_until_the_new_one_is_whole(
         (("FILE", "--url", "http://127.0.0.1:9/"), "expected a FILE or --url, one of the two"),
         (("FILE", "--out", "-", "--json", "-"), "stdout has the page"),
         (("FILE", "--out", "FILE"), "the page would replace the inspection; choose another --out"),
+        (("FILE", "--json", "FILE"), "would replace the inspection; choose another path"),
+        (("FILE", "--json", "LINK"), "would replace the inspection; choose another path"),
+        (("FILE", "--json", "PAGE"), "would replace the page; choose another path"),
+        (("--url", "http://127.0.0.1:9/x", "--out", "PAGE", "--json", "PAGE"), "would replace the page; choose"),
+        (("FILE", "--out", "/dev/full"), "'/dev/full': No space left on device"),
         (("FILE", "--out", "nowhere/x.html"), "nowhere is no directory"),
         (("FILE", "--out", ""), "expected a path, or - for stdout"),
         (("missing.json",), "No such file or directory: 'missing.json'"),
@@ -103,8 +108,9 @@ def test_a_page_that_is_there_stays_until_the_new_one_is_whole(
 def test_bad_input_is_one_line(saved: Path, tmp_path: Path, arguments: tuple[str, ...], why: str) -> None:
     broken = tmp_path / "broken"
     broken.write_text("<html>")
+    (link := tmp_path / "link.json").symlink_to(saved)
     before = sorted(tmp_path.iterdir())
-    names = {"FILE": saved, "BROKEN": broken}
+    names = {"FILE": saved, "BROKEN": broken, "LINK": link, "PAGE": saved.with_suffix(".html")}
     done = memstate("inspect", *(names.get(argument, argument) for argument in arguments))
     assert done.status == 2 and done.out == "" and why in done.err and done.err.count("\n") == 1
     assert sorted(tmp_path.iterdir()) == before and saved.read_bytes()[:1] == b"{"
@@ -195,7 +201,7 @@ def test_the_example_of_the_page_serves_what_a_manager_saves(tmp_path: Path, mon
         ({"body": b"12", "headers": {"Content-Length": "3"}}, "it is cut short: 1 bytes are missing"),
         ({"body": b"12345678901"}, "it has 11 bytes, expected at most 10"),
         ({"body": b"12345678901", "headers": {"Content-Length": ""}}, "it has more than 10 bytes"),
-        ({"body": b"1", "headers": {"Content-Length": "9"}, "wait": True}, "timed out"),
+        ({"body": b"1", "headers": {"Content-Length": "9"}, "wait": True}, "the server said nothing for 0.2 seconds"),
     ],
 )
 def test_other_answers_are_refused(answer: dict[str, object], why: str) -> None:

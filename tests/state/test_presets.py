@@ -202,7 +202,10 @@ class SelfNested:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "llama"}, "model_type 'llama': the known ones are bamba, .*, qwen3_next, zamba2"),
+        (
+            {"model_type": "llama"},
+            "model_type 'llama': the known ones are bamba, .*, zamba2; for another model, build its StateLayout",
+        ),
         (object(), "model_type None: the known ones are"),
         ({"model_type": ["qwen3_next"]}, r"model_type \['qwen3_next'\]: the known ones are"),
         (

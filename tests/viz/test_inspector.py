@@ -316,6 +316,28 @@ def test_a_leak_is_found_by_its_name(tab: Any, tmp_path: Path) -> None:
         assert tab.locator("#faults").count() == 0 and search(tab, "leaked") == "no hit"
 
 
+def test_a_part_in_which_nothing_matches_says_so(tab: Any, tmp_path: Path) -> None:
+    with shown(tab, tmp_path, leaking()):
+        search(tab, "leaked")
+        assert tab.inner_text("#timeline .body") == "No match."
+        search(tab, "support")
+        assert column(tab, "#faults li") == ["No match."] and tab.locator("#timeline rect").count() > 0
+    with shown(tab, tmp_path, replace(served(), changes=[])):
+        assert tab.inner_text("#timeline .body").startswith("This inspection has no changes of owners.")
+        search(tab, "nowhere")
+        assert tab.inner_text("#timeline .body").startswith("This inspection has no changes of owners.")
+
+
+def test_bars_of_planes_are_seen_whole(tab: Any, tmp_path: Path) -> None:
+    seen = leaking()
+    planes = [{**plane, "shape": [32, 128, 128]} for plane in seen.layout["planes"]]
+    for width in (700, 1000, 1100, 1200, 1400):
+        with shown(tab, tmp_path, replace(seen, layout={**seen.layout, "planes": planes}), width):
+            assert tab.evaluate(
+                "(([each]) => each.scrollWidth <= each.clientWidth)(document.querySelectorAll('#layout .over'))"
+            )
+
+
 def test_folds_open_by_hand_and_where_a_hit_is(tab: Any, tmp_path: Path) -> None:
     seen = served()
     deep = next(node for node in reversed(seen.prefix) if node["register"] and node["parent"] > 1)

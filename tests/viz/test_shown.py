@@ -119,6 +119,14 @@ def test_a_manager_says_that_it_sleeps_or_is_broken(name: str, part: str) -> Non
         assert (part in " ".join(printed(mem).split())) == (now == name)
 
 
+def test_tiers_say_that_they_are_closed() -> None:
+    mem, _kept = busy()
+    closed = "Closed: nothing is loaded or saved any more."
+    assert closed not in words(mem.tiers)
+    mem.close()
+    assert closed in words(mem.tiers)
+
+
 def legend(each: Any) -> dict[str, str]:
     """Name -> text of every part of an object's bars."""
     return {part.name: part.text for bar in sheets.of(each).bars for part in bar.parts}
@@ -175,7 +183,7 @@ def test_faults_are_shown_first_in_red_and_named() -> None:
     with faulty(mem):
         report, seen = mem.audit(), mem.inspect()
     counted = sheets.of(report).bars[0]
-    assert counted.title == "24 slots; 1 count for each of their owners" and sum(p.size for p in counted.parts) == 25
+    assert counted.title == "24 slots, 1 of them counted more than once" and sum(p.size for p in counted.parts) == 25
     assert [part.size for part in counted.parts if part.kind in ("leaked", "unknown", "by id")] == [2, 2, 1]
     for each in (report, seen):
         assert "\n" not in repr(each) and "faults: 4" in repr(each)

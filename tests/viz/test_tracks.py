@@ -75,7 +75,7 @@ def test_many_lines_fit_a_page() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ([], r"timeline: 0 registers of 0 spans, expected 1\.\.200: give the manager a journal"),
+        ([], "timeline: no changes to draw: no slot had an owner yet, or the manager has no journal"),
         ([Change(at, 1, "claim", at, "live", "x", 0) for at in range(1, 202)], "timeline: 201 registers of 201 spans"),
         ("ab", "expected `mem.changes`"),
     ],
@@ -91,3 +91,13 @@ def test_a_span_of_one_packet_is_seen() -> None:
                             Change(10, 100, "release", 3, "live", f"{A} live", 0)]).axes  # fmt: skip
     assert all(bar.get_width() > 0 for bar in axes.patches)
     assert bounds([Span(3, "live", "x", "x", 0, 5, 5)]) == (5, 5.5)
+
+
+@pytest.mark.parametrize("packets", [1, 2, 3])
+def test_packets_are_whole_numbers_where_there_are_few(packets: int) -> None:
+    few = [Change(at, at, "claim", at + 2, "live", f"row {at} (request {at}) live", 0) for at in range(1, packets + 1)]
+    drawn = viz.timeline(few)
+    (axes,) = drawn.axes
+    low, high = axes.get_xlim()
+    seen = [at for at in axes.get_xticks() if low <= at <= high]
+    assert seen == list(range(1, packets + 1))

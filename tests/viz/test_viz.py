@@ -271,6 +271,31 @@ def test_names_are_shown_as_they_are(name: str, shown: str) -> None:
     assert words(viz.occupancy([owner], [label])) >= {f"{shown}4", shown[:4]}
 
 
+def test_a_name_that_the_font_lacks_is_text_without_a_warning() -> None:
+    fox = "\N{FOX FACE}"
+    assert words(viz.occupancy([picture(names=picture().names | {0: fox})], [fox])) >= {fox}
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["start"] * 3,
+        ["prompt of turn 1"] * 14,
+        ["W" * 300, "y"],
+        ["WWW"] * 12,
+        ["", "\u200b"],
+        [str(at) for at in range(40)],
+    ],
+)
+def test_labels_of_moments_do_not_overlap(labels: list[str]) -> None:
+    drawn = viz.occupancy([picture()] * len(labels), labels)
+    drawn.draw_without_rendering()
+    (axes,) = drawn.axes
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
+    assert all(one.x1 <= other.x0 for one, other in pairwise(boxes))
+    assert min(box.y0 for box in boxes) >= 0 and axes.get_window_extent().height > 6 * 12
+
+
 def test_one_layout_and_one_picture_need_no_list() -> None:
     assert words(viz.slot(LAYOUT)) == words(viz.slot({"layer_major": LAYOUT}))
     assert words(viz.arena(LAYOUT, 2)) == words(viz.arena({"layer_major": LAYOUT}, 2))

@@ -40,16 +40,21 @@ def inspect(
         raise typer.BadParameter("--out - and --json: stdout has the page, and there is no path to report")
     with one_line_errors():
         target = Path(out) if out else file.with_suffix(".html") if file else DEFAULT
+        report = None if json_path in (None, "-") else Path(json_path)
         if out != "-":
             writable(str(target))
-            if file is not None and target.exists() and file.exists() and target.samefile(file):
+            if file is not None and _same(target, file):
                 raise InvalidArgument(f"{str(target)!r}: the page would replace the inspection; choose another --out")
+        if report is not None and file is not None and _same(report, file):
+            raise InvalidArgument(f"--json {json_path!r} would replace the inspection; choose another path")
+        if report is not None and _same(report, target):
+            raise InvalidArgument(f"--json {json_path!r} would replace the page; choose another path")
         inspection, name = _given(file, url)
         from memstate.viz.inspector import page
 
         content = page(inspection, name).encode()
         if out != "-":
-            atomic.write(target, content)
+            _write(target, content)
     if out == "-":
         write_stdout(lambda: sys.stdout.buffer.write(content))
         return
@@ -57,6 +62,19 @@ def inspect(
     found = {"page": str(target), "bytes": len(content), "capacity": inspection.capacity, "faults": faults}
     said = f"{target}: {inspection.capacity} slots, {faults} faults, {len(content)} bytes"
     emit_text(json_path, found, said)
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two paths name one file, which need not exist."""
+    return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
+
+
+def _write(target: Path, content: bytes) -> None:
+    """Writes the page. Raises: InvalidArgument with its name; the error of a full disk has none."""
+    try:
+        atomic.write(target, content)
+    except OSError as error:
+        raise InvalidArgument(f"{str(target)!r}: {error.strerror or error}") from error
 
 
 def _given(file: Path | None, url: str | None) -> "tuple[Inspection, str]":

@@ -42,6 +42,8 @@ def replay(
     rows = [asdict(one) for one in replayed]
     columns, lines = replaying.table(replayed)
     title = f"{trace.name}: block hit rate, {pages} pages, {replayed[0].requests} requests"
+    if len(rates := dict.fromkeys(one.states for one in replayed)) > 1:
+        title += f"; other figures: with {list(rates)[-1]} states"
     emit(json_path, rows if len(rows) > 1 else rows[0], title, columns, lines)
 
 

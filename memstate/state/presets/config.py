@@ -222,7 +222,8 @@ def _text_model(config: object) -> Fields:
         fields = Fields(text)
     if not _known(fields):
         raise InvalidArgument(
-            f"model_type {fields.get('model_type')!r}: the known ones are {', '.join(sorted(READERS))}"
+            f"model_type {fields.get('model_type')!r}: the known ones are {', '.join(sorted(READERS))}; "
+            "for another model, build its StateLayout"
         )
     return fields
 

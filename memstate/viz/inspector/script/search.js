@@ -14,6 +14,7 @@ const search = (() => {
     faults.replaceChildren(
       ...wanted.slice(0, 100).map((fault) => el("li", {}, fault)),
       ...(wanted.length > 100 ? [el("li", {}, `and ${(wanted.length - 100).toLocaleString("en")} more`)] : []),
+      ...(wanted.length ? [] : [el("li", { class: "none" }, "No match.")]),
     );
   }
 

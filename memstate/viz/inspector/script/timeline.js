@@ -28,7 +28,7 @@ const timeline = (() => {
         el(
           "p",
           { class: "none" },
-          "This inspection has no journal. StateManager(journal=1000) keeps the last 1000 changes of owners.",
+          "This inspection has no changes of owners. StateManager(journal=1000) keeps the last 1000.",
         ),
       );
     const width = Math.max(260, body.clientWidth),
@@ -36,6 +36,7 @@ const timeline = (() => {
       wide = width - side - 8;
     const x = (packet) => side + ((packet - from) / Math.max(1, to - from)) * wide;
     const wanted = sorted.filter((lane) => hits === null || lane.spans.some((at) => hits.has(at)));
+    if (!wanted.length) return body.replaceChildren(el("p", { class: "none" }, "No match."));
     const rows = [];
     let y = 18,
       group = -1;

@@ -1,0 +1,22 @@
+"""Runs hybrid models of Transformers on the slots of a StateManager.
+
+probe       what a model keeps in its own cache: windows, recurrent states, KV
+layout      the planes of a state, and which layer has its state where
+binding     one manager for one model
+gathered    copies of the states of a batch, for any layer
+cache       `StateCache`, for `generate`
+"""
+
+try:
+    import transformers as _transformers
+except ImportError as error:
+    raise ImportError("this needs Transformers: pip install memstate[transformers]") from error
+
+if tuple(map(int, _transformers.__version__.split(".")[:2])) < (5, 23):
+    raise ImportError(f"Transformers {_transformers.__version__}: 5.23 is the first with the caches that this needs")
+
+from memstate.integrations.transformers.binding import manager
+from memstate.integrations.transformers.cache import StateCache
+from memstate.integrations.transformers.layout import ModelLayout, Place, layout
+
+__all__ = ["ModelLayout", "Place", "StateCache", "layout", "manager"]

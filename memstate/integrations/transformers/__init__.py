@@ -4,7 +4,10 @@ probe       what a model keeps in its own cache: windows, recurrent states, KV
 layout      the planes of a state, and which layer has its state where
 binding     one manager for one model
 gathered    copies of the states of a batch, for any layer
-cache       `StateCache`, for `generate`
+cache       `StateCache`, for `generate`: watch says when a forward begins, ended which tokens count
+kv, paged   KV of attention layers in pages
+batch       one forward over any rows
+server      `serve` and `stream`: continuous batching; prompts says what goes in and out, sampling chooses tokens
 """
 
 try:
@@ -18,5 +21,20 @@ if tuple(map(int, _transformers.__version__.split(".")[:2])) < (5, 23):
 from memstate.integrations.transformers.binding import manager
 from memstate.integrations.transformers.cache import StateCache
 from memstate.integrations.transformers.layout import ModelLayout, Place, layout
+from memstate.integrations.transformers.prompts import Event, Prompt, Served, Token
+from memstate.integrations.transformers.server import Server, serve, stream
 
-__all__ = ["ModelLayout", "Place", "StateCache", "layout", "manager"]
+__all__ = [
+    "Event",
+    "ModelLayout",
+    "Place",
+    "Prompt",
+    "Served",
+    "Server",
+    "StateCache",
+    "Token",
+    "layout",
+    "manager",
+    "serve",
+    "stream",
+]

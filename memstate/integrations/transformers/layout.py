@@ -1,5 +1,7 @@
 """Turns what a model keeps in its cache into the planes of a state, and remembers which layer has its state where."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Any, NamedTuple
@@ -87,27 +89,34 @@ def layout(model: Any) -> ModelLayout:
 def layout_of(found: Findings) -> ModelLayout:
     """Returns the layout of what a probe found.
 
+    Args:
+        found: what `probe` returned.
+    """
+    state, places = grouped(found.held)
+    return ModelLayout(state, places, found.attended, found.argument, found.layers, found.continues)
+
+
+def grouped(held: Sequence[Held]) -> tuple[StateLayout, tuple[Place, ...]]:
+    """Returns planes for states of any shapes, and the place of each state.
+
     Every plane of a StateLayout exists once in each layer. Planes of different numbers of states share the greatest
     common divisor of these numbers as their layers. A layer of a plane then holds several states, and no byte is
     wasted.
 
     Args:
-        found: what `probe` returned.
+        held: the states.
     """
     groups: dict[tuple[str, tuple[int, ...], torch.dtype], list[Held]] = {}
-    for held in found.held:
-        groups.setdefault((held.kind, held.shape, held.dtype), []).append(held)
+    for each in held:
+        groups.setdefault((each.kind, each.shape, each.dtype), []).append(each)
     layers = gcd(*map(len, groups.values()))
-    planes, places, taken = [], {}, dict.fromkeys(NAMES, 0)
+    planes, places, taken = [], {}, Counter[str]()
     for (kind, shape, dtype), members in groups.items():
         taken[kind] += 1
-        name = NAMES[kind] + (str(taken[kind]) if taken[kind] > 1 else "")
+        name = NAMES.get(kind, kind) + (str(taken[kind]) if taken[kind] > 1 else "")
         parts = len(members) // layers
         planes.append(Plane(name, shape if parts == 1 else (parts, *shape), dtype))
-        for number, held in enumerate(members):
+        for number, each in enumerate(members):
             part = None if parts == 1 else number % parts
-            places[held] = Place(held.layer, kind, held.state, name, number // parts, part)
-    return ModelLayout(
-        StateLayout(tuple(planes), layers), tuple(places[held] for held in found.held), found.attended,
-        found.argument, found.layers, found.continues,
-    )  # fmt: skip
+            places[each] = Place(each.layer, kind, each.state, name, number // parts, part)
+    return StateLayout(tuple(planes), layers), tuple(places[each] for each in held)

@@ -1,0 +1,123 @@
+"""Runs one forward over rows of a manager: states from slots, KV from pages, logits of the last token of each row."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from memstate.engine.manager import StateManager
+from memstate.integrations.transformers.gathered import Gathered
+from memstate.integrations.transformers.kv import KvPages
+from memstate.integrations.transformers.layout import ModelLayout
+from memstate.integrations.transformers.paged import Columns, PagedHybridLayer, PagedLayer
+from memstate.integrations.transformers.probe import own_cache
+from memstate.requests.handles import Row
+
+
+class PagedCache(Cache):
+    """A cache of Transformers with states in slots and KV in pages, which `Batches` sets up before each forward.
+
+    Args:
+        model: the model.
+        kv: the pages; None: no layer attends.
+
+    Attributes:
+        past: columns before the forward.
+    """
+
+    def __init__(self, model: Any, kv: KvPages | None) -> None:
+        super().__init__(layers=[_paged(layer, number, kv) for number, layer in enumerate(own_cache(model).layers)])
+        self.past = 0
+
+    def place(self, columns: Columns | None, past: int) -> None:
+        """Sets where the tokens of the next forward lie."""
+        self.past = past
+        for layer in self.layers:
+            if isinstance(layer, PagedLayer) and columns is not None:
+                layer.columns = columns
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Returns the columns before the forward."""
+        return self.past
+
+    @property
+    def is_compileable(self) -> bool:
+        """False: plans change from step to step."""
+        return False
+
+
+def _paged(layer: Any, number: int, kv: KvPages | None) -> Any:
+    """The layer with its KV in pages."""
+    if kv is None or not kv.has(number):
+        return layer
+    window = int(layer.sliding_window) if getattr(layer, "is_sliding", False) else None
+    if hasattr(layer, "number_of_states"):
+        return PagedHybridLayer(kv, number, window, layer.number_of_states)
+    return PagedLayer(kv, number, window)
+
+
+class Batches:
+    """Plans, runs and settles forwards over rows.
+
+    Args:
+        model: the model.
+        mem: its manager.
+        found: where its states lie.
+        kv: its pages; None: no layer attends.
+    """
+
+    def __init__(self, model: Any, mem: StateManager, found: ModelLayout, kv: KvPages | None) -> None:
+        self.model, self.mem, self.found, self.kv = model, mem, found, kv
+        self.cache = PagedCache(model, kv)
+        self._moves = Gathered(mem, found, self.cache.layers)
+        parameters = inspect.signature(model.forward).parameters
+        self._fixed = {name: value for name, value in (("logits_to_keep", 1),) if name in parameters}
+        self._takes_positions = "position_ids" in parameters
+
+    @torch.no_grad()
+    def run(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Reads the next tokens of some rows: the same number of tokens for each.
+
+        Args:
+            rows: the rows.
+            tokens: of each row. With more than one token, all rows or none have a state already.
+
+        Returns:
+            The logits behind the last token of each row, `batch vocabulary`.
+
+        Raises:
+            Exception: what the forward raised. The rows have ended then, and the manager is as before the step.
+
+        Syncs: no.
+        """
+        new, lengths = len(tokens[0]), [self.mem.length(row) for row in rows]
+        step = self.mem.plan(rows, new)
+        try:
+            self._moves.begin(step, fresh=not any(lengths))
+            logits: Tensor = self.model(**self._inputs(rows, tokens, lengths, new)).logits[:, -1]
+        except BaseException:
+            self._moves.drop()
+            self.mem.cancel(step)
+            raise
+        self._moves.end(step)
+        self.mem.settle(step)
+        return logits
+
+    def _inputs(
+        self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], lengths: list[int], new: int
+    ) -> dict[str, Any]:
+        device, past, columns = self.model.device, max(lengths), None
+        inputs = {"input_ids": torch.tensor(tokens, device=device), "use_cache": True, **self._fixed}
+        before = torch.tensor(lengths, device=device)
+        if self.kv is not None:
+            index = torch.tensor([row.index for row in rows], device=device)
+            columns = Columns.of(self.mem.page_table, index, before, past, new, self.kv.size)
+            if min(lengths) < past:
+                inputs["attention_mask"] = columns.mask
+        if self._takes_positions:
+            inputs["position_ids"] = before[:, None] + torch.arange(new, device=device)
+        self.cache.place(columns, past)
+        return {**inputs, self.found.argument: self.cache}

@@ -34,7 +34,8 @@ Known = dict[tuple[int, ...], Tensor]
 
 def managed(model: Any, **settings: Any) -> ms.StateManager:
     pages = ms.Pages(size=4, count=60, per_row=16) if mst.layout(model).attended else ms.Pages(size=4)
-    given = {"slots": 16, "max_requests": 3, "tracking": ms.Redirect(every=4), "pages": pages, "prefix": ms.Prefix()}
+    given = {"slots": 16, "max_requests": 3, "tracking": ms.Redirect(every=4), "pages": pages, "prefix": ms.Prefix(),
+             "backend": "reference"}  # fmt: skip
     return mst.manager(model, **{**given, **settings})
 
 
@@ -83,8 +84,8 @@ def farthest(seen: list[tuple[tuple[int, ...], Tensor]], known: Known) -> float:
 def test_answers_are_those_of_the_own_cache_and_spoiled_states_are_noticed(family: str, seen: Any) -> None:
     model, known = tiny(family), Known()
     expected = [alone(model, tokens, known) for tokens in PROMPTS]
-    mem = managed(model)
-    served = {one.id: one for one in mst.serve(model, mem, prompts(), chunk=8)}
+    mem, kernels = managed(model), "slots" if mst.layout(model).on_slots else "auto"
+    served = {one.id: one for one in mst.serve(model, mem, prompts(), chunk=8, kernels=kernels)}
     assert [served[number].tokens for number in range(len(PROMPTS))] == expected
     assert len(seen) == NEW * len(PROMPTS)
     assert farthest(seen, known) < BOUND

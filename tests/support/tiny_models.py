@@ -151,3 +151,24 @@ def _spread(model: Any) -> None:
     for parameter in model.parameters():
         if parameter.numel() > 1 and torch.all(parameter == parameter.flatten()[0]):
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
+
+
+def described(family: str) -> str:
+    """The line of a family in docs/transformers.md."""
+    import memstate.integrations.transformers as mst
+
+    found = mst.layout(tiny(family))
+    kv = sorted({"all tokens" if one.window is None else "a window" for one in found.attended})
+    indexed = not all(one.plain for one in found.attended)
+    cells = (
+        f"`{family}`",
+        ", ".join(plane.name for plane in found.state.planes),
+        " and ".join(kv + ["an index"] * indexed) or "none",
+        "slots" if found.on_slots else "copies",
+        "any chunks" if found.continues else "one chunk, then single tokens",
+        "`generate`" if indexed else "`generate`, `serve`",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+HEADINGS = "| family | planes | KV | decode on | prompts of `serve` | runs |\n| --- | --- | --- | --- | --- | --- |\n"

@@ -3,7 +3,8 @@
 probe       what a model keeps in its own cache: windows, recurrent states, KV
 layout      the planes of a state, and which layer has its state where
 binding     one manager for one model
-gathered    copies of the states of a batch, for any layer
+states      hands states to layers: gathered copies them, on_slots runs memstate's kernels where they are
+reading     `layout`: probe, then a trial on slots
 cache       `StateCache`, for `generate`: watch says when a forward begins, ended which tokens count
 kv, paged   KV of attention layers in pages
 batch       one forward over any rows
@@ -20,8 +21,9 @@ if tuple(map(int, _transformers.__version__.split(".")[:2])) < (5, 23):
 
 from memstate.integrations.transformers.binding import manager
 from memstate.integrations.transformers.cache import StateCache
-from memstate.integrations.transformers.layout import ModelLayout, Place, layout
+from memstate.integrations.transformers.layout import ModelLayout, Place
 from memstate.integrations.transformers.prompts import Event, Prompt, Served, Token
+from memstate.integrations.transformers.reading import layout
 from memstate.integrations.transformers.server import Server, serve, stream
 
 __all__ = [

@@ -9,11 +9,11 @@ from torch import Tensor
 from transformers import Cache
 
 from memstate.engine.manager import StateManager
-from memstate.integrations.transformers.gathered import Gathered
 from memstate.integrations.transformers.kv import KvPages
 from memstate.integrations.transformers.layout import ModelLayout
 from memstate.integrations.transformers.paged import Columns, PagedHybridLayer, PagedLayer
 from memstate.integrations.transformers.probe import own_cache
+from memstate.integrations.transformers.states import Kernels, States
 from memstate.requests.handles import Row
 
 
@@ -67,12 +67,13 @@ class Batches:
         mem: its manager.
         found: where its states lie.
         kv: its pages; None: no layer attends.
+        kernels: as for `StateCache`.
     """
 
-    def __init__(self, model: Any, mem: StateManager, found: ModelLayout, kv: KvPages | None) -> None:
+    def __init__(self, model: Any, mem: StateManager, found: ModelLayout, kv: KvPages | None, kernels: Kernels) -> None:
         self.model, self.mem, self.found, self.kv = model, mem, found, kv
         self.cache = PagedCache(model, kv)
-        self._moves = Gathered(mem, found, self.cache.layers)
+        self.states = States(model, mem, found, self.cache.layers, kernels)
         parameters = inspect.signature(model.forward).parameters
         self._fixed = {name: value for name, value in (("logits_to_keep", 1),) if name in parameters}
         self._takes_positions = "position_ids" in parameters
@@ -96,13 +97,13 @@ class Batches:
         new, lengths = len(tokens[0]), [self.mem.length(row) for row in rows]
         step = self.mem.plan(rows, new)
         try:
-            self._moves.begin(step, fresh=not any(lengths))
+            self.states.begin(step, new)
             logits: Tensor = self.model(**self._inputs(rows, tokens, lengths, new)).logits[:, -1]
         except BaseException:
-            self._moves.drop()
+            self.states.drop()
             self.mem.cancel(step)
             raise
-        self._moves.end(step)
+        self.states.end(step)
         self.mem.settle(step)
         return logits
 

@@ -1,15 +1,18 @@
 """Makes the manager of a model, and remembers where the model's states and KV lie in it."""
 
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from memstate.engine.manager import StateManager
 from memstate.engine.settings import Pages
-from memstate.errors import ConfigurationError, LayoutMismatch
+from memstate.errors import ConfigurationError, LayoutMismatch, StaleHandle
 from memstate.integrations.transformers.kv import KvPages
-from memstate.integrations.transformers.layout import ModelLayout, layout
+from memstate.integrations.transformers.layout import ModelLayout
+from memstate.integrations.transformers.reading import layout
 from memstate.kernels.dispatch import Backend
+from memstate.requests.handles import Row, Snapshot
 
 PAGE: Final = 16  # tokens
 LONGEST: Final = 2048  # tokens of a request with a prefix cache
@@ -17,10 +20,17 @@ LONGEST: Final = 2048  # tokens of a request with a prefix cache
 
 @dataclass
 class Bound:
-    """What belongs to a manager: where the states lie, and the KV pages once somebody needs them."""
+    """What belongs to a manager.
+
+    Attributes:
+        found: where the states lie.
+        kv: the KV pages, once somebody needs them.
+        left: rows and snapshots of caches that were forgotten without `close`.
+    """
 
     found: ModelLayout
     kv: KvPages | None = None
+    left: list[tuple[list[Row], list[Snapshot | None]]] = field(default_factory=list)
 
 
 _BOUND: WeakKeyDictionary[StateManager, Bound] = WeakKeyDictionary()
@@ -106,3 +116,24 @@ def kv_for(model: Any, mem: StateManager) -> KvPages | None:
         count = mem.stats().pages
         bound.kv = KvPages(bound.found, count, mem.page_size, mem.backend)
     return bound.kv
+
+
+def leave(mem: StateManager, rows: list[Row], snapshots: list[Snapshot | None]) -> None:
+    """Notes what a cache leaves behind that is forgotten without `close`. It may be forgotten inside any call.
+
+    Args:
+        mem: the manager.
+        rows: its rows.
+        snapshots: its snapshots.
+    """
+    if rows and mem in _BOUND:
+        _BOUND[mem].left.append((rows, snapshots))
+
+
+def release_left(mem: StateManager) -> None:
+    """Releases what forgotten caches left behind. Syncs: no."""
+    while mem in _BOUND and (left := _BOUND[mem].left):
+        rows, snapshots = left.pop()
+        with suppress(StaleHandle):  # a reset of the manager ended them
+            mem.abort(rows)
+            mem.drop(snapshots)

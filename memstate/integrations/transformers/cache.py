@@ -12,10 +12,10 @@ from transformers.cache_utils import CacheLayerMixin
 
 from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
-from memstate.integrations.transformers.binding import layout_for
+from memstate.integrations.transformers.binding import layout_for, leave, release_left
 from memstate.integrations.transformers.ended import Counted, ends_of
-from memstate.integrations.transformers.gathered import Gathered
 from memstate.integrations.transformers.probe import own_cache
+from memstate.integrations.transformers.states import Kernels, States
 from memstate.integrations.transformers.watch import Call, watch
 from memstate.requests.handles import Request, Row, Snapshot
 from memstate.requests.steps import Step
@@ -28,11 +28,14 @@ class StateCache(Cache):
 
     The first forward admits one row for each entry of the batch. Before each forward the cache plans a step and hands
     the states to the layers. Behind it, it stores them and settles the step. KV of attention layers is kept as
-    Transformers keeps it. Use it as a context manager, or call `close`.
+    Transformers keeps it. Use it as a context manager, or call `close`. What a forgotten cache holds is released when
+    the manager's next cache or server admits a request.
 
     Args:
         model: the model, or any model with the same layers.
         mem: the manager, made by `manager`.
+        kernels: how one token of decode runs. "slots": memstate's kernels on slots; "gathered": the model's own on
+            copies of the states; "auto": slots on a GPU where the model can.
 
     Attributes:
         mem: the manager.
@@ -40,19 +43,19 @@ class StateCache(Cache):
 
     Raises:
         LayoutMismatch: the manager was made for another model.
-        ConfigurationError: the model keeps no recurrent state in a cache.
+        ConfigurationError: the model keeps no recurrent state in a cache, or cannot do what `kernels` asks for.
 
     Example:
         with mst.StateCache(model, mem) as cache:
             model.generate(ids, past_key_values=cache)
     """
 
-    def __init__(self, model: Any, mem: StateManager) -> None:
+    def __init__(self, model: Any, mem: StateManager, *, kernels: Kernels = "auto") -> None:
         found = layout_for(model, mem)
         super().__init__(layers=own_cache(model).layers)
         self.mem, self.rows = mem, list[Row]()
         self._found, self._model = found, model
-        self._moves = Gathered(mem, found, self.layers)
+        self._states = States(model, mem, found, self.layers, kernels)
         self._counted = Counted(0, *ends_of(model))
         self._step: Step | None = None
         self._kept: list[Snapshot | None] = []  # of rows that are fed pads: their last state without a pad
@@ -62,6 +65,11 @@ class StateCache(Cache):
 
     def __repr__(self) -> str:
         return f"StateCache({len(self.rows)} rows, {self._columns} columns{', closed' if self._closed else ''})"
+
+    @property
+    def kernels(self) -> Kernels:
+        """How one token of decode runs: "slots" or "gathered"."""
+        return self._states.kernels
 
     @property
     def argument(self) -> str:
@@ -93,6 +101,7 @@ class StateCache(Cache):
         real = [call.columns] * call.batch if call.real is None else call.real.sum(1).tolist()
         admitted = not self.rows
         if admitted:
+            release_left(self.mem)
             self.rows = list(self.mem.admit([Request(f"generate {entry}") for entry in range(call.batch)]))
             self._counted, self._kept = Counted(call.batch, *ends_of(self._model)), [None] * call.batch
         try:
@@ -103,7 +112,7 @@ class StateCache(Cache):
             raise
         for entry in self._counted.first_pads(call):  # before the state with the pad is confirmed
             (self._kept[entry],) = self.mem.publish([self.rows[entry]])
-        self._moves.begin(self._step, fresh=not self._step.before.any())
+        self._states.begin(self._step, call.columns)
         self._counted.add(call, real)
         self._columns += call.columns
 
@@ -136,14 +145,14 @@ class StateCache(Cache):
         if step is None:
             return
         if failed:
-            self._moves.drop()
+            self._states.drop()
             self.mem.cancel(step)
             entries = zip(self.rows, step.numbers.tolist(), strict=True)
             self.rows = [row for row, number in entries if not number]  # those were padding, so they still run
             self._release(False)
             self._closed = "a forward raised an exception, so its rows ended"
             return
-        self._moves.end(step)
+        self._states.end(step)
         self.mem.settle(step)
 
     def close(self, publish: bool = False) -> list[Snapshot | None]:
@@ -181,6 +190,11 @@ class StateCache(Cache):
             kept, found = [], [one or other for one, other in zip(kept, found, strict=True)]
         self.mem.drop(kept)
         return found
+
+    def __del__(self) -> None:
+        if getattr(self, "rows", None):
+            leave(self.mem, self.rows, self._kept)
+            self._stop()
 
     def __enter__(self) -> Self:
         return self

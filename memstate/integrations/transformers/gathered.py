@@ -8,6 +8,7 @@ from memstate.engine.manager import StateManager
 from memstate.integrations.transformers.layout import ModelLayout, Place
 from memstate.integrations.transformers.probe import states_of
 from memstate.requests.steps import Step
+from memstate.requests.tracking import NoTracking, Redirect
 
 
 class Gathered:
@@ -35,7 +36,8 @@ class Gathered:
         planes = self.mem.planes
         self._batch = {name: planes.gather(name, step.read) for name in planes}
         for place in self.found.places:
-            _give(self.layers[place.layer], place, place.of(self._batch[place.plane]), fresh)
+            tensor = place.of(self._batch[place.plane])
+            give(self.layers[place.layer], place, tensor, tensor, fresh)
 
     def end(self, step: Step) -> None:
         """Stores the states that the layers left, in one launch for each plane, or two where a step takes snapshots.
@@ -52,28 +54,46 @@ class Gathered:
                 given.copy_(left)
         for name, batch in self._batch.items():
             self.mem.planes.scatter(name, step.write, batch)
-            if self.mem.tracking.lanes_at_admission(self.mem.overlap):
+            if not isinstance(self.mem.tracking, Redirect | NoTracking):  # these never write a second slot
                 self.mem.planes.scatter(name, step.snapshot, batch)
         self.drop()
 
     def drop(self) -> None:
         """Takes the states away from the layers."""
         self._batch = {}
-        for place in self.found.places:
-            layer = self.layers[place.layer]
-            states_of(layer, place.kind)[place.state] = None
-            _initialized(layer, place.kind)[place.state] = False
+        drop(self.layers, self.found)
 
 
-def _give(layer: Any, place: Place, tensor: Tensor, fresh: bool) -> None:
-    """Sets one state of a layer of Transformers, as if the layer had made it itself."""
-    states_of(layer, place.kind)[place.state] = tensor
+def give(layer: Any, place: Place, state: Any, like: Tensor, fresh: bool) -> None:
+    """Sets one state of a layer of Transformers, as if the layer had made it itself.
+
+    Args:
+        layer: the layer.
+        place: which of its states.
+        state: the state.
+        like: a tensor with the last axis, dtype and device of the state.
+        fresh: whether no row has a state yet.
+    """
+    states_of(layer, place.kind)[place.state] = state
     _initialized(layer, place.kind)[place.state] = True
     if place.kind == "conv":
-        layer.conv_kernel_size[place.state] = tensor.shape[-1]
-        layer.dtype = tensor.dtype
-    layer.device = tensor.device
+        layer.conv_kernel_size[place.state] = like.shape[-1]
+        layer.dtype = like.dtype
+    layer.device = like.device
     layer.has_previous_state[place.state] = not fresh
+
+
+def drop(layers: list[Any], found: ModelLayout) -> None:
+    """Takes the states away from the layers of a cache.
+
+    Args:
+        layers: the layers.
+        found: which of them have states.
+    """
+    for place in found.places:
+        layer = layers[place.layer]
+        states_of(layer, place.kind)[place.state] = None
+        _initialized(layer, place.kind)[place.state] = False
 
 
 def _initialized(layer: Any, kind: str) -> dict[int, bool]:

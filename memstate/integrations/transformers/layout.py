@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from memstate.integrations.transformers.probe import Attended, Findings, Held, probe
+from memstate.integrations.transformers.probe import Attended, Findings, Held
 from memstate.state.layout import Plane, StateLayout
 
 NAMES = {"conv": "conv", "recurrent": "ssm"}
@@ -52,6 +52,7 @@ class ModelLayout:
         layers: number of layers of its cache.
         continues: whether a chunk of several tokens starts from the state before it. If not, all chunks of a prompt
             but the first must have one token.
+        on_slots: whether decode can run memstate's kernels on slots.
     """
 
     state: StateLayout
@@ -60,40 +61,21 @@ class ModelLayout:
     argument: str
     layers: int
     continues: bool
-
-    def of_layer(self, layer: int) -> dict[tuple[str, int], Place]:
-        """Returns the places of one layer, by kind and number of the state."""
-        return {(place.kind, place.state): place for place in self.places if place.layer == layer}
+    on_slots: bool
 
 
-def layout(model: Any) -> ModelLayout:
-    """Returns what one state of a model is made of, read off its own cache.
-
-    The model runs on 8 tokens, a few times. States of equal shape and dtype are one plane. So no list of families is
-    needed, and dtypes and window widths are those that the model really uses.
-
-    Args:
-        model: a model of Transformers with its weights, on the device where it is going to run.
-
-    Returns:
-        The layout, with a map from layers to planes.
-
-    Raises:
-        ConfigurationError: the model keeps no recurrent state in a cache.
-
-    Syncs: yes.
-    """
-    return layout_of(probe(model))
-
-
-def layout_of(found: Findings) -> ModelLayout:
+def layout_of(found: Findings, on_slots: bool = False) -> ModelLayout:
     """Returns the layout of what a probe found.
 
     Args:
         found: what `probe` returned.
+        on_slots: whether decode can run on slots. Windows then have no input that no layer reads.
     """
-    state, places = grouped(found.held)
-    return ModelLayout(state, places, found.attended, found.argument, found.layers, found.continues)
+    held = [
+        one._replace(shape=(*one.shape[:-1], one.shape[-1] - (on_slots and one.kind == "conv"))) for one in found.held
+    ]
+    state, places = grouped(held)
+    return ModelLayout(state, places, found.attended, found.argument, found.layers, found.continues, on_slots)
 
 
 def grouped(held: Sequence[Held]) -> tuple[StateLayout, tuple[Place, ...]]:

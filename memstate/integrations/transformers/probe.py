@@ -107,6 +107,12 @@ def own_cache(model: Any) -> DynamicCache:
     return DynamicCache(config=model.config.get_text_config(decoder=True))
 
 
+def sample(model: Any) -> Tensor:
+    """Returns 8 tokens of one request, `1 token`."""
+    vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
+    return (torch.arange(3, 3 + 2 * TOKENS, device=model.device) % vocabulary)[None]
+
+
 @torch.no_grad()
 def probe(model: Any) -> Findings:
     """Runs a model on 8 tokens of one request with its own cache, in two chunks, and reads the cache.
@@ -119,10 +125,7 @@ def probe(model: Any) -> Findings:
 
     Syncs: yes.
     """
-    argument, cache = cache_argument(model), own_cache(model)
-    vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
-    ids = (torch.arange(3, 3 + 2 * TOKENS, device=model.device) % vocabulary)[None]
-    training = model.training
+    argument, cache, ids, training = cache_argument(model), own_cache(model), sample(model), model.training
     model.eval()
     try:
         model(input_ids=ids[:, :TOKENS], use_cache=True, **{argument: cache})

@@ -10,9 +10,10 @@ from torch import Tensor
 from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument, OutOfPages, OutOfRows, OutOfSlots
 from memstate.integrations.transformers.batch import Batches
-from memstate.integrations.transformers.binding import kv_for, layout_for
+from memstate.integrations.transformers.binding import kv_for, layout_for, release_left
 from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served, Token
 from memstate.integrations.transformers.sampling import Sampler, choose
+from memstate.integrations.transformers.states import Kernels
 from memstate.requests.handles import Request, Row
 from memstate.tiers import Fetch
 
@@ -50,8 +51,10 @@ class Server:
     Args:
         model: the model, in evaluation mode.
         mem: its manager, made by `manager` with `tokens=` or `prefix=`, so that there are KV pages.
-        chunk: tokens of prompts that a step reads at most, beside one token of each running answer.
+        chunk: tokens of prompts that a step reads at most, beside one token of each running answer. Models whose scans
+            start from zeros read more: the first chunk of a prompt goes to its end, or to the first mark in it.
         tokenizer: for stop strings.
+        kernels: how one token of decode runs, as for `StateCache`.
 
     Raises:
         LayoutMismatch: the manager was made for another model.
@@ -59,15 +62,22 @@ class Server:
         InvalidArgument: `chunk` is below 1.
     """
 
-    def __init__(self, model: Any, mem: StateManager, *, chunk: int = 256, tokenizer: Any = None) -> None:
+    def __init__(
+        self, model: Any, mem: StateManager, *, chunk: int = 256, tokenizer: Any = None, kernels: Kernels = "auto"
+    ) -> None:
         if chunk < 1:
             raise InvalidArgument(f"chunk={chunk}: expected at least 1 token")
         found = layout_for(model, mem)
         self.model, self.mem = model, mem
-        self._batches = Batches(model, mem, found, kv_for(model, mem))
+        self._batches = Batches(model, mem, found, kv_for(model, mem), kernels)
         self._continues, self._chunk, self._tokenizer = found.continues, chunk, tokenizer
         self._waiting: deque[_Waiting] = deque()
         self._running: list[_Running] = []
+
+    @property
+    def kernels(self) -> Kernels:
+        """How one token of decode runs: "slots" or "gathered"."""
+        return self._batches.states.kernels
 
     @property
     def busy(self) -> bool:
@@ -136,8 +146,10 @@ class Server:
         events: list[Event] = list(self._admit())
         budget, read = self._chunk, list[_Running]()
         for one in list(self._running):
-            tokens = min(self._several(one), budget)
-            if tokens > 1:
+            tokens = self._several(one)
+            if self._continues:
+                tokens = min(tokens, budget)
+            if tokens > 1 and budget > 0:  # a scan that starts from zeros reads all it can, whatever the budget
                 tokens = self.mem.chunk(one.row, tokens)
                 events += self._forward([one], tokens)
                 read.append(one)
@@ -151,6 +163,7 @@ class Server:
         return len(one.tokens) - length if self._continues or not length else 1
 
     def _admit(self) -> Iterator[Served]:
+        release_left(self.mem)
         while self._waiting:
             one = self._waiting[0]
             if one.fetch is not None and self.mem.tiers is not None and not self.mem.tiers.ready(one.fetch):

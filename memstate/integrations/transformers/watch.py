@@ -1,6 +1,7 @@
 """Tells a cache when the forward of its model begins and ends: a cache of Transformers is not told."""
 
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -37,7 +38,7 @@ class Watched(Protocol):
 
 
 def watch(model: Any, cache: Watched, argument: str) -> Callable[[], None]:
-    """Calls a cache before and after every forward of a model that is given this cache.
+    """Calls a cache before and after every forward of a model that is given this cache. Does not keep it alive.
 
     Args:
         model: the model.
@@ -48,18 +49,20 @@ def watch(model: Any, cache: Watched, argument: str) -> Callable[[], None]:
         A function that ends this.
     """
     signature = inspect.signature(model.forward)
+    found: weakref.ref[Watched] = weakref.ref(cache)
 
-    def mine(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-        given = signature.bind_partial(*args, **kwargs).arguments
-        return given if given.get(argument) is cache else None
+    def mine(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Watched, dict[str, Any]] | None:
+        inputs, watched = signature.bind_partial(*args, **kwargs).arguments, found()
+        same = inputs.get(argument) is watched
+        return (watched, inputs) if same and watched is not None else None
 
     def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if (given := mine(args, kwargs)) is not None:
-            cache.begin(_call(given))
+        if told := mine(args, kwargs):
+            told[0].begin(_call(told[1]))
 
     def after(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if mine(args, kwargs) is not None:
-            cache.end(output is None)
+        if told := mine(args, kwargs):
+            told[0].end(output is None)
 
     hooks = (
         model.register_forward_pre_hook(before, with_kwargs=True),
